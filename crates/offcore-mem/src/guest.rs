@@ -1,0 +1,292 @@
+//! Memory of another party: a table of regions as vhost-user's SET_MEM_TABLE describes it.
+//!
+//! Addresses come from a hostile guest, so every use checks the whole range against the table. A table never changes:
+//! a change makes a new one, and the old one lives until the last in-flight copy into or out of it has completed.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::mapping::Mapping;
+use crate::sigbus;
+
+/// What can go wrong when a table is made.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TableError {
+    /// A region is empty or wraps around the address space.
+    #[error("guest memory region {guest:#x}+{len:#x} is empty or wraps around")]
+    Range {
+        /// Guest physical address.
+        guest: u64,
+        /// Length.
+        len: u64,
+    },
+    /// Two regions share addresses.
+    #[error("guest memory regions {0:#x} and {1:#x} overlap")]
+    Overlap(u64, u64),
+    /// The mapping is shorter than the region it is said to hold.
+    #[error(
+        "guest memory region {guest:#x}+{len:#x} does not fit its mapping of {mapped:#x} bytes at offset {offset:#x}"
+    )]
+    Mapping {
+        /// Guest physical address.
+        guest: u64,
+        /// Length.
+        len: u64,
+        /// Where in the mapping the region starts.
+        offset: usize,
+        /// The mapping's length.
+        mapped: usize,
+    },
+}
+
+/// One region of another party's memory.
+#[derive(Debug)]
+pub struct GuestRegion {
+    guest: u64,
+    len: u64,
+    user: u64,
+    host: NonNull<u8>,
+    mapping: Mapping,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: a region is an address range; access goes through raw pointers whose users argue for themselves.
+unsafe impl Send for GuestRegion {}
+// SAFETY: as above.
+unsafe impl Sync for GuestRegion {}
+
+impl GuestRegion {
+    /// The region at guest physical address `guest` (and front-end address `user`), `len` bytes long, which starts
+    /// `offset` bytes into `mapping`.
+    ///
+    /// # Errors
+    /// When the range is empty, wraps, or does not fit the mapping.
+    pub fn new(guest: u64, user: u64, len: u64, mapping: Mapping, offset: usize) -> Result<Self, TableError> {
+        if len == 0 || guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
+            return Err(TableError::Range { guest, len });
+        }
+        let fits = usize::try_from(len)
+            .ok()
+            .and_then(|len| offset.checked_add(len))
+            .is_some_and(|end| end <= mapping.len());
+        if !fits {
+            return Err(TableError::Mapping { guest, len, offset, mapped: mapping.len() });
+        }
+        // SAFETY: offset is inside the mapping, as just checked.
+        let host = unsafe { mapping.base().add(offset) };
+        let guard = sigbus::guard(mapping.base(), mapping.len(), mapping.page_size());
+        Ok(Self { guest, len, user, host, mapping, guard })
+    }
+
+    /// Guest physical address of the first byte.
+    pub fn guest(&self) -> u64 {
+        self.guest
+    }
+
+    /// The front end's own address of the first byte, in which it names its rings.
+    pub fn user(&self) -> u64 {
+        self.user
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether pages of the region have vanished (its file was truncated): the party is to be dropped.
+    pub fn vanished(&self) -> bool {
+        self.guard.tripped()
+    }
+
+    /// The mapping under the region.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+/// The last region that a translation hit: most buffers of a burst are in the same one.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionCache {
+    guest: u64,
+    len: u64,
+    host: *mut u8,
+}
+
+// SAFETY: the cache is a copy of a region's addresses; it is only used together with the table it was filled from.
+unsafe impl Send for RegionCache {}
+
+impl RegionCache {
+    /// A cache that holds nothing. Empty it whenever the table changes.
+    pub const fn empty() -> Self {
+        Self { guest: 0, len: 0, host: std::ptr::null_mut() }
+    }
+}
+
+/// A table of regions. In-flight copies hold references: the mappings are not taken away under them.
+#[derive(Debug)]
+pub struct GuestMemory {
+    regions: Vec<GuestRegion>,
+    in_flight: AtomicUsize,
+}
+
+impl GuestMemory {
+    /// A table of `regions`, in any order.
+    ///
+    /// # Errors
+    /// [`TableError::Overlap`].
+    pub fn new(mut regions: Vec<GuestRegion>) -> Result<Self, TableError> {
+        regions.sort_by_key(|r| r.guest);
+        if let Some(pair) = regions.windows(2).find(|pair| pair[0].guest + pair[0].len > pair[1].guest) {
+            return Err(TableError::Overlap(pair[0].guest, pair[1].guest));
+        }
+        Ok(Self { regions, in_flight: AtomicUsize::new(0) })
+    }
+
+    /// The regions, by ascending guest address.
+    pub fn regions(&self) -> &[GuestRegion] {
+        &self.regions
+    }
+
+    /// The host address of the `len` bytes at guest address `guest`, when all of them are in one region.
+    #[inline(always)]
+    pub fn translate(&self, guest: u64, len: u32, cache: &mut RegionCache) -> Option<NonNull<u8>> {
+        let (host, room) = self.translate_some(guest, cache)?;
+        (u64::from(len) <= room).then_some(host)
+    }
+
+    /// The host address of guest address `guest`, and how many bytes from there are in its region.
+    #[inline(always)]
+    pub fn translate_some(&self, guest: u64, cache: &mut RegionCache) -> Option<(NonNull<u8>, u64)> {
+        let mut offset = guest.wrapping_sub(cache.guest);
+        if offset >= cache.len {
+            *cache = self.find(guest)?;
+            offset = guest - cache.guest;
+        }
+        // SAFETY: the cache names a region of this table, and offset is below its length, so the address is in its
+        // mapping, which lives as long as the table.
+        let host = unsafe { NonNull::new_unchecked(cache.host.add(offset as usize)) };
+        Some((host, cache.len - offset))
+    }
+
+    #[cold]
+    fn find(&self, guest: u64) -> Option<RegionCache> {
+        let after = self.regions.partition_point(|r| r.guest <= guest);
+        let region = &self.regions[after.checked_sub(1)?];
+        (guest - region.guest < region.len).then_some(RegionCache {
+            guest: region.guest,
+            len: region.len,
+            host: region.host.as_ptr(),
+        })
+    }
+
+    /// The host address of the `len` bytes that the front end calls `user`: ring addresses come in this form.
+    pub fn translate_user(&self, user: u64, len: usize) -> Option<NonNull<u8>> {
+        self.regions.iter().find_map(|region| {
+            let offset = user.checked_sub(region.user)?;
+            let end = offset.checked_add(len as u64)?;
+            // SAFETY: end is at most the region's length, so the offset is inside its mapping.
+            (end <= region.len).then(|| unsafe { region.host.add(offset as usize) })
+        })
+    }
+
+    /// Notes that `copies` more copies into or out of this memory are in flight. Once a burst, not once a copy.
+    #[inline(always)]
+    pub fn acquire(&self, copies: usize) {
+        self.in_flight.fetch_add(copies, Ordering::Relaxed);
+    }
+
+    /// Notes that `copies` copies have completed.
+    #[inline(always)]
+    pub fn release(&self, copies: usize) {
+        let before = self.in_flight.fetch_sub(copies, Ordering::Release);
+        debug_assert!(before >= copies, "{copies} copies released, {before} were in flight");
+    }
+
+    /// Copies in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Whether pages have vanished under the table: see [`sigbus`].
+    pub fn vanished(&self) -> bool {
+        self.regions.iter().any(GuestRegion::vanished)
+    }
+}
+
+impl Drop for GuestMemory {
+    /// Memory outlives its copies: with copies in flight the mappings are leaked rather than taken away. Owners drain
+    /// first, so this happens only when an engine never answered.
+    fn drop(&mut self) {
+        if self.in_flight() > 0 {
+            for region in self.regions.drain(..) {
+                let GuestRegion { mapping, .. } = region;
+                mapping.leak();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Hugepages;
+
+    fn region(guest: u64, len: u64) -> GuestRegion {
+        let (mapping, _fd) = Mapping::memfd("guest", 1 << 16, Hugepages::None).unwrap();
+        GuestRegion::new(guest, guest + 0x7000_0000, len, mapping, 0).unwrap()
+    }
+
+    fn table() -> GuestMemory {
+        GuestMemory::new(vec![region(0x10_0000, 0x8000), region(0, 0x4000)]).unwrap()
+    }
+
+    #[test]
+    fn whole_ranges_are_checked() {
+        let (table, mut cache) = (table(), RegionCache::empty());
+        let mut translate = |guest, len| table.translate(guest, len, &mut cache);
+        let base = translate(0, 0x4000).unwrap();
+        assert_eq!(translate(0x10, 1).unwrap().as_ptr() as usize, base.as_ptr() as usize + 0x10);
+        assert!(translate(0, 0x4001).is_none());
+        assert!(translate(0x3fff, 2).is_none());
+        assert!(translate(0x4000, 1).is_none());
+        assert!(translate(0xf_ffff, 1).is_none());
+        assert!(translate(0x10_7fff, 1).is_some());
+        assert!(translate(0x10_8000, 1).is_none());
+        assert!(translate(u64::MAX, u32::MAX).is_none());
+    }
+
+    #[test]
+    fn front_end_addresses_are_checked() {
+        let table = table();
+        assert!(table.translate_user(0x7010_0000, 0x8000).is_some());
+        assert!(table.translate_user(0x7010_0000, 0x8001).is_none());
+        assert!(table.translate_user(u64::MAX, 2).is_none());
+        assert!(table.translate_user(0, 1).is_none());
+    }
+
+    #[test]
+    fn overlaps_and_wraps_are_refused() {
+        assert_eq!(
+            GuestMemory::new(vec![region(0, 0x4000), region(0x3000, 0x1000)]).unwrap_err(),
+            TableError::Overlap(0, 0x3000)
+        );
+        let mapping = || Mapping::memfd("guest", 4096, Hugepages::None).unwrap().0;
+        assert!(matches!(GuestRegion::new(u64::MAX, 0, 2, mapping(), 0), Err(TableError::Range { .. })));
+        assert!(matches!(GuestRegion::new(0, 0, 0, mapping(), 0), Err(TableError::Range { .. })));
+        assert!(matches!(GuestRegion::new(0, 0, 4096, mapping(), 1), Err(TableError::Mapping { .. })));
+        assert!(matches!(GuestRegion::new(0, 0, u64::MAX, mapping(), 1), Err(TableError::Mapping { .. })));
+    }
+
+    #[test]
+    fn memory_outlives_its_copies() {
+        let table = table();
+        let host = table.translate(0, 1, &mut RegionCache::empty()).unwrap();
+        table.acquire(2);
+        table.release(1);
+        drop(table);
+        // SAFETY: one copy is still in flight, so the mapping must still be there: that is what is tested. Without the
+        // reference this write is a segmentation fault.
+        unsafe { host.write_volatile(1) };
+    }
+}

@@ -1,0 +1,19 @@
+//! Memory that packets live in.
+//!
+//! * [`mapping`]: shared mappings over memfds, with the largest pages to be had,
+//! * [`guest`]: another party's memory: a table of regions, address checks of whole ranges, reference counts held by
+//!   in-flight copies,
+//! * [`packet`]: packet handles and bursts,
+//! * [`pool`]: the packet pool and its per-worker caches,
+//! * [`sigbus`]: what happens when shared memory vanishes under us.
+
+pub mod guest;
+pub mod mapping;
+pub mod packet;
+pub mod pool;
+pub mod sigbus;
+
+pub use guest::{GuestMemory, GuestRegion, RegionCache};
+pub use mapping::{Hugepages, Mapping};
+pub use packet::{BURST, Burst, Packet};
+pub use pool::{CHUNK_ALIGN, HEADROOM, Pool, PoolCache};

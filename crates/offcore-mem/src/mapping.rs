@@ -1,0 +1,301 @@
+//! Shared mappings over memfds and over files that other parties pass to us.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::str::FromStr;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Which pages a mapping is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hugepages {
+    /// The largest to be had: 1 GiB pages for a whole number of GiB, then 2 MiB, then ordinary pages.
+    #[default]
+    Auto,
+    /// 1 GiB pages or an error.
+    Size1G,
+    /// 2 MiB pages or an error.
+    Size2M,
+    /// Ordinary pages.
+    None,
+}
+
+impl FromStr for Hugepages {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "1G" => Ok(Self::Size1G),
+            "2M" => Ok(Self::Size2M),
+            "none" => Ok(Self::None),
+            _ => Err(MemoryError::Syntax { found: text.into() }),
+        }
+    }
+}
+
+/// What can go wrong when memory is made or mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// Not a page size.
+    #[error("hugepages '{found}': expected auto, 1G, 2M or none")]
+    Syntax {
+        /// The text as given.
+        found: String,
+    },
+    /// Not enough hugepages.
+    #[error(
+        "{len} bytes of {page_size} MiB hugepages are not to be had ({source}): set /proc/sys/vm/nr_hugepages, or use \
+         --hugepages none"
+    )]
+    Hugepages {
+        /// Bytes wanted.
+        len: usize,
+        /// Size of the pages in MiB.
+        page_size: usize,
+        /// The kernel's reason.
+        source: rustix::io::Errno,
+    },
+    /// The kernel refused.
+    #[error("{what} of {len} bytes: {source}")]
+    System {
+        /// The call.
+        what: &'static str,
+        /// Bytes wanted.
+        len: usize,
+        /// The kernel's reason.
+        source: rustix::io::Errno,
+    },
+    /// The file behind a mapping is shorter than what is to be mapped.
+    #[error("a mapping of {len} bytes at offset {offset} needs a longer file: it has {file} bytes")]
+    Short {
+        /// Bytes to map.
+        len: usize,
+        /// Where in the file.
+        offset: u64,
+        /// The file's length.
+        file: u64,
+    },
+}
+
+/// A shared, writable mapping. It hands out addresses, not slices: other parties write to it.
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    page_size: usize,
+    numa_node: Option<usize>,
+}
+
+// SAFETY: a mapping is an address range; all access goes through raw pointers whose users argue for themselves.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}+{:#x} ({} KiB pages)", self.base, self.len, self.page_size >> 10)
+    }
+}
+
+impl Mapping {
+    /// `len` bytes (rounded up to whole pages) of new shared memory, sealed against shrinking, touched, and the memfd
+    /// behind it.
+    ///
+    /// # Errors
+    /// When there is not as much memory of that page size.
+    pub fn memfd(name: &str, len: usize, hugepages: Hugepages) -> Result<(Self, OwnedFd), MemoryError> {
+        let sizes: &[usize] = match hugepages {
+            Hugepages::Auto if len >= 1 << 30 => &[1 << 30, 2 << 20, 0],
+            Hugepages::Auto => &[2 << 20, 0],
+            Hugepages::Size1G => &[1 << 30],
+            Hugepages::Size2M => &[2 << 20],
+            Hugepages::None => &[0],
+        };
+        let mut result = Self::new_memfd(name, len, sizes[0]);
+        for &page_size in &sizes[1..] {
+            if result.is_ok() {
+                break;
+            }
+            result = Self::new_memfd(name, len, page_size);
+        }
+        result
+    }
+
+    fn new_memfd(name: &str, len: usize, huge: usize) -> Result<(Self, OwnedFd), MemoryError> {
+        let page_size = if huge == 0 { rustix::param::page_size() } else { huge };
+        let len = len.next_multiple_of(page_size);
+        let fail = |what| {
+            move |source| match huge {
+                0 => MemoryError::System { what, len, source },
+                _ => MemoryError::Hugepages { len, page_size: huge >> 20, source },
+            }
+        };
+        let flags = MemfdFlags::CLOEXEC
+            | MemfdFlags::ALLOW_SEALING
+            | match huge {
+                0 => MemfdFlags::empty(),
+                size if size == 2 << 20 => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+                _ => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+            };
+        let fd = rustix::fs::memfd_create(name, flags).map_err(fail("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(fail("ftruncate"))?;
+        // Nobody who gets this fd can take pages away from under us.
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(fail("sealing a memfd"))?;
+        // mmap reserves hugepages or fails here, rather than with a SIGBUS later; POPULATE touches them.
+        let mapping = Self::map(fd.as_fd(), 0, len, page_size, MapFlags::POPULATE).map_err(fail("mmap"))?;
+        Ok((mapping, fd))
+    }
+
+    /// Maps `len` bytes at `offset` of a file that somebody gave us.
+    ///
+    /// # Errors
+    /// [`MemoryError::Short`] when the file is shorter, or what the kernel says.
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, MemoryError> {
+        let fail = |what| move |source| MemoryError::System { what, len, source };
+        let stat = rustix::fs::fstat(fd).map_err(fail("fstat"))?;
+        let file = u64::try_from(stat.st_size).unwrap_or(0);
+        if offset.checked_add(len as u64).is_none_or(|end| end > file) {
+            return Err(MemoryError::Short { len, offset, file });
+        }
+        let page_size = usize::try_from(stat.st_blksize).unwrap_or(0).max(rustix::param::page_size());
+        Self::map(fd, offset, len, page_size, MapFlags::empty()).map_err(fail("mmap"))
+    }
+
+    fn map(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        page_size: usize,
+        flags: MapFlags,
+    ) -> Result<Self, rustix::io::Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED | flags, fd, offset)
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { base, len, page_size, numa_node: numa_node(base) })
+    }
+
+    /// First byte of the mapping, page aligned.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes of a page.
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// The NUMA node of the first page, when the kernel said.
+    pub fn numa_node(&self) -> Option<usize> {
+        self.numa_node
+    }
+
+    /// Copies `bytes.len()` bytes at `offset` out of the mapping. Another party may write them meanwhile: what is read is
+    /// then whatever was there.
+    ///
+    /// # Panics
+    /// When the range is not inside the mapping.
+    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: the range is inside the mapping, as just checked; `bytes` is private memory, so the two do not overlap.
+        unsafe {
+            self.base.add(offset).copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len())
+        };
+    }
+
+    /// Copies `bytes` to `offset` of the mapping.
+    ///
+    /// # Panics
+    /// When the range is not inside the mapping.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: as in `read_at`.
+        unsafe { self.base.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{offset}+{len} in a mapping of {} bytes", self.len);
+    }
+
+    /// Never unmaps: for memory that a copy of unknown fate may still reach.
+    pub fn leak(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this range was mapped by `map`; whoever hands out its addresses keeps the mapping alive meanwhile.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// The node that holds the page at `address`, by get_mempolicy(MPOL_F_NODE | MPOL_F_ADDR).
+fn numa_node(address: NonNull<u8>) -> Option<usize> {
+    const MPOL_F_NODE: libc::c_ulong = 1;
+    const MPOL_F_ADDR: libc::c_ulong = 2;
+    let mut node: libc::c_int = -1;
+    // SAFETY: `node` outlives the call; the kernel checks the address; a null mask of zero bits is allowed.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut node,
+            std::ptr::null_mut::<libc::c_ulong>(),
+            0 as libc::c_ulong,
+            address.as_ptr(),
+            MPOL_F_NODE | MPOL_F_ADDR,
+        )
+    };
+    (rc == 0).then(|| usize::try_from(node).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memfd_is_seen_through_a_second_mapping() {
+        let (a, fd) = Mapping::memfd("test", 10_000, Hugepages::None).unwrap();
+        assert_eq!(a.len(), 12288);
+        let b = Mapping::shared(fd.as_fd(), 4096, 8192).unwrap();
+        // SAFETY: both addresses are inside their mappings.
+        unsafe {
+            a.base().add(4096).write_volatile(7);
+            assert_eq!(b.base().read_volatile(), 7);
+        }
+    }
+
+    #[test]
+    fn a_short_file_is_refused() {
+        let (_a, fd) = Mapping::memfd("test", 4096, Hugepages::None).unwrap();
+        assert!(matches!(Mapping::shared(fd.as_fd(), 4096, 1), Err(MemoryError::Short { file: 4096, .. })));
+        assert!(matches!(Mapping::shared(fd.as_fd(), u64::MAX, 4096), Err(MemoryError::Short { .. })));
+    }
+
+    #[test]
+    fn our_memory_cannot_be_truncated() {
+        let (_a, fd) = Mapping::memfd("test", 8192, Hugepages::None).unwrap();
+        assert_eq!(rustix::fs::ftruncate(&fd, 4096), Err(rustix::io::Errno::PERM));
+    }
+
+    #[test]
+    fn hugepages_fall_back_or_say_so() {
+        assert!(Mapping::memfd("test", 4 << 20, Hugepages::Auto).is_ok());
+        if let Err(error) = Mapping::memfd("test", 1 << 42, Hugepages::Size2M) {
+            assert!(error.to_string().contains("--hugepages none"), "{error}");
+        }
+        assert!("3M".parse::<Hugepages>().is_err());
+    }
+}

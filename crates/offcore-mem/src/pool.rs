@@ -1,0 +1,417 @@
+//! The packet pool: chunks of one memfd, and per-worker caches of free ones.
+//!
+//! ```text
+//! chunk (2 KiB or a larger power of two, so aligned)
+//! | 256 B headroom | data room ........................ |
+//! ```
+//! The pool lives as long as the process, because others are told where it is (a kernel's UMEM, a GPU, a DMA device).
+//! Free chunks are kept in magazines of [`MAGAZINE`] indices. A worker's [`PoolCache`] holds two magazines and takes
+//! and gives single chunks there; whole magazines travel between caches and the pool over two lock-free queues, once
+//! in [`MAGAZINE`] packets at most. Recently freed chunks are used first: they are hot.
+
+use std::cell::UnsafeCell;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::mapping::{Hugepages, Mapping, MemoryError};
+use crate::packet::Packet;
+
+/// Chunks are aligned to this and a power-of-two multiple of it long.
+pub const CHUNK_ALIGN: usize = 2048;
+/// Bytes before a fresh packet's data, for headers that are put in front.
+pub const HEADROOM: usize = 256;
+/// Free chunks that travel together.
+pub const MAGAZINE: usize = 64;
+/// Workers that can have a cache at the same time.
+const MAX_CACHES: usize = 256;
+
+/// What can go wrong when a pool is made.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The chunk size is not one a pool can have.
+    #[error("chunk size {found}: expected a power of two from {CHUNK_ALIGN} to 32768 bytes")]
+    ChunkSize {
+        /// The size asked for.
+        found: usize,
+    },
+    /// The number of chunks is not one a pool can have.
+    #[error("pool of {found} packet buffers: expected {MAGAZINE} to 16777216")]
+    Count {
+        /// The number asked for.
+        found: usize,
+    },
+    /// No memory.
+    #[error("packet pool: {0}")]
+    Memory(#[from] MemoryError),
+}
+
+struct Magazine {
+    chunks: UnsafeCell<[u32; MAGAZINE]>,
+}
+
+/// A pool of packet buffers. Made once, never unmapped.
+pub struct Pool {
+    base: NonNull<u8>,
+    chunk_size: usize,
+    chunk_shift: u32,
+    chunks: usize,
+    mapping: Mapping,
+    fd: OwnedFd,
+    magazines: Box<[Magazine]>,
+    full: ArrayQueue<u32>,
+    empty: ArrayQueue<u32>,
+    caches: AtomicU32,
+    /// Chunks of dropped caches that do not fill a magazine. Only touched when a cache is dropped or the pool is dry.
+    leftovers: Mutex<Vec<u32>>,
+    #[cfg(debug_assertions)]
+    taken: Box<[std::sync::atomic::AtomicBool]>,
+}
+
+// SAFETY: chunk memory is only reached through handles that own their chunk; a magazine's array is only touched by
+// the cache that popped the magazine's id from one of the queues.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("chunks", &self.chunks).field("chunk_size", &self.chunk_size).finish()
+    }
+}
+
+impl Pool {
+    /// A pool of `chunks` packet buffers of `chunk_size` bytes (headroom included), rounded up to whole magazines.
+    ///
+    /// # Errors
+    /// Sizes out of range, or no memory.
+    pub fn new(chunks: usize, chunk_size: usize, hugepages: Hugepages) -> Result<&'static Self, PoolError> {
+        if !chunk_size.is_power_of_two() || !(CHUNK_ALIGN..=32768).contains(&chunk_size) {
+            return Err(PoolError::ChunkSize { found: chunk_size });
+        }
+        if !(MAGAZINE..=1 << 24).contains(&chunks) {
+            return Err(PoolError::Count { found: chunks });
+        }
+        let chunks = chunks.next_multiple_of(MAGAZINE);
+        let (mapping, fd) = Mapping::memfd("offcore-pool", chunks * chunk_size, hugepages)?;
+        let full_magazines = chunks / MAGAZINE;
+        let magazines = full_magazines + 2 * MAX_CACHES;
+        let pool = Self {
+            base: mapping.base(),
+            chunk_size,
+            chunk_shift: chunk_size.trailing_zeros(),
+            chunks,
+            fd,
+            magazines: (0..magazines)
+                .map(|m| Magazine {
+                    chunks: UnsafeCell::new(std::array::from_fn(|i| {
+                        (m * MAGAZINE + MAGAZINE - 1 - i) as u32
+                    })),
+                })
+                .collect(),
+            full: ArrayQueue::new(magazines),
+            empty: ArrayQueue::new(magazines),
+            caches: AtomicU32::new(0),
+            leftovers: Mutex::new(Vec::new()),
+            #[cfg(debug_assertions)]
+            taken: (0..chunks).map(|_| false.into()).collect(),
+            mapping,
+        };
+        for id in 0..magazines as u32 {
+            let queue = if (id as usize) < full_magazines { &pool.full } else { &pool.empty };
+            let fits = queue.push(id).is_ok();
+            assert!(fits, "both queues have room for every magazine");
+        }
+        Ok(Box::leak(Box::new(pool)))
+    }
+
+    /// A cache for one worker.
+    ///
+    /// # Panics
+    /// When more than 256 caches exist: a worker has one, and there are not that many lcores.
+    pub fn cache(&'static self) -> PoolCache {
+        let before = self.caches.fetch_add(1, Ordering::Relaxed);
+        assert!((before as usize) < MAX_CACHES, "a pool serves at most {MAX_CACHES} workers");
+        let empty = || self.empty.pop().expect("two empty magazines are reserved for every cache");
+        PoolCache { pool: self, current: empty(), count: 0, spare: empty(), spare_full: false }
+    }
+
+    /// Bytes of a chunk, headroom included.
+    #[inline(always)]
+    pub fn chunk_size(&self) -> usize {
+        self.chunk_size
+    }
+
+    /// Bytes a packet can have after the standard headroom.
+    #[inline(always)]
+    pub fn data_room(&self) -> usize {
+        self.chunk_size - HEADROOM
+    }
+
+    /// Number of chunks.
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// The memory, for those that must be told where it is.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// The memfd behind the memory.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.fd)
+    }
+
+    /// Free chunks in whole magazines: what caches hold is not counted.
+    pub fn available(&self) -> usize {
+        self.full.len() * MAGAZINE
+    }
+
+    #[inline(always)]
+    fn packet(&'static self, chunk: u32) -> Packet {
+        #[cfg(debug_assertions)]
+        assert!(!self.taken[chunk as usize].swap(true, Ordering::Relaxed), "chunk {chunk} has two owners");
+        // SAFETY: chunk < chunks, so the address is inside the mapping, which is never unmapped; the index came from
+        // a magazine, where it stands only while nobody owns the chunk; HEADROOM is less than the chunk size.
+        unsafe { Packet::new(self.base.add((chunk as usize) << self.chunk_shift), chunk, HEADROOM as u16, 0) }
+    }
+
+    /// Whether the packet's chunk is one of this pool's.
+    #[inline(always)]
+    pub fn owns(&self, packet: &Packet) -> bool {
+        let offset = (packet.chunk_base().as_ptr() as usize).wrapping_sub(self.base.as_ptr() as usize);
+        offset == (packet.chunk() as usize) << self.chunk_shift && (packet.chunk() as usize) < self.chunks
+    }
+
+    #[inline(always)]
+    fn chunk(&self, packet: Packet) -> u32 {
+        let chunk = packet.chunk();
+        assert!(self.owns(&packet), "packet {chunk} is not of this pool");
+        #[cfg(debug_assertions)]
+        assert!(self.taken[chunk as usize].swap(false, Ordering::Relaxed), "chunk {chunk} is freed twice");
+        chunk
+    }
+}
+
+/// One worker's cache of free chunks.
+#[derive(Debug)]
+pub struct PoolCache {
+    pool: &'static Pool,
+    current: u32,
+    count: usize,
+    spare: u32,
+    spare_full: bool,
+}
+
+impl PoolCache {
+    /// The pool behind the cache.
+    #[inline(always)]
+    pub fn pool(&self) -> &'static Pool {
+        self.pool
+    }
+
+    /// An empty packet at the standard headroom; `None` when the pool has run dry.
+    #[inline(always)]
+    pub fn take(&mut self) -> Option<Packet> {
+        if self.count == 0 && !self.refill() {
+            return None;
+        }
+        self.count -= 1;
+        let count = self.count;
+        let chunk = self.slots()[count];
+        Some(self.pool.packet(chunk))
+    }
+
+    /// Gives a packet's chunk back.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    #[inline(always)]
+    pub fn free(&mut self, packet: Packet) {
+        let chunk = self.pool.chunk(packet);
+        if self.count == MAGAZINE {
+            self.flush();
+        }
+        let count = self.count;
+        self.slots()[count] = chunk;
+        self.count += 1;
+    }
+
+    /// Gives back every packet of `packets`.
+    #[inline]
+    pub fn free_all(&mut self, packets: impl IntoIterator<Item = Packet>) {
+        for packet in packets {
+            self.free(packet);
+        }
+    }
+
+    #[inline(always)]
+    fn slots(&mut self) -> &mut [u32; MAGAZINE] {
+        // SAFETY: `current` is below the number of magazines (every id in the queues is), and this cache alone holds it.
+        unsafe { &mut *self.pool.magazines.get_unchecked(self.current as usize).chunks.get() }
+    }
+
+    #[cold]
+    fn refill(&mut self) -> bool {
+        if self.spare_full {
+            std::mem::swap(&mut self.current, &mut self.spare);
+            self.spare_full = false;
+        } else if let Some(full) = self.pool.full.pop() {
+            self.give(&self.pool.empty, self.current);
+            self.current = full;
+        } else {
+            return self.take_leftovers();
+        }
+        self.count = MAGAZINE;
+        true
+    }
+
+    fn take_leftovers(&mut self) -> bool {
+        let mut leftovers = self.pool.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
+        let n = leftovers.len().min(MAGAZINE);
+        let from = leftovers.len() - n;
+        for (slot, chunk) in self.slots().iter_mut().zip(leftovers.drain(from..)) {
+            *slot = chunk;
+        }
+        self.count = n;
+        n > 0
+    }
+
+    #[cold]
+    fn flush(&mut self) {
+        if self.spare_full {
+            self.give(&self.pool.full, self.spare);
+            self.spare = self.pool.empty.pop().expect("a full magazine was given, so an empty one is there");
+        }
+        std::mem::swap(&mut self.current, &mut self.spare);
+        self.spare_full = true;
+        self.count = 0;
+    }
+
+    fn give(&self, queue: &ArrayQueue<u32>, magazine: u32) {
+        let fits = queue.push(magazine).is_ok();
+        assert!(fits, "both queues have room for every magazine");
+    }
+}
+
+impl Drop for PoolCache {
+    fn drop(&mut self) {
+        let count = self.count;
+        let mut leftovers = self.pool.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
+        leftovers.extend_from_slice(&self.slots()[..count]);
+        if leftovers.len() >= MAGAZINE {
+            let from = leftovers.len() - MAGAZINE;
+            self.slots().copy_from_slice(&leftovers[from..]);
+            leftovers.truncate(from);
+            self.give(&self.pool.full, self.current);
+        } else {
+            self.give(&self.pool.empty, self.current);
+        }
+        let queue = if self.spare_full { &self.pool.full } else { &self.pool.empty };
+        self.give(queue, self.spare);
+        self.pool.caches.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn pool() -> &'static Pool {
+        Pool::new(256, 2048, Hugepages::None).unwrap()
+    }
+
+    #[test]
+    fn every_chunk_can_be_taken_once_and_comes_back() {
+        let pool = pool();
+        for _ in 0..5 {
+            let mut cache = pool.cache();
+            let taken: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+            let chunks: HashSet<u32> = taken.iter().map(Packet::chunk).collect();
+            assert_eq!((taken.len(), chunks.len()), (256, 256));
+            assert!(cache.take().is_none());
+            cache.free_all(taken);
+        }
+    }
+
+    #[test]
+    fn leftovers_of_dropped_caches_are_not_lost() {
+        let pool = pool();
+        for n in 1..200 {
+            let mut cache = pool.cache();
+            let taken: Vec<Packet> = (0..n % 67).map_while(|_| cache.take()).collect();
+            cache.free_all(taken);
+        }
+        assert_eq!(
+            std::iter::from_fn({
+                let mut cache = pool.cache();
+                move || cache.take()
+            })
+            .count(),
+            256
+        );
+    }
+
+    #[test]
+    fn packets_freed_by_another_worker_come_round() {
+        let pool = pool();
+        let (to, from) = std::sync::mpsc::sync_channel::<Packet>(32);
+        let sink = std::thread::spawn(move || {
+            let mut cache = pool.cache();
+            for (n, packet) in from.iter().enumerate() {
+                assert_eq!(packet.bytes(), (n as u32).to_le_bytes());
+                cache.free(packet);
+            }
+        });
+        let mut cache = pool.cache();
+        for n in 0u32..100_000 {
+            let mut packet = loop {
+                match cache.take() {
+                    Some(packet) => break packet,
+                    None => std::thread::yield_now(),
+                }
+            };
+            packet.set_range(pool, HEADROOM, 4);
+            packet.bytes_mut().copy_from_slice(&n.to_le_bytes());
+            to.send(packet).unwrap();
+        }
+        drop(to);
+        sink.join().unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "not of this pool")]
+    fn a_foreign_packet_is_refused() {
+        let (a, b) = (pool(), pool());
+        let packet = a.cache().take().unwrap();
+        b.cache().free(packet);
+    }
+
+    #[test]
+    fn header_and_payload_move_in_the_headroom() {
+        let mut cache = pool().cache();
+        let mut packet = cache.take().unwrap();
+        packet.set_range(cache.pool(), HEADROOM, 3);
+        packet.bytes_mut().copy_from_slice(b"abc");
+        packet.headroom_mut(2).copy_from_slice(b"xy");
+        packet.push(2);
+        assert_eq!(packet.bytes(), b"xyabc");
+        packet.pull(3);
+        assert_eq!(packet.bytes(), b"bc");
+        packet.truncate(1);
+        assert_eq!(packet.bytes(), b"b");
+        assert_eq!(packet.data().as_ptr() as usize % CHUNK_ALIGN, HEADROOM + 1);
+        cache.free(packet);
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_named() {
+        assert!(matches!(Pool::new(1, 2048, Hugepages::None), Err(PoolError::Count { found: 1 })));
+        assert!(matches!(Pool::new(64, 3000, Hugepages::None), Err(PoolError::ChunkSize { found: 3000 })));
+    }
+}

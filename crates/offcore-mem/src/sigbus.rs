@@ -1,0 +1,165 @@
+//! Memory that vanishes.
+//!
+//! A party that shares a memfd with us can truncate it; the next access then raises SIGBUS, which would end the process
+//! and with it every other guest. While a [`Guard`] covers a mapping, a fault inside it maps a zero page in place and
+//! flags the guard: the access goes on, and the owner drops that party when it next looks.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+const SLOTS: usize = 1024;
+
+struct Slot {
+    start: AtomicUsize,
+    len: AtomicUsize,
+    page_size: AtomicUsize,
+    used: AtomicBool,
+    tripped: AtomicBool,
+}
+
+/// What a signal handler may look at: fixed, lock-free.
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        page_size: AtomicUsize::new(0),
+        used: AtomicBool::new(false),
+        tripped: AtomicBool::new(false),
+    }
+}; SLOTS];
+
+struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
+
+// SAFETY: written once, before the handler that reads it is installed.
+unsafe impl Sync for Previous {}
+
+static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Protects a mapping for as long as it lives.
+#[derive(Debug)]
+pub struct Guard(Option<usize>);
+
+impl Guard {
+    /// Whether a fault has been caught in the mapping.
+    pub fn tripped(&self) -> bool {
+        self.0.is_some_and(|slot| TABLE[slot].tripped.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            TABLE[slot].len.store(0, Ordering::Release);
+            TABLE[slot].used.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Guards the mapping at `start`, whose pages are `page_size` bytes. When all 1024 slots are taken the guard protects
+/// nothing.
+pub fn guard(start: NonNull<u8>, len: usize, page_size: usize) -> Guard {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(install);
+    let free = TABLE.iter().position(|slot| {
+        slot.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    });
+    if let Some(slot) = free.map(|i| &TABLE[i]) {
+        slot.tripped.store(false, Ordering::Relaxed);
+        slot.start.store(start.as_ptr() as usize, Ordering::Relaxed);
+        slot.page_size.store(page_size, Ordering::Relaxed);
+        slot.len.store(len, Ordering::Release);
+    }
+    Guard(free)
+}
+
+fn install() {
+    // SAFETY: an all-zero sigaction is a valid value to fill in.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: both pointers are to live values; the handler only does what is allowed in one (loads, stores, mmap,
+    // sigaction).
+    unsafe { libc::sigaction(libc::SIGBUS, &raw const action, PREVIOUS.0.get().cast()) };
+}
+
+extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
+    let address = unsafe { (*info).si_addr() } as usize;
+    for slot in &TABLE {
+        let len = slot.len.load(Ordering::Acquire);
+        let start = slot.start.load(Ordering::Relaxed);
+        if address.wrapping_sub(start) >= len {
+            continue;
+        }
+        let page_size = slot.page_size.load(Ordering::Relaxed);
+        let page = start + (address - start) / page_size * page_size;
+        // SAFETY: the page lies in a guarded mapping that its owner keeps mapped; replacing it by zeroes is what the
+        // guard is for, and nobody holds a reference (only raw pointers) into it.
+        let mapped = unsafe {
+            libc::mmap(
+                page as *mut libc::c_void,
+                page_size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if mapped != libc::MAP_FAILED {
+            slot.tripped.store(true, Ordering::Relaxed);
+            return;
+        }
+    }
+    pass_on(signal, info, context);
+}
+
+/// Not ours: what was there before us decides, which by default ends the process.
+fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: `install` filled PREVIOUS in before this handler could run.
+    let previous = unsafe { (*PREVIOUS.0.get()).assume_init_ref() };
+    match previous.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: restores a valid earlier action; the faulting instruction runs again and meets it.
+            unsafe { libc::sigaction(signal, previous, std::ptr::null_mut()) };
+        }
+        earlier if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: with SA_SIGINFO the earlier action is a function of this signature.
+            let earlier: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(earlier) };
+            earlier(signal, info, context);
+        }
+        earlier => {
+            // SAFETY: without SA_SIGINFO the earlier action is a function of one argument.
+            let earlier: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(earlier) };
+            earlier(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_truncated_file_reads_as_zeroes_and_is_flagged() {
+        let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 16384).unwrap();
+        let mapping = Mapping::shared(fd.as_fd(), 0, 16384).unwrap();
+        let guard = guard(mapping.base(), mapping.len(), mapping.page_size());
+        // SAFETY: the addresses are inside the mapping; the guard catches the fault of the pages that vanished.
+        unsafe {
+            mapping.base().add(8192).write_volatile(9);
+            assert!(!guard.tripped());
+            rustix::fs::ftruncate(&fd, 4096).unwrap();
+            assert_eq!(mapping.base().add(8192).read_volatile(), 0);
+            mapping.base().add(8193).write_volatile(5);
+            assert_eq!(mapping.base().add(8193).read_volatile(), 5);
+        }
+        assert!(guard.tripped());
+    }
+}

@@ -1,0 +1,216 @@
+//! The driver side of a split virtqueue: makes chains available, collects used ones.
+//!
+//! Each chain is one buffer (header and payload together) and keeps a token of its owner's. The device is another
+//! party too: what it writes is checked.
+
+use std::sync::atomic::Ordering;
+
+use super::device::Direction;
+use super::{
+    AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
+    full_barrier, need_event,
+};
+
+/// A chain that the device has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used<T> {
+    /// What was given to [`Queue::add`].
+    pub token: T,
+    /// Bytes that the device says it has written: another party's claim.
+    pub len: u32,
+}
+
+/// The driver side of one queue. `T` names a chain to its owner.
+#[derive(Debug)]
+pub struct Queue<T> {
+    layout: Layout,
+    event_idx: bool,
+    /// First free descriptor of the list that `next` links.
+    free_head: u16,
+    free: u16,
+    next: Box<[u16]>,
+    /// By head; `None` when the chain is not in flight.
+    tokens: Box<[Option<T>]>,
+    /// Descriptors of the chain, by head.
+    lengths: Box<[u16]>,
+    next_avail: u16,
+    published: u16,
+    kicked: u16,
+    next_used: u16,
+    used_idx: u16,
+}
+
+impl<T> Queue<T> {
+    /// The driver side of a fresh queue: zeroes both rings.
+    pub fn new(layout: Layout, event_idx: bool) -> Self {
+        let size = layout.size;
+        for index in [layout.avail_idx(), layout.avail_flags(), layout.used_event(), layout.used_idx()] {
+            index.store(0, Ordering::Relaxed);
+        }
+        layout.used_flags().store(0, Ordering::Relaxed);
+        layout.avail_event().store(0, Ordering::Release);
+        Self {
+            layout,
+            event_idx,
+            free_head: 0,
+            free: size,
+            next: (1..=size).collect(),
+            tokens: (0..size).map(|_| None).collect(),
+            lengths: vec![0; usize::from(size)].into(),
+            next_avail: 0,
+            published: 0,
+            kicked: 0,
+            next_used: 0,
+            used_idx: 0,
+        }
+    }
+
+    /// Queue size.
+    pub fn size(&self) -> u16 {
+        self.layout.size
+    }
+
+    /// Free descriptors.
+    #[inline(always)]
+    pub fn free(&self) -> u16 {
+        self.free
+    }
+
+    /// Chains in flight.
+    pub fn in_flight(&self) -> u16 {
+        self.next_avail.wrapping_sub(self.next_used)
+    }
+
+    /// Makes one buffer available (not visible before [`Queue::publish`]); gives the token back when no descriptor is
+    /// free.
+    ///
+    /// # Errors
+    /// The token, when the queue is full.
+    #[inline(always)]
+    pub fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T> {
+        self.add_chain(&[(addr, len)], direction, token)
+    }
+
+    /// Makes a chain of buffers available.
+    ///
+    /// # Errors
+    /// The token, when fewer descriptors are free, or `buffers` is empty.
+    #[inline(always)]
+    pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
+        if buffers.is_empty() || buffers.len() > usize::from(self.free) {
+            return Err(token);
+        }
+        let head = self.free_head;
+        let write = if direction == Direction::Writable { DESC_WRITE } else { 0 };
+        let mut index = head;
+        for (i, &(addr, len)) in buffers.iter().enumerate() {
+            let following = self.next[usize::from(index)];
+            let more = i + 1 < buffers.len();
+            let flags = write | if more { DESC_NEXT } else { 0 };
+            let desc = Descriptor { addr, len, flags, next: if more { following } else { 0 } };
+            // SAFETY: `desc_at` masks the index, so it points into the descriptor table, which stays mapped.
+            unsafe { self.layout.desc_at(index).write_volatile(desc) };
+            index = following;
+        }
+        self.free_head = index;
+        self.free -= buffers.len() as u16;
+        self.tokens[usize::from(head)] = Some(token);
+        self.lengths[usize::from(head)] = buffers.len() as u16;
+        self.layout.avail_entry(self.next_avail).store(head, Ordering::Relaxed);
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Makes the chains added so far visible to the device.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        if self.published != self.next_avail {
+            self.published = self.next_avail;
+            self.layout.avail_idx().store(self.next_avail, Ordering::Release);
+        }
+    }
+
+    /// Whether the device wants to be kicked for what was published since this was last asked.
+    #[inline(always)]
+    pub fn needs_kick(&mut self) -> bool {
+        let (old, new) = (self.kicked, self.published);
+        if old == new {
+            return false;
+        }
+        full_barrier();
+        self.kicked = new;
+        if self.event_idx {
+            need_event(self.layout.avail_event().load(Ordering::Relaxed), new, old)
+        } else {
+            self.layout.used_flags().load(Ordering::Relaxed) & USED_NO_NOTIFY == 0
+        }
+    }
+
+    /// Asks the device for notifications of used chains, or for none.
+    pub fn set_notification(&mut self, wanted: bool) {
+        if self.event_idx {
+            let event = if wanted { self.next_used } else { self.next_used.wrapping_sub(1) };
+            self.layout.used_event().store(event, Ordering::Relaxed);
+        } else {
+            self.layout.avail_flags().store(if wanted { 0 } else { AVAIL_NO_INTERRUPT }, Ordering::Relaxed);
+        }
+        full_barrier();
+    }
+
+    /// How many chains the device has returned that [`Queue::pop`] has not taken.
+    ///
+    /// # Errors
+    /// [`RingError::Index`] when the device claims more than are in flight.
+    #[inline(always)]
+    pub fn used(&mut self) -> Result<u16, RingError> {
+        let known = self.used_idx.wrapping_sub(self.next_used);
+        if known > 0 {
+            return Ok(known);
+        }
+        let found = self.layout.used_idx().load(Ordering::Acquire);
+        let ready = found.wrapping_sub(self.next_used);
+        if ready > self.in_flight() {
+            let (expected, size) = (self.next_used, self.layout.size);
+            return Err(RingError::Index { ring: "used", found, expected, size });
+        }
+        self.used_idx = found;
+        Ok(ready)
+    }
+
+    /// The next returned chain; `None` when [`Queue::used`] last said there is no more.
+    ///
+    /// # Errors
+    /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
+        if self.used_idx == self.next_used {
+            return Ok(None);
+        }
+        // SAFETY: `used_element` masks the position, so it points into the used ring, which stays mapped.
+        let UsedElement { id, len } = unsafe { self.layout.used_element(self.next_used).read_volatile() };
+        let token = usize::try_from(id)
+            .ok()
+            .and_then(|head| self.tokens.get_mut(head)?.take())
+            .ok_or(RingError::NotInFlight(id))?;
+        self.next_used = self.next_used.wrapping_add(1);
+        self.release(id as u16);
+        Ok(Some(Used { token, len }))
+    }
+
+    #[inline(always)]
+    fn release(&mut self, head: u16) {
+        let length = self.lengths[usize::from(head)];
+        let mut last = head;
+        for _ in 1..length {
+            last = self.next[usize::from(last)];
+        }
+        self.next[usize::from(last)] = self.free_head;
+        self.free_head = head;
+        self.free += length;
+    }
+
+    /// Takes back every chain in flight: the device is gone and will not return them.
+    pub fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.tokens.iter_mut().filter_map(Option::take)
+    }
+}

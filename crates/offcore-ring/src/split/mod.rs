@@ -1,0 +1,346 @@
+//! Split virtqueues: virtio 1.2, section 2.7.
+//!
+//! ```text
+//! descriptor table  size × { addr u64, len u32, flags u16, next u16 }      aligned to 16
+//! available ring    flags u16, idx u16, size × u16, used_event u16         aligned to 2   driver → device
+//! used ring         flags u16, idx u16, size × { id u32, len u32 },
+//!                   avail_event u16                                        aligned to 4   device → driver
+//! ```
+//! Every field is little endian, which on x86-64 is the host's order. The other side may write any byte at any time:
+//! each field is read once, by a volatile or atomic access, and checked where it is used.
+
+pub mod device;
+pub mod driver;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use offcore_mem::GuestMemory;
+
+/// Largest queue size the specification allows.
+pub const MAX_SIZE: u16 = 32768;
+
+/// The buffer continues in the descriptor named by `next`.
+pub const DESC_NEXT: u16 = 1;
+/// The device writes the buffer (otherwise it reads it).
+pub const DESC_WRITE: u16 = 2;
+/// The buffer holds a table of descriptors.
+pub const DESC_INDIRECT: u16 = 4;
+
+/// In the available ring's flags: the driver asks for no notifications.
+pub const AVAIL_NO_INTERRUPT: u16 = 1;
+/// In the used ring's flags: the device asks for no notifications.
+pub const USED_NO_NOTIFY: u16 = 1;
+
+/// A descriptor, as a private copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct Descriptor {
+    /// Guest physical address of the buffer.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u32,
+    /// `DESC_*`.
+    pub flags: u16,
+    /// The next descriptor of the chain, when `flags` says that there is one.
+    pub next: u16,
+}
+
+/// A used element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(4))]
+pub struct UsedElement {
+    /// First descriptor of the chain.
+    pub id: u32,
+    /// Bytes written into its buffers.
+    pub len: u32,
+}
+
+/// What is wrong with a queue. The queue that shows it is broken; nothing else is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// The size is not a power of two up to 32768.
+    #[error("queue size {0}: expected a power of two from 1 to {MAX_SIZE}")]
+    Size(u32),
+    /// A ring part is not aligned as the specification asks.
+    #[error("{part} at {address:#x} is not aligned to {align} bytes")]
+    Alignment {
+        /// Which part.
+        part: &'static str,
+        /// Where it is.
+        address: usize,
+        /// What it should be aligned to.
+        align: usize,
+    },
+    /// A ring part is not in guest memory.
+    #[error("{part} at {address:#x}+{len:#x} is not in guest memory")]
+    Part {
+        /// Which part.
+        part: &'static str,
+        /// Its front-end address.
+        address: u64,
+        /// Its length.
+        len: usize,
+    },
+    /// The other side's index is further ahead than the ring is long.
+    #[error("{ring} index {found} is more than {size} ahead of {expected}")]
+    Index {
+        /// `available` or `used`.
+        ring: &'static str,
+        /// The index found.
+        found: u16,
+        /// Our position.
+        expected: u16,
+        /// Queue size.
+        size: u16,
+    },
+    /// A descriptor index is not below the table's size.
+    #[error("descriptor {found} of a table of {size}")]
+    Descriptor {
+        /// The index found.
+        found: u32,
+        /// The table's size.
+        size: u32,
+    },
+    /// A chain is longer than its table: it has a loop.
+    #[error("chain at descriptor {head} is longer than its table of {size}: it loops")]
+    Loop {
+        /// First descriptor.
+        head: u16,
+        /// The table's size.
+        size: u32,
+    },
+    /// A chain has more buffers than we take.
+    #[error("chain at descriptor {head} has more than {max} buffers")]
+    TooManyBuffers {
+        /// First descriptor.
+        head: u16,
+        /// What we take.
+        max: usize,
+    },
+    /// An indirect table's length is no positive multiple of 16, too long, or its descriptor also says NEXT.
+    #[error("indirect table of {len} bytes with flags {flags:#x} at descriptor {head}")]
+    IndirectTable {
+        /// First descriptor.
+        head: u16,
+        /// The table's length.
+        len: u32,
+        /// The descriptor's flags.
+        flags: u16,
+    },
+    /// An indirect descriptor without the feature, or inside an indirect table.
+    #[error("indirect descriptor at chain {head} where none is allowed")]
+    IndirectNotAllowed {
+        /// First descriptor.
+        head: u16,
+    },
+    /// A buffer is not in guest memory.
+    #[error("buffer {addr:#x}+{len:#x} is not in guest memory")]
+    Address {
+        /// Guest physical address.
+        addr: u64,
+        /// Length.
+        len: u32,
+    },
+    /// A buffer has the wrong direction.
+    #[error("chain at descriptor {head} has a buffer of the wrong direction")]
+    Direction {
+        /// First descriptor.
+        head: u16,
+    },
+    /// A used element names a chain that was not made available.
+    #[error("used element names chain {0}, which is not in flight")]
+    NotInFlight(u32),
+}
+
+/// Bytes of the descriptor table of a queue of `size`.
+pub const fn desc_len(size: u16) -> usize {
+    size as usize * 16
+}
+
+/// Bytes of the available ring, its used_event field included.
+pub const fn avail_len(size: u16) -> usize {
+    6 + size as usize * 2
+}
+
+/// Bytes of the used ring, its avail_event field included.
+pub const fn used_len(size: u16) -> usize {
+    6 + size as usize * 8
+}
+
+/// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory they are in,
+/// kept together.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    desc: NonNull<u8>,
+    avail: NonNull<u8>,
+    used: NonNull<u8>,
+    size: u16,
+    _memory: Option<Arc<GuestMemory>>,
+}
+
+// SAFETY: a layout is three addresses; access goes through atomics and volatile accesses by whoever keeps the memory.
+unsafe impl Send for Layout {}
+// SAFETY: as above.
+unsafe impl Sync for Layout {}
+
+impl Layout {
+    /// A queue of `size` whose parts are at these addresses.
+    ///
+    /// # Errors
+    /// A size that is no power of two up to 32768, or an address that is not aligned.
+    ///
+    /// # Safety
+    /// The parts must be [`desc_len`], [`avail_len`] and [`used_len`] bytes long, and stay mapped as long as the layout
+    /// (or a side made from it) is used.
+    pub unsafe fn new(
+        desc: NonNull<u8>,
+        avail: NonNull<u8>,
+        used: NonNull<u8>,
+        size: u32,
+    ) -> Result<Self, RingError> {
+        if size == 0 || size > u32::from(MAX_SIZE) || !size.is_power_of_two() {
+            return Err(RingError::Size(size));
+        }
+        for (part, address, align) in
+            [("descriptor table", desc, 16), ("available ring", avail, 2), ("used ring", used, 4)]
+        {
+            let address = address.as_ptr() as usize;
+            if !address.is_multiple_of(align) {
+                return Err(RingError::Alignment { part, address, align });
+            }
+        }
+        Ok(Self { desc, avail, used, size: size as u16, _memory: None })
+    }
+
+    /// A queue of `size` whose parts are at these front-end addresses of `memory`, which the layout keeps.
+    ///
+    /// # Errors
+    /// As for [`Layout::new`], and [`RingError::Part`] when a part is not in the memory as a whole.
+    pub fn in_memory(
+        memory: &Arc<GuestMemory>,
+        (desc, avail, used): (u64, u64, u64),
+        size: u32,
+    ) -> Result<Self, RingError> {
+        if size == 0 || size > u32::from(MAX_SIZE) || !size.is_power_of_two() {
+            return Err(RingError::Size(size));
+        }
+        let queue_size = size as u16;
+        let find = |part, address, len| {
+            memory.translate_user(address, len).ok_or(RingError::Part { part, address, len })
+        };
+        let desc = find("descriptor table", desc, desc_len(queue_size))?;
+        let avail = find("available ring", avail, avail_len(queue_size))?;
+        let used = find("used ring", used, used_len(queue_size))?;
+        // SAFETY: the parts are in `memory` as whole ranges, and the layout keeps it.
+        let layout = unsafe { Self::new(desc, avail, used, size) }?;
+        Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })
+    }
+
+    /// Queue size.
+    #[inline(always)]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline(always)]
+    fn mask(&self) -> u16 {
+        self.size - 1
+    }
+
+    #[inline(always)]
+    fn u16_at(base: NonNull<u8>, offset: usize) -> &'static AtomicU16 {
+        // SAFETY: callers pass offsets of two-byte fields inside the part that `base` starts, which `new`'s caller
+        // keeps mapped while the layout is used; the parts are at least 2-byte aligned. The reference does not leave
+        // the accessors below.
+        unsafe { AtomicU16::from_ptr(base.as_ptr().add(offset).cast()) }
+    }
+
+    #[inline(always)]
+    fn avail_flags(&self) -> &AtomicU16 {
+        Self::u16_at(self.avail, 0)
+    }
+
+    #[inline(always)]
+    fn avail_idx(&self) -> &AtomicU16 {
+        Self::u16_at(self.avail, 2)
+    }
+
+    #[inline(always)]
+    fn avail_entry(&self, position: u16) -> &AtomicU16 {
+        Self::u16_at(self.avail, 4 + usize::from(position & self.mask()) * 2)
+    }
+
+    #[inline(always)]
+    fn used_event(&self) -> &AtomicU16 {
+        Self::u16_at(self.avail, 4 + usize::from(self.size) * 2)
+    }
+
+    #[inline(always)]
+    fn used_flags(&self) -> &AtomicU16 {
+        Self::u16_at(self.used, 0)
+    }
+
+    #[inline(always)]
+    fn used_idx(&self) -> &AtomicU16 {
+        Self::u16_at(self.used, 2)
+    }
+
+    #[inline(always)]
+    fn avail_event(&self) -> &AtomicU16 {
+        Self::u16_at(self.used, 4 + usize::from(self.size) * 8)
+    }
+
+    #[inline(always)]
+    fn used_element(&self, position: u16) -> *mut UsedElement {
+        // SAFETY: the masked position is below the size, so the element is inside the used ring.
+        unsafe { self.used.as_ptr().add(4 + usize::from(position & self.mask()) * 8).cast() }
+    }
+
+    /// A private copy of descriptor `index`.
+    ///
+    /// `index` must be below the size.
+    #[inline(always)]
+    fn descriptor(&self, index: u16) -> Descriptor {
+        debug_assert!(index < self.size);
+        // SAFETY: every caller has checked the index against the size.
+        unsafe { read_descriptor(self.desc_at(index)) }
+    }
+
+    #[inline(always)]
+    fn desc_at(&self, index: u16) -> *mut Descriptor {
+        // SAFETY: the masked index is below the size, so the descriptor is inside the table.
+        unsafe { self.desc.as_ptr().add(usize::from(index & self.mask()) * 16).cast() }
+    }
+}
+
+/// A private copy of a descriptor in shared memory.
+///
+/// # Safety
+/// `at` must point to 16 mapped bytes, aligned to 8.
+#[inline(always)]
+unsafe fn read_descriptor(at: *const Descriptor) -> Descriptor {
+    let words: *const u64 = at.cast();
+    // SAFETY: 16 mapped bytes, as the caller promises. Volatile: read once, whatever the other side does.
+    let addr = unsafe { words.read_volatile() };
+    // SAFETY: as above.
+    let rest = unsafe { words.add(1).read_volatile() };
+    Descriptor { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+}
+
+/// Whether a notification is due when the index goes from `old` to `new` and the other side asked for `event`
+/// (virtio 1.2, section 2.7.7.2: vring_need_event).
+#[inline(always)]
+fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+/// A full barrier: our index store is visible before the other side's event field is read.
+#[inline(always)]
+fn full_barrier() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests;

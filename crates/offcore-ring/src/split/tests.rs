@@ -1,0 +1,294 @@
+//! Both sides against each other, and the device side against a hostile driver.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use proptest::prelude::*;
+
+use super::device::Direction;
+use super::*;
+
+const DESC: u64 = 0x1000;
+const AVAIL: u64 = 0x4000;
+const USED: u64 = 0x6000;
+const TABLE: u64 = 0x9000;
+
+struct Guest {
+    memory: GuestMemory,
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+fn guest(size: u16) -> Guest {
+    let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
+    let base = mapping.base();
+    let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
+    let memory = GuestMemory::new(vec![region]).unwrap();
+    let at = |address: u64| memory.translate_user(address, 0x1000).unwrap();
+    // SAFETY: the parts are inside the mapping, which `memory` keeps, and do not overlap for sizes up to 256.
+    let layout = unsafe { Layout::new(at(DESC), at(AVAIL), at(USED), size.into()) }.unwrap();
+    Guest { memory, base, layout }
+}
+
+impl Guest {
+    fn write<V>(&self, address: u64, value: V) {
+        // SAFETY: test addresses are inside the 1 MiB mapping.
+        unsafe { self.base.add(address as usize).cast::<V>().write_unaligned(value) };
+    }
+
+    fn descriptor(&self, table: u64, index: u64, desc: Descriptor) {
+        self.write(table + index * 16, desc);
+    }
+
+    fn available(&self, heads: &[u16]) {
+        for (i, head) in heads.iter().enumerate() {
+            self.write(AVAIL + 4 + 2 * i as u64, *head);
+        }
+        self.write(AVAIL + 2, heads.len() as u16);
+    }
+
+    fn walk(&self, direction: Direction) -> Result<Vec<(u64, u32)>, RingError> {
+        let mut queue = device::Queue::new(self.layout.clone(), 0, false, true);
+        queue.available(1)?;
+        let head = queue.head(0)?;
+        let mut buffers = Vec::new();
+        queue.walk(head, &self.memory, direction, 64, |b| {
+            buffers.push((b.addr.as_ptr() as u64 - self.base.as_ptr() as u64, b.len));
+        })?;
+        Ok(buffers)
+    }
+}
+
+fn desc(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
+    Descriptor { addr, len, flags, next }
+}
+
+#[test]
+fn sizes_and_alignment_are_checked() {
+    let at = NonNull::<u8>::without_provenance;
+    let layout = |d: usize, a: usize, u: usize, size| {
+        let part = |x| at(std::num::NonZeroUsize::new(x).unwrap());
+        // SAFETY: never used beyond the checks.
+        unsafe { Layout::new(part(d), part(a), part(u), size) }
+    };
+    for size in [0, 3, 65536, 32769] {
+        assert_eq!(layout(16, 16, 16, size).unwrap_err(), RingError::Size(size));
+    }
+    assert!(matches!(layout(8, 16, 16, 8), Err(RingError::Alignment { part: "descriptor table", .. })));
+    assert!(matches!(layout(16, 1, 16, 8), Err(RingError::Alignment { part: "available ring", .. })));
+    assert!(matches!(layout(16, 16, 2, 8), Err(RingError::Alignment { part: "used ring", .. })));
+    assert!(layout(16, 2, 4, 32768).is_ok());
+}
+
+#[test]
+fn a_chain_is_taken_apart() {
+    let guest = guest(8);
+    guest.descriptor(DESC, 3, desc(0x10000, 10, DESC_NEXT, 5));
+    guest.descriptor(DESC, 5, desc(0x20000, 0, DESC_NEXT, 7));
+    guest.descriptor(DESC, 7, desc(0x30000, 30, 0, 0));
+    guest.available(&[3]);
+    assert_eq!(guest.walk(Direction::Readable).unwrap(), [(0x10000, 10), (0x30000, 30)]);
+    assert_eq!(guest.walk(Direction::Writable), Err(RingError::Direction { head: 3 }));
+}
+
+#[test]
+fn an_indirect_table_is_taken_apart_at_any_address() {
+    for table in [TABLE, TABLE + 3] {
+        let guest = guest(8);
+        guest.descriptor(DESC, 0, desc(table, 48, DESC_INDIRECT, 0));
+        guest.descriptor(table, 0, desc(0x10000, 1, DESC_NEXT | DESC_WRITE, 2));
+        guest.descriptor(table, 2, desc(0x20000, 2, DESC_WRITE, 0));
+        guest.available(&[0]);
+        assert_eq!(guest.walk(Direction::Writable).unwrap(), [(0x10000, 1), (0x20000, 2)]);
+    }
+}
+
+#[test]
+fn hostile_chains_are_named() {
+    let case = |descs: &[(u64, u64, Descriptor)], heads: &[u16]| {
+        let guest = guest(8);
+        for &(table, index, d) in descs {
+            guest.descriptor(table, index, d);
+        }
+        guest.available(heads);
+        guest.walk(Direction::Readable).unwrap_err()
+    };
+    assert_eq!(case(&[], &[8]), RingError::Descriptor { found: 8, size: 8 });
+    assert_eq!(case(&[], &[0; 9]), RingError::Index { ring: "available", found: 9, expected: 0, size: 8 });
+    assert_eq!(
+        case(&[(DESC, 0, desc(0, 1, DESC_NEXT, 8))], &[0]),
+        RingError::Descriptor { found: 8, size: 8 }
+    );
+    assert_eq!(case(&[(DESC, 0, desc(0, 1, DESC_NEXT, 0))], &[0]), RingError::Loop { head: 0, size: 8 });
+    assert_eq!(case(&[(DESC, 0, desc(0, 0, DESC_NEXT, 0))], &[0]), RingError::Loop { head: 0, size: 8 });
+    let out = |addr, len| case(&[(DESC, 0, desc(addr, len, 0, 0))], &[0]);
+    for (addr, len) in [(1 << 20, 1), ((1 << 20) - 1, 2), (u64::MAX, 1), (u64::MAX, u32::MAX), (0, u32::MAX)]
+    {
+        assert!(matches!(out(addr, len), RingError::Address { .. }), "{addr:#x}+{len:#x}");
+    }
+    for len in [0, 15, 17, 0xffff_fff0] {
+        let error = case(&[(DESC, 0, desc(TABLE, len, DESC_INDIRECT, 0))], &[0]);
+        assert_eq!(error, RingError::IndirectTable { head: 0, len, flags: DESC_INDIRECT });
+    }
+    let flags = DESC_INDIRECT | DESC_NEXT;
+    assert!(matches!(case(&[(DESC, 0, desc(TABLE, 16, flags, 1))], &[0]), RingError::IndirectTable { .. }));
+    let nested =
+        [(DESC, 0, desc(TABLE, 16, DESC_INDIRECT, 0)), (TABLE, 0, desc(TABLE, 16, DESC_INDIRECT, 0))];
+    assert_eq!(case(&nested, &[0]), RingError::IndirectNotAllowed { head: 0 });
+    let outside = desc((1 << 20) - 8, 16, DESC_INDIRECT, 0);
+    assert!(matches!(case(&[(DESC, 0, outside)], &[0]), RingError::Address { .. }));
+    let mut long: Vec<_> = (0..100).map(|i| (TABLE, i, desc(0x10000, 1, DESC_NEXT, i as u16 + 1))).collect();
+    long.push((DESC, 0, desc(TABLE, 1600, DESC_INDIRECT, 0)));
+    assert_eq!(case(&long, &[0]), RingError::TooManyBuffers { head: 0, max: 64 });
+}
+
+#[test]
+fn indirect_needs_the_feature() {
+    let guest = guest(8);
+    guest.descriptor(DESC, 0, desc(TABLE, 16, DESC_INDIRECT, 0));
+    guest.available(&[0]);
+    let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
+    queue.available(1).unwrap();
+    let walked = queue.walk(0, &guest.memory, Direction::Readable, 64, |_| ());
+    assert_eq!(walked, Err(RingError::IndirectNotAllowed { head: 0 }));
+}
+
+#[test]
+fn a_hostile_device_is_named() {
+    let guest = guest(8);
+    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    driver.add(0x10000, 64, Direction::Writable, 'a').unwrap();
+    driver.publish();
+    guest.write(USED + 2, 2u16);
+    assert!(matches!(driver.used(), Err(RingError::Index { ring: "used", .. })));
+    guest.write(USED + 2, 1u16);
+    guest.write(USED + 4, 7u32);
+    assert_eq!(driver.used(), Ok(1));
+    assert_eq!(driver.pop(), Err(RingError::NotInFlight(7)));
+    guest.write(USED + 4, u32::MAX);
+    assert_eq!(driver.pop(), Err(RingError::NotInFlight(u32::MAX)));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add(u8),
+    Publish,
+    Take(u8),
+    Return(u8),
+    Collect(u8),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        (1u8..5).prop_map(Op::Add),
+        Just(Op::Publish),
+        (1u8..9).prop_map(Op::Take),
+        (1u8..9).prop_map(Op::Return),
+        (1u8..9).prop_map(Op::Collect),
+    ];
+    proptest::collection::vec(op, 1..400)
+}
+
+proptest! {
+    /// Chains come out of the device side, and back to the driver side, in order and complete, whatever the mix of
+    /// operations, with and without the event index; nobody misses a notification.
+    #[test]
+    fn both_sides_agree_with_a_queue(ops in ops(), event_idx: bool, size_bits in 2u32..6) {
+        let guest = guest(1 << size_bits);
+        let mut driver = driver::Queue::new(guest.layout.clone(), event_idx);
+        let mut device = device::Queue::new(guest.layout.clone(), 0, event_idx, true);
+        let (mut added, mut published, mut held, mut returned) =
+            (VecDeque::new(), VecDeque::new(), VecDeque::new(), VecDeque::new());
+        let mut serial = 0u32;
+        for op in ops {
+            match op {
+                Op::Add(n) => {
+                    let buffers: Vec<(u64, u32)> = (0..n).map(|i| (0x10000 + u64::from(i) * 64, serial % 64 + 1)).collect();
+                    let fits = usize::from(driver.free()) >= buffers.len();
+                    prop_assert_eq!(driver.add_chain(&buffers, Direction::Readable, serial).is_ok(), fits);
+                    if fits {
+                        added.push_back((serial, n));
+                    }
+                    serial += 1;
+                }
+                Op::Publish => {
+                    let new = !added.is_empty();
+                    driver.publish();
+                    published.append(&mut added);
+                    let kick = driver.needs_kick();
+                    prop_assert!(new || !kick);
+                    prop_assert!(event_idx || kick == new);
+                }
+                Op::Take(n) => {
+                    let ready = device.available(n.into()).unwrap();
+                    prop_assert!(usize::from(ready) <= published.len());
+                    prop_assert!(usize::from(ready) >= published.len().min(n.into()));
+                    let n = ready.min(n.into());
+                    for ahead in 0..n {
+                        let head = device.head(ahead).unwrap();
+                        let mut buffers = 0;
+                        let (serial, chain) = published.pop_front().unwrap();
+                        let mut lengths_agree = true;
+                        device.walk(head, &guest.memory, Direction::Readable, 64, |b| {
+                            buffers += 1;
+                            lengths_agree &= b.len == serial % 64 + 1;
+                        }).unwrap();
+                        prop_assert!(lengths_agree);
+                        prop_assert_eq!(buffers, chain);
+                        held.push_back((serial, head));
+                    }
+                    device.consume(n);
+                }
+                Op::Return(n) => {
+                    for _ in 0..n {
+                        let Some((serial, head)) = held.pop_front() else { break };
+                        device.push_used(head, serial);
+                        returned.push_back(serial);
+                    }
+                    device.publish();
+                    if !event_idx {
+                        device.needs_notification();
+                    }
+                }
+                Op::Collect(n) => {
+                    prop_assert!(usize::from(driver.used().unwrap()) <= returned.len());
+                    for _ in 0..n {
+                        let Some(used) = driver.pop().unwrap() else { break };
+                        prop_assert_eq!(Some(used.token), returned.pop_front());
+                        prop_assert_eq!(used.token, used.len);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn event_index_notifies_exactly_when_asked() {
+    let guest = guest(8);
+    let mut driver = driver::Queue::new(guest.layout.clone(), true);
+    let mut device = device::Queue::new(guest.layout.clone(), 0, true, true);
+    let add = |driver: &mut driver::Queue<u8>| driver.add(0x10000, 64, Direction::Readable, 0).unwrap();
+    device.set_notification(true);
+    add(&mut driver);
+    driver.publish();
+    assert!(driver.needs_kick(), "the device asked to be told of the first chain");
+    add(&mut driver);
+    driver.publish();
+    assert!(!driver.needs_kick(), "it has not asked again");
+    device.available(2).unwrap();
+    device.consume(2);
+    device.set_notification(false);
+    add(&mut driver);
+    driver.publish();
+    assert!(!driver.needs_kick());
+    driver.set_notification(true);
+    device.push_used(0, 0);
+    device.publish();
+    assert!(device.needs_notification());
+    assert!(!device.needs_notification(), "nothing new");
+    device.push_used(1, 0);
+    device.publish();
+    assert!(!device.needs_notification());
+}

@@ -1,0 +1,16 @@
+//! Ground floor: what every other room uses to count and to time.
+//!
+//! * [`tsc`]: the time stamp counter and its frequency,
+//! * [`counter`]: single-writer counters,
+//! * [`page`]: the shared statistics page that holds them,
+//! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
+//! * [`lcore`]: pinning workers to cores.
+
+pub mod counter;
+pub mod lcore;
+pub mod page;
+pub mod stage;
+pub mod tsc;
+
+pub use counter::Counter;
+pub use stage::{Stage, StageClock};

@@ -1,0 +1,326 @@
+//! The shared statistics page: named blocks of single-writer counters in a memfd.
+//!
+//! ```text
+//! page    | magic u64 | layout version u32 | blocks u32 | then blocks, each aligned to 64 bytes |
+//! block   | name 64 B | counters u64 | names counters × 32 B | values counters × 8 B (own cache lines) |
+//! ```
+//! A block is written once before the page's block count says that it is there, so a reader that maps the memfd
+//! read-only never sees half a block. Values are then stored by one worker and loaded by anybody.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::counter::Counter;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"offstats");
+const VERSION: u32 = 1;
+const HEADER: usize = 64;
+const NAME: usize = 64;
+const COUNTER_NAME: usize = 32;
+const LINE: usize = 64;
+
+/// What can go wrong with a statistics page.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// The kernel refused the memfd or the mapping.
+    #[error("statistics page: {0}")]
+    System(#[from] rustix::io::Errno),
+    /// No room for another block.
+    #[error("statistics page is full: block '{name}' needs {needed} bytes, {left} are left")]
+    Full {
+        /// The block that was asked for.
+        name: String,
+        /// Its size.
+        needed: usize,
+        /// What the page has left.
+        left: usize,
+    },
+    /// The file is not a statistics page of this version.
+    #[error("not a statistics page of version {VERSION}: magic {magic:#x}, version {version}")]
+    Foreign {
+        /// The first eight bytes.
+        magic: u64,
+        /// The version field.
+        version: u32,
+    },
+    /// A block's directory entry points outside the page.
+    #[error("statistics page is damaged at offset {0}")]
+    Damaged(usize),
+}
+
+#[derive(Debug)]
+struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is shared memory that is only accessed through atomics after a block is made, and directory
+// bytes are written under the page's mutex before the block count is released.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn map(fd: BorrowedFd<'_>, len: usize, prot: ProtFlags) -> Result<Self, PageError> {
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?, len })
+    }
+
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.len),
+            "offset {offset}+{len} of {}",
+            self.len
+        );
+        // SAFETY: the assertion keeps the pointer inside the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    fn blocks(&self) -> &AtomicU32 {
+        // SAFETY: offset 12 is inside the header, aligned to 4, and only accessed as an atomic.
+        unsafe { AtomicU32::from_ptr(self.at(12, 4).cast()) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: `at` checks the range; callers pass multiples of 8, and the mapping is page aligned.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
+    }
+
+    fn text(&self, offset: usize, len: usize) -> String {
+        let bytes: Vec<u8> = (0..len)
+            // SAFETY: `at` checks the range; a volatile read copies the byte out of memory another process may write.
+            .map(|i| unsafe { self.at(offset + i, 1).read_volatile() })
+            .take_while(|&b| b != 0)
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this length, and every block holds the Arc that owns it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// The writer's side of the page: makes blocks. Cold path only.
+#[derive(Debug)]
+pub struct StatsPage {
+    memory: Arc<Memory>,
+    fd: OwnedFd,
+    next: Mutex<usize>,
+}
+
+impl StatsPage {
+    /// A page of `len` bytes in a new memfd.
+    ///
+    /// # Errors
+    /// When the kernel has no memory for it.
+    pub fn new(len: usize) -> Result<Self, PageError> {
+        let fd = rustix::fs::memfd_create("offcore-stats", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        let memory = Memory::map(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        memory.word(0).store(MAGIC, Ordering::Relaxed);
+        // The version shares its word with the block count: written once, before anybody else can see the page.
+        memory.word(8).store(u64::from(VERSION), Ordering::Relaxed);
+        Ok(Self { memory: Arc::new(memory), fd, next: Mutex::new(HEADER) })
+    }
+
+    /// The memfd, for readers to map.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// A new block `name` of counters.
+    ///
+    /// # Errors
+    /// [`PageError::Full`].
+    ///
+    /// # Panics
+    /// When a name is longer than its field (63 bytes for the block, 31 for a counter).
+    pub fn block(&self, name: &str, counters: &[&str]) -> Result<Block, PageError> {
+        assert!(name.len() < NAME, "block name '{name}' is longer than {} bytes", NAME - 1);
+        let mut next = self.next.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let values = (*next + NAME + LINE + counters.len() * COUNTER_NAME).next_multiple_of(LINE);
+        let end = (values + counters.len() * 8).next_multiple_of(LINE);
+        if end > self.memory.len {
+            return Err(PageError::Full {
+                name: name.into(),
+                needed: end - *next,
+                left: self.memory.len - *next,
+            });
+        }
+        self.write(*next, name);
+        self.memory.word(*next + NAME).store(counters.len() as u64, Ordering::Relaxed);
+        for (i, counter) in counters.iter().enumerate() {
+            assert!(
+                counter.len() < COUNTER_NAME,
+                "counter name '{counter}' is longer than {} bytes",
+                COUNTER_NAME - 1
+            );
+            self.write(*next + NAME + LINE + i * COUNTER_NAME, counter);
+        }
+        let blocks = self.memory.blocks();
+        blocks.store(blocks.load(Ordering::Relaxed) + 1, Ordering::Release);
+        *next = end;
+        Ok(Block::at(&self.memory, values, counters.len()))
+    }
+
+    fn write(&self, offset: usize, text: &str) {
+        let to = self.memory.at(offset, text.len());
+        // SAFETY: `at` checked the range, the source is a live str, and the two cannot overlap.
+        unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+    }
+}
+
+/// A block of counters: a slice of the page that one worker writes.
+#[derive(Clone, Debug)]
+pub struct Block {
+    _memory: Option<Arc<Memory>>,
+    values: NonNull<Counter>,
+    len: usize,
+}
+
+// SAFETY: the values are atomics, kept alive by `_memory` (or leaked, for a private block).
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// A block outside any page, for tests and benchmarks. It lives as long as the process.
+    pub fn private(counters: &[&str]) -> Self {
+        let values: &'static [Counter] = Box::leak(counters.iter().map(|_| Counter::new()).collect());
+        Self { _memory: None, values: NonNull::from(values).cast(), len: counters.len() }
+    }
+
+    fn at(memory: &Arc<Memory>, offset: usize, len: usize) -> Self {
+        let values = memory.at(offset, len * 8).cast();
+        // SAFETY: `at` never returns null: it points into the mapping.
+        Self { _memory: Some(Arc::clone(memory)), values: unsafe { NonNull::new_unchecked(values) }, len }
+    }
+
+    /// Number of counters.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Counter `index`, in the order of the names the block was made with.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Block::len`].
+    #[inline(always)]
+    pub fn counter(&self, index: usize) -> &Counter {
+        assert!(index < self.len);
+        // SAFETY: `values` points to `len` counters that live as long as self; index was just checked.
+        unsafe { self.values.add(index).as_ref() }
+    }
+}
+
+/// One block as a reader sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The block's name.
+    pub name: String,
+    /// Counter names and values.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// A reader's side of the page, mapped read-only.
+#[derive(Debug)]
+pub struct Reader(Memory);
+
+impl Reader {
+    /// Maps the page behind `fd`.
+    ///
+    /// # Errors
+    /// [`PageError::Foreign`] when it is not a statistics page of this version.
+    pub fn open(fd: BorrowedFd<'_>) -> Result<Self, PageError> {
+        let len = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        if len < HEADER {
+            return Err(PageError::Foreign { magic: 0, version: 0 });
+        }
+        let memory = Memory::map(fd, len, ProtFlags::READ)?;
+        let magic = memory.word(0).load(Ordering::Relaxed);
+        // The low half of the second word is the version, the high half the block count.
+        let version = (memory.word(8).load(Ordering::Relaxed) & u64::from(u32::MAX)) as u32;
+        if magic != MAGIC || version != VERSION {
+            return Err(PageError::Foreign { magic, version });
+        }
+        Ok(Self(memory))
+    }
+
+    /// Every block as it is now.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`] when the directory points outside the page.
+    pub fn read(&self) -> Result<Vec<Snapshot>, PageError> {
+        let mut offset = HEADER;
+        (0..self.0.blocks().load(Ordering::Acquire)).map(|_| self.read_block(&mut offset)).collect()
+    }
+
+    fn read_block(&self, offset: &mut usize) -> Result<Snapshot, PageError> {
+        let (at, left) = (*offset, self.0.len.saturating_sub(*offset));
+        if left < NAME + LINE {
+            return Err(PageError::Damaged(at));
+        }
+        let count = usize::try_from(self.0.word(at + NAME).load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        if count > left / (COUNTER_NAME + 8) {
+            return Err(PageError::Damaged(at));
+        }
+        let values = (at + NAME + LINE + count * COUNTER_NAME).next_multiple_of(LINE);
+        let end = (values + count * 8).next_multiple_of(LINE);
+        if end > self.0.len {
+            return Err(PageError::Damaged(at));
+        }
+        *offset = end;
+        let counters = (0..count)
+            .map(|i| {
+                let name = self.0.text(at + NAME + LINE + i * COUNTER_NAME, COUNTER_NAME);
+                (name, self.0.word(values + i * 8).load(Ordering::Relaxed))
+            })
+            .collect();
+        Ok(Snapshot { name: self.0.text(at, NAME), counters })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_sees_what_the_worker_counted() {
+        let page = StatsPage::new(1 << 16).unwrap();
+        let a = page.block("worker0", &["rx", "tx"]).unwrap();
+        let b = page.block("worker1", &["drops"]).unwrap();
+        let reader = Reader::open(page.fd()).unwrap();
+        a.counter(1).add(7);
+        b.counter(0).add(3);
+        b.counter(0).add(1);
+        let seen = reader.read().unwrap();
+        assert_eq!(
+            seen[0],
+            Snapshot { name: "worker0".into(), counters: vec![("rx".into(), 0), ("tx".into(), 7)] }
+        );
+        assert_eq!(seen[1].counters, vec![("drops".into(), 4)]);
+    }
+
+    #[test]
+    fn a_full_page_says_so() {
+        let page = StatsPage::new(4096).unwrap();
+        let names = ["n"; 200];
+        assert!(matches!(page.block("big", &names), Err(PageError::Full { .. })));
+    }
+
+    #[test]
+    fn a_foreign_file_is_refused() {
+        let fd = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert!(matches!(Reader::open(fd.as_fd()), Err(PageError::Foreign { .. })));
+    }
+}

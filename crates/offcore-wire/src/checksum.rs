@@ -1,0 +1,331 @@
+//! The Internet checksum (RFC 1071): of bytes, of parts, updated in place (RFC 1624), and completed where a virtio
+//! driver left it to the device.
+
+use std::{
+    error, fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+    ops::Add,
+};
+
+use crate::ip::IpProtocol;
+
+/// A ones' complement sum of 16-bit big-endian words: what a checksum field is the complement of.
+///
+/// Sums of parts add up to the sum of the whole if every part but the last has an even length.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum(u16);
+
+impl Sum {
+    /// The sum of nothing.
+    pub const ZERO: Self = Self(0);
+
+    /// The sum of `bytes`; an odd last byte counts as if a zero followed it.
+    #[inline]
+    pub fn of(bytes: &[u8]) -> Self {
+        // Ones' complement addition does not care about byte order, nor about word width (RFC 1071, 2): little-endian
+        // 64-bit words are added up as two halves, which cannot overflow below 2^32 words, and folded at the end.
+        let (words, tail) = bytes.as_chunks::<8>();
+        let (mut low, mut high) = (0u64, 0u64);
+        for word in words {
+            let word = u64::from_le_bytes(*word);
+            low += word & 0xffff_ffff;
+            high += word >> 32;
+        }
+        let mut last = 0u64;
+        for (i, byte) in tail.iter().enumerate() {
+            last |= u64::from(*byte) << (8 * i);
+        }
+        low += last & 0xffff_ffff;
+        high += last >> 32;
+        Self(fold(low + high).swap_bytes())
+    }
+
+    /// The sum of the pseudo header that TCP and UDP checksums over IPv4 include. `len` is the length of transport
+    /// header and payload in bytes.
+    #[inline]
+    pub fn pseudo_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: IpProtocol, len: u16) -> Self {
+        Self::from(src.to_bits())
+            + Self::from(dst.to_bits())
+            + Self::from(u16::from(protocol.0))
+            + Self::from(len)
+    }
+
+    /// The sum of the pseudo header that TCP and UDP checksums over IPv6 include (RFC 8200, 8.1). `len` is the length
+    /// of transport header and payload in bytes.
+    #[inline]
+    pub fn pseudo_v6(src: Ipv6Addr, dst: Ipv6Addr, protocol: IpProtocol, len: u32) -> Self {
+        Self::of(&src.octets())
+            + Self::of(&dst.octets())
+            + Self::from(u16::from(protocol.0))
+            + Self::from(len)
+    }
+
+    /// The sum itself, not complemented: what a virtio driver leaves in the field of a packet that needs its checksum
+    /// completed, for the pseudo header.
+    #[inline]
+    pub const fn value(self) -> u16 {
+        self.0
+    }
+
+    /// The checksum to write into a field that was zero when summed.
+    #[inline]
+    pub const fn checksum(self) -> u16 {
+        !self.0
+    }
+
+    /// The same, but 0 written as 0xffff, which means the same number: for UDP, where 0 says "none" (RFC 768).
+    #[inline]
+    pub const fn checksum_nonzero(self) -> u16 {
+        match self.checksum() {
+            0 => 0xffff,
+            checksum => checksum,
+        }
+    }
+
+    /// Whether this is the sum of bytes whose checksum field, included in the sum, is right.
+    #[inline]
+    pub const fn is_valid(self) -> bool {
+        self.0 == 0xffff
+    }
+}
+
+impl Add for Sum {
+    type Output = Self;
+
+    #[inline]
+    fn add(self, other: Self) -> Self {
+        Self(fold(u64::from(self.0) + u64::from(other.0)))
+    }
+}
+
+impl From<u16> for Sum {
+    #[inline]
+    fn from(word: u16) -> Self {
+        Self(word)
+    }
+}
+
+impl From<u32> for Sum {
+    #[inline]
+    fn from(words: u32) -> Self {
+        Self(fold(u64::from(words)))
+    }
+}
+
+impl From<u64> for Sum {
+    #[inline]
+    fn from(words: u64) -> Self {
+        Self(fold(words))
+    }
+}
+
+impl fmt::Debug for Sum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sum({:#06x})", self.0)
+    }
+}
+
+/// Adds the carries back in until 16 bits are left. Only 0 folds to 0.
+#[inline]
+fn fold(sum: u64) -> u16 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "the third fold leaves at most 0x10000, the last 16 bits"
+    )]
+    {
+        sum as u16
+    }
+}
+
+/// The checksum after bytes it covers changed: `old` is their sum before, `new` after, and they begin at an even offset
+/// of what is covered (RFC 1624, equation 3).
+#[inline]
+#[must_use]
+pub fn update(checksum: u16, old: Sum, new: Sum) -> u16 {
+    (Sum(!checksum) + Sum(!old.0) + new).checksum()
+}
+
+/// Computes the checksum that `VIRTIO_NET_HDR_F_NEEDS_CSUM` leaves to the device (virtio 1.2, 5.1.6.2): over
+/// `frame[csum_start..]`, into the two bytes at `csum_start + csum_offset`. On entry these hold the sum of the pseudo
+/// header. A result of 0 is written as 0xffff, as Linux does, so that UDP does not read it as "none".
+///
+/// `frame` begins with the Ethernet header, without the virtio-net header. It must be private memory: the two offsets
+/// and the frame may not change between check and use.
+///
+/// # Errors
+/// [`ChecksumRangeError`] if the field is not wholly inside the frame; the frame is unchanged.
+#[inline]
+pub fn complete(frame: &mut [u8], csum_start: u16, csum_offset: u16) -> Result<(), ChecksumRangeError> {
+    let error = ChecksumRangeError { csum_start, csum_offset, frame_len: frame.len() };
+    let covered = frame.get_mut(usize::from(csum_start)..).ok_or(error)?;
+    let sum = Sum::of(covered);
+    let field = covered.get_mut(usize::from(csum_offset)..).and_then(|rest| rest.first_chunk_mut());
+    *field.ok_or(error)? = sum.checksum_nonzero().to_be_bytes();
+    Ok(())
+}
+
+/// A packet asks for a checksum at a place that it does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChecksumRangeError {
+    /// Where summing was to start, in bytes from the start of the frame.
+    pub csum_start: u16,
+    /// Where the field was to be, in bytes from `csum_start`.
+    pub csum_offset: u16,
+    /// The length of the frame in bytes.
+    pub frame_len: usize,
+}
+
+impl ChecksumRangeError {
+    /// Whether the two-byte field lies wholly inside a frame of `frame_len` bytes.
+    ///
+    /// # Errors
+    /// It does not.
+    #[inline]
+    pub(crate) fn check(csum_start: u16, csum_offset: u16, frame_len: usize) -> Result<(), Self> {
+        // Two u16 and 2 cannot overflow a usize.
+        if usize::from(csum_start) + usize::from(csum_offset) + 2 > frame_len {
+            return Err(Self { csum_start, csum_offset, frame_len });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ChecksumRangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { csum_start, csum_offset, frame_len } = self;
+        write!(
+            f,
+            "checksum asked for at csum_start {csum_start} + csum_offset {csum_offset}, \
+             outside a frame of {frame_len} bytes"
+        )
+    }
+}
+
+impl error::Error for ChecksumRangeError {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// RFC 1071 read literally.
+    fn naive(bytes: &[u8]) -> u16 {
+        let mut sum = 0u16;
+        for pair in bytes.chunks(2) {
+            let word = u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
+            let (next, carry) = sum.overflowing_add(word);
+            sum = next + u16::from(carry);
+        }
+        sum
+    }
+
+    #[test]
+    fn rfc_1071_example() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(Sum::of(&bytes).value(), 0xddf2);
+        assert_eq!(Sum::of(&bytes).checksum(), 0x220d);
+    }
+
+    #[test]
+    fn rfc_1624_example() {
+        // Section 4: a checksum of 0xdd2f, a field that goes from 0x5555 to 0x3285; equation 2 of RFC 1141 gets 0xffff.
+        assert_eq!(update(0xdd2f, Sum::from(0x5555u16), Sum::from(0x3285u16)), 0x0000);
+    }
+
+    #[test]
+    fn the_largest_sums_do_not_overflow() {
+        assert_eq!(Sum::of(&[0xff; 65_550]).value(), 0xffff);
+        assert_eq!(Sum::from(u64::MAX).value(), 0xffff);
+        assert_eq!(Sum::from(0xffff_0000_ffff_0001u64).value(), 1);
+        assert_eq!(Sum::of(&[0; 100]), Sum::ZERO);
+        assert_eq!(Sum::ZERO.checksum(), 0xffff);
+        assert_eq!(Sum::from(0xffffu16).checksum_nonzero(), 0xffff);
+    }
+
+    #[test]
+    fn complete_refuses_places_outside() {
+        let mut frame = [0xaa; 64];
+        for (start, offset) in [(64, 0), (63, 0), (62, 1), (0, 63), (34, 29), (u16::MAX, u16::MAX), (65, 0)] {
+            let expected = ChecksumRangeError { csum_start: start, csum_offset: offset, frame_len: 64 };
+            assert_eq!(complete(&mut frame, start, offset), Err(expected));
+            assert_eq!(ChecksumRangeError::check(start, offset, 64), Err(expected));
+        }
+        assert_eq!(frame, [0xaa; 64], "a refused frame stays as it was");
+        assert_eq!(complete(&mut frame, 62, 0), Ok(()));
+        assert_eq!(complete(&mut [], 0, 0).unwrap_err().frame_len, 0);
+    }
+
+    #[test]
+    fn complete_writes_ffff_for_zero() {
+        let mut frame = [0xff, 0xff, 0, 0];
+        complete(&mut frame, 0, 2).unwrap();
+        assert_eq!(frame, [0xff, 0xff, 0xff, 0xff]);
+    }
+
+    proptest! {
+        #[test]
+        fn fast_sum_is_the_naive_one(bytes in prop::collection::vec(any::<u8>(), 0..200), fill: Option<u8>) {
+            let bytes = match fill {
+                Some(fill) => vec![fill; bytes.len()],
+                None => bytes,
+            };
+            prop_assert_eq!(Sum::of(&bytes).value(), naive(&bytes));
+        }
+
+        #[test]
+        fn words_sum_like_their_bytes(word: u64) {
+            prop_assert_eq!(Sum::from(word), Sum::of(&word.to_be_bytes()));
+            let [.., c, d, e, f] = word.to_be_bytes();
+            prop_assert_eq!(Sum::from(u32::from_be_bytes([c, d, e, f])), Sum::of(&[c, d, e, f]));
+            prop_assert_eq!(Sum::from(u16::from_be_bytes([e, f])), Sum::of(&[e, f]));
+        }
+
+        #[test]
+        fn parts_add_up(bytes in prop::collection::vec(any::<u8>(), 0..200), cut: prop::sample::Index) {
+            let cut = if bytes.is_empty() { 0 } else { cut.index(bytes.len()) & !1 };
+            let parts = Sum::of(&bytes[..cut]) + Sum::of(&bytes[cut..]);
+            prop_assert_eq!(parts.value(), naive(&bytes));
+        }
+
+        #[test]
+        fn update_equals_computing_anew(
+            mut bytes in prop::collection::vec(any::<u8>(), 8..80),
+            at: prop::sample::Index,
+            new: [u8; 4],
+        ) {
+            // The checksum field is at 0; something is always non-zero, as in every real header.
+            bytes[0..2].fill(0);
+            bytes[2] |= 1;
+            let at = 4 + (at.index(bytes.len() - 7) & !1);
+            let before = Sum::of(&bytes).checksum();
+            let old = Sum::of(&bytes[at..at + 4]);
+            bytes[at..at + 4].copy_from_slice(&new);
+            prop_assert_eq!(update(before, old, Sum::of(&new)), Sum::of(&bytes).checksum());
+        }
+
+        #[test]
+        fn complete_makes_the_sum_valid_or_refuses(
+            mut frame in prop::collection::vec(any::<u8>(), 0..100),
+            start in 0..110u16,
+            offset in (0..55u16).prop_map(|half| half * 2),
+        ) {
+            let before = frame.clone();
+            let fits = usize::from(start) + usize::from(offset) + 2 <= frame.len();
+            prop_assert_eq!(ChecksumRangeError::check(start, offset, frame.len()).is_ok(), fits);
+            prop_assert_eq!(complete(&mut frame, start, offset).is_ok(), fits);
+            let field = usize::from(start) + usize::from(offset);
+            if fits {
+                // Adding the pseudo header's sum, which was in the field, makes the whole come to 0xffff.
+                let pseudo = Sum::of(&before[field..field + 2]);
+                prop_assert!((Sum::of(&frame[usize::from(start)..]) + pseudo).is_valid());
+                frame[field..field + 2].copy_from_slice(&before[field..field + 2]);
+            }
+            prop_assert_eq!(frame, before, "nothing else is written");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What IPv4 and IPv6 share: the number that names the next header.
+
+use std::fmt;
+
+/// The protocol field of IPv4 and the next-header field of IPv6.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IpProtocol(pub u8);
+
+impl IpProtocol {
+    /// ICMP.
+    pub const ICMP: Self = Self(1);
+    /// ICMPv6.
+    pub const ICMPV6: Self = Self(58);
+    /// TCP.
+    pub const TCP: Self = Self(6);
+    /// UDP.
+    pub const UDP: Self = Self(17);
+}
+
+impl fmt::Display for IpProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::ICMP => f.write_str("ICMP"),
+            Self::ICMPV6 => f.write_str("ICMPv6"),
+            Self::TCP => f.write_str("TCP"),
+            Self::UDP => f.write_str("UDP"),
+            Self(other) => write!(f, "IP protocol {other}"),
+        }
+    }
+}
+
+impl fmt::Debug for IpProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,269 @@
+//! IPv4 (RFC 791).
+
+use std::net::Ipv4Addr;
+
+use crate::{
+    checksum::{self, Sum},
+    error::{Layer, WireError},
+    field::{be16, bytes, put},
+    ip::IpProtocol,
+};
+
+/// Length of the header without options, in bytes.
+pub const HEADER_LEN: usize = 20;
+
+/// First byte of a header without options: version 4, five 32-bit words.
+pub const VERSION_IHL_PLAIN: u8 = 0x45;
+
+pub(crate) mod field {
+    pub(crate) const VERSION_IHL: usize = 0;
+    pub(crate) const DSCP_ECN: usize = 1;
+    pub(crate) const TOTAL_LEN: usize = 2;
+    pub(crate) const IDENT: usize = 4;
+    pub(crate) const FLAGS_OFFSET: usize = 6;
+    pub(crate) const TTL: usize = 8;
+    pub(crate) const PROTOCOL: usize = 9;
+    pub(crate) const CHECKSUM: usize = 10;
+    pub(crate) const SRC: usize = 12;
+    pub(crate) const DST: usize = 16;
+}
+
+/// An IPv4 packet to read: header, options, and the payload up to the total length.
+#[derive(Debug, Clone, Copy)]
+pub struct Ipv4Packet<'a> {
+    header: &'a [u8; HEADER_LEN],
+    options: &'a [u8],
+    payload: &'a [u8],
+}
+
+impl<'a> Ipv4Packet<'a> {
+    /// Takes the payload of an Ethernet frame. Bytes beyond the total length (padding) are left out.
+    ///
+    /// # Errors
+    /// The version is not 4, or the header length or the total length does not fit the bytes. The checksum is not
+    /// looked at: see [`Ipv4Packet::verify_checksum`].
+    #[inline]
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let Some((header, rest)) = bytes.split_first_chunk() else { return Err(too_short(bytes.len())) };
+        let lengths = Lengths::checked(header, rest.len())?;
+        // Both lengths were checked against `rest`; the empty defaults are never taken.
+        let rest = rest.get(..lengths.options + lengths.payload).unwrap_or_default();
+        let (options, payload) = rest.split_at_checked(lengths.options).unwrap_or_default();
+        Ok(Self { header, options, payload })
+    }
+
+    /// Header length with options, 20 to 60 bytes.
+    #[inline]
+    pub fn header_len(&self) -> usize {
+        HEADER_LEN + self.options.len()
+    }
+
+    /// Length of header and payload together, in bytes.
+    #[inline]
+    pub fn total_len(&self) -> u16 {
+        be16(self.header, field::TOTAL_LEN)
+    }
+
+    /// Differentiated services code point, 0 to 63.
+    #[inline]
+    pub fn dscp(&self) -> u8 {
+        self.header[field::DSCP_ECN] >> 2
+    }
+
+    /// Explicit congestion notification, 0 to 3.
+    #[inline]
+    pub fn ecn(&self) -> u8 {
+        self.header[field::DSCP_ECN] & 0x03
+    }
+
+    /// Identification.
+    #[inline]
+    pub fn ident(&self) -> u16 {
+        be16(self.header, field::IDENT)
+    }
+
+    /// Whether the packet must not be fragmented.
+    #[inline]
+    pub fn dont_fragment(&self) -> bool {
+        be16(self.header, field::FLAGS_OFFSET) & 0x4000 != 0
+    }
+
+    /// Whether more fragments follow.
+    #[inline]
+    pub fn more_fragments(&self) -> bool {
+        be16(self.header, field::FLAGS_OFFSET) & 0x2000 != 0
+    }
+
+    /// Where this fragment's payload belongs, in bytes.
+    #[inline]
+    pub fn fragment_offset(&self) -> u16 {
+        (be16(self.header, field::FLAGS_OFFSET) & 0x1fff) << 3
+    }
+
+    /// Whether this is a part of a packet, so that the payload may lack its transport header.
+    #[inline]
+    pub fn is_fragment(&self) -> bool {
+        be16(self.header, field::FLAGS_OFFSET) & 0x3fff != 0
+    }
+
+    /// Time to live, in hops.
+    #[inline]
+    pub fn ttl(&self) -> u8 {
+        self.header[field::TTL]
+    }
+
+    /// What the payload is.
+    #[inline]
+    pub fn protocol(&self) -> IpProtocol {
+        IpProtocol(self.header[field::PROTOCOL])
+    }
+
+    /// The checksum field.
+    #[inline]
+    pub fn checksum(&self) -> u16 {
+        be16(self.header, field::CHECKSUM)
+    }
+
+    /// Source address.
+    #[inline]
+    pub fn src(&self) -> Ipv4Addr {
+        Ipv4Addr::from(bytes::<4, _>(self.header, field::SRC))
+    }
+
+    /// Destination address.
+    #[inline]
+    pub fn dst(&self) -> Ipv4Addr {
+        Ipv4Addr::from(bytes::<4, _>(self.header, field::DST))
+    }
+
+    /// The options, 0 to 40 bytes, unparsed.
+    #[inline]
+    pub fn options(&self) -> &'a [u8] {
+        self.options
+    }
+
+    /// The bytes after the header, up to the total length.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Whether the header's checksum is right.
+    #[inline]
+    pub fn verify_checksum(&self) -> bool {
+        (Sum::of(self.header) + Sum::of(self.options)).is_valid()
+    }
+}
+
+/// An IPv4 packet to change in place. Setters that take one field keep a right checksum right.
+#[derive(Debug)]
+pub struct Ipv4PacketMut<'a> {
+    header: &'a mut [u8; HEADER_LEN],
+    options: &'a mut [u8],
+    payload: &'a mut [u8],
+}
+
+impl<'a> Ipv4PacketMut<'a> {
+    /// Takes the payload of an Ethernet frame. Bytes beyond the total length (padding) are left out.
+    ///
+    /// # Errors
+    /// As [`Ipv4Packet::new_checked`].
+    #[inline]
+    pub fn new_checked(bytes: &'a mut [u8]) -> Result<Self, WireError> {
+        let found = bytes.len();
+        let Some((header, rest)) = bytes.split_first_chunk_mut() else { return Err(too_short(found)) };
+        let lengths = Lengths::checked(header, rest.len())?;
+        // Both lengths were checked against `rest`; the empty defaults are never taken.
+        let rest = rest.get_mut(..lengths.options + lengths.payload).unwrap_or_default();
+        let (options, payload) = rest.split_at_mut_checked(lengths.options).unwrap_or_default();
+        Ok(Self { header, options, payload })
+    }
+
+    /// The same packet, to read.
+    #[inline]
+    pub fn as_view(&self) -> Ipv4Packet<'_> {
+        Ipv4Packet { header: self.header, options: self.options, payload: self.payload }
+    }
+
+    /// The bytes after the header, up to the total length.
+    #[inline]
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        self.payload
+    }
+
+    /// Sets the identification.
+    #[inline]
+    pub fn set_ident(&mut self, ident: u16) {
+        self.update(field::IDENT, ident.to_be_bytes());
+    }
+
+    /// Sets the time to live, in hops.
+    #[inline]
+    pub fn set_ttl(&mut self, ttl: u8) {
+        self.update(field::TTL, [ttl, self.header[field::PROTOCOL]]);
+    }
+
+    /// Sets the source address. The transport checksum, which covers it too, is left alone.
+    #[inline]
+    pub fn set_src(&mut self, src: Ipv4Addr) {
+        self.update(field::SRC, src.octets());
+    }
+
+    /// Sets the destination address. The transport checksum, which covers it too, is left alone.
+    #[inline]
+    pub fn set_dst(&mut self, dst: Ipv4Addr) {
+        self.update(field::DST, dst.octets());
+    }
+
+    /// Computes the checksum anew.
+    #[inline]
+    pub fn fill_checksum(&mut self) {
+        put(self.header, field::CHECKSUM, [0, 0]);
+        let sum = Sum::of(self.header) + Sum::of(self.options);
+        put(self.header, field::CHECKSUM, sum.checksum().to_be_bytes());
+    }
+
+    /// Writes an even number of bytes at an even offset, and the difference into the checksum.
+    #[inline]
+    fn update<const N: usize>(&mut self, at: usize, value: [u8; N]) {
+        let old = Sum::of(&bytes::<N, _>(self.header, at));
+        put(self.header, at, value);
+        let updated = checksum::update(be16(self.header, field::CHECKSUM), old, Sum::of(&value));
+        put(self.header, field::CHECKSUM, updated.to_be_bytes());
+    }
+}
+
+/// The lengths a header gives, checked against the bytes behind its fixed part.
+struct Lengths {
+    options: usize,
+    payload: usize,
+}
+
+impl Lengths {
+    #[inline]
+    fn checked(header: &[u8; HEADER_LEN], rest: usize) -> Result<Self, WireError> {
+        let layer = Layer::Ipv4;
+        let version = header[field::VERSION_IHL] >> 4;
+        if version != 4 {
+            return Err(WireError::Version { layer, found: version, expected: 4 });
+        }
+        let header_len = usize::from(header[field::VERSION_IHL] & 0x0f) * 4;
+        let available = HEADER_LEN + rest;
+        if header_len < HEADER_LEN {
+            return Err(WireError::HeaderLength { layer, found: header_len, min: HEADER_LEN });
+        }
+        if header_len > available {
+            return Err(WireError::TooShort { layer, found: available, needed: header_len });
+        }
+        let total_len = usize::from(be16(header, field::TOTAL_LEN));
+        if total_len < header_len || total_len > available {
+            return Err(WireError::Length { layer, found: total_len, min: header_len, max: available });
+        }
+        Ok(Self { options: header_len - HEADER_LEN, payload: total_len - header_len })
+    }
+}
+
+#[cold]
+fn too_short(found: usize) -> WireError {
+    WireError::TooShort { layer: Layer::Ipv4, found, needed: HEADER_LEN }
+}

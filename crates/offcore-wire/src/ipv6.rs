@@ -1,0 +1,100 @@
+//! IPv6 (RFC 8200): the fixed header. Extension headers are left in the payload.
+
+use std::net::Ipv6Addr;
+
+use crate::{
+    error::{Layer, WireError},
+    field::{be16, be32, bytes},
+    ip::IpProtocol,
+};
+
+/// Length of the fixed header in bytes.
+pub const HEADER_LEN: usize = 40;
+
+mod field {
+    pub(super) const VERSION_CLASS_LABEL: usize = 0;
+    pub(super) const PAYLOAD_LEN: usize = 4;
+    pub(super) const NEXT_HEADER: usize = 6;
+    pub(super) const HOP_LIMIT: usize = 7;
+    pub(super) const SRC: usize = 8;
+    pub(super) const DST: usize = 24;
+}
+
+/// An IPv6 packet to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Ipv6Packet<'a> {
+    header: &'a [u8; HEADER_LEN],
+    payload: &'a [u8],
+}
+
+impl<'a> Ipv6Packet<'a> {
+    /// Takes the payload of an Ethernet frame. Bytes beyond the payload length (padding) are left out; a jumbogram
+    /// (payload length 0, the true length in an option) reads as an empty payload.
+    ///
+    /// # Errors
+    /// The version is not 6, or the payload length goes beyond the bytes.
+    #[inline]
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let layer = Layer::Ipv6;
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else {
+            return Err(WireError::TooShort { layer, found: bytes.len(), needed: HEADER_LEN });
+        };
+        let version = header[field::VERSION_CLASS_LABEL] >> 4;
+        if version != 6 {
+            return Err(WireError::Version { layer, found: version, expected: 6 });
+        }
+        let payload_len = usize::from(be16(header, field::PAYLOAD_LEN));
+        match rest.get(..payload_len) {
+            Some(payload) => Ok(Self { header, payload }),
+            None => Err(WireError::Length { layer, found: payload_len, min: 0, max: rest.len() }),
+        }
+    }
+
+    /// Traffic class.
+    #[inline]
+    pub fn traffic_class(&self) -> u8 {
+        (self.header[0] << 4) | (self.header[1] >> 4)
+    }
+
+    /// Flow label, 20 bits.
+    #[inline]
+    pub fn flow_label(&self) -> u32 {
+        be32(self.header, field::VERSION_CLASS_LABEL) & 0x000f_ffff
+    }
+
+    /// Length of everything after the fixed header, in bytes.
+    #[inline]
+    pub fn payload_len(&self) -> u16 {
+        be16(self.header, field::PAYLOAD_LEN)
+    }
+
+    /// What the payload starts with: a transport protocol or an extension header.
+    #[inline]
+    pub fn next_header(&self) -> IpProtocol {
+        IpProtocol(self.header[field::NEXT_HEADER])
+    }
+
+    /// Hop limit.
+    #[inline]
+    pub fn hop_limit(&self) -> u8 {
+        self.header[field::HOP_LIMIT]
+    }
+
+    /// Source address.
+    #[inline]
+    pub fn src(&self) -> Ipv6Addr {
+        Ipv6Addr::from(bytes::<16, _>(self.header, field::SRC))
+    }
+
+    /// Destination address.
+    #[inline]
+    pub fn dst(&self) -> Ipv6Addr {
+        Ipv6Addr::from(bytes::<16, _>(self.header, field::DST))
+    }
+
+    /// The bytes after the fixed header, up to the payload length.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+}

@@ -1,0 +1,45 @@
+//! Packet headers as views over bytes, checksums, and what test traffic is made of.
+//!
+//! A view is made once by `new_checked`, which checks every length it will ever need; after that its accessors read
+//! fixed offsets and cannot fail. The header is held as a reference to an array of its exact size, so the compiler
+//! drops the bounds checks. Views borrow private memory: bytes that another party may still write (guest memory) are
+//! copied first and parsed from the copy.
+//!
+//! Nothing here allocates for a packet, nothing is `unsafe`, and nothing panics whatever the bytes are.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`ethernet`] | MAC addresses, the Ethernet II header, 802.1Q tags |
+//! | [`ip`], [`ipv4`], [`ipv6`] | IP headers |
+//! | [`udp`], [`tcp`] | transport headers |
+//! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
+//! | [`probe`] | the numbered, verifiable payload of generated packets |
+//! | [`checksum`] | the Internet checksum: whole, in parts, updated, completed for virtio |
+//! | [`virtio_net`] | the header in front of each packet of a virtio-net device |
+//! | [`pcap`] | capture files |
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+mod error;
+pub mod ethernet;
+mod field;
+pub mod ip;
+pub mod ipv4;
+pub mod ipv6;
+pub mod pcap;
+pub mod probe;
+pub mod tcp;
+pub mod template;
+pub mod udp;
+pub mod virtio_net;
+
+pub use checksum::Sum;
+pub use error::{Layer, WireError};
+pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
+pub use ip::IpProtocol;
+pub use ipv4::{Ipv4Packet, Ipv4PacketMut};
+pub use ipv6::Ipv6Packet;
+pub use tcp::{TcpFlags, TcpSegment};
+pub use template::{UdpEndpoint, UdpFlow, UdpTemplate};
+pub use udp::{UdpDatagram, UdpDatagramMut};

@@ -1,0 +1,408 @@
+//! Capture files in the classic pcap format (draft-ietf-opsawg-pcap), Ethernet only.
+//!
+//! The reader takes what tcpdump and its kin write: either byte order, microseconds or nanoseconds. The writer writes
+//! little-endian with nanoseconds. Both work packet by packet in the caller's memory and make two calls to the file for
+//! each, so the file should be buffered ([`std::io::BufReader`], [`std::io::BufWriter`]).
+
+use std::{
+    error, fmt,
+    io::{self, Read, Write},
+};
+
+use crate::field::{bytes, put};
+
+/// `LINKTYPE_ETHERNET`: what the packets of a file are.
+pub const LINKTYPE_ETHERNET: u32 = 1;
+
+/// The longest packet that is read whatever a file says of itself, in bytes: libpcap's own limit.
+pub const MAX_RECORD_LEN: u32 = 262_144;
+
+const FILE_HEADER_LEN: usize = 24;
+const RECORD_HEADER_LEN: usize = 16;
+const VERSION: (u16, u16) = (2, 4);
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// First four bytes, read in the byte order of the file.
+mod magic {
+    pub(super) const MICROSECONDS: u32 = 0xa1b2_c3d4;
+    pub(super) const NANOSECONDS: u32 = 0xa1b2_3c4d;
+    /// The block type that pcapng files begin with reads the same in both orders.
+    pub(super) const PCAPNG: u32 = 0x0a0d_0d0a;
+}
+
+/// Offsets in the file header.
+mod file {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const MAJOR: usize = 4;
+    pub(super) const MINOR: usize = 6;
+    pub(super) const SNAPLEN: usize = 16;
+    pub(super) const LINKTYPE: usize = 20;
+}
+
+/// Offsets in the header of a record.
+mod record {
+    pub(super) const SECONDS: usize = 0;
+    pub(super) const FRACTION: usize = 4;
+    pub(super) const CAPTURED_LEN: usize = 8;
+    pub(super) const ORIGINAL_LEN: usize = 12;
+}
+
+/// One packet of a file; its bytes are in the buffer that was handed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// When it was captured, in nanoseconds since 1970.
+    pub timestamp_ns: u64,
+    /// How many bytes of it the file has, from the start of the buffer.
+    pub len: usize,
+    /// How many bytes it had on the wire; more than `len` if the capture cut it.
+    pub original_len: u32,
+}
+
+/// Reads the packets of a file one after the other.
+#[derive(Debug)]
+pub struct PcapReader<R> {
+    input: R,
+    order: Order,
+    /// Nanoseconds in a unit of the fraction field.
+    unit_ns: u64,
+    /// The longest record the file may have, in bytes.
+    limit: u32,
+    /// Packets read so far.
+    records: u64,
+}
+
+impl<R: Read> PcapReader<R> {
+    /// Reads the file header.
+    ///
+    /// # Errors
+    /// [`PcapError`] says what the file is instead, if it is not a pcap file of Ethernet packets.
+    pub fn new(mut input: R) -> Result<Self, PcapError> {
+        let mut header = [0; FILE_HEADER_LEN];
+        let found = read_up_to(&mut input, &mut header)?;
+        let (order, unit_ns) = recognise(&header, found)?;
+        if found < FILE_HEADER_LEN {
+            return Err(PcapError::TruncatedHeader { found });
+        }
+        let version = (order.u16(&header, file::MAJOR), order.u16(&header, file::MINOR));
+        if version != VERSION {
+            return Err(PcapError::Version { major: version.0, minor: version.1 });
+        }
+        // The upper bits say whether, and how long, a frame check sequence follows each packet.
+        let linktype = order.u32(&header, file::LINKTYPE);
+        let fcs_words = linktype >> 28;
+        if linktype & 0x0400_0000 != 0 && fcs_words != 0 {
+            return Err(PcapError::FrameCheckSequence { len: fcs_words * 2 });
+        }
+        if linktype & 0x03ff_ffff != LINKTYPE_ETHERNET {
+            return Err(PcapError::LinkType { found: linktype & 0x03ff_ffff });
+        }
+        let limit = match order.u32(&header, file::SNAPLEN) {
+            0 => MAX_RECORD_LEN,
+            snaplen => snaplen.min(MAX_RECORD_LEN),
+        };
+        Ok(Self { input, order, unit_ns, limit, records: 0 })
+    }
+
+    /// The longest packet the file may have, in bytes: its snapshot length, or [`MAX_RECORD_LEN`] if that is less or
+    /// the file names none.
+    pub fn max_record_len(&self) -> u32 {
+        self.limit
+    }
+
+    /// Reads the next packet to the start of `buffer`; `None` at the end of the file.
+    ///
+    /// # Errors
+    /// [`PcapError::BufferTooSmall`] if the packet does not fit: it has been passed over, and the next call reads the
+    /// one after it. [`PcapError::TruncatedRecord`], [`PcapError::RecordTooLong`] and [`PcapError::Io`] end the file.
+    #[inline]
+    pub fn next_record(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, PcapError> {
+        let mut header = [0; RECORD_HEADER_LEN];
+        let found = read_up_to(&mut self.input, &mut header)?;
+        if found == 0 {
+            return Ok(None);
+        }
+        let number = self.records + 1;
+        if found < RECORD_HEADER_LEN {
+            return Err(PcapError::TruncatedRecord { record: number, found, expected: RECORD_HEADER_LEN });
+        }
+        let captured_len = self.order.u32(&header, record::CAPTURED_LEN);
+        if captured_len > self.limit {
+            return Err(PcapError::RecordTooLong { record: number, found: captured_len, max: self.limit });
+        }
+        let len = captured_len as usize;
+        let Some(packet) = buffer.get_mut(..len) else {
+            let passed = io::copy(&mut (&mut self.input).take(captured_len.into()), &mut io::sink())?;
+            if passed < captured_len.into() {
+                let found = usize::try_from(passed).unwrap_or(usize::MAX);
+                return Err(PcapError::TruncatedRecord { record: number, found, expected: len });
+            }
+            self.records = number;
+            return Err(PcapError::BufferTooSmall { record: number, found: buffer.len(), expected: len });
+        };
+        let found = read_up_to(&mut self.input, packet)?;
+        if found < len {
+            return Err(PcapError::TruncatedRecord { record: number, found, expected: len });
+        }
+        self.records = number;
+        let seconds = u64::from(self.order.u32(&header, record::SECONDS));
+        let fraction = u64::from(self.order.u32(&header, record::FRACTION));
+        Ok(Some(Record {
+            timestamp_ns: seconds * NANOS_PER_SECOND + fraction * self.unit_ns,
+            len,
+            original_len: self.order.u32(&header, record::ORIGINAL_LEN),
+        }))
+    }
+}
+
+/// Writes packets to a file one after the other.
+#[derive(Debug)]
+pub struct PcapWriter<W> {
+    output: W,
+    snaplen: u32,
+}
+
+impl<W: Write> PcapWriter<W> {
+    /// Writes the file header. Packets longer than `snaplen` bytes will be cut to it.
+    ///
+    /// # Errors
+    /// [`PcapError::Io`], and [`PcapError::SnapLen`] unless `snaplen` is 1 to [`MAX_RECORD_LEN`].
+    pub fn new(mut output: W, snaplen: u32) -> Result<Self, PcapError> {
+        if !(1..=MAX_RECORD_LEN).contains(&snaplen) {
+            return Err(PcapError::SnapLen { found: snaplen });
+        }
+        let mut header = [0; FILE_HEADER_LEN];
+        put(&mut header, file::MAGIC, magic::NANOSECONDS.to_le_bytes());
+        put(&mut header, file::MAJOR, VERSION.0.to_le_bytes());
+        put(&mut header, file::MINOR, VERSION.1.to_le_bytes());
+        put(&mut header, file::SNAPLEN, snaplen.to_le_bytes());
+        put(&mut header, file::LINKTYPE, LINKTYPE_ETHERNET.to_le_bytes());
+        output.write_all(&header)?;
+        Ok(Self { output, snaplen })
+    }
+
+    /// Writes one packet, captured at `timestamp_ns` nanoseconds since 1970.
+    ///
+    /// # Errors
+    /// [`PcapError::Io`], and [`PcapError::Timestamp`] after the year 2106.
+    #[inline]
+    pub fn write_record(&mut self, timestamp_ns: u64, packet: &[u8]) -> Result<(), PcapError> {
+        let seconds = u32::try_from(timestamp_ns / NANOS_PER_SECOND)
+            .map_err(|_| PcapError::Timestamp { found: timestamp_ns })?;
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder of 10^9 fits")]
+        let fraction = (timestamp_ns % NANOS_PER_SECOND) as u32;
+        let original_len = u32::try_from(packet.len()).unwrap_or(u32::MAX);
+        let captured_len = original_len.min(self.snaplen);
+        let mut header = [0; RECORD_HEADER_LEN];
+        put(&mut header, record::SECONDS, seconds.to_le_bytes());
+        put(&mut header, record::FRACTION, fraction.to_le_bytes());
+        put(&mut header, record::CAPTURED_LEN, captured_len.to_le_bytes());
+        put(&mut header, record::ORIGINAL_LEN, original_len.to_le_bytes());
+        self.output.write_all(&header)?;
+        self.output.write_all(packet.get(..captured_len as usize).unwrap_or(packet))?;
+        Ok(())
+    }
+
+    /// Hands what is buffered to the file.
+    ///
+    /// # Errors
+    /// [`PcapError::Io`].
+    pub fn flush(&mut self) -> Result<(), PcapError> {
+        Ok(self.output.flush()?)
+    }
+
+    /// The file, for example to close it and see whether that worked.
+    pub fn into_inner(self) -> W {
+        self.output
+    }
+}
+
+/// The byte order of a file.
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    Big,
+    Little,
+}
+
+impl Order {
+    #[inline]
+    fn u16<const LEN: usize>(self, header: &[u8; LEN], at: usize) -> u16 {
+        match self {
+            Self::Big => u16::from_be_bytes(bytes(header, at)),
+            Self::Little => u16::from_le_bytes(bytes(header, at)),
+        }
+    }
+
+    #[inline]
+    fn u32<const LEN: usize>(self, header: &[u8; LEN], at: usize) -> u32 {
+        match self {
+            Self::Big => u32::from_be_bytes(bytes(header, at)),
+            Self::Little => u32::from_le_bytes(bytes(header, at)),
+        }
+    }
+}
+
+/// Byte order and nanoseconds in a unit of time, by the first four of the `found` bytes.
+fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64), PcapError> {
+    if found < 4 {
+        return Err(PcapError::NotPcap { found: None });
+    }
+    for order in [Order::Little, Order::Big] {
+        match order.u32(header, file::MAGIC) {
+            magic::MICROSECONDS => return Ok((order, 1000)),
+            magic::NANOSECONDS => return Ok((order, 1)),
+            magic::PCAPNG => return Err(PcapError::PcapNg),
+            _ => {}
+        }
+    }
+    Err(PcapError::NotPcap { found: Some(bytes(header, file::MAGIC)) })
+}
+
+/// Fills `buffer` as far as the input goes; how far that was.
+#[inline]
+fn read_up_to(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match input.read(rest) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// What is wrong with a capture file. Records are counted from 1, lengths are in bytes.
+#[derive(Debug)]
+pub enum PcapError {
+    /// A record is longer than the buffer it was to be read into.
+    BufferTooSmall {
+        /// Which record.
+        record: u64,
+        /// The length of the buffer.
+        found: usize,
+        /// The length of the record.
+        expected: usize,
+    },
+    /// Each packet is followed by a frame check sequence, which would be taken for payload.
+    FrameCheckSequence {
+        /// Its length.
+        len: u32,
+    },
+    /// The file could not be read or written.
+    Io(io::Error),
+    /// The packets are not Ethernet frames.
+    LinkType {
+        /// What they are, by number.
+        found: u32,
+    },
+    /// The file does not begin as a pcap file does.
+    NotPcap {
+        /// Its first four bytes, if it has four.
+        found: Option<[u8; 4]>,
+    },
+    /// The file is of the newer format.
+    PcapNg,
+    /// A record is longer than the file's own snapshot length, or than any packet: the file is damaged.
+    RecordTooLong {
+        /// Which record.
+        record: u64,
+        /// The length its header gives.
+        found: u32,
+        /// The longest it may be.
+        max: u32,
+    },
+    /// A file to be written cannot have this snapshot length.
+    SnapLen {
+        /// The length asked for.
+        found: u32,
+    },
+    /// A time that the format's 32 bits of seconds cannot hold.
+    Timestamp {
+        /// In nanoseconds since 1970.
+        found: u64,
+    },
+    /// The file ends within its header.
+    TruncatedHeader {
+        /// The bytes there are.
+        found: usize,
+    },
+    /// The file ends within a record.
+    TruncatedRecord {
+        /// Which record.
+        record: u64,
+        /// The bytes there are of its header, or of its packet.
+        found: usize,
+        /// The bytes there should be of that.
+        expected: usize,
+    },
+    /// A version of the format that is not read.
+    Version {
+        /// The version.
+        major: u16,
+        /// The part after the dot.
+        minor: u16,
+    },
+}
+
+impl From<io::Error> for PcapError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl fmt::Display for PcapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const CONVERT: &str = "convert it with 'editcap -F pcap IN OUT'";
+        match *self {
+            Self::BufferTooSmall { record, found, expected } => {
+                write!(f, "record {record} has {expected} bytes, more than a packet buffer holds ({found})")
+            }
+            Self::FrameCheckSequence { len } => write!(
+                f,
+                "each packet of the pcap file ends in a frame check sequence of {len} bytes; expected none, \
+                 cut it off with 'editcap -F pcap -C -{len} IN OUT'"
+            ),
+            Self::Io(_) => f.write_str("pcap file cannot be read or written"),
+            Self::LinkType { found } => {
+                write!(f, "pcap file has link type {found}, expected {LINKTYPE_ETHERNET} (Ethernet)")
+            }
+            Self::NotPcap { found: Some([a, b, c, d]) } => {
+                write!(f, "not a pcap file: it begins with bytes {a:02x} {b:02x} {c:02x} {d:02x}")
+            }
+            Self::NotPcap { found: None } => f.write_str("not a pcap file: it has fewer than 4 bytes"),
+            Self::PcapNg => write!(f, "the file is in pcapng format, expected pcap; {CONVERT}"),
+            Self::RecordTooLong { record, found, max } => write!(
+                f,
+                "record {record} of the pcap file has {found} bytes, beyond the file's limit of {max}: it is damaged"
+            ),
+            Self::SnapLen { found } => {
+                write!(f, "snapshot length {found} is out of range; choose 1 to {MAX_RECORD_LEN}")
+            }
+            Self::Timestamp { found } => {
+                write!(f, "time {found} ns is after 2106, which a pcap file cannot say")
+            }
+            Self::TruncatedHeader { found } => {
+                write!(f, "pcap file ends within its header: {found} bytes, expected {FILE_HEADER_LEN}")
+            }
+            Self::TruncatedRecord { record, found, expected } => {
+                write!(f, "pcap file ends within record {record}: {found} bytes, expected {expected}")
+            }
+            Self::Version { major, minor } => {
+                write!(f, "pcap file has version {major}.{minor}, expected 2.4; {CONVERT}")
+            }
+        }
+    }
+}
+
+impl error::Error for PcapError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

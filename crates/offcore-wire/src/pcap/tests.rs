@@ -1,0 +1,304 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A file written in either byte order and unit of time, field by field as the format describes it.
+#[derive(Debug, Clone, Copy)]
+struct Format {
+    big: bool,
+    nanoseconds: bool,
+}
+
+impl Format {
+    const LITTLE_NANOS: Self = Self { big: false, nanoseconds: true };
+
+    fn u32(self, value: u32) -> [u8; 4] {
+        if self.big { value.to_be_bytes() } else { value.to_le_bytes() }
+    }
+
+    fn u16(self, value: u16) -> [u8; 2] {
+        if self.big { value.to_be_bytes() } else { value.to_le_bytes() }
+    }
+
+    fn header(self, version: (u16, u16), snaplen: u32, linktype: u32) -> Vec<u8> {
+        let magic = if self.nanoseconds { 0xa1b2_3c4d } else { 0xa1b2_c3d4 };
+        let mut file = Vec::new();
+        file.extend(self.u32(magic));
+        file.extend(self.u16(version.0));
+        file.extend(self.u16(version.1));
+        for field in [0, 0, snaplen, linktype] {
+            file.extend(self.u32(field));
+        }
+        file
+    }
+
+    fn record(
+        self,
+        seconds: u32,
+        fraction: u32,
+        captured_len: u32,
+        original_len: u32,
+        data: &[u8],
+    ) -> Vec<u8> {
+        let mut record = Vec::new();
+        for field in [seconds, fraction, captured_len, original_len] {
+            record.extend(self.u32(field));
+        }
+        record.extend(data);
+        record
+    }
+
+    fn file(self, records: &[Vec<u8>]) -> Vec<u8> {
+        [self.header((2, 4), 65_535, 1), records.concat()].concat()
+    }
+}
+
+fn opened(file: &[u8]) -> PcapReader<&[u8]> {
+    PcapReader::new(file).unwrap()
+}
+
+fn refusal(file: &[u8]) -> String {
+    PcapReader::new(file).unwrap_err().to_string()
+}
+
+/// Hands out a byte or an interruption at a time.
+#[derive(Debug)]
+struct Trickle<'a> {
+    rest: &'a [u8],
+    interrupt: bool,
+}
+
+impl Read for Trickle<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.interrupt = !self.interrupt;
+        if self.interrupt {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let len = buffer.len().min(1);
+        self.rest.read(&mut buffer[..len])
+    }
+}
+
+#[test]
+fn files_that_tcpdump_wrote_are_read() {
+    // Two packets of 60 and 61 bytes, at 1700000000.123456789 s and one second later.
+    let micros = include_bytes!("tcpdump-micros.pcap");
+    let nanos = include_bytes!("tcpdump-nanos.pcap");
+    for (file, first_ns) in [(&micros[..], 1_700_000_000_123_456_000), (nanos, 1_700_000_000_123_456_789)] {
+        let mut reader = opened(file);
+        let mut buffer = [0; 100];
+        let record = reader.next_record(&mut buffer).unwrap().unwrap();
+        assert_eq!(record, Record { timestamp_ns: first_ns, len: 60, original_len: 60 });
+        assert_eq!(crate::probe::check_content(&buffer[..60]), Ok(()));
+        let record = reader.next_record(&mut buffer).unwrap().unwrap();
+        assert_eq!(record, Record { timestamp_ns: first_ns + NANOS_PER_SECOND, len: 61, original_len: 61 });
+        assert_eq!(crate::probe::check_header(&buffer[..61]).unwrap().sequence, 2);
+        assert_eq!(reader.next_record(&mut buffer).unwrap(), None);
+    }
+}
+
+#[test]
+fn what_is_written_is_what_tcpdump_writes() {
+    let expected = include_bytes!("tcpdump-nanos.pcap");
+    let mut reader = opened(expected);
+    let mut writer = PcapWriter::new(Vec::new(), reader.max_record_len()).unwrap();
+    let mut buffer = [0; 100];
+    while let Some(record) = reader.next_record(&mut buffer).unwrap() {
+        writer.write_record(record.timestamp_ns, &buffer[..record.len]).unwrap();
+    }
+    writer.flush().unwrap();
+    assert_eq!(writer.into_inner(), expected);
+}
+
+#[test]
+fn what_is_not_a_pcap_file_is_named() {
+    assert_eq!(refusal(b""), "not a pcap file: it has fewer than 4 bytes");
+    assert_eq!(refusal(b"\x7fEL"), "not a pcap file: it has fewer than 4 bytes");
+    assert_eq!(refusal(b"\x7fELF\x02\x01"), "not a pcap file: it begins with bytes 7f 45 4c 46");
+    assert_eq!(
+        refusal(b"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00"),
+        "the file is in pcapng format, expected pcap; convert it with 'editcap -F pcap IN OUT'"
+    );
+    let format = Format::LITTLE_NANOS;
+    let header = format.header((2, 4), 65_535, 1);
+    assert_eq!(refusal(&header[..23]), "pcap file ends within its header: 23 bytes, expected 24");
+    assert_eq!(
+        refusal(&format.header((2, 4), 65_535, 113)),
+        "pcap file has link type 113, expected 1 (Ethernet)"
+    );
+    assert!(refusal(&format.header((2, 3), 65_535, 1)).contains("version 2.3, expected 2.4"));
+    assert!(refusal(&format.header((2, 4), 65_535, 0x2400_0001)).contains("sequence of 4 bytes"));
+    assert!(PcapReader::new(&format.header((2, 4), 65_535, 0x0400_0001)[..]).is_ok(), "no FCS, said aloud");
+}
+
+#[test]
+fn a_file_cut_anywhere_says_where() {
+    let format = Format::LITTLE_NANOS;
+    let records = [format.record(1, 2, 3, 3, b"abc"), format.record(1, 2, 5, 5, b"defgh")];
+    let file = format.file(&records);
+    let (second, end) = (24 + 16 + 3, file.len());
+    let mut buffer = [0; 16];
+    for cut in 24..=end {
+        let mut reader = opened(&file[..cut]);
+        let mut whole = 0;
+        let error = loop {
+            match reader.next_record(&mut buffer) {
+                Ok(Some(_)) => whole += 1,
+                Ok(None) => break None,
+                Err(error) => break Some(error.to_string()),
+            }
+        };
+        let expected = match cut {
+            24 => (0, None),
+            25..40 => (0, Some(format!("record 1: {} bytes, expected 16", cut - 24))),
+            40..43 => (0, Some(format!("record 1: {} bytes, expected 3", cut - 40))),
+            43 => (1, None),
+            _ if cut < second + 16 => (1, Some(format!("record 2: {} bytes, expected 16", cut - second))),
+            _ if cut < end => (1, Some(format!("record 2: {} bytes, expected 5", cut - second - 16))),
+            _ => (2, None),
+        };
+        let error = error.map(|e| e.strip_prefix("pcap file ends within ").unwrap().to_owned());
+        assert_eq!((whole, error), expected, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_record_beyond_the_limit_is_damage() {
+    let format = Format::LITTLE_NANOS;
+    let mut buffer = vec![0; 300_000];
+    let beyond = |snaplen: u32, len: u32| {
+        [format.header((2, 4), snaplen, 1), format.record(0, 0, len, len, &vec![0; 1000])].concat()
+    };
+    for (snaplen, len, max) in
+        [(96, 97, 96), (0, 262_145, 262_144), (u32::MAX, u32::MAX, 262_144), (0, u32::MAX, 262_144)]
+    {
+        let file = beyond(snaplen, len);
+        let error = opened(&file).next_record(&mut buffer).unwrap_err();
+        let PcapError::RecordTooLong { record: 1, found, max: limit } = error else {
+            panic!("unexpected {error:?}")
+        };
+        assert_eq!((found, limit), (len, max));
+    }
+    assert_eq!(opened(&beyond(96, 96)).next_record(&mut buffer).unwrap().unwrap().len, 96);
+}
+
+#[test]
+fn a_record_that_does_not_fit_is_passed_over() {
+    let format = Format::LITTLE_NANOS;
+    let records = [format.record(0, 0, 9, 9, b"too large"), format.record(0, 0, 3, 3, b"fit")];
+    let file = format.file(&records);
+    let mut reader = opened(&file);
+    let mut buffer = [0; 4];
+    let error = reader.next_record(&mut buffer).unwrap_err();
+    assert_eq!(error.to_string(), "record 1 has 9 bytes, more than a packet buffer holds (4)");
+    assert_eq!(reader.next_record(&mut buffer).unwrap().unwrap().len, 3);
+    assert_eq!(buffer, *b"fit\0");
+    // A record passed over counts.
+    let mut reader = opened(&file[..file.len() - 1]);
+    assert!(reader.next_record(&mut buffer).is_err());
+    let error = reader.next_record(&mut buffer).unwrap_err();
+    assert_eq!(error.to_string(), "pcap file ends within record 2: 2 bytes, expected 3");
+    // The same, but the file ends before the packet does.
+    let mut reader = opened(&file[..24 + 16 + 8]);
+    let error = reader.next_record(&mut buffer).unwrap_err();
+    assert_eq!(error.to_string(), "pcap file ends within record 1: 8 bytes, expected 9");
+}
+
+#[test]
+fn errors_of_the_file_itself_are_handed_on() {
+    #[derive(Debug)]
+    struct Broken;
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("disk on fire"))
+        }
+    }
+    let error = PcapReader::new(Broken).unwrap_err();
+    assert_eq!(error::Error::source(&error).unwrap().to_string(), "disk on fire");
+    let full = PcapWriter::new(&mut [0u8; 30][..], 100).unwrap().write_record(0, b"abc");
+    assert!(matches!(full, Err(PcapError::Io(_))));
+}
+
+#[test]
+fn the_writer_refuses_what_the_format_cannot_hold() {
+    for snaplen in [0, MAX_RECORD_LEN + 1, u32::MAX] {
+        assert!(
+            matches!(PcapWriter::new(Vec::new(), snaplen), Err(PcapError::SnapLen { found }) if found == snaplen)
+        );
+    }
+    let mut writer = PcapWriter::new(Vec::new(), 96).unwrap();
+    let last = (u64::from(u32::MAX) + 1) * NANOS_PER_SECOND - 1;
+    assert!(writer.write_record(last, b"").is_ok());
+    assert!(matches!(writer.write_record(last + 1, b""), Err(PcapError::Timestamp { .. })));
+    let mut buffer = [0; 96];
+    let file = writer.into_inner();
+    assert_eq!(opened(&file).next_record(&mut buffer).unwrap().unwrap().timestamp_ns, last);
+}
+
+proptest! {
+    #[test]
+    fn written_packets_are_read_back(
+        packets in prop::collection::vec((any::<u32>(), 0..1_000_000_000u32, prop::collection::vec(any::<u8>(), 0..200)), 0..10),
+        snaplen in 1..250u32,
+    ) {
+        let mut writer = PcapWriter::new(Vec::new(), snaplen).unwrap();
+        for (seconds, nanos, packet) in &packets {
+            let timestamp_ns = u64::from(*seconds) * NANOS_PER_SECOND + u64::from(*nanos);
+            writer.write_record(timestamp_ns, packet).unwrap();
+        }
+        let file = writer.into_inner();
+        let mut reader = PcapReader::new(Trickle { rest: &file, interrupt: false }).unwrap();
+        prop_assert_eq!(reader.max_record_len(), snaplen);
+        let mut buffer = [0; 250];
+        for (seconds, nanos, packet) in &packets {
+            let record = reader.next_record(&mut buffer).unwrap().unwrap();
+            let len = packet.len().min(snaplen as usize);
+            prop_assert_eq!(record.timestamp_ns, u64::from(*seconds) * NANOS_PER_SECOND + u64::from(*nanos));
+            prop_assert_eq!(record.original_len as usize, packet.len());
+            prop_assert_eq!(&buffer[..record.len], &packet[..len]);
+        }
+        prop_assert_eq!(reader.next_record(&mut buffer).unwrap(), None);
+    }
+
+    #[test]
+    fn every_order_and_unit_reads_the_same(
+        big: bool,
+        nanoseconds: bool,
+        seconds: u32,
+        micros in 0..1_000_000u32,
+        packet in prop::collection::vec(any::<u8>(), 0..100),
+        cut in 0..100u32,
+    ) {
+        let format = Format { big, nanoseconds };
+        let fraction = if nanoseconds { micros * 1000 } else { micros };
+        let len = packet.len() as u32;
+        let file = format.file(&[format.record(seconds, fraction, len, len + cut, &packet)]);
+        let mut buffer = [0; 100];
+        let record = opened(&file).next_record(&mut buffer).unwrap().unwrap();
+        let timestamp_ns = u64::from(seconds) * NANOS_PER_SECOND + u64::from(micros) * 1000;
+        prop_assert_eq!(record, Record { timestamp_ns, len: packet.len(), original_len: len + cut });
+        prop_assert_eq!(&buffer[..packet.len()], &packet[..]);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(
+        magic in prop::sample::select(vec![0xa1b2_c3d4u32, 0xa1b2_3c4d, 0xd4c3_b2a1, 0x4d3c_b2a1, 0]),
+        rest in prop::collection::vec(any::<u8>(), 0..200),
+        sane: bool,
+    ) {
+        let mut file = [&magic.to_le_bytes()[..], &rest].concat();
+        if sane && file.len() >= 24 {
+            file[..24].copy_from_slice(&Format::LITTLE_NANOS.header((2, 4), 1000, 1));
+        }
+        if let Ok(mut reader) = PcapReader::new(&file[..]) {
+            let mut buffer = [0; 64];
+            // Each record takes at least its header, so this ends.
+            for _ in 0..file.len() {
+                match reader.next_record(&mut buffer) {
+                    Ok(Some(_)) | Err(PcapError::BufferTooSmall { .. }) => {}
+                    Ok(None) | Err(_) => break,
+                }
+            }
+        }
+    }
+}

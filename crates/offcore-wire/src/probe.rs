@@ -1,0 +1,309 @@
+//! The payload of generated packets, by which a sink tells whether each arrived once, in order and unchanged.
+//!
+//! ```text
+//!  0          42       46       50            58                    end of frame
+//!  | headers  | magic  | fill   | sequence    | pattern made of fill |
+//! ```
+//!
+//! The pattern follows from `fill` and the position alone, not from the sequence number. So a generator fills each of
+//! its packets once ([`write()`]) and from then on only numbers it ([`patch_sequence`]), while the content can still be
+//! checked in full. Two packets should have different `fill`: then content left over from another packet is noticed.
+//!
+//! [`check_header`] is for every packet, [`check_content`] for as many as time allows. Both expect the frame as it was
+//! generated, except for the MAC addresses. The probe's fields are little-endian.
+
+use std::{error, fmt};
+
+use crate::{
+    checksum::{self, Sum},
+    ethernet::{self, EtherType},
+    field::{be16, bytes, put},
+    ip::IpProtocol,
+    ipv4,
+    template::{IP, UDP, UDP_HEADERS_LEN},
+    udp,
+};
+
+/// Length of magic, fill and sequence together, in bytes.
+pub const PROBE_LEN: usize = 16;
+
+/// Length of the shortest frame that may be a probe, in bytes without FCS: the shortest that Ethernet allows.
+pub const MIN_FRAME_LEN: usize = 60;
+
+/// What a probe begins with.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"OFCP");
+
+/// Where the pattern starts.
+const PATTERN: usize = UDP_HEADERS_LEN + PROBE_LEN;
+
+mod field {
+    use super::UDP_HEADERS_LEN;
+
+    pub(super) const MAGIC: usize = UDP_HEADERS_LEN;
+    pub(super) const FILL: usize = UDP_HEADERS_LEN + 4;
+    pub(super) const SEQUENCE: usize = UDP_HEADERS_LEN + 8;
+}
+
+/// What a probe says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbeHeader {
+    /// What the pattern is made of.
+    pub fill: u32,
+    /// The packet's number in its flow.
+    pub sequence: u64,
+}
+
+/// Makes `frame` a probe, from byte 42 to its end. The headers before (a [`crate::UdpTemplate`] of the same frame
+/// length) are left alone; a UDP checksum, if wanted, is to be filled afterwards.
+///
+/// # Errors
+/// [`ProbeError::TooShort`] below [`MIN_FRAME_LEN`] bytes.
+#[inline]
+pub fn write(frame: &mut [u8], header: ProbeHeader) -> Result<(), ProbeError> {
+    let (head, pattern) = split_mut(frame)?;
+    put(head, field::MAGIC, MAGIC.to_le_bytes());
+    put(head, field::FILL, header.fill.to_le_bytes());
+    put(head, field::SEQUENCE, header.sequence.to_le_bytes());
+
+    let (words, tail) = pattern.as_chunks_mut::<8>();
+    let mut expected = first_word(header.fill);
+    for word in words {
+        *word = expected.to_le_bytes();
+        expected = expected.wrapping_add(STEP);
+    }
+    for (byte, expected) in tail.iter_mut().zip(expected.to_le_bytes()) {
+        *byte = expected;
+    }
+    Ok(())
+}
+
+/// Gives a probe another sequence number, and keeps a UDP checksum, if there is one, as right as it was.
+///
+/// # Errors
+/// [`ProbeError::TooShort`] below [`MIN_FRAME_LEN`] bytes. That the frame is a probe is not looked at.
+#[inline]
+pub fn patch_sequence(frame: &mut [u8], sequence: u64) -> Result<(), ProbeError> {
+    const CHECKSUM: usize = UDP + udp::field::CHECKSUM;
+    let (head, _) = split_mut(frame)?;
+    let checksum = be16(head, CHECKSUM);
+    if checksum != 0 {
+        let old = Sum::of(&bytes::<8, _>(head, field::SEQUENCE));
+        // 0xffff is the same number as 0, which would say that there is no checksum.
+        let updated = match checksum::update(checksum, old, Sum::of(&sequence.to_le_bytes())) {
+            0 => 0xffff,
+            updated => updated,
+        };
+        put(head, CHECKSUM, updated.to_be_bytes());
+    }
+    put(head, field::SEQUENCE, sequence.to_le_bytes());
+    Ok(())
+}
+
+/// Whether `frame` is a probe of the length it was sent with, and which.
+///
+/// # Errors
+/// [`ProbeError::TooShort`], [`ProbeError::NotUdp`] or [`ProbeError::Magic`] if this is other traffic;
+/// [`ProbeError::Length`] if the frame and the lengths in its headers disagree.
+#[inline]
+pub fn check_header(frame: &[u8]) -> Result<ProbeHeader, ProbeError> {
+    let (head, _) = split(frame)?;
+    if !is_plain_udp(head) {
+        return Err(ProbeError::NotUdp);
+    }
+    let magic = u32::from_le_bytes(bytes(head, field::MAGIC));
+    if magic != MAGIC {
+        return Err(ProbeError::Magic { found: magic });
+    }
+    let ip_end = IP + usize::from(be16(head, IP + ipv4::field::TOTAL_LEN));
+    let udp_end = UDP + usize::from(be16(head, UDP + udp::field::LENGTH));
+    if ip_end != frame.len() || udp_end != frame.len() {
+        return Err(ProbeError::Length { found: frame.len(), by_ip: ip_end, by_udp: udp_end });
+    }
+    Ok(header_of(head))
+}
+
+/// Whether `frame`, a probe by [`check_header`], has its content unchanged: the IPv4 header by its checksum, and the
+/// pattern byte for byte. The UDP ports, and a UDP checksum, are not looked at.
+///
+/// # Errors
+/// [`ProbeError::Content`] names the first byte that differs; [`ProbeError::TooShort`].
+#[inline]
+pub fn check_content(frame: &[u8]) -> Result<(), ProbeError> {
+    let (head, pattern) = split(frame)?;
+    let ip: &[u8; ipv4::HEADER_LEN] = &bytes(head, IP);
+    if !Sum::of(ip).is_valid() {
+        return Err(checksum_mismatch(ip));
+    }
+    let fill = header_of(head).fill;
+    if pattern_differs(fill, pattern) {
+        return Err(find_mismatch(fill, pattern));
+    }
+    Ok(())
+}
+
+/// The pattern's step from word to word. Odd, so that no two words of a pattern are equal, and the low byte takes every
+/// value before it repeats.
+const STEP: u64 = 0xd6e8_feb8_6659_fd93;
+
+/// The first word of a pattern. The factor is odd, so that different `fill` give different words at every position.
+#[inline]
+fn first_word(fill: u32) -> u64 {
+    (u64::from(fill) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Whether any byte is not the pattern's.
+///
+/// Looks at all of it and decides once at the end: without branches the compiler makes this vector code.
+#[inline]
+fn pattern_differs(fill: u32, pattern: &[u8]) -> bool {
+    /// Words that are looked at side by side.
+    const LANES: usize = 8;
+    let mut expected = [first_word(fill); LANES];
+    for (lane, word) in (0u64..).zip(&mut expected) {
+        *word = word.wrapping_add(STEP.wrapping_mul(lane));
+    }
+
+    let (blocks, rest) = pattern.as_chunks::<{ 8 * LANES }>();
+    let mut differing = [0; LANES];
+    for block in blocks {
+        let (words, _) = block.as_chunks::<8>();
+        for lane in 0..LANES {
+            differing[lane] |= u64::from_le_bytes(words[lane]) ^ expected[lane];
+            expected[lane] = expected[lane].wrapping_add(STEP.wrapping_mul(LANES as u64));
+        }
+    }
+    let mut differing = differing.into_iter().fold(0, |all, lane| all | lane);
+
+    let (words, tail) = rest.as_chunks::<8>();
+    let mut next = expected[0];
+    for word in words {
+        differing |= u64::from_le_bytes(*word) ^ next;
+        next = next.wrapping_add(STEP);
+    }
+    for (byte, expected) in tail.iter().zip(next.to_le_bytes()) {
+        differing |= u64::from(byte ^ expected);
+    }
+    differing != 0
+}
+
+/// The first byte that is not the pattern's.
+#[cold]
+#[inline(never)]
+fn find_mismatch(fill: u32, pattern: &[u8]) -> ProbeError {
+    let words = (0u64..).map(|i| first_word(fill).wrapping_add(STEP.wrapping_mul(i)));
+    first_difference(PATTERN, pattern, words.flat_map(u64::to_le_bytes))
+}
+
+/// The first byte of the IPv4 checksum that is not what the rest of the header asks for.
+#[cold]
+#[inline(never)]
+fn checksum_mismatch(ip: &[u8; ipv4::HEADER_LEN]) -> ProbeError {
+    const AT: usize = ipv4::field::CHECKSUM;
+    let mut zeroed = *ip;
+    put(&mut zeroed, AT, [0, 0]);
+    first_difference(IP + AT, &bytes::<2, _>(ip, AT), Sum::of(&zeroed).checksum().to_be_bytes())
+}
+
+fn first_difference(at: usize, found: &[u8], expected: impl IntoIterator<Item = u8>) -> ProbeError {
+    let mut pairs = found.iter().copied().zip(expected).enumerate();
+    let (i, (found, expected)) = pairs.find(|(_, (found, expected))| found != expected).unwrap_or_default();
+    ProbeError::Content(Mismatch { offset: at + i, found, expected })
+}
+
+#[inline]
+fn is_plain_udp(head: &[u8; PATTERN]) -> bool {
+    be16(head, ethernet::field::ETHERTYPE) == EtherType::IPV4.0
+        && head[IP + ipv4::field::VERSION_IHL] == ipv4::VERSION_IHL_PLAIN
+        && head[IP + ipv4::field::PROTOCOL] == IpProtocol::UDP.0
+}
+
+#[inline]
+fn header_of(head: &[u8; PATTERN]) -> ProbeHeader {
+    ProbeHeader {
+        fill: u32::from_le_bytes(bytes(head, field::FILL)),
+        sequence: u64::from_le_bytes(bytes(head, field::SEQUENCE)),
+    }
+}
+
+/// The part of a frame that has fields, and the part that has the pattern.
+#[inline]
+fn split(frame: &[u8]) -> Result<(&[u8; PATTERN], &[u8]), ProbeError> {
+    match frame.split_first_chunk() {
+        Some((head, pattern)) if frame.len() >= MIN_FRAME_LEN => Ok((head, pattern)),
+        _ => Err(ProbeError::TooShort { found: frame.len() }),
+    }
+}
+
+/// As [`split`], to be changed.
+#[inline]
+fn split_mut(frame: &mut [u8]) -> Result<(&mut [u8; PATTERN], &mut [u8]), ProbeError> {
+    let found = frame.len();
+    match frame.split_first_chunk_mut() {
+        Some((head, pattern)) if found >= MIN_FRAME_LEN => Ok((head, pattern)),
+        _ => Err(ProbeError::TooShort { found }),
+    }
+}
+
+/// A byte that is not what was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Where, in bytes from the start of the frame.
+    pub offset: usize,
+    /// The byte there.
+    pub found: u8,
+    /// The byte sent.
+    pub expected: u8,
+}
+
+/// Why a frame is not a probe that arrived unharmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeError {
+    /// A probe with changed content.
+    Content(Mismatch),
+    /// A probe of another length than it was sent with. All lengths are frame lengths in bytes without FCS.
+    Length {
+        /// The length of the frame.
+        found: usize,
+        /// The length by its IPv4 header.
+        by_ip: usize,
+        /// The length by its UDP header.
+        by_udp: usize,
+    },
+    /// UDP, but not a probe.
+    Magic {
+        /// What stands in the magic's place.
+        found: u32,
+    },
+    /// Not UDP over IPv4 without options.
+    NotUdp,
+    /// Shorter than the shortest probe.
+    TooShort {
+        /// The length of the frame in bytes without FCS.
+        found: usize,
+    },
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Content(Mismatch { offset, found, expected }) => {
+                write!(f, "probe content changed: byte {offset} is {found:#04x}, sent as {expected:#04x}")
+            }
+            Self::Length { found, by_ip, by_udp } => {
+                write!(f, "probe of {found} bytes, sent with {by_ip} (IPv4 header) or {by_udp} (UDP header)")
+            }
+            Self::Magic { found } => {
+                write!(f, "UDP packet that is not a probe: magic {found:#010x}, expected {MAGIC:#010x}")
+            }
+            Self::NotUdp => f.write_str("not a probe: not UDP over IPv4 without options"),
+            Self::TooShort { found } => {
+                write!(f, "not a probe: a frame of {found} bytes, the least is {MIN_FRAME_LEN} without FCS")
+            }
+        }
+    }
+}
+
+impl error::Error for ProbeError {}
+
+#[cfg(test)]
+mod tests;

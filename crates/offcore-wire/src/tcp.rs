@@ -1,0 +1,200 @@
+//! TCP (RFC 9293): the header, to read.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+    ops::BitOr,
+};
+
+use crate::{
+    checksum::Sum,
+    error::{Layer, WireError},
+    field::{be16, be32},
+    ip::IpProtocol,
+};
+
+/// Length of the header without options, in bytes.
+pub const HEADER_LEN: usize = 20;
+
+/// Offset of the checksum field in the header, in bytes: the `csum_offset` of a TCP packet.
+pub const CHECKSUM_OFFSET: u16 = 16;
+
+mod field {
+    pub(super) const SRC_PORT: usize = 0;
+    pub(super) const DST_PORT: usize = 2;
+    pub(super) const SEQ: usize = 4;
+    pub(super) const ACK: usize = 8;
+    pub(super) const DATA_OFFSET: usize = 12;
+    pub(super) const FLAGS: usize = 13;
+    pub(super) const WINDOW: usize = 14;
+    pub(super) const CHECKSUM: usize = 16;
+    pub(super) const URGENT: usize = 18;
+}
+
+/// The eight control bits.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TcpFlags(pub u8);
+
+impl TcpFlags {
+    /// The acknowledgement number counts.
+    pub const ACK: Self = Self(0x10);
+    /// The sender has reduced its congestion window.
+    pub const CWR: Self = Self(0x80);
+    /// Echo of a congestion mark.
+    pub const ECE: Self = Self(0x40);
+    /// The sender has no more to send.
+    pub const FIN: Self = Self(0x01);
+    /// Hand the data over now.
+    pub const PSH: Self = Self(0x08);
+    /// Reset the connection.
+    pub const RST: Self = Self(0x04);
+    /// Synchronise sequence numbers.
+    pub const SYN: Self = Self(0x02);
+    /// The urgent pointer counts.
+    pub const URG: Self = Self(0x20);
+
+    /// Whether every bit of `other` is set here.
+    #[inline]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for TcpFlags {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for TcpFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
+        let set = (0..8).filter(|bit| self.0 & (1 << bit) != 0).map(|bit| NAMES[bit]);
+        f.debug_set().entries(set).finish()
+    }
+}
+
+/// A TCP segment to read.
+#[derive(Debug, Clone, Copy)]
+pub struct TcpSegment<'a> {
+    header: &'a [u8; HEADER_LEN],
+    options: &'a [u8],
+    payload: &'a [u8],
+}
+
+impl<'a> TcpSegment<'a> {
+    /// Takes the payload of an IP packet.
+    ///
+    /// # Errors
+    /// The bytes end before the header with its options, or the data offset is below five words.
+    #[inline]
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let layer = Layer::Tcp;
+        let found = bytes.len();
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else {
+            return Err(WireError::TooShort { layer, found, needed: HEADER_LEN });
+        };
+        let header_len = usize::from(header[field::DATA_OFFSET] >> 4) * 4;
+        let Some(options_len) = header_len.checked_sub(HEADER_LEN) else {
+            return Err(WireError::HeaderLength { layer, found: header_len, min: HEADER_LEN });
+        };
+        match rest.split_at_checked(options_len) {
+            Some((options, payload)) => Ok(Self { header, options, payload }),
+            None => Err(WireError::TooShort { layer, found, needed: header_len }),
+        }
+    }
+
+    /// Source port.
+    #[inline]
+    pub fn src_port(&self) -> u16 {
+        be16(self.header, field::SRC_PORT)
+    }
+
+    /// Destination port.
+    #[inline]
+    pub fn dst_port(&self) -> u16 {
+        be16(self.header, field::DST_PORT)
+    }
+
+    /// Sequence number of the first byte of the payload.
+    #[inline]
+    pub fn seq(&self) -> u32 {
+        be32(self.header, field::SEQ)
+    }
+
+    /// The next sequence number the sender expects; counts only with [`TcpFlags::ACK`].
+    #[inline]
+    pub fn ack(&self) -> u32 {
+        be32(self.header, field::ACK)
+    }
+
+    /// The control bits.
+    #[inline]
+    pub fn flags(&self) -> TcpFlags {
+        TcpFlags(self.header[field::FLAGS])
+    }
+
+    /// The receive window as it is sent, unscaled.
+    #[inline]
+    pub fn window(&self) -> u16 {
+        be16(self.header, field::WINDOW)
+    }
+
+    /// The checksum field.
+    #[inline]
+    pub fn checksum(&self) -> u16 {
+        be16(self.header, field::CHECKSUM)
+    }
+
+    /// The urgent pointer; counts only with [`TcpFlags::URG`].
+    #[inline]
+    pub fn urgent(&self) -> u16 {
+        be16(self.header, field::URGENT)
+    }
+
+    /// Header length with options, 20 to 60 bytes.
+    #[inline]
+    pub fn header_len(&self) -> usize {
+        HEADER_LEN + self.options.len()
+    }
+
+    /// The options, 0 to 40 bytes, unparsed.
+    #[inline]
+    pub fn options(&self) -> &'a [u8] {
+        self.options
+    }
+
+    /// The bytes after the header.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Whether the checksum is right between these IPv4 addresses.
+    #[inline]
+    pub fn verify_checksum_v4(&self, src: Ipv4Addr, dst: Ipv4Addr) -> bool {
+        // An IPv4 payload is at most 65515 bytes; a longer slice has no IPv4 packet around it.
+        let Ok(len) = u16::try_from(self.segment_len()) else { return false };
+        (Sum::pseudo_v4(src, dst, IpProtocol::TCP, len) + self.sum()).is_valid()
+    }
+
+    /// Whether the checksum is right between these IPv6 addresses.
+    #[inline]
+    pub fn verify_checksum_v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> bool {
+        let Ok(len) = u32::try_from(self.segment_len()) else { return false };
+        (Sum::pseudo_v6(src, dst, IpProtocol::TCP, len) + self.sum()).is_valid()
+    }
+
+    #[inline]
+    fn segment_len(&self) -> usize {
+        self.header_len() + self.payload.len()
+    }
+
+    #[inline]
+    fn sum(&self) -> Sum {
+        // Header and options are whole 32-bit words, so each part starts at an even offset.
+        Sum::of(self.header) + Sum::of(self.options) + Sum::of(self.payload)
+    }
+}

@@ -1,0 +1,173 @@
+//! UDP (RFC 768).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::{
+    checksum::Sum,
+    error::{Layer, WireError},
+    field::{be16, put},
+    ip::IpProtocol,
+};
+
+/// Length of the header in bytes.
+pub const HEADER_LEN: usize = 8;
+
+/// Offset of the checksum field in the header, in bytes: the `csum_offset` of a UDP packet.
+pub const CHECKSUM_OFFSET: u16 = 6;
+
+pub(crate) mod field {
+    pub(crate) const SRC_PORT: usize = 0;
+    pub(crate) const DST_PORT: usize = 2;
+    pub(crate) const LENGTH: usize = 4;
+    pub(crate) const CHECKSUM: usize = 6;
+}
+
+/// A UDP datagram to read.
+#[derive(Debug, Clone, Copy)]
+pub struct UdpDatagram<'a> {
+    header: &'a [u8; HEADER_LEN],
+    payload: &'a [u8],
+}
+
+impl<'a> UdpDatagram<'a> {
+    /// Takes the payload of an IP packet. Bytes beyond the datagram's length are left out.
+    ///
+    /// # Errors
+    /// The bytes end before the header, or the length field is below 8 or beyond the bytes.
+    #[inline]
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let Some((header, rest)) = bytes.split_first_chunk() else { return Err(too_short(bytes.len())) };
+        match payload_len(header).and_then(|len| rest.get(..len)) {
+            Some(payload) => Ok(Self { header, payload }),
+            None => Err(bad_length(header, bytes.len())),
+        }
+    }
+
+    /// Source port.
+    #[inline]
+    pub fn src_port(&self) -> u16 {
+        be16(self.header, field::SRC_PORT)
+    }
+
+    /// Destination port.
+    #[inline]
+    pub fn dst_port(&self) -> u16 {
+        be16(self.header, field::DST_PORT)
+    }
+
+    /// Length of header and payload together, in bytes.
+    #[inline]
+    pub fn length(&self) -> u16 {
+        be16(self.header, field::LENGTH)
+    }
+
+    /// The checksum field; over IPv4, 0 means that the sender computed none.
+    #[inline]
+    pub fn checksum(&self) -> u16 {
+        be16(self.header, field::CHECKSUM)
+    }
+
+    /// The bytes after the header, up to the length.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Whether the checksum is right between these IPv4 addresses, or was not computed.
+    #[inline]
+    pub fn verify_checksum_v4(&self, src: Ipv4Addr, dst: Ipv4Addr) -> bool {
+        let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, self.length());
+        self.checksum() == 0 || (pseudo + self.sum()).is_valid()
+    }
+
+    /// Whether the checksum is right between these IPv6 addresses; there one must be computed (RFC 8200, 8.1).
+    #[inline]
+    pub fn verify_checksum_v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> bool {
+        let pseudo = Sum::pseudo_v6(src, dst, IpProtocol::UDP, u32::from(self.length()));
+        self.checksum() != 0 && (pseudo + self.sum()).is_valid()
+    }
+
+    #[inline]
+    fn sum(&self) -> Sum {
+        Sum::of(self.header) + Sum::of(self.payload)
+    }
+}
+
+/// A UDP datagram to change in place. Setters leave the checksum alone.
+#[derive(Debug)]
+pub struct UdpDatagramMut<'a> {
+    header: &'a mut [u8; HEADER_LEN],
+    payload: &'a mut [u8],
+}
+
+impl<'a> UdpDatagramMut<'a> {
+    /// Takes the payload of an IP packet. Bytes beyond the datagram's length are left out.
+    ///
+    /// # Errors
+    /// As [`UdpDatagram::new_checked`].
+    #[inline]
+    pub fn new_checked(bytes: &'a mut [u8]) -> Result<Self, WireError> {
+        let found = bytes.len();
+        let Some((header, rest)) = bytes.split_first_chunk_mut() else { return Err(too_short(found)) };
+        match payload_len(header).and_then(|len| rest.get_mut(..len)) {
+            Some(payload) => Ok(Self { header, payload }),
+            None => Err(bad_length(header, found)),
+        }
+    }
+
+    /// The same datagram, to read.
+    #[inline]
+    pub fn as_view(&self) -> UdpDatagram<'_> {
+        UdpDatagram { header: self.header, payload: self.payload }
+    }
+
+    /// The bytes after the header, up to the length.
+    #[inline]
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        self.payload
+    }
+
+    /// Sets the source port.
+    #[inline]
+    pub fn set_src_port(&mut self, port: u16) {
+        put(self.header, field::SRC_PORT, port.to_be_bytes());
+    }
+
+    /// Sets the destination port.
+    #[inline]
+    pub fn set_dst_port(&mut self, port: u16) {
+        put(self.header, field::DST_PORT, port.to_be_bytes());
+    }
+
+    /// Sets the checksum field; over IPv4, 0 means none.
+    #[inline]
+    pub fn set_checksum(&mut self, checksum: u16) {
+        put(self.header, field::CHECKSUM, checksum.to_be_bytes());
+    }
+
+    /// Computes the checksum anew for these IPv4 addresses.
+    #[inline]
+    pub fn fill_checksum_v4(&mut self, src: Ipv4Addr, dst: Ipv4Addr) {
+        self.set_checksum(0);
+        let view = self.as_view();
+        let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, view.length());
+        let checksum = (pseudo + view.sum()).checksum_nonzero();
+        self.set_checksum(checksum);
+    }
+}
+
+#[inline]
+fn payload_len(header: &[u8; HEADER_LEN]) -> Option<usize> {
+    usize::from(be16(header, field::LENGTH)).checked_sub(HEADER_LEN)
+}
+
+#[cold]
+fn too_short(found: usize) -> WireError {
+    WireError::TooShort { layer: Layer::Udp, found, needed: HEADER_LEN }
+}
+
+#[cold]
+fn bad_length(header: &[u8; HEADER_LEN], max: usize) -> WireError {
+    let found = usize::from(be16(header, field::LENGTH));
+    WireError::Length { layer: Layer::Udp, found, min: HEADER_LEN, max }
+}
