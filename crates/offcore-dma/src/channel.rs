@@ -1,0 +1,341 @@
+//! Devices, channels, operations and completions: the interface of every copy engine.
+//!
+//! A [`Device`] gives out channels. A [`Channel`] belongs to one worker: operations are put into its ring in bursts,
+//! [`Channel::submit`] rings the doorbell, [`Channel::poll`] returns the tokens of what has completed, in any order.
+//! One dynamic call handles a burst, never a single copy.
+
+use std::fmt;
+
+use arrayvec::ArrayVec;
+
+/// Names an operation's packet to the one who submitted it; engines only hand it back.
+pub type Token = u32;
+
+/// One copy of `len` bytes. Source and destination do not overlap.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Copy {
+    /// First byte to read.
+    pub src: *const u8,
+    /// First byte to write.
+    pub dst: *mut u8,
+    /// Bytes; 0 is allowed and completes like any other.
+    pub len: u32,
+    /// Handed back on completion.
+    pub token: Token,
+}
+
+// SAFETY: an operation is a description; whoever submits it promises that the memory may be touched by an engine.
+unsafe impl Send for Copy {}
+
+/// One fill of `len` bytes with a repeated 8-byte pattern (little endian, the first byte of the pattern first).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Fill {
+    /// First byte to write.
+    pub dst: *mut u8,
+    /// The bytes to repeat; the last repetition is cut short when `len` is no multiple of 8.
+    pub pattern: u64,
+    /// Bytes; 0 is allowed.
+    pub len: u32,
+    /// Handed back on completion.
+    pub token: Token,
+}
+
+// SAFETY: as for Copy.
+unsafe impl Send for Fill {}
+
+/// An operation as a channel reports it when it did not succeed.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation {
+    /// A copy.
+    Copy(Copy),
+    /// A fill.
+    Fill(Fill),
+}
+
+impl Operation {
+    /// The operation's token.
+    pub fn token(&self) -> Token {
+        match self {
+            Self::Copy(op) => op.token,
+            Self::Fill(op) => op.token,
+        }
+    }
+
+    /// Bytes to be written.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u32 {
+        match self {
+            Self::Copy(op) => op.len,
+            Self::Fill(op) => op.len,
+        }
+    }
+}
+
+/// Why an operation did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The engine could not reach the memory.
+    #[error("page fault")]
+    PageFault,
+    /// The engine failed.
+    #[error("hardware error")]
+    Hardware,
+    /// The engine refused the operation (length, alignment, kind).
+    #[error("operation refused")]
+    Refused,
+    /// The channel was stopped or reset before the operation ran.
+    #[error("aborted")]
+    Aborted,
+}
+
+/// An operation that failed: the first `done` bytes were written, the rest were not.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed {
+    /// What was asked for.
+    pub operation: Operation,
+    /// Why it failed.
+    pub failure: Failure,
+    /// Bytes at the start of the destination that are complete.
+    pub done: u32,
+}
+
+/// What a poll found: a fixed-capacity list, reused from poll to poll.
+#[derive(Debug, Default)]
+pub struct Completions {
+    /// Tokens of operations that succeeded, in the order in which they completed.
+    pub tokens: ArrayVec<Token, 128>,
+    /// Operations that failed.
+    pub failed: ArrayVec<Failed, 16>,
+}
+
+impl Completions {
+    /// Forgets everything.
+    #[inline(always)]
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.failed.clear();
+    }
+
+    /// Whether there is no more room on either list.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.tokens.is_full() || self.failed.is_full()
+    }
+}
+
+/// What a channel can do beyond copying.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Fills.
+    pub fill: bool,
+    /// Operations may complete in another order than they were submitted in.
+    pub out_of_order: bool,
+    /// Copies are made inside [`Channel::copy`], by the calling core.
+    pub synchronous: bool,
+    /// A model, not hardware: every figure from it is labelled so.
+    pub simulated: bool,
+}
+
+/// A channel's fixed properties.
+#[derive(Clone, Debug)]
+pub struct ChannelInfo {
+    /// What the command line calls it: `cpu`, `core:1`.
+    pub name: String,
+    /// Operations it holds at most.
+    pub ring_size: usize,
+    /// Bytes of the longest operation; longer ones fail with [`Failure::Refused`].
+    pub max_len: u32,
+    /// What it can do.
+    pub capabilities: Capabilities,
+}
+
+/// A channel's counters. `submitted = completed + failed + in flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Operations accepted.
+    pub submitted: u64,
+    /// Operations that succeeded.
+    pub completed: u64,
+    /// Operations that failed, were aborted or were given up.
+    pub failed: u64,
+    /// Bytes of operations that succeeded.
+    pub bytes: u64,
+}
+
+/// How far a reset has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reset {
+    /// Outstanding operations may still touch memory: call again.
+    Pending,
+    /// No operation submitted so far will touch memory any more.
+    Done,
+}
+
+/// Why a channel or device refused.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// All channels are taken.
+    #[error("{device}: all {max} channels are in use: free one, or share one between queues")]
+    NoChannel {
+        /// The device.
+        device: String,
+        /// How many it has.
+        max: usize,
+    },
+    /// The ring size is not possible.
+    #[error("{device}: ring size {found}: expected a power of two from {min} to {max}")]
+    RingSize {
+        /// The device.
+        device: String,
+        /// What was asked for.
+        found: usize,
+        /// The smallest.
+        min: usize,
+        /// The largest.
+        max: usize,
+    },
+    /// Operations are in flight.
+    #[error(
+        "{device}: {in_flight} operations are in flight: poll until they have completed, or reset the channel"
+    )]
+    InFlight {
+        /// The device.
+        device: String,
+        /// How many.
+        in_flight: usize,
+    },
+    /// The engine's thread could not be started or pinned.
+    #[error("{device}: {reason}")]
+    Thread {
+        /// The device.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A device that copies.
+pub trait Device: fmt::Debug + Send + Sync {
+    /// What the command line calls it.
+    fn name(&self) -> &str;
+
+    /// A new channel for one worker, with room for `ring_size` operations (a power of two).
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    fn open_channel(&self, ring_size: usize) -> Result<Box<dyn Channel>, EngineError>;
+}
+
+/// A channel of a device: owned by one worker, so it needs no lock. Dropping it frees it; operations still in flight
+/// are finished or stopped first, so that none touches memory afterwards.
+pub trait Channel: fmt::Debug + Send {
+    /// Fixed properties.
+    fn info(&self) -> &ChannelInfo;
+
+    /// How many more operations fit; 0 while stopped.
+    fn room(&self) -> usize;
+
+    /// Operations accepted and not yet reported.
+    fn in_flight(&self) -> usize;
+
+    /// Puts copies into the ring, in order, as many as fit; returns how many.
+    ///
+    /// # Safety
+    /// Each accepted copy's memory must stay valid, and be used by nobody else in a way that conflicts, until its token
+    /// is reported, or until a [`Channel::reset`] has returned [`Reset::Done`]. (Memory of another process may be
+    /// written by it at any time: what is copied is then whatever was there.)
+    unsafe fn copy(&mut self, ops: &[Copy]) -> usize;
+
+    /// Puts fills into the ring, as many as fit; returns how many. A channel without the capability takes none.
+    ///
+    /// # Safety
+    /// As for [`Channel::copy`].
+    unsafe fn fill(&mut self, ops: &[Fill]) -> usize;
+
+    /// Copies `srcs` one after the other into `dsts` one after the other: pieces are cut where either side's buffer
+    /// ends, and each is one operation with `token`. Takes all pieces or none. Returns their number, `None` when the
+    /// ring has not room for all, or when the two sides differ in length.
+    ///
+    /// # Safety
+    /// As for [`Channel::copy`].
+    unsafe fn copy_sg(
+        &mut self,
+        srcs: &[(*const u8, u32)],
+        dsts: &[(*mut u8, u32)],
+        token: Token,
+    ) -> Option<usize> {
+        let pieces = pieces(srcs, dsts, token);
+        if pieces.clone().count() > self.room() || total(srcs) != total(dsts) {
+            return None;
+        }
+        let mut accepted = 0;
+        for piece in pieces {
+            // SAFETY: a piece is part of the caller's buffers, for which the caller promises what `copy` asks for.
+            accepted += unsafe { self.copy(&[piece]) };
+        }
+        Some(accepted)
+    }
+
+    /// Rings the doorbell: everything put into the ring so far may start.
+    fn submit(&mut self);
+
+    /// Adds what has completed to `completions`, as much as fits there.
+    fn poll(&mut self, completions: &mut Completions);
+
+    /// Works towards a state in which no operation submitted so far touches memory any more (drain, abort or reset,
+    /// whatever the engine has). Call it until it returns [`Reset::Done`]; meanwhile submit nothing. Completions that
+    /// happen meanwhile are still reported by [`Channel::poll`].
+    fn reset(&mut self) -> Reset;
+
+    /// Takes out every operation not yet reported. After [`Reset::Done`] they are dead and can be done over; before,
+    /// they may still land.
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>);
+
+    /// Takes no more operations.
+    ///
+    /// # Errors
+    /// [`EngineError::InFlight`].
+    fn stop(&mut self) -> Result<(), EngineError>;
+
+    /// Takes operations again after a stop.
+    fn start(&mut self);
+
+    /// The counters since the last reset of them.
+    fn stats(&self) -> ChannelStats;
+
+    /// Sets the counters to zero; `submitted` then counts what is still in flight.
+    fn reset_stats(&mut self);
+}
+
+fn total<P: std::marker::Copy>(buffers: &[(P, u32)]) -> u64 {
+    buffers.iter().map(|&(_, len)| u64::from(len)).sum()
+}
+
+/// The pieces in which a scatter-gather copy is made.
+fn pieces<'a>(
+    srcs: &'a [(*const u8, u32)],
+    dsts: &'a [(*mut u8, u32)],
+    token: Token,
+) -> impl Iterator<Item = Copy> + Clone + 'a {
+    let (mut s, mut d, mut src_at, mut dst_at) = (0, 0, 0u32, 0u32);
+    std::iter::from_fn(move || {
+        while s < srcs.len() && src_at == srcs[s].1 {
+            (s, src_at) = (s + 1, 0);
+        }
+        while d < dsts.len() && dst_at == dsts[d].1 {
+            (d, dst_at) = (d + 1, 0);
+        }
+        let (&(src, src_len), &(dst, dst_len)) = (srcs.get(s)?, dsts.get(d)?);
+        let len = (src_len - src_at).min(dst_len - dst_at);
+        let piece = Copy {
+            src: src.wrapping_add(src_at as usize),
+            dst: dst.wrapping_add(dst_at as usize),
+            len,
+            token,
+        };
+        (src_at, dst_at) = (src_at + len, dst_at + len);
+        Some(piece)
+    })
+}

@@ -1,0 +1,214 @@
+//! The submitter's side.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use offcore_ring::spsc::{self, Producer};
+
+use super::engine::{COPY, FILL, described_fill, fill_descriptor};
+use super::{Engine, MAX_RING};
+use crate::channel::{
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Fill, Operation, Reset,
+    Token,
+};
+
+/// A channel to a copying core.
+#[derive(Debug)]
+pub struct CoreChannel {
+    ring: Producer<Copy>,
+    /// Tokens of what is in the ring, at the same index.
+    tokens: Box<[Token]>,
+    /// Operations reported since the channel was opened; those in flight are the ones written after.
+    reported: usize,
+    stopped: bool,
+    stats: Counts,
+    info: ChannelInfo,
+    withdrawn: Arc<AtomicBool>,
+    engine: Engine,
+}
+
+/// Counters that cost nothing to keep: what is in flight is subtracted when somebody asks.
+#[derive(Debug, Default)]
+struct Counts {
+    submitted: u64,
+    submitted_bytes: u64,
+    failed: u64,
+    failed_bytes: u64,
+}
+
+impl CoreChannel {
+    pub(super) fn open(engine: &Engine, ring_size: usize) -> Result<Self, EngineError> {
+        let name = engine.shared.name.clone();
+        let refused = EngineError::RingSize { device: name.clone(), found: ring_size, min: 1, max: MAX_RING };
+        if ring_size > MAX_RING {
+            return Err(refused);
+        }
+        let Ok((ring, consumer)) = spsc::ring(ring_size) else { return Err(refused) };
+        let withdrawn = Arc::new(AtomicBool::new(false));
+        engine.shared.hand_over(consumer, Arc::clone(&withdrawn))?;
+        Ok(Self {
+            ring,
+            tokens: vec![0; ring_size].into(),
+            reported: 0,
+            stopped: false,
+            stats: Counts::default(),
+            info: ChannelInfo {
+                name,
+                ring_size,
+                max_len: u32::MAX,
+                capabilities: Capabilities {
+                    fill: true,
+                    out_of_order: false,
+                    synchronous: false,
+                    simulated: false,
+                },
+            },
+            withdrawn,
+            engine: engine.clone(),
+        })
+    }
+
+    /// Writes descriptors for as many of `ops` as fit.
+    #[inline(always)]
+    fn write<O>(&mut self, ops: &[O], describe: impl Fn(&O) -> (Copy, Token)) -> usize {
+        let max = ops.len().min(self.room());
+        let from = self.ring.written() & (self.tokens.len() - 1);
+        let (first, second) = self.ring.spare(max);
+        let n = first.len() + second.len();
+        let (head, tail) = ops[..n].split_at(first.len());
+        let mut bytes = 0;
+        let mut write = |slots: &mut [MaybeUninit<Copy>], tokens: &mut [Token], ops: &[O]| {
+            for ((slot, token), op) in slots.iter_mut().zip(tokens).zip(ops) {
+                let described = describe(op);
+                bytes += u64::from(described.0.len);
+                slot.write(described.0);
+                *token = described.1;
+            }
+        };
+        write(first, &mut self.tokens[from..from + head.len()], head);
+        write(second, &mut self.tokens[..tail.len()], tail);
+        // SAFETY: the `n` spare slots have just been written: their tokens and operations are as many.
+        unsafe { self.ring.advance(n) };
+        self.stats.submitted += n as u64;
+        self.stats.submitted_bytes += bytes;
+        n
+    }
+
+    /// The operations in flight.
+    fn outstanding(&self) -> impl Iterator<Item = Operation> {
+        (self.reported..self.ring.written()).filter_map(|cursor| {
+            let token = self.tokens[cursor & (self.tokens.len() - 1)];
+            Some(match self.ring.get(cursor)? {
+                descriptor if descriptor.token == FILL => {
+                    Operation::Fill(Fill { token, ..described_fill(&descriptor) })
+                }
+                descriptor => Operation::Copy(Copy { token, ..descriptor }),
+            })
+        })
+    }
+
+    fn bytes_in_flight(&self) -> u64 {
+        self.outstanding().map(|operation| u64::from(operation.len())).sum()
+    }
+}
+
+impl Channel for CoreChannel {
+    fn info(&self) -> &ChannelInfo {
+        &self.info
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        // Usually what has been reported is what limits: a token's place is free then. Slots of operations that were taken
+        // out before they were made are free later.
+        let taken = self.ring.written() - self.reported.min(self.ring.released_seen());
+        if self.stopped { 0 } else { self.tokens.len() - taken }
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.ring.written() - self.reported
+    }
+
+    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+        self.write(ops, |op| (Copy { token: COPY, ..*op }, op.token))
+    }
+
+    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
+        self.write(ops, |op| (fill_descriptor(op), op.token))
+    }
+
+    fn submit(&mut self) {
+        self.ring.publish();
+    }
+
+    fn poll(&mut self, completions: &mut Completions) {
+        let mut released = self.ring.released_seen();
+        if released != self.ring.published() {
+            released = self.ring.released();
+        }
+        // What was taken out is not reported, so `reported` may be ahead.
+        let n = released.saturating_sub(self.reported).min(completions.tokens.remaining_capacity());
+        let from = self.reported & (self.tokens.len() - 1);
+        let first = n.min(self.tokens.len() - from);
+        for tokens in [&self.tokens[from..from + first], &self.tokens[..n - first]] {
+            // There is room for `n`, so both parts fit.
+            let _ = completions.tokens.try_extend_from_slice(tokens);
+        }
+        self.reported += n;
+        // The next burst will be about as long as what has completed. Its slots are asked for here and not after the
+        // submission: the engine's hardware prefetcher, busy with what was submitted, would take them away again.
+        self.ring.prefetch(n);
+    }
+
+    fn reset(&mut self) -> Reset {
+        // What was accepted and not yet submitted must not run later either: it runs now.
+        self.ring.publish();
+        // Whether the engine is alive is asked first: if it is not, it released nothing after.
+        let alive = self.engine.shared.is_alive();
+        if !alive || self.ring.released() == self.ring.published() { Reset::Done } else { Reset::Pending }
+    }
+
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+        self.stats.failed += self.in_flight() as u64;
+        self.stats.failed_bytes += self.bytes_in_flight();
+        outstanding.extend(self.outstanding());
+        self.reported = self.ring.written();
+    }
+
+    fn stop(&mut self) -> Result<(), EngineError> {
+        match self.in_flight() {
+            0 => self.stopped = true,
+            in_flight => return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight }),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self) {
+        self.stopped = false;
+    }
+
+    fn stats(&self) -> ChannelStats {
+        ChannelStats {
+            submitted: self.stats.submitted,
+            completed: self.stats.submitted - self.stats.failed - self.in_flight() as u64,
+            failed: self.stats.failed,
+            bytes: self.stats.submitted_bytes - self.stats.failed_bytes - self.bytes_in_flight(),
+        }
+    }
+
+    fn reset_stats(&mut self) {
+        self.stats = Counts {
+            submitted: self.in_flight() as u64,
+            submitted_bytes: self.bytes_in_flight(),
+            ..Counts::default()
+        };
+    }
+}
+
+impl Drop for CoreChannel {
+    fn drop(&mut self) {
+        self.engine.shared.withdraw(&self.withdrawn);
+    }
+}

@@ -1,0 +1,183 @@
+//! What is particular to this engine; what every engine does is in the conformance suite.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::channel::{Completions, Copy, Operation, Reset};
+
+fn copies(source: &[u8], destination: &mut [u8], n: usize) -> Vec<Copy> {
+    let len = source.len() / n;
+    (0..n)
+        .map(|i| Copy {
+            src: source[i * len..].as_ptr(),
+            dst: destination[i * len..].as_mut_ptr(),
+            len: len as u32,
+            token: i as u32,
+        })
+        .collect()
+}
+
+#[test]
+fn a_step_is_bounded_and_serves_every_channel() {
+    let (device, mut stepper) = CoreDevice::stepped();
+    let (source, mut destination) = (vec![7u8; 2 * 256 * 8], vec![0u8; 2 * 256 * 8]);
+    let ops = copies(&source, &mut destination, 2 * 256);
+    let mut channels = [device.open_channel(256).unwrap(), device.open_channel(256).unwrap()];
+    assert_eq!(stepper.step(), 0);
+    for (channel, ops) in channels.iter_mut().zip(ops.chunks(256)) {
+        // SAFETY: the buffers outlive the channels.
+        assert_eq!(unsafe { channel.copy(ops) }, 256);
+    }
+    assert_eq!(stepper.step(), 0, "nothing was submitted");
+    channels.iter_mut().for_each(|channel| channel.submit());
+    let steps: Vec<usize> = (0..5).map(|_| stepper.step()).collect();
+    assert_eq!(steps, [128, 128, 128, 128, 0]);
+    drop(channels);
+    assert_eq!(destination, source);
+}
+
+#[test]
+fn channels_run_out_and_come_back() {
+    let (device, mut stepper) = CoreDevice::stepped();
+    let channels: Vec<_> = (0..MAX_CHANNELS).map(|_| device.open_channel(2).unwrap()).collect();
+    let refused = device.open_channel(2);
+    assert!(matches!(refused, Err(EngineError::NoChannel { max: MAX_CHANNELS, .. })), "{refused:?}");
+    drop(channels);
+    for _ in 0..2 * MAX_CHANNELS {
+        let channel = device.open_channel(2).unwrap();
+        stepper.step();
+        drop(channel);
+    }
+}
+
+#[test]
+fn ring_sizes_out_of_range_are_named() {
+    let (device, _stepper) = CoreDevice::stepped();
+    for found in [0, 3, 2 * MAX_RING] {
+        let refused = device.open_channel(found);
+        assert!(matches!(refused, Err(EngineError::RingSize { found: f, .. }) if f == found), "{refused:?}");
+    }
+}
+
+#[test]
+fn nothing_lands_after_a_channel_is_dropped() {
+    let (device, mut stepper) = CoreDevice::stepped();
+    let (source, mut destination) = (vec![7u8; 64], vec![0u8; 64]);
+    let mut channel = device.open_channel(8).unwrap();
+    // SAFETY: the buffers live until the channel is dropped.
+    unsafe { channel.copy(&copies(&source, &mut destination, 4)) };
+    channel.submit();
+    // The owner of the stepper is this very thread: dropping must not wait for a step.
+    drop(channel);
+    assert_eq!(stepper.step(), 0);
+    assert!(destination.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_dead_engine_is_reset_at_once_and_its_operations_come_back() {
+    let (device, stepper) = CoreDevice::stepped();
+    let (source, mut destination) = (vec![7u8; 64], vec![0u8; 64]);
+    let mut channel = device.open_channel(8).unwrap();
+    // SAFETY: the buffers outlive the channel.
+    unsafe { channel.copy(&copies(&source, &mut destination, 4)) };
+    channel.submit();
+    assert_eq!(channel.reset(), Reset::Pending);
+    drop(stepper);
+    assert_eq!(channel.reset(), Reset::Done);
+    let mut outstanding = Vec::new();
+    channel.take_outstanding(&mut outstanding);
+    assert_eq!(outstanding.iter().map(Operation::token).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!((channel.in_flight(), channel.stats().failed), (0, 4));
+    let mut completions = Completions::default();
+    channel.poll(&mut completions);
+    assert!(completions.tokens.is_empty());
+}
+
+#[test]
+fn slots_taken_out_before_they_were_made_are_not_reused_too_early() {
+    let (device, mut stepper) = CoreDevice::stepped();
+    let (source, mut destination) = (vec![7u8; 64], vec![0u8; 64]);
+    let mut channel = device.open_channel(4).unwrap();
+    let ops = copies(&source, &mut destination, 4);
+    // SAFETY: the buffers outlive the channel.
+    assert_eq!(unsafe { channel.copy(&ops) }, 4);
+    channel.submit();
+    channel.take_outstanding(&mut Vec::new());
+    assert_eq!((channel.in_flight(), channel.room()), (0, 0));
+    // SAFETY: as above.
+    assert_eq!(unsafe { channel.copy(&ops) }, 0);
+    stepper.step();
+    let mut completions = Completions::default();
+    channel.poll(&mut completions);
+    assert_eq!((completions.tokens.len(), channel.room()), (0, 4), "given up, then made: not reported");
+    // SAFETY: as above.
+    assert_eq!(unsafe { channel.copy(&ops) }, 4);
+    channel.submit();
+    stepper.step();
+    channel.poll(&mut completions);
+    assert_eq!(completions.tokens[..], [0, 1, 2, 3]);
+}
+
+#[test]
+fn channels_come_and_go_while_the_helper_copies() {
+    let device = CoreDevice::start(lcore::available().unwrap()[0]).unwrap();
+    let (source, mut destination) = (vec![7u8; 4096], vec![0u8; 4096]);
+    let mut steady = device.open_channel(64).unwrap();
+    let mut completions = Completions::default();
+    for round in 0..200u8 {
+        let source = vec![round; source.len()];
+        destination.fill(!round);
+        // SAFETY: the buffers live until all 16 completions have been seen.
+        unsafe { steady.copy(&copies(&source, &mut destination, 16)) };
+        steady.submit();
+        let (other_source, mut other_destination) = (vec![round; 4096], vec![0u8; 4096]);
+        let mut other = device.open_channel(16).unwrap();
+        // SAFETY: the buffers outlive the channel, which is dropped first.
+        unsafe { other.copy(&copies(&other_source, &mut other_destination, 16)) };
+        other.submit();
+        drop(other);
+        let before = other_destination.clone();
+        completions.clear();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while completions.tokens.len() < 16 {
+            assert!(Instant::now() < deadline, "no progress for 10 s");
+            steady.poll(&mut completions);
+            std::thread::yield_now();
+        }
+        assert_eq!(destination, source, "round {round}");
+        assert_eq!(other_destination, before, "round {round}: a dropped channel's operation landed");
+    }
+}
+
+#[test]
+fn the_helper_is_named_pinned_and_ends_with_its_last_channel() {
+    let lcore = *lcore::available().unwrap().last().unwrap();
+    let device = CoreDevice::start(lcore).unwrap();
+    let helper = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        tasks
+            .filter(|task| {
+                std::fs::read_to_string(task.path().join("comm"))
+                    .is_ok_and(|name| name.trim() == format!("core:{lcore}"))
+            })
+            .filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok())
+            .filter(|status| {
+                status.lines().any(|line| {
+                    line.strip_prefix("Cpus_allowed_list:")
+                        .is_some_and(|list| list.trim() == lcore.to_string())
+                })
+            })
+            .count()
+    };
+    let before = helper();
+    assert!(before >= 1);
+    let channel = device.open_channel(2).unwrap();
+    drop(device);
+    assert!(helper() >= 1, "a channel keeps its engine running");
+    drop(channel);
+    let refused = CoreDevice::start(1023);
+    assert!(
+        matches!(&refused, Err(EngineError::Thread { device, .. }) if device == "core:1023"),
+        "{refused:?}"
+    );
+}

@@ -1,0 +1,80 @@
+//! What it costs a core to have a copy made elsewhere: submit and reap, with everything that a data path needs around
+//! them (plan, reorder ring, region reference). Used by the benchmark, which times the two halves.
+
+use std::sync::Arc;
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, RegionCache};
+use offcore_stats::{StageClock, tsc};
+
+use crate::channel::{Channel, Copy};
+use crate::mover::{Mode, Mover, QueueId};
+
+/// Copies in a burst.
+pub const BURST: usize = 32;
+/// Bytes between two buffers.
+const STRIDE: u64 = 2048;
+
+/// Bursts of copies from one region to itself through one channel.
+#[derive(Debug)]
+pub struct SubmitReap {
+    mover: Mover,
+    queue: QueueId,
+    memory: Arc<GuestMemory>,
+    clock: StageClock,
+    list: Vec<Copy>,
+    len: u32,
+}
+
+impl SubmitReap {
+    /// Copies of `len` bytes, at most 2048, through `channel`.
+    ///
+    /// # Panics
+    /// When `len` is longer, or there are not 256 KiB of memory.
+    pub fn new(channel: Box<dyn Channel>, len: u32) -> Self {
+        assert!(u64::from(len) <= STRIDE, "copies of {len} bytes: at most {STRIDE}");
+        let bytes = 2 * BURST * STRIDE as usize;
+        let (mapping, _fd) =
+            Mapping::memfd("submit-reap", bytes, Hugepages::Auto).expect("256 KiB of memory");
+        let region = GuestRegion::new(0, 0, bytes as u64, mapping, 0).expect("the region is the mapping");
+        let memory = Arc::new(GuestMemory::new(vec![region]).expect("one region overlaps nothing"));
+        let mut mover = Mover::new();
+        let channel = mover.add_channel(channel);
+        let queue = mover.open_queue(BURST);
+        mover.bind(queue, Mode::Offload, &[channel]).expect("the channel was just added");
+        Self { mover, queue, memory, clock: StageClock::private(), list: Vec::with_capacity(BURST), len }
+    }
+
+    /// Submits a burst; returns the ticks it took.
+    pub fn submit(&mut self) -> u64 {
+        let start = tsc::now();
+        let mut cache = RegionCache::empty();
+        let plan = self.mover.plan(self.queue);
+        let ring = self.mover.ring(self.queue);
+        self.list.clear();
+        for i in 0..BURST as u64 {
+            let src = self.memory.translate(i * STRIDE, self.len, &mut cache);
+            let dst = self.memory.translate((BURST as u64 + i) * STRIDE, self.len, &mut cache);
+            if let (Some(src), Some(dst)) = (src, dst) {
+                let token = self.queue.token(ring.next_slot());
+                ring.push(plan.outstanding(1));
+                self.list.push(Copy { src: src.as_ptr(), dst: dst.as_ptr(), len: self.len, token });
+            }
+        }
+        self.memory.acquire(self.list.len());
+        // SAFETY: sources and destinations are disjoint halves of a region that is kept by `memory`, which outlives the
+        // mover: the fields are dropped in order, and a mover finishes its channels' copies when it is dropped.
+        unsafe { self.mover.submit(self.queue, plan, &self.list, &mut self.clock) };
+        tsc::now() - start
+    }
+
+    /// Reaps what has completed; returns the ticks it took and the number of copies.
+    pub fn reap(&mut self) -> (u64, usize) {
+        let start = tsc::now();
+        self.mover.poll(&mut self.clock);
+        let ring = self.mover.ring(self.queue);
+        let ready = ring.ready();
+        ring.retire(ready);
+        self.memory.release(ready);
+        (tsc::now() - start, ready)
+    }
+}

@@ -1,0 +1,167 @@
+//! The core behind the channel interface: copies are made where they are handed over.
+
+use super::{Copier, fill_one};
+use crate::channel::{
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, EngineError, Fill,
+    Operation, Reset,
+};
+
+const NAME: &str = "cpu";
+const MAX_RING: usize = 1 << 15;
+
+/// The device `cpu`: as many channels as wanted, each run by the core that owns it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuDevice;
+
+impl Device for CpuDevice {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn open_channel(&self, ring_size: usize) -> Result<Box<dyn Channel>, EngineError> {
+        Ok(Box::new(CpuChannel::new(ring_size)?))
+    }
+}
+
+/// A channel whose copies are made by the calling core, inside [`Channel::copy`]. Completions are reported by the next
+/// poll.
+#[derive(Debug)]
+pub struct CpuChannel {
+    info: ChannelInfo,
+    copier: Copier,
+    /// Operations made and not yet reported, from `reported` to `accepted`, at their cursor modulo the ring size.
+    ring: Box<[Operation]>,
+    accepted: u64,
+    reported: u64,
+    stopped: bool,
+    stats: ChannelStats,
+}
+
+impl CpuChannel {
+    /// A channel with room for `ring_size` operations.
+    ///
+    /// # Errors
+    /// [`EngineError::RingSize`] when that is no power of two from 1 to 32768.
+    pub fn new(ring_size: usize) -> Result<Self, EngineError> {
+        if !ring_size.is_power_of_two() || ring_size > MAX_RING {
+            return Err(EngineError::RingSize {
+                device: NAME.into(),
+                found: ring_size,
+                min: 1,
+                max: MAX_RING,
+            });
+        }
+        let empty = Operation::Fill(Fill { dst: std::ptr::null_mut(), pattern: 0, len: 0, token: 0 });
+        Ok(Self {
+            info: ChannelInfo {
+                name: NAME.into(),
+                ring_size,
+                max_len: u32::MAX,
+                capabilities: Capabilities {
+                    fill: true,
+                    out_of_order: false,
+                    synchronous: true,
+                    simulated: false,
+                },
+            },
+            copier: Copier::default(),
+            ring: vec![empty; ring_size].into(),
+            accepted: 0,
+            reported: 0,
+            stopped: false,
+            stats: ChannelStats::default(),
+        })
+    }
+
+    #[inline(always)]
+    fn index(&self, cursor: u64) -> usize {
+        // The mask keeps the index below the ring's length, whatever the cast drops.
+        (cursor as usize) & (self.ring.len() - 1)
+    }
+
+    /// Remembers operations that have just been made.
+    #[inline(always)]
+    fn accept(&mut self, operations: impl ExactSizeIterator<Item = Operation>) -> usize {
+        let n = operations.len();
+        for operation in operations {
+            let at = self.index(self.accepted);
+            self.ring[at] = operation;
+            self.accepted += 1;
+        }
+        self.stats.submitted += n as u64;
+        n
+    }
+}
+
+impl Channel for CpuChannel {
+    fn info(&self) -> &ChannelInfo {
+        &self.info
+    }
+
+    fn room(&self) -> usize {
+        if self.stopped { 0 } else { self.ring.len() - self.in_flight() }
+    }
+
+    fn in_flight(&self) -> usize {
+        (self.accepted - self.reported) as usize
+    }
+
+    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+        let ops = &ops[..ops.len().min(self.room())];
+        // SAFETY: the caller promises that the memory of each may be copied now.
+        unsafe { self.copier.copy_burst(ops) };
+        self.accept(ops.iter().map(|&op| Operation::Copy(op)))
+    }
+
+    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
+        let ops = &ops[..ops.len().min(self.room())];
+        for op in ops {
+            // SAFETY: the caller promises that the memory may be filled now.
+            unsafe { fill_one(op, 0) };
+        }
+        self.accept(ops.iter().map(|&op| Operation::Fill(op)))
+    }
+
+    fn submit(&mut self) {}
+
+    fn poll(&mut self, completions: &mut Completions) {
+        let n = self.in_flight().min(completions.tokens.remaining_capacity());
+        for _ in 0..n {
+            let operation = self.ring[self.index(self.reported)];
+            completions.tokens.push(operation.token());
+            self.stats.bytes += u64::from(operation.len());
+            self.reported += 1;
+        }
+        self.stats.completed += n as u64;
+    }
+
+    fn reset(&mut self) -> Reset {
+        Reset::Done
+    }
+
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+        self.stats.failed += self.in_flight() as u64;
+        outstanding.extend((self.reported..self.accepted).map(|cursor| self.ring[self.index(cursor)]));
+        self.reported = self.accepted;
+    }
+
+    fn stop(&mut self) -> Result<(), EngineError> {
+        match self.in_flight() {
+            0 => self.stopped = true,
+            in_flight => return Err(EngineError::InFlight { device: NAME.into(), in_flight }),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self) {
+        self.stopped = false;
+    }
+
+    fn stats(&self) -> ChannelStats {
+        self.stats
+    }
+
+    fn reset_stats(&mut self) {
+        self.stats = ChannelStats { submitted: self.in_flight() as u64, ..ChannelStats::default() };
+    }
+}

@@ -1,0 +1,285 @@
+//! The copy loops, for each vector width, and the choice between them.
+
+use core::arch::x86_64::{
+    __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
+    _mm512_loadu_si512, _mm512_storeu_si512,
+};
+use std::sync::OnceLock;
+
+use offcore_ring::prefetch;
+use offcore_stats::tsc;
+
+use crate::channel::Copy;
+
+/// Operations between the one that is copied and the one whose source is asked for: into the second-level cache,
+/// where four packets do not push each other out.
+const SOURCE_AHEAD: usize = 4;
+/// The same for the destination. Lines taken for writing land in the first-level cache, and the buffers of a pool start
+/// at a few sets of it only: taken much earlier, they are gone again before they are written.
+const DESTINATION_AHEAD: usize = 1;
+/// Bytes asked for of one operation: what is longer, the hardware has recognised as a stream by then.
+const FETCHED: usize = 2048;
+/// From this length on the C library's copy wins: it stores past the caches.
+const LONG: usize = 256 * 1024;
+
+/// A copy loop.
+pub(super) type Burst = unsafe fn(&[Copy]);
+
+/// The copy loops for one vector width.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    /// The loop that fetches ahead.
+    pub(super) ahead: Burst,
+    /// The loop that does not: the best when everything is in the first two caches.
+    pub(super) plain: Burst,
+    /// TSC ticks for a line of 64 bytes, by `plain`, when source and destination are in the first cache.
+    pub(super) hot_ticks: f64,
+}
+
+/// The loops for the widest vectors that this CPU copies well, chosen once per process.
+#[inline(always)]
+pub(super) fn kernel() -> &'static Kernel {
+    static CHOSEN: OnceLock<Kernel> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        let (ahead, plain): (Burst, Burst) = if is_x86_feature_detected!("avx512f") && !halves_wide_stores() {
+            (avx512_ahead, avx512)
+        } else if is_x86_feature_detected!("avx2") {
+            (avx2_ahead, avx2)
+        } else {
+            (sse2_ahead, sse2)
+        };
+        Kernel { ahead, plain, hot_ticks: hot_ticks(plain) }
+    })
+}
+
+/// Every kernel that this CPU can run.
+#[cfg(test)]
+pub(super) fn runnable() -> Vec<Burst> {
+    let mut bursts: Vec<Burst> = vec![sse2, sse2_ahead];
+    if is_x86_feature_detected!("avx2") {
+        bursts.extend([avx2 as Burst, avx2_ahead]);
+    }
+    if is_x86_feature_detected!("avx512f") {
+        bursts.extend([avx512 as Burst, avx512_ahead]);
+    }
+    bursts
+}
+
+/// Whether the CPU makes two of every 64-byte store: AMD's up to Zen 4, on which 32-byte vectors copy packets up to
+/// twice as fast.
+fn halves_wide_stores() -> bool {
+    const ZEN_5: u32 = 0x1a;
+    let (vendor, version) = (core::arch::x86_64::__cpuid(0), core::arch::x86_64::__cpuid(1));
+    let family = (version.eax >> 8 & 0xf) + (version.eax >> 20 & 0xff);
+    vendor.ebx == u32::from_le_bytes(*b"Auth") && family < ZEN_5
+}
+
+/// Measures `plain` on packets that stay in the first cache: the best of a few rounds, since the first ones warm up.
+fn hot_ticks(plain: Burst) -> f64 {
+    const LEN: u32 = 1024;
+    let (source, mut destination) = ([0u8; 8 * LEN as usize], [0u8; 8 * LEN as usize]);
+    let ops: [Copy; 8] = std::array::from_fn(|i| Copy {
+        src: source[i * LEN as usize..].as_ptr(),
+        dst: destination.as_mut_ptr().wrapping_add(i * LEN as usize),
+        len: LEN,
+        token: 0,
+    });
+    let best = (0..16).map(|_| {
+        let start = tsc::now();
+        // SAFETY: the buffers hold eight packets each, are this function's own and do not overlap; `plain` was chosen
+        // for this CPU.
+        unsafe { plain(&ops) };
+        tsc::now() - start
+    });
+    best.min().unwrap_or(0) as f64 / f64::from(8 * LEN / 64)
+}
+
+macro_rules! loops {
+    ($plain:ident, $ahead:ident, $register:ty, $feature:literal) => {
+        /// # Safety
+        /// As for [`super::copy_burst`], and the CPU has the feature.
+        #[target_feature(enable = $feature)]
+        unsafe fn $plain(ops: &[Copy]) {
+            for op in ops {
+                // SAFETY: the caller's promises; the feature is enabled here.
+                unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
+            }
+        }
+
+        /// # Safety
+        /// As for [`super::copy_burst`], and the CPU has the feature.
+        #[target_feature(enable = $feature)]
+        unsafe fn $ahead(ops: &[Copy]) {
+            for op in ops.iter().take(SOURCE_AHEAD) {
+                fetch_source(op);
+            }
+            for op in ops.iter().take(DESTINATION_AHEAD) {
+                fetch_destination(op);
+            }
+            for (i, op) in ops.iter().enumerate() {
+                if let Some(later) = ops.get(i + DESTINATION_AHEAD) {
+                    fetch_destination(later);
+                }
+                if let Some(later) = ops.get(i + SOURCE_AHEAD) {
+                    fetch_source(later);
+                }
+                // SAFETY: the caller's promises; the feature is enabled here.
+                unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
+            }
+        }
+    };
+}
+
+loops!(sse2, sse2_ahead, __m128i, "sse2");
+loops!(avx2, avx2_ahead, __m256i, "avx2");
+loops!(avx512, avx512_ahead, __m512i, "avx512f");
+
+#[inline(always)]
+fn fetch_source(op: &Copy) {
+    for_each_line(op.src, op.len, prefetch::read_l2);
+}
+
+#[inline(always)]
+fn fetch_destination(op: &Copy) {
+    for_each_line(op.dst, op.len, prefetch::write);
+}
+
+/// Calls `fetch` with an address in each line of the first [`FETCHED`] bytes.
+#[inline(always)]
+fn for_each_line(first: *const u8, len: u32, fetch: fn(*const u8)) {
+    let len = (len as usize).min(FETCHED);
+    // From the start of the first line, so that the last one is met whatever the alignment.
+    let before = first.addr() % prefetch::LINE;
+    let mut at = 0;
+    while at < before + len {
+        fetch(first.wrapping_sub(before).wrapping_add(at));
+        at += prefetch::LINE;
+    }
+}
+
+/// A vector register. Its functions are inlined into a function that has the feature enabled.
+trait Vector: std::marker::Copy {
+    const BYTES: usize = size_of::<Self>();
+    unsafe fn load(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut u8);
+}
+
+macro_rules! vector {
+    ($register:ty, $load:ident, $store:ident) => {
+        impl Vector for $register {
+            #[inline(always)]
+            unsafe fn load(from: *const u8) -> Self {
+                // SAFETY: the caller promises that the bytes are readable; the load takes any alignment.
+                unsafe { $load(from.cast()) }
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut u8) {
+                // SAFETY: the caller promises that the bytes are writable; the store takes any alignment.
+                unsafe { $store(to.cast(), self) }
+            }
+        }
+    };
+}
+
+vector!(__m128i, _mm_loadu_si128, _mm_storeu_si128);
+vector!(__m256i, _mm256_loadu_si256, _mm256_storeu_si256);
+vector!(__m512i, _mm512_loadu_si512, _mm512_storeu_si512);
+
+macro_rules! scalar {
+    ($int:ty) => {
+        impl Vector for $int {
+            #[inline(always)]
+            unsafe fn load(from: *const u8) -> Self {
+                // SAFETY: the caller promises that the bytes are readable.
+                unsafe { from.cast::<Self>().read_unaligned() }
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut u8) {
+                // SAFETY: the caller promises that the bytes are writable.
+                unsafe { to.cast::<Self>().write_unaligned(self) }
+            }
+        }
+    };
+}
+
+scalar!(u64);
+scalar!(u32);
+scalar!(u16);
+
+/// Copies `len` bytes that do not overlap. Packet sizes are copied by vectors here, the last one overlapping the one
+/// before it, so that no length needs a loop over bytes.
+///
+/// # Safety
+/// `len` bytes are readable at `src` and writable at `dst`, and the CPU has `V`.
+#[inline(always)]
+unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
+    if len < V::BYTES {
+        // SAFETY: the same promises.
+        return unsafe { copy_short(src, dst, len) };
+    }
+    if len >= LONG {
+        // SAFETY: the caller promises both ranges, and that they do not overlap.
+        return unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+    }
+    let last = len - V::BYTES;
+    let mut at = 0;
+    // Always leaves at least one byte for the last vector, which would otherwise store its line a second time.
+    while at + 4 * V::BYTES < len {
+        // SAFETY: the four vectors end before `len`.
+        unsafe {
+            let (a, b) = (V::load(src.add(at)), V::load(src.add(at + V::BYTES)));
+            let (c, d) = (V::load(src.add(at + 2 * V::BYTES)), V::load(src.add(at + 3 * V::BYTES)));
+            a.store(dst.add(at));
+            b.store(dst.add(at + V::BYTES));
+            c.store(dst.add(at + 2 * V::BYTES));
+            d.store(dst.add(at + 3 * V::BYTES));
+        }
+        at += 4 * V::BYTES;
+    }
+    while at < last {
+        // SAFETY: at < len - BYTES.
+        unsafe { V::load(src.add(at)).store(dst.add(at)) };
+        at += V::BYTES;
+    }
+    // SAFETY: this vector ends at `len`.
+    unsafe { V::load(src.add(last)).store(dst.add(last)) };
+}
+
+/// Copies fewer than 64 bytes.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: each arm's pieces cover at most `len` bytes: two pieces of half to whole of it, from either end.
+    unsafe {
+        match len {
+            32.. => {
+                ends::<__m128i>(src, dst, 32);
+                ends::<__m128i>(src.add(len - 32), dst.add(len - 32), 32);
+            }
+            16.. => ends::<__m128i>(src, dst, len),
+            8.. => ends::<u64>(src, dst, len),
+            4.. => ends::<u32>(src, dst, len),
+            2.. => ends::<u16>(src, dst, len),
+            1 => *dst = *src,
+            0 => {}
+        }
+    }
+}
+
+/// Copies `len` bytes as two registers, one at either end.
+///
+/// # Safety
+/// As for [`copy`]; `len` is one to two registers.
+#[inline(always)]
+unsafe fn ends<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
+    debug_assert!((V::BYTES..=2 * V::BYTES).contains(&len));
+    let last = len - V::BYTES;
+    // SAFETY: both registers lie inside the `len` bytes.
+    unsafe {
+        let (head, tail) = (V::load(src), V::load(src.add(last)));
+        head.store(dst);
+        tail.store(dst.add(last));
+    }
+}

@@ -1,0 +1,22 @@
+//! Copy engines.
+//!
+//! A data path gathers the copies of a whole burst and hands them over in one call; what moves the bytes is an engine.
+//!
+//! * [`channel`]: what every engine offers: devices, channels, operations, completions,
+//! * [`cpu`]: the core itself, fetching ahead across the whole list,
+//! * [`core`]: a helper thread on another lcore,
+//! * [`mover`]: chooses who copies, keeps the order of every queue, and finishes what an engine could not,
+//! * [`reorder`]: the ring that keeps that order,
+//! * [`cost`]: what submitting and reaping costs, for the benchmark,
+//! * [`fault`]: an engine that misbehaves on purpose, for tests,
+//! * [`conformance`]: the test suite that every engine passes.
+
+pub mod channel;
+pub mod core;
+pub mod cost;
+pub mod cpu;
+pub mod mover;
+pub mod reorder;
+
+pub use channel::{Channel, Completions, Copy, Device};
+pub use mover::{ChannelId, Mode, Mover, QueueId};

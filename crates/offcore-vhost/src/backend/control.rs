@@ -1,0 +1,202 @@
+//! The control thread: waits for front ends and serves them one after the other.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::session::Session;
+use super::{BackendConfig, ControlError, Device, DeviceEvents};
+use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};
+use crate::message::Reply;
+
+/// How long after a failure to connect or to accept is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+/// How often a connected device is looked at for what no message tells.
+const LOOK: Duration = Duration::from_millis(100);
+/// Refused messages of one connection that are logged; more are only counted, lest a front end fill the log.
+const LOGGED: u64 = 32;
+
+/// What the control thread owns.
+pub(super) struct Control {
+    config: BackendConfig,
+    device: Device,
+    /// A server's socket; a client has none.
+    listener: Option<Listener>,
+    stop: Arc<OwnedFd>,
+    events: Box<dyn DeviceEvents>,
+    /// Errors logged in this connection.
+    logged: u64,
+}
+
+impl Control {
+    pub(super) fn new(
+        config: BackendConfig,
+        device: Device,
+        listener: Option<Listener>,
+        stop: Arc<OwnedFd>,
+        events: Box<dyn DeviceEvents>,
+    ) -> Self {
+        Self { config, device, listener, stop, events, logged: 0 }
+    }
+
+    /// Runs until it is told to stop.
+    pub(super) fn run(mut self) {
+        let path = self.config.path.display().to_string();
+        tracing::info!(path, role = %self.config.role, "vhost back end waits for a front end");
+        while let Some(socket) = self.next_front_end() {
+            tracing::info!(path, "front end connected");
+            self.logged = 0;
+            {
+                let mut status = self.device.state();
+                status.connected = true;
+                status.connects += 1;
+            }
+            let mut session = Session::new(self.device.clone(), self.config.offered());
+            session.show();
+            match self.serve(&mut session, socket) {
+                Ok(()) => {}
+                Err(ControlError::Connection(ConnectionError::Closed)) => {
+                    tracing::info!(path, "front end disconnected");
+                }
+                Err(error) => self.record(error),
+            }
+            if let Err(error) = session.tear_down() {
+                self.record(error);
+            }
+            session.announce(&mut *self.events);
+            Session::new(self.device.clone(), self.config.offered()).show();
+            self.device.state().connected = false;
+        }
+    }
+
+    /// Waits for a front end; `None` when told to stop.
+    fn next_front_end(&mut self) -> Option<OwnedFd> {
+        let mut failed = false;
+        loop {
+            let next = match &self.listener {
+                Some(listener) => listener.accept(),
+                None => connect(&self.config.path).map(Some),
+            };
+            let waiting = match next {
+                Ok(Some(socket)) => return Some(socket),
+                Ok(None) => self.wait(self.listener.as_ref().map(AsFd::as_fd), None),
+                Err(error) => {
+                    // Once in a row: a client may try for hours.
+                    if !std::mem::replace(&mut failed, true) {
+                        tracing::info!(%error, "no front end yet; trying again every {RETRY:?}");
+                    }
+                    self.wait(None, Some(RETRY))
+                }
+            };
+            match waiting {
+                Ok(Wake { stop: false, .. }) => {}
+                Ok(Wake { stop: true, .. }) => return None,
+                Err(error) => {
+                    tracing::error!(%error, "the vhost control thread cannot wait and ends");
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Serves a front end until it goes, has to go, or we are told to stop.
+    fn serve(&mut self, session: &mut Session, socket: OwnedFd) -> Result<(), ControlError> {
+        let mut connection = Connection::new(socket)?;
+        let mut looked = Instant::now();
+        loop {
+            let wake = self.wait(Some(connection.as_fd()), Some(LOOK))?;
+            if wake.stop {
+                return Ok(());
+            }
+            if wake.ready
+                && let Some(received) = connection.receive()?
+            {
+                self.message(session, &connection, received)?;
+            }
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                for broken in session.look()? {
+                    self.record(broken);
+                    session.show();
+                }
+            }
+        }
+    }
+
+    /// Carries out one message and answers it.
+    fn message(
+        &mut self,
+        session: &mut Session,
+        connection: &Connection,
+        received: Received,
+    ) -> Result<(), ControlError> {
+        let header = received.header;
+        tracing::trace!(request = %header.code, "message");
+        let result =
+            received.request().map_err(ControlError::from).and_then(|request| session.handle(request));
+        session.show();
+        let acknowledge = header.need_reply && session.acknowledges();
+        let reply = match &result {
+            Ok(Some(reply)) => Some(*reply),
+            Ok(None) if acknowledge => Some(Reply::Value(0)),
+            Err(_) if acknowledge && !header.code.is_answered() => Some(Reply::Value(1)),
+            _ => None,
+        };
+        {
+            let mut status = self.device.state();
+            status.messages += 1;
+            status.refused += u64::from(result.is_err());
+        }
+        // What went wrong is to be seen before the front end learns of it, and is worth more than a failure to tell.
+        let (refused, end) = match result {
+            Ok(_) => (None, None),
+            Err(error) if error.ends_connection() || header.code.is_answered() => (None, Some(error)),
+            Err(error) => (Some(error), None),
+        };
+        if let Some(error) = refused {
+            self.record(error);
+        }
+        let sent = match reply {
+            Some(reply) => connection.send(&reply.encode(header.code), &[]),
+            None => Ok(()),
+        };
+        session.announce(&mut *self.events);
+        match end {
+            Some(error) => Err(error),
+            None => Ok(sent?),
+        }
+    }
+
+    /// Logs what went wrong and lets it be seen.
+    fn record(&mut self, error: ControlError) {
+        if self.logged < LOGGED {
+            tracing::warn!(path = %self.config.path.display(), "{error}");
+        } else if self.logged == LOGGED {
+            tracing::warn!(path = %self.config.path.display(), "more of this front end's errors are only counted");
+        }
+        self.logged += 1;
+        self.device.state().last_error = Some(Arc::new(error));
+    }
+
+    /// Waits until `other` is readable or we are told to stop.
+    fn wait(
+        &self,
+        other: Option<BorrowedFd<'_>>,
+        patience: Option<Duration>,
+    ) -> Result<Wake, ConnectionError> {
+        let mut fds = vec![PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
+        fds.extend(other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
+        poll(&mut fds, patience)?;
+        let is_ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
+        Ok(Wake { stop: is_ready(fds.first()), ready: is_ready(fds.get(1)) })
+    }
+}
+
+/// Why a wait ended. Neither, when the time was up.
+#[derive(Clone, Copy, Debug)]
+struct Wake {
+    stop: bool,
+    ready: bool,
+}

@@ -1,0 +1,142 @@
+//! One virtqueue as its front end has set it up so far.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use offcore_mem::GuestMemory;
+use offcore_ring::RingError;
+use offcore_ring::split::Layout;
+use rustix::fs::OFlags;
+
+use super::{ControlError, RingState, VringStatus};
+use crate::cell::VringConfig;
+use crate::features::VHOST_USER_PROTOCOL_FEATURES;
+use crate::message::Code;
+
+/// Where the parts are, in the front end's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Addresses {
+    pub(super) desc: u64,
+    pub(super) avail: u64,
+    pub(super) used: u64,
+}
+
+/// A virtqueue's set-up. It can start when all of it is there: see [`Ring::is_complete`].
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) queue: u16,
+    pub(super) size: Option<u16>,
+    pub(super) addresses: Option<Addresses>,
+    pub(super) base: Option<u16>,
+    /// A kick descriptor, or word that there is none, has come: the ring may start.
+    pub(super) started: bool,
+    /// Held so that the driver can kick; the workers poll.
+    pub(super) kick: Option<OwnedFd>,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) err: Option<OwnedFd>,
+    /// What SET_VRING_ENABLE said.
+    pub(super) enable: Option<bool>,
+    /// Published to the worker.
+    pub(super) running: bool,
+    pub(super) broken: Option<RingError>,
+}
+
+impl Ring {
+    pub(super) fn new(queue: u16) -> Self {
+        Self {
+            queue,
+            size: None,
+            addresses: None,
+            base: None,
+            started: false,
+            kick: None,
+            call: None,
+            err: None,
+            enable: None,
+            running: false,
+            broken: None,
+        }
+    }
+
+    /// Whether everything is there that a ring needs, but for memory and features.
+    pub(super) fn is_complete(&self) -> bool {
+        self.started && self.size.is_some() && self.addresses.is_some() && self.base.is_some()
+    }
+
+    /// Whether the ring is enabled, or would be if it ran: without the protocol features it is from the start.
+    pub(super) fn is_enabled(&self, features: u64) -> bool {
+        self.enable.unwrap_or(features & VHOST_USER_PROTOCOL_FEATURES == 0)
+    }
+
+    /// The ring's parts in host memory; `None` before size and addresses are known.
+    ///
+    /// # Errors
+    /// A part that is not in guest memory as a whole, or not aligned.
+    pub(super) fn layout(&self, memory: &Arc<GuestMemory>) -> Result<Option<Layout>, ControlError> {
+        let (Some(size), Some(addresses)) = (self.size, self.addresses) else { return Ok(None) };
+        let parts = (addresses.desc, addresses.avail, addresses.used);
+        let layout = Layout::in_memory(memory, parts, size.into());
+        layout.map(Some).map_err(|source| ControlError::Layout { queue: self.queue, source })
+    }
+
+    /// What the worker gets; `None` when something is missing.
+    ///
+    /// # Errors
+    /// As [`Ring::layout`].
+    pub(super) fn config(
+        &self,
+        memory: &Arc<GuestMemory>,
+        features: u64,
+    ) -> Result<Option<VringConfig>, ControlError> {
+        let (Some(layout), Some(base)) = (self.layout(memory)?, self.base) else { return Ok(None) };
+        Ok(Some(VringConfig {
+            memory: Arc::clone(memory),
+            layout,
+            base,
+            features,
+            call: self.call.clone(),
+            enabled: self.is_enabled(features),
+        }))
+    }
+
+    /// Forgets what belongs to one start: addresses are stale once a ring was stopped.
+    pub(super) fn reset(&mut self) {
+        self.addresses = None;
+        self.started = false;
+        self.kick = None;
+        self.call = None;
+        self.broken = None;
+    }
+
+    pub(super) fn status(&self, features: Option<u64>) -> VringStatus {
+        let state = match (self.running, features) {
+            (true, Some(features)) if self.is_enabled(features) => RingState::Enabled,
+            (true, _) => RingState::Disabled,
+            (false, _) => RingState::Stopped,
+        };
+        VringStatus {
+            state,
+            size: self.size.unwrap_or(0),
+            kicks: self.kick.is_some(),
+            calls: self.call.is_some(),
+            broken: self.broken,
+            in_flight: 0,
+        }
+    }
+}
+
+/// A file descriptor that we write to must be an eventfd that does not block: a worker writes to it.
+pub(super) fn eventfd(code: Code, queue: u16, fd: OwnedFd) -> Result<OwnedFd, ControlError> {
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+    let found = match &link {
+        Ok(target) => target.to_string_lossy().into_owned(),
+        Err(error) => format!("of unknown kind (/proc/self/fd: {error})"),
+    };
+    let non_blocking = || {
+        rustix::fs::fcntl_getfl(&fd).and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
+    };
+    if found != "anon_inode:[eventfd]" || non_blocking().is_err() {
+        return Err(ControlError::NotAnEventfd { code, queue, found });
+    }
+    Ok(fd)
+}

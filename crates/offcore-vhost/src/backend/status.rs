@@ -1,0 +1,84 @@
+//! What can be seen of a back end from outside.
+
+use std::fmt;
+use std::sync::Arc;
+
+use offcore_ring::RingError;
+
+use super::ControlError;
+
+/// Whether a virtqueue is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingState {
+    /// Not set up, or stopped.
+    #[default]
+    Stopped,
+    /// Started and disabled: nothing is given to the guest, what the guest sends is discarded.
+    Disabled,
+    /// Started and enabled.
+    Enabled,
+}
+
+/// One virtqueue as its front end has set it up.
+#[derive(Clone, Debug, Default)]
+pub struct VringStatus {
+    /// Whether it is used.
+    pub state: RingState,
+    /// Queue size; 0 before it is known.
+    pub size: u16,
+    /// Whether the driver has an eventfd to kick; otherwise it relies on polling.
+    pub kicks: bool,
+    /// Whether the driver has an eventfd to be notified by.
+    pub calls: bool,
+    /// Why the virtqueue is broken, when it is.
+    pub broken: Option<RingError>,
+    /// Packets whose copies are in flight.
+    pub in_flight: u64,
+}
+
+/// A back end at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// Whether a front end is connected.
+    pub connected: bool,
+    /// The virtio features negotiated; `None` before they are.
+    pub features: Option<u64>,
+    /// The protocol features negotiated.
+    pub protocol_features: u64,
+    /// Regions of guest memory.
+    pub regions: usize,
+    /// The virtqueues, by index.
+    pub vrings: Vec<VringStatus>,
+    /// What last went wrong, in this connection or an earlier one.
+    pub last_error: Option<Arc<ControlError>>,
+    /// Front ends that have connected.
+    pub connects: u64,
+    /// Messages received, the refused ones included.
+    pub messages: u64,
+    /// Messages refused.
+    pub refused: u64,
+}
+
+/// One line for a person: the link, what was negotiated, and what is wrong.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.connected {
+            f.write_str("waiting for a front end")?;
+        } else {
+            let enabled = self.vrings.iter().filter(|v| v.state == RingState::Enabled).count();
+            write!(f, "connected, {enabled} of {} virtqueues enabled", self.vrings.len())?;
+            if let Some(features) = self.features {
+                write!(f, ", features {features:#x}")?;
+            }
+        }
+        for (queue, vring) in self.vrings.iter().enumerate() {
+            if let Some(broken) = &vring.broken {
+                write!(f, "; virtqueue {queue} is broken: {broken}")?;
+            }
+        }
+        match &self.last_error {
+            Some(error) => write!(f, "; last error: {error}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! A connection between a front end and a back end: whole messages over a Unix socket, with file descriptors.
+//!
+//! The socket never blocks. A message that arrives in pieces is put together over as many calls as it takes, so a peer
+//! that stops in the middle of one holds up nobody; a peer that goes away then is told apart from one that leaves
+//! between messages.
+
+mod socket;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::message::{HEADER, Header, MAX_FDS, MessageError, Reply, Request};
+
+pub(crate) use socket::{Listener, connect};
+pub use socket::{Role, SocketError};
+
+/// How long a sender waits for a peer that does not read.
+const SEND_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What ends a connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The peer closed the connection between two messages.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer closed the connection in the middle of a message.
+    #[error("the peer closed the connection after {received} of {expected} bytes of a message's {part}")]
+    ClosedMidMessage {
+        /// `header` or `payload`.
+        part: &'static str,
+        /// Bytes received of it.
+        received: usize,
+        /// Bytes that it has.
+        expected: usize,
+    },
+    /// Where the next message begins is unknown.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The peer does not read what we send.
+    #[error("the peer has not read {left} bytes within {SEND_PATIENCE:?}")]
+    NotRead {
+        /// Bytes not sent.
+        left: usize,
+    },
+    /// The kernel refused.
+    #[error("{what}: {source}")]
+    System {
+        /// The call.
+        what: &'static str,
+        /// The kernel's reason.
+        source: Errno,
+    },
+}
+
+impl ConnectionError {
+    fn system(what: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |source| Self::System { what, source }
+    }
+}
+
+/// A message as it came, not yet decoded.
+#[derive(Debug)]
+pub struct Received {
+    /// Its header.
+    pub header: Header,
+    /// Its payload.
+    pub payload: Vec<u8>,
+    /// The file descriptors that came with it, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+    /// Whether file descriptors were lost on the way.
+    pub fds_lost: bool,
+}
+
+impl Received {
+    /// Decodes a front end's request.
+    ///
+    /// # Errors
+    /// See [`Request::decode`]. The file descriptors are closed.
+    pub fn request(self) -> Result<Request<OwnedFd>, MessageError> {
+        if self.fds_lost {
+            return Err(MessageError::FdsLost { code: self.header.code });
+        }
+        Request::decode(&self.header, &self.payload, self.fds)
+    }
+
+    /// Decodes the reply to `code`.
+    ///
+    /// # Errors
+    /// See [`Reply::decode`].
+    pub fn reply(self, code: crate::message::Code) -> Result<Reply, MessageError> {
+        Reply::decode(code, &self.header, &self.payload, self.fds)
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    partial: Partial,
+}
+
+/// What has arrived of a message.
+#[derive(Debug, Default)]
+struct Partial {
+    head: [u8; HEADER],
+    head_len: usize,
+    header: Option<Header>,
+    payload: Vec<u8>,
+    payload_len: usize,
+    fds: Vec<OwnedFd>,
+    fds_lost: bool,
+}
+
+impl Connection {
+    /// Uses a connected stream socket.
+    ///
+    /// # Errors
+    /// When it cannot be made non-blocking.
+    pub fn new(socket: OwnedFd) -> Result<Self, ConnectionError> {
+        rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(ConnectionError::system("making a socket non-blocking"))?;
+        Ok(Self { socket, partial: Partial::default() })
+    }
+
+    /// Sends bytes as they are, whatever they are, with file descriptors beside the first of them.
+    ///
+    /// # Errors
+    /// When the peer is gone or does not read.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let deadline = Instant::now() + SEND_PATIENCE;
+        let mut left = bytes;
+        while !left.is_empty() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(&self.socket, &[IoSlice::new(left)], &mut control, flags) {
+                Ok(sent) => {
+                    left = &left[sent..];
+                    control.clear();
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let wait = deadline.saturating_duration_since(Instant::now());
+                    if wait.is_zero() {
+                        return Err(ConnectionError::NotRead { left: left.len() });
+                    }
+                    poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(wait))?;
+                }
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectionError::Closed),
+                Err(source) => return Err(ConnectionError::System { what: "sendmsg", source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    /// As [`Connection::send`].
+    pub fn send_request(
+        &self,
+        request: Request<BorrowedFd<'_>>,
+        need_reply: bool,
+    ) -> Result<(), ConnectionError> {
+        let (bytes, fds) = request.encode(need_reply);
+        self.send(&bytes, &fds)
+    }
+
+    /// The next message; `None` when it has not yet arrived as a whole. Does not wait.
+    ///
+    /// # Errors
+    /// When the connection has ended, or cannot go on because a header makes no sense.
+    pub fn receive(&mut self) -> Result<Option<Received>, ConnectionError> {
+        loop {
+            let Some(header) = self.partial.header else {
+                if !self.fill_header()? {
+                    return Ok(None);
+                }
+                let header = Header::decode(self.partial.head)?;
+                self.partial.payload = vec![0; header.size as usize];
+                self.partial.header = Some(header);
+                continue;
+            };
+            if self.partial.payload_len < self.partial.payload.len() {
+                if !self.fill_payload()? {
+                    return Ok(None);
+                }
+                continue;
+            }
+            let Partial { payload, fds, fds_lost, .. } = std::mem::take(&mut self.partial);
+            return Ok(Some(Received { header, payload, fds, fds_lost }));
+        }
+    }
+
+    /// As [`Connection::receive`], waiting until `deadline` for the message to be whole.
+    ///
+    /// # Errors
+    /// As [`Connection::receive`].
+    pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Received>, ConnectionError> {
+        loop {
+            if let Some(received) = self.receive()? {
+                return Ok(Some(received));
+            }
+            let wait = deadline.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                return Ok(None);
+            }
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(wait))?;
+        }
+    }
+
+    /// Whether the peer still has its end open. Does not wait, and takes no bytes.
+    pub fn is_alive(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP | PollFlags::NVAL;
+        poll(&mut fds, Some(Duration::ZERO)).is_ok() && !fds[0].revents().intersects(gone)
+    }
+
+    /// Receives more of the header; returns whether it is whole.
+    fn fill_header(&mut self) -> Result<bool, ConnectionError> {
+        let partial = &mut self.partial;
+        while partial.head_len < HEADER {
+            let into = &mut partial.head[partial.head_len..];
+            match receive_some(&self.socket, into, &mut partial.fds, &mut partial.fds_lost)? {
+                None => return Ok(false),
+                Some(0) if partial.head_len == 0 => return Err(ConnectionError::Closed),
+                Some(0) => {
+                    let (received, expected) = (partial.head_len, HEADER);
+                    return Err(ConnectionError::ClosedMidMessage { part: "header", received, expected });
+                }
+                Some(received) => partial.head_len += received,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Receives more of the payload; returns whether it is whole.
+    fn fill_payload(&mut self) -> Result<bool, ConnectionError> {
+        let partial = &mut self.partial;
+        while partial.payload_len < partial.payload.len() {
+            let into = &mut partial.payload[partial.payload_len..];
+            match receive_some(&self.socket, into, &mut partial.fds, &mut partial.fds_lost)? {
+                None => return Ok(false),
+                Some(0) => {
+                    let (received, expected) = (partial.payload_len, partial.payload.len());
+                    return Err(ConnectionError::ClosedMidMessage { part: "payload", received, expected });
+                }
+                Some(received) => partial.payload_len += received,
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Receives what there is into `into`, at most its length: `None` when there is nothing, 0 at the end. Every file
+/// descriptor that comes is either added to `fds` or closed and noted in `lost`.
+fn receive_some(
+    socket: &OwnedFd,
+    into: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    lost: &mut bool,
+) -> Result<Option<usize>, ConnectionError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = loop {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+            Ok(message) => break message,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            // The peer closed with bytes of ours unread.
+            Err(Errno::CONNRESET) => return Ok(Some(0)),
+            Err(source) => return Err(ConnectionError::System { what: "recvmsg", source }),
+        }
+    };
+    *lost |= message.flags.contains(ReturnFlags::CTRUNC);
+    for control in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = control {
+            fds.extend(received);
+        }
+    }
+    if fds.len() > MAX_FDS {
+        fds.clear();
+        *lost = true;
+    }
+    Ok(Some(message.bytes))
+}
+
+/// Waits until one of `fds` is ready, for `patience` at most, or for ever.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], patience: Option<Duration>) -> Result<(), ConnectionError> {
+    // A wait too long for a timespec is as good as one for ever.
+    let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    match rustix::event::poll(fds, timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(source) => Err(ConnectionError::System { what: "poll", source }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! Sockets with a path: listening on one, connecting to one.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Which side of the socket one is. Either side of the protocol can be either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Makes the socket and waits for a peer.
+    #[default]
+    Server,
+    /// Connects to a peer's socket.
+    Client,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        })
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "server" => Ok(Self::Server),
+            "client" => Ok(Self::Client),
+            _ => Err(format!("socket role '{text}': expected server or client")),
+        }
+    }
+}
+
+/// Why a socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody listens there.
+    #[error("{}: in use: a process is listening on it; stop that process or choose another path", path.display())]
+    InUse {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// The path names something that is no socket.
+    #[error("{}: exists and is not a socket; remove it or choose another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The path is too long for a socket's address.
+    #[error("{}: {found} bytes are too long for a socket's path, at most 107 are possible", path.display())]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        found: usize,
+    },
+    /// The kernel refused.
+    #[error("{}: {what}: {source}", path.display())]
+    System {
+        /// The socket's path.
+        path: PathBuf,
+        /// The call.
+        what: &'static str,
+        /// The kernel's reason.
+        source: Errno,
+    },
+}
+
+fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {
+    let path = path.to_owned();
+    move |source| SocketError::System { path, what, source }
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
+    SocketAddrUnix::new(path).map_err(|source| match source {
+        Errno::NAMETOOLONG => SocketError::TooLong { path: path.to_owned(), found: path.as_os_str().len() },
+        source => SocketError::System { path: path.to_owned(), what: "socket address", source },
+    })
+}
+
+fn new_socket(path: &Path) -> Result<OwnedFd, SocketError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(fail(path, "socket"))
+}
+
+/// Connects to the socket at `path`, without waiting.
+pub(crate) fn connect(path: &Path) -> Result<OwnedFd, SocketError> {
+    let socket = new_socket(path)?;
+    rustix::net::connect(&socket, &address(path)?).map_err(fail(path, "connect"))?;
+    Ok(socket)
+}
+
+/// A listening socket. It is removed from the file system when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode, so that only our own socket is removed.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// Listens at `path`. A socket that nobody listens on any more is replaced.
+    pub(crate) fn bind(path: &Path) -> Result<Self, SocketError> {
+        let address = address(path)?;
+        let socket = new_socket(path)?;
+        let bound = match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path)?;
+                rustix::net::bind(&socket, &address)
+            }
+            result => result,
+        };
+        bound.map_err(fail(path, "bind"))?;
+        let listener = Self { socket, path: path.to_owned(), file: file_of(path) };
+        rustix::net::listen(&listener.socket, 16).map_err(fail(path, "listen"))?;
+        Ok(listener)
+    }
+
+    /// The next peer; `None` when none is waiting.
+    pub(crate) fn accept(&self) -> Result<Option<OwnedFd>, SocketError> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(source) => Err(fail(&self.path, "accept")(source)),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.file.is_some() && file_of(&self.path) == self.file {
+            // Somebody may remove it first; then there is nothing to do.
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+/// Removes the socket at `path` when nobody listens on it.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let stat = rustix::fs::lstat(path).map_err(fail(path, "stat"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(SocketError::NotASocket { path: path.to_owned() });
+    }
+    match connect(path) {
+        Err(SocketError::System { source: Errno::CONNREFUSED, .. }) => {
+            rustix::fs::unlink(path).map_err(fail(path, "removing a stale socket"))
+        }
+        // Connected, or its queue is full: somebody is there.
+        Ok(_) | Err(SocketError::System { source: Errno::AGAIN, .. }) => {
+            Err(SocketError::InUse { path: path.to_owned() })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    rustix::fs::lstat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}

@@ -1,0 +1,142 @@
+use super::*;
+use crate::message::{Code, VringFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+fn pair() -> (Connection, Connection) {
+    let (a, b) = UnixStream::pair().unwrap();
+    (Connection::new(a.into()).unwrap(), Connection::new(b.into()).unwrap())
+}
+
+fn eventfds(count: usize) -> Vec<OwnedFd> {
+    let new = || rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    (0..count).map(|_| new()).collect()
+}
+
+/// A path of its own for every test of every process.
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("offcore-{}-{name}.sock", std::process::id()))
+}
+
+#[test]
+fn a_message_in_single_bytes_is_put_together() {
+    let (a, mut b) = pair();
+    let fd = eventfds(1);
+    let (bytes, fds) = Request::SetVringKick(VringFd { index: 1, fd: Some(fd[0].as_fd()) }).encode(true);
+    for (at, byte) in bytes.iter().enumerate() {
+        assert!(b.receive().unwrap().is_none(), "whole after {at} bytes");
+        a.send(&[*byte], if at == 0 { &fds } else { &[] }).unwrap();
+    }
+    let received = b.receive().unwrap().unwrap();
+    assert!(received.header.need_reply);
+    assert!(matches!(received.request(), Ok(Request::SetVringKick(VringFd { index: 1, fd: Some(_) }))));
+    assert!(b.receive().unwrap().is_none());
+}
+
+#[test]
+fn messages_sent_at_once_come_one_by_one() {
+    let (a, mut b) = pair();
+    let first = Request::<BorrowedFd<'_>>::SetFeatures(7).encode(false).0;
+    let second = Request::<BorrowedFd<'_>>::SetOwner.encode(false).0;
+    a.send(&[first, second].concat(), &[]).unwrap();
+    assert!(matches!(b.receive().unwrap().unwrap().request(), Ok(Request::SetFeatures(7))));
+    assert!(matches!(b.receive().unwrap().unwrap().request(), Ok(Request::SetOwner)));
+}
+
+#[test]
+fn the_end_is_told_apart_from_a_broken_message() {
+    let (a, mut b) = pair();
+    assert!(b.is_alive());
+    drop(a);
+    assert!(!b.is_alive());
+    assert!(matches!(b.receive(), Err(ConnectionError::Closed)));
+    assert!(matches!(b.send(&[0], &[]), Err(ConnectionError::Closed)));
+
+    let (a, mut b) = pair();
+    a.send(&[1, 0, 0], &[]).unwrap();
+    assert!(b.receive().unwrap().is_none());
+    drop(a);
+    let error = b.receive().unwrap_err();
+    let expected = "the peer closed the connection after 3 of 12 bytes of a message's header";
+    assert_eq!(error.to_string(), expected);
+
+    let (a, mut b) = pair();
+    let bytes = Request::<BorrowedFd<'_>>::SetFeatures(7).encode(false).0;
+    a.send(&bytes[..HEADER + 5], &[]).unwrap();
+    drop(a);
+    let error = b.receive().unwrap_err();
+    assert!(matches!(error, ConnectionError::ClosedMidMessage { part: "payload", received: 5, expected: 8 }));
+}
+
+#[test]
+fn too_many_descriptors_are_closed_and_said() {
+    let (a, mut b) = pair();
+    let fds = eventfds(MAX_FDS + 8);
+    let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let bytes = Request::<BorrowedFd<'_>>::SetOwner.encode(false).0;
+    a.send(&bytes, &borrowed).unwrap();
+    let received = b.receive().unwrap().unwrap();
+    assert!(received.fds_lost);
+    assert!(matches!(received.request(), Err(MessageError::FdsLost { code: Code::SET_OWNER })));
+    // The same, spread over the pieces of one message.
+    for byte in &bytes {
+        a.send(&[*byte], &borrowed[..30]).unwrap();
+    }
+    assert!(b.receive().unwrap().unwrap().fds_lost);
+    a.send(&bytes, &[]).unwrap();
+    assert!(matches!(b.receive().unwrap().unwrap().request(), Ok(Request::SetOwner)));
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_given_up() {
+    let (a, _b) = pair();
+    let sent = a.send(&vec![0; 16 << 20], &[]);
+    assert!(matches!(sent, Err(ConnectionError::NotRead { .. })), "{sent:?}");
+}
+
+#[test]
+fn a_header_without_sense_ends_the_connection() {
+    let (a, mut b) = pair();
+    a.send(&[0xff; 64], &[]).unwrap();
+    assert!(matches!(b.receive(), Err(ConnectionError::Message(MessageError::Version { .. }))));
+}
+
+#[test]
+fn a_path_in_use_is_refused_and_a_stale_one_replaced() {
+    let path = path("in-use");
+    let listener = Listener::bind(&path).unwrap();
+    let second = Listener::bind(&path).unwrap_err();
+    assert!(matches!(second, SocketError::InUse { .. }));
+    assert!(second.to_string().contains("a process is listening on it"), "{second}");
+    drop(listener);
+    assert!(!path.exists(), "removed with its listener");
+
+    // A process that was killed leaves its socket behind.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let listener = Listener::bind(&path).unwrap();
+    assert!(listener.accept().unwrap().is_none());
+    let _client = connect(&path).unwrap();
+    assert!(listener.accept().unwrap().is_some());
+
+    // Somebody else's socket at our path is not removed.
+    std::fs::remove_file(&path).unwrap();
+    let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    drop(listener);
+    assert!(path.exists());
+    drop(theirs);
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn other_paths_are_refused() {
+    let path = path("file");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(Listener::bind(&path), Err(SocketError::NotASocket { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    std::fs::remove_file(&path).unwrap();
+    let long = PathBuf::from("/tmp").join("x".repeat(120));
+    assert!(matches!(Listener::bind(&long), Err(SocketError::TooLong { found: 125, .. })));
+    assert!(matches!(Listener::bind(&PathBuf::from("/nowhere/x.sock")), Err(SocketError::System { .. })));
+    assert!(connect(&PathBuf::from("/nowhere/x.sock")).is_err());
+}

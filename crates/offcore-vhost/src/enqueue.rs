@@ -1,0 +1,314 @@
+//! Enqueue: packets to the guest.
+//!
+//! 1. Available chains are taken apart and the copies of the burst gathered: virtio-net header, built in the headroom,
+//!    and payload in one copy.
+//! 2. The mover makes the copies, or hands them to a channel.
+//! 3. Packets whose copies are all done are published in order, and their buffers come back.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use offcore_dma::{Copy, Mover};
+use offcore_mem::{BURST, Burst, Packet};
+use offcore_ring::RingError;
+use offcore_ring::split::device::{Buffer, Direction};
+use offcore_stats::Stage;
+
+use crate::cell::VringCell;
+use crate::features::NET_HEADER;
+use crate::vring::{Active, Chain, Chains, Context, LIST, MAX_PIECES, Taken, Vring, burst_limit};
+
+/// What became of a burst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Submitted {
+    /// Packets taken over: in flight or already published.
+    pub packets: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Packets dropped and freed because the guest's chains are too short for them.
+    pub too_big: usize,
+}
+
+/// The worker's side of a virtqueue that the guest receives from.
+#[derive(Debug)]
+pub struct Enqueue {
+    vring: Vring,
+}
+
+/// What stops a burst.
+enum Stop {
+    /// The packet in front cannot be delivered: drop it and go on.
+    TooBig,
+    /// No chain, or no room for its copies: later.
+    Full,
+    /// The queue is broken.
+    Broken(RingError),
+}
+
+impl From<RingError> for Stop {
+    fn from(error: RingError) -> Self {
+        Self::Broken(error)
+    }
+}
+
+impl Enqueue {
+    /// Takes the worker's side of `cell`, an even virtqueue.
+    ///
+    /// # Errors
+    /// When another worker has it.
+    pub fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
+        Ok(Self { vring: Vring::attach(cell, mover)? })
+    }
+
+    /// `rte_vhost_submit_enqueue_burst`: takes packets from the front of `burst` and submits their copies. Packets for
+    /// which the guest has no chains, or for which there is no room, stay in `burst`.
+    #[inline]
+    pub fn submit(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Submitted {
+        let mut submitted = Submitted::default();
+        if !self.vring.service(ctx.mover) || !self.enabled() {
+            return submitted;
+        }
+        while !burst.is_empty() {
+            let (taken, stop) = self.submit_some(ctx, burst);
+            submitted.packets += taken.0;
+            submitted.bytes += taken.1;
+            match stop {
+                None => {}
+                Some(Stop::Full) => break,
+                Some(Stop::TooBig) => {
+                    ctx.cache.free(burst.remove(0));
+                    submitted.too_big += 1;
+                }
+                Some(Stop::Broken(error)) => {
+                    self.vring.break_down(error);
+                    break;
+                }
+            }
+        }
+        submitted
+    }
+
+    /// `rte_vhost_poll_enqueue_completed`: publishes what has completed, in order, and moves the packets to `done`, as
+    /// many as it has room for.
+    #[inline]
+    pub fn poll_completed(&mut self, ctx: &mut Context<'_>, done: &mut Burst) {
+        let ready = ctx.mover.ring(self.vring.queue).ready().min(done.remaining_capacity());
+        if ready == 0 {
+            if ctx.mover.ring(self.vring.queue).in_flight() == 0 {
+                // Lets a change that waited for this happen.
+                self.vring.service(ctx.mover);
+            }
+            return;
+        }
+        let ring = ctx.mover.ring(self.vring.queue);
+        let (first, mask) = (ring.oldest_slot(), ring.mask());
+        let vring = &mut self.vring;
+        let Some(active) = vring.active.as_mut() else { return };
+        for i in 0..ready {
+            let slot = &mut vring.slots[(first + i) & mask];
+            for _ in 0..slot.chains {
+                let chain = vring.chains.pop();
+                active.queue.push_used(chain.head, chain.written);
+            }
+            done.extend(slot.packet.take());
+        }
+        active.publish();
+        vring.left(ctx.mover, ready);
+        ctx.clock.lap(Stage::Publish);
+    }
+
+    /// `rte_vhost_async_get_inflight`: packets submitted and not yet published.
+    pub fn in_flight(&self, mover: &mut Mover) -> usize {
+        self.vring.in_flight(mover)
+    }
+
+    /// Gives the virtqueue back once nothing is in flight; returns whether it did. Completed packets must be polled for
+    /// meanwhile.
+    pub fn close(&mut self, ctx: &mut Context<'_>) -> bool {
+        self.vring.close(ctx.mover)
+    }
+
+    /// Whether the front end has started and enabled the queue.
+    #[inline(always)]
+    pub fn enabled(&self) -> bool {
+        self.vring.active.as_ref().is_some_and(|active| active.config.enabled)
+    }
+
+    /// One list of copies. Returns packets and bytes taken, and why it ended before the end of the burst.
+    #[inline]
+    fn submit_some(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> ((usize, u64), Option<Stop>) {
+        let plan = ctx.mover.plan(self.vring.queue);
+        let wanted = burst_limit(burst.len()).min(plan.packets);
+        if wanted == 0 {
+            return ((0, 0), Some(Stop::Full));
+        }
+        let Some(active) = self.vring.active.as_mut() else { return ((0, 0), Some(Stop::Full)) };
+        let ring = ctx.mover.ring(self.vring.queue);
+        let mut gather = Gather {
+            active,
+            list: &mut self.vring.list,
+            room: plan.copies.min(LIST),
+            ahead: 0,
+            available: 0,
+            heads: [0; BURST],
+            known: 0,
+        };
+        gather.list.clear();
+        let (mut taken, mut bytes, mut stop) = (0, 0, None);
+        if let Err(error) = gather.look(wanted) {
+            return ((0, 0), Some(Stop::Broken(error)));
+        }
+        for packet in &mut burst[..wanted] {
+            let token = self.vring.queue.token(ring.next_slot());
+            let before = gather.list.len();
+            match gather.packet(packet, token, &mut self.vring.chains) {
+                Ok(chains) => {
+                    let slot = ring.push(plan.outstanding(gather.list.len() - before));
+                    self.vring.slots[slot].chains = chains;
+                    taken += 1;
+                    bytes += packet.len() as u64;
+                }
+                Err(why) => {
+                    stop = Some(why);
+                    break;
+                }
+            }
+        }
+        let consumed = gather.ahead;
+        active.queue.consume(consumed);
+        ctx.clock.lap(Stage::Virtqueue);
+        if taken == 0 {
+            return ((0, 0), stop);
+        }
+        self.vring.entered(ctx.mover, taken);
+        // SAFETY: sources are packet buffers whose handles go into `slots` below and come out when the packet is ready;
+        // destinations are ranges that the guest gave us for writing, checked against its memory, which `entered` holds
+        // until the packet is published.
+        unsafe { ctx.mover.submit(self.vring.queue, plan, &self.vring.list, ctx.clock) };
+        let ring = ctx.mover.ring(self.vring.queue);
+        let first = ring.next_slot().wrapping_sub(taken);
+        let mask = ring.mask();
+        for (i, packet) in burst.drain(..taken).enumerate() {
+            self.vring.slots[first.wrapping_add(i) & mask].packet = Some(packet);
+        }
+        ((taken, bytes), stop)
+    }
+}
+
+/// Takes chains apart and gathers the copies of one list.
+struct Gather<'a> {
+    active: &'a mut Active,
+    list: &'a mut ArrayVec<Copy, LIST>,
+    /// Copies that fit.
+    room: usize,
+    /// Chains taken.
+    ahead: u16,
+    /// Chains there are.
+    available: u16,
+    heads: [u16; BURST],
+    known: usize,
+}
+
+impl Gather<'_> {
+    /// Reads the driver's index and the first heads, and fetches their descriptors ahead.
+    #[inline(always)]
+    fn look(&mut self, wanted: usize) -> Result<(), RingError> {
+        self.available = self.active.queue.available(wanted as u16)?;
+        self.known = wanted.min(self.available.into());
+        self.active.queue.heads(&mut self.heads[..self.known])?;
+        self.active.queue.prefetch_used(self.known);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn head(&self, ahead: u16) -> Result<u16, RingError> {
+        match self.heads[..self.known].get(usize::from(ahead)) {
+            Some(&head) => Ok(head),
+            None => self.active.queue.head(ahead),
+        }
+    }
+
+    /// Adds the copies of one packet; returns how many chains it takes. On an error nothing is added or taken.
+    #[inline(always)]
+    fn packet(&mut self, packet: &mut Packet, token: u32, chains: &mut Chains) -> Result<u16, Stop> {
+        if self.ahead == self.available {
+            return Err(Stop::Full);
+        }
+        let total = (NET_HEADER + packet.len()) as u32;
+        let head = self.head(self.ahead)?;
+        let Active { config, queue, .. } = &mut *self.active;
+        match queue.single(head, &config.memory, Direction::Writable)? {
+            Some(Buffer { addr, len }) if len >= total => {
+                if self.list.len() == self.room {
+                    return Err(Stop::Full);
+                }
+                let src = write_header(packet, 1);
+                self.list.push(Copy { src, dst: addr.as_ptr(), len: total, token });
+                chains.push(Chain { head, written: total });
+                self.ahead += 1;
+                Ok(1)
+            }
+            _ => self.packet_in_pieces(packet, token, chains),
+        }
+    }
+
+    /// A packet that takes several buffers: chains of several descriptors, or (with mergeable buffers) several chains.
+    #[cold]
+    fn packet_in_pieces(
+        &mut self,
+        packet: &mut Packet,
+        token: u32,
+        chains: &mut Chains,
+    ) -> Result<u16, Stop> {
+        let mut left = (NET_HEADER + packet.len()) as u32;
+        let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
+        let mut taken: ArrayVec<Chain, MAX_PIECES> = ArrayVec::new();
+        while left > 0 {
+            let ahead = self.ahead + taken.len() as u16;
+            if ahead == self.available {
+                // The index was only read for as many chains as there are packets.
+                self.available = self.active.queue.available(ahead + 1)?;
+                if ahead == self.available {
+                    return Err(Stop::Full);
+                }
+            }
+            if (!self.active.mergeable && !taken.is_empty()) || taken.is_full() {
+                return Err(Stop::TooBig);
+            }
+            let head = self.head(ahead)?;
+            let before = left;
+            let Active { config, queue, .. } = &mut *self.active;
+            queue.walk(head, &config.memory, Direction::Writable, MAX_PIECES, |buffer| {
+                let len = buffer.len.min(left);
+                if len > 0 && !pieces.is_full() {
+                    pieces.push(Buffer { addr: buffer.addr, len });
+                    left -= len;
+                }
+            })?;
+            taken.push(Chain { head, written: before - left });
+        }
+        if self.list.len() + pieces.len() > self.room {
+            return Err(if pieces.len() > LIST { Stop::TooBig } else { Stop::Full });
+        }
+        let mut src = write_header(packet, taken.len() as u16);
+        for Buffer { addr, len } in pieces {
+            self.list.push(Copy { src, dst: addr.as_ptr(), len, token });
+            src = src.wrapping_add(len as usize);
+        }
+        for &chain in &taken {
+            chains.push(chain);
+        }
+        self.ahead += taken.len() as u16;
+        Ok(taken.len() as u16)
+    }
+}
+
+/// Builds the virtio-net header (virtio 1.2, section 5.1.6) in the headroom; returns where it starts. No offloads are
+/// negotiated, so every field but `num_buffers` is zero.
+#[inline(always)]
+fn write_header(packet: &mut Packet, num_buffers: u16) -> *const u8 {
+    let header = packet.headroom_mut(NET_HEADER);
+    header[..10].fill(0);
+    header[10..].copy_from_slice(&num_buffers.to_le_bytes());
+    header.as_ptr()
+}

@@ -1,0 +1,306 @@
+//! Our own front end: the driver's side of a vhost-user connection.
+//!
+//! It negotiates, describes memory, and sets virtqueues up; packets are moved by whoever makes an
+//! `offcore_ring::split::driver::Queue` of each [`DriverQueue`]. Guest addresses and front-end addresses are host
+//! virtual addresses of this process, so that a buffer is made available by its address.
+//!
+//! 1. [`FrontEnd::connect`] negotiates and makes the virtqueues' memory,
+//! 2. the caller makes a driver queue of each handle and fills it,
+//! 3. [`FrontEnd::start`] starts and enables the virtqueues,
+//! 4. [`FrontEnd::stop`] stops them; the back end has let go of all buffers when it returns.
+//!
+//! After the back end has gone, a new front end over the same memory takes up a new connection.
+
+mod error;
+mod queue;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use offcore_mem::Mapping;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::connection::{Connection, Listener, Role, SocketError, connect, poll};
+use crate::features::{
+    NET_CTRL_VQ, NET_MQ, NET_MRG_RXBUF, PROTOCOL_MQ, PROTOCOL_REPLY_ACK, RING_EVENT_IDX, RING_INDIRECT_DESC,
+    VERSION_1, VHOST_USER_PROTOCOL_FEATURES,
+};
+use crate::message::{Code, MAX_REGIONS, MemoryRegion, Reply, Request, VringFd, VringState};
+
+pub use error::FrontEndError;
+pub use queue::DriverQueue;
+use queue::RingMemory;
+
+/// How long after a failure to connect is tried again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// What a front end is to be.
+#[derive(Clone, Debug)]
+pub struct FrontEndConfig {
+    /// The socket's path.
+    pub path: PathBuf,
+    /// Whether the front end connects to a back end's socket, or makes one and waits for the back end.
+    pub role: Role,
+    /// Queue pairs.
+    pub queue_pairs: u16,
+    /// Descriptors of each virtqueue, a power of two up to 32768.
+    pub queue_size: u16,
+    /// Virtio features to use if the back end offers them. VERSION_1 is required in any case.
+    pub features: u64,
+    /// How long to wait for the back end: for its socket, and for each of its replies. It should be longer than the
+    /// back end's patience with its workers.
+    pub patience: Duration,
+}
+
+impl FrontEndConfig {
+    /// A client at `path` with one queue pair of 256 descriptors that uses mergeable buffers, event index and indirect
+    /// descriptors where they are offered, with 15 seconds of patience.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            role: Role::Client,
+            queue_pairs: 1,
+            queue_size: 256,
+            features: NET_MRG_RXBUF | RING_EVENT_IDX | RING_INDIRECT_DESC,
+            patience: Duration::from_secs(15),
+        }
+    }
+}
+
+/// Memory that packets are in, shared with the back end: a whole mapping and the file behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryFd<'a> {
+    /// The file; the mapping begins at its first byte.
+    pub fd: BorrowedFd<'a>,
+    /// Address of the mapping in this process, which is its guest address, too.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl<'a> MemoryFd<'a> {
+    /// The whole of a mapping that begins where its file does.
+    pub fn new(mapping: &Mapping, fd: BorrowedFd<'a>) -> Self {
+        Self { fd, address: mapping.base().as_ptr() as u64, len: mapping.len() as u64 }
+    }
+}
+
+/// A connected front end. Dropping it closes the connection, upon which the back end stops the virtqueues.
+#[derive(Debug)]
+pub struct FrontEnd {
+    connection: Connection,
+    /// A server's socket stays until the front end is gone, so that nobody else takes the path.
+    _listener: Option<Listener>,
+    patience: Duration,
+    features: u64,
+    protocol: u64,
+    rings: Arc<RingMemory>,
+    queues: Vec<DriverQueue>,
+    /// Available entry at which each virtqueue begins.
+    bases: Vec<u16>,
+    running: bool,
+}
+
+impl FrontEnd {
+    /// Connects, negotiates, describes `memory`, and makes the virtqueues, which do not run yet.
+    ///
+    /// # Errors
+    /// No back end within the configured patience, or one that does not offer or accept what is needed.
+    pub fn connect(config: &FrontEndConfig, memory: &[MemoryFd<'_>]) -> Result<Self, FrontEndError> {
+        let rings = Arc::new(RingMemory::new(config)?);
+        let (socket, listener) = reach(config)?;
+        let mut front_end = Self {
+            connection: Connection::new(socket)?,
+            _listener: listener,
+            patience: config.patience,
+            features: 0,
+            protocol: 0,
+            rings,
+            queues: Vec::new(),
+            bases: vec![0; usize::from(config.queue_pairs) * 2],
+            running: false,
+        };
+        front_end.negotiate(config)?;
+        front_end.queues = front_end.rings.queues(config, front_end.features)?;
+        front_end.set_memory(memory)?;
+        Ok(front_end)
+    }
+
+    /// The virtio features negotiated.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The protocol features negotiated.
+    pub fn protocol_features(&self) -> u64 {
+        self.protocol
+    }
+
+    /// The virtqueues, by index: even ones receive, odd ones transmit.
+    pub fn queues(&self) -> &[DriverQueue] {
+        &self.queues
+    }
+
+    /// Starts and enables all virtqueues, each where it last stopped. Does nothing when they run.
+    ///
+    /// # Errors
+    /// A back end that refuses or does not answer.
+    pub fn start(&mut self) -> Result<(), FrontEndError> {
+        if self.running {
+            return Ok(());
+        }
+        let queues = self.queues.clone();
+        for (queue, base) in queues.iter().zip(self.bases.clone()) {
+            let (index, num) = (queue.index().into(), queue.layout().size().into());
+            self.command(Request::SetVringNum(VringState { index, num }))?;
+            self.command(Request::SetVringBase(VringState { index, num: base.into() }))?;
+            self.command(Request::SetVringAddr(queue.addresses()))?;
+            let event = |fd| VringFd { index: queue.index(), fd: Some(fd) };
+            self.command(Request::SetVringCall(event(queue.call())))?;
+            // Enabled first, so that it starts once and for all.
+            if self.features & VHOST_USER_PROTOCOL_FEATURES != 0 {
+                self.command(Request::SetVringEnable(VringState { index, num: 1 }))?;
+            }
+            self.command(Request::SetVringKick(event(queue.kick())))?;
+        }
+        self.running = true;
+        Ok(())
+    }
+
+    /// Stops all virtqueues. The back end has then returned or left alone every chain, and [`FrontEnd::start`] can
+    /// begin again.
+    ///
+    /// # Errors
+    /// A back end that does not answer.
+    pub fn stop(&mut self) -> Result<(), FrontEndError> {
+        if !self.running {
+            return Ok(());
+        }
+        for index in 0..self.bases.len() {
+            let state = VringState { index: index as u32, num: 0 };
+            let Reply::Vring(found) = self.query(Request::GetVringBase(state))? else {
+                return Err(FrontEndError::Base { queue: index, found: None });
+            };
+            let base = u16::try_from(found.num).ok().filter(|_| found.index == state.index);
+            self.bases[index] = base.ok_or(FrontEndError::Base { queue: index, found: Some(found) })?;
+        }
+        self.running = false;
+        Ok(())
+    }
+
+    /// Whether the back end still has its end of the connection open. Does not wait.
+    pub fn is_alive(&self) -> bool {
+        self.connection.is_alive()
+    }
+
+    /// Exchanges the memory table for one of `memory` and the virtqueues' own memory, at any time.
+    ///
+    /// # Errors
+    /// Too many regions, a back end that refuses or does not answer.
+    pub fn set_memory(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
+        if memory.len() >= MAX_REGIONS {
+            return Err(FrontEndError::Regions { found: memory.len() });
+        }
+        let rings = Arc::clone(&self.rings);
+        let regions = memory.iter().copied().chain([rings.region()]);
+        let regions = regions.map(|MemoryFd { fd, address, len }| {
+            (MemoryRegion { guest: address, size: len, user: address, mmap_offset: 0 }, fd)
+        });
+        let regions = regions.collect();
+        self.command(Request::SetMemTable(regions))
+    }
+
+    fn negotiate(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
+        let several = config.queue_pairs > 1;
+        let offered = self.value(Request::GetFeatures)?;
+        if offered & VERSION_1 == 0 {
+            return Err(FrontEndError::Legacy { offered });
+        }
+        if offered & VHOST_USER_PROTOCOL_FEATURES != 0 {
+            let offered = self.value(Request::GetProtocolFeatures)?;
+            let chosen = offered & (PROTOCOL_MQ | PROTOCOL_REPLY_ACK);
+            self.command(Request::SetProtocolFeatures(chosen))?;
+            self.protocol = chosen;
+        }
+        let found = match self.protocol & PROTOCOL_MQ {
+            0 => 1,
+            _ => self.value(Request::GetQueueNum)?,
+        };
+        if found < config.queue_pairs.into() || several && offered & NET_MQ == 0 {
+            return Err(FrontEndError::QueuePairs { found, expected: config.queue_pairs });
+        }
+        self.command(Request::SetOwner)?;
+        let pairs = if several { NET_MQ | NET_CTRL_VQ } else { 0 };
+        let wanted = config.features | pairs | VHOST_USER_PROTOCOL_FEATURES | VERSION_1;
+        self.features = offered & wanted;
+        self.command(Request::SetFeatures(self.features))
+    }
+
+    /// Sends a request that has no reply of its own; waits for its acknowledgement when those are negotiated.
+    fn command(&mut self, request: Request<BorrowedFd<'_>>) -> Result<(), FrontEndError> {
+        let code = request.code();
+        let acknowledged = self.protocol & PROTOCOL_REPLY_ACK != 0;
+        self.connection.send_request(request, acknowledged)?;
+        if acknowledged {
+            match self.reply(code)? {
+                Reply::Value(0) => {}
+                reply => return Err(FrontEndError::Refused { code, reply }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request and waits for its reply.
+    fn query(&mut self, request: Request<BorrowedFd<'_>>) -> Result<Reply, FrontEndError> {
+        let code = request.code();
+        self.connection.send_request(request, false)?;
+        self.reply(code)
+    }
+
+    fn value(&mut self, request: Request<BorrowedFd<'_>>) -> Result<u64, FrontEndError> {
+        let code = request.code();
+        match self.query(request)? {
+            Reply::Value(value) => Ok(value),
+            reply @ Reply::Vring(_) => Err(FrontEndError::Refused { code, reply }),
+        }
+    }
+
+    fn reply(&mut self, code: Code) -> Result<Reply, FrontEndError> {
+        let received = self.connection.receive_until(Instant::now() + self.patience)?;
+        let received = received.ok_or(FrontEndError::NoReply { code, waited: self.patience })?;
+        Ok(received.reply(code)?)
+    }
+}
+
+/// Reaches the back end, waiting for it as long as the configuration says.
+fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEndError> {
+    let deadline = Instant::now() + config.patience;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    match config.role {
+        Role::Client => loop {
+            match connect(&config.path) {
+                Ok(socket) => return Ok((socket, None)),
+                Err(error @ SocketError::TooLong { .. }) => return Err(error.into()),
+                Err(source) if left().is_zero() => {
+                    return Err(FrontEndError::NoBackEnd { waited: config.patience, source });
+                }
+                Err(_) => std::thread::sleep(RETRY.min(left())),
+            }
+        },
+        Role::Server => {
+            let listener = Listener::bind(&config.path)?;
+            loop {
+                if let Some(socket) = listener.accept()? {
+                    return Ok((socket, Some(listener)));
+                }
+                if left().is_zero() {
+                    let (path, waited) = (config.path.clone(), config.patience);
+                    return Err(FrontEndError::NobodyConnected { path, waited });
+                }
+                poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(left()))?;
+            }
+        }
+    }
+}

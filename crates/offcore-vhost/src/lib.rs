@@ -1,0 +1,23 @@
+//! vhost-user: back end and front end of virtio-net devices (virtio 1.2, section 5.1), with payload moved by engines.
+//!
+//! Control: [`message`] is the protocol's codec, [`backend`] serves front ends over a socket, [`frontend`] is our own
+//! front end. They hand each virtqueue to the worker that owns it through a [`cell::VringCell`].
+//! Data: a [`vring::Vring`] is the worker's side of one virtqueue; it submits copies through an `offcore_dma::Mover`
+//! and publishes what has completed.
+
+pub mod backend;
+pub mod cell;
+pub mod connection;
+pub mod dequeue;
+pub mod enqueue;
+pub mod features;
+pub mod frontend;
+pub mod message;
+pub mod vring;
+
+pub use backend::{Backend, BackendConfig, Device, DeviceEvents};
+pub use cell::{Binding, VringCell, VringConfig};
+pub use dequeue::Dequeue;
+pub use enqueue::Enqueue;
+pub use frontend::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};
+pub use vring::Context;

@@ -1,0 +1,420 @@
+//! The vhost-user protocol's messages: encoding and decoding, for both sides.
+//!
+//! ```text
+//! request u32 | flags u32 | size u32 | payload, `size` bytes        file descriptors beside it (SCM_RIGHTS)
+//! ```
+//! All numbers are in the host's byte order. Decoding is strict: a message is accepted only with exactly the payload
+//! and exactly the file descriptors that its request has, and everything else is said in a [`MessageError`]. What is
+//! valid for a particular device (is there a virtqueue 7?) is the receiver's business.
+//!
+//! [`Request`] is generic in what stands for a file descriptor, so that a sender lends what a receiver comes to own.
+
+mod code;
+mod error;
+
+pub use code::Code;
+pub use error::MessageError;
+
+/// Bytes of a message's header.
+pub const HEADER: usize = 12;
+/// Regions of a memory table, at most.
+pub const MAX_REGIONS: usize = 32;
+/// Bytes of a payload, at most: that of a memory table.
+pub const MAX_PAYLOAD: usize = 8 + MAX_REGIONS * REGION;
+/// File descriptors beside a message, at most: those of a memory table.
+pub const MAX_FDS: usize = MAX_REGIONS;
+
+const REGION: usize = 32;
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+/// Bits of the payload of SET_VRING_KICK, _CALL and _ERR that hold the virtqueue's index.
+const FD_INDEX: u64 = 0xff;
+/// Bit of that payload that says: no file descriptor, poll.
+const FD_NONE: u64 = 1 << 8;
+
+/// What every message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Which request, or the request that this replies to.
+    pub code: Code,
+    /// Whether this is a reply.
+    pub reply: bool,
+    /// Whether the sender wants an acknowledgement (with REPLY_ACK negotiated).
+    pub need_reply: bool,
+    /// Bytes of payload that follow.
+    pub size: u32,
+}
+
+impl Header {
+    /// Takes a header apart.
+    ///
+    /// # Errors
+    /// Another protocol version, unknown flags, or a payload longer than any message's. Where the next message begins
+    /// is then unknown: the connection is of no more use.
+    pub fn decode(bytes: [u8; HEADER]) -> Result<Self, MessageError> {
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let (code, flags, size) = (Code(word(0)), word(4), word(8));
+        if flags & VERSION_MASK != VERSION {
+            return Err(MessageError::Version { code, found: flags & VERSION_MASK });
+        }
+        if flags & !(VERSION_MASK | REPLY | NEED_REPLY) != 0 {
+            return Err(MessageError::Flags { code, found: flags });
+        }
+        if size as usize > MAX_PAYLOAD {
+            return Err(MessageError::Oversize { code, found: size });
+        }
+        Ok(Self { code, reply: flags & REPLY != 0, need_reply: flags & NEED_REPLY != 0, size })
+    }
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER] {
+        let flags =
+            VERSION | if self.reply { REPLY } else { 0 } | if self.need_reply { NEED_REPLY } else { 0 };
+        let mut bytes = [0; HEADER];
+        for (at, word) in [self.code.0, flags, self.size].into_iter().enumerate() {
+            bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// A region of a memory table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRegion {
+    /// Guest physical address of the first byte.
+    pub guest: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// The front end's own address of the first byte, in which ring addresses are given.
+    pub user: u64,
+    /// Where in the region's file the first byte is.
+    pub mmap_offset: u64,
+}
+
+/// A number about one virtqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VringState {
+    /// Index of the virtqueue.
+    pub index: u32,
+    /// Size, base, or whatever the request is about.
+    pub num: u32,
+}
+
+/// Where the parts of a virtqueue are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VringAddr {
+    /// Index of the virtqueue.
+    pub index: u32,
+    /// Bit 0: log writes to the used ring (VHOST_VRING_F_LOG).
+    pub flags: u32,
+    /// Front-end address of the descriptor table.
+    pub desc: u64,
+    /// Front-end address of the used ring.
+    pub used: u64,
+    /// Front-end address of the available ring.
+    pub avail: u64,
+    /// Guest address under which the used ring is logged.
+    pub log: u64,
+}
+
+/// An eventfd for one virtqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VringFd<F> {
+    /// Index of the virtqueue.
+    pub index: u8,
+    /// The eventfd; `None` when the virtqueue is polled instead.
+    pub fd: Option<F>,
+}
+
+/// A front end's request. `F` stands for a file descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request<F> {
+    /// Which virtio features are offered?
+    GetFeatures,
+    /// These virtio features are chosen.
+    SetFeatures(u64),
+    /// A session begins.
+    SetOwner,
+    /// Deprecated; to be ignored.
+    ResetOwner,
+    /// The guest's memory: regions, each with the file that holds it.
+    SetMemTable(Vec<(MemoryRegion, F)>),
+    /// Size of a virtqueue.
+    SetVringNum(VringState),
+    /// Addresses of a virtqueue's parts.
+    SetVringAddr(VringAddr),
+    /// Available entry at which a virtqueue begins.
+    SetVringBase(VringState),
+    /// Stop the virtqueue `index` and tell its base. `num` means nothing.
+    GetVringBase(VringState),
+    /// Eventfd by which the driver notifies the device; starts the virtqueue.
+    SetVringKick(VringFd<F>),
+    /// Eventfd by which the device notifies the driver.
+    SetVringCall(VringFd<F>),
+    /// Eventfd by which the device says that a virtqueue is broken.
+    SetVringErr(VringFd<F>),
+    /// Which protocol features are offered?
+    GetProtocolFeatures,
+    /// These protocol features are chosen.
+    SetProtocolFeatures(u64),
+    /// How many queue pairs are there?
+    GetQueueNum,
+    /// Enable (`num` is 1) or disable (0) a virtqueue.
+    SetVringEnable(VringState),
+}
+
+impl<F> Request<F> {
+    /// Which request this is.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::GetFeatures => Code::GET_FEATURES,
+            Self::SetFeatures(_) => Code::SET_FEATURES,
+            Self::SetOwner => Code::SET_OWNER,
+            Self::ResetOwner => Code::RESET_OWNER,
+            Self::SetMemTable(_) => Code::SET_MEM_TABLE,
+            Self::SetVringNum(_) => Code::SET_VRING_NUM,
+            Self::SetVringAddr(_) => Code::SET_VRING_ADDR,
+            Self::SetVringBase(_) => Code::SET_VRING_BASE,
+            Self::GetVringBase(_) => Code::GET_VRING_BASE,
+            Self::SetVringKick(_) => Code::SET_VRING_KICK,
+            Self::SetVringCall(_) => Code::SET_VRING_CALL,
+            Self::SetVringErr(_) => Code::SET_VRING_ERR,
+            Self::GetProtocolFeatures => Code::GET_PROTOCOL_FEATURES,
+            Self::SetProtocolFeatures(_) => Code::SET_PROTOCOL_FEATURES,
+            Self::GetQueueNum => Code::GET_QUEUE_NUM,
+            Self::SetVringEnable(_) => Code::SET_VRING_ENABLE,
+        }
+    }
+
+    /// Decodes a request from its payload and the file descriptors that came with it.
+    ///
+    /// # Errors
+    /// Whatever is not exactly as the request has it, and requests that are not understood. The file descriptors are
+    /// closed; the next message can be read.
+    pub fn decode(header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
+        if header.reply {
+            return Err(MessageError::Reply { code: header.code });
+        }
+        let code = header.code;
+        let body = Body { code, payload, fds };
+        Ok(match code {
+            Code::GET_FEATURES => body.nothing(Self::GetFeatures)?,
+            Code::SET_FEATURES => Self::SetFeatures(body.value()?),
+            Code::SET_OWNER => body.nothing(Self::SetOwner)?,
+            Code::RESET_OWNER => body.nothing(Self::ResetOwner)?,
+            Code::SET_MEM_TABLE => Self::SetMemTable(body.regions()?),
+            Code::SET_VRING_NUM => Self::SetVringNum(body.state()?),
+            Code::SET_VRING_ADDR => Self::SetVringAddr(body.addr()?),
+            Code::SET_VRING_BASE => Self::SetVringBase(body.state()?),
+            Code::GET_VRING_BASE => Self::GetVringBase(body.state()?),
+            Code::SET_VRING_KICK => Self::SetVringKick(body.vring_fd()?),
+            Code::SET_VRING_CALL => Self::SetVringCall(body.vring_fd()?),
+            Code::SET_VRING_ERR => Self::SetVringErr(body.vring_fd()?),
+            Code::GET_PROTOCOL_FEATURES => body.nothing(Self::GetProtocolFeatures)?,
+            Code::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(body.value()?),
+            Code::GET_QUEUE_NUM => body.nothing(Self::GetQueueNum)?,
+            Code::SET_VRING_ENABLE => Self::SetVringEnable(body.state()?),
+            _ => return Err(MessageError::Unsupported { code }),
+        })
+    }
+
+    /// The request as it goes over the socket: header and payload in one piece, and the file descriptors beside it.
+    pub fn encode(self, need_reply: bool) -> (Vec<u8>, Vec<F>) {
+        let code = self.code();
+        let (payload, fds) = match self {
+            Self::GetFeatures
+            | Self::SetOwner
+            | Self::ResetOwner
+            | Self::GetProtocolFeatures
+            | Self::GetQueueNum => (Vec::new(), Vec::new()),
+            Self::SetFeatures(value) | Self::SetProtocolFeatures(value) => {
+                (value.to_ne_bytes().to_vec(), Vec::new())
+            }
+            Self::SetVringNum(state)
+            | Self::SetVringBase(state)
+            | Self::GetVringBase(state)
+            | Self::SetVringEnable(state) => (state.encode(), Vec::new()),
+            Self::SetVringAddr(addr) => (addr.encode(), Vec::new()),
+            Self::SetVringKick(event) | Self::SetVringCall(event) | Self::SetVringErr(event) => {
+                let none = if event.fd.is_none() { FD_NONE } else { 0 };
+                let value = u64::from(event.index) | none;
+                (value.to_ne_bytes().to_vec(), event.fd.into_iter().collect())
+            }
+            Self::SetMemTable(regions) => encode_regions(regions),
+        };
+        (message(code, false, need_reply, &payload), fds)
+    }
+}
+
+/// A back end's reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Features, a number of queues, or an acknowledgement: 0 for done.
+    Value(u64),
+    /// The base of a virtqueue.
+    Vring(VringState),
+}
+
+impl Reply {
+    /// The reply to the request `code` as it goes over the socket.
+    pub fn encode(self, code: Code) -> Vec<u8> {
+        match self {
+            Self::Value(value) => message(code, true, false, &value.to_ne_bytes()),
+            Self::Vring(state) => message(code, true, false, &state.encode()),
+        }
+    }
+
+    /// Decodes the reply to the request `code`.
+    ///
+    /// # Errors
+    /// A message that is no reply, or replies to something else, or has another payload or any file descriptor.
+    pub fn decode<F>(code: Code, header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
+        if !header.reply || header.code != code {
+            return Err(MessageError::NoReply { expected: code, found: header.code, reply: header.reply });
+        }
+        let body = Body { code, payload, fds };
+        Ok(match code {
+            Code::GET_VRING_BASE => Self::Vring(body.state()?),
+            _ => Self::Value(body.value()?),
+        })
+    }
+}
+
+/// Payload and file descriptors of a message; every method takes them as a whole.
+struct Body<'a, F> {
+    code: Code,
+    payload: &'a [u8],
+    fds: Vec<F>,
+}
+
+impl<F> Body<'_, F> {
+    /// The payload as words of eight bytes, and the file descriptors, when there are exactly as many.
+    fn words<const N: usize>(self, fds: usize) -> Result<([u64; N], Vec<F>), MessageError> {
+        let (code, found) = (self.code, self.payload.len());
+        if found != N * 8 {
+            return Err(MessageError::Payload { code, found, expected: N * 8 });
+        }
+        if self.fds.len() != fds {
+            return Err(MessageError::Fds { code, found: self.fds.len(), expected: fds });
+        }
+        let mut words = [0; N];
+        for (word, bytes) in words.iter_mut().zip(self.payload.chunks_exact(8)) {
+            *word = word_at(bytes, 0);
+        }
+        Ok((words, self.fds))
+    }
+
+    fn nothing(self, request: Request<F>) -> Result<Request<F>, MessageError> {
+        self.words::<0>(0).map(|_| request)
+    }
+
+    fn value(self) -> Result<u64, MessageError> {
+        self.words(0).map(|([value], _)| value)
+    }
+
+    fn state(self) -> Result<VringState, MessageError> {
+        self.words(0).map(|([word], _)| {
+            let (index, num) = halves(word);
+            VringState { index, num }
+        })
+    }
+
+    fn addr(self) -> Result<VringAddr, MessageError> {
+        self.words(0).map(|([word, desc, used, avail, log], _)| {
+            let (index, flags) = halves(word);
+            VringAddr { index, flags, desc, used, avail, log }
+        })
+    }
+
+    fn vring_fd(self) -> Result<VringFd<F>, MessageError> {
+        let code = self.code;
+        // How many file descriptors there shall be is in the payload; a payload of another length fails below.
+        let none = self.payload.len() == 8 && word_at(self.payload, 0) & FD_NONE != 0;
+        let ([value], fds) = self.words(usize::from(!none))?;
+        if value & !(FD_INDEX | FD_NONE) != 0 {
+            return Err(MessageError::FdPayload { code, found: value });
+        }
+        Ok(VringFd { index: (value & FD_INDEX) as u8, fd: fds.into_iter().next() })
+    }
+
+    fn regions(self) -> Result<Vec<(MemoryRegion, F)>, MessageError> {
+        let (code, found) = (self.code, self.payload.len());
+        if found < 8 {
+            return Err(MessageError::Payload { code, found, expected: 8 + REGION });
+        }
+        let (count, _padding) = halves(word_at(self.payload, 0));
+        let regions = usize::try_from(count).unwrap_or(usize::MAX);
+        if regions == 0 || regions > MAX_REGIONS {
+            return Err(MessageError::Regions { found: count });
+        }
+        let expected = 8 + regions * REGION;
+        if found != expected {
+            return Err(MessageError::Payload { code, found, expected });
+        }
+        if self.fds.len() != regions {
+            return Err(MessageError::Fds { code, found: self.fds.len(), expected: regions });
+        }
+        let described = self.payload[8..].chunks_exact(REGION).map(|bytes| MemoryRegion {
+            guest: word_at(bytes, 0),
+            size: word_at(bytes, 8),
+            user: word_at(bytes, 16),
+            mmap_offset: word_at(bytes, 24),
+        });
+        Ok(described.zip(self.fds).collect())
+    }
+}
+
+impl VringState {
+    fn encode(self) -> Vec<u8> {
+        [self.index.to_ne_bytes(), self.num.to_ne_bytes()].concat()
+    }
+}
+
+impl VringAddr {
+    fn encode(self) -> Vec<u8> {
+        let mut payload = [self.index.to_ne_bytes(), self.flags.to_ne_bytes()].concat();
+        for word in [self.desc, self.used, self.avail, self.log] {
+            payload.extend(word.to_ne_bytes());
+        }
+        payload
+    }
+}
+
+fn encode_regions<F>(regions: Vec<(MemoryRegion, F)>) -> (Vec<u8>, Vec<F>) {
+    let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
+    let mut payload = [count.to_ne_bytes(), [0; 4]].concat();
+    let mut fds = Vec::with_capacity(regions.len());
+    for (region, fd) in regions {
+        for word in [region.guest, region.size, region.user, region.mmap_offset] {
+            payload.extend(word.to_ne_bytes());
+        }
+        fds.push(fd);
+    }
+    (payload, fds)
+}
+
+fn message(code: Code, reply: bool, need_reply: bool, payload: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let mut bytes = Header { code, reply, need_reply, size }.encode().to_vec();
+    bytes.extend(payload);
+    bytes
+}
+
+/// The eight bytes at `at`, which the caller has checked to be there.
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(word)
+}
+
+/// Two fields of four bytes that were read as one of eight.
+fn halves(word: u64) -> (u32, u32) {
+    let bytes = word.to_ne_bytes();
+    let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    (half(0), half(4))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+use super::*;
+use proptest::prelude::*;
+
+fn header_of(bytes: &[u8]) -> Header {
+    Header::decode(bytes[..HEADER].try_into().unwrap()).unwrap()
+}
+
+fn decode(bytes: &[u8], fds: Vec<u32>) -> Result<Request<u32>, MessageError> {
+    Request::decode(&header_of(bytes), &bytes[HEADER..], fds)
+}
+
+fn state() -> impl Strategy<Value = VringState> {
+    (any::<u32>(), any::<u32>()).prop_map(|(index, num)| VringState { index, num })
+}
+
+fn vring_fd() -> impl Strategy<Value = VringFd<u32>> {
+    (any::<u8>(), any::<Option<u32>>()).prop_map(|(index, fd)| VringFd { index, fd })
+}
+
+fn region() -> impl Strategy<Value = (MemoryRegion, u32)> {
+    (any::<[u64; 4]>(), any::<u32>()).prop_map(|([guest, size, user, mmap_offset], fd)| {
+        (MemoryRegion { guest, size, user, mmap_offset }, fd)
+    })
+}
+
+fn request() -> impl Strategy<Value = Request<u32>> {
+    prop_oneof![
+        Just(Request::GetFeatures),
+        any::<u64>().prop_map(Request::SetFeatures),
+        Just(Request::SetOwner),
+        Just(Request::ResetOwner),
+        prop::collection::vec(region(), 1..=MAX_REGIONS).prop_map(Request::SetMemTable),
+        state().prop_map(Request::SetVringNum),
+        (state(), any::<[u64; 4]>()).prop_map(|(state, [desc, used, avail, log])| {
+            Request::SetVringAddr(VringAddr { index: state.index, flags: state.num, desc, used, avail, log })
+        }),
+        state().prop_map(Request::SetVringBase),
+        state().prop_map(Request::GetVringBase),
+        vring_fd().prop_map(Request::SetVringKick),
+        vring_fd().prop_map(Request::SetVringCall),
+        vring_fd().prop_map(Request::SetVringErr),
+        Just(Request::GetProtocolFeatures),
+        any::<u64>().prop_map(Request::SetProtocolFeatures),
+        Just(Request::GetQueueNum),
+        state().prop_map(Request::SetVringEnable),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn requests_survive_the_socket(request in request(), need_reply: bool) {
+        let (bytes, fds) = request.clone().encode(need_reply);
+        let header = header_of(&bytes);
+        prop_assert_eq!(header, Header {
+            code: request.code(), reply: false, need_reply, size: (bytes.len() - HEADER) as u32,
+        });
+        prop_assert_eq!(decode(&bytes, fds), Ok(request));
+    }
+
+    #[test]
+    fn a_changed_length_or_count_is_refused(request in request(), cut in 1usize..16, fd: u32) {
+        let (mut bytes, mut fds) = request.encode(false);
+        fds.push(fd);
+        let refused = matches!(decode(&bytes, fds.clone()), Err(MessageError::Fds { .. }));
+        prop_assert!(refused, "one file descriptor too many");
+        fds.pop();
+        if fds.pop().is_some() {
+            let refused = matches!(decode(&bytes, fds.clone()), Err(MessageError::Fds { .. }));
+            prop_assert!(refused, "one file descriptor too few");
+        }
+        bytes.extend(vec![0; cut]);
+        prop_assert!(decode(&bytes, fds.clone()).is_err(), "payload too long");
+        if bytes.len() >= HEADER + 2 * cut {
+            bytes.truncate(bytes.len() - 2 * cut);
+            prop_assert!(decode(&bytes, fds).is_err(), "payload too short");
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_decoded_or_refused(
+        header: [u8; HEADER], code in 0u32..48, payload in prop::collection::vec(any::<u8>(), 0..MAX_PAYLOAD + 1),
+        fds in prop::collection::vec(any::<u32>(), 0..MAX_FDS + 1), reply: bool,
+    ) {
+        let _ = Header::decode(header);
+        let header = Header { code: Code(code), reply, need_reply: false, size: payload.len() as u32 };
+        if let Ok(request) = Request::decode(&header, &payload, fds.clone()) {
+            let (bytes, back) = request.encode(false);
+            prop_assert_eq!(back, fds.clone());
+            // All that was said was understood: but for the padding of a memory table.
+            if code != Code::SET_MEM_TABLE.0 {
+                prop_assert_eq!(&bytes[HEADER..], &payload[..]);
+            }
+        }
+        let _ = Reply::decode(Code(code), &header, &payload, fds);
+    }
+
+    #[test]
+    fn replies_survive_the_socket(value: u64, state in state(), need in any::<bool>()) {
+        let (reply, code) = match need {
+            true => (Reply::Value(value), Code::GET_FEATURES),
+            false => (Reply::Vring(state), Code::GET_VRING_BASE),
+        };
+        let bytes = reply.encode(code);
+        prop_assert_eq!(Reply::decode::<u32>(code, &header_of(&bytes), &bytes[HEADER..], vec![]), Ok(reply));
+    }
+}
+
+#[test]
+fn layouts_are_those_of_the_specification() {
+    let (bytes, fds) = Request::SetVringKick(VringFd { index: 3, fd: Some(9) }).encode(true);
+    assert_eq!(bytes, [12, 0, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(fds, [9]);
+    let (bytes, _) = Request::<u32>::SetVringCall(VringFd { index: 2, fd: None }).encode(false);
+    assert_eq!(bytes, [13, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
+    let addr = VringAddr { index: 1, flags: 0, desc: 0x10, used: 0x20, avail: 0x30, log: 0x40 };
+    let (bytes, _) = Request::<u32>::SetVringAddr(addr).encode(false);
+    assert_eq!(bytes.len(), HEADER + 40);
+    assert_eq!([bytes[12], bytes[20], bytes[28], bytes[36], bytes[44]], [1, 0x10, 0x20, 0x30, 0x40]);
+    let region = MemoryRegion { guest: 1, size: 2, user: 3, mmap_offset: 4 };
+    let (bytes, _) = Request::SetMemTable(vec![(region, 0)]).encode(false);
+    assert_eq!(bytes.len(), HEADER + 40);
+    assert_eq!([bytes[12], bytes[20], bytes[28], bytes[36], bytes[44]], [1, 1, 2, 3, 4]);
+    assert_eq!(Reply::Value(5).encode(Code::GET_QUEUE_NUM)[4], 5, "version 1, reply");
+}
+
+#[test]
+fn headers_are_checked() {
+    let header = |flags: u32, size: u32| {
+        let mut bytes = [0; HEADER];
+        bytes[0] = 5;
+        bytes[4..8].copy_from_slice(&flags.to_ne_bytes());
+        bytes[8..].copy_from_slice(&size.to_ne_bytes());
+        Header::decode(bytes)
+    };
+    let code = Code::SET_MEM_TABLE;
+    assert!(header(1, MAX_PAYLOAD as u32).is_ok());
+    assert_eq!(header(2, 0), Err(MessageError::Version { code, found: 2 }));
+    assert_eq!(header(0x11, 0), Err(MessageError::Flags { code, found: 0x11 }));
+    let oversize = header(1, MAX_PAYLOAD as u32 + 1).unwrap_err();
+    assert_eq!(oversize.to_string(), "SET_MEM_TABLE: payload of 1033 bytes, expected at most 1032");
+    assert!(oversize.loses_the_stream());
+    assert!(header(1, u32::MAX).is_err());
+}
+
+#[test]
+fn memory_tables_are_checked() {
+    let header = Header { code: Code::SET_MEM_TABLE, reply: false, need_reply: false, size: 0 };
+    let table = |count: u32, regions: usize, fds: usize| {
+        let mut payload = [count.to_ne_bytes(), [0; 4]].concat();
+        payload.resize(8 + regions * REGION, 0);
+        Request::decode(&header, &payload, vec![0u32; fds])
+    };
+    assert!(table(2, 2, 2).is_ok());
+    assert!(matches!(table(0, 0, 0), Err(MessageError::Regions { found: 0 })));
+    assert!(matches!(table(33, 33, 33), Err(MessageError::Regions { found: 33 })));
+    assert!(matches!(table(u32::MAX, 1, 1), Err(MessageError::Regions { .. })));
+    assert!(matches!(table(3, 2, 3), Err(MessageError::Payload { found: 72, expected: 104, .. })));
+    assert!(matches!(table(2, 2, 1), Err(MessageError::Fds { found: 1, expected: 2, .. })));
+    assert!(matches!(table(2, 2, 3), Err(MessageError::Fds { found: 3, expected: 2, .. })));
+}
+
+#[test]
+fn what_is_not_understood_is_named() {
+    let decode = |code| {
+        let header = Header { code: Code(code), reply: false, need_reply: false, size: 8 };
+        Request::<u32>::decode(&header, &[0; 8], vec![]).unwrap_err().to_string()
+    };
+    assert_eq!(decode(6), "SET_LOG_BASE is not supported");
+    assert_eq!(decode(20), "NET_SET_MTU is not supported");
+    assert_eq!(decode(77), "request 77 is not supported");
+    let header = Header { code: Code::SET_OWNER, reply: true, need_reply: false, size: 0 };
+    let reply = Request::<u32>::decode(&header, &[], vec![]).unwrap_err();
+    assert_eq!(reply.to_string(), "SET_OWNER: a reply, expected a request");
+    let header = Header { code: Code::SET_VRING_KICK, reply: false, need_reply: false, size: 8 };
+    let upper = Request::decode(&header, &0x1_0000_0000u64.to_ne_bytes(), vec![1u32]).unwrap_err();
+    assert!(matches!(upper, MessageError::FdPayload { found: 0x1_0000_0000, .. }));
+}

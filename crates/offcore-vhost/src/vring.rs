@@ -1,0 +1,273 @@
+//! The worker's side of one virtqueue: what enqueue and dequeue share.
+//!
+//! A [`Vring`] follows its [`VringCell`]: it picks up changes between bursts, takes no new chains while it drains, and
+//! acknowledges when nothing is in flight any more. Packets stand in the order of the mover's reorder ring; beside it is
+//! what is needed when a packet is published: its buffer and its chains.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use offcore_dma::{Copy, Mover, QueueId};
+use offcore_mem::{BURST, GuestMemory, Packet, PoolCache};
+use offcore_ring::RingError;
+use offcore_ring::split::device;
+use offcore_stats::StageClock;
+
+use crate::cell::{Report, VringCell, VringConfig, Wanted};
+use crate::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
+
+/// Copies gathered before they are submitted, at most.
+pub(crate) const LIST: usize = 256;
+/// Copies that one packet may need: a chain of more pieces breaks its queue.
+pub(crate) const MAX_PIECES: usize = 64;
+
+/// What a worker lends a virtqueue for one call.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The worker's engines.
+    pub mover: &'a mut Mover,
+    /// The worker's free packet buffers.
+    pub cache: &'a mut PoolCache,
+    /// The worker's stage clock.
+    pub clock: &'a mut StageClock,
+    /// Packets to receive in one call, at most [`BURST`].
+    pub burst: usize,
+}
+
+/// Another worker has the virtqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("virtqueue {0} already belongs to a worker")]
+pub struct Taken(pub u16);
+
+/// A ring that the front end has started.
+#[derive(Debug)]
+pub(crate) struct Active {
+    pub(crate) config: Arc<VringConfig>,
+    pub(crate) queue: device::Queue,
+    pub(crate) mergeable: bool,
+}
+
+impl Active {
+    fn new(config: Arc<VringConfig>) -> Self {
+        let has = |bit| config.features & bit != 0;
+        let mut queue = device::Queue::new(
+            config.layout.clone(),
+            config.base,
+            has(RING_EVENT_IDX),
+            has(RING_INDIRECT_DESC),
+        );
+        // A worker polls: it needs no kicks.
+        queue.set_notification(false);
+        Self { queue, mergeable: has(NET_MRG_RXBUF), config }
+    }
+
+    pub(crate) fn memory(&self) -> &GuestMemory {
+        &self.config.memory
+    }
+
+    /// Makes the used elements written so far visible, and tells the driver if it wants to be told.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        self.queue.publish();
+        if self.queue.needs_notification() {
+            self.notify();
+        }
+    }
+
+    #[cold]
+    fn notify(&self) {
+        if let Some(call) = &self.config.call {
+            // A full eventfd counter already holds a notification; any other failure is the front end's doing.
+            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A chain that was taken and not yet returned.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Chain {
+    pub(crate) head: u16,
+    /// Bytes written into it.
+    pub(crate) written: u32,
+}
+
+/// What a packet in flight needs when it is published.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    pub(crate) packet: Option<Packet>,
+    pub(crate) chains: u16,
+}
+
+/// Chains in the order in which they go back: as long as the queue, so it never fills.
+#[derive(Debug)]
+pub(crate) struct Chains {
+    entries: Box<[Chain]>,
+    oldest: u16,
+    next: u16,
+}
+
+impl Chains {
+    fn new(size: usize) -> Self {
+        Self { entries: vec![Chain::default(); size.next_power_of_two()].into(), oldest: 0, next: 0 }
+    }
+
+    #[inline(always)]
+    fn mask(&self) -> usize {
+        self.entries.len() - 1
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, chain: Chain) {
+        let slot = usize::from(self.next) & self.mask();
+        self.entries[slot] = chain;
+        self.next = self.next.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    pub(crate) fn pop(&mut self) -> Chain {
+        debug_assert!(self.oldest != self.next);
+        let chain = self.entries[usize::from(self.oldest) & self.mask()];
+        self.oldest = self.oldest.wrapping_add(1);
+        chain
+    }
+}
+
+/// The worker's side of one virtqueue.
+#[derive(Debug)]
+pub(crate) struct Vring {
+    cell: Arc<VringCell>,
+    /// The publication that is in force.
+    applied: u32,
+    /// A publication that waits until nothing is in flight.
+    pending: Option<(u32, Wanted)>,
+    pub(crate) active: Option<Active>,
+    pub(crate) queue: QueueId,
+    pub(crate) slots: Box<[InFlight]>,
+    pub(crate) chains: Chains,
+    pub(crate) list: Box<ArrayVec<Copy, LIST>>,
+    report: Report,
+}
+
+/// Packets that one virtqueue can have in flight. A queue of more chains just has fewer packets in flight.
+const MAX_IN_FLIGHT: usize = 4096;
+/// Chains that can be out: the largest queue.
+const MAX_CHAINS: usize = offcore_ring::split::MAX_SIZE as usize;
+
+impl Vring {
+    /// Takes the worker's side of `cell`.
+    pub(crate) fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
+        let (generation, wanted) = cell.attach().ok_or(Taken(cell.queue()))?;
+        let mut vring = Self {
+            cell: Arc::clone(cell),
+            applied: generation,
+            pending: None,
+            active: None,
+            queue: mover.open_queue(MAX_IN_FLIGHT),
+            slots: (0..MAX_IN_FLIGHT).map(|_| InFlight::default()).collect(),
+            chains: Chains::new(MAX_CHAINS),
+            list: Box::default(),
+            report: Report::default(),
+        };
+        vring.apply(mover, generation, &wanted);
+        Ok(vring)
+    }
+
+    /// Packets in flight.
+    pub(crate) fn in_flight(&self, mover: &mut Mover) -> usize {
+        mover.ring(self.queue).in_flight()
+    }
+
+    /// Follows the cell; returns whether new chains may be taken.
+    #[inline(always)]
+    pub(crate) fn service(&mut self, mover: &mut Mover) -> bool {
+        if self.cell.generation() != self.applied {
+            self.change(mover);
+        }
+        self.pending.is_none() && self.active.is_some() && self.report.broken.is_none()
+    }
+
+    #[cold]
+    fn change(&mut self, mover: &mut Mover) {
+        let (generation, wanted) = self.cell.pick_up();
+        if mover.ring(self.queue).in_flight() > 0 {
+            // New chains wait; what is in flight is published under the old state as it completes.
+            self.pending = Some((generation, wanted));
+            return;
+        }
+        self.pending = None;
+        self.apply(mover, generation, &wanted);
+    }
+
+    fn apply(&mut self, mover: &mut Mover, generation: u32, wanted: &Wanted) {
+        if let Some(active) = &self.active {
+            self.report.base = active.queue.base();
+        }
+        let same = match (&self.active, &wanted.vring) {
+            (Some(active), Some(vring)) => Arc::ptr_eq(&active.config, vring),
+            _ => false,
+        };
+        if !same {
+            self.active = wanted.vring.clone().map(Active::new);
+            self.report.broken = None;
+            if let Some(active) = &self.active {
+                self.report.base = active.queue.base();
+            }
+        }
+        if let Err(error) = mover.bind(self.queue, wanted.binding.mode, &wanted.binding.channels) {
+            tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
+        }
+        self.applied = generation;
+        self.cell.acknowledge(generation, self.report.clone());
+    }
+
+    /// The queue is broken: it takes no more chains until the front end starts it anew.
+    #[cold]
+    pub(crate) fn break_down(&mut self, error: RingError) {
+        tracing::warn!(queue = self.cell.queue(), %error, "virtqueue is broken: the guest must reset it");
+        if let Some(active) = &self.active {
+            self.report.base = active.queue.base();
+        }
+        self.report.broken = Some(error);
+        self.cell.report_broken(self.report.clone());
+    }
+
+    /// Notes `packets` new ones in flight: they hold the memory.
+    #[inline(always)]
+    pub(crate) fn entered(&mut self, mover: &mut Mover, packets: usize) {
+        if let Some(active) = &self.active {
+            active.memory().acquire(packets);
+        }
+        self.cell.set_in_flight(mover.ring(self.queue).in_flight() as u64);
+    }
+
+    /// Notes that `packets` were published, and lets go of the memory.
+    #[inline(always)]
+    pub(crate) fn left(&mut self, mover: &mut Mover, packets: usize) {
+        if let Some(active) = &self.active {
+            active.memory().release(packets);
+        }
+        let ring = mover.ring(self.queue);
+        ring.retire(packets);
+        self.cell.set_in_flight(ring.in_flight() as u64);
+    }
+
+    /// Gives the virtqueue back when nothing is in flight; returns whether it did.
+    pub(crate) fn close(&mut self, mover: &mut Mover) -> bool {
+        mover.close_queue(self.queue).is_ok()
+    }
+}
+
+impl Drop for Vring {
+    /// With copies still in flight the guest's memory stays mapped for good: see [`GuestMemory`].
+    fn drop(&mut self) {
+        if let Some(active) = &self.active {
+            self.report.base = active.queue.base();
+        }
+        self.cell.detach(self.report.clone());
+    }
+}
+
+/// How many packets of a burst a call looks at, at most.
+pub(crate) const fn burst_limit(packets: usize) -> usize {
+    if packets < BURST { packets } else { BURST }
+}

@@ -1,0 +1,170 @@
+//! An in-process guest: its memory, one virtqueue's driver side, and buffers, without a socket.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use offcore_dma::Mover;
+use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
+use offcore_ring::split::{Layout, avail_len, desc_len, device::Direction, driver, used_len};
+use offcore_stats::StageClock;
+use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, VERSION_1};
+use offcore_vhost::{Context, VringCell, VringConfig};
+
+/// Guest physical address of the buffers; the rings are below.
+pub(crate) const BUFFERS: u64 = 1 << 20;
+pub(crate) const MEMORY: usize = 16 << 20;
+pub(crate) const GUEST: u64 = 0x4000_0000;
+
+/// A guest with one virtqueue.
+pub(crate) struct Guest {
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) layout: Layout,
+    base: *mut u8,
+}
+
+// SAFETY: the base pointer is to a mapping that `memory` keeps; tests access disjoint parts.
+unsafe impl Send for Guest {}
+
+impl Guest {
+    pub(crate) fn new(size: u16) -> Self {
+        let (mapping, _fd) = Mapping::memfd("guest", MEMORY, Hugepages::None).unwrap();
+        let base = mapping.base().as_ptr();
+        let region = GuestRegion::new(GUEST, base as u64, MEMORY as u64, mapping, 0).unwrap();
+        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let part = |offset: usize, len| memory.translate_user(base as u64 + offset as u64, len).unwrap();
+        let (desc, avail, used) = (0, 0x8_0000, 0xa_0000);
+        // SAFETY: the parts are inside the mapping, which `memory` keeps.
+        let layout = unsafe {
+            Layout::new(
+                part(desc, desc_len(size)),
+                part(avail, avail_len(size)),
+                part(used, used_len(size)),
+                size.into(),
+            )
+        }
+        .unwrap();
+        Self { memory, layout, base }
+    }
+
+    pub(crate) fn config(&self, features: u64) -> VringConfig {
+        VringConfig {
+            memory: Arc::clone(&self.memory),
+            layout: self.layout.clone(),
+            base: 0,
+            features,
+            call: None,
+            enabled: true,
+        }
+    }
+
+    /// Guest address of buffer `index` of `size` bytes.
+    pub(crate) fn buffer(&self, index: usize, size: usize) -> u64 {
+        assert!(BUFFERS as usize + (index + 1) * size <= MEMORY);
+        GUEST + BUFFERS + (index * size) as u64
+    }
+
+    pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
+        let offset = (address - GUEST) as usize;
+        assert!(offset + len <= MEMORY);
+        // SAFETY: inside the mapping; in these tests nobody writes there at the same time.
+        unsafe { std::slice::from_raw_parts(self.base.add(offset), len) }.to_vec()
+    }
+
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
+        let offset = (address - GUEST) as usize;
+        assert!(offset + bytes.len() <= MEMORY);
+        // SAFETY: as in `read`.
+        unsafe { self.base.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+pub(crate) const FEATURES: u64 = VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC;
+pub(crate) const FEATURES_EVENT: u64 = FEATURES | RING_EVENT_IDX;
+
+/// What a worker owns.
+pub(crate) struct Worker {
+    pub(crate) mover: Mover,
+    pub(crate) cache: PoolCache,
+    pub(crate) clock: StageClock,
+}
+
+impl Worker {
+    pub(crate) fn new() -> Self {
+        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() }
+    }
+
+    pub(crate) fn ctx(&mut self) -> Context<'_> {
+        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: 64 }
+    }
+
+    /// A burst of packets of these lengths; packet `i` is filled with bytes derived from `serial + i`.
+    pub(crate) fn packets(&mut self, serial: u64, lengths: &[usize]) -> Burst {
+        let pool = self.cache.pool();
+        let mut burst = Burst::new();
+        for (i, &len) in lengths.iter().enumerate() {
+            let mut packet = self.cache.take().unwrap();
+            packet.set_range(pool, offcore_mem::HEADROOM, len);
+            packet.bytes_mut().copy_from_slice(&pattern(serial + i as u64, len));
+            burst.push(packet);
+        }
+        burst
+    }
+}
+
+/// The bytes of packet `serial`.
+pub(crate) fn pattern(serial: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (serial.wrapping_mul(31) + i as u64 * 7) as u8).collect()
+}
+
+pub(crate) fn start(cell: &VringCell, config: VringConfig) {
+    cell.publish(|wanted| wanted.vring = Some(Arc::new(config)));
+}
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A driver that keeps an RX virtqueue full of buffers of one size, and checks what comes back.
+pub(crate) struct Receiver {
+    pub(crate) driver: driver::Queue<u64>,
+    size: u32,
+}
+
+impl Receiver {
+    pub(crate) fn new(guest: &Guest, size: u32) -> Self {
+        let mut driver = driver::Queue::new(guest.layout.clone(), false);
+        for i in 0..usize::from(guest.layout.size()) {
+            let address = guest.buffer(i, 2048);
+            driver.add(address, size, Direction::Writable, address).unwrap();
+        }
+        driver.publish();
+        Self { driver, size }
+    }
+
+    /// The next packet, `virtio-net` header included, put together from its buffers, which are made available again.
+    pub(crate) fn receive(&mut self, guest: &Guest) -> Option<Vec<u8>> {
+        if self.driver.used().unwrap() == 0 {
+            return None;
+        }
+        let mut packet = Vec::new();
+        let mut buffers = 1u16;
+        let mut first = true;
+        while buffers > 0 {
+            let used = self.driver.pop().unwrap().expect("a merged packet is published as a whole");
+            assert!(used.len <= self.size);
+            let bytes = guest.read(used.token, used.len as usize);
+            if first {
+                buffers = u16::from_le_bytes([bytes[10], bytes[11]]);
+                first = false;
+            }
+            packet.extend(bytes);
+            self.driver.add(used.token, self.size, Direction::Writable, used.token).unwrap();
+            buffers -= 1;
+            if buffers > 0 {
+                assert!(self.driver.used().unwrap() > 0, "a merged packet is published as a whole");
+            }
+        }
+        self.driver.publish();
+        Some(packet)
+    }
+}

@@ -1,0 +1,219 @@
+//! Connections that come and go, and what applications are told.
+
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use offcore_vhost::backend::{DeviceError, RingState, StartError};
+use offcore_vhost::connection::{Role, SocketError};
+use offcore_vhost::message::Request;
+use offcore_vhost::{Backend, BackendConfig, Binding, Device, DeviceEvents, VringCell};
+
+use crate::peer::*;
+
+/// Writes down what it is told, and does in every callback everything that can be done.
+#[derive(Clone, Default)]
+struct Diary(Arc<Mutex<Vec<String>>>);
+
+impl Diary {
+    fn note(&self, device: &Device, entry: String) {
+        for queue in 0..device.cells().len() as u16 {
+            device.register_async(queue, Binding::core()).unwrap();
+            device.clear_queue(queue).unwrap();
+            assert_eq!(device.in_flight(queue), Ok(0));
+            device.unregister_async(queue).unwrap();
+        }
+        let status = device.status();
+        let entry = format!("{entry} {:?}", status.vrings[0].state);
+        self.0.lock().unwrap().push(entry);
+    }
+
+    fn says(&self, expected: &[&str]) {
+        until(&format!("{expected:?}, but {:?}", self.0.lock().unwrap()), || {
+            *self.0.lock().unwrap() == expected
+        });
+    }
+}
+
+impl DeviceEvents for Diary {
+    fn new_device(&mut self, device: &Device) {
+        self.note(device, "new".into());
+    }
+
+    fn destroy_device(&mut self, device: &Device) {
+        self.note(device, "destroy".into());
+    }
+
+    fn vring_state_changed(&mut self, device: &Device, queue: u16, enabled: bool) {
+        self.note(device, format!("{queue} {enabled}"));
+    }
+}
+
+fn start(dir: &Dir, queue_pairs: u16) -> (Backend, Diary) {
+    let diary = Diary::default();
+    let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.socket()) };
+    (Backend::start(config, Box::new(diary.clone())).unwrap(), diary)
+}
+
+#[test]
+fn applications_are_told_in_order() {
+    let dir = Dir::new();
+    let (backend, diary) = start(&dir, 2);
+    let guest = Guest::new();
+    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    // The second pair is ready first: it is not told before there is a device.
+    peer.start_ring(3);
+    peer.enable(3, true);
+    peer.start_ring(0);
+    peer.enable(0, true);
+    diary.says(&[]);
+    peer.start_ring(1);
+    diary.says(&[]);
+    peer.enable(1, true);
+    let mut expected = vec!["new Enabled", "0 true Enabled", "1 true Enabled", "3 true Enabled"];
+    diary.says(&expected);
+    peer.enable(3, false);
+    expected.push("3 false Enabled");
+    diary.says(&expected);
+    peer.enable(0, false);
+    expected.push("0 false Disabled");
+    diary.says(&expected);
+    peer.enable(0, true);
+    expected.push("0 true Enabled");
+    diary.says(&expected);
+    assert_eq!(peer.base(1), 0);
+    expected.extend(["0 false Enabled", "1 false Enabled", "destroy Enabled"]);
+    diary.says(&expected);
+    drop(peer);
+    until("torn down", || !backend.device().status().connected);
+    diary.says(&expected);
+}
+
+#[test]
+fn a_front_end_that_goes_away_takes_its_rings_with_it_and_may_come_back() {
+    let dir = Dir::new();
+    let (backend, diary) = start(&dir, 1);
+    let guest = Guest::new();
+    let cell: Arc<VringCell> = Arc::clone(&backend.cells()[0]);
+    let mut expected = Vec::new();
+    for round in 1..=3 {
+        let mut peer = Peer::with_memory(&dir.socket(), &guest);
+        peer.start_pair();
+        assert!(cell.wanted().vring.is_some());
+        drop(peer);
+        expected.extend(["new Enabled", "0 true Enabled", "1 true Enabled"]);
+        expected.extend(["0 false Enabled", "1 false Enabled", "destroy Enabled"]);
+        until("stopped", || cell.wanted().vring.is_none());
+        diary.says(&expected);
+        until("seen", || !backend.device().status().connected);
+        let status = backend.device().status();
+        assert_eq!((status.connects, status.features, status.regions), (round, None, 0));
+        assert_eq!(status.vrings[0].state, RingState::Stopped);
+    }
+}
+
+#[test]
+fn a_second_front_end_waits_for_the_first_to_go() {
+    let dir = Dir::new();
+    let (backend, _) = start(&dir, 1);
+    let first = Peer::negotiated(&dir.socket());
+    let mut second = Peer::connect(&dir.socket());
+    second.send(Request::GetQueueNum);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(backend.device().status().connects, 1);
+    drop(first);
+    assert!(second.reply(offcore_vhost::message::Code::GET_QUEUE_NUM).is_ok());
+    assert_eq!(backend.device().status().connects, 2);
+}
+
+#[test]
+fn a_client_waits_for_its_server_and_comes_back_to_it() {
+    let dir = Dir::new();
+    let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
+    let backend = Backend::start(config, Box::new(())).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!backend.device().status().connected);
+    let guest = Guest::new();
+    for round in 1..=3 {
+        let listener = UnixListener::bind(dir.socket()).unwrap();
+        let mut peer = Peer::over(listener.accept().unwrap().0.into());
+        assert_eq!(peer.ask(Request::GetQueueNum), 1);
+        peer.send(Request::SetProtocolFeatures(9));
+        assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
+        assert_eq!(peer.ask(guest.table()), 0);
+        peer.start_pair();
+        assert_eq!(backend.device().status().connects, round);
+        std::fs::remove_file(dir.socket()).unwrap();
+    }
+}
+
+#[test]
+fn a_back_end_stops_at_once_whatever_its_front_end_does() {
+    let dir = Dir::new();
+    for cut in [0, 3, 14] {
+        let (backend, diary) = start(&dir, 1);
+        let guest = Guest::new();
+        let mut peer = Peer::with_memory(&dir.socket(), &guest);
+        peer.start_pair();
+        // In the middle of a message.
+        peer.raw(&bytes_of(Request::SetFeatures(FEATURES))[..cut], &[]);
+        let begun = Instant::now();
+        backend.stop();
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert_eq!(diary.0.lock().unwrap().last().unwrap(), "destroy Enabled");
+        peer.closed();
+        assert!(!dir.socket().exists());
+    }
+}
+
+#[test]
+fn a_back_end_can_be_stopped_from_its_callback() {
+    #[derive(Default)]
+    struct Stopper(Arc<Mutex<Option<Backend>>>);
+    impl DeviceEvents for Stopper {
+        fn new_device(&mut self, _: &Device) {
+            let backend = self.0.lock().unwrap().take();
+            backend.unwrap().stop();
+        }
+    }
+    let dir = Dir::new();
+    let stopper = Stopper::default();
+    let slot = Arc::clone(&stopper.0);
+    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(stopper)).unwrap();
+    *slot.lock().unwrap() = Some(backend);
+    let guest = Guest::new();
+    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    peer.start_pair();
+    peer.closed();
+    until("the socket is removed", || !dir.socket().exists());
+}
+
+#[test]
+fn what_cannot_start_says_why() {
+    let dir = Dir::new();
+    let start = |config| Backend::start(config, Box::new(()));
+    let (_backend, _) = self::start(&dir, 1);
+    let config = || BackendConfig::new(dir.socket());
+    let in_use = start(config()).unwrap_err();
+    assert!(matches!(in_use, StartError::Socket(SocketError::InUse { .. })), "{in_use}");
+    for queue_pairs in [0, 129] {
+        let error = start(BackendConfig { queue_pairs, ..config() }).unwrap_err();
+        assert_eq!(error.to_string(), format!("{queue_pairs} queue pairs: expected 1 to 128"));
+    }
+    let error = start(BackendConfig { features: 1 << 34 | 1 << 15, ..config() }).unwrap_err();
+    assert!(error.to_string().contains("0x400000000 of them"), "{error}");
+    // The first one still serves: looking whether it is there was no front end.
+    still_serves(&_backend);
+}
+
+#[test]
+fn devices_refuse_what_is_not_there() {
+    let dir = Dir::new();
+    let config = BackendConfig { asynchronous: false, ..BackendConfig::new(dir.socket()) };
+    let backend = Backend::start(config, Box::new(())).unwrap();
+    let device = backend.device();
+    assert_eq!(device.clear_queue(2), Err(DeviceError::NoQueue { queue: 2, vrings: 2 }));
+    assert!(device.in_flight(u16::MAX).is_err());
+    assert!(matches!(device.register_async(0, Binding::core()), Err(DeviceError::Synchronous { .. })));
+    assert_eq!(device.unregister_async(0), Ok(()));
+}

@@ -1,0 +1,156 @@
+//! Our front end with our back end.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use offcore_mem::{Hugepages, Mapping};
+use offcore_ring::split::device::Direction;
+use offcore_ring::split::{device, driver};
+use offcore_vhost::backend::RingState;
+use offcore_vhost::connection::Role;
+use offcore_vhost::frontend::FrontEndError;
+use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd, features};
+
+use crate::peer::{Dir, last_error, until};
+
+struct Memory {
+    mapping: Mapping,
+    fd: std::os::fd::OwnedFd,
+}
+
+impl Memory {
+    fn new() -> Self {
+        let (mapping, fd) = Mapping::memfd("packets", 1 << 16, Hugepages::None).unwrap();
+        Self { mapping, fd }
+    }
+
+    fn region(&self) -> MemoryFd<'_> {
+        MemoryFd::new(&self.mapping, self.fd.as_fd())
+    }
+}
+
+fn config(dir: &Dir) -> FrontEndConfig {
+    FrontEndConfig { patience: Duration::from_secs(5), ..FrontEndConfig::new(dir.socket()) }
+}
+
+#[test]
+fn virtqueues_run_after_start_and_rest_after_stop() {
+    let dir = Dir::new();
+    let backend =
+        Backend::start(BackendConfig { queue_pairs: 4, ..BackendConfig::new(dir.socket()) }, Box::new(()))
+            .unwrap();
+    let memory = Memory::new();
+    let config = FrontEndConfig { queue_pairs: 3, queue_size: 1024, ..config(&dir) };
+    let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
+    assert_eq!(front_end.features(), features::OFFERED);
+    assert_eq!(front_end.queues().len(), 6);
+    let status = backend.device().status();
+    assert_eq!((status.regions, status.vrings[0].state), (2, RingState::Stopped));
+    for _ in 0..3 {
+        front_end.start().unwrap();
+        front_end.start().unwrap();
+        let status = backend.device().status();
+        for vring in &status.vrings[..6] {
+            assert_eq!(
+                (vring.state, vring.size, vring.kicks, vring.calls),
+                (RingState::Enabled, 1024, true, true)
+            );
+        }
+        assert_eq!(status.vrings[6].state, RingState::Stopped);
+        assert!(backend.cells()[5].wanted().vring.is_some());
+        front_end.stop().unwrap();
+        front_end.stop().unwrap();
+        assert!(backend.cells()[5].wanted().vring.is_none());
+    }
+    front_end.start().unwrap();
+    front_end.set_memory(&[]).unwrap();
+    assert_eq!(backend.device().status().regions, 1);
+    assert_eq!(backend.device().status().vrings[5].state, RingState::Enabled);
+    assert_eq!(backend.device().status().refused, 0);
+}
+
+/// What one side puts into a ring the other side finds there: addresses, sizes and features agree.
+#[test]
+fn both_sides_see_the_same_ring() {
+    let dir = Dir::new();
+    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let memory = Memory::new();
+    let mut front_end = FrontEnd::connect(&config(&dir), &[memory.region()]).unwrap();
+    let event_idx = front_end.features() & features::RING_EVENT_IDX != 0;
+    let mut queue = driver::Queue::new(front_end.queues()[1].layout().clone(), event_idx);
+    front_end.start().unwrap();
+    let vring = backend.cells()[1].wanted().vring.unwrap();
+    assert_eq!(vring.features, front_end.features());
+    let mut device = device::Queue::new(vring.layout.clone(), vring.base, event_idx, true);
+    assert_eq!(device.available(1), Ok(0));
+    let address = memory.region().address + 4096;
+    memory.mapping.write_at(4096, b"hello");
+    queue.add(address, 5, Direction::Readable, 'x').unwrap();
+    queue.publish();
+    assert_eq!(device.available(1), Ok(1));
+    let head = device.head(0).unwrap();
+    let buffer = device.single(head, &vring.memory, Direction::Readable).unwrap().unwrap();
+    // SAFETY: the buffer is in the table of memory that `vring` keeps.
+    let seen: Vec<u8> = (0..5).map(|i| unsafe { buffer.addr.as_ptr().add(i).read_volatile() }).collect();
+    assert_eq!(seen, b"hello");
+}
+
+#[test]
+fn a_front_end_can_be_the_server() {
+    let dir = Dir::new();
+    let client = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
+    let backend = Backend::start(client, Box::new(())).unwrap();
+    let memory = Memory::new();
+    let config = FrontEndConfig { role: Role::Server, ..config(&dir) };
+    for round in 1..=2 {
+        let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
+        front_end.start().unwrap();
+        assert_eq!(backend.device().status().connects, round);
+        assert_eq!(backend.device().status().vrings[1].state, RingState::Enabled);
+        drop(front_end);
+        assert!(!dir.socket().exists());
+    }
+}
+
+#[test]
+fn a_new_front_end_takes_up_a_restarted_back_end() {
+    let dir = Dir::new();
+    let start = || Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let memory = Memory::new();
+    let mut backend = start();
+    for _ in 0..3 {
+        let mut front_end = FrontEnd::connect(&config(&dir), &[memory.region()]).unwrap();
+        front_end.start().unwrap();
+        assert!(front_end.is_alive());
+        backend.stop();
+        until("the end is seen", || !front_end.is_alive());
+        assert!(matches!(front_end.stop(), Err(FrontEndError::Connection(_))));
+        backend = start();
+    }
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let dir = Dir::new();
+    let short = FrontEndConfig { patience: Duration::from_millis(50), ..config(&dir) };
+    let connect = |config: &FrontEndConfig| FrontEnd::connect(config, &[]).unwrap_err();
+    assert!(matches!(connect(&short), FrontEndError::NoBackEnd { .. }));
+    let server = FrontEndConfig { role: Role::Server, ..short.clone() };
+    assert!(matches!(connect(&server), FrontEndError::NobodyConnected { .. }));
+    assert!(matches!(connect(&FrontEndConfig { queue_size: 100, ..short.clone() }), FrontEndError::Ring(_)));
+    assert!(matches!(
+        connect(&FrontEndConfig { queue_pairs: 0, ..short.clone() }),
+        FrontEndError::Pairs { .. }
+    ));
+
+    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let error = connect(&FrontEndConfig { queue_pairs: 2, ..short.clone() });
+    assert!(matches!(error, FrontEndError::QueuePairs { found: 1, expected: 2 }), "{error}");
+    let memory = Memory::new();
+    let error = FrontEnd::connect(&short, &[memory.region(); 32]).unwrap_err();
+    assert!(matches!(error, FrontEndError::Regions { found: 32 }), "{error}");
+    // A table that makes no sense is refused, and the front end learns it.
+    let error = FrontEnd::connect(&short, &[memory.region(), memory.region()]).unwrap_err();
+    assert!(error.to_string().starts_with("SET_MEM_TABLE: refused by the back end"), "{error}");
+    assert!(last_error(&backend.device().status()).contains("overlap"));
+}

@@ -1,0 +1,226 @@
+//! A front end that sends whatever a test wants, and what it needs beside it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use offcore_mem::{Hugepages, Mapping};
+use offcore_vhost::backend::Status;
+use offcore_vhost::connection::{Connection, ConnectionError};
+use offcore_vhost::message::{Code, HEADER, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
+use offcore_vhost::{Backend, Device, features};
+
+/// Longest wait for anything that should happen at once.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Features of a modern driver over a front end that knows protocol features.
+pub(crate) const FEATURES: u64 = features::VERSION_1 | features::VHOST_USER_PROTOCOL_FEATURES;
+
+/// A directory for sockets, removed at the end.
+pub(crate) struct Dir(PathBuf);
+
+impl Dir {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("offcore-control-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.0.join("vhost.sock")
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Memory of a guest whose addresses differ from ours and from its front end's.
+pub(crate) struct Guest {
+    pub(crate) mapping: Mapping,
+    pub(crate) fd: OwnedFd,
+}
+
+impl Guest {
+    pub(crate) const PHYSICAL: u64 = 0x10_0000;
+    pub(crate) const USER: u64 = 0x7fff_0000_0000;
+
+    pub(crate) fn new() -> Self {
+        let (mapping, fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
+        Self { mapping, fd }
+    }
+
+    pub(crate) fn region(&self) -> MemoryRegion {
+        let size = self.mapping.len() as u64;
+        MemoryRegion { guest: Self::PHYSICAL, size, user: Self::USER, mmap_offset: 0 }
+    }
+
+    pub(crate) fn table(&self) -> Request<BorrowedFd<'_>> {
+        Request::SetMemTable(vec![(self.region(), self.fd.as_fd())])
+    }
+}
+
+/// Addresses of virtqueue `index`, 64 KiB each, in [`Guest`]'s memory; good for a size of 256.
+pub(crate) fn addresses(index: u32) -> VringAddr {
+    let desc = Guest::USER + u64::from(index) * 0x1_0000;
+    VringAddr { index, flags: 0, desc, avail: desc + 0x4000, used: desc + 0x8000, log: 0 }
+}
+
+pub(crate) fn state(index: u32, num: u32) -> VringState {
+    VringState { index, num }
+}
+
+pub(crate) fn eventfd() -> OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
+}
+
+/// A connected front end.
+pub(crate) struct Peer {
+    connection: Connection,
+}
+
+impl Peer {
+    /// Connects, and does nothing else.
+    pub(crate) fn connect(path: &Path) -> Self {
+        let socket = std::os::unix::net::UnixStream::connect(path).unwrap();
+        Self::over(socket.into())
+    }
+
+    pub(crate) fn over(socket: OwnedFd) -> Self {
+        Self { connection: Connection::new(socket).unwrap() }
+    }
+
+    /// Connects and negotiates [`FEATURES`] and acknowledgements.
+    pub(crate) fn negotiated(path: &Path) -> Self {
+        let mut peer = Self::connect(path);
+        peer.send(Request::SetProtocolFeatures(features::PROTOCOL_MQ | features::PROTOCOL_REPLY_ACK));
+        assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
+        peer
+    }
+
+    /// As [`Peer::negotiated`], with memory.
+    pub(crate) fn with_memory(path: &Path, guest: &Guest) -> Self {
+        let mut peer = Self::negotiated(path);
+        assert_eq!(peer.ask(guest.table()), 0);
+        peer
+    }
+
+    /// Sends bytes as they are.
+    pub(crate) fn raw(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.connection.send(bytes, fds).unwrap();
+    }
+
+    /// Sends bytes as they are; returns whether the back end was still there.
+    pub(crate) fn try_raw(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        self.connection.send(bytes, fds).is_ok()
+    }
+
+    /// Sends a message of any code, flags and payload.
+    pub(crate) fn message(&mut self, code: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut bytes = Vec::new();
+        for word in [code, flags, payload.len() as u32] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(payload);
+        self.raw(&bytes, fds);
+    }
+
+    /// Sends a request and wants no acknowledgement.
+    pub(crate) fn send(&mut self, request: Request<BorrowedFd<'_>>) {
+        self.connection.send_request(request, false).unwrap();
+    }
+
+    /// Sends a request and returns its acknowledgement, or the value it replies.
+    pub(crate) fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> u64 {
+        let code = request.code();
+        self.connection.send_request(request, true).unwrap();
+        match self.reply(code).unwrap() {
+            Reply::Value(value) => value,
+            Reply::Vring(state) => panic!("{code}: {state:?}"),
+        }
+    }
+
+    /// Stops virtqueue `index` and returns its base.
+    pub(crate) fn base(&mut self, index: u32) -> u32 {
+        self.send(Request::GetVringBase(state(index, 0)));
+        match self.reply(Code::GET_VRING_BASE).unwrap() {
+            Reply::Vring(reply) if reply.index == index => reply.num,
+            reply => panic!("{reply:?}"),
+        }
+    }
+
+    pub(crate) fn reply(&mut self, code: Code) -> Result<Reply, ConnectionError> {
+        let received = self.connection.receive_until(Instant::now() + PATIENCE)?;
+        Ok(received.unwrap_or_else(|| panic!("no reply to {code}")).reply(code).unwrap())
+    }
+
+    /// Sets virtqueue `index` up and starts it, without enabling it.
+    pub(crate) fn start_ring(&mut self, index: u32) {
+        assert_eq!(self.ask(Request::SetVringNum(state(index, 256))), 0);
+        assert_eq!(self.ask(Request::SetVringBase(state(index, 0))), 0);
+        assert_eq!(self.ask(Request::SetVringAddr(addresses(index))), 0);
+        let kick = eventfd();
+        let kick = VringFd { index: index as u8, fd: Some(kick.as_fd()) };
+        assert_eq!(self.ask(Request::SetVringKick(kick)), 0);
+    }
+
+    pub(crate) fn enable(&mut self, index: u32, enable: bool) {
+        assert_eq!(self.ask(Request::SetVringEnable(state(index, enable.into()))), 0);
+    }
+
+    /// Starts and enables virtqueues 0 and 1.
+    pub(crate) fn start_pair(&mut self) {
+        for index in 0..2 {
+            self.start_ring(index);
+            self.enable(index, true);
+        }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.connection.is_alive()
+    }
+
+    /// Waits until the back end closes the connection.
+    pub(crate) fn closed(&self) {
+        until("the connection is closed", || !self.is_alive());
+    }
+}
+
+/// Waits until something is so.
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until the back end's last error says `part`.
+pub(crate) fn error_says(device: &Device, part: &str) {
+    until(&format!("last error says '{part}'"), || last_error(&device.status()).contains(part));
+}
+
+pub(crate) fn last_error(status: &Status) -> String {
+    status.last_error.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
+/// The back end works: a new front end can start a queue pair and stop it again.
+pub(crate) fn still_serves(backend: &Backend) {
+    let guest = Guest::new();
+    let mut peer = Peer::with_memory(backend.device().path(), &guest);
+    peer.start_pair();
+    assert_eq!(peer.base(0), 0);
+    assert_eq!(peer.base(1), 0);
+}
+
+/// Bytes of a request, to be cut or changed.
+pub(crate) fn bytes_of(request: Request<BorrowedFd<'_>>) -> Vec<u8> {
+    let (bytes, _) = request.encode(true);
+    assert!(bytes.len() >= HEADER);
+    bytes
+}

@@ -1,0 +1,222 @@
+//! Enqueue and dequeue with the core copying: content, order, merged buffers, chains, drops, stop and restart.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use offcore_mem::Burst;
+use offcore_ring::RingError;
+use offcore_ring::split::device::Direction;
+use offcore_ring::split::driver;
+use offcore_vhost::features::VERSION_1;
+use offcore_vhost::{Dequeue, Enqueue, VringCell};
+
+struct ToGuest {
+    guest: Guest,
+    worker: Worker,
+    cell: Arc<VringCell>,
+    enqueue: Enqueue,
+}
+
+fn to_guest(size: u16, features: u64) -> ToGuest {
+    let (guest, mut worker) = (Guest::new(size), Worker::new());
+    let cell = Arc::new(VringCell::new(0));
+    let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    start(&cell, guest.config(features));
+    ToGuest { guest, worker, cell, enqueue }
+}
+
+impl ToGuest {
+    fn send(&mut self, burst: &mut Burst) -> usize {
+        let mut ctx = self.worker.ctx();
+        let submitted = self.enqueue.submit(&mut ctx, burst);
+        let mut done = Burst::new();
+        self.enqueue.poll_completed(&mut ctx, &mut done);
+        assert_eq!(done.len(), submitted.packets, "the core's copies are done at once");
+        ctx.cache.free_all(done);
+        submitted.packets
+    }
+}
+
+#[test]
+fn packets_reach_the_guest_in_order_and_unchanged() {
+    for buffer in [2048, 1526, 600, 128] {
+        let mut t = to_guest(256, FEATURES);
+        let mut receiver = Receiver::new(&t.guest, buffer);
+        let mut expected = 0u64;
+        for round in 0..200 {
+            let lengths: Vec<usize> = (0..32).map(|i| 14 + (round * 37 + i * 101) % 1500).collect();
+            let mut burst = t.worker.packets(round as u64 * 32, &lengths);
+            while !burst.is_empty() {
+                assert!(t.send(&mut burst) > 0);
+                while let Some(packet) = receiver.receive(&t.guest) {
+                    let len = 14 + ((expected / 32) as usize * 37 + (expected % 32) as usize * 101) % 1500;
+                    assert_eq!(packet[12..], pattern(expected, len), "packet {expected}");
+                    assert_eq!(packet[..10], [0; 10]);
+                    expected += 1;
+                }
+            }
+        }
+        assert_eq!(expected, 6400);
+    }
+}
+
+#[test]
+fn a_packet_longer_than_its_chain_is_dropped_without_mergeable_buffers() {
+    let mut t = to_guest(8, VERSION_1);
+    let mut receiver = Receiver::new(&t.guest, 100);
+    let mut burst = t.worker.packets(0, &[60, 200, 61]);
+    let submitted = t.enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    assert_eq!((submitted.packets, submitted.too_big, burst.len()), (2, 1, 0));
+    let mut done = Burst::new();
+    t.enqueue.poll_completed(&mut t.worker.ctx(), &mut done);
+    assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(0, 60));
+    assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(2, 61));
+}
+
+#[test]
+fn without_chains_packets_stay_with_the_caller() {
+    let mut t = to_guest(8, FEATURES);
+    let _receiver = Receiver::new(&t.guest, 600);
+    let mut burst = t.worker.packets(0, &[1400; 4]);
+    // Three chains a packet: two packets fit eight chains.
+    assert_eq!(t.send(&mut burst), 2);
+    assert_eq!(burst.len(), 2);
+    assert_eq!(burst[0].bytes(), pattern(2, 1400));
+}
+
+#[test]
+fn a_broken_queue_takes_nothing_more_until_it_is_started_anew() {
+    let mut t = to_guest(8, FEATURES);
+    let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
+    driver.add(GUEST - 1, 2048, Direction::Writable, ()).unwrap();
+    driver.publish();
+    let mut burst = t.worker.packets(0, &[60]);
+    assert_eq!(t.send(&mut burst), 0);
+    let broken = t.cell.report().broken;
+    assert_eq!(broken, Some(RingError::Address { addr: GUEST - 1, len: 2048 }));
+    assert_eq!(t.send(&mut burst), 0);
+    let mut receiver = Receiver::new(&t.guest, 2048);
+    start(&t.cell, t.guest.config(FEATURES));
+    assert_eq!(t.send(&mut burst), 1);
+    assert!(receiver.receive(&t.guest).is_some());
+    assert_eq!(t.cell.report().broken, None);
+}
+
+#[test]
+fn stop_and_restart_go_on_where_they_were() {
+    let mut t = to_guest(8, FEATURES);
+    let mut receiver = Receiver::new(&t.guest, 2048);
+    let mut burst = t.worker.packets(0, &[60; 5]);
+    assert_eq!(t.send(&mut burst), 5);
+    t.cell.publish(|wanted| wanted.vring = None);
+    let mut burst = t.worker.packets(5, &[60]);
+    assert_eq!(t.send(&mut burst), 0);
+    let base = t.cell.wait(PATIENCE).unwrap().base;
+    assert_eq!(base, 5);
+    let mut config = t.guest.config(FEATURES);
+    config.base = base;
+    start(&t.cell, config);
+    assert_eq!(t.send(&mut burst), 1);
+    for serial in 0..6 {
+        assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(serial, 60));
+    }
+}
+
+#[test]
+fn packets_leave_the_guest_in_order_and_unchanged() {
+    let (guest, mut worker) = (Guest::new(256), Worker::new());
+    let cell = Arc::new(VringCell::new(1));
+    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+    start(&cell, guest.config(FEATURES_EVENT));
+    let mut driver = driver::Queue::new(guest.layout.clone(), true);
+    let (mut sent, mut received) = (0u64, 0u64);
+    let length = |serial: u64| 14 + (serial as usize * 131) % 1500;
+    let mut burst = Burst::new();
+    while received < 5000 {
+        for _ in 0..7 {
+            let bytes = [vec![0; 12], pattern(sent, length(sent))].concat();
+            let address = guest.buffer(sent as usize % 256, 2048);
+            // Every third packet in three pieces, cut inside the header and inside the payload.
+            let cuts: Vec<usize> =
+                if sent.is_multiple_of(3) { vec![5, 20, bytes.len()] } else { vec![bytes.len()] };
+            let mut from = 0;
+            let pieces: Vec<(u64, u32)> = cuts
+                .iter()
+                .map(|&to| {
+                    let piece = (address + from as u64, (to - from) as u32);
+                    from = to;
+                    piece
+                })
+                .collect();
+            if driver.free() < 8 || driver.in_flight() > 200 {
+                break;
+            }
+            guest.write(address, &bytes);
+            driver.add_chain(&pieces, Direction::Readable, ()).unwrap();
+            sent += 1;
+        }
+        driver.publish();
+        dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
+        for packet in burst.drain(..) {
+            assert_eq!(packet.bytes(), pattern(received, length(received)), "packet {received}");
+            received += 1;
+            worker.cache.free(packet);
+        }
+        driver.used().unwrap();
+        while driver.pop().unwrap().is_some() {}
+    }
+}
+
+#[test]
+fn what_cannot_be_a_packet_is_returned_and_counted() {
+    let (guest, mut worker) = (Guest::new(16), Worker::new());
+    let cell = Arc::new(VringCell::new(1));
+    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+    start(&cell, guest.config(FEATURES));
+    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    let address = guest.buffer(0, 8192);
+    guest.write(address, &[0; 100]);
+    // Too short, no header at all, too long, and a header that asks for a checksum.
+    for len in [25, 3, 4000] {
+        driver.add(address, len, Direction::Readable, len).unwrap();
+    }
+    let asking = guest.buffer(1, 8192);
+    guest.write(asking, &[1, 0, 0, 0, 0, 0, 14, 0, 0, 0, 0, 0]);
+    driver.add(asking, 72, Direction::Readable, 72).unwrap();
+    driver.add(address, 72, Direction::Readable, 1).unwrap();
+    driver.publish();
+    let mut burst = Burst::new();
+    let dequeued = dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
+    assert_eq!((dequeued.packets, dequeued.too_big, dequeued.malformed), (1, 1, 3));
+    assert_eq!(driver.used(), Ok(5), "every chain goes back to the guest");
+    assert_eq!(burst[0].len(), 60);
+}
+
+#[test]
+fn a_dry_pool_leaves_chains_with_the_guest() {
+    let (guest, mut worker) = (Guest::new(16), Worker::new());
+    let cell = Arc::new(VringCell::new(1));
+    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+    start(&cell, guest.config(FEATURES));
+    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    driver.add(guest.buffer(0, 2048), 72, Direction::Readable, ()).unwrap();
+    driver.publish();
+    let hoard: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
+    let mut burst = Burst::new();
+    let dequeued = dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
+    assert!(dequeued.starved && burst.is_empty());
+    worker.cache.free_all(hoard);
+    assert_eq!(dequeue.try_dequeue(&mut worker.ctx(), &mut burst).packets, 1);
+}
+
+#[test]
+fn a_second_worker_is_refused() {
+    let mut worker = Worker::new();
+    let cell = Arc::new(VringCell::new(0));
+    let first = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    assert!(Enqueue::attach(&cell, &mut worker.mover).is_err());
+    drop(first);
+    assert!(Enqueue::attach(&cell, &mut worker.mover).is_ok());
+}
