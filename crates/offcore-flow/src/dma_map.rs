@@ -1,0 +1,142 @@
+//! The channel mapping of `--dma`: `[PORT.]txqN@CH[+CH…];…`, and the vhost guide's `dmas=[txq0@…;rxq0@…]`.
+
+use std::str::FromStr;
+
+/// One half of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// What the port receives: dequeue, on a vhost port.
+    Rx,
+    /// What the port sends: enqueue.
+    Tx,
+}
+
+/// One entry: the channels of one queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The port; `None` for every port that makes copies.
+    pub port: Option<usize>,
+    /// Which half.
+    pub half: Half,
+    /// The queue.
+    pub queue: u16,
+    /// Channel names such as `core:1`.
+    pub channels: Vec<String>,
+}
+
+/// The whole mapping.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DmaMap {
+    /// The entries as written.
+    pub entries: Vec<Entry>,
+}
+
+impl DmaMap {
+    /// The channels of a queue; none when the mapping does not name it.
+    pub fn channels(&self, port: usize, half: Half, queue: u16) -> &[String] {
+        let fits = |e: &&Entry| e.port.is_none_or(|p| p == port) && e.half == half && e.queue == queue;
+        // An entry that names the port beats one for every port.
+        let best = self.entries.iter().filter(fits).max_by_key(|e| e.port.is_some());
+        best.map_or(&[], |e| &e.channels)
+    }
+
+    /// Adds a port's own `dmas=[…]`.
+    ///
+    /// # Errors
+    /// As for parsing.
+    pub fn add_for_port(&mut self, port: usize, dmas: &str) -> Result<(), String> {
+        let inner = dmas.trim().trim_start_matches('[').trim_end_matches(']');
+        for mut entry in inner.parse::<Self>()?.entries {
+            entry.port = Some(port);
+            self.push(entry)?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, entry: Entry) -> Result<(), String> {
+        let same = |e: &Entry| (e.port, e.half, e.queue) == (entry.port, entry.half, entry.queue);
+        if self.entries.iter().any(same) {
+            let half = if entry.half == Half::Rx { "rxq" } else { "txq" };
+            return Err(format!(
+                "{half}{} is mapped twice: give all its channels in one entry, with +",
+                entry.queue
+            ));
+        }
+        self.entries.push(entry);
+        Ok(())
+    }
+}
+
+impl FromStr for DmaMap {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut map = Self::default();
+        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+            map.push(entry(part)?)?;
+        }
+        if map.entries.is_empty() {
+            return Err(format!(
+                "'{text}': expected [PORT.]txqN@CHANNEL[+CHANNEL], such as txq0@core:1;rxq0@core:1"
+            ));
+        }
+        Ok(map)
+    }
+}
+
+fn entry(text: &str) -> Result<Entry, String> {
+    let bad =
+        |what: &str| format!("'{text}': {what}; expected [PORT.]txqN@CHANNEL[+CHANNEL], such as txq0@core:1");
+    let (place, channels) = text.split_once('@').ok_or_else(|| bad("no '@'"))?;
+    let (port, queue) = match place.split_once('.') {
+        Some((port, queue)) => (Some(port.parse().map_err(|_| bad("the port is no number"))?), queue),
+        None => (None, place),
+    };
+    let (half, number) = if let Some(number) = queue.strip_prefix("txq") {
+        (Half::Tx, number)
+    } else if let Some(number) = queue.strip_prefix("rxq") {
+        (Half::Rx, number)
+    } else {
+        return Err(bad("neither txq nor rxq"));
+    };
+    let queue = number.parse().map_err(|_| bad("the queue is no number"))?;
+    let channels: Vec<String> = channels.split('+').map(|c| c.trim().to_string()).collect();
+    if channels.iter().any(String::is_empty) {
+        return Err(bad("an empty channel"));
+    }
+    Ok(Entry { port, half, queue, channels })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings() {
+        let mut map: DmaMap = "txq0@core:1;rxq0@core:1+core:2; 1.txq0@cpu".parse().unwrap();
+        assert_eq!(map.channels(0, Half::Tx, 0), ["core:1"]);
+        assert_eq!(map.channels(0, Half::Rx, 0), ["core:1", "core:2"]);
+        assert_eq!(map.channels(1, Half::Tx, 0), ["cpu"]);
+        assert!(map.channels(0, Half::Tx, 1).is_empty());
+        map.add_for_port(2, "[txq0@core:3;rxq1@core:4]").unwrap();
+        assert_eq!(map.channels(2, Half::Tx, 0), ["core:3"]);
+        assert_eq!(map.channels(2, Half::Rx, 1), ["core:4"]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, word) in [
+            ("", "expected"),
+            ("txq0", "no '@'"),
+            ("q0@core:1", "neither"),
+            ("txqx@core:1", "no number"),
+            ("a.txq0@core:1", "port"),
+            ("txq0@", "empty"),
+            ("txq0@core:1+", "empty"),
+            ("txq0@core:1;txq0@core:2", "twice"),
+        ] {
+            let error = text.parse::<DmaMap>().unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Forwarding modes: they mean what they mean in testpmd.
+
+use std::fmt;
+use std::str::FromStr;
+
+use offcore_mem::{Burst, HEADROOM, PoolCache};
+use offcore_wire::ethernet::{EthernetFrameMut, MacAddr};
+use offcore_wire::template::UdpTemplate;
+use offcore_wire::{UdpFlow, ethernet};
+
+/// What is done with received packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Forward {
+    /// Sent as they are.
+    #[default]
+    Io,
+    /// Source becomes the TX port's address, destination the address given by `--eth-peer`.
+    Mac,
+    /// Source and destination change places.
+    Macswap,
+    /// Received and dropped.
+    Rxonly,
+    /// Nothing is received; UDP packets of one flow are sent.
+    Txonly,
+    /// What is received is dropped; UDP packets of many flows are sent.
+    Flowgen,
+}
+
+impl Forward {
+    /// Every mode.
+    pub const ALL: [Self; 6] =
+        [Self::Io, Self::Mac, Self::Macswap, Self::Rxonly, Self::Txonly, Self::Flowgen];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Io => "io",
+            Self::Mac => "mac",
+            Self::Macswap => "macswap",
+            Self::Rxonly => "rxonly",
+            Self::Txonly => "txonly",
+            Self::Flowgen => "flowgen",
+        }
+    }
+}
+
+impl fmt::Display for Forward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Forward {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|mode| mode.name() == text).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            format!("forwarding mode '{text}': expected one of {known}")
+        })
+    }
+}
+
+/// Which port a packet received on port `n` is sent to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Topology {
+    /// 0 ↔ 1, 2 ↔ 3, …; the last of an odd number to itself.
+    #[default]
+    Paired,
+    /// 0 → 1 → 2 → … → 0.
+    Chained,
+    /// Back to where it came from.
+    Loop,
+}
+
+impl Topology {
+    /// The port that packets from `port`, one of `ports`, go to.
+    pub fn peer(self, port: usize, ports: usize) -> usize {
+        match self {
+            Self::Paired if port ^ 1 < ports => port ^ 1,
+            Self::Chained => (port + 1) % ports,
+            Self::Paired | Self::Loop => port,
+        }
+    }
+}
+
+impl FromStr for Topology {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "paired" => Ok(Self::Paired),
+            "chained" => Ok(Self::Chained),
+            "loop" => Ok(Self::Loop),
+            _ => Err(format!("port topology '{text}': expected paired, chained or loop")),
+        }
+    }
+}
+
+/// The addresses that `mac` writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    /// Address of the port that sends.
+    pub source: MacAddr,
+    /// Address of its peer.
+    pub destination: MacAddr,
+}
+
+/// Rewrites the headers of a burst. Packets are Ethernet frames: ports deliver none shorter than a header.
+#[inline]
+pub fn rewrite(mode: Forward, addresses: &Addresses, burst: &mut Burst) {
+    match mode {
+        Forward::Mac => each_frame(burst, |frame| {
+            frame.set_src(addresses.source);
+            frame.set_dst(addresses.destination);
+        }),
+        Forward::Macswap => each_frame(burst, |frame| frame.swap_addresses()),
+        Forward::Io | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => {}
+    }
+}
+
+#[inline(always)]
+fn each_frame(burst: &mut Burst, mut f: impl FnMut(&mut EthernetFrameMut<'_>)) {
+    for packet in burst {
+        if let Ok(mut frame) = EthernetFrameMut::new_checked(packet.bytes_mut()) {
+            f(&mut frame);
+        }
+    }
+}
+
+/// Flows that `flowgen` goes through (testpmd's default).
+const FLOWS: u16 = 1024;
+
+/// Makes the packets of `txonly` and `flowgen`.
+#[derive(Debug)]
+pub struct Source {
+    template: UdpTemplate,
+    flows: u16,
+    next_flow: u16,
+    destinations: Box<[std::net::Ipv4Addr]>,
+}
+
+impl Source {
+    /// Packets of `frame` bytes, FCS included.
+    ///
+    /// # Errors
+    /// When no UDP packet has that length.
+    pub fn new(mode: Forward, addresses: &Addresses, frame: usize) -> Result<Self, String> {
+        let flows = if mode == Forward::Flowgen { FLOWS } else { 1 };
+        let flow = UdpFlow::txonly(addresses.source, addresses.destination);
+        let template = UdpTemplate::new(&flow, frame.saturating_sub(ethernet::FCS_LEN))
+            .map_err(|error| format!("--txpkts {frame}: {error}"))?;
+        let destinations = (0..flows).map(|f| UdpFlow::flowgen(f).dst.ip).collect();
+        Ok(Self { template, flows, next_flow: 0, destinations })
+    }
+
+    /// Fills the burst up, as far as the pool has packet buffers. Payload is whatever the buffer held, as in testpmd.
+    #[inline]
+    pub fn fill(&mut self, cache: &mut PoolCache, burst: &mut Burst, count: usize) {
+        for _ in burst.len()..count {
+            let Some(mut packet) = cache.take() else { return };
+            packet.set_range(cache.pool(), HEADROOM, self.template.frame_len());
+            if self.flows > 1 {
+                self.template.set_dst_ip(self.destinations[usize::from(self.next_flow)]);
+                self.next_flow = (self.next_flow + 1) % self.flows;
+            }
+            if self.template.write(packet.bytes_mut()).is_err() {
+                // The frame length was checked against the buffer when the switch was set up.
+                cache.free(packet);
+                return;
+            }
+            burst.push(packet);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topologies() {
+        let peers = |t: Topology, n| (0..n).map(|p| t.peer(p, n)).collect::<Vec<_>>();
+        assert_eq!(peers(Topology::Paired, 4), [1, 0, 3, 2]);
+        assert_eq!(peers(Topology::Paired, 3), [1, 0, 2]);
+        assert_eq!(peers(Topology::Chained, 3), [1, 2, 0]);
+        assert_eq!(peers(Topology::Loop, 2), [0, 1]);
+    }
+
+    #[test]
+    fn names() {
+        for mode in Forward::ALL {
+            assert_eq!(mode.name().parse(), Ok(mode));
+        }
+        assert!("mac2".parse::<Forward>().unwrap_err().contains("macswap"));
+        assert!("ring".parse::<Topology>().is_err());
+    }
+
+    fn one_packet() -> (PoolCache, Burst) {
+        let pool = offcore_mem::Pool::new(64, 2048, offcore_mem::Hugepages::None).unwrap();
+        let mut cache = pool.cache();
+        let mut burst = Burst::new();
+        let addresses = Addresses { source: MacAddr([2; 6]), destination: MacAddr([4; 6]) };
+        Source::new(Forward::Txonly, &addresses, 64).unwrap().fill(&mut cache, &mut burst, 1);
+        (cache, burst)
+    }
+
+    #[test]
+    fn mac_and_macswap_write_testpmds_addresses() {
+        let (_cache, mut burst) = one_packet();
+        assert_eq!(burst[0].len(), 60);
+        assert_eq!(burst[0].bytes()[..12], [4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2]);
+        let addresses = Addresses { source: MacAddr([6; 6]), destination: MacAddr([8; 6]) };
+        rewrite(Forward::Macswap, &addresses, &mut burst);
+        assert_eq!(burst[0].bytes()[..12], [2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4]);
+        rewrite(Forward::Io, &addresses, &mut burst);
+        assert_eq!(burst[0].bytes()[..6], [2; 6]);
+        rewrite(Forward::Mac, &addresses, &mut burst);
+        assert_eq!(burst[0].bytes()[..12], [8, 8, 8, 8, 8, 8, 6, 6, 6, 6, 6, 6]);
+    }
+}

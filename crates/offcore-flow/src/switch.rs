@@ -1,0 +1,350 @@
+//! A switch: ports, engines and workers put together, started and stopped.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use offcore_dma::{ChannelId, Mode, Mover};
+use offcore_mem::Pool;
+use offcore_port::{Port, PortError, QueueSetup};
+use offcore_stats::page::{PageError, Reader, StatsPage};
+use offcore_stats::{StageClock, lcore, stage, tsc};
+use offcore_vhost::Binding;
+use offcore_wire::MacAddr;
+
+use crate::dma_map::{DmaMap, Half};
+use crate::engines::Engines;
+use crate::forward::{Addresses, Forward, Source, Topology};
+use crate::report::Reporter;
+use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
+
+/// Bytes of the statistics page.
+const STATS_PAGE: usize = 1 << 20;
+
+/// What a switch shall do.
+#[derive(Clone, Debug)]
+pub struct SwitchConfig {
+    /// Forwarding mode.
+    pub forward: Forward,
+    /// Which port's packets go where.
+    pub topology: Topology,
+    /// `--eth-peer`: destination addresses for `mac`, by TX port; others get 02:00:00:00:00:PORT.
+    pub eth_peers: BTreeMap<usize, MacAddr>,
+    /// Who makes the copies of the queues that `dma` maps.
+    pub mode: Mode,
+    /// Queues and their channels.
+    pub dma: DmaMap,
+    /// One worker each.
+    pub lcores: Vec<usize>,
+    /// Packets a round takes from one queue, 1 to 64.
+    pub burst: usize,
+    /// Frame length of `txonly` and `flowgen`, FCS included.
+    pub txpkts: usize,
+    /// Application work per packet in nanoseconds.
+    pub work_ns: u64,
+    /// SCHED_FIFO priority of the workers.
+    pub rt_priority: Option<i32>,
+}
+
+impl Default for SwitchConfig {
+    fn default() -> Self {
+        Self {
+            forward: Forward::Io,
+            topology: Topology::Paired,
+            eth_peers: BTreeMap::new(),
+            mode: Mode::Offload,
+            dma: DmaMap::default(),
+            lcores: vec![0],
+            burst: 32,
+            txpkts: 64,
+            work_ns: 0,
+            rt_priority: None,
+        }
+    }
+}
+
+/// Why a switch cannot be put together.
+#[derive(Debug, thiserror::Error)]
+pub enum SwitchError {
+    /// The configuration contradicts itself.
+    #[error("{0}")]
+    Config(String),
+    /// A port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// The statistics page.
+    #[error(transparent)]
+    Stats(#[from] PageError),
+    /// Pinning a worker.
+    #[error(transparent)]
+    Lcore(#[from] lcore::LcoreError),
+    /// Starting a worker.
+    #[error("starting the worker of lcore {lcore}: {source}")]
+    Thread {
+        /// The lcore.
+        lcore: usize,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// A running switch.
+#[derive(Debug)]
+pub struct Running {
+    ports: Vec<Box<dyn Port>>,
+    workers: Vec<JoinHandle<usize>>,
+    stop: Arc<AtomicBool>,
+    page: StatsPage,
+    warnings: Vec<String>,
+}
+
+struct Assembly<'a> {
+    config: &'a SwitchConfig,
+    engines: Engines,
+    page: StatsPage,
+    workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
+}
+
+/// Puts the switch together and starts its workers.
+///
+/// # Errors
+/// [`SwitchError`]; nothing runs then.
+pub fn start(
+    config: &SwitchConfig,
+    mut ports: Vec<Box<dyn Port>>,
+    pool: &'static Pool,
+) -> Result<Running, SwitchError> {
+    check(config, &ports, pool)?;
+    let page = StatsPage::new(STATS_PAGE)?;
+    let mut assembly = Assembly { config, engines: Engines::default(), page, workers: Vec::new() };
+    for &lcore in &config.lcores {
+        assembly.add_worker(lcore, pool)?;
+    }
+    let mut next = 0;
+    for rx_port in 0..ports.len() {
+        let tx_port = config.topology.peer(rx_port, ports.len());
+        for queue in 0..ports[rx_port].queues().min(ports[tx_port].queues()) {
+            assembly.add_stream(next % config.lcores.len(), &mut ports, rx_port, tx_port, queue)?;
+            next += 1;
+        }
+    }
+    let warnings = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
+    let stop = Arc::new(AtomicBool::new(false));
+    let Assembly { page, workers, .. } = assembly;
+    let workers = workers.into_iter().zip(&config.lcores);
+    // Made first, so that dropping it stops the workers that did start when a later one does not.
+    let mut running = Running { ports, workers: Vec::new(), stop, page, warnings };
+    for ((worker, _), &lcore) in workers {
+        let thread = spawn(worker, lcore, config.rt_priority, &running.stop)?;
+        running.workers.push(thread);
+    }
+    Ok(running)
+}
+
+fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<(), SwitchError> {
+    let refuse = |text: String| Err(SwitchError::Config(text));
+    if ports.is_empty() {
+        return refuse("no port: give at least one --port, or --demo".into());
+    }
+    if config.lcores.is_empty() {
+        return refuse("no lcore: give at least one with --lcores".into());
+    }
+    if !(1..=offcore_mem::BURST).contains(&config.burst) {
+        return refuse(format!("--burst {}: expected 1 to {}", config.burst, offcore_mem::BURST));
+    }
+    let available = lcore::available()?;
+    for &lcore in &config.lcores {
+        if !available.contains(&lcore) {
+            return Err(lcore::LcoreError::Unavailable { found: lcore, available }.into());
+        }
+    }
+    let room = pool.data_room() + 4;
+    if config.txpkts > room {
+        return refuse(format!(
+            "--txpkts {}: the packet buffers hold {room} bytes; see --mbuf-size",
+            config.txpkts
+        ));
+    }
+    if let Some(&port) = config.eth_peers.keys().find(|&&port| port >= ports.len()) {
+        return refuse(format!("--eth-peer {port},…: there are {} ports, counted from 0", ports.len()));
+    }
+    for entry in &config.dma.entries {
+        let named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
+        let fits = |port: usize| ports.get(port).is_some_and(|p| p.offloads() && entry.queue < p.queues());
+        if !named.clone().any(fits) {
+            return refuse(format!(
+                "--dma names {}q{} of {}, which has no such queue with copies to offload (vhost ports have)",
+                if entry.half == Half::Rx { "rx" } else { "tx" },
+                entry.queue,
+                entry.port.map_or("any port".into(), |port| format!("port {port}")),
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl Assembly<'_> {
+    fn add_worker(&mut self, lcore: usize, pool: &'static Pool) -> Result<(), SwitchError> {
+        let stages = self.page.block(&format!("lcore{lcore}/stages"), &stage::COUNTERS)?;
+        let worker = Worker {
+            streams: Vec::new(),
+            forward: self.config.forward,
+            burst: self.config.burst,
+            work: (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64,
+            mover: Mover::new(),
+            cache: pool.cache(),
+            clock: StageClock::new(stages),
+            mover_stats: self.page.block(&format!("lcore{lcore}/mover"), &MOVER_COUNTERS)?,
+            channel_stats: Vec::new(),
+        };
+        self.workers.push((worker, Vec::new()));
+        Ok(())
+    }
+
+    fn add_stream(
+        &mut self,
+        worker: usize,
+        ports: &mut [Box<dyn Port>],
+        rx_port: usize,
+        tx_port: usize,
+        queue: u16,
+    ) -> Result<(), SwitchError> {
+        let addresses = Addresses {
+            source: ports[tx_port].mac(),
+            destination: self
+                .config
+                .eth_peers
+                .get(&tx_port)
+                .copied()
+                .unwrap_or(MacAddr::local(tx_port as u8)),
+        };
+        let source = match self.config.forward {
+            mode @ (Forward::Txonly | Forward::Flowgen) => {
+                Some(Source::new(mode, &addresses, self.config.txpkts).map_err(SwitchError::Config)?)
+            }
+            _ => None,
+        };
+        let binding = self.binding(worker, rx_port, Half::Rx, queue)?;
+        let name = format!("port{rx_port}");
+        let mover = &mut self.workers[worker].0.mover;
+        let rx =
+            ports[rx_port].rx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
+        let binding = self.binding(worker, tx_port, Half::Tx, queue)?;
+        let name = format!("port{tx_port}");
+        let mover = &mut self.workers[worker].0.mover;
+        let tx =
+            ports[tx_port].tx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
+        self.workers[worker].0.streams.push(Stream { rx, tx, addresses, source });
+        Ok(())
+    }
+
+    /// The channels of one queue, opened for its worker when they are not yet.
+    fn binding(
+        &mut self,
+        worker: usize,
+        port: usize,
+        half: Half,
+        queue: u16,
+    ) -> Result<Binding, SwitchError> {
+        let mut channels = Vec::new();
+        for name in self.config.dma.channels(port, half, queue) {
+            // The core itself needs no channel: it is what every queue falls back on.
+            if name != "cpu" {
+                channels.push(self.channel(worker, name)?);
+            }
+        }
+        let mode = if channels.is_empty() { Mode::Cpu } else { self.config.mode };
+        Ok(Binding { mode, channels })
+    }
+
+    fn channel(&mut self, worker: usize, name: &str) -> Result<ChannelId, SwitchError> {
+        let lcore = self.config.lcores[worker];
+        let (worker, open) = &mut self.workers[worker];
+        if let Some((_, id)) = open.iter().find(|(known, _)| known == name) {
+            return Ok(*id);
+        }
+        let channel =
+            self.engines.open_channel(name).map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
+        let id = worker.mover.add_channel(channel);
+        open.push((name.into(), id));
+        let block = self.page.block(&format!("lcore{lcore}/channel/{name}"), &CHANNEL_COUNTERS)?;
+        worker.channel_stats.push((id, block));
+        Ok(id)
+    }
+}
+
+/// Says which lcores have more than one spinning thread: they would take the core from each other.
+fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
+    let mut threads: BTreeMap<usize, usize> = BTreeMap::new();
+    for &lcore in workers.iter().chain(helpers) {
+        *threads.entry(lcore).or_default() += 1;
+    }
+    let shared = threads.into_iter().filter(|&(_, n)| n > 1);
+    shared
+        .map(|(lcore, n)| {
+            format!("lcore {lcore} is shared by {n} spinning threads: rates measure the scheduler, not the data path")
+        })
+        .collect()
+}
+
+fn spawn(
+    worker: Worker,
+    lcore: usize,
+    rt_priority: Option<i32>,
+    stop: &Arc<AtomicBool>,
+) -> Result<JoinHandle<usize>, SwitchError> {
+    let stop = Arc::clone(stop);
+    let (ready, started) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name(format!("lcore{lcore}")).spawn(move || {
+        let set_up = lcore::pin(lcore).and_then(|()| rt_priority.map_or(Ok(()), lcore::realtime));
+        let ok = set_up.is_ok();
+        // The receiver waits for this; it cannot be gone.
+        let _ = ready.send(set_up);
+        if ok { worker.run(&stop) } else { 0 }
+    });
+    let thread = thread.map_err(|source| SwitchError::Thread { lcore, source })?;
+    match started.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(SwitchError::Config(format!("the worker of lcore {lcore} ended before it began"))),
+    }
+}
+
+impl Running {
+    /// What a person should know about the set-up.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The ports.
+    pub fn ports(&self) -> &[Box<dyn Port>] {
+        &self.ports
+    }
+
+    /// A reporter over the switch's statistics page.
+    ///
+    /// # Errors
+    /// When the page cannot be mapped.
+    pub fn reporter(&self) -> Result<Reporter, SwitchError> {
+        Ok(Reporter::new(Reader::open(self.page.fd())?))
+    }
+
+    /// Whether every worker is still running.
+    pub fn is_running(&self) -> bool {
+        self.workers.iter().all(|w| !w.is_finished())
+    }
+
+    /// Stops the workers; what they had taken over is finished first. Returns the packets that could not be.
+    pub fn stop(&mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        // A worker that panicked has said so already; its packets are counted by nobody.
+        self.workers.drain(..).map(|w| w.join().unwrap_or(0)).sum()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,200 @@
+//! One lcore's loop: poll completions, receive, rewrite, send; run to completion on its own queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use offcore_dma::{ChannelId, Mover};
+use offcore_mem::{Burst, PoolCache};
+use offcore_port::{Context, Drop, RxQueue, TxQueue};
+use offcore_stats::page::Block;
+use offcore_stats::{Stage, StageClock, tsc};
+
+use crate::forward::{Addresses, Forward, Source, rewrite};
+
+/// Rounds between two updates of the channel counters on the statistics page.
+const PUBLISH_EVERY: u32 = 1024;
+/// A worker that stops gives up when nothing has moved for this long.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Counters of one channel on the statistics page.
+pub const CHANNEL_COUNTERS: [&str; 5] = ["submitted", "completed", "failed", "bytes", "in_flight"];
+/// Counters of one worker's mover on the statistics page.
+pub const MOVER_COUNTERS: [&str; 6] =
+    ["core_copies", "core_bytes", "fallbacks", "overflow", "resets", "quarantined"];
+
+/// Packets from one RX queue to one TX queue.
+#[derive(Debug)]
+pub struct Stream {
+    /// Where packets come from; unused by `txonly`.
+    pub rx: Box<dyn RxQueue>,
+    /// Where they go to; unused by `rxonly`.
+    pub tx: Box<dyn TxQueue>,
+    /// Addresses for `mac`.
+    pub addresses: Addresses,
+    /// The generator of `txonly` and `flowgen`.
+    pub source: Option<Source>,
+}
+
+/// One lcore's work.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its streams.
+    pub streams: Vec<Stream>,
+    /// What to do with packets.
+    pub forward: Forward,
+    /// Packets a round takes from one queue, 1 to 64.
+    pub burst: usize,
+    /// Application work per packet, in TSC ticks.
+    pub work: u64,
+    /// Its engines.
+    pub mover: Mover,
+    /// Its free packet buffers.
+    pub cache: PoolCache,
+    /// Its stage clock.
+    pub clock: StageClock,
+    /// Where the mover's counters go.
+    pub mover_stats: Block,
+    /// Where each channel's counters go.
+    pub channel_stats: Vec<(ChannelId, Block)>,
+}
+
+impl Worker {
+    /// Runs until `stop` is set, then finishes what is in flight. Returns the number of packets that could not be
+    /// finished.
+    pub fn run(mut self, stop: &Arc<AtomicBool>) -> usize {
+        let mut until_publish = PUBLISH_EVERY;
+        while !stop.load(Ordering::Relaxed) {
+            self.round();
+            until_publish -= 1;
+            if until_publish == 0 {
+                until_publish = PUBLISH_EVERY;
+                self.publish_stats();
+            }
+        }
+        let left = self.drain();
+        self.publish_stats();
+        left
+    }
+
+    /// One round over every stream; returns the packets received or generated.
+    #[inline]
+    pub fn round(&mut self) -> usize {
+        self.clock.begin();
+        self.mover.poll(&mut self.clock);
+        let mut packets = 0;
+        let Self { mover, cache, clock, burst, .. } = self;
+        let mut ctx = Context { mover, cache, clock, burst: *burst };
+        for stream in &mut self.streams {
+            packets += stream.round(self.forward, self.work, &mut ctx);
+        }
+        self.clock.end(if packets > 0 { Stage::Header } else { Stage::Idle });
+        packets
+    }
+
+    fn drain(&mut self) -> usize {
+        let mut last = usize::MAX;
+        let mut progress = Instant::now();
+        loop {
+            self.mover.poll(&mut self.clock);
+            let Self { mover, cache, clock, burst, .. } = self;
+            let mut ctx = Context { mover, cache, clock, burst: *burst };
+            let left = self.streams.iter_mut().map(|s| s.drain(self.forward, &mut ctx)).sum();
+            if left == 0 {
+                return 0;
+            }
+            if left != last {
+                (last, progress) = (left, Instant::now());
+            } else if progress.elapsed() > DRAIN_PATIENCE {
+                tracing::error!(left, "packets in flight were never completed");
+                return left;
+            }
+        }
+    }
+
+    fn publish_stats(&self) {
+        let stats = self.mover.stats();
+        let values = [
+            stats.core_copies,
+            stats.core_bytes,
+            stats.fallbacks,
+            stats.overflow,
+            stats.resets,
+            stats.quarantined,
+        ];
+        for (i, value) in values.into_iter().enumerate() {
+            self.mover_stats.counter(i).set(value);
+        }
+        for (id, channel) in self.mover.channels() {
+            let Some((_, block)) = self.channel_stats.iter().find(|(known, _)| *known == id) else {
+                continue;
+            };
+            let stats = channel.stats();
+            let in_flight = channel.in_flight() as u64;
+            let values = [stats.submitted, stats.completed, stats.failed, stats.bytes, in_flight];
+            for (i, value) in values.into_iter().enumerate() {
+                block.counter(i).set(value);
+            }
+        }
+    }
+}
+
+impl Stream {
+    #[inline]
+    fn round(&mut self, forward: Forward, work: u64, ctx: &mut Context<'_>) -> usize {
+        let mut burst = Burst::new();
+        if forward != Forward::Txonly {
+            self.rx.rx(ctx, &mut burst);
+        }
+        let received = burst.len();
+        if work > 0 && received > 0 {
+            spin(work * received as u64);
+            ctx.clock.lap(Stage::Application);
+        }
+        match forward {
+            Forward::Rxonly => ctx.cache.free_all(burst.drain(..)),
+            Forward::Flowgen => ctx.cache.free_all(burst.drain(..)),
+            Forward::Txonly | Forward::Io | Forward::Mac | Forward::Macswap => {
+                rewrite(forward, &self.addresses, &mut burst);
+            }
+        }
+        if let Some(source) = &mut self.source {
+            source.fill(ctx.cache, &mut burst, ctx.burst);
+        }
+        ctx.clock.lap(Stage::Header);
+        let sent = burst.len();
+        if sent == 0 {
+            self.tx.poll(ctx);
+            return received;
+        }
+        self.tx.tx(ctx, &mut burst);
+        if !burst.is_empty() {
+            self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
+        }
+        received.max(sent)
+    }
+
+    /// Forwards what was already taken from the other side; returns how many packets are still in flight.
+    fn drain(&mut self, forward: Forward, ctx: &mut Context<'_>) -> usize {
+        let mut burst = Burst::new();
+        let receiving = self.rx.drain(ctx, &mut burst);
+        let forwarded = burst.len();
+        if matches!(forward, Forward::Rxonly | Forward::Flowgen) {
+            ctx.cache.free_all(burst.drain(..));
+        } else {
+            rewrite(forward, &self.addresses, &mut burst);
+            self.tx.tx(ctx, &mut burst);
+            self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
+        }
+        receiving + forwarded + usize::from(!self.tx.stop(ctx))
+    }
+}
+
+/// Stands for the application's own work: what asynchronous copies hide behind.
+#[inline]
+fn spin(ticks: u64) {
+    let start = tsc::now();
+    while tsc::now().wrapping_sub(start) < ticks {
+        std::hint::spin_loop();
+    }
+}

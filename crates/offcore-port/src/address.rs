@@ -1,0 +1,26 @@
+//! Ethernet addresses for ports that have none of their own.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use offcore_wire::ethernet::MacAddr;
+
+/// A locally administered unicast address for the port written as `text`: the same in every run whose ports are the
+/// same and in the same order, and different for two ports written alike.
+pub fn derived(text: &str) -> MacAddr {
+    static PORTS: AtomicU32 = AtomicU32::new(0);
+    let nth = PORTS.fetch_add(1, Ordering::Relaxed);
+    let [a, b, c, d] = crc32c::crc32c_append(nth, text.as_bytes()).to_be_bytes();
+    MacAddr([0x02, 0x0f, a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_written_alike_have_different_stations() {
+        let (a, b) = (derived("gen:size=64"), derived("gen:size=64"));
+        assert!(a.is_unicast() && a.is_local());
+        assert_ne!(a, b);
+    }
+}

@@ -1,0 +1,176 @@
+//! The generator port: its RX side makes probe packets, its TX side checks those that come back.
+//!
+//! A probe (`offcore_wire::probe`) carries a number and a pattern that can be checked in full. Each RX queue is a
+//! stream of its own with a random id, so a sink tells the generators of several queues, ports and processes apart.
+//! Within a stream each flow (an IPv4 destination, 198.19.0.0 + flow) has its own numbers, so flows may take different
+//! ways. Packets may be given other MAC addresses on their way; everything else is checked.
+//!
+//! What a packet costs here is the generator's own work as an application: it is no part of the data path between.
+
+pub mod sequence;
+mod sink;
+mod source;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use offcore_mem::Pool;
+use offcore_stats::page::Block;
+use offcore_wire::ethernet::MacAddr;
+
+use crate::slots::Slots;
+use crate::spec::{FCS, GenSpec};
+use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address};
+
+use sink::Sink;
+use source::Source;
+
+/// What was generated and what came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GenReport {
+    /// Packets generated.
+    pub sent: u64,
+    /// Probes that came back, duplicates included.
+    pub received: u64,
+    /// Probes whose content was checked byte for byte.
+    pub verified: u64,
+    /// Probes that are missing below the highest number that came back in their flow.
+    pub lost: u64,
+    /// Probes that came after one with a higher number. One that comes more than [`sequence::WINDOW`] numbers late
+    /// counts here and stays counted as lost.
+    pub reordered: u64,
+    /// Probes that came more than once, without their first time.
+    pub duplicates: u64,
+    /// Probes whose content, length or number is not what was sent. One whose number cannot be believed (headers,
+    /// length or the number itself changed) does not count as received, and therefore as lost.
+    pub corrupt: u64,
+    /// Packets that are no probes: not counted anywhere else.
+    pub foreign: u64,
+}
+
+impl GenReport {
+    /// Packets that were sent and have not come back (yet), for a port whose own packets are all that it gets back.
+    pub fn missing(&self) -> u64 {
+        self.sent.saturating_sub(self.received - self.duplicates.min(self.received))
+    }
+
+    /// Whether everything that came back came once, in order and unchanged, and nothing is lost.
+    pub fn is_clean(&self) -> bool {
+        self.lost == 0 && self.reordered == 0 && self.duplicates == 0 && self.corrupt == 0
+    }
+}
+
+/// The counters behind a port's [`GenReport`], for any thread, as long as it likes.
+#[derive(Clone, Debug, Default)]
+pub struct GenCounters(Arc<Mutex<Queues>>);
+
+#[derive(Debug, Default)]
+struct Queues {
+    sources: Vec<RxCounters>,
+    sinks: Vec<Block>,
+}
+
+impl GenCounters {
+    /// The sum over the port's queues, as it is now.
+    pub fn report(&self) -> GenReport {
+        let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = |index| queues.sinks.iter().map(|sink| sink.counter(index).value()).sum();
+        let [received, verified, lost, reordered, duplicates, corrupt, foreign] = std::array::from_fn(sum);
+        let sent = queues.sources.iter().map(RxCounters::packets).sum();
+        GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign }
+    }
+
+    fn add(&self, change: impl FnOnce(&mut Queues)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A generator port.
+#[derive(Debug)]
+pub struct GenPort {
+    name: String,
+    spec: GenSpec,
+    mac: MacAddr,
+    /// Id of queue 0's stream; the others count on from it.
+    stream: u32,
+    slots: Slots,
+    counters: GenCounters,
+}
+
+impl GenPort {
+    /// Opens the port; its packets will be chunks of `pool`.
+    ///
+    /// # Errors
+    /// When the pool's packet buffers are smaller than the packets.
+    pub fn open(spec: &GenSpec, pool: &Pool) -> Result<Self, PortError> {
+        let (name, room) = (spec.to_string(), pool.data_room());
+        if spec.size > room + FCS {
+            let expected = format!(
+                "size={}: expected at most {} with packet buffers of {room} bytes",
+                spec.size,
+                room + FCS
+            );
+            return Err(PortError::Syntax { found: name, expected });
+        }
+        Ok(Self {
+            mac: address::derived(&name),
+            name,
+            spec: spec.clone(),
+            #[allow(clippy::cast_possible_truncation, reason = "any 24 random bits will do")]
+            stream: RandomState::new().hash_one("stream") as u32 & sink::MAX_STREAM,
+            slots: Slots::new(spec.queues),
+            counters: GenCounters::default(),
+        })
+    }
+
+    /// The port's counters.
+    pub fn counters(&self) -> GenCounters {
+        self.counters.clone()
+    }
+
+    /// What was generated and what came back, so far.
+    pub fn report(&self) -> GenReport {
+        self.counters.report()
+    }
+}
+
+impl Port for GenPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    fn queues(&self) -> u16 {
+        self.slots.queues()
+    }
+
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
+        self.slots.take_rx(index, &self.name)?;
+        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let stream = (self.stream + u32::from(index)) & sink::MAX_STREAM;
+        let source = Source::new(&self.spec, index, stream, self.mac, counters.clone())
+            .map_err(|e| PortError::Other { port: self.name.clone(), reason: e.to_string() })?;
+        self.counters.add(|queues| queues.sources.push(counters));
+        Ok(Box::new(source))
+    }
+
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
+        self.slots.take_tx(index, &self.name)?;
+        let block = setup.stats.block(&format!("{}/sink{index}", setup.port), &sink::COUNTERS)?;
+        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        self.counters.add(|queues| queues.sinks.push(block.clone()));
+        Ok(Box::new(Sink::new(&self.spec, block, counters)))
+    }
+
+    fn status(&self) -> String {
+        let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign } =
+            self.report();
+        format!(
+            "{sent} sent, {received} received ({verified} verified), {lost} lost, {reordered} reordered, \
+             {duplicates} duplicates, {corrupt} corrupt, {foreign} foreign"
+        )
+    }
+}

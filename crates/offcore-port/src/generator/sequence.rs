@@ -1,0 +1,130 @@
+//! What a sink knows about one flow: which numbers came, and in which order.
+
+/// Numbers below the highest whose arrival is remembered.
+pub const WINDOW: u64 = 1024;
+
+const WORDS: usize = (WINDOW / 64) as usize;
+
+/// What an arrival says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// The number after the highest so far.
+    InOrder,
+    /// Higher: this many in between have not come, and are lost unless they come late.
+    Ahead(u64),
+    /// Lower, for the first time: it is not lost after all.
+    Late,
+    /// Lower, and it came before.
+    Duplicate,
+    /// Lower than the window goes back: late or a duplicate, nobody can tell.
+    TooOld,
+    /// So much higher that the number itself must be damaged. It changes nothing.
+    Implausible,
+}
+
+/// The numbers that came. Numbers begin at 0.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    /// The number after the highest that came.
+    next: u64,
+    /// Bit n % WINDOW: whether n came, for the window below `next`.
+    seen: [u64; WORDS],
+}
+
+impl Sequence {
+    /// A gap this long is no loss.
+    const PLAUSIBLE: u64 = 1 << 32;
+
+    /// Notes that `number` came.
+    #[inline]
+    pub fn arrive(&mut self, number: u64) -> Arrival {
+        if number == self.next {
+            self.set(number);
+            self.next += 1;
+            return Arrival::InOrder;
+        }
+        self.arrive_out_of_order(number)
+    }
+
+    #[cold]
+    fn arrive_out_of_order(&mut self, number: u64) -> Arrival {
+        if number < self.next {
+            return if self.next - number > WINDOW {
+                Arrival::TooOld
+            } else if self.has(number) {
+                Arrival::Duplicate
+            } else {
+                self.set(number);
+                Arrival::Late
+            };
+        }
+        let gap = number - self.next;
+        if gap >= Self::PLAUSIBLE {
+            return Arrival::Implausible;
+        }
+        // What lies further back than the window is forgotten: clearing all of it is enough.
+        for missing in (self.next..number).rev().take(WINDOW as usize) {
+            self.seen[Self::word(missing)] &= !Self::bit(missing);
+        }
+        self.set(number);
+        self.next = number + 1;
+        Arrival::Ahead(gap)
+    }
+
+    fn word(number: u64) -> usize {
+        (number / 64) as usize % WORDS
+    }
+
+    fn bit(number: u64) -> u64 {
+        1 << (number % 64)
+    }
+
+    fn has(&self, number: u64) -> bool {
+        self.seen[Self::word(number)] & Self::bit(number) != 0
+    }
+
+    fn set(&mut self, number: u64) {
+        self.seen[Self::word(number)] |= Self::bit(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Arrival::*;
+
+    fn arrivals(numbers: &[u64]) -> Vec<Arrival> {
+        let mut sequence = Sequence::default();
+        numbers.iter().map(|&n| sequence.arrive(n)).collect()
+    }
+
+    #[test]
+    fn in_order() {
+        let mut sequence = Sequence::default();
+        assert!((0..5 * WINDOW).all(|n| sequence.arrive(n) == InOrder));
+    }
+
+    #[test]
+    fn loss_lateness_and_duplicates() {
+        assert_eq!(arrivals(&[0, 1, 3, 4]), [InOrder, InOrder, Ahead(1), InOrder]);
+        assert_eq!(arrivals(&[0, 2, 1, 3]), [InOrder, Ahead(1), Late, InOrder]);
+        assert_eq!(arrivals(&[0, 0, 2, 1, 1]), [InOrder, Duplicate, Ahead(1), Late, Duplicate]);
+        assert_eq!(arrivals(&[5, 0, 4, 5]), [Ahead(5), Late, Late, Duplicate]);
+    }
+
+    #[test]
+    fn the_window_ends_somewhere() {
+        assert_eq!(arrivals(&[WINDOW, 1, 0, WINDOW + 1, 1]), [Ahead(WINDOW), Late, TooOld, InOrder, TooOld]);
+        // A gap longer than the window leaves no number of before in it.
+        let far = 10 * WINDOW + 7;
+        assert_eq!(
+            arrivals(&[0, far, far - 1, far - WINDOW + 1, 0])[1..],
+            [Ahead(far - 1), Late, Late, TooOld]
+        );
+    }
+
+    #[test]
+    fn damaged_numbers_change_nothing() {
+        assert_eq!(arrivals(&[0, u64::MAX, 1 << 40, 1]), [InOrder, Implausible, Implausible, InOrder]);
+    }
+}

@@ -1,0 +1,225 @@
+//! The checking half: whether each probe came once, in order and unchanged.
+
+use offcore_mem::Burst;
+use offcore_ring::prefetch;
+use offcore_stats::Stage;
+use offcore_stats::page::Block;
+use offcore_wire::probe::{self, ProbeError, ProbeHeader};
+use offcore_wire::template::UDP_HEADERS_LEN;
+
+use super::sequence::{Arrival, Sequence};
+use crate::spec::GenSpec;
+use crate::{Context, TxCounters, TxQueue};
+
+/// Low bits of a probe's fill that say which content it has; the bits above are the stream.
+pub(super) const FILL_BITS: u32 = 8;
+/// The highest stream id.
+pub(super) const MAX_STREAM: u32 = u32::MAX >> FILL_BITS;
+/// What a sink counts, in the order of [`super::GenReport`]'s fields after `sent`.
+pub(super) const COUNTERS: [&str; 7] =
+    ["received", "verified", "lost", "reordered", "duplicates", "corrupt", "foreign"];
+/// Streams that one sink tells apart: probes of further ones are foreign.
+const MAX_STREAMS: usize = 256;
+/// Flows that one sink keeps numbers for, all streams together (36 MB): probes of further ones are foreign.
+const MAX_SEQUENCES: usize = 1 << 18;
+/// Packets ahead of the one being checked whose headers are fetched.
+const AHEAD: usize = 4;
+/// Where the low half of the IPv4 destination, which is the flow, is in a frame.
+const FLOW: usize = 32;
+
+/// One TX queue of a generator.
+#[derive(Debug)]
+pub(super) struct Sink {
+    /// Each stream's id and flows. Grows when a stream or flow appears for the first time.
+    streams: Vec<(u32, Vec<Sequence>)>,
+    /// The stream of the last probe, as an index.
+    recent: usize,
+    /// Flows that a stream is made with.
+    flows: usize,
+    verify: u32,
+    /// Probes until one is verified.
+    until_verify: u32,
+    counts: Counts,
+    block: Block,
+    counters: TxCounters,
+}
+
+/// What one burst adds to the counters.
+#[derive(Debug, Default)]
+struct Counts {
+    received: u64,
+    verified: u64,
+    /// Wraps below 0 when what was lost before comes late.
+    lost: u64,
+    reordered: u64,
+    duplicates: u64,
+    corrupt: u64,
+    foreign: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// As sent, or not looked at.
+    Good,
+    /// Changed behind the headers: the number is still believed.
+    PayloadDamaged,
+    /// Changed in the headers.
+    HeaderDamaged,
+}
+
+/// Why a probe's number is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unknown {
+    /// Its flow is new, or its header damaged, and its content changed.
+    Damaged,
+    /// It is of one stream or flow too many.
+    TooMany,
+}
+
+impl Sink {
+    pub(super) fn new(spec: &GenSpec, block: Block, counters: TxCounters) -> Self {
+        Self {
+            streams: Vec::with_capacity(MAX_STREAMS),
+            recent: 0,
+            flows: spec.flows as usize,
+            verify: spec.verify,
+            until_verify: 1,
+            counts: Counts::default(),
+            block,
+            counters,
+        }
+    }
+
+    #[inline]
+    fn check(&mut self, frame: &[u8]) {
+        let header = match probe::check_header(frame) {
+            Ok(header) => header,
+            Err(ProbeError::Length { .. }) => {
+                self.counts.corrupt += 1;
+                return;
+            }
+            Err(_) => {
+                self.counts.foreign += 1;
+                return;
+            }
+        };
+        let content = self.content(frame);
+        let flow = u16::from_be_bytes([frame[FLOW], frame[FLOW + 1]]);
+        let arrival = match content {
+            Content::HeaderDamaged => Err(Unknown::Damaged),
+            _ => self.sequence(header, flow.into(), frame).map(|sequence| sequence.arrive(header.sequence)),
+        };
+        let damaged =
+            content != Content::Good || matches!(arrival, Ok(Arrival::Implausible) | Err(Unknown::Damaged));
+        self.counts.corrupt += u64::from(damaged);
+        match arrival {
+            Ok(arrival) => self.count(arrival),
+            Err(Unknown::Damaged) => {}
+            Err(Unknown::TooMany) => self.counts.foreign += 1,
+        }
+    }
+
+    #[inline]
+    fn count(&mut self, arrival: Arrival) {
+        let counts = &mut self.counts;
+        counts.received += 1;
+        match arrival {
+            Arrival::InOrder => {}
+            Arrival::Ahead(gap) => counts.lost = counts.lost.wrapping_add(gap),
+            Arrival::Late => {
+                counts.reordered += 1;
+                counts.lost = counts.lost.wrapping_sub(1);
+            }
+            Arrival::TooOld => counts.reordered += 1,
+            Arrival::Duplicate => counts.duplicates += 1,
+            Arrival::Implausible => counts.received -= 1,
+        }
+    }
+
+    /// Checks the content, when it is this probe's turn.
+    #[inline]
+    fn content(&mut self, frame: &[u8]) -> Content {
+        if self.verify == 0 {
+            return Content::Good;
+        }
+        self.until_verify -= 1;
+        if self.until_verify > 0 {
+            return Content::Good;
+        }
+        self.until_verify = self.verify;
+        self.counts.verified += 1;
+        match probe::check_content(frame) {
+            Ok(()) => Content::Good,
+            Err(ProbeError::Content(at)) if at.offset >= UDP_HEADERS_LEN => Content::PayloadDamaged,
+            Err(_) => Content::HeaderDamaged,
+        }
+    }
+
+    #[inline]
+    fn sequence(&mut self, header: ProbeHeader, flow: usize, frame: &[u8]) -> Result<&mut Sequence, Unknown> {
+        let stream = header.fill >> FILL_BITS;
+        let known = |(id, flows): &(u32, Vec<Sequence>)| *id == stream && flow < flows.len();
+        if !self.streams.get(self.recent).is_some_and(known) {
+            self.recent = self.find(stream, flow, frame)?;
+        }
+        Ok(&mut self.streams[self.recent].1[flow])
+    }
+
+    /// The index of the stream, which has that flow afterwards. Streams and flows are made when they are new, but not
+    /// because of a damaged probe.
+    #[cold]
+    fn find(&mut self, stream: u32, flow: usize, frame: &[u8]) -> Result<usize, Unknown> {
+        let index = self.streams.iter().position(|(id, _)| *id == stream).unwrap_or(self.streams.len());
+        let present = self.streams.get(index).map_or(0, |(_, flows)| flows.len());
+        if flow < present {
+            return Ok(index);
+        }
+        if probe::check_content(frame).is_err() {
+            return Err(Unknown::Damaged);
+        }
+        let wanted = (flow + 1).next_power_of_two().max(self.flows);
+        let sequences = self.streams.iter().map(|(_, flows)| flows.len()).sum::<usize>() - present + wanted;
+        if index == MAX_STREAMS || sequences > MAX_SEQUENCES {
+            return Err(Unknown::TooMany);
+        }
+        if index == self.streams.len() {
+            self.streams.push((stream, Vec::new()));
+        }
+        self.streams[index].1.resize(wanted, Sequence::default());
+        Ok(index)
+    }
+
+    fn publish(&mut self) {
+        let Counts { received, verified, lost, reordered, duplicates, corrupt, foreign } =
+            std::mem::take(&mut self.counts);
+        let values = [received, verified, lost, reordered, duplicates, corrupt, foreign];
+        for (index, value) in values.into_iter().enumerate() {
+            self.block.counter(index).add(value);
+        }
+    }
+}
+
+impl TxQueue for Sink {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if burst.is_empty() {
+            return;
+        }
+        let mut bytes = 0;
+        for index in 0..burst.len() {
+            if let Some(ahead) = burst.get(index + AHEAD) {
+                prefetch::read(ahead.data().as_ptr());
+            }
+            let frame = burst[index].bytes();
+            bytes += frame.len() as u64;
+            self.check(frame);
+        }
+        self.counters.add(burst.len() as u64, bytes);
+        self.publish();
+        ctx.cache.free_all(burst.drain(..));
+        ctx.clock.lap(Stage::Tx);
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+}

@@ -1,0 +1,155 @@
+//! Ports: where packets come from and go to.
+//!
+//! A [`Port`] gives out queues; a queue belongs to one worker and moves bursts. One dynamic call handles a burst.
+
+pub mod address;
+pub mod generator;
+pub mod pcap;
+pub mod slots;
+pub mod spec;
+pub mod stats;
+pub mod tap;
+pub mod vhost;
+mod virtio_header;
+
+use std::fmt;
+
+use offcore_dma::Mover;
+use offcore_mem::Burst;
+use offcore_stats::page::{PageError, StatsPage};
+use offcore_vhost::Binding;
+pub use offcore_vhost::Context;
+use offcore_wire::ethernet::MacAddr;
+
+pub use stats::{Drop, RxCounters, TxCounters};
+
+/// Packets that one call may append to `burst`.
+#[inline(always)]
+pub(crate) fn room(ctx: &Context<'_>, burst: &Burst) -> usize {
+    ctx.burst.min(burst.remaining_capacity())
+}
+
+/// What a queue is made with, on the control thread, before its worker starts.
+#[derive(Debug)]
+pub struct QueueSetup<'a> {
+    /// The mover of the worker that will own the queue.
+    pub mover: &'a mut Mover,
+    /// Where the queue's counters go.
+    pub stats: &'a StatsPage,
+    /// Who makes the queue's copies, where it makes any.
+    pub binding: Binding,
+    /// Name of the queue's port in statistics, such as `port0`.
+    pub port: &'a str,
+}
+
+/// The receiving half of a port's queue.
+pub trait RxQueue: fmt::Debug + Send {
+    /// Appends received packets to `burst`, as many as it has room for.
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
+
+    /// Counters of the queue.
+    fn counters(&self) -> &RxCounters;
+
+    /// Appends to `burst` what was already on its way, and takes nothing new; returns how many packets are still in
+    /// flight. A worker that stops calls it until none is.
+    fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        let _ = (ctx, burst);
+        0
+    }
+}
+
+/// The sending half of a port's queue.
+pub trait TxQueue: fmt::Debug + Send {
+    /// Takes packets from the front of `burst`, in order; those it cannot take stay there. Packets that cannot be sent
+    /// at all (too big) are taken, freed and counted.
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
+
+    /// Publishes and frees what has been sent since. Called in every round of the worker, whether there was something
+    /// to send or not.
+    fn poll(&mut self, ctx: &mut Context<'_>) {
+        let _ = ctx;
+    }
+
+    /// Counters of the queue.
+    fn counters(&self) -> &TxCounters;
+
+    /// Finishes what is in flight; returns whether nothing is left. Called until it does.
+    fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
+        let _ = ctx;
+        true
+    }
+}
+
+/// A port. Used by the control thread only.
+pub trait Port: fmt::Debug + Send {
+    /// The port as it was written on the command line.
+    fn name(&self) -> &str;
+
+    /// The port's Ethernet address: the source address of `mac` forwarding.
+    fn mac(&self) -> MacAddr;
+
+    /// Number of queue pairs.
+    fn queues(&self) -> u16;
+
+    /// The receiving half of queue `index`, once.
+    ///
+    /// # Errors
+    /// [`PortError`].
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError>;
+
+    /// The sending half of queue `index`, once.
+    ///
+    /// # Errors
+    /// [`PortError`].
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError>;
+
+    /// Whether the port's queues make copies that an engine can take (`--dma` applies).
+    fn offloads(&self) -> bool {
+        false
+    }
+
+    /// One line on the port's state for a person: link, peer, negotiated features.
+    fn status(&self) -> String;
+}
+
+/// Why a port cannot be opened or used.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// The description is not one of a port.
+    #[error("port '{found}': {expected}")]
+    Syntax {
+        /// What was written.
+        found: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// The system refused.
+    #[error("port '{port}': {what}: {source}")]
+    System {
+        /// The port.
+        port: String,
+        /// What was tried, and what to do about it.
+        what: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The queue does not exist or was given out already.
+    #[error("port '{port}' has no free queue {index}")]
+    Queue {
+        /// The port.
+        port: String,
+        /// The queue.
+        index: u16,
+    },
+    /// Any other reason, in words.
+    #[error("port '{port}': {reason}")]
+    Other {
+        /// The port.
+        port: String,
+        /// Why.
+        reason: String,
+    },
+    /// No room for the port's counters.
+    #[error(transparent)]
+    Stats(#[from] PageError),
+}

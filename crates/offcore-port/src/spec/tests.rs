@@ -1,0 +1,178 @@
+use super::*;
+
+fn parse(text: &str) -> PortSpec {
+    text.parse().unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn error(text: &str) -> String {
+    match text.parse::<PortSpec>() {
+        Ok(spec) => panic!("'{text}' was taken for {spec:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn every_kind_with_defaults() {
+    let vhost = VhostSpec {
+        path: "/run/vm1.sock".into(),
+        queues: 1,
+        client: false,
+        mrg: true,
+        indirect: true,
+        event_idx: true,
+        dmas: None,
+    };
+    assert_eq!(parse("vhost:/run/vm1.sock"), PortSpec::Vhost(vhost));
+    let virtio_user = VirtioUserSpec {
+        path: "/run/vm1.sock".into(),
+        queues: 1,
+        queue_size: 256,
+        server: false,
+        mrg: true,
+        event_idx: true,
+        mac: None,
+    };
+    assert_eq!(parse("virtio-user:/run/vm1.sock"), PortSpec::VirtioUser(virtio_user));
+    assert_eq!(parse("tap:tap0"), PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1 }));
+    let generator = GenSpec { size: 64, count: None, rate: None, flows: 1, verify: 1, queues: 1 };
+    assert_eq!(parse("gen:"), PortSpec::Gen(generator.clone()));
+    assert_eq!(parse("gen:size=64,verify"), PortSpec::Gen(generator));
+}
+
+#[test]
+fn every_key() {
+    assert_eq!(
+        parse(
+            "vhost:/run/vm1.sock,queues=2,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1,x]"
+        ),
+        PortSpec::Vhost(VhostSpec {
+            path: "/run/vm1.sock".into(),
+            queues: 2,
+            client: true,
+            mrg: false,
+            indirect: false,
+            event_idx: false,
+            dmas: Some("txq0@wq0.0;rxq0@wq0.1,x".into()),
+        })
+    );
+    assert_eq!(
+        parse(
+            "virtio-user:v.sock,queues=2,queue_size=1024,server,mrg=on,event_idx=off,mac=02:00:00:00:00:07"
+        ),
+        PortSpec::VirtioUser(VirtioUserSpec {
+            path: "v.sock".into(),
+            queues: 2,
+            queue_size: 1024,
+            server: true,
+            mrg: true,
+            event_idx: false,
+            mac: Some(MacAddr::local(7)),
+        })
+    );
+    assert_eq!(
+        parse("gen:size=1518,count=1M,rate=250k,flows=1000,verify=64,queues=2"),
+        PortSpec::Gen(GenSpec {
+            size: 1518,
+            count: Some(1_000_000),
+            rate: Some(250_000),
+            flows: 1000,
+            verify: 64,
+            queues: 2
+        })
+    );
+    assert!(matches!(parse("gen:verify=off"), PortSpec::Gen(GenSpec { verify: 0, .. })));
+}
+
+#[test]
+fn capture_files() {
+    let pcap = |input: Option<&str>, output: Option<&str>, repeat| {
+        PortSpec::Pcap(PcapSpec { input: input.map(Into::into), output: output.map(Into::into), repeat })
+    };
+    assert_eq!(parse("pcap:in.pcap,out.pcap"), pcap(Some("in.pcap"), Some("out.pcap"), false));
+    assert_eq!(parse("pcap:in.pcap,out.pcap,loop"), pcap(Some("in.pcap"), Some("out.pcap"), true));
+    assert_eq!(parse("pcap:in.pcap,loop"), pcap(Some("in.pcap"), None, true));
+    assert_eq!(parse("pcap:in.pcap,-,loop"), pcap(Some("in.pcap"), None, true));
+    assert_eq!(parse("pcap:in.pcap"), pcap(Some("in.pcap"), None, false));
+    assert_eq!(parse("pcap:,out.pcap"), pcap(None, Some("out.pcap"), false));
+    assert_eq!(parse("pcap:-,./loop"), pcap(None, Some("./loop"), false));
+}
+
+#[test]
+fn what_is_written_reads_back() {
+    for text in [
+        "gen:size=64",
+        "gen:size=1518,count=7,rate=1000,flows=3,verify=64,queues=2",
+        "gen:size=64,verify=off",
+        "pcap:a,b",
+        "pcap:a,-,loop",
+        "pcap:-,b",
+        "tap:tap0",
+        "tap:tap0,queues=4",
+        "vhost:/x",
+        "vhost:/x,queues=2,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1]",
+        "virtio-user:/x",
+        "virtio-user:/x,queues=2,queue_size=1024,server,mrg=off,event_idx=off,mac=02:00:00:00:00:07",
+    ] {
+        assert_eq!(parse(text).to_string(), text);
+    }
+}
+
+#[test]
+fn errors_name_what_was_found_and_expected() {
+    assert_eq!(
+        error("vhsot:/x"),
+        "port 'vhsot:/x': kind 'vhsot' is not known, expected vhost, virtio-user, tap, pcap or gen"
+    );
+    assert_eq!(
+        error("tap0"),
+        "port 'tap0': expected KIND:ARGS with kind vhost, virtio-user, tap, pcap or gen"
+    );
+    assert_eq!(
+        error("vhost:/x,quues=2"),
+        "port 'vhost:/x,quues=2': key 'quues' is not known, expected queues, client, mrg, indirect, event_idx, dmas"
+    );
+    assert_eq!(error("tap:t,queues=0"), "port 'tap:t,queues=0': queues=0: expected a number from 1 to 128");
+    for (text, part) in [
+        ("", "expected KIND:ARGS"),
+        ("vhost:", "expected the socket's path"),
+        ("vhost:queues=2", "begins with 'queues=2'"),
+        ("vhost:/x,", "key '' is not known"),
+        ("vhost:/x,mrg=yes", "mrg=yes: expected on or off"),
+        ("vhost:/x,client,client", "'client' is given twice"),
+        ("vhost:/x,dmas=[txq0@wq0.0", "'[' is not closed"),
+        ("vhost:/x,dmas=[[a]]", "'[' is not expected"),
+        ("vhost:/x,dmas=a]", "']' is not expected"),
+        ("vhost:/x,dmas", "'dmas' has no value"),
+        ("vhost:/x,dmas=[]", "'dmas' has no value"),
+        ("virtio-user:/x,queue_size=100", "queue_size=100: expected a power of two"),
+        ("virtio-user:/x,queue_size=65536", "queue_size=65536: expected a number from 2 to 32768"),
+        ("virtio-user:/x,mac=1:2", "has 2 parts"),
+        ("virtio-user:/x,mac", "mac: ''"),
+        ("virtio-user:/x,mac=ff:ff:ff:ff:ff:ff", "expected the address of one station"),
+        ("tap:", "expected the interface's name"),
+        ("tap:sixteen-letters-", "has 16 bytes, expected at most 15"),
+        ("tap:a/b", "expected one without '/'"),
+        ("tap:..", "expected one without '/'"),
+        ("tap:t,queues=129", "queues=129: expected a number from 1 to 128"),
+        ("tap:t,queues", "queues=: expected a number"),
+        ("pcap:", "names no file"),
+        ("pcap:-,-", "names no file"),
+        ("pcap:-,b,loop", "'loop' is given without an input"),
+        ("pcap:a,a", "the same file"),
+        ("pcap:a,b,c", "key 'c' is not known, expected loop"),
+        ("gen:64", "key '64' is not known, expected size"),
+        ("gen:size=63", "size=63: expected a number from 64 to 65553"),
+        ("gen:size=+64", "size=+64: expected a number"),
+        ("gen:count=0", "count=0: expected a number from 1"),
+        ("gen:count=99999999999G", "expected a number"),
+        ("gen:flows=65537", "flows=65537: expected a number from 1 to 65536"),
+        ("gen:rate=k", "rate=k: expected a number"),
+        ("gen:verify=0", "verify=0: expected a number from 1"),
+        ("gen:size=é", "size=é: expected a number"),
+    ] {
+        let message = error(text);
+        assert!(message.contains(part), "'{text}' gives: {message}");
+    }
+    let long = format!("vhost:/{}", "x".repeat(107));
+    assert!(error(&long).contains("socket path has 108 bytes, expected at most 107"));
+}

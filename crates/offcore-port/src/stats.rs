@@ -1,0 +1,140 @@
+//! Counters of a port's queues: what was received and sent, and what was dropped and why.
+
+use offcore_mem::{Burst, PoolCache};
+use offcore_stats::page::{Block, PageError, StatsPage};
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Drop {
+    /// RX: no free packet buffer.
+    NoBuffer,
+    /// RX or TX: longer than a packet buffer, or than the port can send.
+    TooBig,
+    /// RX: shorter than an Ethernet header, or with an impossible virtio-net header.
+    Malformed,
+    /// TX: the other side left no room for it.
+    Full,
+    /// TX: the queue is stopped, disabled, or its link is down.
+    Down,
+    /// TX: the system refused to send it.
+    Failed,
+}
+
+impl Drop {
+    /// Every reason.
+    pub const ALL: [Self; 6] =
+        [Self::NoBuffer, Self::TooBig, Self::Malformed, Self::Full, Self::Down, Self::Failed];
+
+    /// The name used in reports and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoBuffer => "no_buffer",
+            Self::TooBig => "too_big",
+            Self::Malformed => "malformed",
+            Self::Full => "full",
+            Self::Down => "down",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The counters of a block made here, in order: packets, bytes, a drop counter for each reason, and polls that left
+/// packets with the other side because the pool had no free packet buffer.
+const COUNTERS: [&str; 8] =
+    ["packets", "bytes", "no_buffer", "too_big", "malformed", "full", "down", "failed"];
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name(Block);
+
+        impl $name {
+            /// Counters of queue `index` of `port` on `page`.
+            ///
+            /// # Errors
+            /// When the page is full.
+            pub fn new(page: &StatsPage, port: &str, index: u16) -> Result<Self, PageError> {
+                Ok(Self(page.block(&format!(concat!("{}/", $kind, "{}"), port, index), &COUNTERS)?))
+            }
+
+            /// Counters that nobody else sees.
+            pub fn private() -> Self {
+                Self(Block::private(&COUNTERS))
+            }
+
+            /// Counts packets that were taken over, and their bytes without FCS.
+            #[inline(always)]
+            pub fn add(&self, packets: u64, bytes: u64) {
+                self.0.counter(0).add(packets);
+                self.0.counter(1).add(bytes);
+            }
+
+            /// Counts dropped packets.
+            #[inline(always)]
+            pub fn drop(&self, reason: Drop, packets: u64) {
+                self.0.counter(2 + reason as usize).add(packets);
+            }
+
+            /// Frees every packet of the burst and counts it as dropped.
+            #[inline]
+            pub fn drop_all(&self, reason: Drop, burst: &mut Burst, cache: &mut PoolCache) {
+                self.drop(reason, burst.len() as u64);
+                cache.free_all(burst.drain(..));
+            }
+
+            /// Counts polls that left packets where they were for want of a packet buffer: nothing was dropped.
+            #[inline(always)]
+            pub fn starved(&self, polls: u64) {
+                self.0.counter(8).add(polls);
+            }
+
+            /// Packets so far.
+            pub fn packets(&self) -> u64 {
+                self.0.counter(0).value()
+            }
+
+            /// Bytes so far, without FCS.
+            pub fn bytes(&self) -> u64 {
+                self.0.counter(1).value()
+            }
+
+            /// Packets dropped for `reason` so far.
+            pub fn dropped(&self, reason: Drop) -> u64 {
+                self.0.counter(2 + reason as usize).value()
+            }
+
+            /// Packets dropped so far.
+            pub fn dropped_total(&self) -> u64 {
+                Drop::ALL.iter().map(|&reason| self.dropped(reason)).sum()
+            }
+        }
+    };
+}
+
+counters! {
+    /// What an RX queue counts.
+    RxCounters, "rx"
+}
+counters! {
+    /// What a TX queue counts.
+    TxCounters, "tx"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_and_counters_agree() {
+        for (reason, name) in Drop::ALL.iter().zip(&COUNTERS[2..8]) {
+            assert_eq!(reason.name(), *name);
+        }
+        let counters = TxCounters::private();
+        counters.drop(Drop::Full, 3);
+        counters.add(2, 128);
+        assert_eq!((counters.dropped(Drop::Full), counters.dropped_total()), (3, 3));
+        assert_eq!((counters.packets(), counters.bytes()), (2, 128));
+    }
+}

@@ -1,0 +1,193 @@
+//! The vhost port: a guest's virtio-net device over vhost-user.
+//!
+//! The port's TX queue `n` is the guest's RX virtqueue `2n` (enqueue), its RX queue `n` the guest's TX virtqueue
+//! `2n + 1` (dequeue).
+
+use std::sync::Arc;
+
+use offcore_dma::Mover;
+use offcore_mem::Burst;
+use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
+use offcore_vhost::dequeue::Dequeued;
+use offcore_vhost::vring::Taken;
+use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
+use offcore_wire::ethernet::MacAddr;
+
+use crate::{Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+
+/// A vhost-user port.
+#[derive(Debug)]
+pub struct VhostPort {
+    name: String,
+    mac: MacAddr,
+    backend: Backend,
+}
+
+/// Logs what happens to the device; the port itself needs no callbacks.
+#[derive(Debug, Default)]
+struct Quiet;
+
+impl DeviceEvents for Quiet {}
+
+impl VhostPort {
+    /// Opens the port: the socket exists (or is being connected to) when this returns.
+    ///
+    /// # Errors
+    /// When the socket cannot be had.
+    pub fn open(name: &str, mac: MacAddr, config: BackendConfig) -> Result<Self, PortError> {
+        let backend = Backend::start(config, Box::new(Quiet))
+            .map_err(|error| PortError::Other { port: name.into(), reason: error.to_string() })?;
+        Ok(Self { name: name.into(), mac, backend })
+    }
+
+    /// The back end, for those who want its control calls.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn cell(&self, virtqueue: u16, binding: &Binding) -> Result<Arc<VringCell>, PortError> {
+        let cell =
+            self.backend.cells().get(usize::from(virtqueue)).ok_or_else(|| self.no_queue(virtqueue / 2))?;
+        cell.publish(|wanted| wanted.binding = binding.clone());
+        Ok(Arc::clone(cell))
+    }
+
+    fn no_queue(&self, index: u16) -> PortError {
+        PortError::Queue { port: self.name.clone(), index }
+    }
+}
+
+impl Port for VhostPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    fn queues(&self) -> u16 {
+        (self.backend.cells().len() / 2) as u16
+    }
+
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
+        let cell = self.cell(2 * index + 1, &setup.binding)?;
+        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        rx_over(&cell, setup.mover, counters).map_err(|_| self.no_queue(index))
+    }
+
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
+        let cell = self.cell(2 * index, &setup.binding)?;
+        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        tx_over(&cell, setup.mover, counters).map_err(|_| self.no_queue(index))
+    }
+
+    fn offloads(&self) -> bool {
+        true
+    }
+
+    fn status(&self) -> String {
+        self.backend.device().status().to_string()
+    }
+}
+
+/// The receiving half over the virtqueue `cell` of a guest that needs no socket, such as one in this process.
+///
+/// # Errors
+/// When another worker has the virtqueue.
+pub fn rx_over(
+    cell: &Arc<VringCell>,
+    mover: &mut Mover,
+    counters: RxCounters,
+) -> Result<Box<dyn RxQueue>, Taken> {
+    Ok(Box::new(VhostRx { dequeue: Dequeue::attach(cell, mover)?, counters }))
+}
+
+/// The sending half over the virtqueue `cell`, likewise.
+///
+/// # Errors
+/// When another worker has the virtqueue.
+pub fn tx_over(
+    cell: &Arc<VringCell>,
+    mover: &mut Mover,
+    counters: TxCounters,
+) -> Result<Box<dyn TxQueue>, Taken> {
+    Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters, done: Burst::new() }))
+}
+
+/// RX: what the guest transmits.
+#[derive(Debug)]
+struct VhostRx {
+    dequeue: Dequeue,
+    counters: RxCounters,
+}
+
+impl VhostRx {
+    #[inline(always)]
+    fn count(&self, dequeued: Dequeued) {
+        self.counters.add(dequeued.packets as u64, dequeued.bytes);
+        if dequeued.too_big + dequeued.malformed > 0 || dequeued.starved {
+            self.count_rare(dequeued);
+        }
+    }
+
+    #[cold]
+    fn count_rare(&self, dequeued: Dequeued) {
+        self.counters.drop(Drop::TooBig, dequeued.too_big as u64);
+        self.counters.drop(Drop::Malformed, dequeued.malformed as u64);
+        self.counters.starved(dequeued.starved.into());
+    }
+}
+
+impl RxQueue for VhostRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let dequeued = self.dequeue.try_dequeue(ctx, burst);
+        self.count(dequeued);
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.counters
+    }
+
+    fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        let dequeued = self.dequeue.drain(ctx, burst);
+        self.count(dequeued);
+        self.dequeue.in_flight(ctx.mover)
+    }
+}
+
+/// TX: what the guest receives.
+#[derive(Debug)]
+struct VhostTx {
+    enqueue: Enqueue,
+    counters: TxCounters,
+    done: Burst,
+}
+
+impl TxQueue for VhostTx {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let submitted = self.enqueue.submit(ctx, burst);
+        self.counters.add(submitted.packets as u64, submitted.bytes);
+        if submitted.too_big > 0 {
+            self.counters.drop(Drop::TooBig, submitted.too_big as u64);
+        }
+        if !burst.is_empty() && !self.enqueue.enabled() {
+            self.counters.drop_all(Drop::Down, burst, ctx.cache);
+        }
+        self.poll(ctx);
+    }
+
+    fn poll(&mut self, ctx: &mut Context<'_>) {
+        self.enqueue.poll_completed(ctx, &mut self.done);
+        ctx.cache.free_all(self.done.drain(..));
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+
+    fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
+        self.poll(ctx);
+        self.enqueue.in_flight(ctx.mover) == 0
+    }
+}

@@ -1,0 +1,135 @@
+//! What a worker lends its queues, and the loops that the tests share.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::{Duration, Instant};
+
+use offcore_dma::Mover;
+use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
+use offcore_port::{Context, Port, PortError, QueueSetup, RxQueue, TxQueue};
+use offcore_stats::StageClock;
+use offcore_stats::page::StatsPage;
+use offcore_vhost::Binding;
+
+/// How long a test waits for something to happen before it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A worker that a test plays.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) cache: PoolCache,
+    pub(crate) stats: StatsPage,
+    mover: Mover,
+    clock: StageClock,
+}
+
+impl Worker {
+    pub(crate) fn new(pool: &'static Pool) -> Self {
+        Self {
+            cache: pool.cache(),
+            stats: StatsPage::new(1 << 18).unwrap(),
+            mover: Mover::new(),
+            clock: StageClock::private(),
+        }
+    }
+
+    pub(crate) fn rx_queue(
+        &mut self,
+        port: &mut dyn Port,
+        index: u16,
+    ) -> Result<Box<dyn RxQueue>, PortError> {
+        port.rx_queue(index, self.setup())
+    }
+
+    pub(crate) fn tx_queue(
+        &mut self,
+        port: &mut dyn Port,
+        index: u16,
+    ) -> Result<Box<dyn TxQueue>, PortError> {
+        port.tx_queue(index, self.setup())
+    }
+
+    fn setup(&mut self) -> QueueSetup<'_> {
+        QueueSetup { mover: &mut self.mover, stats: &self.stats, binding: Binding::core(), port: "port0" }
+    }
+
+    pub(crate) fn ctx(&mut self) -> Context<'_> {
+        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: BURST }
+    }
+
+    pub(crate) fn rx(&mut self, queue: &mut dyn RxQueue, burst: &mut Burst) {
+        queue.rx(&mut self.ctx(), burst);
+    }
+
+    pub(crate) fn tx(&mut self, queue: &mut dyn TxQueue, burst: &mut Burst) {
+        queue.tx(&mut self.ctx(), burst);
+    }
+
+    /// A packet of these bytes.
+    pub(crate) fn packet(&mut self, bytes: &[u8]) -> Packet {
+        let mut packet = self.cache.take().expect("the pool has a free buffer");
+        packet.set_range(self.cache.pool(), HEADROOM, bytes.len());
+        packet.bytes_mut().copy_from_slice(bytes);
+        packet
+    }
+
+    pub(crate) fn free(&mut self, burst: &mut Burst) {
+        self.cache.free_all(burst.drain(..));
+    }
+
+    /// Free packet buffers, counted by taking every one of them.
+    pub(crate) fn free_chunks(&mut self) -> usize {
+        let all: Vec<Packet> = std::iter::from_fn(|| self.cache.take()).collect();
+        let count = all.len();
+        self.cache.free_all(all);
+        count
+    }
+}
+
+/// A pool of `chunks` packet buffers of 2 KiB.
+pub(crate) fn pool(chunks: usize) -> &'static Pool {
+    Pool::new(chunks, 2048, Hugepages::None).unwrap()
+}
+
+/// Calls `step` until it says that it is done.
+pub(crate) fn until(what: &str, mut step: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !step() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+    }
+}
+
+/// Whether this process is root; says that the test is left out when it is not.
+pub(crate) fn root_or_skip(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIP: {test} needs root");
+    }
+    root
+}
+
+/// A directory of the test's own, removed with it.
+#[derive(Debug)]
+pub(crate) struct TempDir(pub(crate) std::path::PathBuf);
+
+impl TempDir {
+    pub(crate) fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("offcore-port-{}-{nth}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> std::path::PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,292 @@
+//! The generator port: what it makes, and that its sink notices everything that can happen to a packet.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{Worker, pool};
+use offcore_mem::{Burst, Packet};
+use offcore_port::generator::{GenPort, GenReport};
+use offcore_port::spec::{GenSpec, PortSpec};
+use offcore_port::{Port, RxQueue, TxQueue};
+use offcore_wire::{Ipv4Packet, MacAddr, probe};
+
+fn spec(text: &str) -> GenSpec {
+    match text.parse().unwrap() {
+        PortSpec::Gen(spec) => spec,
+        other => panic!("{other}"),
+    }
+}
+
+/// A generator whose first queues a test forwards between.
+struct Loop {
+    worker: Worker,
+    port: GenPort,
+    rx: Box<dyn RxQueue>,
+    tx: Box<dyn TxQueue>,
+    chunks: usize,
+}
+
+impl Loop {
+    fn new(text: &str) -> Self {
+        let pool = pool(512);
+        let mut worker = Worker::new(pool);
+        let mut port = GenPort::open(&spec(text), pool).unwrap();
+        let rx = worker.rx_queue(&mut port, 0).unwrap();
+        let tx = worker.tx_queue(&mut port, 0).unwrap();
+        let chunks = worker.free_chunks();
+        Self { worker, port, rx, tx, chunks }
+    }
+
+    fn receive(&mut self) -> Burst {
+        let mut burst = Burst::new();
+        self.worker.rx(&mut *self.rx, &mut burst);
+        burst
+    }
+
+    fn send(&mut self, mut burst: Burst) {
+        self.worker.tx(&mut *self.tx, &mut burst);
+        assert!(burst.is_empty(), "a sink takes everything");
+    }
+
+    /// Forwards `bursts`, each changed by `harm`, and reports. No buffer may be lost.
+    fn run(&mut self, bursts: usize, mut harm: impl FnMut(&mut Self, usize, &mut Burst)) -> GenReport {
+        for n in 0..bursts {
+            let mut burst = self.receive();
+            harm(self, n, &mut burst);
+            self.send(burst);
+        }
+        assert_eq!(self.worker.free_chunks(), self.chunks);
+        self.port.report()
+    }
+}
+
+#[test]
+fn everything_comes_back_clean() {
+    for text in [
+        "gen:",
+        "gen:size=1518,flows=7",
+        "gen:size=65,flows=65536",
+        "gen:size=1518,verify=64",
+        "gen:verify=off",
+    ] {
+        let mut port = Loop::new(text);
+        let report = port.run(100, |_, _, burst| assert_eq!(burst.len(), 64));
+        assert!(report.is_clean() && report.missing() == 0, "{text}: {report:?}");
+        assert_eq!((report.sent, report.received, report.foreign), (6400, 6400, 0), "{text}");
+        let verified = match spec(text).verify {
+            0 => 0,
+            every => 6400 / u64::from(every),
+        };
+        assert_eq!(report.verified, verified, "{text}");
+        assert_eq!(port.rx.counters().bytes(), 6400 * (spec(text).size as u64 - 4));
+        assert_eq!(port.tx.counters().bytes(), port.rx.counters().bytes());
+        assert!(port.port.status().starts_with("6400 sent, 6400 received"), "{}", port.port.status());
+    }
+}
+
+#[test]
+fn packets_are_what_was_asked_for() {
+    let mut port = Loop::new("gen:size=512,flows=3");
+    let mut burst = port.receive();
+    for (n, packet) in (0u64..).zip(&burst) {
+        let frame = packet.bytes();
+        assert_eq!(frame.len(), 508);
+        assert_eq!(probe::check_header(frame).unwrap().sequence, n / 3);
+        probe::check_content(frame).unwrap();
+        assert_eq!(frame[6..12], port.port.mac().0);
+        let ip = Ipv4Packet::new_checked(&frame[14..]).unwrap();
+        assert!(ip.verify_checksum());
+        assert_eq!(ip.dst().octets(), [198, 19, 0, (n % 3) as u8]);
+    }
+    // Neighbours differ in content, so that a mixed-up payload is noticed.
+    let payloads: std::collections::HashSet<&[u8]> = burst.iter().map(|p| &p.bytes()[58..]).collect();
+    assert!(payloads.len() > 10, "{} different contents", payloads.len());
+    port.worker.free(&mut burst);
+}
+
+#[test]
+fn loss_is_counted() {
+    let mut port = Loop::new("gen:flows=4");
+    let mut taken = 0;
+    let report = port.run(100, |port, n, burst| {
+        if n % 10 == 3 {
+            for packet in burst.drain(5..12) {
+                port.worker.cache.free(packet);
+                taken += 1;
+            }
+        }
+    });
+    assert_eq!((report.lost, report.missing(), report.received), (taken, taken, 6400 - taken));
+    assert_eq!((report.reordered, report.duplicates, report.corrupt), (0, 0, 0));
+}
+
+#[test]
+fn loss_at_the_end_is_missing() {
+    let mut port = Loop::new("gen:");
+    let report = port.run(3, |port, n, burst| {
+        if n == 2 {
+            port.worker.free(burst);
+        }
+    });
+    assert_eq!((report.lost, report.missing()), (0, 64));
+}
+
+#[test]
+fn another_order_is_counted() {
+    let mut port = Loop::new("gen:");
+    let report = port.run(100, |_, _, burst| burst.swap(10, 11));
+    assert_eq!((report.reordered, report.lost, report.duplicates, report.corrupt), (100, 0, 0, 0));
+    // Flows may overtake each other, packets of a flow may not.
+    let mut port = Loop::new("gen:flows=2");
+    let report = port.run(100, |_, _, burst| burst.swap(10, 11));
+    assert!(report.is_clean(), "{report:?}");
+}
+
+#[test]
+fn duplicates_are_counted() {
+    let mut port = Loop::new("gen:");
+    let report = port.run(50, |port, _, burst| {
+        let dropped = burst.pop().unwrap();
+        port.worker.cache.free(dropped);
+        let twice = port.worker.packet(burst[20].bytes());
+        burst.push(twice);
+    });
+    assert_eq!((report.duplicates, report.reordered, report.corrupt), (50, 0, 0));
+    // The packets that made room, but for the last: nothing came after it.
+    assert_eq!((report.lost, report.missing()), (49, 50));
+}
+
+#[test]
+fn every_changed_byte_is_counted() {
+    const LEN: usize = 124;
+    // From the EtherType on; before that are the MAC addresses, which may change.
+    for at in 12..LEN {
+        let mut port = Loop::new("gen:size=128,flows=3");
+        let report = port.run(3, |_, n, burst| {
+            if n == 1 {
+                burst[30].bytes_mut()[at] ^= 0x10;
+            }
+        });
+        let noticed = report.corrupt + report.foreign + report.lost + report.reordered + report.duplicates;
+        // UDP ports and checksum are nobody's business; see `offcore_wire::probe`.
+        let free = (34..38).contains(&at) || (40..42).contains(&at);
+        assert_eq!(noticed == 0, free, "byte {at}: {report:?}");
+        if at >= 58 {
+            assert_eq!((report.corrupt, report.lost, report.received), (1, 0, 192), "byte {at}: {report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_length_is_corrupt() {
+    let mut port = Loop::new("gen:size=128");
+    let report = port.run(2, |_, _, burst| burst[7].truncate(100));
+    assert_eq!((report.corrupt, report.lost, report.foreign), (2, 2, 0));
+}
+
+#[test]
+fn left_over_content_is_noticed() {
+    // What a copy that was never made would look like: headers of one packet, payload of another.
+    let mut port = Loop::new("gen:size=1518");
+    let report = port.run(10, |_, _, burst| {
+        let stale = burst[0].bytes()[58..].to_vec();
+        burst[33].bytes_mut()[58..].copy_from_slice(&stale);
+    });
+    assert_eq!((report.corrupt, report.lost), (10, 0));
+}
+
+#[test]
+fn other_traffic_is_foreign() {
+    let mut port = Loop::new("gen:");
+    let report = port.run(10, |port, _, burst| {
+        let dropped = burst.remove(0);
+        port.worker.cache.free(dropped);
+        burst.push(port.worker.packet(&[0xff; 60]));
+    });
+    assert_eq!((report.foreign, report.received), (10, 630));
+    assert_eq!((report.corrupt, report.reordered, report.duplicates), (0, 0, 0));
+}
+
+#[test]
+fn new_addresses_are_no_damage() {
+    let mut port = Loop::new("gen:");
+    let report = port.run(10, |_, _, burst| {
+        for packet in burst {
+            packet.bytes_mut()[..6].copy_from_slice(&MacAddr::local(9).0);
+        }
+    });
+    assert!(report.is_clean() && report.received == 640, "{report:?}");
+}
+
+#[test]
+fn two_generators_in_one_sink() {
+    let mut a = Loop::new("gen:flows=2");
+    let (pool, mut worker) = (a.worker.cache.pool(), Worker::new(a.worker.cache.pool()));
+    let mut b = GenPort::open(&spec("gen:flows=5"), pool).unwrap();
+    let mut from_b = worker.rx_queue(&mut b, 0).unwrap();
+    for _ in 0..20 {
+        let burst = a.receive();
+        let mut other = Burst::new();
+        worker.rx(&mut *from_b, &mut other);
+        let mixed: Vec<Packet> = burst.into_iter().zip(other).flat_map(|(a, b)| [a, b]).collect();
+        let mut mixed = mixed.into_iter();
+        a.send(mixed.by_ref().take(64).collect());
+        a.send(mixed.collect());
+    }
+    let report = a.port.report();
+    assert!(report.is_clean() && report.received == 2560, "{report:?}");
+}
+
+#[test]
+fn count_is_shared_by_the_queues() {
+    let pool = pool(512);
+    let mut worker = Worker::new(pool);
+    let mut port = GenPort::open(&spec("gen:count=201,queues=2"), pool).unwrap();
+    assert_eq!(port.queues(), 2);
+    let mut totals = [0, 0];
+    for (index, total) in totals.iter_mut().enumerate() {
+        let mut rx = worker.rx_queue(&mut port, index as u16).unwrap();
+        for _ in 0..5 {
+            let mut burst = Burst::new();
+            worker.rx(&mut *rx, &mut burst);
+            *total += burst.len();
+            worker.free(&mut burst);
+        }
+    }
+    assert_eq!((totals, port.report().sent), ([101, 100], 201));
+    assert!(worker.rx_queue(&mut port, 0).is_err(), "a queue is given out once");
+    assert!(worker.rx_queue(&mut port, 2).is_err());
+}
+
+#[test]
+fn the_rate_is_kept() {
+    let mut port = Loop::new("gen:rate=100k");
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_millis(200) {
+        let burst = port.receive();
+        port.send(burst);
+    }
+    let (sent, due) = (port.port.report().sent, start.elapsed().as_secs_f64() * 100_000.0);
+    // A pause of this thread of more than 10 ms is not made up for, so only the upper side is exact.
+    assert!(sent as f64 <= due + 2.0, "{sent} sent where {due} were due");
+    assert!(sent > 1000, "{sent} sent where {due} were due");
+}
+
+#[test]
+fn a_dry_pool_makes_no_packets() {
+    let mut port = Loop::new("gen:");
+    let hoard: Vec<Packet> = std::iter::from_fn(|| port.worker.cache.take()).collect();
+    assert!(port.receive().is_empty());
+    port.worker.cache.free_all(hoard);
+    assert!(port.run(2, |_, _, _| ()).is_clean());
+}
+
+#[test]
+fn packets_must_fit_the_pool() {
+    let error = GenPort::open(&spec("gen:size=9018"), pool(64)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "port 'gen:size=9018': size=9018: expected at most 1796 with packet buffers of 1792 bytes"
+    );
+}

@@ -1,0 +1,269 @@
+//! The pcap port: what was written is read back, and bad files are refused or counted.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{TempDir, Worker, pool, until};
+use offcore_mem::Burst;
+use offcore_port::pcap::PcapPort;
+use offcore_port::spec::{PcapSpec, PortSpec};
+use offcore_port::{Drop, Port, RxQueue};
+use offcore_wire::pcap::PcapWriter;
+
+/// Bytes in front of each packet of a capture file.
+const RECORD_HEADER: usize = 16;
+
+fn spec(text: &str) -> PcapSpec {
+    match text.parse().unwrap() {
+        PortSpec::Pcap(spec) => spec,
+        other => panic!("{other}"),
+    }
+}
+
+fn open(text: &str) -> PcapPort {
+    PcapPort::open(&spec(text)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn error(text: &str) -> String {
+    PcapPort::open(&spec(text)).unwrap_err().to_string()
+}
+
+/// Packet `n` of every file here.
+fn frame(n: usize) -> Vec<u8> {
+    let len = 60 + n * 37 % 1400;
+    (0..len).map(|i| (i * 7 + n) as u8).collect()
+}
+
+/// A capture file of `frames`.
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut writer = PcapWriter::new(Vec::new(), 65535).unwrap();
+    for frame in frames {
+        writer.write_record(1_000_000_007, frame).unwrap();
+    }
+    writer.into_inner()
+}
+
+fn write(dir: &TempDir, name: &str, bytes: &[u8]) -> String {
+    fs::write(dir.file(name), bytes).unwrap();
+    dir.file(name).display().to_string()
+}
+
+/// Receives one burst and gives the buffers back.
+fn receive(worker: &mut Worker, rx: &mut dyn RxQueue) -> Vec<Vec<u8>> {
+    let mut burst = Burst::new();
+    worker.rx(rx, &mut burst);
+    let frames = burst.iter().map(|p| p.bytes().to_vec()).collect();
+    worker.free(&mut burst);
+    frames
+}
+
+/// Receives until a burst is empty.
+fn receive_all(worker: &mut Worker, rx: &mut dyn RxQueue) -> Vec<Vec<u8>> {
+    std::iter::repeat_with(|| receive(worker, rx)).take_while(|burst| !burst.is_empty()).flatten().collect()
+}
+
+#[test]
+fn what_is_sent_is_what_is_received() {
+    let dir = TempDir::new();
+    let out = dir.file("out.pcap").display().to_string();
+    let mut worker = Worker::new(pool(256));
+    let chunks = worker.free_chunks();
+    let frames: Vec<Vec<u8>> = (0..200).map(frame).collect();
+
+    let mut port = open(&format!("pcap:-,{out}"));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    for part in frames.chunks(60) {
+        let mut burst: Burst = part.iter().map(|frame| worker.packet(frame)).collect();
+        worker.tx(&mut *tx, &mut burst);
+        assert!(burst.is_empty());
+    }
+    assert!(tx.stop(&mut worker.ctx()));
+    let bytes: usize = frames.iter().map(Vec::len).sum();
+    assert_eq!((tx.counters().packets(), tx.counters().bytes()), (200, bytes as u64));
+    assert_eq!(tx.counters().dropped_total(), 0);
+
+    let mut port = open(&format!("pcap:{out}"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    assert_eq!(receive_all(&mut worker, &mut *rx), frames);
+    assert_eq!((rx.counters().packets(), rx.counters().bytes()), (200, bytes as u64));
+    assert!(port.status().contains("out.pcap (read to its end), output none"), "{}", port.status());
+    assert_eq!(worker.free_chunks(), chunks);
+}
+
+#[test]
+fn other_programs_read_what_is_written() {
+    let dir = TempDir::new();
+    let out = dir.file("out.pcap").display().to_string();
+    let mut worker = Worker::new(pool(64));
+    let mut port = open(&format!("pcap:-,{out}"));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let mut burst: Burst = (0..5).map(|n| worker.packet(&frame(n))).collect();
+    worker.tx(&mut *tx, &mut burst);
+    assert!(tx.stop(&mut worker.ctx()));
+    match std::process::Command::new("tcpdump").args(["-r", &out, "-nn", "-e"]).output() {
+        Err(missing) => eprintln!("SKIP: tcpdump cannot be run: {missing}"),
+        Ok(run) => {
+            let lines = String::from_utf8_lossy(&run.stdout).lines().filter(|l| l.contains("length")).count();
+            assert_eq!(lines, 5, "{run:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_reaches_the_file_when_the_port_is_idle() {
+    let dir = TempDir::new();
+    let out = dir.file("out.pcap");
+    let mut worker = Worker::new(pool(64));
+    let mut port = open(&format!("pcap:-,{}", out.display()));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let mut burst = Burst::from_iter([worker.packet(&frame(0))]);
+    worker.tx(&mut *tx, &mut burst);
+    until("the packet is in the file", || {
+        tx.poll(&mut worker.ctx());
+        fs::metadata(&out).unwrap().len() == 24 + RECORD_HEADER as u64 + 60
+    });
+}
+
+#[test]
+fn a_file_is_repeated_without_end() {
+    let dir = TempDir::new();
+    let frames: Vec<Vec<u8>> = (0..5).map(frame).collect();
+    let input = write(&dir, "in.pcap", &capture(&frames));
+    let mut worker = Worker::new(pool(256));
+    let mut port = open(&format!("pcap:{input},loop"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let received: Vec<Vec<u8>> = (0..20).flat_map(|_| receive(&mut worker, &mut *rx)).collect();
+    assert_eq!(received.len(), 20 * 64);
+    assert!(received.iter().zip(frames.iter().cycle()).all(|(a, b)| a == b));
+
+    // The file may lose its packets meanwhile: that ends it.
+    fs::write(&input, capture(&[])).unwrap();
+    assert!(receive_all(&mut worker, &mut *rx).len() <= 5);
+    assert!(port.status().contains("no packets that can be received"), "{}", port.status());
+}
+
+#[test]
+fn packets_that_do_not_fit_or_are_none_are_counted() {
+    let dir = TempDir::new();
+    let frames = [frame(0), vec![1; 1793], vec![2; 1792], vec![3; 13], vec![4; 14], vec![]];
+    let input = write(&dir, "in.pcap", &capture(&frames));
+    let mut worker = Worker::new(pool(64));
+    let chunks = worker.free_chunks();
+    let mut port = open(&format!("pcap:{input}"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let received = receive_all(&mut worker, &mut *rx);
+    assert_eq!(received, [frames[0].clone(), frames[2].clone(), frames[4].clone()]);
+    assert_eq!((rx.counters().dropped(Drop::TooBig), rx.counters().dropped(Drop::Malformed)), (1, 2));
+    assert_eq!(worker.free_chunks(), chunks);
+
+    // Where nothing fits there is an end to repeating, too.
+    let input = write(&dir, "big.pcap", &capture(&[vec![1; 2000]]));
+    let mut port = open(&format!("pcap:{input},loop"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    assert!(receive(&mut worker, &mut *rx).is_empty());
+    assert!(port.status().contains("no packets that can be received"), "{}", port.status());
+}
+
+#[test]
+fn a_file_cut_off_anywhere_is_noticed() {
+    let dir = TempDir::new();
+    let whole = capture(&[frame(0), frame(1)]);
+    let first_end = 24 + RECORD_HEADER + frame(0).len();
+    let mut worker = Worker::new(pool(64));
+    let chunks = worker.free_chunks();
+    for len in (0..whole.len()).step_by(7) {
+        let input = write(&dir, "in.pcap", &whole[..len]);
+        if len < 24 {
+            let message = error(&format!("pcap:{input}"));
+            assert!(
+                message.contains("ends within its header") || message.contains("not a pcap file"),
+                "{message}"
+            );
+            continue;
+        }
+        let mut port = open(&format!("pcap:{input}"));
+        let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+        let received = receive_all(&mut worker, &mut *rx).len();
+        assert_eq!(received, usize::from(len >= first_end), "{len} bytes");
+        let whole_records = len == 24 || len == first_end;
+        assert_eq!(rx.counters().dropped(Drop::Malformed), u64::from(!whole_records), "{len} bytes");
+        let status = port.status();
+        assert_eq!(status.contains("ends within record"), !whole_records, "{len} bytes: {status}");
+        if !whole_records {
+            assert!(error(&format!("pcap:{input},loop")).contains("ends within record"));
+        }
+    }
+    assert_eq!(worker.free_chunks(), chunks);
+}
+
+#[test]
+fn bad_files_are_refused() {
+    let dir = TempDir::new();
+    let in_dir = |name: &str| dir.file(name).display().to_string();
+    let missing = in_dir("missing.pcap");
+    assert_eq!(
+        error(&format!("pcap:{missing}")),
+        format!("port 'pcap:{missing},-': file '{missing}': No such file or directory (os error 2)")
+    );
+    let text = write(&dir, "text", b"this is no capture file at all");
+    assert!(error(&format!("pcap:{text}")).contains("not a pcap file: it begins with bytes 74 68 69 73"));
+    let newer = write(&dir, "newer", &[0x0a, 0x0d, 0x0d, 0x0a, 0, 0, 0, 0]);
+    assert!(error(&format!("pcap:{newer}")).contains("pcapng"));
+    let empty = write(&dir, "empty.pcap", &capture(&[]));
+    assert!(error(&format!("pcap:{empty},loop")).contains("no packets that could be repeated"));
+    let nowhere = in_dir("nowhere/out.pcap");
+    assert!(error(&format!("pcap:-,{nowhere}")).contains("No such file or directory"));
+    assert!(error(&format!("pcap:{}", dir.0.display())).contains("Is a directory"));
+}
+
+#[test]
+fn an_output_that_fails_drops_and_says_so() {
+    if Path::new("/dev/full").exists() {
+        // The header is written when the port is opened.
+        assert!(error("pcap:-,/dev/full").contains("No space left on device"));
+    }
+    // A pipe whose reader goes away.
+    let dir = TempDir::new();
+    let pipe = dir.file("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::File::open(pipe).unwrap()
+    });
+    let mut worker = Worker::new(pool(64));
+    let chunks = worker.free_chunks();
+    let mut port = open(&format!("pcap:-,{}", pipe.display()));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    std::mem::drop(reader.join().unwrap());
+    let mut send = |worker: &mut Worker| {
+        let mut burst: Burst = (0..60).map(|n| worker.packet(&frame(n))).collect();
+        worker.tx(&mut *tx, &mut burst);
+        assert!(burst.is_empty());
+        (tx.counters().packets(), tx.counters().dropped(Drop::Failed))
+    };
+    until("the pipe is broken", || send(&mut worker).1 > 0);
+    let (packets, failed) = send(&mut worker);
+    assert_eq!(send(&mut worker), (packets, failed + 60));
+    assert!(port.status().contains("Broken pipe"), "{}", port.status());
+    assert_eq!(worker.free_chunks(), chunks);
+}
+
+#[test]
+fn a_port_without_an_output_drops() {
+    let dir = TempDir::new();
+    let input = write(&dir, "in.pcap", &capture(&[frame(0)]));
+    let mut worker = Worker::new(pool(64));
+    let chunks = worker.free_chunks();
+    let mut port = open(&format!("pcap:{input}"));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let mut burst: Burst = (0..3).map(|n| worker.packet(&frame(n))).collect();
+    worker.tx(&mut *tx, &mut burst);
+    assert_eq!((tx.counters().packets(), tx.counters().dropped(Drop::Down)), (0, 3));
+    assert!(burst.is_empty());
+    assert_eq!(worker.free_chunks(), chunks);
+    assert!(worker.tx_queue(&mut port, 0).is_err(), "a queue is given out once");
+}

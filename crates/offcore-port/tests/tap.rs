@@ -1,0 +1,313 @@
+//! The TAP port against the kernel's own IP stack, in network namespaces made here.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::net::UdpSocket;
+use std::process::Command;
+
+use common::{Worker, pool, root_or_skip, until};
+use offcore_mem::{Burst, Packet};
+use offcore_port::spec::{PortSpec, TapSpec};
+use offcore_port::tap::TapPort;
+use offcore_port::{Drop, Port, PortError, RxQueue, TxQueue};
+use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTemplate};
+
+/// The station on our side of the interface.
+const STATION: &str = "02:00:00:00:00:22";
+
+/// Runs `test` in a thread that has a network namespace of its own.
+fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
+    if !root_or_skip(name) {
+        return;
+    }
+    let thread = std::thread::spawn(move || {
+        // SAFETY: unshare(CLONE_NEWNET) changes only which network the calling thread, made for this, sees.
+        let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        if rc != 0 {
+            eprintln!("SKIP: no network namespace: {}", std::io::Error::last_os_error());
+            return;
+        }
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn ip(args: &str) {
+    let run = Command::new("ip").args(args.split(' ')).output().unwrap();
+    assert!(run.status.success(), "ip {args}: {}", String::from_utf8_lossy(&run.stderr));
+}
+
+fn spec(text: &str) -> TapSpec {
+    match text.parse().unwrap() {
+        PortSpec::Tap(spec) => spec,
+        other => panic!("{other}"),
+    }
+}
+
+/// A port whose interface has address 10.77.0.1 and knows us as 10.77.0.2.
+struct Tap {
+    port: TapPort,
+    worker: Worker,
+    rx: Vec<Box<dyn RxQueue>>,
+    tx: Vec<Box<dyn TxQueue>>,
+    chunks: usize,
+}
+
+impl Tap {
+    fn new(text: &str) -> Self {
+        let pool = pool(512);
+        let mut worker = Worker::new(pool);
+        let mut port = TapPort::open(&spec(text), pool).unwrap_or_else(|e| panic!("{e}"));
+        let queues = 0..port.queues();
+        let rx = queues.clone().map(|q| worker.rx_queue(&mut port, q).unwrap()).collect();
+        let tx = queues.map(|q| worker.tx_queue(&mut port, q).unwrap()).collect();
+        let dev = port.interface();
+        ip(&format!("addr add 10.77.0.1/24 dev {dev}"));
+        ip(&format!("neigh add 10.77.0.2 lladdr {STATION} dev {dev}"));
+        let chunks = worker.free_chunks();
+        Self { port, worker, rx, tx, chunks }
+    }
+
+    /// UDP payloads to us that a burst from every queue brings. The kernel also sends packets of its own accord.
+    fn receive(&mut self) -> Vec<Vec<u8>> {
+        let mut payloads = Vec::new();
+        for rx in &mut self.rx {
+            let mut burst = Burst::new();
+            self.worker.rx(&mut **rx, &mut burst);
+            payloads.extend(burst.iter().filter_map(udp_payload));
+            self.worker.free(&mut burst);
+        }
+        payloads
+    }
+
+    fn receive_one(&mut self) -> Vec<u8> {
+        let mut payloads = Vec::new();
+        until("a packet arrives", || {
+            payloads.extend(self.receive());
+            !payloads.is_empty()
+        });
+        assert_eq!(payloads.len(), 1);
+        payloads.remove(0)
+    }
+
+    /// A UDP packet from us to the interface.
+    fn packet(&mut self, payload: &[u8], port: u16) -> Packet {
+        let end = |mac, ip: [u8; 4], port| UdpEndpoint { mac, ip: ip.into(), port };
+        let src = end(STATION.parse().unwrap(), [10, 77, 0, 2], 9);
+        let dst = end(self.port.mac(), [10, 77, 0, 1], port);
+        let mut frame = vec![0; 42 + payload.len()];
+        UdpTemplate::new(&UdpFlow { src, dst }, frame.len()).unwrap().write(&mut frame).unwrap();
+        frame[42..].copy_from_slice(payload);
+        self.worker.packet(&frame)
+    }
+
+    fn send(&mut self, payload: &[u8], port: u16) {
+        let mut burst = Burst::from_iter([self.packet(payload, port)]);
+        self.worker.tx(&mut *self.tx[0], &mut burst);
+        assert!(burst.is_empty());
+    }
+
+    fn rx_dropped(&self, reason: Drop) -> u64 {
+        self.rx.iter().map(|rx| rx.counters().dropped(reason)).sum()
+    }
+}
+
+fn udp_payload(packet: &Packet) -> Option<Vec<u8>> {
+    let ip = Ipv4Packet::new_checked(packet.bytes().get(14..)?).ok()?;
+    if ip.dst().octets() != [10, 77, 0, 2] || ip.protocol() != offcore_wire::IpProtocol::UDP {
+        return None;
+    }
+    assert_eq!(packet.bytes()[..6], STATION.parse::<MacAddr>().unwrap().0);
+    let udp = UdpDatagram::new_checked(ip.payload()).unwrap();
+    assert!(udp.verify_checksum_v4(ip.src(), ip.dst()), "offloads are off, so checksums are whole");
+    Some(udp.payload().to_vec())
+}
+
+fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + len) as u8).collect()
+}
+
+#[test]
+fn packets_pass_both_ways() {
+    in_namespace("packets_pass_both_ways", || {
+        let mut tap = Tap::new("tap:oc%d");
+        assert!(tap.port.interface().starts_with("oc"));
+        assert_eq!(tap.port.mtu(), 1500);
+        assert!(tap.port.mac().is_unicast());
+        assert!(tap.port.status().contains("is up"), "{}", tap.port.status());
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let mut buffer = [0; 2048];
+        for len in [0, 1, 17, 18, 19, 500, 1471, 1472] {
+            socket.send_to(&payload(len), "10.77.0.2:9").unwrap();
+            assert_eq!(tap.receive_one(), payload(len));
+            tap.send(&payload(len), port);
+            let received = socket.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..received], payload(len));
+        }
+        assert_eq!((tap.tx[0].counters().packets(), tap.tx[0].counters().dropped_total()), (8, 0));
+        assert_eq!(tap.rx[0].counters().dropped_total(), 0);
+        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+    });
+}
+
+#[test]
+fn bursts_keep_their_order() {
+    in_namespace("bursts_keep_their_order", || {
+        let mut tap = Tap::new("tap:oc0");
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        for n in 0..200u32 {
+            socket.send_to(&n.to_le_bytes(), "10.77.0.2:9").unwrap();
+        }
+        let mut received = Vec::new();
+        until("200 packets arrive", || {
+            received.extend(tap.receive());
+            received.len() >= 200
+        });
+        assert!(received.iter().zip(0u32..).all(|(p, n)| p[..] == n.to_le_bytes()));
+
+        let mut burst: Burst = (0..64u32).map(|n| tap.packet(&n.to_le_bytes(), port)).collect();
+        tap.worker.tx(&mut *tap.tx[0], &mut burst);
+        assert!(burst.is_empty());
+        let mut buffer = [0; 64];
+        for n in 0..64u32 {
+            assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
+            assert_eq!(buffer[..4], n.to_le_bytes());
+        }
+    });
+}
+
+#[test]
+fn queues_share_the_traffic() {
+    in_namespace("queues_share_the_traffic", || {
+        let mut tap = Tap::new("tap:oc0,queues=4");
+        assert_eq!(tap.port.queues(), 4);
+        for n in 0..200u32 {
+            // A new socket is a new flow.
+            let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+            socket.send_to(&n.to_le_bytes(), "10.77.0.2:9").unwrap();
+        }
+        let mut received = Vec::new();
+        until("200 packets arrive", || {
+            received.extend(tap.receive());
+            received.len() >= 200
+        });
+        received.sort_by_key(|p| u32::from_le_bytes(p[..].try_into().unwrap()));
+        assert!(received.iter().zip(0u32..).all(|(p, n)| p[..] == n.to_le_bytes()));
+        let used = tap.rx.iter().filter(|rx| rx.counters().packets() > 0).count();
+        assert!(used > 1, "the kernel spreads flows over the queues");
+
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        for queue in 0..4 {
+            let mut burst = Burst::from_iter([tap.packet(&payload(30), port)]);
+            tap.worker.tx(&mut *tap.tx[queue], &mut burst);
+            assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 30);
+        }
+    });
+}
+
+#[test]
+fn a_link_that_is_down_drops_and_comes_back() {
+    in_namespace("a_link_that_is_down_drops_and_comes_back", || {
+        let mut tap = Tap::new("tap:oc0");
+        ip("link set oc0 down");
+        for _ in 0..3 {
+            tap.send(&payload(30), 9);
+        }
+        assert_eq!(tap.tx[0].counters().dropped(Drop::Down), 3);
+        assert!(tap.port.status().contains("is down"), "{}", tap.port.status());
+        tap.receive();
+        ip("link set oc0 up");
+        tap.send(&payload(30), 9);
+        assert_eq!(tap.tx[0].counters().packets(), 1);
+        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+    });
+}
+
+#[test]
+fn an_interface_that_disappears_is_said() {
+    in_namespace("an_interface_that_disappears_is_said", || {
+        let mut tap = Tap::new("tap:oc0");
+        ip("link del oc0");
+        assert!(tap.receive().is_empty());
+        let mut burst: Burst = (0..5).map(|_| tap.packet(&payload(30), 9)).collect();
+        tap.worker.tx(&mut *tap.tx[0], &mut burst);
+        assert!(burst.is_empty());
+        assert_eq!(tap.tx[0].counters().dropped(Drop::Down), 5);
+        assert!(tap.port.status().contains("was deleted"), "{}", tap.port.status());
+        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+    });
+}
+
+#[test]
+fn packets_beyond_the_buffer_are_counted() {
+    in_namespace("packets_beyond_the_buffer_are_counted", || {
+        let mut tap = Tap::new("tap:oc0");
+        // Whoever may set the MTU may set it after we looked.
+        ip("link set oc0 mtu 3000");
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        for len in [1749, 1750, 2900] {
+            socket.send_to(&payload(len), "10.77.0.2:9").unwrap();
+        }
+        // 1750 + 42 bytes would just fit, but cannot be told from a longer packet that was cut.
+        assert_eq!(tap.receive_one(), payload(1749));
+        until("two packets are dropped", || tap.receive().is_empty() && tap.rx_dropped(Drop::TooBig) == 2);
+        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+    });
+}
+
+#[test]
+fn a_dry_pool_drops_and_recovers() {
+    in_namespace("a_dry_pool_drops_and_recovers", || {
+        let mut tap = Tap::new("tap:oc0");
+        tap.receive();
+        let hoard: Vec<Packet> = std::iter::from_fn(|| tap.worker.cache.take()).collect();
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        socket.send_to(&payload(30), "10.77.0.2:9").unwrap();
+        until("a packet is dropped", || tap.receive().is_empty() && tap.rx_dropped(Drop::NoBuffer) > 0);
+        tap.worker.cache.free_all(hoard);
+        socket.send_to(&payload(31), "10.77.0.2:9").unwrap();
+        until("a packet arrives", || tap.receive().contains(&payload(31)));
+    });
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    in_namespace("what_cannot_be_opened_says_why", || {
+        let pool = pool(64);
+        let error = |text: &str| -> String {
+            let error: PortError = TapPort::open(&spec(text), pool).unwrap_err();
+            let source = std::error::Error::source(&error).map(|e| format!(" [{e}]")).unwrap_or_default();
+            format!("{error}{source}")
+        };
+        let _held = TapPort::open(&spec("tap:oc0"), pool).unwrap();
+        assert!(error("tap:oc0").contains("making interface 'oc0': another program has it open"));
+        assert!(error("tap:lo").contains("no TAP, or is for another number of queues"));
+        ip("tuntap add oc1 mode tap");
+        assert!(error("tap:oc1,queues=2").contains("another number of queues"));
+        TapPort::open(&spec("tap:oc1"), pool).unwrap();
+        ip("tuntap add oc2 mode tap multi_queue");
+        TapPort::open(&spec("tap:oc2"), pool).unwrap();
+        ip("link set oc1 mtu 9000");
+        let message = error("tap:oc1");
+        assert!(
+            message.contains("MTU 9000") && message.contains("the 1792 bytes of a packet buffer"),
+            "{message}"
+        );
+
+        // The system call itself, as libc would change the user of every thread.
+        // SAFETY: setresuid changes only the credentials of this thread, which ends here.
+        let rc = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+        assert_eq!(rc, 0);
+        assert!(error("tap:oc3").contains("it needs root or CAP_NET_ADMIN"));
+    });
+}

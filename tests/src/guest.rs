@@ -1,0 +1,330 @@
+//! A QEMU guest: Linux's own virtio-net driver as a front end, driven over its serial console.
+//!
+//! Known to work with QEMU 7.2 (Debian 12) and Debian's 6.1 cloud kernel. What had to be found out:
+//! - Software emulation (TCG) is used, so a guest needs no KVM. It is slow: a peer for whether things work, not for
+//!   how fast.
+//! - `vectors=0` on the device. With MSI-X, QEMU 7.2 crashes when the guest loads virtio_net on a vhost-user device
+//!   under TCG.
+//! - Guest memory must be shareable (`memory-backend-memfd,share=on`), or a back end cannot map it.
+//! - QEMU as the socket's client retries every second with `reconnect=1`, from the start and after a loss; as its
+//!   server it waits, before the guest's first instruction, until a back end connects.
+//! - With several queues the guest uses as many as it has CPUs.
+
+mod image;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::Process;
+use image::Image;
+
+/// How long an emulated guest may print nothing: while it boots, or while it runs a command.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A guest's console takes lines of up to 4095 bytes.
+const LONGEST_COMMAND: usize = 4000;
+
+/// What a guest is made of.
+#[derive(Debug, Clone)]
+pub struct GuestConfig {
+    /// MiB of memory.
+    pub memory_mb: u32,
+    /// Virtual CPUs, which are as many threads on the host.
+    pub cpus: u16,
+    /// The host core that QEMU is kept on; `None` is any.
+    pub core: Option<usize>,
+    /// Network interfaces; in the guest they are `eth0` and on, in this order.
+    pub nics: Vec<Nic>,
+    /// Words for the kernel's command line. The default turns IPv6 off, whose solicitations would be packets that no
+    /// test sent.
+    pub kernel_args: String,
+    /// More arguments for QEMU.
+    pub args: Vec<String>,
+}
+
+/// A virtio-net interface on a vhost-user socket.
+#[derive(Debug, Clone)]
+pub struct Nic {
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Whether QEMU makes the socket and waits for the back end to connect. Otherwise QEMU connects, and does so
+    /// again, each second, when the back end goes away.
+    pub server: bool,
+    /// The MAC address.
+    pub mac: String,
+    /// The IPv4 address with its prefix length, such as `10.77.0.2/24`; `None` for none.
+    pub address: Option<String>,
+    /// Queue pairs. See [`GuestConfig::cpus`].
+    pub queues: u16,
+    /// Descriptors a virtqueue, a power of two up to 1024; `None` is QEMU's 256.
+    pub queue_size: Option<u16>,
+    /// Whether packed virtqueues are offered.
+    pub packed: bool,
+    /// Whether mergeable receive buffers are offered.
+    pub mrg_rxbuf: bool,
+    /// Whether checksum and segmentation offloads are offered. Off, packets are on the ring as they are on a wire.
+    pub offloads: bool,
+    /// More properties of the device, such as `indirect_desc=off`; empty for none.
+    pub extra: String,
+}
+
+/// A running guest. Dropping it kills QEMU.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Process,
+    /// Commands given since the guest booted.
+    commands: u32,
+    /// Where in the console's output the present boot begins.
+    boot: usize,
+}
+
+/// What a command did in the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// The command's exit status, as the shell gives it.
+    pub status: i32,
+    /// What it printed, standard output and standard error together.
+    pub text: String,
+}
+
+impl Default for GuestConfig {
+    fn default() -> Self {
+        Self {
+            memory_mb: 256,
+            cpus: 1,
+            core: None,
+            nics: Vec::new(),
+            kernel_args: "ipv6.disable=1".to_owned(),
+            args: Vec::new(),
+        }
+    }
+}
+
+impl GuestConfig {
+    fn command(&self, image: &Image) -> Command {
+        let mut command = match self.core {
+            Some(core) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &core.to_string(), "qemu-system-x86_64"]);
+                command
+            }
+            None => Command::new("qemu-system-x86_64"),
+        };
+        let mut kernel_args = "console=ttyS0 quiet panic=-1 mitigations=off ".to_owned() + &self.kernel_args;
+        command.args(["-accel", "tcg", "-cpu", "max", "-machine", "q35,memory-backend=mem"]);
+        command.args(["-m", &self.memory_mb.to_string(), "-smp", &self.cpus.to_string()]);
+        command.args(["-object", &format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mb)]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio"]);
+        command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initramfs);
+        for (index, nic) in self.nics.iter().enumerate() {
+            for (option, value) in nic.arguments(index) {
+                command.args([option, &value]);
+            }
+            kernel_args += &match &nic.address {
+                Some(address) => format!(" offcore.nic={},{address}", nic.mac),
+                None => format!(" offcore.nic={}", nic.mac),
+            };
+        }
+        command.arg("-append").arg(kernel_args).args(&self.args);
+        command
+    }
+}
+
+impl Nic {
+    /// An interface with one queue pair, split, with mergeable buffers, no offloads, connecting to `socket`.
+    pub fn new(socket: impl Into<PathBuf>, mac: &str, address: &str) -> Self {
+        Self {
+            socket: socket.into(),
+            server: false,
+            mac: mac.to_owned(),
+            address: Some(address.to_owned()),
+            queues: 1,
+            queue_size: None,
+            packed: false,
+            mrg_rxbuf: true,
+            offloads: false,
+            extra: String::new(),
+        }
+    }
+
+    /// QEMU's arguments for the `index`-th interface.
+    fn arguments(&self, index: usize) -> [(&'static str, String); 3] {
+        let on = |on: bool| if on { "on" } else { "off" };
+        let role = if self.server { "server=on" } else { "reconnect=1" };
+        let chardev = format!("socket,id=c{index},path={},{role}", self.socket.display());
+        let netdev = format!("vhost-user,id=n{index},chardev=c{index},queues={}", self.queues);
+        let mut device = format!(
+            "virtio-net-pci,netdev=n{index},mac={},romfile=,vectors=0,mrg_rxbuf={},packed={}",
+            self.mac,
+            on(self.mrg_rxbuf),
+            on(self.packed)
+        );
+        if self.queues > 1 {
+            device += ",mq=on";
+        }
+        if let Some(size) = self.queue_size {
+            device += &format!(",rx_queue_size={size},tx_queue_size={size}");
+        }
+        if !self.offloads {
+            for offload in [
+                "csum",
+                "guest_csum",
+                "gso",
+                "guest_tso4",
+                "guest_tso6",
+                "guest_ecn",
+                "guest_ufo",
+                "host_tso4",
+                "host_tso6",
+                "host_ecn",
+                "host_ufo",
+            ] {
+                device += &format!(",{offload}=off");
+            }
+        }
+        if !self.extra.is_empty() {
+            device += &format!(",{}", self.extra);
+        }
+        [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
+    }
+}
+
+impl Guest {
+    /// Boots a guest and waits until it takes commands: some 5 s, and the first time on a machine as long as it
+    /// takes to fetch a kernel.
+    ///
+    /// # Errors
+    /// When there is no image and none can be built, QEMU ends, the guest says what is wrong, or its console stays
+    /// silent for 60 s.
+    pub fn boot(config: &GuestConfig) -> Result<Self> {
+        let mut guest = Self::spawn(config)?;
+        guest.wait_ready()?;
+        Ok(guest)
+    }
+
+    /// Starts QEMU without waiting for the guest: where the back end has to be started after it.
+    ///
+    /// # Errors
+    /// When there is no image and none can be built, or QEMU cannot be started.
+    pub fn spawn(config: &GuestConfig) -> Result<Self> {
+        let image = Image::ready()?;
+        let qemu = Process::spawn("QEMU guest", config.command(&image))?;
+        Ok(Self { qemu, commands: 0, boot: 0 })
+    }
+
+    /// Waits until the guest has booted, its interfaces have their addresses, and it takes commands.
+    ///
+    /// # Errors
+    /// As [`Guest::boot`].
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let outcome = self.qemu.wait_for(self.boot, PATIENCE, "the guest to boot", |text| {
+            lines(text).find_map(|line| match line.strip_prefix("@@offcore ")? {
+                "ready" => Some(Ok(())),
+                line => line.strip_prefix("not ready: ").map(|why| Err(why.to_owned())),
+            })
+        })?;
+        if let Err(why) = outcome {
+            bail!("the guest is not ready: {why}\n{}", self.qemu.tail());
+        }
+        Ok(())
+    }
+
+    /// Runs a command in the guest's shell to its end. Its input is empty.
+    ///
+    /// What it leaves running in the background must not keep its output: `iperf3 -s >/dev/null 2>&1 &`.
+    ///
+    /// # Errors
+    /// When the command is longer than 4000 bytes or a line, the guest's kernel panics, QEMU ends, or the console
+    /// stays silent for 60 s. A status other than 0 is no error: see [`Guest::check`].
+    pub fn run(&mut self, command: &str) -> Result<Output> {
+        ensure!(
+            !command.contains('\n') && command.len() <= LONGEST_COMMAND,
+            "a guest's command is one line of at most {LONGEST_COMMAND} bytes, this has {}",
+            command.len()
+        );
+        self.commands += 1;
+        let number = self.commands;
+        let mark = self.qemu.printed();
+        self.qemu.write_line(&format!("{number} {command}"))?;
+        let begin = format!("@@offcore begin {number}\n");
+        let end = format!("\n@@offcore end {number} ");
+        let outcome = self.qemu.wait_for(mark, PATIENCE, &format!("the end of {command:?}"), |text| {
+            if text.contains("Kernel panic") {
+                return Some(None);
+            }
+            let text = text.replace('\r', "");
+            let (_, text) = text.split_once(&begin)?;
+            let (text, rest) = text.rsplit_once(&end)?;
+            let (status, _) = rest.split_once('\n')?;
+            Some(Some((text.to_owned(), status.to_owned())))
+        })?;
+        let Some((text, status)) = outcome else {
+            bail!("the guest's kernel panicked in {command:?}\n{}", self.qemu.tail());
+        };
+        let status =
+            status.parse().with_context(|| format!("the guest gave {status:?} for an exit status"))?;
+        Ok(Output { status, text })
+    }
+
+    /// Runs a command that must succeed and returns what it printed.
+    ///
+    /// # Errors
+    /// As [`Guest::run`], and when the status is not 0.
+    pub fn check(&mut self, command: &str) -> Result<String> {
+        let output = self.run(command)?;
+        ensure!(
+            output.status == 0,
+            "in the guest, {command:?} ended with status {}:\n{}",
+            output.status,
+            output.text
+        );
+        Ok(output.text)
+    }
+
+    /// Starts an iperf3 server in the guest and waits until it takes connections on port 5201.
+    ///
+    /// # Errors
+    /// As [`Guest::check`], and when it does not come up within 10 s of the guest's time.
+    pub fn start_iperf3_server(&mut self) -> Result<()> {
+        let wait = "for i in $(seq 100); do netstat -ltn | grep -q :5201 && exit; sleep 0.1; done; exit 1";
+        self.check(&format!("iperf3 -s >/tmp/iperf3.log 2>&1 & {wait}"))
+            .map(drop)
+            .context("the guest's iperf3 server does not come up")
+    }
+
+    /// Restarts the guest's machine, without a clean shutdown, and waits until it takes commands again.
+    ///
+    /// # Errors
+    /// As [`Guest::boot`].
+    pub fn reboot(&mut self) -> Result<()> {
+        self.boot = self.qemu.printed();
+        self.commands += 1;
+        self.qemu.write_line(&format!("{} reboot -f", self.commands))?;
+        self.wait_ready()?;
+        self.commands = 0;
+        Ok(())
+    }
+
+    /// QEMU's process id.
+    pub fn id(&self) -> u32 {
+        self.qemu.id()
+    }
+
+    /// The end of the console's output, and of what QEMU said, to add to an assertion.
+    pub fn tail(&self) -> String {
+        self.qemu.tail()
+    }
+}
+
+/// The complete lines of console output.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'))
+        .map(|line| line.trim_end_matches('\r'))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,335 @@
+//! The `offcore` binary, run as a user runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+pub use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::netns::Netns;
+use crate::process::{PATIENCE, Process};
+
+/// A running `offcore`, killed on drop.
+///
+/// Its waits read standard output like a person does, from top to bottom: each goes on below the line that ended the
+/// one before.
+#[derive(Debug)]
+pub struct Offcore {
+    process: Process,
+    /// How many lines of standard output earlier waits have passed.
+    read: usize,
+}
+
+/// A line of standard output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// The line without its newline.
+    pub text: String,
+    /// The line as JSON, which every line is under `--format json`; `None` where it is not.
+    pub json: Option<Value>,
+}
+
+/// How a finished `offcore` ended, and all it printed.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its exit status: the design has 0 for done, 1 for failed, 2 for usage.
+    pub status: ExitStatus,
+    /// Standard output, by line.
+    pub lines: Vec<Line>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Offcore {
+    /// Starts `offcore` with these arguments. See [`binary`] for which one.
+    ///
+    /// # Errors
+    /// When there is no binary, or it cannot be started.
+    pub fn start(args: &[&str]) -> Result<Self> {
+        Self::spawn(Command::new(binary()?), args)
+    }
+
+    /// Starts `offcore` in a network namespace, where it makes its TAP interfaces. Unix sockets are not affected.
+    ///
+    /// # Errors
+    /// As [`Offcore::start`].
+    pub fn start_in(netns: &Netns, args: &[&str]) -> Result<Self> {
+        Self::spawn(netns.command(binary()?), args)
+    }
+
+    /// Runs `offcore` to its end: for what does not go on by itself, such as refused arguments.
+    ///
+    /// # Errors
+    /// As [`Offcore::start`] and [`Offcore::wait`].
+    pub fn run(args: &[&str]) -> Result<Finished> {
+        Self::start(args)?.wait()
+    }
+
+    fn spawn(mut command: Command, args: &[&str]) -> Result<Self> {
+        command.args(args);
+        Ok(Self { process: Process::spawn("offcore", command)?, read: 0 })
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Waits for a line of standard output that `wanted` accepts, below the line that ended the last wait.
+    ///
+    /// # Errors
+    /// When `offcore` ends, or prints no line at all for 10 s, or goes on for 2 minutes without the line wanted.
+    pub fn wait_for(&mut self, what: &str, mut wanted: impl FnMut(&Line) -> bool) -> Result<Line> {
+        let mut read = self.read;
+        let found = self.process.wait_for(0, PATIENCE, what, |text| {
+            for line in lines(text).skip(read) {
+                read += 1;
+                let line = Line::new(line);
+                if wanted(&line) {
+                    return Some(line);
+                }
+            }
+            None
+        });
+        self.read = read;
+        found
+    }
+
+    /// Waits until the number that `counter` reads from some lines (periodic statistics) is `at_least`, and returns
+    /// that line. Lines that `counter` finds nothing in are passed.
+    ///
+    /// # Errors
+    /// When `offcore` ends, or the number has not grown for 10 s.
+    pub fn wait_for_count(
+        &mut self,
+        what: &str,
+        at_least: u64,
+        counter: impl Fn(&Value) -> Option<u64>,
+    ) -> Result<Line> {
+        let mut last = None;
+        let mut moved = Instant::now();
+        loop {
+            let line =
+                self.wait_for(what, |line| line.json.as_ref().is_some_and(|j| counter(j).is_some()))?;
+            let count = line.json.as_ref().and_then(&counter);
+            if count >= Some(at_least) {
+                return Ok(line);
+            }
+            if count > last {
+                last = count;
+                moved = Instant::now();
+            } else if moved.elapsed() >= PATIENCE {
+                bail!(
+                    "offcore: waited for {what} of {at_least}; it has stayed at {} for {:.1} s\n{}",
+                    last.unwrap_or(0),
+                    moved.elapsed().as_secs_f64(),
+                    self.process.tail()
+                );
+            }
+        }
+    }
+
+    /// All complete lines printed so far, whether or not a wait has passed them.
+    pub fn lines(&self) -> Vec<Line> {
+        lines(&self.process.stdout_from(0)).map(Line::new).collect()
+    }
+
+    /// What has been printed on standard error so far.
+    pub fn stderr(&self) -> String {
+        self.process.stderr()
+    }
+
+    /// Sends a signal: [`Signal::INT`] and [`Signal::TERM`] ask for a clean stop, [`Signal::HUP`] for a reload,
+    /// [`Signal::KILL`] ends it on the spot.
+    ///
+    /// # Errors
+    /// When `offcore` has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
+    /// Asks for a clean stop by SIGINT and waits for it.
+    ///
+    /// # Errors
+    /// As [`Offcore::signal`] and [`Offcore::wait`].
+    pub fn stop(mut self) -> Result<Finished> {
+        self.signal(Signal::INT)?;
+        self.wait()
+    }
+
+    /// Whether `offcore` has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.exit_status(Duration::ZERO).is_some()
+    }
+
+    /// Waits for `offcore` to end by itself, whatever its status.
+    ///
+    /// # Errors
+    /// When it has not ended after printing nothing for 10 s, or after 2 minutes.
+    pub fn wait(mut self) -> Result<Finished> {
+        let status = self.process.wait_for_exit(PATIENCE)?;
+        let stdout = self.process.stdout_from(0);
+        let lines = stdout.lines().map(Line::new).collect();
+        Ok(Finished { status, lines, stdout, stderr: self.process.stderr() })
+    }
+
+    /// The end of what it printed on both streams, to add to an assertion.
+    pub fn tail(&self) -> String {
+        self.process.tail()
+    }
+}
+
+impl Line {
+    fn new(text: &str) -> Self {
+        Self { text: text.to_owned(), json: serde_json::from_str(text).ok() }
+    }
+}
+
+/// The complete lines of a text that may still grow.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
+}
+
+/// The `offcore` binary under test: the environment's `CARGO_BIN`; otherwise `offcore` beside the test in the target
+/// directory, of the profile the test was built with or, failing that, of the release profile.
+///
+/// # Errors
+/// When neither is there. Building the tests does not build it, nor bring it up to date: `cargo build --release`
+/// does.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("CARGO_BIN") {
+        let path = PathBuf::from(path);
+        if !path.is_file() {
+            bail!(
+                "CARGO_BIN is {}, which is not a file: give it the path of the offcore binary",
+                path.display()
+            );
+        }
+        return Ok(path);
+    }
+    let profile = profile_dir()?;
+    let target = profile.parent().context("the profile's directory is in the target directory")?;
+    let candidates = [profile.join("offcore"), target.join("release/offcore")];
+    match candidates.iter().find(|path| path.is_file()) {
+        Some(path) => Ok(path.clone()),
+        None => bail!(
+            "no offcore binary at {} or {}: run `cargo build --release`, or set CARGO_BIN",
+            candidates[0].display(),
+            candidates[1].display()
+        ),
+    }
+}
+
+/// The directory of the build profile in the target directory: a test executable is in its `deps`.
+pub(crate) fn profile_dir() -> Result<PathBuf> {
+    let test = std::env::current_exe().context("cannot find the test executable")?;
+    let dir = test.parent().context("an executable is in a directory")?;
+    let profile = if dir.ends_with("deps") { dir.parent() } else { Some(dir) };
+    Ok(profile.unwrap_or(Path::new("/")).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Need, require};
+
+    /// A stand-in that prints what a run of `offcore --format json` might.
+    fn stand_in(script: &str) -> Offcore {
+        let mut command = Command::new("sh");
+        command.arg("-c");
+        Offcore::spawn(command, &[script]).unwrap()
+    }
+
+    #[test]
+    fn waits_go_down_the_output() {
+        let mut offcore = stand_in(
+            r#"for n in 1 2 3; do echo "{\"event\":\"tick\",\"n\":$n}"; done; echo done; printf part"#,
+        );
+        let tick = |line: &Line| line.json.as_ref().is_some_and(|j| j["event"] == "tick");
+        assert_eq!(offcore.wait_for("a tick", tick).unwrap().json.unwrap()["n"], 1);
+        assert_eq!(offcore.wait_for("a tick", tick).unwrap().json.unwrap()["n"], 2);
+        let done = offcore.wait_for("done", |line| line.text == "done").unwrap();
+        assert_eq!(done.json, None);
+        let finished = offcore.wait().unwrap();
+        assert_eq!(finished.lines.len(), 5);
+        assert_eq!(
+            finished.lines[4].text, "part",
+            "an unfinished last line counts once the program has ended"
+        );
+    }
+
+    #[test]
+    fn an_end_before_the_line_is_an_error() {
+        let mut offcore = stand_in("echo 'cannot bind' >&2; exit 1");
+        let error = offcore.wait_for("the first statistics", |_| true).unwrap_err().to_string();
+        for part in ["the first statistics", "exit status: 1", "cannot bind"] {
+            assert!(error.contains(part), "{part:?} is missing in: {error}");
+        }
+        assert!(offcore.has_ended());
+        let finished = offcore.wait().unwrap();
+        assert_eq!((finished.status.code(), finished.stderr.trim()), (Some(1), "cannot bind"));
+    }
+
+    #[test]
+    fn counts_are_waited_for() {
+        let mut offcore =
+            stand_in(r#"echo '{"x":1}'; n=0; while :; do n=$((n+7)); echo "{\"rx\":$n}"; sleep 0.01; done"#);
+        let line = offcore.wait_for_count("received packets", 50, |j| j["rx"].as_u64()).unwrap();
+        assert_eq!(line.json.unwrap()["rx"], 56);
+    }
+
+    #[test]
+    fn a_count_that_stands_still_is_an_error_though_lines_go_on() {
+        let mut offcore = stand_in(r#"while :; do echo '{"rx":5}'; sleep 0.1; done"#);
+        let error =
+            offcore.wait_for_count("received packets", 6, |j| j["rx"].as_u64()).unwrap_err().to_string();
+        assert!(error.contains("stayed at 5"), "{error}");
+    }
+
+    /// Each case runs in a process of its own, since the binary is chosen by an environment variable.
+    #[test]
+    fn the_binary_is_the_one_that_was_named() {
+        const NAME: &str = "offcore::tests::the_binary_is_the_one_that_was_named";
+        const CASE: &str = "OFFCORE_TEST_BINARY_CASE";
+        match std::env::var(CASE).as_deref() {
+            Ok("named") => {
+                let finished = Offcore::run(&["-c", "echo $((6 * 7)); exit 2"]).unwrap();
+                assert_eq!((finished.status.code(), finished.stdout.as_str()), (Some(2), "42\n"));
+            }
+            Ok("missing") => {
+                let error = Offcore::start(&[]).unwrap_err().to_string();
+                assert!(error.contains("CARGO_BIN is /nonexistent"), "{error}");
+            }
+            Ok("namespace") => {
+                let netns = Netns::new().unwrap();
+                let finished =
+                    Offcore::start_in(&netns, &["-c", "ls /sys/class/net"]).unwrap().wait().unwrap();
+                assert_eq!(finished.stdout, "lo\n", "it sees interfaces of another namespace");
+            }
+            _ => {
+                let mut cases = vec![("named", "/bin/sh"), ("missing", "/nonexistent")];
+                if require(&[Need::Root, Need::Ip]).is_some() {
+                    cases.push(("namespace", "/bin/sh"));
+                }
+                for (case, binary) in cases {
+                    let mut child = Command::new(std::env::current_exe().unwrap());
+                    child.args(["--exact", NAME, "--nocapture"]).env(CASE, case).env("CARGO_BIN", binary);
+                    crate::netns::checked(&mut child).unwrap();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_stops_it_cleanly() {
+        let mut offcore = stand_in("trap 'echo report; exit 0' INT; echo up; while :; do sleep 0.05; done");
+        offcore.wait_for("up", |line| line.text == "up").unwrap();
+        let finished = offcore.stop().unwrap();
+        assert!(finished.status.success());
+        assert_eq!(finished.stdout, "up\nreport\n");
+    }
+}

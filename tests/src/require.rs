@@ -1,0 +1,224 @@
+//! What a test needs of the machine, and how it says that it cannot run without.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Something that a test needs and a machine may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Need {
+    /// To run as root: for namespaces, TAP interfaces and raw sockets.
+    Root,
+    /// The TUN/TAP device.
+    Tun,
+    /// `dpdk-testpmd`.
+    Testpmd,
+    /// QEMU, and what a guest is built from ([`crate::guest`]).
+    Guest,
+    /// `ip`.
+    Ip,
+    /// `ping`.
+    Ping,
+    /// `ethtool`.
+    Ethtool,
+    /// `iperf3`.
+    Iperf3,
+    /// `tcpdump`.
+    Tcpdump,
+    /// This many free MiB of 2 MiB hugepages.
+    Hugepages(u32),
+    /// At least this many cores to run on.
+    Cores(usize),
+}
+
+/// Checks that everything a test needs is there. Where something is missing the test returns at once:
+/// `let Some(()) = require(&[Need::Testpmd]) else { return };`
+///
+/// It has then printed `SKIP: test: reason`, past the test harness's capture, with what to install or change.
+///
+/// # Panics
+/// When something is missing and the environment has `CI=true`: there a skip is a failure.
+pub fn require(needs: &[Need]) -> Option<()> {
+    let missing: Vec<_> = needs.iter().filter_map(|need| need.missing()).collect();
+    if missing.is_empty() {
+        return Some(());
+    }
+    let thread = std::thread::current();
+    let text = format!("{}: {}", thread.name().unwrap_or("a test"), missing.join("; "));
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "SKIP under CI=true: {text}");
+    // The print macros would be captured; a failure to print is none of the test.
+    let _ = writeln!(io::stderr(), "SKIP: {text}");
+    None
+}
+
+impl Need {
+    /// Why this is missing and what helps, or `None` when it is there.
+    fn missing(self) -> Option<String> {
+        match self {
+            Self::Root => (!rustix::process::geteuid().is_root()).then(|| "not root: run as root".to_owned()),
+            Self::Tun => (!Path::new("/dev/net/tun").exists())
+                .then(|| "no /dev/net/tun: load the module tun, or give the container the device".to_owned()),
+            Self::Testpmd => program("dpdk-testpmd", "dpdk"),
+            Self::Guest => GUEST_PROGRAMS.iter().find_map(|(name, package)| program(name, package)),
+            Self::Ip => program("ip", "iproute2"),
+            Self::Ping => program("ping", "iputils-ping"),
+            Self::Ethtool => program("ethtool", "ethtool"),
+            Self::Iperf3 => program("iperf3", "iperf3"),
+            Self::Tcpdump => program("tcpdump", "tcpdump"),
+            Self::Hugepages(mib) => {
+                let free = free_hugepage_mib();
+                (free < mib).then(|| {
+                    format!("{free} MiB of free 2 MiB hugepages, {mib} needed: sysctl -w vm.nr_hugepages=N")
+                })
+            }
+            Self::Cores(cores) => {
+                let here = std::thread::available_parallelism().map_or(1, usize::from);
+                (here < cores).then(|| format!("{here} cores to run on, {cores} needed"))
+            }
+        }
+    }
+}
+
+/// Programs that run a guest or go into it, and the Debian packages they are in.
+const GUEST_PROGRAMS: [(&str, &str); 8] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("iperf3", "iperf3"),
+    ("ethtool", "ethtool"),
+    ("cpio", "cpio"),
+    ("apt-get", "apt"),
+    ("dpkg-deb", "dpkg"),
+    ("taskset", "util-linux"),
+];
+
+fn program(name: &str, package: &str) -> Option<String> {
+    find_program(name).is_none().then(|| format!("no {name}: apt-get install {package}"))
+}
+
+/// Where `name` is, in PATH or the directories for administrators that an ordinary user's PATH leaves out.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+}
+
+/// MiB of 2 MiB hugepages that nobody uses or has reserved.
+pub(crate) fn free_hugepage_mib() -> u32 {
+    let count = |name: &str| -> u32 {
+        std::fs::read_to_string(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").join(name))
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    count("free_hugepages").saturating_sub(count("resv_hugepages")).saturating_mul(2)
+}
+
+/// Held by the one test on this machine that may use both cores. See [`exclusive`].
+#[derive(Debug)]
+#[must_use = "the cores are given back when this is dropped"]
+pub struct Exclusive {
+    _lock: File,
+}
+
+/// Waits until no other test, of this process or another, holds the cores, then holds them until the result is
+/// dropped. A test that keeps a core busy (a polling port, a testpmd) calls this first.
+///
+/// Calling it a second time while the first result lives waits for ever.
+///
+/// # Panics
+/// When the lock file in the temporary directory cannot be opened or locked.
+pub fn exclusive() -> Exclusive {
+    let path = std::env::temp_dir().join("offcore-tests.lock");
+    match lock(&path) {
+        Ok(lock) => Exclusive { _lock: lock },
+        Err(e) => panic!("cannot lock {}: {e}", path.display()),
+    }
+}
+
+/// Waits until nobody else, in this process or another, holds the file's lock, and holds it until the result is
+/// dropped. The file is made where it is not there.
+pub(crate) fn lock(path: &Path) -> io::Result<File> {
+    // Another user's file in a sticky directory can be opened, but not with O_CREAT.
+    let file = File::open(path).or_else(|_| File::options().append(true).create(true).open(path))?;
+    loop {
+        match file.lock() {
+            Ok(()) => return Ok(file),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_there_is_found() {
+        assert_eq!(program("sh", "dash"), None);
+        assert_eq!(Need::Cores(1).missing(), None);
+        assert_eq!(Need::Hugepages(0).missing(), None);
+        assert_eq!(require(&[]), Some(()));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_remedy() {
+        let text = program("no-such-program", "some-package").unwrap();
+        assert!(text.contains("no-such-program") && text.contains("apt-get install some-package"), "{text}");
+        let text = Need::Hugepages(u32::MAX).missing().unwrap();
+        assert!(text.contains("vm.nr_hugepages"), "{text}");
+        assert!(Need::Cores(usize::MAX).missing().unwrap().contains("needed"));
+    }
+
+    /// The skip itself is watched from outside, since it depends on the environment and passes the capture by.
+    #[test]
+    fn a_missing_peer_skips_and_under_ci_fails() {
+        const CHILD: &str = "OFFCORE_TEST_REQUIRE_CHILD";
+        const NAME: &str = "require::tests::a_missing_peer_skips_and_under_ci_fails";
+        if std::env::var_os(CHILD).is_some() {
+            assert_eq!(require(&[Need::Cores(usize::MAX)]), None);
+            return;
+        }
+        let run = |ci: Option<&str>| {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", NAME]).env(CHILD, "1").env_remove("CI");
+            if let Some(ci) = ci {
+                child.env("CI", ci);
+            }
+            child.output().unwrap()
+        };
+        let skipped = run(None);
+        assert!(skipped.status.success());
+        let text = String::from_utf8_lossy(&skipped.stderr).into_owned();
+        assert!(text.contains(&format!("SKIP: {NAME}: ")), "{text}");
+        assert!(!run(Some("true")).status.success());
+    }
+
+    #[test]
+    fn only_one_holds_the_cores() {
+        static HOLDERS: AtomicU32 = AtomicU32::new(0);
+        let hold = || {
+            let _cores = exclusive();
+            assert_eq!(HOLDERS.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+            std::thread::sleep(Duration::from_millis(20));
+            HOLDERS.fetch_sub(1, Ordering::SeqCst);
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(hold);
+            }
+        });
+        // Another process is kept out too: flock(1) gives up with status 1.
+        let held = exclusive();
+        let lock = std::env::temp_dir().join("offcore-tests.lock");
+        let try_lock = || Command::new("flock").args(["-n"]).arg(&lock).arg("true").status().unwrap();
+        assert_eq!(try_lock().code(), Some(1));
+        drop(held);
+    }
+}

@@ -1,0 +1,177 @@
+//! testpmd against testpmd, over vhost-user: what the driver sends really is done, and what it reads really counts.
+
+use super::*;
+use crate::{Need, exclusive, require};
+
+#[test]
+fn device_strings() {
+    let front_end = VirtioUser {
+        queues: 2,
+        queue_size: 1024,
+        mrg_rxbuf: false,
+        packed_vq: true,
+        server: true,
+        mac: Some("02:00:00:00:00:01".into()),
+        extra: "in_order=1".into(),
+        ..VirtioUser::new("/x/s")
+    };
+    assert_eq!(
+        front_end.vdev(3),
+        "net_virtio_user3,path=/x/s,queues=2,queue_size=1024,packed_vq=1,mrg_rxbuf=0,cq=1,server=1,\
+         mac=02:00:00:00:00:01,in_order=1"
+    );
+    assert_eq!(
+        VirtioUser::new("/x/s").vdev(0),
+        "net_virtio_user0,path=/x/s,queues=1,queue_size=256,packed_vq=0,mrg_rxbuf=1"
+    );
+    let back_end = NetVhost { client: true, ..NetVhost::new("/x/s") };
+    assert_eq!(back_end.vdev(1), "net_vhost1,iface=/x/s,queues=1,client=1");
+}
+
+/// Back end on core 0, front end on core 1.
+fn pair(memory: Memory, back_end: &NetVhost, front_end: &VirtioUser) -> (Testpmd, Testpmd) {
+    let back_end = TestpmdConfig { memory, ..TestpmdConfig::net_vhost(0, back_end) };
+    let front_end = TestpmdConfig { memory, ..TestpmdConfig::virtio_user(1, front_end) };
+    let mut back_end = Testpmd::spawn(&back_end).unwrap();
+    let mut front_end = Testpmd::spawn(&front_end).unwrap();
+    front_end.wait_ready().unwrap();
+    back_end.wait_link_up(0).unwrap();
+    front_end.wait_link_up(0).unwrap();
+    (back_end, front_end)
+}
+
+/// Sends frames of 128 bytes one way until 10,000 have arrived, and checks that every one that was sent did.
+fn one_way(from: &mut Testpmd, to: &mut Testpmd) {
+    for testpmd in [&mut *from, &mut *to] {
+        testpmd.clear_port_stats().unwrap();
+    }
+    from.set_forward("txonly").unwrap();
+    from.set_tx_length(128).unwrap();
+    to.set_forward("rxonly").unwrap();
+    to.record_core_cycles(true).unwrap();
+    to.start_forwarding().unwrap();
+    from.start_forwarding().unwrap();
+    to.wait_for_port_stats(0, "10000 packets", |stats| stats.rx_packets >= 10_000).unwrap();
+    let sent = from.stop_forwarding().unwrap();
+    let sent = sent.port(0).unwrap().tx_packets;
+    let all = to.wait_for_port_stats(0, "the rest", |stats| stats.rx_packets >= sent).unwrap();
+    assert_eq!(all.rx_packets, sent);
+    assert_eq!(all.rx_bytes, 128 * sent);
+    assert_eq!(all.tx_packets, 0);
+    let received = to.stop_forwarding().unwrap();
+    assert_eq!(received.port(0).unwrap().rx_packets, sent);
+    let cycles = received.cycles.expect("recording is on");
+    assert_eq!(cycles.packets, sent);
+    assert!(cycles.per_packet > 1.0 && cycles.mhz > 0, "{cycles:?}");
+    to.record_core_cycles(false).unwrap();
+}
+
+#[test]
+fn packets_pass_both_ways_on_ordinary_pages() {
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    // The front end is second: it needs the socket to be there.
+    let back_end = NetVhost::new(dir.file("s"));
+    let mut back_end =
+        Testpmd::start(&TestpmdConfig { memory: Memory::Ordinary, ..TestpmdConfig::net_vhost(0, &back_end) })
+            .unwrap();
+    let front_end = VirtioUser::new(dir.file("s"));
+    let mut front_end = Testpmd::start(&TestpmdConfig {
+        memory: Memory::Ordinary,
+        ..TestpmdConfig::virtio_user(1, &front_end)
+    })
+    .unwrap();
+    back_end.wait_link_up(0).unwrap();
+    assert!(back_end.log().contains("virtio is now ready for processing"), "{}", back_end.tail());
+
+    one_way(&mut back_end, &mut front_end);
+    one_way(&mut front_end, &mut back_end);
+
+    // Both ways at once: packets go round and round.
+    back_end.set_forward("io").unwrap();
+    front_end.set_forward("io").unwrap();
+    front_end.clear_port_stats().unwrap();
+    back_end.start_forwarding().unwrap();
+    front_end.start_forwarding_tx_first(2).unwrap();
+    front_end
+        .wait_for_port_stats(0, "10000 round trips", |stats| stats.rx_packets.min(stats.tx_packets) >= 10_000)
+        .unwrap();
+    front_end.stop_forwarding().unwrap();
+    let stats = front_end.port_stats(0).unwrap();
+    let out = stats.tx_packets - stats.rx_packets;
+    assert!(out <= 64, "of the 64 packets that go round, {out} are on their way: {stats:?}");
+
+    front_end.quit().unwrap();
+    back_end.quit().unwrap();
+}
+
+/// The roles of the socket are exchanged, there are two queues, and memory is whatever the machine has.
+#[test]
+fn two_queues_pass_packets_when_the_front_end_makes_the_socket() {
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let back_end = NetVhost { queues: 2, client: true, ..NetVhost::new(dir.file("s")) };
+    let front_end = VirtioUser { queues: 2, server: true, packed_vq: true, ..VirtioUser::new(dir.file("s")) };
+    let (mut back_end, mut front_end) = pair(Memory::Auto, &back_end, &front_end);
+    back_end.set_forward("txonly").unwrap();
+    front_end.set_forward("rxonly").unwrap();
+    front_end.start_forwarding().unwrap();
+    back_end.start_forwarding().unwrap();
+    front_end.wait_for_port_stats(0, "10000 packets", |stats| stats.rx_packets >= 10_000).unwrap();
+    let stats = front_end.forward_stats().unwrap();
+    assert_eq!(stats.streams.len(), 2, "{stats:?}");
+    assert!(stats.streams.iter().all(|stream| stream.rx_packets > 0), "{stats:?}");
+}
+
+#[test]
+fn packets_pass_on_hugepages() {
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2), Need::Hugepages(512)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let back_end = NetVhost { client: true, ..NetVhost::new(dir.file("s")) };
+    let front_end = VirtioUser { server: true, ..VirtioUser::new(dir.file("s")) };
+    let (mut back_end, mut front_end) = pair(Memory::Hugepages, &back_end, &front_end);
+    one_way(&mut back_end, &mut front_end);
+    one_way(&mut front_end, &mut back_end);
+}
+
+#[test]
+fn what_testpmd_refuses_is_an_error() {
+    let Some(()) = require(&[Need::Testpmd]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let config = TestpmdConfig::net_vhost(0, &NetVhost::new(dir.file("s")));
+    let mut testpmd = Testpmd::start(&config).unwrap();
+    let error = testpmd.command("dance").unwrap_err().to_string();
+    assert!(error.contains("Command not found"), "{error}");
+    assert!(testpmd.set_forward("sideways").is_err());
+    assert!(testpmd.stop_forwarding().is_err(), "forwarding was not on");
+    assert!(testpmd.port_stats(7).is_err());
+    assert!(testpmd.command("two\nlines").is_err());
+    // It still answers.
+    assert_eq!(testpmd.port_stats(0).unwrap().rx_packets, 0);
+}
+
+#[test]
+fn a_testpmd_that_cannot_start_says_why() {
+    let Some(()) = require(&[Need::Testpmd]) else { return };
+    let front_end = VirtioUser::new("/nonexistent/socket");
+    let error = Testpmd::start(&TestpmdConfig::virtio_user(0, &front_end)).unwrap_err().to_string();
+    assert!(error.contains("its first prompt") && error.contains("virtio_user"), "{error}");
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let Some(()) = require(&[Need::Testpmd]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let testpmd = Testpmd::start(&TestpmdConfig::net_vhost(0, &NetVhost::new(dir.file("s")))).unwrap();
+    let proc = PathBuf::from(format!("/proc/{}", testpmd.id()));
+    let runtime = testpmd._runtime.path().to_owned();
+    assert!(proc.exists() && dir.file("s").exists());
+    assert!(runtime.read_dir().unwrap().next().is_some(), "testpmd uses the runtime directory it is given");
+    drop(testpmd);
+    assert!(!proc.exists() && !dir.file("s").exists() && !runtime.exists());
+}
