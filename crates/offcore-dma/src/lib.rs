@@ -15,6 +15,7 @@ pub mod channel;
 pub mod core;
 pub mod cost;
 pub mod cpu;
+pub mod fault;
 pub mod mover;
 pub mod reorder;
 

@@ -124,6 +124,12 @@ impl Packet {
         self.len = self.len.min(len.min(usize::from(u16::MAX)) as u16);
     }
 
+    /// Sets the length; the caller has checked it against the pool's data room.
+    #[inline(always)]
+    pub(crate) fn set_len(&mut self, len: usize) {
+        self.len = len as u16;
+    }
+
     /// Says which bytes of the chunk are the packet: `pool` knows how many there are.
     ///
     /// # Panics

@@ -226,6 +226,19 @@ impl PoolCache {
         Some(self.pool.packet(chunk))
     }
 
+    /// A packet of `len` bytes at the standard headroom, its content whatever the chunk held; `None` when the pool has
+    /// run dry.
+    ///
+    /// # Panics
+    /// When `len` is more than the pool's data room.
+    #[inline(always)]
+    pub fn take_sized(&mut self, len: usize) -> Option<Packet> {
+        assert!(len <= self.pool.data_room(), "{len} bytes in a data room of {}", self.pool.data_room());
+        let mut packet = self.take()?;
+        packet.set_len(len);
+        Some(packet)
+    }
+
     /// Gives a packet's chunk back.
     ///
     /// # Panics

@@ -11,6 +11,7 @@ pub mod stats;
 pub mod tap;
 pub mod vhost;
 mod virtio_header;
+pub mod virtio_user;
 
 use std::fmt;
 

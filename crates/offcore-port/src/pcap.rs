@@ -198,7 +198,10 @@ impl RxQueue for PcapRx {
         let (mut packets, mut bytes, mut rewound) = (0, 0, false);
         while packets < wanted {
             let Some(source) = &mut self.source else { break };
-            let Some(mut packet) = ctx.cache.take() else { break };
+            let Some(mut packet) = ctx.cache.take() else {
+                self.counters.starved(1);
+                break;
+            };
             packet.set_range(pool, HEADROOM, pool.data_room());
             match source.reader.next_record(packet.bytes_mut()) {
                 Ok(Some(record)) if record.len >= ethernet::HEADER_LEN => {

@@ -15,6 +15,7 @@ use offcore_mem::{Burst, HEADROOM, Packet, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet::{self, MacAddr};
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::slots::Slots;
@@ -159,8 +160,9 @@ impl TapRx {
         let room = packet.len();
         let read = match rustix::io::read(&self.queue.file, packet.bytes_mut()) {
             Ok(read) => read,
+            Err(Errno::AGAIN) => return None,
             Err(error) => {
-                self.refused(error);
+                self.queue.note(error);
                 return None;
             }
         };
@@ -176,18 +178,12 @@ impl TapRx {
         Some(if virtio_header::apply(header, packet) { Ok(()) } else { Err(Drop::Malformed) })
     }
 
-    #[inline]
-    fn refused(&self, error: Errno) {
-        if error != Errno::AGAIN {
-            self.queue.note(error);
-        }
-    }
-
-    /// Takes one waiting packet out of the interface although there is no buffer for it; whether there was one.
+    /// Whether a packet is waiting, for when there is no buffer to read it to.
     #[cold]
-    fn discard(&self) -> bool {
-        let mut head = [0; 64];
-        rustix::io::read(&self.queue.file, &mut head).inspect_err(|&error| self.refused(error)).is_ok()
+    fn is_waiting(&self) -> bool {
+        let mut file = [PollFd::new(&self.queue.file, PollFlags::IN)];
+        rustix::event::poll(&mut file, Some(&Timespec::default())).is_ok()
+            && file[0].revents().contains(PollFlags::IN)
     }
 }
 
@@ -197,9 +193,7 @@ impl RxQueue for TapRx {
         let (mut packets, mut bytes) = (0, 0);
         while packets < wanted {
             let Some(mut packet) = ctx.cache.take() else {
-                if self.discard() {
-                    self.counters.drop(Drop::NoBuffer, 1);
-                }
+                self.counters.starved(self.is_waiting().into());
                 break;
             };
             match self.receive(&mut packet, pool) {

@@ -112,7 +112,7 @@ pub fn tx_over(
     mover: &mut Mover,
     counters: TxCounters,
 ) -> Result<Box<dyn TxQueue>, Taken> {
-    Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters, done: Burst::new() }))
+    Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters }))
 }
 
 /// RX: what the guest transmits.
@@ -161,7 +161,6 @@ impl RxQueue for VhostRx {
 struct VhostTx {
     enqueue: Enqueue,
     counters: TxCounters,
-    done: Burst,
 }
 
 impl TxQueue for VhostTx {
@@ -178,8 +177,7 @@ impl TxQueue for VhostTx {
     }
 
     fn poll(&mut self, ctx: &mut Context<'_>) {
-        self.enqueue.poll_completed(ctx, &mut self.done);
-        ctx.cache.free_all(self.done.drain(..));
+        self.enqueue.poll_completed(ctx);
     }
 
     fn counters(&self) -> &TxCounters {

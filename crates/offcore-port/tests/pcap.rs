@@ -238,7 +238,7 @@ fn an_output_that_fails_drops_and_says_so() {
     let chunks = worker.free_chunks();
     let mut port = open(&format!("pcap:-,{}", pipe.display()));
     let mut tx = worker.tx_queue(&mut port, 0).unwrap();
-    std::mem::drop(reader.join().unwrap());
+    drop(reader.join().unwrap());
     let mut send = |worker: &mut Worker| {
         let mut burst: Burst = (0..60).map(|n| worker.packet(&frame(n))).collect();
         worker.tx(&mut *tx, &mut burst);

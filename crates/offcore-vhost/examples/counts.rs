@@ -1,7 +1,7 @@
 //! What `cargo xtask counts` counts: the hot functions, in fixed loops, for callgrind.
 //!
 //! Without arguments it prints the names of the cases; with one, it runs that case and prints how many packets went
-//! through. Only what happens inside [`counted`] is measured: not the set-up, nor the guest's side.
+//! through. Only what happens inside [`counted`] is measured: not the set-up, the guest's side, or the engine's.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -9,21 +9,28 @@ mod common;
 use std::hint::black_box;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use common::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, start};
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::{ChannelId, Copy, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::split::device::Direction;
 use offcore_ring::split::driver;
-use offcore_vhost::{Dequeue, Enqueue, VringCell};
+use offcore_stats::Stage;
+use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
 
 /// A case by its name.
 type Case = (&'static str, fn() -> usize);
 
-/// Frame lengths are without FCS: 64 and 1518 bytes on a wire.
-const CASES: [Case; 4] = [
-    ("dequeue-64", || dequeue(60)),
-    ("dequeue-1518", || dequeue(1514)),
-    ("enqueue-64", || enqueue(60)),
-    ("enqueue-1518", || enqueue(1514)),
+/// Sizes are those of frames, with the FCS. An engine's case has no size: the core touches no payload.
+const CASES: [Case; 7] = [
+    ("dequeue-64", || dequeue(60, Mode::Cpu)),
+    ("dequeue-1518", || dequeue(1514, Mode::Cpu)),
+    ("dequeue-offload", || dequeue(1514, Mode::Offload)),
+    ("enqueue-64", || enqueue(60, Mode::Cpu)),
+    ("enqueue-1518", || enqueue(1514, Mode::Cpu)),
+    ("enqueue-offload", || enqueue(1514, Mode::Offload)),
+    ("submit-reap", submit_reap),
 ];
 
 /// Packets a burst.
@@ -35,6 +42,8 @@ const BURSTS: usize = 640;
 const HEADER: usize = 12;
 const RING: u16 = 256;
 const BUFFER: usize = 2048;
+/// Operations that the engine's channel holds.
+const CHANNEL: usize = 1024;
 
 fn main() {
     let Some(wanted) = std::env::args().nth(1) else {
@@ -56,6 +65,12 @@ fn counted<R>(work: impl FnOnce() -> R) -> R {
     black_box(work())
 }
 
+/// Does `work`, counted or not.
+#[inline(always)]
+fn count_if<R>(count: bool, work: impl FnOnce() -> R) -> R {
+    if count { counted(work) } else { work() }
+}
+
 /// Calls `burst` until the set number of bursts is counted; returns the packets of those.
 fn bursts(mut burst: impl FnMut(bool) -> usize) -> usize {
     let packets: usize = (0..WARM_UP + BURSTS).map(|i| burst(i >= WARM_UP)).skip(WARM_UP).sum();
@@ -63,13 +78,39 @@ fn bursts(mut burst: impl FnMut(bool) -> usize) -> usize {
     packets
 }
 
-/// Packets from the guest, copied by the core.
-fn dequeue(len: usize) -> usize {
-    let (guest, mut worker) = (Guest::new(RING), Worker::new());
-    let cell = Arc::new(VringCell::new(1));
-    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
+/// A worker with one channel of an engine that copies when it is told to.
+fn worker() -> (Worker, ChannelId, Stepper) {
+    let mut worker = Worker::new();
+    let (device, stepper) = CoreDevice::stepped();
+    let channel = device.open_channel(CHANNEL).expect("the device has a channel");
+    let id = worker.mover.add_channel(channel);
+    (worker, id, stepper)
+}
+
+/// A virtqueue of a guest whose copies `channel` makes in the mode given.
+fn cell(guest: &Guest, queue: u16, mode: Mode, channel: ChannelId) -> Arc<VringCell> {
+    let cell = Arc::new(VringCell::new(queue));
+    cell.publish(|wanted| wanted.binding = Binding { mode, channels: vec![channel] });
     start(&cell, guest.config(FEATURES));
-    let mut driver = driver::Queue::new(guest.layout, false);
+    cell
+}
+
+/// One round of a worker: what has completed is collected, then `work` is done.
+#[inline(always)]
+fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> R {
+    ctx.clock.begin();
+    ctx.mover.poll(ctx.clock);
+    let result = work(ctx);
+    ctx.clock.end(Stage::Idle);
+    result
+}
+
+/// Packets from the guest. An engine has made the copies by the second round.
+fn dequeue(len: usize, mode: Mode) -> usize {
+    let (guest, (mut worker, channel, mut stepper)) = (Guest::new(RING), worker());
+    let cell = cell(&guest, 1, mode, channel);
+    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
+    let mut driver = driver::Queue::new(guest.layout.clone(), false);
     let mut received = Burst::new();
     let mut next = 0;
     bursts(|count| {
@@ -82,13 +123,13 @@ fn dequeue(len: usize) -> usize {
         }
         driver.publish();
         let mut ctx = worker.ctx();
-        let mut work = || {
-            ctx.clock.begin();
-            let packets = dequeue.try_dequeue(&mut ctx, &mut received).packets;
-            ctx.clock.end(offcore_stats::Stage::Idle);
-            packets
-        };
-        let packets = if count { counted(work) } else { work() };
+        let mut once =
+            || count_if(count, || round(&mut ctx, |ctx| dequeue.try_dequeue(ctx, &mut received).packets));
+        let mut packets = once();
+        if mode == Mode::Offload {
+            stepper.step();
+            packets += once();
+        }
         worker.cache.free_all(received.drain(..));
         while driver.used().expect("the ring is sound") > 0 {
             driver.pop().expect("the ring is sound");
@@ -97,27 +138,61 @@ fn dequeue(len: usize) -> usize {
     })
 }
 
-/// Packets to the guest, copied by the core.
-fn enqueue(len: usize) -> usize {
-    let (guest, mut worker) = (Guest::new(RING), Worker::new());
-    let cell = Arc::new(VringCell::new(0));
+/// Packets to the guest. An engine makes the copies between two rounds.
+fn enqueue(len: usize, mode: Mode) -> usize {
+    let (guest, (mut worker, channel, mut stepper)) = (Guest::new(RING), worker());
+    let cell = cell(&guest, 0, mode, channel);
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
-    start(&cell, guest.config(FEATURES));
     let mut receiver = Receiver::new(&guest, BUFFER as u32);
     let mut done = Burst::new();
     bursts(|count| {
         let mut burst = worker.packets(0, &[len; PACKETS]);
         let mut ctx = worker.ctx();
-        let mut work = || {
-            ctx.clock.begin();
-            let packets = enqueue.submit(&mut ctx, &mut burst).packets;
-            enqueue.poll_completed(&mut ctx, &mut done);
-            ctx.clock.end(offcore_stats::Stage::Idle);
-            packets
-        };
-        let packets = if count { counted(work) } else { work() };
+        if mode == Mode::Offload {
+            count_if(count, || round(&mut ctx, |ctx| enqueue.submit(ctx, &mut burst)));
+            stepper.step();
+        }
+        count_if(count, || {
+            round(&mut ctx, |ctx| {
+                enqueue.submit(ctx, &mut burst);
+                enqueue.poll_completed(ctx, &mut done);
+            });
+        });
+        let packets = done.len();
         worker.cache.free_all(done.drain(..));
         while receiver.receive(&guest).is_some() {}
         packets
+    })
+}
+
+/// One copy a packet through the mover alone: plan, reorder ring, the memory's count of copies, submit, poll, retire.
+fn submit_reap() -> usize {
+    let (guest, (mut worker, channel, mut stepper)) = (Guest::new(RING), worker());
+    let queue = worker.mover.open_queue(4 * PACKETS);
+    worker.mover.bind(queue, Mode::Offload, &[channel]).expect("the channel is this mover's");
+    let (src, mut dst) = ([7u8; PACKETS], [0u8; PACKETS]);
+    let (src, dst) = (src.as_ptr(), dst.as_mut_ptr());
+    bursts(|count| {
+        let Context { mover, clock, .. } = worker.ctx();
+        count_if(count, || {
+            let plan = mover.plan(queue);
+            let mut list: ArrayVec<Copy, PACKETS> = ArrayVec::new();
+            for i in 0..PACKETS.min(plan.packets).min(plan.copies) {
+                let slot = mover.ring(queue).push(plan.outstanding(1));
+                let (src, dst) = (src.wrapping_add(i), dst.wrapping_add(i));
+                list.push(Copy { src, dst, len: 1, token: queue.token(slot) });
+            }
+            guest.memory.acquire(list.len());
+            // SAFETY: both arrays live, and are used by nobody else, until the copies have completed below.
+            unsafe { mover.submit(queue, plan, &list, clock) };
+        });
+        stepper.step();
+        count_if(count, || {
+            mover.poll(clock);
+            let packets = mover.ring(queue).ready();
+            guest.memory.release(packets);
+            mover.ring(queue).retire(packets);
+            packets
+        })
     })
 }

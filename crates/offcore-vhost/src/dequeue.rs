@@ -7,8 +7,11 @@
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+use offcore_dma::channel::Token;
+use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover};
-use offcore_mem::{BURST, Burst, HEADROOM, Packet};
+use offcore_mem::{BURST, Burst, Packet, PoolCache};
 use offcore_ring::RingError;
 use offcore_ring::prefetch;
 use offcore_ring::split::device::{Buffer, Direction};
@@ -17,7 +20,7 @@ use offcore_wire::{ethernet, virtio_net};
 
 use crate::cell::VringCell;
 use crate::features::NET_HEADER;
-use crate::vring::{Active, Chain, Context, LIST, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chain, Context, InFlight, LIST, MAX_PIECES, Taken, Vring, burst_limit};
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,16 +68,8 @@ impl Dequeue {
             self.discard(&mut dequeued);
             return dequeued;
         }
-        let room = burst.remaining_capacity().min(ctx.burst.saturating_sub(dequeued.packets));
-        let by_core = match self.submit_some(ctx, room, &mut dequeued) {
-            Ok(by_core) => by_core,
-            Err(error) => {
-                self.vring.break_down(error);
-                return dequeued;
-            }
-        };
-        if by_core {
-            self.reap(ctx, burst, &mut dequeued);
+        if let Err(error) = self.submit_some(ctx, burst, &mut dequeued) {
+            self.vring.break_down(error);
         }
         dequeued
     }
@@ -97,121 +92,108 @@ impl Dequeue {
         self.vring.close(ctx.mover)
     }
 
-    /// Gathers and submits one list; returns whether the core copied it.
+    /// Submits the copies of newly available chains. When the core makes them and nothing older is in flight, the
+    /// packets are complete at once and need not go through the reorder ring.
     #[inline]
     fn submit_some(
         &mut self,
         ctx: &mut Context<'_>,
-        room: usize,
+        burst: &mut Burst,
         dequeued: &mut Dequeued,
-    ) -> Result<bool, RingError> {
+    ) -> Result<(), RingError> {
         let plan = ctx.mover.plan(self.vring.queue);
-        // Copies of the core are returned by this call, so the burst must have room for them.
-        let wanted = if plan.by_core() { room } else { ctx.burst };
-        let wanted = burst_limit(wanted).min(plan.packets).min(plan.copies);
-        if wanted == 0 {
-            return Ok(plan.by_core());
+        let room = burst.remaining_capacity().min(ctx.burst.saturating_sub(dequeued.packets));
+        if !plan.by_core() {
+            let wanted = burst_limit(ctx.burst).min(plan.packets).min(plan.copies);
+            return self.gather::<false>(ctx, plan, wanted, burst, dequeued);
         }
+        if ctx.mover.ring(self.vring.queue).in_flight() == 0 {
+            return self.gather::<true>(ctx, plan, room, burst, dequeued);
+        }
+        let result = self.gather::<false>(ctx, plan, room.min(plan.packets), burst, dequeued);
+        self.reap(ctx, burst, dequeued);
+        result
+    }
+
+    /// Gathers and submits one list of at most `wanted` packets, and publishes them if they are complete at once
+    /// (`NOW`).
+    #[inline(always)]
+    fn gather<const NOW: bool>(
+        &mut self,
+        ctx: &mut Context<'_>,
+        plan: Plan,
+        wanted: usize,
+        burst: &mut Burst,
+        dequeued: &mut Dequeued,
+    ) -> Result<(), RingError> {
         let vring = &mut self.vring;
-        let Some(active) = vring.active.as_mut() else { return Ok(true) };
+        let Some(active) = vring.active.as_mut() else { return Ok(()) };
         let available = usize::from(active.queue.available(wanted as u16)?).min(wanted);
         if available == 0 {
-            return Ok(plan.by_core());
+            return Ok(());
         }
         let mut heads = [0; BURST];
         let heads = &mut heads[..available];
         active.queue.heads(heads)?;
         active.queue.prefetch_used(available);
-        let pool = ctx.cache.pool();
-        let data_room = (pool.data_room() + NET_HEADER) as u32;
         let max_copies = plan.copies.min(LIST);
         let ring = ctx.mover.ring(vring.queue);
-        let list = &mut vring.list;
-        list.clear();
-        let Active { config, queue, .. } = active;
-        let memory = &*config.memory;
-        let mut taken = 0;
-        let mut result = Ok(());
+        vring.list.clear();
+        let (first_new, mut taken, mut result) = (burst.len(), 0, Ok(()));
         for &head in heads.iter() {
-            if list.len() == max_copies {
-                break;
-            }
-            let Some(mut packet) = ctx.cache.take() else {
-                dequeued.starved = true;
-                break;
-            };
+            let before = vring.list.len();
             let token = vring.queue.token(ring.next_slot());
-            let before = list.len();
-            let dst = packet.data().as_ptr().wrapping_sub(NET_HEADER);
-            let total = match queue.single(head, memory, Direction::Readable) {
-                Ok(Some(Buffer { addr, len })) if len <= data_room => {
-                    list.push(Copy { src: addr.as_ptr(), dst, len, token });
-                    len
+            let outcome = chain(active, head, token, max_copies, &mut vring.list, ctx.cache);
+            let packet = match outcome {
+                Ok(packet) => Some(packet),
+                Err(Unfit::TooBig) => {
+                    dequeued.too_big += 1;
+                    None
                 }
-                Ok(_) => {
-                    let mut total = 0u32;
-                    let walked = queue.walk(head, memory, Direction::Readable, MAX_PIECES, |piece| {
-                        if let Some(end) = total.checked_add(piece.len).filter(|&end| end <= data_room)
-                            && list.len() < max_copies
-                        {
-                            let dst = dst.wrapping_add(total as usize);
-                            list.push(Copy { src: piece.addr.as_ptr(), dst, len: piece.len, token });
-                            total = end;
-                        } else {
-                            total = u32::MAX;
-                        }
-                    });
-                    if let Err(error) = walked {
-                        list.truncate(before);
-                        ctx.cache.free(packet);
-                        result = Err(error);
-                        break;
-                    }
-                    if total == u32::MAX && list.len() == max_copies && before > 0 {
-                        // Its copies do not fit this list any more: the next one begins with it.
-                        list.truncate(before);
-                        ctx.cache.free(packet);
-                        break;
-                    }
-                    total
+                Err(Unfit::TooShort) => {
+                    dequeued.malformed += 1;
+                    None
                 }
-                Err(error) => {
-                    ctx.cache.free(packet);
+                Err(Unfit::Starved) => {
+                    dequeued.starved = true;
+                    break;
+                }
+                Err(Unfit::ListFull) => break,
+                Err(Unfit::Broken(error)) => {
                     result = Err(error);
                     break;
                 }
             };
-            // A chain without a packet takes its place in the order all the same.
-            let kept = if total > data_room {
-                dequeued.too_big += 1;
-                None
-            } else if (total as usize) < NET_HEADER + ethernet::HEADER_LEN {
-                dequeued.malformed += 1;
-                None
+            if NOW {
+                active.queue.push_used(head, 0);
+                burst.extend(packet);
             } else {
-                packet.set_range(pool, HEADROOM, total as usize - NET_HEADER);
-                Some(packet)
-            };
-            let copies = match kept {
-                Some(_) => list.len() - before,
-                None => {
-                    list.truncate(before);
-                    0
-                }
-            };
-            let slot = ring.push(plan.outstanding(copies));
-            vring.slots[slot].chains = 1;
-            vring.slots[slot].packet = kept;
-            vring.chains.push(Chain { head, written: 0 });
+                // A chain without a packet takes its place in the order all the same.
+                let slot = ring.push(plan.outstanding(vring.list.len() - before));
+                vring.slots[slot] = InFlight { packet, chains: 1 };
+                vring.chains.push(Chain { head, written: 0 });
+            }
             taken += 1;
         }
-        queue.consume(taken as u16);
+        active.queue.consume(taken as u16);
         ctx.clock.lap(Stage::Virtqueue);
-        vring.entered(ctx.mover, taken);
-        // SAFETY: sources are ranges that the guest gave us for reading, checked against its memory, which `entered`
-        // holds until the chain is published; destinations are packet buffers that `slots` owns until then.
+        if !NOW {
+            vring.entered(ctx.mover, taken);
+        }
+        // SAFETY: sources are ranges that the guest gave us for reading, checked against its memory, which is held by
+        // `entered` until the chain is published, or by `active` when the copies are complete at the end of this call;
+        // destinations are packet buffers whose handles are in `slots`, or in `burst`, which nobody reads before the
+        // call is over.
         unsafe { ctx.mover.submit(vring.queue, plan, &vring.list, ctx.clock) };
-        result.map(|()| plan.by_core())
+        if NOW && taken > 0 {
+            if let Some(active) = vring.active.as_mut() {
+                active.publish();
+            }
+            ctx.clock.lap(Stage::Publish);
+            check_headers(burst, first_new, ctx.cache, dequeued);
+            ctx.clock.lap(Stage::Header);
+        }
+        result
     }
 
     /// Publishes what has completed, in order, and moves the packets to `burst`.
@@ -236,17 +218,11 @@ impl Dequeue {
         }
         active.publish();
         ctx.clock.lap(Stage::Publish);
+        let first_new = burst.len();
         for i in 0..ready {
-            let Some(mut packet) = vring.slots[(first + i) & mask].packet.take() else { continue };
-            if header_is_plain(&mut packet) {
-                dequeued.packets += 1;
-                dequeued.bytes += packet.len() as u64;
-                burst.push(packet);
-            } else {
-                dequeued.malformed += 1;
-                ctx.cache.free(packet);
-            }
+            burst.extend(vring.slots[(first + i) & mask].packet.take());
         }
+        check_headers(burst, first_new, ctx.cache, dequeued);
         vring.left(ctx.mover, ready);
         ctx.clock.lap(Stage::Header);
     }
@@ -276,9 +252,121 @@ impl Dequeue {
     }
 }
 
-/// Whether the virtio-net header in the headroom asks for nothing: no offloads are negotiated.
+/// Why a chain is not a packet.
+enum Unfit {
+    /// Longer than a packet buffer.
+    TooBig,
+    /// Shorter than the headers.
+    TooShort,
+    /// There is no packet buffer: later.
+    Starved,
+    /// Its copies do not fit the list any more: the next one begins with it.
+    ListFull,
+    /// The driver broke the rules.
+    Broken(RingError),
+}
+
+/// Gathers the copies of the chain at `head` into a fresh packet buffer: header into the headroom, payload behind it.
+/// Unless a packet comes of it, nothing is gathered.
 #[inline(always)]
-fn header_is_plain(packet: &mut Packet) -> bool {
-    let header = packet.headroom_mut(NET_HEADER);
-    header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE
+fn chain(
+    active: &mut Active,
+    head: u16,
+    token: Token,
+    max_copies: usize,
+    list: &mut ArrayVec<Copy, LIST>,
+    cache: &mut PoolCache,
+) -> Result<Packet, Unfit> {
+    let Active { config, queue, .. } = active;
+    let single = queue.single(head, &config.memory, Direction::Readable).map_err(Unfit::Broken)?;
+    let Some(Buffer { addr, len }) = single else {
+        return chain_in_pieces(active, head, token, max_copies, list, cache);
+    };
+    if list.len() == max_copies {
+        return Err(Unfit::ListFull);
+    }
+    let packet = packet_for(len, cache)?;
+    list.push(Copy { src: addr.as_ptr(), dst: start_of(&packet), len, token });
+    Ok(packet)
+}
+
+/// A chain of several buffers.
+#[cold]
+fn chain_in_pieces(
+    active: &mut Active,
+    head: u16,
+    token: Token,
+    max_copies: usize,
+    list: &mut ArrayVec<Copy, LIST>,
+    cache: &mut PoolCache,
+) -> Result<Packet, Unfit> {
+    let Active { config, queue, .. } = active;
+    let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
+    let mut total = 0u32;
+    let walked = queue.walk(head, &config.memory, Direction::Readable, MAX_PIECES, |piece| {
+        pieces.push(piece);
+        total = total.saturating_add(piece.len);
+    });
+    walked.map_err(Unfit::Broken)?;
+    if list.len() + pieces.len() > max_copies {
+        return Err(Unfit::ListFull);
+    }
+    let packet = packet_for(total, cache)?;
+    let mut dst = start_of(&packet);
+    for Buffer { addr, len } in pieces {
+        list.push(Copy { src: addr.as_ptr(), dst, len, token });
+        dst = dst.wrapping_add(len as usize);
+    }
+    Ok(packet)
+}
+
+/// A packet buffer for a chain of `total` bytes, virtio-net header included.
+#[inline(always)]
+fn packet_for(total: u32, cache: &mut PoolCache) -> Result<Packet, Unfit> {
+    let total = total as usize;
+    if total < NET_HEADER + ethernet::HEADER_LEN {
+        return Err(Unfit::TooShort);
+    }
+    if total > NET_HEADER + cache.pool().data_room() {
+        return Err(Unfit::TooBig);
+    }
+    cache.take_sized(total - NET_HEADER).ok_or(Unfit::Starved)
+}
+
+/// Where the virtio-net header of a packet goes.
+#[inline(always)]
+fn start_of(packet: &Packet) -> *mut u8 {
+    packet.data().as_ptr().wrapping_sub(NET_HEADER)
+}
+
+/// Drops the packets from `first` on whose virtio-net header asks for anything: no offloads are negotiated.
+#[inline(always)]
+fn check_headers(burst: &mut Burst, first: usize, cache: &mut PoolCache, dequeued: &mut Dequeued) {
+    let mut plain = true;
+    for packet in &mut burst[first..] {
+        let header = packet.headroom_mut(NET_HEADER);
+        plain &= header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE;
+        dequeued.bytes += packet.len() as u64;
+    }
+    dequeued.packets += burst.len() - first;
+    if !plain {
+        drop_asking(burst, first, cache, dequeued);
+    }
+}
+
+#[cold]
+fn drop_asking(burst: &mut Burst, first: usize, cache: &mut PoolCache, dequeued: &mut Dequeued) {
+    let mut index = first;
+    while index < burst.len() {
+        let header = burst[index].headroom_mut(NET_HEADER);
+        if header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE {
+            index += 1;
+            continue;
+        }
+        let packet = burst.remove(index);
+        dequeued.packets -= 1;
+        dequeued.bytes -= packet.len() as u64;
+        dequeued.malformed += 1;
+        cache.free(packet);
+    }
 }

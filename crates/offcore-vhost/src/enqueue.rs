@@ -8,15 +8,17 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use offcore_dma::channel::Token;
+use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover};
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_ring::RingError;
-use offcore_ring::split::device::{Buffer, Direction};
+use offcore_ring::split::device::{self, Buffer, Direction};
 use offcore_stats::Stage;
 
 use crate::cell::VringCell;
 use crate::features::NET_HEADER;
-use crate::vring::{Active, Chain, Chains, Context, LIST, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chain, Context, LIST, MAX_PIECES, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,7 +63,8 @@ impl Enqueue {
     }
 
     /// `rte_vhost_submit_enqueue_burst`: takes packets from the front of `burst` and submits their copies. Packets for
-    /// which the guest has no chains, or for which there is no room, stay in `burst`.
+    /// which the guest has no chains, or for which there is no room, stay in `burst`. Packets that are complete at once
+    /// are published and freed.
     #[inline]
     pub fn submit(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Submitted {
         let mut submitted = Submitted::default();
@@ -69,9 +72,13 @@ impl Enqueue {
             return submitted;
         }
         while !burst.is_empty() {
-            let (taken, stop) = self.submit_some(ctx, burst);
-            submitted.packets += taken.0;
-            submitted.bytes += taken.1;
+            let plan = ctx.mover.plan(self.vring.queue);
+            let now = plan.by_core() && ctx.mover.ring(self.vring.queue).in_flight() == 0;
+            let stop = if now {
+                self.gather::<true>(ctx, plan, burst, &mut submitted)
+            } else {
+                self.gather::<false>(ctx, plan, burst, &mut submitted)
+            };
             match stop {
                 None => {}
                 Some(Stop::Full) => break,
@@ -88,33 +95,36 @@ impl Enqueue {
         submitted
     }
 
-    /// `rte_vhost_poll_enqueue_completed`: publishes what has completed, in order, and moves the packets to `done`, as
-    /// many as it has room for.
+    /// `rte_vhost_poll_enqueue_completed`: publishes what has completed, in order, and frees the packets; returns their
+    /// number.
     #[inline]
-    pub fn poll_completed(&mut self, ctx: &mut Context<'_>, done: &mut Burst) {
-        let ready = ctx.mover.ring(self.vring.queue).ready().min(done.remaining_capacity());
+    pub fn poll_completed(&mut self, ctx: &mut Context<'_>) -> usize {
+        let ring = ctx.mover.ring(self.vring.queue);
+        let ready = ring.ready();
         if ready == 0 {
-            if ctx.mover.ring(self.vring.queue).in_flight() == 0 {
+            if ring.in_flight() == 0 {
                 // Lets a change that waited for this happen.
                 self.vring.service(ctx.mover);
             }
-            return;
+            return 0;
         }
-        let ring = ctx.mover.ring(self.vring.queue);
         let (first, mask) = (ring.oldest_slot(), ring.mask());
         let vring = &mut self.vring;
-        let Some(active) = vring.active.as_mut() else { return };
+        let Some(active) = vring.active.as_mut() else { return 0 };
         for i in 0..ready {
             let slot = &mut vring.slots[(first + i) & mask];
             for _ in 0..slot.chains {
                 let chain = vring.chains.pop();
                 active.queue.push_used(chain.head, chain.written);
             }
-            done.extend(slot.packet.take());
+            if let Some(packet) = slot.packet.take() {
+                ctx.cache.free(packet);
+            }
         }
         active.publish();
         vring.left(ctx.mover, ready);
         ctx.clock.lap(Stage::Publish);
+        ready
     }
 
     /// `rte_vhost_async_get_inflight`: packets submitted and not yet published.
@@ -134,39 +144,43 @@ impl Enqueue {
         self.vring.active.as_ref().is_some_and(|active| active.config.enabled)
     }
 
-    /// One list of copies. Returns packets and bytes taken, and why it ended before the end of the burst.
-    #[inline]
-    fn submit_some(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> ((usize, u64), Option<Stop>) {
-        let plan = ctx.mover.plan(self.vring.queue);
+    /// Gathers and submits one list of copies; says why it ended before the end of the burst. With `NOW` the core makes
+    /// the copies and nothing older is in flight, so the packets are complete, published and freed at once.
+    #[inline(always)]
+    fn gather<const NOW: bool>(
+        &mut self,
+        ctx: &mut Context<'_>,
+        plan: Plan,
+        burst: &mut Burst,
+        submitted: &mut Submitted,
+    ) -> Option<Stop> {
         let wanted = burst_limit(burst.len()).min(plan.packets);
-        if wanted == 0 {
-            return ((0, 0), Some(Stop::Full));
-        }
-        let Some(active) = self.vring.active.as_mut() else { return ((0, 0), Some(Stop::Full)) };
-        let ring = ctx.mover.ring(self.vring.queue);
-        let mut gather = Gather {
-            active,
-            list: &mut self.vring.list,
-            room: plan.copies.min(LIST),
-            ahead: 0,
-            available: 0,
-            heads: [0; BURST],
-            known: 0,
-        };
-        gather.list.clear();
-        let (mut taken, mut bytes, mut stop) = (0, 0, None);
+        let vring = &mut self.vring;
+        let active = vring.active.as_mut().filter(|_| wanted > 0);
+        let Some(active) = active else { return Some(Stop::Full) };
+        let ring = ctx.mover.ring(vring.queue);
+        let mut gather = Gather::new(active, &mut vring.list, plan.copies.min(LIST));
         if let Err(error) = gather.look(wanted) {
-            return ((0, 0), Some(Stop::Broken(error)));
+            return Some(Stop::Broken(error));
         }
+        let (first, mask) = (ring.next_slot(), ring.mask());
+        let (mut taken, mut stop) = (0, None);
         for packet in &mut burst[..wanted] {
-            let token = self.vring.queue.token(ring.next_slot());
+            let token = vring.queue.token(ring.next_slot());
             let before = gather.list.len();
-            match gather.packet(packet, token, &mut self.vring.chains) {
+            let chains = if NOW {
+                gather.packet(packet, token, |queue, chain| queue.push_used(chain.head, chain.written))
+            } else {
+                gather.packet(packet, token, |_, chain| vring.chains.push(chain))
+            };
+            match chains {
                 Ok(chains) => {
-                    let slot = ring.push(plan.outstanding(gather.list.len() - before));
-                    self.vring.slots[slot].chains = chains;
+                    if !NOW {
+                        let slot = ring.push(plan.outstanding(gather.list.len() - before));
+                        vring.slots[slot].chains = chains;
+                    }
                     taken += 1;
-                    bytes += packet.len() as u64;
+                    submitted.bytes += packet.len() as u64;
                 }
                 Err(why) => {
                     stop = Some(why);
@@ -174,24 +188,32 @@ impl Enqueue {
                 }
             }
         }
-        let consumed = gather.ahead;
-        active.queue.consume(consumed);
+        gather.finish();
         ctx.clock.lap(Stage::Virtqueue);
         if taken == 0 {
-            return ((0, 0), stop);
+            return stop;
         }
-        self.vring.entered(ctx.mover, taken);
-        // SAFETY: sources are packet buffers whose handles go into `slots` below and come out when the packet is ready;
-        // destinations are ranges that the guest gave us for writing, checked against its memory, which `entered` holds
-        // until the packet is published.
-        unsafe { ctx.mover.submit(self.vring.queue, plan, &self.vring.list, ctx.clock) };
-        let ring = ctx.mover.ring(self.vring.queue);
-        let first = ring.next_slot().wrapping_sub(taken);
-        let mask = ring.mask();
-        for (i, packet) in burst.drain(..taken).enumerate() {
-            self.vring.slots[first.wrapping_add(i) & mask].packet = Some(packet);
+        submitted.packets += taken;
+        if !NOW {
+            vring.entered(ctx.mover, taken);
         }
-        ((taken, bytes), stop)
+        // SAFETY: sources are packet buffers whose handles stay in `burst` during this call and go into `slots` below,
+        // to come out when the packet is ready; destinations are ranges that the guest gave us for writing, checked
+        // against its memory, which is held by `entered` until the packet is published, or by `active` when the copies
+        // are complete at the end of this call.
+        unsafe { ctx.mover.submit(vring.queue, plan, &vring.list, ctx.clock) };
+        if NOW {
+            if let Some(active) = vring.active.as_mut() {
+                active.publish();
+            }
+            ctx.cache.free_all(burst.drain(..taken));
+            ctx.clock.lap(Stage::Publish);
+        } else {
+            for (i, packet) in burst.drain(..taken).enumerate() {
+                vring.slots[(first + i) & mask].packet = Some(packet);
+            }
+        }
+        stop
     }
 }
 
@@ -209,7 +231,13 @@ struct Gather<'a> {
     known: usize,
 }
 
-impl Gather<'_> {
+impl<'a> Gather<'a> {
+    #[inline(always)]
+    fn new(active: &'a mut Active, list: &'a mut ArrayVec<Copy, LIST>, room: usize) -> Self {
+        list.clear();
+        Self { active, list, room, ahead: 0, available: 0, heads: [0; BURST], known: 0 }
+    }
+
     /// Reads the driver's index and the first heads, and fetches their descriptors ahead.
     #[inline(always)]
     fn look(&mut self, wanted: usize) -> Result<(), RingError> {
@@ -220,6 +248,12 @@ impl Gather<'_> {
         Ok(())
     }
 
+    /// The chains taken are gone.
+    #[inline(always)]
+    fn finish(self) {
+        self.active.queue.consume(self.ahead);
+    }
+
     #[inline(always)]
     fn head(&self, ahead: u16) -> Result<u16, RingError> {
         match self.heads[..self.known].get(usize::from(ahead)) {
@@ -228,9 +262,15 @@ impl Gather<'_> {
         }
     }
 
-    /// Adds the copies of one packet; returns how many chains it takes. On an error nothing is added or taken.
+    /// Adds the copies of one packet; `take` gets each of its chains, and their number is returned. On an error nothing
+    /// is added or taken.
     #[inline(always)]
-    fn packet(&mut self, packet: &mut Packet, token: u32, chains: &mut Chains) -> Result<u16, Stop> {
+    fn packet(
+        &mut self,
+        packet: &mut Packet,
+        token: Token,
+        mut take: impl FnMut(&mut device::Queue, Chain),
+    ) -> Result<u16, Stop> {
         if self.ahead == self.available {
             return Err(Stop::Full);
         }
@@ -244,11 +284,17 @@ impl Gather<'_> {
                 }
                 let src = write_header(packet, 1);
                 self.list.push(Copy { src, dst: addr.as_ptr(), len: total, token });
-                chains.push(Chain { head, written: total });
+                take(queue, Chain { head, written: total });
                 self.ahead += 1;
                 Ok(1)
             }
-            _ => self.packet_in_pieces(packet, token, chains),
+            _ => {
+                let taken = self.packet_in_pieces(packet, token)?;
+                for &chain in &taken {
+                    take(&mut self.active.queue, chain);
+                }
+                Ok(taken.len() as u16)
+            }
         }
     }
 
@@ -257,9 +303,8 @@ impl Gather<'_> {
     fn packet_in_pieces(
         &mut self,
         packet: &mut Packet,
-        token: u32,
-        chains: &mut Chains,
-    ) -> Result<u16, Stop> {
+        token: Token,
+    ) -> Result<ArrayVec<Chain, MAX_PIECES>, Stop> {
         let mut left = (NET_HEADER + packet.len()) as u32;
         let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
         let mut taken: ArrayVec<Chain, MAX_PIECES> = ArrayVec::new();
@@ -288,18 +333,15 @@ impl Gather<'_> {
             taken.push(Chain { head, written: before - left });
         }
         if self.list.len() + pieces.len() > self.room {
-            return Err(if pieces.len() > LIST { Stop::TooBig } else { Stop::Full });
+            return Err(Stop::Full);
         }
         let mut src = write_header(packet, taken.len() as u16);
         for Buffer { addr, len } in pieces {
             self.list.push(Copy { src, dst: addr.as_ptr(), len, token });
             src = src.wrapping_add(len as usize);
         }
-        for &chain in &taken {
-            chains.push(chain);
-        }
         self.ahead += taken.len() as u16;
-        Ok(taken.len() as u16)
+        Ok(taken)
     }
 }
 

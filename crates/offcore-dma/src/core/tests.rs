@@ -169,12 +169,14 @@ fn the_helper_is_named_pinned_and_ends_with_its_last_channel() {
             })
             .count()
     };
-    let before = helper();
-    assert!(before >= 1);
+    assert!(helper() >= 1);
     let channel = device.open_channel(2).unwrap();
+    let thread = Arc::downgrade(device.engine._helper.as_ref().unwrap());
     drop(device);
-    assert!(helper() >= 1, "a channel keeps its engine running");
+    assert_eq!(thread.strong_count(), 1, "a channel keeps its engine running");
     drop(channel);
+    // Whoever drops the last handle joins the thread.
+    assert_eq!(thread.strong_count(), 0);
     let refused = CoreDevice::start(1023);
     assert!(
         matches!(&refused, Err(EngineError::Thread { device, .. }) if device == "core:1023"),

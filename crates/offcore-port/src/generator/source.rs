@@ -114,7 +114,10 @@ impl RxQueue for Source {
         let pool = ctx.cache.pool();
         let mut made = 0;
         while made < wanted {
-            let Some(mut packet) = ctx.cache.take() else { break };
+            let Some(mut packet) = ctx.cache.take() else {
+                self.counters.starved(1);
+                break;
+            };
             self.make(&mut packet, pool);
             burst.push(packet);
             made += 1;

@@ -224,21 +224,26 @@ impl Session {
     fn stop(&mut self, which: impl Fn(&Ring) -> bool) -> Result<Vec<usize>, ControlError> {
         let stopping: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running && which(&self.rings[i])).collect();
+        let deadline = Instant::now() + self.device.patience();
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let mut result = Ok(());
         for &i in &stopping {
             let (ring, cell) = (&mut self.rings[i], &self.device.cells()[i]);
+            // A worker that has not yet seen the start would skip it, and then report the base of an earlier one.
+            let started = cell.wait(left());
             ring.broken = ring.broken.or(cell.report().broken);
             ring.running = false;
             cell.publish(|wanted| wanted.vring = None);
+            result = result.and(started.map(drop));
         }
-        let deadline = Instant::now() + self.device.patience();
-        let mut result = Ok(());
         for &i in &stopping {
-            match self.device.cells()[i].wait(deadline.saturating_duration_since(Instant::now())) {
+            match self.device.cells()[i].wait(left()) {
                 Ok(report) => self.rings[i].base = Some(report.base),
-                Err(error) => result = Err(error.into()),
+                Err(error) => result = Err(error),
             }
         }
-        result.map(|()| stopping)
+        result?;
+        Ok(stopping)
     }
 
     /// Starts virtqueues that were stopped for a change, but for those that are broken: the front end has to begin them

@@ -1,1 +1,411 @@
+//! The back end with workers that answer late, break, or do not answer at all. Real workers go through the same calls.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use offcore_mem::{GuestMemory, Hugepages, Mapping};
+use offcore_ring::RingError;
+
+use super::*;
+use crate::cell::{Binding, Report, VringConfig, Wanted};
+use crate::connection::{Connection, connect};
+use crate::message::{MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn until(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("offcore-backend-{}-{name}.sock", std::process::id()))
+}
+
+fn backend(name: &str, patience: Duration, events: impl DeviceEvents + 'static) -> Backend {
+    let config = BackendConfig { patience, ..BackendConfig::new(path(name)) };
+    Backend::start(config, Box::new(events)).unwrap()
+}
+
+/// The worker of one virtqueue, on a thread of its own, that copies nothing.
+struct Worker {
+    cell: Arc<VringCell>,
+    control: Arc<WorkerControl>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct WorkerControl {
+    /// Does not pick anything up.
+    hold: AtomicBool,
+    end: AtomicBool,
+    /// Whether it has a ring.
+    active: AtomicBool,
+    /// How far it has got.
+    base: AtomicU16,
+}
+
+impl Worker {
+    fn new(cell: &Arc<VringCell>) -> Self {
+        let control = Arc::new(WorkerControl::default());
+        let (cell, state) = (Arc::clone(cell), Arc::clone(&control));
+        let (mut applied, mut wanted) = cell.attach().expect("no other worker");
+        let worker = Arc::clone(&cell);
+        let thread = std::thread::spawn(move || {
+            let report = || Report { base: state.base.load(Ordering::Relaxed), broken: None };
+            let apply = |applied: u32, wanted: &Wanted| {
+                if let Some(vring) = &wanted.vring {
+                    state.base.store(vring.base, Ordering::Relaxed);
+                }
+                state.active.store(wanted.vring.is_some(), Ordering::Relaxed);
+                cell.acknowledge(applied, report());
+            };
+            apply(applied, &wanted);
+            while !state.end.load(Ordering::Relaxed) {
+                if cell.generation() == applied || state.hold.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                    continue;
+                }
+                // What it had is held until here.
+                (applied, wanted) = cell.pick_up();
+                apply(applied, &wanted);
+            }
+            cell.detach(report());
+        });
+        Self { cell: worker, control, thread: Some(thread) }
+    }
+
+    fn hold(&self, hold: bool) {
+        self.control.hold.store(hold, Ordering::Relaxed);
+    }
+
+    fn advance_to(&self, base: u16) {
+        until("the ring runs", || self.control.active.load(Ordering::Relaxed));
+        self.control.base.store(base, Ordering::Relaxed);
+    }
+
+    fn break_down(&self, error: RingError) {
+        let base = self.control.base.load(Ordering::Relaxed);
+        self.cell.report_broken(Report { base, broken: Some(error) });
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.control.end.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A front end with one region of memory.
+struct Peer {
+    connection: Connection,
+    region: MemoryRegion,
+    fd: OwnedFd,
+}
+
+impl Peer {
+    fn new(backend: &Backend) -> Self {
+        let (mapping, fd) = Mapping::memfd("guest", 1 << 18, Hugepages::None).unwrap();
+        let region = MemoryRegion { guest: 0, size: mapping.len() as u64, user: 1 << 40, mmap_offset: 0 };
+        let connection = Connection::new(connect(backend.device().path()).unwrap()).unwrap();
+        let mut peer = Self { connection, region, fd };
+        peer.connection
+            .send_request(Request::SetProtocolFeatures(features::PROTOCOL_REPLY_ACK), false)
+            .unwrap();
+        assert_eq!(peer.ask(Request::SetFeatures(features::VERSION_1)), Some(Reply::Value(0)));
+        assert_eq!(peer.table(), Some(Reply::Value(0)));
+        peer
+    }
+
+    /// The reply; `None` when the connection was closed instead.
+    fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> Option<Reply> {
+        let code = request.code();
+        self.connection.send_request(request, true).unwrap();
+        let received = self.connection.receive_until(Instant::now() + PATIENCE).ok()?;
+        Some(received.expect("a reply within time").reply(code).unwrap())
+    }
+
+    fn table(&mut self) -> Option<Reply> {
+        let fd = self.fd.try_clone().unwrap();
+        self.ask(Request::SetMemTable(vec![(self.region, fd.as_fd())]))
+    }
+
+    fn start(&mut self, index: u8) {
+        let desc = self.region.user + u64::from(index) * 0x1_0000;
+        let (index, num) = (u32::from(index), 256);
+        let addr = VringAddr { index, flags: 0, desc, avail: desc + 0x4000, used: desc + 0x8000, log: 0 };
+        for request in [
+            Request::SetVringNum(VringState { index, num }),
+            Request::SetVringBase(VringState { index, num: 0 }),
+            Request::SetVringAddr(addr),
+            Request::SetVringKick(VringFd { index: index as u8, fd: None }),
+        ] {
+            assert_eq!(self.ask(request), Some(Reply::Value(0)));
+        }
+    }
+
+    fn base(&mut self, index: u32) -> Option<Reply> {
+        self.ask(Request::GetVringBase(VringState { index, num: 0 }))
+    }
+}
+
+fn memory_of(cell: &VringCell) -> Weak<GuestMemory> {
+    Arc::downgrade(&cell.wanted().vring.unwrap().memory)
+}
+
+#[test]
+fn a_memory_table_is_answered_when_no_worker_uses_the_old_one() {
+    let backend = backend("late", PATIENCE, ());
+    let worker = Worker::new(&backend.cells()[0]);
+    let mut peer = Peer::new(&backend);
+    peer.start(0);
+    worker.advance_to(41);
+    let old = memory_of(&backend.cells()[0]);
+    worker.hold(true);
+    let answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(peer.table(), Some(Reply::Value(0)));
+            answered.store(true, Ordering::Relaxed);
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!answered.load(Ordering::Relaxed), "the worker still has the old memory");
+        assert!(old.upgrade().is_some());
+        worker.hold(false);
+    });
+    until("the old memory is gone", || old.upgrade().is_none());
+    let vring = backend.cells()[0].wanted().vring.unwrap();
+    assert_eq!(vring.base, 41, "the ring goes on where it was");
+}
+
+#[test]
+fn every_change_of_a_running_ring_goes_on_where_it_was() {
+    let backend = backend("change", PATIENCE, ());
+    let worker = Worker::new(&backend.cells()[1]);
+    let mut peer = Peer::new(&backend);
+    peer.start(1);
+    let base = || backend.cells()[1].wanted().vring.unwrap().base;
+    let call = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    worker.advance_to(7);
+    peer.ask(Request::SetVringCall(VringFd { index: 1, fd: Some(call.as_fd()) }));
+    assert_eq!(base(), 7);
+    worker.advance_to(65535);
+    peer.ask(Request::SetVringEnable(VringState { index: 1, num: 0 }));
+    assert_eq!(base(), 65535);
+    worker.advance_to(3);
+    assert_eq!(peer.base(1), Some(Reply::Vring(VringState { index: 1, num: 3 })));
+    assert!(!worker.control.active.load(Ordering::Relaxed), "the worker has let go");
+    peer.start(1);
+    assert_eq!(base(), 0, "as SET_VRING_BASE says");
+}
+
+#[test]
+fn a_ring_that_is_stopped_before_its_worker_saw_it_start_keeps_its_base() {
+    let backend = backend("unseen", PATIENCE, ());
+    let worker = Worker::new(&backend.cells()[0]);
+    let mut peer = Peer::new(&backend);
+    peer.start(0);
+    worker.advance_to(9);
+    assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 })));
+    worker.hold(true);
+    peer.start(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 0 }))));
+        std::thread::sleep(Duration::from_millis(50));
+        worker.hold(false);
+    });
+}
+
+#[test]
+fn the_next_worker_goes_on_where_the_last_one_left() {
+    let backend = backend("detach", PATIENCE, ());
+    let worker = Worker::new(&backend.cells()[0]);
+    let mut peer = Peer::new(&backend);
+    peer.start(0);
+    worker.advance_to(12);
+    drop(worker);
+    let worker = Worker::new(&backend.cells()[0]);
+    assert_eq!(backend.cells()[0].wanted().vring.unwrap().base, 12);
+    drop(worker);
+    assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 12 })));
+}
+
+#[test]
+fn a_worker_that_does_not_answer_costs_the_connection_and_keeps_the_memory() {
+    let backend = backend("stuck", Duration::from_millis(100), ());
+    let worker = Worker::new(&backend.cells()[0]);
+    // What a worker holds while it works.
+    let mut peer = Peer::new(&backend);
+    peer.start(0);
+    worker.advance_to(1);
+    let held: Arc<VringConfig> = backend.cells()[0].wanted().vring.unwrap();
+    let old = memory_of(&backend.cells()[0]);
+    worker.hold(true);
+    assert_eq!(peer.table(), Some(Reply::Value(1)));
+    until("the connection is closed", || !peer.connection.is_alive());
+    until("seen", || !backend.device().status().connected);
+    let status = backend.device().status();
+    assert!(matches!(status.last_error.as_deref(), Some(ControlError::Unanswered(_))), "{status:?}");
+    assert!(old.upgrade().is_some());
+
+    // A base that is not known cannot be answered.
+    let mut second = Peer::new(&backend);
+    second.start(0);
+    assert_eq!(second.base(0), None);
+
+    worker.hold(false);
+    until("the worker has let go", || !worker.control.active.load(Ordering::Relaxed));
+    drop(held);
+    until("the old memory is gone", || old.upgrade().is_none());
+    let mut third = Peer::new(&backend);
+    third.start(0);
+    assert_eq!(third.base(0), Some(Reply::Vring(VringState { index: 0, num: 0 })));
+}
+
+#[test]
+fn a_broken_virtqueue_is_seen_and_told_and_stays_down_until_it_is_begun_anew() {
+    let backend = backend("broken", PATIENCE, ());
+    let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
+    let mut peer = Peer::new(&backend);
+    let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let event = VringFd { index: 0, fd: Some(err.as_fd()) };
+    assert_eq!(peer.ask(Request::SetVringErr(event)), Some(Reply::Value(0)));
+    (0..2).for_each(|index| peer.start(index));
+    first.advance_to(5);
+    second.advance_to(6);
+    let error = RingError::Descriptor { found: 999, size: 256 };
+    first.break_down(error);
+    let mut count = [0; 8];
+    until("the error eventfd is written", || rustix::io::read(&err, &mut [0; 8]).is_ok());
+    until("seen", || backend.device().status().last_error.is_some());
+    let status = backend.device().status();
+    assert_eq!(
+        status.last_error.unwrap().to_string(),
+        "virtqueue 0 is broken: descriptor 999 of a table of 256"
+    );
+    assert_eq!((status.vrings[0].broken, status.vrings[1].broken), (Some(error), None));
+    assert!(peer.connection.is_alive());
+
+    // A change must not bring it back to life; its neighbour goes on.
+    assert_eq!(peer.table(), Some(Reply::Value(0)));
+    assert!(backend.cells()[0].wanted().vring.is_none());
+    assert_eq!(backend.cells()[1].wanted().vring.unwrap().base, 6);
+    assert_eq!(backend.device().status().vrings[0].broken, Some(error));
+    assert!(rustix::io::read(&err, &mut count).is_err(), "told once");
+
+    assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 5 })));
+    peer.start(0);
+    assert!(backend.cells()[0].wanted().vring.is_some());
+    assert_eq!(backend.device().status().vrings[0].broken, None);
+}
+
+/// Does everything that a device offers, in every callback.
+struct Busy {
+    destroyed: Arc<Mutex<Vec<(bool, bool)>>>,
+    controls: Vec<Arc<WorkerControl>>,
+}
+
+fn exercise(device: &Device) {
+    for queue in 0..2 {
+        device.register_async(queue, Binding::core()).unwrap();
+        device.clear_queue(queue).unwrap();
+        device.in_flight(queue).unwrap();
+        device.unregister_async(queue).unwrap();
+        let _ = device.status();
+    }
+}
+
+impl DeviceEvents for Busy {
+    fn new_device(&mut self, device: &Device) {
+        exercise(device);
+    }
+
+    fn destroy_device(&mut self, device: &Device) {
+        let active = |i: usize| self.controls[i].active.load(Ordering::Relaxed);
+        self.destroyed.lock().unwrap().push((active(0), active(1)));
+        exercise(device);
+    }
+
+    fn vring_state_changed(&mut self, device: &Device, _: u16, _: bool) {
+        exercise(device);
+    }
+}
+
+#[test]
+fn calls_inside_and_outside_of_callbacks_do_not_wait_for_each_other() {
+    let destroyed = Arc::new(Mutex::new(Vec::new()));
+    // Cells exist only with the back end, callbacks are given to it: they meet in this slot.
+    let slot: Arc<Mutex<Option<Busy>>> = Arc::default();
+    struct Late(Arc<Mutex<Option<Busy>>>);
+    impl DeviceEvents for Late {
+        fn new_device(&mut self, device: &Device) {
+            self.0.lock().unwrap().as_mut().unwrap().new_device(device);
+        }
+        fn destroy_device(&mut self, device: &Device) {
+            self.0.lock().unwrap().as_mut().unwrap().destroy_device(device);
+        }
+        fn vring_state_changed(&mut self, device: &Device, queue: u16, enabled: bool) {
+            self.0.lock().unwrap().as_mut().unwrap().vring_state_changed(device, queue, enabled);
+        }
+    }
+    let backend = backend("busy", PATIENCE, Late(Arc::clone(&slot)));
+    let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
+    let controls = workers.iter().map(|worker| Arc::clone(&worker.control)).collect();
+    *slot.lock().unwrap() = Some(Busy { destroyed: Arc::clone(&destroyed), controls });
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    exercise(backend.device());
+                }
+            });
+        }
+        for _ in 0..20 {
+            let mut peer = Peer::new(&backend);
+            (0..2).for_each(|index| peer.start(index));
+            assert_eq!(peer.table(), Some(Reply::Value(0)));
+            assert!(peer.base(0).is_some());
+        }
+        until("all are gone", || !backend.device().status().connected);
+        end.store(true, Ordering::Relaxed);
+    });
+    // The first virtqueue was stopped by its front end, which ended the device while the second still ran.
+    let destroyed = destroyed.lock().unwrap();
+    assert_eq!(destroyed.len(), 20);
+    assert!(destroyed.iter().all(|(first, _)| !first), "{destroyed:?}");
+}
+
+#[test]
+fn a_disconnect_stops_workers_before_the_application_is_told() {
+    struct Told(Arc<Mutex<Vec<bool>>>);
+    impl DeviceEvents for Told {
+        fn destroy_device(&mut self, device: &Device) {
+            let stopped = device.cells().iter().all(|cell| cell.wanted().vring.is_none());
+            let waited = device.cells().iter().all(|cell| cell.report().base == 9);
+            self.0.lock().unwrap().push(stopped && waited);
+        }
+    }
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let backend = backend("disconnect", PATIENCE, Told(Arc::clone(&told)));
+    let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
+    let mut peer = Peer::new(&backend);
+    (0..2).for_each(|index| peer.start(index));
+    workers.iter().for_each(|worker| {
+        worker.advance_to(9);
+        worker.hold(true);
+    });
+    drop(peer);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(told.lock().unwrap().is_empty(), "the workers have not let go yet");
+    workers.iter().for_each(|worker| worker.hold(false));
+    until("told", || !told.lock().unwrap().is_empty());
+    assert_eq!(*told.lock().unwrap(), [true]);
+}

@@ -1,0 +1,489 @@
+/* See dpdk_peer.h. The data calls are shaped after drivers/net/vhost and app/test-pmd of DPDK 22.11. */
+#define _GNU_SOURCE
+#include "dpdk_peer.h"
+
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <linux/virtio_net.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_ether.h>
+#include <rte_ip.h>
+#include <rte_lcore.h>
+#include <rte_mbuf.h>
+#include <rte_memory.h>
+#include <rte_mempool.h>
+#include <rte_prefetch.h>
+#include <rte_vhost.h>
+
+/* librte_vhost handles at most this many packets a call (its MAX_PKT_BURST). */
+#define VHOST_BURST 32U
+#define PATH_BYTES 108
+#define POOL_CACHE 256
+#define NONE (-1)
+
+struct port {
+	/* Running device, or NONE. Written by librte_vhost's control thread, read by the data thread. */
+	int vid;
+	/* 1 while the data thread is inside librte_vhost with `vid`. */
+	unsigned busy;
+
+	/* The rest belongs to the control side, under `control`. */
+	bool used __rte_cache_aligned;
+	int connection; /* device number of the connected front end, running or not, or NONE */
+	uint64_t enabled; /* bit per virtqueue */
+	char path[PATH_BYTES];
+} __rte_cache_aligned;
+
+static struct port ports[PEER_MAX_PORTS];
+static pthread_mutex_t control = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed;
+
+/* ---- start-up --------------------------------------------------------------------------------------------- */
+
+static int membarrier(int command)
+{
+	return (int)syscall(__NR_membarrier, command, 0, 0);
+}
+
+/*
+ * EAL runs its control threads (librte_vhost's among them) on the CPUs that the calling thread may use, less its
+ * lcore. A caller that is already pinned would put them onto the timed core, so lend it what the process's main thread
+ * may use.
+ */
+static int widen_affinity(unsigned lcore)
+{
+	cpu_set_t set, main_set;
+
+	CPU_ZERO(&set);
+	CPU_SET(lcore, &set);
+	if (pthread_setaffinity_np(pthread_self(), sizeof(set), &set) != 0)
+		return -ENXIO;
+	if (sched_getaffinity(getpid(), sizeof(main_set), &main_set) == 0) {
+		CPU_OR(&set, &set, &main_set);
+		pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+	}
+	return 0;
+}
+
+static int start_eal(int huge, unsigned lcore, unsigned mem_mb, const char *file_prefix)
+{
+	char program[] = "offcore", lcores[32], memory[16], prefix[64];
+	char *argv[16];
+	int argc = 0;
+
+	snprintf(lcores, sizeof(lcores), "--lcores=0@%u", lcore);
+	snprintf(memory, sizeof(memory), "-m%u", mem_mb);
+	snprintf(prefix, sizeof(prefix), "--file-prefix=%s", file_prefix);
+	argv[argc++] = program;
+	argv[argc++] = lcores;
+	argv[argc++] = memory;
+	argv[argc++] = prefix;
+	argv[argc++] = (char *)"--no-pci";
+	argv[argc++] = (char *)"--no-telemetry";
+	argv[argc++] = (char *)"--iova-mode=va";
+	argv[argc++] = (char *)"--log-level=error";
+	if (huge) {
+		argv[argc++] = (char *)"--in-memory";
+	} else {
+		argv[argc++] = (char *)"--no-shconf";
+		argv[argc++] = (char *)"--no-huge";
+	}
+	argv[argc] = NULL;
+	if (rte_eal_init(argc, argv) < 0)
+		return rte_errno > 0 ? -rte_errno : -EIO;
+	/* Nothing is kept there in either mode. */
+	rmdir(rte_eal_get_runtime_dir());
+	return 0;
+}
+
+int peer_eal_init(int huge, unsigned lcore, unsigned mem_mb, const char *file_prefix)
+{
+	pthread_condattr_t attr;
+	cpu_set_t before;
+	int rc;
+
+	if (lcore >= CPU_SETSIZE)
+		return -ENXIO;
+	/* Lets destroy_device() order itself against the data thread, so that the data thread needs no fence. */
+	if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0)
+		return -errno;
+	if (pthread_getaffinity_np(pthread_self(), sizeof(before), &before) != 0)
+		return -EIO;
+
+	for (unsigned i = 0; i < PEER_MAX_PORTS; i++)
+		ports[i].vid = NONE;
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&changed, &attr);
+	pthread_condattr_destroy(&attr);
+
+	rc = widen_affinity(lcore);
+	if (rc == 0)
+		rc = start_eal(huge, lcore, mem_mb, file_prefix);
+	pthread_setaffinity_np(pthread_self(), sizeof(before), &before);
+	return rc;
+}
+
+int peer_attach(void)
+{
+	if (rte_lcore_id() != LCORE_ID_ANY)
+		return 0;
+	if (rte_thread_register() != 0)
+		return rte_errno > 0 ? -rte_errno : -ENOMEM;
+	return 1;
+}
+
+void peer_detach(void)
+{
+	rte_thread_unregister();
+}
+
+int peer_pool_create(unsigned mbufs, const char *name, struct rte_mempool **pool)
+{
+	*pool = rte_pktmbuf_pool_create(name, mbufs, POOL_CACHE, 0, RTE_MBUF_DEFAULT_BUF_SIZE, SOCKET_ID_ANY);
+	if (*pool == NULL)
+		return rte_errno > 0 ? -rte_errno : -ENOMEM;
+	return 0;
+}
+
+void peer_pool_free(struct rte_mempool *pool)
+{
+	rte_mempool_free(pool);
+}
+
+int64_t peer_pool_page_size(struct rte_mempool *pool)
+{
+	struct rte_mempool_memhdr *chunk = STAILQ_FIRST(&pool->mem_list);
+	struct rte_memseg_list *list = chunk == NULL ? NULL : rte_mem_virt2memseg_list(chunk->addr);
+
+	return list == NULL ? -ENOENT : (int64_t)list->page_sz;
+}
+
+/* ---- control side: sockets and devices -------------------------------------------------------------------- */
+
+/* The port whose front end is device `vid`; called with `control` held. */
+static struct port *port_of(int vid)
+{
+	for (unsigned i = 0; i < PEER_MAX_PORTS; i++) {
+		if (ports[i].used && ports[i].connection == vid)
+			return &ports[i];
+	}
+	return NULL;
+}
+
+static int new_connection(int vid)
+{
+	char path[PATH_BYTES];
+	int rc = -1;
+
+	if (rte_vhost_get_ifname(vid, path, sizeof(path)) != 0)
+		return -1;
+	pthread_mutex_lock(&control);
+	for (unsigned i = 0; i < PEER_MAX_PORTS; i++) {
+		if (!ports[i].used || strcmp(ports[i].path, path) != 0 || ports[i].connection != NONE)
+			continue;
+		ports[i].connection = vid;
+		ports[i].enabled = 0;
+		rc = 0;
+		break;
+	}
+	pthread_mutex_unlock(&control);
+	return rc;
+}
+
+static void destroy_connection(int vid)
+{
+	struct port *port;
+
+	pthread_mutex_lock(&control);
+	port = port_of(vid);
+	if (port != NULL)
+		port->connection = NONE;
+	pthread_mutex_unlock(&control);
+}
+
+static int vring_state_changed(int vid, uint16_t vring, int enable)
+{
+	struct port *port;
+
+	pthread_mutex_lock(&control);
+	port = port_of(vid);
+	if (port != NULL && vring < 64) {
+		uint64_t bit = UINT64_C(1) << vring;
+
+		port->enabled = enable ? port->enabled | bit : port->enabled & ~bit;
+		pthread_cond_broadcast(&changed);
+	}
+	pthread_mutex_unlock(&control);
+	return 0;
+}
+
+static void disable_kicks(int vid)
+{
+	uint16_t vrings = rte_vhost_get_vring_num(vid);
+
+	for (uint16_t i = 0; i < vrings; i++)
+		rte_vhost_enable_guest_notification(vid, i, 0);
+}
+
+static int new_device(int vid)
+{
+	struct port *port;
+
+	disable_kicks(vid);
+	pthread_mutex_lock(&control);
+	port = port_of(vid);
+	if (port != NULL)
+		__atomic_store_n(&port->vid, vid, __ATOMIC_RELEASE);
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&control);
+	return port == NULL ? -1 : 0;
+}
+
+/* When this returns, librte_vhost frees the device: the data thread must be out of it and find no way back in. */
+static void destroy_device(int vid)
+{
+	struct port *port;
+
+	pthread_mutex_lock(&control);
+	port = port_of(vid);
+	if (port != NULL)
+		__atomic_store_n(&port->vid, NONE, __ATOMIC_RELAXED);
+	pthread_mutex_unlock(&control);
+	if (port == NULL)
+		return;
+	/* The fence of both sides: either the data thread sees NONE, or we see its `busy`. */
+	membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	while (__atomic_load_n(&port->busy, __ATOMIC_ACQUIRE) != 0)
+		sched_yield();
+}
+
+static const struct rte_vhost_device_ops device_ops = {
+	.new_connection = new_connection,
+	.destroy_connection = destroy_connection,
+	.vring_state_changed = vring_state_changed,
+	.new_device = new_device,
+	.destroy_device = destroy_device,
+};
+
+static int claim_port(const char *path)
+{
+	int found = -ENOSPC;
+
+	pthread_mutex_lock(&control);
+	for (int i = 0; i < PEER_MAX_PORTS; i++) {
+		if (!ports[i].used) {
+			if (found < 0)
+				found = i;
+		} else if (strcmp(ports[i].path, path) == 0) {
+			found = -EADDRINUSE;
+			break;
+		}
+	}
+	if (found >= 0) {
+		ports[found].used = true;
+		ports[found].connection = NONE;
+		ports[found].enabled = 0;
+		snprintf(ports[found].path, sizeof(ports[found].path), "%s", path);
+	}
+	pthread_mutex_unlock(&control);
+	return found;
+}
+
+static void release_port(int port)
+{
+	pthread_mutex_lock(&control);
+	ports[port].used = false;
+	pthread_mutex_unlock(&control);
+}
+
+int peer_register(const char *path, uint64_t disabled)
+{
+	/* net_vhost's defaults: offload flags as the specification has them, no TSO from the guest. */
+	uint64_t without = disabled | UINT64_C(1) << VIRTIO_NET_F_HOST_TSO4 | UINT64_C(1) << VIRTIO_NET_F_HOST_TSO6;
+	int port;
+
+	if (strlen(path) >= PATH_BYTES)
+		return -ENAMETOOLONG;
+	/* Cleaning up after a bind that failed would remove the other's socket. */
+	if (access(path, F_OK) == 0)
+		return -EADDRINUSE;
+	port = claim_port(path);
+	if (port < 0)
+		return port;
+	if (rte_vhost_driver_register(path, RTE_VHOST_USER_NET_COMPLIANT_OL_FLAGS) != 0) {
+		release_port(port);
+		return -EINVAL;
+	}
+	if (rte_vhost_driver_disable_features(path, without) != 0 ||
+	    rte_vhost_driver_callback_register(path, &device_ops) != 0 || rte_vhost_driver_start(path) != 0) {
+		rte_vhost_driver_unregister(path);
+		release_port(port);
+		return -EADDRNOTAVAIL;
+	}
+	return port;
+}
+
+int peer_unregister(unsigned port)
+{
+	int rc = rte_vhost_driver_unregister(ports[port].path);
+
+	release_port((int)port);
+	return rc == 0 ? 0 : -ENOENT;
+}
+
+/* ---- data side -------------------------------------------------------------------------------------------- */
+
+/* Keeps the device from being freed until leave(): its number, or NONE. */
+static inline int enter(struct port *port)
+{
+	__atomic_store_n(&port->busy, 1, __ATOMIC_RELAXED);
+	/* Only the compiler has to be held back here: destroy_device() fences the processor. */
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+	return __atomic_load_n(&port->vid, __ATOMIC_ACQUIRE);
+}
+
+static inline void leave(struct port *port)
+{
+	__atomic_store_n(&port->busy, 0, __ATOMIC_RELEASE);
+}
+
+int peer_wait_ready(unsigned port, unsigned pairs, unsigned timeout_ms)
+{
+	struct port *p = &ports[port];
+	uint64_t wanted = pairs >= 32 ? UINT64_MAX : (UINT64_C(1) << 2 * pairs) - 1;
+	struct timespec until;
+	int rc = 0, vid;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += timeout_ms / 1000;
+	until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+	pthread_mutex_lock(&control);
+	while (rc == 0 && (p->vid == NONE || (p->enabled & wanted) != wanted))
+		rc = pthread_cond_timedwait(&changed, &control, &until);
+	pthread_mutex_unlock(&control);
+	if (rc != 0)
+		return -rc;
+	/* Again, for queue pairs that did not exist yet when the device started. */
+	vid = enter(p);
+	if (vid != NONE)
+		disable_kicks(vid);
+	leave(p);
+	return vid == NONE ? -ENODEV : 0;
+}
+
+int peer_features(unsigned port, uint64_t *features)
+{
+	struct port *p = &ports[port];
+	int vid = enter(p), rc = -ENODEV;
+
+	if (vid != NONE && rte_vhost_get_negotiated_features(vid, features) == 0)
+		rc = 0;
+	leave(p);
+	return rc;
+}
+
+int peer_dequeue(unsigned port, unsigned pair, struct rte_mempool *pool, struct rte_mbuf **mbufs, unsigned max)
+{
+	struct port *p = &ports[port];
+	int vid = enter(p);
+	unsigned n = 0;
+
+	if (unlikely(vid == NONE)) {
+		leave(p);
+		return -ENODEV;
+	}
+	while (n < max) {
+		uint16_t want = RTE_MIN(max - n, VHOST_BURST);
+		uint16_t got = rte_vhost_dequeue_burst(vid, 2 * pair + 1, pool, mbufs + n, want);
+
+		n += got;
+		if (got < want)
+			break;
+	}
+	leave(p);
+	return (int)n;
+}
+
+int peer_enqueue(unsigned port, unsigned pair, struct rte_mbuf **mbufs, unsigned count)
+{
+	struct port *p = &ports[port];
+	int vid = enter(p);
+	unsigned n = 0;
+
+	if (unlikely(vid == NONE)) {
+		leave(p);
+		return -ENODEV;
+	}
+	while (n < count) {
+		uint16_t want = RTE_MIN(count - n, VHOST_BURST);
+		uint16_t sent = rte_vhost_enqueue_burst(vid, 2 * pair, mbufs + n, want);
+
+		n += sent;
+		if (sent < want)
+			break;
+	}
+	leave(p);
+	return (int)n;
+}
+
+void peer_mac(struct rte_mbuf **mbufs, unsigned count, const uint8_t *destination, const uint8_t *source)
+{
+	struct rte_ether_addr to, from;
+
+	memcpy(&to, destination, sizeof(to));
+	memcpy(&from, source, sizeof(from));
+	for (unsigned i = 0; i < count; i++) {
+		struct rte_mbuf *mbuf = mbufs[i];
+		struct rte_ether_hdr *ether;
+
+		if (likely(i + 1 < count))
+			rte_prefetch0(rte_pktmbuf_mtod(mbufs[i + 1], void *));
+		ether = rte_pktmbuf_mtod(mbuf, struct rte_ether_hdr *);
+		rte_ether_addr_copy(&to, &ether->dst_addr);
+		rte_ether_addr_copy(&from, &ether->src_addr);
+		mbuf->ol_flags &= RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL;
+		mbuf->l2_len = sizeof(struct rte_ether_hdr);
+		mbuf->l3_len = sizeof(struct rte_ipv4_hdr);
+		mbuf->vlan_tci = 0;
+		mbuf->vlan_tci_outer = 0;
+	}
+}
+
+int peer_alloc(struct rte_mempool *pool, struct rte_mbuf **mbufs, unsigned count, uint16_t len)
+{
+	if (rte_pktmbuf_alloc_bulk(pool, mbufs, count) != 0)
+		return -ENOBUFS;
+	for (unsigned i = 0; i < count; i++) {
+		if (rte_pktmbuf_append(mbufs[i], len) == NULL) {
+			rte_pktmbuf_free_bulk(mbufs, count);
+			return -EMSGSIZE;
+		}
+	}
+	return 0;
+}
+
+void peer_free(struct rte_mbuf **mbufs, unsigned count)
+{
+	rte_pktmbuf_free_bulk(mbufs, count);
+}
+
+uint8_t *peer_payload(struct rte_mbuf *mbuf, uint32_t *len)
+{
+	*len = mbuf->pkt_len;
+	return mbuf->nb_segs == 1 ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
+}

@@ -1,0 +1,11 @@
+//! The published tables, re-measured beside peers.
+
+pub mod core_cost;
+pub mod guest;
+pub mod lockstep;
+pub mod peer;
+pub mod progress;
+pub mod row;
+pub mod sample;
+pub mod temperature;
+pub mod vhost;

@@ -1,0 +1,381 @@
+//! The peer `dpdk-lib`: DPDK's librte_vhost as a vhost-user back end that the benchmark calls burst by burst.
+//!
+//! The thread that opens [`DpdkLib`] is the data thread: on it run dequeue, MAC rewriting and enqueue, each a call of
+//! its own so that each can be timed. EAL starts with the first `open` of a process and then stays; its control
+//! threads serve the sockets, so the front end may be a thread of the same process.
+//!
+//! ```no_run
+//! # use offcore_bench::peer::dpdk_lib::*;
+//! # fn main() -> anyhow::Result<()> {
+//! let mbufs = 16_384;
+//! let dpdk = DpdkLib::open(&DpdkConfig { pages: Pages::best_for(mbufs), lcore: 0, mbufs })?;
+//! let port = dpdk.register("/tmp/v.sock".as_ref(), &Offer::default())?;
+//! // … a front end connects …
+//! dpdk.wait_ready(&port, 1, std::time::Duration::from_secs(10))?;
+//! let mut burst = dpdk.burst();
+//! dpdk.dequeue(&port, 0, &mut burst, 32)?;
+//! burst.rewrite_mac(&[2, 0, 0, 0, 0, 1], &[2, 0, 0, 0, 0, 2]);
+//! let accepted = dpdk.enqueue(&port, 0, &mut burst)?;
+//! # let _ = accepted;
+//! # Ok(())
+//! # }
+//! ```
+
+mod ffi;
+mod packets;
+
+use std::ffi::CString;
+use std::marker::PhantomData;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use packets::Pool;
+pub use packets::{Burst, Prepared, SEQUENCE_OFFSET};
+
+/// Feature bit `VIRTIO_NET_F_MRG_RXBUF` (virtio 1.2, 5.1.3).
+const MRG_RXBUF: u64 = 1 << 15;
+/// Feature bit `VIRTIO_F_RING_PACKED` (virtio 1.2, 6).
+const RING_PACKED: u64 = 1 << 34;
+
+/// What a ring, a burst and the data thread's cache can hold between them.
+const MIN_MBUFS: u32 = 1024;
+
+/// The pages under the peer's packet pool. To compare, give both sides the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Hugepages, the largest free ones first.
+    Huge,
+    /// Ordinary pages; needs no privilege.
+    Ordinary,
+}
+
+impl Pages {
+    /// Hugepages when enough of them are free for a pool of `mbufs`, otherwise ordinary pages.
+    pub fn best_for(mbufs: u32) -> Self {
+        if free_hugepage_mib() >= memory_mib(mbufs) { Self::Huge } else { Self::Ordinary }
+    }
+}
+
+/// How to open the peer.
+#[derive(Clone, Debug)]
+pub struct DpdkConfig {
+    /// Pages under the packet pool. Fixed by the first `open` of a process.
+    pub pages: Pages,
+    /// CPU of the data thread. EAL keeps its control threads off it if the process may use another. It does not pin
+    /// the data thread: that is the caller's doing.
+    pub lcore: usize,
+    /// Packet buffers in the pool, of 2048 bytes and 128 bytes of headroom each; at least 1024.
+    pub mbufs: u32,
+}
+
+/// Features that a socket offers or not; all others are librte_vhost's defaults, without TSO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// `VIRTIO_F_RING_PACKED`; without it the ring is split.
+    pub packed: bool,
+    /// `VIRTIO_NET_F_MRG_RXBUF`.
+    pub mergeable: bool,
+}
+
+impl Default for Offer {
+    /// Split ring, mergeable buffers.
+    fn default() -> Self {
+        Self { packed: false, mergeable: true }
+    }
+}
+
+/// librte_vhost, ready to be called from this thread. One at a time in a process.
+#[derive(Debug)]
+pub struct DpdkLib {
+    pool: Arc<Pool>,
+    page_size: u64,
+    /// Also keeps this on its thread, and so makes that the only user of the ports' data calls.
+    _thread: DataThread,
+}
+
+/// A listening vhost-user socket. Dropping it disconnects the front end and removes the socket.
+#[derive(Debug)]
+pub struct Port {
+    index: u32,
+    path: PathBuf,
+}
+
+impl DpdkLib {
+    /// Starts EAL if this is the first time, makes the calling thread the data thread and creates the packet pool.
+    ///
+    /// # Errors
+    /// When the configuration asks for what this machine or process cannot give: too few hugepages or mbufs, a CPU
+    /// that the process may not use, other pages than EAL was started with, a second `DpdkLib`.
+    pub fn open(config: &DpdkConfig) -> Result<Self> {
+        if config.mbufs < MIN_MBUFS {
+            bail!(
+                "{} mbufs: at least {MIN_MBUFS} needed, for the rings and the thread's cache",
+                config.mbufs
+            );
+        }
+        let thread = DataThread::claim(config)?;
+        let pool = Pool::new(config.mbufs)?;
+        let page_size = pool.page_size()?;
+        Ok(Self { pool: Arc::new(pool), page_size, _thread: thread })
+    }
+
+    /// Size in bytes of the pages under the packet pool.
+    pub fn page_size(&self) -> u64 {
+        self.page_size
+    }
+
+    /// Listens on `path` as a vhost-user server. At most 8 ports at a time.
+    ///
+    /// # Errors
+    /// When something exists at `path`, or it is too long for a socket, or there are too many ports.
+    pub fn register(&self, path: &Path, offer: &Offer) -> Result<Port> {
+        let mut disabled = 0;
+        if !offer.packed {
+            disabled |= RING_PACKED;
+        }
+        if !offer.mergeable {
+            disabled |= MRG_RXBUF;
+        }
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        // SAFETY: EAL is up and `name` is a C string.
+        let rc = unsafe { ffi::peer_register(name.as_ptr(), disabled) };
+        let index =
+            count(rc).with_context(|| format!("listening on {} (it must not exist yet)", path.display()))?;
+        Ok(Port { index: u32::try_from(index)?, path: path.to_owned() })
+    }
+
+    /// Waits until a front end has started the device and enabled its first `pairs` queue pairs (at most 32).
+    ///
+    /// # Errors
+    /// When that has not happened within `timeout`.
+    pub fn wait_ready(&self, port: &Port, pairs: u8, timeout: Duration) -> Result<()> {
+        let ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        // SAFETY: the port is registered, and this is the data thread.
+        let rc = unsafe { ffi::peer_wait_ready(port.index, pairs.into(), ms) };
+        count(rc).map(|_| ()).with_context(|| {
+            format!("waiting {timeout:?} for a front end with {pairs} queue pairs on {}", port.path.display())
+        })
+    }
+
+    /// The virtio feature bits that the connected front end has acknowledged.
+    ///
+    /// # Errors
+    /// When no front end is connected.
+    pub fn features(&self, port: &Port) -> Result<u64> {
+        let mut features = 0;
+        // SAFETY: the port is registered, this is the data thread, and `features` is a place for the result.
+        let rc = unsafe { ffi::peer_features(port.index, &raw mut features) };
+        count(rc).with_context(|| no_front_end(port))?;
+        Ok(features)
+    }
+
+    /// An empty burst for this peer's packets.
+    pub fn burst(&self) -> Burst {
+        Burst::new(Arc::clone(&self.pool))
+    }
+
+    /// A ring of `count` packets of `len` bytes (at most 2048) to send, their content unset.
+    ///
+    /// # Errors
+    /// When the pool has not so many buffers left, or they are too short.
+    pub fn prepare(&self, count: usize, len: u16) -> Result<Prepared> {
+        Prepared::new(Arc::clone(&self.pool), count, len)
+    }
+
+    /// Timed call: moves up to `max` packets from the guest's transmit queue of queue pair `pair` into `burst`, behind
+    /// those it holds, as far as it has room: their number.
+    ///
+    /// # Errors
+    /// When no front end is connected.
+    #[inline]
+    pub fn dequeue(&self, port: &Port, pair: u8, burst: &mut Burst, max: usize) -> Result<usize> {
+        counted(burst.dequeue(port.index, pair, max), port)
+    }
+
+    /// Timed call: copies all packets of `burst` to the guest's receive queue of queue pair `pair` and returns all
+    /// buffers to the pool: the number that found room; the others are dropped.
+    ///
+    /// # Errors
+    /// When no front end is connected; the packets are dropped then, too.
+    #[inline]
+    pub fn enqueue(&self, port: &Port, pair: u8, burst: &mut Burst) -> Result<usize> {
+        counted(burst.enqueue(port.index, pair), port)
+    }
+
+    /// Timed call: copies up to `max` packets from the front of `prepared` to the guest's receive queue of queue pair
+    /// `pair` and returns their buffers to the pool: the number that found room; the others stay at the front.
+    ///
+    /// # Errors
+    /// When no front end is connected.
+    #[inline]
+    pub fn enqueue_prepared(
+        &self,
+        port: &Port,
+        pair: u8,
+        prepared: &mut Prepared,
+        max: usize,
+    ) -> Result<usize> {
+        counted(prepared.enqueue(port.index, pair, max), port)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // SAFETY: the port is registered, and with `self` goes the last that could use it. The only error is a socket
+        // that is gone already, which is what is wanted.
+        unsafe { ffi::peer_unregister(self.index) };
+    }
+}
+
+/// What this process has done to EAL, which starts once and never again.
+struct Eal {
+    state: EalState,
+    /// Whether there is a data thread.
+    in_use: bool,
+}
+
+enum EalState {
+    Down,
+    Up { pages: Pages },
+    Failed,
+}
+
+static EAL: Mutex<Eal> = Mutex::new(Eal { state: EalState::Down, in_use: false });
+
+impl Eal {
+    fn start(&mut self, config: &DpdkConfig) -> Result<()> {
+        match self.state {
+            EalState::Down => {}
+            EalState::Up { pages } if pages == config.pages => return Ok(()),
+            EalState::Up { pages } => bail!(
+                "EAL runs on {pages:?} pages and starts only once in a process: {:?} pages need another process",
+                config.pages
+            ),
+            EalState::Failed => bail!("EAL failed to start earlier, and starts only once in a process"),
+        }
+        let memory_mib = memory_mib(config.mbufs);
+        let free = free_hugepage_mib();
+        if config.pages == Pages::Huge && free < memory_mib {
+            bail!(
+                "{memory_mib} MiB of free hugepages needed for {} mbufs, {free} MiB found: reserve more \
+                 (sysctl -w vm.nr_hugepages=N), or use ordinary pages",
+                config.mbufs
+            );
+        }
+        let prefix = CString::new(format!("offcore-peer-{}", std::process::id()))?;
+        // SAFETY: the lock on `EAL` makes this the only thread that starts it, and `state` says that none did before.
+        let rc = unsafe {
+            ffi::peer_eal_init(
+                (config.pages == Pages::Huge).into(),
+                u32::try_from(config.lcore)?,
+                u32::try_from(memory_mib)?,
+                prefix.as_ptr(),
+            )
+        };
+        if rc == -NO_SUCH_CPU {
+            bail!("lcore {}: this process may not run on that CPU", config.lcore);
+        }
+        self.state = if rc < 0 { EalState::Failed } else { EalState::Up { pages: config.pages } };
+        count(rc).map(|_| ()).with_context(|| {
+            format!(
+                "starting EAL with {memory_mib} MiB of {:?} pages on lcore {}",
+                config.pages, config.lcore
+            )
+        })
+    }
+}
+
+/// The calling thread's registration with EAL.
+#[derive(Debug)]
+struct DataThread {
+    /// Whether EAL gave the thread a number that has to be given back.
+    registered: bool,
+    /// The registration is a property of the thread, so this stays on it.
+    _stays: PhantomData<*const ()>,
+}
+
+impl DataThread {
+    fn claim(config: &DpdkConfig) -> Result<Self> {
+        let mut eal = lock_eal();
+        if eal.in_use {
+            bail!("a DpdkLib is open in this process already: drop it first");
+        }
+        eal.start(config)?;
+        // SAFETY: EAL is up.
+        let registered =
+            count(unsafe { ffi::peer_attach() }).context("registering the data thread with EAL")?;
+        eal.in_use = true;
+        Ok(Self { registered: registered == 1, _stays: PhantomData })
+    }
+}
+
+impl Drop for DataThread {
+    fn drop(&mut self) {
+        if self.registered {
+            // SAFETY: this is the thread that `claim` registered.
+            unsafe { ffi::peer_detach() };
+        }
+        lock_eal().in_use = false;
+    }
+}
+
+fn lock_eal() -> MutexGuard<'static, Eal> {
+    EAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Linux's ENXIO, by which the shim says that a CPU is not ours.
+const NO_SUCH_CPU: i32 = 6;
+
+/// MiB that EAL is started with: what the pool needs, and 64 for all the rest.
+fn memory_mib(mbufs: u32) -> u64 {
+    // 64 bytes of mempool header, 128 of mbuf, 2176 of data, padding.
+    const BYTES_PER_MBUF: u64 = 2560;
+    (u64::from(mbufs) * BYTES_PER_MBUF).div_ceil(1 << 20) + 64
+}
+
+/// MiB in free hugepages of all sizes.
+fn free_hugepage_mib() -> u64 {
+    let Ok(sizes) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return 0 };
+    let kib = sizes.flatten().filter_map(|size| {
+        let name = size.file_name();
+        let kib: u64 = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let free: u64 =
+            std::fs::read_to_string(size.path().join("free_hugepages")).ok()?.trim().parse().ok()?;
+        Some(kib * free)
+    });
+    kib.sum::<u64>() / 1024
+}
+
+/// A count out of the shim, or its error.
+fn count(rc: i32) -> Result<usize> {
+    usize::try_from(rc).map_err(|_| errno(rc))
+}
+
+/// The count of a data call, whose only error is that no front end is there.
+#[inline]
+fn counted(rc: i32, port: &Port) -> Result<usize> {
+    usize::try_from(rc).map_err(|_| no_front_end_error(rc, port))
+}
+
+#[cold]
+fn no_front_end_error(rc: i32, port: &Port) -> anyhow::Error {
+    errno(rc).context(no_front_end(port))
+}
+
+fn no_front_end(port: &Port) -> String {
+    format!("no front end is connected to {}", port.path.display())
+}
+
+/// The error behind a negative errno value.
+fn errno(rc: i32) -> anyhow::Error {
+    std::io::Error::from_raw_os_error(-rc).into()
+}
+
+/// A number of packets as C has it; there are never more than a pool's.
+fn c_len(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}

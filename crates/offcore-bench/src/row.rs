@@ -1,0 +1,124 @@
+//! One line of a report: the stable JSON object of every benchmark.
+
+use serde::Serialize;
+
+use crate::sample::Spread;
+
+/// A row. Field names are the interface: scripts read them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    /// The subcommand: `vhost`.
+    pub bench: &'static str,
+    /// What was done: `loop`, `submit_reap`, …
+    pub case: String,
+    /// `core-cost` or `end-to-end`.
+    pub arrangement: &'static str,
+    /// Frame length in bytes, the 4-byte FCS included.
+    pub frame: usize,
+    /// `cpu` or `offload`.
+    pub mode: String,
+    /// `cpu`, `core:1`, …
+    pub engine: String,
+    /// `split`.
+    pub ring: &'static str,
+    /// Packets in a burst.
+    pub burst: usize,
+    /// `hot`, `remote` or `cold`.
+    pub temperature: String,
+    /// Packets in flight.
+    pub window: usize,
+    /// Whether any engine of the row is a model.
+    pub simulated: bool,
+    /// What `min`, `median` and `max` are.
+    pub metric: &'static str,
+    /// Their unit.
+    pub unit: &'static str,
+    /// Number of samples.
+    pub runs: usize,
+    /// Smallest sample.
+    pub min: f64,
+    /// Middle sample.
+    pub median: f64,
+    /// Largest sample.
+    pub max: f64,
+    /// Nanoseconds a packet, at the median.
+    pub ns_per_packet: f64,
+    /// TSC ticks a packet, at the median.
+    pub cycles_per_packet: f64,
+    /// TSC ticks a second.
+    pub tsc_hz: u64,
+    /// Million packets a second that the core alone would reach.
+    pub mpps: f64,
+    /// `mpps` in Gbit/s of frames.
+    pub gbps: f64,
+    /// `gbps` with the 20 bytes that a frame takes besides on the wire.
+    pub gbps_l1: f64,
+    /// Latency percentiles, where measured.
+    pub p50_ns: Option<f64>,
+    /// As above.
+    pub p99_ns: Option<f64>,
+    /// The guide's figure.
+    pub published: Option<f64>,
+    /// Its unit, and on what it was measured.
+    pub published_unit: Option<&'static str>,
+    /// The peer beside which this was measured.
+    pub peer: Option<String>,
+    /// The peer's median, in the row's unit.
+    pub peer_median: Option<f64>,
+    /// Our speed over the peer's: above 1 is faster.
+    pub peer_ratio: Option<f64>,
+    /// Lower bound of the ratio by bootstrap.
+    pub peer_ratio_lower: Option<f64>,
+    /// Packets received.
+    pub received: u64,
+    /// Packets whose content and order were checked.
+    pub verified: u64,
+    /// Packets lost.
+    pub lost: u64,
+    /// TSC ticks of a poll that finds nothing.
+    pub empty_poll_cycles: Option<f64>,
+    /// Nanoseconds that the engine takes for a copy.
+    pub engine_ns_per_copy: Option<f64>,
+    /// Million packets a second that core and engine reach together.
+    pub sustained_mpps: Option<f64>,
+    /// Which of the two is the limit.
+    pub bound: Option<&'static str>,
+    /// Rounds thrown away because the core's clock had changed.
+    pub rejected: usize,
+}
+
+impl Row {
+    /// Fills in what follows from ticks a packet.
+    pub fn set_cycles(&mut self, spread: Spread, tsc_hz: u64) {
+        (self.metric, self.unit) = ("core_cost", "tsc_cycles_per_packet");
+        (self.runs, self.min, self.median, self.max) = (spread.runs, spread.min, spread.median, spread.max);
+        self.tsc_hz = tsc_hz;
+        self.cycles_per_packet = spread.median;
+        self.ns_per_packet = spread.median * 1e9 / tsc_hz as f64;
+        self.set_mpps(1e3 / self.ns_per_packet);
+    }
+
+    /// Fills in what follows from packets a second.
+    pub fn set_rate(&mut self, spread: Spread, tsc_hz: u64) {
+        (self.metric, self.unit) = ("rate", "mpps");
+        (self.runs, self.min, self.median, self.max) = (spread.runs, spread.min, spread.median, spread.max);
+        self.tsc_hz = tsc_hz;
+        self.ns_per_packet = 1e3 / spread.median;
+        self.cycles_per_packet = self.ns_per_packet * tsc_hz as f64 / 1e9;
+        self.set_mpps(spread.median);
+    }
+
+    fn set_mpps(&mut self, mpps: f64) {
+        self.mpps = mpps;
+        self.gbps = mpps * self.frame as f64 * 8.0 / 1e3;
+        self.gbps_l1 = mpps * (self.frame + 20) as f64 * 8.0 / 1e3;
+    }
+
+    /// Says what core and engine reach together: `copies` copies a packet.
+    pub fn set_engine(&mut self, engine_ns_per_copy: f64, copies: f64) {
+        let engine_mpps = 1e3 / (engine_ns_per_copy * copies);
+        self.engine_ns_per_copy = Some(engine_ns_per_copy);
+        self.sustained_mpps = Some(self.mpps.min(engine_mpps));
+        self.bound = Some(if engine_mpps < self.mpps { "engine" } else { "core" });
+    }
+}

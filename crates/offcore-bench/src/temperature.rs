@@ -1,0 +1,78 @@
+//! Where the data of a copy is: in which cache, and whose.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How warm a benchmark's buffers are. What a copy costs depends on it more than on its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Temperature {
+    /// 32 buffers, touched by the core that is measured only.
+    Hot,
+    /// 256 buffers; the other core wrote the source and last read the destination, as a guest on its own core does.
+    Remote,
+    /// 256 MiB of buffers, used in random order, untouched since their last turn.
+    Cold,
+}
+
+impl Temperature {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Hot, Self::Remote, Self::Cold];
+
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Remote => "remote",
+            Self::Cold => "cold",
+        }
+    }
+
+    /// Buffers that each direction goes through.
+    pub const fn buffers(self) -> usize {
+        match self {
+            Self::Hot => 32,
+            Self::Remote => 256,
+            Self::Cold => (256 << 20) / BUFFER,
+        }
+    }
+
+    /// Packets in flight at a time.
+    pub const fn window(self) -> usize {
+        match self {
+            Self::Hot => 32,
+            Self::Remote | Self::Cold => 256,
+        }
+    }
+
+    /// The order in which buffers are used.
+    pub fn order(self, seed: u64) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.buffers() as u32).collect();
+        if self == Self::Cold {
+            // Fisher-Yates with a fixed generator: every run goes the same way.
+            let mut state = seed | 1;
+            for i in (1..order.len()).rev() {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                order.swap(i, (state >> 33) as usize % (i + 1));
+            }
+        }
+        order
+    }
+}
+
+/// Bytes between two guest buffers.
+pub const BUFFER: usize = 2048;
+
+impl fmt::Display for Temperature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Temperature {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|t| t.name() == text);
+        known.ok_or_else(|| format!("temperature '{text}': expected hot, remote or cold"))
+    }
+}

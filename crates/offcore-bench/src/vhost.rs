@@ -1,0 +1,281 @@
+//! `offcore bench vhost`: Table 8 of the vhost guide, re-measured as core cost, beside DPDK's librte_vhost.
+//!
+//! The case is the guide's: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is enqueued
+//! to a guest.
+
+#[cfg(feature = "dpdk")]
+use anyhow::Context;
+use anyhow::Result;
+use offcore_mem::{Hugepages, Pool};
+use offcore_stats::tsc;
+
+use crate::core_cost::{BURST, Copier, Lane};
+use crate::lockstep::OtherCore;
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::{ClockCheck, Spread, paired_ratio};
+use crate::temperature::Temperature;
+
+/// Frame lengths of the published table, FCS included.
+pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
+
+/// The guide's Table 8 in million packets a second: frame, core copies, DSA copies.
+const PUBLISHED: [(usize, f64, f64); 7] = [
+    (64, 7.19, 4.59),
+    (128, 7.02, 4.64),
+    (256, 6.44, 4.65),
+    (512, 4.08, 4.64),
+    (1024, 2.67, 4.63),
+    (1280, 2.31, 4.62),
+    (1518, 2.04, 4.67),
+];
+/// Copies that a forwarded packet takes: out of one guest, into the other.
+const COPIES: f64 = 2.0;
+/// Turns of each lane that are not counted.
+const WARM_UP: usize = 4;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Frame lengths, FCS included.
+    pub frames: Vec<usize>,
+    /// How warm the data is.
+    pub temperatures: Vec<Temperature>,
+    /// Who copies.
+    pub copiers: Vec<Copier>,
+    /// Whether librte_vhost is measured beside.
+    pub dpdk_lib: bool,
+    /// A B B A blocks per cell.
+    pub blocks: usize,
+    /// Pages for guests and packet buffers.
+    pub hugepages: Hugepages,
+    /// The measured core.
+    pub lcore: usize,
+    /// The other core.
+    pub other_lcore: Option<usize>,
+}
+
+/// A cell: what is measured alternately in it.
+struct Cell {
+    lanes: Vec<(Subject, Samples)>,
+    rejected: usize,
+}
+
+#[derive(Default)]
+struct Samples {
+    /// Ticks a packet of each block that counts; by block, so that lanes can be paired.
+    blocks: Vec<f64>,
+}
+
+enum Subject {
+    Ours(Copier, Box<Lane>),
+    #[cfg(feature = "dpdk")]
+    DpdkLib(Box<crate::peer::lane::PeerLane>),
+}
+
+impl Subject {
+    fn turn(&mut self, other: &OtherCore) -> Result<f64> {
+        match self {
+            Self::Ours(_, lane) => lane.turn(other),
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(lane) => lane.turn(other),
+        }
+    }
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When something cannot be set up, or a packet is lost or changed.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    offcore_stats::lcore::pin(options.lcore)?;
+    let other = OtherCore::start(options.other_lcore)?;
+    let pool = Pool::new(8192, 2048, options.hugepages)?;
+    let peers = Peers::open(options)?;
+    let mut clock = ClockCheck::new();
+    progress.begin(options.temperatures.len() * options.frames.len() * options.blocks);
+    for &temperature in &options.temperatures {
+        for &frame in &options.frames {
+            progress.say(&format!("{temperature} {frame} B"));
+            let mut cell = Cell { lanes: Vec::new(), rejected: 0 };
+            for &copier in &options.copiers {
+                let lane = Lane::new(temperature, frame, copier, pool, options.hugepages)?;
+                cell.lanes.push((Subject::Ours(copier, Box::new(lane)), Samples::default()));
+            }
+            peers.add_lane(&mut cell, temperature, frame, options)?;
+            let blocks =
+                if temperature == Temperature::Cold { options.blocks.div_ceil(2) } else { options.blocks };
+            for _ in 0..WARM_UP {
+                cell.block(&other)?;
+            }
+            for (_, samples) in &mut cell.lanes {
+                samples.blocks.clear();
+            }
+            for _ in 0..blocks {
+                cell.block_if_steady(&other, &mut clock)?;
+                progress.step();
+            }
+            for row in cell.rows(temperature, frame)? {
+                emit(row);
+            }
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+impl Cell {
+    /// Every lane forwards, then every lane backwards: A B B A.
+    fn block(&mut self, other: &OtherCore) -> Result<()> {
+        let mut ticks = vec![0.0; self.lanes.len()];
+        for pass in 0..2 {
+            for i in 0..self.lanes.len() {
+                let i = if pass == 0 { i } else { self.lanes.len() - 1 - i };
+                ticks[i] += self.lanes[i].0.turn(other)? / 2.0;
+            }
+        }
+        for ((_, samples), ticks) in self.lanes.iter_mut().zip(ticks) {
+            samples.blocks.push(ticks);
+        }
+        Ok(())
+    }
+
+    fn block_if_steady(&mut self, other: &OtherCore, clock: &mut ClockCheck) -> Result<()> {
+        let before = clock.holds();
+        self.block(other)?;
+        if !(clock.holds() && before) {
+            self.rejected += 1;
+            for (_, samples) in &mut self.lanes {
+                samples.blocks.pop();
+            }
+        }
+        Ok(())
+    }
+
+    fn peer(&self) -> Option<(&'static str, &Samples)> {
+        self.lanes.iter().find_map(|(subject, samples)| match subject {
+            Subject::Ours(..) => None,
+            #[cfg(feature = "dpdk")]
+            Subject::DpdkLib(_) => Some(("dpdk-lib", samples)),
+            #[cfg(not(feature = "dpdk"))]
+            _ => Some(("", samples)),
+        })
+    }
+
+    fn rows(&mut self, temperature: Temperature, frame: usize) -> Result<Vec<Row>> {
+        let hz = tsc::hz();
+        let peer = self.peer().map(|(name, samples)| (name, samples.blocks.clone()));
+        let mut rows = Vec::new();
+        for (subject, samples) in &mut self.lanes {
+            let mut row = Row {
+                bench: "vhost",
+                case: "loop".into(),
+                arrangement: "core-cost",
+                frame,
+                ring: "split",
+                burst: BURST,
+                temperature: temperature.name().into(),
+                window: temperature.window(),
+                rejected: self.rejected,
+                ..Row::default()
+            };
+            anyhow::ensure!(
+                !samples.blocks.is_empty(),
+                "{temperature} {frame} B: the core's clock never held still"
+            );
+            row.set_cycles(Spread::of(&samples.blocks), hz);
+            match subject {
+                Subject::Ours(copier, lane) => {
+                    let seen = lane.seen();
+                    (row.received, row.verified, row.lost) =
+                        (seen.received, seen.verified, seen.sent - seen.received);
+                    row.empty_poll_cycles = Some(lane.empty_poll());
+                    row.mode = if *copier == Copier::Core { "cpu" } else { "offload" }.into();
+                    row.engine = if *copier == Copier::Core { "cpu" } else { "core:1" }.into();
+                    row.published = published(frame, *copier);
+                    row.published_unit =
+                        row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
+                    if let Some(ns) = lane.engine_ns_per_copy() {
+                        row.set_engine(ns, COPIES);
+                    }
+                    if let Some((name, theirs)) = &peer {
+                        let pairs: Vec<_> =
+                            theirs.iter().copied().zip(samples.blocks.iter().copied()).collect();
+                        row.peer = Some((*name).to_string());
+                        row.peer_median = Some(Spread::of(theirs).median);
+                        let ratio = paired_ratio(&pairs);
+                        row.peer_ratio = ratio.map(|r| r.median);
+                        row.peer_ratio_lower = ratio.map(|r| r.lower);
+                    }
+                }
+                #[cfg(feature = "dpdk")]
+                Subject::DpdkLib(lane) => {
+                    let seen = lane.seen();
+                    (row.received, row.verified, row.lost) =
+                        (seen.received, seen.verified, seen.sent - seen.received);
+                    (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
+                }
+            }
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+}
+
+fn published(frame: usize, copier: Copier) -> Option<f64> {
+    let (_, core, dsa) = PUBLISHED.into_iter().find(|(f, ..)| *f == frame)?;
+    Some(if copier == Copier::Core { core } else { dsa })
+}
+
+/// What a peer needs once per process.
+struct Peers {
+    #[cfg(feature = "dpdk")]
+    dpdk: Option<std::rc::Rc<crate::peer::dpdk_lib::DpdkLib>>,
+}
+
+#[cfg(feature = "dpdk")]
+impl Peers {
+    fn open(options: &Options) -> Result<Self> {
+        use crate::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
+        let mbufs = 16_384;
+        let config = DpdkConfig { pages: Pages::best_for(mbufs), lcore: options.lcore, mbufs };
+        let dpdk =
+            options.dpdk_lib.then(|| DpdkLib::open(&config)).transpose().context("opening librte_vhost")?;
+        Ok(Self { dpdk: dpdk.map(std::rc::Rc::new) })
+    }
+
+    fn add_lane(
+        &self,
+        cell: &mut Cell,
+        temperature: Temperature,
+        frame: usize,
+        options: &Options,
+    ) -> Result<()> {
+        if let Some(dpdk) = &self.dpdk {
+            let lane = crate::peer::lane::PeerLane::new(dpdk, temperature, frame, options.hugepages)?;
+            cell.lanes.push((Subject::DpdkLib(Box::new(lane)), Samples::default()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(not(feature = "dpdk"))]
+impl Peers {
+    fn open(options: &Options) -> Result<Self> {
+        anyhow::ensure!(
+            !options.dpdk_lib,
+            "--peer dpdk-lib is not in this build: install libdpdk-dev and build with --features dpdk"
+        );
+        Ok(Self {})
+    }
+
+    fn add_lane(
+        &self,
+        _cell: &mut Cell,
+        _temperature: Temperature,
+        _frame: usize,
+        _options: &Options,
+    ) -> Result<()> {
+        Ok(())
+    }
+}

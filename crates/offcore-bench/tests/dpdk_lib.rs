@@ -1,0 +1,482 @@
+//! The peer `dpdk-lib` against dpdk-testpmd as virtio-user front end: every packet counted, every byte compared.
+#![cfg(feature = "dpdk")]
+// clippy.toml allows it in test functions only; the helpers here are part of them.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use offcore_bench::peer::dpdk_lib::{Burst, DpdkConfig, DpdkLib, Offer, Pages, Port, SEQUENCE_OFFSET};
+use offcore_stats::lcore;
+
+const MBUFS: u32 = 8192;
+const BURST: usize = 32;
+const PATIENCE: Duration = Duration::from_secs(20);
+const RING_PACKED: u64 = 1 << 34;
+const MRG_RXBUF: u64 = 1 << 15;
+/// Set in the process that repeats the test on hugepages, since EAL starts once per process.
+const HUGE: &str = "OFFCORE_TEST_DPDK_HUGE";
+
+/// One peer at a time in a process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn config() -> DpdkConfig {
+    let pages = if std::env::var_os(HUGE).is_some() { Pages::Huge } else { Pages::Ordinary };
+    DpdkConfig { pages, lcore: lcore::available().unwrap()[0], mbufs: MBUFS }
+}
+
+fn skip(reason: &str) {
+    assert!(std::env::var_os("CI").is_none(), "a skip is a failure under CI: {reason}");
+    println!("SKIP: {reason}");
+}
+
+fn testpmd_missing() -> bool {
+    let found = Command::new("sh").args(["-c", "command -v dpdk-testpmd"]).stdout(Stdio::null()).status();
+    let missing = !found.unwrap().success();
+    if missing {
+        skip("dpdk-testpmd is not installed (Debian: apt-get install dpdk)");
+    }
+    missing
+}
+
+/// A directory of this test's own for sockets, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("offcore-dpdk-lib-{}-{count}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("v.sock")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// dpdk-testpmd with one virtio-user port, at its prompt. Killed when dropped.
+struct FrontEnd {
+    child: Child,
+    output: Arc<Mutex<String>>,
+    errors: Arc<Mutex<String>>,
+}
+
+impl FrontEnd {
+    fn start(socket: &Path, device: &str, queues: u8) -> Self {
+        // Its own lcore where there are two.
+        let cpu = *lcore::available().unwrap().last().unwrap();
+        let memory: &[&str] = if Pages::best_for(200_000) == Pages::Huge {
+            &["--in-memory", "--single-file-segments", "-m", "512"]
+        } else {
+            &["--no-huge", "--no-shconf", "-m", "512"]
+        };
+        // Statistics would stay in the buffer of a standard output that is a pipe.
+        let mut child = Command::new("stdbuf")
+            .args(["-o0", "dpdk-testpmd"])
+            .args(["--no-pci", "--no-telemetry", "--log-level=error"])
+            .args(["--lcores", &format!("0@{cpu},1@{cpu}")])
+            .args(["--file-prefix", "offcore-test"])
+            .args(memory)
+            .arg("--vdev")
+            .arg(format!(
+                "net_virtio_user0,path={},queues={queues},queue_size=256,{device}",
+                socket.display()
+            ))
+            .args([
+                "--",
+                "-i",
+                "--port-topology=loop",
+                "--no-mlockall",
+                "--no-flush-rx",
+                "--burst=32",
+                "--total-num-mbufs=8192",
+            ])
+            .args([format!("--rxq={queues}"), format!("--txq={queues}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Apart: words of the one must not come to lie inside words of the other.
+        let output = collect(child.stdout.take().unwrap());
+        let errors = collect(child.stderr.take().unwrap());
+        let front_end = Self { child, output, errors };
+        // It starts the device when it finds it and again when it configures the port; packets of the first time are
+        // lost.
+        front_end.wait_for("testpmd> ");
+        front_end
+    }
+
+    /// Waits until testpmd has said `words`: all that it has said from there on.
+    fn wait_for(&self, words: &str) -> String {
+        let since = Instant::now();
+        loop {
+            let output = self.output.lock().unwrap().clone();
+            if let Some((_, rest)) = output.split_once(words) {
+                return rest.to_owned();
+            }
+            assert!(since.elapsed() < PATIENCE, "testpmd did not say {words:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn command(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Stops forwarding: packets received and sent since the start.
+    fn stop(&mut self) -> (u64, u64) {
+        self.command("stop");
+        self.wait_for("TX-total");
+        let statistics = self.wait_for("Accumulated forward statistics");
+        (number_after(&statistics, "RX-packets:"), number_after(&statistics, "TX-packets:"))
+    }
+}
+
+impl Drop for FrontEnd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.command("show port xstats 0");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            println!("{}\n{}", self.output.lock().unwrap(), self.errors.lock().unwrap());
+        }
+    }
+}
+
+/// Everything that a program writes, collected on a thread that ends with the program.
+fn collect(mut from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+    let output = Arc::new(Mutex::new(String::new()));
+    let into = Arc::clone(&output);
+    std::thread::spawn(move || {
+        let mut chunk = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut chunk) {
+            into.lock().unwrap().push_str(&String::from_utf8_lossy(&chunk[..n]));
+        }
+    });
+    output
+}
+
+fn number_after(text: &str, label: &str) -> u64 {
+    let rest = text.split_once(label).unwrap_or_else(|| panic!("no {label} in {text}")).1;
+    rest.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// An IPv4/UDP frame of `len` bytes (without FCS) whose payload is a pattern.
+fn frame(len: u16) -> Vec<u8> {
+    let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    frame[..14].copy_from_slice(&[0x02, 0, 0, 0, 0, 0xaa, 0x02, 0, 0, 0, 0, 0xbb, 0x08, 0x00]);
+    frame[14] = 0x45;
+    frame[23] = 17;
+    frame
+}
+
+fn expected(frame: &[u8], sequence: u64) -> Vec<u8> {
+    let mut packet = frame.to_vec();
+    packet[SEQUENCE_OFFSET..SEQUENCE_OFFSET + 8].copy_from_slice(&sequence.to_be_bytes());
+    packet
+}
+
+/// Sends `total` packets to a front end that echoes them; all must come back in order and unchanged.
+fn echo(dpdk: &DpdkLib, port: &Port, pair: u8, len: u16, total: u64) {
+    let frame = frame(len);
+    // More packets than in flight, less than a multiple of the burst: bursts wrap inside the ring of packets.
+    let mut prepared = dpdk.prepare(120, len).unwrap();
+    let mut burst = dpdk.burst();
+    let (mut written, mut sent, mut back) = (0_u64, 0_u64, 0_u64);
+    let mut progress = Instant::now();
+    for i in 0..prepared.len() {
+        prepared.write(i, &frame, written);
+        written += 1;
+    }
+    while back < total {
+        if sent - back <= 64 && sent < total {
+            let max = BURST.min(usize::try_from(total - sent).unwrap());
+            sent += dpdk.enqueue_prepared(port, pair, &mut prepared, max).unwrap() as u64;
+            for fresh in prepared.refill().unwrap() {
+                prepared.write(fresh, &frame, written);
+                written += 1;
+            }
+        }
+        if dpdk.dequeue(port, pair, &mut burst, BURST).unwrap() > 0 {
+            progress = Instant::now();
+        }
+        for i in 0..burst.len() {
+            assert_eq!(burst.packet(i).unwrap(), expected(&frame, back), "packet {back} of {len} bytes");
+            back += 1;
+        }
+        burst.clear();
+        assert!(progress.elapsed() < PATIENCE, "pair {pair}, {len} bytes: {sent} sent, {back} back");
+    }
+    assert_eq!((sent, back), (total, total));
+}
+
+/// Dequeues until nothing has come for a while: the number of packets, which are dropped.
+fn drain(dpdk: &DpdkLib, port: &Port, burst: &mut Burst) -> u64 {
+    let (mut total, mut last) = (0, Instant::now());
+    while last.elapsed() < Duration::from_millis(300) {
+        let n = dpdk.dequeue(port, 0, burst, BURST).unwrap();
+        if n > 0 {
+            last = Instant::now();
+        }
+        total += n as u64;
+        burst.clear();
+    }
+    total
+}
+
+#[test]
+fn every_ring_echoes_every_byte() {
+    let _alone = alone();
+    if testpmd_missing() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dpdk = DpdkLib::open(&config()).unwrap();
+    let on_huge = config().pages == Pages::Huge;
+    assert_eq!(dpdk.page_size() > 4096, on_huge, "pages of {} bytes", dpdk.page_size());
+    for (packed, mergeable) in [(false, true), (false, false), (true, true)] {
+        let offer = Offer { packed, mergeable };
+        let port = dpdk.register(&scratch.socket(), &offer).unwrap();
+        // The front end could do both: what is negotiated is the offer's doing.
+        let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=1,mrg_rxbuf=1", 2);
+        front_end.command("set fwd io");
+        front_end.command("start");
+        dpdk.wait_ready(&port, 2, PATIENCE).unwrap();
+        let features = dpdk.features(&port).unwrap();
+        assert_eq!(features & RING_PACKED != 0, packed, "{features:#x}");
+        assert_eq!(features & MRG_RXBUF != 0, mergeable, "{features:#x}");
+        for (pair, len, total) in [(0, 60, 5000), (1, 60, 1000), (0, 1514, 5000), (0, 2048, 500)] {
+            echo(&dpdk, &port, pair, len, total);
+        }
+        drop(port);
+        assert!(!scratch.socket().exists(), "the socket is removed with its port");
+    }
+}
+
+#[test]
+fn every_ring_echoes_every_byte_on_hugepages() {
+    let _alone = alone();
+    if Pages::best_for(MBUFS) != Pages::Huge {
+        return skip("not enough free hugepages (sysctl -w vm.nr_hugepages=512)");
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "every_ring_echoes_every_byte"])
+        .env(HUGE, "1")
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn mac_forwarding_loses_nothing_and_changes_addresses_only() {
+    let _alone = alone();
+    if testpmd_missing() {
+        return;
+    }
+    const DESTINATION: [u8; 6] = [0x02, 1, 2, 3, 4, 5];
+    const SOURCE: [u8; 6] = [0x02, 9, 8, 7, 6, 5];
+    let scratch = Scratch::new();
+    let dpdk = DpdkLib::open(&config()).unwrap();
+    let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
+    let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
+    front_end.command("set fwd io");
+    front_end.command("set txpkts 300");
+    front_end.command("start tx_first 2");
+    dpdk.wait_ready(&port, 1, PATIENCE).unwrap();
+
+    let mut burst = dpdk.burst();
+    let mut original = Vec::new();
+    let (mut received, mut sent, mut progress) = (0_u64, 0_u64, Instant::now());
+    while sent < 50_000 {
+        let n = dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap();
+        received += n as u64;
+        for i in 0..n {
+            let packet = burst.packet(i).unwrap();
+            assert_eq!(packet.len(), 300);
+            if original.is_empty() {
+                original = packet.to_vec();
+                assert_ne!(original[..12], [DESTINATION, SOURCE].concat());
+            }
+        }
+        burst.rewrite_mac(&DESTINATION, &SOURCE);
+        for i in 0..n {
+            let packet = burst.packet(i).unwrap();
+            assert_eq!(packet[..12], [DESTINATION, SOURCE].concat());
+            // testpmd numbers its packets in the IPv4 header, where the checksum changes with it.
+            assert_eq!(packet[12..18], original[12..18]);
+            assert_eq!(packet[26..], original[26..]);
+        }
+        if n > 0 {
+            progress = Instant::now();
+            sent += dpdk.enqueue(&port, 0, &mut burst).unwrap() as u64;
+            assert!(burst.is_empty());
+        }
+        assert!(progress.elapsed() < PATIENCE, "{sent} forwarded, then nothing");
+    }
+    assert_eq!(sent, received, "64 circulating packets always find room in a ring of 256");
+    received += drain(&dpdk, &port, &mut burst);
+    assert_eq!(front_end.stop(), (sent, received), "testpmd's (received, sent)");
+    assert_eq!(received - sent, 64);
+}
+
+#[test]
+fn a_full_ring_takes_what_it_has_room_for() {
+    let _alone = alone();
+    if testpmd_missing() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dpdk = DpdkLib::open(&config()).unwrap();
+    let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
+    // Nobody receives before "start".
+    let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
+    dpdk.wait_ready(&port, 1, PATIENCE).unwrap();
+    let frame = frame(60);
+    let mut prepared = dpdk.prepare(300, 60).unwrap();
+    for i in 0..300 {
+        prepared.write(i, &frame, i as u64);
+    }
+    // Written by another thread, as for the temperature "remote".
+    let mut prepared = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            for i in 0..300 {
+                prepared.write(i, &frame, 1000 + i as u64);
+            }
+            prepared
+        });
+        other.join().unwrap()
+    });
+    // The front end fills its ring after it has enabled it.
+    let (mut taken, since) = (0, Instant::now());
+    while taken < 256 {
+        taken += dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap();
+        assert!(since.elapsed() < PATIENCE, "{taken} taken");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap(), 0, "queue_size=256");
+    assert_eq!(prepared.len(), 44);
+    assert_eq!(prepared.packet_mut(0), expected(&frame, 1256), "the rest stays at the front");
+
+    front_end.command("set fwd io");
+    front_end.command("start");
+    let mut burst = dpdk.burst();
+    let mut back = 0;
+    while back < 256 {
+        dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap();
+        for i in 0..burst.len() {
+            assert_eq!(burst.packet(i).unwrap(), expected(&frame, 1000 + back));
+            back += 1;
+        }
+        burst.clear();
+        assert!(since.elapsed() < PATIENCE, "{back} back");
+    }
+    assert_eq!(drain(&dpdk, &port, &mut burst), 0);
+    assert_eq!(dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap(), 44);
+    assert!(prepared.is_empty());
+}
+
+#[test]
+fn a_front_end_may_die_and_come_back() {
+    let _alone = alone();
+    if testpmd_missing() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dpdk = DpdkLib::open(&config()).unwrap();
+    let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
+    let mut burst = dpdk.burst();
+    for round in 0..3 {
+        let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
+        front_end.command("set fwd txonly");
+        front_end.command("start");
+        dpdk.wait_ready(&port, 1, PATIENCE).unwrap();
+        let since = Instant::now();
+        while dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap() == 0 {
+            assert!(since.elapsed() < PATIENCE, "round {round}: nothing came");
+        }
+        burst.clear();
+        // Killed while this thread is in librte_vhost most of the time.
+        let kill = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(front_end);
+        });
+        let (since, gone) = (
+            Instant::now(),
+            loop {
+                match dpdk.dequeue(&port, 0, &mut burst, BURST) {
+                    Ok(_) => burst.clear(),
+                    Err(error) => break error,
+                }
+            },
+        );
+        assert!(since.elapsed() < PATIENCE);
+        kill.join().unwrap();
+        let message = format!("{gone:#}");
+        assert!(message.contains("no front end is connected to") && message.contains("v.sock"), "{message}");
+        let mut prepared = dpdk.prepare(1, 60).unwrap();
+        dpdk.enqueue_prepared(&port, 0, &mut prepared, 1).unwrap_err();
+        assert_eq!(prepared.len(), 1);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words() {
+    let _alone = alone();
+    let scratch = Scratch::new();
+    let refused = |result: anyhow::Result<DpdkLib>, words: &str| {
+        let message = format!("{:#}", result.unwrap_err());
+        assert!(message.contains(words), "{message}");
+    };
+    refused(DpdkLib::open(&DpdkConfig { mbufs: 100, ..config() }), "at least 1024");
+
+    let dpdk = DpdkLib::open(&config()).unwrap();
+    refused(DpdkLib::open(&config()), "open in this process already");
+    let offer = Offer::default();
+    let port = dpdk.register(&scratch.socket(), &offer).unwrap();
+    let message = format!("{:#}", dpdk.register(&scratch.socket(), &offer).unwrap_err());
+    assert!(message.contains("v.sock") && message.contains("in use"), "{message}");
+    let long = scratch.0.join("x".repeat(120));
+    dpdk.register(&long, &offer).unwrap_err();
+    dpdk.register(&scratch.0.join("no/such/directory"), &offer).unwrap_err();
+
+    let message = format!("{:#}", dpdk.wait_ready(&port, 1, Duration::from_millis(50)).unwrap_err());
+    assert!(message.contains("v.sock") && message.contains("1 queue pair"), "{message}");
+    dpdk.dequeue(&port, 0, &mut dpdk.burst(), 1).unwrap_err();
+    dpdk.features(&port).unwrap_err();
+    assert!(scratch.socket().exists(), "the refused second port left the first one's socket alone");
+
+    // Longer than a buffer; more than the pool has.
+    dpdk.prepare(1, 2049).unwrap_err();
+    dpdk.prepare(MBUFS as usize + 1, 60).unwrap_err();
+    // Neither kept any: the whole pool can still be had, less what the thread's cache may hold back.
+    drop(dpdk.prepare(MBUFS as usize - 512, 2048).unwrap());
+    drop((port, dpdk));
+
+    let other = if config().pages == Pages::Huge { Pages::Ordinary } else { Pages::Huge };
+    refused(DpdkLib::open(&DpdkConfig { pages: other, ..config() }), "starts only once");
+    // The same again, from a thread that EAL has not seen yet.
+    let again = std::thread::spawn(|| {
+        let dpdk = DpdkLib::open(&config()).unwrap();
+        dpdk.prepare(64, 60).unwrap().len()
+    });
+    assert_eq!(again.join().unwrap(), 64);
+}

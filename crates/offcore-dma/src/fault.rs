@@ -1,0 +1,462 @@
+//! An engine that misbehaves on purpose, around any other: for tests of those who must cope with it.
+//!
+//! Every operation draws its fate when it is accepted, from a seeded generator. What the wrapped channel is given, it
+//! makes; errors are never shown to it; operations that are to be late are held here and made many polls after, by the
+//! core, even when they have been taken out as outstanding meanwhile: like an engine that was written off and wakes up.
+//! Only a finished [`Channel::reset`] stops them.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use offcore_stats::Counter;
+
+use crate::channel::{
+    Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Failed, Failure, Fill, Operation,
+    Reset,
+};
+use crate::cpu;
+
+/// What goes wrong, and how often: probabilities are per mille of operations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// Seed of the generator: the same seed and calls give the same faults.
+    pub seed: u64,
+    /// Nothing is done and a failure is reported.
+    pub error: u32,
+    /// Some first bytes are done and a failure is reported that says how many.
+    pub partial: u32,
+    /// Reported one to [`Faults::delay_polls`] polls later than it could be.
+    pub delay: u32,
+    /// Not done and never reported.
+    pub never: u32,
+    /// Not done until [`Faults::late_polls`] polls later, then done and reported.
+    pub late: u32,
+    /// Per mille of reports for which a random one of those due is picked instead of the oldest.
+    pub reorder: u32,
+    /// See [`Faults::delay`].
+    pub delay_polls: u32,
+    /// See [`Faults::late`].
+    pub late_polls: u32,
+    /// Calls of [`Channel::reset`] that return [`Reset::Pending`] before one can return [`Reset::Done`].
+    pub reset_calls: u32,
+}
+
+/// How many faults were injected, readable while somebody else owns the channel.
+#[derive(Debug, Default)]
+pub struct FaultCounts {
+    /// Failures without a byte done.
+    pub errors: Counter,
+    /// Failures with some bytes done.
+    pub partials: Counter,
+    /// Completions held back.
+    pub delayed: Counter,
+    /// Reports that overtook an older one.
+    pub reordered: Counter,
+    /// Operations that will never complete.
+    pub never: Counter,
+    /// Operations held to be done late.
+    pub late: Counter,
+    /// Late operations that were done after they had been taken out as outstanding.
+    pub late_after_taken: Counter,
+    /// Late operations that a reset stopped.
+    pub late_stopped: Counter,
+    /// Finished resets.
+    pub resets: Counter,
+}
+
+/// The channel that misbehaves.
+#[derive(Debug)]
+pub struct FaultyChannel {
+    inner: Box<dyn Channel>,
+    faults: Faults,
+    random: SplitMix,
+    counts: Arc<FaultCounts>,
+    info: ChannelInfo,
+    stats: ChannelStats,
+    stopped: bool,
+    /// Polls and resets so far: the clock of delays.
+    now: u64,
+    /// Operations not yet forgotten; the inner channel's tokens are indices of this list.
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    in_flight: usize,
+    /// What became due only by a submission that has not come yet.
+    unsubmitted: Vec<Report>,
+    /// What is to be reported, oldest first.
+    reports: Vec<Report>,
+    /// Operations held to be made late.
+    late: Vec<Late>,
+    resets_pending: Option<u32>,
+    scratch: Completions,
+}
+
+#[derive(Debug)]
+struct Entry {
+    operation: Operation,
+    /// Bytes given to the inner channel, when the operation is to fail after them.
+    cut: Option<u32>,
+    delay: u64,
+    /// Given up by the owner; kept because the inner channel or the late list still has it.
+    taken: bool,
+    /// In the inner channel or the late list.
+    held: bool,
+}
+
+#[derive(Debug)]
+struct Report {
+    entry: u32,
+    due: u64,
+    failed: Option<Failed>,
+}
+
+#[derive(Debug)]
+struct Late {
+    entry: u32,
+    due: u64,
+}
+
+impl FaultyChannel {
+    /// Wraps `inner`, which must have nothing in flight.
+    pub fn new(inner: Box<dyn Channel>, faults: Faults) -> Self {
+        let mut info = inner.info().clone();
+        info.name = format!("faulty:{}", info.name);
+        info.capabilities.synchronous = false;
+        info.capabilities.out_of_order |= faults.reorder + faults.delay + faults.error + faults.late > 0;
+        Self {
+            inner,
+            faults,
+            random: SplitMix(faults.seed),
+            counts: Arc::default(),
+            info,
+            stats: ChannelStats::default(),
+            stopped: false,
+            now: 0,
+            entries: Vec::new(),
+            free: Vec::new(),
+            in_flight: 0,
+            unsubmitted: Vec::new(),
+            reports: Vec::new(),
+            late: Vec::new(),
+            resets_pending: None,
+            scratch: Completions::default(),
+        }
+    }
+
+    /// What has been injected, kept up to date.
+    pub fn counts(&self) -> Arc<FaultCounts> {
+        Arc::clone(&self.counts)
+    }
+
+    /// # Safety
+    /// As for [`Channel::copy`].
+    unsafe fn accept(&mut self, operation: Operation) {
+        let draw = self.random.below(1000);
+        let Faults { error, partial, delay, never, late, .. } = self.faults;
+        let bounds = [error, partial, delay, never, late].map({
+            let mut sum = 0;
+            move |share| {
+                sum += share;
+                draw < sum
+            }
+        });
+        let fate = bounds.iter().position(|&hit| hit);
+        let entry = self.remember(operation);
+        let report = |failed| Report { entry, due: 0, failed };
+        match fate {
+            Some(0) => {
+                self.counts.errors.add(1);
+                let failed = Failed { operation, failure: Failure::Hardware, done: 0 };
+                self.unsubmitted.push(report(Some(failed)));
+            }
+            Some(1) => {
+                self.counts.partials.add(1);
+                let cut = self.random.below(operation.len().max(1));
+                // SAFETY: the caller's promises.
+                unsafe { self.pass_on(entry, operation, Some(cut), 0) };
+            }
+            Some(2) => {
+                self.counts.delayed.add(1);
+                let delay = 1 + u64::from(self.random.below(self.faults.delay_polls.max(1)));
+                // SAFETY: as above.
+                unsafe { self.pass_on(entry, operation, None, delay) };
+            }
+            Some(3) => self.counts.never.add(1),
+            Some(_) => {
+                self.counts.late.add(1);
+                self.hold(entry);
+                self.late.push(Late { entry, due: self.now + u64::from(self.faults.late_polls) });
+            }
+            // SAFETY: as above.
+            None => unsafe { self.pass_on(entry, operation, None, 0) },
+        }
+        self.in_flight += 1;
+        self.stats.submitted += 1;
+    }
+
+    fn remember(&mut self, operation: Operation) -> u32 {
+        let entry = Some(Entry { operation, cut: None, delay: 0, taken: false, held: false });
+        if let Some(index) = self.free.pop() {
+            self.entries[index as usize] = entry;
+            return index;
+        }
+        self.entries.push(entry);
+        u32::try_from(self.entries.len() - 1).expect("no more entries than operations in flight")
+    }
+
+    fn entry(&mut self, index: u32) -> &mut Entry {
+        self.entries[index as usize].as_mut().expect("an entry lives until the last list that names it drops it")
+    }
+
+    fn hold(&mut self, index: u32) {
+        self.entry(index).held = true;
+    }
+
+    fn forget(&mut self, index: u32) {
+        self.entries[index as usize] = None;
+        self.free.push(index);
+    }
+
+    /// Gives the operation, or its first `cut` bytes, to the inner channel.
+    ///
+    /// # Safety
+    /// As for [`Channel::copy`].
+    unsafe fn pass_on(&mut self, index: u32, operation: Operation, cut: Option<u32>, delay: u64) {
+        let entry = self.entry(index);
+        (entry.cut, entry.delay, entry.held) = (cut, delay, true);
+        let len = cut.unwrap_or(operation.len());
+        // SAFETY: the caller's promises, for the whole operation or its beginning.
+        let accepted = unsafe {
+            match operation {
+                Operation::Copy(op) => self.inner.copy(&[Copy { len, token: index, ..op }]),
+                Operation::Fill(op) => self.inner.fill(&[Fill { len, token: index, ..op }]),
+            }
+        };
+        assert_eq!(accepted, 1, "{} had room and took nothing", self.inner.info().name);
+    }
+
+    /// Makes the late operations that are due: whoever owns them may have given them up.
+    fn land(&mut self) {
+        let now = self.now;
+        let due: Vec<u32> = self.late.extract_if(.., |late| late.due <= now).map(|late| late.entry).collect();
+        for index in due {
+            let entry = self.entry(index);
+            (entry.held, entry.delay) = (false, 0);
+            let taken = entry.taken;
+            // SAFETY: the owner keeps the memory until the operation is reported or a reset is done; neither has
+            // happened, since a report and a finished reset drop the operation from the list.
+            unsafe {
+                match &entry.operation {
+                    Operation::Copy(op) => cpu::copy_one(op, 0),
+                    Operation::Fill(op) => cpu::fill_one(op, 0),
+                }
+            }
+            if taken {
+                self.counts.late_after_taken.add(1);
+                self.forget(index);
+            } else {
+                self.reports.push(Report { entry: index, due: now, failed: None });
+            }
+        }
+    }
+
+    /// Takes in what the inner channel has completed.
+    fn gather(&mut self) {
+        loop {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            scratch.clear();
+            self.inner.poll(&mut scratch);
+            for &index in &scratch.tokens {
+                self.gathered(index, None);
+            }
+            for failed in &scratch.failed {
+                self.gathered(failed.operation.token(), Some(*failed));
+            }
+            let full = scratch.is_full();
+            self.scratch = scratch;
+            if !full {
+                return;
+            }
+        }
+    }
+
+    fn gathered(&mut self, index: u32, failed: Option<Failed>) {
+        let now = self.now;
+        let entry = self.entry(index);
+        entry.held = false;
+        if entry.taken {
+            return self.forget(index);
+        }
+        let cut = entry.cut.map(|done| (Failure::PageFault, done));
+        let failed = failed
+            .map(|failed| (failed.failure, failed.done))
+            .or(cut)
+            .map(|(failure, done)| Failed { operation: entry.operation, failure, done });
+        let due = now + entry.delay;
+        self.reports.push(Report { entry: index, due, failed });
+    }
+
+    /// What is left of the inner channel's operations after its reset is dead: nobody will touch their memory.
+    fn bury(&mut self) {
+        self.gather();
+        let mut dead = Vec::new();
+        self.inner.take_outstanding(&mut dead);
+        let late = std::mem::take(&mut self.late);
+        self.counts.late_stopped.add(late.len() as u64);
+        for index in dead.iter().map(Operation::token).chain(late.iter().map(|late| late.entry)) {
+            let entry = self.entry(index);
+            entry.held = false;
+            if entry.taken {
+                self.forget(index);
+            }
+        }
+    }
+}
+
+impl Channel for FaultyChannel {
+    fn info(&self) -> &ChannelInfo {
+        &self.info
+    }
+
+    fn room(&self) -> usize {
+        let own = self.info.ring_size - self.in_flight;
+        if self.stopped { 0 } else { own.min(self.inner.room()) }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+        let n = ops.len().min(self.room());
+        for &op in &ops[..n] {
+            // SAFETY: the caller's promises.
+            unsafe { self.accept(Operation::Copy(op)) };
+        }
+        n
+    }
+
+    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
+        let n = if self.info.capabilities.fill { ops.len().min(self.room()) } else { 0 };
+        for &op in &ops[..n] {
+            // SAFETY: the caller's promises.
+            unsafe { self.accept(Operation::Fill(op)) };
+        }
+        n
+    }
+
+    fn submit(&mut self) {
+        self.inner.submit();
+        self.reports.append(&mut self.unsubmitted);
+    }
+
+    fn poll(&mut self, completions: &mut Completions) {
+        self.now += 1;
+        self.land();
+        self.gather();
+        while !completions.is_full() {
+            let mut due = (0..self.reports.len()).filter(|&i| self.reports[i].due <= self.now);
+            let Some(oldest) = due.next() else { break };
+            let younger = due.count();
+            let mut picked = oldest;
+            if younger > 0 && self.random.below(1000) < self.faults.reorder {
+                let skip = 1 + self.random.below(younger as u32) as usize;
+                let mut due = (oldest..self.reports.len()).filter(|&i| self.reports[i].due <= self.now);
+                picked = due.nth(skip).unwrap_or(oldest);
+                self.counts.reordered.add(1);
+            }
+            let report = self.reports.remove(picked);
+            let operation = self.entry(report.entry).operation;
+            self.forget(report.entry);
+            self.in_flight -= 1;
+            match report.failed {
+                None => {
+                    completions.tokens.push(operation.token());
+                    self.stats.completed += 1;
+                    self.stats.bytes += u64::from(operation.len());
+                }
+                Some(failed) => {
+                    completions.failed.push(failed);
+                    self.stats.failed += 1;
+                }
+            }
+        }
+    }
+
+    fn reset(&mut self) -> Reset {
+        self.now += 1;
+        self.land();
+        let pending = self.resets_pending.unwrap_or(self.faults.reset_calls);
+        if self.inner.reset() == Reset::Pending || pending > 0 {
+            self.resets_pending = Some(pending.saturating_sub(1));
+            return Reset::Pending;
+        }
+        self.resets_pending = None;
+        self.bury();
+        self.reports.append(&mut self.unsubmitted);
+        self.counts.resets.add(1);
+        Reset::Done
+    }
+
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+        self.reports.clear();
+        self.unsubmitted.clear();
+        for index in 0..self.entries.len() {
+            let Some(entry) = self.entries[index].as_mut().filter(|entry| !entry.taken) else { continue };
+            outstanding.push(entry.operation);
+            entry.taken = true;
+            self.in_flight -= 1;
+            self.stats.failed += 1;
+            if !entry.held {
+                // The list was indexed by u32 tokens when the entry was made.
+                self.forget(u32::try_from(index).expect("indices are tokens"));
+            }
+        }
+    }
+
+    fn stop(&mut self) -> Result<(), EngineError> {
+        if self.in_flight > 0 {
+            return Err(EngineError::InFlight {
+                device: self.info.name.clone(),
+                in_flight: self.in_flight,
+            });
+        }
+        self.inner.stop()?;
+        self.stopped = true;
+        Ok(())
+    }
+
+    fn start(&mut self) {
+        self.inner.start();
+        self.stopped = false;
+    }
+
+    fn stats(&self) -> ChannelStats {
+        self.stats
+    }
+
+    fn reset_stats(&mut self) {
+        self.stats = ChannelStats { submitted: self.in_flight as u64, ..ChannelStats::default() };
+    }
+}
+
+/// Steele, Lea and Flood's generator: small, and any seed will do.
+#[derive(Clone, Copy, Debug)]
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    fn below(&mut self, bound: u32) -> u32 {
+        // The high half of the product of two 32-bit numbers is below the bound.
+        ((self.next() >> 32) * u64::from(bound) >> 32) as u32
+    }
+}

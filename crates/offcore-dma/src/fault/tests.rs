@@ -1,0 +1,224 @@
+//! Each fault alone, on a channel that would otherwise make every copy at once, and all together.
+
+use super::*;
+use crate::cpu::CpuChannel;
+
+const LEN: usize = 100;
+const RING: usize = 64;
+
+/// A faulty channel, a source, and a destination of zeros for `RING` copies.
+struct Rig {
+    channel: FaultyChannel,
+    source: Vec<u8>,
+    destination: Vec<u8>,
+    completions: Completions,
+}
+
+impl Rig {
+    fn new(faults: Faults) -> Self {
+        Self {
+            channel: FaultyChannel::new(Box::new(CpuChannel::new(RING).unwrap()), faults),
+            source: (0..RING * LEN).map(|i| 1 + (i % 255) as u8).collect(),
+            destination: vec![0; RING * LEN],
+            completions: Completions::default(),
+        }
+    }
+
+    fn copy_all(&mut self) {
+        let ops: Vec<Copy> = (0..RING)
+            .map(|i| Copy {
+                src: self.source[i * LEN..].as_ptr(),
+                dst: self.destination[i * LEN..].as_mut_ptr(),
+                len: LEN as u32,
+                token: i as u32,
+            })
+            .collect();
+        // SAFETY: the buffers live as long as the channel and are only read between calls.
+        assert_eq!(unsafe { self.channel.copy(&ops) }, RING);
+        self.channel.submit();
+    }
+
+    /// Polls `times` times; returns the tokens that succeeded, in order.
+    fn poll(&mut self, times: usize) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        for _ in 0..times {
+            self.completions.tokens.clear();
+            self.channel.poll(&mut self.completions);
+            tokens.extend(&self.completions.tokens);
+        }
+        tokens
+    }
+
+    fn reset(&mut self) -> usize {
+        (1..).find(|_| self.channel.reset() == Reset::Done).unwrap()
+    }
+
+    fn take(&mut self) -> Vec<u32> {
+        let mut outstanding = Vec::new();
+        self.channel.take_outstanding(&mut outstanding);
+        outstanding.iter().map(Operation::token).collect()
+    }
+
+    fn landed(&self, i: usize) -> bool {
+        self.destination[i * LEN..][..LEN] == self.source[i * LEN..][..LEN]
+    }
+
+    fn untouched(&self, range: std::ops::Range<usize>) -> bool {
+        self.destination[range].iter().all(|&byte| byte == 0)
+    }
+}
+
+#[test]
+fn without_faults_it_is_the_channel_inside() {
+    let mut rig = Rig::new(Faults::default());
+    rig.copy_all();
+    assert_eq!(rig.poll(1), (0..RING as u32).collect::<Vec<_>>());
+    assert_eq!(rig.destination, rig.source);
+}
+
+#[test]
+fn errors_do_nothing() {
+    let mut rig = Rig::new(Faults { error: 1000, ..Faults::default() });
+    rig.copy_all();
+    let mut seen = 0;
+    while rig.channel.in_flight() > 0 {
+        rig.completions.clear();
+        rig.channel.poll(&mut rig.completions);
+        assert!(rig.completions.failed.iter().all(|failed| failed.done == 0));
+        seen += rig.completions.failed.len();
+    }
+    assert_eq!((seen, rig.channel.counts().errors.value()), (RING, RING as u64));
+    assert!(rig.untouched(0..RING * LEN));
+}
+
+#[test]
+fn partial_failures_did_what_they_say() {
+    let mut rig = Rig::new(Faults { partial: 1000, ..Faults::default() });
+    rig.copy_all();
+    let mut seen = 0;
+    while rig.channel.in_flight() > 0 {
+        rig.completions.clear();
+        rig.channel.poll(&mut rig.completions);
+        for failed in rig.completions.failed.clone() {
+            let start = failed.operation.token() as usize * LEN;
+            let done = start + failed.done as usize;
+            assert_eq!((failed.operation.len() as usize, failed.failure), (LEN, Failure::PageFault));
+            assert_eq!(rig.destination[start..done], rig.source[start..done]);
+            assert!(rig.untouched(done..start + LEN));
+            seen += 1;
+        }
+    }
+    assert_eq!((seen, rig.channel.counts().partials.value()), (RING, RING as u64));
+}
+
+#[test]
+fn delayed_and_reordered_ones_all_come() {
+    let faults = Faults { delay: 500, delay_polls: 5, reorder: 500, ..Faults::default() };
+    let mut rig = Rig::new(faults);
+    rig.copy_all();
+    let first = rig.poll(1);
+    assert!((1..RING).contains(&first.len()));
+    let mut all = [first, rig.poll(5)].concat();
+    assert!(!all.is_sorted());
+    all.sort_unstable();
+    assert_eq!(all, (0..RING as u32).collect::<Vec<_>>());
+    assert!(rig.channel.counts().reordered.value() > 0 && rig.channel.counts().delayed.value() > 0);
+}
+
+#[test]
+fn never_is_never_until_a_reset_gives_it_back() {
+    let mut rig = Rig::new(Faults { never: 1000, reset_calls: 3, ..Faults::default() });
+    rig.copy_all();
+    assert!(rig.poll(1000).is_empty());
+    assert!(matches!(rig.channel.stop(), Err(EngineError::InFlight { in_flight: RING, .. })));
+    assert_eq!((rig.channel.room(), rig.reset()), (0, 4));
+    assert_eq!(rig.take(), (0..RING as u32).collect::<Vec<_>>());
+    assert_eq!((rig.channel.in_flight(), rig.channel.room()), (0, RING));
+    assert!(rig.untouched(0..RING * LEN));
+}
+
+#[test]
+fn late_ones_land_and_are_reported() {
+    let mut rig = Rig::new(Faults { late: 1000, late_polls: 10, ..Faults::default() });
+    rig.copy_all();
+    assert!(rig.poll(9).is_empty() && rig.untouched(0..RING * LEN));
+    assert_eq!(rig.poll(1).len(), RING);
+    assert_eq!(rig.destination, rig.source);
+}
+
+#[test]
+fn late_ones_land_even_after_they_were_given_up() {
+    let mut rig = Rig::new(Faults { late: 1000, late_polls: 10, reset_calls: 100, ..Faults::default() });
+    rig.copy_all();
+    assert_eq!(rig.take().len(), RING);
+    assert_eq!(rig.channel.in_flight(), 0);
+    assert!(rig.poll(5).is_empty());
+    // A reset that is not done does not stop them.
+    for call in 0..5 {
+        assert!(rig.untouched(0..RING * LEN), "call {call}");
+        assert_eq!(rig.channel.reset(), Reset::Pending);
+    }
+    assert_eq!(rig.destination, rig.source);
+    assert!(rig.poll(100).is_empty(), "given up is not reported");
+    assert_eq!(rig.channel.counts().late_after_taken.value(), RING as u64);
+}
+
+#[test]
+fn a_finished_reset_stops_late_ones() {
+    let mut rig = Rig::new(Faults { late: 500, late_polls: 10, reset_calls: 2, ..Faults::default() });
+    rig.copy_all();
+    let completed = rig.poll(1);
+    assert_eq!(rig.reset(), 3);
+    let outstanding = rig.take();
+    assert!(rig.poll(1000).is_empty());
+    for i in 0..RING as u32 {
+        assert_eq!(completed.contains(&i), rig.landed(i as usize), "{i}");
+        assert_eq!(outstanding.contains(&i), rig.untouched(i as usize * LEN..(i as usize + 1) * LEN), "{i}");
+    }
+    assert_eq!(rig.channel.counts().late_stopped.value(), outstanding.len() as u64);
+    // The channel goes on.
+    assert_eq!(rig.channel.room(), RING);
+    rig.copy_all();
+    assert!(!rig.poll(1).is_empty());
+}
+
+#[test]
+fn every_operation_is_reported_or_taken_once() {
+    let faults = Faults {
+        seed: 42,
+        error: 50,
+        partial: 50,
+        delay: 200,
+        never: 20,
+        late: 20,
+        reorder: 300,
+        delay_polls: 4,
+        late_polls: 50,
+        reset_calls: 2,
+    };
+    let mut rig = Rig::new(faults);
+    for round in 0..200 {
+        rig.copy_all();
+        let mut seen = [0; RING];
+        for _ in 0..30 {
+            rig.completions.clear();
+            rig.channel.poll(&mut rig.completions);
+            let failed = rig.completions.failed.iter().map(|failed| failed.operation.token());
+            failed.chain(rig.completions.tokens.iter().copied()).for_each(|token| seen[token as usize] += 1);
+            let stats = rig.channel.stats();
+            let known = stats.completed + stats.failed + rig.channel.in_flight() as u64;
+            assert_eq!(stats.submitted, known);
+        }
+        if round % 2 == 0 {
+            rig.reset();
+        }
+        rig.take().into_iter().for_each(|token| seen[token as usize] += 1);
+        assert_eq!(seen, [1; RING], "round {round}");
+        // What was given up in an odd round may land in the next one, in place of its successor, with the same bytes.
+    }
+    let counts = rig.channel.counts();
+    for counter in [&counts.errors, &counts.partials, &counts.delayed, &counts.reordered, &counts.never] {
+        assert!(counter.value() > 0);
+    }
+    assert!(counts.late_after_taken.value() > 0 && counts.late_stopped.value() > 0);
+}

@@ -1,0 +1,142 @@
+//! The virtio-user port: a virtio-net driver over vhost-user, as DPDK's virtio-user device is one.
+//!
+//! The packet pool is the memory that the back end is given, so packets are not copied on this side: a buffer that the
+//! back end fills is a packet buffer, with the virtio-net header (12 bytes) in the headroom and the packet behind it; a
+//! packet that is sent stays in its buffer until the back end is done with it.
+//!
+//! ```text
+//! control thread: connect, negotiate, start rings, watch the connection ──> cells ──> RX and TX queues of the workers
+//! ```
+//! A back end that goes away takes the rings with it: the port drops what is sent meanwhile, takes the packet buffers
+//! back once the connection is gone, and connects anew when a back end is there again.
+//!
+//! What a back end writes into a ring is checked, and breaks that ring at worst. But it is given the whole pool: like
+//! any vhost-user back end it is trusted not to touch packet buffers that it was not given.
+
+mod cell;
+mod link;
+mod queue;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use offcore_mem::Pool;
+use offcore_ring::RingError;
+use offcore_vhost::connection::Role;
+use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX};
+use offcore_vhost::frontend::{FrontEndConfig, FrontEndError};
+use offcore_wire::ethernet::MacAddr;
+
+use crate::slots::Slots;
+use crate::spec::VirtioUserSpec;
+use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address};
+
+use cell::Cell;
+use link::{Link, LinkState};
+use queue::{VirtioRx, VirtioTx};
+
+/// A virtio-user port.
+#[derive(Debug)]
+pub struct VirtioUserPort {
+    name: String,
+    path: PathBuf,
+    role: Role,
+    mac: MacAddr,
+    pool: &'static Pool,
+    slots: Slots,
+    link: Link,
+}
+
+impl VirtioUserPort {
+    /// Opens the port. `pool`'s memory will be given to the back end, and packets will be chunks of it.
+    ///
+    /// A back end that is not there yet is waited for in the background; [`VirtioUserPort::is_connected`] tells.
+    ///
+    /// # Errors
+    /// What waiting would not help: a back end that lacks what is needed, a socket that another process has.
+    pub fn open(spec: &VirtioUserSpec, pool: &'static Pool) -> Result<Self, PortError> {
+        let name = spec.to_string();
+        let wanted = |wanted, feature| if wanted { feature } else { 0 };
+        let config = FrontEndConfig {
+            role: if spec.server { Role::Server } else { Role::Client },
+            queue_pairs: spec.queues,
+            queue_size: spec.queue_size,
+            features: wanted(spec.mrg, NET_MRG_RXBUF) | wanted(spec.event_idx, RING_EVENT_IDX),
+            ..FrontEndConfig::new(&spec.path)
+        };
+        let role = config.role;
+        let link = Link::open(config, pool).map_err(|error| Self::refused(&name, error))?;
+        Ok(Self {
+            mac: spec.mac.unwrap_or_else(|| address::derived(&name)),
+            name,
+            path: spec.path.clone(),
+            role,
+            pool,
+            slots: Slots::new(spec.queues),
+            link,
+        })
+    }
+
+    fn refused(name: &str, error: FrontEndError) -> PortError {
+        PortError::Other { port: name.into(), reason: error.to_string() }
+    }
+
+    /// Whether there is a back end, and the rings run.
+    pub fn is_connected(&self) -> bool {
+        matches!(self.link.state(), LinkState::Connected { .. })
+    }
+
+    /// Why virtqueues do not run although the port is connected, by index of the virtqueue.
+    pub fn broken(&self) -> Vec<(usize, RingError)> {
+        let cells = self.link.cells().iter().enumerate();
+        cells.filter_map(|(index, cell)| Some((index, cell.broken()?))).collect()
+    }
+
+    fn cell(&self, virtqueue: u16) -> Arc<Cell> {
+        Arc::clone(&self.link.cells()[usize::from(virtqueue)])
+    }
+}
+
+impl Port for VirtioUserPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    fn queues(&self) -> u16 {
+        self.slots.queues()
+    }
+
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
+        self.slots.take_rx(index, &self.name)?;
+        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        Ok(Box::new(VirtioRx::new(self.cell(2 * index), self.pool, counters)))
+    }
+
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
+        self.slots.take_tx(index, &self.name)?;
+        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        Ok(Box::new(VirtioTx::new(self.cell(2 * index + 1), self.pool, counters)))
+    }
+
+    fn status(&self) -> String {
+        let path = self.path.display();
+        let mut status = match self.link.state() {
+            LinkState::Connected { features } => format!("connected to {path} with features {features:#x}"),
+            LinkState::Waiting { why } => {
+                let waiting = match self.role {
+                    Role::Client => format!("waiting for a back end at {path}"),
+                    Role::Server => format!("waiting for a back end to connect to {path}"),
+                };
+                why.map_or(waiting.clone(), |why| format!("{waiting} ({why})"))
+            }
+        };
+        for (virtqueue, error) in self.broken() {
+            status.push_str(&format!(", virtqueue {virtqueue} is broken: {error}"));
+        }
+        status
+    }
+}

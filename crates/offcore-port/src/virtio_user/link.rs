@@ -1,0 +1,189 @@
+//! The control thread of a virtio-user port: connects to the back end, and again when it has gone.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use offcore_mem::Pool;
+use offcore_vhost::frontend::{FrontEnd, FrontEndConfig, FrontEndError, MemoryFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::cell::{Cell, Ring};
+
+/// How long opening a port waits for its first connection.
+const FIRST: Duration = Duration::from_secs(1);
+/// Time between two looks at whether the back end is still there.
+const WATCH: Duration = Duration::from_millis(50);
+/// Time from a failure to the next attempt.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What the control thread is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LinkState {
+    /// There is no back end.
+    Waiting {
+        /// Why there is none (any more).
+        why: Option<String>,
+    },
+    /// The rings run.
+    Connected {
+        /// The virtio features negotiated.
+        features: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: FrontEndConfig,
+    pool: &'static Pool,
+    /// By virtqueue.
+    cells: Vec<Arc<Cell>>,
+    state: Mutex<LinkState>,
+    closing: AtomicBool,
+    /// Eventfd that ends the thread's waiting.
+    wake: OwnedFd,
+}
+
+/// The connection of one port, kept by a thread. Dropping it stops the rings and closes the connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Starts the thread and waits for a moment for its first connection.
+    pub(super) fn open(config: FrontEndConfig, pool: &'static Pool) -> Result<Self, FrontEndError> {
+        let system = |what| move |source: std::io::Error| FrontEndError::System { what, source };
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|source| system("eventfd")(source.into()))?;
+        let shared = Arc::new(Shared {
+            pool,
+            cells: (0..config.queue_pairs * 2).map(|_| Arc::default()).collect(),
+            config,
+            state: Mutex::new(LinkState::Waiting { why: None }),
+            closing: AtomicBool::new(false),
+            wake,
+        });
+        let (told, first) = sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("virtio-user".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.keep_connected(&told)
+            })
+            .map_err(system("thread"))?;
+        let link = Self { shared, thread: Some(thread) };
+        match first.recv_timeout(FIRST) {
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(())) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(link),
+        }
+    }
+
+    /// What the thread is doing.
+    pub(super) fn state(&self) -> LinkState {
+        self.shared.state()
+    }
+
+    /// The virtqueues.
+    pub(super) fn cells(&self) -> &[Arc<Cell>] {
+        &self.shared.cells
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        // A thread that waits for a back end notices later; it has nothing to put in order.
+        let connected = matches!(self.state(), LinkState::Connected { .. });
+        if let Some(thread) = self.thread.take().filter(|_| connected) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> LinkState {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_state(&self, state: LinkState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Waits for `time`, or until the port is closed.
+    fn sleep(&self, time: Duration) {
+        let time = Timespec::try_from(time).unwrap_or_default();
+        let _ = rustix::event::poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&time));
+    }
+
+    /// The thread: one connection after the other. The first one's outcome is told, and a refusal ends the thread.
+    fn keep_connected(&self, told: &SyncSender<Result<(), FrontEndError>>) {
+        let memory = [MemoryFd::new(self.pool.mapping(), self.pool.fd())];
+        let mut first = true;
+        while !self.is_closing() {
+            let connected =
+                FrontEnd::connect(&self.config, &memory).and_then(|front_end| self.start(front_end));
+            let why = match connected {
+                Ok((front_end, rings)) => {
+                    let _ = told.try_send(Ok(()));
+                    self.serve(front_end, rings)
+                }
+                Err(error) if first && is_lasting(&error) => {
+                    let _ = told.try_send(Err(error));
+                    return;
+                }
+                Err(error) => error.to_string(),
+            };
+            first = false;
+            tracing::info!(socket = %self.config.path.display(), why, "virtio-user port has no back end");
+            self.set_state(LinkState::Waiting { why: Some(why) });
+            self.sleep(PAUSE);
+        }
+    }
+
+    /// Makes the driver's sides and lets the back end start its own, in this order: a driver's side begins by clearing
+    /// what the back end writes.
+    fn start(&self, mut front_end: FrontEnd) -> Result<(FrontEnd, Vec<Ring>), FrontEndError> {
+        let rings = front_end.queues().iter().map(Ring::new).collect();
+        front_end.start()?;
+        Ok((front_end, rings))
+    }
+
+    /// Lets the workers have the rings until the back end goes away or the port is closed; says which.
+    fn serve(&self, mut front_end: FrontEnd, rings: Vec<Ring>) -> String {
+        for (cell, ring) in self.cells.iter().zip(rings) {
+            cell.publish(Some(ring), self.pool);
+        }
+        let features = front_end.features();
+        tracing::info!(socket = %self.config.path.display(), features, "virtio-user port is connected");
+        self.set_state(LinkState::Connected { features });
+        while !self.is_closing() && front_end.is_alive() {
+            self.sleep(WATCH);
+        }
+        let why = match self.is_closing() {
+            true => front_end.stop().map_or_else(|e| e.to_string(), |()| "the port was closed".into()),
+            false => "the back end has closed the connection".into(),
+        };
+        // Packet buffers are taken back when nobody can have an eye on them any more.
+        drop(front_end);
+        for cell in &self.cells {
+            cell.publish(None, self.pool);
+        }
+        why
+    }
+}
+
+/// Whether a first attempt that failed like this would fail again.
+fn is_lasting(error: &FrontEndError) -> bool {
+    use FrontEndError::{Connection, NoBackEnd, NobodyConnected};
+    !matches!(error, NoBackEnd { .. } | NobodyConnected { .. } | Connection(_))
+}
