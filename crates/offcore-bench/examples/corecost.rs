@@ -1,6 +1,15 @@
 use offcore_bench::{core_cost::Copier, progress::Progress, temperature::Temperature, vhost};
 fn main() {
     let a: Vec<String> = std::env::args().collect();
+    if a.len() > 1 && a[1] == "sr" {
+        offcore_stats::lcore::pin(0).unwrap();
+        let other = offcore_bench::lockstep::OtherCore::start(Some(1)).unwrap();
+        for len in [64, 512, 1518] {
+            let r = offcore_bench::submit_reap::run(len, 20000, &other).unwrap();
+            println!("submit_reap {len}: {:?} min {:?} max {:?}", r.median, r.min, r.max);
+        }
+        return;
+    }
     let frames = if a.len() > 1 {
         a[1].split(',').map(|x| x.parse().unwrap()).collect()
     } else {

@@ -193,6 +193,11 @@ impl Lane {
         Some(tsc::to_ns(engine.ticks) / engine.copies.max(1) as f64)
     }
 
+    /// Application work per packet from now on, in nanoseconds.
+    pub fn set_work(&mut self, ns: u64) {
+        self.worker.work = (ns as f64 * tsc::hz() as f64 / 1e9) as u64;
+    }
+
     /// TSC ticks of a round that finds nothing.
     pub fn empty_poll(&mut self) -> f64 {
         const ROUNDS: usize = 1000;

@@ -8,7 +8,7 @@
 //! in which they were submitted, so the cursor with which the engine gives slots back is the completion record of all
 //! of them: one cache line. Tokens stay with the submitter.
 //!
-//! A channel is taken away from the engine when it is dropped: see [`Shared::withdraw`].
+//! A channel that is dropped is taken away from the engine first, so that none of its operations is made later.
 
 mod channel;
 mod engine;

@@ -127,7 +127,7 @@ impl FaultyChannel {
         Self {
             inner,
             faults,
-            random: SplitMix(faults.seed),
+            random: SplitMix::new(faults.seed),
             counts: Arc::default(),
             info,
             stats: ChannelStats::default(),
@@ -206,7 +206,9 @@ impl FaultyChannel {
     }
 
     fn entry(&mut self, index: u32) -> &mut Entry {
-        self.entries[index as usize].as_mut().expect("an entry lives until the last list that names it drops it")
+        self.entries[index as usize]
+            .as_mut()
+            .expect("an entry lives until the last list that names it drops it")
     }
 
     fn hold(&mut self, index: u32) {
@@ -417,10 +419,7 @@ impl Channel for FaultyChannel {
 
     fn stop(&mut self) -> Result<(), EngineError> {
         if self.in_flight > 0 {
-            return Err(EngineError::InFlight {
-                device: self.info.name.clone(),
-                in_flight: self.in_flight,
-            });
+            return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight: self.in_flight });
         }
         self.inner.stop()?;
         self.stopped = true;
@@ -443,10 +442,14 @@ impl Channel for FaultyChannel {
 
 /// Steele, Lea and Flood's generator: small, and any seed will do.
 #[derive(Clone, Copy, Debug)]
-struct SplitMix(u64);
+pub(crate) struct SplitMix(u64);
 
 impl SplitMix {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -455,8 +458,8 @@ impl SplitMix {
     }
 
     /// A number below `bound`, which is not 0.
-    fn below(&mut self, bound: u32) -> u32 {
+    pub(crate) fn below(&mut self, bound: u32) -> u32 {
         // The high half of the product of two 32-bit numbers is below the bound.
-        ((self.next() >> 32) * u64::from(bound) >> 32) as u32
+        (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
     }
 }

@@ -12,6 +12,7 @@
 //! * [`conformance`]: the test suite that every engine passes.
 
 pub mod channel;
+pub mod conformance;
 pub mod core;
 pub mod cost;
 pub mod cpu;

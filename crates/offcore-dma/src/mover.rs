@@ -269,6 +269,12 @@ impl Mover {
         }
     }
 
+    /// The open queues.
+    pub fn queues(&self) -> Vec<QueueId> {
+        let open = self.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
+        open.map(|(i, _)| QueueId(i as u16)).collect()
+    }
+
     /// What the mover counted.
     pub fn stats(&self) -> MoverStats {
         self.stats

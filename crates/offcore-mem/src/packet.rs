@@ -124,9 +124,10 @@ impl Packet {
         self.len = self.len.min(len.min(usize::from(u16::MAX)) as u16);
     }
 
-    /// Sets the length; the caller has checked it against the pool's data room.
+    /// Says which bytes of the chunk are the packet; the caller has checked that they are in it.
     #[inline(always)]
-    pub(crate) fn set_len(&mut self, len: usize) {
+    pub(crate) fn place(&mut self, offset: usize, len: usize) {
+        self.offset = offset as u16;
         self.len = len as u16;
     }
 
@@ -142,7 +143,6 @@ impl Packet {
             "{offset}+{len} bytes in a chunk of {}",
             pool.chunk_size()
         );
-        self.offset = offset as u16;
-        self.len = len as u16;
+        self.place(offset, len);
     }
 }

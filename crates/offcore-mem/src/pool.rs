@@ -226,16 +226,17 @@ impl PoolCache {
         Some(self.pool.packet(chunk))
     }
 
-    /// A packet of `len` bytes at the standard headroom, its content whatever the chunk held; `None` when the pool has
-    /// run dry.
+    /// A packet of `len` bytes that starts `headroom` bytes into its chunk, its content whatever the chunk held; `None`
+    /// when the pool has run dry.
     ///
     /// # Panics
-    /// When `len` is more than the pool's data room.
+    /// When it does not fit the chunk.
     #[inline(always)]
-    pub fn take_sized(&mut self, len: usize) -> Option<Packet> {
-        assert!(len <= self.pool.data_room(), "{len} bytes in a data room of {}", self.pool.data_room());
+    pub fn take_sized(&mut self, headroom: usize, len: usize) -> Option<Packet> {
+        let size = self.pool.chunk_size();
+        assert!(headroom + len <= size, "{headroom}+{len} bytes in a chunk of {size}");
         let mut packet = self.take()?;
-        packet.set_len(len);
+        packet.place(headroom, len);
         Some(packet)
     }
 

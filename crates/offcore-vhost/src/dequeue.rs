@@ -1,7 +1,8 @@
 //! Dequeue: packets from the guest.
 //!
 //! 1. Available chains are taken apart and the copies of the burst gathered: each goes, virtio-net header and payload
-//!    together, into a packet buffer so that the header lands in its headroom.
+//!    together, to the start of a packet buffer's data. Header and Ethernet addresses then share one cache line, the
+//!    only one of a forwarded packet that the core touches.
 //! 2. The mover makes the copies, or hands them to a channel.
 //! 3. Chains whose copies are all done go back to the guest in order; the header is read from the copy.
 
@@ -11,7 +12,7 @@ use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover};
-use offcore_mem::{BURST, Burst, Packet, PoolCache};
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
 use offcore_ring::RingError;
 use offcore_ring::prefetch;
 use offcore_ring::split::device::{Buffer, Direction};
@@ -210,9 +211,7 @@ impl Dequeue {
         for i in 0..ready {
             let slot = &vring.slots[(first + i) & mask];
             if let Some(packet) = &slot.packet {
-                let data = packet.data().as_ptr();
-                prefetch::read(data.wrapping_sub(NET_HEADER));
-                prefetch::read(data);
+                prefetch::write(start_of(packet));
             }
             active.queue.push_used(vring.chains.pop().head, 0);
         }
@@ -327,10 +326,10 @@ fn packet_for(total: u32, cache: &mut PoolCache) -> Result<Packet, Unfit> {
     if total < NET_HEADER + ethernet::HEADER_LEN {
         return Err(Unfit::TooShort);
     }
-    if total > NET_HEADER + cache.pool().data_room() {
+    if HEADROOM + total > cache.pool().chunk_size() {
         return Err(Unfit::TooBig);
     }
-    cache.take_sized(total - NET_HEADER).ok_or(Unfit::Starved)
+    cache.take_sized(HEADROOM + NET_HEADER, total - NET_HEADER).ok_or(Unfit::Starved)
 }
 
 /// Where the virtio-net header of a packet goes.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use offcore_dma::Mover;
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
-use offcore_ring::split::{Layout, avail_len, desc_len, device::Direction, driver, used_len};
+use offcore_ring::split::{Layout, device::Direction, driver};
 use offcore_stats::StageClock;
 use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, VERSION_1};
 use offcore_vhost::{Context, VringCell, VringConfig};
@@ -20,6 +20,8 @@ pub(crate) const GUEST: u64 = 0x4000_0000;
 pub(crate) struct Guest {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) layout: Layout,
+    /// A second virtqueue, for guests that transmit as well.
+    pub(crate) tx_layout: Layout,
     base: *mut u8,
 }
 
@@ -32,19 +34,11 @@ impl Guest {
         let base = mapping.base().as_ptr();
         let region = GuestRegion::new(GUEST, base as u64, MEMORY as u64, mapping, 0).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
-        let part = |offset: usize, len| memory.translate_user(base as u64 + offset as u64, len).unwrap();
-        let (desc, avail, used) = (0, 0x8_0000, 0xa_0000);
-        // SAFETY: the parts are inside the mapping, which `memory` keeps.
-        let layout = unsafe {
-            Layout::new(
-                part(desc, desc_len(size)),
-                part(avail, avail_len(size)),
-                part(used, used_len(size)),
-                size.into(),
-            )
-        }
-        .unwrap();
-        Self { memory, layout, base }
+        let at = |offset: u64| base as u64 + offset;
+        let ring = |parts| Layout::in_memory(&memory, parts, size.into()).unwrap();
+        let layout = ring((at(0), at(0x8_0000), at(0xa_0000)));
+        let tx_layout = ring((at(0x4_0000), at(0x9_0000), at(0xc_0000)));
+        Self { memory, layout, tx_layout, base }
     }
 
     pub(crate) fn config(&self, features: u64) -> VringConfig {

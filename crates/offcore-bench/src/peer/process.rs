@@ -1,0 +1,433 @@
+//! A program under a driver's control: its output collected, its life bounded by this process's.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal};
+
+/// How long a program may show no progress before a wait on it fails, unless its driver says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A wait also ends after this many times its patience, however much the program prints meanwhile: a program that
+/// repeats one warning for ever makes output, not progress.
+const MOST_PATIENCES: u32 = 12;
+
+/// The end of a program's output that an error shows, in bytes.
+const TAIL: usize = 4096;
+
+/// A running program. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    transcript: Arc<Transcript>,
+}
+
+/// What a program has printed so far.
+#[derive(Debug)]
+struct Transcript {
+    state: Mutex<Printed>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Printed {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    /// Both streams as they arrived, for error texts.
+    both: Vec<u8>,
+    open_streams: u8,
+    last_output: Instant,
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Process {
+    /// Starts `command` with its three streams piped. `name` stands for it in errors.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(name: &str, mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let shown = format!("{command:?}");
+        let mut child = spawn_tied(command).with_context(|| format!("cannot start {name}: {shown}"))?;
+        let transcript = Arc::new(Transcript {
+            state: Mutex::new(Printed {
+                stdout: Vec::new(),
+                stderr: Vec::new(),
+                both: format!("$ {shown}\n").into_bytes(),
+                open_streams: 2,
+                last_output: Instant::now(),
+            }),
+            changed: Condvar::new(),
+        });
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().context("stdout was asked for")?;
+        let stderr = child.stderr.take().context("stderr was asked for")?;
+        collect(stdout, Stream::Stdout, &transcript);
+        collect(stderr, Stream::Stderr, &transcript);
+        Ok(Self { name: name.to_owned(), child, stdin, transcript })
+    }
+
+    /// The program's process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends `line` and a newline to the program's standard input.
+    ///
+    /// # Errors
+    /// When the program has closed it, or has ended; the text shows the end of the output.
+    pub fn write_line(&mut self, line: &str) -> Result<()> {
+        let written = match &mut self.stdin {
+            Some(stdin) => stdin.write_all(format!("{line}\n").as_bytes()).and_then(|()| stdin.flush()),
+            None => bail!("the input of {} is closed", self.name),
+        };
+        written.map_err(|e| anyhow!("cannot send {line:?} to {}: {e}\n{}", self.name, self.tail()))
+    }
+
+    /// How many bytes the program has printed to its standard output: where the answer to what is sent next begins.
+    pub fn printed(&self) -> usize {
+        self.transcript.lock().stdout.len()
+    }
+
+    /// All of standard output, or of it from byte `from` on.
+    pub fn stdout_from(&self, from: usize) -> String {
+        text_from(&self.transcript.lock().stdout, from)
+    }
+
+    /// All of standard error.
+    pub fn stderr(&self) -> String {
+        text_from(&self.transcript.lock().stderr, 0)
+    }
+
+    /// Waits until `found` recognises something in the standard output from byte `from` on.
+    ///
+    /// # Errors
+    /// When the program ends first, prints nothing for `patience`, or prints for twelve times that without it. The
+    /// text says that `what` was awaited and shows the end of the output.
+    pub fn wait_for<T>(
+        &mut self,
+        from: usize,
+        patience: Duration,
+        what: &str,
+        mut found: impl FnMut(&str) -> Option<T>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let transcript = Arc::clone(&self.transcript);
+        let mut printed = transcript.lock();
+        let mut seen = None;
+        loop {
+            if seen != Some(printed.stdout.len()) {
+                seen = Some(printed.stdout.len());
+                if let Some(value) = found(&text_from(&printed.stdout, from)) {
+                    return Ok(value);
+                }
+            }
+            if printed.open_streams == 0 {
+                drop(printed);
+                let end = match self.exit_status(Duration::from_secs(1)) {
+                    Some(status) => format!("it ended with {status}"),
+                    None => "it closed its output".to_owned(),
+                };
+                bail!("{}: waited for {what}, but {end}\n{}", self.name, self.tail());
+            }
+            let quiet = printed.last_output.max(start).elapsed();
+            let in_all = start.elapsed();
+            if quiet >= patience || in_all >= patience * MOST_PATIENCES {
+                drop(printed);
+                bail!(
+                    "{}: waited {:.1} s for {what}; nothing new was printed for {:.1} s\n{}",
+                    self.name,
+                    in_all.as_secs_f64(),
+                    quiet.as_secs_f64(),
+                    self.tail()
+                );
+            }
+            printed = transcript
+                .changed
+                .wait_timeout(printed, patience - quiet)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Waits for the program to end, and for all it printed to be collected.
+    ///
+    /// # Errors
+    /// When it has not ended after printing nothing for `patience`.
+    pub fn wait_for_exit(&mut self, patience: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.exit_status(Duration::from_millis(50)) {
+                self.drain();
+                return Ok(status);
+            }
+            let quiet = self.transcript.lock().last_output.max(start).elapsed();
+            if quiet >= patience || start.elapsed() >= patience * MOST_PATIENCES {
+                bail!(
+                    "{}: still running {:.1} s after it was expected to end\n{}",
+                    self.name,
+                    start.elapsed().as_secs_f64(),
+                    self.tail()
+                );
+            }
+        }
+    }
+
+    /// Whether the program has ended, after waiting at most `longest` for it to.
+    pub fn exit_status(&mut self, longest: Duration) -> Option<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            // A child of ours can always be waited for; an error here would mean that somebody else reaped it, and
+            // then it has ended too, but with a status nobody knows: the caller's own deadline reports that.
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if start.elapsed() >= longest {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends `signal` to the program.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        // A child that is not yet reaped keeps its id, so the signal cannot reach anyone else.
+        if self.exit_status(Duration::ZERO).is_some() {
+            bail!("{}: has already ended, so {signal:?} cannot be sent\n{}", self.name, self.tail());
+        }
+        let pid = Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal)
+            .with_context(|| format!("cannot send {signal:?} to {}", self.name))
+    }
+
+    /// Kills the program and waits until it is gone. Does nothing when it has ended.
+    pub fn kill(&mut self) {
+        self.stdin = None;
+        // Fails only when the program has already been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The end of what the program printed, both streams, for an error text.
+    pub fn tail(&self) -> String {
+        let printed = self.transcript.lock();
+        let from = printed.both.len().saturating_sub(TAIL);
+        let cut = if from > 0 { "…" } else { "" };
+        format!("--- output of {} ---\n{cut}{}\n---", self.name, text_from(&printed.both, from).trim_end())
+    }
+
+    /// Waits until both streams are read to their end, which they are soon after the program's: a grandchild that
+    /// holds them open is given up on after a second.
+    fn drain(&self) {
+        let start = Instant::now();
+        let mut printed = self.transcript.lock();
+        while printed.open_streams > 0 && start.elapsed() < Duration::from_secs(1) {
+            printed = self
+                .transcript
+                .changed
+                .wait_timeout(printed, Duration::from_millis(100))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Transcript {
+    /// A panic of another thread leaves what was printed as valid as it was.
+    fn lock(&self) -> MutexGuard<'_, Printed> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn text_from(bytes: &[u8], from: usize) -> String {
+    String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()).into_owned()
+}
+
+/// Reads `source` into the transcript on a thread of its own, to its end.
+fn collect(mut source: impl Read + Send + 'static, stream: Stream, transcript: &Arc<Transcript>) {
+    let transcript = Arc::clone(transcript);
+    std::thread::spawn(move || {
+        let mut buffer = [0; 8192];
+        loop {
+            let read = match source.read(&mut buffer) {
+                Ok(read) => read,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => 0,
+            };
+            let new = &buffer[..read];
+            let mut printed = transcript.lock();
+            match stream {
+                Stream::Stdout => printed.stdout.extend_from_slice(new),
+                Stream::Stderr => printed.stderr.extend_from_slice(new),
+            }
+            printed.both.extend_from_slice(new);
+            printed.last_output = Instant::now();
+            if read == 0 {
+                printed.open_streams -= 1;
+            }
+            transcript.changed.notify_all();
+            if read == 0 {
+                return;
+            }
+        }
+    });
+}
+
+/// Spawns a child that the kernel kills when this process ends, even when it is killed itself.
+///
+/// The kernel ties a child to the *thread* that spawned it. A test's thread ends with the test, while a guest may be
+/// shared by several tests, so one thread that lives as long as the process spawns for all.
+fn spawn_tied(mut command: Command) -> std::io::Result<Child> {
+    type Request = (Command, Sender<std::io::Result<Child>>);
+    static SPAWNER: OnceLock<Sender<Request>> = OnceLock::new();
+
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec the closure makes three system calls and nothing else: it takes no lock and
+    // allocates nothing, so the state of the other threads at the fork does not matter.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            if rustix::process::getppid() != Some(parent) {
+                // The parent ended before the request above was made.
+                return Err(std::io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+    let spawner = SPAWNER.get_or_init(|| {
+        let (sender, requests) = mpsc::channel::<Request>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in requests {
+                // Nobody waiting for the answer means nobody to tell.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        sender
+    });
+    let (answer, child) = mpsc::channel();
+    let gone = || std::io::Error::other("the spawning thread is gone");
+    spawner.send((command, answer)).map_err(|_| gone())?;
+    child.recv().map_err(|_| gone())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Process {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Process::spawn("sh", command).unwrap()
+    }
+
+    #[test]
+    fn finds_what_is_printed_after_a_mark() {
+        let mut sh = sh("while read -r line; do echo \"got $line\"; done");
+        sh.write_line("one").unwrap();
+        sh.wait_for(0, PATIENCE, "one", |text| text.contains("got one\n").then_some(())).unwrap();
+        let mark = sh.printed();
+        sh.write_line("two").unwrap();
+        let text =
+            sh.wait_for(mark, PATIENCE, "two", |text| text.ends_with('\n').then(|| text.to_owned())).unwrap();
+        assert_eq!(text, "got two\n");
+    }
+
+    #[test]
+    fn silence_ends_a_wait_and_the_error_shows_the_output() {
+        let mut sh = sh("echo out; echo err >&2; sleep 60");
+        sh.wait_for(0, PATIENCE, "out", |text| text.contains("out").then_some(())).unwrap();
+        let error =
+            sh.wait_for(0, Duration::from_millis(300), "the prompt", |_| None::<()>).unwrap_err().to_string();
+        for part in ["the prompt", "nothing new", "out", "err"] {
+            assert!(error.contains(part), "{part:?} is missing in: {error}");
+        }
+    }
+
+    #[test]
+    fn endless_chatter_is_not_progress() {
+        let mut sh = sh("while :; do echo again; sleep 0.02; done");
+        let start = Instant::now();
+        sh.wait_for(0, Duration::from_millis(100), "news", |_| None::<()>).unwrap_err();
+        assert!(start.elapsed() >= Duration::from_millis(1200));
+    }
+
+    #[test]
+    fn an_early_end_is_reported_with_its_status() {
+        let mut sh = sh("echo bye; exit 3");
+        let error = sh.wait_for(0, PATIENCE, "the prompt", |_| None::<()>).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("bye"), "{error}");
+        assert_eq!(sh.wait_for_exit(PATIENCE).unwrap().code(), Some(3));
+        assert!(sh.signal(Signal::INT).is_err(), "a program that has ended cannot be signalled");
+    }
+
+    #[test]
+    fn dropping_kills() {
+        let sh = sh("exec sleep 60");
+        let proc = format!("/proc/{}", sh.id());
+        assert!(std::path::Path::new(&proc).exists());
+        drop(sh);
+        assert!(!std::path::Path::new(&proc).exists());
+    }
+
+    #[test]
+    fn a_program_outlives_the_thread_that_started_it() {
+        let mut cat = std::thread::spawn(|| sh("exec cat")).join().unwrap();
+        cat.write_line("still here").unwrap();
+        cat.wait_for(0, PATIENCE, "the echo", |text| text.contains("still here").then_some(())).unwrap();
+    }
+
+    /// Kills a whole test process and sees its child go: the reason for `spawn_tied`.
+    #[test]
+    fn a_program_dies_with_a_test_process_that_is_killed() {
+        const CHILD_OF: &str = "OFFCORE_TEST_DYING_PARENT";
+        if std::env::var_os(CHILD_OF).is_some() {
+            let sleeper = sh("exec sleep 61");
+            writeln!(std::io::stdout(), "sleeper {}", sleeper.id()).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        let mut parent = Command::new(std::env::current_exe().unwrap());
+        parent.args(["--exact", "peer::process::tests::a_program_dies_with_a_test_process_that_is_killed"]);
+        parent.env(CHILD_OF, "1");
+        let mut parent = Process::spawn("test process", parent).unwrap();
+        let id: u32 = parent
+            .wait_for(0, PATIENCE, "the sleeper's id", |text| {
+                text.lines().find_map(|line| line.split("sleeper ").nth(1)?.trim().parse().ok())
+            })
+            .unwrap();
+        let status = format!("/proc/{id}/stat");
+        assert!(
+            !std::fs::read_to_string(&status).unwrap().contains(") Z "),
+            "it lives as long as its parent"
+        );
+        parent.kill();
+        let start = Instant::now();
+        // An orphan may stay a zombie for as long as init takes to reap it.
+        while std::fs::read_to_string(&status).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(start.elapsed() < PATIENCE, "the sleeper outlived its parent");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

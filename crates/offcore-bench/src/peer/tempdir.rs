@@ -1,0 +1,76 @@
+//! A directory for sockets and scratch files that goes away with its owner.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+
+/// A new, empty directory under the system's temporary directory, removed with everything in it on drop.
+///
+/// Its path is short, so that a socket in it stays below the 107 bytes that a Unix socket's address can hold.
+#[derive(Debug)]
+pub struct TempDir {
+    path: PathBuf,
+}
+
+impl TempDir {
+    /// Makes the directory, readable by its owner only.
+    ///
+    /// # Errors
+    /// When the directory cannot be made; the text names it.
+    pub fn new() -> Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        let path = std::env::temp_dir().join(unique_name());
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("cannot make the directory {}", path.display()))?;
+        Ok(Self { path })
+    }
+
+    /// Where the directory is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a file in the directory, which need not exist.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        // A directory that somebody else removed, or still fills, is no reason to fail a test that passed.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A name no other live process uses and this one uses once: `oc`, the process id, `n` and a count.
+///
+/// At most 15 characters for the first thousand names of a process, so that it can also name a network interface.
+pub fn unique_name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("oc{}n{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_private_and_goes_away() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().to_owned();
+        std::fs::write(dir.file("x"), "x").unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        drop(dir);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn names_differ() {
+        assert_ne!(unique_name(), unique_name());
+    }
+}

@@ -1,0 +1,545 @@
+//! dpdk-testpmd, driven over its interactive prompt.
+//!
+//! Known to work with DPDK 22.11 (Debian 12). What had to be found out:
+//! - On a pipe testpmd buffers what it prints, but not its prompt, so answers come after the prompt that ends them.
+//!   It is therefore run under `stdbuf -o0`.
+//! - With hugepages, `--in-memory --single-file-segments` needs no mounted hugetlbfs and gives a vhost back end one
+//!   memory region. `--in-memory` does not combine with `--no-huge`; but `--no-huge` alone keeps its memory in one
+//!   memfd too, which vhost can share.
+//! - A virtio-user front end in server mode prints no prompt before a back end connects: [`Testpmd::spawn`] both,
+//!   then [`Testpmd::wait_ready`].
+//! - A virtio-user front end with several queues needs `cq=1`.
+//! - It ends by itself when its standard input closes.
+
+mod stats;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub use stats::{CoreCycles, ForwardStats, PortForwardStats, PortStats, StreamStats};
+
+use super::machine::free_hugepage_mib;
+use super::process::{PATIENCE, Process};
+use super::tempdir::{TempDir, unique_name};
+
+const PROMPT: &str = "testpmd> ";
+
+/// How a testpmd is started. [`TestpmdConfig::default`] has no port; the helpers [`TestpmdConfig::virtio_user`] and
+/// [`TestpmdConfig::net_vhost`] make one with the port that they name.
+#[derive(Debug, Clone)]
+pub struct TestpmdConfig {
+    /// The core that its forwarding lcore, and its mostly sleeping main lcore, run on.
+    pub core: usize,
+    /// Virtual devices as after `--vdev`; each becomes a port, in this order.
+    pub vdevs: Vec<String>,
+    /// Packets a burst (`--burst`).
+    pub burst: u16,
+    /// RX and TX queues of every port (`--rxq`, `--txq`).
+    pub queues: u16,
+    /// MiB of memory (`-m`).
+    pub memory_mb: u32,
+    /// The pages that memory is on.
+    pub memory: Memory,
+    /// Packet buffers (`--total-num-mbufs`). testpmd's own default would take hundreds of MiB.
+    pub mbufs: u32,
+    /// Bytes of a packet buffer's data room, 128 of them headroom (`--mbuf-size`); `None` is testpmd's 2176.
+    pub mbuf_size: Option<u16>,
+    /// Which port a packet of a port goes out of (`--port-topology`): `loop` (the same), `paired` or `chained`.
+    pub topology: &'static str,
+    /// Whether to account for core cycles from the start (`--record-core-cycles`).
+    pub record_core_cycles: bool,
+    /// More arguments for the environment layer, before `--`.
+    pub eal_args: Vec<String>,
+    /// More arguments for testpmd itself, after `--`.
+    pub args: Vec<String>,
+    /// The network namespace to run in; TAP and packet sockets belong to it.
+    pub netns: Option<String>,
+}
+
+/// The pages under a testpmd's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// 2 MiB hugepages where twice the memory is free in them at the start, otherwise ordinary pages.
+    Auto,
+    /// 2 MiB hugepages, or testpmd does not start.
+    Hugepages,
+    /// Ordinary pages.
+    Ordinary,
+}
+
+/// A virtio-user front end (`net_virtio_user`): the part that a guest plays.
+#[derive(Debug, Clone)]
+pub struct VirtioUser {
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Descriptors a virtqueue, a power of two.
+    pub queue_size: u16,
+    /// Whether to offer mergeable receive buffers.
+    pub mrg_rxbuf: bool,
+    /// Whether to offer packed virtqueues.
+    pub packed_vq: bool,
+    /// Whether this side makes the socket and waits for the back end to connect.
+    pub server: bool,
+    /// The port's MAC address; `None` is a random one.
+    pub mac: Option<String>,
+    /// More device arguments, such as `in_order=1,vectorized=1`; empty for none.
+    pub extra: String,
+}
+
+/// A vhost back end (`net_vhost`): the part that a switch plays.
+#[derive(Debug, Clone)]
+pub struct NetVhost {
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Whether this side connects to the front end's socket, and again after a loss, instead of making the socket.
+    pub client: bool,
+    /// More device arguments; empty for none.
+    pub extra: String,
+}
+
+/// A running testpmd. Dropping it has it quit, and kills it when it does not within 2 s.
+#[derive(Debug)]
+pub struct Testpmd {
+    process: Process,
+    ready: bool,
+    /// Its runtime directory, which it leaves behind.
+    _runtime: TempDir,
+}
+
+impl Default for TestpmdConfig {
+    fn default() -> Self {
+        Self {
+            core: 0,
+            vdevs: Vec::new(),
+            burst: 32,
+            queues: 1,
+            memory_mb: 256,
+            memory: Memory::Auto,
+            mbufs: 16384,
+            mbuf_size: None,
+            topology: "loop",
+            record_core_cycles: false,
+            eal_args: Vec::new(),
+            args: Vec::new(),
+            netns: None,
+        }
+    }
+}
+
+impl TestpmdConfig {
+    /// A testpmd on `core` whose port 0 is this front end.
+    pub fn virtio_user(core: usize, port: &VirtioUser) -> Self {
+        Self { core, vdevs: vec![port.vdev(0)], queues: port.queues, ..Self::default() }
+    }
+
+    /// A testpmd on `core` whose port 0 is this back end.
+    pub fn net_vhost(core: usize, port: &NetVhost) -> Self {
+        Self { core, vdevs: vec![port.vdev(0)], queues: port.queues, ..Self::default() }
+    }
+
+    /// The command line, with the runtime directory that it is to use.
+    fn command(&self, runtime: &TempDir) -> Command {
+        let mut command = match &self.netns {
+            None => Command::new("stdbuf"),
+            Some(netns) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", netns, "stdbuf"]);
+                command
+            }
+        };
+        let hugepages = match self.memory {
+            // Twice, because its peer is often started at the same moment and sees the same pages free.
+            Memory::Auto => free_hugepage_mib() / 2 >= self.memory_mb,
+            Memory::Hugepages => true,
+            Memory::Ordinary => false,
+        };
+        // Where DPDK puts its runtime directory, as the service manager tells it.
+        command.env("RUNTIME_DIRECTORY", runtime.path());
+        command.args(["-o0", "dpdk-testpmd", "--no-pci", "--file-prefix", &unique_name()]);
+        command.args(["-m", &self.memory_mb.to_string()]);
+        command.args(["--lcores", &format!("0@{core},1@{core}", core = self.core)]);
+        command.args(if hugepages {
+            ["--in-memory", "--single-file-segments"]
+        } else {
+            ["--no-huge", "--no-shconf"]
+        });
+        for vdev in &self.vdevs {
+            command.args(["--vdev", vdev]);
+        }
+        command.args(&self.eal_args).args(["--", "-i", "--no-mlockall"]);
+        command.arg(format!("--port-topology={}", self.topology));
+        command.arg(format!("--burst={}", self.burst));
+        command.arg(format!("--rxq={}", self.queues));
+        command.arg(format!("--txq={}", self.queues));
+        command.arg(format!("--total-num-mbufs={}", self.mbufs));
+        if let Some(size) = self.mbuf_size {
+            command.arg(format!("--mbuf-size={size}"));
+        }
+        if self.record_core_cycles {
+            command.arg("--record-core-cycles");
+        }
+        command.args(&self.args);
+        command
+    }
+}
+
+impl VirtioUser {
+    /// A front end with one queue pair of 256 descriptors, split, with mergeable buffers, connecting to `socket`.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            queues: 1,
+            queue_size: 256,
+            mrg_rxbuf: true,
+            packed_vq: false,
+            server: false,
+            mac: None,
+            extra: String::new(),
+        }
+    }
+
+    /// The device string, as the `index`-th of its kind.
+    pub fn vdev(&self, index: u16) -> String {
+        let mut vdev = format!(
+            "net_virtio_user{index},path={},queues={},queue_size={},packed_vq={},mrg_rxbuf={}",
+            self.socket.display(),
+            self.queues,
+            self.queue_size,
+            u8::from(self.packed_vq),
+            u8::from(self.mrg_rxbuf)
+        );
+        if self.queues > 1 {
+            vdev += ",cq=1";
+        }
+        if self.server {
+            vdev += ",server=1";
+        }
+        if let Some(mac) = &self.mac {
+            vdev += &format!(",mac={mac}");
+        }
+        with_extra(vdev, &self.extra)
+    }
+}
+
+impl NetVhost {
+    /// A back end with one queue pair that makes `socket`.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), queues: 1, client: false, extra: String::new() }
+    }
+
+    /// The device string, as the `index`-th of its kind.
+    pub fn vdev(&self, index: u16) -> String {
+        let mut vdev = format!("net_vhost{index},iface={},queues={}", self.socket.display(), self.queues);
+        if self.client {
+            vdev += ",client=1";
+        }
+        with_extra(vdev, &self.extra)
+    }
+}
+
+fn with_extra(vdev: String, extra: &str) -> String {
+    if extra.is_empty() { vdev } else { format!("{vdev},{extra}") }
+}
+
+impl Testpmd {
+    /// Starts a testpmd and waits for its prompt.
+    ///
+    /// # Errors
+    /// When it ends instead, or prints nothing for 10 s.
+    pub fn start(config: &TestpmdConfig) -> Result<Self> {
+        let mut testpmd = Self::spawn(config)?;
+        testpmd.wait_ready()?;
+        Ok(testpmd)
+    }
+
+    /// Starts a testpmd that first has to wait for somebody else: see [`Testpmd::wait_ready`].
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(config: &TestpmdConfig) -> Result<Self> {
+        let runtime = TempDir::new()?;
+        let process = Process::spawn("testpmd", config.command(&runtime))?;
+        Ok(Self { process, ready: false, _runtime: runtime })
+    }
+
+    /// Waits for the first prompt. Every command does so by itself.
+    ///
+    /// # Errors
+    /// When testpmd ends instead, or prints nothing for 10 s.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        if !self.ready {
+            self.process
+                .wait_for(0, PATIENCE, "its first prompt", |text| text.contains(PROMPT).then_some(()))?;
+            self.ready = true;
+        }
+        Ok(())
+    }
+
+    /// Gives a command, which must be one line, and returns what testpmd printed to standard output until its next
+    /// prompt. Messages of its libraries go to standard error and are not in the answer; messages of testpmd itself
+    /// about ports (`Port 0: link state change event`) can be.
+    ///
+    /// # Errors
+    /// When testpmd does not know the command or its arguments, ends, or prints nothing for 10 s.
+    pub fn command(&mut self, command: &str) -> Result<String> {
+        ensure!(!command.contains(['\n', '\t']), "testpmd commands are one line without tabs: {command:?}");
+        self.wait_ready()?;
+        let mark = self.process.printed();
+        self.process.write_line(command)?;
+        let echo = format!("{command}\r\n");
+        let answer =
+            self.process.wait_for(mark, PATIENCE, &format!("the end of command {command:?}"), |text| {
+                let (_, answer) = text.split_once(&echo)?;
+                answer.split_once(PROMPT).map(|(answer, _)| answer.to_owned())
+            })?;
+        for refusal in ["Command not found", "Bad arguments", "Ambiguous command"] {
+            if answer.trim_start().starts_with(refusal) {
+                bail!("testpmd refuses {command:?}: {}", answer.trim());
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Gives a command whose answer must contain `expected` when it has succeeded.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`], and when `expected` is not in the answer.
+    pub fn command_expecting(&mut self, command: &str, expected: &str) -> Result<String> {
+        let answer = self.command(command)?;
+        ensure!(
+            answer.contains(expected),
+            "testpmd answered {command:?} without {expected:?}:\n{answer}\n{}",
+            self.process.tail()
+        );
+        Ok(answer)
+    }
+
+    /// Sets the forwarding mode: `io`, `mac`, `macswap`, `rxonly`, `txonly`, `flowgen`, `5tswap`, ….
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`], for instance for an unknown mode.
+    pub fn set_forward(&mut self, mode: &str) -> Result<()> {
+        self.command_expecting(&format!("set fwd {mode}"), &format!("Set {mode} packet forwarding mode"))
+            .map(drop)
+    }
+
+    /// Sets the frame length, without FCS, that `txonly` and `start tx_first` send.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`].
+    pub fn set_tx_length(&mut self, bytes: u16) -> Result<()> {
+        self.command(&format!("set txpkts {bytes}"))?;
+        self.command_expecting("show config txpkts", &bytes.to_string()).map(drop)
+    }
+
+    /// Sets the destination address that forwarding mode `mac` writes into packets sent from `port`.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`].
+    pub fn set_peer_address(&mut self, port: u16, mac: &str) -> Result<()> {
+        self.command(&format!("set eth-peer {port} {mac}")).map(drop)
+    }
+
+    /// Starts forwarding.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`], and when forwarding does not start.
+    pub fn start_forwarding(&mut self) -> Result<()> {
+        self.command_expecting("start", "packet forwarding - ports=").map(drop)
+    }
+
+    /// Sends `bursts` bursts of packets from every port, then starts forwarding.
+    ///
+    /// # Errors
+    /// As [`Testpmd::start_forwarding`].
+    pub fn start_forwarding_tx_first(&mut self, bursts: u32) -> Result<()> {
+        self.command_expecting(&format!("start tx_first {bursts}"), "packet forwarding - ports=").map(drop)
+    }
+
+    /// Stops forwarding and returns the counts since it was started.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`], and when forwarding was not on.
+    pub fn stop_forwarding(&mut self) -> Result<ForwardStats> {
+        let answer = self.command("stop")?;
+        ForwardStats::parse(&answer)
+            .with_context(|| format!("testpmd's answer to \"stop\":\n{answer}\n{}", self.process.tail()))
+    }
+
+    /// The counts of forwarding since it was last started, without stopping it.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`].
+    pub fn forward_stats(&mut self) -> Result<ForwardStats> {
+        let answer = self.command("show fwd stats all")?;
+        ForwardStats::parse(&answer).with_context(|| format!("in testpmd's answer:\n{answer}"))
+    }
+
+    /// Starts or stops accounting for the cycles that forwarding takes ([`ForwardStats::cycles`]). Takes effect at
+    /// the next start of forwarding.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`].
+    pub fn record_core_cycles(&mut self, on: bool) -> Result<()> {
+        self.command(&format!("set record-core-cycles {}", if on { "on" } else { "off" })).map(drop)
+    }
+
+    /// The statistics of every port, by its number.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`].
+    pub fn all_port_stats(&mut self) -> Result<Vec<PortStats>> {
+        let answer = self.command("show port stats all")?;
+        PortStats::parse_all(&answer).with_context(|| format!("in testpmd's answer:\n{answer}"))
+    }
+
+    /// The statistics of one port.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`], and when there is no such port.
+    pub fn port_stats(&mut self, port: u16) -> Result<PortStats> {
+        let stats = self.all_port_stats()?;
+        let count = stats.len();
+        let of_port = stats.into_iter().find(|stats| stats.port == port);
+        of_port.with_context(|| format!("testpmd has {count} ports, and none is port {port}"))
+    }
+
+    /// Sets the statistics of every port to 0.
+    ///
+    /// # Errors
+    /// As [`Testpmd::command`].
+    pub fn clear_port_stats(&mut self) -> Result<()> {
+        self.command("clear port stats all").map(drop)
+    }
+
+    /// Asks for the statistics of a port until `done` accepts them, ten times a second.
+    ///
+    /// # Errors
+    /// When no packet has been received or sent by the port for 10 s; the text has the last statistics.
+    pub fn wait_for_port_stats(
+        &mut self,
+        port: u16,
+        what: &str,
+        done: impl Fn(&PortStats) -> bool,
+    ) -> Result<PortStats> {
+        let mut last = None;
+        let mut moved = Instant::now();
+        loop {
+            let stats = self.port_stats(port)?;
+            if done(&stats) {
+                return Ok(stats);
+            }
+            let now = (stats.rx_packets, stats.tx_packets);
+            if last != Some(now) {
+                last = Some(now);
+                moved = Instant::now();
+            } else if moved.elapsed() >= PATIENCE {
+                bail!(
+                    "testpmd: waited for {what}; no packet for {:.1} s: {stats:?}\n{}",
+                    moved.elapsed().as_secs_f64(),
+                    self.process.tail()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits until a port's link is up, which for a vhost port means that the other side is there and ready.
+    ///
+    /// # Errors
+    /// When it is not within 10 s.
+    pub fn wait_link_up(&mut self, port: u16) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let answer = self.command(&format!("show port info {port}"))?;
+            if answer.contains("Link status: up") {
+                return Ok(());
+            }
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "testpmd: the link of port {port} is not up after {:.1} s\n{}",
+                start.elapsed().as_secs_f64(),
+                self.process.tail()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What its libraries have logged, such as a back end's account of the vhost-user messages it received.
+    pub fn log(&self) -> String {
+        self.process.stderr()
+    }
+
+    /// The end of what it printed on both streams, to add to an assertion.
+    pub fn tail(&self) -> String {
+        self.process.tail()
+    }
+
+    /// Kills it on the spot: the death of a peer.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+
+    /// Has it stop forwarding, close its ports and end.
+    ///
+    /// # Errors
+    /// When it does not end, or does so with a status other than 0.
+    pub fn quit(mut self) -> Result<()> {
+        self.process.write_line("quit")?;
+        let status = self.process.wait_for_exit(PATIENCE)?;
+        ensure!(status.success(), "testpmd quit with {status}\n{}", self.process.tail());
+        Ok(())
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        // Asked before killed, because a back end then tells its front end, and removes its socket.
+        if self.ready && self.process.write_line("quit").is_ok() {
+            self.process.exit_status(Duration::from_secs(2));
+        }
+        self.process.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_strings() {
+        let front_end = VirtioUser {
+            queues: 2,
+            queue_size: 1024,
+            mrg_rxbuf: false,
+            packed_vq: true,
+            server: true,
+            mac: Some("02:00:00:00:00:01".into()),
+            extra: "in_order=1".into(),
+            ..VirtioUser::new("/x/s")
+        };
+        assert_eq!(
+            front_end.vdev(3),
+            "net_virtio_user3,path=/x/s,queues=2,queue_size=1024,packed_vq=1,mrg_rxbuf=0,cq=1,server=1,\
+             mac=02:00:00:00:00:01,in_order=1"
+        );
+        assert_eq!(
+            VirtioUser::new("/x/s").vdev(0),
+            "net_virtio_user0,path=/x/s,queues=1,queue_size=256,packed_vq=0,mrg_rxbuf=1"
+        );
+        let back_end = NetVhost { client: true, ..NetVhost::new("/x/s") };
+        assert_eq!(back_end.vdev(1), "net_vhost1,iface=/x/s,queues=1,client=1");
+    }
+}

@@ -1,0 +1,203 @@
+//! What every engine does alike, as tests: one suite, run on each of them.
+//!
+//! [`CHECKS`] lists the checks by name. A check gets a function that opens a channel with a given ring size, and one
+//! that lets the engine make progress (a step, or nothing where a thread or a device does it). It panics with what was
+//! wrong. Completions may come in any order, unless the channel says otherwise, but none may stay out for 10 s.
+
+mod content;
+mod control;
+mod ring;
+
+use std::time::{Duration, Instant};
+
+use crate::channel::{Channel, Completions, Copy, Failed, Fill, Token};
+use crate::fault::SplitMix;
+
+/// Opens a channel with room for that many operations.
+pub type Open<'a> = &'a dyn Fn(usize) -> Box<dyn Channel>;
+/// Lets the engine make progress.
+pub type Pump<'a> = &'a mut dyn FnMut();
+/// One check.
+pub type Check = fn(Open<'_>, Pump<'_>);
+
+/// Every check, with its name.
+pub const CHECKS: &[(&str, Check)] = &[
+    ("every_length_at_odd_offsets", content::every_length_at_odd_offsets),
+    ("every_alignment", content::every_alignment),
+    ("scatter_gather", content::scatter_gather),
+    ("fills", content::fills),
+    ("copies_and_fills_mixed", content::copies_and_fills_mixed),
+    ("a_full_ring_takes_no_more", ring::a_full_ring_takes_no_more),
+    ("rings_wrap_in_bursts_of_every_length", ring::rings_wrap_in_bursts_of_every_length),
+    ("each_token_comes_back_once", ring::each_token_comes_back_once),
+    ("order_is_kept_or_declared_open", ring::order_is_kept_or_declared_open),
+    ("polls_add_what_fits", ring::polls_add_what_fits),
+    ("channels_do_not_mix", ring::channels_do_not_mix),
+    ("ring_sizes_are_as_asked", ring::ring_sizes_are_as_asked),
+    ("too_long_is_refused", control::too_long_is_refused),
+    ("stop_and_start", control::stop_and_start),
+    ("statistics_are_exact", control::statistics_are_exact),
+    ("after_a_reset_nothing_lands", control::after_a_reset_nothing_lands),
+    ("after_a_drop_nothing_lands", control::after_a_drop_nothing_lands),
+    ("a_channel_moves_to_another_thread", control::a_channel_moves_to_another_thread),
+];
+
+/// Runs every check.
+///
+/// # Panics
+/// When one fails.
+pub fn run_all(open: Open<'_>, pump: Pump<'_>) {
+    for (_, check) in CHECKS {
+        check(open, pump);
+    }
+}
+
+/// A channel under test and what it has reported.
+struct Rig<'a> {
+    channel: Box<dyn Channel>,
+    pump: Pump<'a>,
+    tokens: Vec<Token>,
+    failed: Vec<Failed>,
+}
+
+impl<'a> Rig<'a> {
+    fn new(channel: Box<dyn Channel>, pump: Pump<'a>) -> Self {
+        Self { channel, pump, tokens: Vec::new(), failed: Vec::new() }
+    }
+
+    /// Lets the engine work and takes in what it reports, once; returns how much that was.
+    fn turn(&mut self) -> usize {
+        (self.pump)();
+        let mut completions = Completions::default();
+        self.channel.poll(&mut completions);
+        self.tokens.extend(&completions.tokens);
+        self.failed.extend(completions.failed.iter().copied());
+        completions.tokens.len() + completions.failed.len()
+    }
+
+    /// Lets the engine work until everything in flight has been reported.
+    fn drain(&mut self) {
+        let mut deadline = Deadline::new();
+        while self.channel.in_flight() > 0 {
+            if self.turn() > 0 {
+                deadline = Deadline::new();
+            }
+            deadline.check(&*self.channel);
+        }
+    }
+
+    /// Makes every copy and waits for all of them. At most `burst` are handed over at once.
+    fn copy_all(&mut self, ops: &[Copy], burst: usize) {
+        let mut deadline = Deadline::new();
+        let mut at = 0;
+        while at < ops.len() {
+            let offered = &ops[at..(at + burst).min(ops.len())];
+            // SAFETY: every check's buffers outlive its rig and are only touched while nothing is in flight.
+            let accepted = unsafe { self.channel.copy(offered) };
+            self.channel.submit();
+            at += accepted;
+            if self.turn() + accepted > 0 {
+                deadline = Deadline::new();
+            }
+            deadline.check(&*self.channel);
+        }
+        self.drain();
+    }
+
+    /// Asserts that every operation succeeded and that each of `expected` came back as often as it stands there;
+    /// forgets what was reported.
+    fn expect_tokens(&mut self, expected: impl IntoIterator<Item = Token>) {
+        assert!(self.failed.is_empty(), "operations failed: {:?}", self.failed);
+        let mut expected: Vec<Token> = expected.into_iter().collect();
+        if !self.channel.info().capabilities.out_of_order {
+            assert_eq!(self.tokens, expected, "tokens of a channel that promises order");
+        }
+        expected.sort_unstable();
+        self.tokens.sort_unstable();
+        assert_eq!(self.tokens, expected, "tokens that came back");
+        self.tokens.clear();
+    }
+}
+
+/// Ten seconds without progress are a failure.
+struct Deadline(Instant);
+
+impl Deadline {
+    fn new() -> Self {
+        Self(Instant::now() + Duration::from_secs(10))
+    }
+
+    fn check(&self, channel: &dyn Channel) {
+        assert!(
+            Instant::now() < self.0,
+            "{}: no progress for 10 s, {} operations in flight",
+            channel.info().name,
+            channel.in_flight()
+        );
+        // On a machine with fewer cores than threads the engine needs one now and then.
+        std::thread::yield_now();
+    }
+}
+
+/// Memory for destinations, surrounded by guard bytes, and what it should hold in the end.
+struct Canvas {
+    memory: Vec<u8>,
+    expected: Vec<u8>,
+    used: usize,
+}
+
+/// Guard bytes on either side of a destination, at least.
+const GUARD: usize = 64;
+
+impl Canvas {
+    fn new(size: usize) -> Self {
+        let mut random = SplitMix::new(size as u64);
+        let memory: Vec<u8> = (0..size).map(|_| random.next().to_le_bytes()[0]).collect();
+        Self { expected: memory.clone(), memory, used: 0 }
+    }
+
+    /// `len` bytes at `offset` past a multiple of 64, which are to become `content`.
+    fn place(&mut self, offset: usize, content: impl Iterator<Item = u8>) -> (*mut u8, u32) {
+        let base = self.memory.as_mut_ptr();
+        let aligned = (base.addr() + self.used + GUARD).next_multiple_of(64) - base.addr();
+        let start = aligned + offset % 64;
+        let mut end = start;
+        for (place, byte) in self.expected[start..].iter_mut().zip(content) {
+            *place = byte;
+            end += 1;
+        }
+        self.used = end + GUARD;
+        assert!(self.used <= self.memory.len(), "the canvas is too small");
+        (base.wrapping_add(start), u32::try_from(end - start).expect("destinations are short"))
+    }
+
+    /// A copy of `content` to a new place.
+    fn copy(&mut self, offset: usize, content: &[u8], token: Token) -> Copy {
+        let (dst, len) = self.place(offset, content.iter().copied());
+        Copy { src: content.as_ptr(), dst, len, token }
+    }
+
+    /// A fill of `len` bytes at a new place.
+    fn fill(&mut self, offset: usize, pattern: u64, len: usize, token: Token) -> Fill {
+        let (dst, len) = self.place(offset, pattern.to_le_bytes().into_iter().cycle().take(len));
+        Fill { dst, pattern, len, token }
+    }
+
+    /// Asserts that exactly what was asked for has been written, and starts over.
+    fn check(&mut self, what: &str) {
+        if self.memory != self.expected {
+            let differs =
+                self.memory.iter().zip(&self.expected).position(|(found, expected)| found != expected);
+            let at = differs.unwrap_or_default();
+            let (found, expected) = (self.memory[at], self.expected[at]);
+            panic!("{what}: byte {at} of the canvas is {found:#04x}, expected {expected:#04x}");
+        }
+        self.used = 0;
+    }
+}
+
+/// Bytes to copy from.
+fn source(len: usize) -> Vec<u8> {
+    let mut random = SplitMix::new(7);
+    (0..len).map(|_| random.next().to_le_bytes()[0]).collect()
+}

@@ -1,0 +1,250 @@
+//! A forwarding loop over engines that misbehave: every packet arrives complete, in order and unchanged. And the test
+//! notices: with the reorder ring, or the quarantine, switched off, it fails.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use offcore_dma::cpu::CpuDevice;
+use offcore_dma::fault::{FaultCounts, Faults, FaultyChannel};
+use offcore_dma::{ChannelId, Device, Mode};
+use offcore_mem::Burst;
+use offcore_ring::split::{device::Direction, driver};
+use offcore_stats::tsc;
+use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell};
+use offcore_wire::UdpFlow;
+use offcore_wire::ethernet::MacAddr;
+use offcore_wire::probe::{self, ProbeHeader};
+use offcore_wire::template::UdpTemplate;
+
+const SIZE: u16 = 256;
+const HEADER: usize = 12;
+/// Guest buffers: the first half for TX, the second for RX.
+const BUFFERS_EACH: usize = 256;
+
+struct Loop {
+    guest: Guest,
+    worker: Worker,
+    rx: driver::Queue<u64>,
+    tx: driver::Queue<u64>,
+    cells: [Arc<VringCell>; 2],
+    enqueue: Enqueue,
+    dequeue: Dequeue,
+    templates: Vec<UdpTemplate>,
+    free_tx: Vec<u64>,
+    /// Packets that arrived and that the guest has not looked at yet: a late copy has time to spoil them.
+    arrived: VecDeque<(u64, u32)>,
+    held: Burst,
+    sent: u64,
+    received: u64,
+    scratch: Vec<u8>,
+}
+
+fn length(sequence: u64) -> usize {
+    60 + (sequence as usize * 677) % 1455
+}
+
+impl Loop {
+    fn new(channels: Vec<Box<dyn offcore_dma::Channel>>) -> Self {
+        let (guest, mut worker) = (Guest::new(SIZE), Worker::new());
+        worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(500)));
+        let ids: Vec<ChannelId> = channels.into_iter().map(|c| worker.mover.add_channel(c)).collect();
+        let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+        for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
+            let config = offcore_vhost::VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
+            cell.publish(|wanted| {
+                wanted.vring = Some(Arc::new(config));
+                wanted.binding = Binding { mode: Mode::Offload, channels: ids.clone() };
+            });
+        }
+        let enqueue = Enqueue::attach(&cells[0], &mut worker.mover).unwrap();
+        let dequeue = Dequeue::attach(&cells[1], &mut worker.mover).unwrap();
+        let mut rx = driver::Queue::new(guest.layout.clone(), false);
+        for i in 0..BUFFERS_EACH {
+            let address = guest.buffer(BUFFERS_EACH + i, 2048);
+            rx.add(address, 2048, Direction::Writable, address).unwrap();
+        }
+        rx.publish();
+        let tx = driver::Queue::new(guest.tx_layout.clone(), false);
+        let flow = UdpFlow::txonly(MacAddr::local(1), MacAddr::local(2));
+        let templates = (60..=1514).map(|len| UdpTemplate::new(&flow, len).unwrap()).collect();
+        let free_tx = (0..BUFFERS_EACH).map(|i| guest.buffer(i, 2048)).collect();
+        Self {
+            guest,
+            worker,
+            rx,
+            tx,
+            cells,
+            enqueue,
+            dequeue,
+            templates,
+            free_tx,
+            arrived: VecDeque::new(),
+            held: Burst::new(),
+            sent: 0,
+            received: 0,
+            scratch: vec![0; 2048],
+        }
+    }
+
+    fn transmit(&mut self, until: u64) {
+        while self.sent < until
+            && let Some(address) = self.free_tx.pop()
+        {
+            let len = length(self.sent);
+            let end = HEADER + len;
+            self.scratch[..HEADER].fill(0);
+            let frame = &mut self.scratch[HEADER..end];
+            self.templates[len - 60].write(frame).unwrap();
+            probe::write(frame, ProbeHeader { fill: self.sent as u32, sequence: self.sent }).unwrap();
+            self.guest.write(address, &self.scratch[..end]);
+            self.tx.add(address, end as u32, Direction::Readable, address).unwrap();
+            self.sent += 1;
+        }
+        self.tx.publish();
+    }
+
+    fn forward(&mut self) {
+        let mut ctx = self.worker.ctx();
+        ctx.mover.poll(ctx.clock);
+        if self.held.is_empty() {
+            self.dequeue.try_dequeue(&mut ctx, &mut self.held);
+        }
+        self.enqueue.submit(&mut ctx, &mut self.held);
+        self.enqueue.poll_completed(&mut ctx);
+    }
+
+    fn collect(&mut self) -> Result<(), String> {
+        self.tx.used().map_err(|e| e.to_string())?;
+        while let Some(used) = self.tx.pop().map_err(|e| e.to_string())? {
+            self.free_tx.push(used.token);
+        }
+        // What arrived a while ago is looked at now.
+        let look = self.arrived.len().saturating_sub(64).max(self.arrived.len().min(8));
+        for (address, len) in self.arrived.drain(..look).collect::<Vec<_>>() {
+            self.check(address, len)?;
+            self.rx.add(address, 2048, Direction::Writable, address).map_err(|_| "the RX ring is full")?;
+        }
+        self.rx.publish();
+        self.rx.used().map_err(|e| e.to_string())?;
+        while let Some(used) = self.rx.pop().map_err(|e| e.to_string())? {
+            self.arrived.push_back((used.token, used.len));
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, address: u64, len: u32) -> Result<(), String> {
+        let due = self.received;
+        let bytes = self.guest.read(address, len as usize);
+        if bytes.len() != HEADER + length(due) {
+            return Err(format!("packet {due} is {} bytes long", bytes.len()));
+        }
+        let frame = &bytes[HEADER..];
+        let header = probe::check_header(frame).map_err(|e| format!("packet {due}: {e}"))?;
+        if header.sequence != due || header.fill != due as u32 {
+            return Err(format!("packet {} arrived where {due} was due", header.sequence));
+        }
+        probe::check_content(frame).map_err(|e| format!("packet {due}: {e}"))?;
+        self.received += 1;
+        Ok(())
+    }
+
+    /// Moves `packets` through and stops both virtqueues.
+    fn run(&mut self, packets: u64) -> Result<(), String> {
+        let mut progress = (0, Instant::now());
+        while self.received < packets {
+            self.transmit(packets);
+            self.forward();
+            self.collect()?;
+            if self.received != progress.0 {
+                progress = (self.received, Instant::now());
+            } else if progress.1.elapsed() > Duration::from_secs(10) {
+                return Err(format!("no progress after packet {}", self.received));
+            }
+        }
+        for cell in &self.cells {
+            cell.publish(|wanted| wanted.vring = None);
+        }
+        for _ in 0..100_000 {
+            self.forward();
+        }
+        for cell in &self.cells {
+            cell.wait(Duration::ZERO).map_err(|e| e.to_string())?;
+        }
+        if self.guest.memory.in_flight() != 0 {
+            return Err(format!("{} references are held after the stop", self.guest.memory.in_flight()));
+        }
+        Ok(())
+    }
+}
+
+fn faults(seed: u64) -> Faults {
+    Faults {
+        seed,
+        error: 6,
+        partial: 4,
+        delay: 50,
+        delay_polls: 20,
+        reorder: 500,
+        // 1 in 1000 never or late; per mille is the unit, so each of the two draws half of them through the channels:
+        // one channel never completes some, the other completes some late.
+        never: 0,
+        late: 0,
+        late_polls: 3000,
+        reset_calls: 3,
+    }
+}
+
+fn channels() -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
+    let open = |faults| FaultyChannel::new(CpuDevice.open_channel(1024).unwrap(), faults);
+    let never = open(Faults { never: 1, ..faults(1) });
+    let late = open(Faults { late: 1, ..faults(2) });
+    let counts = [never.counts(), late.counts()];
+    (vec![Box::new(never), Box::new(late)], counts)
+}
+
+/// Packets of the full run; shorter ones suffice to show that a mechanism is missed.
+const MILLION: u64 = 1_000_000;
+
+#[test]
+fn a_million_packets_survive_every_fault() {
+    let (channels, counts) = channels();
+    let mut looped = Loop::new(channels);
+    looped.run(MILLION).unwrap();
+    let total =
+        |f: fn(&FaultCounts) -> &offcore_stats::Counter| counts.iter().map(|c| f(c).value()).sum::<u64>();
+    assert!(total(|c| &c.errors) + total(|c| &c.partials) > 10_000, "about 1 % of two million copies fail");
+    assert!(total(|c| &c.reordered) > 10_000);
+    assert!(total(|c| &c.never) > 100, "{} never completed", total(|c| &c.never));
+    assert!(total(|c| &c.late) > 100, "{} were late", total(|c| &c.late));
+    let stats = looped.worker.mover.stats();
+    assert!(stats.resets > 100 && stats.quarantined > 100, "{stats:?}");
+    // Every packet buffer is back.
+    drop(looped.enqueue);
+    let left = std::iter::from_fn(|| looped.worker.cache.take()).count();
+    assert_eq!(left, 4096);
+}
+
+#[test]
+fn without_the_reorder_ring_it_is_noticed() {
+    let (channels, _) = channels();
+    let mut looped = Loop::new(channels);
+    for queue in looped.worker.mover.queues() {
+        looped.worker.mover.ring(queue).switch_off();
+    }
+    let error = looped.run(MILLION).unwrap_err();
+    assert!(error.starts_with("packet"), "{error}");
+}
+
+#[test]
+fn without_the_quarantine_it_is_noticed() {
+    let (channels, counts) = channels();
+    let mut looped = Loop::new(channels);
+    looped.worker.mover.switch_off_quarantine();
+    let error = looped.run(MILLION).unwrap_err();
+    assert!(error.starts_with("packet"), "{error}");
+    assert!(counts[1].late_after_taken.value() > 0, "a copy landed after it had been given up");
+}
