@@ -7,8 +7,6 @@ use offcore_stats::page::{Block, PageError, StatsPage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Drop {
-    /// RX: no free packet buffer.
-    NoBuffer,
     /// RX or TX: longer than a packet buffer, or than the port can send.
     TooBig,
     /// RX: shorter than an Ethernet header, or with an impossible virtio-net header.
@@ -23,13 +21,11 @@ pub enum Drop {
 
 impl Drop {
     /// Every reason.
-    pub const ALL: [Self; 6] =
-        [Self::NoBuffer, Self::TooBig, Self::Malformed, Self::Full, Self::Down, Self::Failed];
+    pub const ALL: [Self; 5] = [Self::TooBig, Self::Malformed, Self::Full, Self::Down, Self::Failed];
 
     /// The name used in reports and JSON.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::NoBuffer => "no_buffer",
             Self::TooBig => "too_big",
             Self::Malformed => "malformed",
             Self::Full => "full",
@@ -41,8 +37,7 @@ impl Drop {
 
 /// The counters of a block made here, in order: packets, bytes, a drop counter for each reason, and polls that left
 /// packets with the other side because the pool had no free packet buffer.
-const COUNTERS: [&str; 8] =
-    ["packets", "bytes", "no_buffer", "too_big", "malformed", "full", "down", "failed"];
+const COUNTERS: [&str; 8] = ["packets", "bytes", "too_big", "malformed", "full", "down", "failed", "starved"];
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident, $kind:literal) => {
@@ -87,7 +82,7 @@ macro_rules! counters {
             /// Counts polls that left packets where they were for want of a packet buffer: nothing was dropped.
             #[inline(always)]
             pub fn starved(&self, polls: u64) {
-                self.0.counter(8).add(polls);
+                self.0.counter(7).add(polls);
             }
 
             /// Packets so far.
@@ -128,7 +123,7 @@ mod tests {
 
     #[test]
     fn reasons_and_counters_agree() {
-        for (reason, name) in Drop::ALL.iter().zip(&COUNTERS[2..8]) {
+        for (reason, name) in Drop::ALL.iter().zip(&COUNTERS[2..7]) {
             assert_eq!(reason.name(), *name);
         }
         let counters = TxCounters::private();

@@ -131,7 +131,10 @@ impl Port for VirtioUserPort {
                     Role::Client => format!("waiting for a back end at {path}"),
                     Role::Server => format!("waiting for a back end to connect to {path}"),
                 };
-                why.map_or(waiting.clone(), |why| format!("{waiting} ({why})"))
+                match why {
+                    None => waiting,
+                    Some(why) => format!("{waiting} ({why})"),
+                }
             }
         };
         for (virtqueue, error) in self.broken() {

@@ -144,24 +144,23 @@ fn enqueue(len: usize, mode: Mode) -> usize {
     let cell = cell(&guest, 0, mode, channel);
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let mut receiver = Receiver::new(&guest, BUFFER as u32);
-    let mut done = Burst::new();
     bursts(|count| {
         let mut burst = worker.packets(0, &[len; PACKETS]);
         let mut ctx = worker.ctx();
-        if mode == Mode::Offload {
-            count_if(count, || round(&mut ctx, |ctx| enqueue.submit(ctx, &mut burst)));
-            stepper.step();
-        }
-        count_if(count, || {
-            round(&mut ctx, |ctx| {
-                enqueue.submit(ctx, &mut burst);
-                enqueue.poll_completed(ctx, &mut done);
+        let mut once = || {
+            count_if(count, || {
+                round(&mut ctx, |ctx| {
+                    enqueue.submit(ctx, &mut burst);
+                    enqueue.poll_completed(ctx);
+                });
             });
-        });
-        let packets = done.len();
-        worker.cache.free_all(done.drain(..));
-        while receiver.receive(&guest).is_some() {}
-        packets
+        };
+        once();
+        if mode == Mode::Offload {
+            stepper.step();
+            once();
+        }
+        std::iter::from_fn(|| receiver.receive(&guest)).count()
     })
 }
 

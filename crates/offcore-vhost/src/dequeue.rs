@@ -202,12 +202,19 @@ impl Dequeue {
     fn reap(&mut self, ctx: &mut Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
         let vring = &mut self.vring;
         let ring = ctx.mover.ring(vring.queue);
-        let ready = ring.ready().min(burst.remaining_capacity()).min(ctx.burst);
+        let done = ring.ready();
+        let ready = done.min(burst.remaining_capacity()).min(ctx.burst);
         if ready == 0 {
             return;
         }
         let (first, mask) = (ring.oldest_slot(), ring.mask());
         let Some(active) = vring.active.as_mut() else { return };
+        // Those of the next call as well: their lines come over from the engine while this burst is worked on.
+        for i in ready..done.min(ready + ctx.burst) {
+            if let Some(packet) = &vring.slots[(first + i) & mask].packet {
+                prefetch::write(start_of(packet));
+            }
+        }
         for i in 0..ready {
             let slot = &vring.slots[(first + i) & mask];
             if let Some(packet) = &slot.packet {

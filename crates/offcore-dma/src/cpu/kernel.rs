@@ -32,7 +32,7 @@ pub(super) struct Kernel {
     pub(super) ahead: Burst,
     /// The loop that does not: the best when everything is in the first two caches.
     pub(super) plain: Burst,
-    /// TSC ticks for a line of 64 bytes, by `plain`, when source and destination are in the first cache.
+    /// TSC ticks for a line of 64 bytes, by `plain`, when source and destination are in the core's own caches.
     pub(super) hot_ticks: f64,
 }
 
@@ -74,24 +74,27 @@ fn halves_wide_stores() -> bool {
     vendor.ebx == u32::from_le_bytes(*b"Auth") && family < ZEN_5
 }
 
-/// Measures `plain` on packets that stay in the first cache: the best of a few rounds, since the first ones warm up.
+/// Measures `plain` on a burst of packets that stays in the core's own caches: the best of a few rounds, since the first
+/// ones warm up.
 fn hot_ticks(plain: Burst) -> f64 {
-    const LEN: u32 = 1024;
-    let (source, mut destination) = ([0u8; 8 * LEN as usize], [0u8; 8 * LEN as usize]);
-    let ops: [Copy; 8] = std::array::from_fn(|i| Copy {
-        src: source[i * LEN as usize..].as_ptr(),
-        dst: destination.as_mut_ptr().wrapping_add(i * LEN as usize),
+    const PACKETS: usize = 32;
+    const STRIDE: usize = 2048;
+    const LEN: u32 = 1526;
+    let (source, mut destination) = (vec![0u8; PACKETS * STRIDE], vec![0u8; PACKETS * STRIDE]);
+    let ops: [Copy; PACKETS] = std::array::from_fn(|i| Copy {
+        src: source[i * STRIDE..].as_ptr(),
+        dst: destination.as_mut_ptr().wrapping_add(i * STRIDE),
         len: LEN,
         token: 0,
     });
     let best = (0..16).map(|_| {
         let start = tsc::now();
-        // SAFETY: the buffers hold eight packets each, are this function's own and do not overlap; `plain` was chosen
-        // for this CPU.
+        // SAFETY: each packet has 2048 bytes of its own in both buffers, which are this function's and do not overlap;
+        // `plain` was chosen for this CPU.
         unsafe { plain(&ops) };
         tsc::now() - start
     });
-    best.min().unwrap_or(0) as f64 / f64::from(8 * LEN / 64)
+    best.min().unwrap_or(0) as f64 / (PACKETS as f64 * f64::from(LEN) / 64.0)
 }
 
 macro_rules! loops {

@@ -63,7 +63,7 @@ impl Sequence {
             return Arrival::Implausible;
         }
         // What lies further back than the window is forgotten: clearing all of it is enough.
-        for missing in (self.next..number).rev().take(WINDOW as usize) {
+        for missing in self.next.max(number.saturating_sub(WINDOW))..number {
             self.seen[Self::word(missing)] &= !Self::bit(missing);
         }
         self.set(number);

@@ -104,8 +104,10 @@ impl Interface {
         request(&self.name)
     }
 
+    /// `code` is one of the requests about interfaces, which all take an ifreq.
     fn ask(&self, code: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-        ioctl(&self.control, code, request)
+        // SAFETY: the callers above pass SIOC[GS]IF* codes, which take an ifreq.
+        unsafe { ioctl(&self.control, code, request) }
     }
 }
 
@@ -135,7 +137,8 @@ fn attach(file: &OwnedFd, name: &str, multi_queue: bool) -> io::Result<String> {
     #[allow(clippy::cast_possible_truncation, reason = "the flags are 16 bits")]
     let flags = flags as libc::c_short;
     request.ifr_ifru.ifru_flags = flags;
-    ioctl(file, libc::TUNSETIFF, &mut request)?;
+    // SAFETY: TUNSETIFF takes an ifreq.
+    unsafe { ioctl(file, libc::TUNSETIFF, &mut request) }?;
     let name = request.ifr_name.iter().map(|c| c.cast_unsigned()).take_while(|&c| c != 0).collect();
     String::from_utf8(name).map_err(|_| io::ErrorKind::InvalidData.into())
 }
@@ -153,7 +156,8 @@ fn advice(name: &str, error: &io::Error) -> String {
 
 fn set_header(file: &OwnedFd) -> io::Result<()> {
     let mut length = libc::c_int::try_from(virtio_net::HEADER_LEN).map_err(io::Error::other)?;
-    ioctl(file, libc::TUNSETVNETHDRSZ, &mut length)?;
+    // SAFETY: TUNSETVNETHDRSZ takes an int.
+    unsafe { ioctl(file, libc::TUNSETVNETHDRSZ, &mut length) }?;
     // No offloads: packets come with their checksums, and no longer than the MTU.
     // SAFETY: TUNSETOFFLOAD takes a number, not an address.
     match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, 0) } {
@@ -172,10 +176,12 @@ fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// An ioctl that reads and writes `argument`, which must be of the type that `code` names.
-fn ioctl<T>(file: &OwnedFd, code: libc::Ioctl, argument: &mut T) -> io::Result<()> {
-    // SAFETY: `argument` is live and writable for the call, and the callers in this file pass an ifreq or an int, as
-    // the request asks.
+/// An ioctl that reads and writes `argument`.
+///
+/// # Safety
+/// `argument` must be of the type that `code` takes.
+unsafe fn ioctl<T>(file: &OwnedFd, code: libc::Ioctl, argument: &mut T) -> io::Result<()> {
+    // SAFETY: `argument` is live and writable for the call, and as long as the kernel takes it to be.
     match unsafe { libc::ioctl(file.as_raw_fd(), code, std::ptr::from_mut(argument)) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -95,7 +95,7 @@ impl Cell {
 
     /// Why the present ring does not run, when it does not.
     pub(super) fn broken(&self) -> Option<RingError> {
-        self.lock().broken.clone()
+        self.lock().broken
     }
 
     // ---- worker side ----

@@ -125,25 +125,27 @@ impl Shared {
         let _ = rustix::event::poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&time));
     }
 
-    /// The thread: one connection after the other. The first one's outcome is told, and a refusal ends the thread.
+    /// The thread: one connection after the other. How the first attempt went is told to whoever opens the port, and
+    /// who closes it when it was refused.
     fn keep_connected(&self, told: &SyncSender<Result<(), FrontEndError>>) {
         let memory = [MemoryFd::new(self.pool.mapping(), self.pool.fd())];
-        let mut first = true;
         while !self.is_closing() {
             let connected =
                 FrontEnd::connect(&self.config, &memory).and_then(|front_end| self.start(front_end));
+            // Nobody listens any more from the second attempt on, nor after a first one that took its time.
             let why = match connected {
                 Ok((front_end, rings)) => {
                     let _ = told.try_send(Ok(()));
                     self.serve(front_end, rings)
                 }
-                Err(error) if first && is_lasting(&error) => {
-                    let _ = told.try_send(Err(error));
-                    return;
+                Err(error) => {
+                    let why = error.to_string();
+                    if is_lasting(&error) {
+                        let _ = told.try_send(Err(error));
+                    }
+                    why
                 }
-                Err(error) => error.to_string(),
             };
-            first = false;
             tracing::info!(socket = %self.config.path.display(), why, "virtio-user port has no back end");
             self.set_state(LinkState::Waiting { why: Some(why) });
             self.sleep(PAUSE);
@@ -182,7 +184,7 @@ impl Shared {
     }
 }
 
-/// Whether a first attempt that failed like this would fail again.
+/// Whether an attempt that failed like this would fail again.
 fn is_lasting(error: &FrontEndError) -> bool {
     use FrontEndError::{Connection, NoBackEnd, NobodyConnected};
     !matches!(error, NoBackEnd { .. } | NobodyConnected { .. } | Connection(_))

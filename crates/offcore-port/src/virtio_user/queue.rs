@@ -107,7 +107,9 @@ impl VirtioRx {
                 }
             }
         }
-        self.counters.add(packets, bytes);
+        if packets > 0 {
+            self.counters.add(packets, bytes);
+        }
         if let Some(error) = error {
             self.half.break_down(error);
         }

@@ -1,0 +1,181 @@
+//! A burst makes no allocation and no system call: measured, not promised.
+//!
+//! A child process (this test binary again) puts its worker behind a seccomp filter that ends the process at the first
+//! system call, and counts allocations with its own allocator.
+
+#[path = "../../offcore-vhost/tests/common/mod.rs"]
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use common::{FEATURES, Guest};
+use offcore_dma::core::CoreDevice;
+use offcore_dma::{Device, Mode, Mover};
+use offcore_flow::forward::{Addresses, Forward};
+use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_mem::{Hugepages, Pool};
+use offcore_port::vhost::{rx_over, tx_over};
+use offcore_port::{RxCounters, TxCounters};
+use offcore_ring::split::{device::Direction, driver};
+use offcore_stats::StageClock;
+use offcore_stats::page::Block;
+use offcore_vhost::{Binding, VringCell, VringConfig};
+use offcore_wire::MacAddr;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const CHILD: &str = "OFFCORE_QUIET_CHILD";
+/// What the child's exit says when it allocated.
+const ALLOCATED: i32 = 3;
+/// What it says when packets did not come through.
+const LOST: i32 = 4;
+
+/// Ends the process at any system call but exit_group.
+fn forbid_system_calls() {
+    let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let give = (libc::BPF_RET | libc::BPF_K) as u16;
+    let mut program = [
+        statement(load, 0),
+        libc::sock_filter { code: equal, jt: 0, jf: 1, k: libc::SYS_exit_group as u32 },
+        statement(give, libc::SECCOMP_RET_ALLOW),
+        statement(give, libc::SECCOMP_RET_KILL_PROCESS),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: plain prctl calls; the program outlives them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+fn exit(code: i32) -> ! {
+    // SAFETY: ends the process; nothing runs after it.
+    unsafe { libc::syscall(libc::SYS_exit_group, code) };
+    unreachable!("exit_group does not return")
+}
+
+/// Moves packets through a worker behind the filter, by the core or by a helper core stepped here.
+fn child(offload: bool) -> ! {
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let guest = Guest::new(256);
+    let mut mover = Mover::new();
+    let mut stepper = None;
+    if offload {
+        let (device, steps) = CoreDevice::stepped();
+        mover.add_channel(device.open_channel(256).unwrap());
+        stepper = Some(steps);
+    }
+    let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
+    let mode = if offload { Mode::Offload } else { Mode::Cpu };
+    let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+    for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
+        let config = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
+        cell.publish(|wanted| {
+            wanted.vring = Some(Arc::new(config));
+            wanted.binding = Binding { mode, channels: channels.clone() };
+        });
+    }
+    let stream = Stream {
+        rx: rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap(),
+        tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
+        addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
+        source: None,
+    };
+    let mut worker = Worker {
+        streams: vec![stream],
+        forward: Forward::Mac,
+        burst: 32,
+        work: 0,
+        mover,
+        cache: pool.cache(),
+        clock: StageClock::private(),
+        mover_stats: Block::private(&MOVER_COUNTERS),
+        channel_stats: Vec::new(),
+    };
+    let mut rx = driver::Queue::new(guest.layout.clone(), false);
+    let mut tx = driver::Queue::new(guest.tx_layout.clone(), false);
+    rx.set_notification(false);
+    tx.set_notification(false);
+    for i in 0..128 {
+        rx.add(guest.buffer(i, 2048), 2048, Direction::Writable, i).unwrap();
+        tx.add(guest.buffer(128 + i, 2048), 72 + 8 * i as u32, Direction::Readable, 128 + i).unwrap();
+    }
+    rx.publish();
+    tx.publish();
+    // What is set up at first use (the copy loop that fits this CPU) is set up.
+    worker.round();
+    stepper.as_mut().map(offcore_dma::core::Stepper::step);
+    forbid_system_calls();
+    let before = ALLOCATIONS.with(Cell::get);
+    let mut received = 0;
+    for _ in 0..20_000 {
+        worker.round();
+        if let Some(stepper) = &mut stepper {
+            stepper.step();
+        }
+        // The guest gives back at once what it gets.
+        let (Ok(_), Ok(_)) = (rx.used(), tx.used()) else { exit(LOST) };
+        while let Ok(Some(used)) = rx.pop() {
+            received += 1;
+            let _ = rx.add(guest.buffer(used.token, 2048), 2048, Direction::Writable, used.token);
+        }
+        while let Ok(Some(used)) = tx.pop() {
+            let _ = tx.add(guest.buffer(used.token, 2048), 72, Direction::Readable, used.token);
+        }
+        rx.publish();
+        tx.publish();
+    }
+    if received < 100_000 {
+        exit(LOST);
+    }
+    exit(if ALLOCATIONS.with(Cell::get) == before { 0 } else { ALLOCATED });
+}
+
+fn run_child(test: &str, mode: &str) {
+    if std::env::var(CHILD).is_ok_and(|wanted| wanted == mode) {
+        child(mode == "offload");
+    }
+    let binary = std::env::current_exe().unwrap();
+    let status =
+        Command::new(binary).args(["--exact", test, "--test-threads=1"]).env(CHILD, mode).status().unwrap();
+    assert_ne!(status.signal(), Some(libc::SIGSYS), "a burst made a system call");
+    assert_ne!(status.code(), Some(ALLOCATED), "a burst allocated");
+    assert_eq!(status.code(), Some(0), "{status}: the packets did not come through");
+}
+
+#[test]
+fn a_burst_copied_by_the_core_is_quiet() {
+    run_child("a_burst_copied_by_the_core_is_quiet", "cpu");
+}
+
+#[test]
+fn a_burst_copied_by_an_engine_is_quiet() {
+    run_child("a_burst_copied_by_an_engine_is_quiet", "offload");
+}

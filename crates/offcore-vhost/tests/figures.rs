@@ -1,0 +1,212 @@
+//! Figures 6 and 7 of the vhost guide (758358-001US): any virtqueue on any channel, and the order kept.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::cpu::CpuDevice;
+use offcore_dma::fault::{Faults, FaultyChannel};
+use offcore_dma::{ChannelId, Device, Mode};
+use offcore_vhost::{Binding, Enqueue, VringCell};
+
+/// A virtqueue that a guest receives from, bound to channels.
+struct Virtqueue {
+    guest: Guest,
+    receiver: Receiver,
+    enqueue: Enqueue,
+}
+
+fn virtqueue(worker: &mut Worker, queue: u16, channels: &[ChannelId]) -> Virtqueue {
+    let guest = Guest::new(64);
+    let receiver = Receiver::new(&guest, 2048);
+    let cell = Arc::new(VringCell::new(queue));
+    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: channels.to_vec() });
+    start(&cell, guest.config(FEATURES));
+    let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    Virtqueue { guest, receiver, enqueue }
+}
+
+impl Virtqueue {
+    fn submit(&mut self, worker: &mut Worker, serial: u64, lengths: &[usize]) {
+        let mut burst = worker.packets(serial, lengths);
+        let submitted = self.enqueue.submit(&mut worker.ctx(), &mut burst);
+        assert_eq!(submitted.packets, lengths.len());
+    }
+
+    fn poll(&mut self, worker: &mut Worker) -> usize {
+        let mut ctx = worker.ctx();
+        ctx.mover.poll(ctx.clock);
+        self.enqueue.poll_completed(&mut ctx)
+    }
+
+    fn expect(&mut self, serial: u64, len: usize) {
+        let packet = self.receiver.receive(&self.guest).expect("a packet was published");
+        assert_eq!(packet[12..], pattern(serial, len), "packet {serial}");
+    }
+}
+
+/// A channel whose completions come in random order.
+fn shuffled(seed: u64) -> Box<dyn offcore_dma::Channel> {
+    let faults = Faults { seed, reorder: 800, delay: 500, delay_polls: 5, ..Faults::default() };
+    Box::new(FaultyChannel::new(CpuDevice.open_channel(256).unwrap(), faults))
+}
+
+#[test]
+fn figure_6_one_channel_serves_three_virtqueues() {
+    let mut worker = Worker::new();
+    let channel = worker.mover.add_channel(shuffled(7));
+    let mut virtqueues: Vec<Virtqueue> = (0..3).map(|i| virtqueue(&mut worker, 2 * i, &[channel])).collect();
+    let (mut submitted, mut received) = (0u64, [0u64; 3]);
+    while received.iter().any(|&n| n < 3000) {
+        if submitted < 3000 && virtqueues.iter().all(|v| v.enqueue.in_flight(&mut worker.mover) < 32) {
+            for (i, virtqueue) in virtqueues.iter_mut().enumerate() {
+                virtqueue.submit(
+                    &mut worker,
+                    (i as u64) << 32 | submitted,
+                    &[60 + (submitted % 1400) as usize; 4],
+                );
+            }
+            submitted += 4;
+        }
+        // A poll made for one virtqueue completes packets of the others as well.
+        for (i, virtqueue) in virtqueues.iter_mut().enumerate() {
+            for _ in 0..virtqueue.poll(&mut worker) {
+                let serial = received[i];
+                virtqueue.expect((i as u64) << 32 | serial, 60 + ((serial & !3) % 1400) as usize);
+                received[i] += 1;
+            }
+        }
+    }
+    let (_, channel) = worker.mover.channels().next().unwrap();
+    assert_eq!((channel.stats().submitted, channel.in_flight()), (9000, 0));
+}
+
+#[test]
+fn figure_6_one_virtqueue_uses_two_channels() {
+    let mut worker = Worker::new();
+    let channels = [shuffled(1), shuffled(2)].map(|c| worker.mover.add_channel(c));
+    let mut virtqueue = virtqueue(&mut worker, 0, &channels);
+    let (mut submitted, mut received) = (0u64, 0u64);
+    while received < 4000 {
+        if submitted < 4000 && virtqueue.enqueue.in_flight(&mut worker.mover) < 32 {
+            virtqueue.submit(&mut worker, submitted, &[1000; 8]);
+            submitted += 8;
+        }
+        for _ in 0..virtqueue.poll(&mut worker) {
+            virtqueue.expect(received, 1000);
+            received += 1;
+        }
+    }
+    let counts: Vec<u64> = worker.mover.channels().map(|(_, c)| c.stats().completed).collect();
+    assert_eq!(counts.iter().sum::<u64>(), 4000);
+    assert!(counts.iter().all(|&n| n > 1000), "the load is spread: {counts:?}");
+}
+
+#[test]
+fn figure_7_the_second_packet_is_late() {
+    let mut worker = Worker::new();
+    let mut steppers: Vec<Stepper> = Vec::new();
+    let channels: Vec<ChannelId> = (0..4)
+        .map(|_| {
+            let (device, stepper) = CoreDevice::stepped();
+            steppers.push(stepper);
+            worker.mover.add_channel(device.open_channel(64).unwrap())
+        })
+        .collect();
+    let mut virtqueue = virtqueue(&mut worker, 0, &channels);
+    for serial in 0..4 {
+        virtqueue.submit(&mut worker, serial, &[500]);
+    }
+    let used: Vec<u64> = worker.mover.channels().map(|(_, c)| c.stats().submitted).collect();
+    assert_eq!(used, [1, 1, 1, 1], "each packet went through a channel of its own");
+    for late in [0, 2, 3] {
+        assert_eq!(steppers[late].step(), 1);
+    }
+    assert_eq!(virtqueue.poll(&mut worker), 1, "only the first packet is returned");
+    virtqueue.expect(0, 500);
+    assert!(virtqueue.receiver.receive(&virtqueue.guest).is_none());
+    assert_eq!(steppers[1].step(), 1);
+    assert_eq!(virtqueue.poll(&mut worker), 3, "then the other three");
+    for serial in 1..4 {
+        virtqueue.expect(serial, 500);
+    }
+}
+
+#[test]
+fn a_stop_waits_for_what_is_in_flight() {
+    let mut worker = Worker::new();
+    let (device, mut stepper) = CoreDevice::stepped();
+    let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
+    let guest = Guest::new(64);
+    let mut receiver = Receiver::new(&guest, 2048);
+    let cell = Arc::new(VringCell::new(0));
+    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: vec![channel] });
+    start(&cell, guest.config(FEATURES));
+    let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    let mut virtqueue = Virtqueue { guest, receiver: Receiver::new(&Guest::new(8), 64), enqueue };
+    virtqueue.submit(&mut worker, 0, &[100, 200]);
+    cell.publish(|wanted| wanted.vring = None);
+    let soon = std::time::Duration::from_millis(1);
+    assert_eq!(virtqueue.poll(&mut worker), 0);
+    assert!(cell.wait(soon).is_err(), "two packets are in flight");
+    assert_eq!(virtqueue.guest.memory.in_flight(), 2);
+    let mut burst = worker.packets(2, &[60]);
+    assert_eq!(virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst).packets, 0, "nothing new is taken");
+    assert_eq!(stepper.step(), 2);
+    assert_eq!(virtqueue.poll(&mut worker), 2);
+    virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst);
+    assert_eq!(cell.wait(PATIENCE).unwrap().base, 2);
+    assert_eq!(virtqueue.guest.memory.in_flight(), 0);
+    for (serial, len) in [(0, 100), (1, 200)] {
+        assert_eq!(receiver.receive(&virtqueue.guest).unwrap()[12..], pattern(serial, len));
+    }
+}
+
+#[test]
+fn guest_memory_outlives_copies_that_were_never_answered() {
+    let mut worker = Worker::new();
+    let (device, stepper) = CoreDevice::stepped();
+    let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
+    let mut virtqueue = virtqueue(&mut worker, 0, &[channel]);
+    virtqueue.submit(&mut worker, 0, &[1500]);
+    // The guest goes away, and so does the worker's side: only the engine still knows the address.
+    let Virtqueue { guest, enqueue, receiver } = virtqueue;
+    drop((enqueue, receiver));
+    let memory = Arc::downgrade(&guest.memory);
+    drop(guest);
+    assert!(memory.upgrade().is_none(), "nobody holds the table any more");
+    // Without the reference that the copy holds, the mapping is gone and this is a segmentation fault.
+    let mut stepper = stepper;
+    assert_eq!(stepper.step(), 1);
+}
+
+#[test]
+fn a_binding_changes_while_packets_are_in_flight() {
+    let mut worker = Worker::new();
+    let (device, mut stepper) = CoreDevice::stepped();
+    let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
+    let guest = Guest::new(64);
+    let mut receiver = Receiver::new(&guest, 2048);
+    let cell = Arc::new(VringCell::new(0));
+    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: vec![channel] });
+    start(&cell, guest.config(FEATURES));
+    let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    let mut burst = worker.packets(0, &[100]);
+    enqueue.submit(&mut worker.ctx(), &mut burst);
+    cell.publish(|wanted| wanted.binding = Binding::core());
+    let mut burst = worker.packets(1, &[100]);
+    enqueue.submit(&mut worker.ctx(), &mut burst);
+    assert_eq!(burst.len(), 1, "new packets wait until the old binding has drained");
+    stepper.step();
+    let mut ctx = worker.ctx();
+    ctx.mover.poll(ctx.clock);
+    assert_eq!(enqueue.poll_completed(&mut ctx), 1);
+    assert_eq!(enqueue.submit(&mut ctx, &mut burst).packets, 1);
+    cell.wait(PATIENCE).unwrap();
+    for serial in 0..2 {
+        assert_eq!(receiver.receive(&guest).unwrap()[12..], pattern(serial, 100));
+    }
+    assert_eq!(worker.mover.stats().core_copies, 1);
+}
