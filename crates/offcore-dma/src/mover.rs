@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use offcore_stats::{Stage, StageClock, tsc};
 
 use crate::channel::{Channel, Completions, Copy, Failed, Operation, Reset, Token};
-use crate::cpu;
+use crate::cpu::{self, Copier};
 use crate::reorder::ReorderRing;
 
 /// Channels that one queue can spread its load over, at most.
@@ -121,6 +121,7 @@ struct Queue {
     mode: Mode,
     channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
     turn: usize,
+    copier: Copier,
     /// The oldest packet when the queue was last looked at, and since when it is the oldest.
     watched: u32,
     watched_since: u64,
@@ -227,6 +228,7 @@ impl Mover {
             mode: Mode::Cpu,
             channels: ArrayVec::new(),
             turn: 0,
+            copier: Copier::default(),
             watched: 0,
             watched_since: 0,
         };
@@ -336,13 +338,13 @@ impl Mover {
     pub unsafe fn submit(&mut self, queue: QueueId, plan: Plan, list: &[Copy], clock: &mut StageClock) {
         match plan.channel {
             None => {
+                let queue = self.queue(queue);
                 // SAFETY: the caller's promises cover the time of the call.
-                unsafe { cpu::copy_burst(list) };
+                unsafe { queue.copier.copy_burst(list) };
+                let planned = queue.mode == Mode::Cpu;
                 self.stats.core_copies += list.len() as u64;
                 self.stats.core_bytes += list.iter().map(|c| u64::from(c.len)).sum::<u64>();
-                if self.queue(queue).mode != Mode::Cpu {
-                    self.stats.overflow += list.len() as u64;
-                }
+                self.stats.overflow += if planned { 0 } else { list.len() as u64 };
                 clock.lap(Stage::Copy);
             }
             Some(channel) => {
