@@ -17,8 +17,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use offcore_bench::peer::process::Process;
 
-use crate::process::Process;
 use image::Image;
 
 /// How long an emulated guest may print nothing: while it boots, or while it runs a command.

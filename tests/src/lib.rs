@@ -23,10 +23,14 @@
 pub mod guest;
 pub mod netns;
 pub mod offcore;
-mod process;
 pub mod require;
-pub mod tempdir;
-pub mod testpmd;
+#[cfg(test)]
+mod testpmd_tests;
+
+/// Directories and names of a test's own.
+pub use offcore_bench::peer::tempdir;
+/// dpdk-testpmd, which the benchmarks drive too.
+pub use offcore_bench::peer::testpmd;
 
 pub use guest::{Guest, GuestConfig, Nic};
 pub use netns::Netns;

@@ -5,11 +5,11 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use offcore_bench::peer::process::{PATIENCE, Process};
 pub use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::netns::Netns;
-use crate::process::{PATIENCE, Process};
 
 /// A running `offcore`, killed on drop.
 ///

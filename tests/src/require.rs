@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use offcore_bench::peer::machine::{find_program, free_hugepage_mib};
 
 /// Something that a test needs and a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,26 +96,6 @@ const GUEST_PROGRAMS: [(&str, &str); 8] = [
 
 fn program(name: &str, package: &str) -> Option<String> {
     find_program(name).is_none().then(|| format!("no {name}: apt-get install {package}"))
-}
-
-/// Where `name` is, in PATH or the directories for administrators that an ordinary user's PATH leaves out.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
-        .map(|dir| dir.join(name))
-        .find(|path| path.is_file())
-}
-
-/// MiB of 2 MiB hugepages that nobody uses or has reserved.
-pub(crate) fn free_hugepage_mib() -> u32 {
-    let count = |name: &str| -> u32 {
-        std::fs::read_to_string(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").join(name))
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0)
-    };
-    count("free_hugepages").saturating_sub(count("resv_hugepages")).saturating_mul(2)
 }
 
 /// Held by the one test on this machine that may use both cores. See [`exclusive`].

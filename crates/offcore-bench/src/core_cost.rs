@@ -89,6 +89,24 @@ pub enum Copier {
     Helper,
 }
 
+impl Copier {
+    /// The mode's name in JSON.
+    pub const fn mode(self) -> &'static str {
+        match self {
+            Self::Core => "cpu",
+            Self::Helper => "offload",
+        }
+    }
+
+    /// The engine's name in JSON.
+    pub const fn engine(self) -> &'static str {
+        match self {
+            Self::Core => "cpu",
+            Self::Helper => "core:1",
+        }
+    }
+}
+
 /// One thing to be measured: a guest and the worker that forwards for it.
 #[derive(Debug)]
 pub struct Lane {

@@ -11,7 +11,7 @@ use crate::temperature::Temperature;
 use crate::vhost::{self, FRAMES};
 
 /// A B B A blocks of a packet size.
-const BLOCKS: usize = 450;
+const BLOCKS: usize = 900;
 /// The same with `--quick`.
 const QUICK_BLOCKS: usize = 60;
 

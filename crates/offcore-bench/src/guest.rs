@@ -18,7 +18,7 @@ pub const PORT_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xa0]);
 /// The address that it writes as destination.
 pub const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xb0]);
 /// The guest's own addresses.
-const GUEST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+pub(crate) const GUEST_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
 /// What the guest has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

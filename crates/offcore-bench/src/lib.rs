@@ -2,6 +2,7 @@
 
 pub mod core_cost;
 pub mod demo;
+pub mod end_to_end;
 pub mod guest;
 pub mod lockstep;
 pub mod peer;
@@ -11,3 +12,4 @@ pub mod sample;
 pub mod submit_reap;
 pub mod temperature;
 pub mod vhost;
+pub mod work_sweep;

@@ -27,6 +27,8 @@ pub struct Row {
     pub temperature: String,
     /// Packets in flight.
     pub window: usize,
+    /// Application work per packet in nanoseconds, part of what was timed.
+    pub work_ns: u64,
     /// Whether any engine of the row is a model.
     pub simulated: bool,
     /// What `min`, `median` and `max` are.
@@ -85,6 +87,12 @@ pub struct Row {
     pub bound: Option<&'static str>,
     /// Rounds thrown away because the core's clock had changed.
     pub rejected: usize,
+    /// End to end: TSC ticks a packet of the rounds that moved packets, as the back end itself counts them.
+    pub busy_cycles_per_packet: Option<f64>,
+    /// The peer's account of the same (testpmd's record-core-cycles).
+    pub peer_cycles_per_packet: Option<f64>,
+    /// End to end: whether the front end was busy for more than 90 % of the time, and so was what was measured.
+    pub fe_bound: Option<bool>,
 }
 
 impl Row {

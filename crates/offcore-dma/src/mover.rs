@@ -397,11 +397,23 @@ impl Mover {
     /// Returns whether the channel had anything in flight.
     #[inline]
     fn poll_channel(&mut self, index: usize) -> bool {
-        let Self { queues, channels, completions, .. } = self;
-        let Some(slot) = channels[index].as_mut() else { return false };
-        if slot.channel.in_flight() == 0 && !slot.resetting {
+        let Some(slot) = self.channels[index].as_ref() else { return false };
+        let resetting = slot.resetting;
+        if slot.channel.in_flight() == 0 && !resetting {
             return false;
         }
+        self.collect(index);
+        if resetting {
+            self.go_on_resetting(index);
+        }
+        true
+    }
+
+    /// Notes what a channel reports; returns how many operations that were.
+    #[inline(always)]
+    fn collect(&mut self, index: usize) -> usize {
+        let Self { queues, channels, completions, .. } = self;
+        let Some(slot) = channels[index].as_mut() else { return 0 };
         completions.clear();
         slot.channel.poll(completions);
         for &token in &completions.tokens {
@@ -409,14 +421,11 @@ impl Mover {
                 queue.ring.complete(token as usize & 0xffff);
             }
         }
-        let resetting = slot.resetting;
+        let reported = completions.tokens.len() + completions.failed.len();
         if !completions.failed.is_empty() {
             self.recover();
         }
-        if resetting {
-            self.go_on_resetting(index);
-        }
-        true
+        reported
     }
 
     /// The core finishes what failed.
@@ -486,6 +495,9 @@ impl Mover {
             return;
         }
         slot.resetting = false;
+        // What completed before the reset did is reported first, so that it is not copied again.
+        while self.collect(index) > 0 {}
+        let Some(slot) = self.channels[index].as_mut() else { return };
         // Cold: once per lost copy.
         let mut dead = Vec::new();
         slot.channel.take_outstanding(&mut dead);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use offcore_stats::page::{PageError, Reader, Snapshot};
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, tsc};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// Counters of one queue half.
 #[derive(Clone, Debug, Serialize)]
@@ -25,6 +25,7 @@ pub struct QueueReport {
     /// Bits a second over the last interval, without FCS.
     pub bits_per_second: f64,
     /// Packets dropped since the start, by reason; reasons without drops are left out.
+    #[serde(serialize_with = "as_map")]
     pub drops: Vec<(String, u64)>,
     /// Polls that found no free packet buffer.
     pub starved: u64,
@@ -55,8 +56,10 @@ pub struct WorkerReport {
     /// The worker's lcore.
     pub lcore: u32,
     /// Share of all sampled TSC ticks by stage, in percent.
+    #[serde(serialize_with = "as_map")]
     pub stages: Vec<(String, f64)>,
     /// Share by Figure 3's group, in percent of the three groups' sum.
+    #[serde(serialize_with = "as_map")]
     pub groups: Vec<(String, f64)>,
     /// Copies made by the core because that was the plan.
     pub core_copies: u64,
@@ -68,6 +71,11 @@ pub struct WorkerReport {
     pub resets: u64,
     /// Copies held in quarantine.
     pub quarantined: u64,
+}
+
+/// Named values as one object, in their order.
+fn as_map<S: Serializer, V: Serialize>(values: &[(String, V)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(values.iter().map(|(name, value)| (name, value)))
 }
 
 /// One report.

@@ -90,9 +90,10 @@ impl<'a> MemoryFd<'a> {
 /// A connected front end. Dropping it closes the connection, upon which the back end stops the virtqueues.
 #[derive(Debug)]
 pub struct FrontEnd {
-    connection: Connection,
-    /// A server's socket stays until the front end is gone, so that nobody else takes the path.
+    /// A server's socket, held so that nobody else takes the path. It goes before the connection does, so that the back
+    /// end does not connect again to what is on its way out.
     _listener: Option<Listener>,
+    connection: Connection,
     patience: Duration,
     features: u64,
     protocol: u64,
@@ -112,8 +113,8 @@ impl FrontEnd {
         let rings = Arc::new(RingMemory::new(config)?);
         let (socket, listener) = reach(config)?;
         let mut front_end = Self {
-            connection: Connection::new(socket)?,
             _listener: listener,
+            connection: Connection::new(socket)?,
             patience: config.patience,
             features: 0,
             protocol: 0,

@@ -17,6 +17,7 @@ pub mod vring;
 
 pub use backend::{Backend, BackendConfig, Device, DeviceEvents};
 pub use cell::{Binding, VringCell, VringConfig};
+pub use connection::Role;
 pub use dequeue::Dequeue;
 pub use enqueue::Enqueue;
 pub use frontend::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};

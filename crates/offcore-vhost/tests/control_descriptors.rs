@@ -1,5 +1,6 @@
 //! No message, however often it comes and whatever is beside it, leaves a file descriptor behind. A test program of its
 //! own: it counts those of the whole process.
+#![allow(clippy::unwrap_used, reason = "a test that finds something else fails")]
 
 #[path = "control/peer.rs"]
 #[allow(dead_code, reason = "the other test program uses more of it")]
@@ -9,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use offcore_vhost::message::{Request, VringFd};
 use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig};
+use rustix::process::{Resource, Rlimit};
 
 use peer::*;
 
@@ -33,10 +35,27 @@ fn a_thousand(what: &str, mut round: impl FnMut(usize)) {
     });
 }
 
+/// Without room for all descriptors of a message the rest is lost on the way, and the message is refused.
+fn a_full_process(backend: &Backend) {
+    let mut peer = Peer::negotiated(backend.device().path());
+    let fds: Vec<_> = (0..8).map(|_| eventfd()).collect();
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    let full = Rlimit { current: Some(open() as u64 + 64), ..before };
+    rustix::process::setrlimit(Resource::Nofile, full).unwrap();
+    let mut filling: Vec<_> = std::iter::from_fn(|| fds[0].try_clone().ok()).collect();
+    filling.truncate(filling.len() - 3);
+    peer.message(5, 1 | 8, &[0; 8], &borrowed);
+    assert!(peer.reply(offcore_vhost::message::Code::SET_MEM_TABLE).is_ok());
+    rustix::process::setrlimit(Resource::Nofile, before).unwrap();
+    let said = last_error(&backend.device().status());
+    assert!(said.starts_with("SET_MEM_TABLE: file descriptors were lost"), "{said}");
+}
+
 #[test]
 fn nothing_leaks() {
     let dir = Dir::new();
-    let _backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
     let guest = Guest::new();
 
     let mut peer = Peer::with_memory(&dir.socket(), &guest);
@@ -72,4 +91,9 @@ fn nothing_leaks() {
         let mut front_end = FrontEnd::connect(&FrontEndConfig::new(dir.socket()), &[]).unwrap();
         front_end.start().unwrap();
     });
+
+    let before = open();
+    a_full_process(&backend);
+    until("closed", || open() <= before);
+    still_serves(&backend);
 }

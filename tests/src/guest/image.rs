@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use offcore_bench::peer::machine::find_program;
 
 use crate::netns::checked;
 use crate::offcore::profile_dir;
-use crate::require::{find_program, lock};
+use crate::require::lock;
 
 /// The package that depends on Debian's present kernel for virtual machines.
 const KERNEL_METAPACKAGE: &str = "linux-image-cloud-amd64";

@@ -1,32 +1,8 @@
 //! testpmd against testpmd, over vhost-user: what the driver sends really is done, and what it reads really counts.
 
-use super::*;
-use crate::{Need, exclusive, require};
+use std::path::PathBuf;
 
-#[test]
-fn device_strings() {
-    let front_end = VirtioUser {
-        queues: 2,
-        queue_size: 1024,
-        mrg_rxbuf: false,
-        packed_vq: true,
-        server: true,
-        mac: Some("02:00:00:00:00:01".into()),
-        extra: "in_order=1".into(),
-        ..VirtioUser::new("/x/s")
-    };
-    assert_eq!(
-        front_end.vdev(3),
-        "net_virtio_user3,path=/x/s,queues=2,queue_size=1024,packed_vq=1,mrg_rxbuf=0,cq=1,server=1,\
-         mac=02:00:00:00:00:01,in_order=1"
-    );
-    assert_eq!(
-        VirtioUser::new("/x/s").vdev(0),
-        "net_virtio_user0,path=/x/s,queues=1,queue_size=256,packed_vq=0,mrg_rxbuf=1"
-    );
-    let back_end = NetVhost { client: true, ..NetVhost::new("/x/s") };
-    assert_eq!(back_end.vdev(1), "net_vhost1,iface=/x/s,queues=1,client=1");
-}
+use crate::{Memory, Need, NetVhost, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require};
 
 /// Back end on core 0, front end on core 1.
 fn pair(memory: Memory, back_end: &NetVhost, front_end: &VirtioUser) -> (Testpmd, Testpmd) {
@@ -169,7 +145,10 @@ fn nothing_is_left_behind() {
     let dir = TempDir::new().unwrap();
     let testpmd = Testpmd::start(&TestpmdConfig::net_vhost(0, &NetVhost::new(dir.file("s")))).unwrap();
     let proc = PathBuf::from(format!("/proc/{}", testpmd.id()));
-    let runtime = testpmd._runtime.path().to_owned();
+    let environment = std::fs::read(proc.join("environ")).unwrap();
+    let environment = String::from_utf8_lossy(&environment);
+    let runtime = environment.split('\0').find_map(|entry| entry.strip_prefix("RUNTIME_DIRECTORY=")).unwrap();
+    let runtime = PathBuf::from(runtime);
     assert!(proc.exists() && dir.file("s").exists());
     assert!(runtime.read_dir().unwrap().next().is_some(), "testpmd uses the runtime directory it is given");
     drop(testpmd);

@@ -1,0 +1,412 @@
+//! The load of an end-to-end measurement: a front end that keeps packets going round through a back end, and checks
+//! each that comes back.
+//!
+//! TX buffers are filled once; from then on a packet is its buffer with another sequence number. Of every packet that
+//! comes back the length and the sequence number are checked, and of one in [`CONTENT_EVERY`] every byte. A packet that
+//! comes back makes room for the next, so that there are always [`WINDOW`] on their way.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use offcore_mem::{GuestMemory, GuestRegion, HEADROOM, Hugepages, Mapping};
+use offcore_ring::prefetch;
+use offcore_ring::split::device::Direction;
+use offcore_ring::split::driver::Queue;
+use offcore_stats::tsc;
+use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
+use offcore_vhost::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};
+use offcore_wire::probe::{self, PROBE_LEN, ProbeHeader};
+use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
+use offcore_wire::{MacAddr, UdpFlow, ethernet};
+
+use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
+
+/// Descriptors of each virtqueue, and buffers of each direction: virtio's usual size.
+pub(super) const RING: u16 = 256;
+/// Packets on their way. As many RX buffers as that are always available, so that none is dropped for want of one.
+pub(super) const WINDOW: usize = 128;
+/// Packets that are taken from the ring at a time.
+const BURST: usize = 32;
+/// One packet in this many is checked byte by byte, but all are before anything is timed.
+const CONTENT_EVERY: u32 = 64;
+/// Packets that are checked byte by byte before anything is timed.
+const ALL_CHECKED: u64 = 4096;
+
+/// Bytes between two buffers.
+const STRIDE: usize = 2048;
+/// Where a frame begins in its buffer, as in a packet buffer; the virtio-net header is before it.
+const FRAME: usize = HEADROOM;
+/// Where the sequence number is in a frame.
+const SEQUENCE: usize = UDP_HEADERS_LEN + PROBE_LEN - 8;
+/// A back end that returns nothing for so long has come to a halt.
+const STALL: Duration = Duration::from_secs(2);
+/// Packets that have not come back for so long, while no new ones are sent, are lost.
+const LATE: Duration = Duration::from_millis(200);
+
+/// What a timed window saw.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    /// Packets that came back.
+    pub(super) received: u64,
+    /// How long it took, in TSC ticks.
+    pub(super) ticks: u64,
+    /// The part of that in which this side had something to do.
+    pub(super) busy: u64,
+}
+
+impl Window {
+    /// Million packets a second.
+    pub(super) fn mpps(&self) -> f64 {
+        self.received as f64 * 1e3 / tsc::to_ns(self.ticks)
+    }
+
+    /// The part of the time in which this side had something to do, 0 to 1.
+    pub(super) fn busy_share(&self) -> f64 {
+        self.busy as f64 / self.ticks.max(1) as f64
+    }
+}
+
+/// A front end and its packets.
+#[derive(Debug)]
+pub(super) struct Load {
+    front_end: FrontEnd,
+    memory: Arc<GuestMemory>,
+    rx: Queue<u32>,
+    tx: Queue<u32>,
+    kicks: [DriverQueue; 2],
+    /// TX buffers that the back end does not have, the one that has rested longest in front.
+    free: VecDeque<u32>,
+    frame_len: usize,
+    /// The source address that the back end writes, where it is known.
+    source: Option<MacAddr>,
+    scratch: Vec<u8>,
+    /// Sequence number of the next packet to be sent.
+    next: u64,
+    /// Sequence number of the next packet to come back.
+    expected: u64,
+    until_content: u32,
+    seen: Seen,
+    lost: u64,
+}
+
+impl Load {
+    /// Connects to the back end at `socket` and starts its virtqueues; nothing is sent yet. Frames are `frame` bytes
+    /// long, FCS included; the back end writes `source` into them.
+    ///
+    /// # Errors
+    /// When the frame length is impossible, memory is short or the back end cannot be had.
+    pub(super) fn connect(
+        socket: &Path,
+        frame: usize,
+        source: Option<MacAddr>,
+        hugepages: Hugepages,
+    ) -> Result<Self> {
+        let buffers = usize::from(RING);
+        let (mapping, fd) = Mapping::memfd("bench-load", 2 * buffers * STRIDE, hugepages)?;
+        let (address, len) = (mapping.base().as_ptr() as u64, mapping.len() as u64);
+        let region = GuestRegion::new(address, address, len, mapping, 0)?;
+        let memory = Arc::new(GuestMemory::new(vec![region])?);
+        let config = FrontEndConfig {
+            queue_size: RING,
+            features: NET_MRG_RXBUF | RING_INDIRECT_DESC,
+            ..FrontEndConfig::new(socket)
+        };
+        let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());
+        let front_end = FrontEnd::connect(&config, &[shared]).context("connecting to the back end")?;
+        let [rx, tx] = front_end.queues() else { bail!("expected two virtqueues") };
+        let kicks = [rx.clone(), tx.clone()];
+        // Made before the back end starts its side, since they zero the rings.
+        let (rx, tx) = (Queue::new(rx.layout(), false), Queue::new(tx.layout(), false));
+        let mut load = Self {
+            memory,
+            rx,
+            tx,
+            kicks,
+            free: (0..u32::from(RING)).collect(),
+            frame_len: frame.saturating_sub(ethernet::FCS_LEN),
+            source,
+            scratch: vec![0; STRIDE],
+            next: 0,
+            expected: 0,
+            until_content: 1,
+            seen: Seen::default(),
+            lost: 0,
+            front_end,
+        };
+        load.rx.set_notification(false);
+        load.tx.set_notification(false);
+        load.prepare()?;
+        load.front_end.start().context("starting the virtqueues")?;
+        Ok(load)
+    }
+
+    /// Fills the TX buffers and makes the RX buffers available.
+    fn prepare(&mut self) -> Result<()> {
+        let template = UdpTemplate::new(&UdpFlow::txonly(GUEST_MAC, PORT_MAC), self.frame_len)
+            .context("frame length")?;
+        let end = NET_HEADER + self.frame_len;
+        for buffer in 0..u32::from(RING) {
+            let packet = &mut self.scratch[..end];
+            packet[..NET_HEADER].fill(0);
+            let frame = &mut packet[NET_HEADER..];
+            template.write(frame)?;
+            probe::write(frame, ProbeHeader { fill: buffer ^ 0x5eed, sequence: 0 })?;
+            self.mapping().write_at(tx_frame(buffer) - NET_HEADER, &self.scratch[..end]);
+            self.post(buffer);
+        }
+        self.publish_rx();
+        Ok(())
+    }
+
+    /// What has been seen so far.
+    pub(super) fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    /// Packets that did not come back.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Keeps packets going round for `settle`, and then for `length`, of which it tells. No packet is on its way when
+    /// it returns.
+    ///
+    /// # Errors
+    /// When packets come back out of order or changed, or no more.
+    pub(super) fn window(&mut self, settle: Duration, length: Duration) -> Result<Window> {
+        while self.seen.received < ALL_CHECKED {
+            self.until_content = 1;
+            self.go_round(0)?;
+        }
+        self.go_round(tsc::ticks(settle))?;
+        let window = self.go_round(tsc::ticks(length))?;
+        self.gather_in()?;
+        Ok(window)
+    }
+
+    /// Keeps [`WINDOW`] packets on their way for `ticks`, and for one poll at least.
+    fn go_round(&mut self, ticks: u64) -> Result<Window> {
+        self.send(WINDOW - self.outstanding())?;
+        let stall = tsc::ticks(STALL);
+        let start = tsc::now();
+        let (mut last, mut moved) = (start, start);
+        let mut window = Window { received: 0, ticks: 0, busy: 0 };
+        while window.ticks <= ticks {
+            let received = self.receive()?;
+            if received > 0 {
+                self.send(WINDOW - self.outstanding())?;
+            }
+            let now = tsc::now();
+            if received > 0 {
+                window.received += received as u64;
+                window.busy += now - last;
+                moved = now;
+            } else if now - moved > stall {
+                bail!("no packet has come back for {STALL:?}; {} are on their way", self.outstanding());
+            }
+            last = now;
+            window.ticks = now - start;
+        }
+        Ok(window)
+    }
+
+    /// Receives what is on its way and sends nothing.
+    fn gather_in(&mut self) -> Result<()> {
+        let late = tsc::ticks(LATE);
+        let mut moved = tsc::now();
+        while self.outstanding() > 0 {
+            if self.receive()? > 0 {
+                moved = tsc::now();
+            } else if tsc::now() - moved > late {
+                self.lost += self.outstanding() as u64;
+                self.expected = self.next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Packets on their way.
+    #[inline(always)]
+    fn outstanding(&self) -> usize {
+        (self.next - self.expected) as usize
+    }
+
+    /// Takes up to a burst of packets that have come back, and checks them; their number.
+    #[inline]
+    fn receive(&mut self) -> Result<usize> {
+        let ready = usize::from(self.rx.used()?).min(BURST);
+        if ready == 0 {
+            return Ok(0);
+        }
+        let mut burst = [(0, 0); BURST];
+        let burst = &mut burst[..ready];
+        for slot in burst.iter_mut() {
+            let Some(used) = self.rx.pop()? else { bail!("the RX ring has fewer packets than it said") };
+            prefetch::read(self.pointer(rx_frame(used.token)));
+            *slot = (used.token, used.len);
+        }
+        for &mut (buffer, len) in burst {
+            self.check(buffer, len)?;
+            self.post(buffer);
+        }
+        self.publish_rx();
+        Ok(ready)
+    }
+
+    /// Checks a packet that has come back.
+    #[inline(always)]
+    fn check(&mut self, buffer: u32, len: u32) -> Result<()> {
+        let mut sequence = [0; 8];
+        self.mapping().read_at(rx_frame(buffer) + SEQUENCE, &mut sequence);
+        let sequence = u64::from_le_bytes(sequence);
+        if sequence != self.expected {
+            self.check_gap(sequence)?;
+        }
+        let expected = NET_HEADER + self.frame_len;
+        ensure!(
+            len as usize == expected,
+            "packet {sequence}: {len} bytes have come back, {expected} were sent"
+        );
+        self.expected = sequence + 1;
+        self.seen.received += 1;
+        self.until_content -= 1;
+        if self.until_content == 0 {
+            self.until_content = CONTENT_EVERY;
+            self.check_content(buffer, sequence)?;
+        }
+        Ok(())
+    }
+
+    /// Another packet than the expected one has come back: those between are lost, unless that makes no sense.
+    #[cold]
+    fn check_gap(&mut self, sequence: u64) -> Result<()> {
+        ensure!(
+            (self.expected..self.next).contains(&sequence),
+            "packet {sequence} has come back where {} was due; those before {} were sent",
+            self.expected,
+            self.next
+        );
+        self.lost += sequence - self.expected;
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn check_content(&mut self, buffer: u32, sequence: u64) -> Result<()> {
+        let mut packet = std::mem::take(&mut self.scratch);
+        let frame = &mut packet[..self.frame_len];
+        self.mapping().read_at(rx_frame(buffer), frame);
+        let header = probe::check_header(frame).with_context(|| format!("packet {sequence}"))?;
+        ensure!(header.sequence == sequence, "packet {sequence} has changed while it was looked at");
+        ensure!(
+            frame[..6] == PEER_MAC.0 && self.source.is_none_or(|source| frame[6..12] == source.0),
+            "packet {sequence}: its addresses are {:02x?}",
+            &frame[..12]
+        );
+        probe::check_content(frame).with_context(|| format!("packet {sequence}"))?;
+        self.seen.verified += 1;
+        self.scratch = packet;
+        Ok(())
+    }
+
+    /// Makes an RX buffer available, not yet visibly.
+    #[inline(always)]
+    fn post(&mut self, buffer: u32) {
+        let at = rx_frame(buffer) - NET_HEADER;
+        let len = (STRIDE - (FRAME - NET_HEADER)) as u32;
+        // There is room: the ring has a descriptor for each buffer.
+        let _ = self.rx.add(self.pointer(at) as u64, len, Direction::Writable, buffer);
+    }
+
+    #[inline(always)]
+    fn publish_rx(&mut self) {
+        self.rx.publish();
+        if self.rx.needs_kick() {
+            kick(&self.kicks[0]);
+        }
+    }
+
+    /// Sends `count` packets.
+    #[inline]
+    fn send(&mut self, count: usize) -> Result<()> {
+        self.tx.used()?;
+        while let Some(used) = self.tx.pop()? {
+            self.free.push_back(used.token);
+        }
+        // The line was last read by the back end.
+        for &buffer in self.free.iter().take(count) {
+            prefetch::write(self.pointer(tx_frame(buffer)));
+        }
+        for _ in 0..count {
+            // A back end returns TX buffers when it likes: what it still has is sent later.
+            let Some(buffer) = self.free.pop_front() else { break };
+            self.mapping().write_at(tx_frame(buffer) + SEQUENCE, &self.next.to_le_bytes());
+            let at = self.pointer(tx_frame(buffer) - NET_HEADER) as u64;
+            let len = (NET_HEADER + self.frame_len) as u32;
+            if self.tx.add(at, len, Direction::Readable, buffer).is_err() {
+                bail!("the TX ring has fewer descriptors than buffers");
+            }
+            self.next += 1;
+            self.seen.sent += 1;
+        }
+        self.tx.publish();
+        if self.tx.needs_kick() {
+            kick(&self.kicks[1]);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn mapping(&self) -> &Mapping {
+        self.memory.regions()[0].mapping()
+    }
+
+    /// The address of byte `offset` of the memory.
+    #[inline(always)]
+    fn pointer(&self, offset: usize) -> *const u8 {
+        self.mapping().base().as_ptr().wrapping_add(offset)
+    }
+}
+
+/// Where the frame of a TX buffer is. RX buffers are behind the TX buffers.
+#[inline(always)]
+const fn tx_frame(buffer: u32) -> usize {
+    buffer as usize * STRIDE + FRAME
+}
+
+/// Where the frame of an RX buffer is.
+#[inline(always)]
+const fn rx_frame(buffer: u32) -> usize {
+    tx_frame(buffer + RING as u32)
+}
+
+/// A polling back end asks for no kicks once it runs.
+#[cold]
+fn kick(queue: &DriverQueue) {
+    // A full eventfd has been kicked enough.
+    let _ = rustix::io::write(queue.kick(), &1u64.to_ne_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequence_number_is_where_the_probe_has_it() {
+        let mut frame = [0; 60];
+        probe::write(&mut frame, ProbeHeader { fill: 7, sequence: 1 }).unwrap();
+        let mut patched = frame;
+        probe::patch_sequence(&mut patched, 0x0102_0304_0506_0708).unwrap();
+        frame[SEQUENCE..SEQUENCE + 8].copy_from_slice(&0x0102_0304_0506_0708u64.to_le_bytes());
+        assert_eq!(frame, patched);
+    }
+
+    #[test]
+    fn header_and_sequence_number_share_a_line() {
+        assert!(FRAME.is_multiple_of(prefetch::LINE) && SEQUENCE + 8 <= prefetch::LINE);
+        assert!(WINDOW <= usize::from(RING) && FRAME >= NET_HEADER);
+    }
+}

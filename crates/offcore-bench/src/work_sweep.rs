@@ -1,0 +1,77 @@
+//! `offcore bench vhost --work-ns`: what offloading leaves to an application that works on every packet.
+//!
+//! With the core copying, work and copies add up. With an engine copying beside, the core's share is work and
+//! descriptors, and the engine has as long as that takes to make the copies.
+
+use anyhow::Result;
+use offcore_mem::Pool;
+use offcore_stats::tsc;
+
+use crate::core_cost::{BURST, Copier, Lane};
+use crate::lockstep::OtherCore;
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::Spread;
+use crate::temperature::Temperature;
+use crate::vhost::{COPIES, Options};
+
+/// Nanoseconds of work per packet that the sweep goes through.
+pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];
+/// Turns that are not counted.
+const WARM_UP: usize = 4;
+
+/// Measures every combination of `options`' frames and copiers over [`WORK_NS`], remote data.
+///
+/// # Errors
+/// When something cannot be set up, or a packet is lost or changed.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    offcore_stats::lcore::pin(options.lcore)?;
+    let other = OtherCore::start(options.other_lcore)?;
+    let pool = Pool::new(8192, 2048, options.hugepages)?;
+    let turns = options.blocks.div_ceil(4).max(8);
+    progress.begin(options.frames.len() * options.copiers.len() * WORK_NS.len());
+    for &frame in &options.frames {
+        for &copier in &options.copiers {
+            let mut lane = Lane::new(Temperature::Remote, frame, copier, pool, options.hugepages)?;
+            for work_ns in WORK_NS {
+                progress.say(&format!("{frame} B, {work_ns} ns of work"));
+                lane.set_work(work_ns);
+                for _ in 0..WARM_UP {
+                    lane.turn(&other)?;
+                }
+                let samples = (0..turns).map(|_| lane.turn(&other)).collect::<Result<Vec<_>>>()?;
+                emit(row(&mut lane, copier, frame, work_ns, &samples));
+                progress.step();
+            }
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+fn row(lane: &mut Lane, copier: Copier, frame: usize, work_ns: u64, samples: &[f64]) -> Row {
+    let seen = lane.seen();
+    let mut row = Row {
+        bench: "vhost",
+        case: "work".into(),
+        arrangement: "core-cost",
+        frame,
+        mode: copier.mode().into(),
+        engine: copier.engine().into(),
+        ring: "split",
+        burst: BURST,
+        temperature: Temperature::Remote.name().into(),
+        window: Temperature::Remote.window(),
+        work_ns,
+        received: seen.received,
+        verified: seen.verified,
+        lost: seen.sent - seen.received,
+        ..Row::default()
+    };
+    row.set_cycles(Spread::of(samples), tsc::hz());
+    match lane.engine_ns_per_copy() {
+        Some(ns) => row.set_engine(ns, COPIES),
+        None => (row.sustained_mpps, row.bound) = (Some(row.mpps), Some("core")),
+    }
+    row
+}

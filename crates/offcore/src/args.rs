@@ -1,0 +1,394 @@
+//! The command line: what can be written, and what is refused before anything is opened.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use offcore_dma::Mode;
+use offcore_flow::{DmaMap, Forward, Topology};
+use offcore_mem::Hugepages;
+use offcore_port::PortError;
+use offcore_port::spec::PortSpec;
+use offcore_stats::lcore;
+use offcore_wire::MacAddr;
+
+use crate::bench::BenchCommand;
+
+/// A packet data path whose copies are made by an engine instead of the core.
+#[derive(Debug, Parser)]
+#[command(name = "offcore", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    /// Log more: -v what happens, -vv how, -vvv everything; without it OFFCORE_LOG says what (default: warn)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Switch packets between ports, testpmd-like; --demo needs nothing else
+    Switch(Box<SwitchArgs>),
+    /// Measure the published tables on this machine
+    Bench {
+        /// What to measure.
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  offcore switch --demo
+  offcore switch --help
+  offcore bench vhost --quick
+
+Exit codes: 0 done, 1 failed, 2 usage.";
+
+/// The examples of `offcore switch --help`. A test parses each line that begins with `offcore`.
+pub(crate) const SWITCH_EXAMPLES: &str = "\
+Examples:
+  What a packet costs the core with the core copying and with an engine
+  copying; needs no root, hugepages or hardware:
+    offcore switch --demo
+
+  Two generators that check each other's packets, for two seconds:
+    offcore switch --port gen:size=64 --port gen:size=1518 --duration 2
+
+  Two guests, whose packets a helper thread on lcore 1 copies:
+    offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
+      --dma 'txq0@core:1;rxq0@core:1'
+
+  A guest and the host's network, as root; channels in the vhost guide's syntax:
+    offcore switch --port tap:tap0 \\
+      --port 'vhost:/tmp/vm1.sock,dmas=[txq0@core:1;rxq0@core:1]'
+
+  Every packet of a capture with new addresses, into another one:
+    offcore switch --port pcap:in.pcap --port pcap:-,out.pcap \\
+      --forward mac --eth-peer 1,02:00:00:00:00:09 --until-idle
+
+  Traffic for the guest behind another switch, one JSON object a second:
+    offcore switch --port virtio-user:/tmp/vm1.sock --forward txonly \\
+      --txpkts 1518 --format json
+
+Ports:
+  vhost:SOCKET[,queues=N,client,mrg=off,indirect=off,event_idx=off,
+        dmas=[txq0@CH;rxq0@CH]]
+  virtio-user:SOCKET[,queues=N,queue_size=N,server,mrg=off,event_idx=off,
+        mac=MAC]
+  tap:NAME[,queues=N]
+  pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
+  gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
+
+Channels:
+  cpu        the core itself
+  core:N     a helper thread on lcore N
+
+Ctrl-C or SIGTERM stops it: what is in flight is finished, a last report
+follows. A second one ends it at once.";
+
+/// What `offcore switch` understands.
+#[derive(Args, Debug)]
+#[command(after_help = SWITCH_EXAMPLES)]
+pub(crate) struct SwitchArgs {
+    /// A port, as KIND:ARGS (see below); once for each port, they are counted from 0
+    #[arg(long = "port", value_name = "SPEC", value_parser = port, required_unless_present = "demo")]
+    pub ports: Vec<PortSpec>,
+
+    /// What is done with packets; the modes are testpmd's
+    #[arg(long, value_name = "MODE", default_value = "io", value_parser = forward())]
+    pub forward: Forward,
+
+    /// Where a port's packets go: to its neighbour (0 and 1, 2 and 3), to the next one, or back
+    #[arg(long, value_name = "TOPOLOGY", default_value = "paired", value_parser = topology())]
+    pub port_topology: Topology,
+
+    /// Destination address of what is sent on PORT by mac, txonly and flowgen [default: 02:00:00:00:00:PORT]
+    #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
+    pub eth_peers: Vec<(usize, MacAddr)>,
+
+    /// Which channels make the copies of which queues: [PORT.]txqN@CH[+CH];... or rxqN@...
+    #[arg(long, value_name = "MAP")]
+    pub dma: Option<DmaMap>,
+
+    /// Who makes the copies of the mapped queues [default: offload where a queue is mapped, cpu elsewhere]
+    #[arg(long, value_name = "MODE", value_parser = mode())]
+    pub mode: Option<Mode>,
+
+    /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
+    #[arg(long, value_name = "LIST", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Packets taken from a queue at a time, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = within(1..=offcore_mem::BURST))]
+    pub burst: usize,
+
+    /// Packet buffers in the pool
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24))]
+    pub mbufs: usize,
+
+    /// Bytes of a packet buffer, 256 of headroom included: a power of two from 2048 to 32768
+    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size)]
+    pub mbuf_size: usize,
+
+    /// Pages of the packet buffers: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
+    #[arg(long, value_name = "BYTES", value_parser = within(46..=32768))]
+    pub txpkts: Option<usize>,
+
+    /// Application work per received packet in nanoseconds: what copies by an engine hide behind
+    #[arg(long, value_name = "N", value_parser = within(1..=1_000_000_000))]
+    pub work_ns: Option<usize>,
+
+    /// SCHED_FIFO priority of the workers, 1 to 99; needs root or CAP_SYS_NICE
+    #[arg(long, value_name = "N", value_parser = within(1..=99))]
+    pub rt_priority: Option<usize>,
+
+    /// Seconds between two reports; 0: only the last one
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub stats_interval: Duration,
+
+    /// Reports for people, or JSON with one object a line
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+
+    /// Stop after this time
+    #[arg(long, value_name = "SECONDS", value_parser = duration)]
+    pub duration: Option<Duration>,
+
+    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
+    #[arg(long)]
+    pub until_idle: bool,
+
+    /// Show what offloading saves here: in-process guests, about 20 seconds, nothing needed
+    #[arg(long, conflicts_with_all = NOT_WITH_DEMO)]
+    pub demo: bool,
+
+    /// A shorter, rougher demo
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The demo decides these itself.
+const NOT_WITH_DEMO: [&str; 17] = [
+    "ports",
+    "forward",
+    "port_topology",
+    "eth_peers",
+    "dma",
+    "mode",
+    "lcores",
+    "burst",
+    "mbufs",
+    "mbuf_size",
+    "hugepages",
+    "txpkts",
+    "work_ns",
+    "rt_priority",
+    "stats_interval",
+    "duration",
+    "until_idle",
+];
+
+/// How results are written to stdout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// One object a line.
+    Json,
+}
+
+/// The lcores of the workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lcores(pub Vec<usize>);
+
+/// A port; what clap says before the error names the text already.
+fn port(text: &str) -> Result<PortSpec, String> {
+    text.parse().map_err(|error| match error {
+        PortError::Syntax { expected, .. } => expected,
+        other => other.to_string(),
+    })
+}
+
+fn eth_peer(text: &str) -> Result<(usize, MacAddr), String> {
+    let expected = "expected PORT,MAC such as 0,02:00:00:00:00:01";
+    let (port, mac) = text.split_once(',').ok_or_else(|| format!("no ',': {expected}"))?;
+    let port = port.parse().map_err(|_| format!("'{port}' is no port number: {expected}"))?;
+    Ok((port, mac.parse().map_err(|error| format!("{error}"))?))
+}
+
+pub(crate) fn lcores(text: &str) -> Result<Lcores, String> {
+    let list = lcore::parse_list(text).map_err(|error| error.to_string())?;
+    match list.iter().enumerate().find(|(i, lcore)| list[..*i].contains(lcore)) {
+        Some((_, twice)) => Err(format!("lcore {twice} is listed twice: expected each once")),
+        None => Ok(Lcores(list)),
+    }
+}
+
+fn mbuf_size(text: &str) -> Result<usize, String> {
+    let expected = "expected a power of two from 2048 to 32768, 256 bytes of headroom included";
+    let found: usize = text.parse().map_err(|_| expected.to_string())?;
+    match found {
+        2048..=32768 if found.is_power_of_two() => Ok(found),
+        2048..=32768 => Err(format!("{expected}; the next one is {}", found.next_power_of_two())),
+        _ => Err(expected.into()),
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    seconds(text).ok_or_else(|| "expected seconds such as 1 or 0.5, at most 86400; 0 for none".into())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let found = seconds(text).filter(|duration| !duration.is_zero());
+    found.ok_or_else(|| "expected seconds such as 10 or 0.5, more than 0 and at most 86400".into())
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    let seconds: f64 = text.parse().ok()?;
+    (0.0..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
+}
+
+fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| {
+        let found = text.parse().ok().filter(|number| range.contains(number));
+        found.ok_or_else(|| format!("expected a number from {} to {}", range.start(), range.end()))
+    }
+}
+
+/// One of `names`, each of which parses.
+pub(crate) fn choice<T>(names: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr + Clone + Send + Sync + 'static,
+    T::Err: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
+}
+
+fn forward() -> impl TypedValueParser<Value = Forward> {
+    choice(Forward::ALL.map(Forward::name))
+}
+
+fn topology() -> impl TypedValueParser<Value = Topology> {
+    choice(["paired", "chained", "loop"])
+}
+
+fn mode() -> impl TypedValueParser<Value = Mode> {
+    choice(["cpu", "offload"])
+}
+
+pub(crate) fn hugepages() -> impl TypedValueParser<Value = Hugepages> {
+    choice(["auto", "1G", "2M", "none"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_fit_together() {
+        Cli::command().debug_assert();
+    }
+
+    fn switch(args: &[&str]) -> Result<SwitchArgs, String> {
+        let args = ["offcore", "switch"].iter().chain(args);
+        match Cli::try_parse_from(args).map_err(|e| e.to_string())?.command {
+            Command::Switch(args) => Ok(*args),
+            other => panic!("{other:?} is no switch"),
+        }
+    }
+
+    #[test]
+    fn values_of_every_flag() {
+        let args = switch(&[
+            "--port=gen:size=64",
+            "--port=vhost:/tmp/a.sock,dmas=[txq0@core:1;rxq0@core:1]",
+            "--forward=mac",
+            "--port-topology=chained",
+            "--eth-peer=1,02:00:00:00:00:09",
+            "--dma=0.txq0@core:1+core:2",
+            "--mode=cpu",
+            "--lcores=0,2-3",
+            "--burst=64",
+            "--mbufs=64",
+            "--mbuf-size=4096",
+            "--hugepages=2M",
+            "--work-ns=100",
+            "--rt-priority=1",
+            "--stats-interval=0.5",
+            "--format=json",
+            "--duration=2",
+            "--until-idle",
+        ])
+        .unwrap();
+        assert_eq!(args.ports.len(), 2);
+        assert_eq!((args.forward, args.port_topology), (Forward::Mac, Topology::Chained));
+        assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
+        assert_eq!(args.mode, Some(Mode::Cpu));
+        assert_eq!(args.lcores, Some(Lcores(vec![0, 2, 3])));
+        assert_eq!((args.burst, args.mbufs, args.mbuf_size), (64, 64, 4096));
+        assert_eq!(args.hugepages, Hugepages::Size2M);
+        assert_eq!((args.work_ns, args.rt_priority), (Some(100), Some(1)));
+        assert_eq!(args.stats_interval, Duration::from_millis(500));
+        assert_eq!(args.duration, Some(Duration::from_secs(2)));
+        assert!(args.until_idle && args.format == Format::Json);
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_flag_and_what_was_expected() {
+        for (flag, value, expected) in [
+            ("--port", "vhost", "KIND:ARGS"),
+            ("--port", "ring:a", "vhost, virtio-user, tap, pcap or gen"),
+            ("--port", "gen:size=10", "expected a number from 64"),
+            ("--port", "vhost:/tmp/a,packed", "key 'packed' is not known"),
+            ("--forward", "l3", "macswap"),
+            ("--port-topology", "ring", "paired, chained, loop"),
+            ("--eth-peer", "02:00:00:00:00:01", "expected PORT,MAC"),
+            ("--eth-peer", "x,02:00:00:00:00:01", "'x' is no port number"),
+            ("--eth-peer", "0,02:00:00:00:00", "it has 5 parts"),
+            ("--dma", "txq0", "no '@'"),
+            ("--mode", "auto", "cpu, offload"),
+            ("--lcores", "1-0", "numbers and ranges"),
+            ("--lcores", "0,0", "listed twice"),
+            ("--burst", "65", "from 1 to 64"),
+            ("--burst", "0", "from 1 to 64"),
+            ("--mbufs", "63", "from 64 to 16777216"),
+            ("--mbuf-size", "2176", "the next one is 4096"),
+            ("--mbuf-size", "1024", "power of two from 2048"),
+            ("--hugepages", "4K", "auto, 1G, 2M, none"),
+            ("--txpkts", "45", "from 46"),
+            ("--work-ns", "-1", "from 1"),
+            ("--rt-priority", "100", "from 1 to 99"),
+            ("--stats-interval", "nan", "0 for none"),
+            ("--duration", "0", "more than 0"),
+            ("--format", "xml", "table, json"),
+        ] {
+            let error = switch(&["--port=gen:", &format!("{flag}={value}")]).unwrap_err();
+            assert!(error.contains(flag) && error.contains(expected), "{flag}={value}: {error}");
+        }
+    }
+
+    #[test]
+    fn flags_that_exclude_each_other_are_both_named() {
+        for (args, names) in [
+            (&["--demo", "--port=gen:"][..], ["--demo", "--port"]),
+            (&["--demo", "--dma=txq0@cpu"], ["--demo", "--dma"]),
+            (&["--demo", "--lcores=0"], ["--demo", "--lcores"]),
+            (&["--demo", "--burst=32"], ["--demo", "--burst"]),
+            (&[], ["--port", "required"]),
+        ] {
+            let error = switch(args).unwrap_err();
+            assert!(names.iter().all(|name| error.contains(name)), "{args:?}: {error}");
+        }
+        assert!(switch(&["--demo", "--quick", "--format=json", "-v"]).unwrap().demo);
+    }
+}

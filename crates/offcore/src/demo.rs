@@ -1,0 +1,197 @@
+//! `offcore switch --demo`: what it measures is in `offcore_bench::demo`; here it is shown and put into a sentence.
+
+use anyhow::anyhow;
+use offcore_bench::demo::{self, DemoResult, DemoRow};
+use offcore_bench::progress::Progress;
+use offcore_mem::Hugepages;
+use offcore_stats::lcore;
+use serde::Serialize;
+
+use crate::Failure;
+use crate::args::{Format, SwitchArgs};
+use crate::output::{say, write};
+use crate::report::columns;
+
+/// Runs the demo and shows what came out.
+///
+/// # Errors
+/// When it cannot be set up, or a packet was lost or changed.
+pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
+    let lcores = lcore::available().map_err(anyhow::Error::new)?;
+    let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {
+        return Err(anyhow!("this process may run on no lcore").into());
+    };
+    match other_lcore {
+        Some(other) => say(&format!("lcore {lcore} forwards; lcore {other} plays the guests and the engine")),
+        None => say("warning: one lcore plays everybody: the data stays in its cache, so copies look cheap"),
+    }
+    let options = demo::Options { quick: args.quick, hugepages: Hugepages::Auto, lcore, other_lcore };
+    let result = demo::run(&options, &Progress::visible());
+    // Our errors name their causes themselves, anyhow's contexts do not.
+    let result = result.map_err(|error| anyhow!("--demo: {error:#}"))?;
+    match args.format {
+        Format::Table => write(&format!("{}\n{}\n", table(&result), sentence(&result.rows)))?,
+        Format::Json => write(&json(&result)?)?,
+    };
+    let lost: u64 = result.rows.iter().map(|row| row.lost).sum();
+    if lost > 0 {
+        return Err(anyhow!("{lost} packets were lost").into());
+    }
+    Ok(())
+}
+
+fn table(result: &DemoResult) -> String {
+    const HEADS: [&str; 10] = [
+        "frame",
+        "core copies: cycles",
+        "ns",
+        "engine copies: cycles",
+        "ns",
+        "ratio",
+        "engine ns/copy",
+        "both reach Mpps",
+        "limit",
+        "checked packets",
+    ];
+    let mut rows = vec![HEADS.map(String::from)];
+    rows.extend(result.rows.iter().map(|row| {
+        [
+            row.frame.to_string(),
+            format!("{:.0}", row.cpu_cycles),
+            format!("{:.1}", row.cpu_ns),
+            format!("{:.0}", row.offload_cycles),
+            format!("{:.1}", row.offload_ns),
+            format!("{:.2}", ratio(row)),
+            format!("{:.0}", row.engine_ns_per_copy),
+            format!("{:.2}", row.sustained_mpps),
+            row.bound.into(),
+            row.verified.to_string(),
+        ]
+    }));
+    let ghz = result.tsc_hz as f64 / 1e9;
+    format!("What forwarding a packet from guest to guest costs the core (TSC, {ghz:.2} GHz)\n")
+        + &columns(&rows, "rrrrrrrrlr")
+}
+
+/// The result in one sentence: what it means and what it does not.
+fn sentence(rows: &[DemoRow]) -> String {
+    let Some(last) = rows.last() else { return "Nothing was measured.".into() };
+    let example = format!(
+        "a packet of {} bytes costs the core {:.0} cycles instead of {:.0} ({:.1} times {})",
+        last.frame,
+        last.offload_cycles,
+        last.cpu_cycles,
+        if ratio(last) >= 1.0 { ratio(last) } else { 1.0 / ratio(last) },
+        if ratio(last) >= 1.0 { "less" } else { "more" },
+    );
+    let pays = match pays_from(rows) {
+        Some(frame) if frame == rows[0].frame => format!("pays at every size: {example}"),
+        Some(frame) => format!("pays from {frame} bytes on: {example}"),
+        None => format!("does not pay up to {} bytes: {example}", last.frame),
+    };
+    format!(
+        "Taking the copies off the core {pays}; this is what packets cost the core and no throughput, because the \
+         engine here is a helper core that needs {:.0} ns for each of the two copies, where a DMA engine has a rate \
+         of its own.",
+        last.engine_ns_per_copy
+    )
+}
+
+/// How many times less a packet costs the core when an engine copies.
+fn ratio(row: &DemoRow) -> f64 {
+    row.cpu_cycles / row.offload_cycles
+}
+
+/// The smallest frame from which on all are cheaper with an engine.
+fn pays_from(rows: &[DemoRow]) -> Option<usize> {
+    rows.iter().rev().take_while(|row| ratio(row) > 1.0).last().map(|row| row.frame)
+}
+
+/// One object a packet size, and one with what follows from them.
+fn json(result: &DemoResult) -> anyhow::Result<String> {
+    #[derive(Serialize)]
+    struct Size<'a> {
+        report: &'static str,
+        tsc_hz: u64,
+        ratio: f64,
+        #[serde(flatten)]
+        row: &'a DemoRow,
+    }
+    #[derive(Serialize)]
+    struct Summary {
+        report: &'static str,
+        /// `null` when offloading pays at no size.
+        pays_from_frame: Option<usize>,
+        verified: u64,
+        lost: u64,
+        meaning: String,
+    }
+    let mut text = String::new();
+    for row in &result.rows {
+        let size = Size { report: "demo", tsc_hz: result.tsc_hz, ratio: ratio(row), row };
+        text += &(serde_json::to_string(&size)? + "\n");
+    }
+    let summary = Summary {
+        report: "demo_summary",
+        pays_from_frame: pays_from(&result.rows),
+        verified: result.rows.iter().map(|row| row.verified).sum(),
+        lost: result.rows.iter().map(|row| row.lost).sum(),
+        meaning: sentence(&result.rows),
+    };
+    Ok(text + &serde_json::to_string(&summary)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(cycles: &[(f64, f64)]) -> Vec<DemoRow> {
+        let row = |(index, &(cpu, offload)): (usize, &(f64, f64))| DemoRow {
+            frame: 64 << index,
+            cpu_cycles: cpu,
+            cpu_ns: cpu / 2.0,
+            offload_cycles: offload,
+            offload_ns: offload / 2.0,
+            engine_ns_per_copy: 345.6,
+            sustained_mpps: 1.5,
+            bound: "engine",
+            verified: 10,
+            lost: 0,
+        };
+        cycles.iter().enumerate().map(row).collect()
+    }
+
+    #[test]
+    fn the_sentence_says_from_which_size_on_it_pays() {
+        for (cycles, pays, example) in [
+            (
+                &[(300.0, 200.0), (900.0, 300.0)][..],
+                "pays at every size:",
+                "300 cycles instead of 900 (3.0 times less)",
+            ),
+            (&[(100.0, 200.0), (900.0, 300.0)], "pays from 128 bytes on:", "(3.0 times less)"),
+            (&[(300.0, 200.0), (100.0, 200.0), (900.0, 300.0)], "pays from 256 bytes on:", "256 bytes"),
+            (&[(300.0, 200.0), (200.0, 300.0)], "does not pay up to 128 bytes:", "(1.5 times more)"),
+        ] {
+            let text = sentence(&rows(cycles));
+            assert!(text.contains(pays) && text.contains(example), "{text}");
+            assert!(text.contains("no throughput") && text.contains("346 ns"), "{text}");
+            assert_eq!(text.matches(". ").count(), 0, "one sentence: {text}");
+        }
+    }
+
+    #[test]
+    fn table_and_json_have_every_size() {
+        let result = DemoResult { rows: rows(&[(100.0, 200.0), (900.0, 300.0)]), tsc_hz: 2_000_000_000 };
+        let text = table(&result);
+        assert_eq!(text.lines().count(), 4);
+        let last: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(last, ["128", "900", "450.0", "300", "150.0", "3.00", "346", "1.50", "engine", "10"]);
+        let text = json(&result).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!((&lines[1]["report"], &lines[1]["frame"]), (&"demo".into(), &128.into()));
+        assert_eq!(lines[1]["ratio"], 3.0);
+        assert_eq!((&lines[2]["pays_from_frame"], &lines[2]["verified"]), (&128.into(), &20.into()));
+    }
+}

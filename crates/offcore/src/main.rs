@@ -1,0 +1,95 @@
+//! The binary `offcore`: the command line and what it starts.
+//!
+//! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
+//! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
+//! * [`demo`]: `offcore switch --demo`, [`bench`]: `offcore bench`,
+//! * [`output`]: where words go.
+//!
+//! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod demo;
+mod output;
+mod plan;
+mod ports;
+mod report;
+mod switch;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+use output::say;
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The flags cannot be followed: exit code 2.
+    Usage(String),
+    /// Anything else: exit code 1.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(text) = start_logging(cli.verbose) {
+        say(&format!("error: {text}"));
+        return ExitCode::from(2);
+    }
+    let (names, result) = match &cli.command {
+        Command::Switch(args) => (&["switch"][..], switch::run(args)),
+        Command::Bench { command } => (&["bench", "vhost"][..], bench::run(command)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(text)) => usage(names, &text),
+        // Our errors name their causes themselves.
+        Err(Failure::Failed(error)) => {
+            say(&format!("error: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says what is wrong with the flags in the way that the parser does.
+fn usage(names: &[&str], text: &str) -> ExitCode {
+    let mut root = Cli::command();
+    root.build();
+    let mut command = &mut root;
+    for name in names {
+        command = command.find_subcommand_mut(name).expect("the subcommand was parsed");
+    }
+    let _ = command.error(ErrorKind::ArgumentConflict, text).print();
+    ExitCode::from(2)
+}
+
+fn start_logging(verbose: u8) -> Result<(), String> {
+    let filter = match (verbose, std::env::var("OFFCORE_LOG")) {
+        (0, Ok(text)) => EnvFilter::try_new(&text).map_err(|error| {
+            format!("OFFCORE_LOG='{text}': {error}; expected a level, or levels by crate such as offcore_vhost=debug")
+        })?,
+        (0, Err(_)) => EnvFilter::new("warn"),
+        (1, _) => EnvFilter::new("info"),
+        (2, _) => EnvFilter::new("debug"),
+        (_, _) => EnvFilter::new("trace"),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}

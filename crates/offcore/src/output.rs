@@ -1,0 +1,23 @@
+//! Where words go: results to stdout, everything else to stderr.
+
+use std::io::{ErrorKind, Write};
+
+use anyhow::anyhow;
+
+/// Writes a line to stderr. That nobody reads it is no reason to end.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Writes results to stdout; `false` when nobody reads them any more, as behind `| head`.
+///
+/// # Errors
+/// What else the system says, such as that a disk is full.
+pub(crate) fn write(text: &str) -> anyhow::Result<bool> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(anyhow!("writing to stdout: {error}")),
+    }
+}

@@ -1,0 +1,261 @@
+//! From flags to a switch's configuration: contradictions are refused here, before anything is opened.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use offcore_dma::Mode;
+use offcore_flow::{DmaMap, Forward, SwitchConfig};
+use offcore_port::spec::PortSpec;
+use offcore_stats::lcore;
+
+use crate::args::SwitchArgs;
+
+/// Frame length of `txonly` and `flowgen` when none is given.
+const FRAME: usize = 64;
+/// How long nothing moves before `--until-idle` stops.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The configuration of a switch.
+///
+/// # Errors
+/// In words that name the flags, what was found and what to do.
+pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
+    if args.quick {
+        return Err("--quick is for --demo, which is not given".into());
+    }
+    check_twice(&args.ports)?;
+    let dma = dma_map(args)?;
+    let mapped = !dma.entries.is_empty();
+    if args.mode == Some(Mode::Offload) && !mapped {
+        return Err(
+            "--mode offload needs --dma, or dmas=[...] on a vhost --port: no queue has a channel".into()
+        );
+    }
+    let mut eth_peers = BTreeMap::new();
+    for &(port, mac) in &args.eth_peers {
+        if port >= args.ports.len() {
+            return Err(format!("--eth-peer {port},{mac}: {}", counted(args.ports.len())));
+        }
+        if eth_peers.insert(port, mac).is_some() {
+            return Err(format!("--eth-peer names port {port} twice: expected it once"));
+        }
+    }
+    check_forward(args)?;
+    if args.until_idle {
+        check_ends(args)?;
+    }
+    Ok(SwitchConfig {
+        forward: args.forward,
+        topology: args.port_topology,
+        eth_peers,
+        mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
+        lcores: lcores(args, &dma)?,
+        dma,
+        burst: args.burst,
+        txpkts: args.txpkts.unwrap_or(FRAME),
+        work_ns: args.work_ns.unwrap_or(0) as u64,
+        rt_priority: args.rt_priority.and_then(|priority| i32::try_from(priority).ok()),
+    })
+}
+
+/// How long nothing has to move before `--until-idle` stops: a slow generator's packets are far apart.
+pub(crate) fn idle_patience(ports: &[PortSpec]) -> Duration {
+    let gap = |port: &PortSpec| match port {
+        PortSpec::Gen(gen_port) => {
+            gen_port.rate.map(|rate| Duration::from_secs_f64(2.0 * f64::from(gen_port.queues) / rate as f64))
+        }
+        _ => None,
+    };
+    ports.iter().filter_map(gap).max().map_or(IDLE, |gap| gap.max(IDLE))
+}
+
+fn counted(ports: usize) -> String {
+    match ports {
+        1 => "there is one port, number 0".into(),
+        _ => format!("there are {ports} ports, counted from 0"),
+    }
+}
+
+/// Two ports cannot make the same socket, interface or file.
+fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
+    let made = |port: &PortSpec| match port {
+        PortSpec::Vhost(vhost) if !vhost.client => Some(("listens at", vhost.path.clone())),
+        PortSpec::VirtioUser(virtio) if virtio.server => Some(("listens at", virtio.path.clone())),
+        PortSpec::Tap(tap) => Some(("is", PathBuf::from(&tap.name))),
+        PortSpec::Pcap(pcap) => pcap.output.clone().map(|path| ("writes", path)),
+        _ => None,
+    };
+    for (index, port) in ports.iter().enumerate() {
+        let other = ports[..index].iter().find(|other| made(port).is_some() && made(other) == made(port));
+        if let (Some(other), Some((does, what))) = (other, made(port)) {
+            return Err(format!(
+                "--port {other} and --port {port}: each {does} {}; expected another one for each",
+                what.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn dma_map(args: &SwitchArgs) -> Result<DmaMap, String> {
+    let mut map = args.dma.clone().unwrap_or_default();
+    for (index, port) in args.ports.iter().enumerate() {
+        if let PortSpec::Vhost(vhost) = port
+            && let Some(dmas) = &vhost.dmas
+        {
+            let add = map.add_for_port(index, dmas);
+            add.map_err(|error| format!("--port {port} (port {index}), with --dma: {error}"))?;
+        }
+    }
+    if let Some(port) = map.entries.iter().filter_map(|e| e.port).find(|&port| port >= args.ports.len()) {
+        return Err(format!("--dma {port}.…: {}", counted(args.ports.len())));
+    }
+    Ok(map)
+}
+
+fn check_forward(args: &SwitchArgs) -> Result<(), String> {
+    let forward = args.forward;
+    let generates = matches!(forward, Forward::Txonly | Forward::Flowgen);
+    if args.txpkts.is_some() && !generates {
+        return Err(format!(
+            "--txpkts is for --forward txonly or flowgen, found --forward {forward}: it makes no packets"
+        ));
+    }
+    if !args.eth_peers.is_empty() && !generates && forward != Forward::Mac {
+        return Err(format!(
+            "--eth-peer is for --forward mac, txonly or flowgen, found --forward {forward}: it writes no addresses"
+        ));
+    }
+    if args.work_ns.is_some() && forward == Forward::Txonly {
+        return Err("--work-ns is work per received packet, and --forward txonly receives none".into());
+    }
+    Ok(())
+}
+
+/// `--until-idle` needs packets that end.
+fn check_ends(args: &SwitchArgs) -> Result<(), String> {
+    if matches!(args.forward, Forward::Txonly | Forward::Flowgen) {
+        return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
+    }
+    for port in &args.ports {
+        match port {
+            PortSpec::Gen(gen_port) if gen_port.count.is_none() => {
+                return Err(format!("--until-idle and --port {port}: it sends without end; add count=N"));
+            }
+            PortSpec::Pcap(pcap) if pcap.repeat => {
+                return Err(format!("--until-idle and --port {port}: it sends without end; leave out loop"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The lcores given, or the first one that no channel uses.
+fn lcores(args: &SwitchArgs, dma: &DmaMap) -> Result<Vec<usize>, String> {
+    let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
+    if let Some(lcores) = &args.lcores {
+        return match lcores.0.iter().find(|lcore| !available.contains(lcore)) {
+            Some(&found) => Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available })),
+            None => Ok(lcores.0.clone()),
+        };
+    }
+    let helper = |lcore: &usize| {
+        let name = format!("core:{lcore}");
+        dma.entries.iter().any(|entry| entry.channels.contains(&name))
+    };
+    let free = available.iter().find(|lcore| !helper(lcore)).or(available.first());
+    free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command, SWITCH_EXAMPLES};
+    use clap::Parser;
+
+    fn plan(words: &[&str]) -> Result<SwitchConfig, String> {
+        match Cli::try_parse_from(words).map_err(|e| e.to_string())?.command {
+            Command::Switch(args) => config(&args),
+            other => panic!("{other:?} is no switch"),
+        }
+    }
+
+    fn switch(flags: &str) -> Result<SwitchConfig, String> {
+        let words: Vec<&str> = ["offcore", "switch"].into_iter().chain(flags.split_whitespace()).collect();
+        plan(&words)
+    }
+
+    #[test]
+    fn contradictions_name_both_flags() {
+        for (flags, words) in [
+            ("--port gen: --quick", &["--quick", "--demo"][..]),
+            ("--port gen: --mode offload", &["--mode offload", "--dma"]),
+            ("--port gen: --txpkts 64", &["--txpkts", "--forward io"]),
+            ("--port gen: --forward mac --txpkts 64", &["--txpkts", "--forward mac"]),
+            ("--port gen: --eth-peer 0,02:00:00:00:00:01", &["--eth-peer", "--forward io"]),
+            ("--port gen: --forward mac --eth-peer 1,02:00:00:00:00:01", &["--eth-peer 1,", "one port"]),
+            (
+                "--port gen: --forward mac --eth-peer 0,02:00:00:00:00:01 --eth-peer 0,02:00:00:00:00:02",
+                &["--eth-peer", "port 0 twice"],
+            ),
+            ("--port gen: --forward txonly --work-ns 5", &["--work-ns", "--forward txonly"]),
+            ("--port gen: --until-idle", &["--until-idle", "--port gen:", "count=N"]),
+            ("--port pcap:a,loop --until-idle", &["--until-idle", "--port pcap:", "loop"]),
+            ("--port tap:t --forward flowgen --until-idle", &["--until-idle", "--forward flowgen"]),
+            ("--port vhost:/a --dma 1.txq0@cpu", &["--dma 1.", "one port"]),
+            ("--port vhost:/a,dmas=[txq0@cpu] --dma 0.txq0@core:1", &["--port vhost:/a", "--dma", "twice"]),
+            (
+                "--port vhost:/a --port virtio-user:/a,server",
+                &["--port vhost:/a and", "--port virtio-user:/a"],
+            ),
+            ("--port tap:t --port tap:t,queues=2", &["--port tap:t and", "--port tap:t,queues=2"]),
+            ("--port pcap:a,o --port pcap:b,o", &["each writes o"]),
+            ("--port gen: --lcores 1023", &["--lcores", "1023", "choose one of these"]),
+        ] {
+            let error = switch(flags).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_mapping_on_the_port_counts_as_one() {
+        let config = switch("--port gen: --port vhost:/a,dmas=[txq0@core:0]").unwrap();
+        assert_eq!(config.mode, Mode::Offload);
+        assert_eq!(config.dma.entries[0].port, Some(1));
+        // The helper has lcore 0; the worker goes elsewhere when there is an elsewhere.
+        assert!(config.lcores != [0] || lcore::available().unwrap().len() == 1);
+        assert_eq!(switch("--port gen:").unwrap().mode, Mode::Cpu);
+        assert_eq!(switch("--port vhost:/a --dma txq0@core:0 --mode cpu").unwrap().mode, Mode::Cpu);
+    }
+
+    #[test]
+    fn both_sides_of_a_socket_may_be_ours() {
+        switch("--port vhost:/a --port virtio-user:/a").unwrap();
+    }
+
+    #[test]
+    fn slow_generators_are_waited_for() {
+        let patience = |text: &str| idle_patience(&[text.parse().unwrap()]);
+        assert_eq!(patience("gen:count=5"), IDLE);
+        assert_eq!(patience("gen:count=5,rate=1"), Duration::from_secs(2));
+        assert_eq!(patience("pcap:a"), IDLE);
+    }
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let whole = SWITCH_EXAMPLES.replace("\\\n", " ");
+        let lines = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore "));
+        let mut seen = 0;
+        for line in lines {
+            seen += 1;
+            // The examples quote whole words with '…' only.
+            let words: Vec<&str> = line.split_whitespace().map(|word| word.trim_matches('\'')).collect();
+            if let Err(error) = plan(&words) {
+                panic!("{line}: {error}");
+            }
+        }
+        assert!(seen >= 6);
+    }
+}

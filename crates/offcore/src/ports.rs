@@ -1,0 +1,114 @@
+//! Ports as described on the command line, opened.
+
+use offcore_mem::Pool;
+use offcore_port::generator::{GenCounters, GenPort};
+use offcore_port::pcap::PcapPort;
+use offcore_port::spec::{PortSpec, VhostSpec};
+use offcore_port::tap::TapPort;
+use offcore_port::vhost::VhostPort;
+use offcore_port::virtio_user::VirtioUserPort;
+use offcore_port::{Port, PortError, address};
+use offcore_vhost::backend::BackendConfig;
+use offcore_vhost::connection::Role;
+use offcore_vhost::features;
+
+use crate::report::PortLine;
+
+/// The counters of the generators among the ports, and which ports have a link whose state changes.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    generators: Vec<Option<GenCounters>>,
+    links: Vec<bool>,
+}
+
+/// Opens the ports in order.
+///
+/// # Errors
+/// The first that cannot be opened; those before it are closed again.
+pub(crate) fn open(
+    specs: &[PortSpec],
+    pool: &'static Pool,
+) -> Result<(Vec<Box<dyn Port>>, Observed), PortError> {
+    let mut ports = Vec::with_capacity(specs.len());
+    let mut generators = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let (port, generator) = open_one(spec, pool)?;
+        ports.push(port);
+        generators.push(generator);
+    }
+    let link = |spec: &PortSpec| !matches!(spec, PortSpec::Gen(_) | PortSpec::Pcap(_));
+    Ok((ports, Observed { generators, links: specs.iter().map(link).collect() }))
+}
+
+fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Option<GenCounters>), PortError> {
+    Ok(match spec {
+        PortSpec::Gen(spec) => {
+            let port = GenPort::open(spec, pool)?;
+            let counters = port.counters();
+            return Ok((Box::new(port), Some(counters)));
+        }
+        PortSpec::Pcap(spec) => (Box::new(PcapPort::open(spec)?), None),
+        PortSpec::Tap(spec) => (Box::new(TapPort::open(spec, pool)?), None),
+        PortSpec::Vhost(vhost) => {
+            let name = spec.to_string();
+            (Box::new(VhostPort::open(&name, address::derived(&name), backend(vhost))?), None)
+        }
+        PortSpec::VirtioUser(spec) => (Box::new(VirtioUserPort::open(spec, pool)?), None),
+    })
+}
+
+fn backend(spec: &VhostSpec) -> BackendConfig {
+    let mut config = BackendConfig::new(&spec.path);
+    config.role = if spec.client { Role::Client } else { Role::Server };
+    config.queue_pairs = spec.queues;
+    for (offered, bit) in [
+        (spec.mrg, features::NET_MRG_RXBUF),
+        (spec.indirect, features::RING_INDIRECT_DESC),
+        (spec.event_idx, features::RING_EVENT_IDX),
+    ] {
+        if !offered {
+            config.features &= !bit;
+        }
+    }
+    config
+}
+
+impl Observed {
+    /// What the ports say now.
+    pub(crate) fn lines(&self, ports: &[Box<dyn Port>]) -> Vec<PortLine> {
+        let ports = ports.iter().zip(&self.generators).enumerate();
+        let lines = ports.map(|(index, (port, generator))| PortLine {
+            port: format!("port{index}"),
+            name: port.name().into(),
+            mac: port.mac().to_string(),
+            status: port.status(),
+            generator: generator.as_ref().map(|counters| counters.report().into()),
+        });
+        lines.collect()
+    }
+
+    /// Whether the state of port `index` is worth a line whenever it changes: those without a link only count.
+    pub(crate) fn has_link(&self, index: usize) -> bool {
+        self.links[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_a_vhost_port_become_features() {
+        let config_of = |text: &str| match text.parse().unwrap() {
+            PortSpec::Vhost(spec) => backend(&spec),
+            other => panic!("{other} is no vhost port"),
+        };
+        let config = config_of("vhost:/tmp/a");
+        assert_eq!((config.features, config.role, config.queue_pairs), (features::OFFERED, Role::Server, 1));
+        let config = config_of("vhost:/tmp/a,client,queues=3,mrg=off,event_idx=off");
+        assert_eq!(features::OFFERED & !config.features, features::NET_MRG_RXBUF | features::RING_EVENT_IDX);
+        assert_eq!((config.role, config.queue_pairs), (Role::Client, 3));
+        let config = config_of("vhost:/tmp/a,indirect=off");
+        assert_eq!(features::OFFERED & !config.features, features::RING_INDIRECT_DESC);
+    }
+}

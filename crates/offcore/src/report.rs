@@ -1,0 +1,328 @@
+//! How a switch's reports are written: tables for people, JSON with one object a line.
+
+use std::fmt::Write;
+
+use offcore_flow::report::{ChannelReport, QueueReport, Report, WorkerReport};
+use offcore_port::generator::GenReport;
+use offcore_stats::Stage;
+use offcore_stats::stage::Group;
+use serde::Serialize;
+
+/// A report as it is written: what the workers counted, and what the ports say.
+#[derive(Debug, Serialize)]
+pub(crate) struct Line<'a> {
+    /// What the workers counted.
+    #[serde(flatten)]
+    pub report: &'a Report,
+    /// What the ports say.
+    pub ports: &'a [PortLine],
+    /// Why the switch stopped, in the final report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
+    /// Packets whose copies were never completed, in the final report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unfinished: Option<usize>,
+}
+
+/// Why a switch stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StoppedBy {
+    /// SIGINT or SIGTERM.
+    Signal,
+    /// `--duration`.
+    Duration,
+    /// `--until-idle`.
+    Idle,
+    /// Nobody reads the reports any more.
+    Output,
+    /// A worker ended by itself.
+    Worker,
+}
+
+/// One port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PortLine {
+    /// Such as `port0`.
+    pub port: String,
+    /// The port as it was written.
+    pub name: String,
+    /// Its Ethernet address.
+    pub mac: String,
+    /// Its own words on its state.
+    pub status: String,
+    /// What a generator found in the packets that came to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generator: Option<Generator>,
+}
+
+/// [`GenReport`] with stable names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the fields are GenReport's")]
+pub(crate) struct Generator {
+    pub sent: u64,
+    pub received: u64,
+    pub verified: u64,
+    pub lost: u64,
+    pub reordered: u64,
+    pub duplicates: u64,
+    pub corrupt: u64,
+    pub foreign: u64,
+}
+
+impl From<GenReport> for Generator {
+    fn from(report: GenReport) -> Self {
+        let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign } = report;
+        Self { sent, received, verified, lost, reordered, duplicates, corrupt, foreign }
+    }
+}
+
+/// The report as tables.
+pub(crate) fn tables(line: &Line<'_>) -> String {
+    let report = line.report;
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = match line.stopped_by {
+        None => writeln!(text, "── {:.1} s", report.seconds),
+        Some(_) => writeln!(text, "══ {:.1} s in all, rates over all of it", report.seconds),
+    };
+    text += &queues(&report.queues);
+    if !report.channels.is_empty() {
+        text += &channels(&report.channels);
+    }
+    text += &stages(&report.workers);
+    text += &groups(&report.workers);
+    for worker in &report.workers {
+        text += &core_copies(worker);
+    }
+    if line.stopped_by.is_some() {
+        for port in line.ports {
+            let _ = writeln!(text, "  {} {}: {}", port.port, port.name, port.status);
+        }
+    }
+    if let Some(unfinished @ 1..) = line.unfinished {
+        let _ = writeln!(text, "  {unfinished} packets in flight were never completed");
+    }
+    text
+}
+
+fn queues(queues: &[QueueReport]) -> String {
+    let mut rows = vec![["queue", "packets", "Mpps", "Gbit/s", "dropped"].map(String::from)];
+    rows.extend(queues.iter().map(|queue| {
+        [
+            format!("{} {}{}", queue.port, queue.half, queue.queue),
+            queue.packets.to_string(),
+            format!("{:.3}", queue.packets_per_second / 1e6),
+            format!("{:.3}", queue.bits_per_second / 1e9),
+            dropped(queue),
+        ]
+    }));
+    columns(&rows, "lrrrl")
+}
+
+/// Reasons with their counts, and how often the pool was dry.
+fn dropped(queue: &QueueReport) -> String {
+    let mut parts: Vec<String> = queue.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
+    if queue.starved > 0 {
+        parts.push(format!("(pool dry in {} polls)", queue.starved));
+    }
+    if parts.is_empty() { "-".into() } else { parts.join(", ") }
+}
+
+fn channels(channels: &[ChannelReport]) -> String {
+    let heads = ["channel", "copies submitted", "completed", "failed", "in flight", "bytes"];
+    let mut rows = vec![heads.map(String::from)];
+    rows.extend(channels.iter().map(|channel| {
+        [
+            format!("lcore{} {}", channel.lcore, channel.channel),
+            channel.submitted.to_string(),
+            channel.completed.to_string(),
+            channel.failed.to_string(),
+            channel.in_flight.to_string(),
+            channel.bytes.to_string(),
+        ]
+    }));
+    columns(&rows, "lrrrrr")
+}
+
+fn stages(workers: &[WorkerReport]) -> String {
+    let heads = ["cycles, %"].into_iter().chain(Stage::ALL.map(Stage::name));
+    shares(heads.map(String::from).collect(), workers, |worker| &worker.stages)
+}
+
+/// Figure 3's groups; each heading says which stages it sums.
+fn groups(workers: &[WorkerReport]) -> String {
+    let head = |group: Group| {
+        let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
+        format!("{group} ({})", stages.map(Stage::name).collect::<Vec<_>>().join("+"))
+    };
+    let heads = ["of these, %".to_string()].into_iter().chain(Group::ALL.map(head));
+    shares(heads.collect(), workers, |worker| &worker.groups)
+}
+
+fn shares(
+    heads: Vec<String>,
+    workers: &[WorkerReport],
+    values: impl Fn(&WorkerReport) -> &[(String, f64)],
+) -> String {
+    let align = format!("l{}", "r".repeat(heads.len() - 1));
+    let mut rows = vec![heads];
+    for worker in workers {
+        let percent = values(worker).iter().map(|(_, percent)| format!("{percent:.1}"));
+        rows.push([format!("lcore{}", worker.lcore)].into_iter().chain(percent).collect());
+    }
+    columns(&rows, &align)
+}
+
+/// What the core copied; rare things are only said when they happened.
+fn core_copies(worker: &WorkerReport) -> String {
+    let mut text = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
+    for (count, what) in [
+        (worker.overflow, "of them because every channel was full or out of service"),
+        (worker.fallbacks, "more for a channel that failed"),
+        (worker.resets, "channel resets"),
+        (worker.quarantined, "copies put in quarantine"),
+    ] {
+        if count > 0 {
+            let _ = write!(text, ", {count} {what}");
+        }
+    }
+    text + "\n"
+}
+
+/// Rows under each other, indented; `align` has `l` or `r` for each column.
+pub(crate) fn columns<R: AsRef<[String]>>(rows: &[R], align: &str) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.as_ref().get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, side)) in row.as_ref().iter().zip(align.chars()).enumerate() {
+            let width = width(column);
+            let _ = match side {
+                'l' => write!(line, "  {cell:<width$}"),
+                _ => write!(line, "  {cell:>width$}"),
+            };
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let queue = |half: &str, drops: &[(&str, u64)], starved| QueueReport {
+            port: "port1".into(),
+            half: half.into(),
+            queue: 0,
+            packets: 1_000_000,
+            bytes: 60_000_000,
+            packets_per_second: 2_500_000.0,
+            bits_per_second: 1.2e9,
+            drops: drops.iter().map(|(reason, n)| (reason.to_string(), *n)).collect(),
+            starved,
+        };
+        let channel = ChannelReport {
+            lcore: 0,
+            channel: "core:1".into(),
+            submitted: 900,
+            completed: 896,
+            failed: 1,
+            bytes: 54_000,
+            in_flight: 3,
+        };
+        let worker = WorkerReport {
+            lcore: 0,
+            stages: Stage::ALL.map(|stage| (stage.name().into(), 10.0)).into(),
+            groups: Group::ALL.map(|group| (group.name().into(), 33.3)).into(),
+            core_copies: 7,
+            fallbacks: 0,
+            overflow: 5,
+            resets: 0,
+            quarantined: 0,
+        };
+        Report {
+            report: "interval",
+            seconds: 2.04,
+            tsc_hz: 2_000_000_000,
+            queues: vec![queue("rx", &[], 4), queue("tx", &[("full", 12), ("down", 3)], 0)],
+            channels: vec![channel],
+            workers: vec![worker],
+        }
+    }
+
+    #[test]
+    fn tables_say_rates_drops_copies_and_cycles() {
+        let report = report();
+        let text = tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None });
+        let expected = "\
+── 2.0 s
+  queue      packets   Mpps  Gbit/s  dropped
+  port1 rx0  1000000  2.500   1.200  (pool dry in 4 polls)
+  port1 tx0  1000000  2.500   1.200  full 12, down 3
+  channel        copies submitted  completed  failed  in flight  bytes
+  lcore0 core:1               900        896       1          3  54000
+  cycles, %    rx  virtqueue  header  copy  submit  poll  publish    tx  application  idle
+  lcore0     10.0       10.0    10.0  10.0    10.0  10.0     10.0  10.0         10.0  10.0
+  of these, %  switching (rx+header+tx)  virtqueue (virtqueue+publish)  copy (copy+submit+poll)
+  lcore0                           33.3                           33.3                     33.3
+  lcore0 made 7 copies itself, 5 of them because every channel was full or out of service
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_last_table_says_what_the_ports_say() {
+        let report = report();
+        let port = PortLine {
+            port: "port0".into(),
+            name: "gen:size=64".into(),
+            mac: "02:00:00:00:00:01".into(),
+            status: "5 sent".into(),
+            generator: None,
+        };
+        let stopped_by = Some(StoppedBy::Signal);
+        let text = tables(&Line { report: &report, ports: &[port], stopped_by, unfinished: Some(2) });
+        assert!(text.starts_with("══ 2.0 s in all"), "{text}");
+        assert!(text.contains("  port0 gen:size=64: 5 sent\n  2 packets in flight were never"), "{text}");
+    }
+
+    #[test]
+    fn json_names_are_stable() {
+        let report = report();
+        let generator = Some(GenReport { sent: 5, verified: 4, ..GenReport::default() }.into());
+        let port = PortLine {
+            port: "port0".into(),
+            name: "gen:size=64".into(),
+            mac: "02:00:00:00:00:01".into(),
+            status: String::new(),
+            generator,
+        };
+        let line = Line {
+            report: &report,
+            ports: &[port],
+            stopped_by: Some(StoppedBy::Duration),
+            unfinished: Some(0),
+        };
+        let json = serde_json::to_string(&line).unwrap();
+        assert!(!json.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["report"], "interval");
+        assert_eq!(value["stopped_by"], "duration");
+        assert_eq!(value["unfinished"], 0);
+        assert_eq!(value["queues"][1]["port"], "port1");
+        assert_eq!(value["queues"][1]["half"], "tx");
+        assert_eq!(value["queues"][1]["packets_per_second"], 2_500_000.0);
+        assert_eq!(value["channels"][0]["in_flight"], 3);
+        assert_eq!(value["workers"][0]["overflow"], 5);
+        assert_eq!(value["ports"][0]["generator"]["verified"], 4);
+        let without = Line { report: &report, ports: &[], stopped_by: None, unfinished: None };
+        assert!(!serde_json::to_string(&without).unwrap().contains("stopped_by"));
+    }
+}

@@ -1,0 +1,210 @@
+//! `offcore switch`: opens what the flags say, watches it run, and stops it cleanly.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use offcore_flow::report::{Report, Reporter};
+use offcore_flow::{Running, SwitchError};
+use offcore_mem::Pool;
+use offcore_port::PortError;
+use offcore_stats::lcore::{self, LcoreError};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::args::{Format, SwitchArgs};
+use crate::output::{say, write};
+use crate::ports::{self, Observed};
+use crate::report::{self, Line, PortLine, StoppedBy};
+use crate::{Failure, demo, plan};
+
+/// How often the control thread looks at signals, links and the clock.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Runs the switch until something stops it.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
+    if args.demo {
+        return demo::run(args);
+    }
+    let config = plan::config(args).map_err(Failure::Usage)?;
+    let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
+    let pool = Pool::new(args.mbufs, args.mbuf_size, args.hugepages).map_err(anyhow::Error::new)?;
+    say(&describe(pool));
+    let (ports, observed) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;
+    let running = offcore_flow::switch::start(&config, ports, pool).map_err(failure)?;
+    for warning in running.warnings() {
+        say(&format!("warning: {warning}"));
+    }
+    if args.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
+        say(
+            "warning: every lcore has a real-time worker: only the kernel's throttling leaves time for the rest",
+        );
+    }
+    let last = running.reporter().map_err(anyhow::Error::new)?;
+    let mut watch =
+        Watch { args, running, observed, interrupted, statuses: vec![String::new(); args.ports.len()], last };
+    let stopped_by = watch.until_stopped()?;
+    watch.finish(stopped_by)
+}
+
+/// A flag that SIGINT and SIGTERM set; the second of them ends the process.
+fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order, so that the first signal finds the flag unset.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
+        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(flag)
+}
+
+/// One line on the packet buffers.
+fn describe(pool: &Pool) -> String {
+    let mapping = pool.mapping();
+    let pages = match mapping.page_size() {
+        size if size >= 1 << 30 => format!("{} GiB", size >> 30),
+        size if size >= 1 << 20 => format!("{} MiB", size >> 20),
+        size => format!("{} KiB", size >> 10),
+    };
+    let node = mapping.numa_node().map_or(String::new(), |node| format!(", NUMA node {node}"));
+    format!("packet buffers: {} x {} B on {pages} pages{node}", pool.chunks(), pool.chunk_size())
+}
+
+/// What the flags asked for and cannot be is a usage error.
+fn failure(error: SwitchError) -> Failure {
+    match error {
+        SwitchError::Config(text) => Failure::Usage(text),
+        SwitchError::Port(PortError::Syntax { .. }) => Failure::Usage(format!("--port: {error}")),
+        SwitchError::Lcore(LcoreError::Unavailable { .. }) => Failure::Usage(format!("--lcores: {error}")),
+        error => Failure::Failed(anyhow::Error::new(error)),
+    }
+}
+
+/// A running switch and what is known of it.
+struct Watch<'a> {
+    args: &'a SwitchArgs,
+    running: Running,
+    observed: Observed,
+    interrupted: Arc<AtomicBool>,
+    /// The last status of each port that was said.
+    statuses: Vec<String>,
+    /// Has not reported yet, so that the rates of its one report are over the whole run.
+    last: Reporter,
+}
+
+impl Watch<'_> {
+    fn until_stopped(&mut self) -> anyhow::Result<StoppedBy> {
+        let started = Instant::now();
+        let interval = Some(self.args.stats_interval).filter(|interval| !interval.is_zero());
+        let mut reporter = self.running.reporter()?;
+        let mut next = interval.map(|interval| started + interval);
+        let mut idle = match self.args.until_idle {
+            true => Some(Idle::new(self.running.reporter()?, plan::idle_patience(&self.args.ports))),
+            false => None,
+        };
+        loop {
+            let now = Instant::now();
+            self.say_changes();
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Ok(StoppedBy::Signal);
+            }
+            if !self.running.is_running() {
+                return Ok(StoppedBy::Worker);
+            }
+            if self.args.duration.is_some_and(|duration| now - started >= duration) {
+                return Ok(StoppedBy::Duration);
+            }
+            if let Some(idle) = &mut idle
+                && idle.is_over(now)?
+            {
+                return Ok(StoppedBy::Idle);
+            }
+            if let (Some(interval), Some(at)) = (interval, &mut next)
+                && now >= *at
+            {
+                // A missed report is not made up for.
+                while *at <= now {
+                    *at += interval;
+                }
+                let report = reporter.report("interval")?;
+                if !self.print(&report, None, None)? {
+                    return Ok(StoppedBy::Output);
+                }
+            }
+            let until_next = next.map_or(TICK, |at| at.saturating_duration_since(now));
+            std::thread::sleep(until_next.min(TICK));
+        }
+    }
+
+    /// Says on stderr what has changed with links.
+    fn say_changes(&mut self) {
+        for (index, (port, said)) in self.running.ports().iter().zip(&mut self.statuses).enumerate() {
+            if !self.observed.has_link(index) {
+                continue;
+            }
+            let status = port.status();
+            if status != *said {
+                say(&format!("port{index} {}: {status}", port.name()));
+                *said = status;
+            }
+        }
+    }
+
+    fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {
+        let unfinished = self.running.stop();
+        if stopped_by != StoppedBy::Output {
+            let report = self.last.report("final").map_err(anyhow::Error::new)?;
+            self.print(&report, Some(stopped_by), Some(unfinished))?;
+        }
+        if stopped_by == StoppedBy::Worker {
+            return Err(anyhow!("a worker ended by itself; what it said is above").into());
+        }
+        if unfinished > 0 {
+            return Err(anyhow!("{unfinished} packets in flight were never completed").into());
+        }
+        Ok(())
+    }
+
+    /// Writes a report to stdout; `false` when nobody reads it any more.
+    fn print(
+        &self,
+        report: &Report,
+        stopped_by: Option<StoppedBy>,
+        unfinished: Option<usize>,
+    ) -> anyhow::Result<bool> {
+        let ports: Vec<PortLine> = self.observed.lines(self.running.ports());
+        let line = Line { report, ports: &ports, stopped_by, unfinished };
+        let text = match self.args.format {
+            Format::Table => report::tables(&line),
+            Format::Json => serde_json::to_string(&line)? + "\n",
+        };
+        write(&text)
+    }
+}
+
+/// Notices that nothing moves any more.
+struct Idle {
+    reporter: Reporter,
+    patience: Duration,
+    moved: u64,
+    since: Instant,
+}
+
+impl Idle {
+    fn new(reporter: Reporter, patience: Duration) -> Self {
+        Self { reporter, patience, moved: 0, since: Instant::now() }
+    }
+
+    fn is_over(&mut self, now: Instant) -> anyhow::Result<bool> {
+        let report = self.reporter.report("idle")?;
+        let drops = |drops: &[(String, u64)]| drops.iter().map(|(_, n)| n).sum::<u64>();
+        let moved = report.queues.iter().map(|queue| queue.packets + drops(&queue.drops)).sum();
+        if moved != self.moved || report.channels.iter().any(|channel| channel.in_flight > 0) {
+            (self.moved, self.since) = (moved, now);
+        }
+        Ok(now - self.since >= self.patience)
+    }
+}

@@ -1,0 +1,174 @@
+//! Rules of this project that no compiler checks: where bytes are copied, where `unsafe` is, how long a file is, which
+//! crate imports which, that documents point to what is there, and no loose ends.
+
+mod arrows;
+mod copies;
+mod documents;
+mod source;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::project::Project;
+use source::Source;
+
+/// Lines that a file has at most, its tests included.
+const LONGEST: usize = 800;
+
+/// Where `unsafe` may be.
+const UNSAFE: [&str; 8] = [
+    "crates/offcore-stats/",
+    "crates/offcore-mem/",
+    "crates/offcore-ring/",
+    "crates/offcore-dma/",
+    "crates/offcore-vhost/",
+    "crates/offcore-port/",
+    "crates/offcore-bench/src/peer/",
+    "tests/",
+];
+
+/// What no file holds: unfinished code, and tests that never run. Put together here so as not to find themselves.
+const LOOSE_ENDS: [(&str, &str); 5] = [
+    (concat!("to", "do!"), "write the code, or leave the function out"),
+    (concat!("un", "implemented!"), "write the code, or leave the function out"),
+    (concat!("FIX", "ME"), "mend it, or say in the commit what is left"),
+    (concat!("XX", "X"), "mend it, or say in the commit what is left"),
+    (concat!("#[ig", "nore"), "a test that never runs proves nothing: make it run, or remove it"),
+];
+
+/// A place that breaks a rule.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    path: PathBuf,
+    /// Counted from 1; 0 for a file as a whole.
+    line: usize,
+    text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.path.display())?;
+        if self.line > 0 {
+            write!(f, "{}:", self.line)?;
+        }
+        write!(f, " {}", self.text)
+    }
+}
+
+/// Checks every source file, manifest and document.
+pub(crate) fn run(project: &Project) -> Result<Vec<Finding>> {
+    let mut sources = Vec::new();
+    for dir in ["crates", "tests", "xtask", "fuzz"] {
+        read_sources(&project.root, Path::new(dir), &mut sources)?;
+    }
+    let mut findings = arrows::check(&project.packages, &project.root)?;
+    findings.extend(copies::check(&project.root, &sources)?);
+    findings.extend(documents::check(&project.root)?);
+    for source in &sources {
+        findings.extend(length(source));
+        findings.extend(unsafe_places(source));
+        findings.extend(loose_ends(source));
+    }
+    findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+    Ok(findings)
+}
+
+/// Reads the Rust files below `dir`, which need not exist.
+fn read_sources(root: &Path, dir: &Path, sources: &mut Vec<Source>) -> Result<()> {
+    let Ok(entries) = fs::read_dir(root.join(dir)) else { return Ok(()) };
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot read {}", dir.display()))?;
+        let path = dir.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            if entry.file_name() != "target" {
+                read_sources(root, &path, sources)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(root.join(&path))
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            sources.push(Source::new(path, &text));
+        }
+    }
+    Ok(())
+}
+
+fn length(source: &Source) -> Option<Finding> {
+    let lines = source.lines.len();
+    (lines > LONGEST).then(|| Finding {
+        path: source.path.clone(),
+        line: 0,
+        text: format!("{lines} lines, at most {LONGEST}: it is asking to be two files"),
+    })
+}
+
+fn unsafe_places(source: &Source) -> Vec<Finding> {
+    let path = source.path.to_string_lossy();
+    // A crate's own tests and examples play the other party, whose side is raw memory.
+    let outside = path.starts_with("crates/") && (path.contains("/tests/") || path.contains("/examples/"));
+    if outside || UNSAFE.iter().any(|dir| path.starts_with(dir)) {
+        return Vec::new();
+    }
+    source.find(
+        |line| has_word(&line.code, "unsafe"),
+        |_| format!("unsafe code; it may be in {} and in tests only", UNSAFE.join(", ")),
+    )
+}
+
+fn loose_ends(source: &Source) -> Vec<Finding> {
+    LOOSE_ENDS
+        .iter()
+        .flat_map(|(word, remedy)| {
+            source.find(
+                |line| line.code.contains(word) || line.comment.contains(word),
+                |_| format!("{word}: {remedy}"),
+            )
+        })
+        .collect()
+}
+
+/// Whether `text` has `word` as a whole identifier.
+fn has_word(text: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word)
+        .any(|(at, _)| !text[..at].ends_with(part) && !text[at + word.len()..].starts_with(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, text: &str) -> Source {
+        Source::new(path.into(), text)
+    }
+
+    #[test]
+    fn unsafe_is_found_where_it_may_not_be() {
+        let text =
+            "fn f() {\n    // unsafe in a comment\n    unsafe_fn(\"unsafe\");\n    unsafe { g() }\n}\n";
+        let found = unsafe_places(&source("crates/offcore-flow/src/lib.rs", text));
+        assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [4]);
+        assert_eq!(unsafe_places(&source("crates/offcore-mem/src/lib.rs", text)), []);
+        assert_eq!(unsafe_places(&source("crates/offcore-flow/tests/x.rs", text)), []);
+        assert_eq!(unsafe_places(&source("crates/offcore-bench/src/peer/x.rs", text)), []);
+        assert_eq!(unsafe_places(&source("crates/offcore-bench/src/run.rs", text)).len(), 1);
+    }
+
+    #[test]
+    fn loose_ends_are_found_in_code_and_comments_but_not_in_strings() {
+        let text = format!(
+            "// {}: later\nlet s = \"{}\";\n{}()\n",
+            LOOSE_ENDS[2].0, LOOSE_ENDS[0].0, LOOSE_ENDS[1].0
+        );
+        let lines: Vec<_> = loose_ends(&source("xtask/src/x.rs", &text)).iter().map(|f| f.line).collect();
+        assert_eq!(lines, [3, 1]);
+    }
+
+    #[test]
+    fn long_files_are_found() {
+        assert!(length(&source("a.rs", &"\n".repeat(LONGEST))).is_none());
+        assert!(length(&source("a.rs", &"\n".repeat(LONGEST + 1))).is_some());
+    }
+}

@@ -1,0 +1,81 @@
+//! What people run while developing Offcore: `cargo xtask setup|test|ci|lint|counts`.
+
+mod counts;
+mod lint;
+mod project;
+mod setup;
+mod steps;
+mod suite;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use project::Project;
+use suite::Suite;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Builds, checks and measures Offcore while it is developed")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install the programs that tests run against, and reserve hugepages; without root, say what is missing
+    Setup,
+    /// Run every test that a commit must pass
+    Test {
+        /// Also run the soaks and the long forms of tests
+        #[arg(long)]
+        full: bool,
+    },
+    /// What CI runs: format, clippy, rustdoc, then `test`
+    Ci,
+    /// Check the sources against the project's own rules
+    Lint,
+    /// Count the instructions of the hot functions and compare them with counts.toml
+    Counts {
+        /// Write what was counted to counts.toml
+        #[arg(long)]
+        update: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a task; returns whether everything it looked at was right.
+fn run(task: &Task) -> Result<bool> {
+    let project = Project::find()?;
+    match task {
+        Task::Setup => setup::run().map(|missing| {
+            missing.iter().for_each(|line| println!("SKIP: {line}"));
+            true
+        }),
+        Task::Test { full } => suite::run(&project, Suite::Test { full: *full }),
+        Task::Ci => suite::run(&project, Suite::Ci),
+        Task::Lint => {
+            let found = lint::run(&project)?;
+            found.iter().for_each(|finding| println!("{finding}"));
+            println!("{} findings", found.len());
+            Ok(found.is_empty())
+        }
+        Task::Counts { update: true } => counts::update(&project).map(|()| true),
+        Task::Counts { update: false } => {
+            let worse = counts::compare(&project)?;
+            worse.iter().for_each(|line| println!("{line}"));
+            Ok(worse.is_empty())
+        }
+    }
+}

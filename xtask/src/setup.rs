@@ -1,0 +1,197 @@
+//! `cargo xtask setup`: the programs that tests run against, and hugepages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+/// Something that a Debian package brings, and how to see whether it is there.
+struct Peer {
+    package: &'static str,
+    what: &'static str,
+    seen_by: SeenBy,
+}
+
+enum SeenBy {
+    Program(&'static str),
+    /// A library that pkg-config knows, at this version or later.
+    Library(&'static str),
+}
+
+const PEERS: [Peer; 14] = [
+    Peer::program("pkg-config", "pkg-config"),
+    Peer::program("dpdk", "dpdk-devbind.py"),
+    Peer::program("dpdk-dev", "dpdk-testpmd"),
+    Peer { package: "libdpdk-dev", what: LIBDPDK, seen_by: SeenBy::Library(LIBDPDK) },
+    Peer::program("qemu-system-x86", "qemu-system-x86_64"),
+    Peer::program("iproute2", "ip"),
+    Peer::program("ethtool", "ethtool"),
+    Peer::program("busybox-static", "busybox"),
+    Peer::program("cpio", "cpio"),
+    Peer::program("iperf3", "iperf3"),
+    Peer::program("tcpdump", "tcpdump"),
+    Peer::program("iputils-ping", "ping"),
+    Peer::program("valgrind", "valgrind"),
+    Peer::program("util-linux", "taskset"),
+];
+
+const LIBDPDK: &str = "libdpdk >= 22.11";
+
+/// The package whose dependency names Debian's present kernel, which the guest of the end-to-end tests boots.
+const GUEST_KERNEL: &str = "linux-image-cloud-amd64";
+
+/// 2 MiB hugepages that a machine without any is given, at most.
+const HUGEPAGES: u64 = 1024;
+
+impl Peer {
+    const fn program(package: &'static str, program: &'static str) -> Self {
+        Self { package, what: program, seen_by: SeenBy::Program(program) }
+    }
+
+    fn is_there(&self) -> bool {
+        match self.seen_by {
+            SeenBy::Program(name) => find_program(name).is_some(),
+            SeenBy::Library(name) => has_library(name),
+        }
+    }
+}
+
+/// Installs what is missing, as root; returns a line for each thing that still is.
+pub(crate) fn run() -> Result<Vec<String>> {
+    let root = rustix::process::geteuid().is_root();
+    let wanted: Vec<&str> = PEERS.iter().filter(|peer| !peer.is_there()).map(|peer| peer.package).collect();
+    let mut failure = None;
+    if root && (!wanted.is_empty() || !knows_package(GUEST_KERNEL)) {
+        failure = install(&wanted).err();
+    }
+    let missing: Vec<String> = PEERS
+        .iter()
+        .filter(|peer| !peer.is_there())
+        .map(|peer| {
+            let remedy = match &failure {
+                Some(error) => format!("{error:#}"),
+                None => "as root, cargo xtask setup installs it".to_owned(),
+            };
+            format!("no {}: apt-get install {} ({remedy})", peer.what, peer.package)
+        })
+        .collect();
+    println!("peers: {} of {} are there", PEERS.len() - missing.len(), PEERS.len());
+    println!("hugepages: {}", hugepages(root)?);
+    Ok(missing)
+}
+
+/// Whether the libdpdk that the `dpdk` feature needs is there.
+pub(crate) fn has_libdpdk() -> bool {
+    has_library(LIBDPDK)
+}
+
+/// Where a program is: in PATH, or where an ordinary user's PATH does not lead.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+}
+
+fn has_library(name: &str) -> bool {
+    succeeds(Command::new("pkg-config").args(["--exists", name]))
+}
+
+fn knows_package(name: &str) -> bool {
+    succeeds(Command::new("apt-cache").args(["show", name]))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    ensure!(find_program("apt-get").is_some(), "there is no apt-get here");
+    println!("reading the package lists");
+    apt(&["update"])?;
+    if packages.is_empty() {
+        return Ok(());
+    }
+    println!("installing {}", packages.join(" "));
+    apt(&[&["install", "--yes", "--no-install-recommends"], packages].concat())
+}
+
+/// Runs apt-get; its output is shown only where it fails.
+fn apt(args: &[&str]) -> Result<()> {
+    let output = Command::new("apt-get")
+        .args(["-o", "DPkg::Lock::Timeout=120", "--quiet"])
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run apt-get")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "apt-get {} failed: {}",
+        args[0],
+        said.lines().last().unwrap_or("it says nothing")
+    );
+    Ok(())
+}
+
+/// Reserves hugepages where there are none and memory allows; says in words how things stand.
+fn hugepages(root: bool) -> Result<String> {
+    let setting = Path::new("/proc/sys/vm/nr_hugepages");
+    let meminfo = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let total = field(&meminfo, "HugePages_Total").unwrap_or(0);
+    if total > 0 {
+        let free = field(&meminfo, "HugePages_Free").unwrap_or(0);
+        return Ok(format!("{total} of {} KiB, {free} free", field(&meminfo, "Hugepagesize").unwrap_or(0)));
+    }
+    let wanted = affordable(&meminfo);
+    if wanted == 0 {
+        return Ok("none, and too little memory is available to reserve some: ordinary pages".to_owned());
+    }
+    if !root {
+        return Ok(format!("none: as root, sysctl -w vm.nr_hugepages={wanted}; until then ordinary pages"));
+    }
+    if let Err(error) = fs::write(setting, wanted.to_string()) {
+        return Ok(format!("none, and the kernel gives none ({error}): ordinary pages"));
+    }
+    let got = fs::read_to_string(setting).context("cannot read vm.nr_hugepages")?;
+    Ok(format!("reserved {} of the {wanted} asked for", got.trim()))
+}
+
+/// How many 2 MiB pages to reserve: at most a third of the memory that is available.
+fn affordable(meminfo: &str) -> u64 {
+    let available_kib = field(meminfo, "MemAvailable").unwrap_or(0);
+    if field(meminfo, "Hugepagesize") != Some(2048) {
+        return 0;
+    }
+    (available_kib / 3 / 2048).min(HUGEPAGES)
+}
+
+/// A number in /proc/meminfo.
+fn field(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hugepages_leave_memory_to_others() {
+        let meminfo =
+            |kib| format!("MemTotal: 9 kB\nMemAvailable:   {kib} kB\nHugepagesize:       2048 kB\n");
+        assert_eq!(affordable(&meminfo(20 << 20)), 1024);
+        assert_eq!(affordable(&meminfo(3 << 20)), 512);
+        assert_eq!(affordable(&meminfo(1000)), 0);
+        assert_eq!(affordable("MemAvailable: 99999999 kB\nHugepagesize: 1048576 kB\n"), 0);
+    }
+
+    #[test]
+    fn programs_are_found() {
+        assert!(find_program("sh").is_some());
+        assert!(find_program("no-such-program").is_none());
+    }
+}

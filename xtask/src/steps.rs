@@ -1,0 +1,367 @@
+//! A run of several steps: each is announced, watched, timed and counted, and a run goes on after one has failed.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal};
+
+/// How long a step may print nothing. Tests end by themselves when nothing moves; this ends what they did not foresee.
+const SILENCE: Duration = Duration::from_secs(10 * 60);
+/// How long a step may take.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+/// The same, of a run with soaks.
+const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
+/// How long the output of an ended program is waited for: what it started may hold its streams open.
+const AFTER_END: Duration = Duration::from_secs(2);
+
+/// Numbers of tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
+    /// What one line of `cargo test` says: a harness's summary.
+    fn of_line(line: &str) -> Self {
+        let Some(counts) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")) else {
+            return Self::default();
+        };
+        let count = |word: &str| {
+            counts
+                .1
+                .split("; ")
+                .find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
+                .unwrap_or(0)
+        };
+        Self { passed: count("passed"), failed: count("failed"), skipped: count("ignored") }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// What a check of our own found.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Nothing is wrong.
+    Passed,
+    /// These things are wrong.
+    Failed(Vec<String>),
+    /// It could not be done, for this reason.
+    Skipped(String),
+}
+
+impl Outcome {
+    /// Passed where nothing was found.
+    pub(crate) fn of(findings: Vec<String>) -> Self {
+        if findings.is_empty() { Self::Passed } else { Self::Failed(findings) }
+    }
+}
+
+struct Done {
+    name: String,
+    took: Duration,
+    tally: Tally,
+    /// Why the step failed, when it did.
+    failure: Option<String>,
+}
+
+/// A run in progress.
+pub(crate) struct Steps {
+    started: Instant,
+    limit: Duration,
+    done: Vec<Done>,
+}
+
+impl Steps {
+    /// A run that starts now. In a `full` run a step may take long.
+    pub(crate) fn new(full: bool) -> Self {
+        let limit = if full { FULL_LIMIT } else { LIMIT };
+        Self { started: Instant::now(), limit, done: Vec::new() }
+    }
+
+    /// Runs a program to its end and shows what it prints. It fails or not; there is nothing to count.
+    pub(crate) fn command(&mut self, name: &str, command: &mut Command) {
+        self.run(name, command, false);
+    }
+
+    /// Runs `cargo test` and counts the tests it reports; none at all is a failure.
+    pub(crate) fn tests(&mut self, name: &str, command: &mut Command) {
+        self.run(name, command, true);
+    }
+
+    fn run(&mut self, name: &str, command: &mut Command, has_tests: bool) {
+        let started = self.announce(name);
+        let (mut tally, mut skips) = (Tally::default(), 0);
+        let ended = watch(command, self.limit, |line| {
+            tally.add(Tally::of_line(line));
+            skips += u64::from(line.starts_with("SKIP:"));
+        });
+        // A test that cannot run here says so and returns, which its harness takes for a pass.
+        tally.passed = tally.passed.saturating_sub(skips);
+        tally.skipped += skips;
+        let mut failure = match ended {
+            Ok(Ended::Exit(status)) if status.success() => None,
+            Ok(Ended::Exit(status)) => Some(status.to_string()),
+            Ok(Ended::Stopped(why)) => Some(why),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if has_tests && failure.is_none() && tally == Tally::default() {
+            failure = Some("it ran no tests".to_owned());
+        }
+        if failure.is_some() && tally.failed == 0 {
+            tally.failed = 1;
+        }
+        self.record(name, started, tally, failure);
+    }
+
+    /// Runs a check of our own, which counts as one test.
+    pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Result<Outcome>) {
+        let started = self.announce(name);
+        let (mut tally, mut failure) = (Tally::default(), None);
+        match check() {
+            Ok(Outcome::Passed) => tally.passed = 1,
+            Ok(Outcome::Skipped(why)) => {
+                println!("SKIP: {why}");
+                tally.skipped = 1;
+            }
+            Ok(Outcome::Failed(findings)) => {
+                findings.iter().for_each(|finding| println!("{finding}"));
+                tally.failed = 1;
+                failure = Some(format!("{} findings", findings.len()));
+            }
+            Err(error) => {
+                println!("error: {error:#}");
+                tally.failed = 1;
+                failure = Some(format!("{error:#}"));
+            }
+        }
+        self.record(name, started, tally, failure);
+    }
+
+    /// Whether the latest step failed.
+    pub(crate) fn failed(&self) -> bool {
+        self.done.last().is_some_and(|done| done.failure.is_some())
+    }
+
+    fn announce(&self, name: &str) -> Instant {
+        println!("\n=== {name} (at {})", clock(self.started.elapsed()));
+        Instant::now()
+    }
+
+    fn record(&mut self, name: &str, started: Instant, tally: Tally, failure: Option<String>) {
+        let took = started.elapsed();
+        let end = failure.as_deref().unwrap_or("ok");
+        println!("=== {name}: {end}, {tally}, took {}", clock(took));
+        self.done.push(Done { name: name.to_owned(), took, tally, failure });
+    }
+
+    /// Prints the steps and, last, the sum of their tests; returns whether the run passed.
+    pub(crate) fn finish(self, skips_fail: bool) -> bool {
+        let mut sum = Tally::default();
+        println!("\n{:<44} {:>6} {:>7} {:>7} {:>8}", "step", "time", "passed", "failed", "skipped");
+        for Done { name, took, tally, .. } in &self.done {
+            let Tally { passed, failed, skipped } = tally;
+            println!("{name:<44} {:>6} {passed:>7} {failed:>7} {skipped:>8}", clock(*took));
+            sum.add(*tally);
+        }
+        println!("{:<44} {:>6}", "all", clock(self.started.elapsed()));
+        for Done { name, failure, .. } in &self.done {
+            if let Some(failure) = failure {
+                println!("FAILED: {name}: {failure}");
+            }
+        }
+        if skips_fail && sum.skipped > 0 {
+            println!("FAILED: {} skipped, which CI=true does not allow", sum.skipped);
+        }
+        println!("{sum}");
+        let failed = self.done.iter().any(|done| done.failure.is_some());
+        !failed && (sum.skipped == 0 || !skips_fail)
+    }
+}
+
+/// Minutes and seconds.
+fn clock(duration: Duration) -> String {
+    format!("{}:{:02}", duration.as_secs() / 60, duration.as_secs() % 60)
+}
+
+/// Prints a line, its end included, to the stream it came from.
+type Show = fn(&str);
+
+enum Ended {
+    Exit(ExitStatus),
+    /// It was killed, for this reason.
+    Stopped(String),
+}
+
+/// Runs a program, passes its output on, and gives `look` every line. Kills it and all that it started when it prints
+/// nothing for too long or takes too long.
+fn watch(command: &mut Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+    let (sender, lines) = mpsc::channel();
+    let stdout = child.stdout.take().context("standard output is piped")?;
+    let stderr = child.stderr.take().context("standard error is piped")?;
+    read_lines(stdout, sender.clone(), |line| print!("{line}"));
+    read_lines(stderr, sender, |line| eprint!("{line}"));
+    let started = Instant::now();
+    let (mut last_output, mut ended) = (started, None);
+    loop {
+        match lines.recv_timeout(Duration::from_millis(200)) {
+            Ok((line, show)) => {
+                last_output = Instant::now();
+                show(&line);
+                look(line.trim_end());
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ok(Ended::Exit(child.wait()?)),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some((status, when)) = ended {
+            if Instant::now().duration_since(when) > AFTER_END {
+                return Ok(Ended::Exit(status));
+            }
+        } else if let Some(status) = child.try_wait()? {
+            ended = Some((status, Instant::now()));
+        } else if last_output.elapsed() > SILENCE || started.elapsed() > limit {
+            let why = format!(
+                "stopped after {}, {} after its last output",
+                clock(started.elapsed()),
+                clock(last_output.elapsed())
+            );
+            stop(&mut child)?;
+            return Ok(Ended::Stopped(why));
+        }
+    }
+}
+
+/// Sends each line as it comes, with what shows it.
+fn read_lines(from: impl Read + Send + 'static, to: Sender<(String, Show)>, show: Show) {
+    std::thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
+            if to.send((String::from_utf8_lossy(&line).into_owned(), show)).is_err() {
+                break;
+            }
+            line.clear();
+        }
+    });
+}
+
+/// Kills a program and everything below it: cargo does not take its children with it.
+fn stop(child: &mut Child) -> Result<()> {
+    for pid in descendants(child.id()) {
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            // It may have ended meanwhile.
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+    child.kill().context("cannot kill the step")?;
+    child.wait()?;
+    Ok(())
+}
+
+/// The processes that `root` started, and those started by them.
+fn descendants(root: u32) -> Vec<u32> {
+    let parents: Vec<(u32, u32)> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // The name in parentheses may hold anything; state and parent follow it.
+            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            Some((pid, parent))
+        })
+        .collect();
+    let mut found = vec![root];
+    let mut next = 0;
+    while next < found.len() {
+        let of = found[next];
+        found.extend(parents.iter().filter(|&&(_, parent)| parent == of).map(|&(pid, _)| pid));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn lines_are_counted() {
+        let line = "test result: FAILED. 11 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s";
+        assert_eq!(Tally::of_line(line), Tally { passed: 11, failed: 2, skipped: 1 });
+        assert_eq!(Tally::of_line("test a ... ok"), Tally::default());
+    }
+
+    #[test]
+    fn a_step_counts_its_tests_and_its_skips() {
+        let mut steps = Steps::new(false);
+        steps.tests(
+            "some",
+            &mut shell("echo 'SKIP: x: no y' >&2; echo 'test result: ok. 3 passed; 0 failed; 0 ignored'"),
+        );
+        assert_eq!(steps.done[0].tally, Tally { passed: 2, failed: 0, skipped: 1 });
+        assert!(steps.done[0].failure.is_none());
+        assert!(!steps.finish(true), "under CI a skip is a failure");
+    }
+
+    #[test]
+    fn a_step_that_fails_without_a_test_counts_as_one() {
+        let mut steps = Steps::new(false);
+        steps.command("some", &mut shell("exit 3"));
+        assert_eq!(steps.done[0].tally.failed, 1);
+        steps.tests("other", &mut shell("echo test result: ok. 0 passed; 0 failed; 0 ignored"));
+        assert_eq!(steps.done[1].tally.failed, 1, "no tests");
+        steps.check("third", || Ok(Outcome::Passed));
+        assert_eq!(steps.done[2].tally.passed, 1);
+        assert!(!steps.finish(false));
+    }
+
+    #[test]
+    fn what_takes_too_long_is_killed_with_its_children() {
+        let script = "sleep 1000 & echo $!; wait";
+        let mut pid = 0;
+        let ended = watch(&mut shell(script), Duration::from_millis(300), |line| pid = line.parse().unwrap());
+        assert!(matches!(ended.unwrap(), Ended::Stopped(_)));
+        let pid = Pid::from_raw(pid).unwrap();
+        // The orphan may stay as a zombie until its new parent collects it.
+        let state =
+            std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+
+    #[test]
+    fn output_held_open_by_an_orphan_does_not_hold_up_the_step() {
+        let mut orphan = 0;
+        let started = Instant::now();
+        let ended = watch(&mut shell("sleep 1000 & echo $!"), LIMIT, |line| orphan = line.parse().unwrap());
+        let took = started.elapsed();
+        let _ = rustix::process::kill_process(Pid::from_raw(orphan).unwrap(), Signal::KILL);
+        assert!(matches!(ended.unwrap(), Ended::Exit(status) if status.success()));
+        assert!(took < Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,128 @@
+//! The steps of `cargo xtask test` and `cargo xtask ci`.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::project::{Project, in_ci};
+use crate::steps::{Outcome, Steps};
+use crate::{counts, lint, setup};
+
+/// The package of the end-to-end tests, which run after everything else and one at a time.
+const PEER_TESTS: &str = "offcore-tests";
+
+/// How long a fuzz target runs.
+const FUZZ_SECONDS: u32 = 300;
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Suite {
+    /// Every test, with soaks when `full`.
+    Test {
+        /// Whether soaks and long forms run too.
+        full: bool,
+    },
+    /// Every test, and what else a commit must pass.
+    Ci,
+}
+
+/// Runs the suite; returns whether it passed.
+pub(crate) fn run(project: &Project, suite: Suite) -> Result<bool> {
+    let full = matches!(suite, Suite::Test { full: true });
+    let mut steps = Steps::new(full);
+    steps.check("setup", || {
+        let missing = setup::run()?;
+        missing.iter().for_each(|line| println!("SKIP: {line}"));
+        Ok(if in_ci() && !missing.is_empty() { Outcome::Failed(missing) } else { Outcome::Passed })
+    });
+    // Known only now: setup may have installed the library.
+    let features: &[&str] = if setup::has_libdpdk() { &["--features", "offcore/dpdk"] } else { &[] };
+    if matches!(suite, Suite::Ci) {
+        checks(project, &mut steps, features);
+    }
+    tests(project, &mut steps, features, full);
+    Ok(steps.finish(in_ci()))
+}
+
+/// What a commit must pass besides its tests.
+fn checks(project: &Project, steps: &mut Steps, features: &[&str]) {
+    steps.command("format", project.cargo().args(["fmt", "--all", "--check"]));
+    let clippy = ["clippy", "--workspace", "--all-targets"];
+    steps.command("clippy", project.cargo().args(clippy).args(features).args(["--", "-D", "warnings"]));
+    steps.command(
+        "rustdoc",
+        project
+            .cargo()
+            .args(["doc", "--workspace", "--no-deps"])
+            .args(features)
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    );
+}
+
+fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
+    let cargo = |args: &[&str]| -> Command {
+        let mut command = project.cargo();
+        command.args(args);
+        if full {
+            command.env("OFFCORE_FULL", "1");
+        }
+        command
+    };
+    steps.check("lints", || {
+        let found = lint::run(project)?;
+        Ok(Outcome::of(found.iter().map(ToString::to_string).collect()))
+    });
+    let test = ["test", "--release", "--no-fail-fast"];
+    steps.tests("tests", cargo(&test).args(["--workspace", "--exclude", PEER_TESTS]).args(features));
+    // The checks that only debug builds make: one owner for each packet buffer, arithmetic that does not overflow.
+    let small = ["--package=offcore-mem", "--package=offcore-ring", "--package=offcore-dma"];
+    steps.tests("tests with debug assertions", cargo(&["test", "--no-fail-fast"]).args(small));
+    steps.tests(
+        "loom models",
+        cargo(&test)
+            .args(["--package=offcore-ring", "--lib", "loom"])
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", project.target.join("loom")),
+    );
+    // The tests above were built with switches that no user has. The peers meet the binary that users have.
+    steps.command("build offcore", cargo(&["build", "--release", "--package=offcore"]).args(features));
+    if !steps.failed() {
+        steps.tests("end to end", cargo(&test).args(["--package", PEER_TESTS, "--", "--test-threads=1"]));
+    }
+    if full {
+        fuzz(project, steps);
+    }
+    steps.check("instruction counts", || {
+        if setup::find_program("valgrind").is_none() {
+            return Ok(Outcome::Skipped("no valgrind: apt-get install valgrind".to_owned()));
+        }
+        counts::compare(project).map(Outcome::of)
+    });
+}
+
+/// Runs each fuzz target for a while. Its corpus is replayed by the crates' own tests, on stable, in every run.
+fn fuzz(project: &Project, steps: &mut Steps) {
+    let dir = project.root.join("fuzz/fuzz_targets");
+    let mut targets: Vec<String> = std::fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(".rs").map(str::to_owned))
+        .collect();
+    targets.sort();
+    for target in targets {
+        // The `cargo` in PATH, since the one that runs this program is of a fixed toolchain.
+        let cargo_fuzz = || {
+            let mut command = Command::new("cargo");
+            command.args(["+nightly", "fuzz"]).current_dir(&project.root);
+            command
+        };
+        let name = format!("fuzz {target}");
+        if !cargo_fuzz().arg("--version").output().is_ok_and(|output| output.status.success()) {
+            let why = "no cargo fuzz: rustup toolchain install nightly; cargo install cargo-fuzz".to_owned();
+            steps.check(&name, || Ok(Outcome::Skipped(why)));
+            continue;
+        }
+        let limit = format!("-max_total_time={FUZZ_SECONDS}");
+        steps.command(&name, cargo_fuzz().args(["run", &target, "--", &limit]));
+    }
+}
