@@ -2,6 +2,7 @@
 //!
 //! A child process (this test binary again) puts its worker behind a seccomp filter that ends the process at the first
 //! system call, and counts allocations with its own allocator.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../offcore-vhost/tests/common/mod.rs"]
 mod common;

@@ -160,7 +160,10 @@ impl Mapping {
         if offset.checked_add(len as u64).is_none_or(|end| end > file) {
             return Err(MemoryError::Short { len, offset, file });
         }
-        let page_size = usize::try_from(stat.st_blksize).unwrap_or(0).max(rustix::param::page_size());
+        // Only hugetlbfs says in st_blksize what its pages are; elsewhere the file's owner may say anything.
+        let huge = rustix::fs::fstatfs(fd).map_err(fail("fstatfs"))?.f_type == libc::HUGETLBFS_MAGIC;
+        let ordinary = rustix::param::page_size();
+        let page_size = if huge { usize::try_from(stat.st_blksize).unwrap_or(ordinary) } else { ordinary };
         Self::map(fd, offset, len, page_size, MapFlags::empty()).map_err(fail("mmap"))
     }
 

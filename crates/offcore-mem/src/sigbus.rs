@@ -96,6 +96,7 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         }
         let page_size = slot.page_size.load(Ordering::Relaxed);
         let page = start + (address - start) / page_size * page_size;
+        let page_size = page_size.min(start + len - page);
         // SAFETY: the page lies in a guarded mapping that its owner keeps mapped; replacing it by zeroes is what the
         // guard is for, and nobody holds a reference (only raw pointers) into it.
         let mapped = unsafe {

@@ -1,4 +1,5 @@
 //! Enqueue and dequeue with the core copying: content, order, merged buffers, chains, drops, stop and restart.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! A forwarding loop over engines that misbehave: every packet arrives complete, in order and unchanged. And the test
 //! notices: with the reorder ring, or the quarantine, switched off, it fails.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

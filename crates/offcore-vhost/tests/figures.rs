@@ -1,4 +1,5 @@
 //! Figures 6 and 7 of the vhost guide (758358-001US): any virtqueue on any channel, and the order kept.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
