@@ -24,6 +24,7 @@ use offcore_vhost::{Binding, VringCell, VringConfig};
 
 use crate::guest::{Guest, PEER_MAC, PORT_MAC, Seen, memory_len};
 use crate::lockstep::OtherCore;
+use crate::sample::Spread;
 use crate::temperature::Temperature;
 
 /// Packets in a burst.
@@ -120,21 +121,25 @@ pub struct Lane {
 #[derive(Debug)]
 struct Engine {
     stepper: Stepper,
-    copies: u64,
-    ticks: u64,
+    /// TSC ticks a copy, of each run: the median does not notice when the engine's core was taken away for a while.
+    samples: Vec<f64>,
 }
 
 impl Engine {
     /// Runs the engine until it has nothing to do.
     fn run(&mut self) {
+        let (mut copies, mut ticks) = (0, 0);
         loop {
             let start = tsc::now();
             let done = self.stepper.step();
             if done == 0 {
-                return;
+                break;
             }
-            self.ticks += tsc::now() - start;
-            self.copies += done as u64;
+            ticks += tsc::now() - start;
+            copies += done;
+        }
+        if copies > 0 {
+            self.samples.push(ticks as f64 / copies as f64);
         }
     }
 }
@@ -162,7 +167,7 @@ impl Lane {
             Copier::Helper => {
                 let (device, stepper) = CoreDevice::stepped();
                 mover.add_channel(device.open_channel(CHANNEL)?);
-                (Mode::Offload, Some(Arc::new(Mutex::new(Engine { stepper, copies: 0, ticks: 0 }))))
+                (Mode::Offload, Some(Arc::new(Mutex::new(Engine { stepper, samples: Vec::new() }))))
             }
         };
         let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
@@ -208,7 +213,7 @@ impl Lane {
     /// Nanoseconds that the engine took for a copy; `None` without one.
     pub fn engine_ns_per_copy(&self) -> Option<f64> {
         let engine = lock(self.engine.as_ref()?);
-        Some(tsc::to_ns(engine.ticks) / engine.copies.max(1) as f64)
+        Some(Spread::of(&engine.samples).median * 1e9 / tsc::hz() as f64)
     }
 
     /// Application work per packet from now on, in nanoseconds.

@@ -19,9 +19,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use offcore_flow::Forward;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::{lcore, tsc};
 
+use crate::guest::PORT_MAC;
 use crate::peer::machine::{find_program, free_hugepage_mib};
 use crate::peer::tempdir::TempDir;
 use crate::peer::testpmd::Memory;
@@ -317,8 +319,8 @@ fn our_lane(
     pages: Pages,
     pool: &'static Pool,
 ) -> Result<Lane<Ours>> {
-    let mut back_end = Ours::start(socket, lcore, pool)?;
-    let load = Load::connect(socket, frame, Some(crate::guest::PORT_MAC), pages.ours)?;
+    let mut back_end = Ours::start(socket, lcore, pool, Forward::Mac)?;
+    let load = Load::connect(socket, frame, Some(PORT_MAC), pages.ours)?;
     back_end.pause()?;
     Ok(Lane::new(back_end, load))
 }
@@ -330,3 +332,6 @@ fn their_lane(socket: &Path, lcore: usize, frame: usize, pages: Pages) -> Result
     back_end.wait_ready()?;
     Ok(Lane::new(back_end, load))
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ pub mod end_to_end;
 pub mod guest;
 pub mod lockstep;
 pub mod peer;
+pub mod plot;
 pub mod progress;
 pub mod row;
 pub mod sample;

@@ -49,7 +49,7 @@ pub enum Mode {
     /// The core.
     #[default]
     Cpu,
-    /// The queue's channels; the core only when all of them are full or out of service.
+    /// The queue's channels; the core only when all of them are full or out of service, or too small for a packet.
     Offload,
 }
 
@@ -107,7 +107,7 @@ pub struct MoverStats {
     pub core_bytes: u64,
     /// Copies that the core made or finished because a channel failed them.
     pub fallbacks: u64,
-    /// Copies that the core made because every channel of the queue was full or out of service.
+    /// Copies that the core made because no channel of the queue had room for the packet's, or was in service.
     pub overflow: u64,
     /// Channel resets because of copies that were not answered in time.
     pub resets: u64,
@@ -122,9 +122,8 @@ struct Queue {
     channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
     turn: usize,
     copier: Copier,
-    /// The oldest packet when the queue was last looked at, and since when it is the oldest.
-    watched: u32,
-    watched_since: u64,
+    /// The packet that was outstanding and the oldest when the queue was last looked at, and since when.
+    watched: Option<(u32, u64)>,
 }
 
 #[derive(Debug)]
@@ -229,8 +228,7 @@ impl Mover {
             channels: ArrayVec::new(),
             turn: 0,
             copier: Copier::default(),
-            watched: 0,
-            watched_since: 0,
+            watched: None,
         };
         if let Some(free) = self.queues.iter().position(Option::is_none) {
             self.queues[free] = Some(queue);
@@ -250,11 +248,25 @@ impl Mover {
         {
             return Err(MoverError::NoChannel(missing.index()));
         }
-
         let list = ArrayVec::try_from(channels).map_err(|_| MoverError::TooManyChannels(channels.len()))?;
         let queue = self.queue(queue);
         (queue.mode, queue.channels) = (mode, list);
         Ok(())
+    }
+
+    /// Gives a queue a reorder ring of another size.
+    ///
+    /// # Errors
+    /// While packets are in flight.
+    pub fn resize_queue(&mut self, queue: QueueId, packets: usize) -> Result<(), MoverError> {
+        let queue = self.queue(queue);
+        match queue.ring.in_flight() {
+            0 => {
+                queue.ring.resize(packets);
+                Ok(())
+            }
+            n => Err(MoverError::InFlight(n)),
+        }
     }
 
     /// Closes a queue.
@@ -304,6 +316,13 @@ impl Mover {
             return Plan { channel: None, packets, copies: usize::MAX };
         }
         self.plan_offload(id, packets)
+    }
+
+    /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
+    /// room for in any channel.
+    #[cold]
+    pub fn plan_by_core(&mut self, id: QueueId) -> Plan {
+        Plan { channel: None, packets: self.ring(id).room(), copies: usize::MAX }
     }
 
     fn plan_offload(&mut self, id: QueueId, packets: usize) -> Plan {
@@ -465,12 +484,15 @@ impl Mover {
         let now = tsc::now();
         let mut late = false;
         for queue in self.queues.iter_mut().flatten() {
-            if queue.watched != queue.ring.oldest() || queue.ring.ready() > 0 || queue.ring.in_flight() == 0 {
-                (queue.watched, queue.watched_since) = (queue.ring.oldest(), now);
-            } else if now.wrapping_sub(queue.watched_since) > self.lost_after {
-                queue.watched_since = now;
-                late = true;
-            }
+            let waits = queue.ring.in_flight() > 0 && queue.ring.ready() == 0;
+            queue.watched = match queue.watched {
+                _ if !waits => None,
+                Some((oldest, since)) if oldest == queue.ring.oldest() => {
+                    late |= now.wrapping_sub(since) > self.lost_after;
+                    Some((oldest, since))
+                }
+                _ => Some((queue.ring.oldest(), now)),
+            };
         }
         if !late {
             return;

@@ -24,16 +24,22 @@ impl ReorderRing {
     /// # Panics
     /// When `size` is 0 or above 32768.
     pub fn new(size: usize) -> Self {
+        let mut ring =
+            Self { outstanding: Box::default(), mask: 0, oldest: 0, next: 0, done: 0, ordered: true };
+        ring.resize(size);
+        ring
+    }
+
+    /// Makes it a ring of at least `size` entries. It must be empty.
+    ///
+    /// # Panics
+    /// When `size` is 0 or above 32768, or packets are in flight.
+    pub fn resize(&mut self, size: usize) {
         assert!((1..=32768).contains(&size), "a reorder ring has 1 to 32768 entries, not {size}");
+        assert_eq!(self.in_flight(), 0, "packets are in flight in the reorder ring");
         let size = size.next_power_of_two();
-        Self {
-            outstanding: vec![0; size].into(),
-            mask: size as u32 - 1,
-            oldest: 0,
-            next: 0,
-            done: 0,
-            ordered: true,
-        }
+        self.outstanding = vec![0; size].into();
+        self.mask = size as u32 - 1;
     }
 
     /// Free entries.

@@ -145,8 +145,15 @@ impl Stream {
         let mut burst = Burst::new();
         if forward != Forward::Txonly {
             self.rx.rx(ctx, &mut burst);
+        } else {
+            // Nothing is received, but the queue has to follow its front end.
+            self.rx.drain(ctx, &mut burst);
         }
         let received = burst.len();
+        if received == 0 {
+            // What a poll that found nothing took belongs to no stage of a packet's way.
+            ctx.clock.lap(Stage::Idle);
+        }
         if work > 0 && received > 0 {
             spin(work * received as u64);
             ctx.clock.lap(Stage::Application);
@@ -161,17 +168,30 @@ impl Stream {
         if let Some(source) = &mut self.source {
             source.fill(ctx.cache, &mut burst, ctx.burst);
         }
-        ctx.clock.lap(Stage::Header);
         let sent = burst.len();
         if sent == 0 {
             self.tx.poll(ctx);
             return received;
         }
+        ctx.clock.lap(Stage::Header);
         self.tx.tx(ctx, &mut burst);
         if !burst.is_empty() {
-            self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
+            self.left_over(forward, ctx, &mut burst);
         }
         received.max(sent)
+    }
+
+    /// There is no room for these: whoever can wait takes them back, the others' are dropped.
+    #[cold]
+    fn left_over(&mut self, forward: Forward, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if self.source.is_none() {
+            if forward == Forward::Macswap {
+                // They will come this way again.
+                rewrite(forward, &self.addresses, burst);
+            }
+            self.rx.take_back(burst);
+        }
+        self.tx.counters().drop_all(Drop::Full, burst, ctx.cache);
     }
 
     /// Forwards what was already taken from the other side; returns how many packets are still in flight.

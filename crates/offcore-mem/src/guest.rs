@@ -37,6 +37,15 @@ pub enum TableError {
         /// The mapping's length.
         mapped: usize,
     },
+    /// Every guard against memory that vanishes is taken.
+    #[error(
+        "guest memory region {guest:#x} cannot be guarded: this process has {} regions already, drop some",
+        sigbus::GUARDS
+    )]
+    Unguarded {
+        /// Guest physical address.
+        guest: u64,
+    },
 }
 
 /// One region of another party's memory.
@@ -46,8 +55,9 @@ pub struct GuestRegion {
     len: u64,
     user: u64,
     host: NonNull<u8>,
-    mapping: Mapping,
+    /// Dropped before the mapping: the guard must not answer for whatever is mapped there next.
     guard: sigbus::Guard,
+    mapping: Mapping,
 }
 
 // SAFETY: a region is an address range; access goes through raw pointers whose users argue for themselves.
@@ -60,7 +70,7 @@ impl GuestRegion {
     /// `offset` bytes into `mapping`.
     ///
     /// # Errors
-    /// When the range is empty, wraps, or does not fit the mapping.
+    /// When the range is empty, wraps, or does not fit the mapping, or when no guard is free.
     pub fn new(guest: u64, user: u64, len: u64, mapping: Mapping, offset: usize) -> Result<Self, TableError> {
         if len == 0 || guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
             return Err(TableError::Range { guest, len });
@@ -75,7 +85,8 @@ impl GuestRegion {
         // SAFETY: offset is inside the mapping, as just checked.
         let host = unsafe { mapping.base().add(offset) };
         let guard = sigbus::guard(mapping.base(), mapping.len(), mapping.page_size());
-        Ok(Self { guest, len, user, host, mapping, guard })
+        let guard = guard.ok_or(TableError::Unguarded { guest })?;
+        Ok(Self { guest, len, user, host, guard, mapping })
     }
 
     /// Guest physical address of the first byte.
@@ -163,9 +174,10 @@ impl GuestMemory {
             *cache = self.find(guest)?;
             offset = guest - cache.guest;
         }
-        // SAFETY: the cache names a region of this table, and offset is below its length, so the address is in its
-        // mapping, which lives as long as the table.
-        let host = unsafe { NonNull::new_unchecked(cache.host.add(offset as usize)) };
+        // SAFETY: the cache names a region, and offset is below its length, so this is the address of a byte in its
+        // mapping, which is not null. (Wrapping, because a cache that was filled from another table names a region that
+        // may be gone.)
+        let host = unsafe { NonNull::new_unchecked(cache.host.wrapping_add(offset as usize)) };
         Some((host, cache.len - offset))
     }
 
@@ -215,14 +227,11 @@ impl GuestMemory {
 }
 
 impl Drop for GuestMemory {
-    /// Memory outlives its copies: with copies in flight the mappings are leaked rather than taken away. Owners drain
-    /// first, so this happens only when an engine never answered.
+    /// Memory outlives its copies: with copies in flight the mappings, and their guards, are leaked rather than taken
+    /// away. Owners drain first, so this happens only when an engine never answered.
     fn drop(&mut self) {
         if self.in_flight() > 0 {
-            for region in self.regions.drain(..) {
-                let GuestRegion { mapping, .. } = region;
-                mapping.leak();
-            }
+            self.regions.drain(..).for_each(std::mem::forget);
         }
     }
 }
@@ -276,6 +285,22 @@ mod tests {
         assert!(matches!(GuestRegion::new(0, 0, 0, mapping(), 0), Err(TableError::Range { .. })));
         assert!(matches!(GuestRegion::new(0, 0, 4096, mapping(), 1), Err(TableError::Mapping { .. })));
         assert!(matches!(GuestRegion::new(0, 0, u64::MAX, mapping(), 1), Err(TableError::Mapping { .. })));
+    }
+
+    #[test]
+    fn leaked_memory_stays_guarded() {
+        let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 8192).unwrap();
+        let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 8192).unwrap();
+        let region = GuestRegion::new(0, 0, 8192, mapping, 0).unwrap();
+        let table = GuestMemory::new(vec![region]).unwrap();
+        let host = table.translate(4096, 1, &mut RegionCache::empty()).unwrap();
+        table.acquire(1);
+        drop(table);
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        // SAFETY: the mapping was leaked with its guard, which puts a page where the guest has taken one away. Without it
+        // this write ends the process.
+        unsafe { host.write_volatile(1) };
     }
 
     #[test]

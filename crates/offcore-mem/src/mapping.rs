@@ -204,17 +204,25 @@ impl Mapping {
         self.numa_node
     }
 
-    /// Copies `bytes.len()` bytes at `offset` out of the mapping. Another party may write them meanwhile: what is read is
-    /// then whatever was there.
+    /// Copies `bytes.len()` bytes at `offset` out of the mapping. Another party may write them meanwhile: each is read
+    /// once, and what is read is then whatever was there.
     ///
     /// # Panics
     /// When the range is not inside the mapping.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: the range is inside the mapping, as just checked; `bytes` is private memory, so the two do not overlap.
-        unsafe {
-            self.base.add(offset).copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len())
-        };
+        // SAFETY: the range is inside the mapping, as just checked.
+        let from = unsafe { self.base.add(offset) };
+        let (words, rest) = bytes.as_chunks_mut::<8>();
+        let done = words.len() * 8;
+        for (i, word) in words.iter_mut().enumerate() {
+            // SAFETY: inside the range; an array of bytes needs no alignment.
+            *word = unsafe { from.cast::<[u8; 8]>().add(i).read_volatile() };
+        }
+        for (i, byte) in rest.iter_mut().enumerate() {
+            // SAFETY: inside the range.
+            *byte = unsafe { from.add(done + i).read_volatile() };
+        }
     }
 
     /// Copies `bytes` to `offset` of the mapping.
@@ -223,18 +231,23 @@ impl Mapping {
     /// When the range is not inside the mapping.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: as in `read_at`.
-        unsafe { self.base.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        // SAFETY: the range is inside the mapping, as just checked.
+        let to = unsafe { self.base.add(offset) };
+        let (words, rest) = bytes.as_chunks::<8>();
+        let done = words.len() * 8;
+        for (i, word) in words.iter().enumerate() {
+            // SAFETY: inside the range; an array of bytes needs no alignment.
+            unsafe { to.cast::<[u8; 8]>().add(i).write_volatile(*word) };
+        }
+        for (i, byte) in rest.iter().enumerate() {
+            // SAFETY: inside the range.
+            unsafe { to.add(done + i).write_volatile(*byte) };
+        }
     }
 
     fn check(&self, offset: usize, len: usize) {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(inside, "{offset}+{len} in a mapping of {} bytes", self.len);
-    }
-
-    /// Never unmaps: for memory that a copy of unknown fate may still reach.
-    pub fn leak(self) {
-        std::mem::forget(self);
     }
 }
 
@@ -277,6 +290,22 @@ mod tests {
         unsafe {
             a.base().add(4096).write_volatile(7);
             assert_eq!(b.base().read_volatile(), 7);
+        }
+    }
+
+    #[test]
+    fn bytes_go_in_and_come_out() {
+        let (mapping, _fd) = Mapping::memfd("test", 4096, Hugepages::None).unwrap();
+        for (offset, len) in [(0, 0), (1, 7), (3, 8), (5, 29), (4096, 0), (4000, 96)] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + offset + 1) as u8).collect();
+            mapping.write_at(offset, &bytes);
+            let mut read = vec![0; len];
+            mapping.read_at(offset, &mut read);
+            assert_eq!(read, bytes);
+        }
+        for (offset, len) in [(4096, 1), (usize::MAX, 1), (0, 4097)] {
+            let read = std::panic::catch_unwind(|| mapping.read_at(offset, &mut vec![0; len]));
+            read.expect_err("outside the mapping");
         }
     }
 

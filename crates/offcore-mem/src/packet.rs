@@ -138,11 +138,8 @@ impl Packet {
     #[inline(always)]
     pub fn set_range(&mut self, pool: &crate::Pool, offset: usize, len: usize) {
         assert!(pool.owns(self), "packet {} is not of this pool", self.chunk);
-        assert!(
-            offset + len <= pool.chunk_size(),
-            "{offset}+{len} bytes in a chunk of {}",
-            pool.chunk_size()
-        );
+        let size = pool.chunk_size();
+        assert!(offset.saturating_add(len) <= size, "{offset}+{len} bytes in a chunk of {size}");
         self.place(offset, len);
     }
 }

@@ -234,7 +234,7 @@ impl PoolCache {
     #[inline(always)]
     pub fn take_sized(&mut self, headroom: usize, len: usize) -> Option<Packet> {
         let size = self.pool.chunk_size();
-        assert!(headroom + len <= size, "{headroom}+{len} bytes in a chunk of {size}");
+        assert!(headroom.saturating_add(len) <= size, "{headroom}+{len} bytes in a chunk of {size}");
         let mut packet = self.take()?;
         packet.place(headroom, len);
         Some(packet)
@@ -420,6 +420,24 @@ mod tests {
         packet.truncate(1);
         assert_eq!(packet.bytes(), b"b");
         assert_eq!(packet.data().as_ptr() as usize % CHUNK_ALIGN, HEADROOM + 1);
+        cache.free(packet);
+    }
+
+    #[test]
+    fn no_range_outside_the_chunk_is_given() {
+        let mut cache = pool().cache();
+        let mut packet = cache.take().unwrap();
+        packet.set_range(cache.pool(), 2048, 0);
+        packet.set_range(cache.pool(), 0, 2048);
+        for (offset, len) in [(2048, 1), (1, 2048), (usize::MAX, 1), (1, usize::MAX), (usize::MAX, 0)] {
+            let refused = |f: &mut dyn FnMut()| {
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("out of the chunk");
+            };
+            refused(&mut || packet.set_range(cache.pool(), offset, len));
+            refused(&mut || {
+                let _ = cache.take_sized(offset, len);
+            });
+        }
         cache.free(packet);
     }
 

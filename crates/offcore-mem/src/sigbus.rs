@@ -10,8 +10,10 @@ use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-const SLOTS: usize = 1024;
+/// Guards that a process can have at the same time.
+pub const GUARDS: usize = 1024;
 
+#[derive(Debug)]
 struct Slot {
     start: AtomicUsize,
     len: AtomicUsize,
@@ -21,7 +23,7 @@ struct Slot {
 }
 
 /// What a signal handler may look at: fixed, lock-free.
-static TABLE: [Slot; SLOTS] = [const {
+static TABLE: [Slot; GUARDS] = [const {
     Slot {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
@@ -29,7 +31,7 @@ static TABLE: [Slot; SLOTS] = [const {
         used: AtomicBool::new(false),
         tripped: AtomicBool::new(false),
     }
-}; SLOTS];
+}; GUARDS];
 
 struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
@@ -40,39 +42,36 @@ static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
 
 /// Protects a mapping for as long as it lives.
 #[derive(Debug)]
-pub struct Guard(Option<usize>);
+pub struct Guard(&'static Slot);
 
 impl Guard {
     /// Whether a fault has been caught in the mapping.
     pub fn tripped(&self) -> bool {
-        self.0.is_some_and(|slot| TABLE[slot].tripped.load(Ordering::Relaxed))
+        self.0.tripped.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(slot) = self.0 {
-            TABLE[slot].len.store(0, Ordering::Release);
-            TABLE[slot].used.store(false, Ordering::Release);
-        }
+        self.0.len.store(0, Ordering::Release);
+        self.0.used.store(false, Ordering::Release);
     }
 }
 
-/// Guards the mapping at `start`, whose pages are `page_size` bytes. When all 1024 slots are taken the guard protects
-/// nothing.
-pub fn guard(start: NonNull<u8>, len: usize, page_size: usize) -> Guard {
+/// Guards the mapping at `start`, whose pages are `page_size` bytes; `None` when all [`GUARDS`] are taken.
+///
+/// The mapping must outlive the guard.
+pub fn guard(start: NonNull<u8>, len: usize, page_size: usize) -> Option<Guard> {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(install);
-    let free = TABLE.iter().position(|slot| {
-        slot.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    });
-    if let Some(slot) = free.map(|i| &TABLE[i]) {
-        slot.tripped.store(false, Ordering::Relaxed);
-        slot.start.store(start.as_ptr() as usize, Ordering::Relaxed);
-        slot.page_size.store(page_size, Ordering::Relaxed);
-        slot.len.store(len, Ordering::Release);
-    }
-    Guard(free)
+    let slot = TABLE
+        .iter()
+        .find(|slot| slot.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+    slot.tripped.store(false, Ordering::Relaxed);
+    slot.start.store(start.as_ptr() as usize, Ordering::Relaxed);
+    slot.page_size.store(page_size, Ordering::Relaxed);
+    slot.len.store(len, Ordering::Release);
+    Some(Guard(slot))
 }
 
 fn install() {
@@ -151,7 +150,7 @@ mod tests {
         let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 16384).unwrap();
         let mapping = Mapping::shared(fd.as_fd(), 0, 16384).unwrap();
-        let guard = guard(mapping.base(), mapping.len(), mapping.page_size());
+        let guard = guard(mapping.base(), mapping.len(), mapping.page_size()).unwrap();
         // SAFETY: the addresses are inside the mapping; the guard catches the fault of the pages that vanished.
         unsafe {
             mapping.base().add(8192).write_volatile(9);

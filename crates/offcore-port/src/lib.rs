@@ -57,6 +57,12 @@ pub trait RxQueue: fmt::Debug + Send {
         let _ = (ctx, burst);
         0
     }
+
+    /// Takes back packets of the last call that the other side has no room for; those it leaves in `burst` are dropped.
+    /// For what loses nothing by waiting, a generator or a file: the next calls begin with them.
+    fn take_back(&mut self, burst: &mut Burst) {
+        let _ = burst;
+    }
 }
 
 /// The sending half of a port's queue.

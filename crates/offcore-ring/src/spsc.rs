@@ -240,14 +240,19 @@ impl<T: Copy> Producer<T> {
         self.written += n;
     }
 
-    /// The item that was written as number `at`, counted from 0; `None` once its slot may hold a later one.
-    pub fn get(&self, at: usize) -> Option<T> {
+    /// The item that was written as number `at`, counted from 0; `None` once its slot holds a later one.
+    ///
+    /// # Safety
+    /// Every slot of [`Producer::spare`] that was written has been counted by [`Producer::advance`]: one that was not no
+    /// longer holds the earlier item.
+    pub unsafe fn get(&self, at: usize) -> Option<T> {
         if at >= self.written || self.written - at > self.capacity() {
             return None;
         }
         self.shared.slots.reading(at, 1);
-        // SAFETY: item `at` was written and no later item has taken its slot. Only the producer writes slots, and it is
-        // borrowed here; the consumer may be reading the same slot, and items are Copy.
+        // SAFETY: item `at` was written and no later item has taken its slot, nor (as the caller promises) has anything
+        // that is not counted. Only the producer writes slots, and it is borrowed here; the consumer may be reading the same slot,
+        // and items are Copy.
         Some(unsafe { (*self.shared.slots.slot(at)).assume_init() })
     }
 }

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::counter::Counter;
@@ -122,9 +123,13 @@ impl StatsPage {
     /// # Errors
     /// When the kernel has no memory for it.
     pub fn new(len: usize) -> Result<Self, PageError> {
-        let fd = rustix::fs::memfd_create("offcore-stats", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("offcore-stats", flags)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         let memory = Memory::map(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        // Nobody who gets this fd can take pages away from under us, or write to them.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
         memory.word(0).store(MAGIC, Ordering::Relaxed);
         // The version shares its word with the block count: written once, before anybody else can see the page.
         memory.word(8).store(u64::from(VERSION), Ordering::Relaxed);
@@ -311,6 +316,14 @@ mod tests {
     }
 
     #[test]
+    fn readers_can_only_read() {
+        let page = StatsPage::new(4096).unwrap();
+        assert_eq!(rustix::fs::ftruncate(page.fd(), 0), Err(rustix::io::Errno::PERM));
+        assert!(Memory::map(page.fd(), 4096, ProtFlags::READ | ProtFlags::WRITE).is_err());
+        assert!(Memory::map(page.fd(), 4096, ProtFlags::READ).is_ok());
+    }
+
+    #[test]
     fn a_full_page_says_so() {
         let page = StatsPage::new(4096).unwrap();
         let names = ["n"; 200];
@@ -319,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_foreign_file_is_refused() {
-        let fd = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let fd = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 4096).unwrap();
         assert!(matches!(Reader::open(fd.as_fd()), Err(PageError::Foreign { .. })));
     }

@@ -189,19 +189,23 @@ impl VringCell {
         Some((self.generation.load(Ordering::Relaxed), state.wanted.clone()))
     }
 
-    /// Gives the worker's side back; the virtqueue is drained.
-    pub(crate) fn detach(&self, report: Report) {
+    /// Gives the worker's side back; the virtqueue is drained. `used` is the ring that the worker has used, and reports
+    /// on.
+    pub(crate) fn detach(&self, used: Option<&Arc<VringConfig>>, report: Report) {
         let mut state = self.lock();
-        let generation = self.generation.load(Ordering::Relaxed);
-        if state.acknowledged == generation
-            && let Some(vring) = &mut state.wanted.vring
-        {
+        let wanted = state.wanted.vring.as_mut();
+        state.report = match wanted {
             // The next worker goes on where this one left.
-            Arc::make_mut(vring).base = report.base;
-        }
+            Some(vring) if used.is_some_and(|used| Arc::ptr_eq(used, vring)) => {
+                Arc::make_mut(vring).base = report.base;
+                report
+            }
+            // It has not seen this one.
+            Some(vring) => Report { base: vring.base, broken: None },
+            None => report,
+        };
         state.attached = false;
-        state.acknowledged = generation;
-        state.report = report;
+        state.acknowledged = self.generation.load(Ordering::Relaxed);
         self.in_flight.set(0);
         self.changed.notify_all();
     }

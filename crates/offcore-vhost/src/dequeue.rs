@@ -81,10 +81,11 @@ impl Dequeue {
     }
 
     /// Returns in `burst` what has completed and submits nothing: for `rte_vhost_clear_queue`, and before
-    /// [`Dequeue::close`].
+    /// [`Dequeue::close`]. Changes by the front end take effect.
     pub fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
         self.reap(ctx, burst, &mut dequeued);
+        self.vring.service(ctx.mover);
         dequeued
     }
 
@@ -102,22 +103,29 @@ impl Dequeue {
         burst: &mut Burst,
         dequeued: &mut Dequeued,
     ) -> Result<(), RingError> {
-        let plan = ctx.mover.plan(self.vring.queue);
-        let room = burst.remaining_capacity().min(ctx.burst.saturating_sub(dequeued.packets));
+        let mut plan = ctx.mover.plan(self.vring.queue);
         if !plan.by_core() {
             let wanted = burst_limit(ctx.burst).min(plan.packets).min(plan.copies);
-            return self.gather::<false>(ctx, plan, wanted, burst, dequeued);
+            if self.gather::<false>(ctx, plan, wanted, burst, dequeued)? == Gathered::Some {
+                return Ok(());
+            }
+            // The first chain alone has more copies than the channel has room for.
+            plan = ctx.mover.plan_by_core(self.vring.queue);
         }
+        let room = burst.remaining_capacity().min(ctx.burst.saturating_sub(dequeued.packets));
         if ctx.mover.ring(self.vring.queue).in_flight() == 0 {
-            return self.gather::<true>(ctx, plan, room, burst, dequeued);
+            return self.gather::<true>(ctx, plan, room, burst, dequeued).map(drop);
         }
         let result = self.gather::<false>(ctx, plan, room.min(plan.packets), burst, dequeued);
         self.reap(ctx, burst, dequeued);
-        result
+        result.map(drop)
     }
 
     /// Gathers and submits one list of at most `wanted` packets, and publishes them if they are complete at once
     /// (`NOW`).
+    ///
+    /// # Errors
+    /// When the driver broke the rules; chains before the one where it did are submitted.
     #[inline(always)]
     fn gather<const NOW: bool>(
         &mut self,
@@ -126,12 +134,12 @@ impl Dequeue {
         wanted: usize,
         burst: &mut Burst,
         dequeued: &mut Dequeued,
-    ) -> Result<(), RingError> {
+    ) -> Result<Gathered, RingError> {
         let vring = &mut self.vring;
-        let Some(active) = vring.active.as_mut() else { return Ok(()) };
+        let Some(active) = vring.active.as_mut() else { return Ok(Gathered::Some) };
         let available = usize::from(active.queue.available(wanted as u16)?).min(wanted);
         if available == 0 {
-            return Ok(());
+            return Ok(Gathered::Some);
         }
         let mut heads = [0; BURST];
         let heads = &mut heads[..available];
@@ -140,7 +148,7 @@ impl Dequeue {
         let max_copies = plan.copies.min(LIST);
         let ring = ctx.mover.ring(vring.queue);
         vring.list.clear();
-        let (first_new, mut taken, mut result) = (burst.len(), 0, Ok(()));
+        let (first_new, mut taken, mut result) = (burst.len(), 0, Ok(Gathered::Some));
         for &head in heads.iter() {
             let before = vring.list.len();
             let token = vring.queue.token(ring.next_slot());
@@ -159,7 +167,12 @@ impl Dequeue {
                     dequeued.starved = true;
                     break;
                 }
-                Err(Unfit::ListFull) => break,
+                Err(Unfit::ListFull) => {
+                    if taken == 0 {
+                        return Ok(Gathered::NoRoom);
+                    }
+                    break;
+                }
                 Err(Unfit::Broken(error)) => {
                     result = Err(error);
                     break;
@@ -256,6 +269,15 @@ impl Dequeue {
             Err(error) => self.vring.break_down(error),
         }
     }
+}
+
+/// What became of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gathered {
+    /// What could be submitted was, if anything.
+    Some,
+    /// Nothing: the first chain has more copies than fit.
+    NoRoom,
 }
 
 /// Why a chain is not a packet.

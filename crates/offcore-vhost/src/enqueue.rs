@@ -41,8 +41,10 @@ pub struct Enqueue {
 enum Stop {
     /// The packet in front cannot be delivered: drop it and go on.
     TooBig,
-    /// No chain, or no room for its copies: later.
+    /// No chain, or no room for a packet more in flight: later.
     Full,
+    /// No room for its copies in this list or channel: the next list begins with it.
+    ListFull,
     /// The queue is broken.
     Broken(RingError),
 }
@@ -63,16 +65,19 @@ impl Enqueue {
     }
 
     /// `rte_vhost_submit_enqueue_burst`: takes packets from the front of `burst` and submits their copies. Packets for
-    /// which the guest has no chains, or for which there is no room, stay in `burst`. Packets that are complete at once
-    /// are published and freed.
+    /// which the guest has no chains stay in `burst`; what the channels have no room for, the core copies. Packets that
+    /// are complete at once are published and freed.
     #[inline]
     pub fn submit(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Submitted {
         let mut submitted = Submitted::default();
         if !self.vring.service(ctx.mover) || !self.enabled() {
             return submitted;
         }
+        let mut by_core = false;
         while !burst.is_empty() {
-            let plan = ctx.mover.plan(self.vring.queue);
+            let queue = self.vring.queue;
+            let plan = if by_core { ctx.mover.plan_by_core(queue) } else { ctx.mover.plan(queue) };
+            let before = submitted.packets;
             let now = plan.by_core() && ctx.mover.ring(self.vring.queue).in_flight() == 0;
             let stop = if now {
                 self.gather::<true>(ctx, plan, burst, &mut submitted)
@@ -80,8 +85,10 @@ impl Enqueue {
                 self.gather::<false>(ctx, plan, burst, &mut submitted)
             };
             match stop {
-                None => {}
+                None => by_core = false,
                 Some(Stop::Full) => break,
+                // One packet alone has more copies than the channel has room for.
+                Some(Stop::ListFull) => by_core = submitted.packets == before,
                 Some(Stop::TooBig) => {
                     ctx.cache.free(burst.remove(0));
                     submitted.too_big += 1;
@@ -280,7 +287,7 @@ impl<'a> Gather<'a> {
         match queue.single(head, &config.memory, Direction::Writable)? {
             Some(Buffer { addr, len }) if len >= total => {
                 if self.list.len() == self.room {
-                    return Err(Stop::Full);
+                    return Err(Stop::ListFull);
                 }
                 let src = write_header(packet, 1);
                 self.list.push(Copy { src, dst: addr.as_ptr(), len: total, token });
@@ -333,7 +340,7 @@ impl<'a> Gather<'a> {
             taken.push(Chain { head, written: before - left });
         }
         if self.list.len() + pieces.len() > self.room {
-            return Err(Stop::Full);
+            return Err(Stop::ListFull);
         }
         let mut src = write_header(packet, taken.len() as u16);
         for Buffer { addr, len } in pieces {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use offcore_dma::{Copy, Mover, QueueId};
+use offcore_dma::{Copy, Mode, Mover, QueueId};
 use offcore_mem::{BURST, GuestMemory, Packet, PoolCache};
 use offcore_ring::RingError;
 use offcore_ring::split::device;
@@ -98,7 +98,7 @@ pub(crate) struct InFlight {
     pub(crate) chains: u16,
 }
 
-/// Chains in the order in which they go back: as long as the queue, so it never fills.
+/// Chains in the order in which they go back: as many as the queue has descriptors, so it never fills.
 #[derive(Debug)]
 pub(crate) struct Chains {
     entries: Box<[Chain]>,
@@ -107,8 +107,9 @@ pub(crate) struct Chains {
 }
 
 impl Chains {
+    /// For a queue of `size`, a power of two.
     fn new(size: usize) -> Self {
-        Self { entries: vec![Chain::default(); size.next_power_of_two()].into(), oldest: 0, next: 0 }
+        Self { entries: vec![Chain::default(); size].into(), oldest: 0, next: 0 }
     }
 
     #[inline(always)]
@@ -148,11 +149,6 @@ pub(crate) struct Vring {
     report: Report,
 }
 
-/// Packets that one virtqueue can have in flight. A queue of more chains just has fewer packets in flight.
-const MAX_IN_FLIGHT: usize = 4096;
-/// Chains that can be out: the largest queue.
-const MAX_CHAINS: usize = offcore_ring::split::MAX_SIZE as usize;
-
 impl Vring {
     /// Takes the worker's side of `cell`.
     pub(crate) fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
@@ -162,9 +158,9 @@ impl Vring {
             applied: generation,
             pending: None,
             active: None,
-            queue: mover.open_queue(MAX_IN_FLIGHT),
-            slots: (0..MAX_IN_FLIGHT).map(|_| InFlight::default()).collect(),
-            chains: Chains::new(MAX_CHAINS),
+            queue: mover.open_queue(1),
+            slots: Box::default(),
+            chains: Chains::new(1),
             list: Box::default(),
             report: Report::default(),
         };
@@ -211,13 +207,29 @@ impl Vring {
             self.report.broken = None;
             if let Some(active) = &self.active {
                 self.report.base = active.queue.base();
+                let size = usize::from(active.queue.size());
+                self.resize(mover, size);
             }
         }
         if let Err(error) = mover.bind(self.queue, wanted.binding.mode, &wanted.binding.channels) {
             tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
+            let bound = mover.bind(self.queue, Mode::Cpu, &[]);
+            debug_assert!(bound.is_ok(), "no channel, so none is missing");
         }
         self.applied = generation;
         self.cell.acknowledge(generation, self.report.clone());
+    }
+
+    /// Makes room for as many chains in flight as a queue of `size` has, each of which may be a packet: no more, so that
+    /// what is used in turn stays in the core's caches. Nothing is in flight.
+    fn resize(&mut self, mover: &mut Mover, size: usize) {
+        if self.slots.len() == size {
+            return;
+        }
+        let resized = mover.resize_queue(self.queue, size);
+        debug_assert!(resized.is_ok(), "a ring changes only when nothing is in flight");
+        self.slots = (0..size).map(|_| InFlight::default()).collect();
+        self.chains = Chains::new(size);
     }
 
     /// The queue is broken: it takes no more chains until the front end starts it anew.
@@ -263,7 +275,7 @@ impl Drop for Vring {
         if let Some(active) = &self.active {
             self.report.base = active.queue.base();
         }
-        self.cell.detach(self.report.clone());
+        self.cell.detach(self.active.as_ref().map(|active| &active.config), self.report.clone());
     }
 }
 

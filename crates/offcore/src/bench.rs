@@ -1,12 +1,19 @@
 //! `offcore bench`: the published tables, re-measured here; rows written as a table, JSON or CSV.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
 use offcore_bench::core_cost::Copier;
+use offcore_bench::end_to_end::{self, EndToEndOptions};
+use offcore_bench::lockstep::OtherCore;
+use offcore_bench::plot;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
+use offcore_bench::submit_reap;
 use offcore_bench::temperature::Temperature;
 use offcore_bench::vhost::{self, FRAMES};
+use offcore_bench::work_sweep;
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 use serde_json::Value;
@@ -38,8 +45,14 @@ Examples:
   One cell, as an object that names what was measured and how:
     offcore bench vhost --frame 1518 --temperature remote --format json
 
-  Beside DPDK's librte_vhost (a build with --features dpdk, as root):
-    offcore bench vhost --peer dpdk-lib --temperature remote
+  Beside DPDK's librte_vhost (a build with --features dpdk, as root), drawn:
+    offcore bench vhost --peer dpdk-lib --temperature remote --plot cost.svg
+
+  Packets a second, in turns with dpdk-testpmd, as root:
+    offcore bench vhost --case end-to-end --peer dpdk
+
+  What offloading leaves to an application that works on every packet:
+    offcore bench vhost --case work-ns --frame 512,1518 --plot work.svg
 
 A core cost is what the core spends on a packet: an engine has a rate of its
 own. 'reaches' is what both reach together, 'bound' which of them is the limit.";
@@ -59,7 +72,12 @@ pub(crate) struct VhostArgs {
     #[arg(long = "engine", value_name = "LIST", value_delimiter = ',')]
     pub engines: Vec<Engine>,
 
-    /// Measure other people's software beside ours, block by block
+    /// What is measured: what a packet costs the core, packets a second through a socket, or what a copy costs that
+    /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk]
+    #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
+    pub cases: Vec<Case>,
+
+    /// Measure other people's software beside ours, in turns
     #[arg(long, value_name = "PEER")]
     pub peer: Option<Peer>,
 
@@ -74,6 +92,10 @@ pub(crate) struct VhostArgs {
     /// Fewer blocks: less than a minute for everything
     #[arg(long)]
     pub quick: bool,
+
+    /// Draw the rows of core-cost, or of work-ns, as an SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
 
     /// A table for people, JSON with one object a line, or CSV
     #[arg(long, value_name = "FORMAT", default_value = "table")]
@@ -101,11 +123,26 @@ pub(crate) enum Engine {
     Helper,
 }
 
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Case {
+    /// TSC ticks that forwarding a packet takes the core.
+    CoreCost,
+    /// TSC ticks that handing a copy over and learning of its end takes.
+    SubmitReap,
+    /// Core cost with work of 0 to 1600 ns on every packet.
+    WorkNs,
+    /// Packets a second between a back end and a front end on two cores, the core copying.
+    EndToEnd,
+}
+
 /// What is measured beside ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
-    /// DPDK's librte_vhost in the same harness.
+    /// DPDK's librte_vhost in the harness of core-cost.
     DpdkLib,
+    /// dpdk-testpmd's net_vhost in place of our back end, end to end.
+    Dpdk,
 }
 
 fn frame(text: &str) -> Result<usize, String> {
@@ -126,20 +163,77 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::Usage)?;
     let mut rows = Vec::new();
     let mut written = Ok(true);
-    vhost::run(&options, &Progress::visible(), &mut |row| {
+    let mut emit = |row: Row| {
         if args.format == Format::Json && matches!(written, Ok(true)) {
             written = serde_json::to_string(&row).map_err(Into::into).and_then(|json| write(&(json + "\n")));
         }
         rows.push(row);
-    })
-    .context("offcore bench vhost")
-    .map_err(|error| anyhow!("{error:#}"))?;
+    };
+    for case in cases(args).map_err(Failure::Usage)? {
+        measure(case, args, &options, &mut emit)
+            .context("offcore bench vhost")
+            .map_err(|error| anyhow!("{error:#}"))?;
+    }
+    if let Some(path) = &args.plot {
+        let drawn = if args.cases.contains(&Case::WorkNs) { plot::work_sweep } else { plot::core_cost };
+        drawn(&rows, path).with_context(|| format!("--plot {}", path.display()))?;
+    }
     match args.format {
         Format::Json => written?,
         Format::Csv => write(&csv(&rows)?)?,
         Format::Table => write(&table(&rows))?,
     };
     Ok(())
+}
+
+/// The cases to measure; those that the other flags need are there, or it is said what is missing.
+fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
+    let cases = match (args.cases.is_empty(), args.peer) {
+        (false, _) => args.cases.clone(),
+        (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
+        (true, _) => vec![Case::CoreCost, Case::SubmitReap],
+    };
+    let need = |flag: &str, case, name| match cases.contains(&case) {
+        true => Ok(()),
+        false => Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out")),
+    };
+    match args.peer {
+        Some(Peer::DpdkLib) => need("--peer dpdk-lib", Case::CoreCost, "core-cost")?,
+        Some(Peer::Dpdk) => need("--peer dpdk", Case::EndToEnd, "end-to-end")?,
+        None => {}
+    }
+    if args.plot.is_some() && !cases.contains(&Case::WorkNs) {
+        need("--plot", Case::CoreCost, "core-cost or work-ns")?;
+    }
+    Ok(cases)
+}
+
+fn measure(
+    case: Case,
+    args: &VhostArgs,
+    options: &vhost::Options,
+    emit: &mut dyn FnMut(Row),
+) -> anyhow::Result<()> {
+    let progress = Progress::visible();
+    match case {
+        Case::CoreCost => vhost::run(options, &progress, emit),
+        Case::WorkNs => work_sweep::run(options, &progress, emit),
+        Case::SubmitReap => {
+            lcore::pin(options.lcore)?;
+            let other = OtherCore::start(options.other_lcore)?;
+            for &frame in &options.frames {
+                emit(submit_reap::run(frame as u32, if args.quick { 2_000 } else { 20_000 }, &other)?);
+            }
+            Ok(())
+        }
+        Case::EndToEnd => {
+            let mut end_to_end =
+                EndToEndOptions::new(&options.frames, args.quick, options.lcore, options.other_lcore);
+            end_to_end.testpmd = args.peer == Some(Peer::Dpdk);
+            end_to_end.hugepages = options.hugepages;
+            end_to_end::run(&end_to_end, &progress, emit)
+        }
+    }
 }
 
 fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
@@ -209,14 +303,18 @@ fn csv(rows: &[Row]) -> anyhow::Result<String> {
 }
 
 fn table(rows: &[Row]) -> String {
-    const HEADS: [&str; 12] = [
-        "data", "frame", "engine", "cycles", "min-max", "ns", "Mpps", "reaches", "bound", "peer", "guide's",
-        "verified",
+    const HEADS: [&str; 13] = [
+        "case", "data", "frame", "engine", "cycles", "min-max", "ns", "Mpps", "reaches", "bound", "peer",
+        "guide's", "verified",
     ];
     let mut cells = vec![HEADS.map(String::from)];
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     cells.extend(rows.iter().map(|row| {
         [
+            match row.work_ns {
+                0 => row.case.clone(),
+                ns => format!("{} {ns} ns", row.case),
+            },
             row.temperature.clone(),
             row.frame.to_string(),
             row.engine.clone(),
@@ -231,7 +329,7 @@ fn table(rows: &[Row]) -> String {
             format!("{}/{}", row.verified, row.received + row.lost),
         ]
     }));
-    let mut text = columns(&cells, "lrlrrrrrlrrr");
+    let mut text = columns(&cells, "llrlrrrrrlrrr");
     text += "cycles, ns, Mpps: what a packet costs the core alone; reaches: Mpps of core and engine together;\n\
              peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
              DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
@@ -248,6 +346,7 @@ mod tests {
         let words = ["offcore", "bench", "vhost"].into_iter().chain(flags.split_whitespace());
         let command = Cli::try_parse_from(words).map_err(|e| e.to_string())?.command;
         let Command::Bench { command: BenchCommand::Vhost(args) } = command else { panic!("{flags}") };
+        cases(&args)?;
         options(&args)
     }
 
@@ -270,6 +369,9 @@ mod tests {
             ("--temperature warm", &["--temperature", "hot, remote, cold"]),
             ("--engine dsa", &["--engine", "cpu, core:1"]),
             ("--peer vpp", &["--peer", "dpdk-lib"]),
+            ("--case end-to-end --peer dpdk-lib", &["--peer dpdk-lib", "core-cost"]),
+            ("--case submit-reap --peer dpdk", &["--peer dpdk", "end-to-end"]),
+            ("--case end-to-end --plot a.svg", &["--plot", "work-ns"]),
             ("--lcores 0", &["--lcores", "found 1 of them"]),
             ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
         ] {
@@ -285,7 +387,7 @@ mod tests {
             bench(flags).unwrap();
             seen += 1;
         }
-        assert_eq!(seen, 3);
+        assert_eq!(seen, 5);
     }
 
     #[test]
@@ -306,8 +408,9 @@ mod tests {
         let text = csv(&[row.clone(), row.clone()]).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert!(lines[0].starts_with("arrangement,bench,bound,burst,case,"), "{}", lines[0]);
-        assert!(lines[1].starts_with(",vhost,engine,0,\"a, \"\"quoted\"\" case\","), "{}", lines[1]);
+        assert!(lines[0].starts_with("arrangement,bench,bound,burst,"), "{}", lines[0]);
+        assert!(lines[1].starts_with(",vhost,engine,0,"), "{}", lines[1]);
+        assert!(lines[1].contains(",\"a, \"\"quoted\"\" case\","), "{}", lines[1]);
         let text = table(&[row]);
         let line = text.lines().nth(1).unwrap();
         assert!(line.contains("remote     64  core:1      80") && line.ends_with("9/10"), "{text}");

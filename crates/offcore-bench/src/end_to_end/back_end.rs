@@ -68,8 +68,8 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// Opens the port at `socket`, with its worker on `lcore`. It forwards, so that a front end can start.
-    pub(super) fn start(socket: &Path, core: usize, pool: &'static Pool) -> Result<Self> {
+    /// Opens the port at `socket`, with its worker on lcore `core`. It forwards, so that a front end can start.
+    pub(super) fn start(socket: &Path, core: usize, pool: &'static Pool, forward: Forward) -> Result<Self> {
         let mut port = VhostPort::open("vhost", PORT_MAC, BackendConfig::new(socket))?;
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
@@ -78,7 +78,7 @@ impl Ours {
         let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
         let worker = Worker {
             streams: vec![Stream { rx, tx, addresses, source: None }],
-            forward: Forward::Mac,
+            forward,
             burst: BURST,
             work: 0,
             mover,

@@ -275,16 +275,17 @@ impl Testpmd {
     /// When testpmd ends instead, or prints nothing for 10 s.
     pub fn wait_ready(&mut self) -> Result<()> {
         if !self.ready {
-            self.process
-                .wait_for(0, PATIENCE, "its first prompt", |text| text.contains(PROMPT).then_some(()))?;
+            self.process.wait_for(0, PATIENCE, "its first prompt", |text| {
+                without_events(text).contains(PROMPT).then_some(())
+            })?;
             self.ready = true;
         }
         Ok(())
     }
 
     /// Gives a command, which must be one line, and returns what testpmd printed to standard output until its next
-    /// prompt. Messages of its libraries go to standard error and are not in the answer; messages of testpmd itself
-    /// about ports (`Port 0: link state change event`) can be.
+    /// prompt. Messages of its libraries go to standard error and are not in the answer, and neither are testpmd's own
+    /// about ports (`Port 0: link state change event`).
     ///
     /// # Errors
     /// When testpmd does not know the command or its arguments, ends, or prints nothing for 10 s.
@@ -296,6 +297,7 @@ impl Testpmd {
         let echo = format!("{command}\r\n");
         let answer =
             self.process.wait_for(mark, PATIENCE, &format!("the end of command {command:?}"), |text| {
+                let text = without_events(text);
                 let (_, answer) = text.split_once(&echo)?;
                 answer.split_once(PROMPT).map(|(answer, _)| answer.to_owned())
             })?;
@@ -504,6 +506,27 @@ impl Testpmd {
     }
 }
 
+/// `text` without testpmd's messages about ports, such as `Port 0: link state change event` between two newlines.
+/// Another thread prints them, and the prompt and the echo of a command, printed byte by byte, may be around them.
+fn without_events(text: &str) -> String {
+    const HEAD: &str = "\nPort ";
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(HEAD) {
+        let (before, message) = rest.split_at(at);
+        kept += before;
+        let line = message[1..].split_once('\n').filter(|(line, _)| line.ends_with(" event"));
+        match line {
+            Some((_, after)) => rest = after,
+            None => {
+                kept += HEAD;
+                rest = &message[HEAD.len()..];
+            }
+        }
+    }
+    kept + rest
+}
+
 impl Drop for Testpmd {
     fn drop(&mut self) {
         // Asked before killed, because a back end then tells its front end, and removes its socket.
@@ -517,6 +540,14 @@ impl Drop for Testpmd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_about_ports_are_taken_out_wherever_they_are() {
+        let printed = "sh\nPort 0: queue state event\now port info 0\r\n\nPort 0: x\nPort 1 y\n\
+                       tes\nPort 12: link state change event\ntpmd> \nPort 0: half";
+        let expected = "show port info 0\r\n\nPort 0: x\nPort 1 y\ntestpmd> \nPort 0: half";
+        assert_eq!(without_events(printed), expected);
+    }
 
     #[test]
     fn device_strings() {

@@ -99,7 +99,8 @@ impl CoreChannel {
     fn outstanding(&self) -> impl Iterator<Item = Operation> {
         (self.reported..self.ring.written()).filter_map(|cursor| {
             let token = self.tokens[cursor & (self.tokens.len() - 1)];
-            Some(match self.ring.get(cursor)? {
+            // SAFETY: `write` counts every spare slot that it writes.
+            Some(match unsafe { self.ring.get(cursor) }? {
                 descriptor if descriptor.token == FILL => {
                     Operation::Fill(Fill { token, ..described_fill(&descriptor) })
                 }

@@ -33,6 +33,8 @@ pub(super) struct Source {
     number: u64,
     /// Packets still to be made.
     left: u64,
+    /// Made, and taken back because the other side had no room.
+    waiting: Burst,
     pace: Option<Pace>,
     counters: RxCounters,
 }
@@ -71,6 +73,7 @@ impl Source {
             flow: 0,
             number: 0,
             left: spec.count.map_or(u64::MAX, share),
+            waiting: Burst::new(),
             pace: spec.rate.map(|rate| Pace::new(share(rate), tsc::hz())),
             counters,
         })
@@ -107,6 +110,10 @@ impl Source {
 
 impl RxQueue for Source {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if !self.waiting.is_empty() {
+            hand_over(&mut self.waiting, burst);
+            return;
+        }
         let mut wanted = self.left.min(room(ctx, burst) as u64);
         if let Some(pace) = &mut self.pace {
             wanted = wanted.min(pace.allowed(tsc::now()));
@@ -136,6 +143,21 @@ impl RxQueue for Source {
     fn counters(&self) -> &RxCounters {
         &self.counters
     }
+
+    fn drain(&mut self, _ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        hand_over(&mut self.waiting, burst);
+        self.waiting.len()
+    }
+
+    fn take_back(&mut self, burst: &mut Burst) {
+        hand_over(burst, &mut self.waiting);
+    }
+}
+
+/// Moves packets, in order, as many as there is room for.
+fn hand_over(from: &mut Burst, to: &mut Burst) {
+    let packets = from.len().min(to.remaining_capacity());
+    to.extend(from.drain(..packets));
 }
 
 /// The destination of flow `flow`: 198.19.0.0 + flow, in RFC 2544's test network.

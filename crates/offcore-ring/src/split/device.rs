@@ -58,6 +58,9 @@ pub struct Queue {
     next_used: u16,
     /// The used index as last published.
     published: u16,
+    /// How far available entries are ahead of the used elements that return them: 0, unless the driver started the queue
+    /// at an entry of its own choice.
+    lead: u16,
     /// Used index at which the driver was last looked at for notification.
     signalled: u16,
     region: RegionCache,
@@ -79,6 +82,7 @@ impl Queue {
             avail_idx: base,
             next_used: used,
             published: used,
+            lead: base.wrapping_sub(used),
             signalled: used,
             region: RegionCache::empty(),
         }
@@ -98,7 +102,8 @@ impl Queue {
     /// How many chains are available, reading the driver's index only when fewer than `wanted` are known.
     ///
     /// # Errors
-    /// [`RingError::Index`] when the driver claims more than the ring holds.
+    /// [`RingError::Index`] when the driver claims more than the ring holds, the chains that it has not got back
+    /// included: so no more chains are ever out than the queue has descriptors.
     #[inline(always)]
     pub fn available(&mut self, wanted: u16) -> Result<u16, RingError> {
         let known = self.avail_idx.wrapping_sub(self.next_avail);
@@ -106,17 +111,22 @@ impl Queue {
             return Ok(known);
         }
         let found = self.layout.avail_idx().load(Ordering::Acquire);
-        let ready = found.wrapping_sub(self.next_avail);
-        if ready > self.layout.size {
-            return Err(RingError::Index {
-                ring: "available",
-                found,
-                expected: self.next_avail,
-                size: self.layout.size,
-            });
+        let oldest = self.published.wrapping_add(self.lead);
+        // From the index as it was to as many as the queue has descriptors: this also finds one that went backwards.
+        let room = oldest.wrapping_add(self.layout.size).wrapping_sub(self.avail_idx);
+        if found.wrapping_sub(self.avail_idx) > room {
+            return Err(self.bad_index(found, oldest));
         }
         self.avail_idx = found;
-        Ok(ready)
+        Ok(found.wrapping_sub(self.next_avail))
+    }
+
+    #[cold]
+    fn bad_index(&self, found: u16, oldest: u16) -> RingError {
+        let size = self.layout.size;
+        let backwards = found.wrapping_sub(oldest) <= size;
+        let expected = if backwards { self.avail_idx } else { oldest };
+        RingError::Index { ring: "available", found, expected, size }
     }
 
     /// First descriptor of the chain `ahead` entries after the next one. `ahead` must be below what
@@ -135,7 +145,7 @@ impl Queue {
     }
 
     /// A private copy of the descriptor at `head`, for a chain of one buffer; `None` when it has more, or is indirect.
-    /// `head` must come from [`Queue::head`].
+    /// `head` comes from [`Queue::head`].
     ///
     /// # Errors
     /// A buffer outside guest memory or of the wrong direction.
@@ -161,10 +171,10 @@ impl Queue {
     }
 
     /// Calls `visit` with each buffer of the chain at `head`, in order; a buffer across regions comes in pieces.
-    /// Buffers of length 0 are left out. Bounded by the table's size, whatever the driver wrote.
+    /// Buffers of length 0 are left out, but count: at most `max` descriptors are read, whatever the driver wrote.
     ///
     /// # Errors
-    /// What is wrong with the chain; `visit`'s own refusal becomes [`RingError::TooManyBuffers`] with its `max`.
+    /// What is wrong with the chain; more than `max` descriptors or pieces are [`RingError::TooManyBuffers`].
     pub fn walk(
         &mut self,
         head: u16,
@@ -324,7 +334,10 @@ impl Walker<'_> {
         mut entry: impl FnMut(u16) -> Result<Descriptor, RingError>,
         visit: &mut impl FnMut(Buffer),
     ) -> Result<(), RingError> {
-        for _ in 0..size {
+        for read in 0..size {
+            if read as usize == self.max {
+                return Err(self.too_many());
+            }
             if desc.flags & DESC_INDIRECT != 0 {
                 return Err(RingError::IndirectNotAllowed { head: self.head });
             }
@@ -343,6 +356,10 @@ impl Walker<'_> {
         Err(RingError::Loop { head: self.head, size })
     }
 
+    fn too_many(&self) -> RingError {
+        RingError::TooManyBuffers { head: self.head, max: self.max }
+    }
+
     fn buffer(&mut self, desc: Descriptor, visit: &mut impl FnMut(Buffer)) -> Result<(), RingError> {
         let outside = RingError::Address { addr: desc.addr, len: desc.len };
         let (mut addr, mut left) = (desc.addr, desc.len);
@@ -350,7 +367,7 @@ impl Walker<'_> {
             let (host, room) = self.memory.translate_some(addr, self.region).ok_or(outside)?;
             let len = left.min(u32::try_from(room).unwrap_or(u32::MAX));
             if self.visited == self.max {
-                return Err(RingError::TooManyBuffers { head: self.head, max: self.max });
+                return Err(self.too_many());
             }
             self.visited += 1;
             visit(Buffer { addr: host, len });

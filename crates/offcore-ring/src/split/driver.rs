@@ -5,6 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::prefetch;
+
 use super::device::Direction;
 use super::{
     AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
@@ -33,10 +35,14 @@ pub struct Queue<T> {
     tokens: Box<[Option<T>]>,
     /// Descriptors of the chain, by head.
     lengths: Box<[u16]>,
-    next_avail: u16,
+    /// What was written to the descriptors.
+    written: Box<[Descriptor]>,
+    /// In 32 bits, of which 16 count, like `next_used`: 16-bit fields are read by wider loads, which have to wait until
+    /// the store before has left the core.
+    next_avail: u32,
+    next_used: u32,
     published: u16,
     kicked: u16,
-    next_used: u16,
     used_idx: u16,
 }
 
@@ -57,10 +63,12 @@ impl<T> Queue<T> {
             next: (1..=size).collect(),
             tokens: (0..size).map(|_| None).collect(),
             lengths: vec![0; usize::from(size)].into(),
+            // Flags that no descriptor gets, so that each is written the first time.
+            written: vec![Descriptor { flags: u16::MAX, ..Descriptor::default() }; usize::from(size)].into(),
             next_avail: 0,
+            next_used: 0,
             published: 0,
             kicked: 0,
-            next_used: 0,
             used_idx: 0,
         }
     }
@@ -78,7 +86,19 @@ impl<T> Queue<T> {
 
     /// Chains in flight.
     pub fn in_flight(&self) -> u16 {
-        self.next_avail.wrapping_sub(self.next_used)
+        self.next_avail.wrapping_sub(self.next_used) as u16
+    }
+
+    /// Position of the next available entry to write.
+    #[inline(always)]
+    fn next_avail(&self) -> u16 {
+        self.next_avail as u16
+    }
+
+    /// Position of the next used element to read.
+    #[inline(always)]
+    fn next_used(&self) -> u16 {
+        self.next_used as u16
     }
 
     /// Makes one buffer available (not visible before [`Queue::publish`]); gives the token back when no descriptor is
@@ -108,25 +128,36 @@ impl<T> Queue<T> {
             let more = i + 1 < buffers.len();
             let flags = write | if more { DESC_NEXT } else { 0 };
             let desc = Descriptor { addr, len, flags, next: if more { following } else { 0 } };
-            // SAFETY: `desc_at` masks the index, so it points into the descriptor table, which stays mapped.
-            unsafe { self.layout.desc_at(index).write_volatile(desc) };
+            self.write(index, desc);
             index = following;
         }
         self.free_head = index;
         self.free -= buffers.len() as u16;
         self.tokens[usize::from(head)] = Some(token);
         self.lengths[usize::from(head)] = buffers.len() as u16;
-        self.layout.avail_entry(self.next_avail).store(head, Ordering::Relaxed);
+        self.layout.avail_entry(self.next_avail()).store(head, Ordering::Relaxed);
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(())
+    }
+
+    /// Writes a descriptor, unless it says so already: then the device may keep its line.
+    #[inline(always)]
+    fn write(&mut self, index: u16, desc: Descriptor) {
+        let written = &mut self.written[usize::from(index)];
+        if *written != desc {
+            *written = desc;
+            // SAFETY: `desc_at` masks the index, so it points into the descriptor table, which stays mapped.
+            unsafe { self.layout.desc_at(index).write_volatile(desc) };
+        }
     }
 
     /// Makes the chains added so far visible to the device.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if self.published != self.next_avail {
-            self.published = self.next_avail;
-            self.layout.avail_idx().store(self.next_avail, Ordering::Release);
+        let next = self.next_avail();
+        if self.published != next {
+            self.published = next;
+            self.layout.avail_idx().store(next, Ordering::Release);
         }
     }
 
@@ -149,7 +180,8 @@ impl<T> Queue<T> {
     /// Asks the device for notifications of used chains, or for none.
     pub fn set_notification(&mut self, wanted: bool) {
         if self.event_idx {
-            let event = if wanted { self.next_used } else { self.next_used.wrapping_sub(1) };
+            let next = self.next_used();
+            let event = if wanted { next } else { next.wrapping_sub(1) };
             self.layout.used_event().store(event, Ordering::Relaxed);
         } else {
             self.layout.avail_flags().store(if wanted { 0 } else { AVAIL_NO_INTERRUPT }, Ordering::Relaxed);
@@ -163,17 +195,20 @@ impl<T> Queue<T> {
     /// [`RingError::Index`] when the device claims more than are in flight.
     #[inline(always)]
     pub fn used(&mut self) -> Result<u16, RingError> {
-        let known = self.used_idx.wrapping_sub(self.next_used);
+        let known = self.used_idx.wrapping_sub(self.next_used());
         if known > 0 {
             return Ok(known);
         }
         let found = self.layout.used_idx().load(Ordering::Acquire);
-        let ready = found.wrapping_sub(self.next_used);
+        let ready = found.wrapping_sub(self.next_used());
         if ready > self.in_flight() {
-            let (expected, size) = (self.next_used, self.layout.size);
+            let (expected, size) = (self.next_used(), self.layout.size);
             return Err(RingError::Index { ring: "used", found, expected, size });
         }
         self.used_idx = found;
+        for ahead in (0..ready).step_by(prefetch::LINE / size_of::<UsedElement>()) {
+            prefetch::read(self.layout.used_element(self.next_used().wrapping_add(ahead)));
+        }
         Ok(ready)
     }
 
@@ -183,11 +218,11 @@ impl<T> Queue<T> {
     /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
     #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
-        if self.used_idx == self.next_used {
+        if self.used_idx == self.next_used() {
             return Ok(None);
         }
         // SAFETY: `used_element` masks the position, so it points into the used ring, which stays mapped.
-        let UsedElement { id, len } = unsafe { self.layout.used_element(self.next_used).read_volatile() };
+        let UsedElement { id, len } = unsafe { self.layout.used_element(self.next_used()).read_volatile() };
         let token = usize::try_from(id)
             .ok()
             .and_then(|head| self.tokens.get_mut(head)?.take())

@@ -244,6 +244,12 @@ impl Layout {
         self.size
     }
 
+    /// The used index as it is in the ring now: how many chains, modulo 65536, have been returned since the driver made
+    /// the ring. Whoever shares the memory can write it.
+    pub fn used_index(&self) -> u16 {
+        self.used_idx().load(Ordering::Acquire)
+    }
+
     #[inline(always)]
     fn mask(&self) -> u16 {
         self.size - 1
@@ -298,13 +304,12 @@ impl Layout {
         unsafe { self.used.as_ptr().add(4 + usize::from(position & self.mask()) * 8).cast() }
     }
 
-    /// A private copy of descriptor `index`.
-    ///
-    /// `index` must be below the size.
+    /// A private copy of descriptor `index`, which callers have checked against the size.
     #[inline(always)]
     fn descriptor(&self, index: u16) -> Descriptor {
         debug_assert!(index < self.size);
-        // SAFETY: every caller has checked the index against the size.
+        // SAFETY: `desc_at` masks the index, so it points to a descriptor of the table, which stays mapped and is aligned
+        // to 16.
         unsafe { read_descriptor(self.desc_at(index)) }
     }
 

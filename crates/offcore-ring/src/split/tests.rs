@@ -144,6 +144,56 @@ fn hostile_chains_are_named() {
 }
 
 #[test]
+fn chains_that_are_out_count() {
+    let guest = guest(8);
+    let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
+    let error = |found, expected| RingError::Index { ring: "available", found, expected, size: 8 };
+    guest.write(AVAIL + 2, 8u16);
+    assert_eq!(queue.available(8), Ok(8));
+    queue.consume(8);
+    // All descriptors are out: there cannot be another chain.
+    guest.write(AVAIL + 2, 9u16);
+    assert_eq!(queue.available(1), Err(error(9, 0)));
+    queue.push_used(0, 0);
+    assert_eq!(queue.available(1), Err(error(9, 0)), "the driver does not know yet");
+    queue.publish();
+    assert_eq!(queue.available(1), Ok(1));
+    guest.write(AVAIL + 2, 8u16);
+    assert_eq!(queue.available(2), Err(error(8, 9)), "backwards");
+    guest.write(AVAIL + 2, 7u16);
+    assert_eq!(queue.available(2), Err(error(7, 9)), "behind what was taken");
+}
+
+#[test]
+fn a_queue_may_start_at_any_entry() {
+    for (base, used) in [(0, 0), (0, 5), (5, 0), (65535, 65535), (3, 65530)] {
+        let guest = guest(8);
+        guest.write(USED + 2, used);
+        let mut queue = device::Queue::new(guest.layout.clone(), base, false, false);
+        for round in 0..100u16 {
+            let start = base.wrapping_add(round * 8);
+            guest.write(AVAIL + 2, start.wrapping_add(8));
+            assert_eq!(queue.available(8), Ok(8));
+            queue.consume(8);
+            guest.write(AVAIL + 2, start.wrapping_add(9));
+            assert!(queue.available(1).is_err());
+            (0..8).for_each(|_| queue.push_used(0, 0));
+            queue.publish();
+        }
+    }
+}
+
+#[test]
+fn empty_buffers_are_counted() {
+    let guest = guest(256);
+    for i in 0..256 {
+        guest.descriptor(DESC, i, desc(0x10000, 0, DESC_NEXT, i as u16 + 1));
+    }
+    guest.available(&[0]);
+    assert_eq!(guest.walk(Direction::Readable), Err(RingError::TooManyBuffers { head: 0, max: 64 }));
+}
+
+#[test]
 fn indirect_needs_the_feature() {
     let guest = guest(8);
     guest.descriptor(DESC, 0, desc(TABLE, 16, DESC_INDIRECT, 0));
@@ -291,4 +341,30 @@ fn event_index_notifies_exactly_when_asked() {
     device.push_used(1, 0);
     device.publish();
     assert!(!device.needs_notification());
+}
+
+#[test]
+fn the_driver_writes_a_descriptor_again_only_when_it_changes() {
+    let guest = guest(4);
+    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    let mut device = device::Queue::new(guest.layout.clone(), 0, false, false);
+    let mut round = |driver: &mut driver::Queue<u8>, addr, len| {
+        driver.add(addr, len, Direction::Writable, 1).unwrap();
+        driver.publish();
+        device.available(1).unwrap();
+        let head = device.head(0).unwrap();
+        assert_eq!(head, 0);
+        device.consume(1);
+        device.push_used(head, 0);
+        device.publish();
+        assert_eq!(driver.used(), Ok(1));
+        driver.pop().unwrap().unwrap();
+        guest.layout.descriptor(0)
+    };
+    assert_eq!(round(&mut driver, 0, 0), desc(0, 0, DESC_WRITE, 0));
+    assert_eq!(round(&mut driver, 0x800, 64), desc(0x800, 64, DESC_WRITE, 0));
+    // Somebody else's mark, to see what is written.
+    guest.descriptor(DESC, 0, desc(7, 7, 7, 7));
+    assert_eq!(round(&mut driver, 0x800, 64), desc(7, 7, 7, 7));
+    assert_eq!(round(&mut driver, 0x800, 65), desc(0x800, 65, DESC_WRITE, 0));
 }

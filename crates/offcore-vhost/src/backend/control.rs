@@ -74,12 +74,24 @@ impl Control {
     /// Waits for a front end; `None` when told to stop.
     fn next_front_end(&mut self) -> Option<OwnedFd> {
         let mut failed = false;
+        // A stop is looked for before anybody is taken on who would be left at once. A client whose connection has just
+        // ended gives the front end a moment.
+        let again = self.listener.is_none() && self.device.state().connects > 0;
+        let mut waiting = self.wait(None, Some(if again { RETRY } else { Duration::ZERO }));
         loop {
+            match waiting {
+                Ok(Wake { stop: false, .. }) => {}
+                Ok(Wake { stop: true, .. }) => return None,
+                Err(error) => {
+                    tracing::error!(%error, "the vhost control thread cannot wait and ends");
+                    return None;
+                }
+            }
             let next = match &self.listener {
                 Some(listener) => listener.accept(),
                 None => connect(&self.config.path).map(Some),
             };
-            let waiting = match next {
+            waiting = match next {
                 Ok(Some(socket)) => return Some(socket),
                 Ok(None) => self.wait(self.listener.as_ref().map(AsFd::as_fd), None),
                 Err(error) => {
@@ -90,14 +102,6 @@ impl Control {
                     self.wait(None, Some(RETRY))
                 }
             };
-            match waiting {
-                Ok(Wake { stop: false, .. }) => {}
-                Ok(Wake { stop: true, .. }) => return None,
-                Err(error) => {
-                    tracing::error!(%error, "the vhost control thread cannot wait and ends");
-                    return None;
-                }
-            }
         }
     }
 

@@ -89,6 +89,10 @@ impl Ring {
         features: u64,
     ) -> Result<Option<VringConfig>, ControlError> {
         let (Some(layout), Some(base)) = (self.layout(memory)?, self.base) else { return Ok(None) };
+        // A front end whose back end died knows no base, and DPDK's virtio-user then says 0 for a ring that has long been
+        // used. Nothing is in flight now, so the ring goes on where the last back end returned chains. A fresh ring has
+        // a used index of 0.
+        let base = if base == 0 { layout.used_index() } else { base };
         Ok(Some(VringConfig {
             memory: Arc::clone(memory),
             layout,

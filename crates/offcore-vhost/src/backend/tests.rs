@@ -76,7 +76,7 @@ impl Worker {
                 (applied, wanted) = cell.pick_up();
                 apply(applied, &wanted);
             }
-            cell.detach(report());
+            cell.detach(wanted.vring.as_ref(), report());
         });
         Self { cell: worker, control, thread: Some(thread) }
     }

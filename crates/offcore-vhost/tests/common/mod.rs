@@ -1,5 +1,6 @@
 //! An in-process guest: its memory, one virtqueue's driver side, and buffers, without a socket.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,13 @@ impl Guest {
         let layout = ring((at(0), at(0x8_0000), at(0xa_0000)));
         let tx_layout = ring((at(0x4_0000), at(0x9_0000), at(0xc_0000)));
         Self { memory, layout, tx_layout, base }
+    }
+
+    /// Zeroes the parts of both virtqueues, for sizes up to 512: drivers can begin anew.
+    pub(crate) fn reset_rings(&self) {
+        for part in [0, 0x8_0000, 0xa_0000, 0x4_0000, 0x9_0000, 0xc_0000] {
+            self.write(GUEST + part, &[0; 0x2000]);
+        }
     }
 
     pub(crate) fn config(&self, features: u64) -> VringConfig {

@@ -1,0 +1,81 @@
+//! The harness itself, with our back end: that it measures, and that it notices.
+
+use super::*;
+
+/// A back end that forwards `mode`, and a front end of frames of 64 bytes. The front end goes first, so the worker has
+/// to run to the end.
+pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, Load) {
+    let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
+    let core = lcore::available().unwrap()[0];
+    let socket = dir.file("s");
+    let ours = Ours::start(&socket, core, pool, mode).unwrap();
+    let load = Load::connect(&socket, 64, Some(PORT_MAC), Hugepages::None).unwrap();
+    (ours, load)
+}
+
+fn options() -> EndToEndOptions {
+    let lcores = lcore::available().unwrap();
+    EndToEndOptions {
+        restarts: 2,
+        pairs: 1,
+        window: Duration::from_millis(50),
+        hugepages: Hugepages::None,
+        ..EndToEndOptions::new(&[64, 1518], true, lcores[0], lcores.get(1).copied())
+    }
+}
+
+#[test]
+fn packets_go_round_and_every_one_is_accounted_for() {
+    let options = options();
+    let mut rows = Vec::new();
+    let result = run(&options, &Progress::hidden(), &mut |row| rows.push(row));
+    if options.other_lcore.is_none() {
+        assert!(result.unwrap_err().to_string().contains("two lcores"));
+        return;
+    }
+    result.unwrap();
+    assert_eq!(rows.iter().map(|row| row.frame).collect::<Vec<_>>(), options.frames);
+    for row in &rows {
+        assert_eq!((row.arrangement, row.metric, row.unit, row.runs), ("end-to-end", "rate", "mpps", 2));
+        assert_eq!((row.lost, row.peer.as_deref(), row.peer_ratio), (0, None, None));
+        // Every packet of the first rounds and one in 64 of the rest.
+        assert!(row.verified >= 2 * 4096 && row.verified <= row.received, "{row:?}");
+        assert!(
+            row.median > 0.0 && row.busy_cycles_per_packet.is_some() && row.fe_bound.is_some(),
+            "{row:?}"
+        );
+    }
+}
+
+#[test]
+fn a_packet_whose_addresses_were_not_rewritten_is_noticed() {
+    let dir = TempDir::new().unwrap();
+    let (mut ours, mut load) = pair(&dir, Forward::Io);
+    let error = load.window(SETTLE, SETTLE).unwrap_err().to_string();
+    assert!(error.contains("addresses"), "{error}");
+    ours.pause().unwrap();
+}
+
+#[test]
+fn a_back_end_that_returns_nothing_is_noticed() {
+    let dir = TempDir::new().unwrap();
+    let (mut ours, mut load) = pair(&dir, Forward::Rxonly);
+    let error = load.window(SETTLE, SETTLE).unwrap_err().to_string();
+    assert!(error.contains("no packet has come back"), "{error}");
+    ours.pause().unwrap();
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let mut options = options();
+    options.other_lcore = Some(options.lcore);
+    let refused = |options: &EndToEndOptions| {
+        run(options, &Progress::hidden(), &mut |row| panic!("{row:?}")).unwrap_err().to_string()
+    };
+    assert!(refused(&options).contains("--lcores"));
+    options.other_lcore = Some(options.lcore + 1);
+    options.testpmd = true;
+    options.hugepages = Hugepages::Size1G;
+    let error = refused(&options);
+    assert!(error.contains("--hugepages 2M or none") || error.contains("apt-get install dpdk"), "{error}");
+}

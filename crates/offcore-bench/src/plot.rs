@@ -1,0 +1,320 @@
+//! Rows drawn as SVG: panels side by side, each with its own scale, one legend for all.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::row::Row;
+use crate::temperature::Temperature;
+
+/// Pixels of a panel.
+const PANEL: (u32, u32) = (400, 360);
+/// Pixels above the panels: title, what it means, legend.
+const HEAD: u32 = 92;
+/// Panels beside each other, at most.
+const COLUMNS: usize = 3;
+/// Pixels between the drawing's edge and its text.
+const EDGE: i32 = 16;
+
+/// Who copies, as the drawings tell them apart: by colour (of Okabe and Ito, for colour-blind eyes too) and by mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Series {
+    Cpu,
+    Offload,
+    DpdkLib,
+}
+
+impl Series {
+    const ALL: [Self; 3] = [Self::Cpu, Self::Offload, Self::DpdkLib];
+
+    /// The series that a row belongs to.
+    fn of(row: &Row) -> Option<Self> {
+        match (row.engine.as_str(), row.mode.as_str()) {
+            ("dpdk-lib", _) => Some(Self::DpdkLib),
+            (_, "cpu") => Some(Self::Cpu),
+            (_, "offload") => Some(Self::Offload),
+            _ => None,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "ours, the core copies",
+            Self::Offload => "ours, an engine copies",
+            Self::DpdkLib => "librte_vhost, the core copies",
+        }
+    }
+
+    const fn colour(self) -> RGBColor {
+        match self {
+            Self::Cpu => RGBColor(0, 114, 178),
+            Self::Offload => RGBColor(213, 94, 0),
+            Self::DpdkLib => RGBColor(90, 90, 90),
+        }
+    }
+}
+
+/// A line of a panel.
+#[derive(Debug)]
+struct Line {
+    series: Series,
+    points: Vec<(f64, f64)>,
+}
+
+/// One coordinate system.
+#[derive(Debug)]
+struct Panel {
+    title: String,
+    lines: Vec<Line>,
+}
+
+/// What a drawing says besides its panels.
+#[derive(Debug)]
+struct Words {
+    title: &'static str,
+    meaning: &'static str,
+    x: &'static str,
+    y: &'static str,
+}
+
+/// TSC cycles a packet over the frame length: a panel for each temperature, a line for ours with the core copying, ours
+/// with an engine copying, and librte_vhost, where `rows` has them.
+///
+/// # Errors
+/// When no row is of the core-cost arrangement's loop, or the file cannot be written.
+pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
+    let rows: Vec<_> =
+        rows.iter().filter(|row| row.arrangement == "core-cost" && row.case == "loop").collect();
+    let panels = Temperature::ALL.into_iter().filter_map(|temperature| {
+        let rows = rows.iter().filter(|row| row.temperature == temperature.name());
+        panel(temperature_title(temperature), rows.map(|row| (*row, row.frame as f64, row.cycles_per_packet)))
+    });
+    let words = Words {
+        title: "What forwarding a packet from guest to guest costs the core",
+        meaning: "Medians; TSC cycles, which are not the core's. A cost is no throughput: an engine has a rate of its own.",
+        x: "frame length in bytes, FCS included",
+        y: "TSC cycles a packet",
+    };
+    draw(&words, &panels.collect::<Vec<_>>(), path)
+}
+
+/// Million packets a second that core and engine reach together, over the application's work on each packet: a panel for
+/// each frame length, a line for the core copying and one for an engine copying.
+///
+/// # Errors
+/// When no row is of the case `work`, or the file cannot be written.
+pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
+    let rows: Vec<_> = rows.iter().filter(|row| row.case == "work").collect();
+    let mut frames: Vec<_> = rows.iter().map(|row| row.frame).collect();
+    frames.sort_unstable();
+    frames.dedup();
+    let panels = frames.into_iter().filter_map(|frame| {
+        let rows = rows.iter().filter(|row| row.frame == frame);
+        let points = rows.map(|row| (*row, row.work_ns as f64, row.sustained_mpps.unwrap_or(row.mpps)));
+        panel(format!("{frame} bytes"), points)
+    });
+    let words = Words {
+        title: "What core and engine reach together when an application works on every packet",
+        meaning: "The smaller of the core's rate and the engine's; data written and read by the other core.",
+        x: "work in nanoseconds a packet",
+        y: "million packets a second",
+    };
+    draw(&words, &panels.collect::<Vec<_>>(), path)
+}
+
+fn temperature_title(temperature: Temperature) -> String {
+    let where_it_is = match temperature {
+        Temperature::Hot => "data in the core's own cache",
+        Temperature::Remote => "data in the other core's cache",
+        Temperature::Cold => "data in memory",
+    };
+    format!("{temperature}: {where_it_is}")
+}
+
+/// A panel of points `(row, x, y)`; `None` without any.
+fn panel<'a>(title: String, points: impl Iterator<Item = (&'a Row, f64, f64)>) -> Option<Panel> {
+    let mut lines: Vec<_> =
+        Series::ALL.into_iter().map(|series| Line { series, points: Vec::new() }).collect();
+    for (row, x, y) in points {
+        let line = lines.iter_mut().find(|line| Some(line.series) == Series::of(row));
+        if let Some(line) = line {
+            line.points.push((x, y));
+        }
+    }
+    lines.retain_mut(|line| {
+        line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        !line.points.is_empty()
+    });
+    (!lines.is_empty()).then_some(Panel { title, lines })
+}
+
+fn draw(words: &Words, panels: &[Panel], path: &Path) -> Result<()> {
+    ensure!(!panels.is_empty(), "there is nothing to draw: no row is of this kind");
+    let columns = panels.len().min(COLUMNS);
+    let size = (
+        PANEL.0 * u32::try_from(columns)?.max(2),
+        HEAD + PANEL.1 * u32::try_from(panels.len().div_ceil(columns))?,
+    );
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        drawn(root.fill(&WHITE))?;
+        let (head, body) = root.split_vertically(HEAD);
+        draw_head(words, panels, &head)?;
+        let rows = panels.len().div_ceil(columns);
+        for (panel, area) in panels.iter().zip(body.split_evenly((rows, columns))) {
+            draw_panel(words, panel, &area)?;
+        }
+        drawn(root.present())?;
+    }
+    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A drawing's errors borrow it; what they say is enough.
+fn drawn<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T> {
+    result.map_err(|error| anyhow!("drawing: {error}"))
+}
+
+fn draw_head(words: &Words, panels: &[Panel], area: &Area<'_>) -> Result<()> {
+    drawn(area.draw_text(words.title, &("sans-serif", 20).into_font().color(&BLACK), (EDGE, 14)))?;
+    drawn(area.draw_text(words.meaning, &("sans-serif", 13).into_font().color(&BLACK.mix(0.7)), (EDGE, 42)))?;
+    let used = |series: &Series| panels.iter().any(|panel| panel.lines.iter().any(|l| l.series == *series));
+    let mut x = EDGE;
+    for series in Series::ALL.into_iter().filter(used) {
+        let (y, colour) = (74, series.colour());
+        drawn(area.draw(&PathElement::new([(x, y), (x + 28, y)], colour.stroke_width(2))))?;
+        mark(area, series, (x + 14, y))?;
+        let font = ("sans-serif", 14).into_font().color(&BLACK);
+        drawn(area.draw_text(series.name(), &font, (x + 36, y - 8)))?;
+        // Roughly: without the font, a letter is taken for 7.5 pixels wide.
+        x += 60 + i32::try_from(series.name().len())? * 15 / 2;
+    }
+    Ok(())
+}
+
+fn draw_panel(words: &Words, panel: &Panel, area: &Area<'_>) -> Result<()> {
+    let all = || panel.lines.iter().flat_map(|line| &line.points);
+    let right = all().map(|point| point.0).fold(0.0, f64::max);
+    let top = all().map(|point| point.1).fold(0.0, f64::max);
+    // A little further, so that the last point is not on the edge.
+    let range = |reach: f64| 0.0..(reach * 1.05).max(1e-3);
+    let mut chart = drawn(
+        ChartBuilder::on(area)
+            .caption(&panel.title, ("sans-serif", 15))
+            .margin(10)
+            .margin_right(20)
+            .x_label_area_size(44)
+            .y_label_area_size(58)
+            .build_cartesian_2d(range(right), range(top)),
+    )?;
+    drawn(
+        chart
+            .configure_mesh()
+            .x_desc(words.x)
+            .y_desc(words.y)
+            .x_label_formatter(&|x| format!("{x:.0}"))
+            .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
+            .x_labels(9)
+            .y_labels(8)
+            .label_style(("sans-serif", 12))
+            .axis_desc_style(("sans-serif", 13))
+            .bold_line_style(BLACK.mix(0.12))
+            .light_line_style(TRANSPARENT)
+            .draw(),
+    )?;
+    for line in &panel.lines {
+        let style = line.series.colour().stroke_width(2);
+        drawn(chart.draw_series(LineSeries::new(line.points.iter().copied(), style)))?;
+        for point in &line.points {
+            let at = chart.backend_coord(point);
+            mark(area, line.series, relative(area, at))?;
+        }
+    }
+    Ok(())
+}
+
+/// A point of the whole drawing as one of `area`.
+fn relative(area: &Area<'_>, (x, y): (i32, i32)) -> (i32, i32) {
+    let (left, top) = area.get_base_pixel();
+    (x - left, y - top)
+}
+
+/// A point of a line.
+fn mark(area: &Area<'_>, series: Series, at: (i32, i32)) -> Result<()> {
+    let style = series.colour().filled();
+    drawn(match series {
+        Series::Cpu => area.draw(&Circle::new(at, 4, style)),
+        Series::Offload => area.draw(&TriangleMarker::new(at, 6, style)),
+        Series::DpdkLib => area.draw(&Rectangle::new([(at.0 - 3, at.1 - 3), (at.0 + 4, at.1 + 4)], style)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::tempdir::TempDir;
+
+    fn row(case: &str, temperature: Temperature, engine: &str, frame: usize, cycles: f64) -> Row {
+        Row {
+            case: case.into(),
+            arrangement: "core-cost",
+            mode: if engine == "core:1" { "offload" } else { "cpu" }.into(),
+            engine: engine.into(),
+            temperature: temperature.name().into(),
+            frame,
+            cycles_per_packet: cycles,
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn every_series_and_temperature_is_drawn_and_named() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.file("cost.svg");
+        let mut rows = Vec::new();
+        for (temperature, factor) in Temperature::ALL.into_iter().zip([1.0, 3.0, 6.0]) {
+            for (frame, bytes) in [(64, 64.0), (512, 512.0), (1518, 1518.0)] {
+                rows.push(row("loop", temperature, "cpu", frame, 60.0 + factor * bytes / 16.0));
+                rows.push(row("loop", temperature, "core:1", frame, 90.0));
+                rows.push(row("loop", temperature, "dpdk-lib", frame, 90.0 + factor * bytes / 12.0));
+            }
+        }
+        core_cost(&rows, &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        for word in ["ours, the core copies", "ours, an engine copies", "librte_vhost", "remote: ", "FCS"] {
+            assert!(svg.contains(word), "no {word} in {svg}");
+        }
+        // Nine points, and one in the legend.
+        assert_eq!(svg.matches("<circle").count(), 10);
+        // What was not measured is not named.
+        core_cost(&rows[..1], &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert!(!svg.contains("librte_vhost") && !svg.contains("cold"), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 2);
+    }
+
+    #[test]
+    fn a_sweep_has_a_panel_for_each_frame_length() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.file("work.svg");
+        let mut rows = Vec::new();
+        for frame in [512, 1518] {
+            for work_ns in [0, 400, 1600] {
+                let cpu = row("work", Temperature::Remote, "cpu", frame, 300.0);
+                rows.push(Row { work_ns, mpps: 1e3 / (150.0 + work_ns as f64), ..cpu });
+            }
+        }
+        work_sweep(&rows, &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            svg.contains("512 bytes") && svg.contains("1518 bytes") && svg.contains("nanoseconds"),
+            "{svg}"
+        );
+        assert!(core_cost(&rows, &path).is_err(), "no row of that case");
+        assert!(work_sweep(&rows, &dir.path().join("no/such.svg")).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! When the mover takes a copy for lost, and when it must not.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::Duration;
+
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::{Copy, Device, Mode, Mover, QueueId};
+use offcore_stats::{StageClock, tsc};
+
+struct Rig {
+    mover: Mover,
+    queue: QueueId,
+    stepper: Stepper,
+    clock: StageClock,
+    bytes: Box<[u8; 128]>,
+}
+
+fn rig(lost_after: Duration) -> Rig {
+    let (device, stepper) = CoreDevice::stepped();
+    let mut mover = Mover::new();
+    mover.set_lost_after(tsc::ticks(lost_after));
+    let channel = mover.add_channel(device.open_channel(64).unwrap());
+    let queue = mover.open_queue(64);
+    mover.bind(queue, Mode::Offload, &[channel]).unwrap();
+    Rig { mover, queue, stepper, clock: StageClock::private(), bytes: Box::new([0; 128]) }
+}
+
+impl Rig {
+    fn submit(&mut self) {
+        let plan = self.mover.plan(self.queue);
+        let slot = self.mover.ring(self.queue).push(plan.outstanding(1));
+        let token = self.queue.token(slot);
+        let base = self.bytes.as_mut_ptr();
+        let list = [Copy { src: base, dst: base.wrapping_add(64), len: 64, token }];
+        // SAFETY: two halves of an array that lives as long as the mover, and that nobody else uses.
+        unsafe { self.mover.submit(self.queue, plan, &list, &mut self.clock) };
+    }
+
+    /// Enough polls for the mover to have looked for lost copies.
+    fn poll(&mut self) {
+        (0..1000).for_each(|_| self.mover.poll(&mut self.clock));
+    }
+
+    fn finish(&mut self) {
+        self.stepper.step();
+        self.mover.poll(&mut self.clock);
+        let ring = self.mover.ring(self.queue);
+        assert_eq!(ring.ready(), 1);
+        ring.retire(1);
+    }
+}
+
+#[test]
+fn the_first_copy_of_a_queue_is_not_lost_at_once() {
+    // A machine that has been up for a day has counted more ticks than this.
+    let mut rig = rig(Duration::from_secs(60));
+    rig.submit();
+    rig.poll();
+    assert_eq!(rig.mover.stats().resets, 0);
+    rig.finish();
+}
+
+#[test]
+fn a_copy_after_a_pause_is_not_lost_at_once() {
+    // Longer than 1000 polls take, even when somebody else has the core for a while.
+    let limit = Duration::from_millis(300);
+    let mut rig = rig(limit);
+    for _ in 0..3 {
+        rig.submit();
+        rig.poll();
+        rig.finish();
+        std::thread::sleep(limit);
+        rig.submit();
+        rig.poll();
+        assert_eq!(rig.mover.stats().resets, 0);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_copy_that_is_not_answered_is_lost() {
+    let limit = Duration::from_millis(1);
+    let mut rig = rig(limit);
+    rig.submit();
+    rig.poll();
+    std::thread::sleep(limit);
+    rig.poll();
+    assert_eq!(rig.mover.stats().resets, 1);
+    rig.finish();
+}

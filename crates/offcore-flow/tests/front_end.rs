@@ -1,0 +1,58 @@
+//! In every forwarding mode a worker follows the front end of its ports: a virtqueue that it does not use is stopped as
+//! promptly as one that it does.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../offcore-vhost/tests/common/mod.rs"]
+mod common;
+
+use std::sync::Arc;
+
+use common::{FEATURES, Guest, Worker as Parts};
+use offcore_flow::forward::{Addresses, Forward, Source};
+use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_port::vhost::{rx_over, tx_over};
+use offcore_port::{RxCounters, TxCounters};
+use offcore_stats::page::Block;
+use offcore_vhost::{VringCell, VringConfig};
+use offcore_wire::MacAddr;
+
+#[test]
+fn virtqueues_stop_in_every_mode() {
+    for forward in Forward::ALL {
+        let (guest, mut parts) = (Guest::new(64), Parts::new());
+        let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+        let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
+        let source = matches!(forward, Forward::Txonly | Forward::Flowgen)
+            .then(|| Source::new(forward, &addresses, 64).unwrap());
+        let stream = Stream {
+            rx: rx_over(&cells[1], &mut parts.mover, RxCounters::private()).unwrap(),
+            tx: tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap(),
+            addresses,
+            source,
+        };
+        let mut worker = Worker {
+            streams: vec![stream],
+            forward,
+            burst: 32,
+            work: 0,
+            mover: parts.mover,
+            cache: parts.cache,
+            clock: parts.clock,
+            mover_stats: Block::private(&MOVER_COUNTERS),
+            channel_stats: Vec::new(),
+        };
+        let soon = std::time::Duration::ZERO;
+        for wanted in [true, false, true, false] {
+            for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
+                let vring = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
+                cell.publish(|state| state.vring = wanted.then(|| Arc::new(vring)));
+            }
+            (0..4).for_each(|_| {
+                worker.round();
+            });
+            for cell in &cells {
+                cell.wait(soon).unwrap_or_else(|error| panic!("{forward}: {error}"));
+            }
+        }
+    }
+}

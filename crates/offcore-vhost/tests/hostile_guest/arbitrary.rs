@@ -1,0 +1,80 @@
+//! Scripts and messages of random bytes, and those that fuzzing has found worth keeping.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use crate::script::Outcome;
+use crate::{messages, script};
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(any::<u8>(), 8..600)
+}
+
+/// Files of `fuzz/corpus/<target>`.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let files = std::fs::read_dir(&at).unwrap_or_else(|error| panic!("{}: {error}", at.display()));
+    files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+}
+
+#[test]
+fn any_guest_is_survived() {
+    let mut sum = Outcome::default();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        failure_persistence: None,
+        max_shrink_iters: 300,
+        ..ProptestConfig::with_cases(3000)
+    });
+    let sum_cell = std::cell::Cell::new(sum);
+    let result = runner.run(&bytes(), |bytes| {
+        let outcome = script::play(&bytes);
+        let mut sum = sum_cell.get();
+        sum.dequeued += outcome.dequeued;
+        sum.enqueued += outcome.enqueued;
+        sum.dropped += outcome.dropped;
+        sum.broken += outcome.broken;
+        sum_cell.set(sum);
+        Ok(())
+    });
+    result.unwrap();
+    sum = sum_cell.get();
+    // Otherwise the scripts are too wild to get anywhere.
+    assert!(sum.dequeued.min(sum.enqueued).min(sum.dropped).min(sum.broken) > 1000, "{sum:?}");
+}
+
+#[test]
+fn the_corpus_of_guests_is_survived() {
+    let corpus = corpus("virtqueue");
+    assert!(corpus.len() > 10);
+    for script in corpus {
+        script::play(&script);
+    }
+}
+
+#[test]
+fn the_corpus_of_messages_is_decoded_or_refused() {
+    let corpus = corpus("messages");
+    assert!(corpus.len() > 10);
+    let accepted: usize = corpus.iter().map(|bytes| messages::decode(bytes)).sum();
+    assert!(accepted > 10, "{accepted}");
+}
+
+proptest! {
+    #[test]
+    fn any_message_is_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        messages::decode(&bytes);
+    }
+
+    /// With a header that makes sense, so that payloads are looked at.
+    #[test]
+    fn any_payload_is_decoded_or_refused(
+        code in 0u32..42, flags in 0u32..16, fds in 0u8..34,
+        payload in proptest::collection::vec(prop_oneof![Just(0u8), Just(1), any::<u8>()], 0..80),
+    ) {
+        let size = payload.len() as u32;
+        let words = [code, flags & !3 | 1, size];
+        let head = words.into_iter().flat_map(u32::to_ne_bytes);
+        messages::decode(&std::iter::once(fds).chain(head).chain(payload).collect::<Vec<u8>>());
+    }
+}

@@ -1,0 +1,16 @@
+//! Guests that do their worst on the data path: whatever they write, whenever they write it, nothing panics, hangs,
+//! leaks or reaches outside their memory, and their neighbours' packets keep moving.
+#![allow(clippy::unwrap_used, reason = "a test that finds something else fails")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod arbitrary;
+mod arena;
+mod checklist;
+mod messages;
+mod neighbour;
+mod rig;
+mod scribble;
+mod script;
+mod vanish;

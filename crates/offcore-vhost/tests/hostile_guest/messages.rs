@@ -1,0 +1,46 @@
+//! vhost-user messages of any bytes: decoded or refused in words, and what was decoded encodes to the same bytes.
+
+use offcore_vhost::message::{HEADER, Header, MAX_FDS, MAX_PAYLOAD, Request};
+
+/// Decodes the messages that `bytes` begin with. The first byte says how many file descriptors come with each.
+///
+/// # Panics
+/// When a message is accepted that is not exactly what was sent.
+pub(crate) fn decode(bytes: &[u8]) -> usize {
+    let Some((&fds, mut bytes)) = bytes.split_first() else { return 0 };
+    let fds = usize::from(fds) % (MAX_FDS + 2);
+    let mut accepted = 0;
+    while let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() {
+        let header = match Header::decode(*head) {
+            Ok(header) => header,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                break;
+            }
+        };
+        assert_eq!(header.encode(), *head);
+        assert!(header.size as usize <= MAX_PAYLOAD);
+        let (payload, rest) = rest.split_at(rest.len().min(header.size as usize));
+        match Request::decode(&header, payload, (0..fds).collect::<Vec<_>>()) {
+            Ok(request) => {
+                accepted += 1;
+                let sent_fds = fds;
+                let (again, fds) = request.clone().encode(header.need_reply);
+                assert_eq!(fds.len(), sent_fds, "no file descriptor gets lost");
+                let header = Header::decode(again[..HEADER].try_into().unwrap()).unwrap();
+                assert_eq!(Request::decode(&header, &again[HEADER..], fds).as_ref(), Ok(&request));
+                assert_eq!(again.len() - HEADER, payload.len());
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        for code in [header.code, offcore_vhost::message::Code::GET_VRING_BASE] {
+            if let Err(error) =
+                offcore_vhost::message::Reply::decode(code, &header, payload, Vec::<usize>::new())
+            {
+                assert!(!error.to_string().is_empty());
+            }
+        }
+        bytes = rest;
+    }
+    accepted
+}

@@ -1,0 +1,317 @@
+//! A hostile guest and its neighbour on one worker, and what must hold when the hostile one has had its say.
+#![allow(dead_code, reason = "each test binary and fuzz target uses its own part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::cpu::CpuDevice;
+use offcore_dma::fault::{Faults, FaultyChannel};
+use offcore_dma::{ChannelId, Device, Mode, Mover};
+use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
+use offcore_ring::split::{device::Direction, driver};
+use offcore_stats::{StageClock, tsc};
+use offcore_vhost::dequeue::Dequeued;
+use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell};
+
+use crate::arena::{Arena, BUFFERS, RX, TX};
+use crate::common::{Guest, Worker, pattern};
+use crate::neighbour::Neighbour;
+
+/// Packet buffers: few, so that a guest can try to use them up.
+const CHUNKS: usize = 512;
+const CHUNK: usize = 2048;
+/// Bytes that no guest wrote: what the pool holds before a case.
+const CANARY: u8 = 0xc5;
+/// Every wait for progress ends here.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Who copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// The core itself.
+    Core,
+    /// A helper, stepped by the test.
+    Helper,
+    /// An engine that delays, reorders, fails and loses copies.
+    Faulty,
+    /// One virtqueue on both of these.
+    Both,
+}
+
+pub(crate) const ENGINES: [Engine; 4] = [Engine::Core, Engine::Helper, Engine::Faulty, Engine::Both];
+
+/// What is expensive to make and the same for every case.
+pub(crate) struct Memories {
+    pub(crate) arena: Arc<Arena>,
+    neighbour: Guest,
+    pool: &'static Pool,
+}
+
+impl Memories {
+    pub(crate) fn new() -> Self {
+        let pool = Pool::new(CHUNKS, CHUNK, Hugepages::None).unwrap();
+        Self { arena: Arc::new(Arena::new()), neighbour: Neighbour::guest(), pool }
+    }
+}
+
+/// How the hostile guest's virtqueues are set up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) engine: Engine,
+    pub(crate) features: u64,
+    pub(crate) size: u16,
+    pub(crate) seed: u64,
+}
+
+pub(crate) struct Rig {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) setup: Setup,
+    pub(crate) worker: Worker,
+    /// The RX virtqueue's cell and the TX virtqueue's.
+    pub(crate) cells: [Arc<VringCell>; 2],
+    pub(crate) enqueue: Enqueue,
+    pub(crate) dequeue: Dequeue,
+    pub(crate) neighbour: Neighbour,
+    pub(crate) stepper: Stepper,
+    held: Burst,
+    serial: u64,
+    pool: &'static Pool,
+    /// The last packet that came from the hostile guest.
+    pub(crate) latest: Vec<u8>,
+    /// What came from it altogether.
+    pub(crate) dequeued: Dequeued,
+    /// Packets that went to it.
+    pub(crate) enqueued: usize,
+}
+
+impl Rig {
+    /// Both of the hostile guest's virtqueues are started at available entry `base`, with whatever the memory holds.
+    pub(crate) fn new(memories: Memories, setup: Setup, base: u16) -> Self {
+        let Memories { arena, neighbour, pool } = memories;
+        let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() };
+        worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
+        let (device, stepper) = CoreDevice::stepped();
+        let faults = Faults {
+            seed: setup.seed,
+            error: 50,
+            partial: 50,
+            delay: 200,
+            never: 2,
+            late: 3,
+            reorder: 300,
+            delay_polls: 5,
+            late_polls: 2000,
+            reset_calls: 2,
+        };
+        let helper = worker.mover.add_channel(device.open_channel(256).unwrap());
+        let faulty = FaultyChannel::new(CpuDevice.open_channel(256).unwrap(), faults);
+        let faulty = worker.mover.add_channel(Box::new(faulty));
+        let (mode, channels): (Mode, Vec<ChannelId>) = match setup.engine {
+            Engine::Core => (Mode::Cpu, vec![]),
+            Engine::Helper => (Mode::Offload, vec![helper]),
+            Engine::Faulty => (Mode::Offload, vec![faulty]),
+            Engine::Both => (Mode::Offload, vec![helper, faulty]),
+        };
+        let binding = Binding { mode, channels };
+        let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+        for cell in &cells {
+            cell.publish(|wanted| wanted.binding = binding.clone());
+        }
+        let enqueue = Enqueue::attach(&cells[0], &mut worker.mover).unwrap();
+        let dequeue = Dequeue::attach(&cells[1], &mut worker.mover).unwrap();
+        let neighbour = Neighbour::new(neighbour, &mut worker, &binding);
+        let (held, dequeued) = (Burst::new(), Dequeued::default());
+        let mut rig = Self {
+            arena,
+            setup,
+            worker,
+            cells,
+            enqueue,
+            dequeue,
+            neighbour,
+            stepper,
+            held,
+            serial: 0,
+            pool,
+            latest: Vec::new(),
+            dequeued,
+            enqueued: 0,
+        };
+        rig.forget_everything();
+        rig.start(0, base, true);
+        rig.start(1, base, true);
+        rig
+    }
+
+    /// Starts the RX (0) or TX (1) virtqueue.
+    pub(crate) fn start(&self, queue: usize, base: u16, enabled: bool) {
+        let Setup { size, features, .. } = self.setup;
+        let mut config = self.arena.config([RX, TX][queue], size, features, base);
+        config.enabled = enabled;
+        self.cells[queue].publish(|wanted| wanted.vring = Some(Arc::new(config)));
+    }
+
+    pub(crate) fn stop(&self, queue: usize) {
+        self.cells[queue].publish(|wanted| wanted.vring = None);
+    }
+
+    /// Takes from the hostile guest what it has, and checks that every byte came from somewhere.
+    pub(crate) fn take(&mut self) {
+        let broken = self.cells[1].wait(Duration::ZERO).is_ok_and(|report| report.broken.is_some());
+        let before = self.dequeue.in_flight(&mut self.worker.mover);
+        let mut burst = Burst::new();
+        let dequeued = self.dequeue.try_dequeue(&mut self.worker.ctx(), &mut burst);
+        assert_eq!(dequeued.packets, burst.len());
+        let after = self.dequeue.in_flight(&mut self.worker.mover);
+        assert!(!broken || after <= before, "a broken queue takes nothing");
+        for mut packet in burst.drain(..) {
+            assert!((14..=CHUNK - HEADROOM - 12).contains(&packet.len()));
+            let bytes = packet.bytes_mut();
+            assert!(
+                !bytes.windows(16).any(|run| run == [CANARY; 16]),
+                "a packet has bytes that nobody copied"
+            );
+            self.latest.clear();
+            self.latest.extend_from_slice(bytes);
+            bytes.fill(CANARY);
+            self.worker.cache.free(packet);
+        }
+        self.dequeued.packets += dequeued.packets;
+        self.dequeued.malformed += dequeued.malformed;
+        self.dequeued.too_big += dequeued.too_big;
+    }
+
+    /// Offers the hostile guest packets of these lengths, and publishes what has completed.
+    pub(crate) fn give(&mut self, lengths: &[usize]) {
+        for &len in lengths {
+            if self.held.is_full() {
+                break;
+            }
+            let Some(mut packet) = self.worker.cache.take() else { break };
+            packet.set_range(self.pool, HEADROOM, len);
+            packet.bytes_mut().copy_from_slice(&pattern(self.serial, len));
+            self.serial += 1;
+            self.held.push(packet);
+        }
+        let before = self.held.len();
+        let mut ctx = self.worker.ctx();
+        let submitted = self.enqueue.submit(&mut ctx, &mut self.held);
+        assert_eq!(submitted.packets + submitted.too_big + self.held.len(), before, "no packet is lost");
+        self.enqueue.poll_completed(&mut ctx);
+        self.enqueued += submitted.packets;
+    }
+
+    pub(crate) fn poll(&mut self) {
+        let ctx = self.worker.ctx();
+        ctx.mover.poll(ctx.clock);
+    }
+
+    /// A turn of the worker for everybody.
+    pub(crate) fn turn(&mut self, lengths: &[usize]) {
+        self.neighbour.send(2);
+        self.poll();
+        self.take();
+        self.give(lengths);
+        self.neighbour.turn(&mut self.worker);
+    }
+
+    fn in_flight(&mut self) -> usize {
+        let mover = &mut self.worker.mover;
+        self.enqueue.in_flight(mover) + self.dequeue.in_flight(mover)
+    }
+
+    fn is_stopped(&mut self) -> bool {
+        self.in_flight() == 0 && self.cells.iter().all(|cell| cell.wait(Duration::ZERO).is_ok())
+    }
+
+    /// Turns until `done`.
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            self.stepper.step();
+            self.poll();
+            self.take();
+            self.give(&[]);
+            self.neighbour.turn(&mut self.worker);
+            if done(self) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no progress: {what} ({:?})", self.setup);
+        }
+    }
+
+    /// Stops the hostile guest; then it reboots and behaves, and everything works and everything is back.
+    pub(crate) fn finish(mut self) -> Memories {
+        self.stop(0);
+        self.stop(1);
+        self.until("the neighbour's packets, and the hostile guest's stop", |rig| {
+            rig.neighbour.is_done() && rig.is_stopped()
+        });
+        assert_eq!(self.arena.memory.in_flight(), 0, "references to a stopped guest's memory");
+        self.worker.cache.free_all(self.held.drain(..));
+        self.reboot();
+        self.neighbour.send(5);
+        self.until("the neighbour after the reboot", |rig| rig.neighbour.is_done() && rig.in_flight() == 0);
+        self.stop(0);
+        self.stop(1);
+        self.until("the last stop", Self::is_stopped);
+        self.worker.cache.free_all(self.held.drain(..));
+        self.check_pool();
+        let mut ctx = self.worker.ctx();
+        assert!(
+            self.enqueue.close(&mut ctx) && self.dequeue.close(&mut ctx),
+            "the virtqueues are given back"
+        );
+        let Self { arena, neighbour, pool, .. } = self;
+        Memories { arena, neighbour: neighbour.into_guest(), pool }
+    }
+
+    /// Fresh rings, one packet each way.
+    fn reboot(&mut self) {
+        self.arena.clear();
+        let Setup { size, .. } = self.setup;
+        let mut rx = driver::Queue::new(self.arena.layout(RX, size), false);
+        let mut tx = driver::Queue::new(self.arena.layout(TX, size), false);
+        self.start(0, 0, true);
+        self.start(1, 0, true);
+        rx.add(BUFFERS, 2048, Direction::Writable, ()).unwrap();
+        rx.publish();
+        let sent = pattern(1 << 20, 500);
+        self.arena.write(BUFFERS + 4096 + 12, &sent);
+        tx.add(BUFFERS + 4096, 512, Direction::Readable, ()).unwrap();
+        tx.publish();
+        let due = pattern(self.serial, 700);
+        self.give(&[700]);
+        self.until("the rebooted guest", |rig| {
+            rig.arena.used_idx(RX) == 1 && rig.arena.used_idx(TX) == 1 && rig.in_flight() == 0
+        });
+        assert_eq!(self.latest, sent);
+        assert_eq!(self.arena.used(RX, size, 0), (0, 712));
+        assert_eq!(self.arena.read(BUFFERS + 12, 700), due);
+        assert_eq!(self.cells.each_ref().map(|cell| cell.report().broken), [None, None]);
+    }
+
+    /// Every packet buffer is back, and nobody wrote where packets never are.
+    fn check_pool(&mut self) {
+        let all: Vec<_> = std::iter::from_fn(|| self.worker.cache.take()).collect();
+        assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
+        let mut headroom = [0; HEADROOM - 12];
+        for chunk in 0..CHUNKS {
+            self.pool.mapping().read_at(chunk * CHUNK, &mut headroom);
+            assert!(
+                headroom.iter().all(|&byte| byte == CANARY),
+                "something wrote before chunk {chunk}'s packet"
+            );
+        }
+        self.worker.cache.free_all(all);
+    }
+
+    /// Nobody owns a packet buffer: all of them are filled with canaries.
+    fn forget_everything(&mut self) {
+        for chunk in 0..CHUNKS {
+            self.pool.mapping().write_at(chunk * CHUNK, &[CANARY; CHUNK]);
+        }
+        const { assert!(BURST < CHUNKS) };
+    }
+}

@@ -1,0 +1,258 @@
+//! A hostile guest as a string of bytes: what it sets up, what it writes where, and when the worker has its turns. Any
+//! bytes are a script; most of what comes out is nearly right, which is where the mistakes are.
+
+use std::cell::RefCell;
+
+use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, VERSION_1};
+
+use crate::arena::{BUFFERS, END, RX, Ring, SEAM, START, TX, desc};
+use crate::rig::{ENGINES, Memories, Rig, Setup};
+
+/// Longer scripts are cut off: every case ends soon.
+const MAX_STEPS: usize = 200;
+
+thread_local! {
+    /// What the last case that went well left behind.
+    static MEMORIES: RefCell<Option<Memories>> = const { RefCell::new(None) };
+}
+
+/// What came of a script, so that tests can see that scripts do something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Outcome {
+    /// Packets taken from the hostile guest.
+    pub(crate) dequeued: usize,
+    /// Packets given to it.
+    pub(crate) enqueued: usize,
+    /// Chains that were no packet.
+    pub(crate) dropped: usize,
+    /// Times that a virtqueue of it was found broken.
+    pub(crate) broken: usize,
+}
+
+/// Plays a script.
+///
+/// # Panics
+/// When the hostile guest got what it wanted.
+pub(crate) fn play(script: &[u8]) -> Outcome {
+    let memories = MEMORIES.take().unwrap_or_else(Memories::new);
+    let mut script = Script(script);
+    let (setup, base) = script.setup();
+    memories.arena.clear();
+    for (ring, used) in [(RX, base), (TX, script.u16())] {
+        memories.arena.write_u16(ring.avail + 2, base);
+        memories.arena.write_u16(ring.used + 2, used);
+    }
+    let mut rig = Rig::new(memories, setup, base);
+    let mut outcome = Outcome::default();
+    for _ in 0..MAX_STEPS {
+        if script.0.is_empty() {
+            break;
+        }
+        step(&mut script, &mut rig, &mut outcome);
+    }
+    outcome.dequeued = rig.dequeued.packets;
+    outcome.dropped = rig.dequeued.malformed + rig.dequeued.too_big;
+    outcome.enqueued = rig.enqueued;
+    MEMORIES.set(Some(rig.finish()));
+    outcome
+}
+
+fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
+    let op = script.u8();
+    let queue = usize::from(op >> 7);
+    let ring = [RX, TX][queue];
+    let size = rig.setup.size;
+    let arena = &rig.arena;
+    match op & 0x7f {
+        0..4 => {
+            let (index, entry) = (script.index(size), script.descriptor(queue, size));
+            arena.descriptor(ring.desc, index, entry);
+            arena.offer(ring, size, index);
+        }
+        4..6 => {
+            let (table, index) = (script.address(), script.u8().into());
+            arena.descriptor(table, index, script.descriptor(queue, size));
+        }
+        6..40 => {
+            let first = script.index(size);
+            let entries = script.entries().min(size.into());
+            chain(script, rig, queue, ring.desc, first, entries);
+            rig.arena.offer(ring, size, first);
+        }
+        40..60 => {
+            let (table, entries) = (script.address(), script.entries());
+            chain(script, rig, queue, table, 0, entries);
+            let (index, wrong) = (script.index(size), script.u8());
+            let len = if wrong < 16 { script.len() } else { u32::from(entries) * 16 };
+            let flags = if wrong < 24 { script.u16() } else { DESC_INDIRECT };
+            if wrong > 32 && rig.setup.features & RING_INDIRECT_DESC == 0 {
+                return;
+            }
+            let arena = &rig.arena;
+            arena.descriptor(ring.desc, index, desc(table, len, flags, script.index(size)));
+            arena.offer(ring, size, index);
+        }
+        60..62 => arena.offer(ring, size, script.head(size)),
+        62..66 => {
+            let index = arena.read_u16(ring.avail + 2);
+            let to = match script.u8() {
+                jump @ 0..8 => index.wrapping_add(u16::from(jump)),
+                8..16 => index.wrapping_sub(1 + u16::from(script.u8() % 8)),
+                _ => script.u16(),
+            };
+            arena.write_u16(ring.avail + 2, to);
+        }
+        66..68 => {
+            let (at, value) = (script.u16(), script.u64());
+            arena.write(START + u64::from(at), &value.to_le_bytes());
+        }
+        68..72 => {
+            let (at, value) = (script.address(), script.u64());
+            arena.write(at, &value.to_le_bytes());
+        }
+        72..80 => {
+            for _ in 0..script.u8() {
+                rig.stepper.step();
+                rig.poll();
+            }
+        }
+        80..86 => match script.u8() {
+            0..128 => {
+                // As when the front end stops the virtqueue and starts it where it was, or anywhere.
+                let base = rig.cells[queue].report().base;
+                rig.stop(queue);
+                rig.turn(&[]);
+                let base = if script.u8() < 128 { base } else { script.u16() };
+                rig.start(queue, base, script.u8() < 200);
+            }
+            _ => rig.start(queue, script.u16(), true),
+        },
+        _ => {
+            let lengths: Vec<usize> =
+                (0..script.u8() % 8).map(|_| 14 + usize::from(script.u16()) % 1700).collect();
+            let was = rig.cells.each_ref().map(|cell| cell.report().broken.is_some());
+            rig.turn(&lengths);
+            for (queue, was) in was.into_iter().enumerate() {
+                let Some(error) = rig.cells[queue].report().broken else { continue };
+                outcome.broken += usize::from(!was);
+                assert!(!error.to_string().is_empty());
+                if was && script.u8() < 192 {
+                    rig.start(queue, rig.arena.read_u16(ring_of(queue).avail + 2), true);
+                }
+            }
+        }
+    }
+}
+
+/// A chain of `entries` descriptors from `first` on, most of them as they should be.
+fn chain(script: &mut Script<'_>, rig: &Rig, queue: usize, table: u64, first: u16, entries: u16) {
+    let in_ring = table == ring_of(queue).desc;
+    let wrap = |index: u16| if in_ring { index & (rig.setup.size - 1) } else { index };
+    let plain = script.u8();
+    for i in 0..entries {
+        let (index, next) = (wrap(first.wrapping_add(i)), wrap(first.wrapping_add(i + 1)));
+        let mut entry = if plain < 240 {
+            let addr = BUFFERS + u64::from(script.u8()) * 512;
+            let len = [60, 12, 1526, u32::from(script.u8()), 0, 200, 300, 400][usize::from(script.u8() & 7)];
+            desc(addr, len, 0, next)
+        } else {
+            desc(script.address(), script.len(), 0, next)
+        };
+        let last = i + 1 == entries;
+        entry.flags = [DESC_WRITE, 0][queue] | if last { 0 } else { DESC_NEXT };
+        rig.arena.descriptor(table, index, entry);
+    }
+}
+
+fn ring_of(queue: usize) -> Ring {
+    [RX, TX][queue]
+}
+
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn u8(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.u8(), self.u8()])
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
+    }
+
+    fn setup(&mut self) -> (Setup, u16) {
+        let options = self.u8();
+        let mut features = VERSION_1;
+        for (bit, feature) in [(1, NET_MRG_RXBUF), (2, RING_INDIRECT_DESC), (4, RING_EVENT_IDX)] {
+            features |= if options & bit != 0 { feature } else { 0 };
+        }
+        let size = [4, 8, 64, 1024][usize::from(options >> 3 & 3)];
+        let engine = ENGINES[usize::from(options >> 5 & 3)];
+        // Most virtqueues begin at 0, some just before the index wraps.
+        let base = match self.u8() {
+            0..160 => 0,
+            160..250 => 0xfff8,
+            _ => self.u16(),
+        };
+        (Setup { engine, features, size, seed: self.u8().into() }, base)
+    }
+
+    fn index(&mut self, size: u16) -> u16 {
+        u16::from(self.u8()) & (size - 1)
+    }
+
+    /// An index that may be out of range.
+    fn head(&mut self, size: u16) -> u16 {
+        if self.u8() < 16 { self.u16() } else { self.index(size) }
+    }
+
+    fn entries(&mut self) -> u16 {
+        match self.u8() {
+            few @ 0..200 => 1 + u16::from(few % 6),
+            many @ 200..250 => u16::from(many - 200) * 4,
+            _ => 4096,
+        }
+    }
+
+    fn address(&mut self) -> u64 {
+        let near = u64::from(self.u8());
+        match self.u8() % 8 {
+            0..3 => BUFFERS + near * 512,
+            3 => SEAM - near,
+            4 => END - near,
+            5 => START.wrapping_sub(128).wrapping_add(near),
+            6 => START + u64::from(self.u16()),
+            _ => self.u64(),
+        }
+    }
+
+    fn len(&mut self) -> u32 {
+        let near = u32::from(self.u8());
+        match self.u8() % 8 {
+            0 => 0,
+            1 => near,
+            2 => 12 + 14 - 2 + near % 4,
+            3 => 1780 + near % 32,
+            4 => near * 16,
+            5 => 1526,
+            6 => u32::MAX - near,
+            _ => u32::from(self.u16()) << (near % 17),
+        }
+    }
+
+    fn descriptor(&mut self, queue: usize, size: u16) -> offcore_ring::split::Descriptor {
+        let (addr, len) = (self.address(), self.len());
+        let flags = match self.u8() {
+            0..180 => [DESC_WRITE, 0][queue],
+            180..230 => [DESC_WRITE, 0][queue] | DESC_NEXT,
+            _ => self.u16() & 15,
+        };
+        desc(addr, len, flags, self.head(size))
+    }
+}

@@ -1,0 +1,114 @@
+//! A guest whose memory file is truncated while packets flow.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use offcore_vhost::features::{NET_MRG_RXBUF, VERSION_1};
+
+use crate::arena::{BUFFERS, RX, SEAM, TX, desc};
+use crate::rig::{ENGINES, Engine, Memories, Rig, Setup};
+
+const SIZE: u16 = 64;
+
+fn rig(engine: Engine) -> Rig {
+    let setup = Setup { engine, features: VERSION_1 | NET_MRG_RXBUF, size: SIZE, seed: 1 };
+    Rig::new(Memories::new(), setup, 0)
+}
+
+/// Makes every chain available once more, and half of the buffers are in each region.
+fn offer_all(rig: &Rig) {
+    for head in 0..SIZE {
+        let buffers = if head % 2 == 0 { BUFFERS } else { SEAM };
+        let buffer = buffers + u64::from(head) * 1024;
+        rig.arena.descriptor(RX.desc, head, desc(buffer, 512, offcore_ring::split::DESC_WRITE, 0));
+        rig.arena.descriptor(TX.desc, head, desc(buffer + 512, 400, 0, 0));
+        rig.arena.offer(RX, SIZE, head);
+        rig.arena.offer(TX, SIZE, head);
+    }
+}
+
+#[test]
+fn buffers_that_vanish_under_copies_in_flight() {
+    for engine in ENGINES {
+        let mut rig = rig(engine);
+        offer_all(&rig);
+        rig.turn(&[100; 8]);
+        rig.arena.truncate(1);
+        offer_some_more(&mut rig);
+        assert!(rig.arena.memory.vanished(), "{engine:?}: the guest is to be dropped");
+        assert_eq!(
+            rig.arena.memory.regions().iter().map(|r| r.vanished()).collect::<Vec<_>>(),
+            [false, true]
+        );
+        assert!(rig.dequeued.packets > 0 && rig.enqueued > 0);
+        let before = rig.neighbour.received;
+        rig.finish();
+        assert!(before > 0, "the neighbour's packets go on");
+    }
+}
+
+fn offer_some_more(rig: &mut Rig) {
+    for _ in 0..50 {
+        rig.turn(&[100; 8]);
+        rig.stepper.step();
+    }
+}
+
+#[test]
+fn rings_and_buffers_that_vanish() {
+    for engine in ENGINES {
+        let mut rig = rig(engine);
+        offer_all(&rig);
+        rig.turn(&[100; 8]);
+        rig.arena.truncate(0);
+        rig.arena.truncate(1);
+        offer_some_more(&mut rig);
+        assert!(rig.arena.memory.vanished(), "{engine:?}");
+        assert!(rig.neighbour.received > 0);
+        // The front end's connection is closed: the virtqueues stop. `finish` reuses what are now pages of zeroes.
+        rig.finish();
+    }
+}
+
+#[test]
+fn memory_that_vanishes_at_any_moment() {
+    // The engine on a thread of its own meets the fault, too.
+    for engine in [Engine::Core, Engine::Faulty] {
+        let mut rig = rig(engine);
+        offer_all(&rig);
+        let (arena, go) = (Arc::clone(&rig.arena), Arc::new(AtomicBool::new(false)));
+        let truncate = std::thread::spawn({
+            let go = Arc::clone(&go);
+            move || {
+                while !go.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+                arena.truncate(1);
+                arena.truncate(0);
+            }
+        });
+        for round in 0..2000 {
+            if round == 100 {
+                go.store(true, Ordering::Relaxed);
+            }
+            rig.turn(&[300; 4]);
+        }
+        truncate.join().unwrap();
+        offer_some_more(&mut rig);
+        assert!(rig.arena.memory.vanished());
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_helper_on_another_thread_meets_the_fault() {
+    let mut rig = rig(Engine::Helper);
+    offer_all(&rig);
+    rig.turn(&[100; 8]);
+    rig.arena.truncate(1);
+    let stepper = &mut rig.stepper;
+    let copied = std::thread::scope(|scope| scope.spawn(|| stepper.step()).join().unwrap());
+    assert!(copied > 0);
+    assert!(rig.arena.memory.vanished());
+    rig.finish();
+}

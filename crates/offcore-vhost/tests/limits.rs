@@ -1,0 +1,226 @@
+//! Where room ends: channels that are full or too small, lists, a guest that makes more chains available than it has,
+//! workers that leave.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::{ChannelId, Device, Mode};
+use offcore_mem::Burst;
+use offcore_ring::RingError;
+use offcore_ring::split::{device::Direction, driver};
+use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
+
+/// A worker with a channel of `ring` operations and one virtqueue bound to it.
+struct Rig {
+    guest: Guest,
+    worker: Worker,
+    channel: ChannelId,
+    stepper: Stepper,
+    cell: Arc<VringCell>,
+}
+
+fn rig(queue: u16, ring: usize) -> Rig {
+    let (guest, mut worker) = (Guest::new(256), Worker::new());
+    let (device, stepper) = CoreDevice::stepped();
+    let channel = worker.mover.add_channel(device.open_channel(ring).unwrap());
+    let cell = Arc::new(VringCell::new(queue));
+    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: vec![channel] });
+    start(&cell, guest.config(FEATURES));
+    Rig { guest, worker, channel, stepper, cell }
+}
+
+impl Rig {
+    fn enqueue(&mut self) -> Enqueue {
+        Enqueue::attach(&self.cell, &mut self.worker.mover).unwrap()
+    }
+
+    fn step(&mut self) {
+        while self.stepper.step() > 0 {}
+        self.worker.mover.poll(&mut self.worker.clock);
+    }
+}
+
+#[test]
+fn what_a_channel_has_no_room_for_the_core_copies() {
+    let mut t = rig(0, 8);
+    let mut receiver = Receiver::new(&t.guest, 2048);
+    let mut enqueue = t.enqueue();
+    let mut burst = t.worker.packets(0, &[500; 32]);
+    let submitted = enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    assert_eq!((submitted.packets, burst.len()), (32, 0), "there are chains for all of them");
+    assert_eq!(t.worker.mover.stats().overflow, 24);
+    assert!(receiver.receive(&t.guest).is_none(), "the core's copies wait behind the channel's");
+    t.step();
+    assert_eq!(enqueue.poll_completed(&mut t.worker.ctx()), 32);
+    for serial in 0..32 {
+        assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(serial, 500), "packet {serial}");
+    }
+}
+
+#[test]
+fn a_packet_of_more_pieces_than_a_channel_holds_is_sent() {
+    let mut t = rig(0, 4);
+    let mut receiver = Receiver::new(&t.guest, 128);
+    let mut enqueue = t.enqueue();
+    let mut burst = t.worker.packets(0, &[100, 1000, 100]);
+    enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    assert_eq!(burst.len(), 0);
+    t.step();
+    enqueue.poll_completed(&mut t.worker.ctx());
+    for (serial, len) in [(0, 100), (1, 1000), (2, 100)] {
+        assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(serial, len), "packet {serial}");
+    }
+}
+
+#[test]
+fn a_burst_of_more_copies_than_a_list_holds_is_sent() {
+    let (guest, mut worker) = (Guest::new(1024), Worker::new());
+    let cell = Arc::new(VringCell::new(0));
+    start(&cell, guest.config(FEATURES));
+    let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    let mut receiver = Receiver::new(&guest, 128);
+    // Nine pieces each: 576 copies, of which a list holds 256.
+    let mut burst = worker.packets(0, &[1100; 64]);
+    assert_eq!(enqueue.submit(&mut worker.ctx(), &mut burst).packets, 64);
+    for serial in 0..64 {
+        assert_eq!(receiver.receive(&guest).unwrap()[12..], pattern(serial, 1100), "packet {serial}");
+    }
+}
+
+#[test]
+fn a_chain_of_more_pieces_than_a_channel_holds_is_received() {
+    let mut t = rig(1, 4);
+    let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
+    let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
+    for serial in 0..3 {
+        let bytes = [vec![0; 12], pattern(serial, 600)].concat();
+        let address = t.guest.buffer(serial as usize, 2048);
+        t.guest.write(address, &bytes);
+        // The middle one in twelve pieces.
+        let size = if serial == 1 { 51 } else { 612 };
+        let pieces: Vec<_> = (0..612 / size).map(|i| (address + u64::from(i * size), size)).collect();
+        driver.add_chain(&pieces, Direction::Readable, ()).unwrap();
+    }
+    driver.publish();
+    let mut burst = Burst::new();
+    for _ in 0..10 {
+        dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);
+        t.step();
+    }
+    assert_eq!(burst.len(), 3);
+    for (serial, packet) in burst.iter().enumerate() {
+        assert_eq!(packet.bytes(), pattern(serial as u64, 600), "packet {serial}");
+    }
+    assert_eq!(driver.used(), Ok(3));
+}
+
+#[test]
+fn a_guest_cannot_have_more_chains_out_than_descriptors() {
+    let mut t = rig(1, 1024);
+    let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
+    let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
+    for i in 0..200 {
+        driver.add(t.guest.buffer(i, 2048), 100, Direction::Readable, ()).unwrap();
+    }
+    driver.publish();
+    let mut burst = Burst::new();
+    for _ in 0..4 {
+        dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);
+    }
+    assert_eq!(dequeue.in_flight(&mut t.worker.mover), 200);
+    // The index moves on although no chain has come back.
+    let at = |offset: u64| GUEST + 0x8_0000 + offset;
+    t.guest.write(at(2), &257u16.to_le_bytes());
+    dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);
+    let broken = RingError::Index { ring: "available", found: 257, expected: 0, size: 256 };
+    assert_eq!(t.cell.report().broken, Some(broken));
+    // What was taken comes back all the same.
+    t.step();
+    t.step();
+    for _ in 0..4 {
+        burst.drain(..).for_each(|packet| t.worker.cache.free(packet));
+        t.worker.mover.poll(&mut t.worker.clock);
+        dequeue.try_dequeue(&mut t.worker.ctx(), &mut burst);
+    }
+    assert_eq!((dequeue.in_flight(&mut t.worker.mover), driver.used()), (0, Ok(200)));
+}
+
+#[test]
+fn a_restart_with_another_size_works() {
+    let (mut worker, cell) = (Worker::new(), Arc::new(VringCell::new(0)));
+    let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+    for size in [8, 256, 1, 64] {
+        let guest = Guest::new(size);
+        let mut receiver = Receiver::new(&guest, 2048);
+        start(&cell, guest.config(FEATURES));
+        let (mut sent, mut received) = (0u64, 0u64);
+        while received < 1000 {
+            let mut burst = worker.packets(sent, &[200; 7]);
+            let submitted = enqueue.submit(&mut worker.ctx(), &mut burst);
+            enqueue.poll_completed(&mut worker.ctx());
+            sent += submitted.packets as u64;
+            worker.cache.free_all(burst.drain(..));
+            while let Some(packet) = receiver.receive(&guest) {
+                assert_eq!(packet[12..], pattern(received, 200), "packet {received}");
+                received += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_binding_that_cannot_be_makes_the_core_copy() {
+    let mut t = rig(0, 64);
+    let mut receiver = Receiver::new(&t.guest, 2048);
+    let mut enqueue = t.enqueue();
+    let missing = t.worker.mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
+    t.worker.mover.remove_channel(missing).unwrap();
+    let channels = vec![t.channel, missing];
+    t.cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels });
+    let mut burst = t.worker.packets(0, &[500]);
+    enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(0, 500));
+}
+
+/// A worker that leaves while a change waits for it has not seen the change.
+#[test]
+fn a_worker_that_leaves_does_not_lose_the_position() {
+    let mut t = rig(0, 64);
+    let mut receiver = Receiver::new(&t.guest, 2048);
+    t.cell.publish(|wanted| wanted.binding = Binding::core());
+    let mut enqueue = t.enqueue();
+    let mut burst = t.worker.packets(0, &[60; 5]);
+    enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    let channels = vec![t.channel];
+    t.cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels });
+    drop(enqueue);
+    assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 5);
+    // The next one goes on after the five packets.
+    let mut enqueue = t.enqueue();
+    let mut burst = t.worker.packets(5, &[60]);
+    enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    t.step();
+    assert_eq!(enqueue.poll_completed(&mut t.worker.ctx()), 1);
+    for serial in 0..6 {
+        assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(serial, 60));
+    }
+    assert!(receiver.receive(&t.guest).is_none());
+
+    // A ring that it has never used is stopped where it was to start.
+    start(&t.cell, VringConfig { base: 100, ..t.guest.config(FEATURES) });
+    drop(enqueue);
+    t.cell.publish(|wanted| wanted.vring = None);
+    assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 100);
+}
+
+#[test]
+fn a_drained_queue_follows_its_front_end() {
+    let mut t = rig(1, 64);
+    let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
+    t.cell.publish(|wanted| wanted.vring = None);
+    dequeue.drain(&mut t.worker.ctx(), &mut Burst::new());
+    t.cell.wait(std::time::Duration::ZERO).unwrap();
+}

@@ -1,0 +1,17 @@
+//! A hostile guest's rings, tables and buffers: the input is a script that the guest follows.
+#![no_main]
+
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/arena.rs"]
+mod arena;
+#[path = "../../crates/offcore-vhost/tests/common/mod.rs"]
+mod common;
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/neighbour.rs"]
+mod neighbour;
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/rig.rs"]
+mod rig;
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/script.rs"]
+mod script;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    script::play(input);
+});

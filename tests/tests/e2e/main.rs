@@ -1,0 +1,12 @@
+//! End to end: the `offcore` binary, as a user runs it, against real peers.
+//!
+//! Each test ends with the counts of both sides. Rates are never asserted: on two cores, with a helper thread and a
+//! polling peer, they measure the scheduler. `OFFCORE_FULL=1` runs every combination and longer transfers.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod guest;
+mod hostile;
+mod ours;
+mod switch;
+mod testpmd;
+mod virtio_user;

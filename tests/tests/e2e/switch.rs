@@ -1,0 +1,225 @@
+//! `offcore switch` under test: how it is started, and what its reports say.
+
+use std::collections::BTreeMap;
+
+use peers::Offcore;
+use serde_json::Value;
+
+/// Who makes the copies of the vhost ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copies {
+    /// The worker's core.
+    Core,
+    /// A helper thread on lcore 1.
+    Helper,
+}
+
+impl Copies {
+    /// Both ways.
+    pub(crate) const ALL: [Self; 2] = [Self::Core, Self::Helper];
+
+    /// The value of `--dma` for ports of `queues` queue pairs, when there is one.
+    fn map(self, queues: u16) -> Option<String> {
+        let queue = |queue| format!("txq{queue}@core:1;rxq{queue}@core:1");
+        (self == Self::Helper).then(|| (0..queues).map(queue).collect::<Vec<_>>().join(";"))
+    }
+}
+
+/// Whether the environment asks for every combination and longer transfers.
+pub(crate) fn full() -> bool {
+    std::env::var_os("OFFCORE_FULL").is_some_and(|full| full == "1")
+}
+
+/// The arguments of a switch between `ports` with one worker on lcore 0 and five reports a second, the copies of whose
+/// first `queues` queues are made as `copies` says.
+pub(crate) fn arguments(ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Vec<String> {
+    arguments_on(0, ports, copies, queues, more)
+}
+
+fn arguments_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Vec<String> {
+    let mut args: Vec<String> = vec!["switch".into()];
+    args.extend(ports.iter().flat_map(|port| ["--port".into(), (*port).into()]));
+    args.extend(["--lcores".into(), lcore.to_string()]);
+    args.extend(["--stats-interval", "0.2", "--format", "json"].map(String::from));
+    args.extend(copies.map(queues).into_iter().flat_map(|map| ["--dma".into(), map]));
+    args.extend(more.iter().map(|flag| (*flag).to_owned()));
+    args
+}
+
+/// Starts a switch: see [`arguments`].
+pub(crate) fn start(ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Offcore {
+    start_on(0, ports, copies, queues, more)
+}
+
+/// As [`start`], with the worker on another lcore.
+pub(crate) fn start_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Offcore {
+    let args = arguments_on(lcore, ports, copies, queues, more);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    Offcore::start(&args).unwrap()
+}
+
+/// Waits until a report says that at least this many packets have gone through the `half` of `port`.
+pub(crate) fn wait_for_packets(offcore: &mut Offcore, port: usize, half: &str, at_least: u64) -> Report {
+    let what = format!("port {port}'s {half} packets");
+    let line =
+        offcore.wait_for_count(&what, at_least, |report| Some(Report(report.clone()).packets(port, half)));
+    Report(line.unwrap().json.unwrap())
+}
+
+/// Waits until a report's status line of `port` contains `text`.
+pub(crate) fn wait_for_status(offcore: &mut Offcore, port: usize, text: &str) {
+    let what = format!("port {port}'s status to say {text:?}");
+    let says = |report: &Value| Report(report.clone()).status(port).contains(text);
+    offcore.wait_for(&what, |line| line.json.as_ref().is_some_and(says)).unwrap();
+}
+
+/// Stops a switch and returns its final report, after checking that nothing went wrong: it ended with status 0,
+/// nothing was left unfinished, no copy failed, and nothing was logged that a person should worry about.
+pub(crate) fn stop(offcore: Offcore) -> Report {
+    let (report, log) = stop_with_log(offcore);
+    let worries: Vec<_> = log.lines().filter(|line| is_worry(line)).collect();
+    assert!(worries.is_empty(), "the switch logged:\n{log}\n{report}");
+    report
+}
+
+/// As [`stop`], for a switch that may have logged warnings, which are returned.
+pub(crate) fn stop_with_log(offcore: Offcore) -> (Report, String) {
+    let finished = offcore.stop().unwrap();
+    let last = finished.lines.last().and_then(|line| line.json.clone());
+    let report = Report(last.unwrap_or_else(|| panic!("no final report: {finished:?}")));
+    assert_eq!(finished.status.code(), Some(0), "{}\n{report}", finished.stderr);
+    assert_eq!(report.0["report"], "final", "{report}");
+    assert_eq!(report.0["unfinished"], 0, "{report}");
+    for worker in report.list("workers") {
+        for bad in ["fallbacks", "resets", "quarantined"] {
+            assert_eq!(worker[bad], 0, "{report}");
+        }
+    }
+    for channel in report.list("channels") {
+        assert_eq!((&channel["failed"], &channel["in_flight"]), (&0.into(), &0.into()), "{report}");
+        assert_eq!(channel["submitted"], channel["completed"], "{report}");
+    }
+    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    (report, finished.stderr)
+}
+
+fn is_worry(line: &str) -> bool {
+    [" WARN ", " ERROR ", "last error", "is broken"].iter().any(|bad| line.contains(bad))
+}
+
+/// A report of a switch.
+#[derive(Clone, Debug)]
+pub(crate) struct Report(pub(crate) Value);
+
+/// What a generator port found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Generated {
+    /// Packets made.
+    pub(crate) sent: u64,
+    /// Probes that came.
+    pub(crate) received: u64,
+    /// Probes whose content was checked.
+    pub(crate) verified: u64,
+    /// Numbers that are missing below the highest that came.
+    pub(crate) lost: u64,
+    /// Probes out of order, doubled, changed, and packets that are none: all that should not be.
+    pub(crate) wrong: u64,
+}
+
+impl Report {
+    fn list(&self, name: &str) -> &[Value] {
+        self.0[name].as_array().unwrap_or_else(|| panic!("no {name:?} in {self}"))
+    }
+
+    fn queues(&self, port: usize, half: &str) -> impl Iterator<Item = &Value> {
+        let of = move |queue: &&Value| queue["port"] == format!("port{port}") && queue["half"] == half;
+        let queues: Vec<_> = self.list("queues").iter().filter(of).collect();
+        assert!(!queues.is_empty(), "no port{port} {half} in {self}");
+        queues.into_iter()
+    }
+
+    /// Packets of each queue of one half of a port.
+    pub(crate) fn packets_by_queue(&self, port: usize, half: &str) -> Vec<u64> {
+        self.queues(port, half).map(|queue| number(queue, "packets")).collect()
+    }
+
+    /// Packets that went through one half of a port.
+    pub(crate) fn packets(&self, port: usize, half: &str) -> u64 {
+        self.packets_by_queue(port, half).iter().sum()
+    }
+
+    /// Their bytes, without FCS.
+    pub(crate) fn bytes(&self, port: usize, half: &str) -> u64 {
+        self.queues(port, half).map(|queue| number(queue, "bytes")).sum()
+    }
+
+    /// Dropped packets by port, half and reason, such as `port0 tx full`; queues are added up.
+    pub(crate) fn drops(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for queue in self.list("queues") {
+            let [port, half] = [&queue["port"], &queue["half"]].map(|name| name.as_str().unwrap_or_default());
+            let drops = queue["drops"].as_object().unwrap_or_else(|| panic!("no drops in {queue}"));
+            for (reason, packets) in drops {
+                *all.entry(format!("{port} {half} {reason}")).or_default() += packets.as_u64().unwrap();
+            }
+        }
+        all
+    }
+
+    /// Asserts that no packet was dropped but for these reasons.
+    pub(crate) fn assert_only_drops(&self, expected: &[&str]) {
+        let drops = self.drops();
+        assert!(drops.keys().all(|drop| expected.contains(&drop.as_str())), "dropped {drops:?}: {self}");
+    }
+
+    /// Asserts that the copies were made by whom they were to be made by: a helper gets at least one copy for each of
+    /// `packets` packets, but for those for which its channel was full; without one there is no channel.
+    pub(crate) fn assert_copies(&self, copies: Copies, packets: u64) {
+        let sum = |list: &str, name: &str| self.list(list).iter().map(|v| number(v, name)).sum::<u64>();
+        let (offloaded, core) = (sum("channels", "completed"), sum("workers", "core_copies"));
+        match copies {
+            Copies::Core => {
+                assert!(self.list("channels").is_empty(), "{self}");
+                assert!(core >= packets, "{core} copies of {packets} packets: {self}");
+            }
+            Copies::Helper => {
+                let all = offloaded + sum("workers", "overflow");
+                assert!(offloaded > 0 && all >= packets, "{all} copies of {packets} packets: {self}");
+            }
+        }
+    }
+
+    /// What the generator at `port` has made and found.
+    pub(crate) fn generator(&self, port: usize) -> Generated {
+        let generator = &self.port(port)["generator"];
+        assert!(generator.is_object(), "port {port} is no generator: {self}");
+        let get = |name| number(generator, name);
+        let wrong = ["reordered", "duplicates", "corrupt", "foreign"];
+        Generated {
+            sent: get("sent"),
+            received: get("received"),
+            verified: get("verified"),
+            lost: get("lost"),
+            wrong: wrong.into_iter().map(get).sum(),
+        }
+    }
+
+    /// The port's line on its state.
+    pub(crate) fn status(&self, port: usize) -> &str {
+        self.port(port)["status"].as_str().unwrap_or_default()
+    }
+
+    fn port(&self, port: usize) -> &Value {
+        &self.list("ports")[port]
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#}", self.0)
+    }
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or_else(|| panic!("no number {name:?} in {value}"))
+}
