@@ -61,7 +61,7 @@ impl Need {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "not root: run as root".to_owned()),
             Self::Tun => (!Path::new("/dev/net/tun").exists())
                 .then(|| "no /dev/net/tun: load the module tun, or give the container the device".to_owned()),
-            Self::Testpmd => program("dpdk-testpmd", "dpdk"),
+            Self::Testpmd => program("dpdk-testpmd", "dpdk-dev"),
             Self::Guest => GUEST_PROGRAMS.iter().find_map(|(name, package)| program(name, package)),
             Self::Ip => program("ip", "iproute2"),
             Self::Ping => program("ping", "iputils-ping"),

@@ -122,7 +122,17 @@ fn fuzz(project: &Project, steps: &mut Steps) {
             steps.check(&name, || Ok(Outcome::Skipped(why)));
             continue;
         }
+        // What it finds on its way goes to the first directory: the corpus in the tree is only read.
+        let found = project.target.join("fuzz-corpus").join(&target);
+        let kept = project.root.join("fuzz/corpus").join(&target);
         let limit = format!("-max_total_time={FUZZ_SECONDS}");
-        steps.command(&name, cargo_fuzz().args(["run", &target, "--", &limit]));
+        match std::fs::create_dir_all(&found) {
+            Ok(()) => {
+                let mut run = cargo_fuzz();
+                run.args(["run", &target]).args([found, kept]).args(["--", &limit]);
+                steps.command(&name, &mut run);
+            }
+            Err(error) => steps.check(&name, || Err(error.into())),
+        }
     }
 }

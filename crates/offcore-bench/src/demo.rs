@@ -1,5 +1,7 @@
 //! `offcore switch --demo`: what offloading saves here, by packet size, with guests in this process.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use offcore_mem::Hugepages;
 use serde::Serialize;
@@ -11,9 +13,11 @@ use crate::temperature::Temperature;
 use crate::vhost::{self, FRAMES};
 
 /// A B B A blocks of a packet size.
-const BLOCKS: usize = 900;
+const BLOCKS: usize = 2000;
 /// The same with `--quick`.
 const QUICK_BLOCKS: usize = 60;
+/// How long one packet size may take, however busy the machine is.
+const PATIENCE: Duration = Duration::from_millis(2500);
 
 /// What the demo needs to know.
 #[derive(Clone, Debug)]
@@ -73,6 +77,7 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
         copiers: vec![Copier::Core, Copier::Helper],
         dpdk_lib: false,
         blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },
+        patience: Some(PATIENCE),
         hugepages: options.hugepages,
         lcore: options.lcore,
         other_lcore: options.other_lcore,

@@ -93,7 +93,7 @@ pub fn run(options: &EndToEndOptions, progress: &Progress, emit: &mut dyn FnMut(
         bail!("end to end needs two lcores: one for the back end, one for the front end; see --lcores");
     };
     if options.testpmd && find_program("dpdk-testpmd").is_none() {
-        bail!("--peer dpdk: there is no dpdk-testpmd: apt-get install dpdk, or leave out --peer");
+        bail!("--peer dpdk: there is no dpdk-testpmd: apt-get install dpdk-dev, or leave out --peer");
     }
     let pages = Pages::choose(options)?;
     let pool = Pool::new(BUFFERS as usize, 2048, pages.ours)?;

@@ -37,6 +37,11 @@ impl Progress {
         self.0.inc(1);
     }
 
+    /// Several steps are done, or not needed.
+    pub fn steps(&self, steps: usize) {
+        self.0.inc(steps as u64);
+    }
+
     /// All is done.
     pub fn end(&self) {
         self.0.finish_and_clear();

@@ -3,6 +3,8 @@
 //! The case is the guide's: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is enqueued
 //! to a guest.
 
+use std::time::{Duration, Instant};
+
 #[cfg(feature = "dpdk")]
 use anyhow::Context;
 use anyhow::Result;
@@ -33,6 +35,8 @@ const PUBLISHED: [(usize, f64, f64); 7] = [
 pub(crate) const COPIES: f64 = 2.0;
 /// Turns of each lane that are not counted.
 const WARM_UP: usize = 4;
+/// Blocks that a cell has in any case.
+const FEWEST: usize = 10;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -47,6 +51,8 @@ pub struct Options {
     pub dpdk_lib: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
+    /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
+    pub patience: Option<Duration>,
     /// Pages for guests and packet buffers.
     pub hugepages: Hugepages,
     /// The measured core.
@@ -109,7 +115,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let mut cell = Cell::new(options, &peers, temperature, frame, pool)?;
             let blocks =
                 if temperature == Temperature::Cold { options.blocks.div_ceil(2) } else { options.blocks };
-            cell.measure(blocks, &other, &mut clock, progress)?;
+            cell.measure(blocks, options.patience, &other, &mut clock, progress)?;
             for row in cell.rows(temperature, frame)? {
                 emit(row);
             }
@@ -148,6 +154,7 @@ impl Cell {
     fn measure(
         &mut self,
         blocks: usize,
+        patience: Option<Duration>,
         other: &OtherCore,
         clock: &mut ClockCheck,
         progress: &Progress,
@@ -155,8 +162,12 @@ impl Cell {
         for _ in 0..WARM_UP {
             self.block(other)?;
         }
-        let mut counted = 0;
+        let (mut counted, started) = (0, Instant::now());
         while counted < blocks {
+            if counted >= FEWEST && patience.is_some_and(|patience| started.elapsed() > patience) {
+                progress.steps(blocks - counted);
+                break;
+            }
             let before = clock.holds();
             let ticks = self.block(other)?;
             if clock.holds() && before || self.rejected >= blocks {

@@ -316,9 +316,11 @@ impl Drop for PoolCache {
     fn drop(&mut self) {
         let count = self.count;
         let mut leftovers = self.pool.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
+        // copy-ok: chunk indices, when a worker ends
         leftovers.extend_from_slice(&self.slots()[..count]);
         if leftovers.len() >= MAGAZINE {
             let from = leftovers.len() - MAGAZINE;
+            // copy-ok: as above
             self.slots().copy_from_slice(&leftovers[from..]);
             leftovers.truncate(from);
             self.give(&self.pool.full, self.current);

@@ -4,7 +4,6 @@
 //! through. Only what happens inside [`counted`] is measured: not the set-up, the guest's side, or the engine's.
 
 #[path = "../tests/common/mod.rs"]
-#[allow(clippy::unwrap_used, reason = "it is the tests' guest")]
 mod common;
 
 use std::hint::black_box;

@@ -357,7 +357,9 @@ impl<'a> Gather<'a> {
 #[inline(always)]
 fn write_header(packet: &mut Packet, num_buffers: u16) -> *const u8 {
     let header = packet.headroom_mut(NET_HEADER);
+    // copy-ok: the core builds the header
     header[..10].fill(0);
+    // copy-ok: as above
     header[10..].copy_from_slice(&num_buffers.to_le_bytes());
     header.as_ptr()
 }

@@ -1,5 +1,6 @@
 //! Where room ends: channels that are full or too small, lists, a guest that makes more chains available than it has,
 //! workers that leave.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

@@ -2,7 +2,7 @@
 //!
 //! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
 //! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
-//! * [`demo`]: `offcore switch --demo`, [`bench`]: `offcore bench`,
+//! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`,
 //! * [`output`]: where words go.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.

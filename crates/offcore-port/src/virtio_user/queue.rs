@@ -270,7 +270,7 @@ impl TxQueue for VirtioTx {
                 ctx.cache.free(packet);
                 continue;
             }
-            packet.headroom_mut(HEADER_LEN).fill(0);
+            packet.headroom_mut(HEADER_LEN).fill(0); // copy-ok: the virtio-net header, which the core builds
             match add(ring, packet, HEADER_LEN + len, Direction::Readable) {
                 Ok(()) => (packets, bytes) = (packets + 1, bytes + len as u64),
                 Err(packet) => {

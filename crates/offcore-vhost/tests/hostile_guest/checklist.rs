@@ -44,8 +44,11 @@ impl Rig {
     }
 }
 
+/// A descriptor's fields: addr, len, flags, next.
+type Fields = (u64, u32, u16, u16);
+
 /// The TX virtqueue breaks with `error` on this chain, and both guests go on afterwards.
-fn breaks(descs: &[(u64, u32, u16, u16)], tables: &[(u64, u16, (u64, u32, u16, u16))], error: RingError) {
+fn breaks(descs: &[Fields], tables: &[(u64, u16, Fields)], error: RingError) {
     let mut rig = rig(Engine::Core, ALL);
     for &(table, index, (addr, len, flags, next)) in tables {
         rig.arena.descriptor(table, index, desc(addr, len, flags, next));

@@ -46,12 +46,19 @@ pub(crate) struct Memories {
     pub(crate) arena: Arc<Arena>,
     neighbour: Guest,
     pool: &'static Pool,
+    /// A private clock's counters live as long as the process.
+    clock: StageClock,
 }
 
 impl Memories {
     pub(crate) fn new() -> Self {
         let pool = Pool::new(CHUNKS, CHUNK, Hugepages::None).unwrap();
-        Self { arena: Arc::new(Arena::new()), neighbour: Neighbour::guest(), pool }
+        Self {
+            arena: Arc::new(Arena::new()),
+            neighbour: Neighbour::guest(),
+            pool,
+            clock: StageClock::private(),
+        }
     }
 }
 
@@ -88,8 +95,8 @@ pub(crate) struct Rig {
 impl Rig {
     /// Both of the hostile guest's virtqueues are started at available entry `base`, with whatever the memory holds.
     pub(crate) fn new(memories: Memories, setup: Setup, base: u16) -> Self {
-        let Memories { arena, neighbour, pool } = memories;
-        let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() };
+        let Memories { arena, neighbour, pool, clock } = memories;
+        let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock };
         worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
         let (device, stepper) = CoreDevice::stepped();
         let faults = Faults {
@@ -263,8 +270,8 @@ impl Rig {
             self.enqueue.close(&mut ctx) && self.dequeue.close(&mut ctx),
             "the virtqueues are given back"
         );
-        let Self { arena, neighbour, pool, .. } = self;
-        Memories { arena, neighbour: neighbour.into_guest(), pool }
+        let Self { arena, neighbour, pool, worker, .. } = self;
+        Memories { arena, neighbour: neighbour.into_guest(), pool, clock: worker.clock }
     }
 
     /// Fresh rings, one packet each way.

@@ -76,7 +76,7 @@ fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
         }
         6..40 => {
             let first = script.index(size);
-            let entries = script.entries().min(size.into());
+            let entries = script.entries().min(size);
             chain(script, rig, queue, ring.desc, first, entries);
             rig.arena.offer(ring, size, first);
         }
