@@ -100,11 +100,17 @@ fn entry(text: &str) -> Result<Entry, String> {
         return Err(bad("neither txq nor rxq"));
     };
     let queue = number.parse().map_err(|_| bad("the queue is no number"))?;
-    let channels: Vec<String> = channels.split('+').map(|c| c.trim().to_string()).collect();
+    let channels: Vec<String> = channels.split('+').map(|c| canonical(c.trim())).collect();
     if channels.iter().any(String::is_empty) {
         return Err(bad("an empty channel"));
     }
     Ok(Entry { port, half, queue, channels })
+}
+
+/// One name for one device: `core:01` is `core:1`.
+fn canonical(channel: &str) -> String {
+    let lcore = channel.strip_prefix("core:").and_then(|lcore| lcore.parse::<usize>().ok());
+    lcore.map_or_else(|| channel.to_string(), |lcore| format!("core:{lcore}"))
 }
 
 #[cfg(test)]
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn mappings() {
-        let mut map: DmaMap = "txq0@core:1;rxq0@core:1+core:2; 1.txq0@cpu".parse().unwrap();
+        let mut map: DmaMap = "txq0@core:01;rxq0@core:1+core:2; 1.txq0@cpu".parse().unwrap();
         assert_eq!(map.channels(0, Half::Tx, 0), ["core:1"]);
         assert_eq!(map.channels(0, Half::Rx, 0), ["core:1", "core:2"]);
         assert_eq!(map.channels(1, Half::Tx, 0), ["cpu"]);

@@ -2,8 +2,8 @@
 //!
 //! Control: [`message`] is the protocol's codec, [`backend`] serves front ends over a socket, [`frontend`] is our own
 //! front end. They hand each virtqueue to the worker that owns it through a [`cell::VringCell`].
-//! Data: a [`vring::Vring`] is the worker's side of one virtqueue; it submits copies through an `offcore_dma::Mover`
-//! and publishes what has completed.
+//! Data: [`Enqueue`] and [`Dequeue`] are the worker's side of one virtqueue each; they submit copies through an
+//! `offcore_dma::Mover` and publish what has completed.
 
 pub mod backend;
 pub mod cell;

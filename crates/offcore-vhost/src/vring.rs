@@ -1,6 +1,6 @@
 //! The worker's side of one virtqueue: what enqueue and dequeue share.
 //!
-//! A [`Vring`] follows its [`VringCell`]: it picks up changes between bursts, takes no new chains while it drains, and
+//! A `Vring` follows its [`VringCell`]: it picks up changes between bursts, takes no new chains while it drains, and
 //! acknowledges when nothing is in flight any more. Packets stand in the order of the mover's reorder ring; beside it is
 //! what is needed when a packet is published: its buffer and its chains.
 
