@@ -154,3 +154,25 @@ fn nothing_is_left_behind() {
     drop(testpmd);
     assert!(!proc.exists() && !dir.file("s").exists() && !runtime.exists());
 }
+
+/// The benchmark that runs a testpmd beside our back end. What it measures is not asserted: see there for the rates.
+#[test]
+fn the_end_to_end_benchmark_takes_turns_with_testpmd() {
+    use offcore_bench::end_to_end::{EndToEndOptions, run};
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let options = EndToEndOptions {
+        pairs: 2,
+        window: std::time::Duration::from_millis(50),
+        testpmd: true,
+        ..EndToEndOptions::new(&[1518], true, 0, Some(1))
+    };
+    let mut rows = Vec::new();
+    run(&options, &offcore_bench::progress::Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    let [row] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!((row.peer.as_deref(), row.runs, row.lost), (Some("dpdk-testpmd"), 2, 0));
+    assert!(row.verified > 0 && row.verified <= row.received, "{row:?}");
+    let (ratio, lower) = (row.peer_ratio.unwrap(), row.peer_ratio_lower.unwrap());
+    assert!(lower > 0.0 && lower <= ratio, "{row:?}");
+    assert!(row.peer_median.unwrap() > 0.0 && row.peer_cycles_per_packet.unwrap() > 0.0, "{row:?}");
+}

@@ -61,9 +61,18 @@ pub(crate) fn start_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16
 /// Waits until a report says that at least this many packets have gone through the `half` of `port`.
 pub(crate) fn wait_for_packets(offcore: &mut Offcore, port: usize, half: &str, at_least: u64) -> Report {
     let what = format!("port {port}'s {half} packets");
-    let line =
-        offcore.wait_for_count(&what, at_least, |report| Some(Report(report.clone()).packets(port, half)));
+    wait_for(offcore, &what, at_least, |report| report.packets(port, half))
+}
+
+fn wait_for(offcore: &mut Offcore, what: &str, at_least: u64, count: impl Fn(&Report) -> u64) -> Report {
+    let line = offcore.wait_for_count(what, at_least, |report| Some(count(&Report(report.clone()))));
     Report(line.unwrap().json.unwrap())
+}
+
+/// The last report printed.
+pub(crate) fn latest(offcore: &Offcore) -> Report {
+    let last = offcore.lines().pop().and_then(|line| line.json);
+    Report(last.unwrap_or_else(|| panic!("no report yet: {}", offcore.tail())))
 }
 
 /// Waits until a report's status line of `port` contains `text`.
@@ -153,6 +162,11 @@ impl Report {
         self.queues(port, half).map(|queue| number(queue, "bytes")).sum()
     }
 
+    /// Polls of one half of a port that left packets where they were for want of a packet buffer.
+    pub(crate) fn starved(&self, port: usize, half: &str) -> u64 {
+        self.queues(port, half).map(|queue| number(queue, "starved")).sum()
+    }
+
     /// Dropped packets by port, half and reason, such as `port0 tx full`; queues are added up.
     pub(crate) fn drops(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
@@ -164,6 +178,11 @@ impl Report {
             }
         }
         all
+    }
+
+    /// Packets that the other side of a port left no room for.
+    pub(crate) fn full(&self, port: usize) -> u64 {
+        self.drops().get(&format!("port{port} tx full")).copied().unwrap_or(0)
     }
 
     /// Asserts that no packet was dropped but for these reasons.

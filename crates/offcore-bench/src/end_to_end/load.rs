@@ -50,10 +50,8 @@ const STRIDE: usize = 37 * prefetch::LINE;
 const FRAME: usize = HEADROOM;
 /// Where the sequence number is in a frame.
 const SEQUENCE: usize = UDP_HEADERS_LEN + PROBE_LEN - 8;
-/// A back end that returns nothing for so long has come to a halt.
-const STALL: Duration = Duration::from_secs(2);
-/// Packets that have not come back for so long, while no new ones are sent, are lost.
-const LATE: Duration = Duration::from_millis(200);
+/// A back end that returns nothing for so long has come to a halt, and what it still has is lost.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a timed window saw.
 #[derive(Clone, Copy, Debug)]
@@ -95,9 +93,12 @@ pub(super) struct Load {
     next: u64,
     /// Sequence number of the next packet to come back.
     expected: u64,
+    content_every: u32,
     until_content: u32,
     seen: Seen,
     lost: u64,
+    /// [`PATIENCE`], in ticks.
+    patience: u64,
 }
 
 impl Load {
@@ -137,9 +138,11 @@ impl Load {
             scratch: vec![0; STRIDE],
             next: 0,
             expected: 0,
+            content_every: CONTENT_EVERY,
             until_content: 1,
             seen: Seen::default(),
             lost: 0,
+            patience: tsc::ticks(PATIENCE),
             front_end,
         };
         load.rx.set_notification(false);
@@ -183,24 +186,24 @@ impl Load {
     /// # Errors
     /// When packets come back out of order or changed, or no more.
     pub(super) fn window(&mut self, settle: Duration, length: Duration) -> Result<Window> {
-        while self.seen.received < ALL_CHECKED {
-            self.until_content = 1;
-            self.go_round(0)?;
+        if self.seen.received == 0 {
+            self.content_every = 1;
+            self.go_round(0, ALL_CHECKED)?;
+            self.content_every = CONTENT_EVERY;
         }
-        self.go_round(tsc::ticks(settle))?;
-        let window = self.go_round(tsc::ticks(length))?;
+        self.go_round(tsc::ticks(settle), 0)?;
+        let window = self.go_round(tsc::ticks(length), 0)?;
         self.gather_in()?;
         Ok(window)
     }
 
-    /// Keeps [`WINDOW`] packets on their way for `ticks`, and for one poll at least.
-    fn go_round(&mut self, ticks: u64) -> Result<Window> {
+    /// Keeps [`WINDOW`] packets on their way for `ticks`, and until `packets` have come back.
+    fn go_round(&mut self, ticks: u64, packets: u64) -> Result<Window> {
         self.send(WINDOW - self.outstanding())?;
-        let stall = tsc::ticks(STALL);
         let start = tsc::now();
         let (mut last, mut moved) = (start, start);
         let mut window = Window { received: 0, ticks: 0, busy: 0 };
-        while window.ticks <= ticks {
+        while window.ticks <= ticks || window.received < packets {
             let received = self.receive()?;
             if received > 0 {
                 self.send(WINDOW - self.outstanding())?;
@@ -210,8 +213,9 @@ impl Load {
                 window.received += received as u64;
                 window.busy += now - last;
                 moved = now;
-            } else if now - moved > stall {
-                bail!("no packet has come back for {STALL:?}; {} are on their way", self.outstanding());
+            } else if now - moved > self.patience {
+                let waited = tsc::to_ns(now - moved) / 1e9;
+                bail!("no packet has come back for {waited:.1} s; {} are on their way", self.outstanding());
             }
             last = now;
             window.ticks = now - start;
@@ -221,17 +225,22 @@ impl Load {
 
     /// Receives what is on its way and sends nothing.
     fn gather_in(&mut self) -> Result<()> {
-        let late = tsc::ticks(LATE);
         let mut moved = tsc::now();
         while self.outstanding() > 0 {
             if self.receive()? > 0 {
                 moved = tsc::now();
-            } else if tsc::now() - moved > late {
+            } else if tsc::now() - moved > self.patience {
                 self.lost += self.outstanding() as u64;
                 self.expected = self.next;
             }
         }
         Ok(())
+    }
+
+    /// Gives up sooner.
+    #[cfg(test)]
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.patience = tsc::ticks(patience);
     }
 
     /// Packets on their way.
@@ -291,7 +300,7 @@ impl Load {
         self.seen.received += 1;
         self.until_content -= 1;
         if self.until_content == 0 {
-            self.until_content = CONTENT_EVERY;
+            self.until_content = self.content_every;
             self.check_content(buffer, sequence)?;
         }
         Ok(())
