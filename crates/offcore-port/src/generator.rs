@@ -5,6 +5,9 @@
 //! Within a stream each flow (an IPv4 destination, 198.19.0.0 + flow) has its own numbers, so flows may take different
 //! ways. Packets may be given other MAC addresses on their way; everything else is checked.
 //!
+//! A generator waits for the other side: a packet that there is no room for is not dropped, but sent again. Where there
+//! is no other side (yet), its packets are dropped like any other's.
+//!
 //! What a packet costs here is the generator's own work as an application: it is no part of the data path between.
 
 pub mod sequence;

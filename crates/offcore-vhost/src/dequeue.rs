@@ -7,6 +7,7 @@
 //! 3. Chains whose copies are all done go back to the guest in order; the header is read from the copy.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
@@ -16,12 +17,15 @@ use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
 use offcore_ring::RingError;
 use offcore_ring::prefetch;
 use offcore_ring::split::device::{Buffer, Direction};
-use offcore_stats::Stage;
+use offcore_stats::{Stage, tsc};
 use offcore_wire::{ethernet, virtio_net};
 
 use crate::cell::VringCell;
 use crate::features::NET_HEADER;
 use crate::vring::{Active, Chain, Context, InFlight, LIST, MAX_PIECES, Taken, Vring, burst_limit};
+
+/// How long a started queue may be disabled before what the guest transmits is discarded.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +46,8 @@ pub struct Dequeued {
 #[derive(Debug)]
 pub struct Dequeue {
     vring: Vring,
+    /// TSC since when the started queue is disabled.
+    disabled_since: Option<u64>,
 }
 
 impl Dequeue {
@@ -50,7 +56,7 @@ impl Dequeue {
     /// # Errors
     /// When another worker has it.
     pub fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
-        Ok(Self { vring: Vring::attach(cell, mover)? })
+        Ok(Self { vring: Vring::attach(cell, mover)?, disabled_since: None })
     }
 
     /// `rte_vhost_async_try_dequeue_burst`: returns in `burst` what has completed, and submits the copies of newly
@@ -65,10 +71,10 @@ impl Dequeue {
             return dequeued;
         }
         if !self.vring.active.as_ref().is_some_and(|active| active.config.enabled) {
-            // The specification of vhost-user asks for this: a disabled TX ring is drained and discarded.
-            self.discard(&mut dequeued);
+            self.wait_or_discard(&mut dequeued);
             return dequeued;
         }
+        self.disabled_since = None;
         if let Err(error) = self.submit_some(ctx, burst, &mut dequeued) {
             self.vring.break_down(error);
         }
@@ -244,6 +250,16 @@ impl Dequeue {
         check_headers(burst, first_new, ctx.cache, dequeued);
         vring.left(ctx.mover, ready);
         ctx.clock.lap(Stage::Header);
+    }
+
+    /// The specification of vhost-user asks that a disabled TX ring be drained and discarded. A ring that is just being
+    /// started is disabled as well, for a moment: what waits in it then is not lost.
+    #[cold]
+    fn wait_or_discard(&mut self, dequeued: &mut Dequeued) {
+        let since = *self.disabled_since.get_or_insert_with(tsc::now);
+        if tsc::now().wrapping_sub(since) > tsc::ticks(GRACE) {
+            self.discard(dequeued);
+        }
     }
 
     /// Returns available chains of a disabled queue unread.

@@ -148,6 +148,21 @@ fn a_client_waits_for_its_server_and_comes_back_to_it() {
 }
 
 #[test]
+fn a_client_that_stops_does_not_come_back() {
+    let dir = Dir::new();
+    let listener = UnixListener::bind(dir.socket()).unwrap();
+    let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
+    let backend = Backend::start(config, Box::new(())).unwrap();
+    let mut peer = Peer::over(listener.accept().unwrap().0.into());
+    assert_eq!(peer.ask(Request::GetQueueNum), 1);
+    backend.stop();
+    peer.closed();
+    // A front end that took on such a connection would write to a socket that nobody has any more.
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn a_back_end_stops_at_once_whatever_its_front_end_does() {
     let dir = Dir::new();
     for cut in [0, 3, 14] {

@@ -183,6 +183,25 @@ fn a_stopped_ring_tells_its_base_and_forgets_its_addresses() {
     assert_eq!(peer.base(0), 5);
 }
 
+/// DPDK's virtio-user as a server, when its back end died and another one comes.
+#[test]
+fn a_ring_in_use_whose_front_end_knows_no_base_goes_on_where_it_is() {
+    let dir = Dir::new();
+    let backend = backend(&dir, 1);
+    let guest = Guest::new();
+    let used = addresses(0).used - Guest::USER;
+    rustix::io::pwrite(&guest.fd, &1234u16.to_ne_bytes(), used + 2).unwrap();
+    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    peer.start_ring(0);
+    let base = || backend.cells()[0].wanted().vring.unwrap().base;
+    assert_eq!(base(), 1234, "SET_VRING_BASE said 0");
+    peer.base(0);
+    assert_eq!(peer.ask(Request::SetVringBase(state(0, 5))), 0);
+    assert_eq!(peer.ask(Request::SetVringAddr(addresses(0))), 0);
+    assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), 0);
+    assert_eq!(base(), 5, "any other base is believed");
+}
+
 #[test]
 fn a_new_memory_table_goes_to_running_rings() {
     let dir = Dir::new();
