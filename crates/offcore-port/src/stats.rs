@@ -13,7 +13,7 @@ pub enum Drop {
     Malformed,
     /// TX: the other side left no room for it.
     Full,
-    /// TX: the queue is stopped, disabled, or its link is down.
+    /// RX or TX: the queue is stopped or disabled, or its link is down.
     Down,
     /// TX: the system refused to send it.
     Failed,

@@ -126,7 +126,7 @@ impl VhostRx {
     #[inline(always)]
     fn count(&self, dequeued: Dequeued) {
         self.counters.add(dequeued.packets as u64, dequeued.bytes);
-        if dequeued.too_big + dequeued.malformed > 0 || dequeued.starved {
+        if dequeued.too_big + dequeued.malformed + dequeued.discarded > 0 || dequeued.starved {
             self.count_rare(dequeued);
         }
     }
@@ -135,6 +135,7 @@ impl VhostRx {
     fn count_rare(&self, dequeued: Dequeued) {
         self.counters.drop(Drop::TooBig, dequeued.too_big as u64);
         self.counters.drop(Drop::Malformed, dequeued.malformed as u64);
+        self.counters.drop(Drop::Down, dequeued.discarded as u64);
         self.counters.starved(dequeued.starved.into());
     }
 }

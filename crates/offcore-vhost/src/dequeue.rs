@@ -38,6 +38,8 @@ pub struct Dequeued {
     pub too_big: usize,
     /// Likewise: too short, or with a header that asks for what was not negotiated.
     pub malformed: usize,
+    /// Likewise: the front end has started the queue and not enabled it.
+    pub discarded: usize,
     /// Whether the pool had no free packet buffer: the guest's chains wait.
     pub starved: bool,
 }
@@ -280,7 +282,7 @@ impl Dequeue {
                 }
                 active.queue.consume(n as u16);
                 active.publish();
-                dequeued.malformed += n;
+                dequeued.discarded += n;
             }
             Err(error) => self.vring.break_down(error),
         }

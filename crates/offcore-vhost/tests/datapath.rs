@@ -11,7 +11,7 @@ use offcore_ring::RingError;
 use offcore_ring::split::device::Direction;
 use offcore_ring::split::driver;
 use offcore_vhost::features::VERSION_1;
-use offcore_vhost::{Dequeue, Enqueue, VringCell};
+use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 struct ToGuest {
     guest: Guest,
@@ -188,6 +188,24 @@ fn what_cannot_be_a_packet_is_returned_and_counted() {
     assert_eq!((dequeued.packets, dequeued.too_big, dequeued.malformed), (1, 1, 3));
     assert_eq!(driver.used(), Ok(5), "every chain goes back to the guest");
     assert_eq!(burst[0].len(), 60);
+}
+
+#[test]
+fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
+    let (guest, mut worker) = (Guest::new(16), Worker::new());
+    let cell = Arc::new(VringCell::new(1));
+    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+    start(&cell, VringConfig { enabled: false, ..guest.config(FEATURES) });
+    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    for _ in 0..3 {
+        driver.add(guest.buffer(0, 2048), 72, Direction::Readable, ()).unwrap();
+    }
+    driver.publish();
+    let mut burst = Burst::new();
+    let dequeued = dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
+    assert_eq!((dequeued.packets, dequeued.malformed, dequeued.discarded), (0, 0, 3));
+    assert!(burst.is_empty());
+    assert_eq!(driver.used(), Ok(3));
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn assert_served(front_end: &Report, switch: &Report, port: usize) {
     // Before the connection was there, and the burst that still waited for room in the end.
     front_end.assert_only_drops(&["port0 tx down", "port0 tx full"]);
     assert!(front_end.full(0) <= 32, "{front_end}");
-    let early = front_end.drops().get("port0 tx down").copied().unwrap_or(0);
+    let early = front_end.dropped("port0 tx down");
     assert!(found.lost <= early + switch.full(port), "{front_end} {switch}");
 }
 

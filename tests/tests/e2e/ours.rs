@@ -11,7 +11,7 @@ const PACKETS: u64 = 1_000_000;
 /// before the other was there. A generator waits where there is no room, so none is lost.
 fn assert_all_received(from: &Report, to: &Report) {
     from.assert_only_drops(&["port0 tx down"]);
-    let early = from.drops().get("port0 tx down").copied().unwrap_or(0);
+    let early = from.dropped("port0 tx down");
     let (sent, found) = (from.generator(1).sent, to.generator(1));
     assert_eq!((sent, found.received), (2 * PACKETS, 2 * PACKETS - early), "{from} {to}");
     assert_eq!((found.verified, found.lost, found.wrong), (found.received, early, 0), "{from} {to}");
@@ -35,8 +35,7 @@ fn a_million_each_way(copies: Copies) {
         switch::wait_for_packets(offcore, 1, "rx", 2 * PACKETS);
     }
     // A generator's last burst may still be waiting for room, but nothing is sent early any more.
-    let early =
-        |offcore: &Offcore| switch::latest(offcore).drops().get("port0 tx down").copied().unwrap_or(0);
+    let early = |offcore: &Offcore| switch::latest(offcore).dropped("port0 tx down");
     let (from_back_end, from_front_end) = (early(&back_end), early(&front_end));
     switch::wait_for_packets(&mut front_end, 1, "tx", 2 * PACKETS - from_back_end);
     switch::wait_for_packets(&mut back_end, 1, "tx", 2 * PACKETS - from_front_end);

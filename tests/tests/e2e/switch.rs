@@ -64,7 +64,13 @@ pub(crate) fn wait_for_packets(offcore: &mut Offcore, port: usize, half: &str, a
     wait_for(offcore, &what, at_least, |report| report.packets(port, half))
 }
 
-fn wait_for(offcore: &mut Offcore, what: &str, at_least: u64, count: impl Fn(&Report) -> u64) -> Report {
+/// Waits until a report has at least this count.
+pub(crate) fn wait_for(
+    offcore: &mut Offcore,
+    what: &str,
+    at_least: u64,
+    count: impl Fn(&Report) -> u64,
+) -> Report {
     let line = offcore.wait_for_count(what, at_least, |report| Some(count(&Report(report.clone()))));
     Report(line.unwrap().json.unwrap())
 }
@@ -180,9 +186,14 @@ impl Report {
         all
     }
 
+    /// Packets dropped for one reason, named as in [`Report::drops`].
+    pub(crate) fn dropped(&self, reason: &str) -> u64 {
+        self.drops().get(reason).copied().unwrap_or(0)
+    }
+
     /// Packets that the other side of a port left no room for.
     pub(crate) fn full(&self, port: usize) -> u64 {
-        self.drops().get(&format!("port{port} tx full")).copied().unwrap_or(0)
+        self.dropped(&format!("port{port} tx full"))
     }
 
     /// Asserts that no packet was dropped but for these reasons.

@@ -60,7 +60,7 @@ fn assert_returned(report: &Report, case: Case, testpmd: &PortForwardStats) {
     let on_their_way = testpmd.tx_packets.checked_sub(found.received);
     let room = u64::from(case.queues) * u64::from(case.queue_size);
     assert!(on_their_way.is_some_and(|packets| packets <= room), "{testpmd:?} {report}");
-    let early = report.drops().get("port0 tx down").copied().unwrap_or(0);
+    let early = report.dropped("port0 tx down");
     assert!(found.lost <= early + testpmd.tx_dropped, "{testpmd:?} {report}");
     let bytes = u64::from(case.size - 4);
     assert_eq!(report.bytes(0, "tx"), bytes * sent, "{report}");
