@@ -1,0 +1,1 @@
+//! accel-config profiles, presets and the rules of the specification.

@@ -1,0 +1,1 @@
+//! Finding work queues, and the copy engine over one of them.

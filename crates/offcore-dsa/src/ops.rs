@@ -1,0 +1,1 @@
+//! Every operation of the device, with the core where the device lacks it.

@@ -1,0 +1,1 @@
+//! The door through which descriptors reach a work queue.

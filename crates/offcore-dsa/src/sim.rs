@@ -1,0 +1,1 @@
+//! The simulator: a model of the device as the specification has it.

@@ -1,0 +1,125 @@
+//! What a work queue is and can do, as sysfs tells it; the simulator tells the same.
+
+use std::fmt;
+
+use crate::descriptor::Opcode;
+
+/// Who may submit to a work queue, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WqMode {
+    /// One client, which counts its own descriptors; MOVDIR64B. A descriptor too many is silently dropped.
+    #[default]
+    Dedicated,
+    /// Many clients; ENQCMD, which says whether the descriptor was accepted.
+    Shared,
+}
+
+impl fmt::Display for WqMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dedicated => "dedicated",
+            Self::Shared => "shared",
+        })
+    }
+}
+
+/// The operations that a device or work queue supports: bit N of OPCAP or OPCFG is operation code N.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpSet(pub [u64; 4]);
+
+impl OpSet {
+    /// Whether the operation is there.
+    pub const fn contains(&self, op: Opcode) -> bool {
+        let code = op as usize;
+        self.0[code / 64] >> (code % 64) & 1 == 1
+    }
+
+    /// The same with `op`.
+    #[must_use]
+    pub const fn with(mut self, op: Opcode) -> Self {
+        let code = op as usize;
+        self.0[code / 64] |= 1 << (code % 64);
+        self
+    }
+
+    /// The same without `op`.
+    #[must_use]
+    pub const fn without(mut self, op: Opcode) -> Self {
+        let code = op as usize;
+        self.0[code / 64] &= !(1 << (code % 64));
+        self
+    }
+
+    /// Whether every operation of `self` is in `other`.
+    pub fn is_subset(&self, other: &Self) -> bool {
+        self.0.iter().zip(other.0).all(|(ours, theirs)| ours & !theirs == 0)
+    }
+}
+
+impl fmt::Debug for OpSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d] = self.0;
+        write!(f, "{d:016x}{c:016x}{b:016x}{a:016x}")
+    }
+}
+
+/// A work queue's properties.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WqInfo {
+    /// `wq0.1`: work queue 1 of device 0.
+    pub name: String,
+    /// Who may submit.
+    pub mode: WqMode,
+    /// Descriptors that it holds.
+    pub size: u32,
+    /// Shared: descriptors that it holds for submitters like us; dedicated: the same as `size`.
+    pub threshold: u32,
+    /// Descriptors of a batch, at most; 0 or 1 when batches cannot be used.
+    pub max_batch_size: u32,
+    /// Bytes of a transfer, at most.
+    pub max_transfer_size: u64,
+    /// Whether descriptors may ask to block on a page fault.
+    pub block_on_fault: bool,
+    /// Operations that may be submitted.
+    pub ops: OpSet,
+    /// GENCAP: capabilities of the device.
+    pub gen_cap: u64,
+    /// 0x100, 0x200, …
+    pub version: u32,
+    /// DSA engines in the queue's group: with one, descriptors of a kind complete in order.
+    pub engines: u32,
+    /// The device's NUMA node, where it has one.
+    pub numa_node: Option<u32>,
+}
+
+/// Bits of GENCAP (section 9.2.4).
+pub mod gen_cap {
+    /// Block on fault is supported.
+    pub const BLOCK_ON_FAULT: u64 = 1 << 0;
+    /// A memory move may overlap itself.
+    pub const OVERLAP: u64 = 1 << 1;
+    /// Cache control for the destination is supported.
+    pub const CACHE_CONTROL_MEMORY: u64 = 1 << 2;
+    /// Cache control of the cache flush operation is supported.
+    pub const CACHE_CONTROL_FLUSH: u64 = 1 << 3;
+    /// Destination readback is supported.
+    pub const DESTINATION_READBACK: u64 = 1 << 8;
+    /// Readback addresses of a drain are supported.
+    pub const DRAIN_READBACK: u64 = 1 << 9;
+    /// A batch may be continued after a fault on its descriptor list.
+    pub const BATCH_CONTINUATION: u64 = 1 << 15;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_bits() {
+        let ops = OpSet::default().with(Opcode::CacheFlush).with(Opcode::Noop);
+        assert_eq!(ops.0, [0x1_0000_0001, 0, 0, 0]);
+        assert!(ops.contains(Opcode::CacheFlush) && !ops.contains(Opcode::MemoryMove));
+        assert!(ops.is_subset(&ops) && !ops.is_subset(&ops.without(Opcode::Noop)));
+        assert!(format!("{ops:?}").ends_with("0000000100000001"));
+    }
+}
