@@ -8,9 +8,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Result, bail};
-use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Device, Mode, Mover};
+use anyhow::{Context, Result, bail};
+use offcore_dma::{Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
@@ -18,21 +17,22 @@ use offcore_port::vhost::{rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
 use offcore_ring::split::Layout;
 use offcore_stats::page::Block;
-use offcore_stats::{StageClock, tsc};
+use offcore_stats::stage::Group;
+use offcore_stats::{Stage, StageClock, tsc};
 use offcore_vhost::features::{NET_MRG_RXBUF, RING_INDIRECT_DESC, VERSION_1};
 use offcore_vhost::{Binding, VringCell, VringConfig};
 
+use crate::copier::Engine;
 use crate::guest::{Guest, PEER_MAC, PORT_MAC, Seen, memory_len};
 use crate::lockstep::OtherCore;
-use crate::sample::Spread;
 use crate::temperature::Temperature;
 
 /// Packets in a burst.
 pub const BURST: usize = 32;
 /// Size of both virtqueues.
 pub const RING: u16 = 1024;
-/// Operations that a channel holds.
-const CHANNEL: usize = 1024;
+/// How often the engine is run for one window, at most.
+const MOST_WAITS: usize = 64;
 /// Where the device sees the guest's memory.
 const GUEST_ADDRESS: u64 = 0x1_0000_0000;
 /// Bytes kept for the two virtqueues.
@@ -81,33 +81,6 @@ fn one_region(mapping: Mapping) -> Result<Arc<GuestMemory>> {
     Ok(Arc::new(GuestMemory::new(vec![region])?))
 }
 
-/// Who makes the copies of a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copier {
-    /// The core.
-    Core,
-    /// A helper core, its loop body stepped by the other core between the timed parts.
-    Helper,
-}
-
-impl Copier {
-    /// The mode's name in JSON.
-    pub const fn mode(self) -> &'static str {
-        match self {
-            Self::Core => "cpu",
-            Self::Helper => "offload",
-        }
-    }
-
-    /// The engine's name in JSON.
-    pub const fn engine(self) -> &'static str {
-        match self {
-            Self::Core => "cpu",
-            Self::Helper => "core:1",
-        }
-    }
-}
-
 /// One thing to be measured: a guest and the worker that forwards for it.
 #[derive(Debug)]
 pub struct Lane {
@@ -118,41 +91,15 @@ pub struct Lane {
     temperature: Temperature,
 }
 
-#[derive(Debug)]
-struct Engine {
-    stepper: Stepper,
-    /// TSC ticks a copy, of each run: the median does not notice when the engine's core was taken away for a while.
-    samples: Vec<f64>,
-}
-
-impl Engine {
-    /// Runs the engine until it has nothing to do.
-    fn run(&mut self) {
-        let (mut copies, mut ticks) = (0, 0);
-        loop {
-            let start = tsc::now();
-            let done = self.stepper.step();
-            if done == 0 {
-                break;
-            }
-            ticks += tsc::now() - start;
-            copies += done;
-        }
-        if copies > 0 {
-            self.samples.push(ticks as f64 / copies as f64);
-        }
-    }
-}
-
 impl Lane {
-    /// A lane for frames of `frame` bytes, FCS included.
+    /// A lane for frames of `frame` bytes, FCS included, whose virtqueues are bound to `engine`'s channel in `mode`.
     ///
     /// # Errors
-    /// When memory or the engine cannot be had.
+    /// When memory cannot be had, or the engine's channel is taken already.
     pub fn new(
         temperature: Temperature,
         frame: usize,
-        copier: Copier,
+        (mode, mut engine): (Mode, Option<Engine>),
         pool: &'static Pool,
         hugepages: Hugepages,
     ) -> Result<Self> {
@@ -162,14 +109,10 @@ impl Lane {
         let (rx_ring, tx_ring) = side.rings(&device)?;
         let cells = [Arc::new(VringCell::new(0)), Arc::new(VringCell::new(1))];
         let mut mover = Mover::new();
-        let (mode, engine) = match copier {
-            Copier::Core => (Mode::Cpu, None),
-            Copier::Helper => {
-                let (device, stepper) = CoreDevice::stepped();
-                mover.add_channel(device.open_channel(CHANNEL)?);
-                (Mode::Offload, Some(Arc::new(Mutex::new(Engine { stepper, samples: Vec::new() }))))
-            }
-        };
+        if let Some(engine) = &mut engine {
+            let channel = engine.take_channel().context("the engine's channel belongs to another lane")?;
+            mover.add_channel(channel);
+        }
         let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
         for (cell, layout) in cells.iter().zip([rx_ring, tx_ring]) {
             let vring = VringConfig {
@@ -182,7 +125,7 @@ impl Lane {
             };
             cell.publish(|wanted| {
                 wanted.vring = Some(Arc::new(vring));
-                wanted.binding = Binding { mode, channels: channels.clone() };
+                wanted.binding = Binding::new(mode, channels.clone());
             });
         }
         let stream = Stream {
@@ -202,6 +145,7 @@ impl Lane {
             mover_stats: Block::private(&MOVER_COUNTERS),
             channel_stats: Vec::new(),
         };
+        let engine = engine.map(|engine| Arc::new(Mutex::new(engine)));
         Ok(Self { guest: Arc::new(Mutex::new(guest)), worker, cells, engine, temperature })
     }
 
@@ -212,8 +156,7 @@ impl Lane {
 
     /// Nanoseconds that the engine took for a copy; `None` without one.
     pub fn engine_ns_per_copy(&self) -> Option<f64> {
-        let engine = lock(self.engine.as_ref()?);
-        Some(Spread::of(&engine.samples).median * 1e9 / tsc::hz() as f64)
+        Some(lock(self.engine.as_ref()?).ns_per_copy())
     }
 
     /// Application work per packet from now on, in nanoseconds.
@@ -238,21 +181,27 @@ impl Lane {
     pub fn turn(&mut self, other: &OtherCore) -> Result<f64> {
         let window = self.temperature.window();
         self.on_guest(other, move |guest| guest.transmit(window))?;
-        let mut ticks = self.rounds(window / BURST);
-        if self.engine.is_some() {
+        let bursts = window / BURST;
+        let mut ticks = self.rounds(bursts);
+        // In mode `auto` the core may have made all copies: then there is nothing to wait for.
+        if self.in_flight() > 0 {
             self.run_engine(other)?;
-            ticks += self.rounds(window / BURST);
-            self.run_engine(other)?;
-            let start = tsc::now();
-            let mut rounds = 0;
-            while self.cells[0].in_flight() > 0 {
-                self.worker.round();
-                rounds += 1;
-                if rounds > window {
-                    bail!("{} packets were not published after {rounds} rounds", self.cells[0].in_flight());
-                }
+            if self.cells[1].in_flight() > 0 {
+                ticks += self.rounds(bursts);
+                self.run_engine(other)?;
             }
-            ticks += tsc::now() - start;
+            // An engine whose queue is shorter than the window gets the rest as it makes room: then there is more to
+            // wait for.
+            for _ in 0..MOST_WAITS {
+                ticks += self.publish(bursts + 2);
+                if self.in_flight() == 0 {
+                    break;
+                }
+                self.run_engine(other)?;
+            }
+            if self.in_flight() > 0 {
+                bail!("{} packets are not published, and the engine has nothing to do", self.in_flight());
+            }
         }
         self.on_guest(other, move |guest| {
             guest.collect()?;
@@ -262,6 +211,53 @@ impl Lane {
             }
         })?;
         Ok(ticks as f64 / window as f64)
+    }
+
+    /// The shares of the core's cycles that switching, virtqueues and copies take (Figure 3 of the vhost guide), by the
+    /// stage clock over `turns` windows.
+    ///
+    /// # Errors
+    /// As for [`Lane::turn`].
+    pub fn breakdown(&mut self, other: &OtherCore, turns: usize) -> Result<[f64; 3]> {
+        let before = self.groups();
+        for turn in 0..turns {
+            self.turn(other)?;
+            // One round in 64 is sampled. An empty one now and then, and it is not the same of every turn.
+            if turn % 3 == 0 {
+                self.worker.round();
+            }
+        }
+        let mut shares = self.groups();
+        for (share, before) in shares.iter_mut().zip(before) {
+            *share -= before;
+        }
+        let all: f64 = shares.iter().sum();
+        Ok(shares.map(|ticks| if all > 0.0 { ticks / all } else { 0.0 }))
+    }
+
+    /// Ticks charged to each group so far.
+    fn groups(&self) -> [f64; 3] {
+        Group::ALL.map(|group| {
+            let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
+            stages.map(|stage| self.worker.clock.ticks(stage) as f64).sum()
+        })
+    }
+
+    /// Packets of either direction that wait for their copies.
+    fn in_flight(&self) -> u64 {
+        self.cells.iter().map(|cell| cell.in_flight()).sum()
+    }
+
+    /// At most so many rounds, until nothing is in flight.
+    fn publish(&mut self, rounds: usize) -> u64 {
+        let start = tsc::now();
+        for _ in 0..rounds {
+            if self.in_flight() == 0 {
+                break;
+            }
+            self.worker.round();
+        }
+        tsc::now() - start
     }
 
     fn rounds(&mut self, rounds: usize) -> u64 {

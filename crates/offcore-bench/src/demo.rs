@@ -6,7 +6,7 @@ use anyhow::Result;
 use offcore_mem::Hugepages;
 use serde::Serialize;
 
-use crate::core_cost::Copier;
+use crate::copier::Setup;
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::temperature::Temperature;
@@ -74,7 +74,8 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
     let measure = vhost::Options {
         frames: FRAMES.to_vec(),
         temperatures: vec![Temperature::Remote],
-        copiers: vec![Copier::Core, Copier::Helper],
+        setups: vec![Setup::CPU, Setup::HELPER],
+        breakdown: false,
         dpdk_lib: false,
         blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },
         patience: Some(PATIENCE),

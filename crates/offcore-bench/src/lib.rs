@@ -1,12 +1,16 @@
 //! The published tables, re-measured beside peers.
 
+pub mod copier;
 pub mod core_cost;
 pub mod demo;
+pub mod dma;
 pub mod end_to_end;
 pub mod guest;
 pub mod lockstep;
+pub mod model;
 pub mod peer;
 pub mod plot;
+pub mod predict;
 pub mod progress;
 pub mod row;
 pub mod sample;

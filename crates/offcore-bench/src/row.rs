@@ -7,15 +7,15 @@ use crate::sample::Spread;
 /// A row. Field names are the interface: scripts read them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// The subcommand: `vhost`.
+    /// The subcommand: `vhost`, `dma`, `model`, or `predict`.
     pub bench: &'static str,
     /// What was done: `loop`, `submit_reap`, …
     pub case: String,
-    /// `core-cost` or `end-to-end`.
+    /// `core-cost`, `end-to-end` or `virtual-clock`.
     pub arrangement: &'static str,
     /// Frame length in bytes, the 4-byte FCS included.
     pub frame: usize,
-    /// `cpu` or `offload`.
+    /// `cpu`, `offload` or `auto`.
     pub mode: String,
     /// `cpu`, `core:1`, …
     pub engine: String,
@@ -58,11 +58,37 @@ pub struct Row {
     /// Latency percentiles, where measured.
     pub p50_ns: Option<f64>,
     /// As above.
+    pub p90_ns: Option<f64>,
+    /// As above.
     pub p99_ns: Option<f64>,
     /// The guide's figure.
     pub published: Option<f64>,
     /// Its unit, and on what it was measured.
     pub published_unit: Option<&'static str>,
+    /// Gigabytes a second that whoever copies moved, by its own clock: the TSC, or a model's virtual one.
+    pub gigabytes_per_s: Option<f64>,
+    /// `lock`, `swq` or `bound`: how workers share a channel.
+    pub sharing: Option<&'static str>,
+    /// Workers that submit at the same time.
+    pub workers: Option<usize>,
+    /// TSC ticks a copy for handing it over.
+    pub submit_cycles: Option<f64>,
+    /// TSC ticks a copy for learning that it is done.
+    pub reap_cycles: Option<f64>,
+    /// Model: the highest published figure; equal to `published` unless it is a range, null for a lower bound.
+    pub published_high: Option<f64>,
+    /// Model: whether the published figure is a lower bound.
+    pub at_least: Option<bool>,
+    /// Model: who published the figure, and what the model was given where that is left open.
+    pub source: Option<&'static str>,
+    /// Model: `fitted`, `taken` (a parameter is this figure) or `judged`.
+    pub role: Option<&'static str>,
+    /// Model: nanoseconds of the source's own software in what the model says.
+    pub software_ns: Option<f64>,
+    /// Model: how far it is off, as a share of the published figure; 0 inside a range or above a bound.
+    pub error: Option<f64>,
+    /// Model: whether that is close enough.
+    pub pass: Option<bool>,
     /// The peer beside which this was measured.
     pub peer: Option<String>,
     /// The peer's median, in the row's unit.
@@ -71,6 +97,20 @@ pub struct Row {
     pub peer_ratio: Option<f64>,
     /// Lower bound of the ratio by bootstrap.
     pub peer_ratio_lower: Option<f64>,
+    /// `auto`: its speed over `cpu`'s, which alternated with it; above 1 is faster.
+    pub auto_over_cpu: Option<f64>,
+    /// `auto`: its speed over `offload`'s on the same engine.
+    pub auto_over_offload: Option<f64>,
+    /// `auto`: its speed over that of whichever of the two is faster here.
+    pub auto_over_better: Option<f64>,
+    /// Lower bound of that ratio by bootstrap.
+    pub auto_over_better_lower: Option<f64>,
+    /// Share of the core's cycles that switching takes (Figure 3 of the vhost guide): headers and forwarding.
+    pub share_switching: Option<f64>,
+    /// Share of descriptors: fetching available ones, writing used ones.
+    pub share_virtqueue: Option<f64>,
+    /// Share of copying, or of handing copies over and learning of their end.
+    pub share_copy: Option<f64>,
     /// Packets received.
     pub received: u64,
     /// Packets whose content and order were checked.

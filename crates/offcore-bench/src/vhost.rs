@@ -8,21 +8,24 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "dpdk")]
 use anyhow::Context;
 use anyhow::Result;
+use offcore_dma::Mode;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::tsc;
 
-use crate::core_cost::{BURST, Copier, Lane};
+use crate::copier::{Copier, Setup};
+use crate::core_cost::{BURST, Lane};
 use crate::lockstep::OtherCore;
+use crate::predict::DeviceRate;
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{ClockCheck, Spread, paired_ratio};
+use crate::sample::{ClockCheck, Ratio, Spread, paired_ratio};
 use crate::temperature::Temperature;
 
 /// Frame lengths of the published table, FCS included.
 pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 
 /// The guide's Table 8 in million packets a second: frame, core copies, DSA copies.
-const PUBLISHED: [(usize, f64, f64); 7] = [
+pub(crate) const PUBLISHED: [(usize, f64, f64); 7] = [
     (64, 7.19, 4.59),
     (128, 7.02, 4.64),
     (256, 6.44, 4.65),
@@ -35,6 +38,8 @@ const PUBLISHED: [(usize, f64, f64); 7] = [
 pub(crate) const COPIES: f64 = 2.0;
 /// Turns of each lane that are not counted.
 const WARM_UP: usize = 4;
+/// Windows over which Figure 3's shares are taken.
+const BREAKDOWN: usize = 192;
 /// Blocks that a cell has in any case.
 const FEWEST: usize = 10;
 
@@ -45,8 +50,10 @@ pub struct Options {
     pub frames: Vec<usize>,
     /// How warm the data is.
     pub temperatures: Vec<Temperature>,
-    /// Who copies.
-    pub copiers: Vec<Copier>,
+    /// Who copies: what is measured alternately.
+    pub setups: Vec<Setup>,
+    /// Whether the shares of Figure 3 are measured, too.
+    pub breakdown: bool,
     /// Whether librte_vhost is measured beside.
     pub dpdk_lib: bool,
     /// A B B A blocks per cell.
@@ -74,7 +81,7 @@ struct Samples {
 }
 
 enum Subject {
-    Ours(Copier, Box<Lane>),
+    Ours(Setup, Box<Lane>),
     #[cfg(feature = "dpdk")]
     DpdkLib(Box<crate::peer::lane::PeerLane>),
 }
@@ -116,7 +123,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let blocks =
                 if temperature == Temperature::Cold { options.blocks.div_ceil(2) } else { options.blocks };
             cell.measure(blocks, options.patience, &other, &mut clock, progress)?;
-            for row in cell.rows(temperature, frame)? {
+            for row in cell.rows(temperature, frame, options.breakdown.then_some(&other))? {
                 emit(row);
             }
         }
@@ -136,9 +143,9 @@ impl Cell {
     ) -> Result<Self> {
         let on = |hugepages| -> Result<Self> {
             let mut cell = Self { lanes: Vec::new(), rejected: 0 };
-            for &copier in &options.copiers {
-                let lane = Lane::new(temperature, frame, copier, pool, hugepages)?;
-                cell.lanes.push((Subject::Ours(copier, Box::new(lane)), Samples::default()));
+            for &setup in &options.setups {
+                let lane = Lane::new(temperature, frame, (setup.mode, setup.open()?), pool, hugepages)?;
+                cell.lanes.push((Subject::Ours(setup, Box::new(lane)), Samples::default()));
             }
             peers.add_lane(&mut cell, temperature, frame, hugepages)?;
             Ok(cell)
@@ -199,11 +206,34 @@ impl Cell {
         self.lanes.iter().find_map(|(subject, samples)| Some((subject.peer_name()?, samples)))
     }
 
-    fn rows(&mut self, temperature: Temperature, frame: usize) -> Result<Vec<Row>> {
+    /// The blocks of our lane in `mode` over the engine of `like`; the core's has no engine.
+    fn ours(&self, mode: Mode, like: Copier) -> Option<Vec<f64>> {
+        let copier = if mode == Mode::Cpu { Copier::Core } else { like };
+        self.lanes.iter().find_map(|(subject, samples)| match subject {
+            Subject::Ours(setup, _) if *setup == (Setup { mode, copier }) => Some(samples.blocks.clone()),
+            _ => None,
+        })
+    }
+
+    /// The rows of all lanes; with the other core, Figure 3's shares are measured for them.
+    fn rows(
+        &mut self,
+        temperature: Temperature,
+        frame: usize,
+        breakdown: Option<&OtherCore>,
+    ) -> Result<Vec<Row>> {
         let hz = tsc::hz();
+        let against = self.lanes.iter().map(|(subject, samples)| match subject {
+            Subject::Ours(Setup { mode: Mode::Auto, copier }, _) => {
+                let (cpu, offload) = (self.ours(Mode::Cpu, *copier), self.ours(Mode::Offload, *copier));
+                Against::new(&samples.blocks, cpu, offload)
+            }
+            _ => Against::default(),
+        });
+        let against: Vec<_> = against.collect();
         let peer = self.peer().map(|(name, samples)| (name, samples.blocks.clone()));
         let mut rows = Vec::new();
-        for (subject, samples) in &mut self.lanes {
+        for ((subject, samples), against) in self.lanes.iter_mut().zip(against) {
             let mut row = Row {
                 bench: "vhost",
                 case: "loop".into(),
@@ -218,17 +248,28 @@ impl Cell {
             };
             row.set_cycles(Spread::of(&samples.blocks), hz);
             match subject {
-                Subject::Ours(copier, lane) => {
+                Subject::Ours(setup, lane) => {
                     let seen = lane.seen();
                     (row.received, row.verified, row.lost) =
                         (seen.received, seen.verified, seen.sent - seen.received);
                     row.empty_poll_cycles = Some(lane.empty_poll());
-                    (row.mode, row.engine) = (copier.mode().into(), copier.engine().into());
-                    row.published = published(frame, *copier);
+                    (row.mode, row.engine) = (setup.mode.to_string(), setup.copier.name().into());
+                    row.simulated = setup.copier.simulated();
+                    row.published = published(frame, setup.mode);
                     row.published_unit =
                         row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
-                    if let Some(ns) = lane.engine_ns_per_copy() {
+                    let engine_ns = match setup.copier.simulated() {
+                        // Windows are too short to keep a device busy: it is asked for what it does when it is.
+                        true => Some(1e3 / DeviceRate::of(frame, (1, 1, 4))?.mcopies),
+                        false => lane.engine_ns_per_copy(),
+                    };
+                    if let Some(ns) = engine_ns {
                         row.set_engine(ns, COPIES);
+                    }
+                    if let Some(other) = breakdown {
+                        let [switching, virtqueue, copy] = lane.breakdown(other, BREAKDOWN)?;
+                        (row.share_switching, row.share_virtqueue) = (Some(switching), Some(virtqueue));
+                        row.share_copy = Some(copy);
                     }
                     if let Some((name, theirs)) = &peer {
                         let pairs: Vec<_> =
@@ -248,15 +289,50 @@ impl Cell {
                     (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
                 }
             }
+            against.enter(&mut row);
             rows.push(row);
         }
         Ok(rows)
     }
 }
 
-fn published(frame: usize, copier: Copier) -> Option<f64> {
+/// The guide's figure. It has none for `auto`, which would have followed the better of the two.
+fn published(frame: usize, mode: Mode) -> Option<f64> {
     let (_, core, dsa) = PUBLISHED.into_iter().find(|(f, ..)| *f == frame)?;
-    Some(if copier == Copier::Core { core } else { dsa })
+    Some(match mode {
+        Mode::Cpu => core,
+        Mode::Offload => dsa,
+        Mode::Auto => return None,
+    })
+}
+
+/// `auto` against the modes that alternated with it: ratios of speed.
+#[derive(Clone, Copy, Default)]
+struct Against {
+    cpu: Option<Ratio>,
+    offload: Option<Ratio>,
+    better: Option<Ratio>,
+}
+
+impl Against {
+    fn new(auto: &[f64], cpu: Option<Vec<f64>>, offload: Option<Vec<f64>>) -> Self {
+        let ratio = |theirs: &Option<Vec<f64>>| {
+            let pairs: Vec<_> = theirs.iter().flatten().copied().zip(auto.iter().copied()).collect();
+            paired_ratio(&pairs)
+        };
+        let (over_cpu, over_offload) = (ratio(&cpu), ratio(&offload));
+        // The better one is the one that `auto` is less far ahead of.
+        let better =
+            [over_cpu, over_offload].into_iter().flatten().min_by(|a, b| a.median.total_cmp(&b.median));
+        Self { cpu: over_cpu, offload: over_offload, better }
+    }
+
+    fn enter(self, row: &mut Row) {
+        row.auto_over_cpu = self.cpu.map(|ratio| ratio.median);
+        row.auto_over_offload = self.offload.map(|ratio| ratio.median);
+        row.auto_over_better = self.better.map(|ratio| ratio.median);
+        row.auto_over_better_lower = self.better.map(|ratio| ratio.lower);
+    }
 }
 
 /// What a peer needs once per process.

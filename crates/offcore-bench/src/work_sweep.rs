@@ -7,7 +7,8 @@ use anyhow::Result;
 use offcore_mem::Pool;
 use offcore_stats::tsc;
 
-use crate::core_cost::{BURST, Copier, Lane};
+use crate::copier::Setup;
+use crate::core_cost::{BURST, Lane};
 use crate::lockstep::OtherCore;
 use crate::progress::Progress;
 use crate::row::Row;
@@ -20,7 +21,7 @@ pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];
 /// Turns that are not counted.
 const WARM_UP: usize = 4;
 
-/// Measures every combination of `options`' frames and copiers over [`WORK_NS`], remote data.
+/// Measures every combination of `options`' frames and set-ups over [`WORK_NS`], remote data.
 ///
 /// # Errors
 /// When something cannot be set up, or a packet is lost or changed.
@@ -29,10 +30,11 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     let other = OtherCore::start(options.other_lcore)?;
     let pool = Pool::new(8192, 2048, options.hugepages)?;
     let turns = options.blocks.div_ceil(4).max(8);
-    progress.begin(options.frames.len() * options.copiers.len() * WORK_NS.len());
+    progress.begin(options.frames.len() * options.setups.len() * WORK_NS.len());
     for &frame in &options.frames {
-        for &copier in &options.copiers {
-            let mut lane = Lane::new(Temperature::Remote, frame, copier, pool, options.hugepages)?;
+        for &setup in &options.setups {
+            let mut lane =
+                Lane::new(Temperature::Remote, frame, (setup.mode, setup.open()?), pool, options.hugepages)?;
             for work_ns in WORK_NS {
                 progress.say(&format!("{frame} B, {work_ns} ns of work"));
                 lane.set_work(work_ns);
@@ -40,7 +42,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
                     lane.turn(&other)?;
                 }
                 let samples = (0..turns).map(|_| lane.turn(&other)).collect::<Result<Vec<_>>>()?;
-                emit(row(&mut lane, copier, frame, work_ns, &samples));
+                emit(row(&mut lane, setup, frame, work_ns, &samples));
                 progress.step();
             }
         }
@@ -49,15 +51,16 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-fn row(lane: &mut Lane, copier: Copier, frame: usize, work_ns: u64, samples: &[f64]) -> Row {
+fn row(lane: &mut Lane, setup: Setup, frame: usize, work_ns: u64, samples: &[f64]) -> Row {
     let seen = lane.seen();
     let mut row = Row {
         bench: "vhost",
         case: "work".into(),
         arrangement: "core-cost",
         frame,
-        mode: copier.mode().into(),
-        engine: copier.engine().into(),
+        mode: setup.mode.to_string(),
+        engine: setup.copier.name().into(),
+        simulated: setup.copier.simulated(),
         ring: "split",
         burst: BURST,
         temperature: Temperature::Remote.name().into(),

@@ -221,6 +221,11 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// What the command line calls it.
     fn name(&self) -> &str;
 
+    /// Channels that can be open at a time; more workers than that have to share one by a lock.
+    fn max_channels(&self) -> usize {
+        usize::MAX
+    }
+
     /// A new channel for one worker, with room for `ring_size` operations (a power of two).
     ///
     /// # Errors

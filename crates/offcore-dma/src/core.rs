@@ -87,6 +87,10 @@ impl Device for CoreDevice {
         &self.engine.shared.name
     }
 
+    fn max_channels(&self) -> usize {
+        MAX_CHANNELS
+    }
+
     fn open_channel(&self, ring_size: usize) -> Result<Box<dyn Channel>, EngineError> {
         Ok(Box::new(CoreChannel::open(&self.engine, ring_size)?))
     }

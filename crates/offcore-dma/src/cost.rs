@@ -48,7 +48,7 @@ impl SubmitReap {
     pub fn submit(&mut self) -> u64 {
         let start = tsc::now();
         let mut cache = RegionCache::empty();
-        let plan = self.mover.plan(self.queue);
+        let mut plan = self.mover.plan(self.queue);
         let ring = self.mover.ring(self.queue);
         self.list.clear();
         for i in 0..BURST as u64 {
@@ -56,8 +56,9 @@ impl SubmitReap {
             let dst = self.memory.translate((BURST as u64 + i) * STRIDE, self.len, &mut cache);
             if let (Some(src), Some(dst)) = (src, dst) {
                 let token = self.queue.token(ring.next_slot());
-                ring.push(plan.outstanding(1));
-                self.list.push(Copy { src: src.as_ptr(), dst: dst.as_ptr(), len: self.len, token });
+                let copy = Copy { src: src.as_ptr(), dst: dst.as_ptr(), len: self.len, token };
+                ring.push(plan.outstanding(std::slice::from_ref(&copy)));
+                self.list.push(copy);
             }
         }
         self.memory.acquire(self.list.len());

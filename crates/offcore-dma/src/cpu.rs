@@ -2,15 +2,20 @@
 //!
 //! It knows every address of a burst before the first byte moves, so it asks for the lines of later packets, the
 //! source's to be read and the destination's to be written, while it copies earlier ones: a loop of plain copies waits
-//! for each packet's lines in turn. Only packets that are already in the core's own caches are copied faster without;
-//! a [`Copier`] notices.
+//! for each packet's lines in turn. Packets that are already in the core's own caches are copied faster without, and
+//! some destinations are better not brought into the caches at all; a [`Copier`] finds out which.
 
 mod channel;
+mod choice;
 mod kernel;
+mod routine;
+mod stream;
 
 pub use channel::{CpuChannel, CpuDevice};
-
+use choice::{Choice, Size};
 use offcore_stats::tsc;
+use routine::{Burst, Cpu};
+pub use routine::{Routine, Width};
 
 use crate::channel::{Copy, Fill};
 
@@ -22,34 +27,42 @@ use crate::channel::{Copy, Fill};
 #[inline(always)]
 pub unsafe fn copy_burst(ops: &[Copy]) {
     // SAFETY: the caller's promises; the loop is one whose instructions this CPU has.
-    unsafe { (kernel::kernel().ahead)(ops) }
+    unsafe { (Cpu::this().ahead)(ops) }
 }
 
-/// Makes the copies of one queue, and fetches ahead as long as that pays.
+/// Makes the copies of one queue, by the routine that has been best for it of late.
 ///
-/// One burst in 16 is timed. When it took hardly more than copying within the core's own caches takes, the next ones are
-/// made without fetching ahead, which saves up to a fifth of their time; as soon as one takes longer, lines are asked
-/// for again.
+/// One burst in 16 is timed, and about one in 256 is copied by another routine, to see whether that is better by now
+/// (the table in `cpu/choice.rs` says what is tried for which size). A change of temperature is noticed by the times,
+/// and followed within some tens of bursts.
 #[derive(Debug)]
 pub struct Copier {
     until_timed: u32,
-    hot: bool,
+    /// The present routine's loop.
+    burst: Burst,
+    /// The size of the burst that was timed last.
+    size: Size,
+    small: Choice,
+    large: Choice,
 }
 
 impl Default for Copier {
     fn default() -> Self {
-        Self { until_timed: 1, hot: false }
+        let Cpu { ahead, has_direct, .. } = *Cpu::this();
+        Self {
+            until_timed: 1,
+            burst: ahead,
+            size: Size::Small,
+            small: Choice::new(Size::Small, has_direct),
+            large: Choice::new(Size::Large, has_direct),
+        }
     }
 }
 
 impl Copier {
-    /// Bursts from one that is timed to the next.
-    const TIMED: u32 = 16;
-    /// Below this many bytes a copy, fetching ahead costs nothing even when all is hot.
-    const WORTH_TIMING: u64 = 384;
-    /// How many times slower than within the core's own caches a copy may be and still count as hot. (Fetching ahead for
-    /// nothing is up to 1.25 times slower; remote and cold data are three times slower and more.)
-    const HOT: f64 = 1.8;
+    /// Lines and copies together, from which on a burst takes so long, some hundred ticks, that reading the clock does
+    /// not blur it.
+    const WORTH_TIMING: u64 = 32;
 
     /// Makes every copy of the list, in order.
     ///
@@ -62,22 +75,41 @@ impl Copier {
             // SAFETY: the caller's promises.
             return unsafe { self.copy_timed(ops) };
         }
-        let kernel = kernel::kernel();
-        // SAFETY: the caller's promises; both loops' instructions are ones this CPU has.
-        unsafe { (if self.hot { kernel.plain } else { kernel.ahead })(ops) }
+        // SAFETY: the caller's promises; the loop is one whose instructions this CPU has.
+        unsafe { (self.burst)(ops) }
+    }
+
+    /// The routine that makes the copies at present.
+    pub fn routine(&self) -> Routine {
+        Routine::of(match self.size {
+            Size::Small => self.small.present(),
+            Size::Large => self.large.present(),
+        })
     }
 
     #[cold]
     unsafe fn copy_timed(&mut self, ops: &[Copy]) {
-        self.until_timed = Self::TIMED;
-        let kernel = kernel::kernel();
         let bytes: u64 = ops.iter().map(|op| u64::from(op.len)).sum();
+        let amount = bytes / 64 + ops.len() as u64;
+        if amount < Self::WORTH_TIMING {
+            self.until_timed = Choice::TIMED;
+            // SAFETY: as in `copy_burst`.
+            return unsafe { (self.burst)(ops) };
+        }
+        let size = Size::of(bytes, ops.len());
+        let (choice, other) = match size {
+            Size::Small => (&mut self.small, &mut self.large),
+            Size::Large => (&mut self.large, &mut self.small),
+        };
+        other.abandon();
+        let burst = Routine::of(choice.timed()).burst();
         let start = tsc::now();
-        // SAFETY: as in `copy_burst`.
-        unsafe { (if self.hot { kernel.plain } else { kernel.ahead })(ops) }
-        let ticks = (tsc::now() - start) as f64;
-        self.hot = bytes >= Self::WORTH_TIMING * ops.len() as u64
-            && ticks < Self::HOT * kernel.hot_ticks * (bytes / 64) as f64;
+        // SAFETY: the caller's promises; only routines that this CPU has are candidates.
+        unsafe { burst(ops) };
+        let ticks = tsc::now() - start;
+        self.until_timed = choice.record(ticks as f64 / amount as f64);
+        self.burst = Routine::of(choice.present()).burst();
+        self.size = size;
     }
 }
 

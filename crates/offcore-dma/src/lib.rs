@@ -6,6 +6,7 @@
 //! * [`cpu`]: the core itself, fetching ahead across the whole list,
 //! * [`core`]: a helper thread on another lcore,
 //! * [`mover`]: chooses who copies, keeps the order of every queue, and finishes what an engine could not,
+//! * [`share`]: one channel for several workers, by a lock,
 //! * [`reorder`]: the ring that keeps that order,
 //! * [`cost`]: what submitting and reaping costs, for the benchmark,
 //! * [`fault`]: an engine that misbehaves on purpose, for tests,
@@ -19,6 +20,7 @@ pub mod cpu;
 pub mod fault;
 pub mod mover;
 pub mod reorder;
+pub mod share;
 
 pub use channel::{Channel, Completions, Copy, Device};
 pub use mover::{ChannelId, Mode, Mover, QueueId};

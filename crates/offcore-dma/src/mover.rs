@@ -8,17 +8,40 @@
 //! A copy that is not answered in time is *quarantined*: its packet is neither published nor freed while the channel is
 //! reset; only when the reset has proved the copy dead does the core make it.
 
+mod auto;
+mod health;
+mod mode;
+mod plan;
+mod policy;
+mod recovery;
+mod shares;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+pub use health::{FAILURES, FORGET_AFTER};
+pub use mode::Mode;
+pub use plan::Plan;
+pub use policy::{CLASSES, EXPLORE, HYSTERESIS};
+pub use stats::{ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
+
+use std::time::Duration;
+
 use arrayvec::ArrayVec;
 use offcore_stats::{Stage, StageClock, tsc};
 
-use crate::channel::{Channel, Completions, Copy, Failed, Operation, Reset, Token};
-use crate::cpu::{self, Copier};
+use crate::channel::{Channel, Completions, Copy, Operation, Token};
+use crate::cpu::Copier;
 use crate::reorder::ReorderRing;
+use health::{BackOff, Health};
+use policy::Policy;
 
 /// Channels that one queue can spread its load over, at most.
 pub const MAX_CHANNELS_PER_QUEUE: usize = 8;
-/// Polls between two looks for lost copies.
-const LOST_CHECK: u32 = 256;
+/// Collections of completions from one that is timed for `auto` to the next.
+const POLL_TIMED: u32 = 4;
+/// How long a channel that failed repeatedly is left alone before one burst tries it: at first, and at most.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(10));
 
 /// Names a queue of a mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,78 +64,12 @@ impl QueueId {
     pub fn token(self, slot: usize) -> Token {
         u32::from(self.0) << 16 | slot as u32
     }
-}
 
-/// Who copies for a queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// The core.
-    #[default]
-    Cpu,
-    /// The queue's channels; the core only when all of them are full or out of service, or too small for a packet.
-    Offload,
-}
-
-impl std::str::FromStr for Mode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "cpu" => Ok(Self::Cpu),
-            "offload" => Ok(Self::Offload),
-            _ => Err(format!("mode '{text}': expected cpu or offload")),
-        }
-    }
-}
-
-impl std::fmt::Display for Mode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Cpu => "cpu",
-            Self::Offload => "offload",
-        })
-    }
-}
-
-/// Who makes the next copies of a queue, and how many there is room for.
-#[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    channel: Option<ChannelId>,
-    /// Packets that fit the reorder ring.
-    pub packets: usize,
-    /// Copies that fit the channel.
-    pub copies: usize,
-}
-
-impl Plan {
-    /// Whether the core copies: then a packet has no outstanding copies once the list is submitted.
+    /// The position of the queue that a token belongs to.
     #[inline(always)]
-    pub fn by_core(&self) -> bool {
-        self.channel.is_none()
+    fn of(token: Token) -> usize {
+        token as usize >> 16
     }
-
-    /// How many outstanding copies a packet of `copies` is entered with.
-    #[inline(always)]
-    pub fn outstanding(&self, copies: usize) -> u16 {
-        if self.by_core() { 0 } else { copies as u16 }
-    }
-}
-
-/// What the mover itself counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MoverStats {
-    /// Copies made by the core because that was the plan.
-    pub core_copies: u64,
-    /// Bytes of those.
-    pub core_bytes: u64,
-    /// Copies that the core made or finished because a channel failed them.
-    pub fallbacks: u64,
-    /// Copies that the core made because no channel of the queue had room for the packet's, or was in service.
-    pub overflow: u64,
-    /// Channel resets because of copies that were not answered in time.
-    pub resets: u64,
-    /// Copies held in quarantine until a reset proved them dead.
-    pub quarantined: u64,
 }
 
 #[derive(Debug)]
@@ -122,6 +79,21 @@ struct Queue {
     channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
     turn: usize,
     copier: Copier,
+    policy: Policy,
+    /// TSC when the core had made the last list, if that was timed: what follows is the packets' return.
+    copied: Option<u64>,
+    weight: u16,
+    /// Copies in channels.
+    outstanding: usize,
+    /// Copies ever given to channels.
+    by_engine: u64,
+    /// Copies that may be in channels.
+    share: usize,
+    /// Whether it had work for its channels in the period before, and in this one.
+    active: bool,
+    worked: bool,
+    /// How often its guest's memory could not be reached.
+    faults: Health,
     /// The packet that was outstanding and the oldest when the queue was last looked at, and since when.
     watched: Option<(u32, u64)>,
 }
@@ -129,7 +101,9 @@ struct Queue {
 #[derive(Debug)]
 struct Slot {
     channel: Box<dyn Channel>,
+    ring_size: usize,
     resetting: bool,
+    health: Health,
 }
 
 /// Why a queue or channel cannot be changed.
@@ -158,7 +132,17 @@ pub struct Mover {
     stats: MoverStats,
     lost_after: u64,
     until_lost_check: u32,
+    until_idle_check: u32,
+    /// Queues in mode `auto`.
+    autos: usize,
+    /// One of them wants to try the other way.
+    explore_due: bool,
+    until_poll_timed: u32,
+    /// What reading the TSC twice takes.
+    timing: u64,
+    back_off: BackOff,
     quarantine: bool,
+    shares: bool,
 }
 
 impl Default for Mover {
@@ -176,9 +160,22 @@ impl Mover {
             completions: Box::default(),
             stats: MoverStats::default(),
             lost_after: tsc::hz(),
-            until_lost_check: LOST_CHECK,
+            until_lost_check: recovery::LOST_CHECK,
+            until_idle_check: shares::IDLE_AFTER,
+            autos: 0,
+            explore_due: false,
+            until_poll_timed: POLL_TIMED,
+            timing: (0..32).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or_default(),
+            back_off: BackOff { first: tsc::ticks(BACK_OFF.0), most: tsc::ticks(BACK_OFF.1) },
             quarantine: true,
+            shares: true,
         }
+    }
+
+    /// A channel that failed repeatedly is tried again after `first` ticks (TSC; 10 ms by default), and after twice as
+    /// many whenever that fails, up to `most` (10 s by default).
+    pub fn set_back_off(&mut self, first: u64, most: u64) {
+        self.back_off = BackOff { first, most: most.max(first) };
     }
 
     /// A copy that has not completed after `ticks` (TSC; one second by default) counts as lost.
@@ -190,7 +187,8 @@ impl Mover {
 
     /// Adds a channel.
     pub fn add_channel(&mut self, channel: Box<dyn Channel>) -> ChannelId {
-        self.channels.push(Some(Slot { channel, resetting: false }));
+        let ring_size = channel.info().ring_size;
+        self.channels.push(Some(Slot { channel, ring_size, resetting: false, health: Health::new() }));
         ChannelId(self.channels.len() as u16 - 1)
     }
 
@@ -228,6 +226,15 @@ impl Mover {
             channels: ArrayVec::new(),
             turn: 0,
             copier: Copier::default(),
+            policy: Policy::new(),
+            copied: None,
+            weight: 1,
+            outstanding: 0,
+            by_engine: 0,
+            share: 0,
+            active: false,
+            worked: false,
+            faults: Health::new(),
             watched: None,
         };
         if let Some(free) = self.queues.iter().position(Option::is_none) {
@@ -250,8 +257,16 @@ impl Mover {
         }
         let list = ArrayVec::try_from(channels).map_err(|_| MoverError::TooManyChannels(channels.len()))?;
         let queue = self.queue(queue);
-        (queue.mode, queue.channels) = (mode, list);
+        (queue.mode, queue.channels, queue.turn) = (mode, list, 0);
+        // What copies cost through other channels says nothing.
+        queue.policy = Policy::new();
+        self.count_autos();
+        self.share_out();
         Ok(())
+    }
+
+    fn count_autos(&mut self) {
+        self.autos = self.queues.iter().flatten().filter(|queue| queue.mode == Mode::Auto).count();
     }
 
     /// Gives a queue a reorder ring of another size.
@@ -277,6 +292,8 @@ impl Mover {
         match self.queue(queue).ring.in_flight() {
             0 => {
                 self.queues[usize::from(queue.0)] = None;
+                self.count_autos();
+                self.share_out();
                 Ok(())
             }
             n => Err(MoverError::InFlight(n)),
@@ -289,9 +306,40 @@ impl Mover {
         open.map(|(i, _)| QueueId(i as u16)).collect()
     }
 
+    /// The queue's weight among those that share a channel, 1 by default: while several have work for it, a queue may
+    /// have that part of the channel's ring in flight. 0 counts as 1.
+    pub fn set_weight(&mut self, queue: QueueId, weight: u16) {
+        self.queue(queue).weight = weight.max(1);
+        self.share_out();
+    }
+
+    /// What has been decided for a queue, and why.
+    pub fn decisions(&self, queue: QueueId) -> Decisions {
+        let Some(queue) = self.queues.get(usize::from(queue.0)).and_then(Option::as_ref) else {
+            return Decisions::default();
+        };
+        Decisions {
+            classes: std::array::from_fn(|class| queue.policy.decision(class)),
+            by_engine: queue.by_engine,
+            faults: queue.faults.failed,
+            fault_pauses: queue.faults.taken_out,
+        }
+    }
+
+    /// How a channel does; as new when the mover does not have it.
+    pub fn health(&self, channel: ChannelId) -> ChannelHealth {
+        let slot = self.channels.get(channel.index()).and_then(Option::as_ref);
+        slot.map(|slot| slot.health.report()).unwrap_or_default()
+    }
+
     /// What the mover counted.
     pub fn stats(&self) -> MoverStats {
-        self.stats
+        let slots = || self.channels.iter().flatten();
+        MoverStats {
+            channels_out: slots().filter(|slot| !slot.health.is_in()).count() as u64,
+            probes: slots().map(|slot| slot.health.probes).sum(),
+            ..self.stats
+        }
     }
 
     // ---- per burst ----
@@ -307,46 +355,6 @@ impl Mover {
         &mut self.queue(queue).ring
     }
 
-    /// Chooses who makes the queue's next copies. Call it anew for every list that is submitted.
-    #[inline(always)]
-    pub fn plan(&mut self, id: QueueId) -> Plan {
-        let queue = self.queue(id);
-        let packets = queue.ring.room();
-        if queue.mode == Mode::Cpu {
-            return Plan { channel: None, packets, copies: usize::MAX };
-        }
-        self.plan_offload(id, packets)
-    }
-
-    /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
-    /// room for in any channel.
-    #[cold]
-    pub fn plan_by_core(&mut self, id: QueueId) -> Plan {
-        Plan { channel: None, packets: self.ring(id).room(), copies: usize::MAX }
-    }
-
-    fn plan_offload(&mut self, id: QueueId, packets: usize) -> Plan {
-        let Self { queues, channels, .. } = self;
-        let Some(queue) = queues[usize::from(id.0)].as_mut() else {
-            return Plan { channel: None, packets, copies: usize::MAX };
-        };
-        let n = queue.channels.len();
-        let mut best = (0, None);
-        for i in 0..n {
-            let candidate = queue.channels[(queue.turn + i) % n];
-            let Some(slot) = channels[candidate.index()].as_ref() else { continue };
-            let room = if slot.resetting { 0 } else { slot.channel.room() };
-            if room > best.0 {
-                best = (room, Some(candidate));
-            }
-        }
-        queue.turn = queue.turn.wrapping_add(1);
-        match best {
-            (room, Some(channel)) => Plan { channel: Some(channel), packets, copies: room },
-            _ => Plan { channel: None, packets, copies: usize::MAX },
-        }
-    }
-
     /// Makes the copies of `list`, or hands them to the planned channel. Every packet named by the tokens has been
     /// entered in the queue's reorder ring with [`Plan::outstanding`] copies.
     ///
@@ -355,20 +363,26 @@ impl Mover {
     /// is ready in the reorder ring.
     #[inline(always)]
     pub unsafe fn submit(&mut self, queue: QueueId, plan: Plan, list: &[Copy], clock: &mut StageClock) {
+        if plan.auto {
+            // SAFETY: the caller's promises, passed on.
+            return unsafe { self.submit_auto(queue, plan, list, clock) };
+        }
         match plan.channel {
             None => {
+                if plan.hindered && !list.is_empty() {
+                    self.worked(queue);
+                }
                 let queue = self.queue(queue);
                 // SAFETY: the caller's promises cover the time of the call.
                 unsafe { queue.copier.copy_burst(list) };
-                let planned = queue.mode == Mode::Cpu;
                 self.stats.core_copies += list.len() as u64;
-                self.stats.core_bytes += list.iter().map(|c| u64::from(c.len)).sum::<u64>();
-                self.stats.overflow += if planned { 0 } else { list.len() as u64 };
+                self.stats.core_bytes += bytes(list);
+                self.stats.overflow += if plan.hindered { list.len() as u64 } else { 0 };
                 clock.lap(Stage::Copy);
             }
             Some(channel) => {
                 // SAFETY: the caller's promises, passed on.
-                unsafe { self.hand_over(channel, list) };
+                unsafe { self.hand_over(queue, channel, list) };
                 clock.lap(Stage::Submit);
             }
         }
@@ -377,9 +391,18 @@ impl Mover {
     /// # Safety
     /// As for [`Mover::submit`].
     #[inline]
-    unsafe fn hand_over(&mut self, id: ChannelId, list: &[Copy]) {
+    unsafe fn hand_over(&mut self, queue: QueueId, id: ChannelId, list: &[Copy]) {
+        if list.is_empty() {
+            return;
+        }
+        self.worked(queue);
+        let sender = self.queue(queue);
+        sender.outstanding += list.len();
+        sender.by_engine += list.len() as u64;
+        sender.faults.sent();
         let mut accepted = 0;
         if let Some(slot) = self.channels[id.index()].as_mut() {
+            slot.health.sent();
             // SAFETY: the caller keeps the memory until the packet is ready, which is after its token was reported or
             // its channel was reset.
             accepted = unsafe { slot.channel.copy(list) };
@@ -392,11 +415,34 @@ impl Mover {
         }
     }
 
+    /// Notes that a queue has work for its channels, whether they take it or not.
+    #[inline(always)]
+    fn worked(&mut self, id: QueueId) {
+        let queue = self.queue(id);
+        queue.worked = true;
+        if !queue.active {
+            self.activate(id);
+        }
+    }
+
+    #[cold]
+    fn activate(&mut self, queue: QueueId) {
+        self.queue(queue).active = true;
+        self.share_out();
+    }
+
     /// Collects what has completed on every channel and notes it in the reorder rings.
     #[inline]
     pub fn poll(&mut self, clock: &mut StageClock) {
         if self.channels.is_empty() {
             return;
+        }
+        self.until_idle_check -= 1;
+        if self.until_idle_check == 0 {
+            self.look_for_idle();
+        }
+        if self.explore_due {
+            self.explore();
         }
         let mut waiting = false;
         for index in 0..self.channels.len() {
@@ -407,7 +453,7 @@ impl Mover {
         }
         self.until_lost_check -= 1;
         if self.until_lost_check == 0 {
-            self.until_lost_check = LOST_CHECK;
+            self.until_lost_check = recovery::LOST_CHECK;
             self.look_for_lost();
         }
         clock.lap(Stage::Poll);
@@ -421,120 +467,63 @@ impl Mover {
         if slot.channel.in_flight() == 0 && !resetting {
             return false;
         }
-        self.collect(index);
+        let timed = self.autos > 0 && self.until_poll_timed <= 1;
+        self.collect(index, timed);
         if resetting {
             self.go_on_resetting(index);
         }
         true
     }
 
-    /// Notes what a channel reports; returns how many operations that were.
+    /// Notes what a channel reports, and with `timed` how long that took; returns how many operations that were.
     #[inline(always)]
-    fn collect(&mut self, index: usize) -> usize {
+    fn collect(&mut self, index: usize, timed: bool) -> usize {
+        let start = if timed { tsc::now() } else { 0 };
         let Self { queues, channels, completions, .. } = self;
         let Some(slot) = channels[index].as_mut() else { return 0 };
         completions.clear();
         slot.channel.poll(completions);
-        for &token in &completions.tokens {
-            if let Some(queue) = queues.get_mut(token as usize >> 16).and_then(Option::as_mut) {
-                queue.ring.complete(token as usize & 0xffff);
-            }
-        }
-        let reported = completions.tokens.len() + completions.failed.len();
-        if !completions.failed.is_empty() {
-            self.recover();
-        }
-        reported
-    }
-
-    /// The core finishes what failed.
-    #[cold]
-    fn recover(&mut self) {
-        let failed: ArrayVec<Failed, 16> = self.completions.failed.take();
-        for Failed { operation, done, .. } in failed {
-            // SAFETY: the operation was submitted through this mover, so its memory is valid until its packet is ready,
-            // which it is not before `redo` completes it; the engine has reported it, so it touches it no more.
-            unsafe { self.redo(&operation, done) };
-        }
-    }
-
-    /// Makes an operation from byte `done` on, and notes that it is complete.
-    ///
-    /// # Safety
-    /// The operation's memory is valid and no engine touches it any more.
-    #[cold]
-    unsafe fn redo(&mut self, operation: &Operation, done: u32) {
-        match operation {
-            // SAFETY: the caller's promise.
-            Operation::Copy(copy) => unsafe { cpu::copy_one(copy, done) },
-            // SAFETY: the caller's promise.
-            Operation::Fill(fill) => unsafe { cpu::fill_one(fill, done) },
-        }
-        self.stats.fallbacks += 1;
-        let token = operation.token() as usize;
-        if let Some(queue) = self.queues.get_mut(token >> 16).and_then(Option::as_mut) {
-            queue.ring.complete(token & 0xffff);
-        }
-    }
-
-    /// A queue whose oldest packet has been outstanding for too long has lost a copy. Which channel has it is not
-    /// known (the queue may have been bound anew since), so every channel with work in flight is reset.
-    #[cold]
-    fn look_for_lost(&mut self) {
-        let now = tsc::now();
-        let mut late = false;
-        for queue in self.queues.iter_mut().flatten() {
-            let waits = queue.ring.in_flight() > 0 && queue.ring.ready() == 0;
-            queue.watched = match queue.watched {
-                _ if !waits => None,
-                Some((oldest, since)) if oldest == queue.ring.oldest() => {
-                    late |= now.wrapping_sub(since) > self.lost_after;
-                    Some((oldest, since))
-                }
-                _ => Some((queue.ring.oldest(), now)),
+        let mut tokens = completions.tokens.as_slice();
+        let done = tokens.len();
+        while let Some(&token) = tokens.first() {
+            let run = match queues.get_mut(QueueId::of(token)).and_then(Option::as_mut) {
+                Some(queue) => queue.completed(tokens),
+                None => 1,
             };
+            tokens = &tokens[run..];
         }
-        if !late {
-            return;
+        slot.health.succeeded(done as u32);
+        if self.autos > 0 && done > 0 {
+            self.time_poll(timed.then_some(start), done);
         }
-        for index in 0..self.channels.len() {
-            if let Some(slot) = self.channels[index].as_mut()
-                && slot.channel.in_flight() > 0
-                && !slot.resetting
-            {
-                slot.resetting = true;
-                self.stats.resets += 1;
-                self.go_on_resetting(index);
-            }
+        let failed = self.completions.failed.len();
+        if failed > 0 {
+            self.recover(index);
         }
-    }
-
-    #[cold]
-    fn go_on_resetting(&mut self, index: usize) {
-        let Some(slot) = self.channels[index].as_mut() else { return };
-        let state = slot.channel.reset();
-        if state == Reset::Pending && self.quarantine {
-            return;
-        }
-        slot.resetting = false;
-        // What completed before the reset did is reported first, so that it is not copied again.
-        while self.collect(index) > 0 {}
-        let Some(slot) = self.channels[index].as_mut() else { return };
-        // Cold: once per lost copy.
-        let mut dead = Vec::new();
-        slot.channel.take_outstanding(&mut dead);
-        self.stats.quarantined += dead.len() as u64;
-        for operation in &dead {
-            // SAFETY: submitted through this mover and not reported, so its packet is not ready and its memory valid;
-            // the reset has proved that the engine touches it no more.
-            unsafe { self.redo(operation, 0) };
-        }
+        done + failed
     }
 
     /// Test switch: lost copies are made by the core at once, without waiting for proof that they are dead.
     #[cfg(feature = "test-switches")]
     pub fn switch_off_quarantine(&mut self) {
         self.quarantine = false;
+    }
+}
+
+/// The bytes of a list.
+#[inline(always)]
+fn bytes(list: &[Copy]) -> u64 {
+    list.iter().map(|copy| u64::from(copy.len)).sum()
+}
+
+impl Queue {
+    /// Notes the completions at the start of `tokens` that are this queue's, the first at least; returns their number.
+    #[inline(always)]
+    fn completed(&mut self, tokens: &[Token]) -> usize {
+        let run = self.ring.complete_run(tokens);
+        self.outstanding = self.outstanding.saturating_sub(run);
+        self.faults.succeeded(run as u32);
+        run
     }
 }
 

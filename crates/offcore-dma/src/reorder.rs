@@ -4,6 +4,9 @@
 //! everything that is only needed when a packet is published. Packets are retired from the oldest, and only up to the
 //! first that is not done.
 
+/// Entries that are looked at at once.
+const MANY: usize = 8;
+
 /// A reorder ring of a power of two of entries.
 #[derive(Debug)]
 pub struct ReorderRing {
@@ -96,11 +99,43 @@ impl ReorderRing {
         *entry = entry.wrapping_sub(1);
     }
 
+    /// Notes the completions at the start of `tokens` whose packets follow each other, the first at least; returns their
+    /// number. All tokens up to there are of this ring's queue, and their low 16 bits are slots.
+    ///
+    /// Copies mostly complete in the order in which they were submitted: then many are counted down at a time.
+    #[inline(always)]
+    pub fn complete_run(&mut self, tokens: &[u32]) -> usize {
+        let Some(&first) = tokens.first() else { return 0 };
+        let start = first as usize & 0xffff & self.mask as usize;
+        let entries = &mut self.outstanding[start..];
+        let n = run_length(tokens, first).min(entries.len());
+        let entries = &mut entries[..n];
+        debug_assert!(!self.ordered || entries.iter().all(|&n| n > 0), "a copy completed twice");
+        for entry in entries {
+            *entry = entry.wrapping_sub(1);
+        }
+        n
+    }
+
+    /// Whether the packet in `slot` has no outstanding copy.
+    #[inline(always)]
+    pub fn is_done(&self, slot: usize) -> bool {
+        self.outstanding[slot & self.mask as usize] == 0
+    }
+
     /// How many packets, from the oldest, are done. Each entry is looked at once.
     #[inline(always)]
     pub fn ready(&mut self) -> usize {
         if !self.ordered {
             self.done = self.next;
+        }
+        // Many at a time, as long as they are.
+        while self.next.wrapping_sub(self.done) >= MANY as u32
+            && let at = (self.done & self.mask) as usize
+            && let Some(entries) = self.outstanding.get(at..at + MANY)
+            && entries.iter().fold(0, |any, &entry| any | entry) == 0
+        {
+            self.done = self.done.wrapping_add(MANY as u32);
         }
         while self.done != self.next && self.outstanding[(self.done & self.mask) as usize] == 0 {
             self.done = self.done.wrapping_add(1);
@@ -120,6 +155,23 @@ impl ReorderRing {
     pub fn switch_off(&mut self) {
         self.ordered = false;
     }
+}
+
+/// How many tokens there are from the first until one is not its predecessor's successor.
+#[inline(always)]
+fn run_length(tokens: &[u32], first: u32) -> usize {
+    let (chunks, _) = tokens.as_chunks::<MANY>();
+    let mut n = 0;
+    for chunk in chunks {
+        let expected = first.wrapping_add(n as u32);
+        let wrong = (0..).zip(chunk).fold(0, |wrong, (i, &token)| wrong | (token ^ expected.wrapping_add(i)));
+        if wrong != 0 {
+            break;
+        }
+        n += MANY;
+    }
+    let rest = tokens[n..].iter().zip(n as u32..);
+    n + rest.take_while(|&(&token, i)| token == first.wrapping_add(i)).count()
 }
 
 #[cfg(test)]
@@ -143,6 +195,30 @@ mod tests {
     }
 
     proptest! {
+        /// Against one at a time, in every place of the ring.
+        #[test]
+        fn runs_are_counted_down_like_single_copies(start in 0usize..64, n in 1usize..64, cut in 0usize..64) {
+            let mut rings = [ReorderRing::new(64), ReorderRing::new(64)];
+            for ring in &mut rings {
+                (0..start).for_each(|_| _ = ring.push(0));
+                ring.ready();
+                ring.retire(start);
+            }
+            let mut tokens: Vec<u32> = (0..n).map(|_| 7 << 16 | rings[0].push(1) as u32).collect();
+            (0..n).for_each(|_| _ = rings[1].push(1));
+            // Somewhere another token stands before its time.
+            tokens.rotate_left(cut % n);
+            tokens.iter().for_each(|&token| rings[1].complete(token as usize & 0xffff));
+            let mut left = &tokens[..];
+            while !left.is_empty() {
+                let done = rings[0].complete_run(left);
+                prop_assert!(done > 0);
+                left = &left[done..];
+            }
+            prop_assert_eq!(&rings[0].outstanding, &rings[1].outstanding);
+            prop_assert_eq!((rings[0].ready(), rings[1].ready()), (n, n));
+        }
+
         /// Against a plain list of counters.
         #[test]
         fn retires_in_order(ops in proptest::collection::vec((0u8..3, 0u16..4, any::<prop::sample::Index>()), 1..500)) {

@@ -27,11 +27,12 @@ fn rig(lost_after: Duration) -> Rig {
 
 impl Rig {
     fn submit(&mut self) {
-        let plan = self.mover.plan(self.queue);
-        let slot = self.mover.ring(self.queue).push(plan.outstanding(1));
-        let token = self.queue.token(slot);
+        let mut plan = self.mover.plan(self.queue);
+        let ring = self.mover.ring(self.queue);
+        let token = self.queue.token(ring.next_slot());
         let base = self.bytes.as_mut_ptr();
         let list = [Copy { src: base, dst: base.wrapping_add(64), len: 64, token }];
+        ring.push(plan.outstanding(&list));
         // SAFETY: two halves of an array that lives as long as the mover, and that nobody else uses.
         unsafe { self.mover.submit(self.queue, plan, &list, &mut self.clock) };
     }

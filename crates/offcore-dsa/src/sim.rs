@@ -1,1 +1,314 @@
 //! The simulator: a model of the device as the specification has it.
+//!
+//! It is a model of the device, not of the driver: it sees 64-byte descriptors and memory, nothing else. What ran on it
+//! is labelled `dsa-sim` in every report.
+
+mod arbiter;
+mod checks;
+mod engine;
+mod execute;
+mod faults;
+mod memory;
+mod options;
+mod portal;
+mod random;
+mod shared;
+mod stats;
+mod timing;
+
+pub use engine::SimEngine;
+pub use faults::Faults;
+pub use options::{Generation, Profile, SimOptions};
+pub use portal::SimPortal;
+pub use stats::{SimStats, SoftwareError, SoftwareErrors};
+pub use timing::Timing;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+
+use offcore_ring::spsc;
+use offcore_stats::{lcore, tsc};
+
+use crate::config::ConfigError;
+use crate::wq::{WqInfo, WqMode};
+use random::Random;
+use shared::{Client, PortalCell, Shared, lock};
+
+/// Slots of a portal's ring, at least.
+const SMALLEST_RING: usize = 32;
+
+/// Why there is no simulated device, or no work queue of it.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// A part of the options is not understood.
+    #[error("'{found}' for a simulated DSA: expected {expected}")]
+    Option {
+        /// What was found.
+        found: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The name has no number at its end, from which the work queues have theirs.
+    #[error("simulated DSA '{0}': expected a name that ends in a number, such as dsa-sim0")]
+    Name(String),
+    /// There is no such layout, or it breaks the device's rules.
+    #[error("simulated DSA: {0}")]
+    Config(#[from] ConfigError),
+    /// The helper thread cannot be started or pinned.
+    #[error("simulated DSA '{device}': its thread cannot run: {reason}")]
+    Thread {
+        /// The device.
+        device: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// There is no work queue of that name.
+    #[error("{device} has no work queue '{wq}': it has {there}")]
+    NoWorkQueue {
+        /// The device.
+        device: String,
+        /// What was asked for.
+        wq: String,
+        /// What is there.
+        there: String,
+    },
+    /// A dedicated work queue is open already (EBUSY).
+    #[error("{device}: {wq} is dedicated and already open: close it, or use a shared work queue")]
+    Busy {
+        /// The device.
+        device: String,
+        /// The work queue.
+        wq: String,
+    },
+    /// The device has halted.
+    #[error("{0} has halted: reset it")]
+    Halted(String),
+}
+
+/// What a device is doing (GENSTS).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceState {
+    /// It works.
+    Enabled,
+    /// It has stopped for an error; only a reset brings it back.
+    Halted,
+}
+
+/// A simulated device: the control side. Clones are handles of the same device.
+#[derive(Clone, Debug)]
+pub struct SimDevice {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    seed: u64,
+    /// Only held: stopped when the last handle and portal is gone.
+    _helper: Option<Helper>,
+}
+
+/// The helper thread; stopped and joined when it is dropped.
+#[derive(Debug)]
+struct Helper {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the loop has been printed; there is nothing left to do about it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl SimDevice {
+    /// A device that nobody runs but the caller of [`SimEngine::step`], on a virtual clock: with the same seed and the
+    /// same submissions the same happens. `name` ends in the device's number, such as `dsa-sim0`.
+    ///
+    /// # Errors
+    /// [`SimError::Name`], or [`SimError::Config`] when there is no such layout or it breaks a rule.
+    pub fn stepped(name: &str, options: SimOptions) -> Result<(Self, SimEngine), SimError> {
+        memory::install();
+        let config = options::layout(&options, name)?;
+        let shared = Arc::new(Shared::new(name, &config, &options));
+        let engine = SimEngine::new(Arc::clone(&shared), &options);
+        Ok((Self { inner: Arc::new(Inner { shared, seed: options.seed, _helper: None }) }, engine))
+    }
+
+    /// A device that a helper thread runs on lcore `lcore`, on the TSC, until the last handle and portal is dropped.
+    ///
+    /// # Errors
+    /// As [`SimDevice::stepped`], and [`SimError::Thread`] when the thread cannot be started or pinned.
+    pub fn start(name: &str, options: SimOptions, lcore: usize) -> Result<Self, SimError> {
+        let seed = options.seed;
+        let (device, mut engine) = Self::stepped(name, options)?;
+        let refused = |reason: String| SimError::Thread { device: name.into(), reason };
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (report, pinned) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                let outcome = lcore::pin(lcore).map_err(|e| e.to_string());
+                let failed = outcome.is_err();
+                let ticks_per_ns = tsc::hz() as f64 / 1e9;
+                // The receiver waits for this message, so it is there.
+                let _ = report.send(outcome);
+                let start = tsc::now();
+                while !failed && !stopped.load(Ordering::Relaxed) {
+                    let now = (tsc::now() - start) as f64 / ticks_per_ns;
+                    if engine.run_until(now as u64) == 0 {
+                        std::hint::spin_loop();
+                    }
+                }
+            })
+            .map_err(|e| refused(e.to_string()))?;
+        let helper = Helper { stop, thread: Some(thread) };
+        match pinned.recv() {
+            Ok(Ok(())) => {
+                let shared = Arc::clone(&device.inner.shared);
+                Ok(Self { inner: Arc::new(Inner { shared, seed, _helper: Some(helper) }) })
+            }
+            Ok(Err(reason)) => Err(refused(reason)),
+            Err(mpsc::RecvError) => Err(refused("its thread ended before it was pinned".into())),
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+
+    fn seed(&self) -> u64 {
+        self.inner.seed
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.shared().name
+    }
+
+    /// The enabled work queues.
+    pub fn work_queues(&self) -> Vec<WqInfo> {
+        self.shared().layout.queues.iter().map(|queue| queue.info.clone()).collect()
+    }
+
+    /// Opens a work queue, as opening its character device does.
+    ///
+    /// # Errors
+    /// [`SimError::NoWorkQueue`], [`SimError::Busy`] for a dedicated one that is open, [`SimError::Halted`].
+    pub fn open(&self, wq: &str) -> Result<SimPortal, SimError> {
+        let shared = self.shared();
+        let queues = &shared.layout.queues;
+        let Some(queue) = queues.iter().position(|queue| queue.info.name == wq) else {
+            let there: Vec<&str> = queues.iter().map(|queue| &*queue.info.name).collect();
+            return Err(SimError::NoWorkQueue {
+                device: self.name().into(),
+                wq: wq.into(),
+                there: there.join(", "),
+            });
+        };
+        let mut opened = lock(&shared.opened);
+        if shared.state() == DeviceState::Halted {
+            return Err(SimError::Halted(self.name().into()));
+        }
+        let info = &queues[queue].info;
+        if info.mode == WqMode::Dedicated && opened.portals[queue] > 0 {
+            return Err(SimError::Busy { device: self.name().into(), wq: wq.into() });
+        }
+        let size = (info.size as usize).next_power_of_two().max(SMALLEST_RING);
+        let Ok((producer, consumer)) = spsc::ring(size) else {
+            unreachable!("a power of two is a ring's size");
+        };
+        let is_shared = info.mode == WqMode::Shared;
+        let special = is_shared || lock(&shared.faults).weak_ordering;
+        let cell = Arc::new(PortalCell {
+            special: AtomicBool::new(special),
+            shared: is_shared,
+            withdrawn: AtomicBool::new(false),
+            entries: AtomicU32::new(0),
+            late_stores: Mutex::default(),
+        });
+        let occupancy = Arc::clone(&opened.occupancy[queue]);
+        opened.portals[queue] += 1;
+        opened.cells.push(Arc::clone(&cell));
+        let client =
+            Client { ring: consumer, cell: Arc::clone(&cell), wq: queue, occupancy: Arc::clone(&occupancy) };
+        lock(&shared.wishes).arriving.push(client);
+        shared.notify();
+        Ok(SimPortal::new(self.clone(), producer, cell, occupancy, (queue, opened.epoch)))
+    }
+
+    /// Whether the device works.
+    pub fn state(&self) -> DeviceState {
+        self.shared().state()
+    }
+
+    /// Halts the device, as a fatal error does: nothing in flight completes any more. When this returns, nothing of it
+    /// touches memory.
+    pub fn halt(&self) {
+        let shared = self.shared();
+        if shared.state() == DeviceState::Enabled {
+            shared.counters.halts.fetch_add(1, Ordering::Relaxed);
+            shared.set_state(DeviceState::Halted);
+        }
+        shared.notify_and_wait();
+    }
+
+    /// Function-level reset: everything in flight is given up, open portals are dead, the device is enabled again with
+    /// its work queues closed. When this returns, no descriptor submitted before touches memory any more.
+    pub fn reset(&self) {
+        let shared = self.shared();
+        {
+            let mut opened = lock(&shared.opened);
+            opened.epoch += 1;
+            shared.epoch.store(opened.epoch, Ordering::Release);
+            opened.portals.fill(0);
+            opened.cells.clear();
+            opened.occupancy.iter_mut().for_each(|occupancy| *occupancy = Arc::default());
+            let mut wishes = lock(&shared.wishes);
+            wishes.arriving.clear();
+            wishes.reset = true;
+            shared.clear_errors();
+            shared.set_state(DeviceState::Enabled);
+        }
+        shared.counters.resets.fetch_add(1, Ordering::Relaxed);
+        shared.notify_and_wait();
+    }
+
+    /// SWERROR and the event log as they are now.
+    pub fn errors(&self) -> SoftwareErrors {
+        self.shared().errors()
+    }
+
+    /// Clears SWERROR and the event log.
+    pub fn clear_errors(&self) {
+        self.shared().clear_errors();
+    }
+
+    /// What the device has done so far.
+    pub fn stats(&self) -> SimStats {
+        self.shared().counters.snapshot()
+    }
+
+    /// Changes what goes wrong from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        let shared = self.shared();
+        *lock(&shared.faults) = faults;
+        lock(&shared.wishes).faults = Some(faults);
+        for cell in &lock(&shared.opened).cells {
+            cell.special.store(cell.shared || faults.weak_ordering, Ordering::Relaxed);
+        }
+        shared.notify_and_wait();
+    }
+
+    /// Changes how long everything takes from now on.
+    pub fn set_timing(&self, timing: Timing) {
+        lock(&self.shared().wishes).timing = Some(timing);
+        self.shared().notify_and_wait();
+    }
+}

@@ -1,4 +1,4 @@
-//! The channel mapping of `--dma`: `[PORT.]txqN@CH[+CH…];…`, and the vhost guide's `dmas=[txq0@…;rxq0@…]`.
+//! The channel mapping of `--dma`: `[PORT.]txqN[*WEIGHT]@CH[+CH…];…`, and the vhost guide's `dmas=[txq0@…;rxq0@…]`.
 
 use std::str::FromStr;
 
@@ -20,6 +20,8 @@ pub struct Entry {
     pub half: Half,
     /// The queue.
     pub queue: u16,
+    /// Its part of a channel that other queues need, too, is its weight by the sum of theirs.
+    pub weight: u16,
     /// Channel names such as `core:1`.
     pub channels: Vec<String>,
 }
@@ -34,10 +36,18 @@ pub struct DmaMap {
 impl DmaMap {
     /// The channels of a queue; none when the mapping does not name it.
     pub fn channels(&self, port: usize, half: Half, queue: u16) -> &[String] {
+        self.entry(port, half, queue).map_or(&[], |e| &e.channels)
+    }
+
+    /// The weight of a queue: 1 unless the mapping says otherwise.
+    pub fn weight(&self, port: usize, half: Half, queue: u16) -> u16 {
+        self.entry(port, half, queue).map_or(1, |e| e.weight)
+    }
+
+    fn entry(&self, port: usize, half: Half, queue: u16) -> Option<&Entry> {
         let fits = |e: &&Entry| e.port.is_none_or(|p| p == port) && e.half == half && e.queue == queue;
         // An entry that names the port beats one for every port.
-        let best = self.entries.iter().filter(fits).max_by_key(|e| e.port.is_some());
-        best.map_or(&[], |e| &e.channels)
+        self.entries.iter().filter(fits).max_by_key(|e| e.port.is_some())
     }
 
     /// Adds a port's own `dmas=[…]`.
@@ -77,7 +87,7 @@ impl FromStr for DmaMap {
         }
         if map.entries.is_empty() {
             return Err(format!(
-                "'{text}': expected [PORT.]txqN@CHANNEL[+CHANNEL], such as txq0@core:1;rxq0@core:1"
+                "'{text}': expected [PORT.]txqN[*WEIGHT]@CHANNEL[+CHANNEL], such as txq0@core:1;rxq0@core:1"
             ));
         }
         Ok(map)
@@ -85,8 +95,9 @@ impl FromStr for DmaMap {
 }
 
 fn entry(text: &str) -> Result<Entry, String> {
-    let bad =
-        |what: &str| format!("'{text}': {what}; expected [PORT.]txqN@CHANNEL[+CHANNEL], such as txq0@core:1");
+    let bad = |what: &str| {
+        format!("'{text}': {what}; expected [PORT.]txqN[*WEIGHT]@CHANNEL[+CHANNEL], such as txq0@core:1")
+    };
     let (place, channels) = text.split_once('@').ok_or_else(|| bad("no '@'"))?;
     let (port, queue) = match place.split_once('.') {
         Some((port, queue)) => (Some(port.parse().map_err(|_| bad("the port is no number"))?), queue),
@@ -99,18 +110,27 @@ fn entry(text: &str) -> Result<Entry, String> {
     } else {
         return Err(bad("neither txq nor rxq"));
     };
+    let (number, weight) = match number.split_once('*') {
+        Some((number, weight)) => (number, weight.parse().ok().filter(|&weight| weight > 0)),
+        None => (number, Some(1)),
+    };
     let queue = number.parse().map_err(|_| bad("the queue is no number"))?;
+    let weight = weight.ok_or_else(|| bad("the weight is no number from 1 to 65535"))?;
     let channels: Vec<String> = channels.split('+').map(|c| canonical(c.trim())).collect();
     if channels.iter().any(String::is_empty) {
         return Err(bad("an empty channel"));
     }
-    Ok(Entry { port, half, queue, channels })
+    Ok(Entry { port, half, queue, weight, channels })
 }
 
-/// One name for one device: `core:01` is `core:1`.
+/// One name for one device: `core:01` is `core:1`, and the guide's `wq0.0` is `dsa:wq0.0`.
 fn canonical(channel: &str) -> String {
     let lcore = channel.strip_prefix("core:").and_then(|lcore| lcore.parse::<usize>().ok());
-    lcore.map_or_else(|| channel.to_string(), |lcore| format!("core:{lcore}"))
+    match lcore {
+        Some(lcore) => format!("core:{lcore}"),
+        None if channel.starts_with("wq") => format!("dsa:{channel}"),
+        None => channel.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -121,12 +141,14 @@ mod tests {
     fn mappings() {
         let mut map: DmaMap = "txq0@core:01;rxq0@core:1+core:2; 1.txq0@cpu".parse().unwrap();
         assert_eq!(map.channels(0, Half::Tx, 0), ["core:1"]);
+        let weighted: DmaMap = "0.txq0*3@wq0.0;txq0@wq0.0".parse().unwrap();
+        assert_eq!((weighted.weight(0, Half::Tx, 0), weighted.weight(1, Half::Tx, 0)), (3, 1));
         assert_eq!(map.channels(0, Half::Rx, 0), ["core:1", "core:2"]);
         assert_eq!(map.channels(1, Half::Tx, 0), ["cpu"]);
         assert!(map.channels(0, Half::Tx, 1).is_empty());
-        map.add_for_port(2, "[txq0@core:3;rxq1@core:4]").unwrap();
+        map.add_for_port(2, "[txq0@core:3;rxq1@wq0.1+dsa-sim0:wq0.1]").unwrap();
         assert_eq!(map.channels(2, Half::Tx, 0), ["core:3"]);
-        assert_eq!(map.channels(2, Half::Rx, 1), ["core:4"]);
+        assert_eq!(map.channels(2, Half::Rx, 1), ["dsa:wq0.1", "dsa-sim0:wq0.1"]);
     }
 
     #[test]
@@ -136,6 +158,7 @@ mod tests {
             ("txq0", "no '@'"),
             ("q0@core:1", "neither"),
             ("txqx@core:1", "no number"),
+            ("txq0*0@core:1", "weight"),
             ("a.txq0@core:1", "port"),
             ("txq0@", "empty"),
             ("txq0@core:1+", "empty"),

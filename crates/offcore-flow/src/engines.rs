@@ -5,47 +5,187 @@ use std::sync::Arc;
 
 use offcore_dma::core::CoreDevice;
 use offcore_dma::cpu::CpuDevice;
+use offcore_dma::share::{SharedChannel, Sharing};
 use offcore_dma::{Channel, Device};
+use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
+use offcore_dsa::sim::SimDevice;
+use offcore_stats::lcore;
+
+use crate::simulator::Simulator;
 
 /// Operations that a channel holds.
 pub const CHANNEL_RING: usize = 1024;
 
-/// The devices opened so far: each is opened once, and gives every worker that asks a channel of its own.
+/// The devices opened so far: each is opened once. A worker gets a channel of its own as long as the device has one for
+/// every worker that asks; otherwise they share one by a lock.
 #[derive(Debug, Default)]
 pub struct Engines {
     devices: BTreeMap<String, Arc<dyn Device>>,
+    locked: BTreeMap<String, SharedChannel>,
+    simulators: BTreeMap<String, (Simulator, Option<SimDevice>)>,
+    /// Lcores that workers run on.
+    workers: Vec<usize>,
+    /// NUMA node of the packet buffers.
+    node: Option<usize>,
+    notes: Vec<String>,
 }
 
 impl Engines {
-    /// A new channel of the device called `name`.
+    /// Devices for workers on the lcores `workers`, whose packet buffers are on NUMA node `node`. Simulated devices begin
+    /// to run when a channel names them.
+    pub fn new(simulators: &[Simulator], workers: &[usize], node: Option<usize>) -> Self {
+        Self {
+            simulators: simulators.iter().map(|s| (s.name(), (s.clone(), None))).collect(),
+            workers: workers.into(),
+            node,
+            ..Self::default()
+        }
+    }
+
+    /// The channels that `name` stands for: `dsa:auto` is every work queue for users, those of the packet buffers' NUMA
+    /// node if there are any; everything else is itself.
+    ///
+    /// # Errors
+    /// In words, when there is no such work queue.
+    pub fn resolve(&mut self, name: &str) -> Result<Vec<String>, String> {
+        if name != "dsa:auto" {
+            return Ok(vec![name.into()]);
+        }
+        let found =
+            discover::list(&Roots::default()).map_err(|error| format!("channel 'dsa:auto': {error}"))?;
+        let ours: Vec<_> = found.iter().filter(|wq| wq.check(None).is_ok()).map(|wq| &wq.info).collect();
+        let near: Vec<_> = ours.iter().filter(|wq| self.is_near(wq.numa_node)).collect();
+        let chosen = if near.is_empty() { ours.iter().collect() } else { near };
+        if chosen.is_empty() {
+            return Err(
+                "channel 'dsa:auto': no work queue is enabled for users: `offcore dsa doctor` says why, \
+                        and --dsa-sim makes one without hardware"
+                    .into(),
+            );
+        }
+        Ok(chosen.into_iter().map(|wq| format!("dsa:{}", wq.name)).collect())
+    }
+
+    /// A channel of the device called `name` for one of the `workers` workers that will ask for one, and how it is shared
+    /// with the others.
     ///
     /// # Errors
     /// In words, when there is no such device or it has no channel left.
-    pub fn open_channel(&mut self, name: &str) -> Result<Box<dyn Channel>, String> {
+    pub fn open_channel(
+        &mut self,
+        name: &str,
+        workers: usize,
+    ) -> Result<(Box<dyn Channel>, Sharing), String> {
+        if let Some(shared) = self.locked.get(name) {
+            return Ok((Box::new(shared.handle()), shared.sharing()));
+        }
         let device = match self.devices.get(name) {
             Some(device) => Arc::clone(device),
             None => {
-                let device = open(name)?;
+                let device = self.open(name)?;
                 self.devices.insert(name.into(), Arc::clone(&device));
                 device
             }
         };
-        device.open_channel(CHANNEL_RING).map_err(|error| error.to_string())
+        let channel = device.open_channel(CHANNEL_RING).map_err(|error| error.to_string())?;
+        if workers > device.max_channels() {
+            let shared = self.locked.entry(name.into()).or_insert(SharedChannel::new(channel));
+            return Ok((Box::new(shared.handle()), shared.sharing()));
+        }
+        let by_queue = workers > 1 && name.starts_with("dsa");
+        Ok((channel, if by_queue { Sharing::SharedQueue } else { Sharing::Bound }))
     }
 
-    /// The lcores that helper threads run on.
+    /// The lcores that helper threads and simulated devices run on.
     pub fn helper_lcores(&self) -> Vec<usize> {
-        self.devices.keys().filter_map(|name| name.strip_prefix("core:")?.parse().ok()).collect()
+        let helpers = self.devices.keys().filter_map(|name| name.strip_prefix("core:")?.parse().ok());
+        let running = self.simulators.values().filter(|(_, device)| device.is_some());
+        helpers.chain(running.filter_map(|(simulator, _)| simulator.lcore)).collect()
     }
-}
 
-fn open(name: &str) -> Result<Arc<dyn Device>, String> {
-    if name == "cpu" {
-        return Ok(Arc::new(CpuDevice));
+    /// What a person should know about the devices that were opened.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
-    let expected = "expected cpu or core:N (a helper thread on lcore N)";
-    let lcore = name.strip_prefix("core:").ok_or_else(|| format!("channel '{name}': {expected}"))?;
-    let lcore = lcore.parse().map_err(|_| format!("channel '{name}': '{lcore}' is no lcore; {expected}"))?;
-    let device = CoreDevice::start(lcore).map_err(|error| error.to_string())?;
-    Ok(Arc::new(device))
+
+    /// Whether a device of this NUMA node is on the packet buffers' one, as far as is known.
+    fn is_near(&self, theirs: Option<u32>) -> bool {
+        theirs.zip(self.node).is_none_or(|(theirs, ours)| theirs as usize == ours)
+    }
+
+    /// A work queue's name, and what stands behind it: `wq0.1/direct/memory`.
+    fn options<'a>(&self, name: &str, which: &'a str) -> Result<(&'a str, Options), String> {
+        let mut parts = which.split('/');
+        let wq = parts.next().unwrap_or_default();
+        let numa_node = self.node.and_then(|node| node.try_into().ok());
+        let mut options = Options { numa_node, ..Options::default() };
+        for part in parts {
+            match part {
+                "direct" => options.batch = false,
+                "memory" => options.cache_control = false,
+                "block" => options.block_on_fault = true,
+                found => {
+                    return Err(format!(
+                        "channel '{name}': '/{found}': expected /direct (no batch descriptors), /memory (copies are not \
+                         put into the cache) or /block (the device waits for page faults)"
+                    ));
+                }
+            }
+        }
+        Ok((wq, options))
+    }
+
+    fn open(&mut self, name: &str) -> Result<Arc<dyn Device>, String> {
+        if name == "cpu" {
+            return Ok(Arc::new(CpuDevice));
+        }
+        let expected =
+            "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto or dsa-simN:wqN.M";
+        let (kind, which) = name.split_once(':').ok_or_else(|| format!("channel '{name}': {expected}"))?;
+        match kind {
+            "core" => {
+                let lcore = which
+                    .parse()
+                    .map_err(|_| format!("channel '{name}': '{which}' is no lcore; {expected}"))?;
+                Ok(Arc::new(CoreDevice::start(lcore).map_err(|error| error.to_string())?))
+            }
+            "dsa" => {
+                let (wq, options) = self.options(name, which)?;
+                let device = DsaDevice::open(&Roots::default(), wq, options)
+                    .map_err(|error| format!("channel '{name}': {error}"))?;
+                self.notes.push(format!("{name}: descriptors are submitted by {}", device.submit_by()));
+                self.notes.extend(device.warnings().iter().map(|text| format!("warning: {text}")));
+                Ok(Arc::new(device))
+            }
+            simulated if simulated.starts_with("dsa-sim") => {
+                let (wq, options) = self.options(name, which)?;
+                let device = self.simulator(simulated)?;
+                let device = DsaDevice::simulated(&device, wq, options)
+                    .map_err(|error| format!("channel '{name}': {error}"))?;
+                Ok(Arc::new(device))
+            }
+            _ => Err(format!("channel '{name}': {expected}")),
+        }
+    }
+
+    /// The simulated device, started when it is not yet running.
+    fn simulator(&mut self, name: &str) -> Result<SimDevice, String> {
+        let helpers = self.helper_lcores();
+        let Some((simulator, device)) = self.simulators.get_mut(name) else {
+            let number = name.trim_start_matches("dsa-sim");
+            return Err(format!("channel '{name}:…': there is no such device; add --dsa-sim {number}"));
+        };
+        if let Some(device) = device {
+            return Ok(device.clone());
+        }
+        let available = lcore::available().map_err(|error| error.to_string())?;
+        let free = |lcore: &&usize| !self.workers.contains(lcore) && !helpers.contains(lcore);
+        let spare = available.iter().find(free).or(available.last()).copied();
+        let lcore = simulator.lcore.or(spare).ok_or("this process may run on no lcore")?;
+        simulator.lcore = Some(lcore);
+        let started = SimDevice::start(name, simulator.options.clone(), lcore)
+            .map_err(|error| format!("--dsa-sim: {error}"))?;
+        *device = Some(started.clone());
+        Ok(started)
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use offcore_dma::mover::{Reason, Way};
 use offcore_stats::page::{PageError, Reader, Snapshot};
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, tsc};
@@ -38,6 +39,8 @@ pub struct ChannelReport {
     pub lcore: u32,
     /// The channel, such as `core:1`.
     pub channel: String,
+    /// How workers share it: `bound` when one worker has it, `lock`, or `swq` for a shared work queue.
+    pub sharing: String,
     /// Copies accepted.
     pub submitted: u64,
     /// Copies completed.
@@ -71,6 +74,39 @@ pub struct WorkerReport {
     pub resets: u64,
     /// Copies held in quarantine.
     pub quarantined: u64,
+    /// Copies made by the core that had to wait for older ones of an engine.
+    pub held_by_order: u64,
+    /// Copies that failed because a guest's memory could not be reached.
+    pub faults: u64,
+    /// How often a channel was taken out of service.
+    pub out_of_service: u64,
+    /// Bursts sent to see whether such a channel works again.
+    pub probes: u64,
+}
+
+/// What mode `auto` has decided on one worker for the copies of one size class.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DecisionReport {
+    /// The worker's lcore.
+    pub lcore: u32,
+    /// Bytes of the longest copy of the class; `max` for the last.
+    pub up_to: String,
+    /// Who copies: `core` or `engine`.
+    pub way: &'static str,
+    /// Why that last changed.
+    pub reason: &'static str,
+    /// TSC ticks that a copy costs the core when it makes it; 0 while not measured.
+    pub core_ticks: u64,
+    /// TSC ticks that a copy costs the core when an engine makes it; 0 while not measured.
+    pub engine_ticks: u64,
+    /// Copies made by the core.
+    pub by_core: u64,
+    /// Copies given to an engine.
+    pub by_engine: u64,
+    /// Copies made by the core that had to wait for older ones of an engine.
+    pub held_by_order: u64,
+    /// How often the choice has changed.
+    pub changes: u64,
 }
 
 /// Named values as one object, in their order.
@@ -93,6 +129,8 @@ pub struct Report {
     pub channels: Vec<ChannelReport>,
     /// The workers.
     pub workers: Vec<WorkerReport>,
+    /// What mode `auto` has decided; size classes that were never used are left out.
+    pub decisions: Vec<DecisionReport>,
 }
 
 /// Makes reports from a statistics page.
@@ -125,6 +163,7 @@ impl Reporter {
             queues: Vec::new(),
             channels: Vec::new(),
             workers: Vec::new(),
+            decisions: Vec::new(),
         };
         for block in &snapshot {
             let previous = before.iter().find(|b| b.name == block.name);
@@ -135,11 +174,37 @@ impl Reporter {
     }
 }
 
+fn decisions(lcore: u32, block: &Snapshot) -> impl Iterator<Item = DecisionReport> {
+    let names = block.counters.iter().map(|(name, _)| name);
+    let classes = names.filter_map(|name| name.strip_prefix("auto_")?.strip_suffix("_way"));
+    classes.filter_map(move |class| {
+        let get = |what: &str| value(block, &format!("auto_{class}_{what}"));
+        let way = match get("way") {
+            1 => Way::Core,
+            2 => Way::Engine,
+            _ => return None,
+        };
+        let reason = usize::try_from(get("reason")).ok().and_then(|number| Reason::ALL.get(number));
+        Some(DecisionReport {
+            lcore,
+            up_to: class.into(),
+            way: way.name(),
+            reason: reason.map_or("unknown", |reason| reason.name()),
+            core_ticks: get("core_ticks"),
+            engine_ticks: get("engine_ticks"),
+            by_core: get("by_core"),
+            by_engine: get("by_engine"),
+            held_by_order: get("held"),
+            changes: get("changes"),
+        })
+    })
+}
+
 fn value(block: &Snapshot, name: &str) -> u64 {
     block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
 }
 
-/// Blocks are named `portN/rxQ`, `lcoreN/channel/NAME`, `lcoreN/stages` and `lcoreN/mover`.
+/// Blocks are named `portN/rxQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages` and `lcoreN/mover`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
     let Some(lcore) = owner.strip_prefix("lcore").and_then(|n| n.parse().ok()) else {
@@ -147,10 +212,13 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
         return;
     };
     if let Some(name) = what.strip_prefix("channel/") {
+        let name = name.split_once('#').map_or(name, |(name, _)| name);
+        let (channel, sharing) = name.rsplit_once('/').unwrap_or((name, ""));
         let get = |name| value(block, name);
         report.channels.push(ChannelReport {
             lcore,
-            channel: name.split_once('#').map_or(name, |(name, _)| name).into(),
+            channel: channel.into(),
+            sharing: sharing.into(),
             submitted: get("submitted"),
             completed: get("completed"),
             failed: get("failed"),
@@ -170,6 +238,10 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             overflow: 0,
             resets: 0,
             quarantined: 0,
+            held_by_order: 0,
+            faults: 0,
+            out_of_service: 0,
+            probes: 0,
         });
         report.workers.len() - 1
     });
@@ -182,6 +254,11 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             worker.overflow = value(block, "overflow");
             worker.resets = value(block, "resets");
             worker.quarantined = value(block, "quarantined");
+            worker.held_by_order = value(block, "held_by_order");
+            worker.faults = value(block, "faults");
+            worker.out_of_service = value(block, "out_of_service");
+            worker.probes = value(block, "probes");
+            report.decisions.extend(decisions(lcore, block));
         }
         _ => {}
     }

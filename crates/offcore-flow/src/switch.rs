@@ -1,10 +1,11 @@
 //! A switch: ports, engines and workers put together, started and stopped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{ChannelId, Mode, Mover};
 use offcore_mem::Pool;
 use offcore_port::{Port, PortError, QueueSetup};
@@ -17,6 +18,7 @@ use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
 use crate::forward::{Addresses, Forward, Source, Topology};
 use crate::report::Reporter;
+use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
 
 /// Bytes of the statistics page.
@@ -35,6 +37,8 @@ pub struct SwitchConfig {
     pub mode: Mode,
     /// Queues and their channels.
     pub dma: DmaMap,
+    /// Simulated devices that channels may name.
+    pub simulators: Vec<Simulator>,
     /// One worker each.
     pub lcores: Vec<usize>,
     /// Packets a round takes from one queue, 1 to 64.
@@ -55,6 +59,7 @@ impl Default for SwitchConfig {
             eth_peers: BTreeMap::new(),
             mode: Mode::Offload,
             dma: DmaMap::default(),
+            simulators: Vec::new(),
             lcores: vec![0],
             burst: 32,
             txpkts: 64,
@@ -96,11 +101,68 @@ pub struct Running {
     workers: Vec<JoinHandle<usize>>,
     stop: Arc<AtomicBool>,
     page: StatsPage,
-    warnings: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// One queue's way through the switch, and the worker that it is on.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    worker: usize,
+    rx_port: usize,
+    tx_port: usize,
+    queue: u16,
+}
+
+impl Route {
+    /// The two queue halves that may have channels.
+    fn halves(&self) -> [(usize, Half); 2] {
+        [(self.rx_port, Half::Rx), (self.tx_port, Half::Tx)]
+    }
+}
+
+/// Every queue that has one at the other end, dealt to the workers in turn.
+fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
+    let mut routes = Vec::new();
+    for rx_port in 0..ports.len() {
+        let tx_port = config.topology.peer(rx_port, ports.len());
+        for queue in 0..ports[rx_port].queues().min(ports[tx_port].queues()) {
+            routes.push(Route { worker: routes.len() % config.lcores.len(), rx_port, tx_port, queue });
+        }
+    }
+    routes
+}
+
+/// The mapping with every channel's name spelt out.
+fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> {
+    let mut dma = dma.clone();
+    for entry in &mut dma.entries {
+        let mut channels = Vec::new();
+        for name in &entry.channels {
+            let found = engines.resolve(name).map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
+            channels.extend(found.into_iter().take(MAX_CHANNELS_PER_QUEUE));
+        }
+        entry.channels = channels;
+    }
+    Ok(dma)
+}
+
+/// How many workers use each channel.
+fn sharers(dma: &DmaMap, routes: &[Route]) -> BTreeMap<String, usize> {
+    let mut workers: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for route in routes {
+        for (port, half) in route.halves() {
+            for name in dma.channels(port, half, route.queue) {
+                workers.entry(name.clone()).or_default().insert(route.worker);
+            }
+        }
+    }
+    workers.into_iter().map(|(name, workers)| (name, workers.len())).collect()
 }
 
 struct Assembly<'a> {
     config: &'a SwitchConfig,
+    dma: DmaMap,
+    sharers: BTreeMap<String, usize>,
     engines: Engines,
     page: StatsPage,
     workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
@@ -117,24 +179,25 @@ pub fn start(
 ) -> Result<Running, SwitchError> {
     check(config, &ports, pool)?;
     let page = StatsPage::new(STATS_PAGE)?;
-    let mut assembly = Assembly { config, engines: Engines::default(), page, workers: Vec::new() };
+    let routes = routes(config, &ports);
+    let node = pool.mapping().numa_node();
+    let mut engines = Engines::new(&config.simulators, &config.lcores, node);
+    let dma = resolved(&config.dma, &mut engines)?;
+    let sharers = sharers(&dma, &routes);
+    let mut assembly = Assembly { config, dma, sharers, engines, page, workers: Vec::new() };
     for &lcore in &config.lcores {
         assembly.add_worker(lcore, pool)?;
     }
-    let mut next = 0;
-    for rx_port in 0..ports.len() {
-        let tx_port = config.topology.peer(rx_port, ports.len());
-        for queue in 0..ports[rx_port].queues().min(ports[tx_port].queues()) {
-            assembly.add_stream(next % config.lcores.len(), &mut ports, rx_port, tx_port, queue)?;
-            next += 1;
-        }
+    for route in &routes {
+        assembly.add_stream(route, &mut ports)?;
     }
-    let warnings = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
+    let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
+    notes.extend_from_slice(assembly.engines.notes());
     let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     // Made first, so that dropping it stops the workers that did start when a later one does not.
-    let mut running = Running { ports, workers: Vec::new(), stop, page, warnings };
+    let mut running = Running { ports, workers: Vec::new(), stop, page, notes };
     for ((worker, _), &lcore) in workers {
         let thread = spawn(worker, lcore, config.rt_priority, &running.stop)?;
         running.workers.push(thread);
@@ -204,11 +267,8 @@ impl Assembly<'_> {
 
     fn add_stream(
         &mut self,
-        worker: usize,
+        &Route { worker, rx_port, tx_port, queue }: &Route,
         ports: &mut [Box<dyn Port>],
-        rx_port: usize,
-        tx_port: usize,
-        queue: u16,
     ) -> Result<(), SwitchError> {
         let addresses = Addresses {
             source: ports[tx_port].mac(),
@@ -248,14 +308,13 @@ impl Assembly<'_> {
         queue: u16,
     ) -> Result<Binding, SwitchError> {
         let mut channels = Vec::new();
-        for name in self.config.dma.channels(port, half, queue) {
-            // The core itself needs no channel: it is what every queue falls back on.
-            if name != "cpu" {
-                channels.push(self.channel(worker, name)?);
-            }
+        let names = self.dma.channels(port, half, queue).to_vec();
+        // The core itself needs no channel: it is what every queue falls back on.
+        for name in names.iter().filter(|name| *name != "cpu") {
+            channels.push(self.channel(worker, name)?);
         }
         let mode = if channels.is_empty() { Mode::Cpu } else { self.config.mode };
-        Ok(Binding { mode, channels })
+        Ok(Binding { weight: self.dma.weight(port, half, queue), ..Binding::new(mode, channels) })
     }
 
     fn channel(&mut self, worker: usize, name: &str) -> Result<ChannelId, SwitchError> {
@@ -264,11 +323,13 @@ impl Assembly<'_> {
         if let Some((_, id)) = open.iter().find(|(known, _)| known == name) {
             return Ok(*id);
         }
-        let channel =
-            self.engines.open_channel(name).map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
+        let workers = self.sharers.get(name).copied().unwrap_or(1);
+        let opened = self.engines.open_channel(name, workers);
+        let (channel, sharing) = opened.map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
         let id = worker.mover.add_channel(channel);
         open.push((name.into(), id));
-        let block = self.page.block(&format!("lcore{lcore}/channel/{name}"), &CHANNEL_COUNTERS)?;
+        let block = format!("lcore{lcore}/channel/{name}/{}", sharing.name());
+        let block = self.page.block(&block, &CHANNEL_COUNTERS)?;
         worker.channel_stats.push((id, block));
         Ok(id)
     }
@@ -283,7 +344,7 @@ fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
     let shared = threads.into_iter().filter(|&(_, n)| n > 1);
     shared
         .map(|(lcore, n)| {
-            format!("lcore {lcore} is shared by {n} spinning threads: rates measure the scheduler, not the data path")
+            format!("warning: lcore {lcore} is shared by {n} spinning threads: rates measure the scheduler, not the data path")
         })
         .collect()
 }
@@ -313,8 +374,8 @@ fn spawn(
 
 impl Running {
     /// What a person should know about the set-up.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The ports.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use offcore_dma::mover::{self, Decision, Way};
 use offcore_dma::{ChannelId, Mover};
 use offcore_mem::{Burst, PoolCache};
 use offcore_port::{Context, Drop, RxQueue, TxQueue};
@@ -17,11 +18,41 @@ const PUBLISH_EVERY: u32 = 1024;
 /// A worker that stops gives up when nothing has moved for this long.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The names of [`MOVER_COUNTERS`] for these classes.
+macro_rules! mover_counters {
+    ($($class:literal),*) => {
+        [
+            "core_copies", "core_bytes", "fallbacks", "overflow", "resets", "quarantined", "faults",
+            "out_of_service", "channels_out", "probes", "held_by_order",
+            $(
+                concat!("auto_", $class, "_by_core"),
+                concat!("auto_", $class, "_by_engine"),
+                concat!("auto_", $class, "_held"),
+                concat!("auto_", $class, "_changes"),
+                concat!("auto_", $class, "_way"),
+                concat!("auto_", $class, "_reason"),
+                concat!("auto_", $class, "_core_ticks"),
+                concat!("auto_", $class, "_engine_ticks"),
+            )*
+        ]
+    };
+}
+
 /// Counters of one channel on the statistics page.
 pub const CHANNEL_COUNTERS: [&str; 5] = ["submitted", "completed", "failed", "bytes", "in_flight"];
-/// Counters of one worker's mover on the statistics page.
-pub const MOVER_COUNTERS: [&str; 6] =
-    ["core_copies", "core_bytes", "fallbacks", "overflow", "resets", "quarantined"];
+/// Counters of one worker's mover on the statistics page: its own, then for every size class of mode `auto` those of
+/// [`CLASS_COUNTERS`], the class named by the bytes of its longest copy.
+pub const MOVER_COUNTERS: [&str; OWN + mover::CLASSES * CLASS_COUNTERS.len()] = mover_counters![
+    "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768", "65536", "max"
+];
+/// What is told of a size class, over all queues of the worker: how many copies the core made, how many an engine, how
+/// many of the core's waited for older ones of an engine, and how often the choice changed; and of the queue with most
+/// copies of the class who copies (0 no one so far, 1 the core, 2 an engine), the number of the reason
+/// ([`Reason::ALL`](offcore_dma::mover::Reason::ALL)), and both costs in TSC ticks a copy.
+pub const CLASS_COUNTERS: [&str; 8] =
+    ["by_core", "by_engine", "held", "changes", "way", "reason", "core_ticks", "engine_ticks"];
+/// Counters of the mover itself.
+const OWN: usize = 11;
 
 /// Packets from one RX queue to one TX queue.
 #[derive(Debug)]
@@ -112,6 +143,34 @@ impl Worker {
         }
     }
 
+    /// The values of [`CLASS_COUNTERS`] for every class.
+    fn decisions(&self) -> [[u64; CLASS_COUNTERS.len()]; mover::CLASSES] {
+        let mut classes = [(0, Decision::default()); mover::CLASSES];
+        for queue in self.mover.queues() {
+            for ((most, sum), one) in classes.iter_mut().zip(self.mover.decisions(queue).classes) {
+                let copies = one.by_core + one.by_engine;
+                let shown = if copies > *most { one } else { *sum };
+                *sum = Decision {
+                    by_core: sum.by_core + one.by_core,
+                    by_engine: sum.by_engine + one.by_engine,
+                    held_by_order: sum.held_by_order + one.held_by_order,
+                    changes: sum.changes + one.changes,
+                    ..shown
+                };
+                *most = copies.max(*most);
+            }
+        }
+        classes.map(|(copies, of)| {
+            let way = match of.way {
+                _ if copies == 0 => 0,
+                Way::Core => 1,
+                Way::Engine => 2,
+            };
+            let [core, engine] = [of.core_ticks, of.engine_ticks].map(|ticks| ticks.round() as u64);
+            [of.by_core, of.by_engine, of.held_by_order, of.changes, way, of.reason as u64, core, engine]
+        })
+    }
+
     fn publish_stats(&self) {
         let stats = self.mover.stats();
         let values = [
@@ -121,8 +180,14 @@ impl Worker {
             stats.overflow,
             stats.resets,
             stats.quarantined,
+            stats.faults,
+            stats.out_of_service,
+            stats.channels_out,
+            stats.probes,
+            stats.held_by_order,
         ];
-        for (i, value) in values.into_iter().enumerate() {
+        let decisions = self.decisions().into_iter().flatten();
+        for (i, value) in values.into_iter().chain(decisions).enumerate() {
             self.mover_stats.counter(i).set(value);
         }
         for (id, channel) in self.mover.channels() {

@@ -100,7 +100,7 @@ fn child(offload: bool) -> ! {
         let config = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
         cell.publish(|wanted| {
             wanted.vring = Some(Arc::new(config));
-            wanted.binding = Binding { mode, channels: channels.clone() };
+            wanted.binding = Binding::new(mode, channels.clone());
         });
     }
     let stream = Stream {

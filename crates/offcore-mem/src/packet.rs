@@ -21,10 +21,13 @@ pub type Burst = ArrayVec<Packet, BURST>;
 #[must_use = "a dropped packet leaks its chunk: free it to a PoolCache"]
 pub struct Packet {
     chunk_base: NonNull<u8>,
-    chunk: u32,
-    offset: u16,
-    len: u16,
+    /// The chunk's index in the low half, above it 16 bits each of offset and length. One word, since handles are moved
+    /// as whole words right after they are made, and a load waits long for the several narrower stores that it covers.
+    word: u64,
 }
+
+const OFFSET: u32 = 32;
+const LEN: u32 = 48;
 
 // SAFETY: a packet is the only owner of its chunk, in memory that lives as long as the process.
 unsafe impl Send for Packet {}
@@ -36,13 +39,14 @@ impl Packet {
     /// No other handle on the chunk may exist; its memory must live as long as the process, and `offset + len` must be
     /// at most the chunk's size.
     pub(crate) unsafe fn new(chunk_base: NonNull<u8>, chunk: u32, offset: u16, len: u16) -> Self {
-        Self { chunk_base, chunk, offset, len }
+        let word = u64::from(len) << LEN | u64::from(offset) << OFFSET | u64::from(chunk);
+        Self { chunk_base, word }
     }
 
     /// The chunk's index in its pool.
     #[inline(always)]
     pub fn chunk(&self) -> u32 {
-        self.chunk
+        self.word as u32
     }
 
     /// Start of the chunk's memory.
@@ -55,13 +59,13 @@ impl Packet {
     #[inline(always)]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        usize::from(self.len)
+        (self.word >> LEN) as usize
     }
 
     /// Bytes of the chunk before the packet.
     #[inline(always)]
     pub fn headroom(&self) -> usize {
-        usize::from(self.offset)
+        usize::from((self.word >> OFFSET) as u16)
     }
 
     /// The packet's bytes.
@@ -82,7 +86,7 @@ impl Packet {
     #[inline(always)]
     pub fn data(&self) -> NonNull<u8> {
         // SAFETY: the offset is inside the chunk.
-        unsafe { self.chunk_base.add(usize::from(self.offset)) }
+        unsafe { self.chunk_base.add(self.headroom()) }
     }
 
     /// The `n` bytes of headroom directly before the packet, writable: a header that travels with it goes there.
@@ -103,8 +107,7 @@ impl Packet {
     #[inline(always)]
     pub fn pull(&mut self, n: usize) {
         assert!(n <= self.len(), "{n} bytes to pull from a packet of {}", self.len());
-        self.offset += n as u16;
-        self.len -= n as u16;
+        self.place(self.headroom() + n, self.len() - n);
     }
 
     /// Moves the packet's start back by `n` bytes of headroom.
@@ -114,21 +117,20 @@ impl Packet {
     #[inline(always)]
     pub fn push(&mut self, n: usize) {
         assert!(n <= self.headroom(), "{n} bytes of headroom wanted, {} there", self.headroom());
-        self.offset -= n as u16;
-        self.len += n as u16;
+        self.place(self.headroom() - n, self.len() + n);
     }
 
     /// Shortens the packet to `len` bytes; longer is left alone.
     #[inline(always)]
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len.min(usize::from(u16::MAX)) as u16);
+        self.place(self.headroom(), len.min(self.len()));
     }
 
     /// Says which bytes of the chunk are the packet; the caller has checked that they are in it.
     #[inline(always)]
     pub(crate) fn place(&mut self, offset: usize, len: usize) {
-        self.offset = offset as u16;
-        self.len = len as u16;
+        self.word =
+            u64::from(len as u16) << LEN | u64::from(offset as u16) << OFFSET | u64::from(self.chunk());
     }
 
     /// Says which bytes of the chunk are the packet: `pool` knows how many there are.
@@ -137,7 +139,7 @@ impl Packet {
     /// When the range is longer than the chunk, or the packet is of another pool.
     #[inline(always)]
     pub fn set_range(&mut self, pool: &crate::Pool, offset: usize, len: usize) {
-        assert!(pool.owns(self), "packet {} is not of this pool", self.chunk);
+        assert!(pool.owns(self), "packet {} is not of this pool", self.chunk());
         let size = pool.chunk_size();
         assert!(offset.saturating_add(len) <= size, "{offset}+{len} bytes in a chunk of {size}");
         self.place(offset, len);

@@ -97,7 +97,7 @@ fn channel(device: &CoreDevice) -> Box<dyn Channel> {
 /// A virtqueue of a guest whose copies `channel` makes in the mode given.
 fn cell(guest: &Guest, queue: u16, mode: Mode, channel: ChannelId) -> Arc<VringCell> {
     let cell = Arc::new(VringCell::new(queue));
-    cell.publish(|wanted| wanted.binding = Binding { mode, channels: vec![channel] });
+    cell.publish(|wanted| wanted.binding = Binding::new(mode, vec![channel]));
     start(&cell, guest.config(FEATURES));
     cell
 }

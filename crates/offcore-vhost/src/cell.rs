@@ -41,12 +41,19 @@ pub struct Binding {
     pub mode: Mode,
     /// Channels of the owning worker's mover; several share the virtqueue's load.
     pub channels: Vec<ChannelId>,
+    /// Its part of a channel that other virtqueues need, too, is its weight by the sum of theirs; 0 counts as 1.
+    pub weight: u16,
 }
 
 impl Binding {
+    /// `mode`, and channels used with weight 1.
+    pub const fn new(mode: Mode, channels: Vec<ChannelId>) -> Self {
+        Self { mode, channels, weight: 1 }
+    }
+
     /// The core makes the copies.
     pub const fn core() -> Self {
-        Self { mode: Mode::Cpu, channels: Vec::new() }
+        Self::new(Mode::Cpu, Vec::new())
     }
 }
 

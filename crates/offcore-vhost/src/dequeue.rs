@@ -138,7 +138,7 @@ impl Dequeue {
     fn gather<const NOW: bool>(
         &mut self,
         ctx: &mut Context<'_>,
-        plan: Plan,
+        mut plan: Plan,
         wanted: usize,
         burst: &mut Burst,
         dequeued: &mut Dequeued,
@@ -191,7 +191,7 @@ impl Dequeue {
                 burst.extend(packet);
             } else {
                 // A chain without a packet takes its place in the order all the same.
-                let slot = ring.push(plan.outstanding(vring.list.len() - before));
+                let slot = ring.push(plan.outstanding(&vring.list[before..]));
                 vring.slots[slot] = InFlight { packet, chains: 1 };
                 vring.chains.push(Chain { head, written: 0 });
             }
@@ -213,6 +213,7 @@ impl Dequeue {
             }
             ctx.clock.lap(Stage::Publish);
             check_headers(burst, first_new, ctx.cache, dequeued);
+            ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Header);
         }
         result
@@ -229,6 +230,7 @@ impl Dequeue {
             return;
         }
         let (first, mask) = (ring.oldest_slot(), ring.mask());
+        let since = ctx.mover.reaping(vring.queue, ready);
         let Some(active) = vring.active.as_mut() else { return };
         // Those of the next call as well: their lines come over from the engine while this burst is worked on.
         for i in ready..done.min(ready + ctx.burst) {
@@ -251,6 +253,7 @@ impl Dequeue {
         }
         check_headers(burst, first_new, ctx.cache, dequeued);
         vring.left(ctx.mover, ready);
+        ctx.mover.reaped(vring.queue, ready, since);
         ctx.clock.lap(Stage::Header);
     }
 

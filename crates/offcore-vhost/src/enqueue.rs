@@ -117,6 +117,7 @@ impl Enqueue {
         }
         let (first, mask) = (ring.oldest_slot(), ring.mask());
         let vring = &mut self.vring;
+        let since = ctx.mover.reaping(vring.queue, ready);
         let Some(active) = vring.active.as_mut() else { return 0 };
         for i in 0..ready {
             let slot = &mut vring.slots[(first + i) & mask];
@@ -130,6 +131,7 @@ impl Enqueue {
         }
         active.publish();
         vring.left(ctx.mover, ready);
+        ctx.mover.reaped(vring.queue, ready, since);
         ctx.clock.lap(Stage::Publish);
         ready
     }
@@ -157,7 +159,7 @@ impl Enqueue {
     fn gather<const NOW: bool>(
         &mut self,
         ctx: &mut Context<'_>,
-        plan: Plan,
+        mut plan: Plan,
         burst: &mut Burst,
         submitted: &mut Submitted,
     ) -> Option<Stop> {
@@ -183,7 +185,7 @@ impl Enqueue {
             match chains {
                 Ok(chains) => {
                     if !NOW {
-                        let slot = ring.push(plan.outstanding(gather.list.len() - before));
+                        let slot = ring.push(plan.outstanding(&gather.list[before..]));
                         vring.slots[slot].chains = chains;
                     }
                     taken += 1;
@@ -214,6 +216,7 @@ impl Enqueue {
                 active.publish();
             }
             ctx.cache.free_all(burst.drain(..taken));
+            ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Publish);
         } else {
             for (i, packet) in burst.drain(..taken).enumerate() {

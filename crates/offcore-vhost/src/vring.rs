@@ -216,6 +216,7 @@ impl Vring {
             let bound = mover.bind(self.queue, Mode::Cpu, &[]);
             debug_assert!(bound.is_ok(), "no channel, so none is missing");
         }
+        mover.set_weight(self.queue, wanted.binding.weight);
         self.applied = generation;
         self.cell.acknowledge(generation, self.report.clone());
     }

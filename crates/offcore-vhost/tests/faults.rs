@@ -58,7 +58,7 @@ impl Loop {
             let config = offcore_vhost::VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
             cell.publish(|wanted| {
                 wanted.vring = Some(Arc::new(config));
-                wanted.binding = Binding { mode: Mode::Offload, channels: ids.clone() };
+                wanted.binding = Binding::new(Mode::Offload, ids.clone());
             });
         }
         let enqueue = Enqueue::attach(&cells[0], &mut worker.mover).unwrap();

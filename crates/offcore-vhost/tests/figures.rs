@@ -23,7 +23,7 @@ fn virtqueue(worker: &mut Worker, queue: u16, channels: &[ChannelId]) -> Virtque
     let guest = Guest::new(64);
     let receiver = Receiver::new(&guest, 2048);
     let cell = Arc::new(VringCell::new(queue));
-    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: channels.to_vec() });
+    cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels.to_vec()));
     start(&cell, guest.config(FEATURES));
     let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
     Virtqueue { guest, receiver, enqueue }
@@ -143,7 +143,7 @@ fn a_stop_waits_for_what_is_in_flight() {
     let guest = Guest::new(64);
     let mut receiver = Receiver::new(&guest, 2048);
     let cell = Arc::new(VringCell::new(0));
-    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: vec![channel] });
+    cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
     start(&cell, guest.config(FEATURES));
     let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
     let mut virtqueue = Virtqueue { guest, receiver: Receiver::new(&Guest::new(8), 64), enqueue };
@@ -191,7 +191,7 @@ fn a_binding_changes_while_packets_are_in_flight() {
     let guest = Guest::new(64);
     let mut receiver = Receiver::new(&guest, 2048);
     let cell = Arc::new(VringCell::new(0));
-    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: vec![channel] });
+    cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
     start(&cell, guest.config(FEATURES));
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
     let mut burst = worker.packets(0, &[100]);

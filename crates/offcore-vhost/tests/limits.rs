@@ -28,7 +28,7 @@ fn rig(queue: u16, ring: usize) -> Rig {
     let (device, stepper) = CoreDevice::stepped();
     let channel = worker.mover.add_channel(device.open_channel(ring).unwrap());
     let cell = Arc::new(VringCell::new(queue));
-    cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels: vec![channel] });
+    cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
     start(&cell, guest.config(FEATURES));
     Rig { guest, worker, channel, stepper, cell }
 }
@@ -180,7 +180,7 @@ fn a_binding_that_cannot_be_makes_the_core_copy() {
     let missing = t.worker.mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
     t.worker.mover.remove_channel(missing).unwrap();
     let channels = vec![t.channel, missing];
-    t.cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels });
+    t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels));
     let mut burst = t.worker.packets(0, &[500]);
     enqueue.submit(&mut t.worker.ctx(), &mut burst);
     assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(0, 500));
@@ -196,7 +196,7 @@ fn a_worker_that_leaves_does_not_lose_the_position() {
     let mut burst = t.worker.packets(0, &[60; 5]);
     enqueue.submit(&mut t.worker.ctx(), &mut burst);
     let channels = vec![t.channel];
-    t.cell.publish(|wanted| wanted.binding = Binding { mode: Mode::Offload, channels });
+    t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels));
     drop(enqueue);
     assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 5);
     // The next one goes on after the five packets.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use offcore_dma::Mode;
-use offcore_flow::{DmaMap, Forward, Topology};
+use offcore_flow::{DmaMap, Forward, Simulator, Topology};
 use offcore_mem::Hugepages;
 use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
@@ -15,6 +15,7 @@ use offcore_stats::lcore;
 use offcore_wire::MacAddr;
 
 use crate::bench::BenchCommand;
+use crate::dsa::DsaCommand;
 
 /// A packet data path whose copies are made by an engine instead of the core.
 #[derive(Debug, Parser)]
@@ -39,6 +40,15 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
+    #[command(after_help = crate::predict::EXAMPLES)]
+    Predict(crate::predict::PredictArgs),
+    /// Intel DSA devices: what is there, how it is laid out, what is wrong with it
+    Dsa {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: DsaCommand,
+    },
 }
 
 const EXAMPLES: &str = "\
@@ -46,6 +56,7 @@ Examples:
   offcore switch --demo
   offcore switch --help
   offcore bench vhost --quick
+  offcore dsa doctor
 
 Exit codes: 0 done, 1 failed, 2 usage.";
 
@@ -62,6 +73,11 @@ Examples:
   Two guests, whose packets a helper thread on lcore 1 copies:
     offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
       --dma 'txq0@core:1;rxq0@core:1'
+
+  The same on a simulated DSA device, core or device by what is cheaper:
+    offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
+      --dsa-sim 0:profile=vhost --dma 'txq0@dsa-sim0:wq0.0;rxq0@dsa-sim0:wq0.1' \\
+      --mode auto
 
   A guest and the host's network, as root; channels in the vhost guide's syntax:
     offcore switch --port tap:tap0 \\
@@ -85,8 +101,19 @@ Ports:
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
 
 Channels:
-  cpu        the core itself
-  core:N     a helper thread on lcore N
+  cpu             the core itself
+  core:N          a helper thread on lcore N
+  dsa:wqN.M       work queue M of DSA device N; wqN.M is the same
+  dsa:auto        every work queue that is enabled for users, those of the
+                  packet buffers' NUMA node if there are any
+  dsa-simN:wqN.M  a work queue of the simulated device N (--dsa-sim)
+  A work queue's name may be followed by /direct (no batch descriptors),
+  /memory (copies are not put into the cache), /block (the device waits for
+  page faults).
+  A work queue that several workers use is shared: a dedicated one by a lock.
+
+Simulated devices:
+  N[:profile=NAME|FILE,gen=spr|dsa2,seed=N,fault=...,lcore=N]
 
 Ctrl-C or SIGTERM stops it: what is in flight is finished, a last report
 follows. A second one ends it at once.";
@@ -111,11 +138,16 @@ pub(crate) struct SwitchArgs {
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
-    /// Which channels make the copies of which queues: [PORT.]txqN@CH[+CH];... or rxqN@...
+    /// Which channels make the copies of which queues: [PORT.]txqN[*WEIGHT]@CH[+CH];... or rxqN@...
     #[arg(long, value_name = "MAP")]
     pub dma: Option<DmaMap>,
 
-    /// Who makes the copies of the mapped queues [default: offload where a queue is mapped, cpu elsewhere]
+    /// A simulated DSA device for channels dsa-simN:wqN.M, as N[:KEY=VALUE,...] (see below); once for each device
+    #[arg(long = "dsa-sim", value_name = "SPEC")]
+    pub dsa_sims: Vec<Simulator>,
+
+    /// Who makes the copies of the mapped queues; auto chooses by what it measures [default: offload where a queue is
+    /// mapped, cpu elsewhere]
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
 
@@ -177,12 +209,13 @@ pub(crate) struct SwitchArgs {
 }
 
 /// The demo decides these itself.
-const NOT_WITH_DEMO: [&str; 17] = [
+const NOT_WITH_DEMO: [&str; 18] = [
     "ports",
     "forward",
     "port_topology",
     "eth_peers",
     "dma",
+    "dsa_sims",
     "mode",
     "lcores",
     "burst",
@@ -257,7 +290,7 @@ fn seconds(text: &str) -> Option<Duration> {
     (0.0..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
-fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
+pub(crate) fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
         let found = text.parse().ok().filter(|number| range.contains(number));
         found.ok_or_else(|| format!("expected a number from {} to {}", range.start(), range.end()))
@@ -282,7 +315,7 @@ fn topology() -> impl TypedValueParser<Value = Topology> {
 }
 
 fn mode() -> impl TypedValueParser<Value = Mode> {
-    choice(["cpu", "offload"])
+    choice(["cpu", "offload", "auto"])
 }
 
 pub(crate) fn hugepages() -> impl TypedValueParser<Value = Hugepages> {
@@ -316,6 +349,7 @@ mod tests {
             "--port-topology=chained",
             "--eth-peer=1,02:00:00:00:00:09",
             "--dma=0.txq0@core:1+core:2",
+            "--dsa-sim=0:profile=vhost,lcore=1",
             "--mode=cpu",
             "--lcores=0,2-3",
             "--burst=64",
@@ -333,6 +367,7 @@ mod tests {
         assert_eq!(args.ports.len(), 2);
         assert_eq!((args.forward, args.port_topology), (Forward::Mac, Topology::Chained));
         assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
+        assert_eq!((args.dsa_sims[0].number, args.dsa_sims[0].lcore), (0, Some(1)));
         assert_eq!(args.mode, Some(Mode::Cpu));
         assert_eq!(args.lcores, Some(Lcores(vec![0, 2, 3])));
         assert_eq!((args.burst, args.mbufs, args.mbuf_size), (64, 64, 4096));
@@ -356,7 +391,8 @@ mod tests {
             ("--eth-peer", "x,02:00:00:00:00:01", "'x' is no port number"),
             ("--eth-peer", "0,02:00:00:00:00", "it has 5 parts"),
             ("--dma", "txq0", "no '@'"),
-            ("--mode", "auto", "cpu, offload"),
+            ("--mode", "both", "cpu, offload, auto"),
+            ("--dsa-sim", "x:seed=7", "'x' is no device number"),
             ("--lcores", "1-0", "numbers and ranges"),
             ("--lcores", "0,0", "listed twice"),
             ("--burst", "65", "from 1 to 64"),

@@ -2,7 +2,7 @@
 //!
 //! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
 //! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
-//! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`,
+//! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`output`]: where words go.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
@@ -12,9 +12,11 @@
 mod args;
 mod bench;
 mod demo;
+mod dsa;
 mod output;
 mod plan;
 mod ports;
+mod predict;
 mod report;
 mod switch;
 
@@ -51,7 +53,9 @@ fn main() -> ExitCode {
     }
     let (names, result) = match &cli.command {
         Command::Switch(args) => (&["switch"][..], switch::run(args)),
-        Command::Bench { command } => (&["bench", "vhost"][..], bench::run(command)),
+        Command::Bench { command } => (command.names(), bench::run(command)),
+        Command::Predict(args) => (&["predict"][..], predict::run(args)),
+        Command::Dsa { command } => (command.names(), dsa::run(command)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

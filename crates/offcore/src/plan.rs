@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use offcore_dma::Mode;
-use offcore_flow::{DmaMap, Forward, SwitchConfig};
+use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
@@ -27,11 +27,14 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     check_twice(&args.ports)?;
     let dma = dma_map(args)?;
     let mapped = !dma.entries.is_empty();
-    if args.mode == Some(Mode::Offload) && !mapped {
-        return Err(
-            "--mode offload needs --dma, or dmas=[...] on a vhost --port: no queue has a channel".into()
-        );
+    if let Some(mode @ (Mode::Offload | Mode::Auto)) = args.mode
+        && !mapped
+    {
+        return Err(format!(
+            "--mode {mode} needs --dma, or dmas=[...] on a vhost --port: no queue has a channel"
+        ));
     }
+    check_simulators(args, &dma)?;
     let mut eth_peers = BTreeMap::new();
     for &(port, mac) in &args.eth_peers {
         if port >= args.ports.len() {
@@ -51,6 +54,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         eth_peers,
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores: lcores(args, &dma)?,
+        simulators: args.dsa_sims.clone(),
         dma,
         burst: args.burst,
         txpkts: args.txpkts.unwrap_or(FRAME),
@@ -114,6 +118,23 @@ fn dma_map(args: &SwitchArgs) -> Result<DmaMap, String> {
     Ok(map)
 }
 
+/// A simulated device is asked for once, and every one that a channel names is asked for.
+fn check_simulators(args: &SwitchArgs, dma: &DmaMap) -> Result<(), String> {
+    let names: Vec<String> = args.dsa_sims.iter().map(Simulator::name).collect();
+    if let Some((_, twice)) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+        return Err(format!("--dsa-sim gives {twice} twice: expected it once, with all its keys"));
+    }
+    for channel in dma.entries.iter().flat_map(|entry| &entry.channels) {
+        if let Some((device, _)) = channel.split_once(':')
+            && let Some(number) = device.strip_prefix("dsa-sim")
+            && !names.iter().any(|name| name == device)
+        {
+            return Err(format!("--dma {channel}: there is no such device; add --dsa-sim {number}"));
+        }
+    }
+    Ok(())
+}
+
 fn check_forward(args: &SwitchArgs) -> Result<(), String> {
     let forward = args.forward;
     let generates = matches!(forward, Forward::Txonly | Forward::Flowgen);
@@ -164,6 +185,7 @@ fn lcores(args: &SwitchArgs, dma: &DmaMap) -> Result<Vec<usize>, String> {
     let helper = |lcore: &usize| {
         let name = format!("core:{lcore}");
         dma.entries.iter().any(|entry| entry.channels.contains(&name))
+            || args.dsa_sims.iter().any(|simulator| simulator.lcore == Some(*lcore))
     };
     let free = available.iter().find(|lcore| !helper(lcore)).or(available.first());
     free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
@@ -192,6 +214,9 @@ mod tests {
         for (flags, words) in [
             ("--port gen: --quick", &["--quick", "--demo"][..]),
             ("--port gen: --mode offload", &["--mode offload", "--dma"]),
+            ("--port gen: --mode auto", &["--mode auto", "--dma"]),
+            ("--port gen: --dsa-sim 0 --dsa-sim 0:seed=1", &["--dsa-sim", "dsa-sim0 twice"]),
+            ("--port vhost:/a --dma txq0@dsa-sim1:wq1.0 --dsa-sim 0", &["--dma", "--dsa-sim 1"]),
             ("--port gen: --txpkts 64", &["--txpkts", "--forward io"]),
             ("--port gen: --forward mac --txpkts 64", &["--txpkts", "--forward mac"]),
             ("--port gen: --eth-peer 0,02:00:00:00:00:01", &["--eth-peer", "--forward io"]),

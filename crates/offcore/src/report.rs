@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use offcore_flow::report::{ChannelReport, QueueReport, Report, WorkerReport};
+use offcore_flow::report::{ChannelReport, DecisionReport, QueueReport, Report, WorkerReport};
 use offcore_port::generator::GenReport;
 use offcore_stats::Stage;
 use offcore_stats::stage::Group;
@@ -95,6 +95,9 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     for worker in &report.workers {
         text += &core_copies(worker);
     }
+    if !report.decisions.is_empty() {
+        text += &decisions(&report.decisions);
+    }
     if line.stopped_by.is_some() {
         for port in line.ports {
             let _ = writeln!(text, "  {} {}: {}", port.port, port.name, port.status);
@@ -130,11 +133,12 @@ fn dropped(queue: &QueueReport) -> String {
 }
 
 fn channels(channels: &[ChannelReport]) -> String {
-    let heads = ["channel", "copies submitted", "completed", "failed", "in flight", "bytes"];
+    let heads = ["channel", "shared by", "copies submitted", "completed", "failed", "in flight", "bytes"];
     let mut rows = vec![heads.map(String::from)];
     rows.extend(channels.iter().map(|channel| {
         [
             format!("lcore{} {}", channel.lcore, channel.channel),
+            if channel.sharing == "bound" { "-".into() } else { channel.sharing.clone() },
             channel.submitted.to_string(),
             channel.completed.to_string(),
             channel.failed.to_string(),
@@ -142,7 +146,37 @@ fn channels(channels: &[ChannelReport]) -> String {
             channel.bytes.to_string(),
         ]
     }));
-    columns(&rows, "lrrrrr")
+    columns(&rows, "llrrrrr")
+}
+
+/// What mode `auto` has decided for each size, and why.
+fn decisions(decisions: &[DecisionReport]) -> String {
+    let heads = [
+        "copies of up to",
+        "by",
+        "because",
+        "core: ticks",
+        "engine: ticks",
+        "by core",
+        "by engine",
+        "held",
+        "changes",
+    ];
+    let mut rows = vec![heads.map(String::from)];
+    rows.extend(decisions.iter().map(|decision| {
+        [
+            format!("lcore{} {} B", decision.lcore, decision.up_to),
+            decision.way.into(),
+            decision.reason.into(),
+            decision.core_ticks.to_string(),
+            decision.engine_ticks.to_string(),
+            decision.by_core.to_string(),
+            decision.by_engine.to_string(),
+            decision.held_by_order.to_string(),
+            decision.changes.to_string(),
+        ]
+    }));
+    columns(&rows, "lllrrrrrr")
 }
 
 fn stages(workers: &[WorkerReport]) -> String {
@@ -182,6 +216,10 @@ fn core_copies(worker: &WorkerReport) -> String {
         (worker.fallbacks, "more for a channel that failed"),
         (worker.resets, "channel resets"),
         (worker.quarantined, "copies put in quarantine"),
+        (worker.held_by_order, "of the core's copies held by order"),
+        (worker.faults, "page faults in guests' memory"),
+        (worker.out_of_service, "times a channel out of service"),
+        (worker.probes, "probes of such a channel"),
     ] {
         if count > 0 {
             let _ = write!(text, ", {count} {what}");
@@ -231,6 +269,7 @@ mod tests {
         let channel = ChannelReport {
             lcore: 0,
             channel: "core:1".into(),
+            sharing: "lock".into(),
             submitted: 900,
             completed: 896,
             failed: 1,
@@ -246,6 +285,22 @@ mod tests {
             overflow: 5,
             resets: 0,
             quarantined: 0,
+            held_by_order: 2,
+            faults: 0,
+            out_of_service: 0,
+            probes: 0,
+        };
+        let decision = DecisionReport {
+            lcore: 0,
+            up_to: "2048".into(),
+            way: "engine",
+            reason: "cheaper",
+            core_ticks: 310,
+            engine_ticks: 41,
+            by_core: 7,
+            by_engine: 900,
+            held_by_order: 2,
+            changes: 1,
         };
         Report {
             report: "interval",
@@ -254,6 +309,7 @@ mod tests {
             queues: vec![queue("rx", &[], 4), queue("tx", &[("full", 12), ("down", 3)], 0)],
             channels: vec![channel],
             workers: vec![worker],
+            decisions: vec![decision],
         }
     }
 
@@ -266,13 +322,16 @@ mod tests {
   queue      packets   Mpps  Gbit/s  dropped
   port1 rx0  1000000  2.500   1.200  (pool dry in 4 polls)
   port1 tx0  1000000  2.500   1.200  full 12, down 3
-  channel        copies submitted  completed  failed  in flight  bytes
-  lcore0 core:1               900        896       1          3  54000
+  channel        shared by  copies submitted  completed  failed  in flight  bytes
+  lcore0 core:1  lock                    900        896       1          3  54000
   cycles, %    rx  virtqueue  header  copy  submit  poll  publish    tx  application  idle
   lcore0     10.0       10.0    10.0  10.0    10.0  10.0     10.0  10.0         10.0  10.0
   of these, %  switching (rx+header+tx)  virtqueue (virtqueue+publish)  copy (copy+submit+poll)
   lcore0                           33.3                           33.3                     33.3
-  lcore0 made 7 copies itself, 5 of them because every channel was full or out of service
+  lcore0 made 7 copies itself, 5 of them because every channel was full or out of service, \
+2 of the core's copies held by order
+  copies of up to  by      because  core: ticks  engine: ticks  by core  by engine  held  changes
+  lcore0 2048 B    engine  cheaper          310             41        7        900     2        1
 ";
         assert_eq!(text, expected);
     }
@@ -321,6 +380,7 @@ mod tests {
         assert_eq!(value["queues"][1]["packets_per_second"], 2_500_000.0);
         assert_eq!(value["channels"][0]["in_flight"], 3);
         assert_eq!(value["workers"][0]["overflow"], 5);
+        assert_eq!(value["decisions"][0]["way"], "engine");
         assert_eq!(value["ports"][0]["generator"]["verified"], 4);
         let without = Line { report: &report, ports: &[], stopped_by: None, unfinished: None };
         assert!(!serde_json::to_string(&without).unwrap().contains("stopped_by"));

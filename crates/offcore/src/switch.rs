@@ -35,9 +35,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     say(&describe(pool));
     let (ports, observed) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;
     let running = offcore_flow::switch::start(&config, ports, pool).map_err(failure)?;
-    for warning in running.warnings() {
-        say(&format!("warning: {warning}"));
-    }
+    running.notes().iter().for_each(|note| say(note));
     if args.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
         say(
             "warning: every lcore has a real-time worker: only the kernel's throttling leaves time for the rest",

@@ -19,11 +19,12 @@ use source::Source;
 const LONGEST: usize = 800;
 
 /// Where `unsafe` may be.
-const UNSAFE: [&str; 8] = [
+const UNSAFE: [&str; 9] = [
     "crates/offcore-stats/",
     "crates/offcore-mem/",
     "crates/offcore-ring/",
     "crates/offcore-dma/",
+    "crates/offcore-dsa/",
     "crates/offcore-vhost/",
     "crates/offcore-port/",
     "crates/offcore-bench/src/peer/",

@@ -121,7 +121,7 @@ impl Ours {
 
 /// The core copies.
 fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
-    QueueSetup { mover, stats, binding: Binding { mode: Mode::Cpu, channels: Vec::new() }, port: "port0" }
+    QueueSetup { mover, stats, binding: Binding::new(Mode::Cpu, Vec::new()), port: "port0" }
 }
 
 fn gone() -> anyhow::Error {

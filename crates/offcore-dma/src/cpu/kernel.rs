@@ -1,19 +1,17 @@
-//! The copy loops, for each vector width, and the choice between them.
+//! The copy loops that go through the caches, for each vector width.
 
 use core::arch::x86_64::{
     __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
     _mm512_loadu_si512, _mm512_storeu_si512,
 };
-use std::sync::OnceLock;
 
 use offcore_ring::prefetch;
-use offcore_stats::tsc;
 
 use crate::channel::Copy;
 
 /// Operations between the one that is copied and the one whose source is asked for: into the second-level cache,
 /// where four packets do not push each other out.
-const SOURCE_AHEAD: usize = 4;
+pub(super) const SOURCE_AHEAD: usize = 4;
 /// The same for the destination. Lines taken for writing land in the first-level cache, and the buffers of a pool start
 /// at a few sets of it only: taken much earlier, they are gone again before they are written.
 const DESTINATION_AHEAD: usize = 1;
@@ -22,87 +20,12 @@ const FETCHED: usize = 2048;
 /// From this length on the C library's copy wins: it stores past the caches.
 const LONG: usize = 256 * 1024;
 
-/// A copy loop.
-pub(super) type Burst = unsafe fn(&[Copy]);
-
-/// The copy loops for one vector width.
-#[derive(Debug)]
-pub(super) struct Kernel {
-    /// The loop that fetches ahead.
-    pub(super) ahead: Burst,
-    /// The loop that does not: the best when everything is in the first two caches.
-    pub(super) plain: Burst,
-    /// TSC ticks for a line of 64 bytes, by `plain`, when source and destination are in the core's own caches.
-    pub(super) hot_ticks: f64,
-}
-
-/// The loops for the widest vectors that this CPU copies well, chosen once per process.
-#[inline(always)]
-pub(super) fn kernel() -> &'static Kernel {
-    static CHOSEN: OnceLock<Kernel> = OnceLock::new();
-    CHOSEN.get_or_init(|| {
-        let (ahead, plain): (Burst, Burst) = if is_x86_feature_detected!("avx512f") && !halves_wide_stores() {
-            (avx512_ahead, avx512)
-        } else if is_x86_feature_detected!("avx2") {
-            (avx2_ahead, avx2)
-        } else {
-            (sse2_ahead, sse2)
-        };
-        Kernel { ahead, plain, hot_ticks: hot_ticks(plain) }
-    })
-}
-
-/// Every kernel that this CPU can run.
-#[cfg(test)]
-pub(super) fn runnable() -> Vec<Burst> {
-    let mut bursts: Vec<Burst> = vec![sse2, sse2_ahead];
-    if is_x86_feature_detected!("avx2") {
-        bursts.extend([avx2 as Burst, avx2_ahead]);
-    }
-    if is_x86_feature_detected!("avx512f") {
-        bursts.extend([avx512 as Burst, avx512_ahead]);
-    }
-    bursts
-}
-
-/// Whether the CPU makes two of every 64-byte store: AMD's up to Zen 4, on which 32-byte vectors copy packets up to
-/// twice as fast.
-fn halves_wide_stores() -> bool {
-    const ZEN_5: u32 = 0x1a;
-    let (vendor, version) = (core::arch::x86_64::__cpuid(0), core::arch::x86_64::__cpuid(1));
-    let family = (version.eax >> 8 & 0xf) + (version.eax >> 20 & 0xff);
-    vendor.ebx == u32::from_le_bytes(*b"Auth") && family < ZEN_5
-}
-
-/// Measures `plain` on a burst of packets that stays in the core's own caches: the best of a few rounds, since the first
-/// ones warm up.
-fn hot_ticks(plain: Burst) -> f64 {
-    const PACKETS: usize = 32;
-    const STRIDE: usize = 2048;
-    const LEN: u32 = 1526;
-    let (source, mut destination) = (vec![0u8; PACKETS * STRIDE], vec![0u8; PACKETS * STRIDE]);
-    let ops: [Copy; PACKETS] = std::array::from_fn(|i| Copy {
-        src: source[i * STRIDE..].as_ptr(),
-        dst: destination.as_mut_ptr().wrapping_add(i * STRIDE),
-        len: LEN,
-        token: 0,
-    });
-    let best = (0..16).map(|_| {
-        let start = tsc::now();
-        // SAFETY: each packet has 2048 bytes of its own in both buffers, which are this function's and do not overlap;
-        // `plain` was chosen for this CPU.
-        unsafe { plain(&ops) };
-        tsc::now() - start
-    });
-    best.min().unwrap_or(0) as f64 / (PACKETS as f64 * f64::from(LEN) / 64.0)
-}
-
 macro_rules! loops {
     ($plain:ident, $ahead:ident, $register:ty, $feature:literal) => {
         /// # Safety
         /// As for [`super::copy_burst`], and the CPU has the feature.
         #[target_feature(enable = $feature)]
-        unsafe fn $plain(ops: &[Copy]) {
+        pub(super) unsafe fn $plain(ops: &[Copy]) {
             for op in ops {
                 // SAFETY: the caller's promises; the feature is enabled here.
                 unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
@@ -112,7 +35,7 @@ macro_rules! loops {
         /// # Safety
         /// As for [`super::copy_burst`], and the CPU has the feature.
         #[target_feature(enable = $feature)]
-        unsafe fn $ahead(ops: &[Copy]) {
+        pub(super) unsafe fn $ahead(ops: &[Copy]) {
             for op in ops.iter().take(SOURCE_AHEAD) {
                 fetch_source(op);
             }
@@ -138,7 +61,7 @@ loops!(avx2, avx2_ahead, __m256i, "avx2");
 loops!(avx512, avx512_ahead, __m512i, "avx512f");
 
 #[inline(always)]
-fn fetch_source(op: &Copy) {
+pub(super) fn fetch_source(op: &Copy) {
     for_each_line(op.src, op.len, prefetch::read_l2);
 }
 
@@ -161,7 +84,7 @@ fn for_each_line(first: *const u8, len: u32, fetch: fn(*const u8)) {
 }
 
 /// A vector register. Its functions are inlined into a function that has the feature enabled.
-trait Vector: std::marker::Copy {
+pub(super) trait Vector: std::marker::Copy {
     const BYTES: usize = size_of::<Self>();
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
@@ -215,7 +138,7 @@ scalar!(u16);
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`, and the CPU has `V`.
 #[inline(always)]
-unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
+pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
     if len < V::BYTES {
         // SAFETY: the same promises.
         return unsafe { copy_short(src, dst, len) };

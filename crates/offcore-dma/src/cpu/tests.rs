@@ -1,4 +1,4 @@
-//! Every kernel and every length against a byte-by-byte oracle, with guard bytes on both sides.
+//! Every routine and every length against a byte-by-byte oracle, with guard bytes on both sides.
 
 use super::*;
 
@@ -9,39 +9,128 @@ fn buffers(len: usize) -> (Vec<u8>, Vec<u8>) {
     ((0..len + 2 * GUARD).map(|i| (i * 7 + i / 251) as u8).collect(), vec![0xee; len + 2 * GUARD])
 }
 
-fn lengths() -> impl Iterator<Item = usize> {
-    (0..1100).chain([1514, 1526, 2047, 2048, 2049, 4095, 9018, 65535, 65536, 65537, 300_000])
-}
-
 fn assert_only(destination: &[u8], range: std::ops::Range<usize>, expected: &[u8], what: &str) {
     assert!(destination[range.clone()] == *expected, "{what}: wrong content");
     let outside = destination[..range.start].iter().chain(&destination[range.end..]);
     assert!(outside.copied().all(|byte| byte == 0xee), "{what}: bytes outside were written");
 }
 
+fn available() -> impl Iterator<Item = Routine> {
+    Routine::ALL.into_iter().filter(|routine| routine.is_available())
+}
+
+/// One copy by every routine that this CPU has.
+fn assert_all_copy(len: usize, from: usize, to: usize, source: &[u8], destination: &mut [u8]) {
+    let destination = &mut destination[..len + 2 * GUARD];
+    for routine in available() {
+        destination.fill(0xee);
+        let op = Copy {
+            src: source[from..].as_ptr(),
+            dst: destination[to..].as_mut_ptr(),
+            len: len as u32,
+            token: 0,
+        };
+        // SAFETY: both buffers have `len` bytes after the offset, which is at most two guards.
+        unsafe { routine.run(&[op]) };
+        let expected = &source[from..from + len];
+        assert_only(destination, to..to + len, expected, &format!("{routine}, {len} B, {from}->{to}"));
+    }
+}
+
 #[test]
-fn every_kernel_copies_every_length_and_nothing_else() {
-    for len in lengths() {
-        for (from, to) in [(0, 0), (1, 0), (0, 13), (52, 12), (63, 1)] {
-            let (source, mut destination) = buffers(len);
-            for (k, burst) in kernel::runnable().into_iter().enumerate() {
-                destination.fill(0xee);
-                let op = Copy {
-                    src: source[from..].as_ptr(),
-                    dst: destination[to..].as_mut_ptr(),
-                    len: len as u32,
-                    token: 0,
-                };
-                // SAFETY: both buffers have `len` bytes after the offset, which is at most two guards.
-                unsafe { burst(&[op]) };
-                assert_only(
-                    &destination,
-                    to..to + len,
-                    &source[from..from + len],
-                    &format!("kernel {k}, {len} B, {from}->{to}"),
-                );
-            }
+fn every_routine_copies_every_length_and_nothing_else() {
+    let (source, mut destination) = buffers(300_000);
+    for len in (0..=4200).chain([9018, 65535, 65536, 65537, 300_000]) {
+        // Odd offsets, other ones for every length.
+        let (from, to) = ((len * 14 + 1) % 127, (len * 22 + 13) % 127);
+        assert_all_copy(len, from, to, &source, &mut destination);
+    }
+}
+
+#[test]
+fn every_routine_copies_from_and_to_every_alignment() {
+    let (source, mut destination) = buffers(1526);
+    for (from, to) in (0..64).flat_map(|from| (0..64).map(move |to| (from, to))) {
+        // Around the shortest that is streamed, and a whole frame.
+        for len in [60, 255, 256, 257, 383] {
+            assert_all_copy(len, from, to, &source, &mut destination);
         }
+    }
+}
+
+#[test]
+fn routines_have_names_of_their_own_and_the_plainest_run_everywhere() {
+    let mut names: Vec<_> = Routine::ALL.map(Routine::name).into();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Routine::ALL.len());
+    for routine in [Routine::Plain, Routine::Ahead, Routine::NonTemporal] {
+        assert!(routine(Width::Sse2).is_available());
+    }
+    println!("available: {:?}", available().map(Routine::name).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_copier_names_a_routine_that_this_cpu_has() {
+    let (source, mut destination) = buffers(64 * 2048);
+    let (src, dst) = (source.as_ptr(), destination.as_mut_ptr());
+    let mut copier = Copier::default();
+    for len in [64, 1526] {
+        let list: Vec<Copy> = (0..64)
+            .map(|i| Copy { src: src.wrapping_add(i * 2048), dst: dst.wrapping_add(i * 2048), len, token: 0 })
+            .collect();
+        for _ in 0..1000 {
+            // SAFETY: every copy has 2048 bytes of its own in either buffer.
+            unsafe { copier.copy_burst(&list) };
+            assert!(copier.routine().is_available());
+        }
+    }
+}
+
+/// What a fence is for cannot be shown by a test that must not fail by chance, but that bytes are there when a burst of
+/// every routine is over can: the thread that waits for the flag finds them.
+#[test]
+fn what_a_routine_has_copied_is_there_before_what_is_published_after_it() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    const COPIES: usize = 8;
+    const LEN: usize = 1526;
+    const ROUNDS: u32 = 200;
+    let mut source = vec![0u8; COPIES * 2048];
+    let mut destination = vec![0u8; COPIES * 2048];
+    let (from, to) = (source.as_mut_ptr(), destination.as_mut_ptr().expose_provenance());
+    for routine in available() {
+        let (written, read) = (&AtomicU32::new(0), &AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    while written.load(Ordering::Acquire) != round {
+                        std::thread::yield_now();
+                    }
+                    for at in (0..COPIES).flat_map(|i| (0..LEN).map(move |byte| i * 2048 + byte)) {
+                        // SAFETY: inside the destination, which is written only after `read` has said so.
+                        let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(to + at).read() };
+                        assert_eq!(byte, round as u8, "{routine}, byte {at}");
+                    }
+                    read.store(round, Ordering::Release);
+                }
+            });
+            for round in 1..=ROUNDS {
+                // SAFETY: the source is this thread's alone.
+                unsafe { from.write_bytes(round as u8, COPIES * 2048) };
+                let list: [Copy; COPIES] = std::array::from_fn(|i| Copy {
+                    src: from.wrapping_add(i * 2048),
+                    dst: std::ptr::with_exposed_provenance_mut(to + i * 2048),
+                    len: LEN as u32,
+                    token: 0,
+                });
+                // SAFETY: each copy has 2048 bytes of its own in either buffer; the other thread waits for the flag.
+                unsafe { routine.run(&list) };
+                written.store(round, Ordering::Release);
+                while read.load(Ordering::Acquire) != round {
+                    std::thread::yield_now();
+                }
+            }
+        });
     }
 }
 

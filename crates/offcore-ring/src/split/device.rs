@@ -54,8 +54,9 @@ pub struct Queue {
     next_avail: u16,
     /// The driver's index as last read.
     avail_idx: u16,
-    /// Next used entry to write.
-    next_used: u16,
+    /// Next used entry to write. In 32 bits, of which 16 count: 16-bit fields are read by wider loads, which have to
+    /// wait until the narrower store before them has reached the cache.
+    next_used: u32,
     /// The used index as last published.
     published: u16,
     /// How far available entries are ahead of the used elements that return them: 0, unless the driver started the queue
@@ -80,7 +81,7 @@ impl Queue {
             indirect,
             next_avail: base,
             avail_idx: base,
-            next_used: used,
+            next_used: used.into(),
             published: used,
             lead: base.wrapping_sub(used),
             signalled: used,
@@ -221,13 +222,18 @@ impl Queue {
         self.next_avail = self.next_avail.wrapping_add(chains);
     }
 
+    #[inline(always)]
+    fn next_used(&self) -> u16 {
+        self.next_used as u16
+    }
+
     /// Writes a used element for the chain at `head` of which `len` bytes were written. Not visible before
     /// [`Queue::publish`].
     #[inline(always)]
     pub fn push_used(&mut self, head: u16, len: u32) {
         // SAFETY: `used_element` masks the position, so it points into the used ring, which stays mapped.
         unsafe {
-            self.layout.used_element(self.next_used).write_volatile(UsedElement { id: head.into(), len })
+            self.layout.used_element(self.next_used()).write_volatile(UsedElement { id: head.into(), len })
         };
         self.next_used = self.next_used.wrapping_add(1);
     }
@@ -235,9 +241,9 @@ impl Queue {
     /// Makes the used elements written so far visible to the driver.
     #[inline(always)]
     pub fn publish(&mut self) {
-        if self.published != self.next_used {
-            self.published = self.next_used;
-            self.layout.used_idx().store(self.next_used, Ordering::Release);
+        if self.published != self.next_used() {
+            self.published = self.next_used();
+            self.layout.used_idx().store(self.published, Ordering::Release);
         }
     }
 
@@ -287,7 +293,7 @@ impl Queue {
     #[inline(always)]
     pub fn prefetch_used(&self, elements: usize) {
         for element in (0..elements).step_by(prefetch::LINE / size_of::<UsedElement>()) {
-            prefetch::write(self.layout.used_element(self.next_used.wrapping_add(element as u16)));
+            prefetch::write(self.layout.used_element(self.next_used().wrapping_add(element as u16)));
         }
     }
 

@@ -120,7 +120,7 @@ impl Rig {
             Engine::Faulty => (Mode::Offload, vec![faulty]),
             Engine::Both => (Mode::Offload, vec![helper, faulty]),
         };
-        let binding = Binding { mode, channels };
+        let binding = Binding::new(mode, channels);
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         for cell in &cells {
             cell.publish(|wanted| wanted.binding = binding.clone());

@@ -1,0 +1,369 @@
+//! `offcore bench dma`: what a copy costs the core that asks for it, how fast its engine is, and how long it takes.
+//!
+//! In a round the other core (with `hot`, the measured one) writes the sources; the measured core hands `depth` copies
+//! over, `batch` at a time (timed); the engine is stepped until it has nothing to do (its own clock: the TSC, or a
+//! model's virtual one); the measured core reaps them (timed); every byte is compared. With the core copying, handing
+//! over is all there is.
+
+pub mod copies;
+pub mod sharing;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use offcore_dma::cpu::{CpuDevice, Routine};
+use offcore_dma::{Channel, Device};
+use offcore_mem::Hugepages;
+use offcore_stats::tsc;
+
+use crate::copier::{CHANNEL, Copier, Engine};
+use crate::lockstep::OtherCore;
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::{ClockCheck, Spread};
+use crate::temperature::Temperature;
+use copies::{Copies, WARM};
+
+/// Sizes of copies that are measured where nothing else is said.
+pub const SIZES: [usize; 8] = [64, 256, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Rounds that are not counted.
+const WARM_UP: usize = 4;
+/// Rounds that are counted in any case.
+const FEWEST: usize = 5;
+
+/// Who makes the copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The core, by the routine that it chooses, or an engine.
+    Copier(Copier),
+    /// The core, by this routine.
+    Routine(Routine),
+}
+
+impl Subject {
+    /// The engine's name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Copier(copier) => copier.name(),
+            Self::Routine(routine) => routine.name(),
+        }
+    }
+
+    /// Every one that this machine can run.
+    pub fn available() -> impl Iterator<Item = Self> {
+        let copiers = Copier::ALL.into_iter().map(Self::Copier);
+        copiers.chain(Routine::ALL.into_iter().filter(|routine| routine.is_available()).map(Self::Routine))
+    }
+
+    fn by_core(self) -> bool {
+        !matches!(self, Self::Copier(Copier::Helper | Copier::DsaSim { .. }))
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::available().map(Self::name).collect::<Vec<_>>().join(", ");
+        Self::available()
+            .find(|subject| subject.name() == text)
+            .ok_or_else(|| format!("engine '{text}': expected one that this machine has: {}", names()))
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of a copy.
+    pub sizes: Vec<usize>,
+    /// Copies handed over at a time.
+    pub batches: Vec<usize>,
+    /// Copies in flight; fewer of large ones, so that warm data stays warm.
+    pub depths: Vec<usize>,
+    /// Where the data is.
+    pub temperatures: Vec<Temperature>,
+    /// Who copies.
+    pub subjects: Vec<Subject>,
+    /// Rounds of a cell.
+    pub rounds: usize,
+    /// How long a cell may take: then fewer rounds have to do, but never fewer than five.
+    pub patience: Duration,
+    /// Pages of the buffers.
+    pub hugepages: Hugepages,
+    /// The measured core.
+    pub lcore: usize,
+    /// The other core.
+    pub other_lcore: Option<usize>,
+}
+
+/// A combination that makes sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell {
+    size: usize,
+    batch: usize,
+    depth: usize,
+    temperature: Temperature,
+    subject: Subject,
+}
+
+impl Options {
+    /// The combinations; a depth that is too large for warm data is cut down, and a batch is never larger than it.
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for &temperature in &self.temperatures {
+            for &subject in &self.subjects {
+                for &size in &self.sizes {
+                    for &depth in &self.depths {
+                        let depth = depth.min((WARM / size).max(1));
+                        for &batch in &self.batches {
+                            let cell = Cell { size, batch: batch.min(depth), depth, temperature, subject };
+                            if !cells.contains(&cell) {
+                                cells.push(cell);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When something cannot be set up, or a byte does not arrive.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    offcore_stats::lcore::pin(options.lcore)?;
+    let other = OtherCore::start(options.other_lcore)?;
+    let mut clock = ClockCheck::new();
+    let cells = options.cells();
+    progress.begin(cells.len());
+    for cell in cells {
+        progress.say(&format!("{} {} {} B", cell.subject, cell.temperature, cell.size));
+        emit(cell.measure(options, &other, &mut clock).with_context(|| {
+            format!(
+                "{}, {} bytes, batches of {}, {} in flight",
+                cell.subject, cell.size, cell.batch, cell.depth
+            )
+        })?);
+        progress.step();
+    }
+    progress.end();
+    Ok(())
+}
+
+/// What the rounds of a cell gave.
+#[derive(Debug, Default)]
+struct Samples {
+    /// TSC ticks a copy.
+    submit: Vec<f64>,
+    reap: Vec<f64>,
+    /// Bytes a nanosecond.
+    bandwidth: Vec<f64>,
+    latencies: Vec<f64>,
+    verified: u64,
+    rejected: usize,
+}
+
+impl Cell {
+    fn measure(&self, options: &Options, other: &OtherCore, clock: &mut ClockCheck) -> Result<Row> {
+        // Dropped in this order: the channel ends what is in flight before the buffers and the engine go.
+        let copies = Copies::new(self.size, self.depth, self.temperature, options.hugepages)?;
+        let copies = Arc::new(Mutex::new(copies));
+        let mut engine = match self.subject {
+            Subject::Copier(copier) => copier.open()?,
+            Subject::Routine(_) => None,
+        };
+        let mut channel = match &mut engine {
+            Some(engine) => engine.take_channel().context("the engine has a channel")?,
+            None => CpuDevice.open_channel(CHANNEL)?,
+        };
+        let engine = engine.map(|engine| Arc::new(Mutex::new(engine)));
+        let mut samples = Samples::default();
+        let (mut round, started) = (0, Instant::now());
+        while round < WARM_UP + options.rounds {
+            let steady = clock.holds();
+            let counted = round >= WARM_UP && (steady || samples.rejected >= options.rounds);
+            self.round(&copies, channel.as_mut(), engine.as_ref(), other, counted.then_some(&mut samples))?;
+            samples.rejected += usize::from(!steady);
+            round += usize::from(counted || round < WARM_UP);
+            if round >= WARM_UP + FEWEST && started.elapsed() > options.patience {
+                break;
+            }
+        }
+        drop(channel);
+        Ok(self.row(&samples))
+    }
+
+    /// One round; what it gave goes into `samples`.
+    fn round(
+        &self,
+        copies: &Arc<Mutex<Copies>>,
+        channel: &mut dyn Channel,
+        engine: Option<&Arc<Mutex<Engine>>>,
+        other: &OtherCore,
+        samples: Option<&mut Samples>,
+    ) -> Result<()> {
+        let theirs = Arc::clone(copies);
+        self.elsewhere(other, move || {
+            lock(&theirs).prepare();
+            Ok(())
+        })?;
+        let mut mine = lock(copies);
+        mine.describe();
+        let (mut submitted, mut reaped, mut worked_ns, mut latencies) = (0, 0, 0.0, Vec::new());
+        let ns = |ticks: u64| ticks as f64 * 1e9 / tsc::hz() as f64;
+        if self.subject.by_core() {
+            for from in (0..self.depth).step_by(self.batch) {
+                let start = tsc::now();
+                match self.subject {
+                    Subject::Routine(routine) => mine.run(routine, from, self.batch),
+                    Subject::Copier(_) => mine.submit_part(channel, from, self.batch)?,
+                }
+                let ticks = tsc::now() - start;
+                submitted += ticks;
+                latencies.push(ns(ticks));
+            }
+            worked_ns = ns(submitted);
+            if let Subject::Copier(_) = self.subject {
+                let start = tsc::now();
+                mine.reap(channel)?;
+                reaped = tsc::now() - start;
+            }
+        } else if let Some(engine) = engine {
+            let start = tsc::now();
+            mine.submit(channel, self.batch)?;
+            submitted = tsc::now() - start;
+            drop(mine);
+            let theirs = Arc::clone(engine);
+            self.elsewhere(other, move || {
+                lock(&theirs).run_timed();
+                Ok(())
+            })?;
+            latencies.extend_from_slice(lock(engine).latencies());
+            worked_ns = latencies.last().copied().unwrap_or_default();
+            mine = lock(copies);
+            let start = tsc::now();
+            mine.reap(channel)?;
+            reaped = tsc::now() - start;
+        }
+        drop(mine);
+        let theirs = Arc::clone(copies);
+        self.elsewhere(other, move || lock(&theirs).verify().map(drop))?;
+        if let Some(samples) = samples {
+            let depth = self.depth as f64;
+            samples.submit.push(submitted as f64 / depth);
+            samples.reap.push(reaped as f64 / depth);
+            ensure!(worked_ns > 0.0, "the engine's clock stood still");
+            samples.bandwidth.push(self.size as f64 * depth / worked_ns);
+            samples.latencies.append(&mut latencies);
+            samples.verified += self.depth as u64;
+        }
+        Ok(())
+    }
+
+    /// Hot data stays with the measured core; otherwise the other core does it.
+    fn elsewhere(&self, other: &OtherCore, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        if self.temperature == Temperature::Hot { job() } else { other.run(job) }
+    }
+
+    fn row(&self, samples: &Samples) -> Row {
+        let both: Vec<_> = samples.submit.iter().zip(&samples.reap).map(|(a, b)| a + b).collect();
+        let mut sorted = samples.latencies.clone();
+        sorted.sort_by(f64::total_cmp);
+        let mut row = Row {
+            bench: "dma",
+            case: "copy".into(),
+            arrangement: "core-cost",
+            frame: self.size,
+            mode: if self.subject.by_core() { "cpu" } else { "offload" }.into(),
+            engine: self.subject.name().into(),
+            ring: "none",
+            burst: self.batch,
+            temperature: self.temperature.name().into(),
+            window: self.depth,
+            simulated: matches!(self.subject, Subject::Copier(copier) if copier.simulated()),
+            rejected: samples.rejected,
+            received: samples.verified,
+            verified: samples.verified,
+            ..Row::default()
+        };
+        row.set_cycles(Spread::of(&both), tsc::hz());
+        (row.metric, row.unit) = ("submit_and_reap", "tsc_cycles_per_copy");
+        row.submit_cycles = Some(Spread::of(&samples.submit).median);
+        row.reap_cycles = Some(Spread::of(&samples.reap).median);
+        row.gigabytes_per_s = Some(Spread::of(&samples.bandwidth).median);
+        row.p50_ns = percentile(&sorted, 0.5);
+        row.p90_ns = percentile(&sorted, 0.9);
+        row.p99_ns = percentile(&sorted, 0.99);
+        row
+    }
+}
+
+/// The sample below which a `share` of the sorted samples are.
+pub(crate) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    sorted.get((last as f64 * share).round() as usize).copied()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(subjects: Vec<Subject>) -> Options {
+        Options {
+            sizes: vec![64, 4096, 1 << 20],
+            batches: vec![1, 32],
+            depths: vec![64],
+            temperatures: vec![Temperature::Remote],
+            subjects,
+            rounds: 6,
+            patience: Duration::ZERO,
+            hugepages: Hugepages::None,
+            lcore: offcore_stats::lcore::available().unwrap()[0],
+            other_lcore: None,
+        }
+    }
+
+    #[test]
+    fn every_engine_copies_every_size_and_every_byte_is_compared() {
+        let options = Options { sizes: vec![64, 5000], ..options(Subject::available().collect()) };
+        let mut rows = Vec::new();
+        run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+        assert_eq!(rows.len(), options.subjects.len() * 4);
+        for row in rows {
+            assert!(row.verified >= (row.window * FEWEST) as u64, "{row:?}");
+            assert!(row.gigabytes_per_s > Some(0.0) && row.p50_ns <= row.p99_ns, "{row:?}");
+            assert_eq!(row.simulated, row.engine.starts_with("dsa-sim"), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn large_copies_are_fewer_so_that_warm_data_stays_warm() {
+        let cells = options(vec![Subject::Copier(Copier::Core)]).cells();
+        let depths: Vec<_> = cells.iter().map(|cell| (cell.size, cell.batch, cell.depth)).collect();
+        assert_eq!(depths[..2], [(64, 1, 64), (64, 32, 64)]);
+        assert_eq!(depths[4..], [(1 << 20, 1, 16), (1 << 20, 16, 16)]);
+    }
+
+    #[test]
+    fn percentiles_come_from_sorted_samples() {
+        let sorted: Vec<f64> = (0..=100).map(f64::from).collect();
+        assert_eq!((percentile(&sorted, 0.5), percentile(&sorted, 0.99)), (Some(50.0), Some(99.0)));
+        assert_eq!(percentile(&[], 0.5), None);
+    }
+}

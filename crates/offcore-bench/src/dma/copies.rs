@@ -1,0 +1,247 @@
+//! Buffers of a measurement, lists of copies over them, and whether every byte arrived.
+
+use anyhow::{Context, Result, bail, ensure};
+use offcore_dma::channel::Completions;
+use offcore_dma::cpu::Routine;
+use offcore_dma::{Channel, Copy};
+use offcore_mem::{Hugepages, Mapping};
+
+use crate::temperature::Temperature;
+
+/// Bytes of all sources together, at most, and of all destinations, unless data is to be cold.
+pub const WARM: usize = 16 << 20;
+/// The same when it is to be cold.
+const COLD: usize = 128 << 20;
+/// Buffers of remote data, when they are not too large.
+const REMOTE: usize = 256;
+/// Polls in a row that may find nothing.
+const PATIENCE: usize = 1 << 20;
+
+/// Sources and destinations of one worker: `depth` copies of `size` bytes are made in a round.
+#[derive(Debug)]
+pub struct Copies {
+    memory: Mapping,
+    size: usize,
+    depth: usize,
+    /// Where a slot's source is is `slot * stride`; its destination is `half` further.
+    stride: usize,
+    half: usize,
+    order: Vec<u32>,
+    next: usize,
+    round: u64,
+    cold: bool,
+    list: Vec<Copy>,
+    completions: Box<Completions>,
+    scratch: Vec<u8>,
+}
+
+impl Copies {
+    /// Buffers for `depth` copies of `size` bytes at a time.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(size: usize, depth: usize, temperature: Temperature, hugepages: Hugepages) -> Result<Self> {
+        let stride = size.next_multiple_of(64);
+        let slots = match temperature {
+            Temperature::Hot => depth,
+            Temperature::Remote => REMOTE.min(WARM / stride).max(depth),
+            Temperature::Cold => (COLD / stride).max(depth),
+        };
+        let half = slots * stride;
+        let (memory, _fd) = Mapping::memfd("bench-dma", 2 * half, hugepages).context("memory for copies")?;
+        let cold = temperature == Temperature::Cold;
+        let mut order: Vec<u32> = (0..slots as u32).collect();
+        if cold {
+            shuffle(&mut order);
+        }
+        let mut copies = Self {
+            memory,
+            size,
+            depth,
+            stride,
+            half,
+            order,
+            next: 0,
+            round: 0,
+            cold,
+            list: Vec::with_capacity(depth),
+            completions: Box::default(),
+            scratch: vec![0; size],
+        };
+        if cold {
+            // Written once: what is written for a round is not cold in it.
+            for slot in 0..slots {
+                copies.write(slot);
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Copies of a round.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn slot(&self, index: usize) -> usize {
+        self.order[(self.next + index) % self.order.len()] as usize
+    }
+
+    /// What a slot's source holds: different in every round, except for cold data.
+    fn pattern(&self, slot: usize) -> u64 {
+        let round = if self.cold { 0 } else { self.round };
+        (slot as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round.wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    }
+
+    fn write(&mut self, slot: usize) {
+        let mut word = self.pattern(slot);
+        for bytes in self.scratch.chunks_mut(8) {
+            word = word.wrapping_add(0x0123_4567_89ab_cdef);
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
+        }
+        self.memory.write_at(slot * self.stride, &self.scratch);
+    }
+
+    /// Writes the sources of the next round. Whoever calls it has them in its caches.
+    pub fn prepare(&mut self) {
+        self.round += 1;
+        if !self.cold {
+            for index in 0..self.depth {
+                self.write(self.slot(index));
+            }
+        }
+    }
+
+    /// Describes the copies of the round; their tokens count from 0.
+    pub fn describe(&mut self) {
+        let base = self.memory.base().as_ptr();
+        self.list.clear();
+        for index in 0..self.depth {
+            let at = self.slot(index) * self.stride;
+            self.list.push(Copy {
+                src: base.wrapping_add(at),
+                dst: base.wrapping_add(self.half + at),
+                len: self.size as u32,
+                token: index as u32,
+            });
+        }
+    }
+
+    /// Hands the round's copies to the channel, `batch` at a time. This is what is timed.
+    ///
+    /// # Errors
+    /// When the channel has no room for them.
+    #[inline]
+    pub fn submit(&self, channel: &mut dyn Channel, batch: usize) -> Result<()> {
+        for from in (0..self.list.len()).step_by(batch) {
+            self.submit_part(channel, from, batch)?;
+        }
+        Ok(())
+    }
+
+    /// Hands over the `batch` copies from `from` on, at most.
+    ///
+    /// # Errors
+    /// When the channel has no room for them.
+    #[inline]
+    pub fn submit_part(&self, channel: &mut dyn Channel, from: usize, batch: usize) -> Result<()> {
+        let burst = &self.list[from..(from + batch).min(self.list.len())];
+        // SAFETY: sources and destinations are disjoint parts of `memory`. It is kept until every copy is reported
+        // (`reap`); whoever owns the channel drops it, which ends what is in flight, before these copies.
+        let accepted = unsafe { channel.copy(burst) };
+        channel.submit();
+        if accepted != burst.len() {
+            bail!("the channel took {accepted} of {} copies", burst.len());
+        }
+        Ok(())
+    }
+
+    /// Makes the first `batch` copies from `from` on with `routine`. This is what is timed.
+    #[inline]
+    pub fn run(&self, routine: Routine, from: usize, batch: usize) {
+        // SAFETY: sources and destinations are disjoint parts of `memory`, which nobody else touches meanwhile.
+        unsafe { routine.run(&self.list[from..(from + batch).min(self.list.len())]) };
+    }
+
+    /// Learns that the round's copies are done. This is what is timed.
+    ///
+    /// # Errors
+    /// When a copy failed or is not reported.
+    #[inline]
+    pub fn reap(&mut self, channel: &mut dyn Channel) -> Result<()> {
+        let (mut reported, mut idle) = (0, 0);
+        while reported < self.depth {
+            self.completions.clear();
+            channel.poll(&mut self.completions);
+            let n = self.completions.tokens.len();
+            if let Some(failed) = self.completions.failed.first() {
+                bail!("a copy failed: {}", failed.failure);
+            }
+            (reported, idle) = (reported + n, if n > 0 { 0 } else { idle + 1 });
+            ensure!(idle < PATIENCE, "{reported} of {} copies were reported", self.depth);
+        }
+        Ok(())
+    }
+
+    /// Compares every byte of the round's destinations; returns the number of copies.
+    ///
+    /// # Errors
+    /// When a byte is not what was to be copied.
+    pub fn verify(&mut self) -> Result<u64> {
+        for index in 0..self.depth {
+            let slot = self.slot(index);
+            let at = self.half + slot * self.stride;
+            let mut word = self.pattern(slot);
+            self.memory.read_at(at, &mut self.scratch);
+            for (place, bytes) in self.scratch.chunks(8).enumerate() {
+                word = word.wrapping_add(0x0123_4567_89ab_cdef);
+                ensure!(
+                    *bytes == word.to_le_bytes()[..bytes.len()],
+                    "copy {index}: byte {} differs",
+                    place * 8
+                );
+            }
+            if self.cold {
+                // Else its next copy could not be told from this one.
+                self.scratch.fill(0);
+                self.memory.write_at(at, &self.scratch);
+            }
+        }
+        self.next = (self.next + self.depth) % self.order.len();
+        Ok(self.depth as u64)
+    }
+}
+
+/// Fisher-Yates with a fixed generator: every run goes the same way.
+fn shuffle(order: &mut [u32]) {
+    let mut state = 0x5eed_u64;
+    for i in (1..order.len()).rev() {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        order.swap(i, (state >> 33) as usize % (i + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use offcore_dma::Device;
+    use offcore_dma::cpu::CpuDevice;
+
+    #[test]
+    fn what_is_copied_is_verified_and_what_is_not_is_found() {
+        for temperature in Temperature::ALL {
+            let mut channel = CpuDevice.open_channel(64).unwrap();
+            let mut copies = Copies::new(100, 8, temperature, Hugepages::None).unwrap();
+            for _ in 0..3 {
+                copies.prepare();
+                copies.describe();
+                copies.submit(channel.as_mut(), 3).unwrap();
+                copies.reap(channel.as_mut()).unwrap();
+                assert_eq!(copies.verify().unwrap(), 8);
+            }
+            copies.prepare();
+            copies.describe();
+            copies.run(Routine::Plain(offcore_dma::cpu::Width::Sse2), 0, 7);
+            assert!(copies.verify().unwrap_err().to_string().contains("copy 7"), "{temperature}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! `offcore bench dma --sharing`: what it costs workers to share a channel: by a lock, by a shared work queue, or not at
+//! all, each bound to a channel of its own.
+//!
+//! The workers hand over and reap at the same time, each on its lcore; between the two the last of them steps the
+//! simulated device, untimed.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use offcore_dma::share::{SharedChannel, Sharing};
+use offcore_dma::{Channel, Device};
+use offcore_dsa::WqMode;
+use offcore_dsa::driver::{self, DsaDevice};
+use offcore_dsa::sim::{Generation, Profile, SimDevice, SimOptions};
+use offcore_mem::Hugepages;
+use offcore_stats::{lcore, tsc};
+
+use super::copies::Copies;
+use crate::copier::{CHANNEL, Worked, virtual_step};
+use crate::model::load::layout;
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::Spread;
+use crate::temperature::Temperature;
+
+/// Entries of all work queues of the simulated device.
+const QUEUE_SPACE: u32 = 256;
+/// Rounds that are not counted.
+const WARM_UP: usize = 20;
+/// TSC ticks after which a worker that does not come has failed: some ten seconds.
+const PATIENCE: u64 = 20_000_000_000;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How channels are shared.
+    pub sharings: Vec<Sharing>,
+    /// The workers' lcores.
+    pub lcores: Vec<usize>,
+    /// Bytes of a copy.
+    pub sizes: Vec<usize>,
+    /// Copies handed over at a time.
+    pub batches: Vec<usize>,
+    /// Copies that a worker has in flight.
+    pub depth: usize,
+    /// Rounds.
+    pub rounds: usize,
+    /// Pages of the buffers.
+    pub hugepages: Hugepages,
+}
+
+/// Measures every combination; one row each, of all workers together.
+///
+/// # Errors
+/// When something cannot be set up, or a byte does not arrive.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let workers = options.lcores.len();
+    ensure!(
+        workers * options.depth <= QUEUE_SPACE as usize / 2,
+        "{workers} workers of {} copies in flight: at most {} in all",
+        options.depth,
+        QUEUE_SPACE / 2
+    );
+    progress.begin(options.sharings.len() * options.sizes.len() * options.batches.len());
+    for &sharing in &options.sharings {
+        for &size in &options.sizes {
+            for batch in options.batches.iter().map(|&batch| batch.min(options.depth)) {
+                progress.say(&format!("{} {size} B", sharing.name()));
+                emit(cell(options, sharing, size, batch)?);
+                progress.step();
+            }
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// What makes the copies: a step of it.
+type Step = Box<dyn FnMut() -> Worked + Send>;
+
+/// The workers' channels, and what makes their copies.
+fn channels(sharing: Sharing, workers: usize) -> Result<(Vec<Box<dyn Channel>>, Step)> {
+    let (queues, mode) = match sharing {
+        Sharing::Bound => (workers, WqMode::Dedicated),
+        Sharing::Lock => (1, WqMode::Dedicated),
+        Sharing::SharedQueue => (1, WqMode::Shared),
+    };
+    let options = SimOptions {
+        profile: Profile::Layout(Box::new(layout(1, queues, 4, QUEUE_SPACE / queues as u32, mode))),
+        generation: Generation::Dsa2,
+        ..SimOptions::default()
+    };
+    let (device, engine) = SimDevice::stepped("dsa-sim0", options)?;
+    let open = |queue: usize| {
+        DsaDevice::simulated(&device, &format!("wq0.{queue}"), driver::Options::default())
+            .with_context(|| format!("work queue {queue}"))
+    };
+    let channels = match sharing {
+        Sharing::Bound => {
+            let open = |worker| Ok(open(worker)?.open_channel(CHANNEL)?);
+            (0..workers).map(open).collect::<Result<_>>()?
+        }
+        Sharing::Lock => {
+            let shared = SharedChannel::new(open(0)?.open_channel(CHANNEL)?);
+            (0..workers).map(|_| Box::new(shared.handle()) as Box<dyn Channel>).collect()
+        }
+        Sharing::SharedQueue => {
+            let queue = open(0)?;
+            (0..workers).map(|_| Ok(queue.open_channel(CHANNEL)?)).collect::<Result<_>>()?
+        }
+    };
+    Ok((channels, Box::new(virtual_step(device, engine))))
+}
+
+/// TSC ticks a copy of each round: handing over, reaping.
+type Samples = Vec<(f64, f64)>;
+
+fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Result<Row> {
+    let workers = options.lcores.len();
+    let (channels, step) = channels(sharing, workers)?;
+    let step = Mutex::new(step);
+    let meeting = Meeting::new(workers);
+    let results: Vec<Result<Samples>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = channels
+            .into_iter()
+            .zip(&options.lcores)
+            .map(|(channel, &lcore)| {
+                let (step, meeting) = (&step, &meeting);
+                scope.spawn(move || {
+                    let result = worker(options, (size, batch), channel, lcore, meeting, step);
+                    if result.is_err() {
+                        meeting.called_off.store(true, Ordering::Relaxed);
+                    }
+                    result
+                })
+            })
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|result| result.unwrap_or_else(|_| Err(anyhow!("a worker's thread ended")))).collect()
+    });
+    let mut samples = Vec::new();
+    for result in results {
+        samples.append(&mut result?);
+    }
+    let both: Vec<_> = samples.iter().map(|(submit, reap)| submit + reap).collect();
+    let part =
+        |of: fn(&(f64, f64)) -> f64| Some(Spread::of(&samples.iter().map(of).collect::<Vec<_>>()).median);
+    let mut row = Row {
+        bench: "dma",
+        case: "sharing".into(),
+        arrangement: "core-cost",
+        frame: size,
+        mode: "offload".into(),
+        engine: "dsa-sim".into(),
+        ring: "none",
+        burst: batch,
+        temperature: Temperature::Hot.name().into(),
+        window: options.depth,
+        simulated: true,
+        sharing: Some(sharing.name()),
+        workers: Some(workers),
+        submit_cycles: part(|sample| sample.0),
+        reap_cycles: part(|sample| sample.1),
+        received: (both.len() * options.depth) as u64,
+        verified: (both.len() * options.depth) as u64,
+        ..Row::default()
+    };
+    row.set_cycles(Spread::of(&both), tsc::hz());
+    (row.metric, row.unit) = ("submit_and_reap", "tsc_cycles_per_copy");
+    Ok(row)
+}
+
+/// One worker's rounds.
+fn worker(
+    options: &Options,
+    (size, batch): (usize, usize),
+    channel: Box<dyn Channel>,
+    lcore: usize,
+    meeting: &Meeting,
+    step: &Mutex<Step>,
+) -> Result<Samples> {
+    lcore::pin(lcore)?;
+    let mut copies = Copies::new(size, options.depth, Temperature::Hot, options.hugepages)?;
+    // Dropped before the copies, so that nothing is in flight when their memory goes.
+    let mut channel = channel;
+    let mut samples = Vec::new();
+    for round in 0..WARM_UP + options.rounds {
+        copies.prepare();
+        copies.describe();
+        meeting.wait()?;
+        let start = tsc::now();
+        copies.submit(channel.as_mut(), batch)?;
+        let submitted = tsc::now() - start;
+        if meeting.wait()? {
+            let mut step = step.lock().unwrap_or_else(PoisonError::into_inner);
+            while step().copies > 0 {}
+        }
+        meeting.wait()?;
+        let start = tsc::now();
+        copies.reap(channel.as_mut())?;
+        let reaped = tsc::now() - start;
+        copies.verify()?;
+        if round >= WARM_UP {
+            let depth = options.depth as f64;
+            samples.push((submitted as f64 / depth, reaped as f64 / depth));
+        }
+    }
+    // A channel that is closed is withdrawn from the device: nobody is inside it then.
+    meeting.wait()?;
+    drop(channel);
+    Ok(samples)
+}
+
+/// A place where workers wait for each other, spinning.
+#[derive(Debug)]
+struct Meeting {
+    workers: usize,
+    arrived: AtomicUsize,
+    called_off: AtomicBool,
+}
+
+impl Meeting {
+    fn new(workers: usize) -> Self {
+        Self { workers, arrived: AtomicUsize::new(0), called_off: AtomicBool::new(false) }
+    }
+
+    /// Waits for all; `true` for the one that came last.
+    fn wait(&self) -> Result<bool> {
+        let place = self.arrived.fetch_add(1, Ordering::AcqRel);
+        let all = (place / self.workers + 1) * self.workers;
+        let started = tsc::now();
+        while self.arrived.load(Ordering::Acquire) < all {
+            if self.called_off.load(Ordering::Relaxed) || tsc::now() - started > PATIENCE {
+                bail!("another worker failed");
+            }
+            std::hint::spin_loop();
+        }
+        Ok(place + 1 == all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_workers_share_in_every_way_and_every_byte_is_compared() {
+        let lcores = lcore::available().unwrap();
+        let options = Options {
+            sharings: vec![Sharing::Lock, Sharing::SharedQueue, Sharing::Bound],
+            lcores: vec![lcores[0], *lcores.get(1).unwrap_or(&lcores[0])],
+            sizes: vec![512],
+            batches: vec![1, 16],
+            depth: 32,
+            rounds: 20,
+            hugepages: Hugepages::None,
+        };
+        let mut rows = Vec::new();
+        run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+        let names: Vec<_> = rows.iter().filter_map(|row| row.sharing).collect();
+        assert_eq!(names, ["lock", "lock", "swq", "swq", "bound", "bound"]);
+        assert!(rows.iter().all(|row| row.verified == 2 * 20 * 32 && row.simulated), "{rows:?}");
+        let many = Options { depth: 128, ..options };
+        assert!(
+            run(&many, &Progress::hidden(), &mut |_| ()).unwrap_err().to_string().contains("at most 128")
+        );
+    }
+}

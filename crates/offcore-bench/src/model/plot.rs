@@ -1,0 +1,87 @@
+//! The model's errors drawn as SVG: one line a point, the band inside which a figure is met.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use plotters::prelude::*;
+
+use super::TOLERANCE;
+use crate::row::Row;
+
+/// Pixels of a line.
+const LINE: u32 = 24;
+/// Pixels above the lines, and below them for the axis.
+const HEAD: u32 = 84;
+/// Pixels on the left, for names.
+const NAMES: u32 = 290;
+/// Pixels from left to right.
+const WIDTH: u32 = 820;
+/// The errors that are drawn; what is further off is at the edge.
+const REACH: f64 = 0.3;
+
+/// Draws `rows` of the model.
+///
+/// # Errors
+/// When there is none, or the file cannot be written.
+pub fn errors(rows: &[Row], path: &Path) -> Result<()> {
+    let points: Vec<_> = rows.iter().filter_map(|row| Some((row, row.error?))).collect();
+    ensure!(!points.is_empty(), "there is nothing to draw: no row is of the model");
+    let mut svg = String::new();
+    draw(&points, &mut svg).map_err(|error| anyhow!("drawing: {error}"))?;
+    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+}
+
+fn draw(points: &[(&Row, f64)], svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let lines = u32::try_from(points.len())?;
+    let root = SVGBackend::with_string(svg, (WIDTH, HEAD + LINE * lines + 50)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let text = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
+    root.draw_text("The simulated DSA against published figures", &text(20), (16, 14))?;
+    let meaning =
+        "Error in percent; shaded: close enough. Ranges and lower bounds have none while they are met.";
+    root.draw_text(meaning, &text(13), (16, 42))?;
+    let (_, body) = root.split_vertically(HEAD - 10);
+    let mut chart = ChartBuilder::on(&body)
+        .margin_right(20)
+        .x_label_area_size(40)
+        .y_label_area_size(NAMES)
+        .build_cartesian_2d(-REACH * 100.0..REACH * 100.0, 0.0..f64::from(lines))?;
+    chart.configure_mesh().disable_y_mesh().disable_y_axis().x_desc("error, %").y_labels(0).draw()?;
+    let band = [(-TOLERANCE * 100.0, 0.0), (TOLERANCE * 100.0, f64::from(lines))];
+    chart.draw_series([Rectangle::new(band, RGBColor(0, 114, 178).mix(0.12).filled())])?;
+    for (index, (row, error)) in points.iter().enumerate() {
+        let y = f64::from(lines) - 0.5 - index as f64;
+        let x = error.clamp(-REACH, REACH) * 100.0;
+        let role = row.role.unwrap_or_default();
+        let colour = if role == "judged" { RGBColor(213, 94, 0) } else { RGBColor(90, 90, 90) };
+        chart.draw_series([PathElement::new([(0.0, y), (x, y)], colour.stroke_width(3))])?;
+        chart.draw_series([Circle::new((x, y), 4, colour.filled())])?;
+        let at = (16, HEAD as i32 - 6 + (LINE * u32::try_from(index)?) as i32);
+        root.draw_text(&format!("{} ({role})", row.case), &text(12), at)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::tempdir::TempDir;
+
+    #[test]
+    fn points_are_drawn_and_named() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.file("model.svg");
+        let row = |case: &str, error| Row {
+            case: case.into(),
+            error: Some(error),
+            role: Some("judged"),
+            ..Row::default()
+        };
+        errors(&[row("1 MiB", 0.01), row("32 KiB", -0.5)], &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert!(svg.contains("1 MiB (judged)") && svg.contains("32 KiB"), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 2);
+        assert!(errors(&[], &path).is_err());
+    }
+}

@@ -1,0 +1,384 @@
+//! The published points, and what the simulated device says to each.
+//!
+//! Cycles of DarkStream are ticks of a TSC of 2.1 GHz (Xeon 8558): see [`Timing`].
+
+use anyhow::Result;
+use offcore_dsa::WqMode;
+use offcore_dsa::sim::Timing;
+
+use super::load::{Bench, Load, Outcome, layout};
+
+/// TSC ticks a nanosecond of the Xeon 8558, on which DarkStream measured.
+const DARKSTREAM_GHZ: f64 = 2.1;
+/// What DTO adds to each copy, in nanoseconds: choosing a queue, building the descriptor, ENQCMD's retries, its own
+/// accounts. Fixed by its 8 to 12 KiB.
+const DTO_NS: f64 = 182.0;
+/// Entries of all work queues of a device of the first generation.
+const QUEUE_SPACE: u32 = 128;
+
+/// What was published.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// A figure: met within 15 %.
+    Figure(f64),
+    /// A range: met inside it.
+    Range(f64, f64),
+    /// A lower bound: met at it and above.
+    AtLeast(f64),
+}
+
+impl Target {
+    /// How far `found` is off: 0 inside a range or above a bound.
+    pub fn error(self, found: f64) -> f64 {
+        match self {
+            Self::Figure(figure) => found / figure - 1.0,
+            Self::Range(low, _) | Self::AtLeast(low) if found < low => found / low - 1.0,
+            Self::Range(_, high) if found > high => found / high - 1.0,
+            Self::Range(..) | Self::AtLeast(_) => 0.0,
+        }
+    }
+
+    /// Whether `found` passes.
+    pub fn is_met(self, found: f64) -> bool {
+        let error = self.error(found);
+        match self {
+            Self::Figure(_) => error.abs() <= super::TOLERANCE,
+            Self::Range(..) | Self::AtLeast(_) => error == 0.0,
+        }
+    }
+
+    /// The lowest and the highest figure that was published; a bound has no highest.
+    pub const fn limits(self) -> (f64, Option<f64>) {
+        match self {
+            Self::Figure(figure) => (figure, Some(figure)),
+            Self::Range(low, high) => (low, Some(high)),
+            Self::AtLeast(low) => (low, None),
+        }
+    }
+}
+
+/// What a point is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Parameters were chosen so that it is met.
+    Fitted,
+    /// A parameter is this figure, or was bounded by it: that it is met says nothing.
+    Taken,
+    /// The model is judged by it.
+    Judged,
+}
+
+impl Role {
+    /// The name in reports and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fitted => "fitted",
+            Self::Taken => "taken",
+            Self::Judged => "judged",
+        }
+    }
+}
+
+/// A published point.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// What it is.
+    pub name: &'static str,
+    /// What it is for.
+    pub role: Role,
+    /// What was published.
+    pub target: Target,
+    /// In what.
+    pub unit: &'static str,
+    /// By whom, and what the model was given where the source leaves it open.
+    pub source: &'static str,
+    /// The source's software, in nanoseconds a copy, part of what the model says.
+    pub software_ns: f64,
+    /// Bytes of a copy.
+    pub bytes: u32,
+    /// What the model says.
+    pub measure: fn(&Point, Timing) -> Result<f64>,
+}
+
+const DARKSTREAM: &str = "DarkStream, Xeon 8558, TSC cycles of 2.1 GHz";
+const DTO: &str = "DTO's README; its software apart";
+
+/// A point without software of its own.
+const fn point(
+    name: &'static str,
+    role: Role,
+    target: Target,
+    unit: &'static str,
+    source: &'static str,
+    bytes: u32,
+    measure: fn(&Point, Timing) -> Result<f64>,
+) -> Point {
+    Point { name, role, target, unit, source, software_ns: 0.0, bytes, measure }
+}
+
+/// A copy as DTO measures it.
+const fn dto(name: &'static str, role: Role, microseconds: f64, bytes: u32) -> Point {
+    let point = point(name, role, Target::Figure(microseconds), "us", DTO, bytes, microseconds_alone);
+    Point { software_ns: DTO_NS, ..point }
+}
+
+/// A rate that a system reached with the device, which may not be slower.
+const fn reached(name: &'static str, role: Role, million: f64, source: &'static str, bytes: u32) -> Point {
+    point(name, role, Target::AtLeast(million), "M copies/s", source, bytes, two_channels)
+}
+
+/// Every published point that is about the device.
+pub const POINTS: [Point; 26] = [
+    point("1 byte", Role::Fitted, Target::Figure(1400.0), "cycles", DARKSTREAM, 1, cycles_alone),
+    dto("8-12 KiB", Role::Fitted, 1.19, 10 << 10),
+    point(
+        "one device",
+        Role::Fitted,
+        Target::Figure(30.0),
+        "GB/s",
+        "VPP guide; 1 MiB copies, 4 DSA engines, 16 in flight",
+        1 << 20,
+        |point, timing| Ok(group(point, timing, 4, 16)?.bandwidth()),
+    ),
+    point(
+        "page fault",
+        Role::Taken,
+        Target::Range(56.0, 85.0),
+        "us",
+        "DTO's README; the system's handler, not the device",
+        4096,
+        |point, timing| {
+            let layout = layout(1, 1, 4, QUEUE_SPACE, WqMode::Dedicated);
+            let load = Load::new(0, point.bytes, 1).faulting();
+            Ok(one(layout, timing, load, 8)?.latency_ns() / 1e3)
+        },
+    ),
+    point(
+        "cores with ENQCMD that fill a queue",
+        Role::Taken,
+        Target::Figure(4.0),
+        "cores",
+        "dsa-perf-micros' notes; one DSA engine, short copies, one submission in flight a core",
+        64,
+        |point, timing| Ok(group(point, timing, 1, 64)?.rate() * 2.0 * timing.portal_ns),
+    ),
+    reached("dpdk-dma 128 B", Role::Taken, 29.3, "dpdk-dma guide; two groups of one DSA engine", 124),
+    point("1 MiB", Role::Judged, Target::Figure(75_000.0), "cycles", DARKSTREAM, 1 << 20, cycles_alone),
+    dto("12-16 KiB", Role::Judged, 1.26, 14 << 10),
+    dto("16-20 KiB", Role::Judged, 1.37, 18 << 10),
+    dto("32 KiB", Role::Judged, 1.87, 32 << 10),
+    dto("98 KiB", Role::Judged, 3.76, 98 << 10),
+    point(
+        "one of four busy DSA engines",
+        Role::Judged,
+        Target::Figure(7.5),
+        "GB/s",
+        "DarkStream; four groups of one DSA engine, 64 KiB",
+        64 << 10,
+        |point, timing| groups(point, timing, 4),
+    ),
+    point(
+        "one of two busy groups",
+        Role::Judged,
+        Target::Figure(15.0),
+        "GB/s",
+        "DarkStream; two groups of two DSA engines, 64 KiB",
+        64 << 10,
+        |point, timing| groups(point, timing, 2),
+    ),
+    point(
+        "1 byte, DSA engine shared",
+        Role::Judged,
+        Target::Range(2000.0, 4000.0),
+        "cycles",
+        "DarkStream; the other client assumed: three copies of 16 KiB in flight",
+        1,
+        |point, timing| Ok(shared(point, timing, 16 << 10, 3)? * DARKSTREAM_GHZ),
+    ),
+    point(
+        "1 MiB, DSA engine shared",
+        Role::Judged,
+        Target::AtLeast(80_000.0),
+        "cycles",
+        "DarkStream; the other client assumed: the same",
+        1 << 20,
+        |point, timing| Ok(shared(point, timing, point.bytes, 1)? * DARKSTREAM_GHZ),
+    ),
+    point(
+        "slower by sharing a DSA engine",
+        Role::Judged,
+        Target::AtLeast(24.0),
+        "%",
+        "DarkStream; both clients assumed: one copy of 64 KiB in flight",
+        64 << 10,
+        |point, timing| {
+            let alone = group(point, timing, 1, 1)?.latency_ns();
+            Ok((shared(point, timing, point.bytes, 1)? / alone - 1.0) * 100.0)
+        },
+    ),
+    point(
+        "shared queue's knee",
+        Role::Judged,
+        Target::Figure(64.0),
+        "in use",
+        "DarkStream; a queue of 64, one DSA engine, a submission every 10 ns",
+        4096,
+        |point, timing| {
+            let load = Load::new(0, point.bytes, 256);
+            let taken = Bench::new(layout(1, 1, 1, 64, WqMode::Shared), timing, &[load])?.fill(10, 256)?;
+            Ok(taken as f64)
+        },
+    ),
+    point(
+        "queue depth near the peak",
+        Role::Judged,
+        Target::Figure(32.0),
+        "in flight",
+        "ASPLOS'24, from memory; 256 B, 4 DSA engines, at most 15 % below the peak",
+        256,
+        near_peak,
+    ),
+    point(
+        "four devices",
+        Role::Judged,
+        Target::Figure(120.0),
+        "GB/s",
+        "ASPLOS'24, from memory; 64 KiB, 4 DSA engines each",
+        64 << 10,
+        |point, timing| (0..4).map(|_| Ok(group(point, timing, 4, 16)?.bandwidth())).sum(),
+    ),
+    point(
+        "four DSA engines over one at 1 MiB",
+        Role::Judged,
+        Target::Figure(1.0),
+        "x",
+        "C. Fuerst's thesis: no gain",
+        1 << 20,
+        |point, timing| Ok(group(point, timing, 4, 8)?.bandwidth() / group(point, timing, 1, 8)?.bandwidth()),
+    ),
+    point(
+        "batches over direct at 1 MiB",
+        Role::Judged,
+        Target::Figure(1.0),
+        "x",
+        "C. Fuerst's thesis: hardly a gain; batches of 4",
+        1 << 20,
+        |point, timing| {
+            let load = Load::new(0, point.bytes, 8);
+            let batches =
+                one(layout(1, 1, 4, QUEUE_SPACE, WqMode::Dedicated), timing, load.in_batches(4), 64)?;
+            Ok(batches.bandwidth() / group(point, timing, 4, 8)?.bandwidth())
+        },
+    ),
+    reached("dpdk-dma 256 B", Role::Judged, 27.3, "dpdk-dma guide; two groups of one DSA engine", 252),
+    reached("dpdk-dma 512 B", Role::Judged, 27.8, "dpdk-dma guide; two groups of one DSA engine", 508),
+    reached("dpdk-dma 1024 B", Role::Judged, 24.4, "dpdk-dma guide, 200 Gb/s of its ports", 1020),
+    reached("dpdk-dma 1280 B", Role::Judged, 19.5, "dpdk-dma guide, 200 Gb/s of its ports", 1276),
+    point(
+        "vhost 1518 B",
+        Role::Judged,
+        Target::AtLeast(9.34),
+        "M copies/s",
+        "vhost guide, two copies a packet; one group of 4 DSA engines, two queues of 64",
+        1526,
+        |point, timing| {
+            let loads = [0, 1].map(|wq| Load::new(wq, point.bytes, 64).in_batches(32));
+            let outcomes = Bench::new(layout(1, 2, 4, 64, WqMode::Dedicated), timing, &loads)?.run(4096)?;
+            Ok(outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3)
+        },
+    ),
+];
+
+fn one(
+    layout: offcore_dsa::config::DeviceConfig,
+    timing: Timing,
+    load: Load,
+    copies: u64,
+) -> Result<Outcome> {
+    Ok(Bench::new(layout, timing, &[load])?.run(copies)?.swap_remove(0))
+}
+
+/// One group of `engines` DSA engines, one queue, `depth` copies in flight.
+fn group(point: &Point, timing: Timing, engines: usize, depth: usize) -> Result<Outcome> {
+    let copies = if point.bytes > 64 << 10 { 64 } else { 2048 };
+    let layout = layout(1, 1, engines, QUEUE_SPACE, WqMode::Dedicated);
+    one(layout, timing, Load::new(0, point.bytes, depth), copies)
+}
+
+fn cycles_alone(point: &Point, timing: Timing) -> Result<f64> {
+    Ok((group(point, timing, 4, 1)?.latency_ns() + point.software_ns) * DARKSTREAM_GHZ)
+}
+
+fn microseconds_alone(point: &Point, timing: Timing) -> Result<f64> {
+    Ok((group(point, timing, 4, 1)?.latency_ns() + point.software_ns) / 1e3)
+}
+
+/// GB/s of the first of `groups` groups, which have the device's four DSA engines between them and are all busy.
+fn groups(point: &Point, timing: Timing, groups: usize) -> Result<f64> {
+    let size = QUEUE_SPACE / groups as u32;
+    let loads: Vec<_> = (0..groups).map(|wq| Load::new(wq, point.bytes, 16)).collect();
+    let layout = layout(groups, 1, 4 / groups, size, WqMode::Dedicated);
+    Ok(Bench::new(layout, timing, &loads)?.run(512)?[0].bandwidth())
+}
+
+/// The mean latency of a client that has one copy in flight, with pauses, while another keeps `depth` copies of `bytes`
+/// in flight on the same DSA engine.
+fn shared(point: &Point, timing: Timing, bytes: u32, depth: usize) -> Result<f64> {
+    let copies = if point.bytes > 64 << 10 { 64 } else { 512 };
+    let pause = timing.alone_ns(bytes.into()) as u64;
+    let loads = [Load::new(0, point.bytes, 1).pausing(pause), Load::new(1, bytes, depth)];
+    let layout = layout(1, 2, 1, QUEUE_SPACE / 2, WqMode::Dedicated);
+    Ok(Bench::new(layout, timing, &loads)?.run(copies)?[0].latency_ns())
+}
+
+/// Million copies a second through two channels, each with a DSA engine of its own, as DPDK lays a device out.
+fn two_channels(point: &Point, timing: Timing) -> Result<f64> {
+    let loads = [0, 1].map(|wq| Load::new(wq, point.bytes, 64));
+    let outcomes = Bench::new(layout(2, 1, 1, 64, WqMode::Dedicated), timing, &loads)?.run(4096)?;
+    Ok(outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3)
+}
+
+/// The fewest copies in flight whose rate is as close to the peak as the model is asked to be to anything.
+fn near_peak(point: &Point, timing: Timing) -> Result<f64> {
+    let peak = group(point, timing, 4, QUEUE_SPACE as usize)?.rate();
+    for depth in 1..QUEUE_SPACE as usize {
+        if group(point, timing, 4, depth)?.rate() >= (1.0 - super::TOLERANCE) * peak {
+            return Ok(depth as f64);
+        }
+    }
+    Ok(QUEUE_SPACE.into())
+}
+
+/// Published figures that are no device's: what they depend on, and why they are not judged.
+pub const OUTSIDE: [(&str, &str); 5] = [
+    ("UMWAIT exit, C0.2 500 ns, C0.1 240 ns (DTO)", "the core's; our cores poll"),
+    (
+        "break-even with the core at 256 B asynchronous, 4 KB synchronous (ASPLOS'24)",
+        "the core's copy decides",
+    ),
+    ("migration up to 4 times one core (DSA-2LM)", "the core's copy decides"),
+    ("IPC up to 2.1 times, latency -72 % (Rocket)", "that system's software decides"),
+    ("388 cycles a packet of asynchronous vhost (vhost guide)", "software; a parameter of offcore predict"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_met_as_their_kind_says() {
+        let figure = Target::Figure(10.0);
+        assert!(figure.is_met(11.4) && figure.is_met(8.6) && !figure.is_met(11.6));
+        let range = Target::Range(2.0, 4.0);
+        assert!(range.is_met(2.0) && range.is_met(4.0) && !range.is_met(4.01) && !range.is_met(1.99));
+        assert!((range.error(5.0) - 0.25).abs() < 1e-9 && (range.error(1.0) + 0.5).abs() < 1e-9);
+        let bound = Target::AtLeast(24.0);
+        assert!(bound.is_met(96.0) && !bound.is_met(23.9));
+    }
+
+    #[test]
+    fn fitted_points_are_the_three_that_were_agreed_on() {
+        let fitted: Vec<_> = POINTS.iter().filter(|p| p.role == Role::Fitted).map(|p| p.name).collect();
+        assert_eq!(fitted, ["1 byte", "8-12 KiB", "one device"]);
+    }
+}

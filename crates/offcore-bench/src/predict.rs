@@ -1,0 +1,238 @@
+//! `offcore predict`: what DSA would give this machine: core costs measured here, the device by its model.
+//!
+//! A rate is the smallest of three: what the cores do, what the devices copy, what the ports carry. The device's rate is
+//! that of the stepped simulator on its virtual clock. Everything with an engine in it is a model's word.
+
+mod guides;
+mod measure;
+
+use std::fmt;
+
+use anyhow::Result;
+use offcore_dma::Mode;
+use offcore_dsa::WqMode;
+use offcore_dsa::sim::Timing;
+
+use crate::model::TOLERANCE;
+use crate::model::load::{Bench, Load, Outcome, layout};
+use crate::row::Row;
+
+pub use guides::{GUIDES, Guide};
+pub use measure::{Options, run};
+
+/// Copies in a batch descriptor, and the guide's burst.
+const BATCH: usize = 32;
+/// Bytes of the virtio-net header, which is copied along.
+const HEADER: usize = 12;
+/// Bytes of a frame that nobody copies.
+const FCS: usize = 4;
+/// What `auto` may stay behind the better of the two other modes.
+const AUTO: f64 = 0.97;
+
+/// What there is to forward with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// Cores that forward.
+    pub cores: usize,
+    /// Ports that packets come in by; each sends as many as it receives.
+    pub ports: usize,
+    /// Gbit/s of a port, preamble and gap included.
+    pub port_gbps: f64,
+    /// DSA devices.
+    pub devices: usize,
+    /// DSA engines of each, in one group.
+    pub engines: usize,
+}
+
+/// A figure with what it may be off.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Interval {
+    /// At least.
+    pub low: f64,
+    /// Most likely.
+    pub mid: f64,
+    /// At most.
+    pub high: f64,
+}
+
+impl Interval {
+    /// A figure that is what it is.
+    pub const fn exact(mid: f64) -> Self {
+        Self { low: mid, mid, high: mid }
+    }
+
+    fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        let (a, b) = (f(self.low), f(self.high));
+        Self { low: a.min(b), mid: f(self.mid), high: a.max(b) }
+    }
+
+    fn min(self, other: Self) -> Self {
+        Self { low: self.low.min(other.low), mid: self.mid.min(other.mid), high: self.high.min(other.high) }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self { low: self.low.max(other.low), mid: self.mid.max(other.mid), high: self.high.max(other.high) }
+    }
+}
+
+/// What keeps a rate from being higher.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bound {
+    /// The cores are busy.
+    #[default]
+    Core,
+    /// The devices move all the bytes that they can.
+    DeviceBandwidth,
+    /// The devices take all the descriptors that they can.
+    Descriptors,
+    /// The ports carry all that they can.
+    PortRate,
+}
+
+impl Bound {
+    /// The words in reports and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Core => "core",
+            Self::DeviceBandwidth => "device bandwidth",
+            Self::Descriptors => "descriptors/s",
+            Self::PortRate => "port rate",
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A rate in million packets a second, and its bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Million packets a second.
+    pub mpps: Interval,
+    /// What the most likely one is limited by.
+    pub bound: Bound,
+}
+
+/// What one device does with copies of one length.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceRate {
+    /// Million copies a second.
+    pub mcopies: f64,
+    /// By what that is limited.
+    pub bound: Bound,
+}
+
+impl DeviceRate {
+    /// Asks the simulator: `groups` groups of `engines` DSA engines and `queues` queues, all kept full with batches.
+    ///
+    /// # Errors
+    /// When the simulated device does not do what is asked of it.
+    pub fn of(frame: usize, (groups, queues, engines): (usize, usize, usize)) -> Result<Self> {
+        let timing = Timing::PUBLISHED;
+        let bytes = (frame - FCS + HEADER) as u32;
+        let wqs = groups * queues;
+        let loads: Vec<_> = (0..wqs).map(|wq| Load::new(wq, bytes, 4 * BATCH).in_batches(BATCH)).collect();
+        let size = 128 / wqs as u32;
+        let layout = layout(groups, queues, engines, size, WqMode::Dedicated);
+        let outcomes = Bench::new(layout, timing, &loads)?.run(4096)?;
+        let mcopies = outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3;
+        let full = mcopies / 1e3 * f64::from(bytes) > 0.9 * timing.device_bandwidth;
+        Ok(Self { mcopies, bound: if full { Bound::DeviceBandwidth } else { Bound::Descriptors } })
+    }
+}
+
+/// What `machine` forwards in a mode, when a packet of `frame` bytes costs the core `core_ns`.
+///
+/// `device` is given where an engine copies, with the copies that a packet takes.
+pub fn estimate(
+    machine: &Machine,
+    frame: usize,
+    core_ns: Interval,
+    device: Option<(DeviceRate, f64)>,
+) -> Estimate {
+    let core = core_ns.map(|ns| machine.cores as f64 * 1e3 / ns);
+    let port = machine.ports as f64 * machine.port_gbps * 1e3 / ((frame + 20) * 8) as f64;
+    let mut limits = vec![(core, Bound::Core), (Interval::exact(port), Bound::PortRate)];
+    if let Some((rate, copies)) = device {
+        let mid = machine.devices as f64 * rate.mcopies / copies;
+        let mpps = Interval { low: mid * (1.0 - TOLERANCE), mid, high: mid * (1.0 + TOLERANCE) };
+        limits.push((mpps, rate.bound));
+    }
+    let lowest = limits.iter().copied().min_by(|a, b| a.0.mid.total_cmp(&b.0.mid)).unwrap_or(limits[0]);
+    let mpps = limits.iter().fold(lowest.0, |all, (limit, _)| all.min(*limit));
+    Estimate { mpps, bound: lowest.1 }
+}
+
+/// What `auto` makes of the two: at each size the better one, or a little less.
+pub fn auto(cpu: Estimate, offload: Estimate) -> Estimate {
+    let better = if cpu.mpps.mid >= offload.mpps.mid { cpu } else { offload };
+    let mut mpps = cpu.mpps.max(offload.mpps);
+    mpps.low *= AUTO;
+    Estimate { mpps, bound: better.bound }
+}
+
+/// A row of a prediction.
+fn row(case: &str, frame: usize, mode: Mode, estimate: Estimate) -> Row {
+    let Interval { low, mid, high } = estimate.mpps;
+    let bits = mid * 8.0 / 1e3;
+    Row {
+        bench: "predict",
+        case: case.into(),
+        arrangement: "model",
+        frame,
+        mode: mode.to_string(),
+        engine: if mode == Mode::Cpu { "cpu" } else { "dsa-sim" }.into(),
+        ring: "split",
+        burst: BATCH,
+        simulated: mode != Mode::Cpu,
+        metric: "model",
+        unit: "mpps",
+        runs: 1,
+        min: low,
+        median: mid,
+        max: high,
+        mpps: mid,
+        gbps: bits * frame as f64,
+        gbps_l1: bits * (frame + 20) as f64,
+        bound: Some(estimate.bound.name()),
+        ..Row::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: Machine = Machine { cores: 1, ports: 1, port_gbps: 100.0, devices: 1, engines: 4 };
+
+    #[test]
+    fn the_smallest_rate_is_the_bound() {
+        let device = |mcopies, bound| Some((DeviceRate { mcopies, bound }, 2.0));
+        let cheap = Interval { low: 40.0, mid: 50.0, high: 60.0 };
+        let core = estimate(&MACHINE, 256, cheap, None);
+        assert_eq!((core.mpps.mid, core.bound), (20.0, Bound::Core));
+        assert!(core.mpps.low < 17.0 && core.mpps.high > 24.9);
+        let port = estimate(&MACHINE, 1518, cheap, None);
+        assert_eq!(port.bound, Bound::PortRate);
+        assert!((port.mpps.mid - 8.127).abs() < 0.001);
+        let engine = estimate(&MACHINE, 1024, cheap, device(10.0, Bound::Descriptors));
+        assert_eq!((engine.mpps.mid, engine.bound), (5.0, Bound::Descriptors));
+        assert!((engine.mpps.low - 4.25).abs() < 1e-9 && (engine.mpps.high - 5.75).abs() < 1e-9);
+        let two = Machine { devices: 2, cores: 2, ..MACHINE };
+        let engine = estimate(&two, 256, cheap, device(10.0, Bound::DeviceBandwidth));
+        assert_eq!((engine.mpps.mid, engine.bound), (10.0, Bound::DeviceBandwidth));
+        assert_eq!(auto(core, engine).mpps.mid, 20.0);
+        assert_eq!(auto(core, engine).bound, Bound::Core);
+    }
+
+    #[test]
+    fn long_copies_fill_the_device_and_short_ones_its_front() {
+        let short = DeviceRate::of(64, (1, 2, 4)).unwrap();
+        let long = DeviceRate::of(1518, (1, 2, 4)).unwrap();
+        assert_eq!((short.bound, long.bound), (Bound::Descriptors, Bound::DeviceBandwidth));
+        assert!(short.mcopies > long.mcopies);
+    }
+}

@@ -1,0 +1,157 @@
+//! Tables of the guides, predicted from a guide's own machine: its clock, what its software costs, the device's model.
+//!
+//! What the guides' software costs is not published by itself, so that a few cells of each table have to say it: two for
+//! the core's copies (a cost for each packet and one for each byte), one for the engine's (a cost for each packet). The
+//! others are predicted.
+
+use anyhow::Result;
+use offcore_dma::Mode;
+
+use super::{Bound, DeviceRate, Estimate, Interval, Machine, estimate, row};
+use crate::row::Row;
+
+/// A guide's table.
+#[derive(Clone, Copy, Debug)]
+pub struct Guide {
+    /// Which guide.
+    pub name: &'static str,
+    /// Its machine, in words.
+    pub machine: &'static str,
+    /// Hertz of its core.
+    pub hz: f64,
+    /// Frame length, then million packets a second with the core copying and with DSA copying.
+    pub cells: &'static [(usize, f64, f64)],
+    /// Frame lengths whose cells say what a core's copy costs.
+    pub fitted_cpu: [usize; 2],
+    /// The frame length whose cell says what the asynchronous path costs.
+    pub fitted_offload: usize,
+    /// Copies that a packet takes.
+    pub copies: f64,
+    /// Groups, queues and DSA engines of each group.
+    pub layout: (usize, usize, usize),
+    /// What the ports carry, in Gbit/s of frames.
+    pub ports_gbps: f64,
+}
+
+/// Table 8 of the vhost guide, and the table of the dpdk-dma guide (Gbit/s there).
+pub const GUIDES: [Guide; 2] = [
+    Guide {
+        name: "vhost guide, Table 8",
+        machine: "Xeon 8471N 1.8 GHz, one core, one DSA: one group of 4 DSA engines, two queues of 64",
+        hz: 1.8e9,
+        cells: &crate::vhost::PUBLISHED,
+        fitted_cpu: [64, 1518],
+        fitted_offload: 64,
+        copies: 2.0,
+        layout: (1, 2, 4),
+        ports_gbps: 100.0,
+    },
+    Guide {
+        name: "dpdk-dma guide",
+        machine: "Xeon Gold 6438N 2.0 GHz, one core, one DSA: two groups of one DSA engine, 2 x 100 Gbit/s",
+        hz: 2.0e9,
+        cells: &[
+            (64, 35.16, 23.44),
+            (128, 29.30, 29.30),
+            (256, 21.48, 27.34),
+            (512, 9.77, 27.83),
+            (1024, 5.37, 24.41),
+            (1280, 4.69, 19.53),
+        ],
+        fitted_cpu: [64, 1280],
+        fitted_offload: 256,
+        copies: 1.0,
+        layout: (2, 1, 1),
+        ports_gbps: 200.0,
+    },
+];
+
+impl Guide {
+    fn cell(&self, frame: usize) -> (f64, f64) {
+        let cell = self.cells.iter().find(|cell| cell.0 == frame);
+        cell.map_or((f64::NAN, f64::NAN), |&(_, cpu, offload)| (cpu, offload))
+    }
+
+    /// Nanoseconds that a packet costs the core that copies it.
+    pub fn cpu_ns(&self, frame: usize) -> f64 {
+        let [a, b] = self.fitted_cpu;
+        let (at_a, at_b) = (1e3 / self.cell(a).0, 1e3 / self.cell(b).0);
+        at_a + (at_b - at_a) * (frame as f64 - a as f64) / (b - a) as f64
+    }
+
+    /// Nanoseconds that a packet costs the core when DSA copies.
+    pub fn offload_ns(&self) -> f64 {
+        1e3 / self.cell(self.fitted_offload).1
+    }
+
+    /// The same in cycles of the guide's core.
+    pub fn offload_cycles(&self) -> f64 {
+        self.offload_ns() * self.hz / 1e9
+    }
+
+    /// Every cell of the table, predicted, with its error.
+    ///
+    /// # Errors
+    /// When the simulated device does not do what is asked of it.
+    pub fn rows(&self) -> Result<Vec<Row>> {
+        let machine =
+            Machine { cores: 1, ports: 1, port_gbps: f64::INFINITY, devices: 1, engines: self.layout.2 };
+        let mut rows = Vec::new();
+        for &(frame, cpu, offload) in self.cells {
+            let device = DeviceRate::of(frame, self.layout)?;
+            for (mode, published) in [(Mode::Cpu, cpu), (Mode::Offload, offload)] {
+                let (ns, engine, fitted) = match mode {
+                    Mode::Cpu => (self.cpu_ns(frame), None, self.fitted_cpu.contains(&frame)),
+                    _ => (self.offload_ns(), Some((device, self.copies)), frame == self.fitted_offload),
+                };
+                let found = self.at_port(frame, estimate(&machine, frame, Interval::exact(ns), engine));
+                rows.push(Row {
+                    published: Some(published),
+                    published_high: Some(published),
+                    published_unit: Some("mpps"),
+                    source: Some(self.name),
+                    role: Some(if fitted { "fitted" } else { "judged" }),
+                    software_ns: Some(ns),
+                    error: Some(found.mpps.mid / published - 1.0),
+                    ..row(self.name, frame, mode, found)
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// The guides count what their ports carry in bits of frames.
+    fn at_port(&self, frame: usize, estimate: Estimate) -> Estimate {
+        let port = self.ports_gbps * 1e3 / (frame * 8) as f64;
+        match estimate.mpps.mid > port {
+            true => Estimate { mpps: estimate.mpps.min(Interval::exact(port)), bound: Bound::PortRate },
+            false => Estimate { mpps: estimate.mpps.min(Interval::exact(port)), ..estimate },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fitted_cells_are_met_and_the_path_costs_what_the_guide_lets_conclude() {
+        for guide in GUIDES {
+            for row in guide.rows().unwrap().iter().filter(|row| row.role == Some("fitted")) {
+                let error = row.error.unwrap();
+                assert!(error.abs() < 1e-6, "{} {} {}: {error}", guide.name, row.frame, row.mode);
+            }
+        }
+        assert!((GUIDES[0].offload_cycles() - 392.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn the_guides_offloaded_cells_are_predicted() {
+        for row in GUIDES[0].rows().unwrap().iter().filter(|row| row.mode == "offload") {
+            assert!(row.error.unwrap().abs() < 0.05 && row.bound == Some("core"), "{row:?}");
+        }
+        let dpdk = GUIDES[1].rows().unwrap();
+        let long: Vec<_> = dpdk.iter().filter(|row| row.mode == "offload" && row.frame >= 1024).collect();
+        assert!(long.iter().all(|row| row.bound == Some("port rate") && row.error.unwrap().abs() < 0.01));
+    }
+}

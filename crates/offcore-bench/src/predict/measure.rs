@@ -1,0 +1,133 @@
+//! What a packet costs a core here, with the core copying and with copies handed to a DSA driver.
+
+use anyhow::Result;
+use offcore_dma::Mode;
+use offcore_mem::{Hugepages, Pool};
+use offcore_stats::tsc;
+
+use super::{DeviceRate, Interval, Machine, auto, estimate, row};
+use crate::copier::{Copier, Setup};
+use crate::core_cost::Lane;
+use crate::lockstep::OtherCore;
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::ClockCheck;
+use crate::temperature::Temperature;
+use crate::vhost::COPIES;
+
+/// Turns of each lane that are not counted.
+const WARM_UP: usize = 8;
+
+/// What to predict.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The machine that it is for; its cores are like the one that is measured.
+    pub machine: Machine,
+    /// Frame lengths, FCS included.
+    pub frames: Vec<usize>,
+    /// Where the data is.
+    pub temperature: Temperature,
+    /// A B B A blocks for each frame length.
+    pub blocks: usize,
+    /// Pages for guests and packet buffers.
+    pub hugepages: Hugepages,
+    /// The measured core.
+    pub lcore: usize,
+    /// The other core.
+    pub other_lcore: Option<usize>,
+}
+
+/// Measures what `options` needs and predicts; three rows for each frame length: cpu, offload and auto.
+///
+/// # Errors
+/// When something cannot be set up, or a packet is lost or changed.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    offcore_stats::lcore::pin(options.lcore)?;
+    let other = OtherCore::start(options.other_lcore)?;
+    let pool = Pool::new(8192, 2048, options.hugepages)?;
+    let mut clock = ClockCheck::new();
+    progress.begin(options.frames.len() * options.blocks);
+    for &frame in &options.frames {
+        progress.say(&format!("{frame} B"));
+        let device = DeviceRate::of(frame, (1, 2, options.machine.engines))?;
+        let [cpu, offload] = core_costs(options, frame, pool, &other, &mut clock, progress)?;
+        let of_cpu = estimate(&options.machine, frame, cpu, None);
+        let of_offload = estimate(&options.machine, frame, offload, Some((device, COPIES)));
+        for (mode, ns, estimate) in [
+            (Mode::Cpu, Some(cpu), of_cpu),
+            (Mode::Offload, Some(offload), of_offload),
+            (Mode::Auto, None, auto(of_cpu, of_offload)),
+        ] {
+            let mut row = row("here", frame, mode, estimate);
+            row.temperature = options.temperature.name().into();
+            row.window = options.temperature.window();
+            row.tsc_hz = tsc::hz();
+            if let Some(ns) = ns {
+                row.ns_per_packet = ns.mid;
+                row.cycles_per_packet = ns.mid * tsc::hz() as f64 / 1e9;
+            }
+            if mode != Mode::Cpu {
+                row.engine_ns_per_copy = Some(1e3 / device.mcopies);
+            }
+            emit(row);
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// Nanoseconds a packet, first and last tenth cut off: the core copying, and copies handed over in batches.
+fn core_costs(
+    options: &Options,
+    frame: usize,
+    pool: &'static Pool,
+    other: &OtherCore,
+    clock: &mut ClockCheck,
+    progress: &Progress,
+) -> Result<[Interval; 2]> {
+    let dsa = Setup { mode: Mode::Offload, copier: Copier::DsaSim { batch: true } };
+    let lane = |setup: Setup| {
+        let engine = setup.open()?;
+        Lane::new(options.temperature, frame, (setup.mode, engine), pool, options.hugepages)
+    };
+    let (mut cpu, mut offload) = (lane(Setup::CPU)?, lane(dsa)?);
+    for _ in 0..WARM_UP {
+        cpu.turn(other)?;
+        offload.turn(other)?;
+    }
+    let mut samples = [Vec::new(), Vec::new()];
+    let mut rejected = 0;
+    while samples[0].len() < options.blocks {
+        let before = clock.holds();
+        let a = cpu.turn(other)?;
+        let b = offload.turn(other)? + offload.turn(other)?;
+        let block = [(a + cpu.turn(other)?) / 2.0, b / 2.0];
+        if clock.holds() && before || rejected >= options.blocks {
+            for (samples, ticks) in samples.iter_mut().zip(block) {
+                samples.push(ticks * 1e9 / tsc::hz() as f64);
+            }
+            progress.step();
+        } else {
+            rejected += 1;
+        }
+    }
+    Ok(samples.map(interval))
+}
+
+/// The median, and what four fifths of the samples are within.
+fn interval(mut samples: Vec<f64>) -> Interval {
+    samples.sort_by(f64::total_cmp);
+    let at = |share: f64| samples[((samples.len() - 1) as f64 * share) as usize];
+    Interval { low: at(0.1), mid: at(0.5), high: at(0.9) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_leaves_the_outermost_samples_out() {
+        let samples: Vec<f64> = (0..=100).map(f64::from).rev().collect();
+        assert_eq!(interval(samples), Interval { low: 10.0, mid: 50.0, high: 90.0 });
+    }
+}

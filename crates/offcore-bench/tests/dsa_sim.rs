@@ -1,0 +1,335 @@
+//! Vhost on a simulated DSA device on which things go wrong: every packet arrives, in order, unchanged; and every credit
+//! comes back. The mechanisms that see to that are shown to matter: with one switched off, the same run fails.
+//!
+//! A hundred thousand packets for each failure alone, a million for all of them together; ten million with
+//! `OFFCORE_FULL=1`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use offcore_bench::guest::{Guest, PEER_MAC, PORT_MAC, memory_len};
+use offcore_bench::temperature::Temperature;
+use offcore_dma::mover::QueueId;
+use offcore_dma::{Channel, Device, Mode, Mover};
+use offcore_dsa::driver::{DsaDevice, Options};
+use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
+use offcore_flow::forward::{Addresses, Forward, rewrite};
+use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
+use offcore_ring::split::Layout;
+use offcore_stats::{StageClock, tsc};
+use offcore_vhost::features::{NET_MRG_RXBUF, VERSION_1};
+use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell, VringConfig};
+
+/// Where the device sees a guest's memory.
+const GUEST_ADDRESS: u64 = 0x1_0000_0000;
+/// Bytes for each of the two virtqueues of a guest.
+const RING_BYTES: usize = 1 << 20;
+const RING: u32 = 1024;
+const WINDOW: usize = 256;
+/// Virtual nanoseconds that pass on the device from one round of the loop to the next.
+const ROUND_NS: u64 = 4_000;
+
+/// A guest that sends packets to itself through the device under test.
+struct Looped {
+    guest: Guest,
+    memory: Arc<GuestMemory>,
+    cells: [Arc<VringCell>; 2],
+    dequeue: Dequeue,
+    enqueue: Enqueue,
+    held: Burst,
+    queues: [QueueId; 2],
+}
+
+/// One worker, one device, and guests whose packets they copy.
+struct Loop {
+    guests: Vec<Looped>,
+    mover: Mover,
+    cache: PoolCache,
+    clock: StageClock,
+    device: SimDevice,
+    engine: SimEngine,
+}
+
+impl Loop {
+    /// One guest for each frame length, all on the work queues `wqs` of a device that `options` describes.
+    fn new(options: &str, wqs: &[&str], frames: &[usize]) -> Self {
+        Self::with_ring(1024, options, wqs, frames)
+    }
+
+    /// The same with channels of `ring` copies.
+    fn with_ring(ring: usize, options: &str, wqs: &[&str], frames: &[usize]) -> Self {
+        let options: SimOptions = options.parse().unwrap();
+        let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
+        let mut mover = Mover::new();
+        mover.set_lost_after(tsc::ticks(Duration::from_micros(500)));
+        let mut ids = Vec::new();
+        for wq in wqs {
+            let opened = DsaDevice::simulated(&device, wq, Options::default()).unwrap();
+            let channel: Box<dyn Channel> = opened.open_channel(ring).unwrap();
+            ids.push(mover.add_channel(channel));
+        }
+        let pool = Pool::new(8192, 2048, Hugepages::None).unwrap();
+        let guests = frames
+            .iter()
+            .map(|&frame| Looped::new(&mut mover, &Binding::new(Mode::Offload, ids.clone()), frame))
+            .collect();
+        Self { guests, mover, cache: pool.cache(), clock: StageClock::private(), device, engine }
+    }
+
+    /// One round of the worker over every guest, and some time on the device.
+    fn round(&mut self) {
+        let Self { guests, mover, cache, clock, .. } = self;
+        let mut ctx = Context { mover, cache, clock, burst: 32 };
+        ctx.mover.poll(ctx.clock);
+        for guest in guests {
+            guest.forward(&mut ctx);
+        }
+        self.engine.run_until(self.engine.now() + ROUND_NS);
+    }
+
+    /// Moves `packets` packets of each guest through, then stops their virtqueues.
+    fn run(&mut self, packets: u64) -> Result<(), String> {
+        let mut progress = (0, Instant::now());
+        loop {
+            for guest in &mut self.guests {
+                guest.exchange(packets)?;
+            }
+            let received: Vec<u64> = self.guests.iter().map(|g| g.guest.seen().received).collect();
+            if received.iter().all(|&n| n == packets) {
+                break;
+            }
+            self.round();
+            let sum = received.iter().sum();
+            if sum != progress.0 {
+                progress = (sum, Instant::now());
+            } else if progress.1.elapsed() > Duration::from_secs(10) {
+                return Err(format!("no progress for 10 s, {received:?} of {packets} packets received"));
+            }
+        }
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<(), String> {
+        for cell in self.guests.iter().flat_map(|guest| &guest.cells) {
+            cell.publish(|wanted| wanted.vring = None);
+        }
+        // Twice the time after which a copy counts as lost: what still waits for one is redone.
+        let end = Instant::now() + Duration::from_millis(20);
+        while Instant::now() < end || self.mover.channels().any(|(_, channel)| channel.in_flight() > 0) {
+            self.round();
+            if Instant::now() > end + Duration::from_secs(10) {
+                return Err("copies are in flight 10 s after the stop".into());
+            }
+        }
+        for guest in &self.guests {
+            for cell in &guest.cells {
+                cell.wait(Duration::ZERO).map_err(|e| e.to_string())?;
+            }
+            if guest.memory.in_flight() != 0 {
+                return Err(format!("{} references to guest memory are held", guest.memory.in_flight()));
+            }
+            let seen = guest.guest.seen();
+            if seen.verified != seen.sent {
+                return Err(format!("packets lost or not verified: {seen:?}"));
+            }
+        }
+        for (_, channel) in self.mover.channels() {
+            let (room, ring) = (channel.room(), channel.info().ring_size);
+            if room != ring {
+                return Err(format!("room for {room} of {ring} copies: credits are gone"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Packet buffers that are free; all of them have to be when nothing is in flight.
+    fn free_buffers(mut self) -> usize {
+        self.guests.clear();
+        std::iter::from_fn(|| self.cache.take()).count()
+    }
+}
+
+impl Looped {
+    fn new(mover: &mut Mover, binding: &Binding, frame: usize) -> Self {
+        let buffers = memory_len(Temperature::Remote);
+        let (mapping, _fd) = Mapping::memfd("guest", buffers + 2 * RING_BYTES, Hugepages::None).unwrap();
+        let len = mapping.len() as u64;
+        let region = GuestRegion::new(GUEST_ADDRESS, GUEST_ADDRESS, len, mapping, 0).unwrap();
+        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let ring = |index: usize| {
+            let start = GUEST_ADDRESS + (buffers + index * RING_BYTES) as u64;
+            Layout::in_memory(&memory, (start, start + 0x2_0000, start + 0x4_0000), RING).unwrap()
+        };
+        let guest = Guest::new(Arc::clone(&memory), (ring(0), ring(1)), Temperature::Remote, frame).unwrap();
+        let cells = [Arc::new(VringCell::new(0)), Arc::new(VringCell::new(1))];
+        for (cell, layout) in cells.iter().zip([ring(0), ring(1)]) {
+            let vring = VringConfig {
+                memory: Arc::clone(&memory),
+                layout,
+                base: 0,
+                features: VERSION_1 | NET_MRG_RXBUF,
+                call: None,
+                enabled: true,
+            };
+            cell.publish(|wanted| {
+                wanted.vring = Some(Arc::new(vring));
+                wanted.binding = binding.clone();
+            });
+        }
+        let before = mover.queues();
+        let enqueue = Enqueue::attach(&cells[0], mover).unwrap();
+        let dequeue = Dequeue::attach(&cells[1], mover).unwrap();
+        let new: Vec<QueueId> = mover.queues().into_iter().filter(|queue| !before.contains(queue)).collect();
+        let queues = [new[0], new[1]];
+        Self { guest, memory, cells, dequeue, enqueue, held: Burst::new(), queues }
+    }
+
+    fn forward(&mut self, ctx: &mut Context<'_>) {
+        if self.held.is_empty() {
+            self.dequeue.try_dequeue(ctx, &mut self.held);
+            rewrite(Forward::Mac, &Addresses { source: PORT_MAC, destination: PEER_MAC }, &mut self.held);
+        }
+        self.enqueue.submit(ctx, &mut self.held);
+        self.enqueue.poll_completed(ctx);
+    }
+
+    /// The guest's part: takes back and checks what there is, and keeps a window of packets on their way.
+    fn exchange(&mut self, packets: u64) -> Result<(), String> {
+        self.guest.collect().map_err(|error| format!("packet: {error:#}"))?;
+        let room = WINDOW - self.guest.outstanding();
+        let left = packets - self.guest.seen().sent;
+        // Half a window at a time, as buffers are used in turn: one that is still being copied is not written again.
+        if room >= WINDOW / 2 || left < WINDOW as u64 {
+            let n = room.min(WINDOW / 2).min(left as usize);
+            self.guest.transmit(n).map_err(|error| format!("{error:#}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A tenth of a soak's packets in everyday runs.
+fn soak(packets: u64) -> u64 {
+    if std::env::var_os("OFFCORE_FULL").is_some() { packets } else { packets / 10 }
+}
+
+const ALL_FAULTS: &str = "profile=vhost,seed=7,fault=page:0.001+hw:0.0001+drop:0.0005+late:0.0001";
+
+#[test]
+fn ten_million_packets_survive_every_fault_and_a_halt() {
+    let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[64, 590, 1518]);
+    let packets = soak(10_000_000) / 3;
+    // The device halts in the middle, and comes back some rounds later.
+    let (mut halted, mut back) = (false, 0);
+    let mut progress = (0, Instant::now());
+    loop {
+        for guest in &mut looped.guests {
+            guest.exchange(packets).unwrap();
+        }
+        let received: u64 = looped.guests.iter().map(|g| g.guest.seen().received).sum();
+        if received == 3 * packets {
+            break;
+        }
+        if !halted && received > packets {
+            halted = true;
+            looped.device.halt();
+            back = received + 10_000;
+        }
+        if halted && back != 0 && received > back {
+            back = 0;
+            looped.device.reset();
+        }
+        looped.round();
+        if received != progress.0 {
+            progress = (received, Instant::now());
+        }
+        assert!(progress.1.elapsed() < Duration::from_secs(10), "no progress, {received} received");
+    }
+    looped.stop().unwrap();
+    let (device, mover) = (looped.device.stats(), looped.mover.stats());
+    assert!(halted && back == 0, "the device halted and came back");
+    assert!(device.injected_page_faults > packets / 1000, "{device:?}");
+    assert!(device.injected_hardware_errors > 0 && device.injected_late > 0, "{device:?}");
+    assert!(device.injected_drops > 0 && (device.halts, device.resets) == (1, 1), "{device:?}");
+    assert!(mover.fallbacks > 0 && mover.resets > 0, "{mover:?}");
+    // After the halt the channels were probed, and took copies again.
+    for (_, channel) in looped.mover.channels() {
+        let stats = channel.stats();
+        assert!(stats.completed > packets, "{stats:?}");
+        assert_eq!(stats.submitted, stats.completed + stats.failed);
+    }
+    assert_eq!(looped.free_buffers(), 8192);
+}
+
+#[test]
+fn without_the_reorder_ring_it_is_noticed() {
+    let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[1518]);
+    for queue in looped.guests[0].queues {
+        looped.mover.ring(queue).switch_off();
+    }
+    let error = looped.run(100_000).unwrap_err();
+    assert!(error.starts_with("packet"), "{error}");
+}
+
+#[test]
+fn without_the_quarantine_it_is_noticed() {
+    // Many late copies: one must land in memory that is in use again.
+    let options = "profile=vhost,seed=7,fault=late:0.01";
+    let mut looped = Loop::new(options, &["wq0.0", "wq0.1"], &[1518]);
+    looped.mover.switch_off_quarantine();
+    let error = looped.run(300_000).unwrap_err();
+    assert!(error.starts_with("packet"), "{error}");
+}
+
+#[test]
+fn each_failure_alone_is_survived() {
+    for fault in ["page:0.01", "hw:0.01", "drop:0.0001", "late:0.001", "page:0.5"] {
+        let options = format!("profile=vhost,seed=3,fault={fault}");
+        let mut looped = Loop::new(&options, &["wq0.0", "wq0.1"], &[60 + 4, 1518]);
+        looped.run(soak(1_000_000) / 4).unwrap_or_else(|error| panic!("{fault}: {error}"));
+    }
+}
+
+/// Two guests on one channel of a slow device: the first offers eight bursts a round, the second one. The part of the
+/// device's copies that the second gets.
+fn part_of_the_modest(shares: bool) -> f64 {
+    // Fewer places than one guest alone would fill.
+    let mut looped = Loop::with_ring(32, "profile=vpp,seed=3", &["wq0.0"], &[1518, 1518]);
+    if !shares {
+        looped.mover.switch_off_shares();
+    }
+    let copies = |looped: &Loop, guest: usize| -> u64 {
+        looped.guests[guest].queues.iter().map(|&queue| looped.mover.decisions(queue).by_engine).sum()
+    };
+    for round in 0..80_000 {
+        for guest in &mut looped.guests {
+            guest.exchange(u64::MAX).unwrap();
+        }
+        if round % 8 == 0 {
+            looped.round();
+        } else {
+            let Loop { guests, mover, cache, clock, .. } = &mut looped;
+            let mut ctx = Context { mover, cache, clock, burst: 32 };
+            ctx.mover.poll(ctx.clock);
+            guests[0].forward(&mut ctx);
+        }
+    }
+    let (flood, modest) = (copies(&looped, 0), copies(&looped, 1));
+    assert!(flood + modest > 20_000, "{flood} + {modest} copies");
+    modest as f64 / (flood + modest) as f64
+}
+
+#[test]
+fn a_guest_that_floods_leaves_the_other_its_share_of_the_device() {
+    let part = part_of_the_modest(true);
+    assert!(part >= 0.45, "the modest guest got {part:.3} of the copies");
+    let part = part_of_the_modest(false);
+    assert!(part < 0.45, "without shares the modest guest got {part:.3} all the same");
+}
+
+#[test]
+fn a_profile_with_small_transfers_copies_large_packets_in_parts() {
+    let mut looped = Loop::new("profile=net,seed=3", &["wq0.0", "wq0.1", "wq0.2", "wq0.3"], &[64, 1518]);
+    looped.run(50_000).unwrap();
+    assert_eq!(looped.mover.stats().core_copies, 0, "the device made every copy");
+}

@@ -1,0 +1,167 @@
+//! The choice, fed with scripted times.
+
+use super::*;
+
+/// What each routine takes for an amount of data.
+#[derive(Clone, Copy)]
+struct Times {
+    plain: f64,
+    ahead: f64,
+    non_temporal: f64,
+    direct: f64,
+}
+
+const HOT: Times = Times { plain: 3.0, ahead: 3.4, non_temporal: 6.5, direct: 6.5 };
+/// The guest on a distant core.
+const REMOTE: Times = Times { plain: 44.0, ahead: 28.0, non_temporal: 11.0, direct: 10.9 };
+/// A guest nearby: past the caches saves a third, which the guest pays.
+const NEAR: Times = Times { plain: 12.0, ahead: 8.5, non_temporal: 5.9, direct: 5.5 };
+
+impl Times {
+    fn of(self, kind: Kind) -> f64 {
+        match kind {
+            Kind::Plain => self.plain,
+            Kind::Ahead => self.ahead,
+            Kind::NonTemporal => self.non_temporal,
+            Kind::Direct => self.direct,
+        }
+    }
+}
+
+/// A queue whose bursts take what the script says. Counts the bursts that each routine copied.
+struct Queue {
+    choice: Choice,
+    until_timed: u32,
+    copied: [u32; 4],
+}
+
+impl Queue {
+    fn new(size: Size, has_direct: bool) -> Self {
+        Self { choice: Choice::new(size, has_direct), until_timed: 1, copied: [0; 4] }
+    }
+
+    /// Copies bursts; `noise` is a factor for each.
+    fn bursts_with(&mut self, n: u32, times: Times, mut noise: impl FnMut(u32) -> f64) -> Kind {
+        for i in 0..n {
+            self.until_timed -= 1;
+            let kind = if self.until_timed == 0 { self.choice.timed() } else { self.choice.present() };
+            self.copied[kind as usize] += 1;
+            if self.until_timed == 0 {
+                self.until_timed = self.choice.record(times.of(kind) * noise(i));
+                assert!((1..=Choice::TIMED).contains(&self.until_timed));
+            }
+        }
+        self.choice.present()
+    }
+
+    fn bursts(&mut self, n: u32, times: Times) -> Kind {
+        self.bursts_with(n, times, |_| 1.0)
+    }
+}
+
+/// Noise from a fixed generator: up to 20 % more, and now and then ten times as much.
+fn noise() -> impl FnMut(u32) -> f64 {
+    let mut state = 7u64;
+    move |_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let draw = (state >> 40) as f64 / (1u64 << 24) as f64;
+        if draw > 0.98 { 10.0 } else { 1.0 + draw / 5.0 }
+    }
+}
+
+#[test]
+fn each_temperature_settles_on_its_routine_and_stays_there() {
+    for (size, has_direct, times, expected) in [
+        (Size::Large, false, HOT, Kind::Plain),
+        (Size::Small, true, HOT, Kind::Plain),
+        (Size::Large, false, REMOTE, Kind::NonTemporal),
+        (Size::Small, true, REMOTE, Kind::Ahead),
+        (Size::Large, true, NEAR, Kind::Ahead),
+        (Size::Small, false, NEAR, Kind::Ahead),
+    ] {
+        let mut queue = Queue::new(size, has_direct);
+        assert_eq!(queue.bursts(64, times), expected, "{size:?} {expected:?}");
+        for _ in 0..10_000 {
+            assert_eq!(queue.bursts(1, times), expected, "{size:?} {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn of_two_that_are_as_good_the_first_is_kept() {
+    // Direct stores are 1 % better here, which is not worth a change.
+    let mut queue = Queue::new(Size::Large, true);
+    assert_eq!(queue.bursts(10_000, REMOTE), Kind::NonTemporal);
+    let faster = Times { direct: 0.7 * REMOTE.direct, ..REMOTE };
+    assert_eq!(queue.bursts(10_000, faster), Kind::Direct);
+}
+
+#[test]
+fn an_instruction_that_the_cpu_lacks_is_never_chosen() {
+    let times = Times { direct: 0.1, ..REMOTE };
+    let mut queue = Queue::new(Size::Large, false);
+    queue.bursts(10_000, times);
+    assert_eq!(queue.copied[Kind::Direct as usize], 0);
+    let mut queue = Queue::new(Size::Large, true);
+    assert_eq!(queue.bursts(10_000, times), Kind::Direct);
+}
+
+#[test]
+fn hot_data_is_never_stored_past_the_caches() {
+    let mut queue = Queue::new(Size::Large, true);
+    queue.bursts(64, HOT);
+    queue.copied = [0; 4];
+    queue.bursts_with(100_000, HOT, noise());
+    let past = queue.copied[Kind::NonTemporal as usize] + queue.copied[Kind::Direct as usize];
+    assert!(past < 100, "{past} of 100,000 bursts were stored past the caches");
+}
+
+#[test]
+fn trials_are_rare_while_nothing_changes() {
+    for times in [HOT, REMOTE, NEAR] {
+        let mut queue = Queue::new(Size::Large, false);
+        let settled = queue.bursts(1000, times);
+        queue.copied = [0; 4];
+        queue.bursts(256 * 100, times);
+        let others = 256 * 100 - queue.copied[settled as usize];
+        assert!((90..=101).contains(&others), "{others} of 25,600 bursts were trials");
+    }
+}
+
+#[test]
+fn a_change_of_temperature_is_followed_within_10_000_packets() {
+    const WITHIN: u32 = 10_000 / 32;
+    let mut queue = Queue::new(Size::Large, false);
+    for _ in 0..20 {
+        for (times, expected) in
+            [(HOT, Kind::Plain), (REMOTE, Kind::NonTemporal), (HOT, Kind::Plain), (NEAR, Kind::Ahead)]
+        {
+            assert_eq!(queue.bursts(WITHIN, times), expected);
+            // Some way into the pause between two trials.
+            queue.bursts(777, times);
+        }
+    }
+}
+
+#[test]
+fn accidents_do_not_change_the_choice() {
+    for times in [HOT, REMOTE] {
+        let mut queue = Queue::new(Size::Large, false);
+        let settled = queue.bursts(1000, times);
+        queue.copied = [0; 4];
+        queue.bursts_with(100_000, times, noise());
+        let part = f64::from(queue.copied[settled as usize]) / 1e5;
+        assert!(part > 0.97, "{settled:?} made {part} of the bursts");
+    }
+}
+
+#[test]
+fn a_trial_that_was_abandoned_is_made_again() {
+    let mut choice = Choice::new(Size::Large, false);
+    assert_eq!(choice.record(28.0), 1);
+    assert_eq!(choice.timed(), Kind::Plain);
+    choice.abandon();
+    assert_eq!(choice.timed(), Kind::Ahead);
+    assert_eq!(choice.record(28.0), 1);
+    assert_eq!(choice.timed(), Kind::Plain);
+}

@@ -1,0 +1,180 @@
+//! The copy routines by name: what there is to choose from, and what this CPU can run.
+
+use core::arch::x86_64::{__cpuid, __cpuid_count};
+use std::fmt;
+use std::sync::OnceLock;
+
+use super::choice::Kind;
+use super::{kernel, stream};
+use crate::channel::Copy;
+
+/// The registers that a routine copies through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Width {
+    /// 16 bytes: every x86-64 CPU.
+    Sse2,
+    /// 32 bytes.
+    Avx2,
+    /// 64 bytes: a cache line.
+    Avx512,
+}
+
+/// A way to copy the packets of a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Routine {
+    /// Copy after copy, nothing else: the best when all lines are in the core's own caches.
+    Plain(Width),
+    /// Asks for the lines of later copies, the source's to be read and the destination's to be written, while it makes
+    /// earlier ones.
+    Ahead(Width),
+    /// Asks for the source's lines ahead, and stores the destination's whole lines past the caches: none has to be
+    /// taken from another core or read from memory first, but whoever reads it next finds it in memory only.
+    NonTemporal(Width),
+    /// The same with direct stores: MOVDIR64B takes a line from memory to memory in one instruction.
+    Direct,
+}
+
+/// A copy loop.
+pub(super) type Burst = unsafe fn(&[Copy]);
+
+impl Routine {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Plain(Width::Sse2),
+        Self::Plain(Width::Avx2),
+        Self::Plain(Width::Avx512),
+        Self::Ahead(Width::Sse2),
+        Self::Ahead(Width::Avx2),
+        Self::Ahead(Width::Avx512),
+        Self::NonTemporal(Width::Sse2),
+        Self::NonTemporal(Width::Avx2),
+        Self::NonTemporal(Width::Avx512),
+        Self::Direct,
+    ];
+
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain(Width::Sse2) => "plain-sse2",
+            Self::Plain(Width::Avx2) => "plain-avx2",
+            Self::Plain(Width::Avx512) => "plain-avx512",
+            Self::Ahead(Width::Sse2) => "ahead-sse2",
+            Self::Ahead(Width::Avx2) => "ahead-avx2",
+            Self::Ahead(Width::Avx512) => "ahead-avx512",
+            Self::NonTemporal(Width::Sse2) => "non-temporal-sse2",
+            Self::NonTemporal(Width::Avx2) => "non-temporal-avx2",
+            Self::NonTemporal(Width::Avx512) => "non-temporal-avx512",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// Whether this CPU, and the operating system on it, let the routine's instructions run.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Plain(width) | Self::Ahead(width) | Self::NonTemporal(width) => width.is_available(),
+            Self::Direct => has_movdir64b(),
+        }
+    }
+
+    /// Makes every copy of the list, in order. When it returns, the copies' stores are ordered before the caller's
+    /// later ones, as ordinary stores are.
+    ///
+    /// # Panics
+    /// When the routine [is not available](Self::is_available).
+    ///
+    /// # Safety
+    /// As for [`super::copy_burst`].
+    pub unsafe fn run(self, ops: &[Copy]) {
+        assert!(self.is_available(), "this CPU has not the instructions of the copy routine {self}");
+        // SAFETY: the caller's promises; the CPU has the instructions.
+        unsafe { (self.burst())(ops) }
+    }
+
+    /// The routine of this kind that a [`super::Copier`] takes on this CPU.
+    pub(super) fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Plain => Self::Plain(Cpu::this().width),
+            Kind::Ahead => Self::Ahead(Cpu::this().width),
+            Kind::NonTemporal => Self::NonTemporal(Cpu::this().width),
+            Kind::Direct => Self::Direct,
+        }
+    }
+
+    /// The loop itself, to be called only where the routine is available.
+    pub(super) const fn burst(self) -> Burst {
+        match self {
+            Self::Plain(Width::Sse2) => kernel::sse2,
+            Self::Plain(Width::Avx2) => kernel::avx2,
+            Self::Plain(Width::Avx512) => kernel::avx512,
+            Self::Ahead(Width::Sse2) => kernel::sse2_ahead,
+            Self::Ahead(Width::Avx2) => kernel::avx2_ahead,
+            Self::Ahead(Width::Avx512) => kernel::avx512_ahead,
+            Self::NonTemporal(Width::Sse2) => stream::sse2,
+            Self::NonTemporal(Width::Avx2) => stream::avx2,
+            Self::NonTemporal(Width::Avx512) => stream::avx512,
+            Self::Direct => stream::direct,
+        }
+    }
+}
+
+impl fmt::Display for Routine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Width {
+    fn is_available(self) -> bool {
+        match self {
+            Self::Sse2 => true,
+            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            Self::Avx512 => is_x86_feature_detected!("avx512f"),
+        }
+    }
+
+    /// The widest vectors that this CPU copies well.
+    fn best() -> Self {
+        if Self::Avx512.is_available() && !halves_wide_stores() {
+            Self::Avx512
+        } else if Self::Avx2.is_available() {
+            Self::Avx2
+        } else {
+            Self::Sse2
+        }
+    }
+}
+
+/// What the choice between the routines needs to know of this CPU, asked once per process.
+#[derive(Debug)]
+pub(super) struct Cpu {
+    width: Width,
+    /// The loop that fetches ahead, with that width.
+    pub(super) ahead: Burst,
+    pub(super) has_direct: bool,
+}
+
+impl Cpu {
+    #[inline(always)]
+    pub(super) fn this() -> &'static Self {
+        static THIS: OnceLock<Cpu> = OnceLock::new();
+        THIS.get_or_init(|| {
+            let width = Width::best();
+            Self { width, ahead: Routine::Ahead(width).burst(), has_direct: has_movdir64b() }
+        })
+    }
+}
+
+/// Whether the CPU makes two of every 64-byte store: AMD's up to Zen 4, on which 32-byte vectors copy packets up to
+/// twice as fast.
+fn halves_wide_stores() -> bool {
+    const ZEN_5: u32 = 0x1a;
+    let (vendor, version) = (__cpuid(0), __cpuid(1));
+    let family = (version.eax >> 8 & 0xf) + (version.eax >> 20 & 0xff);
+    vendor.ebx == u32::from_le_bytes(*b"Auth") && family < ZEN_5
+}
+
+/// CPUID leaf 7, ECX bit 28 (Intel SDM, volume 2A). The standard library's detection does not know the feature.
+fn has_movdir64b() -> bool {
+    const LEAF: u32 = 7;
+    __cpuid(0).eax >= LEAF && __cpuid_count(LEAF, 0).ecx & 1 << 28 != 0
+}

@@ -1,0 +1,170 @@
+//! Mode `auto` in the mover: the lists are parted, and what they take is timed.
+
+use arrayvec::ArrayVec;
+use offcore_stats::{Stage, StageClock, tsc};
+
+use super::policy::{self, Made};
+use super::stats::Way;
+use super::{ChannelId, Mode, Mover, POLL_TIMED, Plan, QueueId, bytes};
+use crate::channel::Copy;
+
+/// Copies of a list that goes partly to the core and partly to an engine, handled at a time.
+const PART: usize = 128;
+
+impl Mover {
+    /// # Safety
+    /// As for [`Mover::submit`].
+    #[inline]
+    pub(super) unsafe fn submit_auto(
+        &mut self,
+        queue: QueueId,
+        plan: Plan,
+        list: &[Copy],
+        clock: &mut StageClock,
+    ) {
+        match plan.channel {
+            Some(channel) if plan.by_core == 0 => {
+                let made = Made::of(list);
+                // SAFETY: the caller's promises, passed on.
+                unsafe { self.engine_part(queue, channel, list, &made) };
+                self.queue(queue).policy.ended(made.classes, &Made::of(&[]), false);
+            }
+            // SAFETY: as above.
+            Some(channel) if plan.by_engine > 0 => unsafe { self.submit_parted(queue, channel, list) },
+            _ => {
+                let made = Made::of(list);
+                // SAFETY: as above.
+                unsafe { self.core_part(queue, list, &made) };
+                self.core_ended(queue, made.classes, &made);
+                if plan.hindered && !list.is_empty() {
+                    self.worked(queue);
+                }
+            }
+        }
+        self.explore_due |= self.queue(queue).policy.explore_is_due();
+        let missed = if plan.hindered { list.len() as u64 } else { u64::from(plan.overflow) };
+        self.stats.overflow += missed;
+        clock.lap(if plan.by_engine > 0 { Stage::Submit } else { Stage::Copy });
+    }
+
+    /// # Safety
+    /// As for [`Mover::submit`].
+    #[cold]
+    unsafe fn submit_parted(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy]) {
+        for list in list.chunks(PART) {
+            let ring = &self.queue(queue).ring;
+            // A packet was entered with its outstanding copies, so one that is done already is the core's.
+            let core = |copy: &&Copy| ring.is_done(copy.token as usize & 0xffff);
+            let by_core: ArrayVec<Copy, PART> = list.iter().filter(core).copied().collect();
+            let by_engine: ArrayVec<Copy, PART> = list.iter().filter(|copy| !core(copy)).copied().collect();
+            let (core, engine) = (Made::of(&by_core), Made::of(&by_engine));
+            // The engine works while the core does.
+            // SAFETY: the caller's promises, passed on.
+            unsafe {
+                self.engine_part(queue, channel, &by_engine, &engine);
+                self.core_part(queue, &by_core, &core);
+            }
+            self.core_ended(queue, core.classes | engine.classes, &core);
+        }
+    }
+
+    /// # Safety
+    /// As for [`Mover::submit`].
+    #[inline(always)]
+    unsafe fn engine_part(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy], made: &Made) {
+        if !self.queue(queue).policy.times(made) {
+            // SAFETY: the caller's promises, passed on.
+            unsafe { self.hand_over(queue, channel, list) };
+            return self.queue(queue).policy.took(Way::Engine, made, None);
+        }
+        let start = tsc::now();
+        // SAFETY: as above.
+        unsafe { self.hand_over(queue, channel, list) };
+        let ticks = tsc::now().wrapping_sub(start).saturating_sub(self.timing);
+        let policy = &mut self.queue(queue).policy;
+        policy.took(Way::Engine, made, Some(ticks as f32));
+        if policy.explores() {
+            self.until_poll_timed = 0;
+        }
+    }
+
+    /// # Safety
+    /// As for [`Mover::submit`].
+    #[inline(always)]
+    unsafe fn core_part(&mut self, queue: QueueId, list: &[Copy], made: &Made) {
+        self.stats.core_copies += list.len() as u64;
+        self.stats.core_bytes += bytes(list);
+        let timing = self.timing;
+        let queue = self.queue(queue);
+        if !queue.policy.times(made) {
+            // SAFETY: the caller's promises cover the time of the call.
+            unsafe { queue.copier.copy_burst(list) };
+            queue.copied = None;
+            return queue.policy.took(Way::Core, made, None);
+        }
+        let start = tsc::now();
+        // SAFETY: as above.
+        unsafe { queue.copier.copy_burst(list) };
+        let end = tsc::now();
+        queue.copied = Some(end);
+        queue.policy.took(Way::Core, made, Some(end.wrapping_sub(start).saturating_sub(timing) as f32));
+    }
+
+    #[inline(always)]
+    fn core_ended(&mut self, queue: QueueId, classes: u16, by_core: &Made) {
+        let queue = self.queue(queue);
+        let behind = queue.outstanding > 0;
+        queue.policy.ended(classes, by_core, behind);
+        self.stats.held_by_order += if behind { u64::from(by_core.copies) } else { 0 };
+    }
+
+    /// Lets the queues in mode `auto` try the other way, from now on, at the beginning of a round.
+    #[cold]
+    pub(super) fn explore(&mut self) {
+        self.explore_due = false;
+        let queues = self.queues.iter_mut().flatten().filter(|queue| queue.mode == Mode::Auto);
+        policy::try_out(queues.map(|queue| &mut queue.policy));
+    }
+
+    /// For mode `auto`: says that the `packets` of the list just submitted, which the core copied and which did not go
+    /// through the reorder ring, have been returned.
+    #[inline(always)]
+    pub fn published(&mut self, queue: QueueId, packets: usize) {
+        let timing = self.timing;
+        let queue = self.queue(queue);
+        if let Some(copied) = queue.copied.take() {
+            let ticks = tsc::now().wrapping_sub(copied).saturating_sub(timing);
+            queue.policy.published(ticks as f32 / packets.max(1) as f32);
+        }
+    }
+
+    /// For mode `auto`: `packets` are now going to be returned through the reorder ring. What this returns is for
+    /// [`Mover::reaped`].
+    #[inline(always)]
+    pub fn reaping(&mut self, queue: QueueId, packets: usize) -> Option<u64> {
+        let queue = self.queue(queue);
+        (queue.mode == Mode::Auto && queue.policy.times_reap(packets)).then(tsc::now)
+    }
+
+    /// For mode `auto`: the `packets` have been returned.
+    #[inline(always)]
+    pub fn reaped(&mut self, queue: QueueId, packets: usize, since: Option<u64>) {
+        if let Some(since) = since {
+            let ticks = tsc::now().wrapping_sub(since).saturating_sub(self.timing);
+            self.queue(queue).policy.reaped(ticks as f32 / packets.max(1) as f32);
+        }
+    }
+
+    /// Notes for every queue in mode `auto` how long it took to collect `done` completions.
+    pub(super) fn time_poll(&mut self, start: Option<u64>, done: usize) {
+        let Some(start) = start else {
+            self.until_poll_timed = self.until_poll_timed.saturating_sub(1);
+            return;
+        };
+        self.until_poll_timed = POLL_TIMED;
+        let ticks = tsc::now().wrapping_sub(start).saturating_sub(self.timing);
+        for queue in self.queues.iter_mut().flatten().filter(|queue| queue.mode == Mode::Auto) {
+            queue.policy.polled(ticks as f32 / done as f32);
+        }
+    }
+}

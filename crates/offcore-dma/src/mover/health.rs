@@ -1,0 +1,189 @@
+//! Who failed too often to be trusted, and when it is tried again.
+//!
+//! Kept for every channel, and for every queue whose guest's memory faults. Failures are forgotten by halves as
+//! operations succeed, so that it is their share that counts. Time is handed in, so that a test can make it pass.
+
+use super::stats::{ChannelHealth, Service};
+
+/// Failures, less those forgotten, that take a channel out of service, or a queue off its channels.
+pub const FAILURES: u32 = 16;
+/// Operations that have to succeed for half of the failures to be forgotten: a channel is taken out when about one
+/// operation in 32 fails.
+pub const FORGET_AFTER: u32 = 256;
+/// What a reset counts for: a channel that loses copies twice in a row is taken out.
+pub(super) const RESET: u32 = FAILURES / 2;
+
+/// How long to wait before trying again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BackOff {
+    /// TSC ticks the first time.
+    pub(super) first: u64,
+    /// At most; it doubles with every try that fails.
+    pub(super) most: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    In,
+    /// Until the TSC says this.
+    Out(u64),
+    /// One burst is on its way.
+    Probing,
+}
+
+/// What is known about one channel or queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Health {
+    state: State,
+    failures: u32,
+    succeeded: u32,
+    pause: u64,
+    pub(super) failed: u64,
+    pub(super) taken_out: u64,
+    pub(super) probes: u64,
+}
+
+impl Health {
+    pub(super) const fn new() -> Self {
+        Self { state: State::In, failures: 0, succeeded: 0, pause: 0, failed: 0, taken_out: 0, probes: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_in(&self) -> bool {
+        matches!(self.state, State::In)
+    }
+
+    /// Whether a burst may be sent, asked with the time only when that matters.
+    #[inline(always)]
+    pub(super) fn admits(&self, now: impl FnOnce() -> u64) -> bool {
+        match self.state {
+            State::In => true,
+            // Wrapping, as the TSC's differences are everywhere.
+            State::Out(until) => now().wrapping_sub(until) < u64::MAX / 2,
+            State::Probing => false,
+        }
+    }
+
+    /// Notes that a burst is sent: when out of service, it is the probe.
+    #[inline(always)]
+    pub(super) fn sent(&mut self) {
+        if !self.is_in() {
+            self.state = State::Probing;
+            self.probes += 1;
+        }
+    }
+
+    /// Notes that `n` operations succeeded.
+    #[inline(always)]
+    pub(super) fn succeeded(&mut self, n: u32) {
+        self.succeeded += n;
+        if self.succeeded >= FORGET_AFTER {
+            (self.succeeded, self.failures) = (0, self.failures / 2);
+        }
+    }
+
+    /// Notes that nothing is on its way any more: a probe that has not failed has succeeded.
+    #[inline(always)]
+    pub(super) fn settled(&mut self) {
+        if matches!(self.state, State::Probing) {
+            (self.state, self.failures) = (State::In, 0);
+        }
+    }
+
+    /// Notes a failure that counts `weight`; returns whether it took the channel or queue out.
+    pub(super) fn failed(&mut self, weight: u32, now: u64, back_off: BackOff) -> bool {
+        self.failed += 1;
+        self.failures += weight;
+        match self.state {
+            State::Out(_) => false,
+            State::Probing => {
+                self.pause = self.pause.saturating_mul(2).min(back_off.most);
+                self.out(now);
+                false
+            }
+            State::In if self.failures >= FAILURES => {
+                // One that was in order for a long time starts with the shortest pause; `pause` was kept otherwise.
+                self.pause = back_off.first;
+                self.taken_out += 1;
+                self.out(now);
+                true
+            }
+            State::In => false,
+        }
+    }
+
+    fn out(&mut self, now: u64) {
+        self.state = State::Out(now.wrapping_add(self.pause));
+        (self.failures, self.succeeded) = (0, 0);
+    }
+
+    pub(super) fn report(&self) -> ChannelHealth {
+        let service = match self.state {
+            State::In => Service::In,
+            State::Out(_) => Service::Out,
+            State::Probing => Service::Probing,
+        };
+        ChannelHealth { service, failures: self.failed, taken_out: self.taken_out, probes: self.probes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACK_OFF: BackOff = BackOff { first: 100, most: 300 };
+
+    fn out(health: &mut Health, now: u64) {
+        let taken = (0..FAILURES).filter(|_| health.failed(1, now, BACK_OFF)).count();
+        assert_eq!((taken, health.is_in()), (1, false));
+    }
+
+    #[test]
+    fn failures_in_a_row_take_it_out() {
+        let mut health = Health::new();
+        assert!((0..FAILURES - 1).all(|_| !health.failed(1, 0, BACK_OFF)));
+        assert!(health.is_in());
+        assert!(health.failed(1, 0, BACK_OFF));
+        assert!(!health.admits(|| 99));
+    }
+
+    #[test]
+    fn a_failure_now_and_then_does_not() {
+        let mut health = Health::new();
+        for _ in 0..10_000 {
+            assert!(!health.failed(1, 0, BACK_OFF));
+            health.succeeded(100);
+        }
+        assert!(health.is_in());
+    }
+
+    #[test]
+    fn a_probe_is_one_burst_and_brings_it_back() {
+        let mut health = Health::new();
+        out(&mut health, 1000);
+        assert!(!health.admits(|| 1099) && health.admits(|| 1100));
+        health.sent();
+        assert!(!health.admits(|| 5000), "one burst only");
+        health.settled();
+        assert!(health.is_in());
+        assert_eq!((health.taken_out, health.probes), (1, 1));
+    }
+
+    #[test]
+    fn each_probe_that_fails_doubles_the_pause_up_to_a_limit() {
+        let mut health = Health::new();
+        out(&mut health, 0);
+        let mut now = 0;
+        for pause in [100, 200, 300, 300] {
+            assert!(!health.admits(|| now + pause - 1), "{pause}");
+            now += pause;
+            assert!(health.admits(|| now));
+            health.sent();
+            // Some operations of the burst succeed.
+            health.succeeded(1000);
+            health.failed(1, now, BACK_OFF);
+            health.settled();
+        }
+        assert_eq!((health.taken_out, health.probes), (1, 4));
+    }
+}

@@ -1,0 +1,170 @@
+//! The plan of a list: who makes which of its copies, and how many there is room for.
+
+use super::policy::class;
+use super::stats::Reason;
+use super::{ChannelId, Mode, Mover, QueueId};
+use crate::channel::Copy;
+use offcore_stats::tsc;
+
+/// Who makes the next copies of a queue, and how many there is room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub(super) channel: Option<ChannelId>,
+    /// Packets that fit the reorder ring.
+    pub packets: usize,
+    /// Copies that fit the list: what the channel has room for, when it makes them all.
+    pub copies: usize,
+    /// Whether the size of each packet decides; then the fields below are used.
+    pub(super) auto: bool,
+    /// Classes whose copies go to the channel.
+    classes: u16,
+    /// Copies that the channel still has room for.
+    room: u32,
+    /// Copies entered so far for the channel.
+    pub(super) by_engine: u32,
+    /// Copies entered so far for the core.
+    pub(super) by_core: u32,
+    /// Copies of those that were meant for the channel.
+    pub(super) overflow: u32,
+    /// The core copies although the queue has channels.
+    pub(super) hindered: bool,
+}
+
+impl Plan {
+    #[inline(always)]
+    fn core(packets: usize) -> Self {
+        Self {
+            channel: None,
+            packets,
+            copies: usize::MAX,
+            auto: false,
+            classes: 0,
+            room: 0,
+            by_engine: 0,
+            by_core: 0,
+            overflow: 0,
+            hindered: false,
+        }
+    }
+
+    /// Whether the core makes every copy: then no packet has outstanding copies once the list is submitted.
+    #[inline(always)]
+    pub fn by_core(&self) -> bool {
+        self.channel.is_none()
+    }
+
+    /// How many outstanding copies the packet that `copies` make is entered with in the reorder ring: all of them, or
+    /// none when the core will make them. Ask once for each packet, and submit every list whose packets were asked for.
+    #[inline(always)]
+    pub fn outstanding(&mut self, copies: &[Copy]) -> u16 {
+        if self.by_core() {
+            return 0;
+        }
+        let n = copies.len() as u32;
+        if !self.auto {
+            return n as u16;
+        }
+        let len = if n == 1 { copies[0].len } else { mean_len(copies) };
+        let wanted = self.classes >> class(len) & 1 != 0;
+        if wanted && self.by_engine + n <= self.room {
+            self.by_engine += n;
+            return n as u16;
+        }
+        self.overflow += if wanted { n } else { 0 };
+        self.by_core += n;
+        0
+    }
+}
+
+/// Bytes of a packet's copies, on average.
+#[cold]
+fn mean_len(copies: &[Copy]) -> u32 {
+    let total: u64 = copies.iter().map(|copy| u64::from(copy.len)).sum();
+    u32::try_from(total / copies.len().max(1) as u64).unwrap_or(u32::MAX)
+}
+
+impl Mover {
+    /// Chooses who makes the queue's next copies. Call it anew for every list that is submitted.
+    #[inline(always)]
+    pub fn plan(&mut self, id: QueueId) -> Plan {
+        let queue = self.queue(id);
+        let packets = queue.ring.room();
+        match queue.mode {
+            Mode::Cpu => Plan::core(packets),
+            Mode::Offload => self.plan_offload(id, packets, u16::MAX),
+            Mode::Auto => match queue.policy.wanted() {
+                0 => Plan { auto: true, ..Plan::core(packets) },
+                classes => self.plan_offload(id, packets, classes),
+            },
+        }
+    }
+
+    /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
+    /// room for in any channel.
+    #[cold]
+    pub fn plan_by_core(&mut self, id: QueueId) -> Plan {
+        let queue = self.queue(id);
+        let auto = queue.mode == Mode::Auto;
+        Plan { hindered: queue.mode != Mode::Cpu, auto, ..Plan::core(queue.ring.room()) }
+    }
+
+    fn plan_offload(&mut self, id: QueueId, packets: usize, classes: u16) -> Plan {
+        let Self { queues, channels, .. } = self;
+        let Some(queue) = queues[usize::from(id.0)].as_mut() else { return Plan::core(packets) };
+        let auto = queue.mode == Mode::Auto;
+        let n = queue.channels.len();
+        let left = queue.share.saturating_sub(queue.outstanding);
+        let mut best = (0, None);
+        let mut in_service = false;
+        for i in 0..n {
+            let turn = queue.turn + i;
+            let candidate = queue.channels[if turn < n { turn } else { turn - n }];
+            let Some(slot) = channels[candidate.index()].as_mut() else { continue };
+            if slot.resetting {
+                continue;
+            }
+            let room = slot.channel.room();
+            if !slot.health.is_in() {
+                if slot.channel.in_flight() > 0 {
+                    continue;
+                }
+                slot.health.settled();
+                if !slot.health.admits(tsc::now) {
+                    continue;
+                }
+                if !slot.health.is_in() && room > 0 {
+                    // Due to be tried: this burst is the probe.
+                    best = (room, Some(candidate));
+                    break;
+                }
+            }
+            in_service = true;
+            if room > best.0 {
+                best = (room, Some(candidate));
+            }
+        }
+        queue.turn = if queue.turn + 1 < n { queue.turn + 1 } else { 0 };
+        if !queue.faults.is_in() && queue.outstanding == 0 {
+            queue.faults.settled();
+        }
+        let faults = !queue.faults.admits(tsc::now);
+        let room = best.0.min(left);
+        let hindrance = match best.1 {
+            _ if faults => Reason::Faults,
+            Some(channel) if room > 0 => {
+                if auto {
+                    queue.policy.hinder(None);
+                }
+                let copies = if auto { usize::MAX } else { room };
+                let room = u32::try_from(room).unwrap_or(u32::MAX);
+                return Plan { channel: Some(channel), copies, auto, classes, room, ..Plan::core(packets) };
+            }
+            None if !in_service => Reason::OutOfService,
+            _ => Reason::Full,
+        };
+        if auto {
+            queue.policy.hinder(Some(hindrance));
+        }
+        Plan { auto, hindered: true, ..Plan::core(packets) }
+    }
+}

@@ -1,0 +1,59 @@
+//! Shares of a channel: how much of it a queue may have in flight while others have work for it, too.
+//!
+//! A queue that alone has had work lately may use all of its channels. Otherwise its share of each is the channel's
+//! ring divided by the weights of the queues that have had work for it lately.
+
+use super::{ChannelId, Mover, Queue};
+
+/// Polls after which a queue that has submitted nothing no longer counts.
+pub(super) const IDLE_AFTER: u32 = 128;
+
+impl Mover {
+    /// Test switch: every queue may fill a channel, whoever else needs it.
+    #[cfg(any(test, feature = "test-switches"))]
+    pub fn switch_off_shares(&mut self) {
+        self.shares = false;
+        self.share_out();
+    }
+
+    /// Notes which queues had work since the last time.
+    #[cold]
+    pub(super) fn look_for_idle(&mut self) {
+        self.until_idle_check = IDLE_AFTER;
+        let mut changed = false;
+        for queue in self.queues.iter_mut().flatten() {
+            let active = queue.worked || queue.outstanding > 0;
+            changed |= active != queue.active;
+            (queue.active, queue.worked) = (active, false);
+        }
+        if changed {
+            self.share_out();
+        }
+    }
+
+    /// Computes every queue's share anew.
+    #[cold]
+    pub(super) fn share_out(&mut self) {
+        for index in 0..self.queues.len() {
+            let Some(queue) = self.queues[index].as_ref() else { continue };
+            let share = queue.channels.iter().map(|&channel| self.share(queue, channel)).sum();
+            if let Some(queue) = self.queues[index].as_mut() {
+                queue.share = share;
+            }
+        }
+    }
+
+    /// How many copies `queue` may have in flight in `channel`.
+    fn share(&self, queue: &Queue, channel: ChannelId) -> usize {
+        let Some(slot) = self.channels[channel.index()].as_ref() else { return 0 };
+        let others = self.queues.iter().flatten().filter(|other| {
+            other.active && !std::ptr::eq(*other, queue) && other.channels.contains(&channel)
+        });
+        let others: usize = others.map(|other| usize::from(other.weight)).sum();
+        let weight = usize::from(queue.weight);
+        if others == 0 || !self.shares {
+            return slot.ring_size;
+        }
+        (slot.ring_size * weight / (weight + others)).max(1)
+    }
+}

@@ -1,0 +1,159 @@
+//! What the mover counts, and what it has decided and why.
+
+use super::policy::CLASSES;
+
+/// What the mover itself counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoverStats {
+    /// Copies made by the core because that was the plan.
+    pub core_copies: u64,
+    /// Bytes of those.
+    pub core_bytes: u64,
+    /// Copies that the core made or finished because a channel failed them.
+    pub fallbacks: u64,
+    /// Copies that the core made because no channel of the queue had room for the packet's, or was in service.
+    pub overflow: u64,
+    /// Channel resets because of copies that were not answered in time.
+    pub resets: u64,
+    /// Copies held in quarantine until a reset proved them dead.
+    pub quarantined: u64,
+    /// Copies that failed because the memory of the queue's guest could not be reached.
+    pub faults: u64,
+    /// How often a channel was taken out of service.
+    pub out_of_service: u64,
+    /// Channels that are out of service now.
+    pub channels_out: u64,
+    /// Bursts sent through a channel out of service, to see whether it works again.
+    pub probes: u64,
+    /// Copies made by the core that had to wait in the reorder ring for older copies of an engine.
+    pub held_by_order: u64,
+}
+
+/// One of the two who can make a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// The core copies.
+    #[default]
+    Core,
+    /// One of the queue's channels does.
+    Engine,
+}
+
+impl Way {
+    /// The word for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Core => "core",
+            Self::Engine => "engine",
+        }
+    }
+}
+
+/// Why a decision is as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Reason {
+    /// Nothing has changed it yet.
+    #[default]
+    Initial,
+    /// What was chosen became dearer than the other way.
+    Cheaper,
+    /// The other way was tried and found cheaper.
+    Explored,
+    /// The channels have no room, or the queue has had its share of them: the core copies meanwhile.
+    Full,
+    /// The channels are out of service: the core copies meanwhile.
+    OutOfService,
+    /// The queue's memory kept faulting: the core copies for a while.
+    Faults,
+}
+
+impl Reason {
+    /// Every reason, each at its number.
+    pub const ALL: [Self; 6] =
+        [Self::Initial, Self::Cheaper, Self::Explored, Self::Full, Self::OutOfService, Self::Faults];
+
+    /// The word for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Initial => "initial",
+            Self::Cheaper => "cheaper",
+            Self::Explored => "explored",
+            Self::Full => "full",
+            Self::OutOfService => "out_of_service",
+            Self::Faults => "faults",
+        }
+    }
+}
+
+/// What `auto` has decided for the copies of one size class of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// Bytes of the longest copy of the class; `u32::MAX` for the last.
+    pub up_to: u32,
+    /// Who copies.
+    pub way: Way,
+    /// Why that last changed.
+    pub reason: Reason,
+    /// TSC ticks that a copy costs the core when it makes it; 0 while not measured.
+    pub core_ticks: f32,
+    /// TSC ticks that a copy costs the core when an engine makes it: to submit and to reap; 0 while not measured.
+    pub engine_ticks: f32,
+    /// Copies made by the core.
+    pub by_core: u64,
+    /// Copies given to an engine.
+    pub by_engine: u64,
+    /// Copies made by the core that had to wait for older ones of an engine.
+    pub held_by_order: u64,
+    /// How often the choice has changed.
+    pub changes: u64,
+}
+
+/// What the mover has decided for one queue, and why. The classes are only kept in mode `auto`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Decisions {
+    /// Size classes, from the shortest copies to the longest.
+    pub classes: [Decision; CLASSES],
+    /// Copies given to engines, in any mode.
+    pub by_engine: u64,
+    /// Copies that failed because the queue's memory could not be reached.
+    pub faults: u64,
+    /// How often the queue was left to the core because of that.
+    pub fault_pauses: u64,
+}
+
+/// Whether a channel is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// It is.
+    #[default]
+    In,
+    /// It failed repeatedly: nothing is given to it for a while.
+    Out,
+    /// One burst is on its way through it, to see whether it works again.
+    Probing,
+}
+
+impl Service {
+    /// The word for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::In => "in",
+            Self::Out => "out",
+            Self::Probing => "probing",
+        }
+    }
+}
+
+/// How a channel does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelHealth {
+    /// Whether it is used.
+    pub service: Service,
+    /// Failures counted against it.
+    pub failures: u64,
+    /// How often it was taken out of service.
+    pub taken_out: u64,
+    /// Bursts sent to see whether it works again.
+    pub probes: u64,
+}

@@ -1,0 +1,284 @@
+//! The mover with engines that are stepped by hand and fail when they are told to.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::channel::Device;
+use crate::core::{CoreDevice, Stepper};
+use crate::fault::{FaultCounts, Faults, FaultyChannel};
+
+const RING: usize = 64;
+const LEN: usize = 64;
+/// Packets that a queue has memory for at once.
+const PACKETS: usize = 512;
+
+/// A queue and its packets' memory: every packet has one copy, whose content tells its number.
+struct Lane {
+    queue: QueueId,
+    src: Vec<u8>,
+    dst: Vec<u8>,
+    sent: usize,
+    received: usize,
+}
+
+impl Lane {
+    fn new(mover: &mut Mover, mode: Mode, channels: &[ChannelId]) -> Self {
+        let queue = mover.open_queue(PACKETS);
+        mover.bind(queue, mode, channels).unwrap();
+        Self { queue, src: vec![0; PACKETS * LEN], dst: vec![0; PACKETS * LEN], sent: 0, received: 0 }
+    }
+
+    /// Submits a burst of packets of these lengths; returns how many of them a channel has been given.
+    fn submit_lens(&mut self, mover: &mut Mover, lens: &[usize]) -> usize {
+        let mut plan = mover.plan(self.queue);
+        let mut list = Vec::new();
+        let mut given = 0;
+        for &len in lens.iter().take(plan.packets.min(plan.copies)) {
+            let at = self.sent % PACKETS * LEN;
+            self.src[at..at + len].fill(self.sent as u8 | 1);
+            self.dst[at..at + len].fill(0);
+            let ring = mover.ring(self.queue);
+            let token = self.queue.token(ring.next_slot());
+            let (src, dst) = (self.src[at..].as_ptr(), self.dst[at..].as_mut_ptr());
+            list.push(Copy { src, dst, len: len as u32, token });
+            let outstanding = plan.outstanding(&list[list.len() - 1..]);
+            ring.push(outstanding);
+            given += usize::from(outstanding);
+            self.sent += 1;
+        }
+        // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
+        unsafe { mover.submit(self.queue, plan, &list, &mut StageClock::private()) };
+        given
+    }
+
+    fn submit(&mut self, mover: &mut Mover, packets: usize) -> usize {
+        self.submit_lens(mover, &vec![LEN; packets])
+    }
+
+    /// Takes what is ready, and checks it; returns how many packets that were.
+    fn reap(&mut self, mover: &mut Mover) -> usize {
+        let ring = mover.ring(self.queue);
+        let ready = ring.ready();
+        for _ in 0..ready {
+            let at = self.received % PACKETS * LEN;
+            assert_eq!(self.dst[at], self.received as u8 | 1, "packet {} is not complete", self.received);
+            self.received += 1;
+        }
+        ring.retire(ready);
+        ready
+    }
+}
+
+/// A mover with one stepped channel that misbehaves.
+fn faulty(faults: Faults) -> (Mover, ChannelId, Stepper, Arc<FaultCounts>) {
+    let (device, stepper) = CoreDevice::stepped();
+    let channel = FaultyChannel::new(device.open_channel(RING).unwrap(), faults);
+    let counts = channel.counts();
+    let mut mover = Mover::new();
+    let channel = mover.add_channel(Box::new(channel));
+    (mover, channel, stepper, counts)
+}
+
+fn sound(channels: usize) -> (Mover, Vec<ChannelId>, Stepper) {
+    let (device, stepper) = CoreDevice::stepped();
+    let mut mover = Mover::new();
+    let open = |_| mover.add_channel(device.open_channel(RING).unwrap());
+    let channels = (0..channels).map(open).collect();
+    (mover, channels, stepper)
+}
+
+/// One round: what completed is taken, a burst is submitted, and the engine works.
+fn round(mover: &mut Mover, lane: &mut Lane, stepper: &mut Stepper, packets: usize) -> usize {
+    mover.poll(&mut StageClock::private());
+    lane.reap(mover);
+    let given = lane.submit(mover, packets);
+    stepper.step();
+    given
+}
+
+fn drain(mover: &mut Mover, lane: &mut Lane, stepper: &mut Stepper) {
+    let mut idle = 0;
+    while lane.received < lane.sent {
+        stepper.step();
+        mover.poll(&mut StageClock::private());
+        idle = if lane.reap(mover) > 0 { 0 } else { idle + 1 };
+        assert!(idle < 1_000_000, "{} of {} packets came", lane.received, lane.sent);
+    }
+}
+
+#[test]
+fn a_channel_that_fails_is_taken_out_and_probed_with_growing_pauses() {
+    let (mut mover, channel, mut stepper, _) = faulty(Faults { error: 1000, ..Faults::default() });
+    mover.set_back_off(tsc::hz() / 10_000, tsc::hz() / 1000);
+    let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
+    let mut given = 0;
+    while mover.health(channel).probes < 4 {
+        given += round(&mut mover, &mut lane, &mut stepper, 8);
+    }
+    drain(&mut mover, &mut lane, &mut stepper);
+    let (stats, health) = (mover.stats(), mover.health(channel));
+    // Two bursts made it fail, a third was on its way, then one for each probe.
+    assert!(given <= 8 * (4 + health.probes as usize), "{given} copies, {health:?}");
+    assert_eq!((stats.out_of_service, stats.channels_out, health.service), (1, 1, Service::Out));
+    assert_eq!((stats.probes, stats.faults), (health.probes, 0));
+    assert_eq!(stats.fallbacks, given as u64);
+    assert_eq!(stats.overflow, (lane.sent - given) as u64);
+}
+
+#[test]
+fn a_channel_that_works_again_comes_back() {
+    let (mut mover, channel, mut stepper, counts) =
+        faulty(Faults { error: 300, seed: 5, ..Faults::default() });
+    mover.set_back_off(1, 1);
+    let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
+    // Now and then a probe of two copies finds nothing wrong.
+    let mut back = 0;
+    for _ in 0..5000 {
+        let out = mover.health(channel).service != Service::In;
+        round(&mut mover, &mut lane, &mut stepper, 2);
+        back += u32::from(out && mover.health(channel).service == Service::In);
+    }
+    drain(&mut mover, &mut lane, &mut stepper);
+    let health = mover.health(channel);
+    assert!(back > 10 && health.taken_out > 10 && health.probes > health.taken_out, "{back} {health:?}");
+    assert_eq!(mover.stats().fallbacks, counts.errors.value());
+}
+
+#[test]
+fn an_error_now_and_then_takes_nothing_out() {
+    let (mut mover, channel, mut stepper, counts) = faulty(Faults { error: 5, seed: 1, ..Faults::default() });
+    let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
+    (0..3000).for_each(|_| drop(vec![round(&mut mover, &mut lane, &mut stepper, 32)]));
+    drain(&mut mover, &mut lane, &mut stepper);
+    assert!(counts.errors.value() > 300);
+    assert_eq!((mover.stats().out_of_service, mover.stats().overflow), (0, 0));
+    assert_eq!(mover.stats().fallbacks, counts.errors.value());
+}
+
+#[test]
+fn faulting_memory_is_charged_to_its_queue_and_not_to_the_channel() {
+    // Partial copies end with a page fault.
+    let (mut mover, channel, mut stepper, counts) = faulty(Faults { partial: 1000, ..Faults::default() });
+    mover.set_back_off(tsc::hz(), tsc::hz());
+    let mut guilty = Lane::new(&mut mover, Mode::Offload, &[channel]);
+    for _ in 0..10 {
+        round(&mut mover, &mut guilty, &mut stepper, 8);
+    }
+    drain(&mut mover, &mut guilty, &mut stepper);
+    let (stats, decisions) = (mover.stats(), mover.decisions(guilty.queue));
+    assert_eq!((decisions.faults, decisions.fault_pauses), (counts.partials.value(), 1));
+    assert_eq!((stats.faults, stats.out_of_service), (decisions.faults, 0));
+    assert!(guilty.submit(&mut mover, 8) == 0, "the core copies for the guilty queue");
+    // Another queue goes on using the channel.
+    let mut other = Lane::new(&mut mover, Mode::Offload, &[channel]);
+    assert_eq!((mover.health(channel).service, other.submit(&mut mover, 8)), (Service::In, 8));
+    drain(&mut mover, &mut other, &mut stepper);
+}
+
+#[test]
+fn a_lost_copy_counts_against_the_channel() {
+    let (mut mover, channel, mut stepper, _) = faulty(Faults { never: 1000, ..Faults::default() });
+    mover.set_lost_after(tsc::hz() / 100_000);
+    mover.set_back_off(tsc::hz(), tsc::hz());
+    let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
+    for _ in 0..2 {
+        lane.submit(&mut mover, 4);
+        drain(&mut mover, &mut lane, &mut stepper);
+    }
+    assert_eq!((mover.stats().resets, mover.stats().quarantined), (2, 8));
+    assert_eq!(mover.health(channel).service, Service::Out);
+    assert_eq!(lane.submit(&mut mover, 4), 0);
+}
+
+/// Of the copies that a channel makes for a flooding queue and another, the other's part in percent. Both always have
+/// work; the engine makes as many copies as it can hold.
+fn part_of_the_other(mover: &mut Mover, lanes: &mut [Lane; 2], stepper: &mut Stepper) -> usize {
+    let mut given = [0; 2];
+    for round in 0..400 {
+        mover.poll(&mut StageClock::private());
+        for (index, (lane, packets)) in lanes.iter_mut().zip([4 * RING, 32]).enumerate() {
+            lane.reap(mover);
+            let packets = packets.min(PACKETS - (lane.sent - lane.received));
+            given[index] += lane.submit(mover, packets) * usize::from(round >= 4);
+        }
+        stepper.step();
+    }
+    100 * given[1] / (given[0] + given[1])
+}
+
+#[test]
+fn a_flooding_queue_leaves_the_other_its_half() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
+    assert!(part_of_the_other(&mut mover, &mut lanes, &mut stepper) >= 45);
+    // Without shares the test fails.
+    mover.switch_off_shares();
+    let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
+    assert!(part < 45, "{part} % without shares");
+}
+
+#[test]
+fn a_queue_of_three_times_the_weight_gets_three_times_the_copies() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
+    mover.set_weight(lanes[0].queue, 3);
+    let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
+    assert!((20..=30).contains(&part), "{part} %");
+}
+
+#[test]
+fn while_the_others_are_idle_a_queue_may_use_the_whole_channel() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let [mut busy, mut idle] = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
+    for _ in 0..3 {
+        round(&mut mover, &mut busy, &mut stepper, RING);
+        round(&mut mover, &mut idle, &mut stepper, 8);
+    }
+    drain(&mut mover, &mut busy, &mut stepper);
+    drain(&mut mover, &mut idle, &mut stepper);
+    assert_eq!(busy.submit(&mut mover, RING), RING / 2, "the other had work just now");
+    drain(&mut mover, &mut busy, &mut stepper);
+    (0..2 * shares::IDLE_AFTER).for_each(|_| mover.poll(&mut StageClock::private()));
+    assert_eq!(busy.submit(&mut mover, RING), RING);
+    drain(&mut mover, &mut busy, &mut stepper);
+}
+
+#[test]
+fn one_burst_goes_both_ways_and_order_is_kept() {
+    let (mut mover, channels, mut stepper) = sound(2);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    let mut held = 0;
+    for i in 0..2000 {
+        mover.poll(&mut StageClock::private());
+        held += lane.reap(&mut mover);
+        // Whatever is cheaper here, each class is tried both ways now and then.
+        let lens: Vec<usize> = (0..16).map(|k| if (i + k) % 3 == 0 { 64 } else { 1 + k * 4 }).collect();
+        lane.submit_lens(&mut mover, &lens);
+        if i % 3 == 0 {
+            stepper.step();
+        }
+    }
+    drain(&mut mover, &mut lane, &mut stepper);
+    assert!(held > 0);
+    let [first, ..] = mover.decisions(lane.queue).classes;
+    assert_eq!(first.by_core + first.by_engine, lane.sent as u64);
+    assert!(first.by_core > 0 && first.by_engine > 0, "{first:?}");
+    assert!(first.core_ticks > 0.0 && first.engine_ticks > 0.0, "{first:?}");
+    assert_eq!(mover.stats().held_by_order, first.held_by_order);
+}
+
+#[test]
+fn auto_says_why_it_does_not_use_the_engine() {
+    let (mut mover, channels, _stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    // Choose the engine by hand: a copy that costs the core a hundred times as much.
+    let queue = mover.queue(lane.queue);
+    queue.policy.choose_engine();
+    // Nobody steps the engine, so it fills.
+    let given: usize = (0..4).map(|_| lane.submit(&mut mover, 32)).sum();
+    assert_eq!(given, RING);
+    let [first, ..] = mover.decisions(lane.queue).classes;
+    assert_eq!((first.way, first.reason), (Way::Core, Reason::Full));
+    assert_eq!(mover.stats().overflow, 128 - RING as u64);
+    assert!(first.held_by_order > 0, "{first:?}");
+}

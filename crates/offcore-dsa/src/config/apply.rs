@@ -1,0 +1,420 @@
+//! Applying a layout: the device is disabled, written, enabled, and every step is read back. When one fails, the
+//! earlier layout is put back.
+//!
+//! The order is the kernel's: a group's read buffers are checked against the device's limit, a queue's size against
+//! what the others have claimed, its threshold against its size and mode, and a change of type clears its name.
+
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::status;
+use super::sysfs::{Attributes, Device, Roots};
+use super::{DeviceConfig, Group, WqConfig, WqType, json};
+use crate::wq::WqMode;
+
+/// What applying a layout did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Attributes written; those that were right already are not.
+    pub writes: usize,
+    /// What was left out and why, in words.
+    pub notes: Vec<String>,
+}
+
+/// Why a layout was not applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The device's layout is fixed, as a virtual device's is.
+    #[error("{device}: its layout cannot be changed ('configurable' is 0): use the work queues that it has")]
+    Fixed {
+        /// The device.
+        device: String,
+    },
+    /// Somebody uses the device.
+    #[error("{place}: {clients} clients use it: stop them first, or take it away from them with --force")]
+    Busy {
+        /// The work queue or device.
+        place: String,
+        /// How many.
+        clients: u32,
+    },
+    /// A step failed.
+    #[error("{step}. {after}")]
+    Step {
+        /// What was tried, and what became of it.
+        step: String,
+        /// How the device is now.
+        after: String,
+    },
+}
+
+/// Lays a device out anew. What the layout holds must have passed [`super::check`].
+///
+/// # Errors
+/// [`ApplyError::Fixed`] and [`ApplyError::Busy`] before anything is changed; [`ApplyError::Step`] names the attribute
+/// and says whether the earlier layout is back.
+pub fn apply(
+    config: &DeviceConfig,
+    device: &Device,
+    roots: &Roots,
+    force: bool,
+    attributes: &mut dyn Attributes,
+) -> Result<Applied, ApplyError> {
+    let name = &device.config.name;
+    if !device.configurable {
+        return Err(ApplyError::Fixed { device: name.clone() });
+    }
+    for (number, wq) in device.wqs.iter().enumerate() {
+        if let Some(clients @ 1..) = wq.clients.filter(|_| !force) {
+            return Err(ApplyError::Busy { place: device.config.wq_name(number), clients });
+        }
+    }
+    let mut work = Work { roots, device, attributes, done: Applied::default() };
+    match work.all(config) {
+        Ok(()) => Ok(work.done),
+        Err(step) => Err(ApplyError::Step { step, after: work.back() }),
+    }
+}
+
+/// Takes the device's work queues and the device out of service.
+///
+/// # Errors
+/// As [`apply`]; nothing is put back.
+pub fn disable(
+    device: &Device,
+    roots: &Roots,
+    force: bool,
+    attributes: &mut dyn Attributes,
+) -> Result<Applied, ApplyError> {
+    for (number, wq) in device.wqs.iter().enumerate() {
+        if let Some(clients @ 1..) = wq.clients.filter(|_| !force) {
+            return Err(ApplyError::Busy { place: device.config.wq_name(number), clients });
+        }
+    }
+    let mut work = Work { roots, device, attributes, done: Applied::default() };
+    let name = &device.config.name;
+    work.disable()
+        .map_err(|step| ApplyError::Step { step, after: format!("{name} may be in part enabled.") })?;
+    Ok(work.done)
+}
+
+/// A step's failure in words.
+type Step<T> = Result<T, String>;
+
+struct Work<'a> {
+    roots: &'a Roots,
+    device: &'a Device,
+    attributes: &'a mut dyn Attributes,
+    done: Applied,
+}
+
+impl Work<'_> {
+    fn all(&mut self, config: &DeviceConfig) -> Step<()> {
+        self.disable()?;
+        self.clear()?;
+        self.device_settings(config)?;
+        for (number, group) in config.groups.iter().enumerate().take(self.device.config.groups.len()) {
+            self.group(config, number, group)?;
+        }
+        for (number, group) in config.engines.iter().enumerate() {
+            if let Some(group) = group {
+                let dir = self.part(&self.device.config.engine_name(number));
+                self.set(&dir.join("group_id"), group)?;
+            }
+        }
+        for (number, wq) in config.used_wqs() {
+            self.wq(number, wq)?;
+        }
+        if config.used_wqs().next().is_some() {
+            self.enable(config)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the earlier layout back and says how that went.
+    fn back(&mut self) -> String {
+        let name = &self.device.config.name;
+        let earlier = self.device.config.clone();
+        let was_on = self.device.state == "enabled";
+        match self.all(&earlier) {
+            Ok(()) if was_on => format!("{name} has its earlier layout again"),
+            Ok(()) => format!("{name} has its earlier layout again, and is disabled as before"),
+            Err(step) => {
+                format!("{name} is disabled: putting its earlier layout back failed, too ({step})")
+            }
+        }
+    }
+
+    fn part(&self, part: &str) -> PathBuf {
+        self.roots.part(&self.device.config.name, part)
+    }
+
+    fn disable(&mut self) -> Step<()> {
+        for (number, wq) in self.device.wqs.iter().enumerate() {
+            let name = self.device.config.wq_name(number);
+            let state = wq.path.join("state");
+            if self.attributes.read(&state).is_some_and(|state| state != "disabled") {
+                let driver = match self.device.config.wqs[number].kind {
+                    _ if wq.driver.is_some() => wq.driver.as_deref().unwrap_or_default(),
+                    WqType::Kernel => "dmaengine",
+                    _ => "user",
+                };
+                self.bind(driver, "unbind", &name)?;
+                self.expect(&state, "disabled", &name)?;
+            }
+        }
+        let state = self.device.path.join("state");
+        if self.attributes.read(&state).is_some_and(|state| state != "disabled") {
+            let name = &self.device.config.name;
+            self.bind("idxd", "unbind", name)?;
+            self.expect(&state, "disabled", name)?;
+        }
+        Ok(())
+    }
+
+    /// Takes queues and engines out of their groups, and gives the queue space back.
+    fn clear(&mut self) -> Step<()> {
+        for wq in &self.device.wqs {
+            for (attribute, none) in [("group_id", "-1"), ("size", "0")] {
+                self.set(&wq.path.join(attribute), &none)?;
+            }
+        }
+        for engine in 0..self.device.config.engines.len() {
+            let dir = self.part(&self.device.config.engine_name(engine));
+            self.set(&dir.join("group_id"), &-1)?;
+        }
+        Ok(())
+    }
+
+    fn device_settings(&mut self, config: &DeviceConfig) -> Step<()> {
+        let dir = self.device.path.clone();
+        if let Some(limit) = self.buffers(&dir, "read_buffer_limit", config.read_buffer_limit > 0) {
+            self.set(&limit, &config.read_buffer_limit)?;
+        }
+        match config.event_log_size {
+            Some(size) => self.set_or_note(&dir.join("event_log_size"), &size),
+            None => Ok(()),
+        }
+    }
+
+    /// The path of an attribute of read buffers by the name that this kernel has for it.
+    fn buffers(&mut self, dir: &Path, name: &str, wanted: bool) -> Option<PathBuf> {
+        let names = [name.to_owned(), name.replace("read_buffer", "token")];
+        let found = names.iter().map(|name| dir.join(name)).find(|path| self.attributes.read(path).is_some());
+        if found.is_none() && wanted {
+            self.missing(&dir.join(name));
+        }
+        found
+    }
+
+    fn missing(&mut self, path: &Path) {
+        let note = format!("{}: left out, this kernel or device does not have it", short(path));
+        self.done.notes.push(note);
+    }
+
+    fn group(&mut self, config: &DeviceConfig, number: usize, group: &Group) -> Step<()> {
+        let dir = self.part(&self.device.config.group_name(number));
+        let reserved = group.read_buffers_reserved;
+        if let Some(path) = self.buffers(&dir, "read_buffers_reserved", reserved > 0) {
+            self.set(&path, &reserved)?;
+        }
+        // The kernel refuses to write this, even 0, while the device has no limit.
+        if config.read_buffer_limit > 0 || group.use_read_buffer_limit {
+            let path = self.buffers(&dir, "use_read_buffer_limit", group.use_read_buffer_limit);
+            if let Some(path) = path {
+                self.set(&path, &u8::from(group.use_read_buffer_limit))?;
+            }
+        }
+        if let Some(allowed) = group.read_buffers_allowed {
+            let path = self.buffers(&dir, "read_buffers_allowed", true);
+            if let Some(path) = path {
+                self.set(&path, &allowed)?;
+            }
+        }
+        for (name, class) in
+            [("traffic_class_a", group.traffic_class_a), ("traffic_class_b", group.traffic_class_b)]
+        {
+            if let Some(class) = class {
+                self.traffic_class(&dir.join(name), class)?;
+            }
+        }
+        for (name, limit) in [
+            ("desc_progress_limit", group.desc_progress_limit),
+            ("batch_progress_limit", group.batch_progress_limit),
+        ] {
+            let path = dir.join(name);
+            if limit > 0 || self.attributes.read(&path).is_some() {
+                self.set_or_note(&path, &limit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Not written when it is right already; and when the kernel does not allow it, it is said why and left.
+    fn traffic_class(&mut self, path: &Path, class: u32) -> Step<()> {
+        let found = self.attributes.read(path);
+        if found.as_deref() == Some(&class.to_string()) {
+            return Ok(());
+        }
+        match self.attributes.write(path, &class) {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                self.done.notes.push(format!(
+                    "{}: stays {}, {class} was not written: the kernel does not let traffic classes be changed on \
+                     devices up to version 2 unless idxd is loaded with tc_override=1 (modprobe idxd tc_override=1)",
+                    short(path),
+                    found.unwrap_or_else(|| "as it is".into()),
+                ));
+                Ok(())
+            }
+            other => self.written(path, &class, other),
+        }
+    }
+
+    fn wq(&mut self, number: usize, wq: &WqConfig) -> Step<()> {
+        let dir = self.part(&self.device.config.wq_name(number));
+        let at = |name: &str| dir.join(name);
+        if let Some(group) = wq.group {
+            self.set(&at("group_id"), &group)?;
+        }
+        self.set(&at("mode"), &wq.mode)?;
+        self.set(&at("size"), &wq.size)?;
+        self.set(&at("priority"), &wq.priority)?;
+        if wq.mode == WqMode::Shared {
+            self.set(&at("threshold"), &wq.threshold)?;
+        }
+        self.set(&at("type"), &wq.kind.name())?;
+        self.set(&at("name"), &wq.label)?;
+        // Before Linux 6.7 there is no driver_name, and none is needed.
+        if self.attributes.read(&at("driver_name")).is_some() {
+            self.set(&at("driver_name"), &wq.driver_name)?;
+        }
+        self.set(&at("max_transfer_size"), &wq.max_transfer_size)?;
+        self.set_or_note(&at("max_batch_size"), &wq.max_batch_size)?;
+        // Turning PRS off turns block on fault off, so it comes last.
+        for (name, on) in [
+            ("ats_disable", wq.ats_disable),
+            ("block_on_fault", wq.block_on_fault),
+            ("prs_disable", wq.prs_disable),
+        ] {
+            let path = at(name);
+            if on || self.attributes.read(&path).is_some() {
+                self.set_or_note(&path, &u8::from(on))?;
+            }
+        }
+        match &wq.op_config {
+            Some(ops) => {
+                let (path, wanted) = (at("op_config"), json::op_text(ops));
+                let now = self.attributes.read(&path);
+                if now.is_some_and(|now| json::op_set(&now) == Some(*ops)) {
+                    return Ok(());
+                }
+                self.set_or_note(&path, &wanted)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn enable(&mut self, config: &DeviceConfig) -> Step<()> {
+        let name = &self.device.config.name;
+        self.bind("idxd", "bind", name)?;
+        self.expect(&self.device.path.join("state"), "enabled", name)?;
+        for (number, wq) in config.used_wqs() {
+            let driver = match wq.driver_name.as_str() {
+                "" if wq.kind == WqType::Kernel => "dmaengine",
+                "" => "user",
+                driver => driver,
+            };
+            let name = self.device.config.wq_name(number);
+            self.bind(driver, "bind", &name)?;
+            self.expect(&self.part(&name).join("state"), "enabled", &name)?;
+        }
+        Ok(())
+    }
+
+    /// Binds a device or queue to a driver; what the device says about it is in `cmd_status`.
+    fn bind(&mut self, driver: &str, action: &str, name: &str) -> Step<()> {
+        let mut path = self.roots.drivers().join(driver).join(action);
+        // Before Linux 5.15 there was one driver for everything.
+        if !path.exists() && self.roots.drivers().join("dsa").join(action).exists() {
+            path = self.roots.drivers().join("dsa").join(action);
+        }
+        self.done.writes += 1;
+        self.attributes.write(&path, &name).map_err(|error| {
+            format!("{name}: {action} by {}: {}{}", path.display(), reason(&error), self.cmd_status())
+        })
+    }
+
+    /// What the device's last command said, if that was an error.
+    fn cmd_status(&self) -> String {
+        let text = self.attributes.read(&self.device.path.join("cmd_status"));
+        let number =
+            text.and_then(|text| u32::from_str_radix(text.trim_start_matches("0x"), 16).ok()).unwrap_or(0);
+        if number == 0 { String::new() } else { format!("; cmd_status {}", status::text(number)) }
+    }
+
+    fn expect(&self, state: &Path, wanted: &str, name: &str) -> Step<()> {
+        match self.attributes.read(state) {
+            Some(found) if found == wanted => Ok(()),
+            Some(found) => Err(format!("{name}: its state is {found}, not {wanted}{}", self.cmd_status())),
+            None => Err(format!("{name}: its state cannot be read at {}", state.display())),
+        }
+    }
+
+    /// Writes an attribute if it has another value, and reads it back.
+    fn set(&mut self, path: &Path, value: &dyn Display) -> Step<()> {
+        if self.attributes.read(path).as_deref() == Some(&value.to_string()) {
+            return Ok(());
+        }
+        let result = self.attributes.write(path, value);
+        self.written(path, value, result)
+    }
+
+    /// The same for an attribute that some kernels or devices do not have.
+    fn set_or_note(&mut self, path: &Path, value: &dyn Display) -> Step<()> {
+        match self.attributes.read(path) {
+            Some(_) => self.set(path, value),
+            None => {
+                self.missing(path);
+                Ok(())
+            }
+        }
+    }
+
+    fn written(&mut self, path: &Path, value: &dyn Display, result: io::Result<()>) -> Step<()> {
+        self.done.writes += 1;
+        result.map_err(|error| {
+            format!("{}: writing {value}: {}{}", path.display(), reason(&error), self.cmd_status())
+        })?;
+        match self.attributes.read(path) {
+            Some(found) if found == value.to_string() => Ok(()),
+            found => {
+                let found = found.unwrap_or_else(|| "nothing".into());
+                Err(format!("{}: {value} was written, and {found} is read", path.display()))
+            }
+        }
+    }
+}
+
+/// `wq0.1/size` of a path in sysfs.
+fn short(path: &Path) -> String {
+    let names: Vec<_> =
+        path.components().rev().take(2).map(|part| part.as_os_str().to_string_lossy()).collect();
+    names.into_iter().rev().collect::<Vec<_>>().join("/")
+}
+
+/// What an error of sysfs means here.
+fn reason(error: &io::Error) -> String {
+    let meaning = match error.raw_os_error() {
+        Some(libc::EACCES) => "only root may write this",
+        Some(libc::EPERM) => "the device or queue is enabled, or the kernel does not allow it here",
+        Some(libc::EINVAL) => "out of the range that the device allows",
+        Some(libc::EOPNOTSUPP) => "not supported: a user queue needs SVA (boot with intel_iommu=on,sm_on)",
+        Some(libc::ENODEV) => "no such device here, or driver_name is not that of the driver",
+        Some(libc::ENXIO) => "the device is not enabled, or its checks failed",
+        Some(libc::EBUSY) => "it is in use",
+        Some(libc::ENOENT) => "it is not there: is the driver loaded (modprobe idxd)?",
+        _ => return error.to_string(),
+    };
+    format!("{error}: {meaning}")
+}

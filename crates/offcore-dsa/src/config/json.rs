@@ -1,0 +1,546 @@
+//! accel-config's JSON: an array of devices with their groups, and in these work queues and DSA engines.
+//!
+//! What accel-config reads is read: its older names (`tokens_reserved` for `read_buffers_reserved`), commas before a
+//! closing bracket, which its own profiles have, and 0 or -1 for "as the device has it". Keys that mean nothing here are
+//! reported by name.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde_json::{Map, Value, json};
+
+use super::{ConfigError, DeviceConfig, Group, Rule, RuleBroken, WqConfig, WqType, device_number};
+use crate::wq::{OpSet, WqMode};
+
+/// What a file holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// The DSA devices.
+    pub devices: Vec<DeviceConfig>,
+    /// What was ignored, in words: `wq0.1: key 'colour' is not known`.
+    pub ignored: Vec<String>,
+}
+
+/// Keys that `accel-config save-config` and `list` write and that are no settings.
+const DEVICE_FACTS: [&str; 24] = [
+    "max_groups",
+    "max_work_queues",
+    "max_engines",
+    "work_queue_size",
+    "numa_node",
+    "op_cap",
+    "gen_cap",
+    "iaa_cap",
+    "version",
+    "state",
+    "max_tokens",
+    "max_read_buffers",
+    "max_batch_size",
+    "max_transfer_size",
+    "configurable",
+    "pasid_enabled",
+    "cdev_major",
+    "clients",
+    "errors",
+    "cmd_status",
+    "ims_size",
+    "max_available",
+    "ungrouped_workqueues",
+    "ungrouped_engines",
+];
+const WQ_FACTS: [&str; 6] = ["cdev_minor", "clients", "state", "occupancy", "enqcmds_retries", "uuid"];
+
+/// Reads a file.
+///
+/// # Errors
+/// [`ConfigError::File`], or what [`parse`] says, with the file's name.
+pub fn load(path: &Path) -> Result<Loaded, ConfigError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| ConfigError::File { path: path.to_owned(), error })?;
+    parse(&text).map_err(|error| match error {
+        ConfigError::Json { place, problem } => {
+            ConfigError::Json { place: format!("{}: {place}", path.display()), problem }
+        }
+        other => other,
+    })
+}
+
+/// Reads a file's text.
+///
+/// # Errors
+/// [`ConfigError::Json`] names the place and what was expected there; [`ConfigError::Rules`] for a work queue or engine
+/// that is in two groups, which no [`DeviceConfig`] can hold.
+pub fn parse(text: &str) -> Result<Loaded, ConfigError> {
+    let value: Value = serde_json::from_str(&without_trailing_commas(text)).map_err(|error| {
+        let place = format!("line {}, column {}", error.line(), error.column());
+        ConfigError::Json { place, problem: format!("no JSON: {error}") }
+    })?;
+    let Value::Array(devices) = value else {
+        return Err(wrong(
+            "the file",
+            "expected an array of devices: [ { \"dev\": \"dsa0\", \"groups\": [ … ] } ]",
+        ));
+    };
+    let mut reader = Reader { loaded: Loaded::default(), broken: Vec::new() };
+    for device in devices {
+        reader.device(object(device, "a device")?)?;
+    }
+    match reader.broken.is_empty() {
+        true => Ok(reader.loaded),
+        false => Err(ConfigError::Rules(reader.broken)),
+    }
+}
+
+fn wrong(place: impl Display, problem: impl Into<String>) -> ConfigError {
+    ConfigError::Json { place: place.to_string(), problem: problem.into() }
+}
+
+fn object(value: Value, place: &str) -> Result<Map<String, Value>, ConfigError> {
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err(wrong(place, format!("found {other}, expected an object"))),
+    }
+}
+
+/// Replaces commas before a closing bracket by spaces, so that lines and columns stay.
+fn without_trailing_commas(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let (mut in_string, mut escaped, mut comma) = (false, false, None);
+    for index in 0..bytes.len() {
+        let byte = bytes[index];
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => {
+                in_string = !in_string;
+                comma = None;
+            }
+            _ if in_string => {}
+            b',' => comma = Some(index),
+            b'}' | b']' => {
+                if let Some(comma) = comma.take() {
+                    bytes[comma] = b' ';
+                }
+            }
+            _ if byte.is_ascii_whitespace() => {}
+            _ => comma = None,
+        }
+    }
+    // Only ASCII was replaced by ASCII.
+    String::from_utf8(bytes).unwrap_or_else(|_| text.into())
+}
+
+struct Reader {
+    loaded: Loaded,
+    broken: Vec<RuleBroken>,
+}
+
+impl Reader {
+    fn device(&mut self, mut map: Map<String, Value>) -> Result<(), ConfigError> {
+        let name = take_name(&mut map, "dev", "a device", "dsa")?;
+        if !name.starts_with("dsa") {
+            self.loaded.ignored.push(format!("{name}: no DSA device"));
+            return Ok(());
+        }
+        let number = device_number(&name);
+        let mut config = DeviceConfig { name: name.clone(), ..DeviceConfig::default() };
+        let mut fields = Fields { place: name.clone(), map };
+        config.read_buffer_limit = fields.number(&["read_buffer_limit", "token_limit"])?.unwrap_or(0);
+        config.event_log_size = fields.number(&["event_log_size"])?.filter(|size| *size > 0);
+        let groups = fields.array("groups")?;
+        let loose = [fields.array("ungrouped_workqueues")?, fields.array("ungrouped_engines")?];
+        self.rest(fields, &DEVICE_FACTS);
+        for group in groups {
+            self.group(object(group, &format!("{name}: a group"))?, &mut config, number)?;
+        }
+        let [wqs, engines] = loose;
+        for wq in wqs {
+            self.wq(object(wq, &format!("{name}: a work queue"))?, &mut config, number, None)?;
+        }
+        for engine in engines {
+            self.engine(object(engine, &format!("{name}: an engine"))?, &mut config, number, None)?;
+        }
+        self.loaded.devices.push(config);
+        Ok(())
+    }
+
+    fn group(
+        &mut self,
+        mut map: Map<String, Value>,
+        config: &mut DeviceConfig,
+        device: Option<u32>,
+    ) -> Result<(), ConfigError> {
+        let name = take_name(&mut map, "dev", &format!("{}: a group", config.name), "group0.")?;
+        let index = index(&name, "group", device)?;
+        let mut fields = Fields { place: name, map };
+        let group = Group {
+            // accel-config writes -1 for what the device does not tell.
+            traffic_class_a: fields.number(&["traffic_class_a"])?,
+            traffic_class_b: fields.number(&["traffic_class_b"])?,
+            read_buffers_reserved: fields
+                .number(&["read_buffers_reserved", "tokens_reserved"])?
+                .unwrap_or_default(),
+            read_buffers_allowed: fields
+                .number(&["read_buffers_allowed", "tokens_allowed"])?
+                .filter(|allowed| *allowed > 0),
+            use_read_buffer_limit: fields.switch(&["use_read_buffer_limit", "use_token_limit"])?,
+            desc_progress_limit: fields.number(&["desc_progress_limit"])?.unwrap_or_default(),
+            batch_progress_limit: fields.number(&["batch_progress_limit"])?.unwrap_or_default(),
+        };
+        let (wqs, engines) = (fields.array("grouped_workqueues")?, fields.array("grouped_engines")?);
+        let place = fields.place.clone();
+        self.rest(fields, &[]);
+        *at(&mut config.groups, index) = group;
+        for wq in wqs {
+            let map = object(wq, &format!("{place}: a work queue"))?;
+            self.wq(map, config, device, Some(index))?;
+        }
+        for engine in engines {
+            let map = object(engine, &format!("{place}: an engine"))?;
+            self.engine(map, config, device, Some(index))?;
+        }
+        Ok(())
+    }
+
+    fn wq(
+        &mut self,
+        mut map: Map<String, Value>,
+        config: &mut DeviceConfig,
+        device: Option<u32>,
+        in_group: Option<usize>,
+    ) -> Result<(), ConfigError> {
+        let name = take_name(&mut map, "dev", &format!("{}: a work queue", config.name), "wq0.")?;
+        let index = index(&name, "wq", device)?;
+        let mut fields = Fields { place: name.clone(), map };
+        let default = WqConfig::default();
+        let kind = fields
+            .word("type", &[("user", WqType::User), ("kernel", WqType::Kernel), ("none", WqType::None)])?;
+        let kind = kind.unwrap_or_default();
+        let said: Option<i64> = fields.integer(&["group_id"])?;
+        let wq = WqConfig {
+            mode: fields
+                .word("mode", &[("dedicated", WqMode::Dedicated), ("shared", WqMode::Shared)])?
+                .unwrap_or_default(),
+            size: fields.number(&["size"])?.unwrap_or_default(),
+            threshold: fields.number(&["threshold"])?.unwrap_or_default(),
+            group: self.group_of(&name, in_group, said, config),
+            priority: fields.number(&["priority"])?.unwrap_or(default.priority),
+            block_on_fault: fields.switch(&["block_on_fault"])?,
+            max_batch_size: fields.number(&["max_batch_size"])?.unwrap_or(default.max_batch_size),
+            max_transfer_size: fields.number(&["max_transfer_size"])?.unwrap_or(default.max_transfer_size),
+            kind,
+            label: fields.text("name")?.unwrap_or_default(),
+            // Files from before Linux 6.7 do not name the driver; for user queues there is only one.
+            driver_name: fields.text("driver_name")?.filter(|name| !name.is_empty()).unwrap_or_else(|| {
+                match kind {
+                    WqType::User => "user",
+                    WqType::Kernel => "dmaengine",
+                    WqType::None => "",
+                }
+                .into()
+            }),
+            ats_disable: fields.switch(&["ats_disable"])?,
+            prs_disable: fields.switch(&["prs_disable"])?,
+            op_config: fields.op_config()?,
+        };
+        self.rest(fields, &WQ_FACTS);
+        let slot = at(&mut config.wqs, index);
+        if let (Some(first), Some(second)) = (slot.group, wq.group)
+            && first != second
+        {
+            self.two_groups(Rule::WqInOneGroup, name, first, second, "exactly one group");
+        }
+        *at(&mut config.wqs, index) = wq;
+        Ok(())
+    }
+
+    fn engine(
+        &mut self,
+        mut map: Map<String, Value>,
+        config: &mut DeviceConfig,
+        device: Option<u32>,
+        in_group: Option<usize>,
+    ) -> Result<(), ConfigError> {
+        let name = take_name(&mut map, "dev", &format!("{}: an engine", config.name), "engine0.")?;
+        let index = index(&name, "engine", device)?;
+        let mut fields = Fields { place: name.clone(), map };
+        let said = fields.integer(&["group_id"])?;
+        self.rest(fields, &[]);
+        let group = self.group_of(&name, in_group, said, config);
+        let slot = at(&mut config.engines, index);
+        if let (Some(first), Some(second)) = (*slot, group)
+            && first != second
+        {
+            self.two_groups(Rule::EngineInOneGroup, name, first, second, "one group at most");
+        }
+        *at(&mut config.engines, index) = group;
+        Ok(())
+    }
+
+    /// The group that a queue or engine is in: the one it says, or else the one that it stands in.
+    fn group_of(
+        &mut self,
+        name: &str,
+        in_group: Option<usize>,
+        said: Option<i64>,
+        config: &mut DeviceConfig,
+    ) -> Option<usize> {
+        let group = match (in_group, said) {
+            (Some(outer), Some(said)) if said >= 0 && said as usize != outer => {
+                let rule = if name.starts_with("wq") { Rule::WqInOneGroup } else { Rule::EngineInOneGroup };
+                self.two_groups(
+                    rule,
+                    name.into(),
+                    outer,
+                    said as usize,
+                    "the group_id of the group it stands in",
+                );
+                return Some(outer);
+            }
+            (_, Some(said)) if said >= 0 => Some(said as usize),
+            (Some(outer), None) => Some(outer),
+            _ => None,
+        };
+        if let Some(group) = group.filter(|group| *group < LARGEST) {
+            at(&mut config.groups, group);
+        }
+        group
+    }
+
+    fn two_groups(&mut self, rule: Rule, place: String, first: usize, second: usize, allowed: &str) {
+        let found = format!("groups {first} and {second}");
+        self.broken.push(RuleBroken { rule, place, found, allowed: allowed.into() });
+    }
+
+    /// Reports what nobody took.
+    fn rest(&mut self, fields: Fields, facts: &[&str]) {
+        let place = &fields.place;
+        let unknown = fields.map.keys().filter(|key| !facts.contains(&key.as_str()));
+        self.loaded.ignored.extend(unknown.map(|key| format!("{place}: key '{key}' is not known")));
+    }
+}
+
+/// Groups, queues and engines are numbered below this: no device has as many.
+const LARGEST: usize = 256;
+
+/// The element of this number; those before it are made.
+fn at<T: Default + Clone>(list: &mut Vec<T>, index: usize) -> &mut T {
+    if list.len() <= index {
+        list.resize(index + 1, T::default());
+    }
+    &mut list[index]
+}
+
+/// A name such as `dsa0`.
+fn take_name(
+    map: &mut Map<String, Value>,
+    key: &str,
+    place: &str,
+    example: &str,
+) -> Result<String, ConfigError> {
+    match map.remove(key) {
+        Some(Value::String(name)) if device_number(&name).is_some() => Ok(name),
+        Some(other) => {
+            Err(wrong(place, format!("\"dev\": found {other}, expected a name such as \"{example}0\"")))
+        }
+        None => Err(wrong(place, format!("no \"dev\": expected a name such as \"{example}0\""))),
+    }
+}
+
+/// 1 for `wq0.1` of device 0.
+fn index(name: &str, kind: &str, device: Option<u32>) -> Result<usize, ConfigError> {
+    let numbers = name.strip_prefix(kind).and_then(|rest| rest.split_once('.'));
+    let index = numbers.and_then(|(number, index)| {
+        (number.parse().ok() == device).then(|| index.parse().ok()).flatten().filter(|index| *index < LARGEST)
+    });
+    index.ok_or_else(|| {
+        let device = device.unwrap_or_default();
+        wrong(name, format!("expected a name from {kind}{device}.0 to {kind}{device}.{}", LARGEST - 1))
+    })
+}
+
+/// An object's fields, taken one by one.
+struct Fields {
+    place: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// The value under the first of these keys that is there; later ones are older names for the same.
+    fn take(&mut self, keys: &[&str]) -> Option<(String, Value)> {
+        let mut found = None;
+        for key in keys {
+            if let Some(value) = self.map.remove(*key) {
+                found = found.or(Some((format!("{}: \"{key}\"", self.place), value)));
+            }
+        }
+        found
+    }
+
+    /// An integer, which may stand in quotes.
+    fn integer(&mut self, keys: &[&str]) -> Result<Option<i64>, ConfigError> {
+        let Some((place, value)) = self.take(keys) else { return Ok(None) };
+        let number = match &value {
+            Value::Number(number) => number.as_i64(),
+            Value::String(text) => i64::from_str(text).ok(),
+            _ => None,
+        };
+        number.map(Some).ok_or_else(|| wrong(place, format!("found {value}, expected a whole number")))
+    }
+
+    /// A number; -1, accel-config's word for what is not known, is none.
+    fn number<T: TryFrom<i64>>(&mut self, keys: &[&str]) -> Result<Option<T>, ConfigError> {
+        let Some(number) = self.integer(keys)? else { return Ok(None) };
+        if number == -1 {
+            return Ok(None);
+        }
+        T::try_from(number).map(Some).map_err(|_| {
+            wrong(
+                format!("{}: \"{}\"", self.place, keys[0]),
+                format!("found {number}, which is out of range"),
+            )
+        })
+    }
+
+    /// 0 or 1.
+    fn switch(&mut self, keys: &[&str]) -> Result<bool, ConfigError> {
+        match self.number::<u64>(keys)? {
+            None | Some(0) => Ok(false),
+            Some(1) => Ok(true),
+            Some(found) => Err(wrong(
+                format!("{}: \"{}\"", self.place, keys[0]),
+                format!("found {found}, expected 0 or 1"),
+            )),
+        }
+    }
+
+    fn text(&mut self, key: &str) -> Result<Option<String>, ConfigError> {
+        match self.take(&[key]) {
+            None | Some((_, Value::Null)) => Ok(None),
+            Some((_, Value::String(text))) => Ok(Some(text)),
+            Some((place, other)) => Err(wrong(place, format!("found {other}, expected text in quotes"))),
+        }
+    }
+
+    fn word<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+        let Some(found) = self.text(key)? else { return Ok(None) };
+        let known = words.iter().find(|(word, _)| *word == found);
+        known.map(|(_, value)| Some(*value)).ok_or_else(|| {
+            let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            let problem = format!("found \"{found}\", expected one of {}", names.join(", "));
+            wrong(format!("{}: \"{key}\"", self.place), problem)
+        })
+    }
+
+    fn op_config(&mut self) -> Result<Option<OpSet>, ConfigError> {
+        let Some(text) = self.text("op_config")? else { return Ok(None) };
+        op_set(&text).map(Some).ok_or_else(|| {
+            let problem = format!("found \"{text}\", expected hexadecimal digits in groups of 8 with commas");
+            wrong(format!("{}: \"op_config\"", self.place), problem)
+        })
+    }
+
+    fn array(&mut self, key: &str) -> Result<Vec<Value>, ConfigError> {
+        match self.map.remove(key) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => Ok(list),
+            Some(other) => {
+                Err(wrong(format!("{}: \"{key}\"", self.place), format!("found {other}, expected an array")))
+            }
+        }
+    }
+}
+
+/// Operations as the kernel prints them: a bitmap of 32-bit words with commas between, the highest first; before Linux
+/// 6.0 four words of 64 bits with spaces between, the lowest first.
+pub(super) fn op_set(text: &str) -> Option<OpSet> {
+    let digits = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+    let mut ops = OpSet::default();
+    if !text.contains(',') {
+        for (index, word) in text.split_whitespace().enumerate() {
+            *ops.0.get_mut(index)? = digits(word)?;
+        }
+        return (!text.trim().is_empty()).then_some(ops);
+    }
+    for (index, word) in text.trim().split(',').rev().enumerate() {
+        let bits = digits(word).filter(|bits| *bits <= u64::from(u32::MAX))?;
+        *ops.0.get_mut(index / 2)? |= bits << (32 * (index % 2));
+    }
+    Some(ops)
+}
+
+/// The same as text, as the kernel prints and takes it.
+pub(super) fn op_text(ops: &OpSet) -> String {
+    let words = ops.0.iter().rev().flat_map(|word| [word >> 32, word & u64::from(u32::MAX)]);
+    words.map(|word| format!("{word:08x}")).collect::<Vec<_>>().join(",")
+}
+
+/// Devices as a file of accel-config.
+pub fn write(devices: &[DeviceConfig]) -> String {
+    let list: Vec<Value> = devices.iter().map(device_json).collect();
+    // Maps and strings always become JSON.
+    serde_json::to_string_pretty(&list).unwrap_or_default() + "\n"
+}
+
+/// A device as an object of accel-config's array; groups that are not used are left out.
+pub fn device_json(config: &DeviceConfig) -> Value {
+    let used =
+        |group: &usize| config.engines_in(*group) > 0 || config.wqs.iter().any(|wq| wq.group == Some(*group));
+    let groups: Vec<Value> =
+        (0..config.groups.len()).filter(used).map(|group| group_json(config, group)).collect();
+    let mut device = json!({ "dev": config.name, "read_buffer_limit": config.read_buffer_limit });
+    if let Some(size) = config.event_log_size {
+        device["event_log_size"] = json!(size);
+    }
+    device["groups"] = json!(groups);
+    device
+}
+
+fn group_json(config: &DeviceConfig, number: usize) -> Value {
+    let group = &config.groups[number];
+    let mut json = json!({
+        "dev": config.group_name(number),
+        "read_buffers_reserved": group.read_buffers_reserved,
+        "use_read_buffer_limit": u8::from(group.use_read_buffer_limit),
+        "read_buffers_allowed": group.read_buffers_allowed.unwrap_or(0),
+        "desc_progress_limit": group.desc_progress_limit,
+        "batch_progress_limit": group.batch_progress_limit,
+    });
+    for (key, class) in
+        [("traffic_class_a", group.traffic_class_a), ("traffic_class_b", group.traffic_class_b)]
+    {
+        if let Some(class) = class {
+            json[key] = json!(class);
+        }
+    }
+    let wqs = config.wqs.iter().enumerate().filter(|(_, wq)| wq.group == Some(number));
+    json["grouped_workqueues"] = wqs.map(|(index, wq)| wq_json(config, index, wq)).collect();
+    let engines = config.engines.iter().enumerate().filter(|(_, group)| **group == Some(number));
+    json["grouped_engines"] =
+        engines.map(|(index, _)| json!({ "dev": config.engine_name(index), "group_id": number })).collect();
+    json
+}
+
+fn wq_json(config: &DeviceConfig, number: usize, wq: &WqConfig) -> Value {
+    let mut json = json!({
+        "dev": config.wq_name(number),
+        "mode": wq.mode.to_string(),
+        "size": wq.size,
+        "group_id": wq.group,
+        "priority": wq.priority,
+        "block_on_fault": u8::from(wq.block_on_fault),
+        "max_batch_size": wq.max_batch_size,
+        "max_transfer_size": wq.max_transfer_size,
+        "type": wq.kind.name(),
+        "driver_name": wq.driver_name,
+        "name": wq.label,
+        "threshold": wq.threshold,
+        "ats_disable": u8::from(wq.ats_disable),
+        "prs_disable": u8::from(wq.prs_disable),
+    });
+    if let Some(ops) = &wq.op_config {
+        json["op_config"] = json!(op_text(ops));
+    }
+    json
+}

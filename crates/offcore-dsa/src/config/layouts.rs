@@ -1,0 +1,262 @@
+//! The layouts that are built in: accel-config's profiles, those of the guides, and the one-line form.
+
+use std::path::Path;
+
+use super::{Capabilities, ConfigError, DeviceConfig, Group, WqConfig, WqType, json};
+use crate::wq::WqMode;
+
+/// The names that [`profile`] knows: accel-config's profiles, then the guides' layouts.
+pub const BUILT_IN: [&str; 9] =
+    ["os", "app", "net", "storage", "user_default", "vhost", "vpp", "mtcp", "dpdk"];
+
+/// A layout by its name, for a device of the first generation, or the first device of an accel-config JSON file.
+///
+/// # Errors
+/// [`ConfigError::UnknownName`] for what is neither, and what reading the file says.
+pub fn profile(name: &str) -> Result<DeviceConfig, ConfigError> {
+    if let Some(config) = built_in(name, &Capabilities::spr()) {
+        return Ok(config);
+    }
+    let path = Path::new(name);
+    if !name.contains(['/', '.']) && !path.exists() {
+        return Err(ConfigError::UnknownName { found: name.into() });
+    }
+    let mut loaded = json::load(path)?;
+    if loaded.devices.is_empty() {
+        let problem = "no DSA device: expected an object with \"dev\": \"dsa0\"".into();
+        return Err(ConfigError::Json { place: name.into(), problem });
+    }
+    Ok(loaded.devices.swap_remove(0))
+}
+
+/// One of the guides' layouts, for a device of the first generation.
+///
+/// # Errors
+/// [`ConfigError::UnknownName`].
+pub fn preset(name: &str) -> Result<DeviceConfig, ConfigError> {
+    let known = ["vhost", "vpp", "mtcp", "dpdk"].contains(&name);
+    let config = if known { built_in(name, &Capabilities::spr()) } else { None };
+    config.ok_or_else(|| ConfigError::UnknownName { found: name.into() })
+}
+
+/// A layout by its name as it is on a device of these capabilities; `None` when there is none of that name.
+pub fn built_in(name: &str, device: &Capabilities) -> Option<DeviceConfig> {
+    let layout = Layout::new(device);
+    Some(match name {
+        "os" => layout.os(),
+        "app" => layout.app(),
+        "net" => layout.net(),
+        "storage" => layout.storage(),
+        "user_default" => layout.user_default(),
+        "vhost" => layout.vhost(),
+        "vpp" => layout.vpp(),
+        "mtcp" => layout.mtcp(),
+        "dpdk" => layout.dpdk(),
+        _ => return None,
+    })
+}
+
+/// `-d dsa0 -w 1 -m d -e 4`, as setup_dsa.sh of dsa-perf-micros and the mTCP guide has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OneLine {
+    /// `-d`: the device.
+    pub device: String,
+    /// `-w`: work queues.
+    pub wqs: usize,
+    /// `-m`: their mode.
+    pub mode: WqMode,
+    /// `-e`: DSA engines.
+    pub engines: usize,
+}
+
+/// One group with `wqs` queues, which share the device's queue space evenly, and `engines` DSA engines.
+///
+/// # Errors
+/// [`ConfigError::OneLine`] when the device has fewer.
+pub fn one_line(line: &OneLine, device: &Capabilities) -> Result<DeviceConfig, ConfigError> {
+    for (flag, found, most) in [("-w", line.wqs, device.wqs), ("-e", line.engines, device.engines)] {
+        if !(1..=most).contains(&found) {
+            let device = &line.device;
+            return Err(ConfigError::OneLine(format!("{flag} {found}: {device} allows 1 to {most}")));
+        }
+    }
+    let mut layout = Layout::new(device);
+    layout.config.name.clone_from(&line.device);
+    let size = device.total_wq_size / line.wqs as u32;
+    for _ in 0..line.wqs {
+        // setup_dsa.sh leaves the device's maxima.
+        let wq = WqConfig {
+            mode: line.mode,
+            threshold: threshold(line.mode, size),
+            max_batch_size: device.max_batch_size,
+            max_transfer_size: device.max_transfer_size,
+            ..user(size)
+        };
+        layout.add(0, "dsa_user", wq);
+    }
+    Ok(layout.engines(0, line.engines))
+}
+
+/// A layout that is being made.
+struct Layout<'a> {
+    device: &'a Capabilities,
+    config: DeviceConfig,
+}
+
+/// A dedicated user queue.
+fn user(size: u32) -> WqConfig {
+    WqConfig { size, ..WqConfig::default() }
+}
+
+/// A shared queue keeps an entry for the kernel where it can.
+fn threshold(mode: WqMode, size: u32) -> u32 {
+    match mode {
+        WqMode::Dedicated => 0,
+        WqMode::Shared => size.saturating_sub(1).max(1),
+    }
+}
+
+impl<'a> Layout<'a> {
+    fn new(device: &'a Capabilities) -> Self {
+        let config = DeviceConfig {
+            name: "dsa0".into(),
+            groups: vec![Group::default(); device.groups],
+            wqs: vec![WqConfig::default(); device.wqs],
+            engines: vec![None; device.engines],
+            ..DeviceConfig::default()
+        };
+        Self { device, config }
+    }
+
+    /// Gives the first unused queue of the device to a group. What the device cannot hold is left out: `check` says it.
+    fn add(&mut self, group: usize, label: &str, wq: WqConfig) {
+        if let Some(free) = self.config.wqs.iter_mut().find(|wq| wq.size == 0) {
+            *free = WqConfig { group: Some(group), label: label.into(), ..wq };
+        }
+    }
+
+    /// Gives a group the first `count` unused engines; the layout is complete.
+    fn engines(mut self, group: usize, count: usize) -> DeviceConfig {
+        self.take(group, count);
+        self.config
+    }
+
+    fn take(&mut self, group: usize, count: usize) {
+        let free = self.config.engines.iter_mut().filter(|engine| engine.is_none());
+        free.take(count).for_each(|engine| *engine = Some(group));
+    }
+
+    /// Page zeroing and compaction by the kernel.
+    fn os(mut self) -> DeviceConfig {
+        let wq = WqConfig {
+            mode: WqMode::Shared,
+            threshold: 15,
+            kind: WqType::Kernel,
+            driver_name: "dmaengine".into(),
+            ..user(16)
+        };
+        self.add(0, "dmaengine", wq);
+        self.engines(0, 1)
+    }
+
+    /// A shared queue for small copies, one for large ones, each with a DSA engine.
+    fn app(mut self) -> DeviceConfig {
+        let shared = |size, threshold, max_transfer_size| WqConfig {
+            mode: WqMode::Shared,
+            threshold,
+            max_transfer_size,
+            ..user(size)
+        };
+        self.add(0, "app1", shared(8, 6, 16 << 10));
+        self.add(1, "app2", shared(32, 28, 2 << 20));
+        for group in [0, 1] {
+            self.take(group, 1);
+            self.config.groups[group].read_buffers_allowed = Some(8);
+        }
+        self.config
+    }
+
+    /// Four queues, each with a DSA engine of its own.
+    fn net(mut self) -> DeviceConfig {
+        for group in 0..4 {
+            let wq = WqConfig { max_batch_size: 1024, max_transfer_size: 16 << 10, ..user(32) };
+            self.add(group, &format!("app{}", group + 1), wq);
+            self.take(group, 1);
+        }
+        self.config
+    }
+
+    /// A queue for latency, one for throughput, each with a DSA engine.
+    fn storage(mut self) -> DeviceConfig {
+        self.add(0, "app1", WqConfig { max_transfer_size: 16 << 10, ..user(32) });
+        self.add(1, "app2", user(32));
+        self.take(0, 1);
+        self.engines(1, 1)
+    }
+
+    /// Every queue and every engine in one group, shared. The profile asks for block on fault and for PRS off; the
+    /// device has the second where it can, and then not the first, as Linux decides, too.
+    fn user_default(mut self) -> DeviceConfig {
+        let size = self.device.total_wq_size / self.device.wqs as u32;
+        let prs_disable = self.device.wq_prs_control && self.device.event_log;
+        for _ in 0..self.device.wqs {
+            let wq = WqConfig {
+                mode: WqMode::Shared,
+                threshold: size,
+                priority: 1,
+                block_on_fault: !prs_disable,
+                prs_disable,
+                max_transfer_size: self.device.max_transfer_size,
+                max_batch_size: self.device.max_batch_size,
+                ..user(size)
+            };
+            self.add(0, "user_default_wq", wq);
+        }
+        let engines = self.device.engines;
+        self.engines(0, engines)
+    }
+
+    /// The vhost guide: two queues of 64 for the two directions, all four engines.
+    fn vhost(mut self) -> DeviceConfig {
+        for direction in 0..2 {
+            let wq = WqConfig { max_batch_size: self.device.max_batch_size, ..user(64) };
+            self.add(0, &format!("dpdk_wq0.{direction}"), wq);
+        }
+        self.engines(0, 4)
+    }
+
+    /// The VPP host stack guide: one queue and one engine for each process, address translation by ATS.
+    fn vpp(mut self) -> DeviceConfig {
+        let wq = WqConfig { ats_disable: false, ..self.whole() };
+        self.add(0, "vpp_wq0.0", wq);
+        self.engines(0, 1)
+    }
+
+    /// The mTCP guide: `setup_dsa.sh -d dsa0 -w 1 -m d -e 4`.
+    fn mtcp(mut self) -> DeviceConfig {
+        let wq = self.whole();
+        self.add(0, "mtcp_wq0.0", wq);
+        self.engines(0, 4)
+    }
+
+    /// dpdk_idxd_cfg.py: all queues, spread over one group for each engine, priority 1.
+    fn dpdk(mut self) -> DeviceConfig {
+        let groups = self.device.engines.min(self.device.groups);
+        let size = self.device.total_wq_size / self.device.wqs as u32;
+        for number in 0..self.device.wqs {
+            let wq = WqConfig { priority: 1, max_batch_size: self.device.max_batch_size, ..user(size) };
+            self.add(number % groups, &format!("dpdk_wq0.{number}"), wq);
+        }
+        (0..groups).for_each(|group| self.take(group, 1));
+        self.config
+    }
+
+    /// One queue that holds as much as the device does.
+    fn whole(&self) -> WqConfig {
+        WqConfig {
+            max_batch_size: self.device.max_batch_size,
+            max_transfer_size: self.device.max_transfer_size,
+            ..user(self.device.total_wq_size)
+        }
+    }
+}

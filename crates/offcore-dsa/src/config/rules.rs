@@ -1,0 +1,509 @@
+//! The rules of a layout: what the device checks when it is enabled (section 5.1) and when a work queue is (section
+//! 5.2), and what Linux wants besides. The device reports one broken rule as a number; here all are found, by name.
+
+use std::fmt::{self, Display, Write};
+use std::ops::RangeInclusive;
+
+use super::{Capabilities, DeviceConfig, WqConfig, WqType};
+use crate::descriptor::Opcode;
+use crate::wq::{WqMode, gen_cap};
+
+/// A rule, in the words of [`Rule::name`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// 5.1: work queues, groups and DSA engines exist in the device.
+    Numbers,
+    /// 5.1: the work queues' sizes add up to no more than the device has.
+    TotalWqSize,
+    /// 5.1: a work queue with a size is in exactly one group.
+    WqInOneGroup,
+    /// 5.1: a work queue without a size is in no group.
+    EmptyWqInNoGroup,
+    /// 5.1: a DSA engine is in one group at most.
+    EngineInOneGroup,
+    /// 5.1: a group has both work queues and DSA engines, or neither.
+    GroupComplete,
+    /// 5.1: the limit for groups' read buffers is used only where the device has one.
+    ReadBufferLimitSupport,
+    /// 5.1: the limit for groups' read buffers is at most the device's read buffers.
+    ReadBufferLimitRange,
+    /// 5.1: the limit for groups' read buffers is at least 4 for each DSA engine of the groups that use it.
+    ReadBufferLimitPerEngine,
+    /// 5.1: the read buffers reserved by groups add up to no more than the device has.
+    ReadBuffersReserved,
+    /// 5.1: a group may use at least 4 read buffers for each of its DSA engines.
+    ReadBuffersPerEngine,
+    /// 5.1: a group may use at least the read buffers that it reserves.
+    ReadBuffersAtLeastReserved,
+    /// 5.1: a group may use at most the read buffers that it reserves and those that nobody does.
+    ReadBuffersAtMostFree,
+    /// 5.1: the event log is there, and holds 64 entries or more.
+    EventLog,
+    /// 9.2.23: a traffic class is a number from 0 to 7.
+    TrafficClass,
+    /// 9.2.23: progress limits are 0 to 3, and 0 where the device has none.
+    ProgressLimit,
+    /// 5.2: a work queue has a size. (An empty queue is not enabled, so only a queue that is meant to be used breaks
+    /// this: one that has a name.)
+    WqSizeNonZero,
+    /// 5.2: a work queue's priority is 1 to 15.
+    WqPriority,
+    /// 5.2: a shared work queue needs PASIDs.
+    SharedNeedsPasid,
+    /// 5.2: block on fault needs the page request service, and a device that can.
+    BlockOnFaultNeedsPageRequests,
+    /// 5.2: transfers are at most as large as the device's.
+    MaxTransferSize,
+    /// 5.2: batches are of 1 descriptor or more, and at most as large as the device's.
+    MaxBatchSize,
+    /// 5.2: the operations allowed are among the device's.
+    OpConfig,
+    /// 5.2: ATS is off for a queue only where the device can do that.
+    AtsDisableSupport,
+    /// 5.2: PRS is off for a queue only where the device can do that, and with the event log.
+    PrsDisableNeedsEventLog,
+    /// 5.2: PRS is not off for a queue that blocks on faults.
+    PrsDisableWithBlockOnFault,
+    /// Linux: a shared work queue's threshold is 1 to its size.
+    Threshold,
+    /// Linux: maximum transfer and batch sizes are powers of two.
+    PowerOfTwo,
+    /// Linux: a work queue that is used has a type.
+    WqType,
+    /// Linux: a work queue that is used has a name, of 1 to 1024 characters.
+    WqName,
+    /// Linux 6.7: a work queue that is used says which driver is to be bound.
+    DriverName,
+    /// Linux: a user work queue needs PASIDs.
+    UserNeedsPasid,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Self; 32] = [
+        Self::Numbers,
+        Self::TotalWqSize,
+        Self::WqInOneGroup,
+        Self::EmptyWqInNoGroup,
+        Self::EngineInOneGroup,
+        Self::GroupComplete,
+        Self::ReadBufferLimitSupport,
+        Self::ReadBufferLimitRange,
+        Self::ReadBufferLimitPerEngine,
+        Self::ReadBuffersReserved,
+        Self::ReadBuffersPerEngine,
+        Self::ReadBuffersAtLeastReserved,
+        Self::ReadBuffersAtMostFree,
+        Self::EventLog,
+        Self::TrafficClass,
+        Self::ProgressLimit,
+        Self::WqSizeNonZero,
+        Self::WqPriority,
+        Self::SharedNeedsPasid,
+        Self::BlockOnFaultNeedsPageRequests,
+        Self::MaxTransferSize,
+        Self::MaxBatchSize,
+        Self::OpConfig,
+        Self::AtsDisableSupport,
+        Self::PrsDisableNeedsEventLog,
+        Self::PrsDisableWithBlockOnFault,
+        Self::Threshold,
+        Self::PowerOfTwo,
+        Self::WqType,
+        Self::WqName,
+        Self::DriverName,
+        Self::UserNeedsPasid,
+    ];
+
+    /// A stable name: `total-wq-size`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Numbers => "numbers",
+            Self::TotalWqSize => "total-wq-size",
+            Self::WqInOneGroup => "wq-in-one-group",
+            Self::EmptyWqInNoGroup => "empty-wq-in-no-group",
+            Self::EngineInOneGroup => "engine-in-one-group",
+            Self::GroupComplete => "group-complete",
+            Self::ReadBufferLimitSupport => "read-buffer-limit-support",
+            Self::ReadBufferLimitRange => "read-buffer-limit-range",
+            Self::ReadBufferLimitPerEngine => "read-buffer-limit-per-engine",
+            Self::ReadBuffersReserved => "read-buffers-reserved",
+            Self::ReadBuffersPerEngine => "read-buffers-per-engine",
+            Self::ReadBuffersAtLeastReserved => "read-buffers-at-least-reserved",
+            Self::ReadBuffersAtMostFree => "read-buffers-at-most-free",
+            Self::EventLog => "event-log",
+            Self::TrafficClass => "traffic-class",
+            Self::ProgressLimit => "progress-limit",
+            Self::WqSizeNonZero => "wq-size-non-zero",
+            Self::WqPriority => "wq-priority",
+            Self::SharedNeedsPasid => "shared-needs-pasid",
+            Self::BlockOnFaultNeedsPageRequests => "block-on-fault-needs-page-requests",
+            Self::MaxTransferSize => "max-transfer-size",
+            Self::MaxBatchSize => "max-batch-size",
+            Self::OpConfig => "op-config",
+            Self::AtsDisableSupport => "ats-disable-support",
+            Self::PrsDisableNeedsEventLog => "prs-disable-needs-event-log",
+            Self::PrsDisableWithBlockOnFault => "prs-disable-with-block-on-fault",
+            Self::Threshold => "threshold",
+            Self::PowerOfTwo => "power-of-two",
+            Self::WqType => "wq-type",
+            Self::WqName => "wq-name",
+            Self::DriverName => "driver-name",
+            Self::UserNeedsPasid => "user-needs-pasid",
+        }
+    }
+
+    /// Who wants it so: a section of the specification, or Linux.
+    pub const fn source(self) -> &'static str {
+        match self {
+            Self::TrafficClass | Self::ProgressLimit => "section 9.2.23",
+            Self::WqSizeNonZero
+            | Self::WqPriority
+            | Self::SharedNeedsPasid
+            | Self::BlockOnFaultNeedsPageRequests
+            | Self::MaxTransferSize
+            | Self::MaxBatchSize
+            | Self::OpConfig
+            | Self::AtsDisableSupport
+            | Self::PrsDisableNeedsEventLog
+            | Self::PrsDisableWithBlockOnFault => "section 5.2",
+            Self::Threshold
+            | Self::PowerOfTwo
+            | Self::WqType
+            | Self::WqName
+            | Self::DriverName
+            | Self::UserNeedsPasid => "Linux",
+            _ => "section 5.1",
+        }
+    }
+
+    /// Whether it is Linux's and not the device's: a simulator does not check it.
+    pub fn is_linux(self) -> bool {
+        self.source() == "Linux"
+    }
+}
+
+/// A rule that a layout breaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleBroken {
+    /// The rule.
+    pub rule: Rule,
+    /// Where: `dsa0`, `group0.1`, `wq0.1`, `engine0.1`.
+    pub place: String,
+    /// What was found.
+    pub found: String,
+    /// What is allowed.
+    pub allowed: String,
+}
+
+impl Display for RuleBroken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rule, place, found, allowed } = self;
+        write!(f, "{place}: {} ({}): found {found}; allowed: {allowed}", rule.name(), rule.source())
+    }
+}
+
+/// One a line when there are several.
+pub(super) fn list(broken: &[RuleBroken]) -> String {
+    match broken {
+        [one] => one.to_string(),
+        many => many.iter().fold(format!("{} rules are broken:", many.len()), |mut text, broken| {
+            let _ = write!(text, "\n  {broken}");
+            text
+        }),
+    }
+}
+
+/// Whether a device of these capabilities takes the layout.
+///
+/// # Errors
+/// Every rule that is broken, the device's before its groups', its groups' before its work queues'.
+pub fn check(config: &DeviceConfig, device: &Capabilities) -> Result<(), Vec<RuleBroken>> {
+    let mut checks = Checks { config, device, broken: Vec::new() };
+    checks.numbers();
+    checks.sizes();
+    checks.read_buffer_limit();
+    checks.event_log();
+    checks.read_buffers();
+    for group in 0..config.groups.len() {
+        checks.group(group);
+    }
+    for (number, wq) in config.wqs.iter().enumerate() {
+        checks.membership(number, wq);
+        match wq.size {
+            // An unused queue's other fields are ignored.
+            0 if wq.label.is_empty() => {}
+            0 => checks.wq_broken(Rule::WqSizeNonZero, number, "size 0 of a queue with a name", "1 or more"),
+            _ => {
+                checks.wq(number, wq);
+                checks.wq_faults(number, wq);
+                checks.wq_linux(number, wq);
+            }
+        }
+    }
+    if checks.broken.is_empty() { Ok(()) } else { Err(checks.broken) }
+}
+
+struct Checks<'a> {
+    config: &'a DeviceConfig,
+    device: &'a Capabilities,
+    broken: Vec<RuleBroken>,
+}
+
+impl Checks<'_> {
+    fn broken(&mut self, rule: Rule, place: String, found: impl Display, allowed: impl Display) {
+        self.broken.push(RuleBroken { rule, place, found: found.to_string(), allowed: allowed.to_string() });
+    }
+
+    fn device_broken(&mut self, rule: Rule, found: impl Display, allowed: impl Display) {
+        self.broken(rule, self.config.name.clone(), found, allowed);
+    }
+
+    fn group_broken(&mut self, rule: Rule, group: usize, found: impl Display, allowed: impl Display) {
+        self.broken(rule, self.config.group_name(group), found, allowed);
+    }
+
+    fn wq_broken(&mut self, rule: Rule, wq: usize, found: impl Display, allowed: impl Display) {
+        self.broken(rule, self.config.wq_name(wq), found, allowed);
+    }
+
+    /// Whether groups, queues and engines beyond the device's are used.
+    fn numbers(&mut self) {
+        let (config, device) = (self.config, self.device);
+        let last = |used: Option<usize>| used.map_or(0, |last| last + 1);
+        let wqs = last(config.wqs.iter().rposition(|wq| wq.size > 0 || wq.group.is_some()));
+        let engines = last(config.engines.iter().rposition(Option::is_some));
+        let in_groups =
+            config.wqs.iter().filter_map(|wq| wq.group).chain(config.engines.iter().flatten().copied());
+        let groups = last(in_groups.max());
+        for (what, used, there) in [
+            ("groups", groups, device.groups),
+            ("work queues", wqs, device.wqs),
+            ("DSA engines", engines, device.engines),
+        ] {
+            if used > there {
+                self.device_broken(Rule::Numbers, format!("{used} {what}"), format!("at most {there}"));
+            }
+        }
+    }
+
+    fn sizes(&mut self) {
+        let sum: u64 = self.config.wqs.iter().map(|wq| u64::from(wq.size)).sum();
+        let total = self.device.total_wq_size;
+        if sum > u64::from(total) {
+            self.device_broken(Rule::TotalWqSize, format!("work queue sizes that add up to {sum}"), {
+                format!("at most {total}")
+            });
+        }
+    }
+
+    fn read_buffer_limit(&mut self) {
+        let (config, device) = (self.config, self.device);
+        let limit = config.read_buffer_limit;
+        if !device.read_buffer_limit {
+            if limit > 0 {
+                self.device_broken(Rule::ReadBufferLimitSupport, format!("read_buffer_limit {limit}"), "0");
+            }
+            for (number, _) in
+                config.groups.iter().enumerate().filter(|(_, group)| group.use_read_buffer_limit)
+            {
+                self.group_broken(Rule::ReadBufferLimitSupport, number, "use_read_buffer_limit 1", "0");
+            }
+            return;
+        }
+        if limit > device.read_buffers {
+            let allowed = format!("at most {}", device.read_buffers);
+            self.device_broken(Rule::ReadBufferLimitRange, format!("read_buffer_limit {limit}"), allowed);
+        }
+        let using = config.groups.iter().enumerate().filter(|(_, group)| group.use_read_buffer_limit);
+        let engines: usize = using.map(|(number, _)| config.engines_in(number)).sum();
+        if (limit as usize) < 4 * engines {
+            self.device_broken(
+                Rule::ReadBufferLimitPerEngine,
+                format!("read_buffer_limit {limit} for {engines} DSA engines in groups that use it"),
+                format!("at least {}", 4 * engines),
+            );
+        }
+    }
+
+    fn event_log(&mut self) {
+        match self.config.event_log_size {
+            Some(size @ 1..) if !self.device.event_log => {
+                self.device_broken(
+                    Rule::EventLog,
+                    format!("event_log_size {size}"),
+                    "none: it has no event log",
+                );
+            }
+            Some(size) if self.device.event_log && !(64..=0xffff).contains(&size) => {
+                self.device_broken(Rule::EventLog, format!("event_log_size {size}"), "64 to 65535");
+            }
+            _ => {}
+        }
+    }
+
+    fn read_buffers(&mut self) {
+        let (config, total) = (self.config, u64::from(self.device.read_buffers));
+        if total == 0 {
+            return;
+        }
+        let used = config.groups.iter().enumerate().filter(|(number, _)| config.engines_in(*number) > 0);
+        let reserved: u64 = used.clone().map(|(_, group)| u64::from(group.read_buffers_reserved)).sum();
+        if reserved > total {
+            self.device_broken(
+                Rule::ReadBuffersReserved,
+                format!("read buffers reserved that add up to {reserved}"),
+                format!("at most {total}"),
+            );
+        }
+        for (number, group) in used {
+            let ours = u64::from(group.read_buffers_reserved);
+            let most = ours + total.saturating_sub(reserved);
+            let least = 4 * config.engines_in(number) as u64;
+            // What is not said is as many as there are.
+            let allowed = group.read_buffers_allowed.map_or(most, u64::from);
+            let found = format!("read_buffers_allowed {allowed}");
+            if allowed < least {
+                let why = format!("at least {least}, 4 for each of its DSA engines");
+                self.group_broken(Rule::ReadBuffersPerEngine, number, &found, why);
+            }
+            if allowed < ours {
+                let why = format!("at least {ours}, its read_buffers_reserved");
+                self.group_broken(Rule::ReadBuffersAtLeastReserved, number, &found, why);
+            }
+            if allowed > most {
+                let why = format!("at most {most}: {ours} reserved by it, {} by nobody", most - ours);
+                self.group_broken(Rule::ReadBuffersAtMostFree, number, &found, why);
+            }
+        }
+    }
+
+    fn group(&mut self, number: usize) {
+        let group = &self.config.groups[number];
+        let wqs = self.config.used_wqs().filter(|(_, wq)| wq.group == Some(number)).count();
+        let engines = self.config.engines_in(number);
+        if (wqs == 0) != (engines == 0) {
+            let found = format!("{wqs} work queues and {engines} DSA engines");
+            self.group_broken(Rule::GroupComplete, number, found, "both or neither");
+        }
+        for (name, class) in [("a", group.traffic_class_a), ("b", group.traffic_class_b)] {
+            if let Some(class @ 8..) = class {
+                self.group_broken(
+                    Rule::TrafficClass,
+                    number,
+                    format!("traffic_class_{name} {class}"),
+                    "0 to 7",
+                );
+            }
+        }
+        let most = if self.device.progress_limits { 3 } else { 0 };
+        for (name, limit) in [
+            ("desc_progress_limit", group.desc_progress_limit),
+            ("batch_progress_limit", group.batch_progress_limit),
+        ] {
+            if limit > most {
+                let allowed = if most == 0 { "0: the device has none" } else { "0 to 3" };
+                self.group_broken(Rule::ProgressLimit, number, format!("{name} {limit}"), allowed);
+            }
+        }
+    }
+
+    fn membership(&mut self, number: usize, wq: &WqConfig) {
+        match (wq.size, wq.group) {
+            (0, Some(group)) => {
+                let found = format!("size 0 in {}", self.config.group_name(group));
+                self.wq_broken(Rule::EmptyWqInNoGroup, number, found, "a size, or no group (group_id -1)");
+            }
+            (1.., None) => self.wq_broken(Rule::WqInOneGroup, number, "no group", "exactly one"),
+            _ => {}
+        }
+    }
+
+    fn wq(&mut self, number: usize, wq: &WqConfig) {
+        let device = self.device;
+        self.range(Rule::WqPriority, number, "priority", wq.priority.into(), 1..=15);
+        if wq.mode == WqMode::Shared && !device.pasid {
+            let allowed = "dedicated: PASIDs are off (intel_iommu=on,sm_on turns them on)";
+            self.wq_broken(Rule::SharedNeedsPasid, number, "mode shared", allowed);
+        }
+        let most = device.max_transfer_size;
+        self.range(Rule::MaxTransferSize, number, "max_transfer_size", wq.max_transfer_size, 0..=most);
+        let most = device.max_batch_size.into();
+        self.range(Rule::MaxBatchSize, number, "max_batch_size", wq.max_batch_size.into(), 1..=most);
+        if let Some(ops) = wq.op_config {
+            // The kernel hides Batch of some devices, and still allows it in op_config.
+            if !ops.without(Opcode::Batch).is_subset(&device.ops) {
+                let found = format!("op_config {ops:?}");
+                self.wq_broken(Rule::OpConfig, number, found, format!("a part of op_cap {:?}", device.ops));
+            }
+        }
+    }
+
+    fn wq_faults(&mut self, number: usize, wq: &WqConfig) {
+        let device = self.device;
+        if wq.block_on_fault && !(device.page_requests && device.gen_cap & gen_cap::BLOCK_ON_FAULT != 0) {
+            let allowed = "0: the page request service is off, or the device cannot";
+            self.wq_broken(Rule::BlockOnFaultNeedsPageRequests, number, "block_on_fault 1", allowed);
+        }
+        if wq.ats_disable && !device.wq_ats_control {
+            self.wq_broken(
+                Rule::AtsDisableSupport,
+                number,
+                "ats_disable 1",
+                "0: the device has no such control",
+            );
+        }
+        if !wq.prs_disable {
+            return;
+        }
+        if !(device.wq_prs_control && device.event_log) {
+            let allowed = "0: the device has no such control, or no event log";
+            self.wq_broken(Rule::PrsDisableNeedsEventLog, number, "prs_disable 1", allowed);
+        }
+        if wq.block_on_fault {
+            let found = "prs_disable 1 with block_on_fault 1";
+            self.wq_broken(Rule::PrsDisableWithBlockOnFault, number, found, "one of them");
+        }
+    }
+
+    fn wq_linux(&mut self, number: usize, wq: &WqConfig) {
+        if wq.mode == WqMode::Shared {
+            let most = wq.size.into();
+            self.range(Rule::Threshold, number, "threshold", wq.threshold.into(), 1..=most);
+        }
+        for (name, value) in
+            [("max_transfer_size", wq.max_transfer_size), ("max_batch_size", wq.max_batch_size.into())]
+        {
+            if value > 0 && !value.is_power_of_two() {
+                self.wq_broken(Rule::PowerOfTwo, number, format!("{name} {value}"), {
+                    format!("a power of two such as {}", value.next_power_of_two())
+                });
+            }
+        }
+        if wq.kind == WqType::None {
+            self.wq_broken(Rule::WqType, number, "type none", "user or kernel");
+        }
+        if wq.label.is_empty() || wq.label.len() > 1024 || wq.label.contains(char::is_whitespace) {
+            let found = format!("name '{}'", wq.label);
+            self.wq_broken(Rule::WqName, number, found, "1 to 1024 characters without spaces");
+        }
+        if wq.driver_name.is_empty() {
+            let allowed = "user for type user; such as dmaengine for type kernel";
+            self.wq_broken(Rule::DriverName, number, "no driver_name", allowed);
+        } else if (wq.kind == WqType::User) != (wq.driver_name == "user") && wq.kind != WqType::None {
+            let found = format!("driver_name '{}' for type {}", wq.driver_name, wq.kind.name());
+            self.wq_broken(Rule::DriverName, number, found, "user for type user and for no other");
+        }
+        if wq.kind == WqType::User && !self.device.pasid {
+            let allowed = "PASIDs on: kernel command line intel_iommu=on,sm_on";
+            self.wq_broken(Rule::UserNeedsPasid, number, "type user with PASIDs off", allowed);
+        }
+    }
+
+    fn range(&mut self, rule: Rule, wq: usize, name: &str, value: u64, allowed: RangeInclusive<u64>) {
+        if !allowed.contains(&value) {
+            let text = format!("{} to {}", allowed.start(), allowed.end());
+            self.wq_broken(rule, wq, format!("{name} {value}"), text);
+        }
+    }
+}

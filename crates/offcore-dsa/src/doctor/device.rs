@@ -1,0 +1,169 @@
+//! A device: its state, its errors, its layout, and how far away it is.
+
+use super::access::Me;
+use super::{Report, System};
+use crate::config::sysfs::Device;
+use crate::config::{check, status};
+
+/// Everything about a device but its work queues.
+pub(super) fn examine(system: &System, me: &Me, device: &Device, report: &mut Report) {
+    state(device, report);
+    errors(device, report);
+    virtual_memory(device, report);
+    layout(device, report);
+    traffic_classes(system, device, report);
+    distance(system, me, device, report);
+}
+
+fn state(device: &Device, report: &mut Report) {
+    let name = &device.config.name;
+    match device.state.as_str() {
+        "enabled" => report.ok("device-state", name, "enabled"),
+        "halted" => report.problem(
+            "device-state",
+            name,
+            "halted: an error that it cannot go on from",
+            format!(
+                "dmesg says which; then reset it: echo 1 > {}/../reset, or boot, and configure it again",
+                device.path.display()
+            ),
+        ),
+        other => report.problem(
+            "device-state",
+            name,
+            format!("{other}: nothing can be submitted"),
+            format!("offcore dsa configure vhost -d {name}, or accel-config load-config -c FILE -e"),
+        ),
+    }
+}
+
+fn errors(device: &Device, report: &mut Report) {
+    let name = &device.config.name;
+    let command = device.cmd_status.unwrap_or(0);
+    if command == 0 {
+        report.ok("command-status", name, "the last command succeeded");
+    } else {
+        let found = format!("the last command failed: {}", status::text(command));
+        let advice = "correct that and configure it again; writing to cmd_status clears it";
+        if device.state == "enabled" && device.wqs.iter().any(|wq| wq.state == "enabled") {
+            report.warning("command-status", name, found, advice);
+        } else {
+            report.problem("command-status", name, found, advice);
+        }
+    }
+    // The first of four words; section 9.2.15.
+    let text = device.errors.as_deref().unwrap_or_default();
+    let words = text.split_whitespace().map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
+    let Some(Ok(word)) = words.into_iter().next() else {
+        return report.not_applicable("software-error", name, "the kernel does not tell");
+    };
+    if word & 1 == 0 {
+        return report.ok("software-error", name, "none recorded");
+    }
+    let code = word >> 8 & 0xff;
+    let queue = if word >> 3 & 1 == 1 {
+        device.config.wq_name((word >> 16 & 0xff) as usize)
+    } else {
+        "a queue".into()
+    };
+    let more = if word >> 1 & 1 == 1 { ", and others after it" } else { "" };
+    let found =
+        format!("status {code:#04x} by a descriptor of {queue} (operation {:#04x}){more}", word >> 32 & 0xff);
+    let advice = format!("offcore dsa explain {code:#04x} says what it means");
+    report.warning("software-error", name, found, advice);
+}
+
+fn virtual_memory(device: &Device, report: &mut Report) {
+    let name = &device.config.name;
+    if device.capabilities.pasid {
+        report.ok("shared-virtual-memory", name, "PASIDs are on: programs can pass their own addresses");
+    } else {
+        let found = "PASIDs are off: neither user nor shared work queues can be enabled";
+        let advice =
+            "boot with intel_iommu=on,sm_on; turn on PASID and page requests (ATS, PRS) in the firmware";
+        report.problem("shared-virtual-memory", name, found, advice);
+    }
+}
+
+fn layout(device: &Device, report: &mut Report) {
+    let name = &device.config.name;
+    if device.config.used_wqs().next().is_none() {
+        let advice = format!("offcore dsa configure vhost -d {name}");
+        return report.problem("layout", name, "no work queue has a size", advice);
+    }
+    match check(&device.config, &device.capabilities) {
+        Ok(()) => report.ok("layout", name, "keeps all rules"),
+        Err(broken) => {
+            // Before Linux 6.7 there is no driver_name; PASIDs have a check of their own.
+            let named = device.wqs.iter().any(|wq| wq.has_driver_name);
+            let broken = broken.into_iter().filter(|broken| match broken.rule.name() {
+                "driver-name" => named,
+                "user-needs-pasid" | "shared-needs-pasid" => false,
+                _ => true,
+            });
+            let broken: Vec<_> = broken.collect();
+            for broken in &broken {
+                let rule = broken.rule.name();
+                let found = format!("breaks {rule}: found {}", broken.found);
+                report.problem("layout", &broken.place, found, format!("allowed: {}", broken.allowed));
+            }
+            if broken.is_empty() {
+                report.ok("layout", name, "keeps all rules");
+            }
+        }
+    }
+}
+
+fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
+    if device.capabilities.version >= 0x200 {
+        return report.not_applicable("traffic-class", &device.config.name, "second generation: any class");
+    }
+    let changed = system.read("sys/module/idxd/parameters/tc_override");
+    let changed = matches!(changed.as_deref(), Some("Y" | "1"));
+    let used = (0..device.config.groups.len()).filter(|group| device.config.engines_in(*group) > 0);
+    let mut fine = true;
+    for number in used {
+        let group = &device.config.groups[number];
+        let classes = [group.traffic_class_a, group.traffic_class_b];
+        // The kernel sets 1 on the first generation; other classes may have no channel of their own there.
+        if classes != [Some(1); 2] && classes != [None; 2] {
+            fine = false;
+            let class = |class: Option<u32>| class.map_or("none".into(), |class| class.to_string());
+            let found = format!("classes {} and {}, not 1 and 1", class(classes[0]), class(classes[1]));
+            let how = if changed {
+                "idxd has tc_override=1"
+            } else {
+                "idxd without tc_override=1 sets 1 by itself"
+            };
+            let advice = format!("descriptors may fail with status 0x1e: set both to 1 ({how})");
+            report.warning("traffic-class", &device.config.group_name(number), found, advice);
+        }
+    }
+    if fine {
+        report.ok("traffic-class", &device.config.name, "as the kernel sets them");
+    }
+}
+
+/// Whether the lcores that we may run on are near the device.
+fn distance(system: &System, me: &Me, device: &Device, report: &mut Report) {
+    let name = &device.config.name;
+    let Some(node) = device.numa_node else {
+        return report.not_applicable("numa-distance", name, "the device has no NUMA node");
+    };
+    let list = |node: &str| system.read(&format!("sys/devices/system/node/{node}/cpulist"));
+    let near = list(&format!("node{node}")).unwrap_or_default();
+    let near = super::access::lcores(&near);
+    if near.is_empty() {
+        return report.not_applicable("numa-distance", name, format!("node {node} has no lcores"));
+    }
+    if me.lcores.iter().any(|lcore| near.contains(lcore)) || me.lcores.is_empty() {
+        return report.ok("numa-distance", name, format!("node {node}, which we may run on"));
+    }
+    let distances = system.read(&format!("sys/devices/system/node/node{node}/distance")).unwrap_or_default();
+    let farthest =
+        distances.split_whitespace().filter_map(|text| text.parse::<u32>().ok()).max().unwrap_or(0);
+    let found =
+        format!("node {node}, and none of our lcores is on it (distance up to {farthest}, 10 is local)");
+    let advice = format!("run on lcores {}", list(&format!("node{node}")).unwrap_or_default());
+    report.warning("numa-distance", name, found, advice);
+}

@@ -1,0 +1,169 @@
+//! Work queues: whether a program can open them, and whether they are laid out well.
+
+use super::access::Me;
+use super::{Report, System};
+use crate::config::sysfs::{Device, WqState};
+use crate::config::{WqConfig, WqType};
+use crate::wq::WqMode;
+
+/// Descriptors below which the device waits for the core: about where queues stop being faster when they grow.
+const SMALL: u32 = 16;
+/// Descriptors of a burst; a smaller batch takes several doorbells.
+const BURST: u32 = 32;
+
+/// All queues of a device that have a size.
+pub(super) fn examine(system: &System, me: &Me, device: &Device, report: &mut Report) {
+    for (number, wq) in device.config.used_wqs() {
+        let name = device.config.wq_name(number);
+        let state = &device.wqs[number];
+        if wq.kind == WqType::Kernel {
+            kernel(&name, wq, state, report);
+            continue;
+        }
+        enabled(device, &name, wq, state, report);
+        binding(&name, wq, state, report);
+        node(system, me, &name, state, report);
+        clients(&name, wq, state, report);
+        size(&name, wq, report);
+        faults(&name, wq, report);
+    }
+}
+
+fn kernel(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
+    let clients = state.clients.unwrap_or(0);
+    let driver = if wq.driver_name.is_empty() { "the kernel" } else { &wq.driver_name };
+    let found = format!("type kernel, for {driver}, {clients} clients: programs cannot use it");
+    report.not_applicable("wq-type", name, found);
+}
+
+fn enabled(device: &Device, name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
+    match state.state.as_str() {
+        "enabled" => report.ok("wq-state", name, format!("enabled, {}, {} descriptors", wq.mode, wq.size)),
+        other => {
+            let advice =
+                format!("accel-config enable-wq {}/{name}, or offcore dsa configure", device.config.name);
+            report.problem("wq-state", name, format!("{other}: it takes no descriptors"), advice);
+        }
+    }
+    if wq.kind == WqType::None {
+        report.problem("wq-type", name, "type none: it is for nobody", "set its type to user");
+    } else {
+        report.ok("wq-type", name, "user");
+    }
+}
+
+fn binding(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
+    if !state.has_driver_name {
+        let found = "the kernel has no driver_name (before Linux 6.7)";
+        report.not_applicable("driver-name", name, found);
+    } else if wq.driver_name == "user" {
+        report.ok("driver-name", name, "user");
+    } else {
+        let found = match wq.driver_name.as_str() {
+            "" => "driver_name is not set".into(),
+            other => format!("driver_name is '{other}'"),
+        };
+        let advice = "Linux 6.7 and later bind nothing else: disable it, write 'user' to driver_name \
+                      (accel-config config-wq --driver-name=user), enable it";
+        report.problem("driver-name", name, found, advice);
+    }
+    let enabled = state.state == "enabled";
+    match state.driver.as_deref() {
+        Some("user" | "dsa") => report.ok("wq-driver", name, "bound to user"),
+        Some(other) => {
+            let found = format!("bound to {other}");
+            report.problem("wq-driver", name, found, "unbind it, and bind it to user");
+        }
+        None if enabled => report.not_applicable("wq-driver", name, "the kernel does not tell the driver"),
+        None => {
+            let advice = format!("echo {name} > /sys/bus/dsa/drivers/user/bind (offcore dsa configure does)");
+            report.problem("wq-driver", name, "bound to no driver", advice);
+        }
+    }
+    if wq.label.starts_with("dpdk_") {
+        report.ok("wq-name", name, format!("'{}': DPDK programs take it, too", wq.label));
+    } else {
+        let found = format!("'{}': DPDK takes only names that begin with dpdk_", wq.label);
+        report.not_applicable("wq-name", name, found);
+    }
+}
+
+fn node(system: &System, me: &Me, name: &str, state: &WqState, report: &mut Report) {
+    let path = system.dsa.dev.join(name);
+    if state.node.is_none() {
+        let found = format!("{} is not there", path.display());
+        if state.state == "enabled" {
+            let advice = "udev makes it when the queue is enabled; in a container, pass the device through";
+            report.problem("permissions", name, found, advice);
+        } else {
+            report.not_applicable("permissions", name, found + ": it comes with the queue being enabled");
+        }
+        return;
+    }
+    match me.may_use(&path) {
+        (true, _) => report.ok("permissions", name, format!("{} may be opened", path.display())),
+        (false, why) => report.problem(
+            "permissions",
+            name,
+            format!("{} may not be opened for reading and writing ({why})", path.display()),
+            format!(
+                "chgrp GROUP {0} && chmod 660 {0}, or a udev rule for SUBSYSTEM==\"dsa\"",
+                path.display()
+            ),
+        ),
+    }
+}
+
+fn clients(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
+    let clients = state.clients.unwrap_or(0);
+    match wq.mode {
+        WqMode::Shared => report.ok("wq-clients", name, format!("{clients}, and others may join")),
+        WqMode::Dedicated if clients == 0 => report.ok("wq-clients", name, "none: it is free"),
+        WqMode::Dedicated => {
+            let pids = state.files.iter().filter_map(|file| file.pid).map(|pid| pid.to_string());
+            let pids: Vec<String> = pids.collect();
+            let by = if pids.is_empty() { String::new() } else { format!(" by process {}", pids.join(", ")) };
+            let found = format!("in use{by}: opening it gives EBUSY");
+            report.warning(
+                "wq-clients",
+                name,
+                found,
+                "end that program, or take another queue or a shared one",
+            );
+        }
+    }
+}
+
+fn size(name: &str, wq: &WqConfig, report: &mut Report) {
+    let check = "wq-size";
+    if wq.size < SMALL {
+        let found = format!("{} descriptors: the device will often have nothing to do", wq.size);
+        report.warning(check, name, found, "give it 32 or more, on fewer queues");
+    } else if wq.mode == WqMode::Shared && wq.threshold < wq.size / 2 {
+        let found =
+            format!("threshold {} of {}: programs may use less than half of it", wq.threshold, wq.size);
+        report.warning(check, name, found, format!("set threshold to {}", wq.size - 1));
+    } else if wq.max_batch_size < BURST {
+        let found = format!("batches of {} at most, less than a burst of {BURST}", wq.max_batch_size);
+        report.warning(check, name, found, "set max_batch_size to 32 or more");
+    } else {
+        let found = format!("{} descriptors, batches of up to {}", wq.size, wq.max_batch_size);
+        report.ok(check, name, found);
+    }
+}
+
+fn faults(name: &str, wq: &WqConfig, report: &mut Report) {
+    if wq.block_on_fault {
+        let found = "1: a page fault of one program can hold up the others on the same engine";
+        let advice = "0 if others share the device: Offcore resumes a copy that faulted, with the core";
+        report.warning("block-on-fault", name, found, advice);
+    } else {
+        report.ok("block-on-fault", name, "0: a fault ends the copy, which is then resumed");
+    }
+    if wq.ats_disable {
+        let found = "ats_disable 1: faults of writes are not reported, a copy may be lost without a word";
+        report.warning("ats", name, found, "set ats_disable to 0");
+    } else {
+        report.ok("ats", name, "on");
+    }
+}

@@ -1,0 +1,458 @@
+//! A channel over a work queue: what one worker owns of it.
+//!
+//! Copies are written as descriptors into a ring of the channel's size; the doorbell hands over as many as the work
+//! queue has places for, and later polls the rest. Nothing is dropped here. With batches, a burst is one batch
+//! descriptor and one completion record to look at; without, every descriptor has its own record. The order of a
+//! submission is always: records zeroed (when they were read last, or when they were made), fence, doorbell.
+
+mod outcome;
+mod reap;
+mod reset;
+mod ring;
+mod side;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use offcore_dma::channel::{
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Fill, Operation, Reset,
+};
+use offcore_stats::tsc;
+
+use crate::completion::CompletionRecord;
+use crate::descriptor::{Descriptor, Flags, Opcode};
+use crate::driver::device::{Share, Way};
+use crate::portal::{Portal, SubmitBy, Submitted};
+use crate::wq::gen_cap;
+use reset::Resetting;
+use ring::{Fields, Ring, Unit, Units, address, describe};
+use side::{Ended, Side};
+
+/// Rings of this many operations at most.
+pub(super) const MAX_RING: usize = 1 << 16;
+/// Places in the work queue: a descriptor with the device holds one, until its completion record has been read or it is
+/// proved dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credits {
+    /// Places that this channel may use at present.
+    pub limit: usize,
+    /// Places held.
+    pub used: usize,
+}
+
+/// A channel to a DSA work queue.
+pub struct DsaChannel {
+    // The hot part: copies and polls.
+    ring: Ring,
+    units: Units,
+    portal: Option<Portal>,
+    direct: bool,
+    /// Descriptors of a batch, at most; 1 once the device has refused a batch.
+    max_batch: usize,
+    max_transfer: u32,
+    /// Flags and code of a copy in the ring.
+    copy_word: u32,
+    fill_word: u32,
+    /// Units and pieces with the device.
+    used: usize,
+    limit: usize,
+    in_flight: usize,
+    /// Operations in flight that are not in the ring.
+    aside: usize,
+    stopped: bool,
+    stats: Counts,
+    // The cold part: what did not go as usual.
+    side: Side,
+    ended: Ended,
+    copy_flags: Flags,
+    fill_flags: Flags,
+    resetting: Resetting,
+    drain_record: Box<CompletionRecord>,
+    drain_limit: u64,
+    can_drain: bool,
+    reopen_every: u64,
+    reopen_at: u64,
+    info: ChannelInfo,
+    way: Arc<Way>,
+    share: Share,
+    /// Test switch: shows that records must be fenced.
+    #[cfg(test)]
+    fences: bool,
+}
+
+/// Counters that cost nothing to keep: what is in flight is subtracted when somebody asks.
+#[derive(Debug, Default)]
+struct Counts {
+    submitted: u64,
+    submitted_bytes: u64,
+    failed: u64,
+    failed_bytes: u64,
+}
+
+impl fmt::Debug for DsaChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DsaChannel")
+            .field("info", &self.info)
+            .field("in_flight", &self.in_flight)
+            .field("credits", &self.credits())
+            .field("portal", &self.portal)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DsaChannel {
+    pub(super) fn open(
+        way: Arc<Way>,
+        share: Share,
+        portal: Portal,
+        ring_size: usize,
+    ) -> Result<Self, EngineError> {
+        if !ring_size.is_power_of_two() || ring_size > MAX_RING {
+            let device = way.name.clone();
+            return Err(EngineError::RingSize { device, found: ring_size, min: 1, max: MAX_RING });
+        }
+        let (info, options) = (&way.info, &way.options);
+        let max_transfer = u32::try_from(info.max_transfer_size).unwrap_or(u32::MAX).max(1);
+        let max_batch = if options.batch && portal.allows_batch() { info.max_batch_size as usize } else { 1 };
+        let direct = max_batch < 2;
+        let mut flags = Flags::CRAV;
+        if options.block_on_fault && info.block_on_fault {
+            flags |= Flags::BLOCK_ON_FAULT;
+        }
+        if options.cache_control && info.gen_cap & gen_cap::CACHE_CONTROL_MEMORY != 0 {
+            flags |= Flags::CACHE_CONTROL_1;
+        }
+        let in_ring = if direct { flags | Flags::RCR } else { flags };
+        let capabilities = Capabilities {
+            fill: info.ops.contains(Opcode::Fill),
+            out_of_order: true,
+            synchronous: false,
+            simulated: portal.kind() == SubmitBy::Simulator,
+        };
+        Ok(Self {
+            ring: Ring::new(ring_size),
+            units: Units::new(ring_size, direct),
+            direct,
+            max_batch: max_batch.max(1),
+            max_transfer,
+            copy_word: Descriptor::new(Opcode::MemoryMove, in_ring).flags_opcode,
+            fill_word: Descriptor::new(Opcode::Fill, in_ring).flags_opcode,
+            used: 0,
+            limit: share.places(),
+            in_flight: 0,
+            aside: 0,
+            stopped: false,
+            stats: Counts::default(),
+            side: Side::new(max_transfer),
+            ended: Ended::default(),
+            copy_flags: flags | Flags::RCR,
+            fill_flags: flags | Flags::RCR,
+            resetting: Resetting::No,
+            drain_record: Box::default(),
+            drain_limit: tsc::ticks(options.drain_limit),
+            can_drain: info.ops.contains(Opcode::Drain),
+            reopen_every: tsc::ticks(options.reopen_every),
+            reopen_at: 0,
+            info: ChannelInfo { name: way.name.clone(), ring_size, max_len: u32::MAX, capabilities },
+            portal: Some(portal),
+            way,
+            share,
+            #[cfg(test)]
+            fences: true,
+        })
+    }
+
+    /// How descriptors get to the device; `None` while it is gone.
+    pub fn submit_by(&self) -> Option<SubmitBy> {
+        self.portal.as_ref().map(Portal::kind)
+    }
+
+    /// The accounts of the work queue's places.
+    pub fn credits(&self) -> Credits {
+        Credits { limit: self.share.places(), used: self.used }
+    }
+
+    // ---- submission ----
+
+    /// Takes an operation that is empty, or longer than a descriptor may be.
+    #[cold]
+    fn write_odd(&mut self, operation: Operation) {
+        if operation.len() == 0 {
+            self.ended.done.push(operation);
+        } else {
+            self.side.add_long(operation);
+        }
+        self.aside += 1;
+    }
+
+    /// Writes descriptors for as many of `ops` as fit.
+    #[inline(always)]
+    fn accept<O>(
+        &mut self,
+        ops: &[O],
+        len: impl Fn(&O) -> u32,
+        fields: impl Fn(&O) -> Fields,
+        operation: impl Fn(&O) -> Operation,
+    ) -> usize {
+        if self.portal.is_none() && !self.try_reopen() {
+            return 0;
+        }
+        let n = ops.len().min(self.room());
+        let max = self.max_transfer;
+        // Neither empty nor longer than the queue allows.
+        let is_plain = |op: &O| len(op).wrapping_sub(1) < max;
+        let mut rest = &ops[..n];
+        loop {
+            let written = self.ring.write(rest, |op| is_plain(op).then(|| fields(op)));
+            let [odd, others @ ..] = &rest[written..] else { break };
+            self.write_odd(operation(odd));
+            rest = others;
+        }
+        self.stats.submitted += n as u64;
+        self.stats.submitted_bytes += ops[..n].iter().map(|op| u64::from(len(op))).sum::<u64>();
+        self.in_flight += n;
+        n
+    }
+
+    #[inline(always)]
+    fn fence(&mut self) {
+        #[cfg(test)]
+        if !self.fences {
+            return;
+        }
+        if let Some(portal) = &mut self.portal {
+            portal.fence();
+        }
+    }
+
+    /// Hands over what the doorbell was rung for, as much as there are places for.
+    #[inline]
+    fn push(&mut self) {
+        self.limit = self.share.places();
+        if self.used >= self.limit || self.resetting != Resetting::No {
+            return;
+        }
+        if !self.side.is_empty() {
+            self.push_side();
+        }
+        if self.ring.requested == self.ring.submitted {
+            return;
+        }
+        self.fence();
+        if self.direct {
+            self.push_direct();
+        } else {
+            self.push_units();
+        }
+    }
+
+    #[inline(always)]
+    fn push_direct(&mut self) {
+        let Self { ring, units, portal: Some(portal), .. } = self else { return };
+        let wanted = (ring.requested - ring.submitted).min(self.limit - self.used);
+        let (from, to) = (ring.submitted, ring.submitted + wanted);
+        let run = ring.run(from, to);
+        let mut taken = portal.submit_burst(run);
+        if taken == run.len() && taken < wanted {
+            taken += portal.submit_burst(ring.run(from + taken, to));
+        }
+        ring.submitted += taken;
+        units.next += taken;
+        self.used += taken;
+    }
+
+    #[inline(always)]
+    fn push_units(&mut self) {
+        let Self { ring, units, portal: Some(portal), .. } = self else { return };
+        while ring.submitted != ring.requested && self.used < self.limit && units.room() > 0 {
+            let first = ring.submitted;
+            let count = (ring.requested - first).min(self.max_batch).min(ring.size() - ring.slot(first));
+            let completion = address(&units.records[units.index(units.next)]);
+            let batch = count > 1;
+            let descriptor = if batch {
+                Descriptor {
+                    completion,
+                    src: ring.descriptor_address(first),
+                    size: count as u32,
+                    ..Descriptor::new(Opcode::Batch, Flags::CRAV | Flags::RCR)
+                }
+            } else {
+                let alone = ring.descriptor(first);
+                Descriptor { completion, ..alone.with_flags(alone.flags() | Flags::RCR) }
+            };
+            if portal.submit(&descriptor) == Submitted::Retry {
+                break;
+            }
+            units.push(Unit { first, count, batch });
+            ring.submitted += count;
+            self.used += 1;
+        }
+    }
+
+    #[cold]
+    fn push_side(&mut self) {
+        self.side.issue();
+        if self.side.pieces.iter().all(|piece| piece.in_flight) {
+            return;
+        }
+        self.fence();
+        let Self { side, portal: Some(portal), .. } = self else { return };
+        for piece in side.pieces.iter_mut().filter(|piece| !piece.in_flight) {
+            let descriptor = Descriptor {
+                completion: address(&side.records[piece.record]),
+                ..describe(&piece.rest, self.copy_flags, self.fill_flags)
+            };
+            if self.used == self.limit || portal.submit(&descriptor) == Submitted::Retry {
+                break;
+            }
+            piece.in_flight = true;
+            self.used += 1;
+        }
+    }
+
+    // ---- accounts ----
+
+    /// The operations of the ring that are not reported.
+    fn in_ring(&self) -> impl Iterator<Item = usize> {
+        let Self { ring, units, .. } = self;
+        let with_device = (units.oldest..units.next).filter(|&at| !units.is_done(at)).flat_map(|at| {
+            let unit = units.unit(at);
+            unit.first..unit.first + unit.count
+        });
+        with_device.chain(ring.submitted..ring.written)
+    }
+
+    fn bytes_in_flight(&self) -> u64 {
+        let len = |operation: &Operation| u64::from(operation.len());
+        self.in_ring().map(|at| len(&self.ring.operation(at))).sum::<u64>()
+            + self.side.bytes()
+            + self.ended.done.iter().map(len).sum::<u64>()
+            + self.ended.failed.iter().map(|failed| len(&failed.operation)).sum::<u64>()
+    }
+}
+
+impl Channel for DsaChannel {
+    fn info(&self) -> &ChannelInfo {
+        &self.info
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        if self.stopped || (self.portal.is_none() && !self.is_reopening_due()) {
+            return 0;
+        }
+        self.ring.size().saturating_sub(self.ring.written - self.ring.oldest + self.aside)
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+        let flags_opcode = self.copy_word;
+        let fields = |op: &Copy| Fields {
+            flags_opcode,
+            src: op.src.expose_provenance() as u64,
+            dst: op.dst.expose_provenance() as u64,
+            size: op.len,
+            token: op.token,
+        };
+        self.accept(ops, |op| op.len, fields, |op| Operation::Copy(*op))
+    }
+
+    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
+        if !self.info.capabilities.fill {
+            return 0;
+        }
+        let flags_opcode = self.fill_word;
+        let fields = |op: &Fill| Fields {
+            flags_opcode,
+            src: op.pattern,
+            dst: op.dst.expose_provenance() as u64,
+            size: op.len,
+            token: op.token,
+        };
+        self.accept(ops, |op| op.len, fields, |op| Operation::Fill(*op))
+    }
+
+    #[inline]
+    fn submit(&mut self) {
+        self.ring.requested = self.ring.written;
+        if self.resetting == Resetting::Done {
+            self.resetting = Resetting::No;
+        }
+        self.push();
+    }
+
+    #[inline]
+    fn poll(&mut self, completions: &mut Completions) {
+        if self.portal.is_none() {
+            self.try_reopen();
+        }
+        let reported = self.reap_in_order(completions);
+        self.in_flight -= reported;
+        if self.units.oldest != self.units.next {
+            self.reap_out_of_order(completions);
+        }
+        if self.aside != 0 {
+            self.reap_side();
+            self.report_ended(completions);
+        }
+        if self.ring.requested != self.ring.submitted || !self.side.is_empty() {
+            self.push();
+        }
+    }
+
+    fn reset(&mut self) -> Reset {
+        self.work_towards_reset()
+    }
+
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+        self.stats.failed += self.in_flight as u64;
+        self.stats.failed_bytes += self.bytes_in_flight();
+        outstanding.extend(self.in_ring().map(|at| self.ring.operation(at)));
+        self.side.take(outstanding);
+        outstanding.append(&mut self.ended.done);
+        outstanding.extend(self.ended.failed.drain(..).map(|failed| failed.operation));
+        self.forget();
+    }
+
+    fn stop(&mut self) -> Result<(), EngineError> {
+        match self.in_flight {
+            0 => self.stopped = true,
+            in_flight => return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight }),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self) {
+        self.stopped = false;
+    }
+
+    fn stats(&self) -> ChannelStats {
+        ChannelStats {
+            submitted: self.stats.submitted,
+            completed: self.stats.submitted - self.stats.failed - self.in_flight as u64,
+            failed: self.stats.failed,
+            bytes: self.stats.submitted_bytes - self.stats.failed_bytes - self.bytes_in_flight(),
+        }
+    }
+
+    fn reset_stats(&mut self) {
+        self.stats = Counts {
+            submitted: self.in_flight as u64,
+            submitted_bytes: self.bytes_in_flight(),
+            ..Counts::default()
+        };
+    }
+}
+
+impl Drop for DsaChannel {
+    /// The portal is closed before the ring goes: then the device touches neither the ring nor anybody's buffers.
+    fn drop(&mut self) {
+        self.portal = None;
+    }
+}

@@ -1,0 +1,221 @@
+//! What has completed: usually the oldest units, in order and with success; otherwise in any order, and with anything.
+
+use offcore_dma::channel::{Completions, Failed, Failure, Operation};
+use offcore_ring::prefetch;
+
+use super::DsaChannel;
+use super::outcome::{Outcome, failure, outcome};
+use super::ring::{Ring, Unit};
+use crate::completion::Status;
+
+/// Units looked at past the last one whose record was there.
+const LOOK_AHEAD: usize = 32;
+/// Records fetched ahead of the one that is read.
+const RECORDS_AHEAD: usize = 12;
+/// A burst to come is expected to be no longer than this.
+const NEXT_BURST: usize = 32;
+
+impl DsaChannel {
+    /// Reports the oldest units as long as they are plain successes. This is all that happens as a rule.
+    #[inline(always)]
+    pub(super) fn reap_in_order(&mut self, completions: &mut Completions) -> usize {
+        if self.direct { self.reap_descriptors(completions) } else { self.reap_units(completions) }
+    }
+
+    #[inline(always)]
+    fn reap_descriptors(&mut self, completions: &mut Completions) -> usize {
+        let Self { ring, units, portal, .. } = self;
+        let from = units.oldest;
+        let to = units.next.min(from + completions.tokens.remaining_capacity());
+        let mut at = from;
+        if at != to
+            && ring.records[ring.slot(at)].is_plain_success()
+            && let Some(portal) = portal
+        {
+            portal.prepare((to - at).min(NEXT_BURST));
+        }
+        while at != to {
+            let slot = ring.slot(at);
+            let record = &ring.records[slot];
+            if !record.is_plain_success() {
+                break;
+            }
+            // The line comes once, for reading and zeroing.
+            prefetch::write(&raw const ring.records[ring.slot(at + RECORDS_AHEAD)]);
+            record.clear();
+            completions.tokens.push(ring.tokens[slot]);
+            at += 1;
+        }
+        units.oldest = at;
+        ring.oldest = at;
+        self.used -= at - from;
+        at - from
+    }
+
+    #[inline(always)]
+    fn reap_units(&mut self, completions: &mut Completions) -> usize {
+        let Self { ring, units, .. } = self;
+        let mut reported = 0;
+        while units.oldest != units.next {
+            let index = units.index(units.oldest);
+            if !units.records[index].is_plain_success() {
+                break;
+            }
+            let unit = units.unit(units.oldest);
+            // The next burst will be about as long as what has completed.
+            ring.prefetch(reported, unit.count);
+            let n = unit.count.min(completions.tokens.remaining_capacity());
+            report(ring, unit.first, n, completions);
+            reported += n;
+            ring.oldest = unit.first + n;
+            if n < unit.count {
+                units.take(units.oldest, n);
+                break;
+            }
+            units.records[index].clear();
+            units.oldest += 1;
+            self.used -= 1;
+        }
+        reported
+    }
+
+    /// Looks past units that are not done, and deals with those that failed.
+    #[inline(never)]
+    pub(super) fn reap_out_of_order(&mut self, completions: &mut Completions) {
+        let (mut at, mut looked) = (self.units.oldest, 0);
+        while at != self.units.next && looked < LOOK_AHEAD && !completions.tokens.is_full() {
+            looked += 1;
+            if !self.units.is_done(at) && self.reap_unit(at, completions) {
+                looked = 0;
+            }
+            at += 1;
+        }
+        self.units.advance();
+        let Self { ring, units, .. } = self;
+        ring.oldest =
+            if units.oldest == units.next { ring.submitted } else { units.unit(units.oldest).first };
+    }
+
+    /// Reports a unit whose record is there; returns whether it is.
+    fn reap_unit(&mut self, at: usize, completions: &mut Completions) -> bool {
+        let index = self.units.index(at);
+        let record = if self.direct { &self.ring.records[index] } else { &self.units.records[index] };
+        let Some(completed) = record.read() else { return false };
+        let unit = self.units.unit(at);
+        if completed.status.is_success() {
+            let n = unit.count.min(completions.tokens.remaining_capacity());
+            report(&self.ring, unit.first, n, completions);
+            self.in_flight -= n;
+            if n < unit.count {
+                self.units.take(at, n);
+                return true;
+            }
+        }
+        record.clear();
+        self.used -= 1;
+        self.units.set_done(at);
+        if completed.status.is_success() {
+            return true;
+        }
+        self.aside += unit.count;
+        if unit.batch {
+            self.settle_batch(unit, completed.status, completed.completed as usize);
+        } else {
+            let operation = self.ring.operation(unit.first);
+            self.settle(operation, outcome(&completed, operation.len()));
+        }
+        true
+    }
+
+    /// Walks the members of a batch in which something went wrong.
+    ///
+    /// A member without a record has succeeded, if the device came to it: it writes records of failures only, and before
+    /// the batch's. That is relied on only where a record of a failure is there: if there is none although the batch says
+    /// so, the device could not write it, and every member may be the one.
+    #[cold]
+    fn settle_batch(&mut self, unit: Unit, status: Status, processed: usize) {
+        if matches!(status, Status::BAD_OPCODE | Status::BAD_DESCRIPTOR_COUNT) {
+            // The device has no batches, or not of this size: one descriptor at a time from now on.
+            self.max_batch = 1;
+        }
+        let members = unit.first..unit.first + unit.count;
+        let told = members.clone().any(|at| self.ring.records[self.ring.slot(at)].status_byte() != 0);
+        let (processed, not_run) = match status {
+            Status::BATCH_FAILED if !told => (0, Failure::Aborted),
+            Status::BATCH_FAILED | Status::BATCH_LIST_FAULT => (processed, Failure::Aborted),
+            refused => (0, failure(refused)),
+        };
+        for at in members {
+            let operation = self.ring.operation(at);
+            let record = &self.ring.records[self.ring.slot(at)];
+            let ended = match record.read() {
+                Some(completed) => outcome(&completed, operation.len()),
+                None if at - unit.first < processed => Outcome::Done,
+                None => Outcome::Failed(not_run),
+            };
+            record.clear();
+            self.settle(operation, ended);
+        }
+    }
+
+    /// Notes how an operation of the ring ended; the rest of one that met a page fault is submitted again.
+    #[cold]
+    fn settle(&mut self, operation: Operation, outcome: Outcome) {
+        match outcome {
+            Outcome::Done => self.ended.done.push(operation),
+            other => self.side.resume(operation, other, &mut self.ended),
+        }
+    }
+
+    #[cold]
+    pub(super) fn reap_side(&mut self) {
+        let mut at = 0;
+        while at < self.side.pieces.len() {
+            let piece = self.side.pieces[at];
+            match self.side.records[piece.record].read() {
+                Some(completed) if piece.in_flight => {
+                    self.used -= 1;
+                    let piece = self.side.pieces.swap_remove(at);
+                    let outcome = outcome(&completed, piece.rest.len());
+                    self.side.settle(piece, outcome, &mut self.ended);
+                }
+                _ => at += 1,
+            }
+        }
+    }
+
+    /// Moves what has ended beside the ring to the list, as much as fits.
+    #[cold]
+    pub(super) fn report_ended(&mut self, completions: &mut Completions) {
+        while let Some(operation) = self.ended.done.last()
+            && completions.tokens.try_push(operation.token()).is_ok()
+        {
+            self.ended.done.pop();
+            self.left();
+        }
+        while let Some(&failed) = self.ended.failed.last()
+            && completions.failed.try_push(failed).is_ok()
+        {
+            self.ended.failed.pop();
+            self.count_failed(&failed);
+            self.left();
+        }
+    }
+
+    fn left(&mut self) {
+        self.aside -= 1;
+        self.in_flight -= 1;
+    }
+
+    fn count_failed(&mut self, failed: &Failed) {
+        self.stats.failed += 1;
+        self.stats.failed_bytes += u64::from(failed.operation.len());
+    }
+}
+
+/// Adds the tokens of `n` descriptors, which fit, to the list. They stand one after the other: a unit does not wrap.
+#[inline(always)]
+fn report(ring: &Ring, first: usize, n: usize, completions: &mut Completions) {
+    let slot = ring.slot(first);
+    let _ = completions.tokens.try_extend_from_slice(&ring.tokens[slot..slot + n]);
+}

@@ -1,0 +1,350 @@
+//! What goes beside the ring, one descriptor at a time: the rest of what met a page fault, and the parts of what is
+//! longer than one descriptor may be.
+
+use arrayvec::ArrayVec;
+use offcore_dma::channel::{Copy, Failed, Failure, Fill, Operation};
+
+use super::outcome::Outcome;
+use crate::completion::CompletionRecord;
+
+/// Descriptors beside the ring, at most.
+pub(super) const PIECES: usize = 32;
+/// How often a rest is submitted again after a page fault.
+const TRIES: u8 = 2;
+
+/// A descriptor's worth of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// What is still to be done.
+    pub(super) rest: Operation,
+    owner: Owner,
+    /// Bytes of the owner's operation before the rest.
+    from: u32,
+    tries: u8,
+    /// Its completion record.
+    pub(super) record: usize,
+    pub(super) in_flight: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    /// An operation that has one piece.
+    Whole(Operation),
+    /// A long operation, by its place in the list.
+    Part(usize),
+}
+
+/// An operation longer than a descriptor may be.
+#[derive(Clone, Copy, Debug)]
+struct Long {
+    operation: Operation,
+    /// Bytes of which pieces have been made.
+    issued: u32,
+    pieces: usize,
+    failed: Option<(Failure, u32)>,
+}
+
+/// Operations that have ended, on their way to the next poll's list.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) done: Vec<Operation>,
+    pub(super) failed: Vec<Failed>,
+}
+
+#[derive(Debug)]
+pub(super) struct Side {
+    pub(super) pieces: ArrayVec<Piece, PIECES>,
+    pub(super) records: Box<[CompletionRecord]>,
+    free_records: ArrayVec<usize, PIECES>,
+    long: Vec<Option<Long>>,
+    longs: usize,
+    max_transfer: u32,
+}
+
+impl Side {
+    pub(super) fn new(max_transfer: u32) -> Self {
+        Self {
+            pieces: ArrayVec::new(),
+            records: (0..PIECES).map(|_| CompletionRecord::default()).collect(),
+            free_records: (0..PIECES).collect(),
+            long: Vec::new(),
+            longs: 0,
+            max_transfer,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.longs == 0
+    }
+
+    /// Takes an operation that is longer than a descriptor may be.
+    pub(super) fn add_long(&mut self, operation: Operation) {
+        let long = Some(Long { operation, issued: 0, pieces: 0, failed: None });
+        match self.long.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = long,
+            None => self.long.push(long),
+        }
+        self.longs += 1;
+    }
+
+    /// Takes an operation that met a page fault, to do the rest of it; tells when there is no place.
+    pub(super) fn resume(&mut self, operation: Operation, outcome: Outcome, ended: &mut Ended) {
+        let piece = Piece {
+            rest: operation,
+            owner: Owner::Whole(operation),
+            from: 0,
+            tries: 0,
+            record: usize::MAX,
+            in_flight: false,
+        };
+        self.settle(piece, outcome, ended);
+    }
+
+    /// Makes pieces of the long operations, as many as there are places.
+    pub(super) fn issue(&mut self) {
+        if self.longs == 0 {
+            return;
+        }
+        for (index, place) in self.long.iter_mut().enumerate() {
+            let Some(long) = place else { continue };
+            while long.issued < long.operation.len() {
+                let Some(record) = self.free_records.pop() else { return };
+                let len = (long.operation.len() - long.issued).min(self.max_transfer);
+                self.records[record].clear();
+                self.pieces.push(Piece {
+                    rest: part(&long.operation, long.issued, len),
+                    owner: Owner::Part(index),
+                    from: long.issued,
+                    tries: 0,
+                    record,
+                    in_flight: false,
+                });
+                long.issued += len;
+                long.pieces += 1;
+            }
+        }
+    }
+
+    /// A piece has ended: goes on with the rest of it, or notes how its operation ended.
+    pub(super) fn settle(&mut self, mut piece: Piece, outcome: Outcome, ended: &mut Ended) {
+        let given_up = match outcome {
+            Outcome::Done => None,
+            Outcome::Failed(failure) => Some(failure),
+            Outcome::Partial { bytes, backwards } => {
+                if backwards {
+                    // The last bytes are done. They are not counted: should the rest fail as well, the core makes all of
+                    // it from `from` on, those bytes once more. Source and destination do not overlap, so it finds the
+                    // same there.
+                    piece.rest = part(&piece.rest, 0, piece.rest.len() - bytes);
+                } else {
+                    piece.rest = part(&piece.rest, bytes, piece.rest.len() - bytes);
+                    piece.from += bytes;
+                }
+                piece.tries += 1;
+                if piece.tries <= TRIES && self.keep(piece) {
+                    return;
+                }
+                Some(Failure::PageFault)
+            }
+        };
+        self.release(piece.record);
+        let failed = given_up.map(|failure| (failure, piece.from));
+        match piece.owner {
+            Owner::Whole(operation) => end(operation, failed, ended),
+            Owner::Part(index) => self.end_part(index, failed, ended),
+        }
+    }
+
+    /// Keeps a piece to be submitted again; `false` when there is no place.
+    fn keep(&mut self, mut piece: Piece) -> bool {
+        if piece.record == usize::MAX {
+            let Some(record) = self.free_records.pop() else { return false };
+            piece.record = record;
+        }
+        self.records[piece.record].clear();
+        piece.in_flight = false;
+        self.pieces.push(piece);
+        true
+    }
+
+    fn release(&mut self, record: usize) {
+        if record != usize::MAX {
+            self.free_records.push(record);
+        }
+    }
+
+    fn end_part(&mut self, index: usize, failed: Option<(Failure, u32)>, ended: &mut Ended) {
+        let Some(long) = self.long[index].as_mut() else { return };
+        long.pieces -= 1;
+        // The core starts at the first byte that is missing, so the part that failed first counts.
+        if let Some((failure, done)) = failed
+            && long.failed.is_none_or(|(_, first)| done < first)
+        {
+            long.failed = Some((failure, done));
+        }
+        if long.failed.is_some() {
+            // No more of it: the core makes the rest.
+            long.issued = long.operation.len();
+        }
+        if long.pieces == 0 && long.issued == long.operation.len() {
+            let Long { operation, failed, .. } = *long;
+            self.long[index] = None;
+            self.longs -= 1;
+            end(operation, failed, ended);
+        }
+    }
+
+    /// Forgets everything, after nothing of it touches memory any more; returns what was not done.
+    pub(super) fn take(&mut self, outstanding: &mut Vec<Operation>) {
+        for piece in self.pieces.drain(..) {
+            self.free_records.push(piece.record);
+            if let Owner::Whole(operation) = piece.owner {
+                outstanding.push(operation);
+            }
+        }
+        outstanding.extend(self.long.drain(..).flatten().map(|long| long.operation));
+        self.longs = 0;
+    }
+
+    /// Bytes of the operations here.
+    pub(super) fn bytes(&self) -> u64 {
+        let whole = self.pieces.iter().map(|piece| match piece.owner {
+            Owner::Whole(operation) => u64::from(operation.len()),
+            Owner::Part(_) => 0,
+        });
+        let long = self.long.iter().flatten().map(|long| u64::from(long.operation.len()));
+        whole.sum::<u64>() + long.sum::<u64>()
+    }
+}
+
+fn end(operation: Operation, failed: Option<(Failure, u32)>, ended: &mut Ended) {
+    match failed {
+        None => ended.done.push(operation),
+        Some((failure, done)) => ended.failed.push(Failed { operation, failure, done }),
+    }
+}
+
+/// `len` bytes of an operation, from byte `at` on.
+fn part(operation: &Operation, at: u32, len: u32) -> Operation {
+    match *operation {
+        Operation::Copy(op) => Operation::Copy(Copy {
+            src: op.src.wrapping_add(at as usize),
+            dst: op.dst.wrapping_add(at as usize),
+            len,
+            ..op
+        }),
+        Operation::Fill(op) => Operation::Fill(Fill {
+            dst: op.dst.wrapping_add(at as usize),
+            // The pattern begins anew with every descriptor.
+            pattern: op.pattern.rotate_right(8 * (at % 8)),
+            len,
+            ..op
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(len: u32) -> Operation {
+        Operation::Copy(Copy {
+            src: std::ptr::without_provenance(0x1000),
+            dst: std::ptr::without_provenance_mut(0x9000),
+            len,
+            token: 7,
+        })
+    }
+
+    fn fields(operation: &Operation) -> (usize, usize, u32) {
+        match operation {
+            Operation::Copy(op) => (op.src.addr(), op.dst.addr(), op.len),
+            Operation::Fill(op) => (op.pattern as usize, op.dst.addr(), op.len),
+        }
+    }
+
+    #[test]
+    fn a_rest_is_resumed_in_either_direction() {
+        let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
+        side.resume(copy(100), Outcome::Partial { bytes: 30, backwards: false }, &mut ended);
+        let piece = side.pieces.pop().unwrap();
+        assert_eq!(fields(&piece.rest), (0x101e, 0x901e, 70), "forwards: addresses move");
+        side.settle(piece, Outcome::Partial { bytes: 20, backwards: true }, &mut ended);
+        let piece = side.pieces.pop().unwrap();
+        assert_eq!(fields(&piece.rest), (0x101e, 0x901e, 50), "backwards: only the size shrinks");
+        side.settle(piece, Outcome::Done, &mut ended);
+        assert_eq!(fields(&ended.done[0]), (0x1000, 0x9000, 100), "reported as it was asked for");
+        assert!(side.is_empty() && side.free_records.len() == PIECES);
+    }
+
+    #[test]
+    fn a_rest_that_faults_again_and_again_is_given_up() {
+        let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
+        side.resume(copy(100), Outcome::Partial { bytes: 10, backwards: false }, &mut ended);
+        for bytes in [5, 0] {
+            let piece = side.pieces.pop().unwrap();
+            side.settle(piece, Outcome::Partial { bytes, backwards: false }, &mut ended);
+        }
+        assert!(side.is_empty());
+        let failed = ended.failed[0];
+        assert_eq!((failed.failure, failed.done, failed.operation.len()), (Failure::PageFault, 15, 100));
+    }
+
+    #[test]
+    fn bytes_done_from_the_end_are_not_counted() {
+        let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
+        side.resume(copy(100), Outcome::Partial { bytes: 60, backwards: true }, &mut ended);
+        let piece = side.pieces.pop().unwrap();
+        side.settle(piece, Outcome::Failed(Failure::Hardware), &mut ended);
+        assert_eq!((ended.failed[0].failure, ended.failed[0].done), (Failure::Hardware, 0));
+    }
+
+    #[test]
+    fn a_long_copy_is_reported_once_and_fails_from_its_first_gap() {
+        let (mut side, mut ended) = (Side::new(64), Ended::default());
+        for fails in [false, true] {
+            side.add_long(copy(64 * 3 + 10));
+            side.issue();
+            let mut pieces: Vec<Piece> = side.pieces.drain(..).collect();
+            assert_eq!(pieces.iter().map(|p| p.rest.len()).collect::<Vec<_>>(), [64, 64, 64, 10]);
+            assert!(pieces.iter().zip(0..).all(|(p, i)| fields(&p.rest).0 == 0x1000 + 64 * i));
+            pieces.rotate_left(2);
+            for (i, piece) in pieces.into_iter().enumerate() {
+                assert_eq!((ended.done.len(), ended.failed.len()), (usize::from(fails), 0));
+                // The parts at 192 and at 64 fail.
+                let outcome =
+                    if fails && i % 2 == 1 { Outcome::Failed(Failure::Hardware) } else { Outcome::Done };
+                side.settle(piece, outcome, &mut ended);
+            }
+            assert!(side.is_empty() && side.free_records.len() == PIECES);
+        }
+        assert_eq!(ended.done.len(), 1);
+        assert_eq!((ended.failed[0].operation.len(), ended.failed[0].done), (202, 64));
+    }
+
+    #[test]
+    fn more_parts_than_places_are_issued_one_after_the_other() {
+        let (mut side, mut ended) = (Side::new(16), Ended::default());
+        side.add_long(copy(16 * 100));
+        let mut parts = 0;
+        while !side.is_empty() {
+            side.issue();
+            let piece = side.pieces.remove(0);
+            side.settle(piece, Outcome::Done, &mut ended);
+            parts += 1;
+        }
+        assert_eq!((parts, ended.done.len()), (100, 1));
+    }
+
+    #[test]
+    fn the_pattern_of_a_fill_goes_on_where_it_stopped() {
+        let fill = Operation::Fill(Fill {
+            dst: std::ptr::without_provenance_mut(0x100),
+            pattern: 0x0807_0605_0403_0201,
+            len: 20,
+            token: 1,
+        });
+        assert_eq!(fields(&part(&fill, 3, 9)), (0x0302_0108_0706_0504, 0x103, 9));
+    }
+}

@@ -1,0 +1,228 @@
+//! The copy engine `dsa:wqX.Y`, or `dsa-simN:wqX.Y`: an [`offcore_dma::Device`] over one work queue.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use offcore_dma::channel::{Channel, Device, EngineError};
+
+use super::channel::DsaChannel;
+use super::discover::{Roots, WqError};
+use super::open::open;
+use crate::portal::{Portal, SubmitBy};
+use crate::sim::SimDevice;
+use crate::wq::{WqInfo, WqMode};
+
+/// Channels over one shared work queue, at most.
+const MAX_SHARED: usize = 64;
+
+/// How a work queue is used.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bursts go as batch descriptors, where the queue and the way to it allow that.
+    pub batch: bool,
+    /// The device waits for page faults to be resolved, where the queue allows that. Everything behind may wait, too.
+    pub block_on_fault: bool,
+    /// Data is written to the cache and not to memory, where the device has the choice.
+    pub cache_control: bool,
+    /// A drain that takes longer than this is given up and the queue closed instead.
+    pub drain_limit: Duration,
+    /// Between two attempts to open a queue that is gone.
+    pub reopen_every: Duration,
+    /// What the application calls its queues: a queue of another name is refused. Compared up to the length of this.
+    pub wq_name: Option<String>,
+    /// Where the threads that use it run: a queue elsewhere is used with a warning.
+    pub numa_node: Option<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            batch: true,
+            block_on_fault: false,
+            cache_control: true,
+            drain_limit: Duration::from_millis(100),
+            reopen_every: Duration::from_millis(10),
+            wq_name: None,
+            numa_node: None,
+        }
+    }
+}
+
+/// The way to a work queue: what it is, and how it is opened.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) name: String,
+    pub(super) info: WqInfo,
+    pub(super) options: Options,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Kernel(Roots),
+    Simulator(SimDevice),
+}
+
+impl Way {
+    pub(super) fn open_again(&self) -> Result<Portal, WqError> {
+        match &self.source {
+            Source::Kernel(roots) => open(roots, &self.info.name, &self.options).map(|opened| opened.portal),
+            Source::Simulator(device) => Ok(device.open(&self.info.name)?.into()),
+        }
+    }
+}
+
+/// One channel's share of a work queue's places.
+#[derive(Debug)]
+pub(super) struct Share {
+    channels: Arc<AtomicUsize>,
+    places: usize,
+}
+
+impl Share {
+    /// Places that the channel may use at present: what all may use, divided by the channels that are open.
+    #[inline(always)]
+    pub(super) fn places(&self) -> usize {
+        match self.channels.load(Ordering::Relaxed) {
+            0 | 1 => self.places,
+            n => (self.places / n).max(1),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.channels.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A work queue as a copy engine. A dedicated queue gives out one channel, a shared one many: sharing between workers
+/// by the device, without a lock.
+pub struct DsaDevice {
+    way: Arc<Way>,
+    channels: Arc<AtomicUsize>,
+    max_channels: usize,
+    /// Opened to see that it can be; the first channel has it.
+    first: Mutex<Option<Portal>>,
+    submit_by: SubmitBy,
+    warnings: Vec<String>,
+}
+
+impl fmt::Debug for DsaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DsaDevice")
+            .field("way", &self.way)
+            .field("submit_by", &self.submit_by)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DsaDevice {
+    /// Opens a work queue of this machine, such as `wq0.1`.
+    ///
+    /// # Errors
+    /// [`WqError`]: why it cannot be used, and what to do.
+    pub fn open(roots: &Roots, wq: &str, options: Options) -> Result<Self, WqError> {
+        let opened = open(roots, wq, &options)?;
+        let way = Way {
+            name: format!("dsa:{wq}"),
+            info: opened.info,
+            options,
+            source: Source::Kernel(roots.clone()),
+        };
+        Ok(Self::new(way, opened.portal, opened.warnings))
+    }
+
+    /// Opens a work queue of a simulated device.
+    ///
+    /// # Errors
+    /// [`WqError::Simulator`].
+    pub fn simulated(device: &SimDevice, wq: &str, options: Options) -> Result<Self, WqError> {
+        let portal = device.open(wq)?.into();
+        let info = device.work_queues().into_iter().find(|info| info.name == wq);
+        let info = info.ok_or_else(|| WqError::NotThere { wq: wq.into(), there: String::new() })?;
+        let name = format!("{}:{wq}", device.name());
+        let way = Way { name, info, options, source: Source::Simulator(device.clone()) };
+        Ok(Self::new(way, portal, Vec::new()))
+    }
+
+    fn new(way: Way, portal: Portal, warnings: Vec<String>) -> Self {
+        let max_channels = match way.info.mode {
+            WqMode::Dedicated => 1,
+            WqMode::Shared => MAX_SHARED.min(way.info.threshold as usize).max(1),
+        };
+        Self {
+            way: Arc::new(way),
+            channels: Arc::default(),
+            max_channels,
+            submit_by: portal.kind(),
+            first: Mutex::new(Some(portal)),
+            warnings,
+        }
+    }
+
+    /// The work queue.
+    pub fn info(&self) -> &WqInfo {
+        &self.way.info
+    }
+
+    /// The way in which descriptors are submitted, which was chosen when the queue was opened.
+    pub fn submit_by(&self) -> SubmitBy {
+        self.submit_by
+    }
+
+    /// What is not as it should be, in words: the queue is on another NUMA node, say.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// A new channel: [`Device::open_channel`], with its type known.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_dsa_channel(&self, ring_size: usize) -> Result<DsaChannel, EngineError> {
+        let share = self.share()?;
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let portal = match first {
+            // It may have been open for long.
+            Some(portal) if portal.is_alive() => portal,
+            stale => {
+                drop(stale);
+                let failed =
+                    |e: WqError| EngineError::Thread { device: self.way.name.clone(), reason: e.to_string() };
+                self.way.open_again().map_err(failed)?
+            }
+        };
+        DsaChannel::open(Arc::clone(&self.way), share, portal, ring_size)
+    }
+
+    fn share(&self) -> Result<Share, EngineError> {
+        let info = &self.way.info;
+        if self.channels.fetch_add(1, Ordering::Relaxed) >= self.max_channels {
+            self.channels.fetch_sub(1, Ordering::Relaxed);
+            return Err(EngineError::NoChannel { device: self.way.name.clone(), max: self.max_channels });
+        }
+        let places = match info.mode {
+            WqMode::Dedicated => info.size,
+            WqMode::Shared => info.threshold.min(info.size),
+        };
+        // One place is kept for a drain: a dedicated queue that is full drops it.
+        Ok(Share { channels: Arc::clone(&self.channels), places: (places as usize).saturating_sub(1).max(1) })
+    }
+}
+
+impl Device for DsaDevice {
+    fn name(&self) -> &str {
+        &self.way.name
+    }
+
+    fn max_channels(&self) -> usize {
+        self.max_channels
+    }
+
+    fn open_channel(&self, ring_size: usize) -> Result<Box<dyn Channel>, EngineError> {
+        Ok(Box::new(self.open_dsa_channel(ring_size)?))
+    }
+}

@@ -1,0 +1,380 @@
+//! The work queues of this machine, as sysfs and /dev/dsa tell of them.
+//!
+//! The two directories can be replaced, by [`Roots`] or by the environment variables that DPDK's users know:
+//! `DSA_SYSFS_PATH` for `/sys/bus/dsa/devices` and `DSA_DEV_PATH` for `/dev/dsa`.
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use crate::sim::SimError;
+use crate::wq::{OpSet, WqInfo, WqMode};
+
+/// Where the kernel shows DSA devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roots {
+    /// `/sys/bus/dsa/devices`.
+    pub sysfs: PathBuf,
+    /// `/dev/dsa`.
+    pub dev: PathBuf,
+}
+
+impl Default for Roots {
+    /// From the environment, or the kernel's own.
+    fn default() -> Self {
+        let from =
+            |variable, path: &str| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from);
+        Self { sysfs: from("DSA_SYSFS_PATH", "/sys/bus/dsa/devices"), dev: from("DSA_DEV_PATH", "/dev/dsa") }
+    }
+}
+
+impl Roots {
+    /// The device file of a work queue.
+    pub fn device_node(&self, wq: &str) -> PathBuf {
+        self.dev.join(wq)
+    }
+}
+
+/// Why a work queue cannot be used, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum WqError {
+    /// No work queue has a name like that.
+    #[error("'{0}' names no work queue: expected wqDEVICE.QUEUE, such as wq0.1")]
+    Name(String),
+    /// There is no such work queue.
+    #[error(
+        "{wq} is not there{}: `offcore dsa list` shows what is; load the idxd driver (modprobe idxd) or configure the \
+         device (`offcore dsa configure`)",
+        listed(.there)
+    )]
+    NotThere {
+        /// The work queue.
+        wq: String,
+        /// Those that are there, separated by commas.
+        there: String,
+    },
+    /// It is configured, but not enabled.
+    #[error("{wq} is {state}, not enabled: accel-config enable-wq {device}/{wq}, or `offcore dsa configure`")]
+    NotEnabled {
+        /// The work queue.
+        wq: String,
+        /// Its device.
+        device: String,
+        /// Its state.
+        state: String,
+    },
+    /// It belongs to the kernel.
+    #[error(
+        "{wq} is of type {found}, expected user: disable it and set its type to user (accel-config config-wq --type=user \
+         {device}/{wq}), or use another one"
+    )]
+    Type {
+        /// The work queue.
+        wq: String,
+        /// Its device.
+        device: String,
+        /// Its type.
+        found: String,
+    },
+    /// It is somebody else's by its name.
+    #[error("{wq} is named '{found}', expected '{expected}…': it is another application's; use one of yours")]
+    OtherName {
+        /// The work queue.
+        wq: String,
+        /// Its name.
+        found: String,
+        /// How it should begin.
+        expected: String,
+    },
+    /// It is bound to another driver.
+    #[error(
+        "{wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels since 6.7 \
+         ask for it), and enable it again"
+    )]
+    OtherDriver {
+        /// The work queue.
+        wq: String,
+        /// Its driver's name.
+        found: String,
+    },
+    /// A dedicated queue is open elsewhere.
+    #[error("{wq} is dedicated and in use by another process: stop that, or use a shared work queue")]
+    Busy {
+        /// The work queue.
+        wq: String,
+    },
+    /// The device file is not for this user.
+    #[error(
+        "no permission to open {node} for {wq}: chmod or chown it (a udev rule does so for good), or run as root"
+    )]
+    NoPermission {
+        /// The work queue.
+        wq: String,
+        /// The device file.
+        node: String,
+    },
+    /// The device cannot use the process's addresses.
+    #[error(
+        "{device} has no shared virtual memory (see pasid_enabled): boot with intel_iommu=on,sm_on and a kernel with \
+         CONFIG_INTEL_IOMMU_SVM, with VT-d on in the firmware"
+    )]
+    NoSva {
+        /// The device.
+        device: String,
+    },
+    /// The device file cannot be opened for another reason.
+    #[error("{node} of {wq} cannot be opened ({reason}): is it enabled, and is /dev/dsa there?")]
+    Open {
+        /// The work queue.
+        wq: String,
+        /// The device file.
+        node: String,
+        /// The kernel's reason.
+        reason: Errno,
+    },
+    /// Neither mapping nor writing works.
+    #[error(
+        "nothing can be submitted to {wq} through {node}: {mapping}, and write() is refused ({writing}): give the process \
+         CAP_SYS_RAWIO, or use a kernel with write() submission (6.10, 6.6.31 or later)"
+    )]
+    NoWay {
+        /// The work queue.
+        wq: String,
+        /// The device file.
+        node: String,
+        /// Why the portal is not used.
+        mapping: String,
+        /// Why write() is not.
+        writing: Errno,
+    },
+    /// A file of sysfs says something unexpected.
+    #[error("{path}: found '{found}', expected {expected}")]
+    Attribute {
+        /// The file.
+        path: String,
+        /// What is in it.
+        found: String,
+        /// What should be.
+        expected: &'static str,
+    },
+    /// A file of sysfs cannot be read.
+    #[error("{path} cannot be read: {source}; is {wq} there, and the idxd driver loaded?")]
+    Read {
+        /// The file.
+        path: String,
+        /// The work queue.
+        wq: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The simulator has no such queue, or it is in use.
+    #[error(transparent)]
+    Simulator(#[from] SimError),
+}
+
+fn listed(there: &str) -> String {
+    if there.is_empty() { " (no work queue is)".into() } else { format!(" ({there} are)") }
+}
+
+/// A work queue as sysfs describes it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its properties.
+    pub info: WqInfo,
+    /// Its device: `dsa0`.
+    pub device: String,
+    /// `enabled`, `disabled`, …
+    pub state: String,
+    /// `user`, `kernel` or `none`.
+    pub kind: String,
+    /// What its user calls it.
+    pub name: String,
+    /// The driver that it is for; empty on kernels before 6.7.
+    pub driver_name: String,
+    /// Whether the device can use a process's addresses.
+    pub pasid_enabled: bool,
+    pub(crate) state_file: PathBuf,
+}
+
+impl Found {
+    /// Whether it can be used by a process, whose queues have names beginning with `name`.
+    ///
+    /// # Errors
+    /// What is wrong, by name.
+    pub fn check(&self, name: Option<&str>) -> Result<(), WqError> {
+        let (wq, device) = (self.info.name.clone(), self.device.clone());
+        if self.kind != "user" {
+            return Err(WqError::Type { wq, device, found: self.kind.clone() });
+        }
+        if !matches!(self.driver_name.as_str(), "" | "user") {
+            return Err(WqError::OtherDriver { wq, found: self.driver_name.clone() });
+        }
+        if !self.pasid_enabled {
+            return Err(WqError::NoSva { device });
+        }
+        if self.state != "enabled" {
+            return Err(WqError::NotEnabled { wq, device, state: self.state.clone() });
+        }
+        if let Some(expected) = name.filter(|expected| !self.name.starts_with(expected)) {
+            return Err(WqError::OtherName { wq, found: self.name.clone(), expected: expected.into() });
+        }
+        Ok(())
+    }
+
+    /// A warning when the device is on another NUMA node than `wanted`.
+    pub fn numa_warning(&self, wanted: Option<u32>) -> Option<String> {
+        let (wanted, found) = (wanted?, self.info.numa_node?);
+        (wanted != found).then(|| {
+            format!(
+                "{} is on NUMA node {found}, its user on node {wanted}: copies cross the interconnect; use a work queue \
+                 of node {wanted}",
+                self.info.name
+            )
+        })
+    }
+}
+
+/// Every work queue that sysfs shows, by device and number, usable or not.
+///
+/// # Errors
+/// When what is there cannot be read. A directory that is missing is no error: then there is no device.
+pub fn list(roots: &Roots) -> Result<Vec<Found>, WqError> {
+    numbers(roots).into_iter().map(|(device, queue)| find(roots, &format!("wq{device}.{queue}"))).collect()
+}
+
+fn numbers(roots: &Roots) -> Vec<(u32, u32)> {
+    let mut numbers = Vec::new();
+    for device in names(&roots.sysfs).filter_map(|name| name.strip_prefix("dsa")?.parse::<u32>().ok()) {
+        let inside = names(&roots.sysfs.join(format!("dsa{device}")));
+        numbers.extend(inside.filter_map(|name| parse(&name)).filter(|&(of, _)| of == device));
+    }
+    numbers.sort_unstable();
+    numbers
+}
+
+fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
+    fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+/// Device and queue number of `wq0.1`.
+fn parse(wq: &str) -> Option<(u32, u32)> {
+    let (device, queue) = wq.strip_prefix("wq")?.split_once('.')?;
+    Some((device.parse().ok()?, queue.parse().ok()?))
+}
+
+/// What sysfs says about one work queue.
+///
+/// # Errors
+/// [`WqError::Name`], [`WqError::NotThere`], or a file that is missing or says something unexpected.
+pub fn find(roots: &Roots, wq: &str) -> Result<Found, WqError> {
+    let (number, _) = parse(wq).ok_or_else(|| WqError::Name(wq.into()))?;
+    let device = format!("dsa{number}");
+    let device_dir = roots.sysfs.join(&device);
+    let dir = device_dir.join(wq);
+    if !dir.is_dir() {
+        let there: Vec<String> = numbers(roots).iter().map(|(d, q)| format!("wq{d}.{q}")).collect();
+        return Err(WqError::NotThere { wq: wq.into(), there: there.join(", ") });
+    }
+    let of_queue = Attributes { dir: &dir, wq };
+    let of_device = Attributes { dir: &device_dir, wq };
+    let size = of_queue.number("size")? as u32;
+    let mode = match of_queue.text("mode")?.as_str() {
+        "dedicated" => WqMode::Dedicated,
+        "shared" => WqMode::Shared,
+        _ => return Err(of_queue.unexpected("mode", "dedicated or shared")),
+    };
+    let threshold = match mode {
+        WqMode::Dedicated => size,
+        WqMode::Shared => of_queue.number("threshold")? as u32,
+    };
+    let device_ops = of_device.ops("op_cap");
+    let info = WqInfo {
+        name: wq.into(),
+        mode,
+        size,
+        threshold,
+        max_batch_size: of_queue.number("max_batch_size")? as u32,
+        max_transfer_size: of_queue.number("max_transfer_size")?,
+        block_on_fault: of_queue.number("block_on_fault").unwrap_or(0) == 1,
+        // Kernels before 6.0 have no op_config: the queue can do what the device can.
+        ops: of_queue.ops("op_config").or(device_ops).unwrap_or_default(),
+        gen_cap: of_device.number("gen_cap")?,
+        version: of_device.number("version")? as u32,
+        engines: engines(&device_dir, number, of_queue.number("group_id").ok()),
+        numa_node: of_device.text("numa_node").ok().and_then(|text| text.parse().ok()),
+    };
+    Ok(Found {
+        info,
+        device,
+        state: of_queue.text("state")?,
+        kind: of_queue.text("type")?,
+        name: of_queue.text("name").unwrap_or_default(),
+        driver_name: of_queue.text("driver_name").unwrap_or_default(),
+        pasid_enabled: of_device.number("pasid_enabled").unwrap_or(0) == 1,
+        state_file: dir.join("state"),
+    })
+}
+
+/// DSA engines in a group; 1 when that is not to be known.
+fn engines(device: &Path, number: u32, group: Option<u64>) -> u32 {
+    let Some(group) = group else { return 1 };
+    let group_of = |name: String| {
+        let path =
+            name.starts_with(&format!("engine{number}.")).then(|| device.join(&name).join("group_id"))?;
+        fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()
+    };
+    names(device).filter_map(group_of).filter(|&of| of == group).count().max(1) as u32
+}
+
+/// The files of a device or a work queue.
+struct Attributes<'a> {
+    dir: &'a Path,
+    wq: &'a str,
+}
+
+impl Attributes<'_> {
+    fn text(&self, name: &str) -> Result<String, WqError> {
+        let path = self.dir.join(name);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(text.trim().to_owned()),
+            Err(source) => {
+                Err(WqError::Read { path: path.display().to_string(), wq: self.wq.into(), source })
+            }
+        }
+    }
+
+    fn number(&self, name: &str) -> Result<u64, WqError> {
+        let text = self.text(name)?;
+        let parsed = match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => text.parse(),
+        };
+        parsed.map_err(|_| self.unexpected(name, "a number"))
+    }
+
+    /// A bit for each operation, written as the kernel writes bitmaps: hexadecimal words separated by commas.
+    fn ops(&self, name: &str) -> Option<OpSet> {
+        let text = self.text(name).ok()?;
+        let mut words = [0; 4];
+        let digits: Vec<u32> =
+            text.chars().rev().filter(|&c| c != ',').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
+        for (i, digit) in digits.iter().enumerate().take(64) {
+            words[i / 16] |= u64::from(*digit) << (i % 16 * 4);
+        }
+        Some(OpSet(words))
+    }
+
+    fn unexpected(&self, name: &str, expected: &'static str) -> WqError {
+        let found = self.text(name).unwrap_or_default();
+        WqError::Attribute { path: self.dir.join(name).display().to_string(), found, expected }
+    }
+}

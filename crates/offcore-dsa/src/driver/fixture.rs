@@ -1,0 +1,110 @@
+//! For tests: a sysfs tree and a /dev/dsa in a temporary directory. A FIFO stands for a work queue's device file: what
+//! the driver submits by write() is read from it by the test, which plays the device.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::Roots;
+use crate::descriptor::Descriptor;
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+pub(super) struct Tree {
+    root: PathBuf,
+}
+
+impl Tree {
+    /// One device, with a dedicated queue wq0.0 and a shared one, wq0.1, in the same group as two DSA engines.
+    pub(super) fn new() -> Self {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let root = std::env::temp_dir().join(format!("offcore-dsa-{}-{number}", std::process::id()));
+        let tree = Self { root };
+        let device = [
+            ("version", "0x100"),
+            ("gen_cap", "0x40915f0107"),
+            ("op_cap", "00000000,00000000,00000000,00000000,00000000,00000000,00000001,003f03ff"),
+            ("numa_node", "1"),
+            ("pasid_enabled", "1"),
+            ("state", "enabled"),
+        ];
+        device.iter().for_each(|(name, text)| tree.set(name, text));
+        for (engine, group) in
+            [("engine0.0", "0"), ("engine0.1", "0"), ("engine0.2", "1"), ("engine0.3", "-1")]
+        {
+            tree.set(&format!("{engine}/group_id"), group);
+        }
+        for (wq, mode) in [("wq0.0", "dedicated"), ("wq0.1", "shared")] {
+            let queue = [
+                ("size", "16"),
+                ("mode", mode),
+                ("threshold", if mode == "shared" { "12" } else { "0" }),
+                ("max_batch_size", "32"),
+                ("max_transfer_size", "16384"),
+                ("block_on_fault", "0"),
+                ("group_id", "0"),
+                ("state", "enabled"),
+                ("type", "user"),
+                ("name", "dpdk_app"),
+                ("driver_name", "user"),
+            ];
+            queue.iter().for_each(|(name, text)| tree.set(&format!("{wq}/{name}"), text));
+            let node = tree.roots().device_node(wq);
+            fs::create_dir_all(node.parent().unwrap()).unwrap();
+            let mode = rustix::fs::Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(rustix::fs::CWD, &node, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        }
+        tree
+    }
+
+    pub(super) fn roots(&self) -> Roots {
+        Roots { sysfs: self.root.join("sysfs"), dev: self.root.join("dev") }
+    }
+
+    /// Writes a file of the device: `version`, `wq0.0/state`.
+    pub(super) fn set(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{text}\n")).unwrap();
+    }
+
+    pub(super) fn remove(&self, name: &str) {
+        fs::remove_file(self.path(name)).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.roots().sysfs.join("dsa0").join(name)
+    }
+
+    /// The device's end of a work queue.
+    pub(super) fn device_end(&self, wq: &str) -> DeviceEnd {
+        let mut open = OpenOptions::new();
+        open.read(true).custom_flags(libc::O_NONBLOCK);
+        DeviceEnd { file: open.open(self.roots().device_node(wq)).unwrap() }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+pub(super) struct DeviceEnd {
+    file: File,
+}
+
+impl DeviceEnd {
+    /// What has been submitted since the last call.
+    pub(super) fn submitted(&mut self) -> Vec<Descriptor> {
+        let mut descriptors = Vec::new();
+        let mut bytes = [0; 64];
+        // A FIFO nobody has open for writing reads as ended, an empty one as WouldBlock.
+        while let Ok(64) = self.file.read(&mut bytes) {
+            descriptors.push(Descriptor::from_bytes(&bytes));
+        }
+        descriptors
+    }
+}

@@ -1,0 +1,91 @@
+//! Opening a work queue: the device file, and the way to submit that this CPU and this kernel allow.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::Options;
+use super::discover::{self, Found, Roots, WqError};
+use crate::portal::{Instructions, Page, Portal, Writer};
+use crate::wq::{WqInfo, WqMode};
+
+/// The first version on which the kernel takes batches by write().
+const BATCH_BY_WRITE: u32 = 0x200;
+
+/// An open work queue.
+#[derive(Debug)]
+pub struct Opened {
+    /// What it is.
+    pub info: WqInfo,
+    /// The door to it. [`Portal::kind`] says which way was chosen.
+    pub portal: Portal,
+    /// What is not as it should be, in words.
+    pub warnings: Vec<String>,
+}
+
+/// Opens a work queue for this process, and chooses the way to submit: MOVDIR64B or ENQCMD where the portal can be mapped
+/// and the CPU has the instruction, write() otherwise.
+///
+/// # Errors
+/// [`WqError`]: why it cannot be used, and what to do.
+pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqError> {
+    let found = discover::find(roots, wq)?;
+    found.check(options.wq_name.as_deref())?;
+    let node = roots.device_node(wq);
+    let file = open_file(&node, &found)?;
+    let warnings: Vec<String> = found.numa_warning(options.numa_node).into_iter().collect();
+    let portal = choose(file, &found, &node)?;
+    let info = found.info;
+    tracing::debug!(wq, by = %portal.kind(), "work queue opened");
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(Opened { info, portal, warnings })
+}
+
+fn open_file(node: &Path, found: &Found) -> Result<OwnedFd, WqError> {
+    rustix::fs::open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|reason| refusal(reason, node, found))
+}
+
+/// Why the kernel does not open a device file.
+pub(super) fn refusal(reason: Errno, node: &Path, found: &Found) -> WqError {
+    let (wq, node) = (found.info.name.clone(), node.display().to_string());
+    match reason {
+        Errno::BUSY => WqError::Busy { wq },
+        Errno::ACCESS | Errno::PERM => WqError::NoPermission { wq, node },
+        // The kernel binds the process's address space when the file is opened.
+        Errno::OPNOTSUPP => WqError::NoSva { device: found.device.clone() },
+        reason => WqError::Open { wq, node, reason },
+    }
+}
+
+fn choose(file: OwnedFd, found: &Found, node: &Path) -> Result<Portal, WqError> {
+    let has = Instructions::detect();
+    let (instruction, name) = match found.info.mode {
+        WqMode::Dedicated => (has.movdir64b, "MOVDIR64B"),
+        WqMode::Shared => (has.enqcmd, "ENQCMD"),
+    };
+    let state = found.state_file.clone();
+    let (file, why) = if instruction {
+        match Page::map(file) {
+            Ok(page) if found.info.mode == WqMode::Dedicated => return Ok(Portal::movdir64b(page, state)),
+            Ok(page) => return Ok(Portal::enqcmd(page, state)),
+            Err((reason, file)) => (file, format!("mapping the portal is refused ({reason})")),
+        }
+    } else {
+        (file, format!("this CPU has no {name}"))
+    };
+    let batches = found.info.version >= BATCH_BY_WRITE;
+    match Writer::probe(file) {
+        Ok(writer) => Ok(Portal::write(writer, batches, state)),
+        Err(reason) => Err(WqError::NoWay {
+            wq: found.info.name.clone(),
+            node: node.display().to_string(),
+            mapping: why,
+            writing: reason,
+        }),
+    }
+}

@@ -1,0 +1,200 @@
+//! Delta records: what Create Delta Record and Apply Delta Record compute (sections 8.3.8 and 8.3.9).
+//!
+//! A record is an array of deltas of ten bytes: the offset of a block in units of 8 bytes, as 16 bits little
+//! endian, and the 8 bytes that the block shall have.
+
+use crate::completion::Status;
+
+/// Bytes of a block: sources, destination and their length are multiples of it.
+pub const BLOCK: usize = 8;
+/// Bytes of a delta.
+pub const DELTA: usize = 10;
+/// Bytes that may be compared at most: what 16 bits can count in blocks.
+pub const MAX_TRANSFER: usize = 0x8_0000;
+/// The smallest maximum size of a record that a device accepts: all deltas of a cache line.
+pub const MIN_RECORD: usize = 80;
+
+/// What became of the creation of a record, or of a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Created {
+    /// Bytes of the record that were written.
+    pub record: usize,
+    /// Bytes that were compared: all of them, or those before the block whose delta had no room.
+    pub compared: usize,
+    /// Whether every difference is in the record.
+    pub complete: bool,
+}
+
+/// Compares `original` with `changed` and writes the deltas that turn one into the other. The offsets in the
+/// record count from `offset` bytes before the slices' start, so that a comparison can be made in chunks.
+///
+/// # Panics
+///
+/// When the slices differ in length, the length or `offset` is not a multiple of [`BLOCK`], or a block lies
+/// past [`MAX_TRANSFER`].
+pub fn create(original: &[u8], changed: &[u8], offset: usize, record: &mut [u8]) -> Created {
+    assert!(original.len() == changed.len() && original.len().is_multiple_of(BLOCK));
+    assert!(offset.is_multiple_of(BLOCK) && offset + original.len() <= MAX_TRANSFER);
+    let mut written = 0;
+    let blocks = original.chunks_exact(BLOCK).zip(changed.chunks_exact(BLOCK));
+    for ((before, after), block) in blocks.zip(0..) {
+        if before == after {
+            continue;
+        }
+        let Some(delta) = record.get_mut(written..written + DELTA) else {
+            return Created { record: written, compared: block * BLOCK, complete: false };
+        };
+        delta[..2].copy_from_slice(&((offset / BLOCK + block) as u16).to_le_bytes());
+        delta[2..].copy_from_slice(after);
+        written += DELTA;
+    }
+    Created { record: written, compared: original.len(), complete: true }
+}
+
+/// Applies deltas one after the other, and checks their offsets.
+#[derive(Clone, Copy, Debug)]
+pub struct Applier {
+    transfer_size: usize,
+    last: Option<u16>,
+}
+
+impl Applier {
+    /// For a destination of `transfer_size` bytes.
+    pub const fn new(transfer_size: usize) -> Self {
+        Self { transfer_size, last: None }
+    }
+
+    /// The next delta: the offset in bytes of its block, and the block.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::DELTA_OFFSET`] when the offset is not greater than the one before;
+    /// [`Status::DELTA_OFFSET_ORDER`] when it lies past the destination.
+    pub fn next(&mut self, delta: &[u8; DELTA]) -> Result<(usize, [u8; BLOCK]), Status> {
+        let [low, high, block @ ..] = *delta;
+        let offset = u16::from_le_bytes([low, high]);
+        if self.last.is_some_and(|last| offset <= last) {
+            return Err(Status::DELTA_OFFSET);
+        }
+        let at = usize::from(offset) * BLOCK;
+        if at >= self.transfer_size {
+            return Err(Status::DELTA_OFFSET_ORDER);
+        }
+        self.last = Some(offset);
+        Ok((at, block))
+    }
+}
+
+/// A record that cannot be applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("delta record: {} after {completed} bytes of the record", reason(*.status))]
+pub struct ApplyError {
+    /// [`Status::DELTA_OFFSET`] or [`Status::DELTA_OFFSET_ORDER`].
+    pub status: Status,
+    /// Bytes of the record that were applied before.
+    pub completed: usize,
+}
+
+fn reason(status: Status) -> &'static str {
+    if status == Status::DELTA_OFFSET {
+        "offsets do not increase"
+    } else {
+        "an offset lies past the destination"
+    }
+}
+
+/// Applies `record` to `dst`. Bytes past the last whole delta are ignored.
+///
+/// # Errors
+///
+/// An offset that is not greater than the one before, or past the destination. The deltas before it were
+/// applied.
+///
+/// # Panics
+///
+/// When the destination's length is not a multiple of [`BLOCK`].
+pub fn apply(record: &[u8], dst: &mut [u8]) -> Result<(), ApplyError> {
+    assert!(dst.len().is_multiple_of(BLOCK));
+    let mut applier = Applier::new(dst.len());
+    let (deltas, _) = record.as_chunks::<DELTA>();
+    for (delta, before) in deltas.iter().zip(0..) {
+        let (at, block) =
+            applier.next(delta).map_err(|status| ApplyError { status, completed: before * DELTA })?;
+        dst[at..at + BLOCK].copy_from_slice(&block);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_record_is_written_byte_for_byte() {
+        let original = [0; 32];
+        let mut changed = original;
+        changed[9] = 1;
+        changed[24..].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        let mut record = [0xee; 30];
+        let created = create(&original, &changed, 0x100 * 8, &mut record);
+        assert_eq!(created, Created { record: 20, compared: 32, complete: true });
+        let expected = [0x01, 0x01, 0, 1, 0, 0, 0, 0, 0, 0, 0x03, 0x01, 1, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(record[..20], expected);
+        assert_eq!(record[20..], [0xee; 10]);
+        assert_eq!(
+            create(&original, &changed, 0, &mut record[..19]),
+            Created { record: 10, compared: 24, complete: false }
+        );
+        assert_eq!(
+            create(&original, &original, 0, &mut []),
+            Created { record: 0, compared: 32, complete: true }
+        );
+    }
+
+    #[test]
+    fn offsets_are_checked() {
+        let delta = |offset: u16| [offset.to_le_bytes().as_slice(), &[7; 8]].concat();
+        let mut dst = [0; 32];
+        let record = [delta(0), delta(2), delta(2)].concat();
+        let error = ApplyError { status: Status::DELTA_OFFSET, completed: 20 };
+        assert_eq!(apply(&record, &mut dst), Err(error));
+        assert_eq!(dst, [[7; 8], [0; 8], [7; 8], [0; 8]].concat()[..]);
+        let error = ApplyError { status: Status::DELTA_OFFSET_ORDER, completed: 10 };
+        assert_eq!(apply(&[delta(3), delta(4)].concat(), &mut dst), Err(error));
+        assert_eq!(
+            error.to_string(),
+            "delta record: an offset lies past the destination after 10 bytes of the record"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_created_can_be_applied(
+            original in prop::collection::vec(prop::collection::vec(any::<u8>(), 8), 1..200),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<[u8; 8]>()), 0..50),
+            cut: prop::sample::Index,
+        ) {
+            let original = original.concat();
+            let mut changed = original.clone();
+            for (at, block) in changes {
+                let at = at.index(original.len() / BLOCK) * BLOCK;
+                changed[at..at + BLOCK].copy_from_slice(&block);
+            }
+            let mut record = vec![0; original.len() / BLOCK * DELTA];
+            let created = create(&original, &changed, 0, &mut record);
+            prop_assert!(created.complete);
+            let mut dst = original.clone();
+            prop_assert_eq!(apply(&record[..created.record], &mut dst), Ok(()));
+            prop_assert_eq!(&dst, &changed);
+
+            // In two chunks it is the same record.
+            let cut = cut.index(original.len() / BLOCK + 1) * BLOCK;
+            let mut parts = vec![0; record.len()];
+            let first = create(&original[..cut], &changed[..cut], 0, &mut parts);
+            let second = create(&original[cut..], &changed[cut..], cut, &mut parts[first.record..]);
+            prop_assert_eq!(first.record + second.record, created.record);
+            prop_assert_eq!(&parts[..created.record], &record[..created.record]);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The scheduler's timing: what a descriptor takes, alone and among others.
+
+use super::*;
+use crate::completion::CompletionRecord;
+use crate::portal::Submitted;
+use crate::sim::{SimDevice, SimPortal};
+
+/// A stepped device with a built-in layout and its first queue open.
+fn device(profile: &str) -> (SimDevice, SimEngine, SimPortal) {
+    let (device, engine) = SimDevice::stepped("dsa-sim0", SimOptions::with_profile(profile)).unwrap();
+    let portal = device.open(&device.work_queues()[0].name).unwrap();
+    (device, engine, portal)
+}
+
+struct Buffers {
+    src: Vec<u8>,
+    dst: Vec<u8>,
+    records: Vec<CompletionRecord>,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        let records = std::iter::repeat_with(CompletionRecord::default).take(512).collect();
+        Self { src: vec![1; 2 << 20], dst: vec![0; 2 << 20], records }
+    }
+
+    fn copy(&mut self, size: u32, record: usize) -> Descriptor {
+        self.records[record].clear();
+        Descriptor {
+            completion: &raw const self.records[record] as u64,
+            src: self.src.as_ptr() as u64,
+            dst: self.dst.as_mut_ptr() as u64,
+            size,
+            ..Descriptor::new(Opcode::MemoryMove, Flags::CRAV | Flags::RCR)
+        }
+    }
+}
+
+/// Nanoseconds until the last of `n` copies of `size` bytes is completed.
+fn takes(profile: &str, size: u32, n: usize) -> f64 {
+    let (_device, mut engine, mut portal) = device(profile);
+    let mut buffers = Buffers::new();
+    for index in 0..n {
+        assert_eq!(portal.submit(&buffers.copy(size, index)), Submitted::Accepted);
+    }
+    assert_eq!(engine.run_until_idle(), n);
+    engine.now as f64 / 1000.0
+}
+
+#[test]
+fn a_copy_that_is_alone_takes_what_the_model_says() {
+    let timing = Timing::default();
+    for size in [1, 1518, 4096, 65_536, 1 << 20] {
+        let (ns, model) = (takes("vpp", size, 1), timing.alone_ns(u64::from(size)));
+        assert!((ns - model).abs() < 1.0, "{size} bytes: {ns} ns, model {model}");
+    }
+}
+
+#[test]
+fn long_copies_are_limited_by_bandwidth_and_short_ones_by_the_front() {
+    let timing = Timing::default();
+    let long = takes("vpp", 256 << 10, 16) - timing.fixed_ns();
+    let model = timing.transfer_ns(16 * (256 << 10), 1);
+    assert!((long / model - 1.0).abs() < 0.01, "{long} ns, model {model}");
+    let short = takes("vpp", 64, 16) - timing.fixed_ns();
+    let model = 15.0 * timing.occupancy_ns;
+    assert!((short / model - 1.0).abs() < 0.02, "{short} ns, model {model}");
+}
+
+#[test]
+fn dsa_engines_that_move_data_share_the_device() {
+    let timing = Timing::default();
+    // Four groups of one DSA engine: a large copy in each takes four times as long as one alone.
+    let (device, mut engine, _) = device("net");
+    let mut buffers = Buffers::new();
+    let mut portals: Vec<SimPortal> =
+        device.work_queues().iter().map(|wq| device.open(&wq.name).unwrap()).collect();
+    assert_eq!(portals.len(), 4);
+    let size = 16 << 10;
+    for (index, portal) in portals.iter_mut().enumerate() {
+        assert_eq!(portal.submit(&buffers.copy(size, index)), Submitted::Accepted);
+    }
+    engine.run_until_idle();
+    let (ns, model) =
+        (engine.now as f64 / 1000.0, timing.fixed_ns() + 4.0 * timing.transfer_ns(size.into(), 1));
+    assert!((ns / model - 1.0).abs() < 0.01, "{ns} ns, model {model}");
+}
+
+#[test]
+fn a_batch_takes_the_reading_of_its_list_and_its_own_record_more() {
+    let timing = Timing::default();
+    let (_device, mut engine, mut portal) = device("vpp");
+    let mut buffers = Buffers::new();
+    let members: Vec<Descriptor> = (1..33).map(|index| buffers.copy(1, index)).collect();
+    let list = Descriptor { src: members.as_ptr() as u64, size: 32, dst: 0, ..buffers.copy(1, 0) };
+    let batch = Descriptor { flags_opcode: (1 << 24) | list.flags_opcode & 0xff_ffff, ..list };
+    assert_eq!(portal.submit(&batch), Submitted::Accepted);
+    assert_eq!(engine.run_until_idle(), 33);
+    let model = timing.fixed_ns() + 31.0 * timing.occupancy_ns + timing.read_ns + timing.record_ns;
+    let ns = engine.now as f64 / 1000.0;
+    assert!((ns / model - 1.0).abs() < 0.01, "{ns} ns, model {model}");
+    assert!(buffers.records[..33].iter().all(CompletionRecord::is_plain_success));
+}
+
+#[test]
+fn a_deeper_queue_is_faster_until_the_front_is_busy() {
+    let each = [1, 2, 4, 8, 32].map(|depth| takes("vpp", 256, depth) / depth as f64);
+    assert!(each.is_sorted_by(|a, b| a > b), "{each:?}");
+}
+
+#[test]
+fn timing_and_faults_change_while_the_device_runs() {
+    let (device, mut engine, mut portal) = device("vpp");
+    let mut buffers = Buffers::new();
+    let mut run = |engine: &mut SimEngine| {
+        let before = engine.now;
+        assert_eq!(portal.submit(&buffers.copy(4096, 0)), Submitted::Accepted);
+        engine.run_until_idle();
+        engine.now - before
+    };
+    let normal = run(&mut engine);
+    device.set_timing(Timing::default().slower(10.0));
+    let slow = run(&mut engine);
+    assert!((slow as f64 / normal as f64 - 10.0).abs() < 0.01, "{slow} {normal}");
+    device.set_faults(Faults { hardware: 1.0, ..Faults::none() });
+    run(&mut engine);
+    assert_eq!((device.stats().failed, device.stats().completed), (1, 3));
+}
+
+#[test]
+fn a_device_whose_engine_is_gone_is_not_alive() {
+    let (device, engine, mut portal) = device("vpp");
+    assert!(portal.is_alive());
+    drop(engine);
+    assert!(!portal.is_alive());
+    // Nobody waits for it.
+    assert_eq!(portal.submit(&Descriptor::default()), Submitted::Accepted);
+    drop(portal);
+    device.reset();
+}

@@ -1,0 +1,195 @@
+//! Operations on plain bytes: move, fill, compare, dualcast, CRC.
+
+use super::{CHUNK, Operand, Operation, Stop};
+use crate::completion::Status;
+use crate::descriptor::Flags;
+use crate::ops::software::{self, Crc, Pattern};
+use crate::sim::memory::{self, Fault};
+
+/// The same fault, after `before` more bytes of the operation.
+fn at(fault: Fault, before: u64, operand: Operand) -> Stop {
+    Stop::Page(Fault { done: fault.done + before as usize, ..fault }, operand)
+}
+
+/// The operand of a fault of an access that reads the source and writes the destination.
+fn side(fault: &Fault) -> Operand {
+    if fault.write { Operand::Destination } else { Operand::Source }
+}
+
+/// The pieces of `bytes`: offset and length.
+pub(super) fn chunks(bytes: u64, most: usize) -> impl Iterator<Item = (u64, usize)> {
+    (0..bytes).step_by(most).map(move |start| (start, (bytes - start).min(most as u64) as usize))
+}
+
+impl Operation<'_> {
+    /// # Safety
+    /// As [`super::execute`], here and below.
+    pub(super) unsafe fn memory_move(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {
+        let (src, dst) = (self.descriptor.src, self.descriptor.dst);
+        let size = u64::from(self.descriptor.size);
+        let bytes = self.bytes(size, 1);
+        let overlaps_above = dst > src && dst - src < size;
+        if overlaps_above || (backwards && bytes < size) {
+            self.record.result = 1;
+            let skip = size - bytes;
+            // SAFETY: as the caller promises.
+            unsafe { memory::copy_backwards(dst + skip, src + skip, bytes as usize) }
+                .map_err(|fault| at(fault, 0, side(&fault)))?;
+            if self.budget.is_some() && bytes < size {
+                let base = if write { dst } else { src };
+                let fault = Fault { done: bytes as usize, address: base + skip - 1, write };
+                return Err(Stop::Page(fault, side(&fault)));
+            }
+            // Only a partial completion has a direction.
+            self.record.result = 0;
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        unsafe { memory::copy(dst, src, bytes as usize) }.map_err(|fault| at(fault, 0, side(&fault)))?;
+        let (base, operand) = if write { (dst, Operand::Destination) } else { (src, Operand::Source) };
+        self.injected(bytes, size, (base, write, operand))
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn fill(&mut self) -> Result<(), Stop> {
+        let dst = self.descriptor.dst;
+        let wide = self.descriptor.flags().contains(Flags::OP_2);
+        let lower = self.descriptor.src;
+        let pattern =
+            if wide { Pattern::of_16(lower, self.descriptor.specific[0]) } else { Pattern::of_8(lower) };
+        let size = u64::from(self.descriptor.size);
+        let bytes = self.bytes(size, 1);
+        // The chunk's size is a multiple of the pattern's: every piece begins where the pattern does.
+        let piece = (bytes as usize).min(CHUNK);
+        software::fill(&mut self.scratch.first[..piece], pattern, 0);
+        for (start, len) in chunks(bytes, CHUNK) {
+            // SAFETY: as the caller promises.
+            unsafe { memory::write(dst.wrapping_add(start), &self.scratch.first[..len]) }
+                .map_err(|fault| at(fault, start, Operand::Destination))?;
+        }
+        self.injected(bytes, size, (dst, true, Operand::Destination))
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn compare(&mut self) -> Result<(), Stop> {
+        let (first, second) = (self.descriptor.src, self.descriptor.dst);
+        let size = u64::from(self.descriptor.size);
+        let bytes = self.bytes(size, 1);
+        for (start, len) in chunks(bytes, CHUNK) {
+            let (a, b) = (&mut self.scratch.first[..len], &mut self.scratch.second[..len]);
+            // SAFETY: as the caller promises.
+            let (read_a, read_b) = unsafe {
+                (memory::read(first.wrapping_add(start), a), memory::read(second.wrapping_add(start), b))
+            };
+            let there = [&read_a, &read_b].map(|read| read.as_ref().err().map_or(len, |fault| fault.done));
+            let there = there[0].min(there[1]);
+            // A difference before the fault is reported instead of it.
+            if let Some(different) = software::compare(&a[..there], &b[..there]) {
+                return self.compared(Some(start + different as u64));
+            }
+            for (read, operand) in [(read_a, Operand::Source), (read_b, Operand::Source2)] {
+                match read {
+                    Err(fault) if fault.done == there => return Err(at(fault, start, operand)),
+                    _ => {}
+                }
+            }
+        }
+        self.injected(bytes, size, (first, false, Operand::Source))?;
+        self.compared(None)
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn compare_pattern(&mut self) -> Result<(), Stop> {
+        let (src, pattern) = (self.descriptor.src, Pattern::of_8(self.descriptor.dst));
+        let size = u64::from(self.descriptor.size);
+        let bytes = self.bytes(size, 1);
+        for (start, len) in chunks(bytes, CHUNK) {
+            let data = &mut self.scratch.first[..len];
+            // SAFETY: as the caller promises.
+            let read = unsafe { memory::read(src.wrapping_add(start), data) };
+            let there = read.as_ref().err().map_or(len, |fault| fault.done);
+            if let Some(different) = software::compare_pattern(&data[..there], pattern, start) {
+                return self.compared(Some(start + different as u64));
+            }
+            read.map_err(|fault| at(fault, start, Operand::Source))?;
+        }
+        self.injected(bytes, size, (src, false, Operand::Source))?;
+        self.compared(None)
+    }
+
+    /// The outcome of a comparison (Table 8-17).
+    fn compared(&mut self, different: Option<u64>) -> Result<(), Stop> {
+        self.record.result = u8::from(different.is_some());
+        self.record.completed = different.unwrap_or(0) as u32;
+        let expected = self.descriptor.specific_byte(40) & 1;
+        let checked = self.descriptor.flags().contains(Flags::CHECK_RESULT);
+        if checked && self.record.result != expected {
+            self.record.status = Status::FALSE_PREDICATE;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn dualcast(&mut self, write: bool) -> Result<(), Stop> {
+        let (src, first, second) = (self.descriptor.src, self.descriptor.dst, self.descriptor.specific[0]);
+        let size = u64::from(self.descriptor.size);
+        let bytes = self.bytes(size, 1);
+        for (start, len) in chunks(bytes, CHUNK) {
+            let data = &mut self.scratch.first[..len];
+            // SAFETY: as the caller promises.
+            let read = unsafe { memory::read(src.wrapping_add(start), data) };
+            let there = read.as_ref().err().map_or(len, |fault| fault.done);
+            // Both get the same number of bytes that counts: a byte more in the first is not counted.
+            for (dst, operand) in [(first, Operand::Destination), (second, Operand::Destination2)] {
+                // SAFETY: as the caller promises.
+                unsafe { memory::write(dst.wrapping_add(start), &data[..there]) }
+                    .map_err(|fault| at(fault, start, operand))?;
+            }
+            read.map_err(|fault| at(fault, start, Operand::Source))?;
+        }
+        let (base, operand) = if write { (second, Operand::Destination2) } else { (src, Operand::Source) };
+        self.injected(bytes, size, (base, write, operand))
+    }
+
+    /// CRC generation; with a destination, the copy, too.
+    ///
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn crc(&mut self, dst: Option<u64>) -> Result<(), Stop> {
+        let flags = self.descriptor.flags();
+        let src = self.descriptor.src;
+        let crc = Crc::from_flags(flags);
+        let mut value = self.descriptor.specific[0] as u32;
+        if flags.contains(Flags::OP_0) {
+            let mut seed = [0; 4];
+            // SAFETY: as the caller promises.
+            unsafe { memory::read(self.descriptor.specific[1], &mut seed) }
+                .map_err(|fault| Stop::Page(Fault { done: 0, ..fault }, Operand::Source2))?;
+            value = u32::from_le_bytes(seed);
+        }
+        let size = u64::from(self.descriptor.size);
+        let bytes = self.bytes(size, 1);
+        for (start, len) in chunks(bytes, CHUNK) {
+            let data = &mut self.scratch.first[..len];
+            // SAFETY: as the caller promises.
+            let read = unsafe { memory::read(src.wrapping_add(start), data) };
+            let mut there = read.as_ref().err().map_or(len, |fault| fault.done);
+            let written = match dst {
+                // SAFETY: as the caller promises.
+                Some(dst) => unsafe { memory::write(dst.wrapping_add(start), &data[..there]) },
+                None => Ok(()),
+            };
+            there = written.as_ref().err().map_or(there, |fault| fault.done);
+            value = crc.of(&data[..there], value);
+            self.record.specific[0] = u64::from(value);
+            written.map_err(|fault| at(fault, start, Operand::Destination))?;
+            read.map_err(|fault| at(fault, start, Operand::Source))?;
+        }
+        self.record.specific[0] = u64::from(value);
+        self.injected(bytes, size, (src, false, Operand::Source))
+    }
+}

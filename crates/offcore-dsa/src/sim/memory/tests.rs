@@ -1,0 +1,171 @@
+use super::*;
+use crate::completion::{CompletionRecord, Status};
+
+const PAGE: usize = 4096;
+
+/// Two pages, of which the second is not accessible with `protection`.
+struct Pages(*mut u8);
+
+impl Pages {
+    fn new(protection: libc::c_int) -> Self {
+        install();
+        // SAFETY: a fresh anonymous mapping of our own.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        let pages = Self(base.cast());
+        // SAFETY: the second page of the mapping above.
+        assert_eq!(unsafe { libc::mprotect(pages.0.add(PAGE).cast(), PAGE, protection) }, 0);
+        pages
+    }
+
+    fn at(&self, offset: usize) -> u64 {
+        self.0 as u64 + offset as u64
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nobody uses it any more.
+        unsafe { libc::munmap(self.0.cast(), 2 * PAGE) };
+    }
+}
+
+#[test]
+fn a_copy_stops_at_the_byte_that_faults() {
+    let pages = Pages::new(libc::PROT_NONE);
+    let mut private = [7_u8; 300];
+    // SAFETY: the pages and the array are ours.
+    unsafe {
+        assert_eq!(
+            write(pages.at(PAGE - 100), &private),
+            Err(Fault { done: 100, address: pages.at(PAGE), write: true })
+        );
+        assert_eq!(
+            read(pages.at(PAGE - 77), &mut private),
+            Err(Fault { done: 77, address: pages.at(PAGE), write: false })
+        );
+        assert_eq!(write(pages.at(0), &private), Ok(()));
+        assert_eq!(
+            copy(pages.at(0), pages.at(PAGE), 5),
+            Err(Fault { done: 0, address: pages.at(PAGE), write: false })
+        );
+        assert_eq!(copy(pages.at(0), pages.at(PAGE), 0), Ok(()));
+    }
+}
+
+#[test]
+fn a_read_only_page_faults_for_writing() {
+    let pages = Pages::new(libc::PROT_READ);
+    // SAFETY: the pages are ours.
+    unsafe {
+        assert_eq!(
+            copy(pages.at(PAGE - 9), pages.at(PAGE), 64),
+            Err(Fault { done: 9, address: pages.at(PAGE), write: true })
+        );
+    }
+}
+
+#[test]
+fn a_backward_copy_stops_from_the_other_end() {
+    let pages = Pages::new(libc::PROT_NONE);
+    let private = [3_u8; 64];
+    // SAFETY: the pages and the array are ours.
+    unsafe {
+        let from = private.as_ptr() as u64;
+        assert_eq!(
+            copy_backwards(pages.at(PAGE - 32), from, 64),
+            Err(Fault { done: 0, address: pages.at(PAGE + 31), write: true })
+        );
+        // The hole below, seen from above.
+        assert_eq!(libc::mprotect(pages.0.cast(), PAGE, libc::PROT_NONE), 0);
+        assert_eq!(libc::mprotect(pages.0.add(PAGE).cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE), 0);
+        assert_eq!(
+            copy_backwards(pages.at(PAGE - 32), from, 64),
+            Err(Fault { done: 32, address: pages.at(PAGE - 1), write: true })
+        );
+        let mut back = [0_u8; 32];
+        assert_eq!(read(pages.at(PAGE), &mut back), Ok(()));
+        assert_eq!(back, [3; 32]);
+    }
+}
+
+#[test]
+fn overlapping_ranges_move_backwards_as_if_through_a_buffer() {
+    install();
+    let mut bytes: Vec<u8> = (0..200).collect();
+    let base = bytes.as_mut_ptr() as u64;
+    // SAFETY: both ranges lie in the vector.
+    unsafe { copy_backwards(base + 3, base, 197) }.unwrap();
+    assert!(bytes[3..].iter().zip(0..).all(|(&byte, at)| byte == at), "{bytes:?}");
+}
+
+#[test]
+fn what_is_no_address_faults() {
+    install();
+    let mut private = [0_u8; 16];
+    for address in [8, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_f000] {
+        // SAFETY: nothing is mapped there.
+        unsafe {
+            assert_eq!(read(address, &mut private), Err(Fault { done: 0, address, write: false }));
+            assert_eq!(write(address, &private), Err(Fault { done: 0, address, write: true }));
+        }
+    }
+}
+
+#[test]
+fn a_record_is_written_or_its_fault_told() {
+    let pages = Pages::new(libc::PROT_NONE);
+    let record = CompletionRecord::default();
+    let written = Completed {
+        status: Status::PAGE_FAULT,
+        fault_was_write: true,
+        result: 1,
+        fault_info: 6,
+        completed: 0x0102_0304,
+        fault_address: 0x1122,
+        specific: [0x33, 0x44],
+    };
+    // SAFETY: the record and the pages are ours.
+    unsafe {
+        assert_eq!(write_record(&raw const record as u64, &written), Ok(()));
+        assert_eq!(record.read(), Some(written));
+        let place = pages.at(PAGE);
+        assert_eq!(write_record(place, &written), Err(Fault { done: 0, address: place, write: true }));
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_faults_like_a_page_that_is_not_there() {
+    install();
+    let fd = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
+    let mapping = offcore_mem::Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 2 * PAGE).unwrap();
+    rustix::fs::ftruncate(&fd, PAGE as u64).unwrap();
+    let base = mapping.base().as_ptr() as u64;
+    let mut private = [0_u8; 64];
+    // SAFETY: the mapping is ours.
+    let outcome = unsafe { read(base + PAGE as u64 - 16, &mut private) };
+    assert_eq!(outcome, Err(Fault { done: 16, address: base + PAGE as u64, write: false }));
+}
+
+#[test]
+fn a_guarded_mapping_is_still_guarded_for_the_cpu() {
+    install();
+    let fd = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
+    let mapping = offcore_mem::Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 2 * PAGE).unwrap();
+    let guard = offcore_mem::sigbus::guard(mapping.base(), mapping.len(), mapping.page_size()).unwrap();
+    rustix::fs::ftruncate(&fd, 0).unwrap();
+    // SAFETY: the address is inside the mapping, whose faults the guard catches.
+    assert_eq!(unsafe { mapping.base().as_ptr().read_volatile() }, 0);
+    assert!(guard.tripped());
+}

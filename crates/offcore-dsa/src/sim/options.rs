@@ -1,0 +1,189 @@
+//! What a simulated device is: its generation, its layout, and what goes wrong on it.
+
+use std::str::FromStr;
+
+use super::{Faults, SimError, Timing};
+use crate::config::{self, Capabilities, DeviceConfig};
+
+/// Which device it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Generation {
+    /// Version 0x100 (Sapphire Rapids): 128 descriptors of queue space, no event log.
+    #[default]
+    Spr,
+    /// Version 0x200 (Granite Rapids): 256 descriptors of queue space, an event log, more operations.
+    Dsa2,
+}
+
+impl Generation {
+    /// What the generation can be laid out as.
+    pub const fn capabilities(self) -> Capabilities {
+        match self {
+            Self::Spr => Capabilities::spr(),
+            Self::Dsa2 => Capabilities::dsa2(),
+        }
+    }
+}
+
+/// How the device is laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// A built-in layout ([`config::built_in`]), or the path of an accel-config JSON file.
+    Named(String),
+    /// This one.
+    Layout(Box<DeviceConfig>),
+}
+
+impl Default for Profile {
+    /// `net`: four groups of one dedicated queue and one DSA engine.
+    fn default() -> Self {
+        Self::Named("net".into())
+    }
+}
+
+/// What a simulated device is.
+///
+/// As a command line has it: `profile=net,gen=dsa2,seed=7,fault=page:0.001+hw:0.0001`. Keys, all of them optional:
+///
+/// | Key | Value | Default |
+/// |---|---|---|
+/// | `profile` | a built-in layout (`net`, `vhost`, …) or a path of an accel-config JSON file | `net` |
+/// | `gen` | `spr` or `dsa2` | `spr` |
+/// | `seed` | of everything random | 1 |
+/// | `fault` | what goes wrong: [`Faults`] | nothing |
+/// | `slower` | everything takes so many times as long | 1 |
+/// | `ops` | OPCAP, hexadecimal: the operations there are | the generation's |
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimOptions {
+    /// How the device is laid out.
+    pub profile: Profile,
+    /// Which device it is (`gen=`).
+    pub generation: Generation,
+    /// What the generation's capabilities are replaced by, to try others.
+    pub capabilities: Option<Capabilities>,
+    /// Of everything random: stepped, the same seed and submissions give the same trace.
+    pub seed: u64,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// How long everything takes.
+    pub timing: Timing,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        Self {
+            profile: Profile::default(),
+            generation: Generation::default(),
+            capabilities: None,
+            seed: 1,
+            faults: Faults::default(),
+            timing: Timing::default(),
+        }
+    }
+}
+
+impl SimOptions {
+    /// The default device of a built-in layout.
+    pub fn with_profile(name: &str) -> Self {
+        Self { profile: Profile::Named(name.into()), ..Self::default() }
+    }
+
+    /// What the device can be laid out as.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone().unwrap_or_else(|| self.generation.capabilities())
+    }
+}
+
+impl FromStr for SimOptions {
+    type Err = SimError;
+
+    fn from_str(text: &str) -> Result<Self, SimError> {
+        let mut options = Self::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let wrong = |expected: &'static str| SimError::Option { found: part.into(), expected };
+            match key {
+                "profile" if !value.is_empty() => options.profile = Profile::Named(value.into()),
+                "gen" => {
+                    options.generation = match value {
+                        "spr" => Generation::Spr,
+                        "dsa2" => Generation::Dsa2,
+                        _ => return Err(wrong("gen=spr or gen=dsa2")),
+                    }
+                }
+                "seed" => options.seed = value.parse().map_err(|_| wrong("seed=NUMBER"))?,
+                "fault" => options.faults = value.parse()?,
+                "slower" => {
+                    let factor: f64 = value.parse().map_err(|_| wrong("slower=FACTOR"))?;
+                    if !(1e-3..=1e6).contains(&factor) {
+                        return Err(wrong("slower= from 0.001 to 1000000"));
+                    }
+                    options.timing = Timing::default().slower(factor);
+                }
+                "ops" => {
+                    let ops = u64::from_str_radix(value.trim_start_matches("0x"), 16)
+                        .map_err(|_| wrong("ops=HEXADECIMAL, such as ops=1003f03ff"))?;
+                    let mut capabilities = options.capabilities();
+                    capabilities.ops.0 = [ops, 0, 0, 0];
+                    options.capabilities = Some(capabilities);
+                }
+                _ => {
+                    return Err(wrong("profile=, gen=, seed=, fault=, slower= or ops=, separated by commas"));
+                }
+            }
+        }
+        if let Some(given) = &mut options.capabilities {
+            // `gen=` may stand after `ops=`.
+            *given = Capabilities { ops: given.ops, ..options.generation.capabilities() };
+        }
+        Ok(options)
+    }
+}
+
+/// The layout that `options` ask for, checked against the device's rules.
+pub(super) fn layout(options: &SimOptions, name: &str) -> Result<DeviceConfig, SimError> {
+    if config::device_number(name).is_none() {
+        return Err(SimError::Name(name.into()));
+    }
+    let device = options.capabilities();
+    let mut layout = match &options.profile {
+        Profile::Layout(layout) => (**layout).clone(),
+        Profile::Named(profile) => match config::built_in(profile, &device) {
+            Some(layout) => layout,
+            None => config::profile(profile)?,
+        },
+    };
+    layout.name = name.into();
+    config::check(&layout, &device).map_err(config::ConfigError::Rules)?;
+    Ok(layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_understood() {
+        let options: SimOptions =
+            "profile=vhost,gen=dsa2,seed=7,fault=page:0.5+weak,slower=2,ops=1f".parse().unwrap();
+        assert_eq!(options.profile, Profile::Named("vhost".into()));
+        assert_eq!((options.generation, options.seed), (Generation::Dsa2, 7));
+        assert!(options.faults.page == 0.5 && options.faults.weak_ordering);
+        assert_eq!(options.timing, Timing::default().slower(2.0));
+        assert_eq!(options.capabilities().ops.0, [0x1f, 0, 0, 0]);
+        assert_eq!(options.capabilities().version, 0x200);
+        assert_eq!("ops=1f,gen=dsa2".parse::<SimOptions>().unwrap().capabilities().version, 0x200);
+        assert_eq!("".parse::<SimOptions>().unwrap(), SimOptions::default());
+    }
+
+    #[test]
+    fn a_wrong_command_line_says_what_is_wrong() {
+        for text in ["gen=icx", "seed=x", "profile=", "speed=2", "slower=0", "ops=zz", "fault=page"] {
+            let error = text.parse::<SimOptions>().unwrap_err().to_string();
+            assert!(error.contains("expected"), "{error}");
+        }
+        let missing = SimOptions::with_profile("nothing");
+        assert!(matches!(layout(&missing, "dsa-sim0"), Err(SimError::Config(_))));
+        assert!(matches!(layout(&SimOptions::default(), "dsa-sim"), Err(SimError::Name(_))));
+    }
+}

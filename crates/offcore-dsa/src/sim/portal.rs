@@ -1,0 +1,195 @@
+//! The client's side of a simulated work queue.
+//!
+//! A submission is one 64-byte slot of a ring into the device, published at once. The ring is as large as the queue, so
+//! a client that counts its descriptors always finds room in it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use offcore_ring::spsc::Producer;
+
+use super::shared::{Occupancy, PortalCell, lock};
+use super::{Faults, Random, SimDevice, SoftwareError};
+use crate::descriptor::{Descriptor, Flags};
+use crate::portal::Submitted;
+
+/// Slots asked for ahead of the one that is written, in steps of [`PREPARED_EVERY`].
+const PREPARED: usize = 32;
+/// Submissions between two looks ahead.
+const PREPARED_EVERY: usize = 16;
+
+/// An open work queue of a simulated device. Dropping it closes the queue: what this client still has in it is given
+/// up, and when the drop returns none of it touches memory any more.
+pub struct SimPortal {
+    ring: Producer<Descriptor>,
+    cell: Arc<PortalCell>,
+    occupancy: Arc<Occupancy>,
+    /// Entries that a shared queue takes from us.
+    threshold: u32,
+    queue: usize,
+    epoch: u64,
+    device: SimDevice,
+    orders: Orders,
+}
+
+/// What faults of submission need to know.
+struct Orders {
+    /// Fences so far.
+    fences: u64,
+    /// The number of fences before the latest submission with each completion record.
+    records: HashMap<u64, u64>,
+    /// Retry answers left of a storm.
+    storm: u32,
+    random: Random,
+}
+
+impl fmt::Debug for SimPortal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimPortal")
+            .field("device", &self.device.name())
+            .field("queue", &self.queue)
+            .field("submitted", &self.ring.written())
+            .finish_non_exhaustive()
+    }
+}
+
+impl SimPortal {
+    pub(super) fn new(
+        device: SimDevice,
+        ring: Producer<Descriptor>,
+        cell: Arc<PortalCell>,
+        occupancy: Arc<Occupancy>,
+        (queue, epoch): (usize, u64),
+    ) -> Self {
+        let info = &device.shared().layout.queues[queue].info;
+        let threshold = info.threshold;
+        let orders = Orders {
+            fences: 0,
+            records: HashMap::new(),
+            storm: 0,
+            random: Random::new(device.seed() ^ (queue as u64 + 1) << 32),
+        };
+        Self { ring, cell, occupancy, threshold, queue, epoch, device, orders }
+    }
+
+    /// Submits a descriptor: a 64-byte store to the portal (dedicated), or ENQCMD (shared).
+    #[inline(always)]
+    pub fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
+        if self.cell.special.load(Ordering::Relaxed) {
+            return self.submit_special(descriptor);
+        }
+        if self.ring.written().is_multiple_of(PREPARED_EVERY) {
+            self.ring.prefetch(PREPARED);
+        }
+        if self.ring.push(*descriptor).is_err() {
+            self.overflow(descriptor);
+        }
+        Submitted::Accepted
+    }
+
+    /// A shared queue, or a device that is to get stores out of order.
+    #[inline(never)]
+    fn submit_special(&mut self, descriptor: &Descriptor) -> Submitted {
+        let faults = *lock(&self.device.shared().faults);
+        if self.cell.shared && !self.admitted(&faults) {
+            return Submitted::Retry;
+        }
+        if faults.weak_ordering {
+            self.order(descriptor);
+        }
+        if self.ring.push(*descriptor).is_err() {
+            if self.cell.shared {
+                self.cell.free_entry(&self.occupancy);
+                return Submitted::Retry;
+            }
+            self.overflow(descriptor);
+        }
+        Submitted::Accepted
+    }
+
+    /// ENQCMD's answer.
+    fn admitted(&mut self, faults: &Faults) -> bool {
+        let counters = &self.device.shared().counters;
+        if self.orders.storm == 0 && self.orders.random.happens(faults.retry) {
+            self.orders.storm = faults.retry_storm;
+        }
+        if self.orders.storm > 0 {
+            self.orders.storm -= 1;
+            counters.injected_retries.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let room = |entries: u32| (entries < self.threshold).then_some(entries + 1);
+        let admitted = self.device.shared().is_alive(self.epoch)
+            && self.occupancy.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_ok();
+        if admitted {
+            self.cell.entries.fetch_add(1, Ordering::Relaxed);
+        } else {
+            counters.retried.fetch_add(1, Ordering::Relaxed);
+        }
+        admitted
+    }
+
+    /// Without a fence since the record was last submitted, the store that zeroed it may come after this submission, and
+    /// after its completion.
+    fn order(&mut self, descriptor: &Descriptor) {
+        if !descriptor.flags().contains(Flags::CRAV) {
+            return;
+        }
+        let before = self.orders.records.insert(descriptor.completion, self.orders.fences);
+        if before == Some(self.orders.fences) {
+            lock(&self.cell.late_stores).push(self.ring.written());
+        }
+    }
+
+    /// The queue has no room, and a posted store has no answer.
+    #[cold]
+    fn overflow(&self, descriptor: &Descriptor) {
+        let shared = self.device.shared();
+        if !shared.is_alive(self.epoch) {
+            return;
+        }
+        shared.counters.overflowed.fetch_add(1, Ordering::Relaxed);
+        shared.report(SoftwareError {
+            status: None,
+            wq: shared.layout.queues[self.queue].number as u32,
+            opcode: descriptor.code(),
+            batch_member: None,
+            address: 0,
+        });
+    }
+
+    /// Tells the device that earlier stores of this thread are in order before later submissions, as SFENCE does.
+    #[inline(always)]
+    pub fn fence(&mut self) {
+        self.orders.fences += 1;
+    }
+
+    /// Asks for the lines of the next `n` submissions for writing: after a burst, for the one to come. Without it, the
+    /// portal does so on its way.
+    #[inline(always)]
+    pub fn prepare(&self, n: usize) {
+        self.ring.prefetch(n);
+    }
+
+    /// Whether the device has neither halted nor been reset since the queue was opened.
+    pub fn is_alive(&self) -> bool {
+        self.device.shared().is_alive(self.epoch)
+    }
+}
+
+impl Drop for SimPortal {
+    fn drop(&mut self) {
+        self.cell.withdrawn.store(true, Ordering::SeqCst);
+        let shared = self.device.shared();
+        shared.notify_and_wait();
+        // The engine may not have come by yet.
+        self.cell.free_entries(&self.occupancy);
+        let mut opened = lock(&shared.opened);
+        opened.cells.retain(|cell| !Arc::ptr_eq(cell, &self.cell));
+        if opened.epoch == self.epoch {
+            opened.portals[self.queue] -= 1;
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What the control side, the portals and the engine of a simulated device share.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_utils::CachePadded;
+use offcore_ring::spsc::Consumer;
+
+use super::checks::Limits;
+use super::stats::Counters;
+use super::{DeviceState, Faults, SimOptions, SoftwareError, SoftwareErrors, Timing};
+use crate::config::{Capabilities, DeviceConfig, Group, WqConfig};
+use crate::descriptor::Descriptor;
+use crate::wq::{WqInfo, WqMode};
+
+/// Entries of the event log; a device that has none keeps nothing.
+const EVENT_LOG: usize = 64;
+
+/// A client as the engine gets it.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) ring: Consumer<Descriptor>,
+    pub(super) cell: Arc<PortalCell>,
+    pub(super) wq: usize,
+    pub(super) occupancy: Arc<Occupancy>,
+}
+
+/// Entries of a shared work queue in use, or about to be.
+pub(super) type Occupancy = CachePadded<AtomicU32>;
+
+/// What a portal and the engine tell each other, beside the ring. Read at every submission, written hardly ever.
+#[derive(Debug)]
+pub(super) struct PortalCell {
+    /// Submissions take the long way: the queue is shared, or faults of submission are injected.
+    pub(super) special: AtomicBool,
+    /// The queue is shared.
+    pub(super) shared: bool,
+    /// The portal is closed.
+    pub(super) withdrawn: AtomicBool,
+    /// Entries of the shared queue that are this client's.
+    pub(super) entries: AtomicU32,
+    /// Numbers of submissions whose record the CPU's late store overwrites.
+    pub(super) late_stores: Mutex<Vec<usize>>,
+}
+
+impl PortalCell {
+    /// Gives one of the client's entries back, unless they all have been.
+    pub(super) fn free_entry(&self, occupancy: &Occupancy) {
+        let one_less = |entries: u32| entries.checked_sub(1);
+        if self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            occupancy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives all of the client's entries back.
+    pub(super) fn free_entries(&self, occupancy: &Occupancy) {
+        occupancy.fetch_sub(self.entries.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// A work queue that is used.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) info: WqInfo,
+    pub(super) limits: Limits,
+    pub(super) config: WqConfig,
+    /// Its number on the device.
+    pub(super) number: usize,
+    /// Its group, counted among those that are used.
+    pub(super) group: usize,
+}
+
+/// Everything about the device that does not change.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) queues: Vec<Queue>,
+    /// The groups that are used, with the DSA engines of each.
+    pub(super) groups: Vec<(Group, usize)>,
+    pub(super) capabilities: Capabilities,
+    /// Read buffers that the groups that use the limit may have.
+    pub(super) read_buffer_limit: u32,
+}
+
+impl Layout {
+    pub(super) fn new(config: &DeviceConfig, capabilities: Capabilities) -> Self {
+        let used: Vec<usize> =
+            (0..config.groups.len()).filter(|&group| config.engines_in(group) > 0).collect();
+        let groups =
+            used.iter().map(|&group| (config.groups[group].clone(), config.engines_in(group))).collect();
+        let queues = config.used_wqs().filter_map(|(number, wq)| {
+            let number_of_group = wq.group?;
+            let group = used.iter().position(|&group| group == number_of_group)?;
+            Some(queue(config, &capabilities, number, wq, (number_of_group, group)))
+        });
+        Self { queues: queues.collect(), groups, read_buffer_limit: config.read_buffer_limit, capabilities }
+    }
+}
+
+fn queue(
+    config: &DeviceConfig,
+    device: &Capabilities,
+    number: usize,
+    wq: &WqConfig,
+    (number_of_group, group): (usize, usize),
+) -> Queue {
+    let ops = wq.op_config.unwrap_or(device.ops);
+    let shared = wq.mode == WqMode::Shared;
+    let classes = &config.groups[number_of_group];
+    let info = WqInfo {
+        name: config.wq_name(number),
+        mode: wq.mode,
+        size: wq.size,
+        threshold: if shared { wq.threshold.min(wq.size) } else { wq.size },
+        max_batch_size: wq.max_batch_size,
+        max_transfer_size: wq.max_transfer_size,
+        block_on_fault: wq.block_on_fault,
+        ops,
+        gen_cap: device.gen_cap,
+        version: device.version,
+        engines: config.engines_in(number_of_group) as u32,
+        numa_node: None,
+    };
+    let limits = Limits {
+        ops,
+        max_transfer: wq.max_transfer_size,
+        max_batch: wq.max_batch_size,
+        block_on_fault: wq.block_on_fault,
+        shared,
+        ats: !wq.ats_disable,
+        gen_cap: device.gen_cap,
+        version: device.version,
+        traffic_classes: [classes.traffic_class_a, classes.traffic_class_b].map(|class| class.unwrap_or(0)),
+    };
+    Queue { info, limits, config: wq.clone(), number, group }
+}
+
+/// What the control side wants of the engine.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) arriving: Vec<Client>,
+    pub(super) faults: Option<Faults>,
+    pub(super) timing: Option<Timing>,
+    pub(super) reset: bool,
+}
+
+/// What can be opened, and what is open.
+#[derive(Debug, Default)]
+pub(super) struct Opened {
+    /// Resets so far: what was opened before is dead.
+    pub(super) epoch: u64,
+    /// Portals open of each queue.
+    pub(super) portals: Vec<u32>,
+    /// Of each queue.
+    pub(super) occupancy: Vec<Arc<Occupancy>>,
+    /// Of the open portals.
+    pub(super) cells: Vec<Arc<PortalCell>>,
+}
+
+/// What everybody shares.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) name: String,
+    pub(super) layout: Layout,
+    /// Counts what the engine must take note of.
+    pub(super) generation: CachePadded<AtomicU64>,
+    /// The generation that the engine has taken note of.
+    pub(super) acknowledged: CachePadded<AtomicU64>,
+    /// Whether the engine is inside a step.
+    pub(super) stepping: CachePadded<AtomicBool>,
+    /// Cleared when the engine is dropped.
+    pub(super) alive: AtomicBool,
+    state: AtomicU8,
+    /// As in [`Opened`], to be read without a lock.
+    pub(super) epoch: AtomicU64,
+    pub(super) wishes: Mutex<Wishes>,
+    pub(super) opened: Mutex<Opened>,
+    pub(super) faults: Mutex<Faults>,
+    pub(super) counters: Counters,
+    errors: Mutex<SoftwareErrors>,
+}
+
+/// The value in a lock. Nothing that is done under one leaves it half done.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(name: &str, config: &DeviceConfig, options: &SimOptions) -> Self {
+        let layout = Layout::new(config, options.capabilities());
+        let queues = layout.queues.len();
+        let opened = Opened {
+            portals: vec![0; queues],
+            occupancy: (0..queues).map(|_| Arc::default()).collect(),
+            ..Opened::default()
+        };
+        Self {
+            name: name.into(),
+            layout,
+            generation: CachePadded::default(),
+            acknowledged: CachePadded::default(),
+            stepping: CachePadded::default(),
+            alive: AtomicBool::new(true),
+            state: AtomicU8::new(0),
+            epoch: AtomicU64::new(0),
+            wishes: Mutex::default(),
+            opened: Mutex::new(opened),
+            faults: Mutex::new(options.faults),
+            counters: Counters::default(),
+            errors: Mutex::default(),
+        }
+    }
+
+    pub(super) fn state(&self) -> DeviceState {
+        if self.state.load(Ordering::Acquire) == 0 { DeviceState::Enabled } else { DeviceState::Halted }
+    }
+
+    pub(super) fn set_state(&self, state: DeviceState) {
+        self.state.store(u8::from(state == DeviceState::Halted), Ordering::Release);
+    }
+
+    /// Tells the engine that there is something to take note of; it does so at its next step.
+    pub(super) fn notify(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// The same, and waits until the engine has, or is not in a step.
+    ///
+    /// The engine says that it is in a step before it looks at the generation; we raise the generation before we look
+    /// whether it is in a step; all in one order (SeqCst): so one of the two sees the other. A step that begins later
+    /// takes note first; one that is under way ends, or acknowledges.
+    pub(super) fn notify_and_wait(&self) {
+        let generation = self.notify();
+        while self.stepping.load(Ordering::SeqCst) && self.acknowledged.load(Ordering::Acquire) < generation {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Reports an error that no completion record tells of.
+    #[cold]
+    pub(super) fn report(&self, error: SoftwareError) {
+        let mut errors = lock(&self.errors);
+        if self.layout.capabilities.event_log && error.status.is_some() {
+            // The log takes what it can; what does not fit is in SWERROR's overflow bit.
+            if errors.log.len() < EVENT_LOG {
+                errors.log.push(error);
+                return;
+            }
+        }
+        if errors.first.is_some() {
+            errors.overflow = true;
+        } else {
+            errors.first = Some(error);
+        }
+    }
+
+    pub(super) fn errors(&self) -> SoftwareErrors {
+        lock(&self.errors).clone()
+    }
+
+    pub(super) fn clear_errors(&self) {
+        *lock(&self.errors) = SoftwareErrors::default();
+    }
+
+    /// Whether a portal opened in `epoch` still leads to a device that works.
+    pub(super) fn is_alive(&self, epoch: u64) -> bool {
+        self.alive.load(Ordering::Acquire)
+            && self.state() == DeviceState::Enabled
+            && self.epoch.load(Ordering::Acquire) == epoch
+    }
+}

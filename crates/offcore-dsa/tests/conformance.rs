@@ -1,0 +1,148 @@
+//! The engine conformance suite on the simulated device: one test for each arrangement and check. Dedicated and shared
+//! queues, one DSA engine and four, batches and single descriptors; stepped, and run by a thread.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
+use offcore_dma::channel::{Channel, Device};
+use offcore_dma::conformance::{CHECKS, Check};
+use offcore_dsa::config::{Capabilities, OneLine, one_line};
+use offcore_dsa::driver::{DsaDevice, Options};
+use offcore_dsa::sim::{Profile, SimDevice, SimOptions};
+use offcore_dsa::wq::WqMode::{self, Dedicated, Shared};
+
+/// Makes a module with a test for each named check, in the arrangement `$run`.
+macro_rules! suite {
+    ($name:ident, $run:expr, [$($check:ident),* $(,)?]) => {
+        mod $name {
+            $(
+                #[test]
+                fn $check() {
+                    super::run($run, super::named(stringify!($check)));
+                }
+            )*
+
+            #[test]
+            fn every_check_is_run() {
+                let here = [$(stringify!($check)),*];
+                assert!(super::CHECKS.iter().map(|(name, _)| *name).eq(here), "the lists of checks differ");
+            }
+        }
+    };
+}
+
+macro_rules! suites {
+    ($($name:ident => $run:expr),* $(,)?) => {
+        $(
+            suite!($name, $run, [
+                every_length_at_odd_offsets,
+                every_alignment,
+                scatter_gather,
+                fills,
+                copies_and_fills_mixed,
+                a_full_ring_takes_no_more,
+                rings_wrap_in_bursts_of_every_length,
+                each_token_comes_back_once,
+                order_is_kept_or_declared_open,
+                polls_add_what_fits,
+                channels_do_not_mix,
+                ring_sizes_are_as_asked,
+                too_long_is_refused,
+                stop_and_start,
+                statistics_are_exact,
+                after_a_reset_nothing_lands,
+                after_a_drop_nothing_lands,
+                a_channel_moves_to_another_thread,
+            ]);
+        )*
+    };
+}
+
+suites! {
+    stepped_dedicated_batch_1 => super::stepped(super::Dedicated, true, 1),
+    stepped_dedicated_batch_4 => super::stepped(super::Dedicated, true, 4),
+    stepped_dedicated_direct_1 => super::stepped(super::Dedicated, false, 1),
+    stepped_dedicated_direct_4 => super::stepped(super::Dedicated, false, 4),
+    stepped_shared_batch_1 => super::stepped(super::Shared, true, 1),
+    stepped_shared_batch_4 => super::stepped(super::Shared, true, 4),
+    stepped_shared_direct_1 => super::stepped(super::Shared, false, 1),
+    stepped_shared_direct_4 => super::stepped(super::Shared, false, 4),
+    threaded_dedicated_batch_4 => super::threaded(super::Dedicated, true, 4),
+    threaded_dedicated_direct_1 => super::threaded(super::Dedicated, false, 1),
+    threaded_shared_batch_1 => super::threaded(super::Shared, true, 1),
+    threaded_shared_direct_4 => super::threaded(super::Shared, false, 4),
+}
+
+/// How the device is laid out and run.
+struct Arrangement {
+    mode: WqMode,
+    batch: bool,
+    engines: usize,
+    threaded: bool,
+}
+
+fn stepped(mode: WqMode, batch: bool, engines: usize) -> Arrangement {
+    Arrangement { mode, batch, engines, threaded: false }
+}
+
+fn threaded(mode: WqMode, batch: bool, engines: usize) -> Arrangement {
+    Arrangement { threaded: true, ..stepped(mode, batch, engines) }
+}
+
+fn named(name: &str) -> Check {
+    CHECKS.iter().find(|(n, _)| *n == name).map(|(_, check)| *check).unwrap()
+}
+
+/// Events of the simulator between two polls.
+const STEPS: usize = 8;
+/// Helper threads spin: one at a time, so that the threaded arrangements take some seconds.
+static THREAD: Mutex<()> = Mutex::new(());
+
+fn run(arrangement: Arrangement, check: Check) {
+    let Arrangement { mode, batch, engines, threaded } = arrangement;
+    // A dedicated queue has one channel, and some checks have several open.
+    let wqs = if mode == Dedicated { 8 } else { 1 };
+    let device = "dsa-sim0".to_owned();
+    let layout = one_line(&OneLine { device, wqs, mode, engines }, &Capabilities::spr()).unwrap();
+    let options = SimOptions { profile: Profile::Layout(Box::new(layout)), ..SimOptions::default() };
+    if threaded {
+        let _one_at_a_time = THREAD.lock().unwrap_or_else(PoisonError::into_inner);
+        let lcore = *offcore_stats::lcore::available().unwrap().last().unwrap();
+        let device = SimDevice::start("dsa-sim0", options, lcore).unwrap();
+        let queues = queues(&device, batch);
+        check(&|size| open(&queues, size), &mut || ());
+    } else {
+        let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
+        let engine = RefCell::new(engine);
+        let queues = queues(&device, batch);
+        check(&|size| open(&queues, size), &mut || {
+            for _ in 0..STEPS {
+                engine.borrow_mut().step();
+            }
+        });
+    }
+}
+
+fn queues(device: &SimDevice, batch: bool) -> Vec<DsaDevice> {
+    let options = Options { batch, ..Options::default() };
+    let queues = device.work_queues();
+    queues.iter().map(|wq| DsaDevice::simulated(device, &wq.name, options.clone()).unwrap()).collect()
+}
+
+/// A channel of the first queue that has one left.
+fn open(queues: &[DsaDevice], size: usize) -> Box<dyn Channel> {
+    let mut refused = None;
+    for queue in queues {
+        match queue.open_channel(size) {
+            Ok(channel) => {
+                let capabilities = channel.info().capabilities;
+                assert!(capabilities.simulated && capabilities.fill && !capabilities.synchronous);
+                return channel;
+            }
+            Err(error) => refused = Some(error),
+        }
+    }
+    panic!("no work queue has a channel left: {refused:?}");
+}

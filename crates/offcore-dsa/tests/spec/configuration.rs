@@ -1,0 +1,110 @@
+//! C.6, 10 and 11: a layout that the device would not enable is refused. Which rule is named first is open.
+
+use crate::rig::*;
+use offcore_dsa::config::{Capabilities, DeviceConfig, Group, WqConfig};
+use offcore_dsa::sim::{SimDevice, SimError, SimOptions};
+use offcore_dsa::{Opcode, wq::gen_cap};
+
+fn is_refused(options: SimOptions) -> bool {
+    matches!(SimDevice::stepped("dsa-sim0", options), Err(SimError::Config(_)))
+}
+
+fn refuses(change: impl Fn(&mut DeviceConfig)) -> bool {
+    let mut config = layout(&[dedicated()], 1);
+    assert!(!is_refused(options(config.clone())));
+    change(&mut config);
+    is_refused(options(config))
+}
+
+#[test]
+fn rule_10_the_sizes_of_work_queues_add_up_to_what_the_device_has() {
+    assert!(refuses(|config| config.wqs[0].size = 129));
+    assert!(refuses(|config| config.wqs[1] = WqConfig { size: 65, ..dedicated() }));
+    let large = WqConfig { size: 256, ..dedicated() };
+    assert!(!is_refused(second_generation(layout(&[large], 1))));
+}
+
+#[test]
+fn rule_10_a_work_queue_with_a_size_is_in_a_group_and_one_without_in_none() {
+    assert!(refuses(|config| config.wqs[0].group = None));
+    assert!(refuses(|config| config.wqs[3].group = Some(0)));
+}
+
+#[test]
+fn rule_10_a_group_has_work_queues_and_dsa_engines_or_neither() {
+    assert!(refuses(|config| config.engines[0] = None));
+    assert!(refuses(|config| config.engines[1] = Some(2)));
+    assert!(refuses(|config| config.wqs[0].group = Some(9)));
+}
+
+#[test]
+fn rule_10_read_buffers_allowed_are_four_a_dsa_engine_and_what_is_reserved_and_free() {
+    let with = |reserved, allowed| {
+        let capabilities = Capabilities { read_buffers: 74, ..Capabilities::spr() };
+        let wqs: Vec<WqConfig> =
+            (0..4).map(|group| WqConfig { size: 16, group: Some(group), ..dedicated() }).collect();
+        let mut config = layout(&wqs, 4);
+        config.engines = (0..4).map(Some).collect();
+        let group = Group {
+            read_buffers_reserved: reserved,
+            read_buffers_allowed: Some(allowed),
+            ..Group::default()
+        };
+        config.groups.fill(group);
+        is_refused(SimOptions { capabilities: Some(capabilities), ..options(config) })
+    };
+    // The specification's example: 74 in all, 3 reserved in each of 4 groups, 65 allowed at most.
+    assert!(!with(3, 65) && with(3, 66));
+    assert!(!with(3, 4) && with(3, 3));
+    assert!(with(5, 4));
+    assert!(with(19, 19));
+}
+
+#[test]
+fn rule_11_a_work_queue_has_a_priority() {
+    assert!(refuses(|config| config.wqs[0].priority = 0));
+    assert!(refuses(|config| config.wqs[0].priority = 16));
+}
+
+#[test]
+fn rule_11_a_shared_work_queue_needs_identities() {
+    let config = layout(&[shared(8)], 1);
+    assert!(!is_refused(options(config.clone())));
+    let capabilities = Capabilities { pasid: false, ..Capabilities::spr() };
+    assert!(is_refused(SimOptions { capabilities: Some(capabilities), ..options(config) }));
+}
+
+#[test]
+fn rule_11_block_on_fault_needs_page_requests() {
+    let config = layout(&[dedicated()], 1);
+    let spr = Capabilities::spr;
+    for capabilities in [
+        Capabilities { page_requests: false, ..spr() },
+        Capabilities { gen_cap: spr().gen_cap & !gen_cap::BLOCK_ON_FAULT, ..spr() },
+    ] {
+        assert!(is_refused(SimOptions { capabilities: Some(capabilities), ..options(config.clone()) }));
+    }
+}
+
+#[test]
+fn rule_11_maximum_sizes_are_at_most_the_devices() {
+    assert!(refuses(|config| config.wqs[0].max_transfer_size = 1 << 32));
+    assert!(refuses(|config| config.wqs[0].max_batch_size = 0));
+    assert!(refuses(|config| config.wqs[0].max_batch_size = 2048));
+}
+
+#[test]
+fn rule_11_operations_allowed_are_among_the_devices() {
+    let ops = Capabilities::spr().ops;
+    assert!(refuses(|config| config.wqs[0].op_config = Some(ops.with(Opcode::ScatterCopy))));
+    assert!(!refuses(|config| config.wqs[0].op_config = Some(ops.without(Opcode::Fill))));
+}
+
+#[test]
+fn rule_11_page_requests_are_off_for_a_queue_only_with_an_event_log_and_without_block_on_fault() {
+    let off = WqConfig { prs_disable: true, block_on_fault: false, ..dedicated() };
+    assert!(is_refused(options(layout(std::slice::from_ref(&off), 1))));
+    assert!(!is_refused(second_generation(layout(std::slice::from_ref(&off), 1))));
+    let both = WqConfig { block_on_fault: true, ..off };
+    assert!(is_refused(second_generation(layout(&[both], 1))));
+}

@@ -1,0 +1,149 @@
+//! Every status that a wrong descriptor has (Table 5-6), one fault at a time.
+
+use crate::rig::*;
+use offcore_dsa::config::Capabilities;
+use offcore_dsa::sim::SimOptions;
+use offcore_dsa::wq::gen_cap;
+use offcore_dsa::{Descriptor, Flags, Opcode, Status};
+
+#[test]
+fn operations_that_the_generation_lacks_are_unsupported() {
+    let mut first = Rig::plain();
+    let later = [
+        Opcode::TranslationFetch,
+        Opcode::DixGenerate,
+        Opcode::TypeConversion,
+        Opcode::Reduce,
+        Opcode::ReduceDualcast,
+        Opcode::GatherReduce,
+        Opcode::GatherCopy,
+        Opcode::ScatterCopy,
+        Opcode::ScatterFill,
+        Opcode::UpdateWindow,
+        Opcode::InterDomainCopy,
+        Opcode::InterDomainFill,
+        Opcode::InterDomainCompare,
+        Opcode::InterDomainComparePattern,
+    ];
+    for op in later {
+        assert_eq!(first.run(Descriptor::new(op, Flags::empty())).status, Status::BAD_OPCODE, "{op:?}");
+    }
+    let mut unknown = noop();
+    unknown.flags_opcode |= 0xff00_0000;
+    assert_eq!(first.run(unknown).status, Status::BAD_OPCODE);
+    // The second generation knows domains, but this process has been given none.
+    let mut second = Rig::new(second_generation(layout(&[dedicated()], 1)));
+    let copy = operation(Opcode::InterDomainCopy, 64, 128, 64).with_flags(Flags::OP_0);
+    assert_eq!(second.run(copy).status, Status(0x29));
+    assert!(is_error(&second.run(Descriptor::new(Opcode::UpdateWindow, Flags::empty()))));
+}
+
+#[test]
+fn operations_that_the_queue_does_not_allow_are_unsupported() {
+    let device = Capabilities::spr();
+    let wq = offcore_dsa::config::WqConfig {
+        op_config: Some(device.ops.without(Opcode::MemoryMove)),
+        ..dedicated()
+    };
+    let mut rig = Rig::new(options(layout(&[wq], 1)));
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    assert_eq!(rig.run(copy(&src, &mut dst)).status, Status::BAD_OPCODE);
+    assert_eq!(rig.run(noop()).status, Status::SUCCESS);
+}
+
+#[test]
+fn flags_that_an_operation_does_not_have_are_invalid_and_named() {
+    let mut rig = Rig::plain();
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    let copy = copy(&src, &mut dst);
+    for flag in [
+        Flags::CHECK_RESULT,
+        Flags::ADDR3_TC,
+        Flags::CACHE_CONTROL_3,
+        Flags::OP_0,
+        Flags::OP_7,
+        Flags::from_bits_retain(1 << 6),
+        Flags::from_bits_retain(1 << 15),
+    ] {
+        let record = rig.run(copy.with_flags(flag));
+        assert_eq!((record.status, record.specific[0] as u32), (Status::INVALID_FLAGS, flag.bits()));
+    }
+    assert_eq!(
+        rig.run(copy.with_flags(Flags::CACHE_CONTROL_1 | Flags::STRICT_ORDER)).status,
+        Status::SUCCESS
+    );
+    assert_eq!(rig.run(noop().with_flags(Flags::BLOCK_ON_FAULT)).status, Status::INVALID_FLAGS);
+}
+
+#[test]
+fn an_operation_with_a_result_must_request_its_record() {
+    let mut rig = Rig::plain();
+    let data = pattern(64, 1);
+    for op in [Opcode::Compare, Opcode::ComparePattern, Opcode::CrcGeneration, Opcode::DifCheck] {
+        let mut descriptor = operation(op, data.as_ptr() as u64, 0, 64).with_flags(Flags::CRAV);
+        descriptor.completion = rig.place(5);
+        rig.record(5).clear();
+        rig.submit_raw(&descriptor);
+        rig.engine.run_until_idle();
+        let record = rig.record(5).read().unwrap();
+        assert_eq!((record.status, record.specific[0] as u32), (Status::INVALID_FLAGS, Flags::RCR.bits()));
+    }
+    // A drain that tells nobody is of no use.
+    let mut drain = Descriptor::new(Opcode::Drain, Flags::CRAV);
+    drain.completion = rig.place(5);
+    rig.record(5).clear();
+    rig.submit_raw(&drain);
+    rig.engine.run_until_idle();
+    assert_eq!(rig.record(5).read().unwrap().status, Status::INVALID_FLAGS);
+}
+
+#[test]
+fn without_the_capability_cache_control_is_an_invalid_flag() {
+    let missing = gen_cap::CACHE_CONTROL_MEMORY | gen_cap::DESTINATION_READBACK;
+    let capabilities =
+        Capabilities { gen_cap: Capabilities::spr().gen_cap & !missing, ..Capabilities::spr() };
+    let mut rig =
+        Rig::new(SimOptions { capabilities: Some(capabilities), ..options(layout(&[dedicated()], 1)) });
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    for flag in [Flags::CACHE_CONTROL_1, Flags::CACHE_CONTROL_2] {
+        let descriptor = copy(&src, &mut dst).with_flags(flag);
+        assert_eq!(rig.run(descriptor).status, Status::INVALID_FLAGS);
+        assert_eq!(Rig::plain().run(descriptor).status, Status::SUCCESS);
+    }
+}
+
+#[test]
+fn reserved_fields_must_be_zero() {
+    let mut rig = Rig::plain();
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    let good = copy(&src, &mut dst);
+    let mut specific = good;
+    specific.specific[2] = 1;
+    for wrong in [Descriptor { reserved: 1, ..good }, Descriptor { interrupt: 1, ..good }, specific] {
+        assert_eq!(rig.run(wrong).status, Status::NONZERO_RESERVED);
+    }
+    assert_eq!(rig.run(Descriptor { src: 1, ..noop() }).status, Status::NONZERO_RESERVED);
+    assert_eq!(dst, [0; 64]);
+}
+
+#[test]
+fn fields_out_of_range_misaligned_or_overlapping_are_errors() {
+    let mut rig = Rig::plain();
+    let words = vec![0_u64; 1024];
+    let base = words.as_ptr() as u64;
+    let create = |src, dst, size, record: u64, most| {
+        let mut create = operation(Opcode::CreateDelta, src, dst, size);
+        create.specific = [record, most, 0];
+        create
+    };
+    assert_eq!(rig.run(create(base + 4, base + 1024, 512, base + 4096, 80)).status, Status::MISALIGNED);
+    assert_eq!(rig.run(create(base, base + 1024, 512, base + 4096, 79)).status, Status::FIELD_VALUE);
+    assert_eq!(rig.run(create(base, base + 1024, 512, base + 1100, 80)).status, Status::OVERLAP);
+    assert_eq!(rig.run(create(base, base, 0x8_0008, base, 80)).status, Status::BAD_TRANSFER_SIZE);
+    let mut apply = operation(Opcode::ApplyDelta, base, base + 4096, 512);
+    apply.specific[0] = 9;
+    assert_eq!(rig.run(apply).status, Status::FIELD_VALUE);
+    let crc = operation(Opcode::CopyCrc, base, base + 100, 512);
+    assert_eq!(rig.run(crc).status, Status::OVERLAP);
+    assert!(words.iter().all(|&word| word == 0));
+}

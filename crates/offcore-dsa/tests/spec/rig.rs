@@ -1,0 +1,226 @@
+//! A stepped device with one portal, records, and memory with holes.
+
+use offcore_dsa::completion::Completed;
+use offcore_dsa::config::{DeviceConfig, Group, WqConfig};
+use offcore_dsa::sim::{Generation, Profile, SimDevice, SimEngine, SimOptions, SimPortal};
+use offcore_dsa::wq::WqMode;
+use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted};
+
+/// Completion record valid and requested.
+pub(crate) const RECORD: Flags = Flags::CRAV.union(Flags::RCR);
+
+/// A dedicated queue of 64 descriptors in the first group.
+pub(crate) fn dedicated() -> WqConfig {
+    WqConfig {
+        size: 64,
+        group: Some(0),
+        block_on_fault: true,
+        max_batch_size: 64,
+        max_transfer_size: 2 << 20,
+        label: "spec".into(),
+        ..WqConfig::default()
+    }
+}
+
+/// The same, shared.
+pub(crate) fn shared(threshold: u32) -> WqConfig {
+    WqConfig { mode: WqMode::Shared, threshold, ..dedicated() }
+}
+
+/// One group of `wqs` and `engines` DSA engines.
+pub(crate) fn layout(wqs: &[WqConfig], engines: usize) -> DeviceConfig {
+    let mut config = DeviceConfig {
+        name: "dsa0".into(),
+        groups: vec![Group::default(); 4],
+        wqs: vec![WqConfig::default(); 8],
+        engines: vec![None; 4],
+        ..DeviceConfig::default()
+    };
+    config.wqs[..wqs.len()].clone_from_slice(wqs);
+    config.engines[..engines].fill(Some(0));
+    config
+}
+
+/// Options of a device with that layout.
+pub(crate) fn options(config: DeviceConfig) -> SimOptions {
+    SimOptions { profile: Profile::Layout(Box::new(config)), ..SimOptions::default() }
+}
+
+/// The same, of the second generation.
+pub(crate) fn second_generation(config: DeviceConfig) -> SimOptions {
+    SimOptions { generation: Generation::Dsa2, ..options(config) }
+}
+
+/// A stepped device, its first work queue open.
+pub(crate) struct Rig {
+    pub(crate) device: SimDevice,
+    pub(crate) engine: SimEngine,
+    pub(crate) portal: SimPortal,
+    records: Box<[CompletionRecord]>,
+}
+
+impl Rig {
+    pub(crate) fn new(options: SimOptions) -> Self {
+        let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
+        let portal = device.open(&device.work_queues()[0].name).unwrap();
+        let records = std::iter::repeat_with(CompletionRecord::default).take(256).collect();
+        Self { device, engine, portal, records }
+    }
+
+    /// One dedicated queue and one DSA engine.
+    pub(crate) fn plain() -> Self {
+        Self::new(options(layout(&[dedicated()], 1)))
+    }
+
+    /// One dedicated queue and as many DSA engines.
+    pub(crate) fn with_engines(engines: usize) -> Self {
+        Self::new(options(layout(&[dedicated()], engines)))
+    }
+
+    pub(crate) fn record(&self, index: usize) -> &CompletionRecord {
+        &self.records[index]
+    }
+
+    /// The address of a record.
+    pub(crate) fn place(&self, index: usize) -> u64 {
+        &raw const self.records[index] as u64
+    }
+
+    /// The descriptor with a record.
+    pub(crate) fn with_record(&self, descriptor: Descriptor, index: usize) -> Descriptor {
+        let flags = descriptor.flags() | RECORD;
+        Descriptor { completion: self.place(index), ..descriptor }.with_flags(flags)
+    }
+
+    /// Submits with record `index`, which is cleared before.
+    pub(crate) fn submit(&mut self, descriptor: Descriptor, index: usize) {
+        let descriptor = self.with_record(descriptor, index);
+        self.submit_raw(&descriptor);
+    }
+
+    /// Submits as it stands.
+    pub(crate) fn submit_raw(&mut self, descriptor: &Descriptor) {
+        assert_eq!(self.portal.submit(descriptor), Submitted::Accepted);
+    }
+
+    /// Submits, runs until nothing is left to do, and returns the record.
+    pub(crate) fn run(&mut self, descriptor: Descriptor) -> Completed {
+        self.records[0].clear();
+        self.submit(descriptor, 0);
+        self.engine.run_until_idle();
+        self.records[0].read().expect("a record")
+    }
+
+    /// Runs a list of descriptors as a batch, each with a record from 1 on; returns the batch's record and theirs.
+    pub(crate) fn run_batch(&mut self, members: &[Descriptor]) -> (Completed, Vec<Option<Completed>>) {
+        let members: Vec<Descriptor> =
+            members.iter().zip(1..).map(|(member, index)| self.with_record(*member, index)).collect();
+        self.records[1..=members.len()].iter().for_each(CompletionRecord::clear);
+        let batch = self.run(batch(&members));
+        (batch, self.records[1..=members.len()].iter().map(CompletionRecord::read).collect())
+    }
+}
+
+/// A batch descriptor over a list.
+pub(crate) fn batch(members: &[Descriptor]) -> Descriptor {
+    Descriptor {
+        src: members.as_ptr() as u64,
+        size: members.len() as u32,
+        ..Descriptor::new(Opcode::Batch, Flags::empty())
+    }
+}
+
+pub(crate) fn noop() -> Descriptor {
+    Descriptor::new(Opcode::Noop, Flags::empty())
+}
+
+/// An operation with source, destination and size.
+pub(crate) fn operation(op: Opcode, src: u64, dst: u64, size: usize) -> Descriptor {
+    Descriptor { src, dst, size: size as u32, ..Descriptor::new(op, Flags::empty()) }
+}
+
+/// A memory move between two slices of the same length.
+pub(crate) fn copy(src: &[u8], dst: &mut [u8]) -> Descriptor {
+    assert_eq!(src.len(), dst.len());
+    operation(Opcode::MemoryMove, src.as_ptr() as u64, dst.as_mut_ptr() as u64, src.len())
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()
+}
+
+/// An error, whichever.
+pub(crate) fn is_error(record: &Completed) -> bool {
+    !record.status.is_success() && record.status != Status::NONE
+}
+
+const PAGE: usize = 4096;
+
+/// Pages of memory, some of which are not there.
+pub(crate) struct Pages {
+    base: *mut u8,
+    pages: usize,
+}
+
+impl Pages {
+    /// `pages` pages, of which those in `holes` cannot be accessed.
+    pub(crate) fn with_holes(pages: usize, holes: std::ops::Range<usize>) -> Self {
+        Self::protected(pages, holes, libc::PROT_NONE)
+    }
+
+    /// `pages` pages, of which those in `range` have another protection.
+    pub(crate) fn protected(pages: usize, range: std::ops::Range<usize>, protection: libc::c_int) -> Self {
+        // SAFETY: a fresh anonymous mapping of our own.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                pages * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        let this = Self { base: base.cast(), pages };
+        this.protect(range, protection);
+        this
+    }
+
+    /// Changes the protection of some pages.
+    pub(crate) fn protect(&self, range: std::ops::Range<usize>, protection: libc::c_int) {
+        assert!(range.end <= self.pages);
+        // SAFETY: the range is in the mapping.
+        let outcome = unsafe {
+            libc::mprotect(self.base.add(range.start * PAGE).cast(), range.len() * PAGE, protection)
+        };
+        assert_eq!(outcome, 0);
+    }
+
+    /// The address `offset` bytes from the start.
+    pub(crate) fn at(&self, offset: usize) -> u64 {
+        self.base as u64 + offset as u64
+    }
+
+    /// The bytes there, which must be accessible.
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.pages * PAGE);
+        // SAFETY: the range is in the mapping; the device is not running.
+        unsafe { std::slice::from_raw_parts(self.base.add(offset), len).to_vec() }
+    }
+
+    /// Writes bytes there, which must be accessible.
+    pub(crate) fn put(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.pages * PAGE);
+        // SAFETY: the range is in the mapping; the device is not running.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(offset), bytes.len()) };
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nobody uses it any more.
+        unsafe { libc::munmap(self.base.cast(), self.pages * PAGE) };
+    }
+}

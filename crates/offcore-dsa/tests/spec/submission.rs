@@ -1,0 +1,177 @@
+//! C.6, 1, 2 and 9: queues that are full, portals, and submissions that a device does not take.
+
+use crate::rig::*;
+use offcore_dsa::sim::{SimDevice, SimError};
+use offcore_dsa::{Status, Submitted};
+
+#[test]
+fn rule_1_a_dedicated_queue_that_is_full_drops_silently_and_reports_in_swerror() {
+    let mut rig = Rig::plain();
+    for index in 0..70 {
+        rig.submit(noop(), index);
+    }
+    rig.engine.run_until_idle();
+    let completed = (0..70).filter(|&index| rig.record(index).read().is_some()).count();
+    assert_eq!(completed, 64);
+    assert!(rig.record(69).read().is_none(), "the descriptors too many are the last ones");
+    let errors = rig.device.errors();
+    assert_eq!(errors.first.map(|error| (error.status, error.wq)), Some((None, 0)));
+    assert!(errors.overflow);
+    assert_eq!(rig.device.stats().overflowed, 6);
+}
+
+#[test]
+fn rule_1_a_dedicated_queue_has_room_again_when_descriptors_have_left_it() {
+    let mut rig = Rig::plain();
+    for round in 0..4 {
+        for index in 0..64 {
+            rig.submit(noop(), index);
+        }
+        rig.engine.run_until_idle();
+        assert_eq!(rig.device.stats().completed, (round + 1) * 64);
+    }
+    assert_eq!(rig.device.errors().first, None);
+}
+
+#[test]
+fn rule_1_a_shared_queue_answers_retry_at_its_threshold_on_the_limited_portal() {
+    let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
+    let answers: Vec<Submitted> = (0..60)
+        .map(|index| {
+            let descriptor = rig.with_record(noop(), index);
+            rig.portal.submit(&descriptor)
+        })
+        .collect();
+    assert!(answers[..48].iter().all(|&answer| answer == Submitted::Accepted));
+    assert!(answers[48..].iter().all(|&answer| answer == Submitted::Retry));
+    rig.engine.run_until_idle();
+    assert_eq!(rig.device.stats().completed, 48);
+    assert_eq!(rig.device.stats().retried, 12);
+    // Nothing was lost, so nothing is reported; and there is room again.
+    assert_eq!(rig.device.errors().first, None);
+    assert_eq!(rig.portal.submit(&noop()), Submitted::Accepted);
+}
+
+#[test]
+fn rule_1_a_client_that_leaves_a_shared_queue_leaves_its_entries() {
+    let Rig { device, mut engine, mut portal, .. } = Rig::new(options(layout(&[shared(48)], 1)));
+    for step in [false, true, true] {
+        assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
+        assert_eq!(portal.submit(&noop()), Submitted::Retry);
+        assert!(!step || engine.step());
+        drop(portal);
+        portal = device.open("wq0.0").unwrap();
+    }
+    assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
+    engine.run_until_idle();
+    assert_eq!(device.stats().completed, 48);
+    assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
+    assert_eq!(portal.submit(&noop()), Submitted::Retry);
+}
+
+#[test]
+fn rule_2_every_portal_of_a_shared_queue_leads_to_it_and_a_dedicated_one_has_one_client() {
+    let (device, mut engine) =
+        SimDevice::stepped("dsa-sim3", options(layout(&[shared(60), dedicated()], 1))).unwrap();
+    let mut portals: Vec<_> = (0..4).map(|_| device.open("wq3.0").unwrap()).collect();
+    for portal in &mut portals {
+        assert_eq!(portal.submit(&noop()), Submitted::Accepted);
+    }
+    engine.run_until_idle();
+    assert_eq!(device.stats().completed, 4);
+    let first = device.open("wq3.1").unwrap();
+    assert!(matches!(device.open("wq3.1"), Err(SimError::Busy { .. })));
+    drop(first);
+    assert!(device.open("wq3.1").is_ok());
+    assert!(matches!(device.open("wq0.0"), Err(SimError::NoWorkQueue { .. })));
+}
+
+#[test]
+fn rule_9_a_device_that_is_halted_ignores_stores_and_answers_retry_to_enqcmd() {
+    let mut rig = Rig::plain();
+    rig.device.halt();
+    rig.submit(noop(), 0);
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).read().is_none() && !rig.portal.is_alive());
+    assert_eq!(rig.device.errors().first, None);
+
+    let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
+    rig.device.halt();
+    assert!((0..100).all(|_| rig.portal.submit(&noop()) == Submitted::Retry));
+}
+
+#[test]
+fn rule_9_a_misaligned_completion_record_is_reported_in_swerror_only() {
+    let mut rig = Rig::plain();
+    let mut descriptor = rig.with_record(noop(), 0);
+    descriptor.completion += 16;
+    rig.submit_raw(&descriptor);
+    rig.submit(noop(), 2);
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).read().is_none() && rig.record(1).read().is_none());
+    assert!(rig.record(2).read().is_some(), "later descriptors go on");
+    let error = rig.device.errors().first.unwrap();
+    assert_eq!((error.status, error.address), (Some(Status::CR_MISALIGNED), descriptor.completion));
+}
+
+#[test]
+fn rule_9_a_completion_record_on_no_page_is_reported_in_swerror_and_nothing_is_done() {
+    let mut rig = Rig::plain();
+    let pages = Pages::with_holes(1, 0..1);
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    let mut descriptor = rig.with_record(copy(&src, &mut dst), 0);
+    descriptor.completion = pages.at(0);
+    rig.submit_raw(&descriptor);
+    rig.engine.run_until_idle();
+    let error = rig.device.errors().first.unwrap();
+    assert_eq!((error.status, error.address), (Some(Status::CR_ADDRESS_FAULT), pages.at(0)));
+    assert_eq!(dst, [0; 64]);
+}
+
+#[test]
+fn rule_9_an_invalid_interrupt_handle_is_reported_in_the_record_and_in_swerror() {
+    let mut rig = Rig::plain();
+    let mut descriptor = noop().with_flags(offcore_dsa::Flags::RCI);
+    descriptor.interrupt = 9;
+    let record = rig.run(descriptor);
+    assert_eq!(record.status, Status::INTERRUPT_HANDLE);
+    assert_eq!(rig.device.errors().first.unwrap().status, Some(Status::INTERRUPT_HANDLE));
+}
+
+#[test]
+fn rule_9_without_a_completion_record_errors_are_reported_in_swerror() {
+    let mut rig = Rig::plain();
+    let descriptor = operation(offcore_dsa::Opcode::MemoryMove, 64, 128, 0);
+    rig.submit_raw(&descriptor);
+    rig.engine.run_until_idle();
+    assert_eq!(rig.device.errors().first.unwrap().status, Some(Status::BAD_TRANSFER_SIZE));
+    // Success needs no record and is no error.
+    rig.device.clear_errors();
+    rig.submit_raw(&noop());
+    rig.engine.run_until_idle();
+    assert_eq!((rig.device.errors().first, rig.device.stats().completed), (None, 2));
+}
+
+#[test]
+fn rule_9_privilege_in_a_shared_queue_is_reported_in_swerror_only() {
+    let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
+    let descriptor = offcore_dsa::Descriptor { pasid: 1 << 31, ..rig.with_record(noop(), 0) };
+    rig.submit_raw(&descriptor);
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).read().is_none());
+    assert_eq!(rig.device.errors().first.unwrap().status, Some(Status::PRIVILEGE));
+    // In a dedicated queue, the device takes the queue's own.
+    let mut rig = Rig::plain();
+    assert_eq!(rig.run(offcore_dsa::Descriptor { pasid: 1 << 31, ..noop() }).status, Status::SUCCESS);
+}
+
+#[test]
+fn rule_9_a_device_with_an_event_log_keeps_errors_there() {
+    let mut rig = Rig::new(second_generation(layout(&[dedicated()], 1)));
+    for _ in 0..3 {
+        rig.submit_raw(&operation(offcore_dsa::Opcode::MemoryMove, 64, 128, 0));
+    }
+    rig.engine.run_until_idle();
+    let errors = rig.device.errors();
+    assert_eq!((errors.log.len(), errors.first), (3, None));
+}

@@ -1,0 +1,189 @@
+//! C.6, 8 and 12, and what a simulator is for: nothing happens before its time.
+
+use crate::rig::*;
+use offcore_dsa::config::WqConfig;
+use offcore_dsa::sim::{Faults, SimDevice, SimOptions};
+use offcore_dsa::{CompletionRecord, Opcode, Status, Submitted};
+
+#[test]
+fn rule_8_before_its_completion_a_copy_has_changed_nothing() {
+    let mut rig = Rig::plain();
+    let (src, mut dst) = (pattern(4096, 1), vec![0xee; 4096]);
+    rig.submit(copy(&src, &mut dst), 0);
+    let (mut steps, mut before) = (0, 0);
+    while rig.record(0).read().is_none() {
+        assert!(dst.iter().all(|&byte| byte == 0xee), "changed at {} ns", rig.engine.now());
+        before = rig.engine.now();
+        assert!(rig.engine.step());
+        steps += 1;
+    }
+    assert!(steps > 2 && before > 100, "{steps} steps, {before} ns");
+    assert_eq!(dst, src);
+}
+
+#[test]
+fn rule_8_submission_alone_moves_nothing_however_long_it_takes() {
+    let mut rig = Rig::plain();
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    rig.submit(copy(&src, &mut dst), 0);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!((dst[0], rig.record(0).read()), (0, None));
+    // Nor does a clock that stops before the completion.
+    rig.engine.run_until(100);
+    assert_eq!((rig.engine.now(), rig.record(0).read()), (100, None));
+    assert!(dst.iter().all(|&byte| byte == 0));
+    rig.engine.run_until(1_000_000);
+    assert_eq!((dst, rig.engine.now()), (src, 1_000_000));
+}
+
+/// With a device on its own thread. Takes up to some seconds where there is one core.
+#[test]
+fn rule_8_data_is_visible_before_its_record() {
+    let device = SimDevice::start("dsa-sim0", options(layout(&[dedicated()], 1)), 0).unwrap();
+    let mut portal = device.open("wq0.0").unwrap();
+    let record = CompletionRecord::default();
+    let src = vec![0_u8; 3000];
+    let dst = vec![0xff_u8; 3000];
+    for round in 0..500_u32 {
+        // SAFETY: both vectors are ours, the device has no descriptor now, and it uses their addresses.
+        unsafe {
+            src.as_ptr().cast_mut().write_bytes(round as u8, 3000);
+        }
+        record.clear();
+        let mut descriptor =
+            operation(Opcode::MemoryMove, src.as_ptr() as u64, dst.as_ptr() as u64, 3000).with_flags(RECORD);
+        descriptor.completion = &raw const record as u64;
+        portal.fence();
+        assert_eq!(portal.submit(&descriptor), Submitted::Accepted);
+        while record.status_byte() == 0 {
+            std::hint::spin_loop();
+        }
+        for at in (0..3000).chain([2999]) {
+            // SAFETY: the byte is in the vector.
+            assert_eq!(unsafe { dst.as_ptr().add(at).read_volatile() }, round as u8, "{round} {at}");
+        }
+        assert_eq!(record.read().unwrap().status, Status::SUCCESS);
+    }
+}
+
+#[test]
+fn rule_8_without_address_translation_write_faults_go_unreported() {
+    let wq = WqConfig { ats_disable: true, ..dedicated() };
+    let mut rig = Rig::new(options(layout(&[wq], 1)));
+    let pages = Pages::with_holes(1, 0..1);
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    let record = rig.run(operation(Opcode::MemoryMove, src.as_ptr() as u64, pages.at(0), 64));
+    assert_eq!(record.status, Status::SUCCESS);
+    // A read cannot be made up.
+    let record = rig.run(operation(Opcode::MemoryMove, pages.at(0), dst.as_mut_ptr() as u64, 64));
+    assert_eq!(record.status, Status::HARDWARE);
+}
+
+#[test]
+fn rule_12_the_device_never_writes_a_status_of_zero() {
+    let faults = Faults { page: 0.3, hardware: 0.3, ..Faults::none() };
+    let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    for _ in 0..200 {
+        // A record that is not cleared keeps its old status until the new one is there.
+        rig.submit(copy(&src, &mut dst), 0);
+        let mut last = rig.record(0).status_byte();
+        while rig.engine.step() {
+            let now = rig.record(0).status_byte();
+            assert!(now != 0 || last == 0);
+            last = now;
+        }
+        assert_ne!(last, 0);
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_trace() {
+    let trace = |seed| {
+        let faults: Faults = "page:0.1+hw:0.05+drop:0.05+late:0.1:5+lost:0.05".parse().unwrap();
+        let mut rig = Rig::new(SimOptions { seed, faults, ..options(layout(&[dedicated()], 4)) });
+        let src = pattern(9000, 1);
+        let mut targets = vec![vec![0; 9000]; 48];
+        for (index, dst) in targets.iter_mut().enumerate() {
+            let len = 100 + index * 150;
+            rig.submit(copy(&src[..len], &mut dst[..len]), index);
+        }
+        let mut trace = Vec::new();
+        while rig.engine.step() {
+            let records: Vec<_> = (0..48)
+                .map(|index| {
+                    rig.record(index).read().map(|record| (record.status.0, record.completed, record.result))
+                })
+                .collect();
+            trace.push((rig.engine.now(), records));
+        }
+        (trace, targets)
+    };
+    let (first, again, other) = (trace(7), trace(7), trace(8));
+    assert!(first == again);
+    assert!(first.0 != other.0);
+}
+
+#[test]
+fn closing_a_portal_gives_up_what_is_in_the_device() {
+    let Rig { device, mut engine, mut portal, .. } = Rig::plain();
+    let record = CompletionRecord::default();
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    let mut descriptor = copy(&src, &mut dst).with_flags(RECORD);
+    descriptor.completion = &raw const record as u64;
+    for steps in 0..4 {
+        assert_eq!(portal.submit(&descriptor), Submitted::Accepted);
+        for _ in 0..steps {
+            assert!(engine.step());
+        }
+        drop(portal);
+        engine.run_until_idle();
+        assert_eq!((dst[0], record.read()), (0, None), "after {steps} steps");
+        portal = device.open("wq0.0").unwrap();
+    }
+    // The queue works for the next client.
+    assert_eq!(portal.submit(&descriptor), Submitted::Accepted);
+    engine.run_until_idle();
+    assert!(record.is_plain_success() && dst == src);
+    assert_eq!(device.stats().aborted, 4);
+}
+
+#[test]
+fn closing_a_portal_waits_for_a_device_on_its_own_thread() {
+    let device = SimDevice::start("dsa-sim0", options(layout(&[shared(48)], 2)), 0).unwrap();
+    let src = vec![1_u8; 1 << 20];
+    for _ in 0..50 {
+        let mut dst = vec![0_u8; 1 << 20];
+        let mut portal = device.open("wq0.0").unwrap();
+        for _ in 0..8 {
+            assert_eq!(portal.submit(&copy(&src, &mut dst)), Submitted::Accepted);
+        }
+        drop(portal);
+        // Whatever was not copied by now never is: the memory can be given back.
+        let snapshot = dst.clone();
+        std::thread::yield_now();
+        assert!(dst == snapshot);
+    }
+}
+
+#[test]
+fn a_reset_gives_up_everything_and_enables_the_device_again() {
+    let mut rig = Rig::plain();
+    let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
+    rig.submit(copy(&src, &mut dst), 0);
+    assert!(rig.engine.step());
+    rig.device.halt();
+    assert!(!rig.engine.step() && !rig.portal.is_alive());
+    rig.device.reset();
+    rig.engine.run_until_idle();
+    assert_eq!((dst[0], rig.record(0).read(), rig.portal.is_alive()), (0, None, false));
+    // The old portal leads nowhere; a new one works.
+    rig.submit(copy(&src, &mut dst), 1);
+    rig.engine.run_until_idle();
+    assert_eq!(rig.record(1).read(), None);
+    rig.portal = rig.device.open("wq0.0").unwrap();
+    rig.submit(copy(&src, &mut dst), 2);
+    rig.engine.run_until_idle();
+    assert!(rig.record(2).is_plain_success() && rig.portal.is_alive());
+    assert_eq!((rig.device.stats().halts, rig.device.stats().resets), (1, 1));
+}

@@ -1,0 +1,70 @@
+//! `--dsa-sim N:KEY=VALUE,…`: a simulated DSA device for channels `dsa-simN:wqN.M`.
+
+use std::str::FromStr;
+
+use offcore_dsa::sim::SimOptions;
+
+/// A simulated device that the command line asks for.
+#[derive(Clone, Debug)]
+pub struct Simulator {
+    /// N of `dsa-simN`.
+    pub number: u32,
+    /// The lcore that plays the device; one that no worker has, when it is left open.
+    pub lcore: Option<usize>,
+    /// What the device is like.
+    pub options: SimOptions,
+}
+
+impl Simulator {
+    /// What channels call the device.
+    pub fn name(&self) -> String {
+        format!("dsa-sim{}", self.number)
+    }
+}
+
+impl FromStr for Simulator {
+    type Err = String;
+
+    /// `lcore=N` is ours, everything else the simulator's.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = "expected N[:KEY=VALUE,…] such as 0:profile=vhost,gen=spr,lcore=1";
+        let (number, rest) = text.split_once(':').unwrap_or((text, ""));
+        let number = number.parse().map_err(|_| format!("'{number}' is no device number: {expected}"))?;
+        let mut lcore = None;
+        let mut options = Vec::new();
+        for part in rest.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            match part.strip_prefix("lcore=") {
+                Some(found) => {
+                    let parsed = found.parse().map_err(|_| format!("lcore={found}: expected a number"))?;
+                    lcore = Some(parsed);
+                }
+                None => options.push(part),
+            }
+        }
+        let options = options.join(",").parse::<SimOptions>().map_err(|error| error.to_string())?;
+        Ok(Self { number, lcore, options })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_and_its_lcore() {
+        let plain: Simulator = "3".parse().unwrap();
+        assert_eq!((plain.number, plain.lcore, plain.name().as_str()), (3, None, "dsa-sim3"));
+        let placed: Simulator = "0:profile=vhost,lcore=1,seed=7".parse().unwrap();
+        assert_eq!((placed.number, placed.lcore), (0, Some(1)));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, word) in
+            [("x:seed=1", "device number"), ("0:lcore=a", "lcore=a"), ("0:colour=red", "colour")]
+        {
+            let error = text.parse::<Simulator>().unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

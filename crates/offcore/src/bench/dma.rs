@@ -1,0 +1,318 @@
+//! `offcore bench dma`: what copies cost the core, how fast engines are, and what sharing a channel costs.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Args, ValueEnum};
+use offcore_bench::copier::Copier;
+use offcore_bench::dma::{self, Options, SIZES, Subject, sharing};
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+use offcore_bench::temperature::Temperature;
+use offcore_dma::share;
+use offcore_mem::Hugepages;
+use offcore_stats::lcore;
+
+use super::{Format, Rows, two_lcores};
+use crate::Failure;
+use crate::args::{Lcores, choice, hugepages, lcores, within};
+use crate::report::columns;
+
+/// Rounds of a combination, and how long it may take.
+const ROUNDS: (usize, Duration) = (400, Duration::from_millis(500));
+/// The same with `--quick`.
+const QUICK_ROUNDS: (usize, Duration) = (100, Duration::from_millis(80));
+/// Copies that each worker has in flight with `--sharing`.
+const SHARED_DEPTH: usize = 32;
+
+/// The examples of `offcore bench dma --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  The core, a helper core and a simulated DSA, roughly:
+    offcore bench dma --quick
+
+  What a batch saves, in one temperature:
+    offcore bench dma --engine dsa-sim --size 1024 --batch 1,2,4,8,16,32,64,128
+
+  The core's own copy routines against each other, data in no cache:
+    offcore bench dma --engine cpu,plain-sse2,ahead-sse2 --temperature cold
+
+  Few and many copies in flight, as objects:
+    offcore bench dma --size 4K,64K,1M --depth 1,16,128 --format json
+
+  Two workers that share a channel, by a lock, a shared queue, or not at all:
+    offcore bench dma --sharing lock,swq,bound --workers 2
+
+Cycles are the TSC's, per copy, the waits for the engine left out. GB/s and
+latencies are by the clock of whoever copies: with dsa-sim, the virtual one.";
+
+/// What `offcore bench dma` understands.
+#[derive(Args, Debug)]
+pub(crate) struct DmaArgs {
+    /// Bytes of a copy, 1 to 1M [default: 64,256,1K,4K,16K,64K,256K,1M]
+    #[arg(long = "size", value_name = "LIST", value_delimiter = ',', value_parser = size)]
+    pub sizes: Vec<usize>,
+
+    /// Copies handed over at a time, 1 to 128 [default: 1,8,32,128]
+    #[arg(long = "batch", value_name = "LIST", value_delimiter = ',', value_parser = within(1..=128))]
+    pub batches: Vec<usize>,
+
+    /// Copies in flight, 1 to 256; fewer where they were more than 16 MiB [default: 128]
+    #[arg(long = "depth", value_name = "LIST", value_delimiter = ',', value_parser = within(1..=256))]
+    pub depths: Vec<usize>,
+
+    /// Where the data is: in this core's cache, in the other's, in none [default: remote; with --sharing hot]
+    #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
+    pub temperatures: Vec<Temperature>,
+
+    /// Who copies: cpu, a routine of the core such as ahead-avx2, core:1, dsa-sim, dsa-sim-direct [default: cpu, core:1
+    /// and both dsa-sim]
+    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',')]
+    pub subjects: Vec<Subject>,
+
+    /// Measure workers that share a simulated DSA at the same time: by a lock, a shared work queue, or bound to a queue
+    /// each
+    #[arg(long = "sharing", value_name = "LIST", value_delimiter = ',')]
+    pub sharings: Vec<Sharing>,
+
+    /// Workers with --sharing, one on each lcore
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(1..=4), requires = "sharings")]
+    pub workers: usize,
+
+    /// The measured lcore and the other one [default: the first two]
+    #[arg(long, value_name = "A,B", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of the buffers: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Three sizes, two batches, fewer rounds
+    #[arg(long)]
+    pub quick: bool,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+/// How workers share a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sharing {
+    /// A lock around one dedicated queue.
+    Lock,
+    /// One shared work queue.
+    Swq,
+    /// A dedicated queue each.
+    Bound,
+}
+
+/// Bytes, with K or M for binary thousands and millions.
+fn size(text: &str) -> Result<usize, String> {
+    let (digits, factor) = match text.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 1 << 10),
+        None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),
+    };
+    let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
+    bytes
+        .filter(|n| (1..=1 << 20).contains(n))
+        .ok_or_else(|| "expected bytes such as 64, 4K or 1M, at most 1M".into())
+}
+
+fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
+    choice(Temperature::ALL.map(Temperature::name))
+}
+
+/// Measures and writes what the flags ask for.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
+    let mut rows = Rows::new(args.format);
+    let mut emit = |row: Row| rows.push(row);
+    let measured = if args.sharings.is_empty() {
+        let options = options(args).map_err(Failure::Usage)?;
+        dma::run(&options, &Progress::visible(), &mut emit)
+    } else {
+        let options = sharing_options(args).map_err(Failure::Usage)?;
+        sharing::run(&options, &Progress::visible(), &mut emit)
+    };
+    measured.map_err(|error| anyhow!("offcore bench dma: {error:#}"))?;
+    Ok(rows.finish(None, |_, _| Ok(()), table)?)
+}
+
+fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
+    if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
+}
+
+fn options(args: &DmaArgs) -> Result<Options, String> {
+    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
+    let (rounds, patience) = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    Ok(Options {
+        sizes: or(&args.sizes, if args.quick { &[64, 1024, 16 << 10] } else { &SIZES }),
+        batches: or(&args.batches, if args.quick { &[1, 32] } else { &[1, 8, 32, 128] }),
+        depths: or(&args.depths, &[128]),
+        temperatures: or(&args.temperatures, &[Temperature::Remote]),
+        subjects: or(&args.subjects, &Copier::ALL.map(Subject::Copier)),
+        rounds,
+        patience,
+        hugepages: args.hugepages,
+        lcore,
+        other_lcore,
+    })
+}
+
+fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
+    let flags = [
+        ("--engine", args.subjects.is_empty(), "it is dsa-sim"),
+        ("--temperature", args.temperatures.is_empty(), "it is hot: each worker's own data"),
+    ];
+    for (flag, absent, reason) in flags {
+        if !absent {
+            return Err(format!("{flag} does not go with --sharing: {reason}"));
+        }
+    }
+    let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
+    let lcores = args.lcores.as_ref().map_or(available.clone(), |Lcores(given)| given.clone());
+    if lcores.len() < args.workers || !lcores.iter().all(|lcore| available.contains(lcore)) {
+        return Err(format!(
+            "--workers {}: found lcores {lcores:?} of {available:?}, expected one each",
+            args.workers
+        ));
+    }
+    let depth = match args.depths[..] {
+        [] => SHARED_DEPTH,
+        [depth] if depth * args.workers <= 128 => depth,
+        _ => {
+            return Err(
+                "--depth with --sharing: expected one number, at most 128 for all workers together".into()
+            );
+        }
+    };
+    Ok(sharing::Options {
+        sharings: args
+            .sharings
+            .iter()
+            .map(|sharing| match sharing {
+                Sharing::Lock => share::Sharing::Lock,
+                Sharing::Swq => share::Sharing::SharedQueue,
+                Sharing::Bound => share::Sharing::Bound,
+            })
+            .collect(),
+        lcores: lcores[..args.workers].to_vec(),
+        sizes: or(&args.sizes, &[64, 1024]),
+        batches: or(&args.batches, &[1, 8, 32]),
+        depth,
+        rounds: if args.quick { 500 } else { 5_000 },
+        hugepages: args.hugepages,
+    })
+}
+
+fn table(rows: &[Row]) -> String {
+    const HEADS: [&str; 13] = [
+        "data",
+        "bytes",
+        "engine",
+        "sharing",
+        "batch",
+        "in flight",
+        "submit",
+        "reap",
+        "ns",
+        "GB/s",
+        "p50 ns",
+        "p99 ns",
+        "verified",
+    ];
+    let or_dash = |value: Option<f64>, digits| value.map_or("-".into(), |v| format!("{v:.digits$}"));
+    let mut cells = vec![HEADS.map(String::from)];
+    cells.extend(rows.iter().map(|row| {
+        [
+            row.temperature.clone(),
+            row.frame.to_string(),
+            row.engine.clone(),
+            row.sharing.unwrap_or("-").into(),
+            row.burst.to_string(),
+            row.window.to_string(),
+            or_dash(row.submit_cycles, 1),
+            or_dash(row.reap_cycles, 1),
+            format!("{:.1}", row.ns_per_packet),
+            or_dash(row.gigabytes_per_s, 2),
+            or_dash(row.p50_ns, 0),
+            or_dash(row.p99_ns, 0),
+            row.verified.to_string(),
+        ]
+    }));
+    columns(&cells, "lrllrrrrrrrrr")
+        + "submit, reap: TSC cycles of the core a copy, ns both together; GB/s and latencies, from the first copy's\n\
+           submission on: by the clock of whoever copies, with dsa-sim the model's; verified: copies compared in full.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::bench::BenchCommand;
+    use clap::Parser;
+
+    fn parse(line: &str) -> Result<DmaArgs, String> {
+        let command = Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.to_string())?.command;
+        let Command::Bench { command: BenchCommand::Dma(args) } = command else { panic!("{line}") };
+        if args.sharings.is_empty() {
+            options(&args).map(drop)?
+        } else {
+            sharing_options(&args).map(drop)?
+        }
+        Ok(args)
+    }
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let examples = EXAMPLES.lines().filter(|line| line.trim().starts_with("offcore "));
+        assert_eq!(examples.clone().count(), 5);
+        for line in examples {
+            match parse(line) {
+                // A machine with a single core has no second worker.
+                Err(error) if lcore::available().unwrap().len() < 2 => {
+                    assert!(error.contains("--workers"), "{error}")
+                }
+                parsed => drop(parsed.unwrap()),
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let args = parse("offcore bench dma --size 64,4K,1M --depth 1,128").unwrap();
+        assert_eq!((args.sizes, args.depths), (vec![64, 4096, 1 << 20], vec![1, 128]));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (flags, words) in [
+            ("--size 2M", ["--size", "at most 1M"]),
+            ("--batch 129", ["--batch", "from 1 to 128"]),
+            ("--engine gpu", ["--engine", "dsa-sim-direct"]),
+            ("--sharing queue", ["--sharing", "lock, swq, bound"]),
+            ("--sharing lock --engine cpu", ["--engine", "--sharing"]),
+            ("--sharing lock --depth 100", ["--depth", "at most 128"]),
+            ("--workers 2", ["--sharing", "required"]),
+        ] {
+            let error = parse(&format!("offcore bench dma {flags}")).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn rows_become_a_table() {
+        let row = Row {
+            frame: 4096,
+            engine: "dsa-sim".into(),
+            submit_cycles: Some(12.34),
+            gigabytes_per_s: Some(29.97),
+            ..Row::default()
+        };
+        let text = table(&[row]);
+        assert!(text.contains("12.3") && text.contains("29.97"), "{text}");
+    }
+}

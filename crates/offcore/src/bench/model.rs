@@ -1,0 +1,152 @@
+//! `offcore bench model`: the simulated device's timing against published figures.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::Args;
+use offcore_bench::model::points::OUTSIDE;
+use offcore_bench::model::{self, TOLERANCE, plot};
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+
+use super::{Format, Rows};
+use crate::Failure;
+use crate::report::columns;
+
+/// The examples of `offcore bench model --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  Every published figure beside the model's:
+    offcore bench model
+
+  As objects, one a line; drawn:
+    offcore bench model --format json --plot model.svg
+
+The device's parameters are fitted on three figures and judged on the others:
+at most 15 % off, inside a range, at or above a lower bound. What runs is the
+simulator, stepped, on its virtual clock; nothing is measured on this machine.";
+
+/// What `offcore bench model` understands.
+#[derive(Args, Debug)]
+pub(crate) struct ModelArgs {
+    /// Draw the errors as an SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+/// Asks the model and writes what it says.
+///
+/// # Errors
+/// [`Failure::Failed`] when the simulator fails, not when a figure is missed.
+pub(crate) fn run(args: &ModelArgs) -> Result<(), Failure> {
+    let mut rows = Rows::new(args.format);
+    model::run(&Progress::visible(), &mut |row| rows.push(row))
+        .map_err(|error| anyhow!("offcore bench model: {error:#}"))?;
+    Ok(rows.finish(args.plot.as_ref(), plot::errors, table)?)
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for (role, title) in
+        [("fitted", "Fitted:"), ("taken", "Taken as a parameter, or bounding one:"), ("judged", "Judged:")]
+    {
+        let rows: Vec<_> = rows.iter().filter(|row| row.role == Some(role)).collect();
+        let mut cells =
+            vec![["figure", "published", "model", "unit", "error", "", "source"].map(String::from)];
+        cells.extend(rows.iter().map(|row| {
+            [
+                row.case.clone(),
+                published(row),
+                figure(row.median),
+                row.unit.into(),
+                match row.error.unwrap_or_default() {
+                    0.0 if row.published != row.published_high => "-".into(),
+                    error => format!("{:+.1} %", error * 100.0),
+                },
+                if row.pass == Some(true) { "met" } else { "MISSED" }.into(),
+                match row.software_ns {
+                    Some(ns) if ns > 0.0 => format!("{} ({ns:.0} ns)", row.source.unwrap_or_default()),
+                    _ => row.source.unwrap_or_default().into(),
+                },
+            ]
+        }));
+        let _ = write!(text, "{title}\n{}\n", columns(&cells, "lrrlrll"));
+    }
+    let judged = rows.iter().filter(|row| row.role == Some("judged"));
+    let met = judged.clone().filter(|row| row.pass == Some(true)).count();
+    let _ = writeln!(
+        text,
+        "{met} of {} judged figures are met: at most {:.0} % off, inside a range, at or above a lower bound.",
+        judged.count(),
+        TOLERANCE * 100.0
+    );
+    text += "Published, and not the device's alone:\n";
+    for (figure, reason) in OUTSIDE {
+        let _ = writeln!(text, "  {figure}: {reason}");
+    }
+    text
+}
+
+fn published(row: &Row) -> String {
+    let low = row.published.unwrap_or_default();
+    match row.published_high {
+        None => format!(">= {}", figure(low)),
+        Some(high) if high > low => format!("{}-{}", figure(low), figure(high)),
+        Some(_) => figure(low),
+    }
+}
+
+/// Three digits, or all that are before the point.
+fn figure(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let examples = EXAMPLES.lines().filter(|line| line.trim().starts_with("offcore "));
+        assert_eq!(examples.clone().count(), 2);
+        for line in examples {
+            Cli::try_parse_from(line.split_whitespace()).unwrap();
+        }
+    }
+
+    #[test]
+    fn points_are_listed_by_role() {
+        let row = |case: &str, role, high, error| Row {
+            case: case.into(),
+            role: Some(role),
+            published: Some(10.0),
+            published_high: high,
+            median: 10.0 * (1.0 + error),
+            error: Some(error),
+            pass: Some(error.abs() < 0.15),
+            software_ns: Some(182.0),
+            source: Some("somebody"),
+            unit: "us",
+            ..Row::default()
+        };
+        let text = table(&[
+            row("a", "fitted", Some(10.0), 0.0),
+            row("b", "judged", Some(10.0), 0.2),
+            row("c", "judged", None, 0.0),
+        ]);
+        for words in ["+0.0 %  met", "+20.0 %  MISSED", ">= 10.0", "somebody (182 ns)", "1 of 2 judged"] {
+            assert!(text.contains(words), "no '{words}' in {text}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! `offcore bench vhost`: Table 8 of the vhost guide, and Figure 3's shares.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::{Args, ValueEnum};
+use offcore_bench::copier::{Copier, Setup};
+use offcore_bench::end_to_end::{self, EndToEndOptions};
+use offcore_bench::lockstep::OtherCore;
+use offcore_bench::plot;
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+use offcore_bench::submit_reap;
+use offcore_bench::temperature::Temperature;
+use offcore_bench::vhost::{self, FRAMES};
+use offcore_bench::work_sweep;
+use offcore_dma::Mode;
+use offcore_mem::Hugepages;
+use offcore_stats::lcore;
+
+use super::{Format, Rows, frame, two_lcores};
+use crate::Failure;
+use crate::args::{Lcores, choice, hugepages, lcores};
+use crate::report::columns;
+
+/// A B B A blocks of a cell; the design asks for 200.
+const BLOCKS: usize = 200;
+/// The same with `--quick`.
+const QUICK_BLOCKS: usize = 60;
+/// How long a cell may take with `--quick`, so that 21 of them take less than a minute.
+const QUICK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The examples of `offcore bench vhost --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  Everything, roughly, in less than a minute:
+    offcore bench vhost --quick
+
+  One cell, as an object that names what was measured and how:
+    offcore bench vhost --frame 1518 --temperature remote --format json
+
+  Beside DPDK's librte_vhost (a build with --features dpdk, as root), drawn:
+    offcore bench vhost --peer dpdk-lib --temperature remote --plot cost.svg
+
+  Whether auto keeps up with the better of the core and an engine:
+    offcore bench vhost --mode cpu,offload,auto --engine cpu,core:1
+
+  The same with a simulated DSA behind the driver:
+    offcore bench vhost --engine cpu,dsa-sim,dsa-sim-direct --frame 1518
+
+  Packets a second, in turns with dpdk-testpmd, as root:
+    offcore bench vhost --case end-to-end --peer dpdk
+
+  What offloading leaves to an application that works on every packet:
+    offcore bench vhost --case work-ns --frame 512,1518 --plot work.svg
+
+A core cost is what the core spends on a packet: an engine has a rate of its
+own. 'reaches' is what both reach together, 'bound' which of them is the limit.";
+
+/// What `offcore bench vhost` understands.
+#[derive(Args, Debug)]
+pub(crate) struct VhostArgs {
+    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518]
+    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    pub frames: Vec<usize>,
+
+    /// Where the data is: in this core's cache, in the other's, in none [default: all three]
+    #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
+    pub temperatures: Vec<Temperature>,
+
+    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
+    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
+    pub modes: Vec<Mode>,
+
+    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
+    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = engine())]
+    pub engines: Vec<Copier>,
+
+    /// What is measured: what a packet costs the core, packets a second through a socket, or what a copy costs that
+    /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk]
+    #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
+    pub cases: Vec<Case>,
+
+    /// Measure other people's software beside ours, in turns
+    #[arg(long, value_name = "PEER")]
+    pub peer: Option<Peer>,
+
+    /// The measured lcore and the guest's [default: the first two]
+    #[arg(long, value_name = "A,B", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of packet buffers and guests: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Fewer blocks: less than a minute for everything
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Draw the rows of core-cost, or of work-ns, as an SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Case {
+    /// TSC ticks that forwarding a packet takes the core.
+    CoreCost,
+    /// TSC ticks that handing a copy over and learning of its end takes.
+    SubmitReap,
+    /// Core cost with work of 0 to 1600 ns on every packet.
+    WorkNs,
+    /// Packets a second between a back end and a front end on two cores, the core copying.
+    EndToEnd,
+}
+
+/// What is measured beside ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// DPDK's librte_vhost in the harness of core-cost.
+    DpdkLib,
+    /// dpdk-testpmd's net_vhost in place of our back end, end to end.
+    Dpdk,
+}
+
+fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
+    choice(Temperature::ALL.map(Temperature::name))
+}
+
+fn mode() -> impl clap::builder::TypedValueParser<Value = Mode> {
+    choice(["cpu", "offload", "auto"])
+}
+
+fn engine() -> impl clap::builder::TypedValueParser<Value = Copier> {
+    choice(Copier::ALL.map(Copier::name))
+}
+
+/// Measures and writes what the flags ask for.
+///
+/// # Errors
+/// [`Failure::Usage`] for lcores that are not to be had, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
+    let options = options(args).map_err(Failure::Usage)?;
+    let cases = cases(args).map_err(Failure::Usage)?;
+    let mut rows = Rows::new(args.format);
+    for case in cases {
+        measure(case, args, &options, &mut |row| rows.push(row))
+            .context("offcore bench vhost")
+            .map_err(|error| anyhow!("{error:#}"))?;
+    }
+    let drawn = if args.cases.contains(&Case::WorkNs) { plot::work_sweep } else { plot::core_cost };
+    Ok(rows.finish(args.plot.as_ref(), drawn, table)?)
+}
+
+/// The cases to measure; those that the other flags need are there, or it is said what is missing.
+fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
+    let cases = match (args.cases.is_empty(), args.peer) {
+        (false, _) => args.cases.clone(),
+        (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
+        (true, _) => vec![Case::CoreCost, Case::SubmitReap],
+    };
+    let need = |flag: &str, case, name| match cases.contains(&case) {
+        true => Ok(()),
+        false => Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out")),
+    };
+    match args.peer {
+        Some(Peer::DpdkLib) => need("--peer dpdk-lib", Case::CoreCost, "core-cost")?,
+        Some(Peer::Dpdk) => need("--peer dpdk", Case::EndToEnd, "end-to-end")?,
+        None => {}
+    }
+    if args.plot.is_some() && !cases.contains(&Case::WorkNs) {
+        need("--plot", Case::CoreCost, "core-cost or work-ns")?;
+    }
+    Ok(cases)
+}
+
+fn measure(
+    case: Case,
+    args: &VhostArgs,
+    options: &vhost::Options,
+    emit: &mut dyn FnMut(Row),
+) -> anyhow::Result<()> {
+    let progress = Progress::visible();
+    match case {
+        Case::CoreCost => vhost::run(options, &progress, emit),
+        Case::WorkNs => work_sweep::run(options, &progress, emit),
+        Case::SubmitReap => {
+            lcore::pin(options.lcore)?;
+            let other = OtherCore::start(options.other_lcore)?;
+            let bursts = if args.quick { 2_000 } else { 20_000 };
+            let mut copiers: Vec<_> = options.setups.iter().map(|setup| setup.copier).collect();
+            copiers.dedup();
+            for copier in copiers.into_iter().filter(|copier| *copier != Copier::Core) {
+                for &frame in &options.frames {
+                    emit(submit_reap::run(copier, frame as u32, bursts, &other)?);
+                }
+            }
+            Ok(())
+        }
+        Case::EndToEnd => {
+            let mut end_to_end =
+                EndToEndOptions::new(&options.frames, args.quick, options.lcore, options.other_lcore);
+            end_to_end.testpmd = args.peer == Some(Peer::Dpdk);
+            end_to_end.hugepages = options.hugepages;
+            end_to_end::run(&end_to_end, &progress, emit)
+        }
+    }
+}
+
+fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
+    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
+    let or = |given: &[Mode], all: &[Mode]| if given.is_empty() { all.to_vec() } else { given.to_vec() };
+    let modes = or(&args.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
+    let engines = match args.engines.is_empty() {
+        true => vec![Copier::Core, Copier::Helper],
+        false => args.engines.clone(),
+    };
+    let setups = Setup::combine(&modes, &engines);
+    if setups.is_empty() {
+        return Err(
+            "--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other modes \
+                    with the other engines"
+                .into(),
+        );
+    }
+    Ok(vhost::Options {
+        frames: if args.frames.is_empty() { FRAMES.into() } else { args.frames.clone() },
+        temperatures: match args.temperatures.is_empty() {
+            true => Temperature::ALL.into(),
+            false => args.temperatures.clone(),
+        },
+        setups,
+        breakdown: true,
+        dpdk_lib: args.peer == Some(Peer::DpdkLib),
+        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
+        patience: args.quick.then_some(QUICK_PATIENCE),
+        hugepages: args.hugepages,
+        lcore,
+        other_lcore,
+    })
+}
+
+fn table(rows: &[Row]) -> String {
+    const HEADS: [&str; 15] = [
+        "case", "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "reaches", "bound",
+        "auto", "peer", "guide's", "verified",
+    ];
+    let mut cells = vec![HEADS.map(String::from)];
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    cells.extend(rows.iter().map(|row| {
+        [
+            match row.work_ns {
+                0 => row.case.clone(),
+                ns => format!("{} {ns} ns", row.case),
+            },
+            row.temperature.clone(),
+            row.frame.to_string(),
+            row.mode.clone(),
+            row.engine.clone(),
+            format!("{:.0}", row.cycles_per_packet),
+            format!("{:.0}-{:.0}", row.min, row.max),
+            format!("{:.1}", row.ns_per_packet),
+            format!("{:.2}", row.mpps),
+            or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
+            or_dash(row.bound.map(String::from)),
+            or_dash(row.auto_over_better.map(|ratio| format!("{ratio:.2}x"))),
+            or_dash(row.peer_ratio.map(|ratio| format!("{ratio:.2}x"))),
+            or_dash(row.published.map(|mpps| format!("{mpps:.2}"))),
+            format!("{}/{}", row.verified, row.received + row.lost),
+        ]
+    }));
+    let mut text = columns(&cells, "llrllrrrrrlrrrr");
+    text += "cycles, ns, Mpps: what a packet costs the core alone; reaches: Mpps of core and engine together;\n\
+             auto: its speed over that of the better of cpu and offload, which alternated with it;\n\
+             peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
+             DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
+    text + &breakdown(rows)
+}
+
+/// Figure 3 of the vhost guide, from the rows that have shares; nothing when none has.
+fn breakdown(rows: &[Row]) -> String {
+    const HEADS: [&str; 7] = ["data", "frame", "mode", "engine", "switching", "virtqueue", "copying"];
+    let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    let mut cells = vec![HEADS.map(String::from)];
+    cells.extend(rows.iter().filter_map(|row| {
+        let shares = [row.share_switching?, row.share_virtqueue?, row.share_copy?].map(percent);
+        let [switching, virtqueue, copy] = shares;
+        let (mode, engine) = (row.mode.clone(), row.engine.clone());
+        Some([row.temperature.clone(), row.frame.to_string(), mode, engine, switching, virtqueue, copy])
+    }));
+    if cells.len() == 1 {
+        return String::new();
+    }
+    format!(
+        "\nShares of the core's cycles, by the stage clock (the guide's Figure 3; copying is 59 % at 1518 bytes there):\n\
+         {}copying: copies made by the core, or handing them over and learning of their end.\n",
+        columns(&cells, "lrllrrr")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::bench::BenchCommand;
+    use clap::Parser;
+
+    fn bench(flags: &str) -> Result<vhost::Options, String> {
+        let words = ["offcore", "bench", "vhost"].into_iter().chain(flags.split_whitespace());
+        let command = Cli::try_parse_from(words).map_err(|e| e.to_string())?.command;
+        let Command::Bench { command: BenchCommand::Vhost(args) } = command else { panic!("{flags}") };
+        cases(&args)?;
+        options(&args)
+    }
+
+    #[test]
+    fn defaults_are_the_whole_table() {
+        let all = bench("").unwrap();
+        assert_eq!((all.frames.len(), all.temperatures.len(), all.setups.len()), (7, 3, 3));
+        assert_eq!((all.blocks, all.dpdk_lib), (BLOCKS, false));
+        let one = bench(
+            "--quick --frame 64,1518 --temperature cold --engine core:1 --mode offload --peer dpdk-lib",
+        )
+        .unwrap();
+        assert_eq!(one.frames, [64, 1518]);
+        assert_eq!((one.temperatures, one.setups), (vec![Temperature::Cold], vec![Setup::HELPER]));
+        assert_eq!((one.blocks, one.dpdk_lib), (QUICK_BLOCKS, true));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (flags, words) in [
+            ("--frame 63", &["--frame", "from 64 to 1518"][..]),
+            ("--temperature warm", &["--temperature", "hot, remote, cold"]),
+            ("--engine dsa", &["--engine", "cpu, core:1"]),
+            ("--mode dsa", &["--mode", "cpu, offload, auto"]),
+            ("--mode auto --engine cpu", &["--mode", "--engine", "leave nothing"]),
+            ("--peer vpp", &["--peer", "dpdk-lib"]),
+            ("--case end-to-end --peer dpdk-lib", &["--peer dpdk-lib", "core-cost"]),
+            ("--case submit-reap --peer dpdk", &["--peer dpdk", "end-to-end"]),
+            ("--case end-to-end --plot a.svg", &["--plot", "work-ns"]),
+            ("--lcores 0", &["--lcores", "found 1 of them"]),
+            ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
+        ] {
+            let error = bench(flags).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let mut seen = 0;
+        for flags in EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore bench vhost")) {
+            bench(flags).unwrap();
+            seen += 1;
+        }
+        assert_eq!(seen, 7);
+    }
+
+    #[test]
+    fn rows_become_a_table() {
+        let row = Row {
+            bench: "vhost",
+            case: "loop".into(),
+            frame: 64,
+            mode: "offload".into(),
+            engine: "core:1".into(),
+            temperature: "remote".into(),
+            cycles_per_packet: 80.4,
+            bound: Some("engine"),
+            received: 9,
+            verified: 9,
+            lost: 1,
+            ..Row::default()
+        };
+        let text = table(std::slice::from_ref(&row));
+        let line = text.lines().nth(1).unwrap();
+        assert!(line.contains("remote     64  offload  core:1      80") && line.ends_with("9/10"), "{text}");
+        assert!(!text.contains("Figure 3"), "{text}");
+        let shares = [0.25, 0.15, 0.6].map(Some);
+        let [share_switching, share_virtqueue, share_copy] = shares;
+        let text = table(&[Row { share_switching, share_virtqueue, share_copy, ..row }]);
+        assert!(text.contains("Figure 3") && text.contains("25 %       15 %     60 %"), "{text}");
+    }
+}

@@ -1,0 +1,290 @@
+//! `offcore dsa configure`: a layout checked, shown, saved or applied.
+
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use offcore_dsa::WqMode;
+use offcore_dsa::config::sysfs::{self, Device, FileSystem, Roots};
+use offcore_dsa::config::{
+    Capabilities, ConfigError, DeviceConfig, OneLine, apply, built_in, check, commands, json, one_line,
+    profile,
+};
+
+use super::ConfigureArgs;
+use crate::Failure;
+use crate::output::{say, write};
+
+/// The examples of `offcore dsa configure --help`. A test parses each line that begins with `offcore`.
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  The vhost guide's layout, what accel-config would be told for it:
+    offcore dsa configure vhost --print
+
+  The same on dsa1, as root; the layout that it has now is kept in a file:
+    offcore dsa configure vhost -d dsa1 --save before.conf
+
+  One dedicated work queue with four DSA engines, as setup_dsa.sh has it:
+    offcore dsa configure -d dsa0 -w 1 -m d -e 4
+
+  A file of accel-config:
+    offcore dsa configure -c /etc/accel-config/accel-config.conf
+
+  The present layout of everything as such a file, and nothing changed:
+    offcore dsa configure --save -
+
+  Out of service:
+    offcore dsa configure -d dsa0 --disable
+
+A layout is checked against the specification's rules before anything is
+changed. When a step fails, the earlier layout is put back.";
+
+/// `d`, `s` and the words.
+pub(super) fn mode() -> impl TypedValueParser<Value = WqMode> {
+    PossibleValuesParser::new([
+        PossibleValue::new("dedicated").alias("d"),
+        PossibleValue::new("shared").alias("s"),
+    ])
+    .map(|word| if word.starts_with('d') { WqMode::Dedicated } else { WqMode::Shared })
+}
+
+/// Where layouts come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// One of the built-in ones.
+    BuiltIn(String),
+    /// A file.
+    File,
+    /// `-w`, `-m`, `-e`.
+    OneLine,
+    /// None: the device is taken out of service.
+    Disable,
+    /// None: the present one is saved.
+    Present,
+}
+
+/// What was asked for.
+///
+/// # Errors
+/// What is missing.
+pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
+    match &args.layout {
+        _ if args.file.is_some() => Ok(Source::File),
+        Some(name) => Ok(Source::BuiltIn(name.clone())),
+        None if args.wqs.is_some() => Ok(Source::OneLine),
+        None if args.disable => Ok(Source::Disable),
+        None if args.save.is_some() && !args.print => Ok(Source::Present),
+        None => Err(
+            "no layout: name one (vhost), or a file with -c, or give -w, -m and -e; --save alone writes the \
+                     present one, --disable takes the device out of service"
+                .into(),
+        ),
+    }
+}
+
+/// Does what was asked for.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that say nothing, [`Failure::Failed`] for the rest.
+pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
+    let source = sources(args).map_err(Failure::Usage)?;
+    let roots = args.roots.roots();
+    if let Some(path) = &args.save {
+        save(&args.roots.devices(args.device.as_deref())?, path)?;
+    }
+    match source {
+        Source::Present => {}
+        Source::Disable => {
+            let device = device(args, &roots)?;
+            let done =
+                apply::disable(&device, &roots, args.force, &mut FileSystem).map_err(anyhow::Error::from)?;
+            say(&format!("{}: out of service ({} attributes written)", device.config.name, done.writes));
+        }
+        source => {
+            for (config, notes) in layouts(&source, args)? {
+                one(config, notes, args, &roots)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the present layouts to a file, or to stdout.
+fn save(devices: &[Device], path: &Path) -> anyhow::Result<()> {
+    let configs: Vec<DeviceConfig> = devices.iter().map(|device| device.config.clone()).collect();
+    let text = json::write(&configs);
+    if path == Path::new("-") {
+        write(&text)?;
+        return Ok(());
+    }
+    std::fs::write(path, text)
+        .with_context(|| format!("--save {}", path.display()))
+        .map_err(|e| anyhow!("{e:#}"))
+}
+
+fn device(args: &ConfigureArgs, roots: &Roots) -> anyhow::Result<Device> {
+    Ok(sysfs::find(roots, args.device.as_deref().unwrap_or("dsa0"))?)
+}
+
+/// The layouts with their devices' names, and what was ignored in a file.
+fn layouts(source: &Source, args: &ConfigureArgs) -> anyhow::Result<Vec<(DeviceConfig, Vec<String>)>> {
+    match (source, &args.file) {
+        (_, Some(path)) => {
+            let loaded = json::load(path)?;
+            anyhow::ensure!(!loaded.devices.is_empty(), "{}: no DSA device in it", path.display());
+            if let Some(name) = &args.device
+                && let [one] = &loaded.devices[..]
+            {
+                return Ok(vec![(one.clone().renamed(name), loaded.ignored)]);
+            }
+            let wanted = |config: &DeviceConfig| args.device.as_ref().is_none_or(|name| *name == config.name);
+            let mut configs: Vec<(DeviceConfig, Vec<String>)> =
+                loaded.devices.into_iter().filter(wanted).map(|config| (config, Vec::new())).collect();
+            let name = args.device.as_deref().unwrap_or_default();
+            let first = configs.first_mut().ok_or_else(|| anyhow!("{}: it has no {name}", path.display()))?;
+            first.1 = loaded.ignored;
+            Ok(configs)
+        }
+        (Source::BuiltIn(name), None) => {
+            let config = profile(name)?;
+            let config = match &args.device {
+                Some(device) => config.renamed(device),
+                None => config,
+            };
+            Ok(vec![(config, Vec::new())])
+        }
+        // The device's capabilities decide the rest: see `one`.
+        _ => {
+            let name = args.device.clone().unwrap_or_else(|| "dsa0".into());
+            Ok(vec![(DeviceConfig { name, ..DeviceConfig::default() }, Vec::new())])
+        }
+    }
+}
+
+/// One device: the layout as it is there, checked, and printed or applied.
+fn one(
+    config: DeviceConfig,
+    mut notes: Vec<String>,
+    args: &ConfigureArgs,
+    roots: &Roots,
+) -> anyhow::Result<()> {
+    let name = config.name.clone();
+    let device = match sysfs::find(roots, &name) {
+        // What would be told accel-config can be seen without a device.
+        Err(ConfigError::NoDevice { .. }) if args.print => {
+            notes.push(format!(
+                "{name}: it is not here; these are the commands for a first-generation device"
+            ));
+            None
+        }
+        other => Some(other?),
+    };
+    let caps = device.as_ref().map_or_else(Capabilities::spr, |device| device.capabilities.clone());
+    let mut config = on_device(config, args, &caps)?;
+    notes.extend(config.fit(&caps));
+    check(&config, &caps).map_err(ConfigError::Rules)?;
+    notes.iter().for_each(|note| say(&format!("note: {note}")));
+    if args.print {
+        let mut lines = commands::commands(&config, &caps);
+        if device.is_some_and(|device| device.state == "enabled") {
+            lines.insert(0, commands::disable(&name));
+        }
+        write(&(lines.join("\n") + "\n"))?;
+        return Ok(());
+    }
+    let Some(device) = device else { return Ok(()) };
+    let done =
+        apply::apply(&config, &device, roots, args.force, &mut FileSystem).map_err(ConfigError::from)?;
+    done.notes.iter().for_each(|note| say(&format!("note: {note}")));
+    let queues: Vec<String> = config.used_wqs().map(|(number, _)| config.wq_name(number)).collect();
+    say(&format!("{name}: {} attributes written; enabled: {}", done.writes, queues.join(", ")));
+    Ok(())
+}
+
+/// A built-in layout, or a one-line one, as it is on a device of these capabilities.
+fn on_device(
+    config: DeviceConfig,
+    args: &ConfigureArgs,
+    caps: &Capabilities,
+) -> Result<DeviceConfig, ConfigError> {
+    if args.file.is_some() {
+        return Ok(config);
+    }
+    match (&args.layout, args.wqs) {
+        (Some(layout), _) => {
+            Ok(built_in(layout, caps).map_or(config.clone(), |fit| fit.renamed(&config.name)))
+        }
+        (None, Some(wqs)) => {
+            let mode = args.mode.unwrap_or_default();
+            let engines = args.engines.unwrap_or(caps.engines);
+            one_line(&OneLine { device: config.name, wqs, mode, engines }, caps)
+        }
+        (None, None) => Ok(config),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dsa::DsaCommand;
+    use crate::dsa::fixtures::Tree;
+    use crate::dsa::tests::parse;
+
+    fn configure(tree: &Tree, line: &str) -> Result<(), String> {
+        let roots = tree.roots();
+        let line =
+            format!("configure --sysfs {} --dev {} {line}", roots.sysfs.display(), roots.dev.display());
+        let DsaCommand::Configure(args) = parse(&line)? else { panic!("{line}") };
+        run(&args).map_err(|failure| match failure {
+            Failure::Usage(text) => format!("usage: {text}"),
+            Failure::Failed(error) => format!("{error}"),
+        })
+    }
+
+    #[test]
+    fn what_is_saved_can_be_loaded_and_printing_changes_nothing() {
+        let tree = Tree::healthy();
+        let file = tree.path("saved.conf");
+        configure(&tree, &format!("--save {}", file.display())).unwrap();
+        let loaded = json::load(&file).unwrap();
+        assert_eq!((loaded.ignored.len(), loaded.devices[0].wqs[1].size), (0, 64));
+        configure(&tree, &format!("-c {} --print", file.display())).unwrap();
+        for line in ["net --print", "-w 2 -m s -e 2 --print", "vhost -d dsa9 --print"] {
+            configure(&tree, line).unwrap();
+        }
+        assert_eq!(sysfs::find(&tree.roots(), "dsa0").unwrap().config.wqs[1].size, 64);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_said_before_anything_is_changed() {
+        let tree = Tree::healthy();
+        let bad = tree.path("bad.conf");
+        let text = r#"[{"dev":"dsa0","groups":[{"dev":"group0.0","grouped_workqueues":[
+            {"dev":"wq0.0","size":200,"name":"a","priority":0}],
+            "grouped_engines":[{"dev":"engine0.0"}]}]}]"#;
+        std::fs::write(&bad, text).unwrap();
+        let file = format!("-c {}", bad.display());
+        for (line, words) in [
+            ("", &["usage", "no layout", "-c"][..]),
+            ("--print", &["usage", "no layout"]),
+            ("nothing", &["'nothing'", "vhost"]),
+            ("vhost -d dsa3", &["dsa3", "found dsa0"]),
+            ("-w 99", &["-w 99", "1 to 8"]),
+            ("-w 1 -e 9", &["-e 9", "1 to 4"]),
+            (&file, &["2 rules", "total-wq-size", "at most 128", "wq-priority", "1 to 15"]),
+            ("-c /no/file", &["/no/file"]),
+        ] {
+            let error = configure(&tree, line).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{line}: {error}");
+        }
+        assert_eq!(sysfs::find(&tree.roots(), "dsa0").unwrap().config.wqs[1].size, 64);
+    }
+
+    #[test]
+    fn a_tree_of_files_enables_nothing_and_that_is_noticed() {
+        let tree = Tree::healthy();
+        // Nobody acts on what is written to bind and unbind here.
+        let error = configure(&tree, "vhost").unwrap_err();
+        assert!(error.contains("wq0.0: its state is enabled, not disabled"), "{error}");
+    }
+}

@@ -1,0 +1,262 @@
+//! `offcore predict`: what DSA would give this machine, or a guide's, at these packet sizes.
+
+use std::fmt::Write;
+
+use anyhow::anyhow;
+use clap::{Args, ValueEnum};
+use offcore_bench::predict::{self, GUIDES, Guide, Machine, Options};
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+use offcore_bench::temperature::Temperature;
+use offcore_bench::vhost::FRAMES;
+use offcore_mem::Hugepages;
+
+use crate::Failure;
+use crate::args::{Lcores, choice, hugepages, lcores, within};
+use crate::bench::{Format, Rows, frame, two_lcores};
+use crate::report::columns;
+
+/// A B B A blocks of a frame length.
+const BLOCKS: usize = 200;
+/// The same with `--quick`.
+const QUICK_BLOCKS: usize = 40;
+
+/// The examples of `offcore predict --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  What one DSA would give this machine, a core and a 100G port:
+    offcore predict
+
+  A larger one, at two packet sizes:
+    offcore predict --cores 8 --ports 2 --devices 2 --frame 512,1518
+
+  Data that is in no cache, as objects:
+    offcore predict --temperature cold --quick --format json
+
+  The guides' own machines: their tables beside the prediction:
+    offcore predict --machine guide
+
+What a packet costs the core is measured here, with the simulated device behind
+the real driver; how fast the device is comes from its model, on the virtual
+clock. So everything but 'cpu' is a model's word, not a measurement.";
+
+/// What `offcore predict` understands.
+#[derive(Args, Debug)]
+pub(crate) struct PredictArgs {
+    /// Whose machine: this one, or the guides', whose tables are known
+    #[arg(long, value_name = "MACHINE", default_value = "here")]
+    pub machine: Whose,
+
+    /// Cores that forward, all like the one that is measured
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
+    pub cores: usize,
+
+    /// Ports
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=64))]
+    pub ports: usize,
+
+    /// Gbit/s of a port
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = within(1..=1000))]
+    pub port_gbps: usize,
+
+    /// DSA devices
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=64))]
+    pub devices: usize,
+
+    /// DSA engines of each device
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = within(1..=4))]
+    pub engines: usize,
+
+    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518]
+    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    pub frames: Vec<usize>,
+
+    /// Where the data is: in this core's cache, in the other's, in none
+    #[arg(long, value_name = "WHERE", default_value = "remote", value_parser = temperature())]
+    pub temperature: Temperature,
+
+    /// The measured lcore and the guest's [default: the first two]
+    #[arg(long, value_name = "A,B", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of packet buffers and guests: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Fewer blocks: a few seconds
+    #[arg(long)]
+    pub quick: bool,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+/// Whose machine is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Whose {
+    /// This one, as it is measured.
+    Here,
+    /// The guides', from what they publish.
+    Guide,
+}
+
+fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
+    choice(Temperature::ALL.map(Temperature::name))
+}
+
+/// Measures, predicts, and writes.
+///
+/// # Errors
+/// [`Failure::Usage`] for lcores that are not to be had, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
+    let failed = |error: anyhow::Error| anyhow!("offcore predict: {error:#}");
+    let mut rows = Rows::new(args.format);
+    match args.machine {
+        Whose::Here => {
+            let options = options(args).map_err(Failure::Usage)?;
+            predict::run(&options, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
+            Ok(rows.finish(None, |_, _| Ok(()), |rows| here(rows, &options))?)
+        }
+        Whose::Guide => {
+            for guide in GUIDES {
+                guide.rows().map_err(failed)?.into_iter().for_each(|row| rows.push(row));
+            }
+            Ok(rows.finish(None, |_, _| Ok(()), |rows| GUIDES.iter().map(|g| guide(g, rows)).collect())?)
+        }
+    }
+}
+
+fn options(args: &PredictArgs) -> Result<Options, String> {
+    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
+    Ok(Options {
+        machine: Machine {
+            cores: args.cores,
+            ports: args.ports,
+            port_gbps: args.port_gbps as f64,
+            devices: args.devices,
+            engines: args.engines,
+        },
+        frames: if args.frames.is_empty() { FRAMES.into() } else { args.frames.clone() },
+        temperature: args.temperature,
+        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
+        hugepages: args.hugepages,
+        lcore,
+        other_lcore,
+    })
+}
+
+fn here(rows: &[Row], options: &Options) -> String {
+    let Machine { cores, ports, port_gbps, devices, engines } = options.machine;
+    let mut text = format!(
+        "Forwarding from guest to guest, {} data: cores {cores}, ports {ports} of {port_gbps:.0} Gbit/s, DSA devices \
+         {devices} of {engines} DSA engines\n",
+        options.temperature
+    );
+    let heads = ["frame", "mode", "Mpps", "from-to", "Gbit/s", "bound by", "core ns", "device ns", ""];
+    let mut cells = vec![heads.map(String::from)];
+    cells.extend(rows.iter().map(|row| {
+        [
+            row.frame.to_string(),
+            row.mode.clone(),
+            format!("{:.2}", row.mpps),
+            format!("{:.2}-{:.2}", row.min, row.max),
+            format!("{:.1}", row.gbps),
+            row.bound.unwrap_or("-").into(),
+            if row.ns_per_packet > 0.0 { format!("{:.1}", row.ns_per_packet) } else { "-".into() },
+            row.engine_ns_per_copy.map_or("-".into(), |ns| format!("{ns:.1}")),
+            if row.simulated { "model" } else { "measured core" }.into(),
+        ]
+    }));
+    text += &columns(&cells, "rlrrrlrrl");
+    text += "core ns: what a packet costs a core, measured here with a burst of 32 (portal stores are the simulator's);\n\
+             device ns: what a copy takes of a busy device, by the model; from-to: four fifths of what was measured,\n\
+             and 15 % either way for the device; auto: the better of the two, at least 97 % of it.\n";
+    text
+}
+
+fn guide(guide: &Guide, rows: &[Row]) -> String {
+    let mut cells = vec![["frame", "mode", "guide", "predicted", "error", "bound by", ""].map(String::from)];
+    let rows = rows.iter().filter(|row| row.case == guide.name);
+    cells.extend(rows.map(|row| {
+        [
+            row.frame.to_string(),
+            row.mode.clone(),
+            row.published.map_or("-".into(), |mpps| format!("{mpps:.2}")),
+            format!("{:.2}", row.mpps),
+            row.error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0)),
+            row.bound.unwrap_or("-").into(),
+            match row.role {
+                Some("fitted") => "fitted".into(),
+                _ => "model".into(),
+            },
+        ]
+    }));
+    let mut text = format!("{}: {}\n", guide.name, guide.machine);
+    text += &columns(&cells, "rlrrrll");
+    let [a, b] = guide.fitted_cpu;
+    let _ = write!(
+        text,
+        "Mpps. The guide's software: with the core copying what lies between {:.0} cycles at {a} bytes and {:.0} at {b};\n\
+         with DSA copying {:.0} cycles at every size, taken at {} bytes. Cells that say so are marked fitted.\n\n",
+        guide.cpu_ns(a) * guide.hz / 1e9,
+        guide.cpu_ns(b) * guide.hz / 1e9,
+        guide.offload_cycles(),
+        guide.fitted_offload,
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let command = Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.to_string())?.command;
+        let Command::Predict(args) = command else { panic!("{line}") };
+        options(&args)
+    }
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let examples = EXAMPLES.lines().filter(|line| line.trim().starts_with("offcore "));
+        assert_eq!(examples.clone().count(), 4);
+        for line in examples {
+            parse(line).unwrap();
+        }
+    }
+
+    #[test]
+    fn flags_describe_the_machine() {
+        let options = parse("offcore predict --cores 8 --devices 2 --engines 1 --frame 512 --quick").unwrap();
+        let machine = options.machine;
+        assert_eq!((machine.cores, machine.devices, machine.engines, machine.ports), (8, 2, 1, 1));
+        assert_eq!((options.frames, options.blocks), (vec![512], QUICK_BLOCKS));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (flags, words) in [
+            ("--cores 0", ["--cores", "from 1 to 1024"]),
+            ("--engines 5", ["--engines", "from 1 to 4"]),
+            ("--frame 2000", ["--frame", "from 64 to 1518"]),
+            ("--machine mine", ["--machine", "here, guide"]),
+        ] {
+            let error = parse(&format!("offcore predict {flags}")).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_guides_table_has_both_columns_and_the_error() {
+        let rows = GUIDES[0].rows().unwrap();
+        let text = guide(&GUIDES[0], &rows);
+        assert!(
+            text.contains("1518  offload   4.67") && text.contains("388") || text.contains("392"),
+            "{text}"
+        );
+        assert_eq!(text.lines().filter(|line| line.ends_with("fitted")).count(), 3);
+    }
+}
