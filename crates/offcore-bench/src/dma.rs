@@ -339,6 +339,7 @@ mod tests {
         }
     }
 
+    /// Takes some seconds: each of up to fourteen engines and routines, in four arrangements, with every byte compared.
     #[test]
     fn every_engine_copies_every_size_and_every_byte_is_compared() {
         let options = Options { sizes: vec![64, 5000], ..options(Subject::available().collect()) };

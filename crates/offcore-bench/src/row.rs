@@ -81,7 +81,7 @@ pub struct Row {
     pub at_least: Option<bool>,
     /// Model: who published the figure, and what the model was given where that is left open.
     pub source: Option<&'static str>,
-    /// Model: `fitted`, `taken` (a parameter is this figure) or `judged`.
+    /// Model: `fitted`, `taken` (a parameter is this figure), `assumed` (a load was chosen for it) or `judged`.
     pub role: Option<&'static str>,
     /// Model: nanoseconds of the source's own software in what the model says.
     pub software_ns: Option<f64>,

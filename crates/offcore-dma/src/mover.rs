@@ -16,6 +16,7 @@ mod policy;
 mod recovery;
 mod shares;
 mod stats;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -35,11 +36,12 @@ use crate::cpu::Copier;
 use crate::reorder::ReorderRing;
 use health::{BackOff, Health};
 use policy::Policy;
+use survey::Survey;
 
 /// Channels that one queue can spread its load over, at most.
 pub const MAX_CHANNELS_PER_QUEUE: usize = 8;
 /// Collections of completions from one that is timed for `auto` to the next.
-const POLL_TIMED: u32 = 4;
+const POLL_TIMED: u32 = 32;
 /// How long a channel that failed repeatedly is left alone before one burst tries it: at first, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(10));
 
@@ -138,6 +140,8 @@ pub struct Mover {
     /// One of them wants to try the other way.
     explore_due: bool,
     until_poll_timed: u32,
+    /// For `auto`: what whole rounds cost.
+    survey: Survey,
     /// What reading the TSC twice takes.
     timing: u64,
     back_off: BackOff,
@@ -165,6 +169,7 @@ impl Mover {
             autos: 0,
             explore_due: false,
             until_poll_timed: POLL_TIMED,
+            survey: Survey::default(),
             timing: (0..32).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or_default(),
             back_off: BackOff { first: tsc::ticks(BACK_OFF.0), most: tsc::ticks(BACK_OFF.1) },
             quarantine: true,
@@ -440,6 +445,9 @@ impl Mover {
         self.until_idle_check -= 1;
         if self.until_idle_check == 0 {
             self.look_for_idle();
+        }
+        if self.autos > 0 {
+            self.survey.begin();
         }
         if self.explore_due {
             self.explore();

@@ -119,6 +119,7 @@ impl Worker {
         for stream in &mut self.streams {
             packets += stream.round(self.forward, self.work, &mut ctx);
         }
+        self.mover.end_round();
         self.clock.end(if packets > 0 { Stage::Header } else { Stage::Idle });
         packets
     }

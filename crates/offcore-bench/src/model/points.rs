@@ -64,6 +64,9 @@ pub enum Role {
     Fitted,
     /// A parameter is this figure, or was bounded by it: that it is met says nothing.
     Taken,
+    /// The source leaves a load or a threshold open, and ours was chosen with the figure known: that it is met says that
+    /// such a load exists.
+    Assumed,
     /// The model is judged by it.
     Judged,
 }
@@ -74,6 +77,7 @@ impl Role {
         match self {
             Self::Fitted => "fitted",
             Self::Taken => "taken",
+            Self::Assumed => "assumed",
             Self::Judged => "judged",
         }
     }
@@ -188,7 +192,7 @@ pub const POINTS: [Point; 26] = [
     ),
     point(
         "1 byte, DSA engine shared",
-        Role::Judged,
+        Role::Assumed,
         Target::Range(2000.0, 4000.0),
         "cycles",
         "DarkStream; the other client assumed: three copies of 16 KiB in flight",
@@ -197,7 +201,7 @@ pub const POINTS: [Point; 26] = [
     ),
     point(
         "1 MiB, DSA engine shared",
-        Role::Judged,
+        Role::Assumed,
         Target::AtLeast(80_000.0),
         "cycles",
         "DarkStream; the other client assumed: the same",
@@ -206,7 +210,7 @@ pub const POINTS: [Point; 26] = [
     ),
     point(
         "slower by sharing a DSA engine",
-        Role::Judged,
+        Role::Assumed,
         Target::AtLeast(24.0),
         "%",
         "DarkStream; both clients assumed: one copy of 64 KiB in flight",
@@ -218,7 +222,7 @@ pub const POINTS: [Point; 26] = [
     ),
     point(
         "shared queue's knee",
-        Role::Judged,
+        Role::Taken,
         Target::Figure(64.0),
         "in use",
         "DarkStream; a queue of 64, one DSA engine, a submission every 10 ns",
@@ -231,7 +235,7 @@ pub const POINTS: [Point; 26] = [
     ),
     point(
         "queue depth near the peak",
-        Role::Judged,
+        Role::Assumed,
         Target::Figure(32.0),
         "in flight",
         "ASPLOS'24, from memory; 256 B, 4 DSA engines, at most 15 % below the peak",

@@ -24,17 +24,15 @@ impl Mover {
     ) {
         match plan.channel {
             Some(channel) if plan.by_core == 0 => {
-                let made = Made::of(list);
                 // SAFETY: the caller's promises, passed on.
-                unsafe { self.engine_part(queue, channel, list, &made) };
-                self.queue(queue).policy.ended(made.classes, &Made::of(&[]), false);
+                let classes = unsafe { self.engine_part(queue, channel, list) };
+                self.queue(queue).policy.ended(classes, None, false);
             }
             // SAFETY: as above.
             Some(channel) if plan.by_engine > 0 => unsafe { self.submit_parted(queue, channel, list) },
             _ => {
-                let made = Made::of(list);
                 // SAFETY: as above.
-                unsafe { self.core_part(queue, list, &made) };
+                let made = unsafe { self.core_part(queue, list) };
                 self.core_ended(queue, made.classes, &made);
                 if plan.hindered && !list.is_empty() {
                     self.worked(queue);
@@ -44,7 +42,7 @@ impl Mover {
         self.explore_due |= self.queue(queue).policy.explore_is_due();
         let missed = if plan.hindered { list.len() as u64 } else { u64::from(plan.overflow) };
         self.stats.overflow += missed;
-        clock.lap(if plan.by_engine > 0 { Stage::Submit } else { Stage::Copy });
+        clock.lap(if plan.channel.is_some() && plan.by_core == 0 { Stage::Submit } else { Stage::Copy });
     }
 
     /// # Safety
@@ -57,65 +55,105 @@ impl Mover {
             let core = |copy: &&Copy| ring.is_done(copy.token as usize & 0xffff);
             let by_core: ArrayVec<Copy, PART> = list.iter().filter(core).copied().collect();
             let by_engine: ArrayVec<Copy, PART> = list.iter().filter(|copy| !core(copy)).copied().collect();
-            let (core, engine) = (Made::of(&by_core), Made::of(&by_engine));
             // The engine works while the core does.
             // SAFETY: the caller's promises, passed on.
-            unsafe {
-                self.engine_part(queue, channel, &by_engine, &engine);
-                self.core_part(queue, &by_core, &core);
-            }
-            self.core_ended(queue, core.classes | engine.classes, &core);
+            let (engine, core) =
+                unsafe { (self.engine_part(queue, channel, &by_engine), self.core_part(queue, &by_core)) };
+            self.core_ended(queue, core.classes | engine, &core);
         }
     }
 
+    /// Returns the classes of the list.
+    ///
     /// # Safety
     /// As for [`Mover::submit`].
     #[inline(always)]
-    unsafe fn engine_part(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy], made: &Made) {
-        if !self.queue(queue).policy.times(made) {
+    unsafe fn engine_part(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy]) -> u16 {
+        let (made, timed) = self.queue(queue).policy.look(list);
+        if !timed {
             // SAFETY: the caller's promises, passed on.
             unsafe { self.hand_over(queue, channel, list) };
-            return self.queue(queue).policy.took(Way::Engine, made, None);
+            self.queue(queue).policy.took(Way::Engine, &made, None);
+            self.survey(queue, Way::Engine, &made);
+            return made.classes;
         }
         let start = tsc::now();
         // SAFETY: as above.
         unsafe { self.hand_over(queue, channel, list) };
         let ticks = tsc::now().wrapping_sub(start).saturating_sub(self.timing);
         let policy = &mut self.queue(queue).policy;
-        policy.took(Way::Engine, made, Some(ticks as f32));
+        policy.took(Way::Engine, &made, Some(ticks as f32));
         if policy.explores() {
             self.until_poll_timed = 0;
         }
+        self.survey(queue, Way::Engine, &made);
+        made.classes
     }
 
+    /// Returns what the list was.
+    ///
     /// # Safety
     /// As for [`Mover::submit`].
     #[inline(always)]
-    unsafe fn core_part(&mut self, queue: QueueId, list: &[Copy], made: &Made) {
+    unsafe fn core_part(&mut self, queue: QueueId, list: &[Copy]) -> Made {
         self.stats.core_copies += list.len() as u64;
         self.stats.core_bytes += bytes(list);
         let timing = self.timing;
         let queue = self.queue(queue);
-        if !queue.policy.times(made) {
+        let (made, timed) = queue.policy.look(list);
+        if !timed {
             // SAFETY: the caller's promises cover the time of the call.
             unsafe { queue.copier.copy_burst(list) };
             queue.copied = None;
-            return queue.policy.took(Way::Core, made, None);
+            queue.policy.took(Way::Core, &made, None);
+            return made;
         }
         let start = tsc::now();
         // SAFETY: as above.
         unsafe { queue.copier.copy_burst(list) };
         let end = tsc::now();
         queue.copied = Some(end);
-        queue.policy.took(Way::Core, made, Some(end.wrapping_sub(start).saturating_sub(timing) as f32));
+        queue.policy.took(Way::Core, &made, Some(end.wrapping_sub(start).saturating_sub(timing) as f32));
+        made
     }
 
     #[inline(always)]
     fn core_ended(&mut self, queue: QueueId, classes: u16, by_core: &Made) {
+        self.survey(queue, Way::Core, by_core);
         let queue = self.queue(queue);
         let behind = queue.outstanding > 0;
-        queue.policy.ended(classes, by_core, behind);
+        queue.policy.ended(classes, Some(by_core), behind);
         self.stats.held_by_order += if behind { u64::from(by_core.copies) } else { 0 };
+    }
+
+    #[inline(always)]
+    fn survey(&mut self, queue: QueueId, way: Way, made: &Made) {
+        if self.survey.is_on() && made.copies > 0 {
+            let expected = self.queue(queue).policy.expected(way, made);
+            self.survey.copied(way, made.copies, expected);
+        }
+    }
+
+    /// For mode `auto`: the worker's round that began with [`Mover::poll`] has ended. What rounds cost is only known to a
+    /// mover whose owner says so.
+    #[inline(always)]
+    pub fn end_round(&mut self) {
+        if self.autos > 0 && self.survey.end() {
+            self.note_round();
+        }
+    }
+
+    #[cold]
+    fn note_round(&mut self) {
+        let queues = || self.queues.iter().flatten().filter(|queue| queue.mode == Mode::Auto);
+        let in_flight = queues().any(|queue| queue.outstanding > 0);
+        let chosen =
+            if queues().any(|queue| queue.policy.chooses_engine()) { Way::Engine } else { Way::Core };
+        if let Some(aftermath) = self.survey.note(in_flight, chosen) {
+            for queue in self.queues.iter_mut().flatten() {
+                queue.policy.set_aftermath(aftermath);
+            }
+        }
     }
 
     /// Lets the queues in mode `auto` try the other way, from now on, at the beginning of a round.
@@ -123,7 +161,9 @@ impl Mover {
     pub(super) fn explore(&mut self) {
         self.explore_due = false;
         let queues = self.queues.iter_mut().flatten().filter(|queue| queue.mode == Mode::Auto);
-        policy::try_out(queues.map(|queue| &mut queue.policy));
+        if policy::try_out(queues.map(|queue| &mut queue.policy)) {
+            self.survey.try_out();
+        }
     }
 
     /// For mode `auto`: says that the `packets` of the list just submitted, which the core copied and which did not go
@@ -131,6 +171,7 @@ impl Mover {
     #[inline(always)]
     pub fn published(&mut self, queue: QueueId, packets: usize) {
         let timing = self.timing;
+        self.survey.returned();
         let queue = self.queue(queue);
         if let Some(copied) = queue.copied.take() {
             let ticks = tsc::now().wrapping_sub(copied).saturating_sub(timing);
@@ -142,6 +183,7 @@ impl Mover {
     /// [`Mover::reaped`].
     #[inline(always)]
     pub fn reaping(&mut self, queue: QueueId, packets: usize) -> Option<u64> {
+        self.survey.returned();
         let queue = self.queue(queue);
         (queue.mode == Mode::Auto && queue.policy.times_reap(packets)).then(tsc::now)
     }
@@ -164,7 +206,9 @@ impl Mover {
         self.until_poll_timed = POLL_TIMED;
         let ticks = tsc::now().wrapping_sub(start).saturating_sub(self.timing);
         for queue in self.queues.iter_mut().flatten().filter(|queue| queue.mode == Mode::Auto) {
-            queue.policy.polled(ticks as f32 / done as f32);
+            if queue.policy.polled(ticks as f32 / done as f32) {
+                self.until_poll_timed = 0;
+            }
         }
     }
 }

@@ -14,8 +14,10 @@ pub struct Plan {
     pub packets: usize,
     /// Copies that fit the list: what the channel has room for, when it makes them all.
     pub copies: usize,
-    /// Whether the size of each packet decides; then the fields below are used.
+    /// The queue's mode.
     pub(super) auto: bool,
+    /// In mode `auto`: the size of each packet decides; then the fields below are used.
+    pub(super) each: bool,
     /// Classes whose copies go to the channel.
     classes: u16,
     /// Copies that the channel still has room for.
@@ -38,6 +40,7 @@ impl Plan {
             packets,
             copies: usize::MAX,
             auto: false,
+            each: false,
             classes: 0,
             room: 0,
             by_engine: 0,
@@ -61,7 +64,7 @@ impl Plan {
             return 0;
         }
         let n = copies.len() as u32;
-        if !self.auto {
+        if !self.each {
             return n as u16;
         }
         let len = if n == 1 { copies[0].len } else { mean_len(copies) };
@@ -155,9 +158,18 @@ impl Mover {
                 if auto {
                     queue.policy.hinder(None);
                 }
-                let copies = if auto { usize::MAX } else { room };
+                let each = auto && !queue.policy.all_to_engine();
+                let copies = if each { usize::MAX } else { room };
                 let room = u32::try_from(room).unwrap_or(u32::MAX);
-                return Plan { channel: Some(channel), copies, auto, classes, room, ..Plan::core(packets) };
+                return Plan {
+                    channel: Some(channel),
+                    copies,
+                    auto,
+                    each,
+                    classes,
+                    room,
+                    ..Plan::core(packets)
+                };
             }
             None if !in_service => Reason::OutOfService,
             _ => Reason::Full,

@@ -31,15 +31,25 @@ const ENTER: f32 = 8.0;
 /// Bursts that go the other way one after the other when it is not far from being cheaper: the first finds neither its
 /// instructions nor its data where they would be if it were always done so.
 const TRIES: u8 = 3;
+/// The same for the core now and then: until nothing is left that an engine has brought from elsewhere. Then what one
+/// queue's copies leave in the core's cache makes the next one's cheap, which a short trial does not show.
+const LONG: u8 = 24;
+/// One trial of so many is a long one.
+const LONG_EVERY: u32 = 4;
 /// How many times dearer the other way may be to be tried again at once.
 const NEAR: f32 = 2.5;
+/// The same for a long trial, at whose beginning the core is dearer than it would be.
+const NEAR_LONG: f32 = 4.0;
 /// How many times dearer than the other way what is chosen may be.
 pub const HYSTERESIS: f32 = 1.15;
 /// Bursts that the first exploration waits for, and the first after a choice has changed: what was measured a long time
 /// ago, or when everything was new, may be wrong. The next ones wait for twice as many, up to [`EXPLORE`].
 const FIRST: u32 = 8;
-/// Copies from one burst that is timed to the next: two readings of the TSC take some 40 ticks.
-const TIMED: u32 = 128;
+/// Copies from one burst that is timed to the next, as long as nothing surprises: two readings of the TSC take some 40
+/// ticks, and what is made of them takes more.
+const TIMED: u32 = 1024;
+/// How many times more or less than on average surprises: then the next burst is timed, too.
+const SURPRISE: f32 = 1.4;
 /// Bursts after which it is forgotten which classes there were.
 const SEEN: u32 = 64;
 /// The part of a new value in a moving average.
@@ -66,8 +76,9 @@ const fn up_to(class: usize) -> u32 {
 /// Lets all queues of a worker try the same way in their next bursts.
 ///
 /// Together, because where one queue copies to is where the next copies from: the core copies both cheaply, or neither.
+/// Returns whether it is a long trial.
 #[cold]
-pub(super) fn try_out<'a>(policies: impl Iterator<Item = &'a mut Policy>) {
+pub(super) fn try_out<'a>(policies: impl Iterator<Item = &'a mut Policy>) -> bool {
     let mut policies: ArrayVec<&mut Policy, MOST> = policies.take(MOST).collect();
     let [core, engine] = policies.iter().fold([0, 0], |[core, engine], policy| {
         let choices = policy.choices();
@@ -76,10 +87,14 @@ pub(super) fn try_out<'a>(policies: impl Iterator<Item = &'a mut Policy>) {
     let often = core != 0 && engine != 0;
     let last = policies.iter().any(|policy| policy.tried == Way::Core);
     let way = if engine == 0 || often && last { Way::Engine } else { Way::Core };
+    let trials = policies.iter().map(|policy| policy.trials).max().unwrap_or(0).wrapping_add(1);
+    let long = way == Way::Core && trials.is_multiple_of(LONG_EVERY);
     for policy in &mut policies {
-        policy.tried = way;
+        (policy.tried, policy.trials) = (way, trials);
+        policy.tries = if long { LONG } else { TRIES };
         policy.try_out(way, often);
     }
+    long
 }
 
 /// The copies of one list, by class.
@@ -88,48 +103,85 @@ pub(super) struct Made {
     /// One bit for each class.
     pub(super) classes: u16,
     pub(super) copies: u32,
-    /// Class and number of copies.
-    parts: ArrayVec<(u8, u32), CLASSES>,
+    /// Copies of each class, when there are several classes.
+    counts: [u16; CLASSES],
 }
 
 impl Made {
     #[inline(always)]
     pub(super) fn of(list: &[Copy]) -> Self {
-        let classes = list.iter().fold(0, |bits, copy| bits | 1 << class(copy.len));
-        let mut made = Self { classes, copies: list.len() as u32, parts: ArrayVec::new() };
-        if classes.is_power_of_two() {
-            made.parts.push((classes.trailing_zeros() as u8, made.copies));
-        } else if classes != 0 {
-            made.count(list);
+        // Usually all are of one class: the shortest and the longest tell.
+        let (shortest, longest) = list
+            .iter()
+            .fold((u32::MAX, 0), |(shortest, longest), copy| (shortest.min(copy.len), longest.max(copy.len)));
+        let one = class(longest);
+        if class(shortest) == one || list.is_empty() { Self::one(one, list) } else { Self::several(list) }
+    }
+
+    #[inline(always)]
+    fn one(class: usize, list: &[Copy]) -> Self {
+        let classes = u16::from(!list.is_empty()) << class;
+        Self { classes, copies: list.len() as u32, counts: [0; CLASSES] }
+    }
+
+    /// The same by a look at three copies: for lists that nothing is learnt from. What lies between copies of one class is
+    /// taken to be of that class.
+    #[inline(always)]
+    pub(super) fn at_a_glance(list: &[Copy]) -> Self {
+        let (Some(first), Some(last)) = (list.first(), list.last()) else { return Self::of(list) };
+        let one = class(first.len);
+        if class(last.len) != one || class(list[list.len() / 2].len) != one {
+            return Self::of(list);
+        }
+        Self::one(one, list)
+    }
+
+    #[cold]
+    fn several(list: &[Copy]) -> Self {
+        let mut made = Self { classes: 0, copies: list.len() as u32, counts: [0; CLASSES] };
+        for copy in list {
+            let class = class(copy.len);
+            made.classes |= 1 << class;
+            made.counts[class] = made.counts[class].saturating_add(1);
         }
         made
     }
 
-    #[cold]
-    fn count(&mut self, list: &[Copy]) {
-        let mut counts = [0; CLASSES];
-        for copy in list {
-            counts[class(copy.len)] += 1;
-        }
-        self.parts = (0u8..).zip(counts).filter(|&(_, n)| n > 0).collect();
+    /// Class and number of copies of each class that there is.
+    #[inline(always)]
+    fn parts(&self) -> impl Iterator<Item = (u8, u32)> + Clone {
+        let mut left = self.classes;
+        std::iter::from_fn(move || {
+            let class = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            let all = self.classes.is_power_of_two();
+            let count = self.counts.get(class as usize)?;
+            Some((class as u8, if all { self.copies } else { u32::from(*count) }))
+        })
     }
 }
 
 /// A moving average in TSC ticks; 0 before the first value.
 #[derive(Clone, Copy, Debug, Default)]
-struct Average(f32);
+pub(super) struct Average(f32);
 
 impl Average {
-    /// Takes in what is measured all the time.
+    /// The average; 0 before the first value.
+    pub(super) fn value(self) -> f32 {
+        self.0
+    }
+
+    /// Takes in what is measured all the time; returns whether it surprises.
     #[inline]
-    fn follow(&mut self, value: f32) {
-        let value = value.max(1.0);
-        self.0 = if self.0 == 0.0 { value } else { self.0 + (value.min(OUTLIER * self.0) - self.0) * NEW };
+    pub(super) fn follow(&mut self, value: f32) -> bool {
+        let (value, before) = (value.max(1.0), self.0);
+        self.0 = if before == 0.0 { value } else { before + (value.min(OUTLIER * before) - before) * NEW };
+        value > SURPRISE * before || value * SURPRISE < before
     }
 
     /// Takes in what has not been measured for a while; when it was tried before just now, the better counts.
     #[inline]
-    fn replace(&mut self, value: f32, again: bool) {
+    pub(super) fn replace(&mut self, value: f32, again: bool) {
         let value = value.max(1.0);
         self.0 = if again && self.0 > 0.0 { self.0.min(value) } else { value };
     }
@@ -160,6 +212,9 @@ pub(super) struct Policy {
     known: u16,
     /// The way that was tried last.
     tried: Way,
+    /// Trials so far; bursts of this one.
+    trials: u32,
+    tries: u8,
     /// Bursts between two explorations.
     period: u32,
     until_explore: u32,
@@ -174,6 +229,8 @@ pub(super) struct Policy {
     poll: Average,
     /// The part of the core's packets that is held back by an engine's older ones.
     held: f32,
+    /// How much dearer a copy by an engine is than its parts say, compared with one by the core: [`super::survey`].
+    aftermath: f32,
     /// Why the engine is not used just now although it is chosen.
     hindrance: Option<Reason>,
 }
@@ -186,6 +243,8 @@ impl Policy {
             seen: [0; 2],
             known: 0,
             tried: Way::Core,
+            trials: 0,
+            tries: TRIES,
             period: FIRST,
             until_explore: FIRST,
             until_forget: SEEN,
@@ -196,6 +255,7 @@ impl Policy {
             reap: Average::default(),
             poll: Average::default(),
             held: 0.0,
+            aftermath: 0.0,
             hindrance: None,
         }
     }
@@ -204,6 +264,12 @@ impl Policy {
     #[inline(always)]
     pub(super) fn wanted(&self) -> u16 {
         (self.engine ^ self.explore) & (self.seen[0] | self.seen[1])
+    }
+
+    /// Whether every class that there was lately goes to an engine: then nobody has to look at each copy.
+    #[inline(always)]
+    pub(super) fn all_to_engine(&self) -> bool {
+        self.explore == 0 && (self.seen[0] | self.seen[1]) & !self.engine == 0
     }
 
     /// Whether the next burst of some class goes the other way.
@@ -232,15 +298,19 @@ impl Policy {
         self.explore = self.choices()[1 - way as usize];
     }
 
-    /// Whether to time a burst of this.
+    /// Looks at a list; says whether to time it.
     #[inline(always)]
-    pub(super) fn times(&mut self, made: &Made) -> bool {
-        self.until_timed -= made.copies as i32;
-        if self.until_timed > 0 && made.classes & self.explore == 0 {
-            return false;
+    pub(super) fn look(&mut self, list: &[Copy]) -> (Made, bool) {
+        self.until_timed -= list.len() as i32;
+        if self.until_timed > 0 && self.explore == 0 {
+            return (Made::at_a_glance(list), false);
         }
-        self.until_timed = TIMED as i32;
-        true
+        let made = Made::of(list);
+        let timed = self.until_timed <= 0 || made.classes & self.explore != 0;
+        if timed {
+            self.until_timed = TIMED as i32;
+        }
+        (made, timed)
     }
 
     /// Whether to time the return of `packets` through the reorder ring.
@@ -253,7 +323,7 @@ impl Policy {
     /// Notes a list that one of the two has made or taken, and how long that took if it was timed.
     #[inline(always)]
     pub(super) fn took(&mut self, way: Way, made: &Made, ticks: Option<f32>) {
-        for &(class, copies) in &made.parts {
+        for (class, copies) in made.parts() {
             self.classes[usize::from(class)].made[way as usize] += u64::from(copies);
         }
         if let Some(ticks) = ticks {
@@ -264,19 +334,21 @@ impl Policy {
     fn learn(&mut self, way: Way, made: &Made, ticks: f32) {
         let costs = self.classes.map(|class| class.costs[way as usize].0);
         let measured = |class: u8| costs[usize::from(class)];
-        let known: f32 = made.parts.iter().map(|&(class, n)| measured(class) * n as f32).sum();
-        let all_known = made.parts.iter().all(|&(class, _)| measured(class) > 0.0);
+        let known: f32 = made.parts().map(|(class, n)| measured(class) * n as f32).sum();
+        let all_known = made.parts().all(|(class, _)| measured(class) > 0.0);
         // Before anything is known the core is taken to need time for bytes, and to submit takes the same for all.
         let weight = |class: u8| if way == Way::Core { 64.0 + (64u32 << class) as f32 } else { 1.0 };
-        let weights: f32 = made.parts.iter().map(|&(class, n)| weight(class) * n as f32).sum();
-        for &(class, copies) in &made.parts {
+        let weights: f32 = made.parts().map(|(class, n)| weight(class) * n as f32).sum();
+        for (class, copies) in made.parts() {
             let share = if all_known { measured(class) / known } else { weight(class) / weights };
             let (bit, index) = (1u16 << class, usize::from(class));
             let other = way != self.choice(index);
             let entry = &mut self.classes[index];
             let average = &mut entry.costs[way as usize];
             if !other {
-                average.follow(ticks * share);
+                if average.follow(ticks * share) {
+                    self.until_timed = 0;
+                }
             } else if self.explore & bit != 0 {
                 average.replace(ticks * share, entry.tries > 0);
                 entry.tries += 1;
@@ -294,7 +366,7 @@ impl Policy {
     /// Notes the end of a burst: `made` by the core and an engine together, and how much of it the core made although
     /// older copies of an engine are in flight.
     #[inline(always)]
-    pub(super) fn ended(&mut self, classes: u16, by_core: &Made, behind_engine: bool) {
+    pub(super) fn ended(&mut self, classes: u16, by_core: Option<&Made>, behind_engine: bool) {
         self.seen[0] |= classes;
         self.until_explore = self.until_explore.saturating_sub(1);
         self.until_forget -= 1;
@@ -302,6 +374,7 @@ impl Policy {
         if (self.explore & classes) | new != 0 || self.until_forget == 0 {
             self.turn(classes, new);
         }
+        let Some(by_core) = by_core else { return };
         if behind_engine && by_core.copies > 0 {
             self.hold(by_core);
         } else if self.held > 0.0 && by_core.classes & !self.engine != 0 {
@@ -313,7 +386,7 @@ impl Policy {
     fn turn(&mut self, classes: u16, new: u16) {
         let tried = self.explore & classes;
         for class in (0..CLASSES).filter(|class| tried >> class & 1 != 0) {
-            let again = self.classes[class].tries < TRIES && self.is_near(class);
+            let again = self.classes[class].tries < self.tries && self.is_near(class);
             if !again {
                 self.explore &= !(1 << class);
                 self.classes[class].tries = 0;
@@ -331,11 +404,12 @@ impl Policy {
 
     /// Whether the other way is not much dearer than what is chosen, as far as is known, and has not been chosen now.
     fn is_near(&self, class: usize) -> bool {
+        let near = if self.tries == LONG { NEAR_LONG } else { NEAR };
         let tried = self.classes[class].tries > 0;
         tried
             && match (self.ticks(class), self.choice(class)) {
-                ([Some(core), Some(engine)], Way::Core) => engine < NEAR * core,
-                ([Some(core), Some(engine)], Way::Engine) => core < NEAR * engine,
+                ([Some(core), Some(engine)], Way::Core) => engine < near * core,
+                ([Some(core), Some(engine)], Way::Engine) => core < near * (engine - self.aftermath.min(0.0)),
                 // The rest of an engine's cost comes later.
                 _ => true,
             }
@@ -353,7 +427,7 @@ impl Policy {
 
     #[cold]
     fn hold(&mut self, by_core: &Made) {
-        for &(class, copies) in &by_core.parts {
+        for (class, copies) in by_core.parts() {
             self.classes[usize::from(class)].held += u64::from(copies);
         }
         // Not when the other way is tried: that would not be so if it were chosen.
@@ -364,36 +438,56 @@ impl Policy {
 
     /// Notes what returning a packet's chains took, the packet being complete at once.
     pub(super) fn published(&mut self, ticks: f32) {
-        if self.seen[0] & !self.engine != 0 {
-            self.publish.follow(ticks)
-        } else {
-            self.publish.replace(ticks, false)
+        if self.seen[0] & !self.engine == 0 {
+            self.publish.replace(ticks, false);
+        } else if self.publish.follow(ticks) {
+            self.until_timed = 0;
         }
     }
 
-    /// Notes what collecting one completion of an engine took.
-    pub(super) fn polled(&mut self, ticks: f32) {
+    /// Notes what collecting one completion of an engine took; returns whether that surprises.
+    pub(super) fn polled(&mut self, ticks: f32) -> bool {
         if self.seen[0] & self.engine != 0 {
-            self.poll.follow(ticks)
-        } else {
-            self.poll.replace(ticks, self.tried_before())
+            return self.poll.follow(ticks);
         }
+        self.poll.replace(ticks, self.tried_before());
+        false
     }
 
     /// Notes what returning a packet's chains through the reorder ring took.
     pub(super) fn reaped(&mut self, ticks: f32) {
         self.until_reap_timed = TIMED as i32;
-        if self.seen[0] & self.engine != 0 {
-            self.reap.follow(ticks)
-        } else {
-            self.reap.replace(ticks, self.tried_before())
+        if self.seen[0] & self.engine == 0 {
+            self.reap.replace(ticks, self.tried_before());
+        } else if self.reap.follow(ticks) {
+            self.until_reap_timed = 0;
         }
-        for class in 0..CLASSES {
-            if self.seen[0] >> class & 1 != 0 {
-                let engine = self.choice(class) == Way::Engine;
-                self.decide(class, if engine { Reason::Cheaper } else { Reason::Explored });
-            }
+        let mut seen = self.seen[0];
+        while seen != 0 {
+            let class = seen.trailing_zeros() as usize;
+            seen &= seen - 1;
+            let engine = self.choice(class) == Way::Engine;
+            self.decide(class, if engine { Reason::Cheaper } else { Reason::Explored });
         }
+    }
+
+    /// Whether copies of some size go to an engine.
+    pub(super) fn chooses_engine(&self) -> bool {
+        self.choices()[1] != 0
+    }
+
+    /// What the parts of a list's copies cost by what is known.
+    pub(super) fn expected(&self, way: Way, made: &Made) -> Option<f32> {
+        let beyond = if way == Way::Engine { self.aftermath } else { 0.0 };
+        made.parts().try_fold(0.0, |sum, (class, copies)| {
+            let ticks = self.ticks(usize::from(class))[way as usize]?;
+            Some(sum + (ticks - beyond) * copies as f32)
+        })
+    }
+
+    /// Takes note of how much dearer a copy by an engine is than its parts say.
+    pub(super) fn set_aftermath(&mut self, ticks: f32) {
+        self.aftermath = ticks;
     }
 
     /// Notes whether the engine can be used just now, and if not, why.
@@ -417,7 +511,9 @@ impl Policy {
         let complete = poll > 0.0 && (reap > 0.0 || publish == 0.0);
         [
             (core > 0.0).then_some(core + returned),
-            (engine > 0.0 && complete).then_some(engine + poll + reap + if reap > 0.0 { ENTER } else { 0.0 }),
+            (engine > 0.0 && complete).then_some(
+                (engine + poll + reap + if reap > 0.0 { ENTER } else { 0.0 } + self.aftermath).max(1.0),
+            ),
         ]
     }
 

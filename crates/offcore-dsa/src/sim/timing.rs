@@ -29,7 +29,9 @@
 //! Only their sum is published for the four latencies. They are told apart by two other figures: four cores with ENQCMD,
 //! one in flight each, fill a shared queue (dsa-perf-micros), so that the portal's round trip is about four times the
 //! front's occupancy; and 29.3 million copies a second of 124 bytes go through two channels of one device (dpdk-dma
-//! guide), so that the front takes 68 ns at most. Eight descriptors in progress are what keeps the front busy.
+//! guide), so that the front takes 68 ns at most. Eight descriptors in progress are what keeps the
+//! front busy; with more, the knee of a shared queue of 64 entries (DarkStream) would be further from 64.
+//!
 //! The time of a page fault is the middle of what DTO's documentation gives for a copy that meets one.
 
 /// The device's parameters; nanoseconds, and bytes a nanosecond (GB/s).

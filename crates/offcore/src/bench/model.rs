@@ -52,9 +52,12 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), Failure> {
 
 fn table(rows: &[Row]) -> String {
     let mut text = String::new();
-    for (role, title) in
-        [("fitted", "Fitted:"), ("taken", "Taken as a parameter, or bounding one:"), ("judged", "Judged:")]
-    {
+    for (role, title) in [
+        ("fitted", "Fitted:"),
+        ("taken", "Taken as a parameter, or bounding one:"),
+        ("assumed", "With a load or threshold that the source leaves open, chosen by us:"),
+        ("judged", "Judged:"),
+    ] {
         let rows: Vec<_> = rows.iter().filter(|row| row.role == Some(role)).collect();
         let mut cells =
             vec![["figure", "published", "model", "unit", "error", "", "source"].map(String::from)];

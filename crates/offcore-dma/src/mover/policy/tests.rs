@@ -29,28 +29,25 @@ fn play(policy: &mut Policy, list: &[Copy], world: World, in_flight: &mut bool) 
     let goes = |copy: &&Copy| wanted >> class(copy.len) & 1 != 0;
     let by_engine: Vec<Copy> = list.iter().filter(goes).copied().collect();
     let by_core: Vec<Copy> = list.iter().filter(|copy| !goes(copy)).copied().collect();
-    let (core, engine) = (Made::of(&by_core), Made::of(&by_engine));
     let mut ticks = 0.0;
     if !by_engine.is_empty() {
         let n = by_engine.len() as f32;
         ticks += n * (world.submit + world.poll + world.reap);
-        let timed = policy.times(&engine).then_some(n * world.submit);
-        policy.took(Way::Engine, &engine, timed);
+        let (engine, timed) = policy.look(&by_engine);
+        policy.took(Way::Engine, &engine, timed.then_some(n * world.submit));
     }
     if !by_core.is_empty() {
         // Twice the bytes, twice the ticks; `world` is for 1024.
         let cost: f32 = by_core.iter().map(|copy| world.core * copy.len as f32 / 1024.0).sum();
         ticks += cost + by_core.len() as f32 * world.publish;
-        if policy.times(&core) {
-            policy.took(Way::Core, &core, Some(cost));
-            if by_engine.is_empty() {
-                policy.published(world.publish);
-            }
-        } else {
-            policy.took(Way::Core, &core, None);
+        let (core, timed) = policy.look(&by_core);
+        policy.took(Way::Core, &core, timed.then_some(cost));
+        if timed && by_engine.is_empty() {
+            policy.published(world.publish);
         }
     }
-    policy.ended(core.classes | engine.classes, &core, *in_flight);
+    let core = Made::of(&by_core);
+    policy.ended(core.classes | Made::of(&by_engine).classes, Some(&core), *in_flight);
     *in_flight = !by_engine.is_empty();
     if !by_engine.is_empty() {
         policy.polled(world.poll);
