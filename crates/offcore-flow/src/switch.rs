@@ -192,7 +192,7 @@ pub fn start(
         assembly.add_stream(route, &mut ports)?;
     }
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
-    notes.extend_from_slice(assembly.engines.notes());
+    notes.extend(assembly.engines.notes().iter().cloned());
     let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
@@ -308,7 +308,7 @@ impl Assembly<'_> {
         queue: u16,
     ) -> Result<Binding, SwitchError> {
         let mut channels = Vec::new();
-        let names = self.dma.channels(port, half, queue).to_vec();
+        let names: Vec<String> = self.dma.channels(port, half, queue).iter().cloned().collect();
         // The core itself needs no channel: it is what every queue falls back on.
         for name in names.iter().filter(|name| *name != "cpu") {
             channels.push(self.channel(worker, name)?);

@@ -22,9 +22,9 @@ use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
 /// A case by its name.
 type Case = (&'static str, fn() -> usize);
 
-/// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. From 384 bytes on,
-/// whether the core fetches ahead depends on how long copies take, which no count may depend on: the long copy stands
-/// alone.
+/// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. With which routine the
+/// core copies in a virtqueue's case depends on how long copies take: fetching ahead has more instructions than plain, and
+/// what is recorded is the case with more.
 const CASES: [Case; 7] = [
     ("copy-64", || copy(60)),
     ("copy-1518", || copy(1514)),

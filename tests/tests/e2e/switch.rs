@@ -12,16 +12,31 @@ pub(crate) enum Copies {
     Core,
     /// A helper thread on lcore 1.
     Helper,
+    /// A simulated DSA device on lcore 1, one copy in a thousand of which meets a page fault.
+    Simulator,
 }
 
 impl Copies {
-    /// Both ways.
+    /// Those that keep up with a peer that polls.
     pub(crate) const ALL: [Self; 2] = [Self::Core, Self::Helper];
 
     /// The value of `--dma` for ports of `queues` queue pairs, when there is one.
     fn map(self, queues: u16) -> Option<String> {
-        let queue = |queue| format!("txq{queue}@core:1;rxq{queue}@core:1");
-        (self == Self::Helper).then(|| (0..queues).map(queue).collect::<Vec<_>>().join(";"))
+        let [tx, rx] = match self {
+            Self::Core => return None,
+            Self::Helper => ["core:1"; 2],
+            Self::Simulator => ["dsa-sim0:wq0.0", "dsa-sim0:wq0.1"],
+        };
+        let queue = |queue| format!("txq{queue}@{tx};rxq{queue}@{rx}");
+        Some((0..queues).map(queue).collect::<Vec<_>>().join(";"))
+    }
+
+    /// What the engine itself needs.
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Core | Self::Helper => &[],
+            Self::Simulator => &["--dsa-sim", "0:profile=vhost,lcore=1,fault=page:0.001"],
+        }
     }
 }
 
@@ -42,6 +57,7 @@ fn arguments_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16, more:
     args.extend(["--lcores".into(), lcore.to_string()]);
     args.extend(["--stats-interval", "0.2", "--format", "json"].map(String::from));
     args.extend(copies.map(queues).into_iter().flat_map(|map| ["--dma".into(), map]));
+    args.extend(copies.flags().iter().map(|flag| (*flag).to_owned()));
     args.extend(more.iter().map(|flag| (*flag).to_owned()));
     args
 }
@@ -212,8 +228,8 @@ impl Report {
                 assert!(self.list("channels").is_empty(), "{self}");
                 assert!(core >= packets, "{core} copies of {packets} packets: {self}");
             }
-            Copies::Helper => {
-                let all = offloaded + sum("workers", "overflow");
+            Copies::Helper | Copies::Simulator => {
+                let all = offloaded + sum("workers", "overflow") + sum("workers", "fallbacks");
                 assert!(offloaded > 0 && all >= packets, "{all} copies of {packets} packets: {self}");
             }
         }

@@ -1,0 +1,32 @@
+//! `offcore dsa`, on a machine that may have no device.
+
+use peers::{Offcore, TempDir};
+
+#[test]
+fn without_a_device_the_doctor_says_how_to_get_one_and_fails() {
+    let dir = TempDir::new().unwrap();
+    let root = dir.file("root").display().to_string();
+    let run = Offcore::run(&["dsa", "doctor", "--root", &root]).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{}{}", run.stdout, run.stderr);
+    for words in ["no DSA device", "Sapphire Rapids", "dsa-sim0:wq0.0"] {
+        assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
+    }
+}
+
+#[test]
+fn a_status_code_is_explained() {
+    let run = Offcore::run(&["dsa", "explain", "0x83"]).unwrap();
+    assert!(run.status.success() && run.stdout.contains("page fault"), "{}{}", run.stdout, run.stderr);
+    let run = Offcore::run(&["dsa", "explain", "zebra"]).unwrap();
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("zebra"), "{}", run.stderr);
+}
+
+#[test]
+fn a_layout_is_printed_as_commands() {
+    let run = Offcore::run(&["dsa", "configure", "vhost", "--print"]).unwrap();
+    assert!(run.status.success(), "{}", run.stderr);
+    for words in ["accel-config config-wq dsa0/wq0.1", "--wq-size=64", "--priority=10"] {
+        assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
+    }
+}
