@@ -272,9 +272,17 @@ fn without_the_reorder_ring_it_is_noticed() {
 }
 
 #[test]
+fn without_recovery_it_is_noticed() {
+    let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[1518]);
+    looped.mover.switch_off_recovery();
+    let error = looped.run(100_000).unwrap_err();
+    assert!(error.starts_with("packet"), "{error}");
+}
+
+#[test]
 fn without_the_quarantine_it_is_noticed() {
-    // Many late copies: one must land in memory that is in use again.
-    let options = "profile=vhost,seed=7,fault=late:0.01";
+    // Late by far more than what counts as lost: they land in memory that is in use again.
+    let options = "profile=vhost,seed=7,fault=late:0.01:20000";
     let mut looped = Loop::new(options, &["wq0.0", "wq0.1"], &[1518]);
     looped.mover.switch_off_quarantine();
     let error = looped.run(300_000).unwrap_err();

@@ -146,6 +146,7 @@ pub struct Mover {
     timing: u64,
     back_off: BackOff,
     quarantine: bool,
+    recovery: bool,
     shares: bool,
 }
 
@@ -173,6 +174,7 @@ impl Mover {
             timing: (0..32).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or_default(),
             back_off: BackOff { first: tsc::ticks(BACK_OFF.0), most: tsc::ticks(BACK_OFF.1) },
             quarantine: true,
+            recovery: true,
             shares: true,
         }
     }
@@ -515,6 +517,12 @@ impl Mover {
     #[cfg(feature = "test-switches")]
     pub fn switch_off_quarantine(&mut self) {
         self.quarantine = false;
+    }
+
+    /// Test switch: what a channel could not copy counts as copied.
+    #[cfg(feature = "test-switches")]
+    pub fn switch_off_recovery(&mut self) {
+        self.recovery = false;
     }
 }
 

@@ -308,7 +308,8 @@ impl Assembly<'_> {
         queue: u16,
     ) -> Result<Binding, SwitchError> {
         let mut channels = Vec::new();
-        let names: Vec<String> = self.dma.channels(port, half, queue).iter().cloned().collect();
+        // copy-ok: names, once at the start
+        let names = self.dma.channels(port, half, queue).to_vec();
         // The core itself needs no channel: it is what every queue falls back on.
         for name in names.iter().filter(|name| *name != "cpu") {
             channels.push(self.channel(worker, name)?);

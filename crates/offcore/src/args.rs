@@ -138,7 +138,7 @@ pub(crate) struct SwitchArgs {
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
-    /// Which channels make the copies of which queues: [PORT.]txqN[*WEIGHT]@CH[+CH];... or rxqN@...
+    /// Which channels make the copies of which queues: `[PORT.]txqN[*WEIGHT]@CH[+CH];...` or `rxqN@...`
     #[arg(long, value_name = "MAP")]
     pub dma: Option<DmaMap>,
 

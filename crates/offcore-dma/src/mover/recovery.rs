@@ -27,7 +27,7 @@ impl Mover {
             }
             // SAFETY: the operation was submitted through this mover, so its memory is valid until its packet is ready,
             // which it is not before `redo` completes it; the engine has reported it, so it touches it no more.
-            unsafe { self.redo(&operation, done) };
+            unsafe { self.redo(&operation, if self.recovery { done } else { operation.len() }) };
         }
     }
 

@@ -280,7 +280,52 @@ fn table(rows: &[Row]) -> String {
              auto: its speed over that of the better of cpu and offload, which alternated with it;\n\
              peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
              DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
-    text + &breakdown(rows)
+    text + &break_even(rows) + &breakdown(rows)
+}
+
+/// For each temperature and engine from which size on offloading costs the core less than copying, by a straight line
+/// between the two sizes that were measured around it.
+fn break_even(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let mut done: Vec<(&str, &str)> = Vec::new();
+    for row in rows.iter().filter(|row| row.case == "loop" && row.mode == "offload") {
+        let key = (row.temperature.as_str(), row.engine.as_str());
+        if done.contains(&key) {
+            continue;
+        }
+        done.push(key);
+        let core = |frame| {
+            let same = |other: &&Row| {
+                other.case == "loop" && other.mode == "cpu" && other.engine == "cpu" && other.frame == frame
+            };
+            rows.iter().filter(same).find(|other| other.temperature == row.temperature)
+        };
+        let same = rows.iter().filter(|other| {
+            other.case == "loop"
+                && other.mode == "offload"
+                && (other.temperature.as_str(), other.engine.as_str()) == key
+        });
+        // Ticks that the engine saves, by size.
+        let saved = same.filter_map(|other| {
+            Some((other.frame, core(other.frame)?.cycles_per_packet - other.cycles_per_packet))
+        });
+        let mut saved: Vec<(usize, f64)> = saved.collect();
+        saved.sort_by_key(|&(frame, _)| frame);
+        let what = match (saved.first(), saved.iter().rposition(|&(_, saved)| saved < 0.0)) {
+            (None, _) => continue,
+            (Some((least, _)), None) => format!("at {least} bytes already"),
+            (_, Some(last)) if last + 1 == saved.len() => {
+                format!("above {} bytes only, if at all", saved[last].0)
+            }
+            (_, Some(last)) => {
+                let ((below, lost), (above, won)) = (saved[last], saved[last + 1]);
+                let part = -lost / (won - lost);
+                format!("from about {:.0} bytes on", below as f64 + part * (above - below) as f64)
+            }
+        };
+        text += &format!("break-even, {} data: {} costs the core less than copying {what}\n", key.0, key.1);
+    }
+    text
 }
 
 /// Figure 3 of the vhost guide, from the rows that have shares; nothing when none has.
@@ -317,6 +362,29 @@ mod tests {
         let Command::Bench { command: BenchCommand::Vhost(args) } = command else { panic!("{flags}") };
         cases(&args)?;
         options(&args)
+    }
+
+    #[test]
+    fn the_break_even_is_between_the_sizes_around_it() {
+        let row = |frame, mode: &str, cycles_per_packet| Row {
+            case: "loop".into(),
+            temperature: "hot".into(),
+            engine: if mode == "cpu" { "cpu" } else { "core:1" }.into(),
+            mode: mode.into(),
+            frame,
+            cycles_per_packet,
+            ..Row::default()
+        };
+        let mut rows = vec![row(64, "cpu", 80.0), row(64, "offload", 120.0)];
+        assert!(break_even(&rows).contains("above 64 bytes only"), "{}", break_even(&rows));
+        rows.extend([row(164, "cpu", 130.0), row(164, "offload", 120.0)]);
+        let text = break_even(&rows);
+        assert_eq!(
+            text,
+            "break-even, hot data: core:1 costs the core less than copying from about 144 bytes on\n"
+        );
+        assert!(break_even(&rows[2..]).contains("at 164 bytes already"));
+        assert!(break_even(&rows[..1]).is_empty());
     }
 
     #[test]
