@@ -415,6 +415,10 @@ impl Mover {
             accepted = unsafe { slot.channel.copy(list) };
             slot.channel.submit();
         }
+        if accepted == 0 {
+            // Nothing at all although it had room: a queue that is gone and could not be opened again, say.
+            self.charge_channel(id.index(), 1);
+        }
         for op in &list[accepted..] {
             // The channel had said that it had room. Whatever made it change its mind: the core copies.
             // SAFETY: as above.

@@ -246,7 +246,8 @@ fn broken_12_nothing_is_configured() {
 
 #[test]
 fn what_works_but_not_well_is_a_warning() {
-    let changes: [(&str, &[&str], fn(&Tree)); 12] = [
+    type Change = (&'static str, &'static [&'static str], fn(&Tree));
+    let changes: [Change; 12] = [
         ("cpu-instructions", &["MOVDIR64B", "write()"], |tree| tree.set("proc/cpuinfo", "flags\t: fpu sse2")),
         ("cpu-instructions", &["ENQCMD"], |tree| tree.set("proc/cpuinfo", "flags\t: movdir64b waitpkg")),
         ("hugepages", &["nr_hugepages"], |tree| {

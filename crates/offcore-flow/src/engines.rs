@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use offcore_dma::core::CoreDevice;
 use offcore_dma::cpu::CpuDevice;
+use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::share::{SharedChannel, Sharing};
 use offcore_dma::{Channel, Device};
 use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
@@ -63,7 +64,33 @@ impl Engines {
                     .into(),
             );
         }
-        Ok(chosen.into_iter().map(|wq| format!("dsa:{}", wq.name)).collect())
+        let names: Vec<String> = chosen.into_iter().map(|wq| format!("dsa:{}", wq.name)).collect();
+        self.usable(names)
+    }
+
+    /// Those of `names` that can be opened, eight at most: others may be in use, or not for us.
+    fn usable(&mut self, names: Vec<String>) -> Result<Vec<String>, String> {
+        let (mut usable, mut refused) = (Vec::new(), Vec::new());
+        for name in names {
+            if usable.len() == MAX_CHANNELS_PER_QUEUE {
+                break;
+            }
+            if !self.devices.contains_key(&name) {
+                match self.open(&name) {
+                    Ok(device) => _ = self.devices.insert(name.clone(), device),
+                    Err(error) => {
+                        refused.push(error);
+                        continue;
+                    }
+                }
+            }
+            usable.push(name);
+        }
+        if usable.is_empty() {
+            return Err(format!("channel 'dsa:auto': no work queue can be used: {}", refused.join("; ")));
+        }
+        self.notes.extend(refused.into_iter().map(|error| format!("warning: dsa:auto goes without {error}")));
+        Ok(usable)
     }
 
     /// A channel of the device called `name` for one of the `workers` workers that will ask for one, and how it is shared
@@ -120,6 +147,9 @@ impl Engines {
         let numa_node = self.node.and_then(|node| node.try_into().ok());
         let mut options = Options { numa_node, ..Options::default() };
         for part in parts {
+            if which.split('/').filter(|other| *other == part).count() > 1 {
+                return Err(format!("channel '{name}': '/{part}' stands there twice: once is enough"));
+            }
             match part {
                 "direct" => options.batch = false,
                 "memory" => options.cache_control = false,

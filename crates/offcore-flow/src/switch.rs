@@ -139,7 +139,17 @@ fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> 
         let mut channels = Vec::new();
         for name in &entry.channels {
             let found = engines.resolve(name).map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
-            channels.extend(found.into_iter().take(MAX_CHANNELS_PER_QUEUE));
+            for name in found {
+                if !channels.contains(&name) {
+                    channels.push(name);
+                }
+            }
+        }
+        if channels.len() > MAX_CHANNELS_PER_QUEUE {
+            return Err(SwitchError::Config(format!(
+                "--dma: {} channels for one queue, expected at most {MAX_CHANNELS_PER_QUEUE}: name them one by one",
+                channels.len()
+            )));
         }
         entry.channels = channels;
     }

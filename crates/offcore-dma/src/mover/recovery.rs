@@ -41,7 +41,7 @@ impl Mover {
     }
 
     #[cold]
-    fn charge_channel(&mut self, index: usize, weight: u32) {
+    pub(super) fn charge_channel(&mut self, index: usize, weight: u32) {
         let back_off = self.back_off;
         let Some(slot) = self.channels[index].as_mut() else { return };
         if slot.health.failed(weight, tsc::now(), back_off) {
@@ -80,8 +80,10 @@ impl Mover {
             queue.watched = match queue.watched {
                 _ if !waits => None,
                 Some((oldest, since)) if oldest == queue.ring.oldest() => {
-                    late |= now.wrapping_sub(since) > self.lost_after;
-                    Some((oldest, since))
+                    let lost = now.wrapping_sub(since) > self.lost_after;
+                    late |= lost;
+                    // What is reset because of it has as long to answer: the other channels are not reset again meanwhile.
+                    Some((oldest, if lost { now } else { since }))
                 }
                 _ => Some((queue.ring.oldest(), now)),
             };

@@ -68,7 +68,18 @@ enum Source {
 impl Way {
     pub(super) fn open_again(&self) -> Result<Portal, WqError> {
         match &self.source {
-            Source::Kernel(roots) => open(roots, &self.info.name, &self.options).map(|opened| opened.portal),
+            Source::Kernel(roots) => {
+                let opened = open(roots, &self.info.name, &self.options)?;
+                if opened.info != self.info {
+                    // Places and limits were taken from what it was.
+                    return Err(WqError::Attribute {
+                        path: roots.sysfs.join(&self.info.name).display().to_string(),
+                        found: "other properties than when it was first opened".into(),
+                        expected: "the same ones: configure it back, or start again",
+                    });
+                }
+                Ok(opened.portal)
+            }
             Source::Simulator(device) => Ok(device.open(&self.info.name)?.into()),
         }
     }

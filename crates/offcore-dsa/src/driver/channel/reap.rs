@@ -6,7 +6,7 @@ use offcore_ring::prefetch;
 use super::DsaChannel;
 use super::outcome::{Outcome, failure, outcome};
 use super::ring::{Ring, Unit};
-use crate::completion::Status;
+use crate::completion::{Completed, Status};
 
 /// Units looked at past the last one whose record was there.
 const LOOK_AHEAD: usize = 32;
@@ -84,9 +84,8 @@ impl DsaChannel {
     pub(super) fn reap_out_of_order(&mut self, completions: &mut Completions) {
         let (mut at, mut looked) = (self.units.oldest, 0);
         while at != self.units.next && looked < LOOK_AHEAD && !completions.tokens.is_full() {
-            looked += 1;
-            if !self.units.is_done(at) && self.reap_unit(at, completions) {
-                looked = 0;
+            if !self.units.is_done(at) {
+                looked = if self.reap_unit(at, completions) { 0 } else { looked + 1 };
             }
             at += 1;
         }
@@ -119,7 +118,7 @@ impl DsaChannel {
         }
         self.aside += unit.count;
         if unit.batch {
-            self.settle_batch(unit, completed.status, completed.completed as usize);
+            self.settle_batch(unit, &completed);
         } else {
             let operation = self.ring.operation(unit.first);
             self.settle(operation, outcome(&completed, operation.len()));
@@ -133,7 +132,8 @@ impl DsaChannel {
     /// the batch's. That is relied on only where a record of a failure is there: if there is none although the batch says
     /// so, the device could not write it, and every member may be the one.
     #[cold]
-    fn settle_batch(&mut self, unit: Unit, status: Status, processed: usize) {
+    fn settle_batch(&mut self, unit: Unit, batch: &Completed) {
+        let (status, processed) = (batch.status, batch.completed as usize);
         if matches!(status, Status::BAD_OPCODE | Status::BAD_DESCRIPTOR_COUNT) {
             // The device has no batches, or not of this size: one descriptor at a time from now on.
             self.max_batch = 1;
@@ -142,6 +142,7 @@ impl DsaChannel {
         let told = members.clone().any(|at| self.ring.records[self.ring.slot(at)].status_byte() != 0);
         let (processed, not_run) = match status {
             Status::BATCH_FAILED if !told => (0, Failure::Aborted),
+            Status::BATCH_LIST_FAULT if !told && batch.result == 1 => (0, Failure::Aborted),
             Status::BATCH_FAILED | Status::BATCH_LIST_FAULT => (processed, Failure::Aborted),
             refused => (0, failure(refused)),
         };

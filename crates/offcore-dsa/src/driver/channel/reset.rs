@@ -12,7 +12,7 @@ use super::DsaChannel;
 use super::ring::address;
 use crate::completion::Status;
 use crate::descriptor::{Descriptor, Flags, Opcode};
-use crate::portal::{Portal, Submitted};
+use crate::portal::Submitted;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resetting {
@@ -32,13 +32,17 @@ impl DsaChannel {
     pub(super) fn work_towards_reset(&mut self) -> Reset {
         // What the device does not have yet it does not get: it is dead already.
         self.ring.requested = self.ring.submitted;
+        // A device that is gone is left, so that the queue is opened anew, even when nothing is in flight.
+        if self.portal.as_ref().is_some_and(|portal| !portal.is_alive()) {
+            return self.close();
+        }
         // A drain that is on its way is waited for even when everything has completed: it must not write the record, late,
         // that another one is waited for with.
         let draining = matches!(self.resetting, Resetting::Draining { submitted: true, .. });
         if (self.used == 0 && !draining) || self.resetting == Resetting::Done {
             return self.reset_done();
         }
-        if !self.portal.as_ref().is_some_and(Portal::is_alive) || !self.can_drain {
+        if self.portal.is_none() || !self.can_drain {
             return self.close();
         }
         let now = tsc::now();

@@ -132,7 +132,8 @@ impl Side {
             Outcome::Done => None,
             Outcome::Failed(failure) => Some(failure),
             Outcome::Partial { bytes, backwards } => {
-                if backwards {
+                // Only a copy runs backwards: elsewhere the record's result has no meaning.
+                if backwards && matches!(piece.rest, Operation::Copy(_)) {
                     // The last bytes are done. They are not counted: should the rest fail as well, the core makes all of
                     // it from `from` on, those bytes once more. Source and destination do not overlap, so it finds the
                     // same there.
