@@ -273,11 +273,12 @@ impl SimDevice {
             let mut wishes = lock(&shared.wishes);
             wishes.arriving.clear();
             wishes.reset = true;
-            shared.clear_errors();
-            shared.set_state(DeviceState::Enabled);
         }
         shared.counters.resets.fetch_add(1, Ordering::Relaxed);
+        // Enabled before the engine has given everything up, a device that was halted would go on with it.
         shared.notify_and_wait();
+        shared.clear_errors();
+        shared.set_state(DeviceState::Enabled);
     }
 
     /// SWERROR and the event log as they are now.

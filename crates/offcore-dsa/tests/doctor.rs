@@ -89,12 +89,29 @@ fn broken_01_scalable_mode_is_not_turned_on() {
     tree.set(&format!("{DSA0}/pasid_enabled"), 1);
     tree.set("proc/cmdline", "intel_iommu=on,sm_on intel_iommu=off");
     problems(&tree, &[("kernel-command-line", "system")], &["the IOMMU is off"]);
+    // What several words say adds up.
+    tree.set("proc/cmdline", "intel_iommu=on quiet intel_iommu=sm_on");
+    assert_eq!(says(&look(&tree), "kernel-command-line", &["on,sm_on"]).verdict, Verdict::Ok);
+    tree.set("proc/cmdline", "intel_iommu=on,sm_on intel_iommu=sm_off");
+    problems(&tree, &[("kernel-command-line", "system")], &["scalable mode is off"]);
     tree.set("proc/cmdline", "quiet");
+    problems(&tree, &[("kernel-command-line", "system")], &["not given", "the IOMMU is off"]);
     let path = format!("boot/config-{RELEASE}");
     let config = tree.get(&path);
     let more = "\nCONFIG_INTEL_IOMMU_DEFAULT_ON=y\nCONFIG_INTEL_IOMMU_SCALABLE_MODE_DEFAULT_ON=y";
     tree.set(&path, config + more);
     assert_eq!(look(&tree).worst(), Verdict::Ok);
+    // Without word and configuration nobody knows; a word is one all the same.
+    tree.remove(&path);
+    let verdict = |line: &str| {
+        tree.set("proc/cmdline", line);
+        says(&look(&tree), "kernel-command-line", &[]).verdict
+    };
+    assert_eq!(verdict("quiet"), Verdict::NotApplicable);
+    assert_eq!(verdict("intel_iommu=on"), Verdict::NotApplicable);
+    assert_eq!(verdict("intel_iommu=on,sm_on"), Verdict::Ok);
+    assert_eq!(verdict("intel_iommu=off"), Verdict::Problem);
+    assert_eq!(verdict("intel_iommu=sm_off"), Verdict::Problem);
 }
 
 #[test]
@@ -204,6 +221,11 @@ fn broken_09_there_is_no_iommu() {
     // One without scalable mode is as good as none.
     tree.set("sys/class/iommu/dmar0/intel-iommu/ecap", "f050da");
     problems(&tree, &[("iommu", "system")], &["scalable mode", "0xf050da"]);
+    // Two of them are no better; one that has it is enough.
+    tree.set("sys/class/iommu/dmar1/intel-iommu/ecap", "f050de");
+    problems(&tree, &[("iommu", "system")], &["none of 2", "scalable mode", "0xf050da"]);
+    tree.set("sys/class/iommu/dmar1/intel-iommu/ecap", "90020f050da");
+    assert_eq!(look(&tree).worst(), Verdict::Ok);
 }
 
 #[test]
@@ -247,7 +269,7 @@ fn broken_12_nothing_is_configured() {
 #[test]
 fn what_works_but_not_well_is_a_warning() {
     type Change = (&'static str, &'static [&'static str], fn(&Tree));
-    let changes: [Change; 12] = [
+    let changes: [Change; 13] = [
         ("cpu-instructions", &["MOVDIR64B", "write()"], |tree| tree.set("proc/cpuinfo", "flags\t: fpu sse2")),
         ("cpu-instructions", &["ENQCMD"], |tree| tree.set("proc/cpuinfo", "flags\t: movdir64b waitpkg")),
         ("hugepages", &["nr_hugepages"], |tree| {
@@ -261,6 +283,10 @@ fn what_works_but_not_well_is_a_warning() {
         }),
         ("traffic-class", &["classes 0 and 1", "tc_override"], |tree| {
             tree.set(&format!("{DSA0}/group0.0/traffic_class_a"), 0)
+        }),
+        ("traffic-class", &["classes 1 and 0"], |tree| {
+            tree.set(&format!("{DSA0}/version"), "0x200");
+            tree.set(&format!("{DSA0}/group0.0/traffic_class_b"), 0)
         }),
         ("block-on-fault", &["hold up"], |tree| tree.set(&format!("{DSA0}/wq0.0/block_on_fault"), 1)),
         ("ats", &["not reported"], |tree| tree.set(&format!("{DSA0}/wq0.1/ats_disable"), 1)),

@@ -40,6 +40,8 @@ unsafe impl Sync for Previous {}
 
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
 
+static INSTALL: Once = Once::new();
+
 /// Protects a mapping for as long as it lives.
 #[derive(Debug)]
 pub struct Guard(&'static Slot);
@@ -62,8 +64,7 @@ impl Drop for Guard {
 ///
 /// The mapping must outlive the guard.
 pub fn guard(start: NonNull<u8>, len: usize, page_size: usize) -> Option<Guard> {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(install);
+    install_handler();
     let slot = TABLE
         .iter()
         .find(|slot| slot.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
@@ -72,6 +73,12 @@ pub fn guard(start: NonNull<u8>, len: usize, page_size: usize) -> Option<Guard> 
     slot.page_size.store(page_size, Ordering::Relaxed);
     slot.len.store(len, Ordering::Release);
     Some(Guard(slot))
+}
+
+/// Installs the handler behind the guards, once in a process. [`guard`] does so, too; whoever has a handler of SIGBUS that
+/// is to be asked before the guards calls this first and passes on to it what is not its own.
+pub fn install_handler() {
+    INSTALL.call_once(install);
 }
 
 fn install() {

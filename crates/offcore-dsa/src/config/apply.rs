@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use super::status;
 use super::sysfs::{Attributes, Device, Roots};
 use super::{DeviceConfig, Group, WqConfig, WqType, json};
-use crate::wq::WqMode;
+use crate::Opcode;
+use crate::wq::{OpSet, WqMode};
 
 /// What applying a layout did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub enum ApplyError {
 ///
 /// # Errors
 /// [`ApplyError::Fixed`] and [`ApplyError::Busy`] before anything is changed; [`ApplyError::Step`] names the attribute
-/// and says whether the earlier layout is back.
+/// and says whether the earlier layout is back, and how the device is if it is not.
 pub fn apply(
     config: &DeviceConfig,
     device: &Device,
@@ -111,11 +112,20 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn all(&mut self, config: &DeviceConfig) -> Step<()> {
+        self.lay_out(config)?;
+        if config.used_wqs().next().is_some() {
+            self.enable(config, |_| true)?;
+        }
+        Ok(())
+    }
+
+    /// The device is disabled, and has the layout.
+    fn lay_out(&mut self, config: &DeviceConfig) -> Step<()> {
         self.disable()?;
         self.clear()?;
         self.device_settings(config)?;
-        for (number, group) in config.groups.iter().enumerate().take(self.device.config.groups.len()) {
-            self.group(config, number, group)?;
+        for number in 0..self.device.config.groups.len() {
+            self.group(config, number, &config.groups.get(number).cloned().unwrap_or_default())?;
         }
         for (number, group) in config.engines.iter().enumerate() {
             if let Some(group) = group {
@@ -126,23 +136,25 @@ impl Work<'_> {
         for (number, wq) in config.used_wqs() {
             self.wq(number, wq)?;
         }
-        if config.used_wqs().next().is_some() {
-            self.enable(config)?;
-        }
         Ok(())
     }
 
-    /// Puts the earlier layout back and says how that went.
+    /// Puts the earlier layout back, enables again what was enabled, and says how that went.
     fn back(&mut self) -> String {
-        let name = &self.device.config.name;
-        let earlier = self.device.config.clone();
-        let was_on = self.device.state == "enabled";
-        match self.all(&earlier) {
-            Ok(()) if was_on => format!("{name} has its earlier layout again"),
-            Ok(()) => format!("{name} has its earlier layout again, and is disabled as before"),
-            Err(step) => {
-                format!("{name} is disabled: putting its earlier layout back failed, too ({step})")
-            }
+        let device = self.device;
+        let name = &device.config.name;
+        let done = self.lay_out(&device.config).and_then(|()| match device.state.as_str() {
+            "enabled" => self.enable(&device.config, |wq| device.wqs[wq].state == "enabled"),
+            _ => Ok(()),
+        });
+        let state = self.attributes.read(&device.path.join("state"));
+        let state = state.unwrap_or_else(|| "in a state that cannot be read".into());
+        match done {
+            Ok(()) => format!("{name} has its earlier layout again: it is {state}, and was {}", device.state),
+            Err(step) => format!(
+                "{name} is {state}, and its layout may be in part the new one: putting the earlier one back failed, \
+                 too ({step})"
+            ),
         }
     }
 
@@ -173,8 +185,21 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Takes queues and engines out of their groups, and gives the queue space back.
+    /// Gives read buffers and the queue space back, and takes queues and engines out of their groups. Disabling does
+    /// that, too; but not on a device that is disabled already.
     fn clear(&mut self) -> Step<()> {
+        let device = self.device;
+        let limit = self.buffers(&device.path, "read_buffer_limit", false);
+        let limited = limit.and_then(|path| self.attributes.read(&path)).is_some_and(|limit| limit != "0");
+        for group in 0..device.config.groups.len() {
+            let dir = self.part(&device.config.group_name(group));
+            // The kernel refuses the second, even 0, while the device has no limit.
+            for (name, there) in [("read_buffers_reserved", true), ("use_read_buffer_limit", limited)] {
+                if let Some(path) = self.buffers(&dir, name, false).filter(|_| there) {
+                    self.set(&path, &0)?;
+                }
+            }
+        }
         for wq in &self.device.wqs {
             for (attribute, none) in [("group_id", "-1"), ("size", "0")] {
                 self.set(&wq.path.join(attribute), &none)?;
@@ -226,8 +251,8 @@ impl Work<'_> {
                 self.set(&path, &u8::from(group.use_read_buffer_limit))?;
             }
         }
-        if let Some(allowed) = group.read_buffers_allowed {
-            let path = self.buffers(&dir, "read_buffers_allowed", true);
+        if let Some(allowed) = group.read_buffers_allowed.or_else(|| self.most_read_buffers(config, group)) {
+            let path = self.buffers(&dir, "read_buffers_allowed", group.read_buffers_allowed.is_some());
             if let Some(path) = path {
                 self.set(&path, &allowed)?;
             }
@@ -249,6 +274,14 @@ impl Work<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The read buffers that a group reserves and those that nobody does; `None` where the device tells of none.
+    fn most_read_buffers(&self, config: &DeviceConfig, group: &Group) -> Option<u32> {
+        let total = Some(self.device.capabilities.read_buffers).filter(|total| *total > 0)?;
+        let reserved = config.groups.iter().map(|group| group.read_buffers_reserved);
+        let free = reserved.fold(total, u32::saturating_sub);
+        Some(free.saturating_add(group.read_buffers_reserved))
     }
 
     /// Not written when it is right already; and when the kernel does not allow it, it is said why and left.
@@ -280,13 +313,17 @@ impl Work<'_> {
         self.set(&at("mode"), &wq.mode)?;
         self.set(&at("size"), &wq.size)?;
         self.set(&at("priority"), &wq.priority)?;
-        if wq.mode == WqMode::Shared {
+        // An earlier layout's queue that was never enabled may be without threshold, name and driver, none of which can
+        // be written: the kernel refuses 0, and nothing is written for an empty text.
+        if wq.mode == WqMode::Shared && wq.threshold > 0 {
             self.set(&at("threshold"), &wq.threshold)?;
         }
         self.set(&at("type"), &wq.kind.name())?;
-        self.set(&at("name"), &wq.label)?;
+        if !wq.label.is_empty() {
+            self.set(&at("name"), &wq.label)?;
+        }
         // Before Linux 6.7 there is no driver_name, and none is needed.
-        if self.attributes.read(&at("driver_name")).is_some() {
+        if !wq.driver_name.is_empty() && self.attributes.read(&at("driver_name")).is_some() {
             self.set(&at("driver_name"), &wq.driver_name)?;
         }
         self.set(&at("max_transfer_size"), &wq.max_transfer_size)?;
@@ -302,24 +339,41 @@ impl Work<'_> {
                 self.set_or_note(&path, &u8::from(on))?;
             }
         }
-        match &wq.op_config {
-            Some(ops) => {
-                let (path, wanted) = (at("op_config"), json::op_text(ops));
-                let now = self.attributes.read(&path);
-                if now.is_some_and(|now| json::op_set(&now) == Some(*ops)) {
-                    return Ok(());
-                }
-                self.set_or_note(&path, &wanted)
-            }
-            None => Ok(()),
-        }
+        self.operations(&at("op_config"), wq.op_config)
     }
 
-    fn enable(&mut self, config: &DeviceConfig) -> Step<()> {
+    /// Which operations a queue allows; all of the device's when it is not said.
+    fn operations(&mut self, path: &Path, said: Option<OpSet>) -> Step<()> {
+        let Some(now) = self.attributes.read(path) else {
+            if said.is_some() {
+                self.missing(path);
+            }
+            return Ok(());
+        };
+        let told = self.device.capabilities.ops;
+        let Some(wanted) = said.or_else(|| (told != OpSet::default()).then_some(told)) else {
+            return Ok(());
+        };
+        // Some kernels hide Batch here and in op_cap, and take it: the whole of what is told means Batch, too.
+        let batch_told = told.contains(Opcode::Batch);
+        let shown = |ops: OpSet| if batch_told { ops } else { ops.without(Opcode::Batch) };
+        if json::op_set(&now) == Some(shown(wanted)) {
+            return Ok(());
+        }
+        let value = json::op_text(&if wanted == told { wanted.with(Opcode::Batch) } else { wanted });
+        let result = self.attributes.write(path, &value);
+        self.wrote(path, &value, result)?;
+        let found = self.attributes.read(path);
+        let same = |found: &String| json::op_set(found) == Some(shown(wanted));
+        if found.as_ref().is_some_and(same) { Ok(()) } else { Err(misread(path, &value, found)) }
+    }
+
+    /// Enables the device and those of its used queues whose numbers are wanted.
+    fn enable(&mut self, config: &DeviceConfig, wanted: impl Fn(usize) -> bool) -> Step<()> {
         let name = &self.device.config.name;
         self.bind("idxd", "bind", name)?;
         self.expect(&self.device.path.join("state"), "enabled", name)?;
-        for (number, wq) in config.used_wqs() {
+        for (number, wq) in config.used_wqs().filter(|(number, _)| wanted(*number)) {
             let driver = match wq.driver_name.as_str() {
                 "" if wq.kind == WqType::Kernel => "dmaengine",
                 "" => "user",
@@ -381,19 +435,26 @@ impl Work<'_> {
         }
     }
 
+    /// What came of a write, and whether the same is read back.
     fn written(&mut self, path: &Path, value: &dyn Display, result: io::Result<()>) -> Step<()> {
+        self.wrote(path, value, result)?;
+        match self.attributes.read(path) {
+            Some(found) if found == value.to_string() => Ok(()),
+            found => Err(misread(path, value, found)),
+        }
+    }
+
+    fn wrote(&mut self, path: &Path, value: &dyn Display, result: io::Result<()>) -> Step<()> {
         self.done.writes += 1;
         result.map_err(|error| {
             format!("{}: writing {value}: {}{}", path.display(), reason(&error), self.cmd_status())
-        })?;
-        match self.attributes.read(path) {
-            Some(found) if found == value.to_string() => Ok(()),
-            found => {
-                let found = found.unwrap_or_else(|| "nothing".into());
-                Err(format!("{}: {value} was written, and {found} is read", path.display()))
-            }
-        }
+        })
     }
+}
+
+fn misread(path: &Path, value: &dyn Display, found: Option<String>) -> String {
+    let found = found.unwrap_or_else(|| "nothing".into());
+    format!("{}: {value} was written, and {found} is read", path.display())
 }
 
 /// `wq0.1/size` of a path in sysfs.

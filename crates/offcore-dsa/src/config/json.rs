@@ -227,8 +227,15 @@ impl Reader {
             group: self.group_of(&name, in_group, said, config),
             priority: fields.number(&["priority"])?.unwrap_or(default.priority),
             block_on_fault: fields.switch(&["block_on_fault"])?,
-            max_batch_size: fields.number(&["max_batch_size"])?.unwrap_or(default.max_batch_size),
-            max_transfer_size: fields.number(&["max_transfer_size"])?.unwrap_or(default.max_transfer_size),
+            // 0 is as the device has it.
+            max_batch_size: fields
+                .number::<u32>(&["max_batch_size"])?
+                .filter(|size| *size > 0)
+                .unwrap_or(default.max_batch_size),
+            max_transfer_size: fields
+                .number::<u64>(&["max_transfer_size"])?
+                .filter(|size| *size > 0)
+                .unwrap_or(default.max_transfer_size),
             kind,
             label: fields.text("name")?.unwrap_or_default(),
             // Files from before Linux 6.7 do not name the driver; for user queues there is only one.

@@ -118,10 +118,11 @@ fn threshold(mode: WqMode, size: u32) -> u32 {
 
 impl<'a> Layout<'a> {
     fn new(device: &'a Capabilities) -> Self {
+        // A device without queues, or whose counts cannot be read, is given one all the same: `check` names it.
         let config = DeviceConfig {
             name: "dsa0".into(),
             groups: vec![Group::default(); device.groups],
-            wqs: vec![WqConfig::default(); device.wqs],
+            wqs: vec![WqConfig::default(); device.wqs.max(1)],
             engines: vec![None; device.engines],
             ..DeviceConfig::default()
         };
@@ -171,7 +172,9 @@ impl<'a> Layout<'a> {
         self.add(1, "app2", shared(32, 28, 2 << 20));
         for group in [0, 1] {
             self.take(group, 1);
-            self.config.groups[group].read_buffers_allowed = Some(8);
+            if let Some(group) = self.config.groups.get_mut(group) {
+                group.read_buffers_allowed = Some(8);
+            }
         }
         self.config
     }
@@ -197,9 +200,10 @@ impl<'a> Layout<'a> {
     /// Every queue and every engine in one group, shared. The profile asks for block on fault and for PRS off; the
     /// device has the second where it can, and then not the first, as Linux decides, too.
     fn user_default(mut self) -> DeviceConfig {
-        let size = self.device.total_wq_size / self.device.wqs as u32;
+        let wqs = self.device.wqs.max(1);
+        let size = self.device.total_wq_size / wqs as u32;
         let prs_disable = self.device.wq_prs_control && self.device.event_log;
-        for _ in 0..self.device.wqs {
+        for _ in 0..wqs {
             let wq = WqConfig {
                 mode: WqMode::Shared,
                 threshold: size,
@@ -242,10 +246,11 @@ impl<'a> Layout<'a> {
     /// dpdk_idxd_cfg.py: all queues, spread over one group for each engine, priority 1.
     fn dpdk(mut self) -> DeviceConfig {
         let groups = self.device.engines.min(self.device.groups);
-        let size = self.device.total_wq_size / self.device.wqs as u32;
-        for number in 0..self.device.wqs {
+        let wqs = self.device.wqs.max(1);
+        let size = self.device.total_wq_size / wqs as u32;
+        for number in 0..wqs {
             let wq = WqConfig { priority: 1, max_batch_size: self.device.max_batch_size, ..user(size) };
-            self.add(number % groups, &format!("dpdk_wq0.{number}"), wq);
+            self.add(number % groups.max(1), &format!("dpdk_wq0.{number}"), wq);
         }
         (0..groups).for_each(|group| self.take(group, 1));
         self.config

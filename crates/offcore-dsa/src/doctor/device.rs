@@ -115,8 +115,12 @@ fn layout(device: &Device, report: &mut Report) {
 }
 
 fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
-    if device.capabilities.version >= 0x200 {
-        return report.not_applicable("traffic-class", &device.config.name, "second generation: any class");
+    if device.capabilities.version > 0x200 {
+        return report.not_applicable(
+            "traffic-class",
+            &device.config.name,
+            "later than version 2: any class",
+        );
     }
     let changed = system.read("sys/module/idxd/parameters/tc_override");
     let changed = matches!(changed.as_deref(), Some("Y" | "1"));
@@ -125,7 +129,7 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
     for number in used {
         let group = &device.config.groups[number];
         let classes = [group.traffic_class_a, group.traffic_class_b];
-        // The kernel sets 1 on the first generation; other classes may have no channel of their own there.
+        // The kernel sets 1 on devices up to version 2; other classes may have no channel of their own there.
         if classes != [Some(1); 2] && classes != [None; 2] {
             fine = false;
             let class = |class: Option<u32>| class.map_or("none".into(), |class| class.to_string());

@@ -98,19 +98,33 @@ fn command_line(system: &System, config: &KernelConfig, report: &mut Report) {
         return report.not_applicable("kernel-command-line", "system", "/proc/cmdline cannot be read");
     };
     let words: Vec<&str> = line.split_whitespace().collect();
-    // Later words win; intel_iommu takes several with commas between.
-    let intel = words.iter().rev().find_map(|word| word.strip_prefix("intel_iommu="));
-    let has = |wanted: &str| intel.is_some_and(|values| values.split(',').any(|value| value == wanted));
-    let on = has("on") || (intel.is_none_or(|_| !has("off")) && config.is_set("INTEL_IOMMU_DEFAULT_ON"));
-    let scalable = has("sm_on") || (!has("sm_off") && config.is_set("INTEL_IOMMU_SCALABLE_MODE_DEFAULT_ON"));
-    let said = intel.map_or("intel_iommu is not given".into(), |values| format!("intel_iommu={values}"));
-    if words.iter().any(|word| matches!(*word, "iommu=off" | "iommu=soft")) || !on {
-        report.problem("kernel-command-line", "system", format!("{said}: the IOMMU is off"), ADVICE);
-    } else if !scalable {
-        let found = format!("{said}: scalable mode is off, so that there is no shared virtual memory");
-        report.problem("kernel-command-line", "system", found, ADVICE);
+    // intel_iommu may be given several times and takes several values with commas between: all of them count, and of
+    // two that contradict each other the last.
+    let values = words.iter().filter_map(|word| word.strip_prefix("intel_iommu="));
+    let values: Vec<&str> = values.flat_map(|values| values.split(',')).collect();
+    // What is not said is as the kernel was built; `None` when that cannot be read.
+    let switch = |on: &str, off: &str, default: &str| {
+        let last = values.iter().rev().find(|value| [on, off].contains(value));
+        last.map(|value| *value == on).or_else(|| config.source.as_ref().map(|_| config.is_set(default)))
+    };
+    let on = switch("on", "off", "INTEL_IOMMU_DEFAULT_ON");
+    let scalable = switch("sm_on", "sm_off", "INTEL_IOMMU_SCALABLE_MODE_DEFAULT_ON");
+    let said = if values.is_empty() {
+        "intel_iommu is not given".into()
     } else {
-        report.ok("kernel-command-line", "system", format!("{said}: IOMMU and scalable mode are on"));
+        format!("intel_iommu={}", values.join(","))
+    };
+    let check = "kernel-command-line";
+    if words.iter().any(|word| matches!(*word, "iommu=off" | "iommu=soft")) || on == Some(false) {
+        report.problem(check, "system", format!("{said}: the IOMMU is off"), ADVICE);
+    } else if scalable == Some(false) {
+        let found = format!("{said}: scalable mode is off, so that there is no shared virtual memory");
+        report.problem(check, "system", found, ADVICE);
+    } else if on.is_none() || scalable.is_none() {
+        let found = format!("{said}, and what the kernel was built to do without it cannot be read");
+        report.not_applicable(check, "system", found);
+    } else {
+        report.ok(check, "system", format!("{said}: IOMMU and scalable mode are on"));
     }
 }
 
@@ -176,16 +190,22 @@ fn iommu(system: &System, report: &mut Report) {
         let advice = "turn VT-d on in the firmware, and boot with intel_iommu=on,sm_on";
         return report.problem("iommu", "system", "no Intel IOMMU under /sys/class/iommu", advice);
     }
-    let mut lacking = intel.iter().filter_map(|unit| {
+    let lacking = intel.iter().filter_map(|unit| {
         let text = system.read(&format!("sys/class/iommu/{unit}/intel-iommu/ecap"))?;
         let bits = u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()?;
         (bits & SCALABLE_MODE == 0 || bits & PASID == 0).then_some((unit, bits))
     });
-    match lacking.next() {
+    let lacking: Vec<_> = lacking.collect();
+    match lacking.first() {
         // The units of slow devices lack it on every machine; only when all do, nothing works.
-        Some((unit, bits)) if intel.len() == 1 => {
+        Some((unit, bits)) if lacking.len() == intel.len() => {
             let what = if bits & PAGE_REQUESTS == 0 { "PASIDs or page requests" } else { "PASIDs" };
-            let found = format!("{unit} has no scalable mode with {what} (ecap {bits:#x})");
+            let found = match lacking.len() {
+                1 => format!("{unit} has no scalable mode with {what} (ecap {bits:#x})"),
+                units => format!(
+                    "none of {units} Intel IOMMU units has scalable mode with {what} ({unit}: ecap {bits:#x})"
+                ),
+            };
             let advice = "turn on scalable mode or SVM for VT-d in the firmware";
             report.problem("iommu", "system", found, advice);
         }

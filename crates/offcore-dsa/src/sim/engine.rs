@@ -261,9 +261,15 @@ impl SimEngine {
         (ns * 1000.0) as u64
     }
 
+    /// The time in `ns` nanoseconds. The clock may be near its end: a completion can be injected to be that late.
+    fn after(&self, ns: f64) -> u64 {
+        self.now.saturating_add(Self::ps(ns))
+    }
+
     /// Makes the next event happen, unless it is after `limit`.
     fn step_once(&mut self, limit: u64) -> bool {
-        if self.shared.state() == DeviceState::Halted {
+        // At the clock's end (213 days), where nothing can take time any more, nothing happens any more.
+        if self.shared.state() == DeviceState::Halted || self.now == u64::MAX {
             return false;
         }
         let Some(at) = self.next_event().filter(|&at| at <= limit) else { return false };

@@ -4,8 +4,8 @@
 //! them, notes where the fault was, and lets the routine return how much it had not done: exactly, since a string move
 //! that faults has its registers at the byte that faulted. A fault anywhere else goes to the handler that was there
 //! before: the standard library's for stack overflows, or the one of [`offcore_mem::sigbus`]. The latter's guards are for
-//! the CPU's accesses: a device that meets a vanished page reports a page fault, and the core that finishes the copy
-//! trips the guard.
+//! the CPU's accesses, so it is installed before ours: a device that meets a vanished page reports a page fault, and the
+//! core that finishes the copy trips the guard.
 //!
 //! Clients' memory is only touched here, and never through a reference.
 
@@ -32,14 +32,19 @@ pub(super) struct Fault {
 struct Moved {
     /// Bytes not moved.
     left: usize,
-    /// 0, or where the fault was: the handler sets it.
+    /// 0, or of what kind the fault was: the handler sets it. Where it was, the bytes left tell.
     fault: u64,
 }
 
-/// In [`Moved::fault`]: the access was a write. User addresses have this bit clear.
+/// In [`Moved::fault`]: the access was a write.
 const WRITE: u64 = 1 << 63;
-/// In [`Moved::fault`]: there was a fault. An address that is no address at all faults without being told.
+/// In [`Moved::fault`]: there was a fault.
 const FAULTED: u64 = 1 << 62;
+/// In [`Moved::fault`]: it was a page fault, of which the CPU tells whether it was a write. An address that is no address
+/// at all faults without being told.
+const TOLD: u64 = 1 << 61;
+/// The exception number of a page fault.
+const PAGE_FAULT: i64 = 14;
 
 global_asm!(
     // For the whole program, and not beyond it: the compiler may put their callers into other objects.
@@ -118,10 +123,9 @@ unsafe extern "sysv64" {
 /// The fault of a routine that left `left` of `len` bytes; `at` are the addresses it was at: to read and to write.
 #[cold]
 fn fault(moved: &Moved, len: usize, at: (u64, u64)) -> Fault {
-    let told = moved.fault & !(WRITE | FAULTED);
     // A general protection fault tells nothing: one of the addresses is no address.
     let canonical = |address: u64| address < 1 << 56;
-    let write = moved.fault & WRITE != 0 || (told == 0 && canonical(at.0));
+    let write = moved.fault & WRITE != 0 || (moved.fault & TOLD == 0 && canonical(at.0));
     let address = if write { at.1 } else { at.0 };
     Fault { done: len - moved.left, address, write }
 }
@@ -212,6 +216,8 @@ static PREVIOUS: Previous = Previous(UnsafeCell::new([MaybeUninit::uninit(); 2])
 /// Installs the handler, once in a process. Everything else here needs it.
 pub(super) fn install() {
     INSTALLED.call_once(|| {
+        // A guard's handler that came after ours would make zeroes of the pages that a device is to fault at.
+        offcore_mem::sigbus::install_handler();
         for (signal, at) in [(libc::SIGSEGV, 0), (libc::SIGBUS, 1)] {
             // SAFETY: an all-zero sigaction is a valid value to fill in.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -242,11 +248,10 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     } else {
         return pass_on(signal, info, context);
     };
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
-    let address = unsafe { (*info).si_addr() } as u64;
+    let told = if registers[libc::REG_TRAPNO as usize] == PAGE_FAULT { TOLD } else { 0 };
     // Bit 1 of a page fault's error code: it was a write.
     let write = if registers[libc::REG_ERR as usize] & 2 != 0 { WRITE } else { 0 };
-    registers[libc::REG_RDX as usize] = (address & !(WRITE | FAULTED) | FAULTED | write).cast_signed();
+    registers[libc::REG_RDX as usize] = (FAULTED | told | write).cast_signed();
     registers[libc::REG_RIP as usize] = resume as i64;
 }
 

@@ -150,12 +150,21 @@ pub(super) fn layout(options: &SimOptions, name: &str) -> Result<DeviceConfig, S
         Profile::Layout(layout) => (**layout).clone(),
         Profile::Named(profile) => match config::built_in(profile, &device) {
             Some(layout) => layout,
-            None => config::profile(profile)?,
+            None => fitted(config::profile(profile)?, name, &device),
         },
     };
     layout.name = name.into();
     config::check(&layout, &device).map_err(config::ConfigError::Rules)?;
     Ok(layout)
+}
+
+/// A file's layout for this device: what the device does not have is left out, as `configure` does it.
+fn fitted(mut layout: DeviceConfig, name: &str, device: &Capabilities) -> DeviceConfig {
+    layout.name = name.into();
+    for note in layout.fit(device) {
+        tracing::warn!("{note}");
+    }
+    layout
 }
 
 #[cfg(test)]
@@ -185,5 +194,21 @@ mod tests {
         let missing = SimOptions::with_profile("nothing");
         assert!(matches!(layout(&missing, "dsa-sim0"), Err(SimError::Config(_))));
         assert!(matches!(layout(&SimOptions::default(), "dsa-sim"), Err(SimError::Name(_))));
+    }
+
+    #[test]
+    fn a_file_is_fitted_to_the_device() {
+        let path = std::env::temp_dir().join(format!("offcore-sim-profile-{}.json", std::process::id()));
+        // accel-config's template for users, which leaves sizes and engines open.
+        let template = r#"[ { "dev":"dsa0", "groups":[ { "dev":"group0.0", "grouped_workqueues":[
+            { "dev":"wq0.0", "mode":"shared", "group_id":0, "priority":10, "block_on_fault":1,
+              "name":"user_default_wq", "ats_disable":0, "prs_disable":1 } ] } ] } ]"#;
+        std::fs::write(&path, template).unwrap();
+        let options: SimOptions = format!("profile={}", path.display()).parse().unwrap();
+        let laid_out = layout(&options, "dsa-sim3");
+        std::fs::remove_file(&path).unwrap();
+        let laid_out = laid_out.unwrap();
+        assert_eq!((laid_out.wq_name(0).as_str(), laid_out.engines_in(0)), ("wq3.0", 4));
+        assert!(laid_out.wqs[0].size > 0 && !laid_out.wqs[0].prs_disable);
     }
 }

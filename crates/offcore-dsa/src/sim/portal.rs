@@ -89,6 +89,19 @@ impl SimPortal {
         Submitted::Accepted
     }
 
+    /// A 64-byte posted store to the portal, whatever the queue's mode: a shared queue ignores it.
+    pub fn store(&mut self, descriptor: &Descriptor) {
+        if !self.cell.shared {
+            // A posted store has no answer.
+            let _ = self.submit(descriptor);
+        }
+    }
+
+    /// ENQCMD to the portal, whatever the queue's mode: a dedicated queue answers [`Submitted::Retry`].
+    pub fn enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
+        if self.cell.shared { self.submit(descriptor) } else { Submitted::Retry }
+    }
+
     /// A shared queue, or a device that is to get stores out of order.
     #[inline(never)]
     fn submit_special(&mut self, descriptor: &Descriptor) -> Submitted {

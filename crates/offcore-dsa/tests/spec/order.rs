@@ -194,7 +194,8 @@ fn rule_5_progress_limits_leave_descriptors_in_the_queue() {
         64 - rig.device.stats().overflowed
     };
     let [full, half, quarter, eighth] = [0, 1, 2, 3].map(most_in_progress);
-    assert_eq!([full, full / 2, full / 4], [2 * half, 2 * quarter, 2 * eighth]);
+    assert!(eighth > 0, "{full} {half} {quarter} {eighth}");
+    assert_eq!([full, half, quarter], [2 * half, 2 * quarter, 2 * eighth]);
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn rule_1_a_client_that_leaves_a_shared_queue_leaves_its_entries() {
 }
 
 #[test]
-fn rule_2_every_portal_of_a_shared_queue_leads_to_it_and_a_dedicated_one_has_one_client() {
+fn rule_2_a_shared_queue_has_many_clients_and_a_dedicated_one_has_one() {
     let (device, mut engine) =
         SimDevice::stepped("dsa-sim3", options(layout(&[shared(60), dedicated()], 1))).unwrap();
     let mut portals: Vec<_> = (0..4).map(|_| device.open("wq3.0").unwrap()).collect();
@@ -98,6 +98,37 @@ fn rule_9_a_device_that_is_halted_ignores_stores_and_answers_retry_to_enqcmd() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     rig.device.halt();
     assert!((0..100).all(|_| rig.portal.submit(&noop()) == Submitted::Retry));
+}
+
+#[test]
+fn rule_9_a_posted_store_to_a_shared_queue_is_ignored() {
+    let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
+    let descriptor = rig.with_record(noop(), 0);
+    (0..100).for_each(|_| rig.portal.store(&descriptor));
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).read().is_none());
+    assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
+    // It took no entry, and ENQCMD is heard.
+    assert!((0..48).all(|_| rig.portal.enqcmd(&descriptor) == Submitted::Accepted));
+    assert_eq!(rig.portal.enqcmd(&descriptor), Submitted::Retry);
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).is_plain_success());
+    assert_eq!(rig.device.stats().completed, 48);
+}
+
+#[test]
+fn rule_9_a_dedicated_queue_answers_retry_to_enqcmd() {
+    let mut rig = Rig::plain();
+    let descriptor = rig.with_record(noop(), 0);
+    assert!((0..100).all(|_| rig.portal.enqcmd(&descriptor) == Submitted::Retry));
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).read().is_none());
+    assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
+    // A posted store is heard.
+    rig.portal.store(&descriptor);
+    rig.engine.run_until_idle();
+    assert!(rig.record(0).is_plain_success());
+    assert_eq!(rig.device.stats().completed, 1);
 }
 
 #[test]

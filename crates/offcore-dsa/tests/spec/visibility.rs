@@ -3,7 +3,7 @@
 use crate::rig::*;
 use offcore_dsa::config::WqConfig;
 use offcore_dsa::sim::{Faults, SimDevice, SimOptions};
-use offcore_dsa::{CompletionRecord, Opcode, Status, Submitted};
+use offcore_dsa::{CompletionRecord, Descriptor, Opcode, Status, Submitted};
 
 #[test]
 fn rule_8_before_its_completion_a_copy_has_changed_nothing() {
@@ -75,8 +75,10 @@ fn rule_8_without_address_translation_write_faults_go_unreported() {
     let record = rig.run(operation(Opcode::MemoryMove, src.as_ptr() as u64, pages.at(0), 64));
     assert_eq!(record.status, Status::SUCCESS);
     // A read cannot be made up.
-    let record = rig.run(operation(Opcode::MemoryMove, pages.at(0), dst.as_mut_ptr() as u64, 64));
-    assert_eq!(record.status, Status::HARDWARE);
+    for from in [pages.at(0), 0] {
+        let record = rig.run(operation(Opcode::MemoryMove, from, dst.as_mut_ptr() as u64, 64));
+        assert_eq!(record.status, Status::HARDWARE);
+    }
 }
 
 #[test]
@@ -148,21 +150,64 @@ fn closing_a_portal_gives_up_what_is_in_the_device() {
     assert_eq!(device.stats().aborted, 4);
 }
 
+/// Spins until the device on its thread has begun to write.
+fn wait_for_the_first_byte(dst: &[u8], byte: u8) {
+    // SAFETY: the byte is in the slice.
+    while unsafe { dst.as_ptr().read_volatile() } != byte {
+        std::hint::spin_loop();
+    }
+}
+
+/// With devices on their own threads. Takes up to some seconds where there is one core.
 #[test]
 fn closing_a_portal_waits_for_a_device_on_its_own_thread() {
     let device = SimDevice::start("dsa-sim0", options(layout(&[shared(48)], 2)), 0).unwrap();
-    let src = vec![1_u8; 1 << 20];
-    for _ in 0..50 {
-        let mut dst = vec![0_u8; 1 << 20];
+    let src = vec![1_u8; 2 << 20];
+    let mut dst = vec![0_u8; 2 << 20];
+    for _ in 0..20 {
+        dst.fill(0);
         let mut portal = device.open("wq0.0").unwrap();
-        for _ in 0..8 {
-            assert_eq!(portal.submit(&copy(&src, &mut dst)), Submitted::Accepted);
-        }
+        assert_eq!(portal.submit(&copy(&src, &mut dst)), Submitted::Accepted);
+        wait_for_the_first_byte(&dst, 1);
         drop(portal);
-        // Whatever was not copied by now never is: the memory can be given back.
+        // What is being copied is copied to its end first, and whatever was not copied by now never is: the memory can
+        // be given back.
+        // SAFETY: the byte is in the vector.
+        let last = unsafe { dst.as_ptr().add(dst.len() - 1).read_volatile() };
         let snapshot = dst.clone();
-        std::thread::yield_now();
-        assert!(dst == snapshot);
+        run_one(&device);
+        assert!(dst == snapshot && dst[dst.len() - 1] == last);
+    }
+}
+
+/// A device on its own thread has gone on: it completes something.
+fn run_one(device: &SimDevice) {
+    let record = CompletionRecord::default();
+    let mut portal = device.open("wq0.0").unwrap();
+    let completion = &raw const record as u64;
+    assert_eq!(portal.submit(&Descriptor { completion, ..noop().with_flags(RECORD) }), Submitted::Accepted);
+    while record.status_byte() == 0 {
+        std::hint::spin_loop();
+    }
+}
+
+/// With a device on its own thread, which is halted while it has copies to finish.
+#[test]
+fn a_reset_of_a_halted_device_finishes_nothing_from_before() {
+    let device = SimDevice::start("dsa-sim0", options(layout(&[dedicated()], 1)), 0).unwrap();
+    let src = vec![1_u8; 256];
+    for _ in 0..300 {
+        let mut targets = vec![vec![0_u8; 256]; 48];
+        let mut portal = device.open("wq0.0").unwrap();
+        for dst in &mut targets {
+            assert_eq!(portal.submit(&copy(&src, dst)), Submitted::Accepted);
+        }
+        wait_for_the_first_byte(&targets[0], 1);
+        device.halt();
+        let snapshot = targets.clone();
+        device.reset();
+        run_one(&device);
+        assert!(targets == snapshot);
     }
 }
 

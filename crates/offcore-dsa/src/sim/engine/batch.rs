@@ -69,12 +69,13 @@ impl Batch {
 impl SimEngine {
     pub(super) fn begin_batch(&mut self, engine: usize, job: usize) {
         let (descriptor, queue) = (self.job(job).descriptor, self.job(job).queue);
+        let read_at = Some(self.after(self.timing.read_ns));
         self.engines[engine].batches.push_back(Batch {
             job,
             queue,
             count: descriptor.size,
             read: 0,
-            read_at: Some(self.now + Self::ps(self.timing.read_ns)),
+            read_at,
             pending: VecDeque::new(),
             begun: 0,
             completed: 0,
@@ -96,7 +97,7 @@ impl SimEngine {
     fn read_list(&mut self, engine: usize, index: usize) {
         let dead = self.is_dead(self.engines[engine].batches[index].job);
         let list = self.job(self.engines[engine].batches[index].job).descriptor.src;
-        let next = self.now + Self::ps(self.timing.read_ns);
+        let next = self.after(self.timing.read_ns);
         let batch = &mut self.engines[engine].batches[index];
         self.changed = true;
         if dead {
@@ -186,7 +187,7 @@ impl SimEngine {
             let done = batch.is_begun() && batch.completed == batch.begun;
             match batch.record_at {
                 None if done => {
-                    let at = now + Self::ps(self.timing.record_ns) + self.lateness();
+                    let at = self.after(self.timing.record_ns).saturating_add(self.lateness());
                     let dsa = &mut self.engines[engine];
                     // Batches of a work queue complete in their order, so their records do, too.
                     let latest = dsa.batches.iter().take(index).filter_map(|batch| batch.record_at).max();

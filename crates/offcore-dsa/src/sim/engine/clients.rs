@@ -112,7 +112,7 @@ impl SimEngine {
         if self.shared.state() == DeviceState::Halted {
             return;
         }
-        let at = self.now + Self::ps(self.timing.portal_ns);
+        let at = self.after(self.timing.portal_ns);
         for client in 0..self.clients.len() {
             while let Some(served) = self.clients[client].as_mut().filter(|served| !served.dead) {
                 if served.client.ring.available(1) == 0 {

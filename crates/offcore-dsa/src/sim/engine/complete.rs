@@ -75,7 +75,7 @@ impl SimEngine {
 
     /// The DSA engine waits for the answer to a page request; what is behind waits, too.
     fn wait_for_page(&mut self, engine: usize, job: usize) {
-        let at = self.now + Self::ps(self.timing.page_fault_ns);
+        let at = self.after(self.timing.page_fault_ns);
         let dsa = &mut self.engines[engine];
         dsa.last_done = dsa.last_done.max(at);
         dsa.completing.push_front((at, job));

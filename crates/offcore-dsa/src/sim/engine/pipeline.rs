@@ -90,7 +90,9 @@ impl DsaEngine {
     /// When something happens here next.
     pub(super) fn next_event(&self, now: u64, timing: &Timing, active: u32) -> Option<u64> {
         let data = match self.moving {
-            Some((left, _)) => Some(now + (left / self.bandwidth(timing, active) * 1000.0).ceil() as u64),
+            Some((left, _)) => {
+                Some(now.saturating_add((left / self.bandwidth(timing, active) * 1000.0).ceil() as u64))
+            }
             None => self.reading.front().map(|&(at, _)| at),
         };
         let record = self.completing.front().map(|&(at, _)| at);
@@ -133,9 +135,9 @@ impl SimEngine {
         let (occupancy, read) = (Self::ps(self.timing.occupancy_ns), Self::ps(read_ns));
         let dsa = &mut self.engines[engine];
         dsa.in_progress += 1;
-        dsa.front_free = dsa.front_free.max(self.now) + occupancy;
+        dsa.front_free = dsa.front_free.max(self.now).saturating_add(occupancy);
         // What was read first is moved first.
-        let ready = dsa.reading.back().map_or(0, |&(at, _)| at).max(dsa.front_free + read);
+        let ready = dsa.reading.back().map_or(0, |&(at, _)| at).max(dsa.front_free.saturating_add(read));
         dsa.reading.push_back((ready, job));
     }
 
@@ -166,7 +168,7 @@ impl SimEngine {
                 _ => 0.0,
             };
             let Some(job) = self.engines[engine].turn(self.now, bytes) else { break };
-            let at = self.now + Self::ps(self.timing.record_ns) + self.lateness();
+            let at = self.after(self.timing.record_ns).saturating_add(self.lateness());
             let dsa = &mut self.engines[engine];
             dsa.last_done = dsa.last_done.max(at);
             dsa.completing.push_back((dsa.last_done, job));

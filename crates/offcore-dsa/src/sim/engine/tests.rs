@@ -128,6 +128,19 @@ fn timing_and_faults_change_while_the_device_runs() {
 }
 
 #[test]
+fn a_completion_that_is_late_beyond_the_clocks_end_is_the_last() {
+    let (device, mut engine, mut portal) = device("vpp");
+    let mut buffers = Buffers::new();
+    device.set_faults(Faults { late: 1.0, late_ns: u64::MAX, ..Faults::none() });
+    for completed in [1, 0] {
+        assert_eq!(portal.submit(&buffers.copy(64, completed)), Submitted::Accepted);
+        assert_eq!(engine.run_until_idle(), completed);
+    }
+    assert!(buffers.records[1].is_plain_success() && buffers.records[0].read().is_none());
+    assert_eq!(engine.now, u64::MAX);
+}
+
+#[test]
 fn a_device_whose_engine_is_gone_is_not_alive() {
     let (device, engine, mut portal) = device("vpp");
     assert!(portal.is_alive());

@@ -112,11 +112,14 @@ fn overlapping_ranges_move_backwards_as_if_through_a_buffer() {
 fn what_is_no_address_faults() {
     install();
     let mut private = [0_u8; 16];
-    for address in [8, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_f000] {
+    for address in [0, 8, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_f000] {
         // SAFETY: nothing is mapped there.
         unsafe {
             assert_eq!(read(address, &mut private), Err(Fault { done: 0, address, write: false }));
             assert_eq!(write(address, &private), Err(Fault { done: 0, address, write: true }));
+            let there = private.as_mut_ptr() as u64;
+            assert_eq!(copy(there, address, 16), Err(Fault { done: 0, address, write: false }));
+            assert_eq!(copy(address, there, 16), Err(Fault { done: 0, address, write: true }));
         }
     }
 }
@@ -158,13 +161,18 @@ fn a_file_that_was_cut_faults_like_a_page_that_is_not_there() {
 }
 
 #[test]
-fn a_guarded_mapping_is_still_guarded_for_the_cpu() {
+fn a_guarded_mapping_faults_for_the_device_and_is_guarded_for_the_cpu() {
     install();
     let fd = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
     let mapping = offcore_mem::Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 2 * PAGE).unwrap();
     let guard = offcore_mem::sigbus::guard(mapping.base(), mapping.len(), mapping.page_size()).unwrap();
     rustix::fs::ftruncate(&fd, 0).unwrap();
+    let (base, mut private) = (mapping.base().as_ptr() as u64, [7_u8; 64]);
+    // SAFETY: the mapping is ours.
+    let outcome = unsafe { read(base, &mut private) };
+    assert_eq!(outcome, Err(Fault { done: 0, address: base, write: false }));
+    assert!(private == [7; 64] && !guard.tripped());
     // SAFETY: the address is inside the mapping, whose faults the guard catches.
     assert_eq!(unsafe { mapping.base().as_ptr().read_volatile() }, 0);
     assert!(guard.tripped());
