@@ -207,7 +207,7 @@ impl Mover {
         let ticks = tsc::now().wrapping_sub(start).saturating_sub(self.timing);
         for queue in self.queues.iter_mut().flatten().filter(|queue| queue.mode == Mode::Auto) {
             if queue.policy.polled(ticks as f32 / done as f32) {
-                self.until_poll_timed = 0;
+                self.until_poll_timed = POLL_TIMED / 8;
             }
         }
     }

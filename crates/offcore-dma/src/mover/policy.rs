@@ -34,10 +34,10 @@ const TRIES: u8 = 3;
 /// The same for the core now and then: until nothing is left that an engine has brought from elsewhere. Then what one
 /// queue's copies leave in the core's cache makes the next one's cheap, which a short trial does not show.
 const LONG: u8 = 24;
-/// One trial of so many is a long one.
-const LONG_EVERY: u32 = 4;
+/// One trial of so many is a long one, and more of them are at first.
+const LONG_EVERY: u32 = 32;
 /// How many times dearer the other way may be to be tried again at once.
-const NEAR: f32 = 2.5;
+const NEAR: f32 = 1.6;
 /// The same for a long trial, at whose beginning the core is dearer than it would be.
 const NEAR_LONG: f32 = 4.0;
 /// How many times dearer than the other way what is chosen may be.
@@ -48,8 +48,10 @@ const FIRST: u32 = 8;
 /// Copies from one burst that is timed to the next, as long as nothing surprises: two readings of the TSC take some 40
 /// ticks, and what is made of them takes more.
 const TIMED: u32 = 1024;
-/// How many times more or less than on average surprises: then the next burst is timed, too.
+/// How many times more or less than on average surprises: then one is timed soon.
 const SURPRISE: f32 = 1.4;
+/// Copies until then.
+const SOON: i32 = 128;
 /// Bursts after which it is forgotten which classes there were.
 const SEEN: u32 = 64;
 /// The part of a new value in a moving average.
@@ -88,7 +90,8 @@ pub(super) fn try_out<'a>(policies: impl Iterator<Item = &'a mut Policy>) -> boo
     let last = policies.iter().any(|policy| policy.tried == Way::Core);
     let way = if engine == 0 || often && last { Way::Engine } else { Way::Core };
     let trials = policies.iter().map(|policy| policy.trials).max().unwrap_or(0).wrapping_add(1);
-    let long = way == Way::Core && trials.is_multiple_of(LONG_EVERY);
+    let at_first = trials >= 4 && trials.is_power_of_two();
+    let long = way == Way::Core && (at_first || trials.is_multiple_of(LONG_EVERY));
     for policy in &mut policies {
         (policy.tried, policy.trials) = (way, trials);
         policy.tries = if long { LONG } else { TRIES };
@@ -347,7 +350,7 @@ impl Policy {
             let average = &mut entry.costs[way as usize];
             if !other {
                 if average.follow(ticks * share) {
-                    self.until_timed = 0;
+                    self.until_timed = SOON;
                 }
             } else if self.explore & bit != 0 {
                 average.replace(ticks * share, entry.tries > 0);
@@ -441,7 +444,7 @@ impl Policy {
         if self.seen[0] & !self.engine == 0 {
             self.publish.replace(ticks, false);
         } else if self.publish.follow(ticks) {
-            self.until_timed = 0;
+            self.until_timed = SOON;
         }
     }
 
@@ -460,7 +463,7 @@ impl Policy {
         if self.seen[0] & self.engine == 0 {
             self.reap.replace(ticks, self.tried_before());
         } else if self.reap.follow(ticks) {
-            self.until_reap_timed = 0;
+            self.until_reap_timed = SOON;
         }
         let mut seen = self.seen[0];
         while seen != 0 {
