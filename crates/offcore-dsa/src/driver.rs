@@ -11,7 +11,8 @@ pub mod discover;
 mod fixture;
 mod open;
 
+pub use crate::config::sysfs::Roots;
 pub use channel::{Credits, DsaChannel};
 pub use device::{DsaDevice, Options};
-pub use discover::{Roots, WqError};
+pub use discover::WqError;
 pub use open::{Opened, open};

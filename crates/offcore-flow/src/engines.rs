@@ -53,7 +53,7 @@ impl Engines {
             return Ok(vec![name.into()]);
         }
         let found =
-            discover::list(&Roots::default()).map_err(|error| format!("channel 'dsa:auto': {error}"))?;
+            discover::list(&Roots::from_env()).map_err(|error| format!("channel 'dsa:auto': {error}"))?;
         let ours: Vec<_> = found.iter().filter(|wq| wq.check(None).is_ok()).map(|wq| &wq.info).collect();
         let near: Vec<_> = ours.iter().filter(|wq| self.is_near(wq.numa_node)).collect();
         let chosen = if near.is_empty() { ours.iter().collect() } else { near };
@@ -181,7 +181,7 @@ impl Engines {
             }
             "dsa" => {
                 let (wq, options) = self.options(name, which)?;
-                let device = DsaDevice::open(&Roots::default(), wq, options)
+                let device = DsaDevice::open(&Roots::from_env(), wq, options)
                     .map_err(|error| format!("channel '{name}': {error}"))?;
                 self.notes.push(format!("{name}: descriptors are submitted by {}", device.submit_by()));
                 self.notes.extend(device.warnings().iter().map(|text| format!("warning: {text}")));

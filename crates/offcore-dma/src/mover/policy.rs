@@ -82,6 +82,7 @@ const fn up_to(class: usize) -> u32 {
 #[cold]
 pub(super) fn try_out<'a>(policies: impl Iterator<Item = &'a mut Policy>) -> bool {
     let mut policies: ArrayVec<&mut Policy, MOST> = policies.take(MOST).collect();
+    unify(&mut policies);
     let [core, engine] = policies.iter().fold([0, 0], |[core, engine], policy| {
         let choices = policy.choices();
         [core | choices[0], engine | choices[1]]
@@ -98,6 +99,28 @@ pub(super) fn try_out<'a>(policies: impl Iterator<Item = &'a mut Policy>) -> boo
         policy.try_out(way, often);
     }
     long
+}
+
+/// Queues that go different ways although for none of them it matters much go the way that is cheaper for all together:
+/// what the core copies from where an engine has copied to is dearer than either way alone.
+fn unify(policies: &mut [&mut Policy]) {
+    for class in 0..CLASSES {
+        let known = policies.iter().filter(|policy| policy.has(class)).filter_map(|policy| {
+            let [core, engine] = policy.ticks(class);
+            Some((policy.choice(class), core?, engine?))
+        });
+        let mixed =
+            [Way::Core, Way::Engine].iter().all(|way| known.clone().any(|(choice, ..)| choice == *way));
+        let near = known.clone().all(|(_, core, engine)| core < NEAR * engine && engine < NEAR * core);
+        if !mixed || !near {
+            continue;
+        }
+        let saved: f32 = known.map(|(_, core, engine)| core - engine).sum();
+        let way = if saved > 0.0 { Way::Engine } else { Way::Core };
+        for policy in policies.iter_mut().filter(|policy| policy.has(class) && policy.choice(class) != way) {
+            policy.change(class, Reason::Cheaper);
+        }
+    }
 }
 
 /// The copies of one list, by class.
@@ -285,6 +308,11 @@ impl Policy {
     #[inline(always)]
     pub(super) fn explore_is_due(&self) -> bool {
         self.until_explore == 0
+    }
+
+    /// Whether there were copies of this class lately.
+    fn has(&self, class: usize) -> bool {
+        (self.seen[0] | self.seen[1]) >> class & 1 != 0
     }
 
     /// Of the classes that there were lately: those that the core copies, and those that an engine does.
@@ -533,16 +561,20 @@ impl Policy {
             Way::Engine => core * HYSTERESIS < engine,
         };
         if change {
-            let bit = 1 << class;
-            self.engine ^= bit;
-            let class = &mut self.classes[class];
-            (class.reason, class.changes) = (reason, class.changes + 1);
-            class.tries = 0;
-            let settling = class.changes <= SETTLING;
-            self.explore &= !bit;
-            if settling {
-                self.explore_soon();
-            }
+            self.change(class, reason);
+        }
+    }
+
+    fn change(&mut self, class: usize, reason: Reason) {
+        let bit = 1 << class;
+        self.engine ^= bit;
+        let class = &mut self.classes[class];
+        (class.reason, class.changes) = (reason, class.changes + 1);
+        class.tries = 0;
+        let settling = class.changes <= SETTLING;
+        self.explore &= !bit;
+        if settling {
+            self.explore_soon();
         }
     }
 

@@ -34,6 +34,11 @@ impl Roots {
         }
     }
 
+    /// The device file of a work queue.
+    pub fn device_node(&self, wq: &str) -> PathBuf {
+        self.dev.join(wq)
+    }
+
     /// The kernel's, as they are in a tree that begins at `root`.
     pub fn under(root: &Path) -> Self {
         Self { sysfs: root.join("sys/bus/dsa/devices"), dev: root.join("dev/dsa") }

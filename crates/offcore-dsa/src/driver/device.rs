@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use offcore_dma::channel::{Channel, Device, EngineError};
 
+use super::Roots;
 use super::channel::DsaChannel;
-use super::discover::{Roots, WqError};
+use super::discover::WqError;
 use super::open::open;
 use crate::portal::{Portal, SubmitBy};
 use crate::sim::SimDevice;

@@ -12,33 +12,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::config::sysfs::Roots;
 use crate::sim::SimError;
 use crate::wq::{OpSet, WqInfo, WqMode};
-
-/// Where the kernel shows DSA devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roots {
-    /// `/sys/bus/dsa/devices`.
-    pub sysfs: PathBuf,
-    /// `/dev/dsa`.
-    pub dev: PathBuf,
-}
-
-impl Default for Roots {
-    /// From the environment, or the kernel's own.
-    fn default() -> Self {
-        let from =
-            |variable, path: &str| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from);
-        Self { sysfs: from("DSA_SYSFS_PATH", "/sys/bus/dsa/devices"), dev: from("DSA_DEV_PATH", "/dev/dsa") }
-    }
-}
-
-impl Roots {
-    /// The device file of a work queue.
-    pub fn device_node(&self, wq: &str) -> PathBuf {
-        self.dev.join(wq)
-    }
-}
 
 /// Why a work queue cannot be used, and what to do.
 #[derive(Debug, thiserror::Error)]

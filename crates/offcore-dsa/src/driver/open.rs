@@ -7,7 +7,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Options;
-use super::discover::{self, Found, Roots, WqError};
+use super::Roots;
+use super::discover::{self, Found, WqError};
 use crate::portal::{Instructions, Page, Portal, Writer};
 use crate::wq::{WqInfo, WqMode};
 

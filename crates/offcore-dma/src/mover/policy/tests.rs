@@ -195,3 +195,27 @@ fn with_buffers_that_turn_it_is_near_an_oracle() {
     }
     assert!(best / ticks >= 0.93, "{:.3} of an oracle", best / ticks);
 }
+
+/// A queue whose copies of 1024 bytes have these costs, and go that way.
+fn queue(core: f32, engine: f32, way: Way) -> Policy {
+    let mut policy = Policy::new();
+    let class = class(1024);
+    policy.seen[0] = 1 << class;
+    policy.engine = if way == Way::Engine { 1 << class } else { 0 };
+    policy.classes[class].costs = [Average(core), Average(engine)];
+    (policy.poll, policy.reap, policy.publish) = (Average(1.0), Average(1.0), Average(1.0));
+    policy
+}
+
+#[test]
+fn queues_go_the_same_way_unless_it_matters() {
+    let ways = |mut first: Policy, mut second: Policy| {
+        try_out([&mut first, &mut second].into_iter());
+        [&first, &second].map(|policy| policy.choice(class(1024)))
+    };
+    // Engine: 8 ticks more for the entry in the reorder ring, and 1 to collect.
+    assert_eq!(ways(queue(50.0, 31.0, Way::Core), queue(50.0, 36.0, Way::Engine)), [Way::Engine; 2]);
+    assert_eq!(ways(queue(40.0, 41.0, Way::Core), queue(50.0, 36.0, Way::Engine)), [Way::Core; 2]);
+    let apart = ways(queue(40.0, 41.0, Way::Core), queue(900.0, 36.0, Way::Engine));
+    assert_eq!(apart, [Way::Core, Way::Engine]);
+}
