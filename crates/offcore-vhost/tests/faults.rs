@@ -52,6 +52,9 @@ impl Loop {
     fn new(channels: Vec<Box<dyn offcore_dma::Channel>>) -> Self {
         let (guest, mut worker) = (Guest::new(SIZE), Worker::new());
         worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(500)));
+        // A channel that loses copies is soon tried again: the more goes wrong, the better.
+        let soon = tsc::ticks(Duration::from_micros(50));
+        worker.mover.set_back_off(soon, soon);
         let ids: Vec<ChannelId> = channels.into_iter().map(|c| worker.mover.add_channel(c)).collect();
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
@@ -200,9 +203,14 @@ fn faults(seed: u64) -> Faults {
 }
 
 fn channels() -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
+    channels_late(1)
+}
+
+/// The same, the second channel completing `late` of a thousand copies late.
+fn channels_late(late: u32) -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
     let open = |faults| FaultyChannel::new(CpuDevice.open_channel(1024).unwrap(), faults);
     let never = open(Faults { never: 1, ..faults(1) });
-    let late = open(Faults { late: 1, ..faults(2) });
+    let late = open(Faults { late, ..faults(2) });
     let counts = [never.counts(), late.counts()];
     (vec![Box::new(never), Box::new(late)], counts)
 }
@@ -242,7 +250,7 @@ fn without_the_reorder_ring_it_is_noticed() {
 
 #[test]
 fn without_the_quarantine_it_is_noticed() {
-    let (channels, counts) = channels();
+    let (channels, counts) = channels_late(10);
     let mut looped = Loop::new(channels);
     looped.worker.mover.switch_off_quarantine();
     let error = looped.run(MILLION).unwrap_err();
