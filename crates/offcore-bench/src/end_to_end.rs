@@ -16,7 +16,7 @@ mod back_end;
 mod load;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use offcore_flow::Forward;
@@ -38,8 +38,8 @@ pub const QUICK_FRAMES: [usize; 3] = [64, 512, 1518];
 
 /// A window is not counted before it has run for so long.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Pairs are rejected when the core's clock changes, but not more often than this many times those wanted.
-const MOST_ATTEMPTS: usize = 3;
+/// Pairs are rejected when the core's clock changes: for so long at most, until one counts.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// A front end that is busy for a larger part of the time is what was measured.
 const FE_BOUND: f64 = 0.9;
 /// MiB of hugepages for everything: testpmd's memory, our pool, the front ends' buffers.
@@ -229,11 +229,9 @@ impl Gathered {
             true => Some(their_lane(&dir.file("theirs"), options.lcore, frame, pages)?),
             false => None,
         };
-        let mut attempts = options.pairs * MOST_ATTEMPTS;
-        let mut counted = 0;
+        let (mut counted, mut since) = (0, Instant::now());
         while counted < options.pairs {
-            ensure!(attempts > 0, "the clock of lcore {} never holds still", options.lcore);
-            attempts -= 1;
+            ensure!(since.elapsed() < PATIENCE, "the clock of lcore {} never holds still", options.lcore);
             let before = ours.back_end.clock_holds()?;
             let theirs_first = counted % 2 == 1;
             let their_window = |theirs: &mut Option<Lane<Theirs>>| {
@@ -250,7 +248,7 @@ impl Gathered {
             if let (Some(lane), Some(window)) = (&mut theirs, early.or(late)) {
                 lane.keep(window);
             }
-            counted += 1;
+            (counted, since) = (counted + 1, Instant::now());
             progress.step();
         }
         ours.cycles(options.window / 2)?;

@@ -109,6 +109,12 @@ impl Engines {
         let device = match self.devices.get(name) {
             Some(device) => Arc::clone(device),
             None => {
+                let queue = |name: &str| name.split('/').next().map(str::to_owned);
+                if let Some(other) = self.devices.keys().find(|other| queue(other) == queue(name)) {
+                    return Err(format!(
+                        "channels '{other}' and '{name}' are one queue: write it in one way"
+                    ));
+                }
                 let device = self.open(name)?;
                 self.devices.insert(name.into(), Arc::clone(&device));
                 device

@@ -120,13 +120,21 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
             return;
         }
     }
-    pass_on(signal, info, context);
+    // SAFETY: `install` filled PREVIOUS in before this handler could run for SIGBUS, whose arguments these are.
+    unsafe { pass_on((*PREVIOUS.0.get()).assume_init_ref(), signal, info, context) };
 }
 
-/// Not ours: what was there before us decides, which by default ends the process.
-fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: `install` filled PREVIOUS in before this handler could run.
-    let previous = unsafe { (*PREVIOUS.0.get()).assume_init_ref() };
+/// Lets `previous`, the action that was there before a handler was installed, decide about a signal that is not that
+/// handler's; by default it ends the process.
+///
+/// # Safety
+/// Called from the handler of `signal`, with its arguments; `previous` is what installing that handler replaced.
+pub unsafe fn pass_on(
+    previous: &libc::sigaction,
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     match previous.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: restores a valid earlier action; the faulting instruction runs again and meets it.

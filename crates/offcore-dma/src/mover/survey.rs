@@ -78,6 +78,10 @@ impl Survey {
     #[cold]
     pub(super) fn note(&mut self, in_flight: bool, chosen: Way) -> Option<f32> {
         self.worked = false;
+        if self.pause > 0 {
+            // Given up in this round: what a copy should cost was not known.
+            return None;
+        }
         let ticks = tsc::now().wrapping_sub(self.start);
         let way = match self.copies {
             // Nothing but returns: they belong to what was submitted before.

@@ -255,28 +255,11 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     registers[libc::REG_RIP as usize] = resume as i64;
 }
 
-/// Not ours: what was there before us decides, which by default ends the process.
+/// Not ours: what was there before us decides.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let at = usize::from(signal == libc::SIGBUS);
-    // SAFETY: `install` filled in the action of this signal before this handler could run for it.
-    let previous = unsafe { (*PREVIOUS.0.get())[at].assume_init_ref() };
-    match previous.sa_sigaction {
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restores a valid earlier action; the faulting instruction runs again and meets it.
-            unsafe { libc::sigaction(signal, previous, std::ptr::null_mut()) };
-        }
-        earlier if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: with SA_SIGINFO the earlier action is a function of this signature.
-            let earlier: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                unsafe { std::mem::transmute(earlier) };
-            earlier(signal, info, context);
-        }
-        earlier => {
-            // SAFETY: without SA_SIGINFO the earlier action is a function of one argument.
-            let earlier: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(earlier) };
-            earlier(signal);
-        }
-    }
+    // SAFETY: `install` filled in the action of this signal before this handler, whose arguments these are, could run for it.
+    unsafe { offcore_mem::sigbus::pass_on((*PREVIOUS.0.get())[at].assume_init_ref(), signal, info, context) };
 }
 
 #[cfg(test)]
