@@ -5,15 +5,18 @@
 //!   in-flight copies,
 //! * [`packet`]: packet handles and bursts,
 //! * [`pool`]: the packet pool and its per-worker caches,
+//! * [`segments`]: packets of several buffers,
 //! * [`sigbus`]: what happens when shared memory vanishes under us.
 
 pub mod guest;
 pub mod mapping;
 pub mod packet;
 pub mod pool;
+pub mod segments;
 pub mod sigbus;
 
 pub use guest::{GuestMemory, GuestRegion, RegionCache};
 pub use mapping::{Hugepages, Mapping};
 pub use packet::{BURST, Burst, Packet};
 pub use pool::{CHUNK_ALIGN, HEADROOM, Pool, PoolCache};
+pub use segments::{Segments, SegmentsMut};

@@ -12,7 +12,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
@@ -67,6 +67,9 @@ pub struct Pool {
     caches: AtomicU32,
     /// Chunks of dropped caches that do not fill a magazine. Only touched when a cache is dropped or the pool is dry.
     leftovers: Mutex<Vec<u32>>,
+    /// Of every chunk the word of the handle on the packet's next buffer, if its own handle says that there is one.
+    /// Whoever owns a packet owns its entries: what orders the handle's way between threads orders them, too.
+    next: Box<[AtomicU64]>,
     #[cfg(debug_assertions)]
     taken: Box<[std::sync::atomic::AtomicBool]>,
 }
@@ -116,6 +119,7 @@ impl Pool {
             empty: ArrayQueue::new(magazines),
             caches: AtomicU32::new(0),
             leftovers: Mutex::new(Vec::new()),
+            next: (0..chunks).map(|_| AtomicU64::new(0)).collect(),
             #[cfg(debug_assertions)]
             taken: (0..chunks).map(|_| false.into()).collect(),
             mapping,
@@ -175,9 +179,24 @@ impl Pool {
     fn packet(&'static self, chunk: u32) -> Packet {
         #[cfg(debug_assertions)]
         assert!(!self.taken[chunk as usize].swap(true, Ordering::Relaxed), "chunk {chunk} has two owners");
-        // SAFETY: chunk < chunks, so the address is inside the mapping, which is never unmapped; the index came from
-        // a magazine, where it stands only while nobody owns the chunk; HEADROOM is less than the chunk size.
-        unsafe { Packet::new(self.base.add((chunk as usize) << self.chunk_shift), chunk, HEADROOM as u16, 0) }
+        // SAFETY: the index came from a magazine, where only indices of chunks stand, and only while nobody owns the
+        // chunk; the mapping is never unmapped; HEADROOM is less than the chunk size.
+        unsafe { Packet::new(self.chunk_base(chunk), chunk, HEADROOM as u16, 0) }
+    }
+
+    /// Where a chunk's memory starts.
+    ///
+    /// # Safety
+    /// `chunk` is below the number of chunks.
+    #[inline(always)]
+    pub(crate) unsafe fn chunk_base(&self, chunk: u32) -> NonNull<u8> {
+        // SAFETY: chunk < chunks, so the address is inside the mapping.
+        unsafe { self.base.add((chunk as usize) << self.chunk_shift) }
+    }
+
+    /// The entry of `chunk` in the table of following buffers.
+    pub(crate) fn next(&self, chunk: u32) -> &AtomicU64 {
+        &self.next[chunk as usize]
     }
 
     /// Whether the packet's chunk is one of this pool's.
@@ -240,12 +259,15 @@ impl PoolCache {
         Some(packet)
     }
 
-    /// Gives a packet's chunk back.
+    /// Gives a packet's chunk back; of a packet of several buffers, all of its chunks.
     ///
     /// # Panics
     /// When the packet is of another pool.
     #[inline(always)]
-    pub fn free(&mut self, packet: Packet) {
+    pub fn free(&mut self, mut packet: Packet) {
+        if packet.is_segmented() {
+            self.free_rest(&mut packet);
+        }
         let chunk = self.pool.chunk(packet);
         if self.count == MAGAZINE {
             self.flush();

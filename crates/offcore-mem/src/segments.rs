@@ -1,0 +1,461 @@
+//! Packets of several buffers.
+//!
+//! The handle of such a packet is the one on its first buffer, marked [segmented](Packet::is_segmented). The handles on
+//! the buffers that follow are kept as words in a table of the pool, each in the entry of the chunk before it, so that
+//! a handle stays two words and whoever owns the first buffer owns them all. [`PoolCache::free`] frees them all.
+//!
+//! ```text
+//! handle -> chunk 7 | headroom | first bytes |
+//!           next[7] -> chunk 12 | further bytes ........... |
+//!                      next[12] -> chunk 3 | the rest |
+//! ```
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use crate::packet::Packet;
+use crate::pool::{Pool, PoolCache};
+
+impl Pool {
+    /// Length of the packet in bytes, over all its buffers.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    #[inline]
+    pub fn total_len(&self, packet: &Packet) -> usize {
+        if packet.is_segmented() { self.segments(packet).map(<[u8]>::len).sum() } else { packet.len() }
+    }
+
+    /// Number of the packet's buffers.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    pub fn segment_count(&self, packet: &Packet) -> usize {
+        Buffers::of(self, packet).count()
+    }
+
+    /// The bytes of each of the packet's buffers, from the first.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    pub fn segments<'a>(&'a self, packet: &'a Packet) -> Segments<'a> {
+        Segments { buffers: Buffers::of(self, packet), packet: PhantomData }
+    }
+
+    /// The bytes of each of the packet's buffers, from the first, writable.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    pub fn segments_mut<'a>(&'a self, packet: &'a mut Packet) -> SegmentsMut<'a> {
+        SegmentsMut { buffers: Buffers::of(self, packet), packet: PhantomData }
+    }
+
+    /// Calls `visit` with address and length of the bytes in each of the packet's buffers, from the first.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    #[inline]
+    pub fn for_each_segment(&self, packet: &Packet, mut visit: impl FnMut(NonNull<u8>, usize)) {
+        visit(packet.data(), packet.len());
+        if packet.is_segmented() {
+            Buffers::of(self, packet).skip(1).for_each(|buffer| visit(buffer.data(), buffer.len()));
+        }
+    }
+
+    /// One packet of the bytes of `front` and, after them, those of `rest`. A packet of several buffers is built from
+    /// its last to its first.
+    ///
+    /// # Panics
+    /// When `front` has several buffers already, `rest` asks for an offload (the first buffer does that), or one of them
+    /// is of another pool.
+    pub fn link(&self, mut front: Packet, rest: Packet) -> Packet {
+        assert!(self.owns(&front) && self.owns(&rest), "packets of another pool");
+        assert!(!front.is_segmented(), "packet {} has several buffers already", front.chunk());
+        assert!(!rest.has_offload(), "packet {} has an offload header of its own", rest.chunk());
+        self.next(front.chunk()).store(rest.word(), Ordering::Relaxed);
+        front.set_segmented(true);
+        front
+    }
+
+    /// Takes what follows the first buffer off the packet.
+    fn split(&self, packet: &mut Packet) -> Option<Packet> {
+        assert!(self.owns(packet), "packet {} is not of this pool", packet.chunk());
+        if !packet.is_segmented() {
+            return None;
+        }
+        // SAFETY: a segmented packet of this pool, and the mark that led to the handle goes off.
+        let rest = unsafe { self.following(packet) };
+        packet.set_segmented(false);
+        Some(rest)
+    }
+
+    /// The handle in the entry of the packet's chunk.
+    ///
+    /// # Safety
+    /// The packet is of this pool and segmented; and the handle is the only one in use of its chunk, or only looked at
+    /// while the packet is borrowed.
+    unsafe fn following(&self, packet: &Packet) -> Packet {
+        let word = self.next(packet.chunk()).load(Ordering::Relaxed);
+        // SAFETY: a segmented packet's entry was written by `link`, which takes words of this pool's handles only, so
+        // the pool has the chunk; who uses the handle is the caller's promise.
+        unsafe { Packet::from_word(self.chunk_base(Packet::chunk_of(word)), word) }
+    }
+}
+
+impl PoolCache {
+    /// A packet of `total` bytes in as many buffers as it takes, its content whatever they held: the first begins
+    /// `headroom` bytes into its chunk, the others at the start of theirs. `None`, with nothing taken, when the pool
+    /// has not got that many.
+    ///
+    /// # Panics
+    /// When `headroom` is not inside a chunk.
+    #[inline]
+    pub fn take_chain(&mut self, headroom: usize, total: usize) -> Option<Packet> {
+        let size = self.pool().chunk_size();
+        assert!(headroom < size, "{headroom} bytes of headroom in a chunk of {size}");
+        let first = total.min(size - headroom);
+        if first == total {
+            return self.take_sized(headroom, total);
+        }
+        self.take_several(headroom, first, total - first)
+    }
+
+    #[cold]
+    fn take_several(&mut self, headroom: usize, first: usize, rest: usize) -> Option<Packet> {
+        let size = self.pool().chunk_size();
+        if rest.div_ceil(size) >= self.pool().chunks() {
+            return None;
+        }
+        // From the last to the first: the last has what is left over.
+        let mut left = rest;
+        let mut packet: Option<Packet> = None;
+        while left > 0 {
+            let len = (left - 1) % size + 1;
+            packet = Some(self.take_before(packet, 0, len)?);
+            left -= len;
+        }
+        self.take_before(packet, headroom, first)
+    }
+
+    /// A buffer in front of `rest`; `None` when the pool has run dry, and then `rest` is freed.
+    fn take_before(&mut self, rest: Option<Packet>, headroom: usize, len: usize) -> Option<Packet> {
+        match (self.take_sized(headroom, len), rest) {
+            (Some(front), Some(rest)) => Some(self.pool().link(front, rest)),
+            (Some(front), None) => Some(front),
+            (None, rest) => {
+                self.free_all(rest);
+                None
+            }
+        }
+    }
+
+    /// Shortens the packet to `total` bytes over all its buffers and frees those that nothing is left of, but for the
+    /// first; longer is left alone.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    pub fn truncate(&mut self, packet: &mut Packet, total: usize) {
+        let pool = self.pool();
+        assert!(pool.owns(packet), "packet {} is not of this pool", packet.chunk());
+        if total <= packet.len() {
+            packet.truncate(total);
+            let rest = pool.split(packet);
+            return self.free_chain(rest);
+        }
+        let mut left = total - packet.len();
+        // The buffer whose word is in the entry of chunk `before` is looked at next.
+        let (mut before, mut more) = (packet.chunk(), packet.is_segmented());
+        while more {
+            let entry = pool.next(before);
+            let word = entry.load(Ordering::Relaxed);
+            // SAFETY: the entry of a segmented packet's chunk, so a handle of this pool; it is put back, unless its
+            // packet ends before it.
+            let mut buffer = unsafe { Packet::from_word(pool.chunk_base(Packet::chunk_of(word)), word) };
+            if left <= buffer.len() {
+                buffer.truncate(left);
+                let rest = pool.split(&mut buffer);
+                entry.store(buffer.word(), Ordering::Relaxed);
+                return self.free_chain(rest);
+            }
+            left -= buffer.len();
+            (before, more) = (buffer.chunk(), buffer.is_segmented());
+        }
+    }
+
+    /// Frees the buffers that follow a packet's first.
+    #[cold]
+    pub(crate) fn free_rest(&mut self, packet: &mut Packet) {
+        let rest = self.pool().split(packet);
+        self.free_chain(rest);
+    }
+
+    fn free_chain(&mut self, mut chain: Option<Packet>) {
+        while let Some(mut packet) = chain {
+            chain = self.pool().split(&mut packet);
+            self.free(packet);
+        }
+    }
+}
+
+/// The handles on a packet's buffers, to look at: they are neither moved on nor written through.
+#[derive(Debug)]
+struct Buffers<'a> {
+    pool: &'a Pool,
+    next: Option<Packet>,
+}
+
+impl<'a> Buffers<'a> {
+    fn of(pool: &'a Pool, packet: &'a Packet) -> Self {
+        assert!(pool.owns(packet), "packet {} is not of this pool", packet.chunk());
+        // SAFETY: the pool has the chunk; the second handle stays in here, where it is only looked at while the packet
+        // is borrowed.
+        let first = unsafe { Packet::from_word(pool.chunk_base(packet.chunk()), packet.word()) };
+        Self { pool, next: Some(first) }
+    }
+}
+
+impl Iterator for Buffers<'_> {
+    type Item = Packet;
+
+    #[inline]
+    fn next(&mut self) -> Option<Packet> {
+        let this = self.next.take()?;
+        if this.is_segmented() {
+            // SAFETY: a segmented packet of the pool, and the handle is only looked at.
+            self.next = Some(unsafe { self.pool.following(&this) });
+        }
+        Some(this)
+    }
+}
+
+/// The bytes of each of a packet's buffers: [`Pool::segments`].
+#[derive(Debug)]
+pub struct Segments<'a> {
+    buffers: Buffers<'a>,
+    packet: PhantomData<&'a Packet>,
+}
+
+impl<'a> Iterator for Segments<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let buffer = self.buffers.next()?;
+        // SAFETY: the packet, which is borrowed for 'a, owns the chunk, which lives as long as the process; a handle's
+        // range is inside its chunk.
+        Some(unsafe { std::slice::from_raw_parts(buffer.data().as_ptr(), buffer.len()) })
+    }
+}
+
+/// The bytes of each of a packet's buffers, writable: [`Pool::segments_mut`].
+#[derive(Debug)]
+pub struct SegmentsMut<'a> {
+    buffers: Buffers<'a>,
+    packet: PhantomData<&'a mut Packet>,
+}
+
+impl<'a> Iterator for SegmentsMut<'a> {
+    type Item = &'a mut [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a mut [u8]> {
+        let buffer = self.buffers.next()?;
+        // SAFETY: as for `Segments`; the packet is borrowed mutably, and no chunk is in it twice, since `link` takes
+        // handles over and a chunk has one.
+        Some(unsafe { std::slice::from_raw_parts_mut(buffer.data().as_ptr(), buffer.len()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mapping::Hugepages;
+    use crate::pool::HEADROOM;
+
+    const SIZE: usize = 2048;
+
+    fn pool(chunks: usize) -> &'static Pool {
+        Pool::new(chunks, SIZE, Hugepages::None).unwrap()
+    }
+
+    fn fill(pool: &Pool, packet: &mut Packet) {
+        let bytes = (0u32..).map(|n| (n * 7 % 251) as u8);
+        pool.segments_mut(packet).flatten().zip(bytes).for_each(|(byte, value)| *byte = value);
+    }
+
+    fn content(pool: &Pool, packet: &Packet) -> Vec<u8> {
+        pool.segments(packet).flatten().copied().collect()
+    }
+
+    fn free_chunks(cache: &mut PoolCache) -> usize {
+        let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+        let count = all.len();
+        cache.free_all(all);
+        count
+    }
+
+    #[test]
+    fn a_packet_of_one_buffer_is_plain_until_it_asks_for_something() {
+        let mut cache = pool(64).cache();
+        let mut packet = cache.take_chain(HEADROOM, SIZE - HEADROOM).unwrap();
+        assert!(packet.is_plain() && !packet.is_segmented() && !packet.has_offload());
+        let (chunk, data) = (packet.chunk(), packet.data());
+        packet.set_offload(true);
+        assert!(!packet.is_plain() && packet.has_offload() && !packet.is_segmented());
+        packet.truncate(100);
+        packet.pull(2);
+        assert_eq!((packet.chunk(), packet.len(), packet.headroom()), (chunk, 98, HEADROOM + 2));
+        assert!(packet.has_offload());
+        packet.set_offload(false);
+        packet.push(2);
+        assert!(packet.is_plain() && packet.data() == data);
+        assert_eq!(cache.pool().segment_count(&packet), 1);
+        packet.set_offload(true);
+        cache.free(packet);
+        assert!(cache.take().unwrap().is_plain(), "a chunk keeps no marks");
+    }
+
+    #[test]
+    fn a_handle_is_two_words() {
+        assert_eq!(size_of::<Option<Packet>>(), 16);
+    }
+
+    #[test]
+    fn a_long_packet_has_as_many_buffers_as_it_takes() {
+        let pool = pool(64);
+        let mut cache = pool.cache();
+        for (headroom, total, lens) in [
+            (HEADROOM, 1792, vec![1792]),
+            (HEADROOM, 1793, vec![1792, 1]),
+            (HEADROOM, 1792 + SIZE, vec![1792, SIZE]),
+            (0, SIZE + 1, vec![SIZE, 1]),
+            (SIZE - 1, 2 * SIZE, vec![1, SIZE, SIZE - 1]),
+            (12, 0, vec![0]),
+        ] {
+            let packet = cache.take_chain(headroom, total).unwrap();
+            assert_eq!(pool.segments(&packet).map(<[u8]>::len).collect::<Vec<_>>(), lens);
+            let mut visited = Vec::new();
+            pool.for_each_segment(&packet, |data, len| visited.push((data.as_ptr().cast_const(), len)));
+            assert!(pool.segments(&packet).map(|s| (s.as_ptr(), s.len())).eq(visited));
+            assert_eq!((pool.total_len(&packet), packet.headroom()), (total, headroom));
+            assert_eq!(pool.segment_count(&packet), lens.len());
+            assert_eq!((packet.is_segmented(), packet.is_plain()), (lens.len() > 1, lens.len() == 1));
+            cache.free(packet);
+        }
+        assert_eq!(free_chunks(&mut cache), 64);
+    }
+
+    #[test]
+    fn a_pool_that_is_short_gives_nothing_and_keeps_all() {
+        let mut cache = pool(64).cache();
+        assert!(cache.take_chain(0, 64 * SIZE + 1).is_none());
+        assert!(cache.take_chain(HEADROOM, usize::MAX).is_none());
+        let held: Vec<Packet> = (0..60).map(|_| cache.take().unwrap()).collect();
+        assert!(cache.take_chain(0, 5 * SIZE).is_none());
+        let packet = cache.take_chain(0, 4 * SIZE).unwrap();
+        assert!(cache.take().is_none());
+        cache.free_all(held);
+        cache.free(packet);
+        assert_eq!(free_chunks(&mut cache), 64);
+    }
+
+    #[test]
+    fn a_packet_of_several_buffers_travels_between_workers() {
+        let pool = pool(256);
+        let length = |n: usize| n * 6151 % 60_000;
+        let (to, from) = std::sync::mpsc::sync_channel::<Packet>(4);
+        let sink = std::thread::spawn(move || {
+            let mut cache = pool.cache();
+            for (n, packet) in from.iter().enumerate() {
+                let mut expected = cache.take_chain(HEADROOM, length(n)).unwrap();
+                fill(pool, &mut expected);
+                assert!(pool.segments(&packet).eq(pool.segments(&expected)));
+                cache.free_all([packet, expected]);
+            }
+        });
+        let mut cache = pool.cache();
+        for n in 0..1_000 {
+            let mut packet = loop {
+                match cache.take_chain(HEADROOM, length(n)) {
+                    Some(packet) => break packet,
+                    None => std::thread::yield_now(),
+                }
+            };
+            fill(pool, &mut packet);
+            to.send(packet).unwrap();
+        }
+        drop(to);
+        sink.join().unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "has several buffers already")]
+    fn only_one_buffer_goes_in_front() {
+        let mut cache = pool(64).cache();
+        let (front, rest) = (cache.take_chain(0, SIZE + 1).unwrap(), cache.take().unwrap());
+        let _ = cache.pool().link(front, rest);
+    }
+
+    #[test]
+    #[should_panic(expected = "not of this pool")]
+    fn the_segments_of_a_foreign_packet_are_refused() {
+        let packet = pool(64).cache().take_chain(0, SIZE + 1).unwrap();
+        pool(64).segments(&packet);
+    }
+
+    #[test]
+    #[should_panic(expected = "packets of another pool")]
+    fn a_foreign_packet_is_not_linked() {
+        let (a, b) = (pool(64), pool(64));
+        let _ = a.link(a.cache().take().unwrap(), b.cache().take().unwrap());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Packets are made, shortened and freed in any order: their bytes stay theirs, and in the end every chunk is
+        /// there, once.
+        #[test]
+        fn no_chunk_is_lost_and_none_is_there_twice(
+            steps in proptest::collection::vec((0..4u8, 0..SIZE, 0..12 * SIZE, any::<prop::sample::Index>()), 1..60)
+        ) {
+            let pool = pool(64);
+            let mut cache = pool.cache();
+            let mut live: Vec<(Packet, Vec<u8>)> = Vec::new();
+            for (what, headroom, len, index) in steps {
+                match what {
+                    0 | 1 => {
+                        let Some(mut packet) = cache.take_chain(headroom, len) else { continue };
+                        prop_assert_eq!(pool.total_len(&packet), len);
+                        fill(pool, &mut packet);
+                        live.push((packet, Vec::new()));
+                        let (packet, bytes) = live.last_mut().unwrap();
+                        *bytes = content(pool, packet);
+                    }
+                    _ if live.is_empty() => {}
+                    2 => {
+                        let (packet, bytes) = index.get_mut(&mut live);
+                        cache.truncate(packet, len);
+                        bytes.truncate(len);
+                    }
+                    _ => {
+                        let at = index.index(live.len());
+                        let (packet, _) = live.swap_remove(at);
+                        cache.free(packet);
+                    }
+                }
+                for (packet, bytes) in &live {
+                    prop_assert_eq!(&content(pool, packet), bytes);
+                    prop_assert!(pool.segments(packet).skip(1).all(|s| !s.is_empty()));
+                }
+            }
+            cache.free_all(live.into_iter().map(|(packet, _)| packet));
+            let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+            let chunks: std::collections::HashSet<u32> = all.iter().map(Packet::chunk).collect();
+            prop_assert_eq!((all.len(), chunks.len()), (64, 64));
+        }
+    }
+}
