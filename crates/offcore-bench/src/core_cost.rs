@@ -117,10 +117,12 @@ impl Lane {
         for (cell, layout) in cells.iter().zip([rx_ring, tx_ring]) {
             let vring = VringConfig {
                 memory: Arc::clone(&device),
-                layout,
+                layout: layout.into(),
+                start: VringConfig::next_start(),
                 base: 0,
                 features: VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC,
                 call: None,
+                kick: None,
                 enabled: true,
             };
             cell.publish(|wanted| {

@@ -166,10 +166,12 @@ impl Looped {
         for (cell, layout) in cells.iter().zip([ring(0), ring(1)]) {
             let vring = VringConfig {
                 memory: Arc::clone(&memory),
-                layout,
+                layout: layout.into(),
+                start: VringConfig::next_start(),
                 base: 0,
                 features: VERSION_1 | NET_MRG_RXBUF,
                 call: None,
+                kick: None,
                 enabled: true,
             };
             cell.publish(|wanted| {

@@ -97,7 +97,7 @@ fn child(offload: bool) -> ! {
     let mode = if offload { Mode::Offload } else { Mode::Cpu };
     let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
     for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
-        let config = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
+        let config = VringConfig { layout: layout.clone().into(), ..guest.config(FEATURES) };
         cell.publish(|wanted| {
             wanted.vring = Some(Arc::new(config));
             wanted.binding = Binding::new(mode, channels.clone());

@@ -11,7 +11,9 @@ use offcore_mem::Burst;
 use offcore_port::spec::{PortSpec, VirtioUserSpec};
 use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Drop, Port, RxQueue, TxQueue};
-use offcore_ring::split::device::{self, Buffer, Direction};
+use offcore_ring::Layout;
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
+use offcore_ring::split::device;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::cell::VringConfig;
 use offcore_vhost::features::NET_MRG_RXBUF;
@@ -41,7 +43,8 @@ impl Played {
             found.is_some()
         });
         let config = found.unwrap();
-        let queue = device::Queue::new(config.layout.clone(), config.base, false, false);
+        let Layout::Split(layout) = config.layout.clone() else { panic!("no packed ring was asked for") };
+        let queue = device::Queue::new(layout, config.base as u16, false, false);
         let direction = if index.is_multiple_of(2) { Direction::Writable } else { Direction::Readable };
         Self { config, queue, direction }
     }
@@ -53,7 +56,7 @@ impl Played {
     fn take(&mut self) -> (u16, Buffer) {
         assert!(self.queue.available(1).unwrap() > 0, "the driver has made a buffer available");
         let head = self.queue.head(0).unwrap();
-        let buffer = self.queue.single(head, &self.config.memory, self.direction).unwrap().unwrap();
+        let buffer = self.queue.single(0, &self.config.memory, self.direction).unwrap().unwrap().0;
         self.queue.consume(1);
         (head, buffer)
     }
@@ -66,7 +69,7 @@ impl Played {
         // SAFETY: `single` found the whole buffer in guest memory, which the configuration keeps; the driver has lent it
         // to us, and the pieces are as long as was just checked.
         unsafe { buffer.addr.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        self.queue.push_used(head, len as u32);
+        self.queue.push_used(Chain::one(head), len as u32);
         self.queue.publish();
     }
 
@@ -81,7 +84,7 @@ impl Played {
         let mut bytes = vec![0; buffer.len as usize];
         // SAFETY: as in `give`, the other way round.
         unsafe { buffer.addr.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-        self.queue.push_used(head, 0);
+        self.queue.push_used(Chain::one(head), 0);
         self.queue.publish();
         assert_eq!(bytes[..HEADER_LEN], [0; HEADER_LEN]);
         bytes.split_off(HEADER_LEN)
@@ -337,7 +340,7 @@ fn a_ring_that_makes_no_sense_is_broken_alone() {
     let mut setup = Setup::new("");
     // A chain that was not made available.
     setup.to_us.send(&frame(1));
-    setup.to_us.queue.push_used(4000, 60);
+    setup.to_us.queue.push_used(Chain::one(4000), 60);
     setup.to_us.queue.publish();
     assert_eq!(setup.receive(), [frame(1)], "what came before is good");
     let status = setup.port.status();
@@ -349,7 +352,7 @@ fn a_ring_that_makes_no_sense_is_broken_alone() {
 
     // An index that is ahead of what is in flight: a third element where two packets are left.
     for _ in 0..3 {
-        setup.from_us.queue.push_used(0, 0);
+        setup.from_us.queue.push_used(Chain::one(0), 0);
     }
     setup.from_us.queue.publish();
     assert_eq!(setup.send(&frames(1)), 0);
@@ -364,8 +367,8 @@ fn a_chain_returned_twice_breaks_its_ring() {
     let mut setup = Setup::new("");
     assert_eq!(setup.send(&frames(2)), 0);
     let (head, _) = setup.from_us.take();
-    setup.from_us.queue.push_used(head, 0);
-    setup.from_us.queue.push_used(head, 0);
+    setup.from_us.queue.push_used(Chain::one(head), 0);
+    setup.from_us.queue.push_used(Chain::one(head), 0);
     setup.from_us.queue.publish();
     setup.tx.poll(&mut setup.worker.ctx());
     assert_eq!(setup.port.broken().len(), 1);
@@ -427,7 +430,7 @@ fn a_back_end_that_goes_away_comes_back() {
 #[test]
 fn a_broken_ring_is_whole_again_with_a_new_back_end() {
     let mut setup = Setup::new("");
-    setup.to_us.queue.push_used(4000, 60);
+    setup.to_us.queue.push_used(Chain::one(4000), 60);
     setup.to_us.queue.publish();
     assert!(setup.receive().is_empty());
     assert_eq!(setup.port.broken().len(), 1);

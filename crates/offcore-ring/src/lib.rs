@@ -1,12 +1,16 @@
 //! Rings.
 //!
-//! * [`split`]: split virtqueues (virtio 1.2, section 2.7): layout, and what both sides share,
-//! * [`split::device`], [`split::driver`]: the two sides,
+//! * [`split`], [`packed`]: virtqueues (virtio 1.2, sections 2.7 and 2.8): layout, and what both sides share,
+//! * [`device`]: the device's side, whatever the format,
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
+pub mod device;
+mod layout;
+pub mod packed;
 pub mod prefetch;
 pub mod split;
 pub mod spsc;
 mod sync;
 
+pub use layout::Layout;
 pub use split::RingError;

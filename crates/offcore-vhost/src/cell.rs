@@ -5,14 +5,13 @@
 //! ever changes. Nobody waits for anybody who waits for him: a worker never waits for control, and control waits
 //! holding no lock, so it may be called from a callback as well as from outside one.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use offcore_dma::{ChannelId, Mode};
 use offcore_mem::GuestMemory;
-use offcore_ring::RingError;
-use offcore_ring::split::Layout;
+use offcore_ring::{Layout, RingError};
 use offcore_stats::Counter;
 use rustix::fd::OwnedFd;
 
@@ -23,15 +22,28 @@ pub struct VringConfig {
     pub memory: Arc<GuestMemory>,
     /// The ring parts, inside `memory`.
     pub layout: Layout,
-    /// Available entry to begin at.
-    pub base: u16,
+    /// Which start of the ring this is, from a count that never repeats: [`VringConfig::next_start`]. A configuration of
+    /// the start that the worker knows changes only descriptors and `enabled`; the ring goes on where it is.
+    pub start: u64,
+    /// Where to begin, as in vhost-user's vring state: see `offcore_ring::device::DeviceQueue::base`.
+    pub base: u32,
     /// The negotiated virtio features.
     pub features: u64,
     /// Eventfd that notifies the driver; `None` when it polls.
     pub call: Option<Arc<OwnedFd>>,
+    /// Eventfd by which the driver kicks; `None` when it does not.
+    pub kick: Option<Arc<OwnedFd>>,
     /// Whether the front end has enabled the queue. A disabled queue that was started is drained and discarded when it
     /// is a guest's TX queue.
     pub enabled: bool,
+}
+
+impl VringConfig {
+    /// The number of another start.
+    pub fn next_start() -> u64 {
+        static STARTS: AtomicU64 = AtomicU64::new(0);
+        STARTS.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 /// Who makes a virtqueue's copies.
@@ -69,8 +81,8 @@ pub struct Wanted {
 /// What the worker reports.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Available entry after the last one taken: what GET_VRING_BASE answers. Kept when the ring is stopped.
-    pub base: u16,
+    /// Where the ring goes on: what GET_VRING_BASE answers. Kept when the ring is stopped.
+    pub base: u32,
     /// Why the virtqueue is broken, when it is.
     pub broken: Option<RingError>,
 }

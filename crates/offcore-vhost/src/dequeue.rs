@@ -12,20 +12,21 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
-use offcore_dma::{Copy, Mover};
+use offcore_dma::{Copy, Mover, QueueId};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
-use offcore_ring::RingError;
-use offcore_ring::prefetch;
-use offcore_ring::split::device::{Buffer, Direction};
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
+use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
 use offcore_wire::{ethernet, virtio_net};
 
-use crate::cell::VringCell;
+use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
-use crate::vring::{Active, Chain, Context, InFlight, LIST, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// How long a started queue may be disabled before what the guest transmits is discarded.
 const GRACE: Duration = Duration::from_millis(500);
+
+pub use crate::vring::Arm;
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +98,24 @@ impl Dequeue {
         dequeued
     }
 
+    /// For a worker that is about to sleep: asks the guest to kick when it transmits, and then looks once more.
+    pub fn arm(&mut self) -> Arm<'_> {
+        if self.vring.is_changing() {
+            return Arm::Now;
+        }
+        match self.vring.active.as_mut().filter(|active| active.config.enabled) {
+            Some(active) => active.arm(),
+            None => Arm::Never,
+        }
+    }
+
+    /// After a sleep: asks for no kicks any more.
+    pub fn disarm(&mut self) {
+        if let Some(active) = &mut self.vring.active {
+            active.disarm();
+        }
+    }
+
     /// Gives the virtqueue back once nothing is in flight; returns whether it did.
     pub fn close(&mut self, ctx: &mut Context<'_>) -> bool {
         self.vring.close(ctx.mover)
@@ -145,59 +164,17 @@ impl Dequeue {
     ) -> Result<Gathered, RingError> {
         let vring = &mut self.vring;
         let Some(active) = vring.active.as_mut() else { return Ok(Gathered::Some) };
-        let available = usize::from(active.queue.available(wanted as u16)?).min(wanted);
-        if available == 0 {
-            return Ok(Gathered::Some);
-        }
-        let mut heads = [0; BURST];
-        let heads = &mut heads[..available];
-        active.queue.heads(heads)?;
-        active.queue.prefetch_used(available);
-        let max_copies = plan.copies.min(LIST);
-        let ring = ctx.mover.ring(vring.queue);
+        let Active { queue, config, .. } = active;
+        let first_new = burst.len();
+        let mut sink = Sink { burst, slots: &mut vring.slots, chains: &mut vring.chains, dequeued };
         vring.list.clear();
-        let (first_new, mut taken, mut result) = (burst.len(), 0, Ok(Gathered::Some));
-        for &head in heads.iter() {
-            let before = vring.list.len();
-            let token = vring.queue.token(ring.next_slot());
-            let outcome = chain(active, head, token, max_copies, &mut vring.list, ctx.cache);
-            let packet = match outcome {
-                Ok(packet) => Some(packet),
-                Err(Unfit::TooBig) => {
-                    dequeued.too_big += 1;
-                    None
-                }
-                Err(Unfit::TooShort) => {
-                    dequeued.malformed += 1;
-                    None
-                }
-                Err(Unfit::Starved) => {
-                    dequeued.starved = true;
-                    break;
-                }
-                Err(Unfit::ListFull) => {
-                    if taken == 0 {
-                        return Ok(Gathered::NoRoom);
-                    }
-                    break;
-                }
-                Err(Unfit::Broken(error)) => {
-                    result = Err(error);
-                    break;
-                }
-            };
-            if NOW {
-                active.queue.push_used(head, 0);
-                burst.extend(packet);
-            } else {
-                // A chain without a packet takes its place in the order all the same.
-                let slot = ring.push(plan.outstanding(&vring.list[before..]));
-                vring.slots[slot] = InFlight { packet, chains: 1 };
-                vring.chains.push(Chain { head, written: 0 });
-            }
-            taken += 1;
+        let (mover, list) = (&mut *ctx.mover, &mut *vring.list);
+        let gatherer = Gatherer { config, id: vring.queue, mover, list, cache: ctx.cache };
+        let (taken, result) =
+            with_queue!(queue, queue => gatherer.gather::<_, NOW>(queue, &mut plan, wanted, &mut sink));
+        if taken == 0 {
+            return result;
         }
-        active.queue.consume(taken as u16);
         ctx.clock.lap(Stage::Virtqueue);
         if !NOW {
             vring.entered(ctx.mover, taken);
@@ -207,7 +184,7 @@ impl Dequeue {
         // destinations are packet buffers whose handles are in `slots`, or in `burst`, which nobody reads before the
         // call is over.
         unsafe { ctx.mover.submit(vring.queue, plan, &vring.list, ctx.clock) };
-        if NOW && taken > 0 {
+        if NOW {
             if let Some(active) = vring.active.as_mut() {
                 active.publish();
             }
@@ -238,13 +215,15 @@ impl Dequeue {
                 prefetch::write(start_of(packet));
             }
         }
-        for i in 0..ready {
-            let slot = &vring.slots[(first + i) & mask];
-            if let Some(packet) = &slot.packet {
-                prefetch::write(start_of(packet));
+        with_queue!(&mut active.queue, queue => {
+            for i in 0..ready {
+                let slot = &vring.slots[(first + i) & mask];
+                if let Some(packet) = &slot.packet {
+                    prefetch::write(start_of(packet));
+                }
+                queue.push_used(vring.chains.pop().chain, 0);
             }
-            active.queue.push_used(vring.chains.pop().head, 0);
-        }
+        });
         active.publish();
         ctx.clock.lap(Stage::Publish);
         let first_new = burst.len();
@@ -271,24 +250,112 @@ impl Dequeue {
     #[cold]
     fn discard(&mut self, dequeued: &mut Dequeued) {
         let Some(active) = self.vring.active.as_mut() else { return };
-        let mut heads = [0; BURST];
-        let looked = active.queue.available(BURST as u16).and_then(|n| {
-            let heads = &mut heads[..usize::from(n).min(BURST)];
-            active.queue.heads(heads)?;
-            Ok(heads.len())
-        });
-        match looked {
+        match with_queue!(&mut active.queue, queue => discard(queue, &active.config)) {
             Ok(0) => {}
             Ok(n) => {
-                for &head in &heads[..n] {
-                    active.queue.push_used(head, 0);
-                }
-                active.queue.consume(n as u16);
                 active.publish();
                 dequeued.discarded += n;
             }
             Err(error) => self.vring.break_down(error),
         }
+    }
+}
+
+/// Takes a burst of chains and returns them; their number.
+#[cold]
+fn discard<Q: DeviceQueue>(queue: &mut Q, config: &VringConfig) -> Result<usize, RingError> {
+    let known = queue.look(BURST)? as u16;
+    let (mut ahead, mut chains) = (0, 0);
+    while ahead < known {
+        let chain = queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |_| ())?;
+        queue.push_used(chain, 0);
+        ahead += chain.entries;
+        chains += 1;
+    }
+    queue.consume(ahead);
+    Ok(chains)
+}
+
+/// Takes chains of one burst apart.
+struct Gatherer<'a> {
+    config: &'a VringConfig,
+    id: QueueId,
+    mover: &'a mut Mover,
+    list: &'a mut ArrayVec<Copy, LIST>,
+    cache: &'a mut PoolCache,
+}
+
+/// Where they go.
+struct Sink<'a> {
+    burst: &'a mut Burst,
+    slots: &'a mut [InFlight],
+    chains: &'a mut Chains,
+    dequeued: &'a mut Dequeued,
+}
+
+impl Gatherer<'_> {
+    /// Gathers the copies of at most `wanted` packets; how many chains that were, and what it ended with. Packets that
+    /// are complete when their copies are (`NOW`) go to the burst, others into the reorder ring.
+    #[inline(always)]
+    fn gather<Q: DeviceQueue, const NOW: bool>(
+        self,
+        queue: &mut Q,
+        plan: &mut Plan,
+        wanted: usize,
+        sink: &mut Sink<'_>,
+    ) -> (usize, Result<Gathered, RingError>) {
+        let Self { config, id, mover, list, cache } = self;
+        let known = match queue.look(wanted) {
+            Ok(0) => return (0, Ok(Gathered::Some)),
+            Ok(known) => known as u16,
+            Err(error) => return (0, Err(error)),
+        };
+        queue.prefetch_used(known.into());
+        let max_copies = plan.copies.min(LIST);
+        let ring = mover.ring(id);
+        let (mut taken, mut ahead, mut result) = (0, 0, Ok(Gathered::Some));
+        while ahead < known {
+            let before = list.len();
+            let token = id.token(ring.next_slot());
+            let (packet, chain) = match chain(queue, ahead, config, token, max_copies, list, cache) {
+                Ok((packet, chain)) => (Some(packet), chain),
+                Err(Unfit::TooBig(chain)) => {
+                    sink.dequeued.too_big += 1;
+                    (None, chain)
+                }
+                Err(Unfit::TooShort(chain)) => {
+                    sink.dequeued.malformed += 1;
+                    (None, chain)
+                }
+                Err(Unfit::Starved) => {
+                    sink.dequeued.starved = true;
+                    break;
+                }
+                Err(Unfit::ListFull) => {
+                    if taken == 0 {
+                        result = Ok(Gathered::NoRoom);
+                    }
+                    break;
+                }
+                Err(Unfit::Broken(error)) => {
+                    result = Err(error);
+                    break;
+                }
+            };
+            if NOW {
+                queue.push_used(chain, 0);
+                sink.burst.extend(packet);
+            } else {
+                // A chain without a packet takes its place in the order all the same.
+                let slot = ring.push(plan.outstanding(&list[before..]));
+                sink.slots[slot] = InFlight { packet, chains: 1 };
+                sink.chains.push(Out { chain, written: 0 });
+            }
+            ahead += chain.entries;
+            taken += 1;
+        }
+        queue.consume(ahead);
+        (taken, result)
     }
 }
 
@@ -304,9 +371,9 @@ enum Gathered {
 /// Why a chain is not a packet.
 enum Unfit {
     /// Longer than a packet buffer.
-    TooBig,
+    TooBig(Chain),
     /// Shorter than the headers.
-    TooShort,
+    TooShort(Chain),
     /// There is no packet buffer: later.
     Starved,
     /// Its copies do not fit the list any more: the next one begins with it.
@@ -315,69 +382,69 @@ enum Unfit {
     Broken(RingError),
 }
 
-/// Gathers the copies of the chain at `head` into a fresh packet buffer: header into the headroom, payload behind it.
+/// Gathers the copies of the chain `ahead` into a fresh packet buffer: header into the headroom, payload behind it.
 /// Unless a packet comes of it, nothing is gathered.
 #[inline(always)]
-fn chain(
-    active: &mut Active,
-    head: u16,
+fn chain<Q: DeviceQueue>(
+    queue: &mut Q,
+    ahead: u16,
+    config: &VringConfig,
     token: Token,
     max_copies: usize,
     list: &mut ArrayVec<Copy, LIST>,
     cache: &mut PoolCache,
-) -> Result<Packet, Unfit> {
-    let Active { config, queue, .. } = active;
-    let single = queue.single(head, &config.memory, Direction::Readable).map_err(Unfit::Broken)?;
-    let Some(Buffer { addr, len }) = single else {
-        return chain_in_pieces(active, head, token, max_copies, list, cache);
+) -> Result<(Packet, Chain), Unfit> {
+    let single = queue.single(ahead, &config.memory, Direction::Readable).map_err(Unfit::Broken)?;
+    let Some((Buffer { addr, len }, chain)) = single else {
+        return chain_in_pieces(queue, ahead, config, token, max_copies, list, cache);
     };
     if list.len() == max_copies {
         return Err(Unfit::ListFull);
     }
-    let packet = packet_for(len, cache)?;
+    let packet = packet_for(len, chain, cache)?;
     list.push(Copy { src: addr.as_ptr(), dst: start_of(&packet), len, token });
-    Ok(packet)
+    Ok((packet, chain))
 }
 
 /// A chain of several buffers.
 #[cold]
-fn chain_in_pieces(
-    active: &mut Active,
-    head: u16,
+fn chain_in_pieces<Q: DeviceQueue>(
+    queue: &mut Q,
+    ahead: u16,
+    config: &VringConfig,
     token: Token,
     max_copies: usize,
     list: &mut ArrayVec<Copy, LIST>,
     cache: &mut PoolCache,
-) -> Result<Packet, Unfit> {
-    let Active { config, queue, .. } = active;
+) -> Result<(Packet, Chain), Unfit> {
     let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
     let mut total = 0u32;
-    let walked = queue.walk(head, &config.memory, Direction::Readable, MAX_PIECES, |piece| {
+    let walked = queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |piece| {
         pieces.push(piece);
         total = total.saturating_add(piece.len);
     });
-    walked.map_err(Unfit::Broken)?;
+    let chain = walked.map_err(Unfit::Broken)?;
     if list.len() + pieces.len() > max_copies {
         return Err(Unfit::ListFull);
     }
-    let packet = packet_for(total, cache)?;
+    let packet = packet_for(total, chain, cache)?;
     let mut dst = start_of(&packet);
     for Buffer { addr, len } in pieces {
         list.push(Copy { src: addr.as_ptr(), dst, len, token });
         dst = dst.wrapping_add(len as usize);
     }
-    Ok(packet)
+    Ok((packet, chain))
 }
 
 /// A packet buffer for a chain of `total` bytes, virtio-net header included.
 #[inline(always)]
-fn packet_for(total: u32, cache: &mut PoolCache) -> Result<Packet, Unfit> {
+fn packet_for(total: u32, chain: Chain, cache: &mut PoolCache) -> Result<Packet, Unfit> {
     let total = total as usize;
     if total < NET_HEADER + ethernet::HEADER_LEN {
-        return Err(Unfit::TooShort);
+        return Err(Unfit::TooShort(chain));
     }
     if HEADROOM + total > cache.pool().chunk_size() {
-        return Err(Unfit::TooBig);
+        return Err(Unfit::TooBig(chain));
     }
     cache.take_sized(HEADROOM + NET_HEADER, total - NET_HEADER).ok_or(Unfit::Starved)
 }

@@ -11,14 +11,15 @@ use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover};
-use offcore_mem::{BURST, Burst, Packet};
-use offcore_ring::RingError;
-use offcore_ring::split::device::{self, Buffer, Direction};
+use offcore_mem::{Burst, Packet};
+use offcore_ring::device::{Buffer, DeviceQueue, Direction};
+use offcore_ring::{RingError, with_queue};
 use offcore_stats::Stage;
 
 use crate::cell::VringCell;
+use crate::cell::VringConfig;
 use crate::features::NET_HEADER;
-use crate::vring::{Active, Chain, Context, LIST, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, Context, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,16 +120,18 @@ impl Enqueue {
         let vring = &mut self.vring;
         let since = ctx.mover.reaping(vring.queue, ready);
         let Some(active) = vring.active.as_mut() else { return 0 };
-        for i in 0..ready {
-            let slot = &mut vring.slots[(first + i) & mask];
-            for _ in 0..slot.chains {
-                let chain = vring.chains.pop();
-                active.queue.push_used(chain.head, chain.written);
+        with_queue!(&mut active.queue, queue => {
+            for i in 0..ready {
+                let slot = &mut vring.slots[(first + i) & mask];
+                for _ in 0..slot.chains {
+                    let Out { chain, written } = vring.chains.pop();
+                    queue.push_used(chain, written);
+                }
+                if let Some(packet) = slot.packet.take() {
+                    ctx.cache.free(packet);
+                }
             }
-            if let Some(packet) = slot.packet.take() {
-                ctx.cache.free(packet);
-            }
-        }
+        });
         active.publish();
         vring.left(ctx.mover, ready);
         ctx.mover.reaped(vring.queue, ready, since);
@@ -166,38 +169,27 @@ impl Enqueue {
         let wanted = burst_limit(burst.len()).min(plan.packets);
         let vring = &mut self.vring;
         let active = vring.active.as_mut().filter(|_| wanted > 0);
-        let Some(active) = active else { return Some(Stop::Full) };
+        let Some(Active { queue, config, mergeable }) = active else { return Some(Stop::Full) };
         let ring = ctx.mover.ring(vring.queue);
-        let mut gather = Gather::new(active, &mut vring.list, plan.copies.min(LIST));
-        if let Err(error) = gather.look(wanted) {
-            return Some(Stop::Broken(error));
-        }
         let (first, mask) = (ring.next_slot(), ring.mask());
-        let (mut taken, mut stop) = (0, None);
-        for packet in &mut burst[..wanted] {
-            let token = vring.queue.token(ring.next_slot());
-            let before = gather.list.len();
-            let chains = if NOW {
-                gather.packet(packet, token, |queue, chain| queue.push_used(chain.head, chain.written))
-            } else {
-                gather.packet(packet, token, |_, chain| vring.chains.push(chain))
-            };
-            match chains {
-                Ok(chains) => {
-                    if !NOW {
-                        let slot = ring.push(plan.outstanding(&gather.list[before..]));
-                        vring.slots[slot].chains = chains;
-                    }
-                    taken += 1;
-                    submitted.bytes += packet.len() as u64;
+        let (slots, chains) = (&mut vring.slots, &mut vring.chains);
+        vring.list.clear();
+        let (taken, stop) = with_queue!(queue, queue => {
+            let room = plan.copies.min(LIST);
+            let mut gather = Gather { queue, config, mergeable: *mergeable, list: &mut vring.list, room, ahead: 0, known: 0 };
+            gather.burst(&mut burst[..wanted], submitted, |gather, packet| {
+                let token = vring.queue.token(ring.next_slot());
+                let before = gather.list.len();
+                if NOW {
+                    gather.packet(packet, token, |queue, Out { chain, written }| queue.push_used(chain, written))?;
+                } else {
+                    let taken = gather.packet(packet, token, |_, out| chains.push(out))?;
+                    let slot = ring.push(plan.outstanding(&gather.list[before..]));
+                    slots[slot].chains = taken;
                 }
-                Err(why) => {
-                    stop = Some(why);
-                    break;
-                }
-            }
-        }
-        gather.finish();
+                Ok(())
+            })
+        });
         ctx.clock.lap(Stage::Virtqueue);
         if taken == 0 {
             return stop;
@@ -228,48 +220,44 @@ impl Enqueue {
 }
 
 /// Takes chains apart and gathers the copies of one list.
-struct Gather<'a> {
-    active: &'a mut Active,
+struct Gather<'a, Q> {
+    queue: &'a mut Q,
+    config: &'a VringConfig,
+    mergeable: bool,
     list: &'a mut ArrayVec<Copy, LIST>,
     /// Copies that fit.
     room: usize,
-    /// Chains taken.
+    /// Entries taken.
     ahead: u16,
-    /// Chains there are.
-    available: u16,
-    heads: [u16; BURST],
-    known: usize,
+    /// Entries that are known to be available.
+    known: u16,
 }
 
-impl<'a> Gather<'a> {
+impl<Q: DeviceQueue> Gather<'_, Q> {
+    /// Does `enter` with each packet until one does not fit; how many did, and why it ended.
     #[inline(always)]
-    fn new(active: &'a mut Active, list: &'a mut ArrayVec<Copy, LIST>, room: usize) -> Self {
-        list.clear();
-        Self { active, list, room, ahead: 0, available: 0, heads: [0; BURST], known: 0 }
-    }
-
-    /// Reads the driver's index and the first heads, and fetches their descriptors ahead.
-    #[inline(always)]
-    fn look(&mut self, wanted: usize) -> Result<(), RingError> {
-        self.available = self.active.queue.available(wanted as u16)?;
-        self.known = wanted.min(self.available.into());
-        self.active.queue.heads(&mut self.heads[..self.known])?;
-        self.active.queue.prefetch_used(self.known);
-        Ok(())
-    }
-
-    /// The chains taken are gone.
-    #[inline(always)]
-    fn finish(self) {
-        self.active.queue.consume(self.ahead);
-    }
-
-    #[inline(always)]
-    fn head(&self, ahead: u16) -> Result<u16, RingError> {
-        match self.heads[..self.known].get(usize::from(ahead)) {
-            Some(&head) => Ok(head),
-            None => self.active.queue.head(ahead),
+    fn burst(
+        &mut self,
+        packets: &mut [Packet],
+        submitted: &mut Submitted,
+        mut enter: impl FnMut(&mut Self, &mut Packet) -> Result<(), Stop>,
+    ) -> (usize, Option<Stop>) {
+        self.known = match self.queue.look(packets.len()) {
+            Ok(known) => known as u16,
+            Err(error) => return (0, Some(Stop::Broken(error))),
+        };
+        self.queue.prefetch_used(self.known.into());
+        let (mut taken, mut stop) = (0, None);
+        for packet in packets {
+            if let Err(why) = enter(self, packet) {
+                stop = Some(why);
+                break;
+            }
+            taken += 1;
+            submitted.bytes += packet.len() as u64;
         }
+        self.queue.consume(self.ahead);
+        (taken, stop)
     }
 
     /// Adds the copies of one packet; `take` gets each of its chains, and their number is returned. On an error nothing
@@ -279,29 +267,27 @@ impl<'a> Gather<'a> {
         &mut self,
         packet: &mut Packet,
         token: Token,
-        mut take: impl FnMut(&mut device::Queue, Chain),
+        mut take: impl FnMut(&mut Q, Out),
     ) -> Result<u16, Stop> {
-        if self.ahead == self.available {
+        if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
         }
         let total = (NET_HEADER + packet.len()) as u32;
-        let head = self.head(self.ahead)?;
-        let Active { config, queue, .. } = &mut *self.active;
-        match queue.single(head, &config.memory, Direction::Writable)? {
-            Some(Buffer { addr, len }) if len >= total => {
+        match self.queue.single(self.ahead, &self.config.memory, Direction::Writable)? {
+            Some((Buffer { addr, len }, chain)) if len >= total => {
                 if self.list.len() == self.room {
                     return Err(Stop::ListFull);
                 }
                 let src = write_header(packet, 1);
                 self.list.push(Copy { src, dst: addr.as_ptr(), len: total, token });
-                take(queue, Chain { head, written: total });
-                self.ahead += 1;
+                take(self.queue, Out { chain, written: total });
+                self.ahead += chain.entries;
                 Ok(1)
             }
             _ => {
                 let taken = self.packet_in_pieces(packet, token)?;
-                for &chain in &taken {
-                    take(&mut self.active.queue, chain);
+                for &out in &taken {
+                    take(self.queue, out);
                 }
                 Ok(taken.len() as u16)
             }
@@ -314,33 +300,30 @@ impl<'a> Gather<'a> {
         &mut self,
         packet: &mut Packet,
         token: Token,
-    ) -> Result<ArrayVec<Chain, MAX_PIECES>, Stop> {
+    ) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
         let mut left = (NET_HEADER + packet.len()) as u32;
         let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
-        let mut taken: ArrayVec<Chain, MAX_PIECES> = ArrayVec::new();
+        let mut taken: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
+        let mut ahead = self.ahead;
         while left > 0 {
-            let ahead = self.ahead + taken.len() as u16;
-            if ahead == self.available {
-                // The index was only read for as many chains as there are packets.
-                self.available = self.active.queue.available(ahead + 1)?;
-                if ahead == self.available {
-                    return Err(Stop::Full);
-                }
+            // Only as many entries were looked at as there are packets.
+            if ahead >= self.known && !self.queue.has(ahead)? {
+                return Err(Stop::Full);
             }
-            if (!self.active.mergeable && !taken.is_empty()) || taken.is_full() {
+            if (!self.mergeable && !taken.is_empty()) || taken.is_full() {
                 return Err(Stop::TooBig);
             }
-            let head = self.head(ahead)?;
             let before = left;
-            let Active { config, queue, .. } = &mut *self.active;
-            queue.walk(head, &config.memory, Direction::Writable, MAX_PIECES, |buffer| {
+            let memory = &self.config.memory;
+            let chain = self.queue.walk(ahead, memory, Direction::Writable, MAX_PIECES, |buffer| {
                 let len = buffer.len.min(left);
                 if len > 0 && !pieces.is_full() {
                     pieces.push(Buffer { addr: buffer.addr, len });
                     left -= len;
                 }
             })?;
-            taken.push(Chain { head, written: before - left });
+            taken.push(Out { chain, written: before - left });
+            ahead += chain.entries;
         }
         if self.list.len() + pieces.len() > self.room {
             return Err(Stop::ListFull);
@@ -350,7 +333,7 @@ impl<'a> Gather<'a> {
             self.list.push(Copy { src, dst: addr.as_ptr(), len, token });
             src = src.wrapping_add(len as usize);
         }
-        self.ahead += taken.len() as u16;
+        self.ahead = ahead;
         Ok(taken)
     }
 }

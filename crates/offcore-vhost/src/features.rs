@@ -16,6 +16,10 @@ pub const RING_INDIRECT_DESC: u64 = 1 << 28;
 pub const RING_EVENT_IDX: u64 = 1 << 29;
 /// The vhost-user protocol features can be negotiated (VHOST_USER_F_PROTOCOL_FEATURES).
 pub const VHOST_USER_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Packed virtqueues (VIRTIO_F_RING_PACKED).
+pub const RING_PACKED: u64 = 1 << 34;
+/// The device returns chains in the order in which they were made available (VIRTIO_F_IN_ORDER).
+pub const RING_IN_ORDER: u64 = 1 << 35;
 /// A modern device (VIRTIO_F_VERSION_1).
 pub const VERSION_1: u64 = 1 << 32;
 

@@ -100,7 +100,7 @@ pub struct FrontEnd {
     rings: Arc<RingMemory>,
     queues: Vec<DriverQueue>,
     /// Available entry at which each virtqueue begins.
-    bases: Vec<u16>,
+    bases: Vec<u32>,
     running: bool,
 }
 
@@ -156,7 +156,7 @@ impl FrontEnd {
         for (queue, base) in queues.iter().zip(self.bases.clone()) {
             let (index, num) = (queue.index().into(), queue.layout().size().into());
             self.command(Request::SetVringNum(VringState { index, num }))?;
-            self.command(Request::SetVringBase(VringState { index, num: base.into() }))?;
+            self.command(Request::SetVringBase(VringState { index, num: base }))?;
             self.command(Request::SetVringAddr(queue.addresses()))?;
             let event = |fd| VringFd { index: queue.index(), fd: Some(fd) };
             self.command(Request::SetVringCall(event(queue.call())))?;
@@ -184,7 +184,7 @@ impl FrontEnd {
             let Reply::Vring(found) = self.query(Request::GetVringBase(state))? else {
                 return Err(FrontEndError::Base { queue: index, found: None });
             };
-            let base = u16::try_from(found.num).ok().filter(|_| found.index == state.index);
+            let base = Some(found.num).filter(|_| found.index == state.index);
             self.bases[index] = base.ok_or(FrontEndError::Base { queue: index, found: Some(found) })?;
         }
         self.running = false;

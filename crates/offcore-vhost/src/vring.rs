@@ -4,13 +4,14 @@
 //! acknowledges when nothing is in flight any more. Packets stand in the order of the mover's reorder ring; beside it is
 //! what is needed when a packet is published: its buffer and its chains.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use offcore_dma::{Copy, Mode, Mover, QueueId};
 use offcore_mem::{BURST, GuestMemory, Packet, PoolCache};
-use offcore_ring::RingError;
-use offcore_ring::split::device;
+use offcore_ring::device::{self, Chain, DeviceQueue};
+use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
 
 use crate::cell::{Report, VringCell, VringConfig, Wanted};
@@ -34,6 +35,19 @@ pub struct Context<'a> {
     pub burst: usize,
 }
 
+/// What a worker that wants to sleep has to wait for.
+#[derive(Clone, Copy, Debug)]
+pub enum Arm<'a> {
+    /// For nothing: there is work.
+    Now,
+    /// For this descriptor to become readable.
+    Event(BorrowedFd<'a>),
+    /// For nobody who would tell: it has to look again soon.
+    Poll,
+    /// For nothing that could come before the control side changes something.
+    Never,
+}
+
 /// Another worker has the virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("virtqueue {0} already belongs to a worker")]
@@ -48,17 +62,40 @@ pub(crate) struct Active {
 }
 
 impl Active {
-    fn new(config: Arc<VringConfig>) -> Self {
+    fn new(config: Arc<VringConfig>) -> Result<Self, RingError> {
         let has = |bit| config.features & bit != 0;
         let mut queue = device::Queue::new(
             config.layout.clone(),
             config.base,
             has(RING_EVENT_IDX),
             has(RING_INDIRECT_DESC),
-        );
+        )?;
         // A worker polls: it needs no kicks.
         queue.set_notification(false);
-        Self { queue, mergeable: has(NET_MRG_RXBUF), config }
+        Ok(Self { queue, mergeable: has(NET_MRG_RXBUF), config })
+    }
+
+    /// Asks the driver to kick when there is something new, and then looks whether there is.
+    pub(crate) fn arm(&mut self) -> Arm<'_> {
+        let available = with_queue!(&mut self.queue, queue => {
+            queue.set_notification(true);
+            queue.look(1)
+        });
+        match (available, &self.config.kick) {
+            (Ok(0), Some(kick)) => Arm::Event(kick.as_fd()),
+            (Ok(0), None) => Arm::Poll,
+            // What is wrong with the ring is found when it is worked on.
+            _ => Arm::Now,
+        }
+    }
+
+    /// Asks the driver for no kicks, and forgets those that have come.
+    pub(crate) fn disarm(&mut self) {
+        self.queue.set_notification(false);
+        if let Some(kick) = &self.config.kick {
+            // Empty, most of the time. It does not block.
+            let _ = rustix::io::read(kick, &mut [0u8; 8]);
+        }
     }
 
     pub(crate) fn memory(&self) -> &GuestMemory {
@@ -85,8 +122,8 @@ impl Active {
 
 /// A chain that was taken and not yet returned.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Chain {
-    pub(crate) head: u16,
+pub(crate) struct Out {
+    pub(crate) chain: Chain,
     /// Bytes written into it.
     pub(crate) written: u32,
 }
@@ -101,15 +138,15 @@ pub(crate) struct InFlight {
 /// Chains in the order in which they go back: as many as the queue has descriptors, so it never fills.
 #[derive(Debug)]
 pub(crate) struct Chains {
-    entries: Box<[Chain]>,
+    entries: Box<[Out]>,
     oldest: u16,
     next: u16,
 }
 
 impl Chains {
-    /// For a queue of `size`, a power of two.
+    /// For a queue of `size`.
     fn new(size: usize) -> Self {
-        Self { entries: vec![Chain::default(); size].into(), oldest: 0, next: 0 }
+        Self { entries: vec![Out::default(); size.next_power_of_two()].into(), oldest: 0, next: 0 }
     }
 
     #[inline(always)]
@@ -118,14 +155,14 @@ impl Chains {
     }
 
     #[inline(always)]
-    pub(crate) fn push(&mut self, chain: Chain) {
+    pub(crate) fn push(&mut self, chain: Out) {
         let slot = usize::from(self.next) & self.mask();
         self.entries[slot] = chain;
         self.next = self.next.wrapping_add(1);
     }
 
     #[inline(always)]
-    pub(crate) fn pop(&mut self) -> Chain {
+    pub(crate) fn pop(&mut self) -> Out {
         debug_assert!(self.oldest != self.next);
         let chain = self.entries[usize::from(self.oldest) & self.mask()];
         self.oldest = self.oldest.wrapping_add(1);
@@ -182,6 +219,11 @@ impl Vring {
         self.pending.is_none() && self.active.is_some() && self.report.broken.is_none()
     }
 
+    /// Whether a publication waits to be followed.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.pending.is_some() || self.cell.generation() != self.applied
+    }
+
     #[cold]
     fn change(&mut self, mover: &mut Mover) {
         let (generation, wanted) = self.cell.pick_up();
@@ -198,18 +240,15 @@ impl Vring {
         if let Some(active) = &self.active {
             self.report.base = active.queue.base();
         }
-        let same = match (&self.active, &wanted.vring) {
-            (Some(active), Some(vring)) => Arc::ptr_eq(&active.config, vring),
+        let same = match (&mut self.active, &wanted.vring) {
+            (Some(active), Some(vring)) if active.config.start == vring.start => {
+                active.config = Arc::clone(vring);
+                true
+            }
             _ => false,
         };
         if !same {
-            self.active = wanted.vring.clone().map(Active::new);
-            self.report.broken = None;
-            if let Some(active) = &self.active {
-                self.report.base = active.queue.base();
-                let size = usize::from(active.queue.size());
-                self.resize(mover, size);
-            }
+            self.take_up(mover, wanted.vring.clone());
         }
         if let Err(error) = mover.bind(self.queue, wanted.binding.mode, &wanted.binding.channels) {
             tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
@@ -221,9 +260,29 @@ impl Vring {
         self.cell.acknowledge(generation, self.report.clone());
     }
 
+    /// Begins with another ring, or with none. Nothing is in flight.
+    fn take_up(&mut self, mover: &mut Mover, vring: Option<Arc<VringConfig>>) {
+        self.report.broken = None;
+        self.active = None;
+        match vring.map(Active::new) {
+            None => {}
+            Some(Ok(active)) => {
+                self.report.base = active.queue.base();
+                let size = usize::from(active.queue.size());
+                self.active = Some(active);
+                self.resize(mover, size);
+            }
+            Some(Err(error)) => {
+                tracing::warn!(queue = self.cell.queue(), %error, "virtqueue cannot start");
+                self.report.broken = Some(error);
+            }
+        }
+    }
+
     /// Makes room for as many chains in flight as a queue of `size` has, each of which may be a packet: no more, so that
     /// what is used in turn stays in the core's caches. Nothing is in flight.
     fn resize(&mut self, mover: &mut Mover, size: usize) {
+        let size = size.next_power_of_two();
         if self.slots.len() == size {
             return;
         }

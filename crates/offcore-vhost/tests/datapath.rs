@@ -94,6 +94,11 @@ fn a_broken_queue_takes_nothing_more_until_it_is_started_anew() {
     let broken = t.cell.report().broken;
     assert_eq!(broken, Some(RingError::Address { addr: GUEST - 1, len: 2048 }));
     assert_eq!(t.send(&mut burst), 0);
+    // Another notification descriptor is no new start.
+    let same = t.cell.wanted().vring.unwrap();
+    start(&t.cell, VringConfig { call: None, ..(*same).clone() });
+    assert_eq!(t.send(&mut burst), 0);
+    assert!(t.cell.report().broken.is_some());
     let mut receiver = Receiver::new(&t.guest, 2048);
     start(&t.cell, t.guest.config(FEATURES));
     assert_eq!(t.send(&mut burst), 1);

@@ -58,7 +58,8 @@ impl Loop {
         let ids: Vec<ChannelId> = channels.into_iter().map(|c| worker.mover.add_channel(c)).collect();
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
-            let config = offcore_vhost::VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
+            let config =
+                offcore_vhost::VringConfig { layout: layout.clone().into(), ..guest.config(FEATURES) };
             cell.publish(|wanted| {
                 wanted.vring = Some(Arc::new(config));
                 wanted.binding = Binding::new(Mode::Offload, ids.clone());

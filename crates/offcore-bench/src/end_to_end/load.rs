@@ -20,8 +20,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use offcore_mem::{GuestMemory, GuestRegion, HEADROOM, Hugepages, Mapping};
+use offcore_ring::Layout;
+use offcore_ring::device::Direction;
 use offcore_ring::prefetch;
-use offcore_ring::split::device::Direction;
 use offcore_ring::split::driver::Queue;
 use offcore_stats::tsc;
 use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
@@ -127,7 +128,10 @@ impl Load {
         let front_end = FrontEnd::connect(&config, &[shared]).context("connecting to the back end")?;
         let [rx, tx] = front_end.queues() else { bail!("expected two virtqueues") };
         // Made before the back end starts its side, since they zero the rings.
-        let (rx, tx) = (Queue::new(rx.layout(), false), Queue::new(tx.layout(), false));
+        let (Layout::Split(rx_ring), Layout::Split(tx_ring)) = (rx.layout(), tx.layout()) else {
+            bail!("packed rings were not asked for");
+        };
+        let (rx, tx) = (Queue::new(rx_ring, false), Queue::new(tx_ring, false));
         let mut load = Self {
             memory,
             rx,

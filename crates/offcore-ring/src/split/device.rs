@@ -1,48 +1,23 @@
 //! The device side of a split virtqueue: takes available chains, returns used ones.
 //!
-//! Work is per burst: [`Queue::available`] reads the driver's index once, [`Queue::head`] and [`Queue::walk`] take
-//! chains apart into host addresses without consuming them, [`Queue::consume`] moves on, [`Queue::push_used`] writes
-//! elements that nobody sees until [`Queue::publish`].
+//! What a burst needs is [`DeviceQueue`]'s; beneath it [`Queue::available`] reads the driver's index, and
+//! [`Queue::head`] an entry of the available ring.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use offcore_mem::{GuestMemory, RegionCache};
 
-use crate::prefetch;
-
 use super::{
-    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY,
-    UsedElement, full_barrier, need_event, read_descriptor,
+    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
+    full_barrier, need_event, read_descriptor,
 };
+pub use crate::device::{Buffer, Direction};
+use crate::device::{Chain, DeviceQueue, LOOK, Walker};
+use crate::prefetch;
 
 /// Longest indirect table we read: no chain may be longer than the largest queue.
 const MAX_INDIRECT: u32 = super::MAX_SIZE as u32;
-
-/// Which way the buffers of a chain go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// The device reads them (the guest transmits).
-    Readable,
-    /// The device writes them (the guest receives).
-    Writable,
-}
-
-impl Direction {
-    #[inline(always)]
-    fn fits(self, flags: u16) -> bool {
-        (flags & DESC_WRITE != 0) == (self == Self::Writable)
-    }
-}
-
-/// A buffer of a chain at its host address. The whole range is in guest memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Buffer {
-    /// First byte.
-    pub addr: NonNull<u8>,
-    /// Length in bytes.
-    pub len: u32,
-}
 
 /// The device side of one queue.
 #[derive(Debug)]
@@ -62,9 +37,13 @@ pub struct Queue {
     /// How far available entries are ahead of the used elements that return them: 0, unless the driver started the queue
     /// at an entry of its own choice.
     lead: u16,
-    /// Used index at which the driver was last looked at for notification.
-    signalled: u16,
+    /// Used index at which the driver was last looked at for notification; `None` before the first time: a driver may
+    /// wait since before the queue was started here.
+    signalled: Option<u16>,
     region: RegionCache,
+    /// The chains that were looked at: as many as `known` says, from `next_avail` on.
+    heads: [u16; LOOK],
+    known: u16,
 }
 
 // SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
@@ -72,7 +51,7 @@ unsafe impl Send for Queue {}
 
 impl Queue {
     /// The device side of the queue in `layout`, beginning at available entry `base` (0 for a fresh queue; what
-    /// [`Queue::base`] said when it was stopped). The used index goes on where the ring says it is.
+    /// [`DeviceQueue::base`] said when it was stopped). The used index goes on where the ring says it is.
     pub fn new(layout: Layout, base: u16, event_idx: bool, indirect: bool) -> Self {
         let used = layout.used_idx().load(Ordering::Acquire);
         Self {
@@ -84,20 +63,11 @@ impl Queue {
             next_used: used.into(),
             published: used,
             lead: base.wrapping_sub(used),
-            signalled: used,
+            signalled: None,
             region: RegionCache::empty(),
+            heads: [0; LOOK],
+            known: 0,
         }
-    }
-
-    /// Queue size.
-    #[inline(always)]
-    pub fn size(&self) -> u16 {
-        self.layout.size
-    }
-
-    /// The next available entry: where a later [`Queue::new`] goes on.
-    pub fn base(&self) -> u16 {
-        self.next_avail
     }
 
     /// How many chains are available, reading the driver's index only when fewer than `wanted` are known.
@@ -145,18 +115,55 @@ impl Queue {
         Ok(head)
     }
 
-    /// A private copy of the descriptor at `head`, for a chain of one buffer; `None` when it has more, or is indirect.
-    /// `head` comes from [`Queue::head`].
-    ///
-    /// # Errors
-    /// A buffer outside guest memory or of the wrong direction.
+    /// The same, as it was when it was looked at.
     #[inline(always)]
-    pub fn single(
+    fn looked_at(&self, ahead: u16) -> Result<u16, RingError> {
+        if ahead < self.known { Ok(self.heads[usize::from(ahead) % LOOK]) } else { self.head(ahead) }
+    }
+
+    #[inline(always)]
+    fn next_used(&self) -> u16 {
+        self.next_used as u16
+    }
+}
+
+impl DeviceQueue for Queue {
+    #[inline(always)]
+    fn size(&self) -> u16 {
+        self.layout.size
+    }
+
+    fn base(&self) -> u32 {
+        self.next_avail.into()
+    }
+
+    #[inline(always)]
+    fn look(&mut self, wanted: usize) -> Result<usize, RingError> {
+        let wanted = wanted.min(LOOK);
+        let known = usize::from(self.available(wanted as u16)?).min(wanted);
+        self.known = 0;
+        for ahead in 0..known {
+            let head = self.head(ahead as u16)?;
+            self.heads[ahead] = head;
+            prefetch::read(self.layout.desc_at(head));
+        }
+        self.known = known as u16;
+        Ok(known)
+    }
+
+    #[inline(always)]
+    fn has(&mut self, ahead: u16) -> Result<bool, RingError> {
+        Ok(ahead < self.available(ahead.saturating_add(1))?)
+    }
+
+    #[inline(always)]
+    fn single(
         &mut self,
-        head: u16,
+        ahead: u16,
         memory: &GuestMemory,
         direction: Direction,
-    ) -> Result<Option<Buffer>, RingError> {
+    ) -> Result<Option<(Buffer, Chain)>, RingError> {
+        let head = self.looked_at(ahead)?;
         let desc = self.layout.descriptor(head);
         if desc.flags & (DESC_NEXT | DESC_INDIRECT) != 0 {
             return Ok(None);
@@ -164,32 +171,27 @@ impl Queue {
         if !direction.fits(desc.flags) {
             return Err(RingError::Direction { head });
         }
-        match memory.translate(desc.addr, desc.len, &mut self.region) {
-            Some(addr) => Ok(Some(Buffer { addr, len: desc.len })),
-            // A buffer across two regions is taken apart by `walk`, which also says when it is in none.
-            None => Ok(None),
-        }
+        // A buffer across two regions is taken apart by `walk`, which also says when it is in none.
+        let found = memory.translate(desc.addr, desc.len, &mut self.region);
+        Ok(found.map(|addr| (Buffer { addr, len: desc.len }, Chain::one(head))))
     }
 
-    /// Calls `visit` with each buffer of the chain at `head`, in order; a buffer across regions comes in pieces.
-    /// Buffers of length 0 are left out, but count: at most `max` descriptors are read, whatever the driver wrote.
-    ///
-    /// # Errors
-    /// What is wrong with the chain; more than `max` descriptors or pieces are [`RingError::TooManyBuffers`].
-    pub fn walk(
+    fn walk(
         &mut self,
-        head: u16,
+        ahead: u16,
         memory: &GuestMemory,
         direction: Direction,
         max: usize,
         mut visit: impl FnMut(Buffer),
-    ) -> Result<(), RingError> {
+    ) -> Result<Chain, RingError> {
+        let head = self.looked_at(ahead)?;
         let desc = self.layout.descriptor(head);
         let mut walker = Walker { head, memory, direction, max, region: &mut self.region, visited: 0 };
         if desc.flags & DESC_INDIRECT == 0 {
             // `chain` checks each index against the size before it asks for the descriptor.
             let layout = &self.layout;
-            return walker.chain(desc, layout.size.into(), |i| Ok(layout.descriptor(i)), &mut visit);
+            chain(&mut walker, desc, layout.size.into(), |i| Ok(layout.descriptor(i)), &mut visit)?;
+            return Ok(Chain::one(head));
         }
         let entries = desc.len / 16;
         if desc.flags & DESC_NEXT != 0
@@ -212,59 +214,50 @@ impl Queue {
             Ok(unsafe { read_unaligned(at) })
         };
         let first = entry(0)?;
-        walker.chain(first, entries, entry, &mut visit)
-    }
-
-    /// Moves on over `chains` available entries.
-    #[inline(always)]
-    pub fn consume(&mut self, chains: u16) {
-        debug_assert!(chains <= self.avail_idx.wrapping_sub(self.next_avail));
-        self.next_avail = self.next_avail.wrapping_add(chains);
+        chain(&mut walker, first, entries, entry, &mut visit)?;
+        Ok(Chain::one(head))
     }
 
     #[inline(always)]
-    fn next_used(&self) -> u16 {
-        self.next_used as u16
+    fn consume(&mut self, entries: u16) {
+        debug_assert!(entries <= self.avail_idx.wrapping_sub(self.next_avail));
+        self.next_avail = self.next_avail.wrapping_add(entries);
+        self.known = 0;
     }
 
-    /// Writes a used element for the chain at `head` of which `len` bytes were written. Not visible before
-    /// [`Queue::publish`].
     #[inline(always)]
-    pub fn push_used(&mut self, head: u16, len: u32) {
+    fn push_used(&mut self, chain: Chain, written: u32) {
+        let element = UsedElement { id: chain.id.into(), len: written };
         // SAFETY: `used_element` masks the position, so it points into the used ring, which stays mapped.
-        unsafe {
-            self.layout.used_element(self.next_used()).write_volatile(UsedElement { id: head.into(), len })
-        };
+        unsafe { self.layout.used_element(self.next_used()).write_volatile(element) };
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Makes the used elements written so far visible to the driver.
     #[inline(always)]
-    pub fn publish(&mut self) {
+    fn publish(&mut self) {
         if self.published != self.next_used() {
             self.published = self.next_used();
             self.layout.used_idx().store(self.published, Ordering::Release);
         }
     }
 
-    /// Whether the driver wants to be notified of what was published since this last said so.
     #[inline(always)]
-    pub fn needs_notification(&mut self) -> bool {
-        let (old, new) = (self.signalled, self.published);
-        if old == new {
+    fn needs_notification(&mut self) -> bool {
+        let (before, new) = (self.signalled, self.published);
+        if before == Some(new) {
             return false;
         }
         full_barrier();
-        self.signalled = new;
+        self.signalled = Some(new);
         if self.event_idx {
-            need_event(self.layout.used_event().load(Ordering::Relaxed), new, old)
+            let event = self.layout.used_event().load(Ordering::Relaxed);
+            before.is_none_or(|old| need_event(event, new, old))
         } else {
             self.layout.avail_flags().load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
         }
     }
 
-    /// Asks the driver for notifications of new available chains, or (when `wanted` is false) for none.
-    pub fn set_notification(&mut self, wanted: bool) {
+    fn set_notification(&mut self, wanted: bool) {
         if self.event_idx {
             // Half the index space behind: not reached before the next call.
             let event = if wanted { self.next_avail } else { self.next_avail.wrapping_sub(1) };
@@ -275,39 +268,47 @@ impl Queue {
         full_barrier();
     }
 
-    /// The first descriptors of the next `heads.len()` chains, which must be available; their descriptors are fetched
-    /// ahead.
-    ///
-    /// # Errors
-    /// [`RingError::Descriptor`].
     #[inline(always)]
-    pub fn heads(&self, heads: &mut [u16]) -> Result<(), RingError> {
-        for (ahead, slot) in heads.iter_mut().enumerate() {
-            *slot = self.head(ahead as u16)?;
-            prefetch::read(self.layout.desc_at(*slot));
-        }
-        Ok(())
-    }
-
-    /// Fetches ahead, for writing, the lines of the next `elements` used elements.
-    #[inline(always)]
-    pub fn prefetch_used(&self, elements: usize) {
-        for element in (0..elements).step_by(prefetch::LINE / size_of::<UsedElement>()) {
+    fn prefetch_used(&self, chains: usize) {
+        for element in (0..chains).step_by(prefetch::LINE / size_of::<UsedElement>()) {
             prefetch::write(self.layout.used_element(self.next_used().wrapping_add(element as u16)));
         }
     }
+}
 
-    /// Forgets the cached region: the table of memory has changed.
-    pub fn forget_region(&mut self) {
-        self.region = RegionCache::empty();
+/// Visits the buffers of the chain that begins with `desc`, in a table of `size` descriptors that `entry` reads.
+fn chain(
+    walker: &mut Walker<'_>,
+    mut desc: Descriptor,
+    size: u32,
+    mut entry: impl FnMut(u16) -> Result<Descriptor, RingError>,
+    visit: &mut impl FnMut(Buffer),
+) -> Result<(), RingError> {
+    let head = walker.head;
+    for read in 0..size {
+        if read as usize == walker.max {
+            return Err(walker.too_many());
+        }
+        if desc.flags & DESC_INDIRECT != 0 {
+            return Err(RingError::IndirectNotAllowed { head });
+        }
+        walker.descriptor((desc.addr, desc.len, desc.flags), visit)?;
+        if desc.flags & DESC_NEXT == 0 {
+            return Ok(());
+        }
+        if u32::from(desc.next) >= size {
+            return Err(RingError::Descriptor { found: desc.next.into(), size });
+        }
+        desc = entry(desc.next)?;
     }
+    Err(RingError::Loop { head, size })
 }
 
 /// A private copy of a descriptor in an indirect table, which may stand at any address.
 ///
 /// # Safety
 /// `at` must point to 16 mapped bytes.
-unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
+pub(crate) unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
     if (at.as_ptr() as usize).is_multiple_of(8) {
         // SAFETY: 16 mapped bytes, as the caller promises, and aligned.
         return unsafe { read_descriptor(at.as_ptr().cast()) };
@@ -320,66 +321,5 @@ unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
         len: (raw >> 64) as u32,
         flags: (raw >> 96) as u16,
         next: (raw >> 112) as u16,
-    }
-}
-
-struct Walker<'a> {
-    head: u16,
-    memory: &'a GuestMemory,
-    direction: Direction,
-    max: usize,
-    region: &'a mut RegionCache,
-    visited: usize,
-}
-
-impl Walker<'_> {
-    fn chain(
-        &mut self,
-        mut desc: Descriptor,
-        size: u32,
-        mut entry: impl FnMut(u16) -> Result<Descriptor, RingError>,
-        visit: &mut impl FnMut(Buffer),
-    ) -> Result<(), RingError> {
-        for read in 0..size {
-            if read as usize == self.max {
-                return Err(self.too_many());
-            }
-            if desc.flags & DESC_INDIRECT != 0 {
-                return Err(RingError::IndirectNotAllowed { head: self.head });
-            }
-            if !self.direction.fits(desc.flags) {
-                return Err(RingError::Direction { head: self.head });
-            }
-            self.buffer(desc, visit)?;
-            if desc.flags & DESC_NEXT == 0 {
-                return Ok(());
-            }
-            if u32::from(desc.next) >= size {
-                return Err(RingError::Descriptor { found: desc.next.into(), size });
-            }
-            desc = entry(desc.next)?;
-        }
-        Err(RingError::Loop { head: self.head, size })
-    }
-
-    fn too_many(&self) -> RingError {
-        RingError::TooManyBuffers { head: self.head, max: self.max }
-    }
-
-    fn buffer(&mut self, desc: Descriptor, visit: &mut impl FnMut(Buffer)) -> Result<(), RingError> {
-        let outside = RingError::Address { addr: desc.addr, len: desc.len };
-        let (mut addr, mut left) = (desc.addr, desc.len);
-        while left > 0 {
-            let (host, room) = self.memory.translate_some(addr, self.region).ok_or(outside)?;
-            let len = left.min(u32::try_from(room).unwrap_or(u32::MAX));
-            if self.visited == self.max {
-                return Err(self.too_many());
-            }
-            self.visited += 1;
-            visit(Buffer { addr: host, len });
-            left -= len;
-            addr = addr.checked_add(len.into()).ok_or(outside)?;
-        }
-        Ok(())
     }
 }

@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use proptest::prelude::*;
 
-use super::device::Direction;
 use super::*;
+use crate::device::{Chain, DeviceQueue, Direction};
 
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x4000;
@@ -50,10 +50,9 @@ impl Guest {
 
     fn walk(&self, direction: Direction) -> Result<Vec<(u64, u32)>, RingError> {
         let mut queue = device::Queue::new(self.layout.clone(), 0, false, true);
-        queue.available(1)?;
-        let head = queue.head(0)?;
+        queue.look(1)?;
         let mut buffers = Vec::new();
-        queue.walk(head, &self.memory, direction, 64, |b| {
+        queue.walk(0, &self.memory, direction, 64, |b| {
             buffers.push((b.addr.as_ptr() as u64 - self.base.as_ptr() as u64, b.len));
         })?;
         Ok(buffers)
@@ -154,7 +153,7 @@ fn chains_that_are_out_count() {
     // All descriptors are out: there cannot be another chain.
     guest.write(AVAIL + 2, 9u16);
     assert_eq!(queue.available(1), Err(error(9, 0)));
-    queue.push_used(0, 0);
+    queue.push_used(Chain::one(0), 0);
     assert_eq!(queue.available(1), Err(error(9, 0)), "the driver does not know yet");
     queue.publish();
     assert_eq!(queue.available(1), Ok(1));
@@ -177,7 +176,7 @@ fn a_queue_may_start_at_any_entry() {
             queue.consume(8);
             guest.write(AVAIL + 2, start.wrapping_add(9));
             assert!(queue.available(1).is_err());
-            (0..8).for_each(|_| queue.push_used(0, 0));
+            (0..8).for_each(|_| queue.push_used(Chain::one(0), 0));
             queue.publish();
         }
     }
@@ -276,24 +275,23 @@ proptest! {
                     prop_assert!(usize::from(ready) >= published.len().min(n.into()));
                     let n = ready.min(n.into());
                     for ahead in 0..n {
-                        let head = device.head(ahead).unwrap();
                         let mut buffers = 0;
                         let (serial, chain) = published.pop_front().unwrap();
                         let mut lengths_agree = true;
-                        device.walk(head, &guest.memory, Direction::Readable, 64, |b| {
+                        let chain_out = device.walk(ahead, &guest.memory, Direction::Readable, 64, |b| {
                             buffers += 1;
                             lengths_agree &= b.len == serial % 64 + 1;
                         }).unwrap();
                         prop_assert!(lengths_agree);
                         prop_assert_eq!(buffers, chain);
-                        held.push_back((serial, head));
+                        held.push_back((serial, chain_out));
                     }
                     device.consume(n);
                 }
                 Op::Return(n) => {
                     for _ in 0..n {
-                        let Some((serial, head)) = held.pop_front() else { break };
-                        device.push_used(head, serial);
+                        let Some((serial, chain)) = held.pop_front() else { break };
+                        device.push_used(chain, serial);
                         returned.push_back(serial);
                     }
                     device.publish();
@@ -334,11 +332,11 @@ fn event_index_notifies_exactly_when_asked() {
     driver.publish();
     assert!(!driver.needs_kick());
     driver.set_notification(true);
-    device.push_used(0, 0);
+    device.push_used(Chain::one(0), 0);
     device.publish();
     assert!(device.needs_notification());
     assert!(!device.needs_notification(), "nothing new");
-    device.push_used(1, 0);
+    device.push_used(Chain::one(1), 0);
     device.publish();
     assert!(!device.needs_notification());
 }
@@ -355,7 +353,7 @@ fn the_driver_writes_a_descriptor_again_only_when_it_changes() {
         let head = device.head(0).unwrap();
         assert_eq!(head, 0);
         device.consume(1);
-        device.push_used(head, 0);
+        device.push_used(Chain::one(head), 0);
         device.publish();
         assert_eq!(driver.used(), Ok(1));
         driver.pop().unwrap().unwrap();

@@ -4,13 +4,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
-use offcore_ring::RingError;
-use offcore_ring::split::Layout;
+use offcore_ring::{Layout, RingError};
 use rustix::fs::OFlags;
 
 use super::{ControlError, RingState, VringStatus};
 use crate::cell::VringConfig;
-use crate::features::VHOST_USER_PROTOCOL_FEATURES;
+use crate::features::{RING_PACKED, VHOST_USER_PROTOCOL_FEATURES};
 use crate::message::Code;
 
 /// Where the parts are, in the front end's addresses.
@@ -27,11 +26,11 @@ pub(super) struct Ring {
     pub(super) queue: u16,
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<Addresses>,
-    pub(super) base: Option<u16>,
+    pub(super) base: Option<u32>,
     /// A kick descriptor, or word that there is none, has come: the ring may start.
     pub(super) started: bool,
-    /// Held so that the driver can kick; the workers poll.
-    pub(super) kick: Option<OwnedFd>,
+    /// Where the driver kicks: a worker that sleeps waits for it.
+    pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) err: Option<OwnedFd>,
     /// What SET_VRING_ENABLE said.
@@ -72,10 +71,14 @@ impl Ring {
     ///
     /// # Errors
     /// A part that is not in guest memory as a whole, or not aligned.
-    pub(super) fn layout(&self, memory: &Arc<GuestMemory>) -> Result<Option<Layout>, ControlError> {
+    pub(super) fn layout(
+        &self,
+        memory: &Arc<GuestMemory>,
+        packed: bool,
+    ) -> Result<Option<Layout>, ControlError> {
         let (Some(size), Some(addresses)) = (self.size, self.addresses) else { return Ok(None) };
         let parts = (addresses.desc, addresses.avail, addresses.used);
-        let layout = Layout::in_memory(memory, parts, size.into());
+        let layout = Layout::in_memory(memory, parts, size.into(), packed);
         layout.map(Some).map_err(|source| ControlError::Layout { queue: self.queue, source })
     }
 
@@ -88,17 +91,23 @@ impl Ring {
         memory: &Arc<GuestMemory>,
         features: u64,
     ) -> Result<Option<VringConfig>, ControlError> {
-        let (Some(layout), Some(base)) = (self.layout(memory)?, self.base) else { return Ok(None) };
+        let packed = features & RING_PACKED != 0;
+        let (Some(layout), Some(base)) = (self.layout(memory, packed)?, self.base) else { return Ok(None) };
         // A front end whose back end died knows no base, and DPDK's virtio-user then says 0 for a ring that has long been
         // used. Nothing is in flight now, so the ring goes on where the last back end returned chains. A fresh ring has
-        // a used index of 0.
-        let base = if base == 0 { layout.used_index() } else { base };
+        // a used index of 0. (A packed ring does not show where it is: its drivers reset it.)
+        let base = match &layout {
+            Layout::Split(split) if base == 0 => split.used_index().into(),
+            _ => base,
+        };
         Ok(Some(VringConfig {
             memory: Arc::clone(memory),
             layout,
+            start: VringConfig::next_start(),
             base,
             features,
             call: self.call.clone(),
+            kick: self.kick.clone(),
             enabled: self.is_enabled(features),
         }))
     }

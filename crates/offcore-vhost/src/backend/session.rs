@@ -14,7 +14,7 @@ use offcore_ring::split::MAX_SIZE;
 use super::device::{Device, DeviceEvents};
 use super::ring::{Addresses, Ring, eventfd};
 use super::{ControlError, memory};
-use crate::features::{PROTOCOL_MQ, PROTOCOL_REPLY_ACK, VERSION_1};
+use crate::features::{PROTOCOL_MQ, PROTOCOL_REPLY_ACK, RING_PACKED, VERSION_1};
 use crate::message::{Code, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
 
 /// The protocol features that are offered.
@@ -106,7 +106,7 @@ impl Session {
         let memory = Arc::new(memory::table(regions)?);
         for ring in self.rings.iter().filter(|ring| ring.running) {
             // A table that lacks a running virtqueue is refused as a whole.
-            ring.layout(&memory)?;
+            ring.layout(&memory, self.packed())?;
         }
         let stopped = self.stop(|ring| ring.running)?;
         // With every worker's consent: the last reference goes when the last copy has.
@@ -129,7 +129,7 @@ impl Session {
 
     fn set_vring_addr(&mut self, addr: VringAddr) -> Result<(), ControlError> {
         let code = Code::SET_VRING_ADDR;
-        let memory = self.memory.clone();
+        let (memory, packed) = (self.memory.clone(), self.packed());
         let ring = self.ring(code, addr.index)?;
         let queue = ring.queue;
         if addr.flags != 0 {
@@ -142,7 +142,7 @@ impl Session {
         let before = ring.addresses.replace(addresses);
         // Without memory or size they are checked when the ring starts.
         if let Some(memory) = &memory
-            && let Err(error) = ring.layout(memory)
+            && let Err(error) = ring.layout(memory, packed)
         {
             ring.addresses = before;
             return Err(error);
@@ -151,14 +151,16 @@ impl Session {
     }
 
     fn set_vring_base(&mut self, state: VringState) -> Result<(), ControlError> {
-        let code = Code::SET_VRING_BASE;
+        let (code, packed) = (Code::SET_VRING_BASE, self.packed());
         let ring = self.ring(code, state.index)?;
         let (queue, found) = (ring.queue, state.num);
-        let base = u16::try_from(found).map_err(|_| ControlError::Base { queue, found })?;
+        if !packed && found > u16::MAX.into() {
+            return Err(ControlError::Base { queue, found });
+        }
         if ring.running {
             return Err(ControlError::Running { code, queue });
         }
-        ring.base = Some(base);
+        ring.base = Some(found);
         Ok(())
     }
 
@@ -168,12 +170,13 @@ impl Session {
         let ring = self.ring(Code::GET_VRING_BASE, state.index)?;
         ring.reset();
         let base = ring.base.unwrap_or(0);
-        Ok(Reply::Vring(VringState { index: state.index, num: base.into() }))
+        Ok(Reply::Vring(VringState { index: state.index, num: base }))
     }
 
     fn set_vring_kick(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
-        let ring = self.ring(Code::SET_VRING_KICK, event.index.into())?;
-        ring.kick = event.fd;
+        let code = Code::SET_VRING_KICK;
+        let ring = self.ring(code, event.index.into())?;
+        ring.kick = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
         ring.started = true;
         Ok(())
     }
@@ -204,6 +207,11 @@ impl Session {
             return Ok(());
         }
         self.change(queue, |ring| ring.enable = enable)
+    }
+
+    /// Whether packed virtqueues were negotiated.
+    fn packed(&self) -> bool {
+        self.features.is_some_and(|features| features & RING_PACKED != 0)
     }
 
     /// The virtqueue of a message. The index is checked as it came, before it is narrowed.

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ struct WorkerControl {
     /// Whether it has a ring.
     active: AtomicBool,
     /// How far it has got.
-    base: AtomicU16,
+    base: AtomicU32,
 }
 
 impl Worker {
@@ -85,7 +85,7 @@ impl Worker {
         self.control.hold.store(hold, Ordering::Relaxed);
     }
 
-    fn advance_to(&self, base: u16) {
+    fn advance_to(&self, base: u32) {
         until("the ring runs", || self.control.active.load(Ordering::Relaxed));
         self.control.base.store(base, Ordering::Relaxed);
     }

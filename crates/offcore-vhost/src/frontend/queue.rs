@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
-use offcore_ring::RingError;
-use offcore_ring::split::{Layout, avail_len, desc_len, used_len};
+use offcore_ring::split::{avail_len, desc_len, used_len};
+use offcore_ring::{Layout, RingError};
 use rustix::event::EventfdFlags;
 
 use super::{FrontEndConfig, FrontEndError, MemoryFd};
 use crate::backend::MAX_QUEUE_PAIRS;
+use crate::features::RING_PACKED;
 use crate::message::VringAddr;
 
 /// Ring parts do not share cache lines, nor the pairs of them that are fetched together.
@@ -114,7 +115,13 @@ impl RingMemory {
         let queue = |index: u8| {
             let desc = self.region().address + u64::from(index) * offsets.len as u64;
             let (avail, used) = (desc + offsets.avail as u64, desc + offsets.used as u64);
-            let layout = Layout::in_memory(&self.memory, (desc, avail, used), config.queue_size.into())?;
+            let parts = (desc, avail, used);
+            let layout = Layout::in_memory(
+                &self.memory,
+                parts,
+                config.queue_size.into(),
+                features & RING_PACKED != 0,
+            )?;
             let addresses = VringAddr { index: index.into(), flags: 0, desc, used, avail, log: 0 };
             Ok(DriverQueue { index, layout, addresses, features, kick: eventfd()?, call: eventfd()? })
         };

@@ -52,10 +52,12 @@ impl Guest {
     pub(crate) fn config(&self, features: u64) -> VringConfig {
         VringConfig {
             memory: Arc::clone(&self.memory),
-            layout: self.layout.clone(),
+            layout: self.layout.clone().into(),
+            start: VringConfig::next_start(),
             base: 0,
             features,
             call: None,
+            kick: None,
             enabled: true,
         }
     }

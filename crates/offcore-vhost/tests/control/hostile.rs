@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use offcore_ring::device::DeviceQueue;
+use offcore_ring::with_queue;
 use offcore_vhost::backend::{ControlError, RingState};
 use offcore_vhost::message::{Code, MAX_PAYLOAD, MemoryRegion, Request, VringAddr, VringFd};
 use offcore_vhost::{Backend, BackendConfig, features};
@@ -343,8 +345,8 @@ fn memory_that_vanishes_ends_the_connection() {
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     assert!(peer.is_alive(), "nobody has looked yet");
     // A worker reads the ring.
-    let mut queue = offcore_ring::split::device::Queue::new(vring.layout.clone(), 0, false, false);
-    assert_eq!(queue.available(1), Ok(0));
+    let mut queue = offcore_ring::device::Queue::new(vring.layout.clone(), 0, false, false).unwrap();
+    assert_eq!(with_queue!(&mut queue, queue => queue.look(1)), Ok(0));
     peer.closed();
     error_says(backend.device(), "guest memory has vanished");
     let error = backend.device().status().last_error.unwrap();

@@ -4,8 +4,10 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use offcore_mem::{Hugepages, Mapping};
-use offcore_ring::split::device::Direction;
-use offcore_ring::split::{device, driver};
+use offcore_ring::Layout;
+use offcore_ring::device::{self, DeviceQueue, Direction};
+use offcore_ring::split::driver;
+use offcore_ring::with_queue;
 use offcore_vhost::backend::RingState;
 use offcore_vhost::connection::Role;
 use offcore_vhost::frontend::FrontEndError;
@@ -77,19 +79,22 @@ fn both_sides_see_the_same_ring() {
     let memory = Memory::new();
     let mut front_end = FrontEnd::connect(&config(&dir), &[memory.region()]).unwrap();
     let event_idx = front_end.features() & features::RING_EVENT_IDX != 0;
-    let mut queue = driver::Queue::new(front_end.queues()[1].layout().clone(), event_idx);
+    let Layout::Split(layout) = front_end.queues()[1].layout() else {
+        panic!("no packed ring was asked for")
+    };
+    let mut queue = driver::Queue::new(layout, event_idx);
     front_end.start().unwrap();
     let vring = backend.cells()[1].wanted().vring.unwrap();
     assert_eq!(vring.features, front_end.features());
-    let mut device = device::Queue::new(vring.layout.clone(), vring.base, event_idx, true);
-    assert_eq!(device.available(1), Ok(0));
+    let mut device = device::Queue::new(vring.layout.clone(), vring.base, event_idx, true).unwrap();
+    assert_eq!(with_queue!(&mut device, queue => queue.look(1)), Ok(0));
     let address = memory.region().address + 4096;
     memory.mapping.write_at(4096, b"hello");
     queue.add(address, 5, Direction::Readable, 'x').unwrap();
     queue.publish();
-    assert_eq!(device.available(1), Ok(1));
-    let head = device.head(0).unwrap();
-    let buffer = device.single(head, &vring.memory, Direction::Readable).unwrap().unwrap();
+    assert_eq!(with_queue!(&mut device, queue => queue.look(1)), Ok(1));
+    let single = with_queue!(&mut device, queue => queue.single(0, &vring.memory, Direction::Readable));
+    let (buffer, _) = single.unwrap().unwrap();
     // SAFETY: the buffer is in the table of memory that `vring` keeps.
     let seen: Vec<u8> = (0..5).map(|i| unsafe { buffer.addr.as_ptr().add(i).read_volatile() }).collect();
     assert_eq!(seen, b"hello");

@@ -73,7 +73,9 @@ impl Arena {
 
     pub(crate) fn config(&self, ring: Ring, size: u16, features: u64, base: u16) -> VringConfig {
         let memory = Arc::clone(&self.memory);
-        VringConfig { memory, layout: self.layout(ring, size), base, features, call: None, enabled: true }
+        let (layout, base) = (self.layout(ring, size).into(), base.into());
+        let start = VringConfig::next_start();
+        VringConfig { memory, layout, start, base, features, call: None, kick: None, enabled: true }
     }
 
     fn byte(&self, address: u64) -> *mut u8 {

@@ -120,7 +120,7 @@ fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
         80..86 => match script.u8() {
             0..128 => {
                 // As when the front end stops the virtqueue and starts it where it was, or anywhere.
-                let base = rig.cells[queue].report().base;
+                let base = rig.cells[queue].report().base as u16;
                 rig.stop(queue);
                 rig.turn(&[]);
                 let base = if script.u8() < 128 { base } else { script.u16() };
