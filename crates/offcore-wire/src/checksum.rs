@@ -40,6 +40,21 @@ impl Sum {
         Self(fold(low + high).swap_bytes())
     }
 
+    /// The sum of bytes that lie in several slices of any length.
+    #[inline]
+    pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let (sum, _) = parts.into_iter().fold((Self::ZERO, false), |(sum, odd), part| {
+            (sum + Self::of(part).at(odd), odd ^ (part.len() % 2 == 1))
+        });
+        sum
+    }
+
+    /// What bytes of this sum come to when they begin at an odd offset: their halves change places (RFC 1071, 2).
+    #[inline]
+    const fn at(self, odd: bool) -> Self {
+        if odd { Self(self.0.swap_bytes()) } else { self }
+    }
+
     /// The sum of the pseudo header that TCP and UDP checksums over IPv4 include. `len` is the length of transport
     /// header and payload in bytes.
     #[inline]
@@ -168,6 +183,44 @@ pub fn complete(frame: &mut [u8], csum_start: u16, csum_offset: u16) -> Result<(
     Ok(())
 }
 
+/// [`complete`] for a frame that lies in several slices, of any lengths.
+///
+/// # Errors
+/// [`ChecksumRangeError`] if the field is not wholly inside the frame; the frame is unchanged.
+pub fn complete_parts<'a>(
+    parts: impl IntoIterator<Item = &'a mut [u8]>,
+    csum_start: u16,
+    csum_offset: u16,
+) -> Result<(), ChecksumRangeError> {
+    let start = usize::from(csum_start);
+    let place = start + usize::from(csum_offset);
+    let (mut sum, mut begin) = (Sum::ZERO, 0);
+    // The field's two bytes, which may be the last of one slice and the first of another.
+    let mut field: [Option<&mut u8>; 2] = [None, None];
+    for part in parts {
+        let len = part.len();
+        let covered_from = start.saturating_sub(begin);
+        if let Some(covered) = part.get(covered_from..) {
+            // `begin + covered_from` is at least `start`.
+            sum = sum + Sum::of(covered).at((begin + covered_from - start) % 2 == 1);
+        }
+        // Where the field begins, as seen from this slice; or where its second half does.
+        let from = place.saturating_sub(begin);
+        let already = begin.saturating_sub(place);
+        if let (Some(wanted), Some(bytes)) = (field.get_mut(already..), part.get_mut(from..)) {
+            for (wanted, byte) in wanted.iter_mut().zip(bytes) {
+                *wanted = Some(byte);
+            }
+        }
+        begin += len;
+    }
+    let [Some(high), Some(low)] = field else {
+        return Err(ChecksumRangeError { csum_start, csum_offset, frame_len: begin });
+    };
+    [*high, *low] = sum.checksum_nonzero().to_be_bytes();
+    Ok(())
+}
+
 /// A packet asks for a checksum at a place that it does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChecksumRangeError {
@@ -290,6 +343,25 @@ mod tests {
             let cut = if bytes.is_empty() { 0 } else { cut.index(bytes.len()) & !1 };
             let parts = Sum::of(&bytes[..cut]) + Sum::of(&bytes[cut..]);
             prop_assert_eq!(parts.value(), naive(&bytes));
+        }
+
+        #[test]
+        fn parts_of_any_length_add_up(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
+            let whole = parts.concat();
+            prop_assert_eq!(Sum::of_parts(parts.iter().map(Vec::as_slice)).value(), naive(&whole));
+        }
+
+        #[test]
+        fn completing_in_parts_is_completing_the_whole(
+            mut parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8),
+            start in 0..100u16,
+            offset in 0..40u16,
+        ) {
+            let mut whole = parts.concat();
+            let expected = complete(&mut whole, start, offset);
+            let found = complete_parts(parts.iter_mut().map(Vec::as_mut_slice), start, offset);
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(parts.concat(), whole);
         }
 
         #[test]

@@ -11,13 +11,13 @@ use crate::{
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 40;
 
-mod field {
-    pub(super) const VERSION_CLASS_LABEL: usize = 0;
-    pub(super) const PAYLOAD_LEN: usize = 4;
-    pub(super) const NEXT_HEADER: usize = 6;
-    pub(super) const HOP_LIMIT: usize = 7;
-    pub(super) const SRC: usize = 8;
-    pub(super) const DST: usize = 24;
+pub(crate) mod field {
+    pub(crate) const VERSION_CLASS_LABEL: usize = 0;
+    pub(crate) const PAYLOAD_LEN: usize = 4;
+    pub(crate) const NEXT_HEADER: usize = 6;
+    pub(crate) const HOP_LIMIT: usize = 7;
+    pub(crate) const SRC: usize = 8;
+    pub(crate) const DST: usize = 24;
 }
 
 /// An IPv6 packet to read.

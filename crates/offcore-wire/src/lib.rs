@@ -15,6 +15,7 @@
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
 //! | [`probe`] | the numbered, verifiable payload of generated packets |
 //! | [`checksum`] | the Internet checksum: whole, in parts, updated, completed for virtio |
+//! | [`gso`] | TCP packets that are to be cut into segments |
 //! | [`virtio_net`] | the header in front of each packet of a virtio-net device |
 //! | [`pcap`] | capture files |
 
@@ -24,6 +25,7 @@ pub mod checksum;
 mod error;
 pub mod ethernet;
 mod field;
+pub mod gso;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;

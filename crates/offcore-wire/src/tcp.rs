@@ -19,16 +19,16 @@ pub const HEADER_LEN: usize = 20;
 /// Offset of the checksum field in the header, in bytes: the `csum_offset` of a TCP packet.
 pub const CHECKSUM_OFFSET: u16 = 16;
 
-mod field {
-    pub(super) const SRC_PORT: usize = 0;
-    pub(super) const DST_PORT: usize = 2;
-    pub(super) const SEQ: usize = 4;
-    pub(super) const ACK: usize = 8;
-    pub(super) const DATA_OFFSET: usize = 12;
-    pub(super) const FLAGS: usize = 13;
-    pub(super) const WINDOW: usize = 14;
-    pub(super) const CHECKSUM: usize = 16;
-    pub(super) const URGENT: usize = 18;
+pub(crate) mod field {
+    pub(crate) const SRC_PORT: usize = 0;
+    pub(crate) const DST_PORT: usize = 2;
+    pub(crate) const SEQ: usize = 4;
+    pub(crate) const ACK: usize = 8;
+    pub(crate) const DATA_OFFSET: usize = 12;
+    pub(crate) const FLAGS: usize = 13;
+    pub(crate) const WINDOW: usize = 14;
+    pub(crate) const CHECKSUM: usize = 16;
+    pub(crate) const URGENT: usize = 18;
 }
 
 /// The eight control bits.

@@ -139,6 +139,39 @@ impl NetHeader {
     }
 }
 
+/// What a receiver of packets can do with headers that leave work to it. The default is nothing: it wants ordinary
+/// packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Offloads {
+    /// Open checksums ([`F_NEEDS_CSUM`]): `VIRTIO_NET_F_CSUM` or `VIRTIO_NET_F_GUEST_CSUM`, by direction.
+    pub checksum: bool,
+    /// TCP over IPv4 to be segmented: `VIRTIO_NET_F_HOST_TSO4` or `VIRTIO_NET_F_GUEST_TSO4`.
+    pub tso4: bool,
+    /// TCP over IPv6 to be segmented: `VIRTIO_NET_F_HOST_TSO6` or `VIRTIO_NET_F_GUEST_TSO6`.
+    pub tso6: bool,
+    /// The same with ECN ([`GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
+    pub ecn: bool,
+}
+
+impl Offloads {
+    /// All of them.
+    pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true };
+
+    /// Whether a packet with this header asks for nothing that is not here. UDP to be segmented or fragmented never is.
+    #[inline]
+    pub const fn allows(&self, header: &NetHeader) -> bool {
+        let segmentation = match header.gso_type & !GSO_ECN {
+            GSO_NONE => header.gso_type == GSO_NONE,
+            GSO_TCPV4 => self.tso4,
+            GSO_TCPV6 => self.tso6,
+            _ => false,
+        };
+        let ecn = header.gso_type & GSO_ECN == 0 || self.ecn;
+        let checksum = header.flags & F_NEEDS_CSUM == 0 || self.checksum;
+        segmentation && ecn && checksum
+    }
+}
+
 /// Why a virtio-net header cannot belong to its packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetHeaderError {
@@ -249,6 +282,27 @@ mod tests {
             long_header.check(9000),
             Err(NetHeaderError::HeaderLength { hdr_len: 9001, frame_len: 9000 })
         );
+    }
+
+    #[test]
+    fn offloads_allow_what_they_name() {
+        let none = Offloads::default();
+        let ordinary = NetHeader { flags: F_DATA_VALID, ..Default::default() };
+        let open = NetHeader { flags: F_NEEDS_CSUM, ..Default::default() };
+        let gso = |gso_type| NetHeader { gso_type, gso_size: 1448, ..open };
+        assert!(none.allows(&ordinary) && !none.allows(&open) && Offloads::ALL.allows(&open));
+        let checksum = Offloads { checksum: true, ..none };
+        assert!(checksum.allows(&open) && !checksum.allows(&gso(GSO_TCPV4)));
+        let tso4 = Offloads { tso4: true, ..checksum };
+        assert!(tso4.allows(&gso(GSO_TCPV4)) && !tso4.allows(&gso(GSO_TCPV6)));
+        assert!(!tso4.allows(&gso(GSO_TCPV4 | GSO_ECN)));
+        assert!(Offloads { ecn: true, ..tso4 }.allows(&gso(GSO_TCPV4 | GSO_ECN)));
+        assert!(!Offloads { checksum: false, ..tso4 }.allows(&gso(GSO_TCPV4)));
+        let tso6 = Offloads { tso6: true, ..checksum };
+        assert!(tso6.allows(&gso(GSO_TCPV6)) && !tso6.allows(&gso(GSO_TCPV4)));
+        for gso_type in [GSO_UDP, GSO_UDP_L4, GSO_ECN, 2] {
+            assert!(!Offloads::ALL.allows(&gso(gso_type)));
+        }
     }
 
     #[test]
