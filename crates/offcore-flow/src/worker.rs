@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use offcore_dma::mover::{self, Decision, Way};
 use offcore_dma::{ChannelId, Mover};
 use offcore_mem::{Burst, PoolCache};
+use offcore_port::settle::settle;
 use offcore_port::{Context, Drop, RxQueue, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock, tsc};
@@ -234,6 +235,9 @@ impl Stream {
         if let Some(source) = &mut self.source {
             source.fill(ctx.cache, &mut burst, ctx.burst);
         }
+        if burst.iter().any(|packet| !packet.is_plain()) {
+            settle(&mut *self.tx, ctx, &mut burst);
+        }
         let sent = burst.len();
         if sent == 0 {
             self.tx.poll(ctx);
@@ -269,6 +273,7 @@ impl Stream {
             ctx.cache.free_all(burst.drain(..));
         } else {
             rewrite(forward, &self.addresses, &mut burst);
+            settle(&mut *self.tx, ctx, &mut burst);
             self.tx.tx(ctx, &mut burst);
             self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
         }

@@ -151,6 +151,17 @@ impl Packet {
         unsafe { self.chunk_base.add(self.headroom()) }
     }
 
+    /// The `n` bytes of headroom directly before the packet.
+    ///
+    /// # Panics
+    /// When the packet has less headroom.
+    #[inline(always)]
+    pub fn headroom_bytes(&self, n: usize) -> &[u8] {
+        assert!(n <= self.headroom(), "{n} bytes of headroom wanted, {} there", self.headroom());
+        // SAFETY: the range [offset - n, offset) is inside the chunk that this handle owns.
+        unsafe { std::slice::from_raw_parts(self.data().sub(n).as_ptr(), n) }
+    }
+
     /// The `n` bytes of headroom directly before the packet, writable: a header that travels with it goes there.
     ///
     /// # Panics

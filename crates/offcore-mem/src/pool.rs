@@ -437,6 +437,7 @@ mod tests {
         packet.set_range(cache.pool(), HEADROOM, 3);
         packet.bytes_mut().copy_from_slice(b"abc");
         packet.headroom_mut(2).copy_from_slice(b"xy");
+        assert_eq!(packet.headroom_bytes(2), b"xy");
         packet.push(2);
         assert_eq!(packet.bytes(), b"xyabc");
         packet.pull(3);

@@ -5,6 +5,7 @@
 pub mod address;
 pub mod generator;
 pub mod pcap;
+pub mod settle;
 pub mod slots;
 pub mod spec;
 pub mod stats;
@@ -22,6 +23,7 @@ use offcore_vhost::Binding;
 pub use offcore_vhost::Context;
 use offcore_wire::ethernet::MacAddr;
 
+pub use settle::Accepts;
 pub use stats::{Drop, RxCounters, TxCounters};
 
 /// Packets that one call may append to `burst`.
@@ -70,6 +72,12 @@ pub trait TxQueue: fmt::Debug + Send {
     /// Takes packets from the front of `burst`, in order; those it cannot take stay there. Packets that cannot be sent
     /// at all (too big) are taken, freed and counted.
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
+
+    /// Which packets it takes that are not [plain](offcore_mem::Packet::is_plain). The others are made plain before
+    /// they come to [`tx`](Self::tx): see [`settle`](mod@settle).
+    fn accepts(&self) -> Accepts {
+        Accepts::default()
+    }
 
     /// Publishes and frees what has been sent since. Called in every round of the worker, whether there was something
     /// to send or not.

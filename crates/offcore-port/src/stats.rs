@@ -9,7 +9,8 @@ use offcore_stats::page::{Block, PageError, StatsPage};
 pub enum Drop {
     /// RX or TX: longer than a packet buffer, or than the port can send.
     TooBig,
-    /// RX: shorter than an Ethernet header, or with an impossible virtio-net header.
+    /// RX: shorter than an Ethernet header, or with an impossible virtio-net header. TX: to be segmented, but no TCP
+    /// packet that can be.
     Malformed,
     /// TX: the other side left no room for it.
     Full,
@@ -17,11 +18,14 @@ pub enum Drop {
     Down,
     /// TX: the system refused to send it.
     Failed,
+    /// TX: no packet buffer was free for what it had to be made into.
+    NoBuffer,
 }
 
 impl Drop {
     /// Every reason.
-    pub const ALL: [Self; 5] = [Self::TooBig, Self::Malformed, Self::Full, Self::Down, Self::Failed];
+    pub const ALL: [Self; 6] =
+        [Self::TooBig, Self::Malformed, Self::Full, Self::Down, Self::Failed, Self::NoBuffer];
 
     /// The name used in reports and JSON.
     pub const fn name(self) -> &'static str {
@@ -31,13 +35,15 @@ impl Drop {
             Self::Full => "full",
             Self::Down => "down",
             Self::Failed => "failed",
+            Self::NoBuffer => "no_buffer",
         }
     }
 }
 
 /// The counters of a block made here, in order: packets, bytes, a drop counter for each reason, and polls that left
 /// packets with the other side because the pool had no free packet buffer.
-const COUNTERS: [&str; 8] = ["packets", "bytes", "too_big", "malformed", "full", "down", "failed", "starved"];
+const COUNTERS: [&str; 3 + Drop::ALL.len()] =
+    ["packets", "bytes", "too_big", "malformed", "full", "down", "failed", "no_buffer", "starved"];
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident, $kind:literal) => {
@@ -82,7 +88,7 @@ macro_rules! counters {
             /// Counts polls that left packets where they were for want of a packet buffer: nothing was dropped.
             #[inline(always)]
             pub fn starved(&self, polls: u64) {
-                self.0.counter(7).add(polls);
+                self.0.counter(2 + Drop::ALL.len()).add(polls);
             }
 
             /// Packets so far.
@@ -123,7 +129,7 @@ mod tests {
 
     #[test]
     fn reasons_and_counters_agree() {
-        for (reason, name) in Drop::ALL.iter().zip(&COUNTERS[2..7]) {
+        for (reason, name) in Drop::ALL.iter().zip(&COUNTERS[2..8]) {
             assert_eq!(reason.name(), *name);
         }
         let counters = TxCounters::private();

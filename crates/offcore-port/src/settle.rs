@@ -1,0 +1,208 @@
+//! Packets that are more than the other side takes, made into ones that it does.
+//!
+//! A guest or the kernel may leave checksums open, hand over TCP packets of 64 KiB to be segmented, and send packets
+//! that take several buffers. To a port that can do as much they go as they are. For any other port the core does here
+//! what was left to do: it completes checksums, segments, and copies several buffers into one.
+
+use offcore_mem::{Burst, HEADROOM, Packet, PoolCache, Segments};
+use offcore_stats::Stage;
+use offcore_wire::checksum::{self, Sum};
+use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
+use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
+
+use crate::{Context, Drop, TxQueue};
+
+/// Which packets a TX queue takes that are not [plain](Packet::is_plain). The default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accepts {
+    /// What the header in front of a packet may ask for.
+    pub offloads: Offloads,
+    /// Whether a packet may have several buffers.
+    pub segments: bool,
+}
+
+impl Accepts {
+    /// Whether the packet is taken as it is.
+    #[inline]
+    pub fn takes(&self, packet: &Packet) -> bool {
+        packet.is_plain()
+            || (self.segments || !packet.is_segmented())
+                && (!packet.has_offload() || self.offloads.allows(&header(packet)))
+    }
+}
+
+/// Leaves in `burst` only packets that `tx` takes, made of those that were there, in their order. When they become more
+/// than a burst holds, the first are sent. Those that nothing can be made of are dropped and counted with `tx`.
+pub fn settle(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
+    let accepts = tx.accepts();
+    if burst.iter().all(|packet| accepts.takes(packet)) {
+        return;
+    }
+    settle_slowly(accepts, tx, ctx, burst);
+}
+
+#[cold]
+fn settle_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
+    let packets = std::mem::take(burst);
+    let mut out = Out { tx, burst };
+    for packet in packets {
+        match settled(accepts, packet, ctx.cache) {
+            Settled::Packet(packet) => out.push(packet, ctx),
+            Settled::Segment(packet) => {
+                if let Err((reason, packets)) = segment(&packet, ctx, &mut out) {
+                    out.tx.counters().drop(reason, packets);
+                }
+                ctx.cache.free(packet);
+            }
+            Settled::Drop(packet, reason) => {
+                out.tx.counters().drop(reason, 1);
+                ctx.cache.free(packet);
+            }
+        }
+    }
+    ctx.clock.lap(Stage::Copy);
+}
+
+/// The header in front of a packet that asks for something; of any other one, a header that does not.
+fn header(packet: &Packet) -> NetHeader {
+    if !packet.has_offload() {
+        return NetHeader::default();
+    }
+    packet.headroom_bytes(HEADER_LEN).first_chunk().map(NetHeader::from_bytes).unwrap_or_default()
+}
+
+/// What becomes of a packet.
+enum Settled {
+    /// It can be sent.
+    Packet(Packet),
+    /// It is to be segmented.
+    Segment(Packet),
+    /// It cannot be sent.
+    Drop(Packet, Drop),
+}
+
+fn settled(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Settled {
+    if accepts.takes(&packet) {
+        return Settled::Packet(packet);
+    }
+    let pool = cache.pool();
+    let header = header(&packet);
+    let fits = pool.total_len(&packet) <= pool.data_room();
+    let joined = packet.is_segmented() && !accepts.segments;
+    let allowed = accepts.offloads.allows(&header);
+    if header.is_gso() && (!allowed || joined && !fits) {
+        return Settled::Segment(packet);
+    }
+    if joined && !fits {
+        return Settled::Drop(packet, Drop::TooBig);
+    }
+    if !allowed {
+        let parts = pool.segments_mut(&mut packet);
+        if checksum::complete_parts(parts, header.csum_start, header.csum_offset).is_err() {
+            return Settled::Drop(packet, Drop::Malformed);
+        }
+        packet.set_offload(false);
+    }
+    if !joined {
+        return Settled::Packet(packet);
+    }
+    match join(&packet, cache) {
+        Some(one) => {
+            cache.free(packet);
+            Settled::Packet(one)
+        }
+        None => Settled::Drop(packet, Drop::NoBuffer),
+    }
+}
+
+/// A copy of a packet of several buffers in one, which has room for it; `None` when the pool has run dry.
+fn join(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> {
+    let pool = cache.pool();
+    let mut one = cache.take_sized(HEADROOM, pool.total_len(packet))?;
+    Reader::new(pool.segments(packet)).read(one.bytes_mut());
+    if packet.has_offload() {
+        // copy-ok: the virtio-net header
+        one.headroom_mut(HEADER_LEN).copy_from_slice(packet.headroom_bytes(HEADER_LEN));
+        one.set_offload(true);
+    }
+    Some(one)
+}
+
+/// Sends the packets that `packet` is to be segmented into; or says why some are not, and how many.
+fn segment(packet: &Packet, ctx: &mut Context<'_>, out: &mut Out<'_>) -> Result<(), (Drop, u64)> {
+    let pool = ctx.cache.pool();
+    let total = pool.total_len(packet);
+    let mut front = [0; MAX_HEADERS];
+    let front = &mut front[..total.min(MAX_HEADERS)];
+    Reader::new(pool.segments(packet)).read(front);
+    let mut segmenter = Segmenter::new(&header(packet), front, total).map_err(|e| (reason(e), 1))?;
+    if segmenter.longest() > pool.data_room() {
+        return Err((Drop::TooBig, 1));
+    }
+    let header_len = segmenter.header_len();
+    let mut payload = Reader::new(pool.segments(packet));
+    payload.read(&mut front[..header_len]);
+    let mut segments = segmenter.segments();
+    while let Some(segment) = segments.next() {
+        let Some(mut one) = ctx.cache.take_sized(HEADROOM, header_len + segment.payload.len()) else {
+            return Err((Drop::NoBuffer, 1 + segments.count() as u64));
+        };
+        let (headers, part) = one.bytes_mut().split_at_mut(header_len);
+        payload.read(part);
+        headers.copy_from_slice(segmenter.headers(&segment, Sum::of(part))); // copy-ok: headers
+        out.push(one, ctx);
+    }
+    Ok(())
+}
+
+fn reason(error: GsoError) -> Drop {
+    match error {
+        GsoError::TooLong { .. } => Drop::TooBig,
+        _ => Drop::Malformed,
+    }
+}
+
+/// Where settled packets go: the burst, and from there, when it is full, to the queue.
+struct Out<'a> {
+    tx: &'a mut dyn TxQueue,
+    burst: &'a mut Burst,
+}
+
+impl Out<'_> {
+    fn push(&mut self, packet: Packet, ctx: &mut Context<'_>) {
+        if self.burst.is_full() {
+            self.tx.tx(ctx, self.burst);
+            self.tx.counters().drop_all(Drop::Full, self.burst, ctx.cache);
+        }
+        self.burst.push(packet);
+    }
+}
+
+/// Reads a packet's bytes from its buffers, one after another.
+struct Reader<'a> {
+    segments: Segments<'a>,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn new(segments: Segments<'a>) -> Self {
+        Self { segments, rest: &[] }
+    }
+
+    /// Fills `to` with the next bytes, as far as there are any.
+    fn read(&mut self, mut to: &mut [u8]) {
+        while !to.is_empty() {
+            while self.rest.is_empty() {
+                let Some(next) = self.segments.next() else { return };
+                self.rest = next;
+            }
+            let len = to.len().min(self.rest.len());
+            let (from, rest) = self.rest.split_at(len);
+            let (now, later) = to.split_at_mut(len);
+            // copy-ok: a packet that the other side cannot take as it is; its bytes are in the cache of the core that
+            // sums them up
+            now.copy_from_slice(from);
+            (self.rest, to) = (rest, later);
+        }
+    }
+}
