@@ -64,7 +64,7 @@ fn settle_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, 
 }
 
 /// The header in front of a packet that asks for something; of any other one, a header that does not.
-fn header(packet: &Packet) -> NetHeader {
+pub(crate) fn header(packet: &Packet) -> NetHeader {
     if !packet.has_offload() {
         return NetHeader::default();
     }

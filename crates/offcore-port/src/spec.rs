@@ -4,7 +4,7 @@
 //! |---|---|
 //! | vhost | `vhost:SOCKET[,queues=N,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
 //! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,mrg=off,event_idx=off,mac=MAC]` |
-//! | tap | `tap:NAME[,queues=N]` |
+//! | tap | `tap:NAME[,queues=N,offloads=off]` |
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
 //!
@@ -83,6 +83,8 @@ pub struct TapSpec {
     pub name: String,
     /// Queue pairs.
     pub queues: u16,
+    /// Open checksums and TCP packets to be segmented, from and to the kernel.
+    pub offloads: bool,
 }
 
 /// `vhost:`.
@@ -197,7 +199,7 @@ impl PcapSpec {
 impl TapSpec {
     fn parse(fields: &[&str]) -> Result<Self, String> {
         let (name, options) = first(fields, "the interface's name, as in tap:tap0")?;
-        let options = Options::parse(options, &["queues"])?;
+        let options = Options::parse(options, &["queues", "offloads"])?;
         let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
         if name.len() > MAX_INTERFACE_NAME {
             let found = name.len();
@@ -208,7 +210,8 @@ impl TapSpec {
         if name.contains(bad) || matches!(name, "." | "..") {
             return Err(format!("interface name '{name}': expected one without '/', ':' and blanks"));
         }
-        Ok(Self { name: name.into(), queues: options.queues()? })
+        let offloads = options.switch("offloads", true)?;
+        Ok(Self { name: name.into(), queues: options.queues()?, offloads })
     }
 }
 
@@ -307,7 +310,8 @@ impl fmt::Display for PcapSpec {
 impl fmt::Display for TapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tap:{}", self.name)?;
-        unless(f, "queues", self.queues, 1)
+        unless(f, "queues", self.queues, 1)?;
+        f.write_str(flag(!self.offloads, ",offloads=off"))
     }
 }
 

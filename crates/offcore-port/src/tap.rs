@@ -1,35 +1,43 @@
 //! The TAP port: a network interface of the kernel, one system call a packet.
 //!
-//! The kernel puts a virtio-net header of 12 bytes in front of each packet. It is read into the packet's headroom, so
-//! that the packet itself lies where packets lie; offloads are switched off, so the header has nothing to say. An
-//! interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays.
+//! The kernel puts a virtio-net header of 12 bytes in front of each packet, and takes one. It is read into the packet's
+//! headroom, so that the packet itself lies where packets lie. Unless offloads are switched off, it may leave a checksum
+//! open or ask for segmentation: TCP between the kernel and a guest then goes in packets of up to 64 KiB, and nobody
+//! sums them up. Packets longer than a packet buffer are packets of several.
+//!
+//! An interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays.
 
 mod interface;
+mod rx;
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offcore_mem::{Burst, HEADROOM, Packet, Pool};
+use arrayvec::ArrayVec;
+use offcore_mem::{Burst, Packet, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet::{self, MacAddr};
-use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 use rustix::io::Errno;
 
+use crate::settle;
 use crate::slots::Slots;
 use crate::spec::TapSpec;
-use crate::{
-    Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, room, virtio_header,
-};
+use crate::{Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
 
 use interface::{Interface, Link};
+use rx::TapRx;
 
 /// Bytes of a VLAN tag, which the MTU does not count.
 const VLAN_TAG: usize = 4;
-/// Where a packet is read to: its header in front of where packets begin.
-const HEADER_AT: usize = HEADROOM - HEADER_LEN;
+/// Longest packet that the kernel has segmented by others, in bytes: the longest IP packet in a tagged frame.
+const LONGEST_GSO: usize = u16::MAX as usize + ethernet::HEADER_LEN + VLAN_TAG;
+/// What part of the pool may wait for long packets: one in this many.
+const SPARES_SHARE: usize = 4;
+/// Buffers of a packet to send, at most: more than the longest packet has.
+const MAX_SEGMENTS: usize = 64;
 
 /// A TAP port.
 #[derive(Debug)]
@@ -38,6 +46,10 @@ pub struct TapPort {
     interface: Interface,
     mac: MacAddr,
     mtu: usize,
+    offloads: bool,
+    /// Bytes of the longest packet that is received.
+    longest: usize,
+    pool: &'static Pool,
     files: Vec<Arc<OwnedFd>>,
     slots: Slots,
     gone: Arc<AtomicBool>,
@@ -48,22 +60,26 @@ impl TapPort {
     /// up. Packets will be chunks of `pool`.
     ///
     /// # Errors
-    /// What the kernel refused and what to do about it; an MTU that packet buffers have no room for.
-    pub fn open(spec: &TapSpec, pool: &Pool) -> Result<Self, PortError> {
+    /// What the kernel refused and what to do about it.
+    pub fn open(spec: &TapSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| PortError::System { port: name.clone(), what, source };
         let (interface, files) =
-            Interface::open(&spec.name, spec.queues).map_err(|(what, e)| fail(what, e))?;
+            Interface::open(&spec.name, spec.queues, spec.offloads).map_err(|(what, e)| fail(what, e))?;
         let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name);
         let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
         let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
-        let longest = mtu + ethernet::HEADER_LEN + VLAN_TAG;
-        if longest >= pool.data_room() {
+        // As long as the MTU says now: whoever may set it may set it later.
+        let ordinary = mtu + ethernet::HEADER_LEN + VLAN_TAG;
+        let longest = if spec.offloads { ordinary.max(LONGEST_GSO) } else { ordinary };
+        let spares = rx::spares(pool, longest) * usize::from(spec.queues);
+        if spares > pool.chunks() / SPARES_SHARE {
             let reason = format!(
-                "interface '{}' has MTU {mtu}, so packets of up to {longest} bytes, expected less than the {} bytes of \
-                 a packet buffer: lower the MTU, or use larger packet buffers",
-                interface.name,
-                pool.data_room()
+                "packets of up to {longest} bytes on {} queues need {spares} spare packet buffers, expected at most \
+                 a quarter of the pool's {}: use more packet buffers, or larger ones, or {}",
+                spec.queues,
+                pool.chunks(),
+                if spec.offloads { "add offloads=off".into() } else { format!("lower the MTU of {mtu}") }
             );
             return Err(PortError::Other { port: name, reason });
         }
@@ -72,6 +88,9 @@ impl TapPort {
             interface,
             mac,
             mtu,
+            offloads: spec.offloads,
+            longest,
+            pool,
             files: files.into_iter().map(Arc::new).collect(),
             slots: Slots::new(spec.queues),
             gone: Arc::default(),
@@ -109,13 +128,14 @@ impl Port for TapPort {
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
         self.slots.take_rx(index, &self.name)?;
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
-        Ok(Box::new(TapRx { queue: self.queue(index), counters }))
+        Ok(Box::new(TapRx::new(self.queue(index), counters, self.pool, self.longest)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         self.slots.take_tx(index, &self.name)?;
         let counters = TxCounters::new(setup.stats, setup.port, index)?;
-        Ok(Box::new(TapTx { queue: self.queue(index), counters }))
+        let offloads = if self.offloads { Offloads::ALL } else { Offloads::default() };
+        Ok(Box::new(TapTx { queue: self.queue(index), pool: self.pool, offloads, counters }))
     }
 
     fn status(&self) -> String {
@@ -125,7 +145,9 @@ impl Port for TapPort {
             Link::Down => "is down",
             Link::Gone => "is gone (deleted, renamed, or in another network namespace)",
         };
-        format!("interface {} {link}, MTU {}, address {}", self.interface.name, self.mtu, self.mac)
+        let offloads = if self.offloads { "on" } else { "off" };
+        let Self { interface, mtu, mac, .. } = self;
+        format!("interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}", interface.name)
     }
 }
 
@@ -147,98 +169,49 @@ impl Queue {
 }
 
 #[derive(Debug)]
-struct TapRx {
-    queue: Queue,
-    counters: RxCounters,
-}
-
-impl TapRx {
-    /// Reads one packet into `packet`; `None` when none is waiting.
-    #[inline]
-    fn receive(&self, packet: &mut Packet, pool: &Pool) -> Option<Result<(), Drop>> {
-        packet.set_range(pool, HEADER_AT, HEADER_LEN + pool.data_room());
-        let room = packet.len();
-        let read = match rustix::io::read(&self.queue.file, packet.bytes_mut()) {
-            Ok(read) => read,
-            Err(Errno::AGAIN) => return None,
-            Err(error) => {
-                self.queue.note(error);
-                return None;
-            }
-        };
-        // The kernel cuts what does not fit and does not say so. The port's MTU leaves room to spare, so a packet that
-        // fills the buffer was cut: the MTU has been raised since.
-        if read >= room {
-            return Some(Err(Drop::TooBig));
-        }
-        let Some(header) = packet.bytes().first_chunk::<HEADER_LEN>().map(NetHeader::from_bytes) else {
-            return Some(Err(Drop::Malformed));
-        };
-        packet.set_range(pool, HEADROOM, read.saturating_sub(HEADER_LEN));
-        Some(if virtio_header::apply(header, packet) { Ok(()) } else { Err(Drop::Malformed) })
-    }
-
-    /// Whether a packet is waiting, for when there is no buffer to read it to.
-    #[cold]
-    fn is_waiting(&self) -> bool {
-        let mut file = [PollFd::new(&self.queue.file, PollFlags::IN)];
-        rustix::event::poll(&mut file, Some(&Timespec::default())).is_ok()
-            && file[0].revents().contains(PollFlags::IN)
-    }
-}
-
-impl RxQueue for TapRx {
-    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        let (pool, wanted) = (ctx.cache.pool(), room(ctx, burst));
-        let (mut packets, mut bytes) = (0, 0);
-        while packets < wanted {
-            let Some(mut packet) = ctx.cache.take() else {
-                self.counters.starved(self.is_waiting().into());
-                break;
-            };
-            match self.receive(&mut packet, pool) {
-                Some(Ok(())) => {
-                    (packets, bytes) = (packets + 1, bytes + packet.len() as u64);
-                    burst.push(packet);
-                    continue;
-                }
-                Some(Err(reason)) => self.counters.drop(reason, 1),
-                None => {
-                    ctx.cache.free(packet);
-                    break;
-                }
-            }
-            ctx.cache.free(packet);
-        }
-        if packets > 0 {
-            self.counters.add(packets as u64, bytes);
-            ctx.clock.lap(Stage::Rx);
-        }
-    }
-
-    fn counters(&self) -> &RxCounters {
-        &self.counters
-    }
-}
-
-#[derive(Debug)]
 struct TapTx {
     queue: Queue,
+    pool: &'static Pool,
+    offloads: Offloads,
     counters: TxCounters,
+}
+
+impl TapTx {
+    /// Sends one packet, all of its buffers; returns its length in bytes.
+    #[inline]
+    fn send(&self, packet: &Packet) -> Result<usize, Errno> {
+        /// Of an ordinary packet.
+        static HEADER: [u8; HEADER_LEN] = [0; HEADER_LEN];
+        if !packet.is_plain() {
+            return self.send_special(packet);
+        }
+        let frame = packet.bytes();
+        rustix::io::writev(&self.queue.file, &[IoSlice::new(&HEADER), IoSlice::new(frame)])?;
+        Ok(frame.len())
+    }
+
+    #[cold]
+    fn send_special(&self, packet: &Packet) -> Result<usize, Errno> {
+        let header = settle::header(packet).to_bytes();
+        let mut parts: ArrayVec<IoSlice<'_>, MAX_SEGMENTS> = ArrayVec::new();
+        parts.push(IoSlice::new(&header));
+        for segment in self.pool.segments(packet) {
+            parts.try_push(IoSlice::new(segment)).map_err(|_| Errno::MSGSIZE)?;
+        }
+        rustix::io::writev(&self.queue.file, &parts)?;
+        Ok(self.pool.total_len(packet))
+    }
 }
 
 impl TxQueue for TapTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        /// An ordinary packet.
-        static HEADER: [u8; HEADER_LEN] = [0; HEADER_LEN];
         if burst.is_empty() {
             return;
         }
         let (mut taken, mut packets, mut bytes) = (0, 0, 0);
         for packet in burst.iter() {
-            let frame = packet.bytes();
-            match rustix::io::writev(&self.queue.file, &[IoSlice::new(&HEADER), IoSlice::new(frame)]) {
-                Ok(_) => (packets, bytes) = (packets + 1, bytes + frame.len() as u64),
+            match self.send(packet) {
+                Ok(len) => (packets, bytes) = (packets + 1, bytes + len as u64),
                 // No memory for it now: it stays in the burst, with those behind it.
                 Err(Errno::AGAIN | Errno::NOBUFS) => break,
                 // The link is down, or the interface was deleted: so it is for the others.
@@ -249,6 +222,7 @@ impl TxQueue for TapTx {
                     taken = burst.len();
                     break;
                 }
+                Err(Errno::MSGSIZE) => self.counters.drop(Drop::TooBig, 1),
                 Err(_) => self.counters.drop(Drop::Failed, 1),
             }
             taken += 1;
@@ -256,6 +230,10 @@ impl TxQueue for TapTx {
         self.counters.add(packets, bytes);
         ctx.cache.free_all(burst.drain(..taken));
         ctx.clock.lap(Stage::Tx);
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { offloads: self.offloads, segments: true }
     }
 
     fn counters(&self) -> &TxCounters {

@@ -5,41 +5,17 @@
 mod common;
 
 use std::net::UdpSocket;
-use std::process::Command;
 
-use common::{Worker, pool, root_or_skip, until};
-use offcore_mem::{Burst, Packet};
+use common::{Worker, in_namespace, ip, pool, until};
+use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::spec::{PortSpec, TapSpec};
 use offcore_port::tap::TapPort;
 use offcore_port::{Drop, Port, PortError, RxQueue, TxQueue};
-use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTemplate};
+use offcore_wire::virtio_net::NetHeader;
+use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTemplate, checksum};
 
 /// The station on our side of the interface.
 const STATION: &str = "02:00:00:00:00:22";
-
-/// Runs `test` in a thread that has a network namespace of its own.
-fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
-    if !root_or_skip(name) {
-        return;
-    }
-    let thread = std::thread::spawn(move || {
-        // SAFETY: unshare(CLONE_NEWNET) changes only which network the calling thread, made for this, sees.
-        let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        if rc != 0 {
-            eprintln!("SKIP: no network namespace: {}", std::io::Error::last_os_error());
-            return;
-        }
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-fn ip(args: &str) {
-    let run = Command::new("ip").args(args.split(' ')).output().unwrap();
-    assert!(run.status.success(), "ip {args}: {}", String::from_utf8_lossy(&run.stderr));
-}
 
 fn spec(text: &str) -> TapSpec {
     match text.parse().unwrap() {
@@ -72,13 +48,24 @@ impl Tap {
         Self { port, worker, rx, tx, chunks }
     }
 
+    /// Free packet buffers when the port keeps none for long packets.
+    fn free_chunks(&mut self) -> usize {
+        let mut burst = Burst::new();
+        for rx in &mut self.rx {
+            assert_eq!(rx.drain(&mut self.worker.ctx(), &mut burst), 0);
+        }
+        assert!(burst.is_empty());
+        self.worker.free_chunks()
+    }
+
     /// UDP payloads to us that a burst from every queue brings. The kernel also sends packets of its own accord.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut payloads = Vec::new();
+        let pool = self.worker.cache.pool();
         for rx in &mut self.rx {
             let mut burst = Burst::new();
             self.worker.rx(&mut **rx, &mut burst);
-            payloads.extend(burst.iter().filter_map(udp_payload));
+            payloads.extend(burst.iter().filter_map(|packet| udp_payload(pool, packet)));
             self.worker.free(&mut burst);
         }
         payloads
@@ -116,14 +103,28 @@ impl Tap {
     }
 }
 
-fn udp_payload(packet: &Packet) -> Option<Vec<u8>> {
-    let ip = Ipv4Packet::new_checked(packet.bytes().get(14..)?).ok()?;
+/// The packet's bytes, and what the header in front of them asks for.
+fn frame(pool: &Pool, packet: &Packet) -> (NetHeader, Vec<u8>) {
+    let header = match packet.has_offload() {
+        true => NetHeader::from_bytes(packet.headroom_bytes(12).first_chunk().unwrap()),
+        false => NetHeader::default(),
+    };
+    assert_eq!(header.leaves_work(), packet.has_offload());
+    (header, pool.segments(packet).flatten().copied().collect())
+}
+
+fn udp_payload(pool: &Pool, packet: &Packet) -> Option<Vec<u8>> {
+    let (header, mut frame) = frame(pool, packet);
+    if header.needs_checksum() {
+        checksum::complete(&mut frame, header.csum_start, header.csum_offset).unwrap();
+    }
+    let ip = Ipv4Packet::new_checked(frame.get(14..)?).ok()?;
     if ip.dst().octets() != [10, 77, 0, 2] || ip.protocol() != offcore_wire::IpProtocol::UDP {
         return None;
     }
-    assert_eq!(packet.bytes()[..6], STATION.parse::<MacAddr>().unwrap().0);
+    assert_eq!(frame[..6], STATION.parse::<MacAddr>().unwrap().0);
     let udp = UdpDatagram::new_checked(ip.payload()).unwrap();
-    assert!(udp.verify_checksum_v4(ip.src(), ip.dst()), "offloads are off, so checksums are whole");
+    assert!(udp.verify_checksum_v4(ip.src(), ip.dst()), "checksums are whole, or were left open");
     Some(udp.payload().to_vec())
 }
 
@@ -133,27 +134,34 @@ fn payload(len: usize) -> Vec<u8> {
 
 #[test]
 fn packets_pass_both_ways() {
-    in_namespace("packets_pass_both_ways", || {
-        let mut tap = Tap::new("tap:oc%d");
-        assert!(tap.port.interface().starts_with("oc"));
-        assert_eq!(tap.port.mtu(), 1500);
-        assert!(tap.port.mac().is_unicast());
-        assert!(tap.port.status().contains("is up"), "{}", tap.port.status());
-        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
-        let port = socket.local_addr().unwrap().port();
-        let mut buffer = [0; 2048];
-        for len in [0, 1, 17, 18, 19, 500, 1471, 1472] {
-            socket.send_to(&payload(len), "10.77.0.2:9").unwrap();
-            assert_eq!(tap.receive_one(), payload(len));
-            tap.send(&payload(len), port);
-            let received = socket.recv(&mut buffer).unwrap();
-            assert_eq!(buffer[..received], payload(len));
-        }
-        assert_eq!((tap.tx[0].counters().packets(), tap.tx[0].counters().dropped_total()), (8, 0));
-        assert_eq!(tap.rx[0].counters().dropped_total(), 0);
-        assert_eq!(tap.worker.free_chunks(), tap.chunks);
-    });
+    in_namespace("packets_pass_both_ways", || pass_both_ways("tap:oc%d"));
+}
+
+#[test]
+fn packets_pass_both_ways_without_offloads() {
+    in_namespace("packets_pass_both_ways_without_offloads", || pass_both_ways("tap:oc%d,offloads=off"));
+}
+
+fn pass_both_ways(text: &str) {
+    let mut tap = Tap::new(text);
+    assert!(tap.port.interface().starts_with("oc"));
+    assert_eq!(tap.port.mtu(), 1500);
+    assert!(tap.port.mac().is_unicast());
+    assert!(tap.port.status().contains("is up"), "{}", tap.port.status());
+    let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+    socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let mut buffer = [0; 2048];
+    for len in [0, 1, 17, 18, 19, 500, 1471, 1472] {
+        socket.send_to(&payload(len), "10.77.0.2:9").unwrap();
+        assert_eq!(tap.receive_one(), payload(len));
+        tap.send(&payload(len), port);
+        let received = socket.recv(&mut buffer).unwrap();
+        assert_eq!(buffer[..received], payload(len));
+    }
+    assert_eq!((tap.tx[0].counters().packets(), tap.tx[0].counters().dropped_total()), (8, 0));
+    assert_eq!(tap.rx[0].counters().dropped_total(), 0);
+    assert_eq!(tap.free_chunks(), tap.chunks);
 }
 
 #[test]
@@ -229,7 +237,7 @@ fn a_link_that_is_down_drops_and_comes_back() {
         ip("link set oc0 up");
         tap.send(&payload(30), 9);
         assert_eq!(tap.tx[0].counters().packets(), 1);
-        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+        assert_eq!(tap.free_chunks(), tap.chunks);
     });
 }
 
@@ -244,14 +252,14 @@ fn an_interface_that_disappears_is_said() {
         assert!(burst.is_empty());
         assert_eq!(tap.tx[0].counters().dropped(Drop::Down), 5);
         assert!(tap.port.status().contains("was deleted"), "{}", tap.port.status());
-        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+        assert_eq!(tap.free_chunks(), tap.chunks);
     });
 }
 
 #[test]
 fn packets_beyond_the_buffer_are_counted() {
     in_namespace("packets_beyond_the_buffer_are_counted", || {
-        let mut tap = Tap::new("tap:oc0");
+        let mut tap = Tap::new("tap:oc0,offloads=off");
         // Whoever may set the MTU may set it after we looked.
         ip("link set oc0 mtu 3000");
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
@@ -261,7 +269,7 @@ fn packets_beyond_the_buffer_are_counted() {
         // 1750 + 42 bytes would just fit, but cannot be told from a longer packet that was cut.
         assert_eq!(tap.receive_one(), payload(1749));
         until("two packets are dropped", || tap.receive().is_empty() && tap.rx_dropped(Drop::TooBig) == 2);
-        assert_eq!(tap.worker.free_chunks(), tap.chunks);
+        assert_eq!(tap.free_chunks(), tap.chunks);
     });
 }
 
@@ -297,20 +305,23 @@ fn what_cannot_be_opened_says_why() {
             let source = std::error::Error::source(&error).map(|e| format!(" [{e}]")).unwrap_or_default();
             format!("{error}{source}")
         };
-        let _held = TapPort::open(&spec("tap:oc0"), pool).unwrap();
+        let open = |text: &str| TapPort::open(&spec(text), pool);
+        let _held = open("tap:oc0,offloads=off").unwrap();
         assert!(error("tap:oc0").contains("making interface 'oc0': another program has it open"));
         assert!(error("tap:lo").contains("no TAP, or is for another number of queues"));
         ip("tuntap add oc1 mode tap");
         assert!(error("tap:oc1,queues=2").contains("another number of queues"));
-        TapPort::open(&spec("tap:oc1"), pool).unwrap();
+        open("tap:oc1,offloads=off").unwrap();
         ip("tuntap add oc2 mode tap multi_queue");
-        TapPort::open(&spec("tap:oc2"), pool).unwrap();
-        ip("link set oc1 mtu 9000");
-        let message = error("tap:oc1");
+        open("tap:oc2,offloads=off").unwrap();
+        ip("link set oc1 mtu 50000");
+        let message = error("tap:oc1,offloads=off");
         assert!(
-            message.contains("MTU 9000") && message.contains("the 1792 bytes of a packet buffer"),
+            message.contains("50018 bytes on 1 queues need 24 spare") && message.contains("MTU of 50000"),
             "{message}"
         );
+        let message = error("tap:oc2");
+        assert!(message.contains("need 32 spare") && message.contains("add offloads=off"), "{message}");
 
         // The system call itself, as libc would change the user of every thread.
         // SAFETY: setresuid changes only the credentials of this thread, which ends here.

@@ -106,6 +106,29 @@ impl NetHeader {
         self.gso_type != GSO_NONE
     }
 
+    /// Whether the header leaves work to its receiver: a checksum to complete, or a packet to segment.
+    #[inline]
+    pub fn leaves_work(&self) -> bool {
+        self.needs_checksum() || self.is_gso()
+    }
+
+    /// The header with nothing in it but what it asks for: fields that are not in use are 0, and so are flags that say
+    /// something else, and the number of buffers. What a checked header is passed on as.
+    #[inline]
+    #[must_use]
+    pub fn essence(&self) -> Self {
+        let mut essence = Self::default();
+        if self.needs_checksum() {
+            essence.flags = F_NEEDS_CSUM;
+            (essence.csum_start, essence.csum_offset) = (self.csum_start, self.csum_offset);
+        }
+        if self.is_gso() {
+            (essence.gso_type, essence.gso_size, essence.hdr_len) =
+                (self.gso_type, self.gso_size, self.hdr_len);
+        }
+        essence
+    }
+
     /// Refuses values that no packet of `frame_len` bytes (without this header) can have. Unknown `flags` are ignored,
     /// as 5.1.6.2.2 demands, and so are fields that the flags and type say are not in use.
     ///
@@ -316,6 +339,29 @@ mod tests {
             };
             assert_eq!(header.check(60), expected);
         }
+    }
+
+    #[test]
+    fn what_is_passed_on_is_what_is_asked_for() {
+        let all = NetHeader {
+            flags: 0xff,
+            gso_type: GSO_TCPV4,
+            hdr_len: 54,
+            gso_size: 1448,
+            csum_start: 34,
+            csum_offset: 16,
+            num_buffers: 7,
+        };
+        assert_eq!(all.essence(), NetHeader { flags: F_NEEDS_CSUM, num_buffers: 0, ..all });
+        let open = NetHeader { gso_type: GSO_NONE, ..all };
+        let essence = NetHeader { flags: 1, csum_start: 34, csum_offset: 16, ..Default::default() };
+        assert_eq!(open.essence(), essence);
+        let nothing = NetHeader { flags: !F_NEEDS_CSUM, ..open };
+        assert!(all.leaves_work() && open.leaves_work() && !nothing.leaves_work());
+        assert_eq!(nothing.essence(), NetHeader::default());
+        let gso = NetHeader { flags: 0, ..all };
+        assert!(gso.leaves_work());
+        assert_eq!(gso.essence(), NetHeader { csum_start: 0, csum_offset: 0, num_buffers: 0, ..gso });
     }
 
     proptest! {

@@ -96,7 +96,7 @@ Ports:
         dmas=[txq0@CH;rxq0@CH]]
   virtio-user:SOCKET[,queues=N,queue_size=N,server,mrg=off,event_idx=off,
         mac=MAC]
-  tap:NAME[,queues=N]
+  tap:NAME[,queues=N,offloads=off]
   pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
 

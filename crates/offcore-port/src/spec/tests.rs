@@ -33,7 +33,7 @@ fn every_kind_with_defaults() {
         mac: None,
     };
     assert_eq!(parse("virtio-user:/run/vm1.sock"), PortSpec::VirtioUser(virtio_user));
-    assert_eq!(parse("tap:tap0"), PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1 }));
+    assert_eq!(parse("tap:tap0"), PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1, offloads: true }));
     let generator = GenSpec { size: 64, count: None, rate: None, flows: 1, verify: 1, queues: 1 };
     assert_eq!(parse("gen:"), PortSpec::Gen(generator.clone()));
     assert_eq!(parse("gen:size=64,verify"), PortSpec::Gen(generator));
@@ -108,6 +108,7 @@ fn what_is_written_reads_back() {
         "pcap:-,b",
         "tap:tap0",
         "tap:tap0,queues=4",
+        "tap:tap0,offloads=off",
         "vhost:/x",
         "vhost:/x,queues=2,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1]",
         "virtio-user:/x",

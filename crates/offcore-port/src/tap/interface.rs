@@ -29,8 +29,9 @@ pub(super) enum Link {
 }
 
 impl Interface {
-    /// Makes (or joins) interface `name`, with `queues` queues, sets its link up, and returns the queues' files.
-    pub(super) fn open(name: &str, queues: u16) -> Result<(Self, Vec<OwnedFd>), Refusal> {
+    /// Makes (or joins) interface `name`, with `queues` queues, sets its link up, and returns the queues' files. With
+    /// `offloads` the kernel may send packets with open checksums, and long ones to be segmented.
+    pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<(Self, Vec<OwnedFd>), Refusal> {
         let first = open_device()?;
         // A single queue has the interface to itself. An interface that is there already and was made for several
         // queues takes no such request.
@@ -49,7 +50,7 @@ impl Interface {
             files.push(file);
         }
         for file in &files {
-            set_header(file)
+            set_header(file, offloads)
                 .map_err(|source| (format!("virtio-net headers on interface '{name}'"), source))?;
         }
         let control =
@@ -154,13 +155,15 @@ fn advice(name: &str, error: &io::Error) -> String {
     format!("making interface '{name}'{advice}")
 }
 
-fn set_header(file: &OwnedFd) -> io::Result<()> {
+fn set_header(file: &OwnedFd, offloads: bool) -> io::Result<()> {
     let mut length = libc::c_int::try_from(virtio_net::HEADER_LEN).map_err(io::Error::other)?;
     // SAFETY: TUNSETVNETHDRSZ takes an int.
     unsafe { ioctl(file, libc::TUNSETVNETHDRSZ, &mut length) }?;
-    // No offloads: packets come with their checksums, and no longer than the MTU.
+    // Without offloads packets come with their checksums, and no longer than the MTU.
+    const ALL: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let wanted = libc::c_ulong::from(if offloads { ALL } else { 0 });
     // SAFETY: TUNSETOFFLOAD takes a number, not an address.
-    match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, 0) } {
+    match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, wanted) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

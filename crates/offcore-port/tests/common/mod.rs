@@ -109,6 +109,31 @@ pub(crate) fn root_or_skip(test: &str) -> bool {
     root
 }
 
+/// Runs `test` in a thread that has a network namespace of its own.
+pub(crate) fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
+    if !root_or_skip(name) {
+        return;
+    }
+    let thread = std::thread::spawn(move || {
+        // SAFETY: unshare(CLONE_NEWNET) changes only which network the calling thread, made for this, sees.
+        let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        if rc != 0 {
+            eprintln!("SKIP: no network namespace: {}", std::io::Error::last_os_error());
+            return;
+        }
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs the command `ip` in the calling thread's namespace.
+pub(crate) fn ip(args: &str) {
+    let run = std::process::Command::new("ip").args(args.split(' ')).output().unwrap();
+    assert!(run.status.success(), "ip {args}: {}", String::from_utf8_lossy(&run.stderr));
+}
+
 /// A directory of the test's own, removed with it.
 #[derive(Debug)]
 pub(crate) struct TempDir(pub(crate) std::path::PathBuf);
