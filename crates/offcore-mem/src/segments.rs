@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use crate::packet::Packet;
-use crate::pool::{Pool, PoolCache};
+use crate::pool::{HEADROOM, Pool, PoolCache};
 
 impl Pool {
     /// Length of the packet in bytes, over all its buffers.
@@ -105,7 +105,7 @@ impl Pool {
 
 impl PoolCache {
     /// A packet of `total` bytes in as many buffers as it takes, its content whatever they held: the first begins
-    /// `headroom` bytes into its chunk, the others at the start of theirs. `None`, with nothing taken, when the pool
+    /// `headroom` bytes into its chunk, the others behind the usual headroom. `None`, with nothing taken, when the pool
     /// has not got that many.
     ///
     /// # Panics
@@ -123,16 +123,16 @@ impl PoolCache {
 
     #[cold]
     fn take_several(&mut self, headroom: usize, first: usize, rest: usize) -> Option<Packet> {
-        let size = self.pool().chunk_size();
-        if rest.div_ceil(size) >= self.pool().chunks() {
+        let room = self.pool().data_room();
+        if rest.div_ceil(room) >= self.pool().chunks() {
             return None;
         }
         // From the last to the first: the last has what is left over.
         let mut left = rest;
         let mut packet: Option<Packet> = None;
         while left > 0 {
-            let len = (left - 1) % size + 1;
-            packet = Some(self.take_before(packet, 0, len)?);
+            let len = (left - 1) % room + 1;
+            packet = Some(self.take_before(packet, HEADROOM, len)?);
             left -= len;
         }
         self.take_before(packet, headroom, first)
@@ -273,7 +273,6 @@ mod tests {
 
     use super::*;
     use crate::mapping::Hugepages;
-    use crate::pool::HEADROOM;
 
     const SIZE: usize = 2048;
 
@@ -330,9 +329,9 @@ mod tests {
         for (headroom, total, lens) in [
             (HEADROOM, 1792, vec![1792]),
             (HEADROOM, 1793, vec![1792, 1]),
-            (HEADROOM, 1792 + SIZE, vec![1792, SIZE]),
+            (HEADROOM, 2 * 1792, vec![1792, 1792]),
             (0, SIZE + 1, vec![SIZE, 1]),
-            (SIZE - 1, 2 * SIZE, vec![1, SIZE, SIZE - 1]),
+            (SIZE - 1, 2 * 1792, vec![1, 1792, 1791]),
             (12, 0, vec![0]),
         ] {
             let packet = cache.take_chain(headroom, total).unwrap();
@@ -354,8 +353,8 @@ mod tests {
         assert!(cache.take_chain(0, 64 * SIZE + 1).is_none());
         assert!(cache.take_chain(HEADROOM, usize::MAX).is_none());
         let held: Vec<Packet> = (0..60).map(|_| cache.take().unwrap()).collect();
-        assert!(cache.take_chain(0, 5 * SIZE).is_none());
-        let packet = cache.take_chain(0, 4 * SIZE).unwrap();
+        assert!(cache.take_chain(HEADROOM, 5 * 1792).is_none());
+        let packet = cache.take_chain(HEADROOM, 4 * 1792).unwrap();
         assert!(cache.take().is_none());
         cache.free_all(held);
         cache.free(packet);

@@ -13,7 +13,7 @@ use offcore_vhost::vring::Taken;
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
 
-use crate::{Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+use crate::{Accepts, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
 
 /// A vhost-user port.
 #[derive(Debug)]
@@ -168,8 +168,9 @@ impl TxQueue for VhostTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let submitted = self.enqueue.submit(ctx, burst);
         self.counters.add(submitted.packets as u64, submitted.bytes);
-        if submitted.too_big > 0 {
+        if submitted.too_big + submitted.unwanted > 0 {
             self.counters.drop(Drop::TooBig, submitted.too_big as u64);
+            self.counters.drop(Drop::Failed, submitted.unwanted as u64);
         }
         if !burst.is_empty() && !self.enqueue.enabled() {
             self.counters.drop_all(Drop::Down, burst, ctx.cache);
@@ -183,6 +184,10 @@ impl TxQueue for VhostTx {
 
     fn counters(&self) -> &TxCounters {
         &self.counters
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { offloads: self.enqueue.offloads(), segments: true }
     }
 
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {

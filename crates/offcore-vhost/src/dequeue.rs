@@ -13,15 +13,20 @@ use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover, QueueId};
-use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
-use offcore_wire::{ethernet, virtio_net};
+use offcore_wire::ethernet;
+use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
+use crate::pieces::{self, Piece};
 use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
+
+/// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
+pub(crate) const MAX_FRAME: usize = 65_535 + ethernet::HEADER_LEN + 8;
 
 /// How long a started queue may be disabled before what the guest transmits is discarded.
 const GRACE: Duration = Duration::from_millis(500);
@@ -35,7 +40,7 @@ pub struct Dequeued {
     pub packets: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Chains returned to the guest without a packet: longer than a packet buffer.
+    /// Chains returned to the guest without a packet: longer than any packet.
     pub too_big: usize,
     /// Likewise: too short, or with a header that asks for what was not negotiated.
     pub malformed: usize,
@@ -164,7 +169,8 @@ impl Dequeue {
     ) -> Result<Gathered, RingError> {
         let vring = &mut self.vring;
         let Some(active) = vring.active.as_mut() else { return Ok(Gathered::Some) };
-        let Active { queue, config, .. } = active;
+        let Active { queue, config, offloads, .. } = active;
+        let offloads = *offloads;
         let first_new = burst.len();
         let mut sink = Sink { burst, slots: &mut vring.slots, chains: &mut vring.chains, dequeued };
         vring.list.clear();
@@ -189,7 +195,7 @@ impl Dequeue {
                 active.publish();
             }
             ctx.clock.lap(Stage::Publish);
-            check_headers(burst, first_new, ctx.cache, dequeued);
+            check_headers(burst, first_new, offloads, ctx.cache, dequeued);
             ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Header);
         }
@@ -209,6 +215,7 @@ impl Dequeue {
         let (first, mask) = (ring.oldest_slot(), ring.mask());
         let since = ctx.mover.reaping(vring.queue, ready);
         let Some(active) = vring.active.as_mut() else { return };
+        let offloads = active.offloads;
         // Those of the next call as well: their lines come over from the engine while this burst is worked on.
         for i in ready..done.min(ready + ctx.burst) {
             if let Some(packet) = &vring.slots[(first + i) & mask].packet {
@@ -230,7 +237,7 @@ impl Dequeue {
         for i in 0..ready {
             burst.extend(vring.slots[(first + i) & mask].packet.take());
         }
-        check_headers(burst, first_new, ctx.cache, dequeued);
+        check_headers(burst, first_new, offloads, ctx.cache, dequeued);
         vring.left(ctx.mover, ready);
         ctx.mover.reaped(vring.queue, ready, since);
         ctx.clock.lap(Stage::Header);
@@ -370,7 +377,7 @@ enum Gathered {
 
 /// Why a chain is not a packet.
 enum Unfit {
-    /// Longer than a packet buffer.
+    /// Longer than any packet.
     TooBig(Chain),
     /// Shorter than the headers.
     TooShort(Chain),
@@ -395,18 +402,24 @@ fn chain<Q: DeviceQueue>(
     cache: &mut PoolCache,
 ) -> Result<(Packet, Chain), Unfit> {
     let single = queue.single(ahead, &config.memory, Direction::Readable).map_err(Unfit::Broken)?;
-    let Some((Buffer { addr, len }, chain)) = single else {
-        return chain_in_pieces(queue, ahead, config, token, max_copies, list, cache);
+    let (addr, len, chain) = match single {
+        Some((Buffer { addr, len }, chain)) if HEADROOM + len as usize <= cache.pool().chunk_size() => {
+            (addr, len, chain)
+        }
+        _ => return chain_in_pieces(queue, ahead, config, token, max_copies, list, cache),
     };
+    if (len as usize) < NET_HEADER + ethernet::HEADER_LEN {
+        return Err(Unfit::TooShort(chain));
+    }
     if list.len() == max_copies {
         return Err(Unfit::ListFull);
     }
-    let packet = packet_for(len, chain, cache)?;
+    let packet = cache.take_sized(HEADROOM + NET_HEADER, len as usize - NET_HEADER).ok_or(Unfit::Starved)?;
     list.push(Copy { src: addr.as_ptr(), dst: start_of(&packet), len, token });
     Ok((packet, chain))
 }
 
-/// A chain of several buffers.
+/// A chain of several buffers, or one that takes several packet buffers.
 #[cold]
 fn chain_in_pieces<Q: DeviceQueue>(
     queue: &mut Q,
@@ -417,36 +430,41 @@ fn chain_in_pieces<Q: DeviceQueue>(
     list: &mut ArrayVec<Copy, LIST>,
     cache: &mut PoolCache,
 ) -> Result<(Packet, Chain), Unfit> {
-    let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
-    let mut total = 0u32;
-    let walked = queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |piece| {
-        pieces.push(piece);
-        total = total.saturating_add(piece.len);
-    });
+    let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+    let mut total = 0usize;
+    let walked =
+        queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |Buffer { addr, len }| {
+            from.push(Piece { addr: addr.as_ptr(), len });
+            total += len as usize;
+        });
     let chain = walked.map_err(Unfit::Broken)?;
-    if list.len() + pieces.len() > max_copies {
-        return Err(Unfit::ListFull);
-    }
-    let packet = packet_for(total, chain, cache)?;
-    let mut dst = start_of(&packet);
-    for Buffer { addr, len } in pieces {
-        list.push(Copy { src: addr.as_ptr(), dst, len, token });
-        dst = dst.wrapping_add(len as usize);
-    }
-    Ok((packet, chain))
-}
-
-/// A packet buffer for a chain of `total` bytes, virtio-net header included.
-#[inline(always)]
-fn packet_for(total: u32, chain: Chain, cache: &mut PoolCache) -> Result<Packet, Unfit> {
-    let total = total as usize;
     if total < NET_HEADER + ethernet::HEADER_LEN {
         return Err(Unfit::TooShort(chain));
     }
-    if HEADROOM + total > cache.pool().chunk_size() {
+    let frame = total - NET_HEADER;
+    let pool = cache.pool();
+    if frame > MAX_FRAME || frame.div_ceil(pool.data_room()) > MAX_PIECES {
         return Err(Unfit::TooBig(chain));
     }
-    cache.take_sized(HEADROOM + NET_HEADER, total - NET_HEADER).ok_or(Unfit::Starved)
+    let packet = cache.take_chain(HEADROOM + NET_HEADER, frame).ok_or(Unfit::Starved)?;
+    let to = pieces_of(pool, &packet);
+    if list.len() + from.len() + to.len() - 1 > max_copies {
+        cache.free(packet);
+        return Err(Unfit::ListFull);
+    }
+    pieces::copies(&from, &to, token, |copy| list.push(copy));
+    Ok((packet, chain))
+}
+
+/// The buffers of a packet, with room for the virtio-net header in front of the first.
+pub(crate) fn pieces_of(pool: &Pool, packet: &Packet) -> ArrayVec<Piece, MAX_PIECES> {
+    let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+    pool.for_each_segment(packet, |addr, len| pieces.push(Piece { addr: addr.as_ptr(), len: len as u32 }));
+    if let Some(first) = pieces.first_mut() {
+        first.addr = first.addr.wrapping_sub(NET_HEADER);
+        first.len += NET_HEADER as u32;
+    }
+    pieces
 }
 
 /// Where the virtio-net header of a packet goes.
@@ -455,34 +473,80 @@ fn start_of(packet: &Packet) -> *mut u8 {
     packet.data().as_ptr().wrapping_sub(NET_HEADER)
 }
 
-/// Drops the packets from `first` on whose virtio-net header asks for anything: no offloads are negotiated.
+/// Counts the packets from `first` on, and looks at those whose virtio-net header asks for something.
 #[inline(always)]
-fn check_headers(burst: &mut Burst, first: usize, cache: &mut PoolCache, dequeued: &mut Dequeued) {
+fn check_headers(
+    burst: &mut Burst,
+    first: usize,
+    offloads: Offloads,
+    cache: &mut PoolCache,
+    dequeued: &mut Dequeued,
+) {
     let mut plain = true;
     for packet in &mut burst[first..] {
+        plain &= packet.is_plain();
         let header = packet.headroom_mut(NET_HEADER);
         plain &= header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE;
         dequeued.bytes += packet.len() as u64;
     }
     dequeued.packets += burst.len() - first;
     if !plain {
-        drop_asking(burst, first, cache, dequeued);
+        check_offloads(burst, first, offloads, cache, dequeued);
     }
 }
 
+/// Marks the packets that ask for something, and drops those that ask for what makes no sense or was not negotiated.
 #[cold]
-fn drop_asking(burst: &mut Burst, first: usize, cache: &mut PoolCache, dequeued: &mut Dequeued) {
+fn check_offloads(
+    burst: &mut Burst,
+    first: usize,
+    offloads: Offloads,
+    cache: &mut PoolCache,
+    dequeued: &mut Dequeued,
+) {
     let mut index = first;
     while index < burst.len() {
-        let header = burst[index].headroom_mut(NET_HEADER);
-        if header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE {
-            index += 1;
-            continue;
+        let (packet, pool) = (&mut burst[index], cache.pool());
+        let total = pool.total_len(packet);
+        dequeued.bytes += (total - packet.len()) as u64;
+        let bytes = packet.headroom_mut(NET_HEADER);
+        let header = bytes.first_chunk().map(NetHeader::from_bytes).unwrap_or_default();
+        match asked_for(header, total, offloads) {
+            Ok(None) => {}
+            Ok(Some(header)) => {
+                // copy-ok: the header as it was understood, without what else the guest wrote there
+                bytes.copy_from_slice(&header.to_bytes());
+                packet.set_offload(true);
+            }
+            Err(Malformed) => {
+                let packet = burst.remove(index);
+                dequeued.packets -= 1;
+                dequeued.bytes -= total as u64;
+                dequeued.malformed += 1;
+                cache.free(packet);
+                continue;
+            }
         }
-        let packet = burst.remove(index);
-        dequeued.packets -= 1;
-        dequeued.bytes -= packet.len() as u64;
-        dequeued.malformed += 1;
-        cache.free(packet);
+        index += 1;
     }
+}
+
+/// A header asks for what makes no sense or was not negotiated.
+#[derive(Debug)]
+pub(crate) struct Malformed;
+
+/// What a header that a guest wrote asks for, if anything, in front of a frame of `total` bytes.
+pub(crate) fn asked_for(
+    header: NetHeader,
+    total: usize,
+    offloads: Offloads,
+) -> Result<Option<NetHeader>, Malformed> {
+    let flags = header.flags & virtio_net::F_NEEDS_CSUM;
+    let header = NetHeader { flags, num_buffers: 0, ..header };
+    // Segments have checksums of their own, so they are left open, too (virtio 1.2, section 5.1.6.2.1).
+    let open = header.needs_checksum() || !header.is_gso();
+    if header.check(total).is_err() || !offloads.allows(&header) || !open {
+        return Err(Malformed);
+    }
+    Ok((header.needs_checksum() || header.is_gso()).then_some(header))
 }

@@ -11,14 +11,17 @@ use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover};
-use offcore_mem::{Burst, Packet};
+use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::device::{Buffer, DeviceQueue, Direction};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::Stage;
+use offcore_wire::virtio_net::{NetHeader, Offloads};
 
 use crate::cell::VringCell;
 use crate::cell::VringConfig;
+use crate::dequeue::pieces_of;
 use crate::features::NET_HEADER;
+use crate::pieces::{self, Piece};
 use crate::vring::{Active, Context, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
@@ -30,6 +33,9 @@ pub struct Submitted {
     pub bytes: u64,
     /// Packets dropped and freed because the guest's chains are too short for them.
     pub too_big: usize,
+    /// Packets dropped and freed because they ask for an offload that the guest did not agree to:
+    /// [`Enqueue::offloads`] says to which it did.
+    pub unwanted: usize,
 }
 
 /// The worker's side of a virtqueue that the guest receives from.
@@ -42,6 +48,8 @@ pub struct Enqueue {
 enum Stop {
     /// The packet in front cannot be delivered: drop it and go on.
     TooBig,
+    /// The packet in front asks for what the guest does not do: likewise.
+    Unwanted,
     /// No chain, or no room for a packet more in flight: later.
     Full,
     /// No room for its copies in this list or channel: the next list begins with it.
@@ -93,6 +101,10 @@ impl Enqueue {
                 Some(Stop::TooBig) => {
                     ctx.cache.free(burst.remove(0));
                     submitted.too_big += 1;
+                }
+                Some(Stop::Unwanted) => {
+                    ctx.cache.free(burst.remove(0));
+                    submitted.unwanted += 1;
                 }
                 Some(Stop::Broken(error)) => {
                     self.vring.break_down(error);
@@ -156,6 +168,11 @@ impl Enqueue {
         self.vring.active.as_ref().is_some_and(|active| active.config.enabled)
     }
 
+    /// What packets may leave to the guest: [`Packet::set_offload`].
+    pub fn offloads(&self) -> Offloads {
+        self.vring.active.as_ref().map(|active| active.offloads).unwrap_or_default()
+    }
+
     /// Gathers and submits one list of copies; says why it ended before the end of the burst. With `NOW` the core makes
     /// the copies and nothing older is in flight, so the packets are complete, published and freed at once.
     #[inline(always)]
@@ -169,14 +186,17 @@ impl Enqueue {
         let wanted = burst_limit(burst.len()).min(plan.packets);
         let vring = &mut self.vring;
         let active = vring.active.as_mut().filter(|_| wanted > 0);
-        let Some(Active { queue, config, mergeable }) = active else { return Some(Stop::Full) };
+        let Some(Active { queue, config, mergeable, offloads }) = active else { return Some(Stop::Full) };
         let ring = ctx.mover.ring(vring.queue);
         let (first, mask) = (ring.next_slot(), ring.mask());
+        let pool = ctx.cache.pool();
         let (slots, chains) = (&mut vring.slots, &mut vring.chains);
         vring.list.clear();
         let (taken, stop) = with_queue!(queue, queue => {
             let room = plan.copies.min(LIST);
-            let mut gather = Gather { queue, config, mergeable: *mergeable, list: &mut vring.list, room, ahead: 0, known: 0 };
+            let mut gather = Gather { queue, config, mergeable: *mergeable,
+                offloads: *offloads,
+                pool, list: &mut vring.list, room, ahead: 0, known: 0 };
             gather.burst(&mut burst[..wanted], submitted, |gather, packet| {
                 let token = vring.queue.token(ring.next_slot());
                 let before = gather.list.len();
@@ -224,6 +244,8 @@ struct Gather<'a, Q> {
     queue: &'a mut Q,
     config: &'a VringConfig,
     mergeable: bool,
+    offloads: Offloads,
+    pool: &'static Pool,
     list: &'a mut ArrayVec<Copy, LIST>,
     /// Copies that fit.
     room: usize,
@@ -254,7 +276,8 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
                 break;
             }
             taken += 1;
-            submitted.bytes += packet.len() as u64;
+            let len = if packet.is_plain() { packet.len() } else { self.pool.total_len(packet) };
+            submitted.bytes += len as u64;
         }
         self.queue.consume(self.ahead);
         (taken, stop)
@@ -271,6 +294,9 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
     ) -> Result<u16, Stop> {
         if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
+        }
+        if !packet.is_plain() {
+            return self.packet_with_more(packet, token, take);
         }
         let total = (NET_HEADER + packet.len()) as u32;
         match self.queue.single(self.ahead, &self.config.memory, Direction::Writable)? {
@@ -294,6 +320,28 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         }
     }
 
+    /// A packet of several buffers, or one that leaves something to the guest.
+    #[cold]
+    fn packet_with_more(
+        &mut self,
+        packet: &mut Packet,
+        token: Token,
+        mut take: impl FnMut(&mut Q, Out),
+    ) -> Result<u16, Stop> {
+        if packet.has_offload() {
+            let header = packet.headroom_bytes(NET_HEADER).first_chunk().map(NetHeader::from_bytes);
+            // The guest may have changed its mind since the packet was made ready for it.
+            if !header.is_some_and(|header| self.offloads.allows(&header)) {
+                return Err(Stop::Unwanted);
+            }
+        }
+        let taken = self.packet_in_pieces(packet, token)?;
+        for &out in &taken {
+            take(self.queue, out);
+        }
+        Ok(taken.len() as u16)
+    }
+
     /// A packet that takes several buffers: chains of several descriptors, or (with mergeable buffers) several chains.
     #[cold]
     fn packet_in_pieces(
@@ -301,8 +349,9 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         packet: &mut Packet,
         token: Token,
     ) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
-        let mut left = (NET_HEADER + packet.len()) as u32;
-        let mut pieces: ArrayVec<Buffer, MAX_PIECES> = ArrayVec::new();
+        let from = pieces_of(self.pool, packet);
+        let mut left = from.iter().map(|piece| piece.len).sum::<u32>();
+        let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut taken: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
         let mut ahead = self.ahead;
         while left > 0 {
@@ -310,41 +359,42 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
             if ahead >= self.known && !self.queue.has(ahead)? {
                 return Err(Stop::Full);
             }
-            if (!self.mergeable && !taken.is_empty()) || taken.is_full() {
+            if (!self.mergeable && !taken.is_empty()) || taken.is_full() || to.is_full() {
                 return Err(Stop::TooBig);
             }
             let before = left;
             let memory = &self.config.memory;
             let chain = self.queue.walk(ahead, memory, Direction::Writable, MAX_PIECES, |buffer| {
                 let len = buffer.len.min(left);
-                if len > 0 && !pieces.is_full() {
-                    pieces.push(Buffer { addr: buffer.addr, len });
+                if len > 0 && !to.is_full() {
+                    to.push(Piece { addr: buffer.addr.as_ptr(), len });
                     left -= len;
                 }
             })?;
             taken.push(Out { chain, written: before - left });
             ahead += chain.entries;
         }
-        if self.list.len() + pieces.len() > self.room {
+        if self.list.len() + from.len() + to.len() - 1 > self.room {
             return Err(Stop::ListFull);
         }
-        let mut src = write_header(packet, taken.len() as u16);
-        for Buffer { addr, len } in pieces {
-            self.list.push(Copy { src, dst: addr.as_ptr(), len, token });
-            src = src.wrapping_add(len as usize);
-        }
+        write_header(packet, taken.len() as u16);
+        let list = &mut *self.list;
+        pieces::copies(&from, &to, token, |copy| list.push(copy));
         self.ahead = ahead;
         Ok(taken)
     }
 }
 
-/// Builds the virtio-net header (virtio 1.2, section 5.1.6) in the headroom; returns where it starts. No offloads are
-/// negotiated, so every field but `num_buffers` is zero.
+/// Builds the virtio-net header (virtio 1.2, section 5.1.6) in the headroom; returns where it starts. That of a packet
+/// which asks for something is there already, all but `num_buffers`.
 #[inline(always)]
 fn write_header(packet: &mut Packet, num_buffers: u16) -> *const u8 {
+    let asks = packet.has_offload();
     let header = packet.headroom_mut(NET_HEADER);
-    // copy-ok: the core builds the header
-    header[..10].fill(0);
+    if !asks {
+        // copy-ok: the core builds the header
+        header[..10].fill(0);
+    }
     // copy-ok: as above
     header[10..].copy_from_slice(&num_buffers.to_le_bytes());
     header.as_ptr()

@@ -1,13 +1,33 @@
 //! Feature bits (virtio 1.2, sections 5.1.3 and 6; vhost-user protocol).
 
+use offcore_wire::virtio_net::Offloads;
+
 /// The device completes partial checksums (VIRTIO_NET_F_CSUM).
 pub const NET_CSUM: u64 = 1 << 0;
+/// The driver accepts packets with partial checksums (VIRTIO_NET_F_GUEST_CSUM).
+pub const NET_GUEST_CSUM: u64 = 1 << 1;
+/// The device's configuration names an MTU (VIRTIO_NET_F_MTU). The front end serves it and tells us by NET_SET_MTU.
+pub const NET_MTU: u64 = 1 << 3;
+/// The driver accepts large IPv4 TCP packets (VIRTIO_NET_F_GUEST_TSO4).
+pub const NET_GUEST_TSO4: u64 = 1 << 7;
+/// The driver accepts large IPv6 TCP packets (VIRTIO_NET_F_GUEST_TSO6).
+pub const NET_GUEST_TSO6: u64 = 1 << 8;
+/// The driver accepts large TCP packets with congestion notification (VIRTIO_NET_F_GUEST_ECN).
+pub const NET_GUEST_ECN: u64 = 1 << 9;
+/// The device segments large IPv4 TCP packets (VIRTIO_NET_F_HOST_TSO4).
+pub const NET_HOST_TSO4: u64 = 1 << 11;
+/// The device segments large IPv6 TCP packets (VIRTIO_NET_F_HOST_TSO6).
+pub const NET_HOST_TSO6: u64 = 1 << 12;
+/// The device segments large TCP packets with congestion notification (VIRTIO_NET_F_HOST_ECN).
+pub const NET_HOST_ECN: u64 = 1 << 13;
 /// A packet may take several RX chains (VIRTIO_NET_F_MRG_RXBUF).
 pub const NET_MRG_RXBUF: u64 = 1 << 15;
-/// Several queue pairs (VIRTIO_NET_F_MQ).
-pub const NET_MQ: u64 = 1 << 22;
+/// The device's configuration says whether the link is up (VIRTIO_NET_F_STATUS). The front end serves it.
+pub const NET_STATUS: u64 = 1 << 16;
 /// Control virtqueue (VIRTIO_NET_F_CTRL_VQ), which a front end with several queue pairs serves itself.
 pub const NET_CTRL_VQ: u64 = 1 << 17;
+/// Several queue pairs (VIRTIO_NET_F_MQ).
+pub const NET_MQ: u64 = 1 << 22;
 /// Dirty pages are logged (VHOST_F_LOG_ALL).
 pub const VHOST_LOG_ALL: u64 = 1 << 26;
 /// Descriptors may point to tables of descriptors (VIRTIO_F_INDIRECT_DESC).
@@ -16,21 +36,40 @@ pub const RING_INDIRECT_DESC: u64 = 1 << 28;
 pub const RING_EVENT_IDX: u64 = 1 << 29;
 /// The vhost-user protocol features can be negotiated (VHOST_USER_F_PROTOCOL_FEATURES).
 pub const VHOST_USER_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Packed virtqueues (VIRTIO_F_RING_PACKED).
-pub const RING_PACKED: u64 = 1 << 34;
-/// The device returns chains in the order in which they were made available (VIRTIO_F_IN_ORDER).
-pub const RING_IN_ORDER: u64 = 1 << 35;
 /// A modern device (VIRTIO_F_VERSION_1).
 pub const VERSION_1: u64 = 1 << 32;
+/// Rings have the packed layout (VIRTIO_F_RING_PACKED).
+pub const RING_PACKED: u64 = 1 << 34;
+/// Chains are used in the order in which they were made available (VIRTIO_F_IN_ORDER).
+pub const RING_IN_ORDER: u64 = 1 << 35;
 
 /// What the back end offers.
-pub const OFFERED: u64 = NET_MRG_RXBUF
+pub const OFFERED: u64 = NET_CSUM
+    | NET_GUEST_CSUM
+    | NET_GUEST_TSO4
+    | NET_GUEST_TSO6
+    | NET_GUEST_ECN
+    | NET_HOST_TSO4
+    | NET_HOST_TSO6
+    | NET_HOST_ECN
+    | NET_MRG_RXBUF
+    | NET_MTU
+    | NET_STATUS
     | NET_MQ
     | NET_CTRL_VQ
     | RING_INDIRECT_DESC
     | RING_EVENT_IDX
     | VHOST_USER_PROTOCOL_FEATURES
     | VERSION_1;
+
+/// Device status: the driver has noticed the device (ACKNOWLEDGE; virtio 1.2, section 2.1).
+pub const STATUS_ACKNOWLEDGE: u8 = 1;
+/// Device status: the driver knows how to drive it (DRIVER).
+pub const STATUS_DRIVER: u8 = 2;
+/// Device status: the driver is ready (DRIVER_OK).
+pub const STATUS_DRIVER_OK: u8 = 4;
+/// Device status: driver and device agree on the features (FEATURES_OK).
+pub const STATUS_FEATURES_OK: u8 = 8;
 
 /// Length of the virtio-net header of a modern device, `num_buffers` included.
 pub const NET_HEADER: usize = offcore_wire::virtio_net::HEADER_LEN;
@@ -39,3 +78,105 @@ pub const NET_HEADER: usize = offcore_wire::virtio_net::HEADER_LEN;
 pub const PROTOCOL_MQ: u64 = 1 << 0;
 /// Protocol feature: every request can be acknowledged (VHOST_USER_PROTOCOL_F_REPLY_ACK).
 pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
+/// Protocol feature: the front end tells the MTU (VHOST_USER_PROTOCOL_F_NET_MTU).
+pub const PROTOCOL_NET_MTU: u64 = 1 << 4;
+/// Protocol feature: a socket for requests of the back end (VHOST_USER_PROTOCOL_F_BACKEND_REQ).
+pub const PROTOCOL_BACKEND_REQ: u64 = 1 << 5;
+/// Protocol feature: the device can be reset (VHOST_USER_PROTOCOL_F_RESET_DEVICE).
+pub const PROTOCOL_RESET_DEVICE: u64 = 1 << 13;
+/// Protocol feature: regions of memory come and go one by one (VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS).
+pub const PROTOCOL_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+/// Protocol feature: the virtio device status is told (VHOST_USER_PROTOCOL_F_STATUS).
+pub const PROTOCOL_STATUS: u64 = 1 << 16;
+
+/// The protocol features that the back end offers.
+pub const PROTOCOL_OFFERED: u64 = PROTOCOL_MQ
+    | PROTOCOL_REPLY_ACK
+    | PROTOCOL_NET_MTU
+    | PROTOCOL_BACKEND_REQ
+    | PROTOCOL_RESET_DEVICE
+    | PROTOCOL_CONFIGURE_MEM_SLOTS
+    | PROTOCOL_STATUS;
+
+/// Features that mean nothing without others (virtio 1.2, section 5.1.3.1): each with those of which it needs one.
+/// MQ needs CTRL_VQ, too, but the front end serves that queue and DPDK's does not pass the feature on.
+const NEEDS: [(u64, u64); 6] = [
+    (NET_GUEST_TSO4, NET_GUEST_CSUM),
+    (NET_GUEST_TSO6, NET_GUEST_CSUM),
+    (NET_GUEST_ECN, NET_GUEST_TSO4 | NET_GUEST_TSO6),
+    (NET_HOST_TSO4, NET_CSUM),
+    (NET_HOST_TSO6, NET_CSUM),
+    (NET_HOST_ECN, NET_HOST_TSO4 | NET_HOST_TSO6),
+];
+
+/// Of the features chosen those that mean something: without what it needs a feature is none.
+///
+/// A driver must not choose a feature without what it needs, but QEMU with `csum=off` offers its guest segmentation
+/// without checksums and passes on what the guest accepts. Such a guest does not use it, so nobody is refused for it.
+#[must_use]
+pub const fn effective(chosen: u64) -> u64 {
+    let (mut left, mut i) = (chosen, 0);
+    // What is needed stands before what needs it, so that one pass is enough.
+    while i < NEEDS.len() {
+        let (feature, needed) = NEEDS[i];
+        if left & needed == 0 {
+            left &= !feature;
+        }
+        i += 1;
+    }
+    left
+}
+
+/// What the guest may leave to others in packets that it transmits.
+#[must_use]
+pub const fn transmitted(chosen: u64) -> Offloads {
+    let chosen = effective(chosen);
+    Offloads {
+        checksum: chosen & NET_CSUM != 0,
+        tso4: chosen & NET_HOST_TSO4 != 0,
+        tso6: chosen & NET_HOST_TSO6 != 0,
+        ecn: chosen & NET_HOST_ECN != 0,
+    }
+}
+
+/// What packets may leave to the guest that receives them.
+#[must_use]
+pub const fn received(chosen: u64) -> Offloads {
+    let chosen = effective(chosen);
+    Offloads {
+        checksum: chosen & NET_GUEST_CSUM != 0,
+        tso4: chosen & NET_GUEST_TSO4 != 0,
+        tso6: chosen & NET_GUEST_TSO6 != 0,
+        ecn: chosen & NET_GUEST_ECN != 0,
+    }
+}
+
+/// Whether the rings have the packed layout.
+#[must_use]
+pub const fn is_packed(features: u64) -> bool {
+    features & RING_PACKED != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_feature_without_what_it_needs_is_none() {
+        let all = !0;
+        assert_eq!(effective(all), all);
+        assert_eq!(
+            effective(all & !NET_CSUM),
+            all & !(NET_CSUM | NET_HOST_TSO4 | NET_HOST_TSO6 | NET_HOST_ECN)
+        );
+        let guest = NET_GUEST_TSO4 | NET_GUEST_TSO6 | NET_GUEST_ECN;
+        assert_eq!(effective(all & !NET_GUEST_CSUM), all & !(NET_GUEST_CSUM | guest));
+        assert_eq!(
+            effective(all & !NET_HOST_TSO4),
+            all & !NET_HOST_TSO4,
+            "one version of IP is enough for ECN"
+        );
+        let without = all & !(NET_GUEST_TSO4 | NET_GUEST_TSO6);
+        assert_eq!(effective(without), without & !NET_GUEST_ECN);
+    }
+}

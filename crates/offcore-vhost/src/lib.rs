@@ -13,6 +13,7 @@ pub mod enqueue;
 pub mod features;
 pub mod frontend;
 pub mod message;
+mod pieces;
 pub mod vring;
 
 pub use backend::{Backend, BackendConfig, Device, DeviceEvents};

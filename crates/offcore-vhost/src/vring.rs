@@ -13,9 +13,10 @@ use offcore_mem::{BURST, GuestMemory, Packet, PoolCache};
 use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
+use offcore_wire::virtio_net::Offloads;
 
 use crate::cell::{Report, VringCell, VringConfig, Wanted};
-use crate::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
+use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
 
 /// Copies gathered before they are submitted, at most.
 pub(crate) const LIST: usize = 256;
@@ -59,10 +60,14 @@ pub(crate) struct Active {
     pub(crate) config: Arc<VringConfig>,
     pub(crate) queue: device::Queue,
     pub(crate) mergeable: bool,
+    /// What packets of this direction may ask for.
+    pub(crate) offloads: Offloads,
 }
 
 impl Active {
-    fn new(config: Arc<VringConfig>) -> Result<Self, RingError> {
+    /// `receives`: whether the guest receives from it.
+    fn new(config: Arc<VringConfig>, receives: bool) -> Result<Self, RingError> {
+        let offloads = if receives { features::received } else { features::transmitted };
         let has = |bit| config.features & bit != 0;
         let mut queue = device::Queue::new(
             config.layout.clone(),
@@ -72,7 +77,7 @@ impl Active {
         )?;
         // A worker polls: it needs no kicks.
         queue.set_notification(false);
-        Ok(Self { queue, mergeable: has(NET_MRG_RXBUF), config })
+        Ok(Self { queue, mergeable: has(NET_MRG_RXBUF), offloads: offloads(config.features), config })
     }
 
     /// Asks the driver to kick when there is something new, and then looks whether there is.
@@ -264,7 +269,8 @@ impl Vring {
     fn take_up(&mut self, mover: &mut Mover, vring: Option<Arc<VringConfig>>) {
         self.report.broken = None;
         self.active = None;
-        match vring.map(Active::new) {
+        let receives = self.cell.queue() % 2 == 0;
+        match vring.map(|vring| Active::new(vring, receives)) {
             None => {}
             Some(Ok(active)) => {
                 self.report.base = active.queue.base();

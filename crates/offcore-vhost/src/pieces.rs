@@ -1,0 +1,70 @@
+//! Copies between two lists of pieces, whose boundaries need not agree.
+
+use offcore_dma::Copy;
+use offcore_dma::channel::Token;
+
+/// A piece of memory: its first byte and its length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) addr: *mut u8,
+    pub(crate) len: u32,
+}
+
+/// Calls `push` with the copies that take the bytes of `from`, in order, to those of `to`, as far as the shorter of both
+/// goes: at most as many as both have pieces.
+pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl FnMut(Copy)) {
+    let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
+    let (mut src, mut dst) = (from.next(), to.next());
+    while let (Some(s), Some(d)) = (src, dst) {
+        let len = s.len.min(d.len);
+        if len > 0 {
+            push(Copy { src: s.addr, dst: d.addr, len, token });
+        }
+        src = s.after(len).or_else(|| from.next());
+        dst = d.after(len).or_else(|| to.next());
+    }
+}
+
+impl Piece {
+    /// What is left behind the first `len` bytes.
+    fn after(self, len: u32) -> Option<Self> {
+        let left = self.len - len;
+        (left > 0).then(|| Self { addr: self.addr.wrapping_add(len as usize), len: left })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pieces(base: usize, lens: &[u32]) -> Vec<Piece> {
+        // Each begins where the one before it ended, so that a copy's place says how far it is.
+        let mut at = base;
+        let piece = |&len: &u32| {
+            let addr = std::ptr::without_provenance_mut(at);
+            at += len as usize;
+            Piece { addr, len }
+        };
+        lens.iter().map(piece).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_goes_to_its_place_once(from in prop::collection::vec(0..50u32, 0..8), to in prop::collection::vec(0..50u32, 0..8)) {
+            let wanted = from.iter().sum::<u32>().min(to.iter().sum());
+            let (mut done, mut count) = (0, 0);
+            let mut right = true;
+            copies(&pieces(1000, &from), &pieces(5000, &to), 7, |copy| {
+                right &= copy.src.addr() == 1000 + done && copy.dst.addr() == 5000 + done && copy.len > 0;
+                right &= copy.token == 7;
+                done += copy.len as usize;
+                count += 1;
+            });
+            prop_assert!(right);
+            prop_assert_eq!(done, wanted as usize);
+            prop_assert!(count <= from.len() + to.len());
+        }
+    }
+}
