@@ -1,10 +1,11 @@
 //! Rings.
 //!
 //! * [`split`], [`packed`]: virtqueues (virtio 1.2, sections 2.7 and 2.8): layout, and what both sides share,
-//! * [`device`]: the device's side, whatever the format,
+//! * [`device`], [`driver`]: the two sides, whatever the format,
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
 pub mod device;
+pub mod driver;
 mod layout;
 pub mod packed;
 pub mod prefetch;

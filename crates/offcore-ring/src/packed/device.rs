@@ -1,67 +1,347 @@
-//! The device side of a packed virtqueue.
-use super::Layout;
+//! The device side of a packed virtqueue: takes available chains, returns used ones.
+//!
+//! [`DeviceQueue::look`] copies available descriptors into a private window, in which chains are then found;
+//! [`DeviceQueue::push_used`] writes used descriptors over the available ones, all but the first of a burst, which
+//! [`DeviceQueue::publish`] writes last: the driver waits for that one and sees the burst as a whole.
+
+use std::sync::atomic::Ordering;
+
+use offcore_mem::{GuestMemory, RegionCache};
+
 use crate::RingError;
-use crate::device::{Buffer, Chain, DeviceQueue, Direction};
-use offcore_mem::GuestMemory;
+use crate::device::{Buffer, Chain, DeviceQueue, Direction, Walker};
+use crate::prefetch;
+use crate::split::device::read_unaligned;
+use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_SIZE};
+
+use super::{Descriptor, Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
+
+/// Longest indirect table we read: no chain may be longer than the largest queue.
+const MAX_INDIRECT: u32 = MAX_SIZE as u32;
+
+/// A private copy of an available descriptor.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    addr: u64,
+    word: Word,
+}
+
 /// The device side of one queue.
 #[derive(Debug)]
-pub enum Queue {}
+pub struct Queue {
+    layout: Layout,
+    event_idx: bool,
+    indirect: bool,
+    /// The next available descriptor to take.
+    next: Position,
+    /// How many from there on are in the window.
+    known: u32,
+    /// Where in the window the next one is: counts on, and counts modulo [`WINDOW`].
+    first: u32,
+    window: [Entry; WINDOW],
+    /// Where the next used descriptor goes.
+    used: Position,
+    /// Where the first goes that the driver has not seen.
+    published: Position,
+    /// That one, when there is one: it is written last.
+    held: Word,
+    signal: Signal,
+    region: RegionCache,
+}
+
+// SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
+unsafe impl Send for Queue {}
+
 impl Queue {
-    /// Not yet.
+    /// The device side of the queue in `layout`, which goes on at `base`: index and wrap counter of the next available
+    /// descriptor in bits 0 to 14 and 15 ([`super::FRESH_BASE`] for a fresh queue; what [`DeviceQueue::base`] said when it
+    /// was stopped). The next used descriptor goes to the same place, since nothing is in flight when a queue starts; the
+    /// upper half, which not every front end sends, is not looked at.
     ///
     /// # Errors
-    /// Always.
-    pub fn new(layout: Layout, _base: u32, _event_idx: bool, _indirect: bool) -> Result<Self, RingError> {
-        Err(RingError::Size(layout.size().into()))
+    /// [`RingError::Base`] when the ring has no such descriptor.
+    pub fn new(layout: Layout, base: u32, event_idx: bool, indirect: bool) -> Result<Self, RingError> {
+        let next = Position::decode(base as u16, layout.size.into())
+            .ok_or(RingError::Base { found: base as u16, size: layout.size })?;
+        Ok(Self {
+            layout,
+            event_idx,
+            indirect,
+            next,
+            known: 0,
+            first: 0,
+            window: [Entry::default(); WINDOW],
+            used: next,
+            published: next,
+            held: Word::default(),
+            signal: Signal { entries: 0, first: true },
+            region: RegionCache::empty(),
+        })
+    }
+
+    #[inline(always)]
+    fn ring_size(&self) -> u32 {
+        self.layout.size.into()
+    }
+
+    /// How many descriptors may be available: all that the driver has not given away.
+    #[inline(always)]
+    fn room(&self) -> u32 {
+        let size = self.ring_size();
+        size - self.next.since(self.published, size).min(size)
+    }
+
+    /// Reads on until `wanted` descriptors, at most [`WINDOW`], are in the window or one is not available.
+    #[inline(always)]
+    fn read_on(&mut self, wanted: u32) -> Result<(), RingError> {
+        let (size, room) = (self.ring_size(), self.room());
+        let most = wanted.min(room);
+        while self.known < most {
+            let from = self.next.after(self.known, size);
+            let run = (most - self.known).min(from.before_wrap(size));
+            let window = &mut self.window;
+            let mut slot = self.first.wrapping_add(self.known);
+            let found = self.layout.read_available(from, run, |word, addr| {
+                window[slot as usize % WINDOW] = Entry { addr, word };
+                slot = slot.wrapping_add(1);
+            });
+            self.known += found;
+            if found < run {
+                return Ok(());
+            }
+        }
+        if wanted > room { self.check_not_taken(room) } else { Ok(()) }
+    }
+
+    /// All descriptors are taken up to `room` from the next one on: the one there is the first that was not returned.
+    #[cold]
+    fn check_not_taken(&self, room: u32) -> Result<(), RingError> {
+        let size = self.ring_size();
+        let at = self.next.after(room, size);
+        if self.layout.load(at).is(at.available(size)) {
+            return Err(RingError::Taken { index: at.index(size) as u16 });
+        }
+        Ok(())
+    }
+
+    /// The entry `ahead` of the next one, from the window or the ring; `None` when it is not available.
+    #[inline(always)]
+    fn entry(&self, ahead: u32) -> Option<Entry> {
+        if ahead < self.known {
+            return Some(self.window[self.first.wrapping_add(ahead) as usize % WINDOW]);
+        }
+        self.entry_beyond(ahead)
+    }
+
+    fn entry_beyond(&self, ahead: u32) -> Option<Entry> {
+        let size = self.ring_size();
+        if ahead >= self.room() {
+            return None;
+        }
+        let at = self.next.after(ahead, size);
+        let word = self.layout.load(at);
+        word.is(at.available(size)).then(|| Entry { addr: self.layout.load_addr(at), word })
+    }
+
+    /// Ring index of the entry `ahead` of the next one, which errors name.
+    fn index(&self, ahead: u32) -> u16 {
+        let size = self.ring_size();
+        self.next.after(ahead, size).index(size) as u16
+    }
+
+    /// Visits the buffers of an indirect table, which `entry` names.
+    fn table(
+        &self,
+        entry: Entry,
+        walker: &mut Walker<'_>,
+        visit: &mut impl FnMut(Buffer),
+    ) -> Result<(), RingError> {
+        let (head, len, flags) = (walker.head, entry.word.len(), entry.word.flags());
+        let entries = len / size_of::<Descriptor>() as u32;
+        if flags & DESC_NEXT != 0 || !len.is_multiple_of(16) || entries == 0 || entries > MAX_INDIRECT {
+            return Err(RingError::IndirectTable { head, len, flags });
+        }
+        if !self.indirect {
+            return Err(RingError::IndirectNotAllowed { head });
+        }
+        let mut region = RegionCache::empty();
+        for index in 0..entries {
+            if index as usize == walker.max {
+                return Err(walker.too_many());
+            }
+            // Each entry is translated by itself, so a table may cross regions.
+            let addr = entry.addr.wrapping_add(u64::from(index) * 16);
+            let at = walker.memory.translate(addr, 16, &mut region);
+            let at = at.ok_or(RingError::Address { addr, len: 16 })?;
+            // SAFETY: translate found 16 bytes there, which stay mapped as long as the walker's memory lives.
+            let found = unsafe { read_unaligned(at) };
+            // Flags stand where a split queue's descriptor names the next one. None but WRITE means anything here.
+            walker.descriptor((found.addr, found.len, found.next & DESC_WRITE), visit)?;
+        }
+        Ok(())
     }
 }
+
 impl DeviceQueue for Queue {
+    #[inline(always)]
     fn size(&self) -> u16 {
-        match *self {}
+        self.layout.size
     }
+
     fn base(&self) -> u32 {
-        match *self {}
+        let size = self.ring_size();
+        u32::from(self.next.encode(size)) | u32::from(self.used.encode(size)) << 16
     }
-    fn look(&mut self, _: usize) -> Result<usize, RingError> {
-        match *self {}
+
+    #[inline(always)]
+    fn look(&mut self, wanted: usize) -> Result<usize, RingError> {
+        let wanted = wanted.min(WINDOW) as u32;
+        if self.known < wanted {
+            self.read_on(wanted)?;
+        }
+        Ok(self.known.min(wanted) as usize)
     }
-    fn has(&mut self, _: u16) -> Result<bool, RingError> {
-        match *self {}
-    }
+
+    #[inline(always)]
     fn single(
         &mut self,
-        _: u16,
-        _: &GuestMemory,
-        _: Direction,
+        ahead: u16,
+        memory: &GuestMemory,
+        direction: Direction,
     ) -> Result<Option<(Buffer, Chain)>, RingError> {
-        match *self {}
+        let ahead = u32::from(ahead);
+        if ahead >= self.known {
+            return Ok(None);
+        }
+        let Entry { addr, word } = self.window[self.first.wrapping_add(ahead) as usize % WINDOW];
+        if word.flags() & (DESC_NEXT | DESC_INDIRECT) != 0 {
+            return Ok(None);
+        }
+        if !direction.fits(word.flags()) {
+            return Err(RingError::Direction { head: self.index(ahead) });
+        }
+        // A buffer across two regions is taken apart by `walk`, which also says when it is in none.
+        let host = memory.translate(addr, word.len(), &mut self.region);
+        Ok(host.map(|addr| (Buffer { addr, len: word.len() }, Chain { id: word.id(), entries: 1 })))
     }
+
     fn walk(
         &mut self,
-        _: u16,
-        _: &GuestMemory,
-        _: Direction,
-        _: usize,
-        _: impl FnMut(Buffer),
+        ahead: u16,
+        memory: &GuestMemory,
+        direction: Direction,
+        max: usize,
+        mut visit: impl FnMut(Buffer),
     ) -> Result<Chain, RingError> {
-        match *self {}
+        let ahead = u32::from(ahead);
+        let head = self.index(ahead);
+        let mut region = self.region;
+        let mut walker = Walker { head, memory, direction, max, region: &mut region, visited: 0 };
+        let mut entries = 0;
+        let last = loop {
+            let Some(entry) = self.entry(ahead + entries) else {
+                return Err(if ahead + entries < self.room() {
+                    RingError::PartialChain { head }
+                } else {
+                    RingError::Loop { head, size: self.ring_size() }
+                });
+            };
+            if entries as usize == max {
+                return Err(walker.too_many());
+            }
+            entries += 1;
+            let flags = entry.word.flags();
+            if flags & DESC_INDIRECT != 0 {
+                if entries > 1 {
+                    return Err(RingError::IndirectNotAllowed { head });
+                }
+                self.table(entry, &mut walker, &mut visit)?;
+                break entry;
+            }
+            walker.descriptor((entry.addr, entry.word.len(), flags), &mut visit)?;
+            if flags & DESC_NEXT == 0 {
+                break entry;
+            }
+        };
+        self.region = region;
+        Ok(Chain { id: last.word.id(), entries: entries as u16 })
     }
-    fn consume(&mut self, _: u16) {
-        match *self {}
+
+    #[inline(always)]
+    fn has(&mut self, ahead: u16) -> Result<bool, RingError> {
+        let ahead = u32::from(ahead);
+        if ahead < self.known {
+            return Ok(true);
+        }
+        if ahead < WINDOW as u32 {
+            self.read_on(ahead + 1)?;
+            return Ok(ahead < self.known);
+        }
+        let room = self.room();
+        if ahead >= room {
+            self.check_not_taken(room)?;
+        }
+        Ok(self.entry_beyond(ahead).is_some())
     }
-    fn push_used(&mut self, _: Chain, _: u32) {
-        match *self {}
+
+    #[inline(always)]
+    fn consume(&mut self, entries: u16) {
+        let entries = u32::from(entries);
+        debug_assert!(entries <= self.room());
+        self.next = self.next.after(entries, self.ring_size());
+        self.first = self.first.wrapping_add(entries);
+        self.known = self.known.saturating_sub(entries);
     }
+
+    #[inline(always)]
+    fn push_used(&mut self, chain: Chain, written: u32) {
+        let size = self.ring_size();
+        let flags = self.used.used(size) | if written > 0 { DESC_WRITE } else { 0 };
+        let word = Word::new(written, chain.id, flags);
+        if self.used == self.published {
+            self.held = word;
+        } else {
+            self.layout.store(self.used, word);
+        }
+        debug_assert!(
+            self.next.since(self.used, size) >= u32::from(chain.entries),
+            "returned, but not taken"
+        );
+        self.used = self.used.after(chain.entries.into(), size);
+    }
+
+    #[inline(always)]
     fn publish(&mut self) {
-        match *self {}
+        if self.used != self.published {
+            self.layout.publish(self.published, self.held);
+            self.signal.add(self.used.since(self.published, self.ring_size()));
+            self.published = self.used;
+        }
     }
+
+    #[inline(always)]
     fn needs_notification(&mut self) -> bool {
-        match *self {}
+        let size = self.ring_size();
+        self.signal.is_due(self.layout.driver_event(), self.event_idx, self.published, size)
     }
-    fn set_notification(&mut self, _: bool) {
-        match *self {}
+
+    fn set_notification(&mut self, wanted: bool) {
+        let size = self.ring_size();
+        let event = if wanted && self.event_idx {
+            // The first that the caller does not know of.
+            Event::at(self.next.after(self.known, size), size)
+        } else {
+            Event::all(wanted)
+        };
+        self.layout.device_event().store(event.0, Ordering::Relaxed);
+        full_barrier();
     }
-    fn prefetch_used(&self, _: usize) {
-        match *self {}
+
+    #[inline(always)]
+    fn prefetch_used(&self, chains: usize) {
+        let at = self.layout.at(self.used);
+        for descriptor in (0..chains).step_by(prefetch::LINE / size_of::<Descriptor>()) {
+            prefetch::write(at.wrapping_add(descriptor));
+        }
     }
 }

@@ -37,9 +37,10 @@ pub struct Queue {
     /// How far available entries are ahead of the used elements that return them: 0, unless the driver started the queue
     /// at an entry of its own choice.
     lead: u16,
-    /// Used index at which the driver was last looked at for notification; `None` before the first time: a driver may
-    /// wait since before the queue was started here.
-    signalled: Option<u16>,
+    /// Used index at which the driver was last looked at for notification.
+    signalled: u16,
+    /// It never was: it may wait since before the queue was started here.
+    first_signal: bool,
     region: RegionCache,
     /// The chains that were looked at: as many as `known` says, from `next_avail` on.
     heads: [u16; LOOK],
@@ -63,7 +64,8 @@ impl Queue {
             next_used: used.into(),
             published: used,
             lead: base.wrapping_sub(used),
-            signalled: None,
+            signalled: used,
+            first_signal: true,
             region: RegionCache::empty(),
             heads: [0; LOOK],
             known: 0,
@@ -243,15 +245,15 @@ impl DeviceQueue for Queue {
 
     #[inline(always)]
     fn needs_notification(&mut self) -> bool {
-        let (before, new) = (self.signalled, self.published);
-        if before == Some(new) {
+        let (old, new) = (self.signalled, self.published);
+        if old == new {
             return false;
         }
         full_barrier();
-        self.signalled = Some(new);
+        self.signalled = new;
+        let first = std::mem::take(&mut self.first_signal);
         if self.event_idx {
-            let event = self.layout.used_event().load(Ordering::Relaxed);
-            before.is_none_or(|old| need_event(event, new, old))
+            first || need_event(self.layout.used_event().load(Ordering::Relaxed), new, old)
         } else {
             self.layout.avail_flags().load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
         }

@@ -12,15 +12,7 @@ use super::{
     AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
     full_barrier, need_event,
 };
-
-/// A chain that the device has returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used<T> {
-    /// What was given to [`Queue::add`].
-    pub token: T,
-    /// Bytes that the device says it has written: another party's claim.
-    pub len: u32,
-}
+pub use crate::driver::Used;
 
 /// The driver side of one queue. `T` names a chain to its owner.
 #[derive(Debug)]

@@ -63,6 +63,19 @@ pub enum RingError {
     /// The size is not a power of two up to 32768.
     #[error("queue size {0}: expected a power of two from 1 to {MAX_SIZE}")]
     Size(u32),
+    /// The size of a packed queue is 0 or above 32768.
+    #[error("packed queue size {0}: expected 1 to {MAX_SIZE}")]
+    PackedSize(u32),
+    /// A packed queue is to start at a descriptor that it does not have.
+    #[error(
+        "packed queue of {size} is to start at {found:#x}, which is not below its size (bit 15 is the wrap counter)"
+    )]
+    Base {
+        /// Where it is to start.
+        found: u16,
+        /// Queue size.
+        size: u16,
+    },
     /// A ring part is not aligned as the specification asks.
     #[error("{part} at {address:#x} is not aligned to {align} bytes")]
     Alignment {
@@ -94,6 +107,18 @@ pub enum RingError {
         expected: u16,
         /// Queue size.
         size: u16,
+    },
+    /// A packed queue's descriptor is available again before it was returned.
+    #[error("descriptor {index} was made available again before it was returned")]
+    Taken {
+        /// Which descriptor.
+        index: u16,
+    },
+    /// A packed queue's chain goes on in a descriptor that is not available.
+    #[error("chain at descriptor {head} goes on in a descriptor that was not made available")]
+    PartialChain {
+        /// First descriptor.
+        head: u16,
     },
     /// A descriptor index is not below the table's size.
     #[error("descriptor {found} of a table of {size}")]

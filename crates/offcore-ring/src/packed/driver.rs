@@ -1,0 +1,244 @@
+//! The driver side of a packed virtqueue: makes chains available, collects used ones in whatever order they come.
+//!
+//! The first descriptor of a burst is written last, so that the device sees the burst as a whole. The device is another
+//! party too: what it writes is read once and checked.
+
+use std::sync::atomic::Ordering;
+
+use crate::RingError;
+use crate::device::Direction;
+use crate::driver::Used;
+use crate::split::{DESC_NEXT, DESC_WRITE};
+
+use super::{Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
+
+/// What is known of an id.
+#[derive(Clone, Copy, Debug)]
+struct Id {
+    /// Descriptors of its chain; 0 unless the device has it.
+    entries: u16,
+    /// The next free id, while this one is free.
+    next: u16,
+}
+
+/// A used descriptor, as it was read, and what it gives back.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    word: Word,
+    entries: u16,
+}
+
+/// The driver side of one queue. `T` names a chain to its owner.
+#[derive(Debug)]
+pub struct Queue<T> {
+    layout: Layout,
+    event_idx: bool,
+    /// By id; `None` when no such chain is in flight.
+    tokens: Box<[Option<T>]>,
+    ids: Box<[Id]>,
+    /// First free id of the list that `next` links. There is one as long as there is a free descriptor.
+    free_id: u16,
+    /// Free descriptors.
+    free: u16,
+    in_flight: u16,
+    /// Where the next available descriptor goes.
+    next: Position,
+    /// Where the first goes that the device has not seen.
+    published: Position,
+    /// That one, when there is one: it is written last.
+    held: Word,
+    signal: Signal,
+    /// Where the device writes the next used descriptor that was not found yet.
+    used: Position,
+    /// Those that were found and not taken: `ready` of them from `first` on, which counts on, modulo [`WINDOW`].
+    window: [Found; WINDOW],
+    first: u32,
+    ready: u32,
+}
+
+impl<T> Queue<T> {
+    /// The driver side of a fresh queue: zeroes the ring and both event structures.
+    pub fn new(layout: Layout, event_idx: bool) -> Self {
+        let size = layout.size;
+        let mut at = Position::FRESH;
+        for _ in 0..size {
+            layout.store_addr(at, 0);
+            layout.store(at, Word::default());
+            at = at.after(1, size.into());
+        }
+        layout.driver_event().store(0, Ordering::Relaxed);
+        layout.device_event().store(0, Ordering::Release);
+        Self {
+            layout,
+            event_idx,
+            tokens: (0..size).map(|_| None).collect(),
+            ids: (1..=size).map(|next| Id { entries: 0, next }).collect(),
+            free_id: 0,
+            free: size,
+            in_flight: 0,
+            next: Position::FRESH,
+            published: Position::FRESH,
+            held: Word::default(),
+            signal: Signal { entries: 0, first: false },
+            used: Position::FRESH,
+            window: [Found::default(); WINDOW],
+            first: 0,
+            ready: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn ring_size(&self) -> u32 {
+        self.layout.size.into()
+    }
+
+    /// Queue size.
+    pub fn size(&self) -> u16 {
+        self.layout.size
+    }
+
+    /// Free descriptors.
+    #[inline(always)]
+    pub fn free(&self) -> u16 {
+        self.free
+    }
+
+    /// Chains in flight.
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// Makes one buffer available (not visible before [`Queue::publish`]); gives the token back when no descriptor is
+    /// free.
+    ///
+    /// # Errors
+    /// The token, when the queue is full.
+    #[inline(always)]
+    pub fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T> {
+        self.add_chain(&[(addr, len)], direction, token)
+    }
+
+    /// Makes a chain of buffers available.
+    ///
+    /// # Errors
+    /// The token, when fewer descriptors are free, or `buffers` is empty.
+    #[inline(always)]
+    pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
+        if buffers.is_empty() || buffers.len() > usize::from(self.free) {
+            return Err(token);
+        }
+        let size = self.ring_size();
+        let id = self.free_id;
+        let write = if direction == Direction::Writable { DESC_WRITE } else { 0 };
+        for (i, &(addr, len)) in buffers.iter().enumerate() {
+            let more = if i + 1 < buffers.len() { DESC_NEXT } else { 0 };
+            let word = Word::new(len, id, write | more | self.next.available(size));
+            self.layout.store_addr(self.next, addr);
+            if self.next == self.published {
+                self.held = word;
+            } else {
+                self.layout.store(self.next, word);
+            }
+            self.next = self.next.after(1, size);
+        }
+        let entries = buffers.len() as u16;
+        let known = &mut self.ids[usize::from(id)];
+        self.free_id = known.next;
+        known.entries = entries;
+        self.tokens[usize::from(id)] = Some(token);
+        self.free -= entries;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// Makes the chains added so far visible to the device.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        if self.next != self.published {
+            self.layout.publish(self.published, self.held);
+            self.signal.add(self.next.since(self.published, self.ring_size()));
+            self.published = self.next;
+        }
+    }
+
+    /// Whether the device wants to be kicked for what was published since this was last asked.
+    #[inline(always)]
+    pub fn needs_kick(&mut self) -> bool {
+        let size = self.ring_size();
+        self.signal.is_due(self.layout.device_event(), self.event_idx, self.published, size)
+    }
+
+    /// Asks the device for notifications of used chains, or for none.
+    pub fn set_notification(&mut self, wanted: bool) {
+        let size = self.ring_size();
+        let event = if wanted && self.event_idx { Event::at(self.used, size) } else { Event::all(wanted) };
+        self.layout.driver_event().store(event.0, Ordering::Relaxed);
+        full_barrier();
+    }
+
+    /// How many chains, as far as they were looked at, the device has returned that [`Queue::pop`] has not taken.
+    ///
+    /// # Errors
+    /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
+    #[inline(always)]
+    pub fn used(&mut self) -> Result<u16, RingError> {
+        if self.ready == 0 {
+            self.look()?;
+        }
+        Ok(self.ready as u16)
+    }
+
+    /// Reads used descriptors: each is as many further on as the chain has descriptors that the one before returns.
+    #[inline(always)]
+    fn look(&mut self) -> Result<(), RingError> {
+        let size = self.ring_size();
+        // What the device has: it returns no more.
+        let mut left = self.published.since(self.used, size);
+        while left > 0 && (self.ready as usize) < WINDOW {
+            let word = self.layout.load(self.used);
+            if !word.is(self.used.used(size)) {
+                break;
+            }
+            self.layout.fetch_ahead(self.used, self.ready == 0);
+            let entries = match self.ids.get_mut(usize::from(word.id())) {
+                Some(id) if (1..=left).contains(&id.entries.into()) => std::mem::take(&mut id.entries),
+                // What came before it is good, and is taken first.
+                _ if self.ready > 0 => break,
+                _ => return Err(RingError::NotInFlight(word.id().into())),
+            };
+            self.window[self.first.wrapping_add(self.ready) as usize % WINDOW] = Found { word, entries };
+            self.ready += 1;
+            left -= u32::from(entries);
+            self.used = self.used.after(entries.into(), size);
+        }
+        Ok(())
+    }
+
+    /// The next returned chain; `None` when [`Queue::used`] last said there is no more. Its length is 0 unless the device
+    /// says that it has written.
+    ///
+    /// # Errors
+    /// [`RingError::NotInFlight`] when every chain was taken back by [`Queue::take_in_flight`].
+    #[inline(always)]
+    pub fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
+        if self.ready == 0 {
+            return Ok(None);
+        }
+        let Found { word, entries } = self.window[self.first as usize % WINDOW];
+        let id = word.id();
+        let token = self.tokens.get_mut(usize::from(id)).and_then(Option::take);
+        let token = token.ok_or(RingError::NotInFlight(id.into()))?;
+        self.ready -= 1;
+        self.first = self.first.wrapping_add(1);
+        self.free += entries;
+        self.in_flight -= 1;
+        self.ids[usize::from(id)].next = self.free_id;
+        self.free_id = id;
+        Ok(Some(Used { token, len: if word.is_writable() { word.len() } else { 0 } }))
+    }
+
+    /// Takes back every chain in flight: the device is gone and will not return them.
+    pub fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.tokens.iter_mut().filter_map(Option::take)
+    }
+}

@@ -1,0 +1,158 @@
+//! Each side alone: against memory that a test writes as the specification says, or as it forbids.
+
+use std::ptr::NonNull;
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, RegionCache};
+
+use super::*;
+use crate::device::{Chain, DeviceQueue, Direction};
+use crate::split::{DESC_INDIRECT, DESC_NEXT};
+
+mod device_side;
+mod driver_side;
+mod events;
+
+const RING: u64 = 0x1000;
+const DRIVER_EVENT: u64 = 0x400;
+const DEVICE_EVENT: u64 = 0x404;
+const TABLE: u64 = 0x9000;
+/// Where the first region ends and the second begins, somewhere else in the host's memory.
+const SEAM: u64 = 0x2_0000;
+const END: u64 = 0x4_0000;
+
+struct Guest {
+    memory: GuestMemory,
+    layout: Layout,
+}
+
+fn guest(size: u16) -> Guest {
+    let region = |guest, user| {
+        let (mapping, _fd) = Mapping::memfd("guest", SEAM as usize, Hugepages::None).unwrap();
+        GuestRegion::new(guest, user, SEAM, mapping, 0).unwrap()
+    };
+    let memory = GuestMemory::new(vec![region(0, 0), region(SEAM, 1 << 40)]).unwrap();
+    let at = |address: u64, len| memory.translate_user(address, len).unwrap();
+    let (ring, driver, device) = (at(RING, ring_len(size)), at(DRIVER_EVENT, 4), at(DEVICE_EVENT, 4));
+    // SAFETY: the parts are in the memory, which is kept with the layout, and do not overlap for sizes up to 2000.
+    let layout = unsafe { Layout::new(ring, driver, device, size.into()) }.unwrap();
+    Guest { memory, layout }
+}
+
+impl Guest {
+    fn at(&self, address: u64) -> NonNull<u8> {
+        self.memory.translate(address, 16, &mut RegionCache::empty()).unwrap()
+    }
+
+    fn write(&self, address: u64, desc: Descriptor) {
+        // SAFETY: `at` found room for 16 bytes.
+        unsafe { self.at(address).cast().write_unaligned(desc) };
+    }
+
+    fn read(&self, index: u16) -> Descriptor {
+        // SAFETY: `at` found 16 bytes.
+        unsafe { self.at(RING + u64::from(index) * 16).cast().read() }
+    }
+
+    fn put(&self, index: u16, desc: Descriptor) {
+        self.write(RING + u64::from(index) * 16, desc);
+    }
+
+    fn device(&self, event_idx: bool) -> device::Queue {
+        device::Queue::new(self.layout.clone(), FRESH_BASE, event_idx, true).unwrap()
+    }
+
+    fn driver_event(&self, off_wrap: u16, flags: u16) {
+        self.layout.driver_event().store(u32::from(off_wrap) | u32::from(flags) << 16, Ordering::Relaxed);
+    }
+
+    fn device_event(&self, off_wrap: u16, flags: u16) {
+        self.layout.device_event().store(u32::from(off_wrap) | u32::from(flags) << 16, Ordering::Relaxed);
+    }
+
+    /// Guest addresses and lengths of the chain `ahead`, and the chain.
+    fn walk(
+        &self,
+        queue: &mut device::Queue,
+        ahead: u16,
+        direction: Direction,
+    ) -> Result<(Vec<(u64, u32)>, Chain), RingError> {
+        let (first, second) = (self.at(0).as_ptr() as u64, self.at(SEAM).as_ptr() as u64);
+        let mut buffers = Vec::new();
+        let chain = queue.walk(ahead, &self.memory, direction, 80, |buffer| {
+            let host = buffer.addr.as_ptr() as u64;
+            let guest =
+                if (first..first + SEAM).contains(&host) { host - first } else { host - second + SEAM };
+            assert!(guest + u64::from(buffer.len) <= END);
+            buffers.push((guest, buffer.len));
+        })?;
+        Ok((buffers, chain))
+    }
+}
+
+fn desc(addr: u64, len: u32, id: u16, flags: u16) -> Descriptor {
+    Descriptor { addr, len, id, flags }
+}
+
+/// State bits of an available descriptor in a turn with this wrap counter.
+fn available(wrap: bool) -> u16 {
+    if wrap { 1 << 7 } else { 1 << 15 }
+}
+
+/// State bits of a used one.
+fn used(wrap: bool) -> u16 {
+    if wrap { 1 << 7 | 1 << 15 } else { 0 }
+}
+
+#[test]
+fn sizes_and_alignment_are_checked() {
+    let at = NonNull::<u8>::without_provenance;
+    let layout = |ring: usize, driver: usize, device: usize, size| {
+        let part = |x| at(std::num::NonZeroUsize::new(x).unwrap());
+        // SAFETY: never used beyond the checks.
+        unsafe { Layout::new(part(ring), part(driver), part(device), size) }
+    };
+    for size in [0, 32769, 65536, u32::MAX] {
+        assert_eq!(layout(16, 16, 16, size).unwrap_err(), RingError::PackedSize(size));
+    }
+    for size in [1, 3, 7, 256, 32767, 32768] {
+        assert_eq!(u32::from(layout(16, 4, 8, size).unwrap().size()), size);
+    }
+    assert!(matches!(layout(8, 16, 16, 8), Err(RingError::Alignment { part: "descriptor ring", .. })));
+    assert!(matches!(layout(16, 2, 16, 8), Err(RingError::Alignment { part: "driver event structure", .. })));
+    assert!(matches!(layout(16, 16, 2, 8), Err(RingError::Alignment { part: "device event structure", .. })));
+}
+
+#[test]
+fn parts_are_in_memory_as_a_whole() {
+    let memory = || {
+        let (mapping, _fd) = Mapping::memfd("guest", 0x2000, Hugepages::None).unwrap();
+        Arc::new(GuestMemory::new(vec![GuestRegion::new(0, 0, 0x2000, mapping, 0).unwrap()]).unwrap())
+    };
+    let of = |ring, driver, device| Layout::in_memory(&memory(), (ring, driver, device), 256);
+    assert_eq!(of(0x1000, 0, 4).unwrap().size(), 256);
+    assert!(matches!(of(0x1010, 0, 4), Err(RingError::Part { part: "descriptor ring", len: 4096, .. })));
+    assert!(matches!(of(0, 0x1fff, 4), Err(RingError::Part { part: "driver event structure", .. })));
+    assert!(matches!(of(0, 0, u64::MAX), Err(RingError::Part { part: "device event structure", .. })));
+}
+
+#[test]
+fn positions_go_around_twice() {
+    for size in [1u32, 2, 3, 8, 32768] {
+        let (mut at, mut index, mut wrap) = (Position::FRESH, 0, true);
+        for step in 0..(4 * size).min(70_000) {
+            assert_eq!((at.index(size), at.wrap(size)), (index, wrap));
+            assert_eq!(at.encode(size), index as u16 | u16::from(wrap) << 15);
+            assert_eq!(Position::decode(at.encode(size), size), Some(at));
+            assert_eq!(at.since(Position::FRESH, size), step % (2 * size));
+            assert_eq!(at.after(size, size).since(at, size), size);
+            at = at.after(1, size);
+            index += 1;
+            if index == size {
+                (index, wrap) = (0, !wrap);
+            }
+        }
+        assert_eq!(Position::decode(size as u16 & !WRAP, size).is_none(), size < 32768);
+        // Never out of the ring, whatever a caller says it has returned.
+        assert!(Position(2 * size - 1).after(u32::MAX, size).index(size) < size);
+    }
+}

@@ -1,0 +1,193 @@
+//! Notifications in both directions (section 2.8.10, and 2.8.1 for the wrap counters).
+
+use super::*;
+
+/// What the specification says, step by step: of the descriptors passed on one after the other from `old` on, one is
+/// the one that the event names, in the same turn.
+fn expected(old: Position, entries: u32, event: u16, size: u32) -> bool {
+    (0..entries).any(|step| {
+        old.after(step.min(size), size).after(step.saturating_sub(size), size).encode(size) == event
+    })
+}
+
+#[test]
+fn an_event_is_due_when_its_descriptor_is_passed_in_its_turn() {
+    for size in 1..6u32 {
+        for old in (0..2 * size).map(Position) {
+            for entries in 0..2 * size {
+                let now = old.after(entries.min(size), size).after(entries.saturating_sub(size), size);
+                for event in (0..size as u16).flat_map(|index| [index, index | WRAP]) {
+                    let found =
+                        Event(u32::from(EVENT_DESC) << 16 | u32::from(event)).is_due(now, entries, size);
+                    assert_eq!(
+                        found,
+                        expected(old, entries, event, size),
+                        "{old:?}+{entries} of {size}: {event:#x}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Takes and returns `n` chains of one descriptor each, as a driver that has just made them available.
+fn serve(guest: &Guest, queue: &mut device::Queue, n: u16) {
+    for _ in 0..n {
+        let base = queue.base() as u16;
+        guest.put(base & !WRAP, desc(0x8000, 64, 0, available(base & WRAP != 0)));
+        assert_eq!(queue.look(1), Ok(1));
+        let (_, chain) = queue.single(0, &guest.memory, Direction::Readable).unwrap().unwrap();
+        queue.consume(1);
+        queue.push_used(chain, 0);
+        queue.publish();
+    }
+}
+
+#[test]
+fn the_driver_is_notified_as_it_asks() {
+    for event_idx in [false, true] {
+        let guest = guest(4);
+        let mut queue = guest.device(event_idx);
+        assert!(!queue.needs_notification(), "nothing was returned");
+        guest.driver_event(3, EVENT_ENABLE);
+        for _ in 0..9 {
+            serve(&guest, &mut queue, 1);
+            assert!(queue.needs_notification());
+            assert!(!queue.needs_notification(), "nothing new");
+        }
+        guest.driver_event(0, EVENT_DISABLE);
+        for _ in 0..9 {
+            serve(&guest, &mut queue, 1);
+            assert!(!queue.needs_notification());
+        }
+        // Without the feature the descriptor means nothing, and the reserved value never does.
+        for flags in if event_idx { [3, 3] } else { [EVENT_DESC, 3] } {
+            guest.driver_event(3 | WRAP, flags);
+            for _ in 0..9 {
+                serve(&guest, &mut queue, 1);
+                assert!(queue.needs_notification(), "{flags}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_notification_is_due_unless_none_is_wanted() {
+    for (flags, due) in [(EVENT_ENABLE, true), (EVENT_DISABLE, false), (EVENT_DESC, true)] {
+        let guest = guest(4);
+        let mut queue = guest.device(true);
+        guest.driver_event(3 | WRAP, flags);
+        serve(&guest, &mut queue, 1);
+        assert_eq!(queue.needs_notification(), due);
+        serve(&guest, &mut queue, 1);
+        assert_eq!(queue.needs_notification(), flags == EVENT_ENABLE);
+    }
+}
+
+#[test]
+fn the_driver_is_notified_at_its_descriptor_in_its_turn() {
+    let guest = guest(5);
+    let mut queue = guest.device(true);
+    serve(&guest, &mut queue, 1);
+    assert!(queue.needs_notification(), "the first");
+    // Used: 1, turn 1. The event is descriptor 2 of the next turn.
+    guest.driver_event(2, EVENT_DESC);
+    serve(&guest, &mut queue, 4);
+    assert!(!queue.needs_notification(), "descriptor 2 was used, but in this turn");
+    serve(&guest, &mut queue, 2);
+    assert!(!queue.needs_notification());
+    serve(&guest, &mut queue, 1);
+    assert!(queue.needs_notification());
+    serve(&guest, &mut queue, 1);
+    assert!(!queue.needs_notification(), "passed");
+    // A whole turn at once does pass it.
+    guest.driver_event(3 | WRAP, EVENT_DESC);
+    serve(&guest, &mut queue, 5);
+    assert!(queue.needs_notification());
+    // Nobody asked for two turns and more: that is not told apart from the ring, but it did pass.
+    guest.driver_event(4, EVENT_DESC);
+    serve(&guest, &mut queue, 13);
+    assert!(queue.needs_notification());
+    guest.driver_event(5, EVENT_DESC);
+    serve(&guest, &mut queue, 1);
+    assert!(queue.needs_notification(), "an event at no descriptor is always due");
+}
+
+#[test]
+fn the_device_asks_for_what_it_does_not_know_of() {
+    let event = |guest: &Guest| {
+        let event = guest.layout.device_event().load(Ordering::Relaxed);
+        (event as u16, (event >> 16) as u16)
+    };
+    let guest = guest(4);
+    let mut queue = guest.device(true);
+    queue.set_notification(true);
+    assert_eq!(event(&guest), (WRAP, EVENT_DESC));
+    queue.set_notification(false);
+    assert_eq!(event(&guest).1, EVENT_DISABLE);
+    serve(&guest, &mut queue, 3);
+    guest.put(3, desc(0x8000, 64, 0, available(true)));
+    guest.put(0, desc(0x8000, 64, 0, available(false)));
+    assert_eq!(queue.look(4), Ok(2));
+    queue.set_notification(true);
+    assert_eq!(event(&guest), (1, EVENT_DESC), "3 and 0 are known, the first of another turn");
+
+    let mut plain = guest.device(false);
+    plain.set_notification(true);
+    assert_eq!(event(&guest).1, EVENT_ENABLE);
+    plain.set_notification(false);
+    assert_eq!(event(&guest).1, EVENT_DISABLE);
+}
+
+#[test]
+fn the_device_is_kicked_as_it_asks() {
+    let add = |queue: &mut driver::Queue<u16>, n| {
+        for i in 0..n {
+            queue.add(0x8000, 64, Direction::Readable, i).unwrap();
+        }
+        queue.publish();
+    };
+    for event_idx in [false, true] {
+        let guest = guest(16);
+        let mut queue = driver::Queue::new(guest.layout.clone(), event_idx);
+        assert!(!queue.needs_kick(), "nothing was added");
+        add(&mut queue, 1);
+        assert!(queue.needs_kick(), "the structure is zero: enabled");
+        assert!(!queue.needs_kick(), "nothing new");
+        guest.device_event(0, EVENT_DISABLE);
+        add(&mut queue, 1);
+        assert!(!queue.needs_kick());
+        // Available: 2. The device waits for 4.
+        guest.device_event(4 | WRAP, EVENT_DESC);
+        add(&mut queue, 2);
+        assert_eq!(queue.needs_kick(), !event_idx);
+        add(&mut queue, 2);
+        assert!(queue.needs_kick());
+        guest.device_event(8, EVENT_DESC);
+        add(&mut queue, 4);
+        assert_eq!(queue.needs_kick(), !event_idx, "descriptor 8 of the next turn");
+    }
+}
+
+#[test]
+fn the_driver_asks_for_what_it_has_not_found() {
+    let event = |guest: &Guest| {
+        let event = guest.layout.driver_event().load(Ordering::Relaxed);
+        (event as u16, (event >> 16) as u16)
+    };
+    let guest = guest(3);
+    let mut queue = driver::Queue::new(guest.layout.clone(), true);
+    queue.set_notification(true);
+    assert_eq!(event(&guest), (WRAP, EVENT_DESC));
+    queue.add_chain(&[(0x8000, 1), (0x8000, 2)], Direction::Readable, ()).unwrap();
+    queue.publish();
+    guest.put(0, desc(0, 0, 0, used(true)));
+    assert_eq!(queue.used(), Ok(1));
+    queue.set_notification(true);
+    assert_eq!(event(&guest), (2 | WRAP, EVENT_DESC), "the chain had two descriptors");
+    queue.set_notification(false);
+    assert_eq!(event(&guest).1, EVENT_DISABLE);
+    let mut plain = driver::Queue::<()>::new(guest.layout.clone(), false);
+    plain.set_notification(true);
+    assert_eq!(event(&guest).1, EVENT_ENABLE);
+}

@@ -1,0 +1,286 @@
+//! Both sides of a queue against each other and against a model of lists, for either format.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_ring::device::{Chain, DeviceQueue, Direction};
+use offcore_ring::driver::{self, DriverQueue, Used};
+use offcore_ring::{Layout, packed, split};
+use proptest::prelude::*;
+
+const BUFFERS: u64 = 0x1_0000;
+
+fn guest(size: u16, packed: bool) -> (Arc<GuestMemory>, Layout) {
+    let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
+    let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
+    let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+    let layout = Layout::in_memory(&memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
+    (memory, layout)
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add(u8),
+    Submit,
+    Take(u8),
+    Return(u8),
+    Publish,
+    Collect(u8),
+    DeviceWaits,
+    DriverWaits,
+    DeviceIsBusy,
+    DriverIsBusy,
+    Restart,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        4 => (1u8..5).prop_map(Op::Add),
+        3 => Just(Op::Submit),
+        3 => (1u8..9).prop_map(Op::Take),
+        4 => any::<u8>().prop_map(Op::Return),
+        3 => Just(Op::Publish),
+        3 => (1u8..9).prop_map(Op::Collect),
+        1 => Just(Op::DeviceWaits),
+        1 => Just(Op::DriverWaits),
+        1 => Just(Op::DeviceIsBusy),
+        1 => Just(Op::DriverIsBusy),
+        1 => Just(Op::Restart),
+    ];
+    proptest::collection::vec(op, 1..600)
+}
+
+/// What a side asked the other for when it last said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// To be notified of the next thing, of which there was none.
+    Waits,
+    /// For nothing.
+    Busy,
+    /// Nothing in particular: what it waited for has come, or it never said.
+    Either,
+}
+
+/// A chain as the test knows it: its number, and how many buffers it has.
+type Numbered = (u32, u8);
+
+/// The two sides, and what is where according to the test.
+struct Rig<Driver, Device> {
+    driver: Driver,
+    device: Device,
+    memory: Arc<GuestMemory>,
+    direction: Direction,
+    serial: u32,
+    added: VecDeque<Numbered>,
+    available: VecDeque<Numbered>,
+    held: Vec<(Numbered, Chain)>,
+    returned: VecDeque<Used<Numbered>>,
+    used: VecDeque<Used<Numbered>>,
+    device_asked: Asked,
+    driver_asked: Asked,
+    /// The device has notified before: the first time it does so anyway.
+    has_notified: bool,
+}
+
+impl<Driver: DriverQueue<Numbered>, Device: DeviceQueue> Rig<Driver, Device> {
+    fn buffers(&self, (serial, n): Numbered) -> Vec<(u64, u32)> {
+        (0..u32::from(n))
+            .map(|i| (BUFFERS + u64::from((serial * 7 + i) % 512) * 64, (serial + i) % 64 + 1))
+            .collect()
+    }
+
+    fn play(&mut self, op: Op, restart: impl Fn(u32) -> Device) -> Result<(), TestCaseError> {
+        match op {
+            Op::Add(n) => self.add(n)?,
+            Op::Submit => self.submit()?,
+            Op::Take(n) => self.take(n)?,
+            Op::Return(pick) if !self.held.is_empty() => {
+                let (numbered, chain) = self.held.remove(usize::from(pick) % self.held.len());
+                let len = if self.direction == Direction::Writable { numbered.0 % 5 * 100 } else { 0 };
+                self.device.push_used(chain, len);
+                self.returned.push_back(Used { token: numbered, len });
+            }
+            Op::Publish => self.publish()?,
+            Op::Collect(n) => {
+                let found = self.driver.used().unwrap();
+                prop_assert!(usize::from(found) <= self.used.len());
+                prop_assert_eq!(found == 0, self.used.is_empty());
+                for _ in 0..n.min(found.try_into().unwrap_or(u8::MAX)) {
+                    prop_assert_eq!(self.driver.pop().unwrap(), self.used.pop_front());
+                }
+            }
+            Op::DeviceWaits => {
+                self.device.set_notification(true);
+                let nothing = self.device.look(1).unwrap() == 0;
+                prop_assert_eq!(nothing, self.available.is_empty());
+                self.device_asked = if nothing { Asked::Waits } else { Asked::Either };
+            }
+            Op::DriverWaits => {
+                self.driver.set_notification(true);
+                let nothing = self.driver.used().unwrap() == 0;
+                self.driver_asked = if nothing { Asked::Waits } else { Asked::Either };
+            }
+            Op::DeviceIsBusy => {
+                self.device.set_notification(false);
+                self.device_asked = Asked::Busy;
+            }
+            Op::DriverIsBusy => {
+                self.driver.set_notification(false);
+                self.driver_asked = Asked::Busy;
+            }
+            Op::Restart if self.held.is_empty() && self.returned.is_empty() => {
+                let base = self.device.base();
+                self.device = restart(base);
+                prop_assert_eq!(self.device.base(), base);
+                self.has_notified = false;
+            }
+            Op::Return(_) | Op::Restart => {}
+        }
+        self.account()
+    }
+
+    fn add(&mut self, n: u8) -> Result<(), TestCaseError> {
+        let numbered = (self.serial, n);
+        let buffers = self.buffers(numbered);
+        let fits = usize::from(self.driver.free()) >= buffers.len();
+        let result = match buffers[..] {
+            [(addr, len)] => self.driver.add(addr, len, self.direction, numbered),
+            _ => self.driver.add_chain(&buffers, self.direction, numbered),
+        };
+        prop_assert_eq!(result, if fits { Ok(()) } else { Err(numbered) });
+        if fits {
+            self.added.push_back(numbered);
+        }
+        self.serial += 1;
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<(), TestCaseError> {
+        let new = !self.added.is_empty();
+        self.driver.publish();
+        self.available.append(&mut self.added);
+        let kick = self.driver.needs_kick();
+        prop_assert!(new || !kick);
+        match self.device_asked {
+            Asked::Waits if new => {
+                prop_assert!(kick, "the device waits");
+                self.device_asked = Asked::Either;
+            }
+            Asked::Busy => prop_assert!(!kick, "the device is busy"),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, n: u8) -> Result<(), TestCaseError> {
+        self.device.look(n.into()).unwrap();
+        let mut ahead = 0;
+        for _ in 0..n {
+            prop_assert_eq!(self.device.has(ahead).unwrap(), !self.available.is_empty());
+            let Some(numbered) = self.available.pop_front() else { break };
+            let expected = self.buffers(numbered);
+            let mut found = Vec::new();
+            let base = self.memory.translate_user(0, 1).unwrap();
+            let chain = self.device.walk(ahead, &self.memory, self.direction, 64, |buffer| {
+                found.push((buffer.addr.as_ptr() as u64 - base.as_ptr() as u64, buffer.len));
+            });
+            let chain = chain.unwrap();
+            prop_assert_eq!(&found, &expected);
+            let single = self.device.single(ahead, &self.memory, self.direction).unwrap();
+            if let Some((buffer, single)) = single {
+                prop_assert_eq!((buffer.len, single, numbered.1), (expected[0].1, chain, 1));
+            }
+            self.held.push((numbered, chain));
+            ahead += chain.entries;
+        }
+        self.device.consume(ahead);
+        Ok(())
+    }
+
+    fn publish(&mut self) -> Result<(), TestCaseError> {
+        let new = !self.returned.is_empty();
+        self.device.publish();
+        self.used.append(&mut self.returned);
+        let notify = self.device.needs_notification();
+        prop_assert!(new || !notify);
+        match self.driver_asked {
+            Asked::Waits if new => {
+                prop_assert!(notify, "the driver waits");
+                self.driver_asked = Asked::Either;
+            }
+            Asked::Busy if self.has_notified => prop_assert!(!notify, "the driver is busy"),
+            _ => {}
+        }
+        self.has_notified |= new;
+        Ok(())
+    }
+
+    fn account(&self) -> Result<(), TestCaseError> {
+        let (held, used) = (self.held.iter().map(|held| held.0), self.returned.iter().chain(&self.used));
+        let chains =
+            self.added.iter().chain(&self.available).copied().chain(held).chain(used.map(|used| used.token));
+        let (n, entries) = chains.fold((0, 0), |(n, entries), chain| (n + 1, entries + u16::from(chain.1)));
+        prop_assert_eq!((self.driver.in_flight(), self.driver.size() - self.driver.free()), (n, entries));
+        Ok(())
+    }
+}
+
+fn agree<Device: DeviceQueue>(
+    (memory, layout): (Arc<GuestMemory>, Layout),
+    ops: Vec<Op>,
+    event_idx: bool,
+    direction: Direction,
+    base: u32,
+    device: impl Fn(u32) -> Device,
+) -> Result<(), TestCaseError> {
+    let mut rig = Rig {
+        driver: driver::Queue::new(layout, event_idx),
+        device: device(base),
+        memory,
+        direction,
+        serial: 0,
+        added: VecDeque::new(),
+        available: VecDeque::new(),
+        held: Vec::new(),
+        returned: VecDeque::new(),
+        used: VecDeque::new(),
+        device_asked: Asked::Either,
+        driver_asked: Asked::Either,
+        has_notified: false,
+    };
+    for op in ops {
+        rig.play(op, &device)?;
+    }
+    let mut in_flight: Vec<_> = rig.driver.take_in_flight().collect();
+    in_flight.sort_unstable();
+    in_flight.dedup();
+    prop_assert_eq!(in_flight.len(), usize::from(rig.driver.in_flight()));
+    Ok(())
+}
+
+fn directions() -> impl Strategy<Value = Direction> {
+    prop_oneof![Just(Direction::Readable), Just(Direction::Writable)]
+}
+
+proptest! {
+    /// Chains come out of the device side in order and complete, and back to the driver side in whatever order they were
+    /// returned, over any number of turns and restarts; nobody who waits misses a notification, and nobody who is busy
+    /// gets one.
+    #[test]
+    fn packed_sides_agree(ops in ops(), event_idx: bool, direction in directions(), size in 1u16..80) {
+        let (memory, layout) = guest(size, true);
+        let Layout::Packed(ring) = layout.clone() else { unreachable!() };
+        let device = |base| packed::device::Queue::new(ring.clone(), base, event_idx, false).unwrap();
+        agree((memory, layout), ops, event_idx, direction, packed::FRESH_BASE, device)?;
+    }
+
+    /// The same over a split queue.
+    #[test]
+    fn split_sides_agree(ops in ops(), event_idx: bool, direction in directions(), size_bits in 0u32..7) {
+        let (memory, layout) = guest(1 << size_bits, false);
+        let Layout::Split(ring) = layout.clone() else { unreachable!() };
+        let device = |base| split::device::Queue::new(ring.clone(), base as u16, event_idx, false);
+        agree((memory, layout), ops, event_idx, direction, 0, device)?;
+    }
+}
