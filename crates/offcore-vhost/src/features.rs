@@ -60,7 +60,9 @@ pub const OFFERED: u64 = NET_CSUM
     | RING_INDIRECT_DESC
     | RING_EVENT_IDX
     | VHOST_USER_PROTOCOL_FEATURES
-    | VERSION_1;
+    | VERSION_1
+    | RING_PACKED
+    | RING_IN_ORDER;
 
 /// Device status: the driver has noticed the device (ACKNOWLEDGE; virtio 1.2, section 2.1).
 pub const STATUS_ACKNOWLEDGE: u8 = 1;
