@@ -53,7 +53,7 @@ pub struct Dequeued {
 /// The worker's side of a virtqueue that the guest transmits to.
 #[derive(Debug)]
 pub struct Dequeue {
-    vring: Vring,
+    pub(crate) vring: Vring,
     /// TSC since when the started queue is disabled.
     disabled_since: Option<u64>,
 }
@@ -78,7 +78,7 @@ impl Dequeue {
         if !self.vring.service(ctx.mover) {
             return dequeued;
         }
-        if !self.vring.active.as_ref().is_some_and(|active| active.config.enabled) {
+        if !self.vring.is_enabled() {
             self.wait_or_discard(&mut dequeued);
             return dequeued;
         }

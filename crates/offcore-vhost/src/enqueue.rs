@@ -41,7 +41,7 @@ pub struct Submitted {
 /// The worker's side of a virtqueue that the guest receives from.
 #[derive(Debug)]
 pub struct Enqueue {
-    vring: Vring,
+    pub(crate) vring: Vring,
 }
 
 /// What stops a burst.
@@ -165,7 +165,7 @@ impl Enqueue {
     /// Whether the front end has started and enabled the queue.
     #[inline(always)]
     pub fn enabled(&self) -> bool {
-        self.vring.active.as_ref().is_some_and(|active| active.config.enabled)
+        self.vring.is_enabled()
     }
 
     /// What packets may leave to the guest: [`Packet::set_offload`].

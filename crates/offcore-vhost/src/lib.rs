@@ -13,6 +13,7 @@ pub mod enqueue;
 pub mod features;
 pub mod frontend;
 pub mod message;
+pub mod pair;
 mod pieces;
 pub mod vring;
 
@@ -22,4 +23,5 @@ pub use connection::Role;
 pub use dequeue::Dequeue;
 pub use enqueue::Enqueue;
 pub use frontend::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};
+pub use pair::Pair;
 pub use vring::Context;

@@ -1,5 +1,6 @@
 //! Copies between two lists of pieces, whose boundaries need not agree.
 
+use arrayvec::ArrayVec;
 use offcore_dma::Copy;
 use offcore_dma::channel::Token;
 
@@ -26,6 +27,20 @@ pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl 
 }
 
 impl Piece {
+    /// Takes the first `len` bytes off `pieces`.
+    pub(crate) fn skip<const N: usize>(pieces: &mut ArrayVec<Self, N>, len: usize) {
+        let mut left = len as u32;
+        while let Some(first) = pieces.first_mut() {
+            if left < first.len {
+                first.addr = first.addr.wrapping_add(left as usize);
+                first.len -= left;
+                return;
+            }
+            left -= first.len;
+            pieces.remove(0);
+        }
+    }
+
     /// What is left behind the first `len` bytes.
     fn after(self, len: u32) -> Option<Self> {
         let left = self.len - len;

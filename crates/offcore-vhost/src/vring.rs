@@ -15,7 +15,7 @@ use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
 use offcore_wire::virtio_net::Offloads;
 
-use crate::cell::{Report, VringCell, VringConfig, Wanted};
+use crate::cell::{Binding, Report, VringCell, VringConfig, Wanted};
 use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
 
 /// Copies gathered before they are submitted, at most.
@@ -150,7 +150,7 @@ pub(crate) struct Chains {
 
 impl Chains {
     /// For a queue of `size`.
-    fn new(size: usize) -> Self {
+    pub(crate) fn new(size: usize) -> Self {
         Self { entries: vec![Out::default(); size.next_power_of_two()].into(), oldest: 0, next: 0 }
     }
 
@@ -180,7 +180,7 @@ impl Chains {
 pub(crate) struct Vring {
     cell: Arc<VringCell>,
     /// The publication that is in force.
-    applied: u32,
+    pub(crate) applied: u32,
     /// A publication that waits until nothing is in flight.
     pending: Option<(u32, Wanted)>,
     pub(crate) active: Option<Active>,
@@ -188,6 +188,10 @@ pub(crate) struct Vring {
     pub(crate) slots: Box<[InFlight]>,
     pub(crate) chains: Chains,
     pub(crate) list: Box<ArrayVec<Copy, LIST>>,
+    /// Packets of a pair that are in this queue's buffers.
+    pub(crate) lent: usize,
+    /// Who copies.
+    pub(crate) binding: Binding,
     report: Report,
 }
 
@@ -204,6 +208,8 @@ impl Vring {
             slots: Box::default(),
             chains: Chains::new(1),
             list: Box::default(),
+            lent: 0,
+            binding: Binding::core(),
             report: Report::default(),
         };
         vring.apply(mover, generation, &wanted);
@@ -232,7 +238,7 @@ impl Vring {
     #[cold]
     fn change(&mut self, mover: &mut Mover) {
         let (generation, wanted) = self.cell.pick_up();
-        if mover.ring(self.queue).in_flight() > 0 {
+        if mover.ring(self.queue).in_flight() > 0 || self.lent > 0 {
             // New chains wait; what is in flight is published under the old state as it completes.
             self.pending = Some((generation, wanted));
             return;
@@ -261,6 +267,7 @@ impl Vring {
             debug_assert!(bound.is_ok(), "no channel, so none is missing");
         }
         mover.set_weight(self.queue, wanted.binding.weight);
+        self.binding = wanted.binding.clone();
         self.applied = generation;
         self.cell.acknowledge(generation, self.report.clone());
     }
@@ -329,9 +336,35 @@ impl Vring {
         self.cell.set_in_flight(ring.in_flight() as u64);
     }
 
+    /// Whether the front end has started and enabled the queue.
+    #[inline(always)]
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.active.as_ref().is_some_and(|active| active.config.enabled)
+    }
+
+    /// Notes `packets` of a pair in this queue's buffers: they hold the memory.
+    #[inline(always)]
+    pub(crate) fn lend(&mut self, packets: usize) {
+        if let Some(active) = &self.active {
+            active.memory().acquire(packets);
+        }
+        self.lent += packets;
+        self.cell.set_in_flight(self.lent as u64);
+    }
+
+    /// Notes that `packets` of a pair were published, and lets go of the memory.
+    #[inline(always)]
+    pub(crate) fn give_back(&mut self, packets: usize) {
+        if let Some(active) = &self.active {
+            active.memory().release(packets);
+        }
+        self.lent -= packets;
+        self.cell.set_in_flight(self.lent as u64);
+    }
+
     /// Gives the virtqueue back when nothing is in flight; returns whether it did.
     pub(crate) fn close(&mut self, mover: &mut Mover) -> bool {
-        mover.close_queue(self.queue).is_ok()
+        self.lent == 0 && mover.close_queue(self.queue).is_ok()
     }
 }
 

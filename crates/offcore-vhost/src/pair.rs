@@ -1,0 +1,356 @@
+//! Guest to guest in one copy: what one guest transmits goes straight into the buffers in which another one receives.
+//!
+//! 1. Chains of both virtqueues are taken apart. The head of each packet, virtio-net header and the first bytes of the
+//!    frame, is read once into a private *snapshot*, which is checked and rewritten. What was decided on is the snapshot;
+//!    whatever the sender writes into its buffers afterwards changes only its own payload.
+//! 2. The mover makes the copies of what follows the head, or hands them to a channel.
+//! 3. When the copies of a packet and of all before it are done, the core writes the snapshot in front of them, and the
+//!    chains of both guests are returned.
+//!
+//! A packet that this cannot carry, because it needs work on its payload (a checksum, segments) or has a form that is
+//! too odd, goes the ordinary way through a packet buffer; and so do all while the receiver has no buffers, so that a
+//! sender does not wait for it, and for a while after copies were late. The way changes only when nothing is in flight
+//! on the other one, which keeps the order of packets and of both rings.
+
+mod gather;
+mod head;
+
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use offcore_dma::{Copy, Mode, Mover, QueueId};
+use offcore_ring::device::{Chain, DeviceQueue};
+use offcore_ring::{RingError, prefetch, with_queue};
+use offcore_stats::{Stage, tsc};
+
+use crate::dequeue::Dequeue;
+use crate::enqueue::Enqueue;
+use crate::vring::{Chains, Context, LIST, Out, Vring, burst_limit};
+use gather::{End, Gather};
+use head::Heads;
+
+/// Packets of a pair in flight, at most.
+const IN_FLIGHT: usize = 256;
+/// How long the oldest packet in flight may take before the pair goes the ordinary way for a while.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// For how long.
+const REST: Duration = Duration::from_secs(1);
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forwarded {
+    /// Packets that the receiver has got.
+    pub packets: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Chains returned to the sender: longer than any packet.
+    pub too_long: usize,
+    /// Likewise: too short, or with a header that asks for what was not negotiated.
+    pub malformed: usize,
+    /// Packets that the receiver's chains are too short for.
+    pub too_big: usize,
+    /// What is to be done next.
+    pub next: Next,
+}
+
+/// What is to be done after [`Pair::forward`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: packets go this way, or wait until they can go the other one.
+    #[default]
+    Nothing,
+    /// [`Dequeue::try_dequeue`] and [`Enqueue::submit`]: packets go the ordinary way.
+    Ordinary,
+    /// [`Dequeue::drain`] and [`Enqueue::submit`]: what is on the ordinary way is to arrive, and nothing new to be taken.
+    Finish,
+}
+
+/// What a packet in flight needs when it is published.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// The sender's chain.
+    from: Chain,
+    /// How many chains of the receiver it takes: none when it is dropped.
+    chains: u16,
+    /// Bytes of the frame.
+    frame: u32,
+}
+
+/// The way from one virtqueue to another in one copy.
+#[derive(Debug)]
+pub struct Pair {
+    queue: QueueId,
+    slots: Box<[Slot]>,
+    heads: Heads,
+    /// Chains of the receiver, in order.
+    chains: Chains,
+    list: Box<ArrayVec<Copy, LIST>>,
+    /// The publications of sender and receiver that it follows.
+    follows: Option<(u32, u32)>,
+    /// The oldest packet in flight when it was last looked at, and since when.
+    watched: Option<(u32, u64)>,
+    /// TSC until which the ordinary way is gone.
+    rests_until: Option<u64>,
+    /// The packet in front goes the ordinary way.
+    next_is_ordinary: bool,
+}
+
+impl Pair {
+    /// A pair whose copies `mover` makes.
+    pub fn new(mover: &mut Mover) -> Self {
+        Self {
+            queue: mover.open_queue(IN_FLIGHT),
+            slots: vec![Slot::default(); IN_FLIGHT].into(),
+            heads: Heads::new(IN_FLIGHT),
+            chains: Chains::new(1),
+            list: Box::default(),
+            follows: None,
+            watched: None,
+            rests_until: None,
+            next_is_ordinary: false,
+        }
+    }
+
+    /// Publishes what has completed, and submits the copies of newly available packets, whose heads are given to
+    /// `rewrite`: at least the Ethernet header, at most the first [`head::LEN`] bytes with the virtio-net header.
+    #[inline]
+    pub fn forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: &mut Dequeue,
+        to: &mut Enqueue,
+        rewrite: impl FnMut(&mut [u8]),
+    ) -> Forwarded {
+        let mut forwarded = Forwarded::default();
+        if from.vring.lent > 0 {
+            self.complete(ctx, &mut from.vring, &mut to.vring, &mut forwarded);
+        }
+        if !self.could_take(ctx.mover, &mut from.vring, &mut to.vring) {
+            if from.vring.lent == 0 {
+                self.next_is_ordinary = false;
+                forwarded.next = Next::Ordinary;
+            }
+        } else if from.vring.in_flight(ctx.mover) > 0 || to.vring.in_flight(ctx.mover) > 0 {
+            forwarded.next = Next::Finish;
+        } else {
+            self.take(ctx, &mut from.vring, &mut to.vring, rewrite, &mut forwarded);
+        }
+        forwarded
+    }
+
+    /// Publishes what has completed and takes nothing new; returns how many packets are still in flight.
+    pub fn drain(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: &mut Dequeue,
+        to: &mut Enqueue,
+    ) -> (Forwarded, usize) {
+        let mut forwarded = Forwarded::default();
+        if from.vring.lent > 0 {
+            self.complete(ctx, &mut from.vring, &mut to.vring, &mut forwarded);
+        }
+        (forwarded, from.vring.lent)
+    }
+
+    /// Whether packets may go this way once nothing is on the other one. Follows the cells of both virtqueues.
+    #[inline(always)]
+    fn could_take(&mut self, mover: &mut Mover, from: &mut Vring, to: &mut Vring) -> bool {
+        // Both, so that either's change is under way.
+        let serviced = from.service(mover) & to.service(mover);
+        serviced
+            && from.is_enabled()
+            && to.is_enabled()
+            && !self.next_is_ordinary
+            && !self.rests()
+            && self.is_up_to_date(mover, from, to)
+    }
+
+    #[inline(always)]
+    fn rests(&mut self) -> bool {
+        self.rests_until.is_some_and(|until| {
+            let over = tsc::now() >= until;
+            if over {
+                self.rests_until = None;
+            }
+            !over
+        })
+    }
+
+    /// The channels of either virtqueue are the pair's.
+    #[inline(always)]
+    fn is_up_to_date(&mut self, mover: &mut Mover, from: &Vring, to: &Vring) -> bool {
+        self.follows == Some((from.applied, to.applied)) || self.follow(mover, from, to)
+    }
+
+    #[cold]
+    fn follow(&mut self, mover: &mut Mover, from: &Vring, to: &Vring) -> bool {
+        let Some(receiver) = &to.active else { return false };
+        // Nothing is in flight when a change is applied.
+        self.chains = Chains::new(receiver.queue.size().into());
+        let mut channels: Vec<_> = to.binding.channels.clone();
+        channels
+            .extend(from.binding.channels.iter().filter(|channel| !to.binding.channels.contains(channel)));
+        channels.truncate(offcore_dma::mover::MAX_CHANNELS_PER_QUEUE);
+        let mode = if to.binding.mode == Mode::Cpu { from.binding.mode } else { to.binding.mode };
+        let bound = mover.bind(self.queue, mode, &channels);
+        debug_assert!(bound.is_ok(), "the virtqueues are bound to them");
+        mover.set_weight(self.queue, to.binding.weight.max(from.binding.weight));
+        self.follows = Some((from.applied, to.applied));
+        bound.is_ok()
+    }
+
+    /// Takes newly available packets and submits their copies.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: &mut Vring,
+        to: &mut Vring,
+        mut rewrite: impl FnMut(&mut [u8]),
+        forwarded: &mut Forwarded,
+    ) {
+        let mut plan = ctx.mover.plan(self.queue);
+        loop {
+            let now = plan.by_core() && ctx.mover.ring(self.queue).in_flight() == 0;
+            let wanted = burst_limit(ctx.burst).min(plan.packets).min(IN_FLIGHT);
+            let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
+            let mut gather = Gather {
+                queue: self.queue,
+                ring: ctx.mover.ring(self.queue),
+                slots: &mut self.slots,
+                heads: &mut self.heads,
+                chains: &mut self.chains,
+                list: &mut self.list,
+                sender: &sender.config,
+                receiver: &receiver.config,
+                asks: sender.offloads,
+                accepts: receiver.offloads,
+                mergeable: receiver.mergeable,
+                now,
+                forwarded,
+            };
+            let first = gather.ring.next_slot();
+            let (taken, end) = with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx =>
+                gather.burst(tx, rx, wanted, &mut plan, &mut rewrite)));
+            if taken > 0 {
+                ctx.clock.lap(Stage::Virtqueue);
+                self.entered(from, to, taken);
+                // SAFETY: sources are ranges that the sender gave us for reading, destinations ranges that the receiver
+                // gave us for writing, each checked against its guest's memory, which is held by `entered` until the
+                // packet is published.
+                unsafe { ctx.mover.submit(self.queue, plan, &self.list, ctx.clock) };
+                if now {
+                    self.publish(first, taken, from, to, forwarded);
+                    ctx.mover.published(self.queue, taken);
+                    ctx.clock.lap(Stage::Publish);
+                }
+            }
+            match end {
+                End::Done => {}
+                // The first packet alone has more copies than the channel has room for.
+                End::NoRoom if taken == 0 && !plan.by_core() => {
+                    plan = ctx.mover.plan_by_core(self.queue);
+                    continue;
+                }
+                End::NoRoom => {}
+                End::Ordinary => {
+                    self.next_is_ordinary = from.lent > 0;
+                    forwarded.next = if from.lent == 0 { Next::Ordinary } else { Next::Nothing };
+                }
+                End::Sender(error) => self.break_down(from, error),
+                End::Receiver(error) => self.break_down(to, error),
+            }
+            return;
+        }
+    }
+
+    #[cold]
+    fn break_down(&mut self, vring: &mut Vring, error: RingError) {
+        vring.break_down(error);
+    }
+
+    /// Notes `packets` new ones in flight: they hold both guests' memory.
+    #[inline(always)]
+    fn entered(&self, from: &mut Vring, to: &mut Vring, packets: usize) {
+        from.lend(packets);
+        to.lend(packets);
+    }
+
+    /// Publishes what has completed.
+    #[inline(always)]
+    fn complete(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: &mut Vring,
+        to: &mut Vring,
+        forwarded: &mut Forwarded,
+    ) {
+        let ring = ctx.mover.ring(self.queue);
+        let ready = ring.ready();
+        if ready == 0 {
+            let oldest = ring.oldest();
+            return self.watch(oldest);
+        }
+        self.watched = None;
+        let first = ring.oldest_slot();
+        let since = ctx.mover.reaping(self.queue, ready);
+        self.publish(first, ready, from, to, forwarded);
+        ctx.mover.ring(self.queue).retire(ready);
+        ctx.mover.reaped(self.queue, ready, since);
+        ctx.clock.lap(Stage::Publish);
+    }
+
+    /// Writes the heads of `packets` from slot `first` on and returns their chains.
+    #[inline(always)]
+    fn publish(
+        &mut self,
+        first: usize,
+        packets: usize,
+        from: &mut Vring,
+        to: &mut Vring,
+        forwarded: &mut Forwarded,
+    ) {
+        let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
+        let mask = IN_FLIGHT - 1;
+        let Self { slots, heads, chains, .. } = self;
+        for i in 0..packets {
+            prefetch::write(heads.place((first + i) & mask));
+        }
+        with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx => {
+            for i in 0..packets {
+                let at = (first + i) & mask;
+                let slot = slots[at];
+                tx.push_used(slot.from, 0);
+                if slot.chains == 0 {
+                    continue;
+                }
+                // SAFETY: the receiver's memory is held until `give_back` below, and the head's places are in it.
+                unsafe { heads.write(at) };
+                for _ in 0..slot.chains {
+                    let Out { chain, written } = chains.pop();
+                    rx.push_used(chain, written);
+                }
+                forwarded.packets += 1;
+                forwarded.bytes += u64::from(slot.frame);
+            }
+        }));
+        receiver.publish();
+        sender.publish();
+        from.give_back(packets);
+        to.give_back(packets);
+    }
+
+    /// Looks whether the oldest packet in flight takes too long.
+    #[cold]
+    fn watch(&mut self, oldest: u32) {
+        let now = tsc::now();
+        match self.watched {
+            Some((watched, since)) if watched == oldest => {
+                if now.wrapping_sub(since) > tsc::ticks(PATIENCE) {
+                    self.rests_until = Some(now + tsc::ticks(REST));
+                }
+            }
+            _ => self.watched = Some((oldest, now)),
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Taking the chains of two guests apart, each packet's with those that it goes to.
+
+use std::ptr::NonNull;
+
+use arrayvec::ArrayVec;
+use offcore_dma::mover::Plan;
+use offcore_dma::reorder::ReorderRing;
+use offcore_dma::{Copy, QueueId};
+use offcore_mem::BURST;
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
+use offcore_ring::{RingError, prefetch};
+use offcore_wire::virtio_net::{self, HEADER_LEN, NetHeader, Offloads};
+
+use super::head::{self, Heads};
+use super::{Forwarded, Slot};
+use crate::cell::VringConfig;
+use crate::dequeue::{MAX_FRAME, asked_for};
+use crate::features::NET_HEADER;
+use crate::pieces::{self, Piece};
+use crate::vring::{Chains, LIST, MAX_PIECES, Out};
+
+/// What a list ended with.
+pub(super) enum End {
+    /// The last packet, or as many as were wanted.
+    Done,
+    /// A packet for whose copies there is no room in the list or the channel.
+    NoRoom,
+    /// A packet that has to go the ordinary way.
+    Ordinary,
+    /// The sender broke the rules.
+    Sender(RingError),
+    /// The receiver did.
+    Receiver(RingError),
+}
+
+/// Gathers the copies of one list.
+pub(super) struct Gather<'a> {
+    pub(super) queue: QueueId,
+    pub(super) ring: &'a mut ReorderRing,
+    pub(super) slots: &'a mut [Slot],
+    pub(super) heads: &'a mut Heads,
+    pub(super) chains: &'a mut Chains,
+    pub(super) list: &'a mut ArrayVec<Copy, LIST>,
+    pub(super) sender: &'a VringConfig,
+    pub(super) receiver: &'a VringConfig,
+    /// What the sender may ask for.
+    pub(super) asks: Offloads,
+    /// What the receiver does.
+    pub(super) accepts: Offloads,
+    /// Whether a packet may take several of the receiver's chains.
+    pub(super) mergeable: bool,
+    /// The packets are complete when their copies are, so they do not enter the reorder ring.
+    pub(super) now: bool,
+    pub(super) forwarded: &'a mut Forwarded,
+}
+
+/// A packet of one buffer that goes to one buffer.
+#[derive(Clone, Copy)]
+struct Job {
+    from: Buffer,
+    to: NonNull<u8>,
+    chain: Chain,
+    receiving: Chain,
+}
+
+/// What is to be done with a packet's head.
+enum Verdict {
+    Send,
+    Drop,
+    Ordinary,
+}
+
+impl Gather<'_> {
+    /// Takes at most `wanted` packets; how many entered, and why no more.
+    #[inline(always)]
+    pub(super) fn burst<F: DeviceQueue, T: DeviceQueue>(
+        &mut self,
+        tx: &mut F,
+        rx: &mut T,
+        wanted: usize,
+        plan: &mut Plan,
+        rewrite: &mut impl FnMut(&mut [u8]),
+    ) -> (usize, End) {
+        self.list.clear();
+        let known = match tx.look(wanted) {
+            Ok(0) => return (0, End::Done),
+            Ok(known) => known as u16,
+            Err(error) => return (0, End::Sender(error)),
+        };
+        let ready = match rx.look(known.into()) {
+            // The sender does not wait for a receiver without buffers.
+            Ok(0) => return (0, End::Ordinary),
+            Ok(ready) => ready as u16,
+            Err(error) => return (0, End::Receiver(error)),
+        };
+        tx.prefetch_used(known.into());
+        rx.prefetch_used(ready.into());
+        let (mut sent, mut received, mut taken) = (0, 0, 0);
+        let end = loop {
+            if sent >= known || taken >= wanted {
+                break End::Done;
+            }
+            let most = (known, ready, wanted - taken);
+            let (jobs, stop) = self.jobs(tx, rx, (sent, received), most, plan.copies);
+            let mut verdict = Verdict::Send;
+            for job in &jobs {
+                verdict = self.enter(job, plan, rewrite, &mut taken);
+                match verdict {
+                    Verdict::Send => {
+                        sent += job.chain.entries;
+                        received += job.receiving.entries;
+                    }
+                    // Its chain goes back; the receiver's is the next one's.
+                    Verdict::Drop => {
+                        sent += job.chain.entries;
+                        break;
+                    }
+                    Verdict::Ordinary => break,
+                }
+            }
+            match (verdict, stop) {
+                (Verdict::Ordinary, _) => break End::Ordinary,
+                (Verdict::Drop, _) | (Verdict::Send, None) => continue,
+                (Verdict::Send, Some(Stop::End(end))) => break end,
+                (Verdict::Send, Some(Stop::Several)) => {}
+            }
+            let room = plan.copies.min(LIST);
+            match self.several(tx, rx, (sent, received, taken), room, plan, rewrite) {
+                Ok((tx_entries, rx_entries)) => {
+                    (sent, received, taken) = (sent + tx_entries, received + rx_entries, taken + 1);
+                }
+                Err(end) => break end,
+            }
+        };
+        tx.consume(sent);
+        rx.consume(received);
+        (taken, end)
+    }
+
+    /// Packets of one buffer that go to one buffer, from `sent` and `received` on, and what comes after them. Their first
+    /// lines are fetched ahead.
+    #[inline(always)]
+    fn jobs<F: DeviceQueue, T: DeviceQueue>(
+        &self,
+        tx: &mut F,
+        rx: &mut T,
+        (mut sent, mut received): (u16, u16),
+        (known, ready, wanted): (u16, u16, usize),
+        copies: usize,
+    ) -> (ArrayVec<Job, BURST>, Option<Stop>) {
+        let mut jobs = ArrayVec::new();
+        let room = copies.min(LIST) - self.list.len().min(copies);
+        while sent < known && jobs.len() < wanted.min(BURST) {
+            if jobs.len() == room {
+                return (jobs, Some(Stop::End(End::NoRoom)));
+            }
+            let (from, chain) = match tx.single(sent, &self.sender.memory, Direction::Readable) {
+                Ok(Some(single)) => single,
+                Ok(None) => return (jobs, Some(Stop::Several)),
+                Err(error) => return (jobs, Some(Stop::End(End::Sender(error)))),
+            };
+            // More is there when packets of several chains have gone before.
+            match if received < ready { Ok(true) } else { rx.has(received) } {
+                Ok(true) => {}
+                // What was taken is on its way; the next call finds that there is nothing.
+                Ok(false) => return (jobs, Some(Stop::End(End::Done))),
+                Err(error) => return (jobs, Some(Stop::End(End::Receiver(error)))),
+            }
+            let (to, receiving) = match rx.single(received, &self.receiver.memory, Direction::Writable) {
+                Ok(Some(single)) => single,
+                Ok(None) => return (jobs, Some(Stop::Several)),
+                Err(error) => return (jobs, Some(Stop::End(End::Receiver(error)))),
+            };
+            if to.len < from.len || (from.len as usize) < head::LEAST || from.len as usize > MAX_FRAME {
+                return (jobs, Some(Stop::Several));
+            }
+            prefetch::read(from.addr.as_ptr());
+            prefetch::write(to.addr.as_ptr());
+            jobs.push(Job { from, to: to.addr, chain, receiving });
+            sent += chain.entries;
+            received += receiving.entries;
+        }
+        (jobs, None)
+    }
+
+    /// The slot of the next packet, `taken` after the first of the list.
+    #[inline(always)]
+    fn slot(&self, taken: usize) -> usize {
+        (self.ring.next_slot() + if self.now { taken } else { 0 }) & self.ring.mask()
+    }
+
+    #[inline(always)]
+    fn enter(
+        &mut self,
+        job: &Job,
+        plan: &mut Plan,
+        rewrite: &mut impl FnMut(&mut [u8]),
+        taken: &mut usize,
+    ) -> Verdict {
+        let slot = self.slot(*taken);
+        let total = job.from.len as usize;
+        let len = total.min(head::LEN);
+        // SAFETY: the sender's buffer has `total` bytes and the receiver's as many, in memory that both rings hold.
+        unsafe { self.heads.read(slot, job.from.addr, job.to, len) };
+        match self.look_at(slot, len, total, 1, rewrite) {
+            Verdict::Send => {}
+            Verdict::Drop => {
+                self.forwarded.malformed += 1;
+                self.push(slot, Slot { from: job.chain, chains: 0, frame: 0 }, 0);
+                *taken += 1;
+                return Verdict::Drop;
+            }
+            Verdict::Ordinary => return Verdict::Ordinary,
+        }
+        let before = self.list.len();
+        if total > len {
+            self.list.push(Copy {
+                src: job.from.addr.as_ptr().wrapping_add(len),
+                dst: job.to.as_ptr().wrapping_add(len),
+                len: (total - len) as u32,
+                token: self.queue.token(slot),
+            });
+        }
+        self.chains.push(Out { chain: job.receiving, written: job.from.len });
+        let outstanding = plan.outstanding(&self.list[before..]);
+        let frame = (total - NET_HEADER) as u32;
+        self.push(slot, Slot { from: job.chain, chains: 1, frame }, outstanding);
+        *taken += 1;
+        Verdict::Send
+    }
+
+    #[inline(always)]
+    fn push(&mut self, slot: usize, entry: Slot, outstanding: u16) {
+        self.slots[slot] = entry;
+        if !self.now {
+            self.ring.push(outstanding);
+        }
+    }
+
+    /// Decides on the head of `slot`, of `len` bytes of a packet of `total`, that is to go to `chains` chains, and
+    /// rewrites it.
+    #[inline(always)]
+    fn look_at(
+        &mut self,
+        slot: usize,
+        len: usize,
+        total: usize,
+        chains: u16,
+        rewrite: &mut impl FnMut(&mut [u8]),
+    ) -> Verdict {
+        let (header, frame) = self.heads.bytes(slot)[..len].split_at_mut(NET_HEADER);
+        let mut written = NetHeader { num_buffers: chains, ..NetHeader::default() };
+        if header[0] & virtio_net::F_NEEDS_CSUM != 0 || header[1] != virtio_net::GSO_NONE {
+            let found = header.first_chunk::<HEADER_LEN>().map(NetHeader::from_bytes).unwrap_or_default();
+            match asked_for(found, total - NET_HEADER, self.asks) {
+                Ok(asked) => written = NetHeader { num_buffers: chains, ..asked.unwrap_or_default() },
+                Err(_) => return Verdict::Drop,
+            }
+            if !self.accepts.allows(&written) {
+                return Verdict::Ordinary;
+            }
+        }
+        // copy-ok: the header that the core writes
+        header.copy_from_slice(&written.to_bytes());
+        rewrite(frame);
+        Verdict::Send
+    }
+
+    /// A packet of several buffers, or one that goes to several, or to none: what it takes of both rings.
+    #[cold]
+    fn several<F: DeviceQueue, T: DeviceQueue>(
+        &mut self,
+        tx: &mut F,
+        rx: &mut T,
+        (sent, received, taken): (u16, u16, usize),
+        room: usize,
+        plan: &mut Plan,
+        rewrite: &mut impl FnMut(&mut [u8]),
+    ) -> Result<(u16, u16), End> {
+        let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+        let mut total = 0usize;
+        let walked = tx.walk(sent, &self.sender.memory, Direction::Readable, MAX_PIECES, |buffer| {
+            from.push(Piece { addr: buffer.addr.as_ptr(), len: buffer.len });
+            total += buffer.len as usize;
+        });
+        let chain = walked.map_err(End::Sender)?;
+        let slot = self.slot(taken);
+        let dropped = Slot { from: chain, chains: 0, frame: 0 };
+        if total < head::LEAST || total > MAX_FRAME + NET_HEADER {
+            let short = total < head::LEAST;
+            self.forwarded.malformed += usize::from(short);
+            self.forwarded.too_long += usize::from(!short);
+            self.push(slot, dropped, 0);
+            return Ok((chain.entries, 0));
+        }
+        let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+        let mut out: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
+        let (mut left, mut ahead) = (total as u32, received);
+        while left > 0 {
+            if !rx.has(ahead).map_err(End::Receiver)? {
+                return Err(End::Ordinary);
+            }
+            if (!self.mergeable && !out.is_empty()) || out.is_full() || to.is_full() {
+                self.forwarded.too_big += 1;
+                self.push(slot, dropped, 0);
+                return Ok((chain.entries, 0));
+            }
+            let before = left;
+            let walked = rx.walk(ahead, &self.receiver.memory, Direction::Writable, MAX_PIECES, |buffer| {
+                let len = buffer.len.min(left);
+                if len > 0 && !to.is_full() {
+                    to.push(Piece { addr: buffer.addr.as_ptr(), len });
+                    left -= len;
+                }
+            });
+            let receiving = walked.map_err(End::Receiver)?;
+            out.push(Out { chain: receiving, written: before - left });
+            ahead += receiving.entries;
+        }
+        if self.list.len() + from.len() + to.len() > room {
+            return Err(End::NoRoom);
+        }
+        // SAFETY: the pieces are ranges of both guests' memory, which their rings hold.
+        let len = unsafe { self.heads.read_pieces(slot, &mut from, &mut to) };
+        if len < head::LEAST {
+            return Err(End::Ordinary);
+        }
+        match self.look_at(slot, len, total, out.len() as u16, rewrite) {
+            Verdict::Send => {}
+            Verdict::Drop => {
+                self.forwarded.malformed += 1;
+                self.push(slot, dropped, 0);
+                return Ok((chain.entries, 0));
+            }
+            Verdict::Ordinary => return Err(End::Ordinary),
+        }
+        let before = self.list.len();
+        let list = &mut *self.list;
+        pieces::copies(&from, &to, self.queue.token(slot), |copy| list.push(copy));
+        let outstanding = plan.outstanding(&self.list[before..]);
+        let entry = Slot { from: chain, chains: out.len() as u16, frame: (total - NET_HEADER) as u32 };
+        out.into_iter().for_each(|out| self.chains.push(out));
+        self.push(slot, entry, outstanding);
+        Ok((chain.entries, ahead - received))
+    }
+}
+
+/// What comes after a run of packets of one buffer.
+enum Stop {
+    /// A packet that is something else.
+    Several,
+    /// Nothing more.
+    End(End),
+}
