@@ -1,4 +1,5 @@
 //! Both sides of a queue against each other and against a model of lists, for either format.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;

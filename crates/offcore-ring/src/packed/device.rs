@@ -38,7 +38,7 @@ pub struct Queue {
     known: u32,
     /// Where in the window the next one is: counts on, and counts modulo [`WINDOW`].
     first: u32,
-    window: [Entry; WINDOW],
+    window: Box<[Entry; WINDOW]>,
     /// Where the next used descriptor goes.
     used: Position,
     /// Where the first goes that the driver has not seen.
@@ -70,7 +70,7 @@ impl Queue {
             next,
             known: 0,
             first: 0,
-            window: [Entry::default(); WINDOW],
+            window: Box::new([Entry::default(); WINDOW]),
             used: next,
             published: next,
             held: Word::default(),

@@ -51,7 +51,7 @@ pub struct Queue<T> {
     /// Where the device writes the next used descriptor that was not found yet.
     used: Position,
     /// Those that were found and not taken: `ready` of them from `first` on, which counts on, modulo [`WINDOW`].
-    window: [Found; WINDOW],
+    window: Box<[Found; WINDOW]>,
     first: u32,
     ready: u32,
 }
@@ -81,7 +81,7 @@ impl<T> Queue<T> {
             held: Word::default(),
             signal: Signal { entries: 0, first: false },
             used: Position::FRESH,
-            window: [Found::default(); WINDOW],
+            window: Box::new([Found::default(); WINDOW]),
             first: 0,
             ready: 0,
         }
@@ -192,25 +192,27 @@ impl<T> Queue<T> {
     #[inline(always)]
     fn look(&mut self) -> Result<(), RingError> {
         let size = self.ring_size();
+        let (mut at, mut ready) = (self.used, 0);
         // What the device has: it returns no more.
-        let mut left = self.published.since(self.used, size);
-        while left > 0 && (self.ready as usize) < WINDOW {
-            let word = self.layout.load(self.used);
-            if !word.is(self.used.used(size)) {
+        let mut left = self.published.since(at, size);
+        while left > 0 && ready < WINDOW as u32 {
+            let word = self.layout.load(at);
+            if !word.is(at.used(size)) {
                 break;
             }
-            self.layout.fetch_ahead(self.used, self.ready == 0);
+            self.layout.fetch_ahead(at, ready == 0);
             let entries = match self.ids.get_mut(usize::from(word.id())) {
                 Some(id) if (1..=left).contains(&id.entries.into()) => std::mem::take(&mut id.entries),
                 // What came before it is good, and is taken first.
-                _ if self.ready > 0 => break,
+                _ if ready > 0 => break,
                 _ => return Err(RingError::NotInFlight(word.id().into())),
             };
-            self.window[self.first.wrapping_add(self.ready) as usize % WINDOW] = Found { word, entries };
-            self.ready += 1;
+            self.window[self.first.wrapping_add(ready) as usize % WINDOW] = Found { word, entries };
+            ready += 1;
             left -= u32::from(entries);
-            self.used = self.used.after(entries.into(), size);
+            at = if entries == 1 { at.after(1, size) } else { after_chain(at, entries, size) };
         }
+        (self.used, self.ready) = (at, ready);
         Ok(())
     }
 
@@ -241,4 +243,11 @@ impl<T> Queue<T> {
     pub fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
         self.tokens.iter_mut().filter_map(Option::take)
     }
+}
+
+/// The position after a chain of several descriptors. A call of its own, so that the place of the next used descriptor
+/// is guessed to be the next one and read at once, not when the length of this one's chain is known.
+#[inline(never)]
+fn after_chain(at: Position, entries: u16, size: u32) -> Position {
+    at.after(entries.into(), size)
 }

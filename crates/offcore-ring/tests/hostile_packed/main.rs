@@ -1,4 +1,5 @@
 //! A packed queue whose other side writes anything: scripts of random bytes, and those kept in `fuzz/corpus/packed`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod script;
 

@@ -1,0 +1,157 @@
+//! A driver and a device on two threads, which sleep when they have nothing to do: whatever is published is seen with
+//! all that was written before it, and no notification that somebody sleeps for is lost.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_ring::device::{self, DeviceQueue, Direction};
+use offcore_ring::{Layout, driver, packed, with_queue};
+
+const CHAINS: u64 = 40_000;
+const BUFFERS: u64 = 0x1_0000;
+/// Buffers, one after the other: more than descriptors.
+const PLACES: u64 = 512;
+
+/// What an event descriptor is between processes.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self, who: &str) {
+        let rung = self.rung.lock().unwrap();
+        let wait = self.changed.wait_timeout_while(rung, Duration::from_secs(10), |rung| !*rung);
+        let (mut rung, timeout) = wait.unwrap();
+        assert!(!timeout.timed_out(), "no progress: {who} was not notified");
+        *rung = false;
+    }
+}
+
+/// Guest memory as both threads have it.
+#[derive(Clone)]
+struct Guest {
+    memory: Arc<GuestMemory>,
+    base: usize,
+}
+
+impl Guest {
+    fn at(&self, address: u64) -> *mut u64 {
+        (self.base + address as usize) as *mut u64
+    }
+}
+
+fn place(serial: u64) -> u64 {
+    BUFFERS + serial % PLACES * 64
+}
+
+/// Sends numbers in buffers and expects them back, inverted and in order.
+fn drive(guest: &Guest, mut queue: driver::Queue<u64>, kick: &Bell, call: &Bell) {
+    let (mut sent, mut back) = (0, 0);
+    while back < CHAINS {
+        while sent < CHAINS && queue.free() > 2 {
+            // SAFETY: inside the guest's memory, and no chain in flight has this place.
+            unsafe { guest.at(place(sent)).write_volatile(sent) };
+            let (head, tail) = (sent as u32 % 40 + 8, sent as u32 % 16);
+            let buffers = [(place(sent), head), (place(sent) + u64::from(head), tail)];
+            let buffers = if sent % 3 == 0 { &buffers[..] } else { &buffers[..1] };
+            queue.add_chain(buffers, Direction::Writable, sent).unwrap();
+            sent += 1;
+            if sent % 17 == 0 {
+                break;
+            }
+        }
+        queue.publish();
+        if queue.needs_kick() {
+            kick.ring();
+        }
+        if queue.used().unwrap() == 0 && (sent == CHAINS || queue.free() <= 2) {
+            queue.set_notification(true);
+            if queue.used().unwrap() == 0 {
+                call.wait("the driver");
+            }
+            queue.set_notification(false);
+        }
+        while let Some(used) = queue.pop().unwrap() {
+            assert_eq!((used.token, used.len), (back, 8));
+            // SAFETY: inside the guest's memory, and given back.
+            assert_eq!(unsafe { guest.at(place(back)).read_volatile() }, !back);
+            back += 1;
+        }
+    }
+}
+
+fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) {
+    let mut next = 0;
+    while next < CHAINS {
+        if queue.look(32).unwrap() == 0 {
+            queue.set_notification(true);
+            if queue.look(32).unwrap() == 0 {
+                kick.wait("the device");
+            }
+            queue.set_notification(false);
+            continue;
+        }
+        let burst = next + 20;
+        while next < burst && queue.has(0).unwrap() {
+            let mut buffers: Vec<(NonNull<u8>, u32)> = Vec::new();
+            let chain =
+                queue.walk(0, &guest.memory, Direction::Writable, 4, |b| buffers.push((b.addr, b.len)));
+            let at = guest.at(place(next));
+            assert_eq!(buffers[0], (NonNull::new(at.cast()).unwrap(), next as u32 % 40 + 8));
+            let tail = next.is_multiple_of(3) && next % 16 != 0;
+            assert_eq!(buffers.get(1).map(|b| b.1), tail.then_some(next as u32 % 16));
+            // SAFETY: inside the guest's memory, and ours until it is returned.
+            assert_eq!(unsafe { at.read_volatile() }, next);
+            // SAFETY: as above.
+            unsafe { at.write_volatile(!next) };
+            let chain = chain.unwrap();
+            queue.consume(chain.entries);
+            queue.push_used(chain, 8);
+            next += 1;
+        }
+        queue.publish();
+        if queue.needs_notification() {
+            call.ring();
+        }
+    }
+}
+
+fn both(size: u16, packed: bool, event_idx: bool) {
+    let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
+    let base = mapping.base().as_ptr() as usize;
+    let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
+    let guest = Guest { memory: Arc::new(GuestMemory::new(vec![region]).unwrap()), base };
+    let layout = Layout::in_memory(&guest.memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
+    let driver = driver::Queue::new(layout.clone(), event_idx);
+    let base = if packed { packed::FRESH_BASE } else { 0 };
+    let mut device = device::Queue::new(layout, base, event_idx, false).unwrap();
+    let (kick, call) = (Bell::default(), Bell::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| drive(&guest, driver, &kick, &call));
+        with_queue!(&mut device, queue => serve(&guest, queue, &kick, &call));
+    });
+}
+
+#[test]
+fn packed_sides_on_two_threads_lose_nothing() {
+    for (size, event_idx) in [(256, true), (256, false), (7, true), (7, false), (100, true)] {
+        both(size, true, event_idx);
+    }
+}
+
+#[test]
+fn split_sides_on_two_threads_lose_nothing() {
+    for (size, event_idx) in [(256, true), (256, false), (8, true), (8, false)] {
+        both(size, false, event_idx);
+    }
+}
