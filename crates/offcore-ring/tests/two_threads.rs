@@ -3,14 +3,17 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::device::{self, DeviceQueue, Direction};
 use offcore_ring::{Layout, driver, packed, with_queue};
 
 const CHAINS: u64 = 40_000;
+/// Without the barriers the first of them is lost within a few hundred.
+const RACES: u64 = 10_000;
 const BUFFERS: u64 = 0x1_0000;
 /// Buffers, one after the other: more than descriptors.
 const PLACES: u64 = 512;
@@ -126,7 +129,8 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
     }
 }
 
-fn both(size: u16, packed: bool, event_idx: bool) {
+/// Guest memory and both sides of a queue in it.
+fn sides(size: u16, packed: bool, event_idx: bool) -> (Guest, driver::Queue<u64>, device::Queue) {
     let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
     let base = mapping.base().as_ptr() as usize;
     let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
@@ -134,12 +138,85 @@ fn both(size: u16, packed: bool, event_idx: bool) {
     let layout = Layout::in_memory(&guest.memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
     let driver = driver::Queue::new(layout.clone(), event_idx);
     let base = if packed { packed::FRESH_BASE } else { 0 };
-    let mut device = device::Queue::new(layout, base, event_idx, false).unwrap();
+    let device = device::Queue::new(layout, base, event_idx, false).unwrap();
+    (guest, driver, device)
+}
+
+fn both(size: u16, packed: bool, event_idx: bool) {
+    let (guest, driver, mut device) = sides(size, packed, event_idx);
     let (kick, call) = (Bell::default(), Bell::default());
     std::thread::scope(|scope| {
         scope.spawn(|| drive(&guest, driver, &kick, &call));
         with_queue!(&mut device, queue => serve(&guest, queue, &kick, &call));
     });
+}
+
+/// Both threads go on from here at the same time, or nearly: one of them `late` by so many steps.
+fn meet(arrived: &AtomicU64, times: &mut u64, late: u64) {
+    *times += 1;
+    arrived.fetch_add(1, Ordering::AcqRel);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    for spin in 0u64.. {
+        if arrived.load(Ordering::Acquire) >= *times * 2 {
+            break;
+        }
+        if spin % 1000 == 999 {
+            std::thread::yield_now();
+            assert!(Instant::now() < deadline, "no progress: the other side does not come");
+        }
+    }
+    (0..late).for_each(|_| std::hint::spin_loop());
+}
+
+/// Again and again, one side passes a chain on while the other asks to be notified and looks a last time: it finds the
+/// chain, or it is notified. This is what the full barriers are for.
+fn race(packed: bool, event_idx: bool) {
+    let (guest, mut driver, mut device) = sides(7 + u16::from(!packed), packed, event_idx);
+    let (arrived, kicked, called) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut times = 0;
+            for round in 0..RACES {
+                driver.set_notification(false);
+                driver.add(BUFFERS, 64, Direction::Readable, round).unwrap();
+                meet(&arrived, &mut times, round % 5);
+                driver.publish();
+                kicked.store(driver.needs_kick(), Ordering::Relaxed);
+                meet(&arrived, &mut times, 0);
+                meet(&arrived, &mut times, round % 7);
+                driver.set_notification(true);
+                let found = driver.used().unwrap() == 1;
+                meet(&arrived, &mut times, 0);
+                assert!(found || called.load(Ordering::Relaxed), "round {round}: the driver sleeps for ever");
+                assert_eq!(driver.used(), Ok(1));
+                assert_eq!(driver.pop().unwrap().unwrap().token, round);
+            }
+        });
+        let mut times = 0;
+        with_queue!(&mut device, queue => for round in 0..RACES {
+            queue.set_notification(false);
+            meet(&arrived, &mut times, round % 7);
+            queue.set_notification(true);
+            let found = queue.look(1).unwrap() == 1;
+            meet(&arrived, &mut times, 0);
+            assert!(found || kicked.load(Ordering::Relaxed), "round {round}: the device sleeps for ever");
+            assert_eq!(queue.look(1), Ok(1));
+            let (_, chain) = queue.single(0, &guest.memory, Direction::Readable).unwrap().unwrap();
+            queue.consume(1);
+            queue.push_used(chain, 0);
+            meet(&arrived, &mut times, round % 5);
+            queue.publish();
+            called.store(queue.needs_notification(), Ordering::Relaxed);
+            meet(&arrived, &mut times, 0);
+        });
+    });
+}
+
+#[test]
+fn nobody_sleeps_through_what_is_passed_on_just_then() {
+    for packed in [true, false] {
+        [true, false].into_iter().for_each(|event_idx| race(packed, event_idx));
+    }
 }
 
 #[test]
