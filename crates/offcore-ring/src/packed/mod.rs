@@ -6,7 +6,7 @@
 //! device event      off_wrap u16, flags u16                            aligned to 4    device → driver
 //! ```
 //! Both sides go around the one ring. A descriptor says by two bits of its flags whether it is available or used, and in
-//! which turn around the ring: a side that finds the bits of its own turn's [`Position`] knows that everything before
+//! which turn around the ring: a side that finds the bits of its own turn knows that everything before
 //! them is written too. So length, id and flags, which share eight bytes, are always read and written by one access.
 
 pub mod device;
