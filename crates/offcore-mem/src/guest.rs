@@ -1,9 +1,11 @@
 //! Memory of another party: a table of regions as vhost-user's SET_MEM_TABLE describes it.
 //!
 //! Addresses come from a hostile guest, so every use checks the whole range against the table. A table never changes:
-//! a change makes a new one, and the old one lives until the last in-flight copy into or out of it has completed.
+//! a change makes a new one, which shares the regions that stay, and the old one lives until the last in-flight copy
+//! into or out of it has completed.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mapping::Mapping;
@@ -137,7 +139,7 @@ impl RegionCache {
 /// A table of regions. In-flight copies hold references: the mappings are not taken away under them.
 #[derive(Debug)]
 pub struct GuestMemory {
-    regions: Vec<GuestRegion>,
+    regions: Vec<Arc<GuestRegion>>,
     in_flight: AtomicUsize,
 }
 
@@ -146,7 +148,15 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`TableError::Overlap`].
-    pub fn new(mut regions: Vec<GuestRegion>) -> Result<Self, TableError> {
+    pub fn new(regions: Vec<GuestRegion>) -> Result<Self, TableError> {
+        Self::sharing(regions.into_iter().map(Arc::new).collect())
+    }
+
+    /// A table of `regions`, in any order, that other tables may have, too: none of them is mapped anew.
+    ///
+    /// # Errors
+    /// [`TableError::Overlap`].
+    pub fn sharing(mut regions: Vec<Arc<GuestRegion>>) -> Result<Self, TableError> {
         regions.sort_by_key(|r| r.guest);
         if let Some(pair) = regions.windows(2).find(|pair| pair[0].guest + pair[0].len > pair[1].guest) {
             return Err(TableError::Overlap(pair[0].guest, pair[1].guest));
@@ -155,7 +165,7 @@ impl GuestMemory {
     }
 
     /// The regions, by ascending guest address.
-    pub fn regions(&self) -> &[GuestRegion] {
+    pub fn regions(&self) -> &[Arc<GuestRegion>] {
         &self.regions
     }
 
@@ -222,13 +232,13 @@ impl GuestMemory {
 
     /// Whether pages have vanished under the table: see [`sigbus`].
     pub fn vanished(&self) -> bool {
-        self.regions.iter().any(GuestRegion::vanished)
+        self.regions.iter().any(|region| region.vanished())
     }
 }
 
 impl Drop for GuestMemory {
     /// Memory outlives its copies: with copies in flight the mappings, and their guards, are leaked rather than taken
-    /// away. Owners drain first, so this happens only when an engine never answered.
+    /// away, whoever else shares them. Owners drain first, so this happens only when an engine never answered.
     fn drop(&mut self) {
         if self.in_flight() > 0 {
             self.regions.drain(..).for_each(std::mem::forget);
@@ -301,6 +311,26 @@ mod tests {
         // SAFETY: the mapping was leaked with its guard, which puts a page where the guest has taken one away. Without it
         // this write ends the process.
         unsafe { host.write_volatile(1) };
+    }
+
+    #[test]
+    fn tables_share_regions_and_the_last_one_unmaps() {
+        let (kept, other) = (Arc::new(region(0, 0x4000)), Arc::new(region(0x8000, 0x4000)));
+        let first = GuestMemory::sharing(vec![Arc::clone(&kept), other]).unwrap();
+        let second = GuestMemory::sharing(vec![kept, Arc::new(region(0x10_0000, 0x1000))]).unwrap();
+        let at = |table: &GuestMemory, guest| table.translate(guest, 1, &mut RegionCache::empty());
+        let host = at(&first, 0).unwrap();
+        assert_eq!(at(&second, 0), Some(host), "mapped once");
+        assert!(at(&first, 0x8000).is_some() && at(&second, 0x8000).is_none());
+        drop(first);
+        // SAFETY: the second table still has the region: that is what is tested. Had the first one unmapped it, this
+        // would be a segmentation fault.
+        unsafe { host.write_volatile(1) };
+        let weak = Arc::downgrade(&second.regions()[0]);
+        drop(second);
+        assert!(weak.upgrade().is_none());
+        let overlap = GuestMemory::sharing(vec![Arc::new(region(0, 0x4000)), Arc::new(region(0x3fff, 1))]);
+        assert_eq!(overlap.unwrap_err(), TableError::Overlap(0, 0x3fff));
     }
 
     #[test]

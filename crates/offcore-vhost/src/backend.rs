@@ -39,6 +39,10 @@ pub use status::{RingState, Status, VringStatus};
 
 /// Queue pairs of one device, at most: a message names a virtqueue by eight bits.
 pub const MAX_QUEUE_PAIRS: u16 = 128;
+/// Regions of guest memory of one device, at most, when they are added one by one.
+pub const MAX_SLOTS: usize = 64;
+/// The least MTU (virtio 1.2, section 5.1.4.1).
+pub const MIN_MTU: u16 = 68;
 
 /// What a back end is to be.
 #[derive(Clone, Debug)]
@@ -51,6 +55,8 @@ pub struct BackendConfig {
     pub queue_pairs: u16,
     /// The virtio features to offer: a subset of [`features::OFFERED`]. VERSION_1 is always offered.
     pub features: u64,
+    /// The longest MTU that a front end may announce, at least [`MIN_MTU`].
+    pub max_mtu: u16,
     /// Whether copies of this port may be made by engines: without it, [`Device::register_async`] is refused.
     pub asynchronous: bool,
     /// How long a worker may take to let go of a virtqueue.
@@ -58,13 +64,14 @@ pub struct BackendConfig {
 }
 
 impl BackendConfig {
-    /// A server at `path` with one queue pair, all features, copies by engines allowed, 10 seconds of patience.
+    /// A server at `path` with one queue pair, all features, any MTU, copies by engines allowed, 10 seconds of patience.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
             role: Role::Server,
             queue_pairs: 1,
             features: features::OFFERED,
+            max_mtu: u16::MAX,
             asynchronous: true,
             patience: Duration::from_secs(10),
         }

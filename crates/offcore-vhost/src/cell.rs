@@ -214,8 +214,8 @@ impl VringCell {
         let mut state = self.lock();
         let wanted = state.wanted.vring.as_mut();
         state.report = match wanted {
-            // The next worker goes on where this one left.
-            Some(vring) if used.is_some_and(|used| Arc::ptr_eq(used, vring)) => {
+            // The next worker goes on where this one left, be it with other descriptors.
+            Some(vring) if used.is_some_and(|used| used.start == vring.start) => {
                 Arc::make_mut(vring).base = report.base;
                 report
             }

@@ -1,7 +1,7 @@
 //! Our own front end: the driver's side of a vhost-user connection.
 //!
 //! It negotiates, describes memory, and sets virtqueues up; packets are moved by whoever makes an
-//! `offcore_ring::split::driver::Queue` of each [`DriverQueue`]. Guest addresses and front-end addresses are host
+//! `offcore_ring::driver::Queue` of each [`DriverQueue`]. Guest addresses and front-end addresses are host
 //! virtual addresses of this process, so that a buffer is made available by its address.
 //!
 //! 1. [`FrontEnd::connect`] negotiates and makes the virtqueues' memory,
@@ -12,6 +12,7 @@
 //! After the back end has gone, a new front end over the same memory takes up a new connection.
 
 mod error;
+mod negotiation;
 mod queue;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -24,10 +25,10 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::connection::{Connection, Listener, Role, SocketError, connect, poll};
 use crate::features::{
-    NET_CTRL_VQ, NET_MQ, NET_MRG_RXBUF, PROTOCOL_MQ, PROTOCOL_REPLY_ACK, RING_EVENT_IDX, RING_INDIRECT_DESC,
-    VERSION_1, VHOST_USER_PROTOCOL_FEATURES,
+    NET_MRG_RXBUF, PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE, RING_EVENT_IDX, RING_INDIRECT_DESC,
+    STATUS_DRIVER_OK, VHOST_USER_PROTOCOL_FEATURES, is_packed,
 };
-use crate::message::{Code, MAX_REGIONS, MemoryRegion, Reply, Request, VringFd, VringState};
+use crate::message::{Code, MemoryRegion, Reply, Request, VringFd, VringState};
 
 pub use error::FrontEndError;
 pub use queue::DriverQueue;
@@ -35,6 +36,10 @@ use queue::RingMemory;
 
 /// How long after a failure to connect is tried again.
 const RETRY: Duration = Duration::from_millis(50);
+/// Regions of one SET_MEM_TABLE that every back end takes.
+const TABLE: usize = 8;
+/// Base of a fresh packed ring: descriptor 0 is next on both sides, and both wrap counters are 1.
+const FRESH_PACKED: u32 = 0x8000_8000;
 
 /// What a front end is to be.
 #[derive(Clone, Debug)]
@@ -45,10 +50,12 @@ pub struct FrontEndConfig {
     pub role: Role,
     /// Queue pairs.
     pub queue_pairs: u16,
-    /// Descriptors of each virtqueue, a power of two up to 32768.
+    /// Descriptors of each virtqueue: a power of two up to 32768, or with packed rings any number up to that.
     pub queue_size: u16,
     /// Virtio features to use if the back end offers them. VERSION_1 is required in any case.
     pub features: u64,
+    /// The MTU to tell the back end, in bytes, if it wants to know.
+    pub mtu: Option<u16>,
     /// How long to wait for the back end: for its socket, and for each of its replies. It should be longer than the
     /// back end's patience with its workers.
     pub patience: Duration,
@@ -64,6 +71,7 @@ impl FrontEndConfig {
             queue_pairs: 1,
             queue_size: 256,
             features: NET_MRG_RXBUF | RING_EVENT_IDX | RING_INDIRECT_DESC,
+            mtu: None,
             patience: Duration::from_secs(15),
         }
     }
@@ -85,6 +93,26 @@ impl<'a> MemoryFd<'a> {
     pub fn new(mapping: &Mapping, fd: BorrowedFd<'a>) -> Self {
         Self { fd, address: mapping.base().as_ptr() as u64, len: mapping.len() as u64 }
     }
+
+    /// As the back end gets to know it.
+    fn region(&self) -> MemoryRegion {
+        MemoryRegion { guest: self.address, size: self.len, user: self.address, mmap_offset: 0 }
+    }
+}
+
+/// A region that the back end has: which one, and of which file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Described {
+    region: MemoryRegion,
+    file: (u64, u64),
+}
+
+impl Described {
+    fn new(memory: &MemoryFd<'_>) -> Result<Self, FrontEndError> {
+        let stat = rustix::fs::fstat(memory.fd)
+            .map_err(|source| FrontEndError::System { what: "fstat of memory", source: source.into() })?;
+        Ok(Self { region: memory.region(), file: (stat.st_dev, stat.st_ino) })
+    }
 }
 
 /// A connected front end. Dropping it closes the connection, upon which the back end stops the virtqueues.
@@ -97,9 +125,16 @@ pub struct FrontEnd {
     patience: Duration,
     features: u64,
     protocol: u64,
+    mtu: Option<u16>,
+    /// The virtio device status as the back end knows it.
+    status: u8,
+    /// Regions of memory that the back end takes one by one; 0 when it takes only whole tables.
+    slots: usize,
+    /// Regions that the back end has.
+    described: Vec<Described>,
     rings: Arc<RingMemory>,
     queues: Vec<DriverQueue>,
-    /// Available entry at which each virtqueue begins.
+    /// Where each virtqueue begins, as SET_VRING_BASE has it.
     bases: Vec<u32>,
     running: bool,
 }
@@ -118,12 +153,17 @@ impl FrontEnd {
             patience: config.patience,
             features: 0,
             protocol: 0,
+            mtu: config.mtu,
+            status: 0,
+            slots: 0,
+            described: Vec::new(),
             rings,
             queues: Vec::new(),
             bases: vec![0; usize::from(config.queue_pairs) * 2],
             running: false,
         };
         front_end.negotiate(config)?;
+        front_end.bases.fill(front_end.fresh_base());
         front_end.queues = front_end.rings.queues(config, front_end.features)?;
         front_end.set_memory(memory)?;
         Ok(front_end)
@@ -166,6 +206,7 @@ impl FrontEnd {
             }
             self.command(Request::SetVringKick(event(queue.kick())))?;
         }
+        self.add_status(STATUS_DRIVER_OK)?;
         self.running = true;
         Ok(())
     }
@@ -184,11 +225,45 @@ impl FrontEnd {
             let Reply::Vring(found) = self.query(Request::GetVringBase(state))? else {
                 return Err(FrontEndError::Base { queue: index, found: None });
             };
-            let base = Some(found.num).filter(|_| found.index == state.index);
-            self.bases[index] = base.ok_or(FrontEndError::Base { queue: index, found: Some(found) })?;
+            if found.index != state.index || !self.is_base(found.num) {
+                return Err(FrontEndError::Base { queue: index, found: Some(found) });
+            }
+            self.bases[index] = found.num;
         }
         self.running = false;
         Ok(())
+    }
+
+    /// Resets the device: its virtqueues stop, whatever state they are in, and what was negotiated and `memory` are told
+    /// once more. The virtqueues are then as fresh as after [`FrontEnd::connect`]: new driver queues have to be made of
+    /// them before [`FrontEnd::start`].
+    ///
+    /// # Errors
+    /// A back end that cannot be reset (it then goes on as before), refuses, or does not answer.
+    pub fn reset(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
+        if self.protocol & PROTOCOL_RESET_DEVICE == 0 {
+            return Err(FrontEndError::NoReset);
+        }
+        self.command(Request::ResetDevice)?;
+        self.running = false;
+        self.status = 0;
+        self.described.clear();
+        self.bases.fill(self.fresh_base());
+        self.choose_features()?;
+        self.set_memory(memory)
+    }
+
+    /// Base of a ring that was never used.
+    fn fresh_base(&self) -> u32 {
+        if is_packed(self.features) { FRESH_PACKED } else { 0 }
+    }
+
+    /// Whether a virtqueue can be at `base`. Of a packed ring's some back ends tell the lower half only.
+    fn is_base(&self, base: u32) -> bool {
+        match self.queues.first().map(DriverQueue::layout) {
+            Some(layout) if is_packed(self.features) => base & 0x7fff < u32::from(layout.size()),
+            _ => base <= u16::MAX.into(),
+        }
     }
 
     /// Whether the back end still has its end of the connection open. Does not wait.
@@ -196,47 +271,32 @@ impl FrontEnd {
         self.connection.is_alive()
     }
 
-    /// Exchanges the memory table for one of `memory` and the virtqueues' own memory, at any time.
+    /// Exchanges the memory table for one of `memory` and the virtqueues' own memory, at any time. Regions that stay are
+    /// not touched.
     ///
     /// # Errors
     /// Too many regions, a back end that refuses or does not answer.
     pub fn set_memory(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
-        if memory.len() >= MAX_REGIONS {
-            return Err(FrontEndError::Regions { found: memory.len() });
-        }
         let rings = Arc::clone(&self.rings);
-        let regions = memory.iter().copied().chain([rings.region()]);
-        let regions = regions.map(|MemoryFd { fd, address, len }| {
-            (MemoryRegion { guest: address, size: len, user: address, mmap_offset: 0 }, fd)
-        });
-        let regions = regions.collect();
-        self.command(Request::SetMemTable(regions))
-    }
-
-    fn negotiate(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
-        let several = config.queue_pairs > 1;
-        let offered = self.value(Request::GetFeatures)?;
-        if offered & VERSION_1 == 0 {
-            return Err(FrontEndError::Legacy { offered });
+        let regions: Vec<_> = memory.iter().copied().chain([rings.region()]).collect();
+        let max = self.slots.max(TABLE) - 1;
+        if memory.len() > max {
+            return Err(FrontEndError::Regions { found: memory.len(), max });
         }
-        if offered & VHOST_USER_PROTOCOL_FEATURES != 0 {
-            let offered = self.value(Request::GetProtocolFeatures)?;
-            let chosen = offered & (PROTOCOL_MQ | PROTOCOL_REPLY_ACK);
-            self.command(Request::SetProtocolFeatures(chosen))?;
-            self.protocol = chosen;
+        let described: Vec<_> = regions.iter().map(Described::new).collect::<Result<_, _>>()?;
+        if regions.len() <= TABLE {
+            self.command(Request::SetMemTable(regions.iter().map(|it| (it.region(), it.fd)).collect()))?;
+        } else {
+            for gone in self.described.clone().iter().filter(|old| !described.contains(old)) {
+                self.command(Request::RemMemReg(gone.region, None))?;
+            }
+            let before = std::mem::take(&mut self.described);
+            for (new, region) in described.iter().zip(&regions).filter(|(new, _)| !before.contains(new)) {
+                self.command(Request::AddMemReg(new.region, region.fd))?;
+            }
         }
-        let found = match self.protocol & PROTOCOL_MQ {
-            0 => 1,
-            _ => self.value(Request::GetQueueNum)?,
-        };
-        if found < config.queue_pairs.into() || several && offered & NET_MQ == 0 {
-            return Err(FrontEndError::QueuePairs { found, expected: config.queue_pairs });
-        }
-        self.command(Request::SetOwner)?;
-        let pairs = if several { NET_MQ | NET_CTRL_VQ } else { 0 };
-        let wanted = config.features | pairs | VHOST_USER_PROTOCOL_FEATURES | VERSION_1;
-        self.features = offered & wanted;
-        self.command(Request::SetFeatures(self.features))
+        self.described = described;
+        Ok(())
     }
 
     /// Sends a request that has no reply of its own; waits for its acknowledgement when those are negotiated.

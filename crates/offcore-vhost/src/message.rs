@@ -9,15 +9,18 @@
 //!
 //! [`Request`] is generic in what stands for a file descriptor, so that a sender lends what a receiver comes to own.
 
+mod body;
 mod code;
 mod error;
+
+use body::{Body, encode_region, encode_regions};
 
 pub use code::Code;
 pub use error::MessageError;
 
 /// Bytes of a message's header.
 pub const HEADER: usize = 12;
-/// Regions of a memory table, at most.
+/// Regions of one SET_MEM_TABLE, at most. The protocol has 8; more do no harm where a front end sends them.
 pub const MAX_REGIONS: usize = 32;
 /// Bytes of a payload, at most: that of a memory table.
 pub const MAX_PAYLOAD: usize = 8 + MAX_REGIONS * REGION;
@@ -163,6 +166,23 @@ pub enum Request<F> {
     GetQueueNum,
     /// Enable (`num` is 1) or disable (0) a virtqueue.
     SetVringEnable(VringState),
+    /// The MTU that the guest is shown, in bytes.
+    NetSetMtu(u64),
+    /// A socket for requests of the back end.
+    SetBackendReqFd(F),
+    /// Stop all virtqueues and forget what was negotiated.
+    ResetDevice,
+    /// How many regions of memory may there be, added one by one?
+    GetMaxMemSlots,
+    /// One more region of the guest's memory, with the file that holds it.
+    AddMemReg(MemoryRegion, F),
+    /// A region goes: the one with the same guest address, size and front-end address. A file descriptor means nothing,
+    /// but old front ends send one.
+    RemMemReg(MemoryRegion, Option<F>),
+    /// The virtio device status (virtio 1.2, section 2.1).
+    SetStatus(u64),
+    /// What is the virtio device status?
+    GetStatus,
 }
 
 impl<F> Request<F> {
@@ -185,6 +205,14 @@ impl<F> Request<F> {
             Self::SetProtocolFeatures(_) => Code::SET_PROTOCOL_FEATURES,
             Self::GetQueueNum => Code::GET_QUEUE_NUM,
             Self::SetVringEnable(_) => Code::SET_VRING_ENABLE,
+            Self::NetSetMtu(_) => Code::NET_SET_MTU,
+            Self::SetBackendReqFd(_) => Code::SET_BACKEND_REQ_FD,
+            Self::ResetDevice => Code::RESET_DEVICE,
+            Self::GetMaxMemSlots => Code::GET_MAX_MEM_SLOTS,
+            Self::AddMemReg(..) => Code::ADD_MEM_REG,
+            Self::RemMemReg(..) => Code::REM_MEM_REG,
+            Self::SetStatus(_) => Code::SET_STATUS,
+            Self::GetStatus => Code::GET_STATUS,
         }
     }
 
@@ -216,6 +244,14 @@ impl<F> Request<F> {
             Code::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(body.value()?),
             Code::GET_QUEUE_NUM => body.nothing(Self::GetQueueNum)?,
             Code::SET_VRING_ENABLE => Self::SetVringEnable(body.state()?),
+            Code::NET_SET_MTU => Self::NetSetMtu(body.value()?),
+            Code::SET_BACKEND_REQ_FD => Self::SetBackendReqFd(body.fd()?),
+            Code::RESET_DEVICE => body.nothing(Self::ResetDevice)?,
+            Code::GET_MAX_MEM_SLOTS => body.nothing(Self::GetMaxMemSlots)?,
+            Code::ADD_MEM_REG => body.region().map(|(region, fd)| Self::AddMemReg(region, fd))?,
+            Code::REM_MEM_REG => body.region_going().map(|(region, fd)| Self::RemMemReg(region, fd))?,
+            Code::SET_STATUS => Self::SetStatus(body.value()?),
+            Code::GET_STATUS => body.nothing(Self::GetStatus)?,
             _ => return Err(MessageError::Unsupported { code }),
         })
     }
@@ -228,10 +264,17 @@ impl<F> Request<F> {
             | Self::SetOwner
             | Self::ResetOwner
             | Self::GetProtocolFeatures
-            | Self::GetQueueNum => (Vec::new(), Vec::new()),
-            Self::SetFeatures(value) | Self::SetProtocolFeatures(value) => {
-                (value.to_ne_bytes().to_vec(), Vec::new())
-            }
+            | Self::GetQueueNum
+            | Self::ResetDevice
+            | Self::GetMaxMemSlots
+            | Self::GetStatus => (Vec::new(), Vec::new()),
+            Self::SetFeatures(value)
+            | Self::SetProtocolFeatures(value)
+            | Self::NetSetMtu(value)
+            | Self::SetStatus(value) => (value.to_ne_bytes().to_vec(), Vec::new()),
+            Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
+            Self::AddMemReg(region, fd) => (encode_region(&region), vec![fd]),
+            Self::RemMemReg(region, fd) => (encode_region(&region), fd.into_iter().collect()),
             Self::SetVringNum(state)
             | Self::SetVringBase(state)
             | Self::GetVringBase(state)
@@ -251,7 +294,7 @@ impl<F> Request<F> {
 /// A back end's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Features, a number of queues, or an acknowledgement: 0 for done.
+    /// Features, a number of queues or slots, a status, or an acknowledgement: 0 for done.
     Value(u64),
     /// The base of a virtqueue.
     Vring(VringState),
@@ -282,138 +325,11 @@ impl Reply {
     }
 }
 
-/// Payload and file descriptors of a message; every method takes them as a whole.
-struct Body<'a, F> {
-    code: Code,
-    payload: &'a [u8],
-    fds: Vec<F>,
-}
-
-impl<F> Body<'_, F> {
-    /// The payload as words of eight bytes, and the file descriptors, when there are exactly as many.
-    fn words<const N: usize>(self, fds: usize) -> Result<([u64; N], Vec<F>), MessageError> {
-        let (code, found) = (self.code, self.payload.len());
-        if found != N * 8 {
-            return Err(MessageError::Payload { code, found, expected: N * 8 });
-        }
-        if self.fds.len() != fds {
-            return Err(MessageError::Fds { code, found: self.fds.len(), expected: fds });
-        }
-        let mut words = [0; N];
-        for (word, bytes) in words.iter_mut().zip(self.payload.chunks_exact(8)) {
-            *word = word_at(bytes, 0);
-        }
-        Ok((words, self.fds))
-    }
-
-    fn nothing(self, request: Request<F>) -> Result<Request<F>, MessageError> {
-        self.words::<0>(0).map(|_| request)
-    }
-
-    fn value(self) -> Result<u64, MessageError> {
-        self.words(0).map(|([value], _)| value)
-    }
-
-    fn state(self) -> Result<VringState, MessageError> {
-        self.words(0).map(|([word], _)| {
-            let (index, num) = halves(word);
-            VringState { index, num }
-        })
-    }
-
-    fn addr(self) -> Result<VringAddr, MessageError> {
-        self.words(0).map(|([word, desc, used, avail, log], _)| {
-            let (index, flags) = halves(word);
-            VringAddr { index, flags, desc, used, avail, log }
-        })
-    }
-
-    fn vring_fd(self) -> Result<VringFd<F>, MessageError> {
-        let code = self.code;
-        // How many file descriptors there shall be is in the payload; a payload of another length fails below.
-        let none = self.payload.len() == 8 && word_at(self.payload, 0) & FD_NONE != 0;
-        let ([value], fds) = self.words(usize::from(!none))?;
-        if value & !(FD_INDEX | FD_NONE) != 0 {
-            return Err(MessageError::FdPayload { code, found: value });
-        }
-        Ok(VringFd { index: (value & FD_INDEX) as u8, fd: fds.into_iter().next() })
-    }
-
-    fn regions(self) -> Result<Vec<(MemoryRegion, F)>, MessageError> {
-        let (code, found) = (self.code, self.payload.len());
-        if found < 8 {
-            return Err(MessageError::Payload { code, found, expected: 8 + REGION });
-        }
-        let (count, _padding) = halves(word_at(self.payload, 0));
-        let regions = usize::try_from(count).unwrap_or(usize::MAX);
-        if regions == 0 || regions > MAX_REGIONS {
-            return Err(MessageError::Regions { found: count });
-        }
-        let expected = 8 + regions * REGION;
-        if found != expected {
-            return Err(MessageError::Payload { code, found, expected });
-        }
-        if self.fds.len() != regions {
-            return Err(MessageError::Fds { code, found: self.fds.len(), expected: regions });
-        }
-        let described = self.payload[8..].chunks_exact(REGION).map(|bytes| MemoryRegion {
-            guest: word_at(bytes, 0),
-            size: word_at(bytes, 8),
-            user: word_at(bytes, 16),
-            mmap_offset: word_at(bytes, 24),
-        });
-        Ok(described.zip(self.fds).collect())
-    }
-}
-
-impl VringState {
-    fn encode(self) -> Vec<u8> {
-        [self.index.to_ne_bytes(), self.num.to_ne_bytes()].concat()
-    }
-}
-
-impl VringAddr {
-    fn encode(self) -> Vec<u8> {
-        let mut payload = [self.index.to_ne_bytes(), self.flags.to_ne_bytes()].concat();
-        for word in [self.desc, self.used, self.avail, self.log] {
-            payload.extend(word.to_ne_bytes());
-        }
-        payload
-    }
-}
-
-fn encode_regions<F>(regions: Vec<(MemoryRegion, F)>) -> (Vec<u8>, Vec<F>) {
-    let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
-    let mut payload = [count.to_ne_bytes(), [0; 4]].concat();
-    let mut fds = Vec::with_capacity(regions.len());
-    for (region, fd) in regions {
-        for word in [region.guest, region.size, region.user, region.mmap_offset] {
-            payload.extend(word.to_ne_bytes());
-        }
-        fds.push(fd);
-    }
-    (payload, fds)
-}
-
 fn message(code: Code, reply: bool, need_reply: bool, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     let mut bytes = Header { code, reply, need_reply, size }.encode().to_vec();
     bytes.extend(payload);
     bytes
-}
-
-/// The eight bytes at `at`, which the caller has checked to be there.
-fn word_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_ne_bytes(word)
-}
-
-/// Two fields of four bytes that were read as one of eight.
-fn halves(word: u64) -> (u32, u32) {
-    let bytes = word.to_ne_bytes();
-    let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    (half(0), half(4))
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl Control {
                 status.connected = true;
                 status.connects += 1;
             }
-            let mut session = Session::new(self.device.clone(), self.config.offered());
+            let mut session = Session::new(self.device.clone(), &self.config);
             session.show();
             match self.serve(&mut session, socket) {
                 Ok(()) => {}
@@ -66,7 +66,7 @@ impl Control {
                 self.record(error);
             }
             session.announce(&mut *self.events);
-            Session::new(self.device.clone(), self.config.offered()).show();
+            Session::new(self.device.clone(), &self.config).show();
             self.device.state().connected = false;
         }
     }

@@ -5,6 +5,7 @@ use offcore_mem::mapping::MemoryError;
 use offcore_ring::RingError;
 use offcore_ring::split::MAX_SIZE;
 
+use super::{MAX_SLOTS, MIN_MTU};
 use crate::cell::Unanswered;
 use crate::connection::ConnectionError;
 use crate::features;
@@ -48,13 +49,30 @@ pub enum ControlError {
         /// Virtqueues of the device.
         vrings: usize,
     },
+    /// A request of a protocol feature that was not negotiated.
+    #[error(
+        "{code}: protocol feature {name} (bit {bit}) was not negotiated; choose it by SET_PROTOCOL_FEATURES first"
+    )]
+    NotNegotiated {
+        /// The request.
+        code: Code,
+        /// The feature's name.
+        name: &'static str,
+        /// The feature's bit.
+        bit: u32,
+    },
     /// Not a queue size.
-    #[error("SET_VRING_NUM: virtqueue {queue} of {found}, expected a power of two from 1 to {MAX_SIZE}")]
+    #[error(
+        "SET_VRING_NUM: virtqueue {queue} of {found}, expected {} from 1 to {MAX_SIZE}",
+        if *packed { "a number" } else { "a power of two" }
+    )]
     Size {
         /// Index of the virtqueue.
         queue: u16,
         /// The size found.
         found: u32,
+        /// Whether the ring is packed, or may be.
+        packed: bool,
     },
     /// Not a base of a split virtqueue.
     #[error("SET_VRING_BASE: virtqueue {queue} at {found}, expected at most 65535")]
@@ -63,6 +81,19 @@ pub enum ControlError {
         queue: u16,
         /// The base found.
         found: u32,
+    },
+    /// Not a base of a packed virtqueue.
+    #[error(
+        "SET_VRING_BASE: packed virtqueue {queue} at {found:#x}, expected descriptors below {size} (bits 0 to 14, and 16 \
+         to 30), each with a wrap counter above it"
+    )]
+    PackedBase {
+        /// Index of the virtqueue.
+        queue: u16,
+        /// The base found.
+        found: u32,
+        /// Descriptors of the ring.
+        size: u16,
     },
     /// Neither enable nor disable.
     #[error("SET_VRING_ENABLE: virtqueue {queue}, state {found}, expected 0 or 1")]
@@ -118,11 +149,31 @@ pub enum ControlError {
         /// What it is.
         found: String,
     },
+    /// Not an MTU of this device.
+    #[error("NET_SET_MTU: {found} bytes, expected {MIN_MTU} to {max}")]
+    Mtu {
+        /// The MTU found.
+        found: u64,
+        /// The longest that the port carries.
+        max: u16,
+    },
+    /// Not a device status.
+    #[error("SET_STATUS: {found:#x}, expected one byte")]
+    Status {
+        /// The status found.
+        found: u64,
+    },
+    /// A file descriptor that requests cannot be sent to.
+    #[error("{code}: the file descriptor is not a socket")]
+    NotASocket {
+        /// The request.
+        code: Code,
+    },
     /// A memory region whose end is beyond any file or address space.
-    #[error(
-        "SET_MEM_TABLE: region {guest:#x}+{size:#x} at file offset {mmap_offset:#x} is empty or wraps around"
-    )]
+    #[error("{code}: region {guest:#x}+{size:#x} at file offset {mmap_offset:#x} is empty or wraps around")]
     Region {
+        /// The request.
+        code: Code,
         /// Guest physical address.
         guest: u64,
         /// Length in bytes.
@@ -131,16 +182,41 @@ pub enum ControlError {
         mmap_offset: u64,
     },
     /// A memory region cannot be mapped.
-    #[error("SET_MEM_TABLE: region {guest:#x}: {source}")]
+    #[error("{code}: region {guest:#x}: {source}")]
     Mapping {
+        /// The request.
+        code: Code,
         /// Guest physical address.
         guest: u64,
         /// Why.
         source: MemoryError,
     },
     /// The memory table makes no sense.
-    #[error("SET_MEM_TABLE: {0}")]
-    Table(#[from] TableError),
+    #[error("{code}: {source}")]
+    Table {
+        /// The request.
+        code: Code,
+        /// What is wrong.
+        source: TableError,
+    },
+    /// Every slot for a memory region is taken.
+    #[error("ADD_MEM_REG: region {guest:#x} is one too many, expected at most {MAX_SLOTS}; remove one first")]
+    Slots {
+        /// Guest physical address.
+        guest: u64,
+    },
+    /// There is no such memory region.
+    #[error(
+        "REM_MEM_REG: no region is {guest:#x}+{size:#x} at front-end address {user:#x}; all three must be as they were added"
+    )]
+    NoRegion {
+        /// Guest physical address.
+        guest: u64,
+        /// Length in bytes.
+        size: u64,
+        /// The front end's own address.
+        user: u64,
+    },
     /// A worker does not let go of a virtqueue.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),

@@ -6,21 +6,24 @@ use offcore_mem::mapping::MemoryError;
 use offcore_mem::{GuestMemory, GuestRegion, Mapping};
 
 use super::ControlError;
-use crate::message::MemoryRegion;
+use crate::message::{Code, MemoryRegion};
 
 /// The file system of hugepages (linux/magic.h).
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 /// Maps the regions of a memory table. The files are closed; the mappings stay as long as the table.
 pub(super) fn table(regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<GuestMemory, ControlError> {
-    let mapped: Result<Vec<_>, _> = regions.into_iter().map(|(region, fd)| map(&region, &fd)).collect();
-    Ok(GuestMemory::new(mapped?)?)
+    let code = Code::SET_MEM_TABLE;
+    let mapped: Result<Vec<_>, _> = regions.into_iter().map(|(region, fd)| map(code, &region, &fd)).collect();
+    GuestMemory::new(mapped?).map_err(|source| ControlError::Table { code, source })
 }
 
-fn map(region: &MemoryRegion, fd: &OwnedFd) -> Result<GuestRegion, ControlError> {
+/// Maps one region, for the request `code`.
+pub(super) fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd) -> Result<GuestRegion, ControlError> {
     let &MemoryRegion { guest, size, user, mmap_offset } = region;
     let page = page_size(fd)
         .map_err(|source| ControlError::Mapping {
+            code,
             guest,
             source: MemoryError::System { what: "fstatfs", len: 0, source },
         })?
@@ -34,10 +37,14 @@ fn map(region: &MemoryRegion, fd: &OwnedFd) -> Result<GuestRegion, ControlError>
         let len = usize::try_from(end - begin).ok()?;
         (size > 0).then_some((len, usize::try_from(mmap_offset - begin).ok()?))
     };
-    let (len, offset) = range().ok_or(ControlError::Region { guest, size, mmap_offset })?;
-    let mapping =
-        Mapping::shared(fd.as_fd(), begin, len).map_err(|source| ControlError::Mapping { guest, source })?;
-    Ok(GuestRegion::new(guest, user, size, mapping, offset)?)
+    let (len, offset) = range().ok_or(ControlError::Region { code, guest, size, mmap_offset })?;
+    let mapping = Mapping::shared(fd.as_fd(), begin, len).map_err(|source| ControlError::Mapping {
+        code,
+        guest,
+        source,
+    })?;
+    GuestRegion::new(guest, user, size, mapping, offset)
+        .map_err(|source| ControlError::Table { code, source })
 }
 
 /// Bytes of a page of the file.

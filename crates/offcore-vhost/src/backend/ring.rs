@@ -9,10 +9,11 @@ use rustix::fs::OFlags;
 
 use super::{ControlError, RingState, VringStatus};
 use crate::cell::VringConfig;
-use crate::features::{RING_PACKED, VHOST_USER_PROTOCOL_FEATURES};
+use crate::features::{VHOST_USER_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
 
-/// Where the parts are, in the front end's addresses.
+/// Where the parts are, in the front end's addresses. Those of a packed ring are its descriptors, the driver's event
+/// suppression in the place of the available ring, and the device's in that of the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Addresses {
     pub(super) desc: u64,
@@ -26,6 +27,7 @@ pub(super) struct Ring {
     pub(super) queue: u16,
     pub(super) size: Option<u16>,
     pub(super) addresses: Option<Addresses>,
+    /// What SET_VRING_BASE said, or where the ring last stopped: see [`Ring::check_base`].
     pub(super) base: Option<u32>,
     /// A kick descriptor, or word that there is none, has come: the ring may start.
     pub(super) started: bool,
@@ -37,6 +39,8 @@ pub(super) struct Ring {
     pub(super) enable: Option<bool>,
     /// Published to the worker.
     pub(super) running: bool,
+    /// Its parts are in memory that has not been added yet, or was removed: it starts when they are there.
+    pub(super) waits: bool,
     pub(super) broken: Option<RingError>,
 }
 
@@ -53,6 +57,7 @@ impl Ring {
             err: None,
             enable: None,
             running: false,
+            waits: false,
             broken: None,
         }
     }
@@ -70,32 +75,51 @@ impl Ring {
     /// The ring's parts in host memory; `None` before size and addresses are known.
     ///
     /// # Errors
-    /// A part that is not in guest memory as a whole, or not aligned.
+    /// A part that is not in guest memory as a whole, or not aligned, or a size that rings of this kind do not have.
     pub(super) fn layout(
         &self,
         memory: &Arc<GuestMemory>,
-        packed: bool,
+        features: u64,
     ) -> Result<Option<Layout>, ControlError> {
         let (Some(size), Some(addresses)) = (self.size, self.addresses) else { return Ok(None) };
         let parts = (addresses.desc, addresses.avail, addresses.used);
-        let layout = Layout::in_memory(memory, parts, size.into(), packed);
+        let layout = Layout::in_memory(memory, parts, size.into(), is_packed(features));
         layout.map(Some).map_err(|source| ControlError::Layout { queue: self.queue, source })
+    }
+
+    /// Whether the base is one of a ring of this kind: for a split ring an index of 16 bits, for a packed one the next
+    /// available descriptor and, in the upper half, the next used one, each with its wrap counter in the highest bit.
+    /// Front ends that know only 16 bits leave the upper half 0.
+    ///
+    /// # Errors
+    /// One that is not.
+    pub(super) fn check_base(&self, features: u64) -> Result<(), ControlError> {
+        let (queue, Some(found)) = (self.queue, self.base) else { return Ok(()) };
+        if !is_packed(features) {
+            return if found > u16::MAX.into() { Err(ControlError::Base { queue, found }) } else { Ok(()) };
+        }
+        let Some(size) = self.size else { return Ok(()) };
+        let outside = |half: u32| half & 0x7fff >= u32::from(size);
+        if outside(found) || outside(found >> 16) {
+            return Err(ControlError::PackedBase { queue, found, size });
+        }
+        Ok(())
     }
 
     /// What the worker gets; `None` when something is missing.
     ///
     /// # Errors
-    /// As [`Ring::layout`].
+    /// As [`Ring::layout`] and [`Ring::check_base`].
     pub(super) fn config(
         &self,
         memory: &Arc<GuestMemory>,
         features: u64,
     ) -> Result<Option<VringConfig>, ControlError> {
-        let packed = features & RING_PACKED != 0;
-        let (Some(layout), Some(base)) = (self.layout(memory, packed)?, self.base) else { return Ok(None) };
+        let (Some(layout), Some(base)) = (self.layout(memory, features)?, self.base) else { return Ok(None) };
+        self.check_base(features)?;
         // A front end whose back end died knows no base, and DPDK's virtio-user then says 0 for a ring that has long been
         // used. Nothing is in flight now, so the ring goes on where the last back end returned chains. A fresh ring has
-        // a used index of 0. (A packed ring does not show where it is: its drivers reset it.)
+        // a used index of 0. (DPDK begins packed rings anew.)
         let base = match &layout {
             Layout::Split(split) if base == 0 => split.used_index().into(),
             _ => base,
@@ -105,7 +129,7 @@ impl Ring {
             layout,
             start: VringConfig::next_start(),
             base,
-            features,
+            features: effective(features),
             call: self.call.clone(),
             kick: self.kick.clone(),
             enabled: self.is_enabled(features),
@@ -116,6 +140,7 @@ impl Ring {
     pub(super) fn reset(&mut self) {
         self.addresses = None;
         self.started = false;
+        self.waits = false;
         self.kick = None;
         self.call = None;
         self.broken = None;
@@ -138,7 +163,7 @@ impl Ring {
     }
 }
 
-/// A file descriptor that we write to must be an eventfd that does not block: a worker writes to it.
+/// A file descriptor that workers write to or read from must be an eventfd, and not block.
 pub(super) fn eventfd(code: Code, queue: u16, fd: OwnedFd) -> Result<OwnedFd, ControlError> {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     let found = match &link {

@@ -1,32 +1,40 @@
 //! What one front end has set up, and what each of its requests does.
 //!
-//! A running virtqueue is changed by stopping it, waiting for its worker to let go, and starting it again where it was:
-//! only then is its position known. A virtqueue starts as soon as all of its parts are there, in whatever order they
-//! came.
+//! A running virtqueue is given other memory by stopping it, waiting for its worker to let go, and starting it again
+//! where it was: only then is its position known. Its descriptors are changed under way. A virtqueue starts as soon as
+//! all of its parts are there, in whatever order they came.
+
+mod memory;
+mod rings;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use offcore_mem::GuestMemory;
-use offcore_ring::split::MAX_SIZE;
+use rustix::fs::FileType;
 
 use super::device::{Device, DeviceEvents};
-use super::ring::{Addresses, Ring, eventfd};
-use super::{ControlError, memory};
-use crate::features::{PROTOCOL_MQ, PROTOCOL_REPLY_ACK, RING_PACKED, VERSION_1};
-use crate::message::{Code, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
-
-/// The protocol features that are offered.
-const PROTOCOL_OFFERED: u64 = PROTOCOL_MQ | PROTOCOL_REPLY_ACK;
+use super::ring::Ring;
+use super::{BackendConfig, ControlError, MAX_SLOTS, MIN_MTU};
+use crate::features::{
+    PROTOCOL_BACKEND_REQ, PROTOCOL_NET_MTU, PROTOCOL_OFFERED, PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE,
+    PROTOCOL_STATUS, STATUS_FEATURES_OK, VERSION_1,
+};
+use crate::message::{Code, Reply, Request};
 
 /// The state of a device as one front end sees it, from its connection to its end.
 #[derive(Debug)]
 pub(super) struct Session {
     device: Device,
     offered: u64,
+    max_mtu: u16,
     features: Option<u64>,
     protocol: u64,
+    /// The virtio device status.
+    status: u8,
+    mtu: Option<u16>,
+    /// A socket for requests of ours. We have none to make; what we hold tells the front end that we listen.
+    back_channel: Option<OwnedFd>,
     memory: Option<Arc<GuestMemory>>,
     rings: Vec<Ring>,
     /// Whether the application has been told of the device.
@@ -36,10 +44,23 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(device: Device, offered: u64) -> Self {
+    pub(super) fn new(device: Device, config: &BackendConfig) -> Self {
         let rings: Vec<_> = device.cells().iter().map(|cell| Ring::new(cell.queue())).collect();
         let announced = vec![false; rings.len()];
-        Self { device, offered, features: None, protocol: 0, memory: None, rings, created: false, announced }
+        Self {
+            device,
+            offered: config.offered(),
+            max_mtu: config.max_mtu,
+            features: None,
+            protocol: 0,
+            status: 0,
+            mtu: None,
+            back_channel: None,
+            memory: None,
+            rings,
+            created: false,
+            announced,
+        }
     }
 
     /// Whether requests are acknowledged when the front end asks for it.
@@ -57,6 +78,8 @@ impl Session {
             Request::GetFeatures => return Ok(Some(Reply::Value(self.offered))),
             Request::GetProtocolFeatures => return Ok(Some(Reply::Value(PROTOCOL_OFFERED))),
             Request::GetQueueNum => return Ok(Some(Reply::Value(self.rings.len() as u64 / 2))),
+            Request::GetMaxMemSlots => return Ok(Some(Reply::Value(MAX_SLOTS as u64))),
+            Request::GetStatus => return Ok(Some(Reply::Value(self.status.into()))),
             Request::GetVringBase(state) => return self.get_vring_base(state).map(Some),
             Request::SetOwner | Request::ResetOwner => {}
             Request::SetFeatures(features) => self.set_features(features)?,
@@ -69,6 +92,13 @@ impl Session {
             Request::SetVringCall(event) => self.set_vring_call(event)?,
             Request::SetVringErr(event) => self.set_vring_err(event)?,
             Request::SetVringEnable(state) => self.set_vring_enable(state)?,
+            Request::NetSetMtu(mtu) => self.net_set_mtu(mtu)?,
+            Request::SetBackendReqFd(fd) => self.set_backend_req_fd(fd)?,
+            Request::ResetDevice => self.reset_device()?,
+            Request::AddMemReg(region, fd) => self.add_mem_reg(&region, &fd)?,
+            // The descriptor is closed.
+            Request::RemMemReg(region, _) => self.rem_mem_reg(&region)?,
+            Request::SetStatus(status) => self.set_status(status)?,
         }
         self.start_rings()?;
         Ok(None)
@@ -82,6 +112,7 @@ impl Session {
         }
         // What was negotiated before is no longer what the driver means.
         self.features = None;
+        let status = std::mem::replace(&mut self.status, self.status & !STATUS_FEATURES_OK);
         if found & VERSION_1 == 0 {
             return Err(ControlError::Legacy { found });
         }
@@ -89,7 +120,7 @@ impl Session {
         if found & !offered != 0 {
             return Err(ControlError::NotOffered { code: Code::SET_FEATURES, found, offered });
         }
-        self.features = Some(found);
+        (self.features, self.status) = (Some(found), status);
         Ok(())
     }
 
@@ -102,195 +133,58 @@ impl Session {
         Ok(())
     }
 
-    fn set_mem_table(&mut self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), ControlError> {
-        let memory = Arc::new(memory::table(regions)?);
-        for ring in self.rings.iter().filter(|ring| ring.running) {
-            // A table that lacks a running virtqueue is refused as a whole.
-            ring.layout(&memory, self.packed())?;
+    /// Refuses a request whose protocol feature was not negotiated.
+    fn needs(&self, code: Code, feature: u64, name: &'static str) -> Result<(), ControlError> {
+        match self.protocol & feature {
+            0 => Err(ControlError::NotNegotiated { code, name, bit: feature.trailing_zeros() }),
+            _ => Ok(()),
         }
-        let stopped = self.stop(|ring| ring.running)?;
-        // With every worker's consent: the last reference goes when the last copy has.
-        self.memory = Some(memory);
-        self.resume(stopped)
     }
 
-    fn set_vring_num(&mut self, state: VringState) -> Result<(), ControlError> {
-        let code = Code::SET_VRING_NUM;
-        let ring = self.ring(code, state.index)?;
-        let (queue, found) = (ring.queue, state.num);
-        let valid = u16::try_from(found).ok().filter(|size| size.is_power_of_two() && *size <= MAX_SIZE);
-        let size = valid.ok_or(ControlError::Size { queue, found })?;
-        if ring.running && ring.size != Some(size) {
-            return Err(ControlError::Running { code, queue });
-        }
-        ring.size = Some(size);
+    fn net_set_mtu(&mut self, found: u64) -> Result<(), ControlError> {
+        self.needs(Code::NET_SET_MTU, PROTOCOL_NET_MTU, "NET_MTU")?;
+        let max = self.max_mtu;
+        let mtu = u16::try_from(found).ok().filter(|mtu| (MIN_MTU..=max).contains(mtu));
+        self.mtu = Some(mtu.ok_or(ControlError::Mtu { found, max })?);
         Ok(())
     }
 
-    fn set_vring_addr(&mut self, addr: VringAddr) -> Result<(), ControlError> {
-        let code = Code::SET_VRING_ADDR;
-        let (memory, packed) = (self.memory.clone(), self.packed());
-        let ring = self.ring(code, addr.index)?;
-        let queue = ring.queue;
-        if addr.flags != 0 {
-            return Err(ControlError::AddrFlags { queue, found: addr.flags });
+    fn set_backend_req_fd(&mut self, fd: OwnedFd) -> Result<(), ControlError> {
+        let code = Code::SET_BACKEND_REQ_FD;
+        self.needs(code, PROTOCOL_BACKEND_REQ, "BACKEND_REQ")?;
+        let mode = rustix::fs::fstat(&fd).map(|stat| stat.st_mode);
+        if !mode.is_ok_and(|mode| FileType::from_raw_mode(mode) == FileType::Socket) {
+            return Err(ControlError::NotASocket { code });
         }
-        let addresses = Addresses { desc: addr.desc, avail: addr.avail, used: addr.used };
-        if ring.running && ring.addresses != Some(addresses) {
-            return Err(ControlError::Running { code, queue });
-        }
-        let before = ring.addresses.replace(addresses);
-        // Without memory or size they are checked when the ring starts.
-        if let Some(memory) = &memory
-            && let Err(error) = ring.layout(memory, packed)
-        {
-            ring.addresses = before;
-            return Err(error);
-        }
+        self.back_channel = Some(fd);
         Ok(())
     }
 
-    fn set_vring_base(&mut self, state: VringState) -> Result<(), ControlError> {
-        let (code, packed) = (Code::SET_VRING_BASE, self.packed());
-        let ring = self.ring(code, state.index)?;
-        let (queue, found) = (ring.queue, state.num);
-        if !packed && found > u16::MAX.into() {
-            return Err(ControlError::Base { queue, found });
+    fn set_status(&mut self, found: u64) -> Result<(), ControlError> {
+        self.needs(Code::SET_STATUS, PROTOCOL_STATUS, "STATUS")?;
+        let status = u8::try_from(found).map_err(|_| ControlError::Status { found })?;
+        if status == 0 {
+            return self.reset();
         }
-        if ring.running {
-            return Err(ControlError::Running { code, queue });
-        }
-        ring.base = Some(found);
+        // The driver reads it back: a device that has not accepted its features says so by this bit.
+        self.status = if self.features.is_none() { status & !STATUS_FEATURES_OK } else { status };
         Ok(())
     }
 
-    fn get_vring_base(&mut self, state: VringState) -> Result<Reply, ControlError> {
-        let queue = self.ring(Code::GET_VRING_BASE, state.index)?.queue;
-        self.stop(|ring| ring.queue == queue)?;
-        let ring = self.ring(Code::GET_VRING_BASE, state.index)?;
-        ring.reset();
-        let base = ring.base.unwrap_or(0);
-        Ok(Reply::Vring(VringState { index: state.index, num: base }))
+    fn reset_device(&mut self) -> Result<(), ControlError> {
+        self.needs(Code::RESET_DEVICE, PROTOCOL_RESET_DEVICE, "RESET_DEVICE")?;
+        self.reset()
     }
 
-    fn set_vring_kick(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
-        let code = Code::SET_VRING_KICK;
-        let ring = self.ring(code, event.index.into())?;
-        ring.kick = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
-        ring.started = true;
-        Ok(())
-    }
-
-    fn set_vring_call(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
-        let code = Code::SET_VRING_CALL;
-        let queue = self.ring(code, event.index.into())?.queue;
-        let call = event.fd.map(|fd| eventfd(code, queue, fd)).transpose()?.map(Arc::new);
-        self.change(queue, |ring| ring.call = call)
-    }
-
-    fn set_vring_err(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
-        let code = Code::SET_VRING_ERR;
-        let ring = self.ring(code, event.index.into())?;
-        ring.err = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?;
-        Ok(())
-    }
-
-    fn set_vring_enable(&mut self, state: VringState) -> Result<(), ControlError> {
-        let ring = self.ring(Code::SET_VRING_ENABLE, state.index)?;
-        let (queue, found) = (ring.queue, state.num);
-        let enable = match found {
-            0 => Some(false),
-            1 => Some(true),
-            _ => return Err(ControlError::Enable { queue, found }),
-        };
-        if ring.enable == enable {
-            return Ok(());
+    /// Stops all virtqueues and forgets what the driver has set up. What the connection is made of stays: the protocol
+    /// features, the memory (QEMU goes on from the regions it has described), and the descriptors for errors and for the
+    /// back end's requests, which are given once.
+    fn reset(&mut self) -> Result<(), ControlError> {
+        self.stop(|_| true)?;
+        for ring in &mut self.rings {
+            *ring = Ring { err: ring.err.take(), ..Ring::new(ring.queue) };
         }
-        self.change(queue, |ring| ring.enable = enable)
-    }
-
-    /// Whether packed virtqueues were negotiated.
-    fn packed(&self) -> bool {
-        self.features.is_some_and(|features| features & RING_PACKED != 0)
-    }
-
-    /// The virtqueue of a message. The index is checked as it came, before it is narrowed.
-    fn ring(&mut self, code: Code, index: u32) -> Result<&mut Ring, ControlError> {
-        let vrings = self.rings.len();
-        let ring = usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index));
-        ring.ok_or(ControlError::VringIndex { code, index, vrings })
-    }
-
-    /// Changes a virtqueue, stopping it meanwhile.
-    fn change(&mut self, queue: u16, change: impl FnOnce(&mut Ring)) -> Result<(), ControlError> {
-        let stopped = self.stop(|ring| ring.queue == queue)?;
-        change(&mut self.rings[usize::from(queue)]);
-        self.resume(stopped)
-    }
-
-    /// Stops those of `which` that run and waits until their workers have let go of them; which ones did run.
-    fn stop(&mut self, which: impl Fn(&Ring) -> bool) -> Result<Vec<usize>, ControlError> {
-        let stopping: Vec<usize> =
-            (0..self.rings.len()).filter(|&i| self.rings[i].running && which(&self.rings[i])).collect();
-        let deadline = Instant::now() + self.device.patience();
-        let left = || deadline.saturating_duration_since(Instant::now());
-        let mut result = Ok(());
-        for &i in &stopping {
-            let (ring, cell) = (&mut self.rings[i], &self.device.cells()[i]);
-            // A worker that has not yet seen the start would skip it, and then report the base of an earlier one.
-            let started = cell.wait(left());
-            ring.broken = ring.broken.or(cell.report().broken);
-            ring.running = false;
-            cell.publish(|wanted| wanted.vring = None);
-            result = result.and(started.map(drop));
-        }
-        for &i in &stopping {
-            match self.device.cells()[i].wait(left()) {
-                Ok(report) => self.rings[i].base = Some(report.base),
-                Err(error) => result = Err(error),
-            }
-        }
-        result?;
-        Ok(stopping)
-    }
-
-    /// Starts virtqueues that were stopped for a change, but for those that are broken: the front end has to begin them
-    /// anew.
-    fn resume(&mut self, stopped: Vec<usize>) -> Result<(), ControlError> {
-        for i in stopped {
-            if self.rings[i].broken.is_some() {
-                self.rings[i].started = false;
-            } else {
-                self.start(i)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Starts every virtqueue that has become complete.
-    fn start_rings(&mut self) -> Result<(), ControlError> {
-        let mut result = Ok(());
-        for i in 0..self.rings.len() {
-            if !self.rings[i].running
-                && self.rings[i].is_complete()
-                && let Err(error) = self.start(i)
-            {
-                self.rings[i].addresses = None;
-                result = Err(error);
-            }
-        }
-        result
-    }
-
-    fn start(&mut self, i: usize) -> Result<(), ControlError> {
-        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(()) };
-        let ring = &mut self.rings[i];
-        if let Some(config) = ring.config(memory, features)? {
-            ring.running = true;
-            ring.broken = None;
-            tracing::debug!(queue = ring.queue, size = ?ring.size, base = ?ring.base, "virtqueue starts");
-            self.device.cells()[i].publish(|wanted| wanted.vring = Some(Arc::new(config)));
-        }
+        (self.features, self.status, self.mtu) = (None, 0, None);
         Ok(())
     }
 
@@ -353,6 +247,7 @@ impl Session {
         let stopped = self.stop(|_| true);
         self.rings.iter_mut().for_each(Ring::reset);
         self.memory = None;
+        self.back_channel = None;
         stopped.map(drop)
     }
 
@@ -361,6 +256,9 @@ impl Session {
         let mut status = self.device.state();
         status.features = self.features;
         status.protocol_features = self.protocol;
+        status.virtio_status = self.status;
+        status.mtu = self.mtu;
+        status.back_channel = self.back_channel.is_some();
         status.regions = self.memory.as_ref().map_or(0, |memory| memory.regions().len());
         status.vrings = self.rings.iter().map(|ring| ring.status(self.features)).collect();
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use offcore_ring::RingError;
 
 use super::ControlError;
+use crate::features::is_packed;
 
 /// Whether a virtqueue is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +46,12 @@ pub struct Status {
     pub features: Option<u64>,
     /// The protocol features negotiated.
     pub protocol_features: u64,
+    /// The virtio device status (virtio 1.2, section 2.1), when the front end tells it.
+    pub virtio_status: u8,
+    /// The MTU that the front end shows its guest, when it tells it.
+    pub mtu: Option<u16>,
+    /// Whether the front end listens to requests of the back end.
+    pub back_channel: bool,
     /// Regions of guest memory.
     pub regions: usize,
     /// The virtqueues, by index.
@@ -68,7 +75,14 @@ impl fmt::Display for Status {
             let enabled = self.vrings.iter().filter(|v| v.state == RingState::Enabled).count();
             write!(f, "connected, {enabled} of {} virtqueues enabled", self.vrings.len())?;
             if let Some(features) = self.features {
-                write!(f, ", features {features:#x}")?;
+                let format = if is_packed(features) { "packed" } else { "split" };
+                write!(f, ", {format} rings, features {features:#x}")?;
+            }
+            if let Some(mtu) = self.mtu {
+                write!(f, ", MTU {mtu}")?;
+            }
+            if self.virtio_status != 0 {
+                write!(f, ", virtio status {:#x}", self.virtio_status)?;
             }
         }
         for (queue, vring) in self.vrings.iter().enumerate() {

@@ -8,7 +8,7 @@ use offcore_mem::mapping::MemoryError;
 use offcore_ring::RingError;
 
 use crate::connection::{ConnectionError, SocketError};
-use crate::message::{Code, MAX_REGIONS, MessageError, Reply, VringState};
+use crate::message::{Code, MessageError, Reply, VringState};
 
 /// Why a front end cannot be, or cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -79,11 +79,26 @@ pub enum FrontEndError {
         found: u16,
     },
     /// Too much memory in pieces.
-    #[error("{found} regions of memory, expected fewer than {MAX_REGIONS}: the rings take one")]
+    #[error(
+        "{found} regions of memory, expected at most {max}: the back end takes these and one for the rings"
+    )]
     Regions {
         /// Regions given.
         found: usize,
+        /// Regions that the back end takes beside that of the rings.
+        max: usize,
     },
+    /// The back end cleared the status bit that says that it accepts the features.
+    #[error("SET_FEATURES {features:#x}: the back end does not accept them (device status {found:#x})")]
+    FeaturesRefused {
+        /// The features chosen.
+        features: u64,
+        /// The status it replied.
+        found: u64,
+    },
+    /// The back end cannot be reset.
+    #[error("the back end does not offer RESET_DEVICE (protocol feature 13): close the connection instead")]
+    NoReset,
     /// Not a queue size.
     #[error(transparent)]
     Ring(#[from] RingError),

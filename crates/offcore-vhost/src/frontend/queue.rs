@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
-use offcore_ring::split::{avail_len, desc_len, used_len};
+use offcore_ring::split::{MAX_SIZE, avail_len, desc_len, used_len};
 use offcore_ring::{Layout, RingError};
 use rustix::event::EventfdFlags;
 
 use super::{FrontEndConfig, FrontEndError, MemoryFd};
 use crate::backend::MAX_QUEUE_PAIRS;
-use crate::features::RING_PACKED;
+use crate::features::is_packed;
 use crate::message::VringAddr;
 
 /// Ring parts do not share cache lines, nor the pairs of them that are fetched together.
@@ -33,7 +33,8 @@ impl DriverQueue {
         self.index
     }
 
-    /// The ring's parts, zeroed when the front end connected. The layout keeps their memory.
+    /// The ring's parts, split or packed as negotiated, zeroed when the front end connected. The layout keeps their
+    /// memory.
     pub fn layout(&self) -> Layout {
         self.layout.clone()
     }
@@ -58,17 +59,24 @@ impl DriverQueue {
     }
 }
 
-/// Offsets of the parts in one virtqueue's piece of memory, and that piece's length.
+/// Offsets of the parts in one virtqueue's piece of memory, and that piece's length. A packed ring has the driver's
+/// event suppression in the place of the available ring and the device's in that of the used ring.
 struct Offsets {
     avail: usize,
     used: usize,
     len: usize,
 }
 
-fn offsets(size: u16) -> Offsets {
-    let avail = desc_len(size).next_multiple_of(ALIGN);
-    let used = (avail + avail_len(size)).next_multiple_of(ALIGN);
-    Offsets { avail, used, len: (used + used_len(size)).next_multiple_of(ALIGN) }
+fn offsets(size: u16, packed: bool) -> Offsets {
+    // Descriptors of 16 bytes and event suppression of 4: virtio 1.2, section 2.8.
+    let (desc, avail, used) = if packed {
+        (usize::from(size) * 16, 4, 4)
+    } else {
+        (desc_len(size), avail_len(size), used_len(size))
+    };
+    let avail_at = desc.next_multiple_of(ALIGN);
+    let used_at = (avail_at + avail).next_multiple_of(ALIGN);
+    Offsets { avail: avail_at, used: used_at, len: (used_at + used).next_multiple_of(ALIGN) }
 }
 
 /// The virtqueues' own memory, as the back end gets to see it.
@@ -84,10 +92,13 @@ impl RingMemory {
         if config.queue_pairs == 0 || config.queue_pairs > MAX_QUEUE_PAIRS {
             return Err(FrontEndError::Pairs { found: config.queue_pairs });
         }
-        if !config.queue_size.is_power_of_two() {
-            return Err(RingError::Size(config.queue_size.into()).into());
+        // Whether rings are packed is known only when the back end has answered: there is room for either.
+        let (size, packed) = (config.queue_size, is_packed(config.features));
+        if !(size.is_power_of_two() || packed && (1..=MAX_SIZE).contains(&size)) {
+            return Err(RingError::Size(size.into()).into());
         }
-        let len = offsets(config.queue_size).len * usize::from(config.queue_pairs) * 2;
+        let each = offsets(size, false).len.max(offsets(size, packed).len);
+        let len = each * usize::from(config.queue_pairs) * 2;
         let (mapping, fd) = Mapping::memfd("offcore-rings", len, Hugepages::None)?;
         let (address, len) = (mapping.base().as_ptr() as u64, mapping.len() as u64);
         let region = GuestRegion::new(address, address, len, mapping, 0)?;
@@ -106,7 +117,8 @@ impl RingMemory {
         config: &FrontEndConfig,
         features: u64,
     ) -> Result<Vec<DriverQueue>, FrontEndError> {
-        let offsets = offsets(config.queue_size);
+        let packed = is_packed(features);
+        let offsets = offsets(config.queue_size, packed);
         let eventfd = || {
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map(Arc::new)
@@ -115,13 +127,8 @@ impl RingMemory {
         let queue = |index: u8| {
             let desc = self.region().address + u64::from(index) * offsets.len as u64;
             let (avail, used) = (desc + offsets.avail as u64, desc + offsets.used as u64);
-            let parts = (desc, avail, used);
-            let layout = Layout::in_memory(
-                &self.memory,
-                parts,
-                config.queue_size.into(),
-                features & RING_PACKED != 0,
-            )?;
+            let layout =
+                Layout::in_memory(&self.memory, (desc, avail, used), config.queue_size.into(), packed)?;
             let addresses = VringAddr { index: index.into(), flags: 0, desc, used, avail, log: 0 };
             Ok(DriverQueue { index, layout, addresses, features, kick: eventfd()?, call: eventfd()? })
         };

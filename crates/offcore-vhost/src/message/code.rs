@@ -59,8 +59,10 @@ codes! {
     /// Enable or disable a virtqueue.
     SET_VRING_ENABLE = 18 "SET_VRING_ENABLE";
     = 19 "SEND_RARP";
-    = 20 "NET_SET_MTU";
-    = 21 "SET_BACKEND_REQ_FD";
+    /// Tell the MTU.
+    NET_SET_MTU = 20 "NET_SET_MTU";
+    /// Give a socket for requests of the back end.
+    SET_BACKEND_REQ_FD = 21 "SET_BACKEND_REQ_FD";
     = 22 "IOTLB_MSG";
     = 23 "SET_VRING_ENDIAN";
     = 24 "GET_CONFIG";
@@ -73,13 +75,19 @@ codes! {
     = 31 "GET_INFLIGHT_FD";
     = 32 "SET_INFLIGHT_FD";
     = 33 "GPU_SET_SOCKET";
-    = 34 "RESET_DEVICE";
+    /// Reset the device.
+    RESET_DEVICE = 34 "RESET_DEVICE";
     = 35 "VRING_KICK";
-    = 36 "GET_MAX_MEM_SLOTS";
-    = 37 "ADD_MEM_REG";
-    = 38 "REM_MEM_REG";
-    = 39 "SET_STATUS";
-    = 40 "GET_STATUS";
+    /// Ask how many regions of memory there may be.
+    GET_MAX_MEM_SLOTS = 36 "GET_MAX_MEM_SLOTS";
+    /// Add a region of memory.
+    ADD_MEM_REG = 37 "ADD_MEM_REG";
+    /// Remove a region of memory.
+    REM_MEM_REG = 38 "REM_MEM_REG";
+    /// Tell the virtio device status.
+    SET_STATUS = 39 "SET_STATUS";
+    /// Ask for the virtio device status.
+    GET_STATUS = 40 "GET_STATUS";
     = 41 "GET_SHARED_OBJECT";
     = 42 "SET_DEVICE_STATE_FD";
     = 43 "CHECK_DEVICE_STATE";

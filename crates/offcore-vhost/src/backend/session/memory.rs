@@ -1,0 +1,80 @@
+//! Memory of a session: regions come and go under running virtqueues.
+//!
+//! A change makes a new table, which shares the regions that stay. Running virtqueues are drained, get the new table, and
+//! go on where they were.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use offcore_mem::{GuestMemory, GuestRegion};
+
+use super::super::{ControlError, MAX_SLOTS, memory};
+use super::Session;
+use crate::features::PROTOCOL_CONFIGURE_MEM_SLOTS;
+use crate::message::{Code, MemoryRegion};
+
+impl Session {
+    /// Exchanges the whole table. One that lacks a running virtqueue is refused.
+    pub(super) fn set_mem_table(
+        &mut self,
+        regions: Vec<(MemoryRegion, OwnedFd)>,
+    ) -> Result<(), ControlError> {
+        let memory = Arc::new(memory::table(regions)?);
+        let features = self.features.unwrap_or(0);
+        for ring in self.rings.iter().filter(|ring| ring.running) {
+            ring.layout(&memory, features)?;
+        }
+        self.exchange(Some(memory), false)
+    }
+
+    /// Adds a region. One that is there already, with the same addresses and length, is mapped anew: a front end may
+    /// describe its memory once more after a reset.
+    pub(super) fn add_mem_reg(&mut self, region: &MemoryRegion, fd: &OwnedFd) -> Result<(), ControlError> {
+        let code = Code::ADD_MEM_REG;
+        self.needs(code, PROTOCOL_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
+        let (_, mut regions) = self.regions_without(region);
+        if regions.len() >= MAX_SLOTS {
+            return Err(ControlError::Slots { guest: region.guest });
+        }
+        regions.push(Arc::new(memory::map(code, region, fd)?));
+        let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
+        self.exchange(Some(Arc::new(memory)), true)
+    }
+
+    /// Removes a region. A virtqueue that is in it stops where it is, and goes on when the memory is there again: QEMU
+    /// exchanges a region for a longer one by removing it first.
+    pub(super) fn rem_mem_reg(&mut self, region: &MemoryRegion) -> Result<(), ControlError> {
+        let code = Code::REM_MEM_REG;
+        self.needs(code, PROTOCOL_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
+        let (found, regions) = self.regions_without(region);
+        if found == 0 {
+            let &MemoryRegion { guest, size, user, .. } = region;
+            return Err(ControlError::NoRegion { guest, size, user });
+        }
+        let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
+        self.exchange(Some(Arc::new(memory)).filter(|memory| !memory.regions().is_empty()), true)
+    }
+
+    /// The regions but for one, and how many that is.
+    fn regions_without(&self, region: &MemoryRegion) -> (usize, Vec<Arc<GuestRegion>>) {
+        let all = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
+        let is_it = |other: &GuestRegion| {
+            (other.guest(), other.len(), other.user()) == (region.guest, region.size, region.user)
+        };
+        let others: Vec<_> = all.iter().filter(|other| !is_it(other)).cloned().collect();
+        (all.len() - others.len(), others)
+    }
+
+    /// Puts another table in the place of the present one, with every worker's consent: the last reference to the old
+    /// one goes when the last copy has. When memory comes and goes `piecewise`, virtqueues that are not in it wait.
+    fn exchange(&mut self, memory: Option<Arc<GuestMemory>>, piecewise: bool) -> Result<(), ControlError> {
+        let stopped = self.stop(|ring| ring.running)?;
+        self.memory = memory;
+        for i in 0..self.rings.len() {
+            let ring = &self.rings[i];
+            self.rings[i].waits =
+                (piecewise || ring.waits) && ring.is_complete() && !self.has_memory_for(ring);
+        }
+        self.resume(stopped)
+    }
+}

@@ -1,0 +1,223 @@
+//! Virtqueues of a session: the messages about them, and how they start, change and stop.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use offcore_ring::split::MAX_SIZE;
+
+use super::super::ControlError;
+use super::super::ring::{Addresses, Ring, eventfd};
+use super::Session;
+use crate::features::is_packed;
+use crate::message::{Code, Reply, VringAddr, VringFd, VringState};
+
+impl Session {
+    pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), ControlError> {
+        let code = Code::SET_VRING_NUM;
+        let features = self.features;
+        let ring = self.ring(code, state.index)?;
+        let (queue, found) = (ring.queue, state.num);
+        // Before the features are known any size may be one; it is looked at again when the virtqueue starts.
+        let any = features.is_none_or(is_packed);
+        let valid = |size: &u16| (1..=MAX_SIZE).contains(size) && (any || size.is_power_of_two());
+        let size = u16::try_from(found).ok().filter(valid);
+        let size = size.ok_or(ControlError::Size { queue, found, packed: any })?;
+        if ring.running && ring.size != Some(size) {
+            return Err(ControlError::Running { code, queue });
+        }
+        ring.size = Some(size);
+        Ok(())
+    }
+
+    pub(super) fn set_vring_addr(&mut self, addr: VringAddr) -> Result<(), ControlError> {
+        let code = Code::SET_VRING_ADDR;
+        let (memory, features) = (self.memory.clone(), self.features);
+        let ring = self.ring(code, addr.index)?;
+        let queue = ring.queue;
+        if addr.flags != 0 {
+            return Err(ControlError::AddrFlags { queue, found: addr.flags });
+        }
+        let addresses = Addresses { desc: addr.desc, avail: addr.avail, used: addr.used };
+        if ring.running && ring.addresses != Some(addresses) {
+            return Err(ControlError::Running { code, queue });
+        }
+        let before = ring.addresses.replace(addresses);
+        // Without memory, features or size they are checked when the ring starts.
+        if let Some((memory, features)) = memory.as_ref().zip(features)
+            && let Err(error) = ring.layout(memory, features)
+        {
+            ring.addresses = before;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_vring_base(&mut self, state: VringState) -> Result<(), ControlError> {
+        let code = Code::SET_VRING_BASE;
+        let features = self.features;
+        let ring = self.ring(code, state.index)?;
+        if ring.running {
+            return Err(ControlError::Running { code, queue: ring.queue });
+        }
+        let before = ring.base.replace(state.num);
+        // Without features it is checked when the ring starts.
+        if let Some(features) = features
+            && let Err(error) = ring.check_base(features)
+        {
+            ring.base = before;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    pub(super) fn get_vring_base(&mut self, state: VringState) -> Result<Reply, ControlError> {
+        let queue = self.ring(Code::GET_VRING_BASE, state.index)?.queue;
+        self.stop(|ring| ring.queue == queue)?;
+        let ring = self.ring(Code::GET_VRING_BASE, state.index)?;
+        ring.reset();
+        let base = ring.base.unwrap_or(0);
+        Ok(Reply::Vring(VringState { index: state.index, num: base }))
+    }
+
+    pub(super) fn set_vring_kick(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
+        let code = Code::SET_VRING_KICK;
+        let ring = self.ring(code, event.index.into())?;
+        // A worker that sleeps waits for it and reads it.
+        ring.kick = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
+        ring.started = true;
+        let queue = ring.queue;
+        self.adjust(queue)
+    }
+
+    pub(super) fn set_vring_call(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
+        let code = Code::SET_VRING_CALL;
+        let ring = self.ring(code, event.index.into())?;
+        ring.call = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
+        let queue = ring.queue;
+        self.adjust(queue)
+    }
+
+    pub(super) fn set_vring_err(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
+        let code = Code::SET_VRING_ERR;
+        let ring = self.ring(code, event.index.into())?;
+        ring.err = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?;
+        Ok(())
+    }
+
+    pub(super) fn set_vring_enable(&mut self, state: VringState) -> Result<(), ControlError> {
+        let ring = self.ring(Code::SET_VRING_ENABLE, state.index)?;
+        let (queue, found) = (ring.queue, state.num);
+        let enable = match found {
+            0 => Some(false),
+            1 => Some(true),
+            _ => return Err(ControlError::Enable { queue, found }),
+        };
+        if ring.enable == enable {
+            return Ok(());
+        }
+        ring.enable = enable;
+        self.adjust(queue)
+    }
+
+    /// The virtqueue of a message. The index is checked as it came, before it is narrowed.
+    fn ring(&mut self, code: Code, index: u32) -> Result<&mut Ring, ControlError> {
+        let vrings = self.rings.len();
+        let ring = usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index));
+        ring.ok_or(ControlError::VringIndex { code, index, vrings })
+    }
+
+    /// Lets the worker of a running virtqueue have its new descriptors, and know whether it is enabled. The virtqueue is
+    /// drained and goes on where it is: nothing is stopped, and no position has to be known.
+    fn adjust(&mut self, queue: u16) -> Result<(), ControlError> {
+        let (ring, cell) = (&self.rings[usize::from(queue)], &self.device.cells()[usize::from(queue)]);
+        // One that is broken rests until the front end begins it anew.
+        let Some(features) = self.features.filter(|_| ring.running && cell.report().broken.is_none()) else {
+            return Ok(());
+        };
+        cell.publish(|wanted| {
+            if let Some(vring) = &mut wanted.vring {
+                let vring = Arc::make_mut(vring);
+                vring.call = ring.call.clone();
+                vring.kick = ring.kick.clone();
+                vring.enabled = ring.is_enabled(features);
+            }
+        });
+        cell.wait(self.device.patience())?;
+        Ok(())
+    }
+
+    /// Stops those of `which` that run and waits until their workers have let go of them; which ones did run.
+    pub(super) fn stop(&mut self, which: impl Fn(&Ring) -> bool) -> Result<Vec<usize>, ControlError> {
+        let stopping: Vec<usize> =
+            (0..self.rings.len()).filter(|&i| self.rings[i].running && which(&self.rings[i])).collect();
+        let deadline = Instant::now() + self.device.patience();
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let mut result = Ok(());
+        for &i in &stopping {
+            let (ring, cell) = (&mut self.rings[i], &self.device.cells()[i]);
+            // A worker that has not yet seen the start would skip it, and then report the base of an earlier one.
+            let started = cell.wait(left());
+            ring.broken = ring.broken.or(cell.report().broken);
+            ring.running = false;
+            cell.publish(|wanted| wanted.vring = None);
+            result = result.and(started.map(drop));
+        }
+        for &i in &stopping {
+            match self.device.cells()[i].wait(left()) {
+                Ok(report) => self.rings[i].base = Some(report.base),
+                Err(error) => result = Err(error),
+            }
+        }
+        result?;
+        Ok(stopping)
+    }
+
+    /// Starts virtqueues that were stopped for a change, but for those whose memory is not there, and those that are
+    /// broken: the front end has to begin them anew.
+    pub(super) fn resume(&mut self, stopped: Vec<usize>) -> Result<(), ControlError> {
+        for i in stopped {
+            if self.rings[i].broken.is_some() {
+                self.rings[i].started = false;
+            } else if !self.rings[i].waits {
+                self.start(i)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts every virtqueue that has become complete.
+    pub(super) fn start_rings(&mut self) -> Result<(), ControlError> {
+        let mut result = Ok(());
+        for i in 0..self.rings.len() {
+            let ring = &self.rings[i];
+            if ring.running || !ring.is_complete() || ring.waits && !self.has_memory_for(ring) {
+                continue;
+            }
+            if let Err(error) = self.start(i) {
+                self.rings[i].addresses = None;
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    /// Whether the parts of a virtqueue are in guest memory.
+    pub(super) fn has_memory_for(&self, ring: &Ring) -> bool {
+        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return false };
+        ring.layout(memory, features).is_ok()
+    }
+
+    fn start(&mut self, i: usize) -> Result<(), ControlError> {
+        let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(()) };
+        let ring = &mut self.rings[i];
+        if let Some(config) = ring.config(memory, features)? {
+            ring.running = true;
+            ring.waits = false;
+            ring.broken = None;
+            tracing::debug!(queue = ring.queue, size = ?ring.size, base = config.base, "virtqueue starts");
+            self.device.cells()[i].publish(|wanted| wanted.vring = Some(Arc::new(config)));
+        }
+        Ok(())
+    }
+}
