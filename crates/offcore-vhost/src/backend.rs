@@ -99,6 +99,12 @@ pub enum StartError {
         /// The features given.
         found: u64,
     },
+    /// An MTU that no front end may announce.
+    #[error("an MTU of at most {found}: expected at least {MIN_MTU}")]
+    Mtu {
+        /// The MTU given.
+        found: u16,
+    },
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -130,6 +136,9 @@ impl Backend {
         }
         if config.features & !features::OFFERED != 0 {
             return Err(StartError::Features { found: config.features });
+        }
+        if config.max_mtu < MIN_MTU {
+            return Err(StartError::Mtu { found: config.max_mtu });
         }
         let listener = match config.role {
             Role::Server => Some(Listener::bind(&config.path)?),

@@ -163,7 +163,7 @@ impl FrontEnd {
             running: false,
         };
         front_end.negotiate(config)?;
-        front_end.bases.fill(front_end.fresh_base());
+        front_end.begin_anew();
         front_end.queues = front_end.rings.queues(config, front_end.features)?;
         front_end.set_memory(memory)?;
         Ok(front_end)
@@ -248,14 +248,14 @@ impl FrontEnd {
         self.running = false;
         self.status = 0;
         self.described.clear();
-        self.bases.fill(self.fresh_base());
+        self.begin_anew();
         self.choose_features()?;
         self.set_memory(memory)
     }
 
-    /// Base of a ring that was never used.
-    fn fresh_base(&self) -> u32 {
-        if is_packed(self.features) { FRESH_PACKED } else { 0 }
+    /// Has every virtqueue begin where one does that was never used.
+    fn begin_anew(&mut self) {
+        self.bases.fill(if is_packed(self.features) { FRESH_PACKED } else { 0 });
     }
 
     /// Whether a virtqueue can be at `base`. Of a packed ring's some back ends tell the lower half only.

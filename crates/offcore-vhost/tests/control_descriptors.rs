@@ -8,7 +8,7 @@ mod peer;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use offcore_vhost::message::{Request, VringFd};
+use offcore_vhost::message::{MemoryRegion, Request, VringFd};
 use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig};
 use rustix::process::{Resource, Rlimit};
 
@@ -70,11 +70,39 @@ fn nothing_leaks() {
         }
     });
 
+    let region = MemoryRegion { guest: 1 << 33, user: 1 << 43, ..guest.region() };
+    a_thousand("memory regions", |round| {
+        assert_eq!(peer.ask(Request::AddMemReg(region, guest.fd.as_fd())), 0);
+        assert_eq!(peer.ask(Request::AddMemReg(region, guest.fd.as_fd())), 0, "mapped anew");
+        let needless = (round % 2 == 0).then(|| guest.fd.as_fd());
+        assert_eq!(peer.ask(Request::RemMemReg(region, needless)), 0);
+        assert_eq!(peer.ask(Request::RemMemReg(region, needless)), 1);
+    });
+
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    a_thousand("sockets for requests, and resets", |_| {
+        assert_eq!(peer.ask(Request::SetBackendReqFd(ours.as_fd())), 0);
+        assert_eq!(peer.ask(Request::SetBackendReqFd(guest.fd.as_fd())), 1);
+        assert_eq!(peer.ask(Request::ResetDevice), 0);
+        assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
+        peer.start_pair();
+    });
+
     let fds: Vec<_> = (0..40).map(|_| eventfd()).collect();
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     a_thousand("refused messages", |round| {
         // Too many for the message, for any message, beside a message that is not known, or has the wrong length.
-        let refused = [(3, 0, 1), (3, 0, 40), (12, 8, 3), (77, 100, 32), (5, 8, 32), (5, 40, 5)];
+        let refused = [
+            (3, 0, 1),
+            (3, 0, 40),
+            (12, 8, 3),
+            (77, 100, 32),
+            (5, 8, 32),
+            (5, 40, 5),
+            (37, 40, 2),
+            (38, 40, 3),
+            (21, 8, 1),
+        ];
         let (code, size, count) = refused[round % refused.len()];
         peer.message(code, 1 | 8, &vec![0; size], &fds[..count]);
         assert!(peer.reply(offcore_vhost::message::Code(code)).is_ok());

@@ -112,7 +112,8 @@ impl Session {
         }
         // What was negotiated before is no longer what the driver means.
         self.features = None;
-        let status = std::mem::replace(&mut self.status, self.status & !STATUS_FEATURES_OK);
+        let status = self.status;
+        self.status &= !STATUS_FEATURES_OK;
         if found & VERSION_1 == 0 {
             return Err(ControlError::Legacy { found });
         }

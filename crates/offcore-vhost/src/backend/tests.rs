@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ struct WorkerControl {
     active: AtomicBool,
     /// How far it has got.
     base: AtomicU32,
+    /// Rings that it has begun, each at its base.
+    begun: AtomicUsize,
 }
 
 impl Worker {
@@ -59,9 +61,12 @@ impl Worker {
         let worker = Arc::clone(&cell);
         let thread = std::thread::spawn(move || {
             let report = || Report { base: state.base.load(Ordering::Relaxed), broken: None };
-            let apply = |applied: u32, wanted: &Wanted| {
-                if let Some(vring) = &wanted.vring {
+            let mut start = None;
+            let mut apply = |applied: u32, wanted: &Wanted| {
+                let before = std::mem::replace(&mut start, wanted.vring.as_ref().map(|vring| vring.start));
+                if let Some(vring) = wanted.vring.as_ref().filter(|_| start != before) {
                     state.base.store(vring.base, Ordering::Relaxed);
+                    state.begun.fetch_add(1, Ordering::Relaxed);
                 }
                 state.active.store(wanted.vring.is_some(), Ordering::Relaxed);
                 cell.acknowledge(applied, report());
@@ -117,7 +122,7 @@ impl Peer {
         let connection = Connection::new(connect(backend.device().path()).unwrap()).unwrap();
         let mut peer = Self { connection, region, fd };
         peer.connection
-            .send_request(Request::SetProtocolFeatures(features::PROTOCOL_REPLY_ACK), false)
+            .send_request(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED), false)
             .unwrap();
         assert_eq!(peer.ask(Request::SetFeatures(features::VERSION_1)), Some(Reply::Value(0)));
         assert_eq!(peer.table(), Some(Reply::Value(0)));
@@ -186,24 +191,150 @@ fn a_memory_table_is_answered_when_no_worker_uses_the_old_one() {
 }
 
 #[test]
-fn every_change_of_a_running_ring_goes_on_where_it_was() {
+fn other_descriptors_do_not_stop_a_running_ring() {
     let backend = backend("change", PATIENCE, ());
     let worker = Worker::new(&backend.cells()[1]);
     let mut peer = Peer::new(&backend);
     peer.start(1);
-    let base = || backend.cells()[1].wanted().vring.unwrap().base;
-    let call = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let wanted = || backend.cells()[1].wanted().vring.unwrap();
+    let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let event = || VringFd { index: 1, fd: Some(fd.as_fd()) };
     worker.advance_to(7);
-    peer.ask(Request::SetVringCall(VringFd { index: 1, fd: Some(call.as_fd()) }));
-    assert_eq!(base(), 7);
+    assert!(wanted().call.is_none() && wanted().kick.is_none() && wanted().enabled);
+    for request in [
+        Request::SetVringCall(event()),
+        Request::SetVringKick(event()),
+        Request::SetVringEnable(VringState { index: 1, num: 0 }),
+    ] {
+        assert_eq!(peer.ask(request), Some(Reply::Value(0)));
+    }
+    assert!(wanted().call.is_some() && wanted().kick.is_some() && !wanted().enabled);
+    assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 1, fd: None })), Some(Reply::Value(0)));
+    assert!(wanted().kick.is_none());
+    assert_eq!(worker.control.begun.load(Ordering::Relaxed), 1, "it went on");
     worker.advance_to(65535);
-    peer.ask(Request::SetVringEnable(VringState { index: 1, num: 0 }));
-    assert_eq!(base(), 65535);
+    // Other memory begins it again, where it is.
+    assert_eq!(peer.table(), Some(Reply::Value(0)));
+    until("it has begun again", || worker.control.begun.load(Ordering::Relaxed) == 2);
+    assert_eq!(wanted().base, 65535);
     worker.advance_to(3);
     assert_eq!(peer.base(1), Some(Reply::Vring(VringState { index: 1, num: 3 })));
     assert!(!worker.control.active.load(Ordering::Relaxed), "the worker has let go");
     peer.start(1);
-    assert_eq!(base(), 0, "as SET_VRING_BASE says");
+    assert_eq!(wanted().base, 0, "as SET_VRING_BASE says");
+}
+
+/// The front end may free what it has exchanged as soon as it is answered.
+#[test]
+fn an_exchanged_descriptor_is_answered_when_the_worker_has_let_go_of_the_old_one() {
+    let backend = backend("exchange", PATIENCE, ());
+    let worker = Worker::new(&backend.cells()[0]);
+    let mut peer = Peer::new(&backend);
+    let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let event = || VringFd { index: 0, fd: Some(fd.as_fd()) };
+    assert_eq!(peer.ask(Request::SetVringCall(event())), Some(Reply::Value(0)));
+    peer.start(0);
+    until("the ring runs", || worker.control.active.load(Ordering::Relaxed));
+    let old = Arc::downgrade(backend.cells()[0].wanted().vring.unwrap().call.as_ref().unwrap());
+    worker.hold(true);
+    std::thread::scope(|scope| {
+        let asked =
+            scope.spawn(|| assert_eq!(peer.ask(Request::SetVringCall(event())), Some(Reply::Value(0))));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!asked.is_finished() && old.upgrade().is_some());
+        worker.hold(false);
+    });
+    until("the old one is closed", || old.upgrade().is_none());
+}
+
+#[test]
+fn regions_come_and_go_under_a_running_ring() {
+    let backend = backend("regions", PATIENCE, ());
+    let worker = Worker::new(&backend.cells()[0]);
+    let mut peer = Peer::new(&backend);
+    peer.start(0);
+    worker.advance_to(5);
+    let vring = || backend.cells()[0].wanted().vring.unwrap();
+    let byte =
+        |vring: &VringConfig, guest| vring.memory.translate(guest, 1, &mut offcore_mem::RegionCache::empty());
+    let before = byte(&vring(), 0);
+    let (_mapping, fd) = Mapping::memfd("more", 1 << 16, Hugepages::None).unwrap();
+    for round in 0..100 {
+        let region = MemoryRegion { guest: 1 << 32, size: 1 << 16, user: 1 << 50, mmap_offset: 0 };
+        assert_eq!(peer.ask(Request::AddMemReg(region, fd.as_fd())), Some(Reply::Value(0)));
+        assert_eq!((byte(&vring(), 0), vring().base), (before, 5 + round), "neither moved nor mapped anew");
+        assert!(byte(&vring(), 1 << 32).is_some());
+        worker.advance_to(6 + round);
+        assert_eq!(peer.ask(Request::RemMemReg(region, None)), Some(Reply::Value(0)));
+        assert_eq!((byte(&vring(), 0), vring().base), (before, 6 + round));
+        assert!(byte(&vring(), 1 << 32).is_none());
+    }
+}
+
+/// QEMU exchanges a region for a longer one by removing it first.
+#[test]
+fn a_ring_whose_memory_is_removed_rests_until_it_is_back() {
+    let backend = backend("removed", PATIENCE, ());
+    let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
+    let mut peer = Peer::new(&backend);
+    (0..2).for_each(|index| peer.start(index));
+    workers.iter().for_each(|worker| worker.advance_to(77));
+    let region = peer.region;
+    let old = memory_of(&backend.cells()[0]);
+    let fd = peer.fd.try_clone().unwrap();
+    assert_eq!(peer.ask(Request::RemMemReg(region, Some(fd.as_fd()))), Some(Reply::Value(0)));
+    assert!(backend.cells().iter().all(|cell| cell.wanted().vring.is_none()));
+    assert!(workers.iter().all(|worker| !worker.control.active.load(Ordering::Relaxed)));
+    assert!(old.upgrade().is_none(), "nothing is mapped any more");
+    assert_eq!(backend.device().status().regions, 0);
+    // Other memory does not help, nor does a kick.
+    let elsewhere = MemoryRegion { user: 1 << 20, guest: 1 << 40, ..region };
+    assert_eq!(peer.ask(Request::AddMemReg(elsewhere, fd.as_fd())), Some(Reply::Value(0)));
+    assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), Some(Reply::Value(0)));
+    assert!(backend.cells()[0].wanted().vring.is_none());
+    // In two pieces: the second ring is in the second one.
+    let half = |at: u64, size| MemoryRegion { guest: at, size, user: region.user + at, mmap_offset: at };
+    assert_eq!(peer.ask(Request::AddMemReg(half(0, 0x1_0000), fd.as_fd())), Some(Reply::Value(0)));
+    assert_eq!(backend.cells()[0].wanted().vring.unwrap().base, 77, "it goes on where it was");
+    assert!(backend.cells()[1].wanted().vring.is_none());
+    let rest = half(0x1_0000, region.size - 0x1_0000);
+    assert_eq!(peer.ask(Request::AddMemReg(rest, fd.as_fd())), Some(Reply::Value(0)));
+    assert_eq!(backend.cells()[1].wanted().vring.unwrap().base, 77);
+    assert_eq!(peer.base(1), Some(Reply::Vring(VringState { index: 1, num: 77 })));
+}
+
+#[test]
+fn a_reset_waits_for_the_workers_and_forgets_everything_but_the_connection() {
+    let backend = backend("reset", PATIENCE, ());
+    let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
+    for request in [Request::ResetDevice, Request::SetStatus(0)] {
+        let mut peer = Peer::new(&backend);
+        (0..2).for_each(|index| peer.start(index));
+        assert_eq!(peer.ask(Request::SetStatus(0xf)), Some(Reply::Value(0)));
+        workers.iter().for_each(|worker| {
+            worker.advance_to(9);
+            worker.hold(true);
+        });
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| assert_eq!(peer.ask(request), Some(Reply::Value(0))));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!asked.is_finished(), "the workers still have the rings");
+            workers.iter().for_each(|worker| worker.hold(false));
+        });
+        assert!(workers.iter().all(|worker| !worker.control.active.load(Ordering::Relaxed)));
+        let status = backend.device().status();
+        assert_eq!((status.features, status.virtio_status, status.vrings[0].size), (None, 0, 0));
+        assert_eq!(
+            (status.regions, status.connected),
+            (1, true),
+            "QEMU goes on from the regions it has described"
+        );
+        assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 0 })));
+        // And everything begins anew, over the same connection.
+        assert_eq!(peer.ask(Request::SetFeatures(features::VERSION_1)), Some(Reply::Value(0)));
+        (0..2).for_each(|index| peer.start(index));
+        assert!(backend.cells().iter().all(|cell| cell.wanted().vring.unwrap().base == 0));
+    }
 }
 
 #[test]

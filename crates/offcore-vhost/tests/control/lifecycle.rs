@@ -215,8 +215,8 @@ fn what_cannot_start_says_why() {
         let error = start(BackendConfig { queue_pairs, ..config() }).unwrap_err();
         assert_eq!(error.to_string(), format!("{queue_pairs} queue pairs: expected 1 to 128"));
     }
-    let error = start(BackendConfig { features: 1 << 34 | 1 << 15, ..config() }).unwrap_err();
-    assert!(error.to_string().contains("0x400000000 of them"), "{error}");
+    let error = start(BackendConfig { features: 1 << 36 | 1 << 15, ..config() }).unwrap_err();
+    assert!(error.to_string().contains("0x1000000000 of them"), "{error}");
     // The first one still serves: looking whether it is there was no front end.
     still_serves(&_backend);
 }

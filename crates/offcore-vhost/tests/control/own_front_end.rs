@@ -46,6 +46,7 @@ fn virtqueues_run_after_start_and_rest_after_stop() {
     let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
     assert_eq!(front_end.queues().len(), 6);
     let status = backend.device().status();
+    assert_eq!((status.features, status.virtio_status), (Some(front_end.features()), 0xb));
     assert_eq!((status.regions, status.vrings[0].state), (2, RingState::Stopped));
     for _ in 0..3 {
         front_end.start().unwrap();
@@ -68,6 +69,71 @@ fn virtqueues_run_after_start_and_rest_after_stop() {
     assert_eq!(backend.device().status().regions, 1);
     assert_eq!(backend.device().status().vrings[5].state, RingState::Enabled);
     assert_eq!(backend.device().status().refused, 0);
+}
+
+#[test]
+fn eight_queue_pairs_run() {
+    eight_queue_pairs(0, "split");
+}
+
+/// Starts and stops eight queue pairs with `feature`, and looks at each of them.
+pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
+    let dir = Dir::new();
+    let backend =
+        Backend::start(BackendConfig { queue_pairs: 8, ..BackendConfig::new(dir.socket()) }, Box::new(()))
+            .unwrap();
+    let memory = Memory::new();
+    let config = FrontEndConfig { queue_pairs: 8, features: config(&dir).features | feature, ..config(&dir) };
+    let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
+    assert_eq!(front_end.features() & (features::NET_MQ | feature), features::NET_MQ | feature);
+    assert_eq!(front_end.queues().len(), 16);
+    for _ in 0..2 {
+        front_end.start().unwrap();
+        let line = backend.device().status().to_string();
+        let expected = format!("connected, 16 of 16 virtqueues enabled, {format} rings");
+        assert!(line.starts_with(&expected) && line.contains("virtio status 0xf"), "{line}");
+        // Every virtqueue has descriptors of its own.
+        for (i, (cell, queue)) in backend.cells().iter().zip(front_end.queues()).enumerate() {
+            let vring = cell.wanted().vring.unwrap();
+            assert_eq!(vring.layout.size(), 256);
+            let (kick, call) = (vring.kick.as_ref().unwrap(), vring.call.as_ref().unwrap());
+            for (from, to, number) in [(queue.kick(), kick.as_fd(), i), (call.as_fd(), queue.call(), i + 100)]
+            {
+                rustix::io::write(from, &(1 + number as u64).to_ne_bytes()).unwrap();
+                let mut count = [0; 8];
+                rustix::io::read(to, &mut count).unwrap();
+                assert_eq!(u64::from_ne_bytes(count), 1 + number as u64);
+            }
+        }
+        front_end.stop().unwrap();
+    }
+    assert_eq!(status_of(&backend), (16, 0));
+}
+
+/// Virtqueues that are stopped, and refused messages.
+fn status_of(backend: &Backend) -> (usize, u64) {
+    let status = backend.device().status();
+    (status.vrings.iter().filter(|vring| vring.state == RingState::Stopped).count(), status.refused)
+}
+
+#[test]
+fn the_back_end_learns_the_mtu_and_may_refuse_it() {
+    let dir = Dir::new();
+    let backend =
+        Backend::start(BackendConfig { max_mtu: 1500, ..BackendConfig::new(dir.socket()) }, Box::new(()))
+            .unwrap();
+    let connect = |mtu| FrontEnd::connect(&FrontEndConfig { mtu, ..config(&dir) }, &[]);
+    let mut front_end = connect(Some(1500)).unwrap();
+    assert_ne!(front_end.features() & features::NET_MTU, 0);
+    assert_eq!(backend.device().status().mtu, Some(1500));
+    front_end.reset(&[]).unwrap();
+    assert_eq!(backend.device().status().mtu, Some(1500), "told again");
+    drop(front_end);
+    assert_eq!(connect(None).unwrap().features() & features::NET_MTU, 0);
+    assert_eq!(backend.device().status().mtu, None);
+    let error = connect(Some(1501)).unwrap_err();
+    assert!(error.to_string().starts_with("NET_SET_MTU: refused by the back end"), "{error}");
+    assert!(last_error(&backend.device().status()).contains("1501 bytes, expected 68 to 1500"));
 }
 
 /// What one side puts into a ring the other side finds there: addresses, sizes and features agree.
@@ -151,8 +217,8 @@ fn what_cannot_be_is_said() {
     let error = connect(&FrontEndConfig { queue_pairs: 2, ..short.clone() });
     assert!(matches!(error, FrontEndError::QueuePairs { found: 1, expected: 2 }), "{error}");
     let memory = Memory::new();
-    let error = FrontEnd::connect(&short, &[memory.region(); 32]).unwrap_err();
-    assert!(matches!(error, FrontEndError::Regions { found: 32 }), "{error}");
+    let error = FrontEnd::connect(&short, &[memory.region(); 64]).unwrap_err();
+    assert!(matches!(error, FrontEndError::Regions { found: 64, max: 63 }), "{error}");
     // A table that makes no sense is refused, and the front end learns it.
     let error = FrontEnd::connect(&short, &[memory.region(), memory.region()]).unwrap_err();
     assert!(error.to_string().starts_with("SET_MEM_TABLE: refused by the back end"), "{error}");

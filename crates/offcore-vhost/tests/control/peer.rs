@@ -98,7 +98,7 @@ impl Peer {
     /// Connects and negotiates [`FEATURES`] and acknowledgements.
     pub(crate) fn negotiated(path: &Path) -> Self {
         let mut peer = Self::connect(path);
-        peer.send(Request::SetProtocolFeatures(features::PROTOCOL_MQ | features::PROTOCOL_REPLY_ACK));
+        peer.send(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED));
         assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
         peer
     }
@@ -223,4 +223,17 @@ pub(crate) fn bytes_of(request: Request<BorrowedFd<'_>>) -> Vec<u8> {
     let (bytes, _) = request.encode(true);
     assert!(bytes.len() >= HEADER);
     bytes
+}
+
+/// Asks for what must be refused: the acknowledgement says so, the status why, and the connection goes on.
+#[track_caller]
+pub(crate) fn refused(backend: &Backend, peer: &mut Peer, request: Request<BorrowedFd<'_>>, why: &str) {
+    let before = backend.device().status().refused;
+    let code = request.code();
+    assert_eq!(peer.ask(request), 1, "{code}: {why}");
+    let status = backend.device().status();
+    assert_eq!(status.refused, before + 1);
+    let said = last_error(&status);
+    assert!(said.contains(why), "'{said}' does not say '{why}'");
+    assert!(peer.is_alive());
 }

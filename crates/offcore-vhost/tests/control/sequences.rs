@@ -23,7 +23,7 @@ fn features_are_offered_and_chosen() {
     let backend = backend(&dir, 4);
     let mut peer = Peer::connect(&dir.socket());
     assert_eq!(peer.ask(Request::GetFeatures), features::OFFERED);
-    let protocol = features::PROTOCOL_MQ | features::PROTOCOL_REPLY_ACK;
+    let protocol = features::PROTOCOL_OFFERED;
     assert_eq!(peer.ask(Request::GetProtocolFeatures), protocol);
     peer.send(Request::SetProtocolFeatures(protocol));
     assert_eq!(peer.ask(Request::GetQueueNum), 4);

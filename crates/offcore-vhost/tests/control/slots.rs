@@ -1,0 +1,171 @@
+//! Regions of guest memory that come and go one by one.
+
+use std::os::fd::AsFd;
+
+use offcore_mem::{Hugepages, Mapping, RegionCache};
+use offcore_vhost::backend::RingState;
+use offcore_vhost::message::{MemoryRegion, Request};
+use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd};
+
+use crate::peer::*;
+
+fn backend(dir: &Dir) -> Backend {
+    Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap()
+}
+
+/// Region `i` of as many as fit a file of 1 MiB, a page each.
+fn page(i: u64) -> MemoryRegion {
+    let at = i * 4096;
+    MemoryRegion { guest: (1 << 33) + at, size: 4096, user: (1 << 43) + at, mmap_offset: at }
+}
+
+#[test]
+fn there_are_64_slots_and_no_65th() {
+    let dir = Dir::new();
+    let backend = backend(&dir);
+    let guest = Guest::new();
+    let mut peer = Peer::negotiated(&dir.socket());
+    let slots = peer.ask(Request::GetMaxMemSlots);
+    assert_eq!(slots, 64);
+    let add = |i: u64| Request::AddMemReg(page(i), guest.fd.as_fd());
+    for i in 0..slots {
+        assert_eq!(peer.ask(add(i)), 0);
+        assert_eq!(backend.device().status().regions as u64, i + 1);
+    }
+    refused(&backend, &mut peer, add(64), "is one too many, expected at most 64");
+    assert_eq!(peer.ask(add(3)), 0, "one that is there takes no slot");
+    assert_eq!(peer.ask(Request::RemMemReg(page(9), None)), 0);
+    assert_eq!(peer.ask(add(64)), 0);
+    refused(&backend, &mut peer, add(9), "is one too many");
+    // A table takes the place of all of them.
+    assert_eq!(peer.ask(guest.table()), 0);
+    assert_eq!(backend.device().status().regions, 1);
+}
+
+/// As QEMU does it: every region by itself, then the rings.
+#[test]
+fn rings_run_in_memory_that_was_added_in_pieces() {
+    let dir = Dir::new();
+    let backend = backend(&dir);
+    let guest = Guest::new();
+    let mut peer = Peer::negotiated(&dir.socket());
+    let piece = |i: u64| {
+        let (at, size) = (i << 16, 1 << 16);
+        MemoryRegion { guest: Guest::PHYSICAL + at, size, user: Guest::USER + at, mmap_offset: at }
+    };
+    for i in 0..16 {
+        assert_eq!(peer.ask(Request::AddMemReg(piece(i), guest.fd.as_fd())), 0);
+    }
+    peer.start_pair();
+    let memory = backend.cells()[1].wanted().vring.unwrap().memory.clone();
+    for i in 0..16 {
+        guest.mapping.write_at(i << 16, &[100 + i as u8]);
+        let at = memory.translate(Guest::PHYSICAL + (i << 16) as u64, 1, &mut RegionCache::empty()).unwrap();
+        // SAFETY: the address is inside the table, which `memory` keeps.
+        assert_eq!(unsafe { at.as_ptr().read_volatile() }, 100 + i as u8);
+    }
+    // Regions that no ring is in come and go; the table that a worker had keeps what it had.
+    assert_eq!(peer.ask(Request::RemMemReg(piece(15), None)), 0);
+    let end = Guest::PHYSICAL + (15 << 16);
+    assert!(memory.translate(end, 1, &mut RegionCache::empty()).is_some());
+    let now = backend.cells()[1].wanted().vring.unwrap().memory.clone();
+    assert!(now.translate(end, 1, &mut RegionCache::empty()).is_none());
+    assert_eq!(backend.device().status().vrings[1].state, RingState::Enabled);
+    // One that a ring is in stops that ring, and its neighbour goes on.
+    assert_eq!(peer.ask(Request::RemMemReg(piece(1), None)), 0);
+    let states = |i: usize| backend.device().status().vrings[i].state;
+    assert_eq!((states(0), states(1)), (RingState::Enabled, RingState::Stopped));
+    assert_eq!(peer.ask(Request::AddMemReg(piece(1), guest.fd.as_fd())), 0);
+    assert_eq!((states(0), states(1)), (RingState::Enabled, RingState::Enabled));
+    assert_eq!((peer.base(0), peer.base(1)), (0, 0));
+}
+
+/// Nothing says that a front end describes its memory first.
+#[test]
+fn a_ring_that_is_there_before_its_memory_waits_for_it() {
+    let dir = Dir::new();
+    let backend = backend(&dir);
+    let guest = Guest::new();
+    let mut peer = Peer::negotiated(&dir.socket());
+    peer.start_ring(1);
+    let state = || backend.device().status().vrings[1].state;
+    assert_eq!(peer.ask(Request::AddMemReg(page(0), guest.fd.as_fd())), 0);
+    assert_eq!(state(), RingState::Stopped);
+    assert_eq!(peer.ask(Request::AddMemReg(guest.region(), guest.fd.as_fd())), 0);
+    assert_eq!(state(), RingState::Disabled);
+    assert_eq!(backend.device().status().refused, 0);
+}
+
+#[test]
+fn regions_that_make_no_sense_are_refused() {
+    let dir = Dir::new();
+    let backend = backend(&dir);
+    let guest = Guest::new();
+    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    peer.start_ring(0);
+    let before = backend.cells()[0].wanted().vring.unwrap();
+    let good = guest.region();
+    let added = |region: MemoryRegion| Request::AddMemReg(region, guest.fd.as_fd());
+    let mut refused = |request, why: &str| refused(&backend, &mut peer, request, why);
+    refused(
+        added(MemoryRegion { size: 0, ..page(0) }),
+        "ADD_MEM_REG: region 0x200000000+0x0 at file offset 0x0",
+    );
+    refused(added(MemoryRegion { guest: u64::MAX - 4094, ..page(0) }), "is empty or wraps around");
+    refused(added(MemoryRegion { user: u64::MAX - 4094, ..page(0) }), "is empty or wraps around");
+    refused(added(MemoryRegion { mmap_offset: u64::MAX - 4094, ..page(0) }), "is empty or wraps around");
+    refused(added(MemoryRegion { mmap_offset: good.size, ..page(0) }), "needs a longer file");
+    refused(
+        added(MemoryRegion { guest: good.guest + good.size - 1, ..page(0) }),
+        "ADD_MEM_REG: guest memory regions",
+    );
+    refused(added(MemoryRegion { user: good.user + 4096, ..good }), "overlap");
+    let pipe = std::io::pipe().unwrap();
+    refused(Request::AddMemReg(page(0), pipe.0.as_fd()), "ADD_MEM_REG: region 0x200000000:");
+    let why = "REM_MEM_REG: no region is ";
+    refused(Request::RemMemReg(page(0), None), why);
+    refused(Request::RemMemReg(MemoryRegion { size: good.size - 1, ..good }, None), why);
+    refused(Request::RemMemReg(MemoryRegion { user: good.user + 1, ..good }, None), why);
+    refused(Request::RemMemReg(MemoryRegion { guest: 0, ..good }, None), why);
+    let after = backend.cells()[0].wanted().vring.unwrap();
+    assert!(std::sync::Arc::ptr_eq(&before, &after), "the ring was not even touched");
+    // The file offset means nothing in a removal, nor does a descriptor, whatever it is.
+    let removal = MemoryRegion { mmap_offset: 77, ..good };
+    assert_eq!(peer.ask(Request::RemMemReg(removal, Some(pipe.1.as_fd()))), 0);
+    assert_eq!(backend.device().status().regions, 0);
+}
+
+#[test]
+fn our_front_end_adds_what_does_not_fit_a_table() {
+    let dir = Dir::new();
+    let backend = backend(&dir);
+    let memories: Vec<_> =
+        (0..64).map(|_| Mapping::memfd("packets", 1 << 16, Hugepages::None).unwrap()).collect();
+    let regions: Vec<_> = memories.iter().map(|(mapping, fd)| MemoryFd::new(mapping, fd.as_fd())).collect();
+    let mut front_end = FrontEnd::connect(&FrontEndConfig::new(dir.socket()), &regions[..30]).unwrap();
+    front_end.start().unwrap();
+    let has = |i: usize| {
+        let memory = backend.cells()[0].wanted().vring.unwrap().memory.clone();
+        memory.translate(regions[i].address, 1 << 16, &mut RegionCache::empty()).is_some()
+    };
+    let check = |range: std::ops::Range<usize>| {
+        let status = backend.device().status();
+        assert_eq!((status.regions, status.refused), (range.len() + 1, 0));
+        assert_eq!(status.vrings[1].state, RingState::Enabled);
+        (0..64).for_each(|i| assert_eq!(has(i), range.contains(&i), "region {i}"));
+    };
+    check(0..30);
+    for range in [10..50, 20..60, 20..22, 0..7, 1..8, 1..9, 0..63, 62..62] {
+        front_end.set_memory(&regions[range.clone()]).unwrap();
+        check(range);
+    }
+    let error = front_end.set_memory(&regions).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "64 regions of memory, expected at most 63: the back end takes these and one for the rings"
+    );
+    check(62..62);
+    front_end.reset(&regions[..40]).unwrap();
+    front_end.start().unwrap();
+    check(0..40);
+}

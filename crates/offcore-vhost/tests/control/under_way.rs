@@ -1,0 +1,142 @@
+//! What changes under a virtqueue while packets go through it: none is lost, doubled or out of order.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use offcore_dma::Mover;
+use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
+use offcore_ring::device::Direction;
+use offcore_ring::split::{Layout, driver};
+use offcore_stats::StageClock;
+use offcore_vhost::message::{MemoryRegion, Request, VringFd};
+use offcore_vhost::{Backend, BackendConfig, Context, Dequeue, VringCell};
+
+use crate::peer::*;
+
+const HEADER: u64 = offcore_vhost::features::NET_HEADER as u64;
+const LEN: u64 = 64;
+const BUFFERS: u64 = 0x4_0000;
+
+/// Ends the threads of a test, also of one that has failed.
+struct Ends<'a>([&'a AtomicBool; 2]);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|stop| stop.store(true, Ordering::Relaxed));
+    }
+}
+
+/// The guest's driver: transmits numbered packets until told to stop; how many those were.
+fn transmit(guest: &Guest, stop: &AtomicBool) -> u64 {
+    let region = guest.region();
+    let mapping = Mapping::shared(guest.fd.as_fd(), 0, guest.mapping.len()).unwrap();
+    let region = GuestRegion::new(region.guest, region.user, region.size, mapping, 0).unwrap();
+    let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+    let ring = addresses(1);
+    let layout = Layout::in_memory(&memory, (ring.desc, ring.avail, ring.used), 256).unwrap();
+    let mut driver = driver::Queue::new(layout, false);
+    let mut free: Vec<u64> = (0..256).map(|i| BUFFERS + i * 256).collect();
+    let mut sent = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..driver.used().unwrap() {
+            free.push(driver.pop().unwrap().unwrap().token);
+        }
+        while let Some(offset) = free.pop() {
+            guest.mapping.write_at((offset + HEADER) as usize, &sent.to_ne_bytes());
+            let (address, len) = (Guest::PHYSICAL + offset, (HEADER + LEN) as u32);
+            driver.add(address, len, Direction::Readable, offset).unwrap();
+            sent += 1;
+        }
+        driver.publish();
+        std::thread::yield_now();
+    }
+    sent
+}
+
+/// Workers, one after the other, that receive from a virtqueue until told to stop: packets must come by their numbers.
+fn receive(cell: &Arc<VringCell>, received: &AtomicU64, stop: &AtomicBool) {
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let (mut mover, mut clock, mut next) = (Mover::new(), StageClock::private(), 0u64);
+    while !stop.load(Ordering::Relaxed) {
+        let mut dequeue = Dequeue::attach(cell, &mut mover).unwrap();
+        let until = next + 5000;
+        let mut burst = Burst::new();
+        while next < until && !stop.load(Ordering::Relaxed) {
+            let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };
+            dequeue.try_dequeue(&mut ctx, &mut burst);
+            if burst.is_empty() {
+                std::thread::yield_now();
+            }
+            for packet in burst.drain(..) {
+                let bytes = packet.bytes();
+                assert_eq!((bytes.len() as u64, &bytes[..8]), (LEN, &next.to_ne_bytes()[..]));
+                next += 1;
+                cache.free(packet);
+            }
+            received.store(next, Ordering::Relaxed);
+        }
+        let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };
+        assert!(dequeue.close(&mut ctx), "the core has copied, so nothing is in flight");
+    }
+}
+
+/// Does `change` a few hundred times while packets go through virtqueue 1, and looks whether all arrive.
+fn while_packets_flow(mut change: impl FnMut(&mut Peer, usize)) {
+    let dir = Dir::new();
+    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let guest = Guest::new();
+    let (stop_driver, stop_worker, received) =
+        (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _ends = Ends([&stop_driver, &stop_worker]);
+        let driver = scope.spawn(|| transmit(&guest, &stop_driver));
+        let worker = scope.spawn(|| receive(&backend.cells()[1], &received, &stop_worker));
+        let mut peer = Peer::with_memory(&dir.socket(), &guest);
+        peer.start_ring(1);
+        peer.enable(1, true);
+        for round in 0..300 {
+            let before = received.load(Ordering::Relaxed);
+            change(&mut peer, round);
+            until("packets go on", || received.load(Ordering::Relaxed) > before);
+        }
+        stop_driver.store(true, Ordering::Relaxed);
+        let sent = driver.join().unwrap();
+        until("all have arrived", || received.load(Ordering::Relaxed) == sent);
+        stop_worker.store(true, Ordering::Relaxed);
+        worker.join().unwrap();
+        assert_eq!(peer.base(1), (sent & 0xffff) as u32, "the position is known all the same");
+    });
+    let status = backend.device().status();
+    assert!(status.vrings[1].broken.is_none() && status.refused == 0, "{status}");
+}
+
+#[test]
+fn other_descriptors_cost_no_packet() {
+    let fds = [eventfd(), eventfd()];
+    while_packets_flow(|peer, round| {
+        for request in [Request::SetVringCall, Request::SetVringKick] {
+            let fd = (round % 3 > 0).then(|| fds[round % 2].as_fd());
+            assert_eq!(peer.ask(request(VringFd { index: 1, fd })), 0);
+        }
+        // For a moment only: what a disabled guest transmits is discarded after half a second.
+        peer.enable(1, false);
+        peer.enable(1, true);
+    });
+}
+
+#[test]
+fn other_memory_costs_no_packet() {
+    let (_mapping, fd) = Mapping::memfd("more", 1 << 20, Hugepages::None).unwrap();
+    while_packets_flow(|peer, round| {
+        let at = (round as u64 % 32) << 12;
+        let region =
+            MemoryRegion { guest: (1 << 33) + at, size: 4096, user: (1 << 43) + at, mmap_offset: at };
+        let request = match (round / 32) % 2 {
+            0 => Request::AddMemReg(region, fd.as_fd()),
+            _ => Request::RemMemReg(region, None),
+        };
+        assert_eq!(peer.ask(request), 0);
+    });
+}
