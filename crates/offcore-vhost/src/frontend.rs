@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offcore_mem::Mapping;
+use offcore_ring::packed;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::connection::{Connection, Listener, Role, SocketError, connect, poll};
@@ -38,8 +39,6 @@ use queue::RingMemory;
 const RETRY: Duration = Duration::from_millis(50);
 /// Regions of one SET_MEM_TABLE that every back end takes.
 const TABLE: usize = 8;
-/// Base of a fresh packed ring: descriptor 0 is next on both sides, and both wrap counters are 1.
-const FRESH_PACKED: u32 = 0x8000_8000;
 
 /// What a front end is to be.
 #[derive(Clone, Debug)]
@@ -255,7 +254,7 @@ impl FrontEnd {
 
     /// Has every virtqueue begin where one does that was never used.
     fn begin_anew(&mut self) {
-        self.bases.fill(if is_packed(self.features) { FRESH_PACKED } else { 0 });
+        self.bases.fill(if is_packed(self.features) { packed::FRESH_BASE } else { 0 });
     }
 
     /// Whether a virtqueue can be at `base`. Of a packed ring's some back ends tell the lower half only.

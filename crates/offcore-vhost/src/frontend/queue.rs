@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::split::{MAX_SIZE, avail_len, desc_len, used_len};
-use offcore_ring::{Layout, RingError};
+use offcore_ring::{Layout, RingError, packed};
 use rustix::event::EventfdFlags;
 
 use super::{FrontEndConfig, FrontEndError, MemoryFd};
@@ -67,10 +67,9 @@ struct Offsets {
     len: usize,
 }
 
-fn offsets(size: u16, packed: bool) -> Offsets {
-    // Descriptors of 16 bytes and event suppression of 4: virtio 1.2, section 2.8.
-    let (desc, avail, used) = if packed {
-        (usize::from(size) * 16, 4, 4)
+fn offsets(size: u16, is_packed: bool) -> Offsets {
+    let (desc, avail, used) = if is_packed {
+        (packed::ring_len(size), packed::EVENT_LEN, packed::EVENT_LEN)
     } else {
         (desc_len(size), avail_len(size), used_len(size))
     };

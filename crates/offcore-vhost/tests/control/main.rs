@@ -5,6 +5,7 @@ mod device;
 mod hostile;
 mod lifecycle;
 mod own_front_end;
+mod packed;
 mod peer;
 mod sequences;
 mod slots;

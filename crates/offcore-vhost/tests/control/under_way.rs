@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offcore_dma::Mover;
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
 use offcore_ring::device::Direction;
-use offcore_ring::split::{Layout, driver};
+use offcore_ring::{Layout, driver, packed};
 use offcore_stats::StageClock;
+use offcore_vhost::features::RING_PACKED;
 use offcore_vhost::message::{MemoryRegion, Request, VringFd};
 use offcore_vhost::{Backend, BackendConfig, Context, Dequeue, VringCell};
 
@@ -17,6 +18,45 @@ use crate::peer::*;
 const HEADER: u64 = offcore_vhost::features::NET_HEADER as u64;
 const LEN: u64 = 64;
 const BUFFERS: u64 = 0x4_0000;
+
+/// Of the virtqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Split,
+    Packed,
+}
+
+impl Format {
+    fn size(self) -> u32 {
+        if self == Self::Split { 256 } else { 200 }
+    }
+
+    /// Starts virtqueue 1, whose kick has not come yet.
+    fn start(self, peer: &mut Peer) {
+        let (feature, base) = if self == Self::Split { (0, 0) } else { (RING_PACKED, packed::FRESH_BASE) };
+        for request in [
+            Request::SetFeatures(FEATURES | feature),
+            Request::SetVringNum(state(1, self.size())),
+            Request::SetVringBase(state(1, base)),
+            Request::SetVringAddr(addresses(1)),
+            Request::SetVringEnable(state(1, 1)),
+            Request::SetVringKick(VringFd { index: 1, fd: None }),
+        ] {
+            assert_eq!(peer.ask(request), 0);
+        }
+    }
+
+    /// Where a ring is after `chains` of one descriptor each.
+    fn base(self, chains: u64) -> u32 {
+        let (size, chains) = (self.size(), u32::try_from(chains).unwrap());
+        if self == Self::Split {
+            return chains & 0xffff;
+        }
+        // The wrap counter begins with 1 and changes with every lap.
+        let half = chains % size | (1 - chains / size % 2) << 15;
+        half | half << 16
+    }
+}
 
 /// Ends the threads of a test, also of one that has failed.
 struct Ends<'a>([&'a AtomicBool; 2]);
@@ -28,15 +68,16 @@ impl Drop for Ends<'_> {
 }
 
 /// The guest's driver: transmits numbered packets until told to stop; how many those were.
-fn transmit(guest: &Guest, stop: &AtomicBool) -> u64 {
+fn transmit(guest: &Guest, format: Format, stop: &AtomicBool) -> u64 {
     let region = guest.region();
     let mapping = Mapping::shared(guest.fd.as_fd(), 0, guest.mapping.len()).unwrap();
     let region = GuestRegion::new(region.guest, region.user, region.size, mapping, 0).unwrap();
     let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
     let ring = addresses(1);
-    let layout = Layout::in_memory(&memory, (ring.desc, ring.avail, ring.used), 256).unwrap();
+    let parts = (ring.desc, ring.avail, ring.used);
+    let layout = Layout::in_memory(&memory, parts, format.size(), format == Format::Packed).unwrap();
     let mut driver = driver::Queue::new(layout, false);
-    let mut free: Vec<u64> = (0..256).map(|i| BUFFERS + i * 256).collect();
+    let mut free: Vec<u64> = (0..u64::from(format.size())).map(|i| BUFFERS + i * 256).collect();
     let mut sent = 0u64;
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..driver.used().unwrap() {
@@ -84,6 +125,12 @@ fn receive(cell: &Arc<VringCell>, received: &AtomicU64, stop: &AtomicBool) {
 
 /// Does `change` a few hundred times while packets go through virtqueue 1, and looks whether all arrive.
 fn while_packets_flow(mut change: impl FnMut(&mut Peer, usize)) {
+    for format in [Format::Split, Format::Packed] {
+        flow(format, &mut change);
+    }
+}
+
+fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
     let dir = Dir::new();
     let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
     let guest = Guest::new();
@@ -91,11 +138,10 @@ fn while_packets_flow(mut change: impl FnMut(&mut Peer, usize)) {
         (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let _ends = Ends([&stop_driver, &stop_worker]);
-        let driver = scope.spawn(|| transmit(&guest, &stop_driver));
+        let driver = scope.spawn(|| transmit(&guest, format, &stop_driver));
         let worker = scope.spawn(|| receive(&backend.cells()[1], &received, &stop_worker));
         let mut peer = Peer::with_memory(&dir.socket(), &guest);
-        peer.start_ring(1);
-        peer.enable(1, true);
+        format.start(&mut peer);
         for round in 0..300 {
             let before = received.load(Ordering::Relaxed);
             change(&mut peer, round);
@@ -106,7 +152,7 @@ fn while_packets_flow(mut change: impl FnMut(&mut Peer, usize)) {
         until("all have arrived", || received.load(Ordering::Relaxed) == sent);
         stop_worker.store(true, Ordering::Relaxed);
         worker.join().unwrap();
-        assert_eq!(peer.base(1), (sent & 0xffff) as u32, "the position is known all the same");
+        assert_eq!(peer.base(1), format.base(sent), "the position is known all the same");
     });
     let status = backend.device().status();
     assert!(status.vrings[1].broken.is_none() && status.refused == 0, "{status}");
