@@ -6,12 +6,11 @@ mod common;
 
 use std::net::UdpSocket;
 
-use common::{Worker, in_namespace, ip, pool, until};
+use common::{Worker, frame, in_namespace, ip, pool, until};
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::spec::{PortSpec, TapSpec};
 use offcore_port::tap::TapPort;
 use offcore_port::{Drop, Port, PortError, RxQueue, TxQueue};
-use offcore_wire::virtio_net::NetHeader;
 use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTemplate, checksum};
 
 /// The station on our side of the interface.
@@ -101,16 +100,6 @@ impl Tap {
     fn rx_dropped(&self, reason: Drop) -> u64 {
         self.rx.iter().map(|rx| rx.counters().dropped(reason)).sum()
     }
-}
-
-/// The packet's bytes, and what the header in front of them asks for.
-fn frame(pool: &Pool, packet: &Packet) -> (NetHeader, Vec<u8>) {
-    let header = match packet.has_offload() {
-        true => NetHeader::from_bytes(packet.headroom_bytes(12).first_chunk().unwrap()),
-        false => NetHeader::default(),
-    };
-    assert_eq!(header.leaves_work(), packet.has_offload());
-    (header, pool.segments(packet).flatten().copied().collect())
 }
 
 fn udp_payload(pool: &Pool, packet: &Packet) -> Option<Vec<u8>> {

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+pub(crate) mod tcp;
+
 use std::time::{Duration, Instant};
 
 use offcore_dma::Mover;
@@ -11,6 +13,7 @@ use offcore_port::{Context, Port, PortError, QueueSetup, RxQueue, TxQueue};
 use offcore_stats::StageClock;
 use offcore_stats::page::StatsPage;
 use offcore_vhost::Binding;
+use offcore_wire::virtio_net::NetHeader;
 
 /// How long a test waits for something to happen before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -74,6 +77,18 @@ impl Worker {
         packet
     }
 
+    /// A packet of these bytes, in as many buffers as it takes, with this header in front if it asks for something.
+    pub(crate) fn packet_with(&mut self, header: &NetHeader, bytes: &[u8]) -> Packet {
+        let pool = self.cache.pool();
+        let mut packet = self.cache.take_chain(HEADROOM, bytes.len()).expect("the pool has free buffers");
+        pool.segments_mut(&mut packet).flatten().zip(bytes).for_each(|(to, from)| *to = *from);
+        if header.leaves_work() {
+            packet.headroom_mut(12).copy_from_slice(&header.to_bytes());
+            packet.set_offload(true);
+        }
+        packet
+    }
+
     pub(crate) fn free(&mut self, burst: &mut Burst) {
         self.cache.free_all(burst.drain(..));
     }
@@ -85,6 +100,16 @@ impl Worker {
         self.cache.free_all(all);
         count
     }
+}
+
+/// The packet's bytes, and what the header in front of them asks for.
+pub(crate) fn frame(pool: &Pool, packet: &Packet) -> (NetHeader, Vec<u8>) {
+    let header = match packet.has_offload() {
+        true => NetHeader::from_bytes(packet.headroom_bytes(12).first_chunk().unwrap()),
+        false => NetHeader::default(),
+    };
+    assert_eq!(header.leaves_work(), packet.has_offload());
+    (header, pool.segments(packet).flatten().copied().collect())
 }
 
 /// A pool of `chunks` packet buffers of 2 KiB.

@@ -1,0 +1,234 @@
+//! Packets with offloads and of several buffers, to a queue that takes them, some of them, or none.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::tcp::{are_segments, whole};
+use common::{Worker, frame, pool};
+use offcore_mem::{Burst, Packet};
+use offcore_port::settle::settle;
+use offcore_port::{Accepts, Context, Drop, TxCounters, TxQueue};
+use offcore_wire::checksum;
+use offcore_wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NetHeader, Offloads};
+
+/// Keeps what is sent, as long as there is room.
+#[derive(Debug)]
+struct Sink {
+    accepts: Accepts,
+    sent: Vec<(NetHeader, Vec<u8>)>,
+    calls: usize,
+    room: usize,
+    counters: TxCounters,
+}
+
+impl Sink {
+    fn new(offloads: Offloads, segments: bool) -> Self {
+        let accepts = Accepts { offloads, segments };
+        Self { accepts, sent: Vec::new(), calls: 0, room: usize::MAX, counters: TxCounters::private() }
+    }
+
+    fn frames(&self) -> Vec<Vec<u8>> {
+        self.sent.iter().map(|(_, frame)| frame.clone()).collect()
+    }
+}
+
+impl TxQueue for Sink {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        self.calls += 1;
+        let pool = ctx.cache.pool();
+        let taken = burst.len().min(self.room);
+        self.room -= taken;
+        for packet in burst.drain(..taken) {
+            assert!(self.accepts.takes(&packet), "{packet:?}");
+            let (header, bytes) = frame(pool, &packet);
+            assert_eq!(header.check(bytes.len()), Ok(()));
+            self.counters.add(1, bytes.len() as u64);
+            self.sent.push((header, bytes));
+            ctx.cache.free(packet);
+        }
+    }
+
+    fn accepts(&self) -> Accepts {
+        self.accepts
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+}
+
+/// Sends a burst as a worker does; no packet buffer is lost.
+fn send(worker: &mut Worker, sink: &mut Sink, packets: impl FnOnce(&mut Worker) -> Burst) {
+    let free = worker.free_chunks();
+    let mut burst = packets(worker);
+    settle(sink, &mut worker.ctx(), &mut burst);
+    sink.tx(&mut worker.ctx(), &mut burst);
+    sink.counters.drop_all(Drop::Full, &mut burst, &mut worker.cache);
+    assert_eq!(worker.free_chunks(), free);
+}
+
+fn send_one(worker: &mut Worker, sink: &mut Sink, header: &NetHeader, bytes: &[u8]) {
+    send(worker, sink, |worker| Burst::from_iter([worker.packet_with(header, bytes)]));
+}
+
+const TSO: Offloads = Offloads { ecn: false, ..Offloads::ALL };
+const NONE: Offloads = Offloads { checksum: false, tso4: false, tso6: false, ecn: false };
+
+#[test]
+fn plain_packets_are_left_alone() {
+    let mut worker = Worker::new(pool(64));
+    let mut burst: Burst = (0..40u8).map(|n| worker.packet(&[n; 60])).collect();
+    let before: Vec<_> = burst.iter().map(|packet| (packet.chunk(), packet.data())).collect();
+    let mut sink = Sink::new(NONE, false);
+    settle(&mut sink, &mut worker.ctx(), &mut burst);
+    assert!(burst.iter().map(|packet| (packet.chunk(), packet.data())).eq(before));
+    assert_eq!(sink.calls, 0);
+    worker.free(&mut burst);
+}
+
+#[test]
+fn a_queue_that_takes_everything_gets_everything_as_it_is() {
+    let mut worker = Worker::new(pool(256));
+    let mut sink = Sink::new(Offloads::ALL, true);
+    for (v6, len) in [(false, 40_000), (true, 65_000), (false, 100)] {
+        let (header, bytes) = whole(v6, len, 1448);
+        send_one(&mut worker, &mut sink, &header, &bytes);
+        assert_eq!(sink.sent.pop().unwrap(), (header, bytes));
+    }
+}
+
+#[test]
+fn long_tcp_packets_are_segmented_in_their_place() {
+    let mut worker = Worker::new(pool(512));
+    for v6 in [false, true] {
+        for offloads in [NONE, Offloads { tso4: v6, tso6: !v6, ..NONE }] {
+            let mut sink = Sink::new(offloads, true);
+            let (header, bytes) = whole(v6, 65_000, 536);
+            send(&mut worker, &mut sink, |worker| {
+                let mut burst = Burst::new();
+                burst.push(worker.packet(&[1; 60]));
+                burst.push(worker.packet_with(&header, &bytes));
+                burst.push(worker.packet(&[2; 60]));
+                burst
+            });
+            let frames = sink.frames();
+            assert_eq!(
+                (frames[0].clone(), frames[123].clone(), frames.len()),
+                (vec![1; 60], vec![2; 60], 124)
+            );
+            are_segments(&frames[1..123], &bytes, &header);
+            assert!(sink.sent.iter().all(|(header, _)| *header == NetHeader::default()));
+            assert_eq!((sink.calls, sink.counters.dropped_total()), (2, 0));
+        }
+    }
+}
+
+#[test]
+fn a_burst_may_become_many() {
+    let mut worker = Worker::new(pool(1024));
+    let mut sink = Sink::new(NONE, false);
+    let (header, bytes) = whole(false, 20_000, 100);
+    send(&mut worker, &mut sink, |worker| (0..64).map(|_| worker.packet_with(&header, &bytes)).collect());
+    assert_eq!((sink.sent.len(), sink.calls), (64 * 200, 200));
+    for frames in sink.frames().chunks(200) {
+        are_segments(frames, &bytes, &header);
+    }
+}
+
+#[test]
+fn open_checksums_are_completed_over_several_buffers() {
+    let mut worker = Worker::new(pool(128));
+    for (len, segments) in [(300, false), (300, true), (1700, false), (1793, true), (9000, true)] {
+        let (header, bytes) = whole(false, len, 1448);
+        let header = NetHeader { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..header };
+        let mut expected = bytes.clone();
+        checksum::complete(&mut expected, header.csum_start, header.csum_offset).unwrap();
+        let mut sink = Sink::new(NONE, segments);
+        send_one(&mut worker, &mut sink, &header, &bytes);
+        assert_eq!(sink.sent, [(NetHeader::default(), expected)]);
+        let mut sink = Sink::new(Offloads { checksum: true, ..NONE }, segments);
+        send_one(&mut worker, &mut sink, &header, &bytes);
+        assert_eq!(sink.sent, [(header, bytes)]);
+    }
+}
+
+/// A packet of `bytes` in two buffers although it fits into one, as a guest's may come.
+fn in_two(worker: &mut Worker, header: &NetHeader, bytes: &[u8], cut: usize) -> Packet {
+    let rest = worker.packet(&bytes[cut..]);
+    let mut front = worker.packet_with(header, bytes);
+    front.truncate(cut);
+    worker.cache.pool().link(front, rest)
+}
+
+#[test]
+fn several_buffers_are_made_one_where_they_fit() {
+    let mut worker = Worker::new(pool(128));
+    let (header, bytes) = whole(true, 1500, 700);
+    for cut in [1, 60, 61, 1573] {
+        // With a header that the queue takes, it goes along.
+        let mut sink = Sink::new(TSO, false);
+        send(&mut worker, &mut sink, |worker| Burst::from_iter([in_two(worker, &header, &bytes, cut)]));
+        assert_eq!(sink.sent, [(header, bytes.clone())]);
+        let mut sink = Sink::new(NONE, false);
+        send(&mut worker, &mut sink, |worker| Burst::from_iter([in_two(worker, &header, &bytes, cut)]));
+        are_segments(&sink.frames(), &bytes, &header);
+        let plain = NetHeader::default();
+        let mut sink = Sink::new(NONE, false);
+        send(&mut worker, &mut sink, |worker| Burst::from_iter([in_two(worker, &plain, &bytes, cut)]));
+        assert_eq!(sink.sent, [(plain, bytes.clone())]);
+    }
+    // A TCP packet that does not fit is segmented although the queue would do that; another one cannot be helped.
+    let (header, bytes) = whole(true, 5000, 1448);
+    let mut sink = Sink::new(TSO, false);
+    send_one(&mut worker, &mut sink, &header, &bytes);
+    are_segments(&sink.frames(), &bytes, &header);
+    send_one(&mut worker, &mut sink, &NetHeader::default(), &bytes);
+    let open = NetHeader { gso_type: GSO_NONE, ..header };
+    send_one(&mut worker, &mut sink, &open, &bytes);
+    assert_eq!((sink.sent.len(), sink.counters.dropped(Drop::TooBig)), (4, 2));
+}
+
+#[test]
+fn nonsense_is_dropped_and_counted() {
+    let mut worker = Worker::new(pool(128));
+    let mut sink = Sink::new(NONE, false);
+    let (header, bytes) = whole(false, 5000, 1448);
+    let mut no_tcp = bytes.clone();
+    no_tcp[23] = 17;
+    send_one(&mut worker, &mut sink, &header, &no_tcp);
+    send_one(&mut worker, &mut sink, &NetHeader { gso_type: GSO_UDP, ..header }, &bytes);
+    send_one(&mut worker, &mut sink, &NetHeader { gso_type: GSO_TCPV6, ..header }, &bytes);
+    send_one(&mut worker, &mut sink, &NetHeader { gso_size: 1, ..header }, &bytes);
+    send_one(&mut worker, &mut sink, &header, &bytes[..40]);
+    let outside = NetHeader { csum_start: u16::MAX, gso_type: GSO_NONE, ..header };
+    send_one(&mut worker, &mut sink, &outside, &bytes[..100]);
+    assert_eq!((sink.counters.dropped(Drop::Malformed), sink.counters.dropped_total()), (6, 6));
+    // Segments that no packet buffer has room for.
+    send_one(&mut worker, &mut sink, &NetHeader { gso_size: 4000, gso_type: GSO_TCPV4, ..header }, &bytes);
+    assert_eq!((sink.counters.dropped(Drop::TooBig), sink.counters.dropped_total()), (1, 7));
+    assert!(sink.sent.is_empty());
+}
+
+#[test]
+fn what_there_is_no_room_for_is_dropped_and_counted() {
+    let mut worker = Worker::new(pool(64));
+    let (header, bytes) = whole(false, 14_480, 1448);
+    let mut sink = Sink::new(NONE, false);
+    sink.room = 4;
+    send_one(&mut worker, &mut sink, &header, &bytes);
+    assert_eq!((sink.sent.len(), sink.counters.dropped(Drop::Full)), (4, 6));
+
+    let mut sink = Sink::new(NONE, false);
+    send(&mut worker, &mut sink, |worker| {
+        let packet = worker.packet_with(&header, &bytes);
+        let mut burst: Burst = std::iter::from_fn(|| worker.cache.take()).collect();
+        let free: Vec<Packet> = burst.drain(..3).collect();
+        worker.cache.free_all(free);
+        burst.insert(0, packet);
+        burst
+    });
+    // Three segments, and the 53 packets behind them.
+    assert_eq!(sink.sent.len(), 3 + 64 - 8 - 3);
+    assert_eq!((sink.counters.dropped(Drop::NoBuffer), sink.counters.dropped_total()), (7, 7));
+}

@@ -1,0 +1,225 @@
+//! What a TAP port leaves to the kernel and the kernel to it: open checksums, packets to be segmented, packets longer
+//! than a packet buffer. Two ports on a bridge in a network namespace made here.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::net::UdpSocket;
+
+use common::tcp::{are_segments, whole};
+use common::{PATIENCE, Worker, frame, in_namespace, ip, pool, until};
+use offcore_mem::Burst;
+use offcore_port::spec::PortSpec;
+use offcore_port::tap::TapPort;
+use offcore_port::{Drop, Port, RxQueue, TxQueue};
+use offcore_wire::virtio_net::{GSO_ECN, GSO_NONE, NetHeader, Offloads};
+
+/// A port, its queues, and whoever works them.
+struct Tap {
+    worker: Worker,
+    port: TapPort,
+    rx: Box<dyn RxQueue>,
+    tx: Box<dyn TxQueue>,
+}
+
+impl Tap {
+    fn new(text: &str) -> Self {
+        let pool = pool(512);
+        let mut worker = Worker::new(pool);
+        let spec = match text.parse().unwrap() {
+            PortSpec::Tap(spec) => spec,
+            other => panic!("{other}"),
+        };
+        let mut port = TapPort::open(&spec, pool).unwrap_or_else(|e| panic!("{e}"));
+        let rx = worker.rx_queue(&mut port, 0).unwrap();
+        let tx = worker.tx_queue(&mut port, 0).unwrap();
+        Self { worker, port, rx, tx }
+    }
+
+    /// Two ports that a bridge connects.
+    fn bridged(first: &str, second: &str) -> [Self; 2] {
+        let taps = [Self::new(first), Self::new(second)];
+        ip("link add br0 type bridge");
+        for tap in &taps {
+            ip(&format!("link set {} master br0", tap.port.interface()));
+        }
+        ip("link set br0 up");
+        taps
+    }
+
+    fn send(&mut self, header: &NetHeader, bytes: &[u8]) {
+        let packet = self.worker.packet_with(header, bytes);
+        assert!(self.tx.accepts().takes(&packet));
+        let mut burst = Burst::from_iter([packet]);
+        self.worker.tx(&mut *self.tx, &mut burst);
+        assert!(burst.is_empty());
+    }
+
+    /// Packets with `bytes`' addresses that have arrived. The kernel also sends packets of its own accord.
+    fn receive(&mut self, bytes: &[u8]) -> Vec<(NetHeader, Vec<u8>)> {
+        let mut burst = Burst::new();
+        self.worker.rx(&mut *self.rx, &mut burst);
+        let pool = self.worker.cache.pool();
+        let frames: Vec<_> = burst.iter().map(|packet| frame(pool, packet)).collect();
+        for (header, frame) in &frames {
+            assert_eq!(header.check(frame.len()), Ok(()));
+        }
+        self.worker.free(&mut burst);
+        frames.into_iter().filter(|(_, frame)| frame.starts_with(&bytes[..12])).collect()
+    }
+
+    fn receive_one(&mut self, bytes: &[u8]) -> (NetHeader, Vec<u8>) {
+        let mut frames = Vec::new();
+        until("a packet arrives", || {
+            frames.extend(self.receive(bytes));
+            !frames.is_empty()
+        });
+        assert_eq!(frames.len(), 1);
+        frames.remove(0)
+    }
+
+    /// Nothing was dropped, and every packet buffer is there.
+    fn end_whole(mut self) {
+        assert_eq!((self.rx.counters().dropped_total(), self.tx.counters().dropped_total()), (0, 0));
+        assert_eq!(self.rx.drain(&mut self.worker.ctx(), &mut Burst::new()), 0);
+        assert_eq!(self.worker.free_chunks(), 512);
+    }
+}
+
+#[test]
+fn a_packet_to_be_segmented_passes_as_it_is() {
+    in_namespace("a_packet_to_be_segmented_passes_as_it_is", || {
+        let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
+        assert_eq!(a.tx.accepts().offloads, Offloads::ALL);
+        for (v6, len) in [(false, 40_000), (true, 64_000), (false, 1_449), (true, 5_000)] {
+            for ecn in [0, GSO_ECN] {
+                let (header, bytes) = whole(v6, len, 1448);
+                let header = NetHeader { gso_type: header.gso_type | ecn, ..header };
+                a.send(&header, &bytes);
+                let (found, frame) = b.receive_one(&bytes);
+                // How many bytes the kernel has in one piece: a hint.
+                assert!(found.hdr_len >= header.hdr_len);
+                assert_eq!(NetHeader { hdr_len: header.hdr_len, ..found }, header);
+                assert!(frame == bytes, "{len} bytes, byte for byte");
+            }
+        }
+        a.end_whole();
+        b.end_whole();
+    });
+}
+
+#[test]
+fn an_open_checksum_stays_open() {
+    in_namespace("an_open_checksum_stays_open", || {
+        let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
+        for len in [0, 1, 500, 1400] {
+            let (header, bytes) = whole(false, len, 1448);
+            let header = NetHeader { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..header };
+            a.send(&header, &bytes);
+            let (found, frame) = b.receive_one(&bytes);
+            assert_eq!((NetHeader { hdr_len: 0, ..found }, frame), (header, bytes));
+        }
+        a.end_whole();
+        b.end_whole();
+    });
+}
+
+#[test]
+fn a_port_without_offloads_gets_segments_with_checksums() {
+    in_namespace("a_port_without_offloads_gets_segments_with_checksums", || {
+        let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1,offloads=off");
+        assert!(b.tx.accepts().segments && b.tx.accepts().offloads == Offloads::default());
+        for v6 in [false, true] {
+            let (header, bytes) = whole(v6, 30_000, 1400);
+            a.send(&header, &bytes);
+            let mut frames = Vec::new();
+            until("the segments arrive", || {
+                frames.extend(b.receive(&bytes));
+                frames.len() >= 22
+            });
+            let frames: Vec<Vec<u8>> = frames
+                .into_iter()
+                .map(|(header, frame)| {
+                    assert!(!header.leaves_work());
+                    frame
+                })
+                .collect();
+            are_segments(&frames, &bytes, &header);
+        }
+        a.end_whole();
+        b.end_whole();
+    });
+}
+
+#[test]
+fn long_packets_pass_both_ways() {
+    in_namespace("long_packets_pass_both_ways", || {
+        for offloads in ["on", "off"] {
+            // So that the port finds the interface's MTU as it is going to be.
+            ip("tuntap add oc0 mode tap");
+            ip("link set oc0 mtu 9000");
+            let mut tap = Tap::new(&format!("tap:oc0,offloads={offloads}"));
+            assert_eq!(tap.port.mtu(), 9000);
+            let status = tap.port.status();
+            assert!(status.contains("MTU 9000") && status.ends_with(offloads), "{status}");
+            ip("addr add 10.77.0.1/24 dev oc0");
+            ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:22 dev oc0");
+            let socket = UdpSocket::bind("10.77.0.1:9").unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mac = tap.port.mac().0;
+            for len in [1500, 1750, 1751, 8000, 8972] {
+                let payload: Vec<u8> = (0..len).map(|i| (i * 31 + len) as u8).collect();
+                socket.send_to(&payload, "10.77.0.2:9").unwrap();
+                let addresses = [[2, 0, 0, 0, 0, 0x22], mac].concat();
+                let (header, frame) = tap.receive_one(&addresses);
+                assert_eq!(frame.len(), 42 + len);
+                assert!(frame[42..] == payload);
+                assert_eq!(header.needs_checksum(), offloads == "on");
+                // The same back: addresses and ports change places, which no sum notices.
+                let mut back = frame.clone();
+                back.copy_within(0..6, 6);
+                back[..6].copy_from_slice(&mac);
+                let (src, dst) = (frame[26..30].to_vec(), frame[30..34].to_vec());
+                back[26..30].copy_from_slice(&dst);
+                back[30..34].copy_from_slice(&src);
+                tap.send(&header, &back);
+                let mut received = vec![0; 10_000];
+                assert_eq!(socket.recv(&mut received).unwrap(), len);
+                assert!(received[..len] == payload);
+            }
+            tap.end_whole();
+            ip("link del oc0");
+        }
+    });
+}
+
+#[test]
+fn what_the_kernel_does_not_take_is_dropped_and_counted() {
+    in_namespace("what_the_kernel_does_not_take_is_dropped_and_counted", || {
+        let mut tap = Tap::new("tap:oc0");
+        let (header, bytes) = whole(false, 5000, 1448);
+        let mut no_ip = bytes.clone();
+        no_ip[12..14].copy_from_slice(&[0x88, 0xb5]);
+        // Each passes a header's own checks, as a guest's would have.
+        let hostile = [
+            (header, &no_ip[..]),
+            (NetHeader { gso_type: header.gso_type | 4, ..header }, &bytes),
+            (NetHeader { csum_start: 5000, ..header }, &bytes),
+            (NetHeader { csum_offset: 4000, ..header }, &bytes),
+            (NetHeader { csum_start: 0, csum_offset: 0, gso_size: 1, ..header }, &bytes),
+            (NetHeader { flags: 0, gso_size: u16::MAX, ..header }, &bytes),
+            (header, &bytes[..60]),
+        ];
+        for (header, bytes) in hostile {
+            if header.check(bytes.len()).is_ok() && tap.tx.accepts().offloads.allows(&header) {
+                tap.send(&header, bytes);
+            }
+        }
+        let counters = tap.tx.counters();
+        assert!(counters.dropped(Drop::Failed) > 0, "{counters:?}");
+        assert_eq!(counters.dropped(Drop::Failed), counters.dropped_total());
+        assert_eq!(tap.rx.drain(&mut tap.worker.ctx(), &mut Burst::new()), 0);
+        assert_eq!(tap.worker.free_chunks(), 512);
+    });
+}
