@@ -199,8 +199,7 @@ impl<'a> Reader<'a> {
             let len = to.len().min(self.rest.len());
             let (from, rest) = self.rest.split_at(len);
             let (now, later) = to.split_at_mut(len);
-            // copy-ok: a packet that the other side cannot take as it is; its bytes are in the cache of the core that
-            // sums them up
+            // copy-ok: a packet that the other side cannot take as it is, copied by the core, which sums it up anyway
             now.copy_from_slice(from);
             (self.rest, to) = (rest, later);
         }
