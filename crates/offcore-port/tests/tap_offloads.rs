@@ -110,6 +110,26 @@ fn a_packet_to_be_segmented_passes_as_it_is() {
 }
 
 #[test]
+fn long_packets_may_come_at_any_time() {
+    in_namespace("long_packets_may_come_at_any_time", || {
+        let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
+        let (ordinary, long) = (whole(false, 1000, 1448), whole(false, 50_000, 1448));
+        let open = NetHeader { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..ordinary.0 };
+        // Runs of ordinary packets after which the port does and does not expect long ones.
+        for run in [0, 70, 63, 64, 65, 1, 0, 0, 200] {
+            for _ in 0..run {
+                a.send(&open, &ordinary.1);
+                assert!(b.receive_one(&ordinary.1).1 == ordinary.1);
+            }
+            a.send(&long.0, &long.1);
+            assert!(b.receive_one(&long.1).1 == long.1, "after {run} ordinary packets");
+        }
+        a.end_whole();
+        b.end_whole();
+    });
+}
+
+#[test]
 fn an_open_checksum_stays_open() {
     in_namespace("an_open_checksum_stays_open", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
