@@ -179,10 +179,10 @@ impl Looped {
                 wanted.binding = binding.clone();
             });
         }
-        let before = mover.queues();
+        let before: Vec<QueueId> = mover.queues().collect();
         let enqueue = Enqueue::attach(&cells[0], mover).unwrap();
         let dequeue = Dequeue::attach(&cells[1], mover).unwrap();
-        let new: Vec<QueueId> = mover.queues().into_iter().filter(|queue| !before.contains(queue)).collect();
+        let new: Vec<QueueId> = mover.queues().filter(|queue| !before.contains(queue)).collect();
         let queues = [new[0], new[1]];
         Self { guest, memory, cells, dequeue, enqueue, held: Burst::new(), queues }
     }

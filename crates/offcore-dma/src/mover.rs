@@ -10,6 +10,7 @@
 
 mod auto;
 mod health;
+mod latency;
 mod mode;
 mod plan;
 mod policy;
@@ -35,6 +36,7 @@ use crate::channel::{Channel, Completions, Copy, Operation, Token};
 use crate::cpu::Copier;
 use crate::reorder::ReorderRing;
 use health::{BackOff, Health};
+use latency::Latency;
 use policy::Policy;
 use survey::Survey;
 
@@ -82,6 +84,8 @@ struct Queue {
     turn: usize,
     copier: Copier,
     policy: Policy,
+    /// In mode `auto`, when there is a longest time that packets may take.
+    latency: Latency,
     /// TSC when the core had made the last list, if that was timed: what follows is the packets' return.
     copied: Option<u64>,
     weight: u16,
@@ -144,6 +148,8 @@ pub struct Mover {
     survey: Survey,
     /// What reading the TSC twice takes.
     timing: u64,
+    /// TSC ticks that a packet may take through an engine in mode `auto`.
+    max_latency: Option<u64>,
     back_off: BackOff,
     quarantine: bool,
     recovery: bool,
@@ -172,6 +178,7 @@ impl Mover {
             until_poll_timed: POLL_TIMED,
             survey: Survey::default(),
             timing: (0..32).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or_default(),
+            max_latency: None,
             back_off: BackOff { first: tsc::ticks(BACK_OFF.0), most: tsc::ticks(BACK_OFF.1) },
             quarantine: true,
             recovery: true,
@@ -188,6 +195,16 @@ impl Mover {
     /// A copy that has not completed after `ticks` (TSC; one second by default) counts as lost.
     pub fn set_lost_after(&mut self, ticks: u64) {
         self.lost_after = ticks;
+    }
+
+    /// In mode `auto`, a queue whose packets take longer than `ticks` (TSC) through an engine, from submission to
+    /// publication, is left to the core ([`Reason::Latency`]); one burst in some thousands sees whether that has changed.
+    /// `None`, the default: only cost counts.
+    pub fn set_max_latency(&mut self, ticks: Option<u64>) {
+        self.max_latency = ticks;
+        for queue in self.queues.iter_mut().flatten() {
+            queue.latency = Latency::new();
+        }
     }
 
     // ---- set-up ----
@@ -234,6 +251,7 @@ impl Mover {
             turn: 0,
             copier: Copier::default(),
             policy: Policy::new(),
+            latency: Latency::new(),
             copied: None,
             weight: 1,
             outstanding: 0,
@@ -267,6 +285,7 @@ impl Mover {
         (queue.mode, queue.channels, queue.turn) = (mode, list, 0);
         // What copies cost through other channels says nothing.
         queue.policy = Policy::new();
+        queue.latency = Latency::new();
         self.count_autos();
         self.share_out();
         Ok(())
@@ -308,9 +327,9 @@ impl Mover {
     }
 
     /// The open queues.
-    pub fn queues(&self) -> Vec<QueueId> {
+    pub fn queues(&self) -> impl Iterator<Item = QueueId> {
         let open = self.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
-        open.map(|(i, _)| QueueId(i as u16)).collect()
+        open.map(|(i, _)| QueueId(i as u16))
     }
 
     /// The queue's weight among those that share a channel, 1 by default: while several have work for it, a queue may
@@ -325,8 +344,12 @@ impl Mover {
         let Some(queue) = self.queues.get(usize::from(queue.0)).and_then(Option::as_ref) else {
             return Decisions::default();
         };
+        let (longest_latency, late, latency_pauses) = queue.latency.report();
         Decisions {
             classes: std::array::from_fn(|class| queue.policy.decision(class)),
+            longest_latency,
+            late,
+            latency_pauses,
             by_engine: queue.by_engine,
             faults: queue.faults.failed,
             fault_pauses: queue.faults.taken_out,
@@ -347,6 +370,13 @@ impl Mover {
             probes: slots().map(|slot| slot.health.probes).sum(),
             ..self.stats
         }
+    }
+
+    /// Packets and copies in flight over all queues and channels: while there are any, [`Mover::poll`] has to be called.
+    pub fn in_flight(&self) -> usize {
+        let packets: usize = self.queues.iter().flatten().map(|queue| queue.ring.in_flight()).sum();
+        let busy = |slot: &&Slot| slot.resetting || slot.channel.in_flight() > 0;
+        packets + self.channels.iter().flatten().filter(busy).count()
     }
 
     // ---- per burst ----
@@ -442,7 +472,8 @@ impl Mover {
         self.share_out();
     }
 
-    /// Collects what has completed on every channel and notes it in the reorder rings.
+    /// Collects what has completed on every channel and notes it in the reorder rings. To be called in every round,
+    /// before the queues.
     #[inline]
     pub fn poll(&mut self, clock: &mut StageClock) {
         if self.channels.is_empty() {
@@ -464,6 +495,9 @@ impl Mover {
         }
         if !waiting {
             return;
+        }
+        if self.max_latency.is_some() {
+            self.look_for_late();
         }
         self.until_lost_check -= 1;
         if self.until_lost_check == 0 {

@@ -5,12 +5,14 @@
 //! * [`engines`]: devices by name,
 //! * [`simulator`]: simulated devices,
 //! * [`worker`]: one lcore's loop,
+//! * [`idle`]: what it does when there is nothing to do,
 //! * [`switch`]: ports, engines and workers put together,
 //! * [`report`]: what a running switch tells.
 
 pub mod dma_map;
 pub mod engines;
 pub mod forward;
+pub mod idle;
 pub mod report;
 pub mod simulator;
 pub mod switch;
@@ -18,5 +20,6 @@ pub mod worker;
 
 pub use dma_map::DmaMap;
 pub use forward::{Forward, Topology};
+pub use idle::Idle;
 pub use simulator::Simulator;
 pub use switch::{Running, SwitchConfig, SwitchError};

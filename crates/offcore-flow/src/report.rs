@@ -82,6 +82,10 @@ pub struct WorkerReport {
     pub out_of_service: u64,
     /// Bursts sent to see whether such a channel works again.
     pub probes: u64,
+    /// Share of the time since the start that the worker slept, in percent; 0 unless it sleeps when idle.
+    pub asleep: f64,
+    /// How often it fell asleep.
+    pub sleeps: u64,
 }
 
 /// What mode `auto` has decided on one worker for the copies of one size class.
@@ -204,7 +208,8 @@ fn value(block: &Snapshot, name: &str) -> u64 {
     block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
 }
 
-/// Blocks are named `portN/rxQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages` and `lcoreN/mover`.
+/// Blocks are named `portN/rxQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
+/// `lcoreN/idle`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
     let Some(lcore) = owner.strip_prefix("lcore").and_then(|n| n.parse().ok()) else {
@@ -242,11 +247,18 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             faults: 0,
             out_of_service: 0,
             probes: 0,
+            asleep: 0.0,
+            sleeps: 0,
         });
         report.workers.len() - 1
     });
     let worker = &mut report.workers[index];
     match what {
+        "idle" => {
+            let slept = value(block, "slept_ticks") as f64 / report.tsc_hz as f64;
+            worker.asleep = (100.0 * slept / report.seconds.max(1e-9)).min(100.0);
+            worker.sleeps = value(block, "sleeps");
+        }
         "stages" => shares(worker, block),
         "mover" => {
             worker.core_copies = value(block, "core_copies");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{ChannelId, Mode, Mover};
@@ -17,6 +18,7 @@ use offcore_wire::MacAddr;
 use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
 use crate::forward::{Addresses, Forward, Source, Topology};
+use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::report::Reporter;
 use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
@@ -49,6 +51,10 @@ pub struct SwitchConfig {
     pub work_ns: u64,
     /// SCHED_FIFO priority of the workers.
     pub rt_priority: Option<i32>,
+    /// What workers do that have nothing to do.
+    pub idle: Idle,
+    /// In mode `auto`, how long a packet may take through an engine, from submission to publication.
+    pub max_latency: Option<Duration>,
 }
 
 impl Default for SwitchConfig {
@@ -65,6 +71,8 @@ impl Default for SwitchConfig {
             txpkts: 64,
             work_ns: 0,
             rt_priority: None,
+            idle: Idle::Poll,
+            max_latency: None,
         }
     }
 }
@@ -209,7 +217,13 @@ pub fn start(
     // Made first, so that dropping it stops the workers that did start when a later one does not.
     let mut running = Running { ports, workers: Vec::new(), stop, page, notes };
     for ((worker, _), &lcore) in workers {
-        let thread = spawn(worker, lcore, config.rt_priority, &running.stop)?;
+        let sleeper = match config.idle {
+            Idle::Poll => None,
+            Idle::Sleep => {
+                Some(Sleeper::new(running.page.block(&format!("lcore{lcore}/idle"), &IDLE_COUNTERS)?))
+            }
+        };
+        let thread = spawn(worker, sleeper, lcore, config.rt_priority, &running.stop)?;
         running.workers.push(thread);
     }
     Ok(running)
@@ -260,12 +274,14 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
 impl Assembly<'_> {
     fn add_worker(&mut self, lcore: usize, pool: &'static Pool) -> Result<(), SwitchError> {
         let stages = self.page.block(&format!("lcore{lcore}/stages"), &stage::COUNTERS)?;
+        let mut mover = Mover::new();
+        mover.set_max_latency(self.config.max_latency.map(tsc::ticks));
         let worker = Worker {
             streams: Vec::new(),
             forward: self.config.forward,
             burst: self.config.burst,
             work: (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64,
-            mover: Mover::new(),
+            mover,
             cache: pool.cache(),
             clock: StageClock::new(stages),
             mover_stats: self.page.block(&format!("lcore{lcore}/mover"), &MOVER_COUNTERS)?,
@@ -362,6 +378,7 @@ fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
 
 fn spawn(
     worker: Worker,
+    sleeper: Option<Sleeper>,
     lcore: usize,
     rt_priority: Option<i32>,
     stop: &Arc<AtomicBool>,
@@ -373,7 +390,7 @@ fn spawn(
         let ok = set_up.is_ok();
         // The receiver waits for this; it cannot be gone.
         let _ = ready.send(set_up);
-        if ok { worker.run(&stop) } else { 0 }
+        if ok { worker.run(sleeper, &stop) } else { 0 }
     });
     let thread = thread.map_err(|source| SwitchError::Thread { lcore, source })?;
     match started.recv() {

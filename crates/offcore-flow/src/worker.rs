@@ -13,9 +13,12 @@ use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock, tsc};
 
 use crate::forward::{Addresses, Forward, Source, rewrite};
+use crate::idle::Sleeper;
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;
+/// The same in sleeps, the first of which comes after something was done.
+const PUBLISH_ASLEEP: u32 = 100;
 /// A worker that stops gives up when nothing has moved for this long.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -92,13 +95,23 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Runs until `stop` is set, then finishes what is in flight. Returns the number of packets that could not be
-    /// finished.
-    pub fn run(mut self, stop: &Arc<AtomicBool>) -> usize {
+    /// Runs until `stop` is set, then finishes what is in flight; with a `sleeper` it sleeps when there is nothing to do.
+    /// Returns the number of packets that could not be finished.
+    pub fn run(mut self, mut sleeper: Option<Sleeper>, stop: &Arc<AtomicBool>) -> usize {
         let mut until_publish = PUBLISH_EVERY;
         while !stop.load(Ordering::Relaxed) {
-            self.round();
+            let packets = self.round();
             until_publish -= 1;
+            if let Some(sleeper) = &mut sleeper
+                && sleeper.is_due(packets)
+                && self.mover.in_flight() == 0
+            {
+                if sleeper.in_a_row().is_multiple_of(PUBLISH_ASLEEP) {
+                    until_publish = PUBLISH_EVERY;
+                    self.publish_stats();
+                }
+                sleeper.sleep(&mut self.streams);
+            }
             if until_publish == 0 {
                 until_publish = PUBLISH_EVERY;
                 self.publish_stats();

@@ -15,6 +15,7 @@ mod virtio_header;
 pub mod virtio_user;
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 
 use offcore_dma::Mover;
 use offcore_mem::Burst;
@@ -45,6 +46,19 @@ pub struct QueueSetup<'a> {
     pub port: &'a str,
 }
 
+/// How a worker that has nothing to do learns that a queue has packets: see [`RxQueue::arm`].
+#[derive(Clone, Copy, Debug)]
+pub enum Wake<'a> {
+    /// It has some, or something else to do: look at it at once.
+    Now,
+    /// The descriptor becomes readable when it has.
+    Event(BorrowedFd<'a>),
+    /// There is no event: look again soon.
+    Poll,
+    /// Nothing can come until the control thread changes something.
+    Never,
+}
+
 /// The receiving half of a port's queue.
 pub trait RxQueue: fmt::Debug + Send {
     /// Appends received packets to `burst`, as many as it has room for.
@@ -59,6 +73,17 @@ pub trait RxQueue: fmt::Debug + Send {
         let _ = (ctx, burst);
         0
     }
+
+    /// The worker is going to sleep: asks whoever sends to this queue to wake it up, and then looks once more whether
+    /// something has come meanwhile. Whatever the answer, [`RxQueue::disarm`] follows, and then [`RxQueue::rx`] as usual.
+    /// Nothing of the worker's is in flight. Even a queue that answers [`Wake::Never`] is looked at again within 10 ms.
+    fn arm(&mut self) -> Wake<'_> {
+        Wake::Poll
+    }
+
+    /// The worker is awake and polls: no more events, and what made the descriptor readable is read. Also called for
+    /// queues that were not armed.
+    fn disarm(&mut self) {}
 
     /// Takes back packets of the last call that the other side has no room for; those it leaves in `burst` are dropped.
     /// For what loses nothing by waiting, a generator or a file: the next calls begin with them.

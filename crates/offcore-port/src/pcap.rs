@@ -17,7 +17,7 @@ use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, PcapWriter};
 use crate::slots::Slots;
 use crate::spec::PcapSpec;
 use crate::{
-    Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address, room,
+    Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake, address, room,
 };
 
 /// Where the records of a capture file begin.
@@ -233,6 +233,11 @@ impl RxQueue for PcapRx {
 
     fn counters(&self) -> &RxCounters {
         &self.counters
+    }
+
+    /// The next packet is always there. Once none is, the file that is sent to still wants its rounds.
+    fn arm(&mut self) -> Wake<'_> {
+        if self.source.is_some() { Wake::Now } else { Wake::Poll }
     }
 }
 

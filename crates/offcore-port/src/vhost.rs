@@ -9,11 +9,11 @@ use offcore_dma::Mover;
 use offcore_mem::Burst;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::dequeue::Dequeued;
-use offcore_vhost::vring::Taken;
+use offcore_vhost::vring::{Arm, Taken};
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
 
-use crate::{Accepts, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+use crate::{Accepts, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 
 /// A vhost-user port.
 #[derive(Debug)]
@@ -154,6 +154,19 @@ impl RxQueue for VhostRx {
         let dequeued = self.dequeue.drain(ctx, burst);
         self.count(dequeued);
         self.dequeue.in_flight(ctx.mover)
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        match self.dequeue.arm() {
+            Arm::Now => Wake::Now,
+            Arm::Event(kick) => Wake::Event(kick),
+            Arm::Poll => Wake::Poll,
+            Arm::Never => Wake::Never,
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.dequeue.disarm();
     }
 }
 

@@ -108,9 +108,10 @@ impl Dequeue {
         if self.vring.is_changing() {
             return Arm::Now;
         }
+        let broken = self.vring.is_broken();
         match self.vring.active.as_mut().filter(|active| active.config.enabled) {
-            Some(active) => active.arm(),
-            None => Arm::Never,
+            Some(active) if !broken => active.arm(),
+            _ => Arm::Never,
         }
     }
 

@@ -235,6 +235,11 @@ impl Vring {
         self.pending.is_some() || self.cell.generation() != self.applied
     }
 
+    /// Whether nothing is taken from the ring until the front end starts it anew.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.report.broken.is_some()
+    }
+
     #[cold]
     fn change(&mut self, mover: &mut Mover) {
         let (generation, wanted) = self.cell.pick_up();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use offcore_dma::Mode;
-use offcore_flow::{DmaMap, Forward, Simulator, Topology};
+use offcore_flow::{DmaMap, Forward, Idle, Simulator, Topology};
 use offcore_mem::Hugepages;
 use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
@@ -183,6 +183,15 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=99))]
     pub rt_priority: Option<usize>,
 
+    /// What a worker does that has nothing to do: poll on, or sleep until something comes
+    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
+    pub idle: Idle,
+
+    /// With --mode auto: microseconds that a packet may take through an engine, from submission to publication; the core
+    /// copies where they take longer
+    #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000))]
+    pub max_latency: Option<usize>,
+
     /// Seconds between two reports; 0: only the last one
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub stats_interval: Duration,
@@ -209,7 +218,7 @@ pub(crate) struct SwitchArgs {
 }
 
 /// The demo decides these itself.
-const NOT_WITH_DEMO: [&str; 18] = [
+const NOT_WITH_DEMO: [&str; 20] = [
     "ports",
     "forward",
     "port_topology",
@@ -225,6 +234,8 @@ const NOT_WITH_DEMO: [&str; 18] = [
     "txpkts",
     "work_ns",
     "rt_priority",
+    "idle",
+    "max_latency",
     "stats_interval",
     "duration",
     "until_idle",
@@ -314,6 +325,10 @@ fn topology() -> impl TypedValueParser<Value = Topology> {
     choice(["paired", "chained", "loop"])
 }
 
+fn idle() -> impl TypedValueParser<Value = Idle> {
+    choice(Idle::ALL.map(Idle::name))
+}
+
 fn mode() -> impl TypedValueParser<Value = Mode> {
     choice(["cpu", "offload", "auto"])
 }
@@ -358,6 +373,8 @@ mod tests {
             "--hugepages=2M",
             "--work-ns=100",
             "--rt-priority=1",
+            "--idle=sleep",
+            "--max-latency=20",
             "--stats-interval=0.5",
             "--format=json",
             "--duration=2",
@@ -373,6 +390,7 @@ mod tests {
         assert_eq!((args.burst, args.mbufs, args.mbuf_size), (64, 64, 4096));
         assert_eq!(args.hugepages, Hugepages::Size2M);
         assert_eq!((args.work_ns, args.rt_priority), (Some(100), Some(1)));
+        assert_eq!((args.idle, args.max_latency), (Idle::Sleep, Some(20)));
         assert_eq!(args.stats_interval, Duration::from_millis(500));
         assert_eq!(args.duration, Some(Duration::from_secs(2)));
         assert!(args.until_idle && args.format == Format::Json);
@@ -403,6 +421,8 @@ mod tests {
             ("--hugepages", "4K", "auto, 1G, 2M, none"),
             ("--txpkts", "45", "from 46"),
             ("--work-ns", "-1", "from 1"),
+            ("--idle", "nap", "poll, sleep"),
+            ("--max-latency", "0", "from 1"),
             ("--rt-priority", "100", "from 1 to 99"),
             ("--stats-interval", "nan", "0 for none"),
             ("--duration", "0", "more than 0"),

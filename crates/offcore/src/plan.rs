@@ -34,6 +34,11 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
             "--mode {mode} needs --dma, or dmas=[...] on a vhost --port: no queue has a channel"
         ));
     }
+    if args.max_latency.is_some() && args.mode != Some(Mode::Auto) {
+        return Err(
+            "--max-latency is for --mode auto, which alone can leave the engine to the core: add it".into()
+        );
+    }
     check_simulators(args, &dma)?;
     let mut eth_peers = BTreeMap::new();
     for &(port, mac) in &args.eth_peers {
@@ -60,6 +65,8 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         txpkts: args.txpkts.unwrap_or(FRAME),
         work_ns: args.work_ns.unwrap_or(0) as u64,
         rt_priority: args.rt_priority.and_then(|priority| i32::try_from(priority).ok()),
+        idle: args.idle,
+        max_latency: args.max_latency.map(|us| Duration::from_micros(us as u64)),
     })
 }
 
@@ -225,6 +232,7 @@ mod tests {
                 "--port gen: --forward mac --eth-peer 0,02:00:00:00:00:01 --eth-peer 0,02:00:00:00:00:02",
                 &["--eth-peer", "port 0 twice"],
             ),
+            ("--port gen: --max-latency 20", &["--max-latency", "--mode auto"]),
             ("--port gen: --forward txonly --work-ns 5", &["--work-ns", "--forward txonly"]),
             ("--port gen: --until-idle", &["--until-idle", "--port gen:", "count=N"]),
             ("--port pcap:a,loop --until-idle", &["--until-idle", "--port pcap:", "loop"]),

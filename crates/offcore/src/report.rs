@@ -225,6 +225,9 @@ fn core_copies(worker: &WorkerReport) -> String {
             let _ = write!(text, ", {count} {what}");
         }
     }
+    if worker.sleeps > 0 {
+        let _ = write!(text, "; it slept {:.1} % of the time, in {} sleeps", worker.asleep, worker.sleeps);
+    }
     text + "\n"
 }
 
@@ -289,6 +292,8 @@ mod tests {
             faults: 0,
             out_of_service: 0,
             probes: 0,
+            asleep: 0.0,
+            sleeps: 0,
         };
         let decision = DecisionReport {
             lcore: 0,

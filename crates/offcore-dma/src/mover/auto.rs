@@ -5,7 +5,7 @@ use offcore_stats::{Stage, StageClock, tsc};
 
 use super::policy::{self, Made};
 use super::stats::Way;
-use super::{ChannelId, Mode, Mover, POLL_TIMED, Plan, QueueId, bytes};
+use super::{ChannelId, Mode, Mover, POLL_TIMED, Plan, Queue, QueueId, bytes};
 use crate::channel::Copy;
 
 /// Copies of a list that goes partly to the core and partly to an engine, handled at a time.
@@ -34,6 +34,9 @@ impl Mover {
                 // SAFETY: as above.
                 let made = unsafe { self.core_part(queue, list) };
                 self.core_ended(queue, made.classes, &made);
+                if !list.is_empty() {
+                    self.queue(queue).latency.passed();
+                }
                 if plan.hindered && !list.is_empty() {
                     self.worked(queue);
                 }
@@ -69,6 +72,9 @@ impl Mover {
     /// As for [`Mover::submit`].
     #[inline(always)]
     unsafe fn engine_part(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy]) -> u16 {
+        if self.max_latency.is_some() {
+            self.stamp(queue);
+        }
         let (made, timed) = self.queue(queue).policy.look(list);
         if !timed {
             // SAFETY: the caller's promises, passed on.
@@ -88,6 +94,25 @@ impl Mover {
         }
         self.survey(queue, Way::Engine, &made);
         made.classes
+    }
+
+    /// With a longest time that packets may take: a burst, which has been entered in the reorder ring, is handed over now.
+    #[inline]
+    fn stamp(&mut self, queue: QueueId) {
+        let Queue { ring, latency, .. } = self.queue(queue);
+        if latency.wants_stamp() {
+            latency.stamp(ring.oldest().wrapping_add(ring.in_flight() as u32), tsc::now());
+        }
+    }
+
+    /// With a longest time that packets may take: looks whether one takes longer, or was published without this mover
+    /// having been told.
+    #[inline]
+    pub(super) fn look_for_late(&mut self) {
+        let most = self.max_latency.unwrap_or(u64::MAX);
+        for queue in self.queues.iter_mut().flatten().filter(|queue| queue.latency.is_waiting()) {
+            queue.latency.look(queue.ring.oldest(), most, tsc::now);
+        }
     }
 
     /// Returns what the list was.
@@ -188,9 +213,14 @@ impl Mover {
         (queue.mode == Mode::Auto && queue.policy.times_reap(packets)).then(tsc::now)
     }
 
-    /// For mode `auto`: the `packets` have been returned.
+    /// For mode `auto`: the `packets` have been returned, and are retired from the reorder ring.
     #[inline(always)]
     pub fn reaped(&mut self, queue: QueueId, packets: usize, since: Option<u64>) {
+        let most = self.max_latency;
+        let Queue { ring, latency, .. } = self.queue(queue);
+        if latency.is_waiting() {
+            latency.look(ring.oldest(), most.unwrap_or(u64::MAX), tsc::now);
+        }
         if let Some(since) = since {
             let ticks = tsc::now().wrapping_sub(since).saturating_sub(self.timing);
             self.queue(queue).policy.reaped(ticks as f32 / packets.max(1) as f32);

@@ -97,6 +97,11 @@ impl Mover {
             Mode::Offload => self.plan_offload(id, packets, u16::MAX),
             Mode::Auto => match queue.policy.wanted() {
                 0 => Plan { auto: true, ..Plan::core(packets) },
+                // Says yes as long as there is no longest time.
+                _ if !queue.latency.admits() => {
+                    queue.policy.hinder(Some(Reason::Latency));
+                    Plan { auto: true, ..Plan::core(packets) }
+                }
                 classes => self.plan_offload(id, packets, classes),
             },
         }

@@ -66,12 +66,22 @@ pub enum Reason {
     OutOfService,
     /// The queue's memory kept faulting: the core copies for a while.
     Faults,
+    /// Packets took too long through an engine ([`Mover::set_max_latency`](super::Mover::set_max_latency)): the core
+    /// copies for a while.
+    Latency,
 }
 
 impl Reason {
     /// Every reason, each at its number.
-    pub const ALL: [Self; 6] =
-        [Self::Initial, Self::Cheaper, Self::Explored, Self::Full, Self::OutOfService, Self::Faults];
+    pub const ALL: [Self; 7] = [
+        Self::Initial,
+        Self::Cheaper,
+        Self::Explored,
+        Self::Full,
+        Self::OutOfService,
+        Self::Faults,
+        Self::Latency,
+    ];
 
     /// The word for reports.
     pub const fn name(self) -> &'static str {
@@ -82,6 +92,7 @@ impl Reason {
             Self::Full => "full",
             Self::OutOfService => "out_of_service",
             Self::Faults => "faults",
+            Self::Latency => "latency",
         }
     }
 }
@@ -120,6 +131,12 @@ pub struct Decisions {
     pub faults: u64,
     /// How often the queue was left to the core because of that.
     pub fault_pauses: u64,
+    /// With a longest time that packets may take: about the longest of late through an engine, in TSC ticks.
+    pub longest_latency: u64,
+    /// Of the packets whose time was taken, those that took too long.
+    pub late: u64,
+    /// How often the queue was left to the core because of that.
+    pub latency_pauses: u64,
 }
 
 /// Whether a channel is used.

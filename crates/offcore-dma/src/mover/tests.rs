@@ -282,3 +282,79 @@ fn auto_says_why_it_does_not_use_the_engine() {
     assert_eq!(mover.stats().overflow, 128 - RING as u64);
     assert!(first.held_by_order > 0, "{first:?}");
 }
+
+/// A queue in mode `auto` whose every copy goes to an engine that answers `delay` rounds later.
+fn delayed(
+    rounds: usize,
+    delay: usize,
+    (mover, lane, stepper): (&mut Mover, &mut Lane, &mut Stepper),
+) -> usize {
+    let mut given = 0;
+    for round in 0..rounds {
+        mover.queue(lane.queue).policy.choose_engine();
+        mover.poll(&mut StageClock::private());
+        if lane.reap(mover) > 0 {
+            mover.reaped(lane.queue, 1, None);
+        }
+        given += usize::from(lane.submit(mover, 4) > 0);
+        if round % (delay + 1) == delay {
+            stepper.step();
+        } else {
+            // Ten times the longest time that the tests allow.
+            let start = tsc::now();
+            while tsc::now() - start < 10 * SHORT {}
+        }
+    }
+    given
+}
+
+/// TSC ticks that a packet may take; a step of the engine takes less, even in a slow build.
+const SHORT: u64 = 200_000;
+
+#[test]
+fn an_engine_that_takes_too_long_is_declined_and_comes_back_when_it_does_not() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    mover.set_max_latency(Some(SHORT));
+    let given = delayed(600, 1, (&mut mover, &mut lane, &mut stepper));
+    drain(&mut mover, &mut lane, &mut stepper);
+    assert!((1..=8).contains(&given), "{given} bursts");
+    let decisions = mover.decisions(lane.queue);
+    let [first, ..] = decisions.classes;
+    assert_eq!((first.way, first.reason), (Way::Core, Reason::Latency));
+    assert!(decisions.late >= 1 && decisions.latency_pauses == 1, "{decisions:?}");
+    assert_eq!(mover.stats().overflow, 0, "the engine had room");
+    // Now it answers at once. How soon it is trusted again depends on how often this thread is interrupted.
+    let (mut given, start) = (0, std::time::Instant::now());
+    while given < 4_000 {
+        given += delayed(1_000, 0, (&mut mover, &mut lane, &mut stepper));
+        assert!(start.elapsed().as_secs() < 10, "{given} bursts, {:?}", mover.decisions(lane.queue));
+    }
+    drain(&mut mover, &mut lane, &mut stepper);
+    assert!(mover.decisions(lane.queue).longest_latency > 0);
+}
+
+#[test]
+fn without_a_longest_time_a_slow_engine_is_used() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    let given = delayed(200, 1, (&mut mover, &mut lane, &mut stepper));
+    drain(&mut mover, &mut lane, &mut stepper);
+    // The rest tries the core.
+    assert!(given > 100, "{given} bursts");
+    assert_eq!(mover.decisions(lane.queue).late, 0);
+}
+
+#[test]
+fn what_is_in_flight_is_known_until_it_is_taken() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Offload, &channels);
+    assert_eq!(mover.in_flight(), 0);
+    lane.submit(&mut mover, 4);
+    assert!(mover.in_flight() > 4, "packets, and a channel that has copies");
+    stepper.step();
+    mover.poll(&mut StageClock::private());
+    assert_eq!(mover.in_flight(), 4, "nobody has taken them");
+    lane.reap(&mut mover);
+    assert_eq!(mover.in_flight(), 0);
+}

@@ -11,7 +11,7 @@ use offcore_wire::template::{FrameLenError, UdpEndpoint, UdpFlow, UdpTemplate};
 
 use super::sink::FILL_BITS;
 use crate::spec::{FCS, GenSpec};
-use crate::{Context, RxCounters, RxQueue, room};
+use crate::{Context, RxCounters, RxQueue, Wake, room};
 
 /// Packets that differ in content. A prime, so that packet buffers that come round in bursts do not always come round
 /// to the content that they have already: a copy that was left out is noticed.
@@ -151,6 +151,15 @@ impl RxQueue for Source {
 
     fn take_back(&mut self, burst: &mut Burst) {
         hand_over(burst, &mut self.waiting);
+    }
+
+    /// A rate is kept as long as no pause is longer than what is made up for.
+    fn arm(&mut self) -> Wake<'_> {
+        match self.pace {
+            _ if self.left == 0 && self.waiting.is_empty() => Wake::Never,
+            Some(_) if self.waiting.is_empty() => Wake::Poll,
+            _ => Wake::Now,
+        }
     }
 }
 

@@ -10,6 +10,8 @@
 
 use std::io::IoSliceMut;
 use std::mem;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
@@ -20,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::Queue;
-use crate::{Context, Drop, RxCounters, RxQueue, room};
+use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
 
 /// Where a packet is read to: its header in front of where packets begin.
 const HEADER_AT: usize = HEADROOM - HEADER_LEN;
@@ -198,6 +200,15 @@ impl RxQueue for TapRx {
 
     fn counters(&self) -> &RxCounters {
         &self.counters
+    }
+
+    /// Readable as long as a packet waits: nothing has to be asked for, nor looked at again.
+    fn arm(&mut self) -> Wake<'_> {
+        // The file of a deleted interface is always ready, to say so.
+        if self.queue.gone.load(Ordering::Relaxed) {
+            return Wake::Never;
+        }
+        Wake::Event(self.queue.file.as_fd())
     }
 
     /// Nothing is on its way; the spare buffers go back.

@@ -4,6 +4,7 @@
 //! looks at a generation number in every call, which is one load of a line that hardly ever changes; only when it has
 //! changed does it take the lock. Publishing waits for nobody: rings keep their own memory.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -48,6 +49,23 @@ impl Ring {
     fn kick(&self) {
         // A full eventfd has been kicked enough.
         let _ = rustix::io::write(self.queue.kick(), &1u64.to_ne_bytes());
+    }
+
+    /// Asks the back end to notify when it returns a chain.
+    pub(super) fn ask_for_notification(&mut self) {
+        self.driver.set_notification(true);
+    }
+
+    /// Becomes readable when the back end notifies.
+    pub(super) fn call(&self) -> BorrowedFd<'_> {
+        self.queue.call()
+    }
+
+    /// Asks for no notifications, and takes back those that have come.
+    pub(super) fn refuse_notification(&mut self) {
+        self.driver.set_notification(false);
+        // One reading empties the counter; one that is empty says so.
+        let _ = rustix::io::read(self.queue.call(), &mut [0; 8]);
     }
 
     /// Frees every packet in flight: the connection is gone, so nobody else uses them.

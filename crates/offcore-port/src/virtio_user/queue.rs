@@ -11,7 +11,7 @@ use offcore_stats::Stage;
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
 
 use super::cell::{Cell, Ring};
-use crate::{Context, Drop, RxCounters, RxQueue, TxCounters, TxQueue, room, virtio_header};
+use crate::{Context, Drop, RxCounters, RxQueue, TxCounters, TxQueue, Wake, room, virtio_header};
 
 /// Free descriptors at which an RX ring is filled up, unless it is so small that a quarter of it is less.
 const FILL_AT: u16 = 32;
@@ -77,11 +77,13 @@ impl std::ops::Drop for Half {
 pub(super) struct VirtioRx {
     half: Half,
     counters: RxCounters,
+    /// The back end has been asked to notify.
+    armed: bool,
 }
 
 impl VirtioRx {
     pub(super) fn new(cell: Arc<Cell>, pool: &'static Pool, counters: RxCounters) -> Self {
-        Self { half: Half::new(cell, pool), counters }
+        Self { half: Half::new(cell, pool), counters, armed: false }
     }
 
     /// Takes returned buffers and appends the packets in them to `burst`; how many buffers were taken.
@@ -214,6 +216,29 @@ impl RxQueue for VirtioRx {
         self.receive(ctx, burst);
         let left = self.half.ring(ctx.cache).map_or(Ok(0), |ring| ring.driver.used());
         left.map_or(0, usize::from)
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        if self.half.cell.generation() != self.half.generation {
+            return Wake::Now;
+        }
+        let Some(ring) = self.half.ring.as_mut().filter(|_| !self.half.broken) else { return Wake::Never };
+        ring.ask_for_notification();
+        self.armed = true;
+        // Whatever was returned before the back end saw that is not notified.
+        match ring.driver.used() {
+            Ok(0) => Wake::Event(ring.call()),
+            // The next round takes it, or breaks the ring.
+            Ok(_) | Err(_) => Wake::Now,
+        }
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed)
+            && let Some(ring) = &mut self.half.ring
+        {
+            ring.refuse_notification();
+        }
     }
 }
 

@@ -1,0 +1,177 @@
+//! What a worker does that finds nothing to do: it polls on, or sleeps.
+//!
+//! A worker that sleeps when idle polls for [`PATIENCE`] after the last packet, since the next one is usually not far.
+//! Then it *arms* its queues ([`RxQueue::arm`]), which ask for events and look once more, and waits in one system call
+//! for the first of them. An event makes it poll again as if a packet had come; when the time is up without one, it takes
+//! one round and sleeps on. It never sleeps for more than [`LONGEST`], so whoever changes something need not wake it;
+//! nor with a copy in flight, since nobody would tell.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use offcore_port::Wake;
+use offcore_stats::page::Block;
+use offcore_stats::tsc;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::worker::Stream;
+
+/// How long a worker polls in vain before it sleeps.
+const PATIENCE: Duration = Duration::from_micros(50);
+/// How long it sleeps at most.
+const LONGEST: Duration = Duration::from_millis(10);
+/// The same when a queue has no event.
+const SHORT: Duration = Duration::from_millis(1);
+/// Descriptors that one sleep waits for. Queues beyond are looked at as those without events.
+const MOST: usize = 128;
+
+/// Counters of one worker's sleep on the statistics page: how often it fell asleep, how often an event woke it, and how
+/// long it slept in TSC ticks.
+pub const IDLE_COUNTERS: [&str; 3] = ["sleeps", "woken", "slept_ticks"];
+
+/// What workers do that have nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Idle {
+    /// Poll on: the next packet is found at once.
+    #[default]
+    Poll,
+    /// Sleep until something comes: the lcore is left to others meanwhile.
+    Sleep,
+}
+
+impl Idle {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Poll, Self::Sleep];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Sleep => "sleep",
+        }
+    }
+}
+
+impl FromStr for Idle {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|idle| idle.name() == text);
+        known.ok_or_else(|| format!("idle '{text}': expected poll or sleep"))
+    }
+}
+
+/// The sleep of one worker.
+#[derive(Debug)]
+pub struct Sleeper {
+    stats: Block,
+    /// TSC since when rounds have found nothing.
+    quiet_since: Option<u64>,
+    /// Sleeps since something has come.
+    in_a_row: u32,
+    patience: u64,
+    times: [Timespec; 2],
+}
+
+impl Sleeper {
+    /// One that counts in `stats`, a block made with [`IDLE_COUNTERS`].
+    ///
+    /// # Panics
+    /// When the block has another number of counters.
+    pub fn new(stats: Block) -> Self {
+        assert_eq!(stats.len(), IDLE_COUNTERS.len(), "a sleeper's block is made with IDLE_COUNTERS");
+        let times = [LONGEST, SHORT].map(|time| Timespec::try_from(time).unwrap_or_default());
+        Self { stats, quiet_since: None, in_a_row: 0, patience: tsc::ticks(PATIENCE), times }
+    }
+
+    /// Whether to sleep after a round that has moved `packets`.
+    #[inline]
+    pub(crate) fn is_due(&mut self, packets: usize) -> bool {
+        if packets > 0 {
+            (self.quiet_since, self.in_a_row) = (None, 0);
+            return false;
+        }
+        let now = tsc::now();
+        now.wrapping_sub(*self.quiet_since.get_or_insert(now)) >= self.patience
+    }
+
+    /// How often it has slept since something has come.
+    pub(crate) fn in_a_row(&self) -> u32 {
+        self.in_a_row
+    }
+
+    /// Sleeps, unless one of the streams has something to do after all.
+    pub(crate) fn sleep(&mut self, streams: &mut [Stream]) {
+        let mut events: ArrayVec<PollFd<'_>, MOST> = ArrayVec::new();
+        let [mut time, short] = self.times;
+        let mut awake = false;
+        for stream in streams.iter_mut() {
+            if stream.source.is_some() {
+                awake = true;
+                break;
+            }
+            match stream.rx.arm() {
+                Wake::Now => {
+                    awake = true;
+                    break;
+                }
+                Wake::Event(fd) if !events.is_full() => {
+                    events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                }
+                Wake::Event(_) | Wake::Poll => time = short,
+                Wake::Never => {}
+            }
+        }
+        if !awake {
+            let start = tsc::now();
+            // A signal ends it like the end of the time does: it is looked again.
+            awake = poll(&mut events, Some(&time)).is_ok_and(|ready| ready > 0);
+            let [sleeps, woken, ticks] = [0, 1, 2].map(|counter| self.stats.counter(counter));
+            sleeps.add(1);
+            woken.add(awake.into());
+            ticks.add(tsc::now().wrapping_sub(start));
+        }
+        drop(events);
+        for stream in streams {
+            stream.rx.disarm();
+        }
+        if awake {
+            self.quiet_since = None;
+        }
+        self.in_a_row = if awake { 0 } else { self.in_a_row.wrapping_add(1) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_patient_after_a_packet_and_not_after_a_sleep() {
+        let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
+        let wait = |sleeper: &Sleeper| {
+            let start = tsc::now();
+            while tsc::now() - start < sleeper.patience {}
+        };
+        assert!(!sleeper.is_due(0));
+        wait(&sleeper);
+        assert!(!sleeper.is_due(1), "a packet has come");
+        assert!(!sleeper.is_due(0));
+        wait(&sleeper);
+        assert!(sleeper.is_due(0));
+        // Nothing to wait for: the time passes.
+        sleeper.sleep(&mut []);
+        assert!(sleeper.is_due(0), "nothing has come");
+        assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
+        assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));
+    }
+
+    #[test]
+    fn both_words_are_read() {
+        for idle in Idle::ALL {
+            assert_eq!(idle.name().parse(), Ok(idle));
+        }
+        assert!("nap".parse::<Idle>().unwrap_err().contains("poll or sleep"));
+    }
+}
