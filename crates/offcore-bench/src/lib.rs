@@ -6,6 +6,7 @@ pub mod demo;
 pub mod dma;
 pub mod end_to_end;
 pub mod guest;
+pub mod latency;
 pub mod lockstep;
 pub mod model;
 pub mod peer;

@@ -11,7 +11,7 @@ pub struct Row {
     pub bench: &'static str,
     /// What was done: `loop`, `submit_reap`, …
     pub case: String,
-    /// `core-cost`, `end-to-end` or `virtual-clock`.
+    /// `core-cost`, `end-to-end`, `open-loop` or `virtual-clock`.
     pub arrangement: &'static str,
     /// Frame length in bytes, the 4-byte FCS included.
     pub frame: usize,
@@ -61,6 +61,16 @@ pub struct Row {
     pub p90_ns: Option<f64>,
     /// As above.
     pub p99_ns: Option<f64>,
+    /// As above: of 1000 packets, 999 take no longer.
+    pub p999_ns: Option<f64>,
+    /// Latency: the share of `capacity_mpps` at which packets were sent.
+    pub load: Option<f64>,
+    /// Latency: million packets a second that a closed loop of the same arrangement reaches.
+    pub capacity_mpps: Option<f64>,
+    /// Latency: mode auto was to decline an engine through which packets take longer than these microseconds.
+    pub max_latency_us: Option<f64>,
+    /// Latency: the share of the copies that mode auto gave to the engine.
+    pub engine_share: Option<f64>,
     /// The guide's figure.
     pub published: Option<f64>,
     /// Its unit, and on what it was measured.
@@ -156,7 +166,8 @@ impl Row {
         self.set_mpps(spread.median);
     }
 
-    fn set_mpps(&mut self, mpps: f64) {
+    /// Fills in what follows from million packets a second.
+    pub(crate) fn set_mpps(&mut self, mpps: f64) {
         self.mpps = mpps;
         self.gbps = mpps * self.frame as f64 * 8.0 / 1e3;
         self.gbps_l1 = mpps * (self.frame + 20) as f64 * 8.0 / 1e3;

@@ -86,6 +86,8 @@ pub struct WorkerReport {
     pub asleep: f64,
     /// How often it fell asleep.
     pub sleeps: u64,
+    /// How often something woke it that came, and not the end of the time.
+    pub woken: u64,
 }
 
 /// What mode `auto` has decided on one worker for the copies of one size class.
@@ -249,6 +251,7 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             probes: 0,
             asleep: 0.0,
             sleeps: 0,
+            woken: 0,
         });
         report.workers.len() - 1
     });
@@ -258,6 +261,7 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             let slept = value(block, "slept_ticks") as f64 / report.tsc_hz as f64;
             worker.asleep = (100.0 * slept / report.seconds.max(1e-9)).min(100.0);
             worker.sleeps = value(block, "sleeps");
+            worker.woken = value(block, "woken");
         }
         "stages" => shares(worker, block),
         "mover" => {

@@ -5,6 +5,7 @@
 //! * [`model`]: `offcore bench model`
 
 mod dma;
+mod latency;
 mod model;
 mod vhost;
 

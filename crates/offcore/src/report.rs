@@ -294,6 +294,7 @@ mod tests {
             probes: 0,
             asleep: 0.0,
             sleeps: 0,
+            woken: 0,
         };
         let decision = DecisionReport {
             lcore: 0,

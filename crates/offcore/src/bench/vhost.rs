@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::end_to_end::{self, EndToEndOptions};
+use offcore_bench::latency::{self, LatencyOptions};
 use offcore_bench::lockstep::OtherCore;
 use offcore_bench::plot;
 use offcore_bench::progress::Progress;
@@ -19,9 +20,9 @@ use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
-use super::{Format, Rows, frame, two_lcores};
+use super::{Format, Rows, frame, latency as latency_table, two_lcores};
 use crate::Failure;
-use crate::args::{Lcores, choice, hugepages, lcores};
+use crate::args::{Lcores, choice, hugepages, lcores, within};
 use crate::report::columns;
 
 /// A B B A blocks of a cell; the design asks for 200.
@@ -55,6 +56,9 @@ Examples:
   What offloading leaves to an application that works on every packet:
     offcore bench vhost --case work-ns --frame 512,1518 --plot work.svg
 
+  How long packets take at 50, 80 and 95 % of capacity, and with auto held to 20 us:
+    offcore bench vhost --case latency --max-latency 20
+
 A core cost is what the core spends on a packet: an engine has a rate of its
 own. 'reaches' is what both reach together, 'bound' which of them is the limit.";
 
@@ -81,6 +85,10 @@ pub(crate) struct VhostArgs {
     /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk]
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
     pub cases: Vec<Case>,
+
+    /// Case latency: microseconds that a packet may take through an engine in the second of the rows of mode auto
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 20, value_parser = within(1..=1_000_000))]
+    pub max_latency: usize,
 
     /// Measure other people's software beside ours, in turns
     #[arg(long, value_name = "PEER")]
@@ -118,6 +126,8 @@ pub(crate) enum Case {
     WorkNs,
     /// Packets a second between a back end and a front end on two cores, the core copying.
     EndToEnd,
+    /// How long packets take between the two when they come at a pace of their own.
+    Latency,
 }
 
 /// What is measured beside ours.
@@ -210,6 +220,16 @@ fn measure(
             end_to_end.hugepages = options.hugepages;
             end_to_end::run(&end_to_end, &progress, emit)
         }
+        Case::Latency => {
+            let frames = if args.frames.is_empty() { &latency::FRAMES } else { &args.frames[..] };
+            let mut latency = LatencyOptions::new(frames, args.quick, options.lcore, options.other_lcore);
+            latency.max_latency = Duration::from_micros(args.max_latency as u64);
+            latency.hugepages = options.hugepages;
+            if !args.modes.is_empty() {
+                latency.modes.clone_from(&args.modes);
+            }
+            latency::run(&latency, &progress, emit)
+        }
     }
 }
 
@@ -253,7 +273,7 @@ fn table(rows: &[Row]) -> String {
     ];
     let mut cells = vec![HEADS.map(String::from)];
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-    cells.extend(rows.iter().map(|row| {
+    cells.extend(rows.iter().filter(|row| !latency_table::is_latency(row)).map(|row| {
         [
             match row.work_ns {
                 0 => row.case.clone(),
@@ -275,12 +295,16 @@ fn table(rows: &[Row]) -> String {
             format!("{}/{}", row.verified, row.received + row.lost),
         ]
     }));
+    let latencies = latency_table::table(rows);
+    if cells.len() == 1 {
+        return latencies;
+    }
     let mut text = columns(&cells, "llrllrrrrrlrrrr");
     text += "cycles, ns, Mpps: what a packet costs the core alone; reaches: Mpps of core and engine together;\n\
              auto: its speed over that of the better of cpu and offload, which alternated with it;\n\
              peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
              DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
-    text + &break_even(rows) + &breakdown(rows)
+    text + &break_even(rows) + &breakdown(rows) + &latencies
 }
 
 /// For each temperature and engine from which size on offloading costs the core less than copying, by a straight line

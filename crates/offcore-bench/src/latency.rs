@@ -1,0 +1,298 @@
+//! The `latency` case of `offcore bench vhost`: how long a packet takes through a back end, when packets come at a pace
+//! of their own.
+//!
+//! ```text
+//! lcore                                  other lcore
+//! VhostPort, mac, back where it came ──  one thread: sends when a packet is due, receives, notes the time,
+//! from (Table 8's loop)                  steps the engine
+//! ```
+//! First a closed loop tells how much the arrangement can carry. Then packets are sent at 50, 80 and 95 % of that, each
+//! at its time, whether the one before has come back or not: an open loop. A latency is the time from when a packet was
+//! *due* until it is back, so what waits behind a stall counts as waiting.
+//!
+//! The engine of offload and auto is a helper core's loop, stepped by the front end's thread between its own work: with
+//! two cores there is no third for it, and the row's engine says so. All arrangements take turns, several times, each
+//! with new memory and threads.
+
+mod back_end;
+mod front_end;
+mod histogram;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use offcore_dma::Mode;
+use offcore_mem::{Hugepages, Pool};
+use offcore_stats::{lcore, tsc};
+
+use crate::guest::Seen;
+use crate::peer::tempdir::TempDir;
+use crate::progress::Progress;
+use crate::row::Row;
+use back_end::{BURST, BackEnd};
+use front_end::Paced;
+use histogram::Histogram;
+
+/// Frame lengths when none are asked for.
+pub const FRAMES: [usize; 3] = [64, 512, 1518];
+/// Shares of the capacity that are offered.
+pub const LOADS: [f64; 3] = [0.5, 0.8, 0.95];
+/// The engine of the rows that have one: a helper core's loop, which the front end's core runs between its own work.
+pub const ENGINE: &str = "core:1-by-front-end";
+
+/// Packet buffers of the back end.
+const BUFFERS: usize = 8192;
+/// How long the closed loop goes before it counts: mode auto has made up its mind by then.
+const SETTLE: Duration = Duration::from_millis(150);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct LatencyOptions {
+    /// Frame lengths, FCS included.
+    pub frames: Vec<usize>,
+    /// Who copies; auto is measured without a bound and with one.
+    pub modes: Vec<Mode>,
+    /// That bound: how long a packet may take through an engine, from submission to publication.
+    pub max_latency: Duration,
+    /// How often everything is started anew.
+    pub restarts: usize,
+    /// Length of a window, one for each load and restart.
+    pub window: Duration,
+    /// Pages of the back end and of the front end.
+    pub hugepages: Hugepages,
+    /// The back end's core.
+    pub lcore: usize,
+    /// The front end's core.
+    pub other_lcore: Option<usize>,
+}
+
+impl LatencyOptions {
+    /// Eight windows of 0.25 s for each row; with `quick` two.
+    pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
+        Self {
+            frames: frames.into(),
+            modes: vec![Mode::Cpu, Mode::Offload, Mode::Auto],
+            max_latency: Duration::from_micros(20),
+            restarts: if quick { 2 } else { 8 },
+            window: Duration::from_millis(250),
+            hugepages: Hugepages::Auto,
+            lcore,
+            other_lcore,
+        }
+    }
+
+    /// The arrangements that take turns.
+    fn arrangements(&self) -> Vec<Arrangement> {
+        let with = |mode| {
+            let bounds = if mode == Mode::Auto { vec![None, Some(self.max_latency)] } else { vec![None] };
+            bounds.into_iter().map(move |max_latency| Arrangement { mode, max_latency })
+        };
+        self.modes.iter().copied().flat_map(with).collect()
+    }
+}
+
+/// Who copies.
+#[derive(Clone, Copy, Debug)]
+struct Arrangement {
+    mode: Mode,
+    max_latency: Option<Duration>,
+}
+
+/// What has been gathered at one load.
+#[derive(Debug)]
+struct AtLoad {
+    latencies: Histogram,
+    /// Packets that were due, in millions a second, of every window.
+    offered: Vec<f64>,
+    /// Copies by the core and by the engine.
+    copies: [u64; 2],
+    seen: Seen,
+    lost: u64,
+}
+
+impl AtLoad {
+    fn new() -> Self {
+        Self {
+            latencies: Histogram::new(),
+            offered: Vec::new(),
+            copies: [0; 2],
+            seen: Seen::default(),
+            lost: 0,
+        }
+    }
+}
+
+/// What has been gathered with one arrangement.
+#[derive(Debug)]
+struct Gathered {
+    /// Million packets a second in the closed loop, of each restart.
+    capacity: Vec<f64>,
+    loads: [AtLoad; LOADS.len()],
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When there are not two lcores, something cannot be set up, or a packet comes back changed or out of order.
+pub fn run(options: &LatencyOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let Some(other_lcore) = options.other_lcore.filter(|&other| other != options.lcore) else {
+        bail!("latency needs two lcores: one for the back end, one for the front end; see --lcores");
+    };
+    let pool = Pool::new(BUFFERS, 2048, options.hugepages)?;
+    let arrangements = options.arrangements();
+    progress.begin(options.frames.len() * options.restarts * arrangements.len());
+    for &frame in &options.frames {
+        progress.say(&format!("latency {frame} B"));
+        let gathered = std::thread::scope(|scope| {
+            let front_end = std::thread::Builder::new().name("bench-front-end".into());
+            let thread = front_end.spawn_scoped(scope, || {
+                lcore::pin(other_lcore)?;
+                cell(options, frame, &arrangements, pool, progress)
+            })?;
+            thread.join().map_err(|_| anyhow!("the front end's thread has panicked"))?
+        });
+        let gathered = gathered.with_context(|| format!("{frame} B"))?;
+        for (arrangement, gathered) in arrangements.iter().zip(&gathered) {
+            for (load, at_load) in LOADS.iter().zip(&gathered.loads) {
+                emit(row(frame, *arrangement, &gathered.capacity, *load, at_load));
+            }
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// Measures one frame length.
+fn cell(
+    options: &LatencyOptions,
+    frame: usize,
+    arrangements: &[Arrangement],
+    pool: &'static Pool,
+    progress: &Progress,
+) -> Result<Vec<Gathered>> {
+    let new = |_| Gathered { capacity: Vec::new(), loads: std::array::from_fn(|_| AtLoad::new()) };
+    let mut all: Vec<Gathered> = arrangements.iter().map(new).collect();
+    for _ in 0..options.restarts {
+        for (arrangement, gathered) in arrangements.iter().zip(&mut all) {
+            let dir = TempDir::new()?;
+            let windows = gathered.restart(options, frame, *arrangement, pool, &dir.file("vhost"));
+            windows.with_context(|| format!("mode {}", arrangement.mode))?;
+            progress.step();
+        }
+    }
+    Ok(all)
+}
+
+impl Gathered {
+    fn restart(
+        &mut self,
+        options: &LatencyOptions,
+        frame: usize,
+        arrangement: Arrangement,
+        pool: &'static Pool,
+        socket: &Path,
+    ) -> Result<()> {
+        let most = arrangement.max_latency.map(tsc::ticks);
+        let mut back_end = BackEnd::start(socket, options.lcore, pool, arrangement.mode, most)?;
+        let mut front_end = Paced::connect(socket, frame, options.hugepages)?;
+        front_end.closed(&mut back_end, SETTLE)?;
+        let capacity = front_end.closed(&mut back_end, options.window)?;
+        self.capacity.push(capacity * tsc::hz() as f64 / 1e6);
+        for (load, at_load) in LOADS.iter().zip(&mut self.loads) {
+            let (seen, lost, copies) = (front_end.seen(), front_end.lost(), back_end.copies()?);
+            let interval = 1.0 / (capacity * load);
+            front_end.open(&mut back_end, interval, options.window, &mut at_load.latencies)?;
+            at_load.offered.push(tsc::hz() as f64 / interval / 1e6);
+            at_load.lost += front_end.lost() - lost;
+            let (now, copies_now) = (front_end.seen(), back_end.copies()?);
+            at_load.seen.received += now.received - seen.received;
+            at_load.seen.verified += now.verified - seen.verified;
+            for (sum, (now, before)) in at_load.copies.iter_mut().zip(copies_now.into_iter().zip(copies)) {
+                *sum += now - before;
+            }
+        }
+        match back_end.stop()? {
+            0 => Ok(()),
+            left => bail!("{left} packets were never finished"),
+        }
+    }
+}
+
+fn row(frame: usize, arrangement: Arrangement, capacity: &[f64], load: f64, at_load: &AtLoad) -> Row {
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+    let latencies = &at_load.latencies;
+    let percentile = |part| tsc::to_ns(latencies.percentile(part));
+    let [by_core, by_engine] = at_load.copies;
+    let engine = if arrangement.mode == Mode::Cpu { "cpu" } else { ENGINE };
+    let mut row = Row {
+        bench: "vhost",
+        case: "latency".into(),
+        arrangement: "open-loop",
+        frame,
+        mode: arrangement.mode.to_string(),
+        engine: engine.into(),
+        ring: "split",
+        burst: BURST,
+        temperature: "remote".into(),
+        metric: "latency",
+        unit: "ns",
+        runs: latencies.values() as usize,
+        min: tsc::to_ns(latencies.min()),
+        median: percentile(0.5),
+        max: tsc::to_ns(latencies.max()),
+        tsc_hz: tsc::hz(),
+        p50_ns: Some(percentile(0.5)),
+        p90_ns: Some(percentile(0.9)),
+        p99_ns: Some(percentile(0.99)),
+        p999_ns: Some(percentile(0.999)),
+        load: Some(load),
+        capacity_mpps: Some(mean(capacity)),
+        max_latency_us: arrangement.max_latency.map(|most| most.as_secs_f64() * 1e6),
+        engine_share: (by_core + by_engine > 0).then(|| by_engine as f64 / (by_core + by_engine) as f64),
+        received: at_load.seen.received,
+        verified: at_load.seen.verified,
+        lost: at_load.lost,
+        ..Row::default()
+    };
+    row.set_mpps(mean(&at_load.offered));
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_packet_is_accounted_for_in_every_arrangement() {
+        let lcores = lcore::available().unwrap();
+        let options = LatencyOptions {
+            restarts: 1,
+            window: Duration::from_millis(20),
+            hugepages: Hugepages::None,
+            ..LatencyOptions::new(&[64], true, lcores[0], lcores.get(1).copied())
+        };
+        let mut rows = Vec::new();
+        let result = run(&options, &Progress::hidden(), &mut |row| rows.push(row));
+        if options.other_lcore.is_none() {
+            assert!(result.unwrap_err().to_string().contains("two lcores"));
+            return;
+        }
+        result.unwrap();
+        let named: Vec<_> =
+            rows.iter().map(|row| (row.mode.as_str(), row.max_latency_us, row.load)).collect();
+        let expected = [("cpu", None), ("offload", None), ("auto", None), ("auto", Some(20.0))];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .flat_map(|(mode, most)| LOADS.map(|load| (mode, most, Some(load))))
+            .collect();
+        assert_eq!(named, expected);
+        for row in &rows {
+            assert_eq!((row.metric, row.unit, row.arrangement), ("latency", "ns", "open-loop"));
+            assert!(row.received > 0 && row.verified > 0 && row.verified <= row.received, "{row:?}");
+            let [p50, p99, p999] = [row.p50_ns, row.p99_ns, row.p999_ns].map(Option::unwrap);
+            assert!(row.min <= p50 && p50 <= p99 && p99 <= p999 && p999 <= row.max, "{row:?}");
+            assert!(row.min > 0.0 && row.mpps > 0.0 && row.mpps < row.capacity_mpps.unwrap(), "{row:?}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The back end whose latency is measured: a vhost port and a worker that forwards to where packets came from, on a core
+//! of its own. Its engine is stepped by somebody else.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, anyhow};
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::{Device, Mode, Mover};
+use offcore_flow::Forward;
+use offcore_flow::forward::Addresses;
+use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_mem::Pool;
+use offcore_port::vhost::VhostPort;
+use offcore_port::{Port, QueueSetup};
+use offcore_stats::page::{Block, Reader, StatsPage};
+use offcore_stats::{StageClock, lcore};
+use offcore_vhost::{BackendConfig, Binding};
+
+use crate::copier::CHANNEL;
+use crate::guest::{PEER_MAC, PORT_MAC};
+
+/// Packets in a burst.
+pub(super) const BURST: usize = 32;
+/// The statistics that are looked at.
+const STATS: &str = "mover";
+
+/// A vhost port and its worker, which forwards until it is stopped.
+#[derive(Debug)]
+pub(super) struct BackEnd {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<usize>>,
+    stepper: Option<Stepper>,
+    page: StatsPage,
+    /// Dropped after the worker has ended, whose virtqueues it would wait for.
+    _port: VhostPort,
+}
+
+impl BackEnd {
+    /// Opens the port at `socket`, with its worker on lcore `core`.
+    pub(super) fn start(
+        socket: &Path,
+        core: usize,
+        pool: &'static Pool,
+        mode: Mode,
+        max_latency: Option<u64>,
+    ) -> Result<Self> {
+        let mut port = VhostPort::open("vhost", PORT_MAC, BackendConfig::new(socket))?;
+        let page = StatsPage::new(1 << 16)?;
+        let mut mover = Mover::new();
+        mover.set_max_latency(max_latency);
+        let mut channels = Vec::new();
+        let mut stepper = None;
+        if mode != Mode::Cpu {
+            let (device, steps) = CoreDevice::stepped();
+            channels.push(mover.add_channel(device.open_channel(CHANNEL)?));
+            stepper = Some(steps);
+        }
+        let mut setup = |mover| {
+            let binding = Binding::new(mode, channels.clone());
+            QueueSetup { mover, stats: &page, binding, port: "port0" }
+        };
+        let rx = port.rx_queue(0, setup(&mut mover))?;
+        let tx = port.tx_queue(0, setup(&mut mover))?;
+        let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+        let worker = Worker {
+            streams: vec![Stream { rx, tx, addresses, source: None }],
+            forward: Forward::Mac,
+            burst: BURST,
+            work: 0,
+            mover,
+            cache: pool.cache(),
+            clock: StageClock::private(),
+            mover_stats: page.block(STATS, &MOVER_COUNTERS)?,
+            channel_stats: Vec::new(),
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ready, pinned) = std::sync::mpsc::channel();
+        let flag = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
+            // Who waits for the answer is there until it has come.
+            let _ = ready.send(lcore::pin(core));
+            worker.run(None, &flag)
+        })?;
+        let back_end = Self { stop, thread: Some(thread), stepper, page, _port: port };
+        pinned.recv().context("the worker's thread has ended")??;
+        Ok(back_end)
+    }
+
+    /// Lets the engine make some of its copies, if there is one.
+    #[inline(always)]
+    pub(super) fn step(&mut self) {
+        if let Some(stepper) = &mut self.stepper {
+            stepper.step();
+        }
+    }
+
+    /// Copies so far by the core and by the engine, as mode `auto` counts them; a worker tells every 1024 rounds.
+    pub(super) fn copies(&self) -> Result<[u64; 2]> {
+        let blocks = Reader::open(self.page.fd())?.read()?;
+        let block =
+            blocks.iter().find(|block| block.name == STATS).ok_or_else(|| anyhow!("no statistics"))?;
+        let sum = |end: &str| {
+            let of_class = |name: &str| name.starts_with("auto_") && name.ends_with(end);
+            block.counters.iter().filter(|(name, _)| of_class(name)).map(|(_, value)| value).sum()
+        };
+        Ok([sum("_by_core"), sum("_by_engine")])
+    }
+
+    /// Stops the worker; returns how many packets it could not finish.
+    pub(super) fn stop(&mut self) -> Result<usize> {
+        self.stop.store(true, Ordering::Relaxed);
+        let Some(thread) = self.thread.take() else { return Ok(0) };
+        while !thread.is_finished() {
+            self.step();
+            std::thread::yield_now();
+        }
+        thread.join().map_err(|_| anyhow!("the worker has panicked"))
+    }
+}
+
+impl Drop for BackEnd {
+    fn drop(&mut self) {
+        // Whoever wants to know has called `stop`.
+        let _ = self.stop();
+    }
+}
