@@ -9,6 +9,7 @@ mod common;
 
 use std::net::UdpSocket;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{TempDir, Worker, pool, root_or_skip, until};
@@ -84,9 +85,15 @@ impl Side {
     }
 }
 
-fn start(ports: Vec<Box<dyn Port>>, pool: &'static Pool) -> Running {
+/// One test at a time: a worker's thread is known by its name.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start(idle: Idle, ports: Vec<Box<dyn Port>>, pool: &'static Pool) -> Running {
     let lcores = vec![lcore::available().unwrap()[0]];
-    let config = SwitchConfig { lcores, idle: Idle::Sleep, ..SwitchConfig::default() };
+    let config = SwitchConfig { lcores, idle, ..SwitchConfig::default() };
     offcore_flow::switch::start(&config, ports, pool).unwrap()
 }
 
@@ -150,12 +157,15 @@ fn front_end(socket: &std::path::Path, options: &str) -> Side {
 }
 
 fn two_guests(options: &str) {
+    let _alone = alone();
     let dir = TempDir::new();
     let sockets = ["a", "b"].map(|name| dir.file(name));
-    let mut running = start(sockets.iter().map(|socket| vhost(socket)).collect(), pool(2048));
+    let mut running = start(Idle::Sleep, sockets.iter().map(|socket| vhost(socket)).collect(), pool(2048));
     let [mut a, mut b] = sockets.each_ref().map(|socket| front_end(socket, options));
     // Rings are filled, and everything is quiet.
     until("the first packet", || {
+        // Both have buffers to receive to then.
+        a.receive();
         a.send(0);
         !b.receive().is_empty()
     });
@@ -166,6 +176,17 @@ fn two_guests(options: &str) {
     ping(&running, &mut a, &mut b);
     ping(&running, &mut b, &mut a);
     assert_eq!(running.stop(), 0);
+}
+
+/// What the other tests measure is the worker.
+#[test]
+fn a_switch_that_polls_keeps_its_core_busy() {
+    let _alone = alone();
+    let dir = TempDir::new();
+    let mut running = start(Idle::Poll, vec![vhost(&dir.file("a"))], pool(1024));
+    let part = part_of_a_core();
+    assert!(part > 5.0, "{part} % of a core");
+    assert_eq!((running.stop(), woken(&running)), (0, (0, 0)));
 }
 
 #[test]
@@ -180,13 +201,14 @@ fn between_two_guests_without_event_index() {
 
 #[test]
 fn at_a_back_end_of_somebody_else() {
+    let _alone = alone();
     for options in ["", ",event_idx=off"] {
         let dir = TempDir::new();
         let [ours, theirs] = ["ours", "theirs"].map(|name| dir.file(name));
         let mut back_end = Side::new(pool(1024), vhost(&theirs));
         let switch_pool = pool(2048);
         let port = virtio_user(&theirs, options, switch_pool);
-        let mut running = start(vec![vhost(&ours), Box::new(port)], switch_pool);
+        let mut running = start(Idle::Sleep, vec![vhost(&ours), Box::new(port)], switch_pool);
         let mut guest = front_end(&ours, options);
         until("the first packet", || {
             back_end.receive();
@@ -210,6 +232,7 @@ fn at_a_tap_interface() {
     if !root_or_skip("at_a_tap_interface") {
         return;
     }
+    let _alone = alone();
     let thread = std::thread::spawn(|| {
         // SAFETY: unshare(CLONE_NEWNET) changes only which network the calling thread, made for this, sees.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -237,7 +260,7 @@ fn tap() {
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/idle0/disable_ipv6", "1");
     ip("addr add 10.77.0.1/24 dev idle0");
     ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:22 dev idle0");
-    let mut running = start(vec![Box::new(tap), vhost(&socket)], switch_pool);
+    let mut running = start(Idle::Sleep, vec![Box::new(tap), vhost(&socket)], switch_pool);
     let mut guest = front_end(&socket, "");
     let kernel = UdpSocket::bind("10.77.0.1:7000").unwrap();
     let numbers = |guest: &mut Side| -> Vec<u32> {

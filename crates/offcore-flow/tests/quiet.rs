@@ -12,11 +12,13 @@ use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{FEATURES, Guest};
 use offcore_dma::core::CoreDevice;
 use offcore_dma::{Device, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
+use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::{Hugepages, Pool};
 use offcore_port::vhost::{rx_over, tx_over};
@@ -157,6 +159,49 @@ fn child(offload: bool) -> ! {
         exit(LOST);
     }
     exit(if ALLOCATIONS.with(Cell::get) == before { 0 } else { ALLOCATED });
+}
+
+#[test]
+fn sleeping_allocates_nothing() {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let guest = Guest::new(64);
+    let mut mover = Mover::new();
+    let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+    let config = VringConfig { layout: guest.tx_layout.clone(), ..guest.config(FEATURES) };
+    cells[1].publish(|wanted| wanted.vring = Some(Arc::new(config)));
+    let stream = Stream {
+        rx: rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap(),
+        tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
+        addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
+        source: None,
+    };
+    let worker = Worker {
+        streams: vec![stream],
+        forward: Forward::Mac,
+        burst: 32,
+        work: 0,
+        mover,
+        cache: pool.cache(),
+        clock: StageClock::private(),
+        mover_stats: Block::private(&MOVER_COUNTERS),
+        channel_stats: Vec::new(),
+    };
+    let stats = Block::private(&IDLE_COUNTERS);
+    let sleeper = Sleeper::new(stats.clone());
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopper = std::thread::spawn({
+        let (stop, stats) = (Arc::clone(&stop), stats);
+        move || {
+            while stats.counter(0).value() < 20 {
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    let before = ALLOCATIONS.with(Cell::get);
+    assert_eq!(worker.run(Some(sleeper), &stop), 0);
+    assert_eq!(ALLOCATIONS.with(Cell::get), before);
+    stopper.join().unwrap();
 }
 
 fn run_child(test: &str, mode: &str) {

@@ -15,7 +15,7 @@ use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::Pool;
 use offcore_port::vhost::VhostPort;
 use offcore_port::{Port, QueueSetup};
-use offcore_stats::page::{Block, Reader, StatsPage};
+use offcore_stats::page::{Reader, StatsPage};
 use offcore_stats::{StageClock, lcore};
 use offcore_vhost::{BackendConfig, Binding};
 
@@ -58,12 +58,9 @@ impl BackEnd {
             channels.push(mover.add_channel(device.open_channel(CHANNEL)?));
             stepper = Some(steps);
         }
-        let mut setup = |mover| {
-            let binding = Binding::new(mode, channels.clone());
-            QueueSetup { mover, stats: &page, binding, port: "port0" }
-        };
-        let rx = port.rx_queue(0, setup(&mut mover))?;
-        let tx = port.tx_queue(0, setup(&mut mover))?;
+        let binding = Binding::new(mode, channels);
+        let rx = port.rx_queue(0, setup(&mut mover, &page, &binding))?;
+        let tx = port.tx_queue(0, setup(&mut mover, &page, &binding))?;
         let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
         let worker = Worker {
             streams: vec![Stream { rx, tx, addresses, source: None }],
@@ -119,6 +116,10 @@ impl BackEnd {
         }
         thread.join().map_err(|_| anyhow!("the worker has panicked"))
     }
+}
+
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, binding: &Binding) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: binding.clone(), port: "port0" }
 }
 
 impl Drop for BackEnd {

@@ -3,7 +3,7 @@
 //!
 //! Packet `n` of a window is due `n` intervals after its beginning. So the time it was due follows from its sequence
 //! number, which every packet has and which is looked at in every one that comes back: no packet is too short for that.
-//! A packet that is sent late, because this side was busy or the ring was full, counts from when it was due.
+//! A packet that is sent late, because this side was busy or a ring was full, counts from when it was due.
 //!
 //! The same thread steps the engine, where there is one: two threads on one core would measure the scheduler.
 
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use offcore_mem::{GuestMemory, GuestRegion, HEADROOM, Hugepages, Mapping};
-use offcore_ring::prefetch;
 use offcore_ring::split::device::Direction;
 use offcore_ring::split::driver::Queue;
+use offcore_ring::{Layout, prefetch};
 use offcore_stats::tsc;
 use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
 use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
@@ -110,7 +110,10 @@ impl Paced {
         let front_end = FrontEnd::connect(&config, &[shared]).context("connecting to the back end")?;
         let [rx, tx] = front_end.queues() else { bail!("expected two virtqueues") };
         // Made before the back end starts its side, since they zero the rings.
-        let (rx, tx) = (Queue::new(rx.layout(), false), Queue::new(tx.layout(), false));
+        let (Layout::Split(rx), Layout::Split(tx)) = (rx.layout(), tx.layout()) else {
+            bail!("packed rings were not asked for");
+        };
+        let (rx, tx) = (Queue::new(rx, false), Queue::new(tx, false));
         let frame_len = frame.saturating_sub(ethernet::FCS_LEN);
         let mut paced = Self {
             memory,
@@ -192,7 +195,10 @@ impl Paced {
             let received = self.receive(Some((pace, latencies)))?;
             let now = tsc::now();
             let due = pace.due_until(now).saturating_sub(self.next);
-            let sent = if due > 0 { self.send((due as usize).min(BURST))? } else { 0 };
+            // More would be dropped for want of a buffer to come back to. Those that are held back count from when they
+            // were due like all others, while the dropped would be missing among the late.
+            let room = usize::from(RING) - self.outstanding();
+            let sent = if due > 0 { self.send((due as usize).min(BURST).min(room))? } else { 0 };
             if received + sent > 0 || due == 0 {
                 moved = now;
             }

@@ -76,16 +76,6 @@ impl Histogram {
         }
         self.max
     }
-
-    /// Takes in the times of `other`.
-    pub(super) fn add(&mut self, other: &Self) {
-        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
-            *count += more;
-        }
-        self.values += other.values;
-        self.min = self.min.min(other.min);
-        self.max = self.max.max(other.max);
-    }
 }
 
 #[cfg(test)]
@@ -106,12 +96,9 @@ mod tests {
 
     #[test]
     fn percentiles_are_those_of_a_sorted_list() {
-        let (mut one, mut other) = (Histogram::new(), Histogram::new());
+        let mut one = Histogram::new();
         let values: Vec<u64> = (0..10_000u64).map(|i| i * i % 99_991).collect();
-        for (i, &value) in values.iter().enumerate() {
-            if i % 3 == 0 { one.record(value) } else { other.record(value) }
-        }
-        one.add(&other);
+        values.iter().for_each(|&value| one.record(value));
         let mut sorted = values;
         sorted.sort_unstable();
         assert_eq!((one.values(), one.min(), one.max()), (10_000, sorted[0], sorted[9_999]));
