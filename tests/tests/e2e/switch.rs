@@ -255,6 +255,15 @@ impl Report {
         self.port(port)["status"].as_str().unwrap_or_default()
     }
 
+    /// The virtio features that a vhost port's front end has negotiated, as its status line has them.
+    pub(crate) fn features(&self, port: usize) -> u64 {
+        let status = self.status(port);
+        let features = status.split_once("features 0x").map(|(_, text)| text);
+        let digits = features.and_then(|text| text.split(|c: char| !c.is_ascii_hexdigit()).next());
+        let features = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        features.unwrap_or_else(|| panic!("no features in {status:?}"))
+    }
+
     fn port(&self, port: usize) -> &Value {
         &self.list("ports")[port]
     }

@@ -1,10 +1,18 @@
 //! dpdk-testpmd's virtio-user front end on a vhost port.
 
+mod rings;
+
 use peers::offcore::Signal;
-use peers::testpmd::PortStats;
+use peers::testpmd::{LOG_VIRTIO_PATHS, PortStats};
 use peers::{Need, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require};
 
 use crate::switch::{self, Copies, Report};
+
+/// The features of virtio 1.2 (5.1.3, 6) that a front end's kind shows in.
+const NET_MRG_RXBUF: u64 = 1 << 15;
+const NET_MQ: u64 = 1 << 22;
+const RING_PACKED: u64 = 1 << 34;
+const RING_IN_ORDER: u64 = 1 << 35;
 
 /// Bursts that go round, of 32 packets for each queue: less than a virtqueue holds.
 const BURSTS: u32 = 4;
@@ -17,6 +25,9 @@ fn enough(copies: Copies) -> u64 {
 /// What a front end is like.
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    packed: bool,
+    in_order: bool,
+    vectorized: bool,
     mrg_rxbuf: bool,
     queue_size: u16,
     queues: u16,
@@ -24,29 +35,88 @@ struct Case {
 }
 
 impl Case {
-    const PLAIN: Self = Self { mrg_rxbuf: true, queue_size: 256, queues: 1, copies: Copies::Core };
+    const PLAIN: Self = Self {
+        packed: false,
+        in_order: false,
+        vectorized: false,
+        mrg_rxbuf: true,
+        queue_size: 256,
+        queues: 1,
+        copies: Copies::Core,
+    };
+    const PACKED: Self = Self { packed: true, ..Self::PLAIN };
 
     fn front_end(self, dir: &TempDir) -> VirtioUser {
-        let Self { mrg_rxbuf, queue_size, queues, .. } = self;
-        VirtioUser { mrg_rxbuf, queue_size, queues, ..VirtioUser::new(dir.file("s")) }
+        let Self { packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, copies: _ } = self;
+        let new = VirtioUser::new(dir.file("s"));
+        VirtioUser { packed_vq: packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, ..new }
+    }
+
+    /// testpmd on core 1, with this front end.
+    fn config(self, front_end: &VirtioUser) -> TestpmdConfig {
+        let mut config = TestpmdConfig::virtio_user(1, front_end);
+        config.eal_args.push(LOG_VIRTIO_PATHS.into());
+        config
     }
 
     /// A switch with this front end's port only, whose packets go back where they came from.
-    fn switch(self, dir: &TempDir, role: &str, forward: &str) -> Offcore {
-        let port = format!("vhost:{},queues={}{role}", dir.file("s").display(), self.queues);
+    fn switch(self, dir: &TempDir, options: &str, forward: &str) -> Offcore {
+        let port = format!("vhost:{},queues={}{options}", dir.file("s").display(), self.queues);
         switch::start(&[&port], self.copies, self.queues, &["--forward", forward])
+    }
+
+    /// The receive and transmit functions that testpmd uses for this front end, in the words of its log.
+    fn paths(self) -> [&'static str; 2] {
+        let Self { packed, in_order, vectorized, mrg_rxbuf, .. } = self;
+        let rx = match (packed, mrg_rxbuf) {
+            (true, false) if vectorized => "packed ring vectorized Rx",
+            (true, true) => "packed ring mergeable buffer Rx",
+            (true, false) => "packed ring standard Rx",
+            (false, _) if in_order => "inorder Rx",
+            (false, true) => "mergeable buffer Rx",
+            (false, false) if vectorized => "vectorized Rx",
+            (false, false) => "standard Rx",
+        };
+        let tx = match (packed, in_order) {
+            (true, _) if vectorized => "packed ring vectorized Tx",
+            (true, _) => "packed ring standard Tx",
+            (false, true) => "inorder Tx",
+            (false, false) => "standard Tx",
+        };
+        [rx, tx]
+    }
+
+    /// Asserts that this is the front end that there is, and not what it fell back to.
+    fn assert_negotiated(self, testpmd: &Testpmd, offcore: &Offcore) {
+        let features = switch::latest(offcore).features(0);
+        for (feature, wanted) in [
+            (NET_MRG_RXBUF, self.mrg_rxbuf),
+            (NET_MQ, self.queues > 1),
+            (RING_PACKED, self.packed),
+            (RING_IN_ORDER, self.in_order),
+        ] {
+            assert_eq!(features & feature != 0, wanted, "feature {feature:#x} of {features:#x}: {self:?}");
+        }
+        let log = testpmd.log();
+        let last = log.rfind(" Rx path on port 0").unwrap_or_else(|| panic!("no path in {log}"));
+        // The line of transmission comes just before the one of reception.
+        let start = log[..last].rfind(" Tx path on port 0").and_then(|at| log[..at].rfind("virtio: using"));
+        let last = &log[start.unwrap_or(0)..];
+        for path in self.paths() {
+            assert!(last.contains(&format!("virtio: using {path} path on port 0")), "{path}? {last}");
+        }
     }
 }
 
 /// testpmd on core 1 that makes the socket: the switch connects to it, and again after its own restart.
 fn serving(case: Case, dir: &TempDir) -> Testpmd {
     let front_end = VirtioUser { server: true, ..case.front_end(dir) };
-    Testpmd::spawn(&TestpmdConfig::virtio_user(1, &front_end)).unwrap()
+    Testpmd::spawn(&case.config(&front_end)).unwrap()
 }
 
 /// testpmd on core 1 that connects to this switch, which listens already.
 fn connecting(case: Case, dir: &TempDir, offcore: &mut Offcore) -> Testpmd {
-    let mut testpmd = Testpmd::start(&TestpmdConfig::virtio_user(1, &case.front_end(dir))).unwrap();
+    let mut testpmd = Testpmd::start(&case.config(&case.front_end(dir))).unwrap();
     wait_connected(&mut testpmd, case, offcore);
     testpmd
 }
@@ -57,6 +127,7 @@ fn wait_connected(testpmd: &mut Testpmd, case: Case, offcore: &mut Offcore) {
     testpmd.wait_link_up(0).unwrap();
     let vrings = 2 * case.queues;
     switch::wait_for_status(offcore, 0, &format!("connected, {vrings} of {vrings} virtqueues enabled"));
+    case.assert_negotiated(testpmd, offcore);
 }
 
 /// Sends `bursts` of packets round and round until enough have passed, then stops; testpmd's counts since before.
@@ -145,69 +216,54 @@ fn every_pattern(case: Case) {
     testpmd.quit().unwrap();
 }
 
-#[test]
-fn mergeable_256() {
-    for copies in Copies::ALL {
-        every_pattern(Case { copies, ..Case::PLAIN });
-    }
-}
-
-#[test]
-fn mergeable_1024() {
-    for copies in Copies::ALL {
-        every_pattern(Case { queue_size: 1024, copies, ..Case::PLAIN });
-    }
-}
-
-#[test]
-fn not_mergeable_256() {
-    for copies in Copies::ALL {
-        every_pattern(Case { mrg_rxbuf: false, copies, ..Case::PLAIN });
-    }
-}
-
-#[test]
-fn not_mergeable_1024() {
-    for copies in Copies::ALL {
-        every_pattern(Case { mrg_rxbuf: false, queue_size: 1024, copies, ..Case::PLAIN });
-    }
-}
-
-#[test]
-fn two_queues() {
-    for copies in Copies::ALL {
-        every_pattern(Case { queues: 2, copies, ..Case::PLAIN });
-    }
-}
-
 /// Packets longer than a buffer of the front end: they come and go in chains of several descriptors, and are received
 /// in several chains.
 #[test]
 fn packets_in_pieces() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
-    for copies in Copies::ALL {
-        let dir = TempDir::new().unwrap();
-        let case = Case { copies, ..Case::PLAIN };
-        let mut offcore = case.switch(&dir, "", "io");
-        switch::wait_for_status(&mut offcore, 0, "waiting");
-        let mut config = TestpmdConfig::virtio_user(1, &case.front_end(&dir));
-        // 512 bytes of data and 128 of headroom.
-        config.mbuf_size = Some(640);
-        config.args =
-            vec!["--enable-scatter".into(), "--max-pkt-len=1518".into(), "--txpkts=500,500,514".into()];
-        let mut testpmd = Testpmd::start(&config).unwrap();
-        wait_connected(&mut testpmd, case, &mut offcore);
-        // One burst: each packet takes three buffers of the virtqueue.
-        let sent = send_round(&mut testpmd, case, 1);
-        assert_eq!(sent.tx_bytes, 1514 * sent.tx_packets, "{sent:?}");
-        assert_eq!(sent.rx_bytes, 1514 * sent.rx_packets, "{sent:?}");
-        switch::wait_for_packets(&mut offcore, 0, "tx", sent.tx_packets);
-        let report = switch::stop(offcore);
-        assert_looped(&report, case, &sent);
-        // Three pieces out, and three back at least.
-        report.assert_copies(copies, 6 * sent.tx_packets);
-    }
+    in_pieces(Case::PLAIN, "");
+    in_pieces(Case { copies: Copies::Helper, ..Case::PLAIN }, "");
+    in_pieces(Case::PLAIN, ",indirect=off");
+}
+
+#[test]
+fn packets_in_pieces_on_packed_rings() {
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    in_pieces(Case::PACKED, "");
+    in_pieces(Case { in_order: true, copies: Copies::Helper, ..Case::PACKED }, "");
+    in_pieces(Case { in_order: true, ..Case::PACKED }, ",indirect=off");
+    in_pieces(Case { copies: Copies::Helper, ..Case::PACKED }, ",indirect=off");
+}
+
+/// `options` are the port's.
+fn in_pieces(case: Case, options: &str) {
+    let dir = TempDir::new().unwrap();
+    let mut offcore = case.switch(&dir, options, "io");
+    switch::wait_for_status(&mut offcore, 0, "waiting");
+    let mut config = case.config(&case.front_end(&dir));
+    // 512 bytes of data and 128 of headroom.
+    config.mbuf_size = Some(640);
+    config.args =
+        vec!["--enable-scatter".into(), "--max-pkt-len=1518".into(), "--txpkts=500,500,514".into()];
+    let mut testpmd = Testpmd::start(&config).unwrap();
+    wait_connected(&mut testpmd, case, &mut offcore);
+    // One burst: each packet takes three buffers of the virtqueue.
+    let sent = send_round(&mut testpmd, case, 1);
+    assert_eq!(sent.tx_bytes, 1514 * sent.tx_packets, "{sent:?}");
+    assert_eq!(sent.rx_bytes, 1514 * sent.rx_packets, "{sent:?}");
+    switch::wait_for_packets(&mut offcore, 0, "tx", sent.tx_packets);
+    let report = switch::stop(offcore);
+    assert_looped(&report, case, &sent);
+    // Three pieces out, and three back at least.
+    report.assert_copies(case.copies, 6 * sent.tx_packets);
+}
+
+/// What goes through restarts: split and packed rings, with either way to copy.
+fn restarted() -> impl Iterator<Item = Case> {
+    let copied = |case: Case| Copies::ALL.map(|copies| Case { copies, ..case });
+    [Case::PLAIN, Case::PACKED].into_iter().flat_map(copied)
 }
 
 /// One switch, three testpmds: the first is killed in the middle of its traffic, the others quit.
@@ -215,9 +271,9 @@ fn packets_in_pieces() {
 fn testpmd_restarts() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
-    for copies in Copies::ALL {
+    for case in restarted() {
         let dir = TempDir::new().unwrap();
-        let case = Case { copies, ..Case::PLAIN };
+        let copies = case.copies;
         let mut offcore = case.switch(&dir, "", "io");
         switch::wait_for_status(&mut offcore, 0, "waiting for a front end");
         let mut testpmd = connecting(case, &dir, &mut offcore);
@@ -246,9 +302,9 @@ fn testpmd_restarts() {
 fn the_switch_restarts() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
-    for copies in Copies::ALL {
+    for case in restarted() {
         let dir = TempDir::new().unwrap();
-        let case = Case { copies, ..Case::PLAIN };
+        let copies = case.copies;
         let mut testpmd = serving(case, &dir);
         for _ in 0..3 {
             let mut offcore = case.switch(&dir, ",client", "io");

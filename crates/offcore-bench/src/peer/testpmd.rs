@@ -83,13 +83,24 @@ pub struct VirtioUser {
     pub mrg_rxbuf: bool,
     /// Whether to offer packed virtqueues.
     pub packed_vq: bool,
+    /// Whether to offer in-order use of buffers, which selects receive and transmit functions of their own.
+    pub in_order: bool,
+    /// Whether to ask for the vectorised receive and transmit functions. With split rings only reception has one, and
+    /// needs `mrg_rxbuf` and `in_order` off; with packed rings both have one, both need `in_order` on and AVX-512, and
+    /// reception needs `mrg_rxbuf` off. Otherwise testpmd takes other functions, and its log says so
+    /// ([`LOG_VIRTIO_PATHS`]).
+    pub vectorized: bool,
     /// Whether this side makes the socket and waits for the back end to connect.
     pub server: bool,
     /// The port's MAC address; `None` is a random one.
     pub mac: Option<String>,
-    /// More device arguments, such as `in_order=1,vectorized=1`; empty for none.
+    /// More device arguments, such as `speed=10000`; empty for none.
     pub extra: String,
 }
+
+/// An argument for [`TestpmdConfig::eal_args`]: the log then says which receive and transmit functions a virtio-user
+/// front end uses, each time it is configured (`virtio: using packed ring standard Rx path on port 0`).
+pub const LOG_VIRTIO_PATHS: &str = "--log-level=pmd.net.virtio.init:info";
 
 /// A vhost back end (`net_vhost`): the part that a switch plays.
 #[derive(Debug, Clone)]
@@ -136,7 +147,10 @@ impl Default for TestpmdConfig {
 impl TestpmdConfig {
     /// A testpmd on `core` whose port 0 is this front end.
     pub fn virtio_user(core: usize, port: &VirtioUser) -> Self {
-        Self { core, vdevs: vec![port.vdev(0)], queues: port.queues, ..Self::default() }
+        // DPDK uses 512-bit vectors only where it is told to.
+        let eal_args =
+            if port.vectorized { vec!["--force-max-simd-bitwidth=512".into()] } else { Vec::new() };
+        Self { core, vdevs: vec![port.vdev(0)], queues: port.queues, eal_args, ..Self::default() }
     }
 
     /// A testpmd on `core` whose port 0 is this back end.
@@ -191,7 +205,8 @@ impl TestpmdConfig {
 }
 
 impl VirtioUser {
-    /// A front end with one queue pair of 256 descriptors, split, with mergeable buffers, connecting to `socket`.
+    /// A front end with one queue pair of 256 descriptors, split, with mergeable buffers and in-order use offered, as
+    /// DPDK's defaults are, connecting to `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -199,6 +214,8 @@ impl VirtioUser {
             queue_size: 256,
             mrg_rxbuf: true,
             packed_vq: false,
+            in_order: true,
+            vectorized: false,
             server: false,
             mac: None,
             extra: String::new(),
@@ -208,13 +225,17 @@ impl VirtioUser {
     /// The device string, as the `index`-th of its kind.
     pub fn vdev(&self, index: u16) -> String {
         let mut vdev = format!(
-            "net_virtio_user{index},path={},queues={},queue_size={},packed_vq={},mrg_rxbuf={}",
+            "net_virtio_user{index},path={},queues={},queue_size={},packed_vq={},mrg_rxbuf={},in_order={}",
             self.socket.display(),
             self.queues,
             self.queue_size,
             u8::from(self.packed_vq),
-            u8::from(self.mrg_rxbuf)
+            u8::from(self.mrg_rxbuf),
+            u8::from(self.in_order)
         );
+        if self.vectorized {
+            vdev += ",vectorized=1";
+        }
         if self.queues > 1 {
             vdev += ",cq=1";
         }
@@ -557,18 +578,21 @@ mod tests {
             mrg_rxbuf: false,
             packed_vq: true,
             server: true,
+            vectorized: true,
             mac: Some("02:00:00:00:00:01".into()),
-            extra: "in_order=1".into(),
+            extra: "speed=10000".into(),
             ..VirtioUser::new("/x/s")
         };
         assert_eq!(
             front_end.vdev(3),
-            "net_virtio_user3,path=/x/s,queues=2,queue_size=1024,packed_vq=1,mrg_rxbuf=0,cq=1,server=1,\
-             mac=02:00:00:00:00:01,in_order=1"
+            "net_virtio_user3,path=/x/s,queues=2,queue_size=1024,packed_vq=1,mrg_rxbuf=0,in_order=1,vectorized=1,\
+             cq=1,server=1,mac=02:00:00:00:00:01,speed=10000"
         );
+        let eal_args = TestpmdConfig::virtio_user(0, &front_end).eal_args;
+        assert_eq!(eal_args, ["--force-max-simd-bitwidth=512"]);
         assert_eq!(
-            VirtioUser::new("/x/s").vdev(0),
-            "net_virtio_user0,path=/x/s,queues=1,queue_size=256,packed_vq=0,mrg_rxbuf=1"
+            VirtioUser { in_order: false, ..VirtioUser::new("/x/s") }.vdev(0),
+            "net_virtio_user0,path=/x/s,queues=1,queue_size=256,packed_vq=0,mrg_rxbuf=1,in_order=0"
         );
         let back_end = NetVhost { client: true, ..NetVhost::new("/x/s") };
         assert_eq!(back_end.vdev(1), "net_vhost1,iface=/x/s,queues=1,client=1");

@@ -1,0 +1,113 @@
+//! Every kind of ring that dpdk-testpmd's virtio-user front end has: split and packed, used in order, worked on with
+//! vector instructions, with and without mergeable buffers, of one queue pair and of several.
+//!
+//! Every commit runs a selection in which each property meets each other one; `OFFCORE_FULL=1` runs all combinations.
+
+use super::{Case, every_pattern};
+use crate::switch::{Copies, full};
+
+/// The kinds of ring, by `(packed, in_order, vectorized)`. A kind has its own receive or transmit function in DPDK.
+const SPLIT: Kind = (false, false, false);
+const SPLIT_IN_ORDER: Kind = (false, true, false);
+const SPLIT_VECTORIZED: Kind = (false, false, true);
+const PACKED: Kind = (true, false, false);
+const PACKED_IN_ORDER: Kind = (true, true, false);
+const PACKED_VECTORIZED: Kind = (true, true, true);
+
+type Kind = (bool, bool, bool);
+
+/// Runs a kind in each of these shapes, which are `(mrg_rxbuf, queue_size, queues, copies)`, or in all there are.
+fn in_shapes((packed, in_order, vectorized): Kind, shapes: &[(bool, u16, u16, Copies)]) {
+    let run = |&(mrg_rxbuf, queue_size, queues, copies): &(bool, u16, u16, Copies)| {
+        every_pattern(Case { packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, copies });
+    };
+    if !full() {
+        return shapes.iter().for_each(run);
+    }
+    for mrg_rxbuf in [true, false] {
+        for queue_size in [256, 1024] {
+            for queues in [1, 2] {
+                Copies::ALL.iter().for_each(|&copies| run(&(mrg_rxbuf, queue_size, queues, copies)));
+            }
+        }
+    }
+}
+
+use Copies::{Core, Helper};
+
+#[test]
+fn split() {
+    in_shapes(
+        SPLIT,
+        &[
+            (true, 256, 1, Core),
+            (true, 1024, 1, Helper),
+            (false, 256, 1, Helper),
+            (false, 1024, 1, Core),
+            (true, 256, 2, Helper),
+            (false, 1024, 2, Core),
+        ],
+    );
+}
+
+#[test]
+fn split_in_order() {
+    in_shapes(
+        SPLIT_IN_ORDER,
+        &[(true, 256, 1, Helper), (false, 1024, 1, Core), (true, 1024, 2, Core), (false, 256, 2, Helper)],
+    );
+}
+
+/// With mergeable buffers there is no vectorised function for split rings.
+#[test]
+fn split_vectorized() {
+    in_shapes(
+        SPLIT_VECTORIZED,
+        &[(false, 256, 1, Core), (false, 1024, 1, Helper), (false, 256, 2, Helper), (false, 1024, 2, Core)],
+    );
+}
+
+#[test]
+fn packed() {
+    in_shapes(
+        PACKED,
+        &[
+            (true, 256, 1, Core),
+            (true, 1024, 1, Helper),
+            (false, 256, 1, Helper),
+            (false, 1024, 1, Core),
+            (true, 256, 2, Helper),
+            (false, 1024, 2, Core),
+        ],
+    );
+}
+
+#[test]
+fn packed_in_order() {
+    in_shapes(
+        PACKED_IN_ORDER,
+        &[(true, 256, 1, Helper), (false, 1024, 1, Core), (true, 1024, 2, Core), (false, 256, 2, Helper)],
+    );
+}
+
+/// With mergeable buffers only transmission is vectorised.
+#[test]
+fn packed_vectorized() {
+    in_shapes(
+        PACKED_VECTORIZED,
+        &[
+            (false, 256, 1, Core),
+            (false, 1024, 1, Helper),
+            (true, 256, 1, Helper),
+            (true, 1024, 1, Core),
+            (false, 256, 2, Helper),
+            (false, 1024, 2, Core),
+        ],
+    );
+}
+
+#[test]
+fn eight_queues() {
+    every_pattern(Case { queues: 8, ..Case::PLAIN });
+    every_pattern(Case { queues: 8, copies: Helper, ..Case::PACKED });
+}
