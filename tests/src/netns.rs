@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::tempdir::unique_name;
 
@@ -108,6 +108,22 @@ impl Netns {
     pub fn disable_offloads(&self, interface: &str) -> Result<()> {
         let off = ["-K", interface, "rx", "off", "tx", "off", "tso", "off", "gso", "off", "gro", "off"];
         self.run("ethtool", &off).map(drop)
+    }
+
+    /// Lets the kernel leave checksums and segmentation of TCP to an interface.
+    ///
+    /// # Errors
+    /// As [`Netns::run`], and when what is behind the interface has not said that it does them.
+    pub fn enable_offloads(&self, interface: &str) -> Result<()> {
+        self.run(
+            "ethtool",
+            &["-K", interface, "tx", "on", "sg", "on", "tso", "on", "gso", "on", "gro", "on"],
+        )?;
+        let features = self.run("ethtool", &["-k", interface])?;
+        for feature in ["tx-checksumming: on", "tcp-segmentation-offload: on"] {
+            ensure!(features.contains(feature), "{interface} has no {feature:?}:\n{features}");
+        }
+        Ok(())
     }
 }
 

@@ -245,8 +245,7 @@ fn in_pieces(case: Case, options: &str) {
     let mut config = case.config(&case.front_end(&dir));
     // 512 bytes of data and 128 of headroom.
     config.mbuf_size = Some(640);
-    config.args =
-        vec!["--enable-scatter".into(), "--max-pkt-len=1518".into(), "--txpkts=500,500,514".into()];
+    config.args = vec!["--enable-scatter".into(), "--max-pkt-len=1518".into(), "--txpkts=500,500,514".into()];
     let mut testpmd = Testpmd::start(&config).unwrap();
     wait_connected(&mut testpmd, case, &mut offcore);
     // One burst: each packet takes three buffers of the virtqueue.

@@ -1,0 +1,62 @@
+//! A switch that has nothing to do sleeps when it was told so, and wakes up for every packet.
+
+use std::time::{Duration, Instant};
+
+use peers::{Netns, Offcore, TempDir, exclusive};
+
+use super::{System, needed, ping_both_ways, stop, wait_for_guest};
+use crate::switch::Copies;
+
+/// How long the switch is watched.
+const WATCHED: Duration = Duration::from_secs(3);
+
+/// The part of a core that all threads of a process use, in per cent, for a while.
+fn load(offcore: &Offcore) -> f64 {
+    let (ticks, start) = (ticks(offcore.id()), Instant::now());
+    std::thread::sleep(WATCHED);
+    let used = (self::ticks(offcore.id()) - ticks) as f64 / rustix::param::clock_ticks_per_second() as f64;
+    100.0 * used / start.elapsed().as_secs_f64()
+}
+
+/// Clock ticks of user and system time, fields 14 and 15 of `/proc/PID/stat` (proc(5)).
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The second field, the program's name, may have blanks; it ends at the last parenthesis.
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+/// An idle guest costs less than a twentieth of a core, and its pings are answered.
+fn idle(packed: bool, copies: Copies) {
+    let Some(()) = needed() else { return };
+    let _alone = exclusive();
+    let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
+    let system = System { packed, copies, ..System::PLAIN };
+    let offcore = system.start(&netns, &dir, &["--idle", "sleep"]);
+    let waiting = load(&offcore);
+    assert!(waiting < 5.0, "{waiting:.1} % of a core without a guest: {}", offcore.tail());
+    let mut guest = system.boot(&dir);
+    wait_for_guest(&netns);
+    ping_both_ways(&netns, &mut guest);
+    let idle = load(&offcore);
+    assert!(idle < 5.0, "{idle:.1} % of a core with an idle guest: {}", offcore.tail());
+    // Each of these comes to a switch that sleeps: pings are a second apart.
+    let text = netns.run("ping", &["-c5", "-W5", super::GUEST]).unwrap();
+    assert!(text.contains(" 0% packet loss"), "{text}");
+    let text = guest.check(&format!("ping -c5 -W5 {}", super::HOST)).unwrap();
+    assert!(text.contains(" 0% packet loss"), "{text}");
+    super::iperf_both_ways(&netns);
+    let idle = load(&offcore);
+    assert!(idle < 5.0, "{idle:.1} % of a core after its work: {}", offcore.tail());
+    stop(offcore, copies);
+}
+
+#[test]
+fn an_idle_guest_lets_the_core_sleep() {
+    idle(false, Copies::Core);
+}
+
+#[test]
+fn an_idle_guest_lets_core_and_helper_sleep() {
+    idle(true, Copies::Helper);
+}

@@ -1,0 +1,102 @@
+//! Two queues, and what guest and kernel leave to their interfaces: checksums and the segmentation of TCP.
+
+use peers::{Guest, Netns, Offcore, TempDir, exclusive};
+
+use super::{GUEST, System, TAP, Way, iperf, needed, ping_both_ways, stop, wait_for_guest};
+use crate::switch::{self, Copies, Report};
+
+/// The longest frame that goes over a wire with an MTU of 1500.
+pub(super) const FRAME: u64 = 1514;
+
+/// What an interface of a guest leaves to what is behind it, all of it or nothing.
+pub(super) fn set_offloads(guest: &mut Guest, on: bool) {
+    let state = if on { "on" } else { "off" };
+    guest
+        .check(&format!("ethtool -K eth0 tx {state} sg {state} tso {state} gso {state} gro {state}"))
+        .unwrap();
+    let features = guest.check("ethtool -k eth0").unwrap();
+    for feature in ["tx-checksumming", "tcp-segmentation-offload"] {
+        assert!(features.contains(&format!("{feature}: {state}")), "{features}");
+    }
+}
+
+/// A report that is newer than the call.
+pub(super) fn fresh_report(offcore: &mut Offcore) -> Report {
+    let seen = offcore.lines().len();
+    // What was being written, and the one after.
+    for _ in 0..2 {
+        offcore.wait_for("the next report", |line| line.json.is_some()).unwrap();
+    }
+    while offcore.lines().len() < seen + 2 {
+        offcore.wait_for("the next report", |line| line.json.is_some()).unwrap();
+    }
+    switch::latest(offcore)
+}
+
+/// The mean length of the packets that went through one half of a port from one report to another.
+pub(super) fn mean_length(before: &Report, after: &Report, port: usize, half: &str) -> u64 {
+    let packets = after.packets(port, half) - before.packets(port, half);
+    let bytes = after.bytes(port, half) - before.bytes(port, half);
+    bytes / packets.max(1)
+}
+
+/// A stream each way. Where offloads are on, the packets that carry it are longer than any wire would take, on both
+/// ports; otherwise no packet is.
+fn assert_streams(netns: &Netns, offcore: &mut Offcore, offloads: bool) {
+    // The port that a stream comes in at, and the one it goes out of.
+    for (way, from, to) in [(Way::FromGuest, 0, 1), (Way::ToGuest, 1, 0)] {
+        let before = fresh_report(offcore);
+        iperf(netns, way);
+        let after = fresh_report(offcore);
+        let lengths = [mean_length(&before, &after, from, "rx"), mean_length(&before, &after, to, "tx")];
+        for length in lengths {
+            assert_eq!(length > FRAME, offloads, "{way:?}: packets of {lengths:?} bytes\n{after}");
+        }
+    }
+}
+
+/// One guest with two queues: with offloads and without, with two queues in use and with one.
+fn offloads_and_queues(packed: bool, copies: Copies) {
+    let Some(()) = needed() else { return };
+    let _alone = exclusive();
+    let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
+    let system = System { packed, queues: 2, offloads: true, copies };
+    let mut offcore = system.start(&netns, &dir, &[]);
+    let mut guest = system.boot(&dir);
+    wait_for_guest(&netns);
+
+    ping_both_ways(&netns, &mut guest);
+    assert_streams(&netns, &mut offcore, true);
+    let report = switch::latest(&offcore);
+    for half in ["rx", "tx"] {
+        assert!(report.packets_by_queue(0, half).iter().all(|&packets| packets > 0), "{report}");
+    }
+
+    netns.disable_offloads(TAP).unwrap();
+    set_offloads(&mut guest, false);
+    ping_both_ways(&netns, &mut guest);
+    assert_streams(&netns, &mut offcore, false);
+
+    // One queue pair: what the kernel sends through the second queue of the TAP interface has nowhere to go, unless
+    // both are one to the kernel, too.
+    guest.check("ethtool -L eth0 combined 1").unwrap();
+    switch::wait_for_status(&mut offcore, 0, "2 of 4 virtqueues enabled");
+    guest.check("ethtool -L eth0 combined 2").unwrap();
+    switch::wait_for_status(&mut offcore, 0, "4 of 4 virtqueues enabled");
+    set_offloads(&mut guest, true);
+    netns.enable_offloads(TAP).unwrap();
+    ping_both_ways(&netns, &mut guest);
+    assert_streams(&netns, &mut offcore, true);
+    netns.run("ping", &["-c1", "-W5", GUEST]).unwrap();
+    stop(offcore, copies);
+}
+
+#[test]
+fn offloads_and_queues_on_split_rings() {
+    offloads_and_queues(false, Copies::Core);
+}
+
+#[test]
+fn offloads_and_queues_on_packed_rings() {
+    offloads_and_queues(true, Copies::Helper);
+}
