@@ -2,11 +2,13 @@
 //!
 //! | kind | written as |
 //! |---|---|
-//! | vhost | `vhost:SOCKET[,queues=N,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
-//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,mrg=off,event_idx=off,mac=MAC]` |
+//! | vhost | `vhost:SOCKET[,queues=N,client,FEATURE=off…,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
+//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,mac=MAC]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
+//!
+//! A FEATURE that a vhost port need not offer is packed, in_order, mrg, indirect, event_idx or offloads.
 //!
 //! A flag may be given a value (`client=off`), a switch may go without (`mrg`). Numbers may end in k, M or G.
 //! [`PortSpec`] reads and writes them; each port's own module opens it.
@@ -96,12 +98,19 @@ pub struct VhostSpec {
     pub queues: u16,
     /// Connect to the socket instead of listening on it.
     pub client: bool,
+    /// Offer packed virtqueues (RING_PACKED).
+    pub packed: bool,
+    /// Offer in-order use of buffers (IN_ORDER).
+    pub in_order: bool,
     /// Offer mergeable buffers (MRG_RXBUF).
     pub mrg: bool,
     /// Offer indirect descriptors (INDIRECT_DESC).
     pub indirect: bool,
     /// Offer the event index (EVENT_IDX).
     pub event_idx: bool,
+    /// Offer open checksums and TCP packets to be segmented, both ways (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
+    /// GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN).
+    pub offloads: bool,
     /// Channels of the virtqueues in the vhost guide's syntax, without the brackets.
     pub dmas: Option<String>,
 }
@@ -117,6 +126,8 @@ pub struct VirtioUserSpec {
     pub queue_size: u16,
     /// Listen on the socket instead of connecting to it.
     pub server: bool,
+    /// Accept packed virtqueues (RING_PACKED).
+    pub packed: bool,
     /// Accept mergeable buffers (MRG_RXBUF).
     pub mrg: bool,
     /// Accept the event index (EVENT_IDX).
@@ -218,7 +229,9 @@ impl TapSpec {
 impl VhostSpec {
     fn parse(fields: &[&str]) -> Result<Self, String> {
         let (path, options) = first(fields, "the socket's path, as in vhost:/run/vm1.sock")?;
-        let options = Options::parse(options, &["queues", "client", "mrg", "indirect", "event_idx", "dmas"])?;
+        let switches = ["packed", "in_order", "mrg", "indirect", "event_idx", "offloads"];
+        let known = [&["queues", "client"], &switches[..], &["dmas"]].concat();
+        let options = Options::parse(options, &known)?;
         let dmas = match options.find("dmas") {
             None => None,
             Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
@@ -228,9 +241,12 @@ impl VhostSpec {
             path: socket_path(path)?,
             queues: options.queues()?,
             client: options.switch("client", false)?,
+            packed: options.switch("packed", true)?,
+            in_order: options.switch("in_order", true)?,
             mrg: options.switch("mrg", true)?,
             indirect: options.switch("indirect", true)?,
             event_idx: options.switch("event_idx", true)?,
+            offloads: options.switch("offloads", true)?,
             dmas,
         })
     }
@@ -239,9 +255,10 @@ impl VhostSpec {
 impl VirtioUserSpec {
     fn parse(fields: &[&str]) -> Result<Self, String> {
         let (path, options) = first(fields, "the socket's path, as in virtio-user:/run/vm1.sock")?;
-        let options =
-            Options::parse(options, &["queues", "queue_size", "server", "mrg", "event_idx", "mac"])?;
+        let known = ["queues", "queue_size", "server", "packed", "mrg", "event_idx", "mac"];
+        let options = Options::parse(options, &known)?;
         let queue_size: u16 = narrow(options.number("queue_size", 256, 2..=32768)?);
+        // Of a packed virtqueue, too: the back end may have none.
         if !queue_size.is_power_of_two() {
             return Err(format!("queue_size={queue_size}: expected a power of two from 2 to 32768"));
         }
@@ -260,6 +277,7 @@ impl VirtioUserSpec {
             queues: options.queues()?,
             queue_size,
             server: options.switch("server", false)?,
+            packed: options.switch("packed", false)?,
             mrg: options.switch("mrg", true)?,
             event_idx: options.switch("event_idx", true)?,
             mac,
@@ -320,9 +338,12 @@ impl fmt::Display for VhostSpec {
         write!(f, "vhost:{}", self.path.display())?;
         unless(f, "queues", self.queues, 1)?;
         f.write_str(flag(self.client, ",client"))?;
+        f.write_str(flag(!self.packed, ",packed=off"))?;
+        f.write_str(flag(!self.in_order, ",in_order=off"))?;
         f.write_str(flag(!self.mrg, ",mrg=off"))?;
         f.write_str(flag(!self.indirect, ",indirect=off"))?;
         f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
+        f.write_str(flag(!self.offloads, ",offloads=off"))?;
         match &self.dmas {
             None => Ok(()),
             Some(dmas) => write!(f, ",dmas=[{dmas}]"),
@@ -336,6 +357,7 @@ impl fmt::Display for VirtioUserSpec {
         unless(f, "queues", self.queues, 1)?;
         unless(f, "queue_size", self.queue_size, 256)?;
         f.write_str(flag(self.server, ",server"))?;
+        f.write_str(flag(self.packed, ",packed"))?;
         f.write_str(flag(!self.mrg, ",mrg=off"))?;
         f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
         match self.mac {

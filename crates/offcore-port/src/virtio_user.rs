@@ -23,7 +23,7 @@ use std::sync::Arc;
 use offcore_mem::Pool;
 use offcore_ring::RingError;
 use offcore_vhost::connection::Role;
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX};
+use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_PACKED};
 use offcore_vhost::frontend::{FrontEndConfig, FrontEndError};
 use offcore_wire::ethernet::MacAddr;
 
@@ -61,7 +61,9 @@ impl VirtioUserPort {
             role: if spec.server { Role::Server } else { Role::Client },
             queue_pairs: spec.queues,
             queue_size: spec.queue_size,
-            features: wanted(spec.mrg, NET_MRG_RXBUF) | wanted(spec.event_idx, RING_EVENT_IDX),
+            features: wanted(spec.packed, RING_PACKED)
+                | wanted(spec.mrg, NET_MRG_RXBUF)
+                | wanted(spec.event_idx, RING_EVENT_IDX),
             ..FrontEndConfig::new(&spec.path)
         };
         let role = config.role;

@@ -16,6 +16,7 @@ use offcore_port::generator::GenPort;
 use offcore_port::spec::PortSpec;
 use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Port, RxQueue, TxQueue};
+use offcore_vhost::features::RING_PACKED;
 
 /// Packets on their way at a time: fewer than any ring has room for, so that testpmd, which drops what does not fit,
 /// has nothing to drop.
@@ -159,6 +160,13 @@ impl Bench {
         }
     }
 
+    /// The virtio features negotiated, from the port's status.
+    fn features(&self) -> u64 {
+        let status = self.port.status();
+        let (_, features) = status.rsplit_once("0x").unwrap();
+        u64::from_str_radix(features, 16).unwrap()
+    }
+
     /// One round over every queue; whether a packet came back.
     fn round(&mut self, generate: bool) -> bool {
         let mut progress = false;
@@ -214,6 +222,10 @@ fn every_packet_comes_back() {
         (512, ",mrg=off", 1),
         (1518, ",mrg=off,queue_size=1024,event_idx=off", 1),
         (256, ",queues=2", 2),
+        (64, ",packed", 1),
+        (1518, ",packed,queue_size=1024", 1),
+        (512, ",packed,mrg=off,event_idx=off", 1),
+        (256, ",packed,queues=2", 2),
     ] {
         let dir = TempDir::new();
         let socket = dir.file("v.sock");
@@ -222,6 +234,7 @@ fn every_packet_comes_back() {
         let port = format!("virtio-user:{}{options}", socket.display());
         let mut bench = Bench::new(&generator, &port);
         bench.run(COUNT);
+        assert_eq!(bench.features() & RING_PACKED != 0, options.contains("packed"), "{port}");
         let report = bench.generator.report();
         assert!(report.is_clean() && report.missing() == 0, "{port}: {report:?}");
         assert_eq!((report.received, report.verified), (COUNT, COUNT), "{port}");
@@ -251,10 +264,17 @@ fn a_peer_that_connects_to_us_is_served() {
 #[test]
 fn a_peer_that_crashes_is_found_again() {
     let _one = one_at_a_time();
+    for options in ["", ",packed"] {
+        crash(options);
+    }
+}
+
+/// `options` are the port's.
+fn crash(options: &str) {
     let dir = TempDir::new();
     let socket = dir.file("v.sock");
     let Some(testpmd) = Testpmd::start(&socket, 1, "") else { return };
-    let mut bench = Bench::new("gen:size=1518", &format!("virtio-user:{}", socket.display()));
+    let mut bench = Bench::new("gen:size=1518", &format!("virtio-user:{}{options}", socket.display()));
     bench.run(5_000);
     testpmd.kill();
     until("the port notices", || {

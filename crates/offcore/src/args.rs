@@ -92,10 +92,11 @@ Examples:
       --txpkts 1518 --format json
 
 Ports:
-  vhost:SOCKET[,queues=N,client,mrg=off,indirect=off,event_idx=off,
+  vhost:SOCKET[,queues=N,client,packed=off,in_order=off,mrg=off,
+        indirect=off,event_idx=off,offloads=off,
         dmas=[txq0@CH;rxq0@CH]]
-  virtio-user:SOCKET[,queues=N,queue_size=N,server,mrg=off,event_idx=off,
-        mac=MAC]
+  virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
+        event_idx=off,mac=MAC]
   tap:NAME[,queues=N,offloads=off]
   pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]

@@ -61,17 +61,30 @@ fn backend(spec: &VhostSpec) -> BackendConfig {
     let mut config = BackendConfig::new(&spec.path);
     config.role = if spec.client { Role::Client } else { Role::Server };
     config.queue_pairs = spec.queues;
-    for (offered, bit) in [
+    for (offered, bits) in [
+        (spec.packed, features::RING_PACKED),
+        (spec.in_order, features::RING_IN_ORDER),
         (spec.mrg, features::NET_MRG_RXBUF),
         (spec.indirect, features::RING_INDIRECT_DESC),
         (spec.event_idx, features::RING_EVENT_IDX),
+        (spec.offloads, OFFLOADS),
     ] {
         if !offered {
-            config.features &= !bit;
+            config.features &= !bits;
         }
     }
     config
 }
+
+/// Everything that is about checksums and segmentation.
+const OFFLOADS: u64 = features::NET_CSUM
+    | features::NET_GUEST_CSUM
+    | features::NET_HOST_TSO4
+    | features::NET_HOST_TSO6
+    | features::NET_HOST_ECN
+    | features::NET_GUEST_TSO4
+    | features::NET_GUEST_TSO6
+    | features::NET_GUEST_ECN;
 
 impl Observed {
     /// What the ports say now.
@@ -110,5 +123,9 @@ mod tests {
         assert_eq!((config.role, config.queue_pairs), (Role::Client, 3));
         let config = config_of("vhost:/tmp/a,indirect=off");
         assert_eq!(features::OFFERED & !config.features, features::RING_INDIRECT_DESC);
+        let config = config_of("vhost:/tmp/a,packed=off,in_order=off");
+        assert_eq!(features::OFFERED & !config.features, features::RING_PACKED | features::RING_IN_ORDER);
+        let config = config_of("vhost:/tmp/a,offloads=off");
+        assert_eq!(features::OFFERED & !config.features, OFFLOADS);
     }
 }

@@ -4,6 +4,8 @@ use peers::{Need, Offcore, TempDir, exclusive, require};
 
 use crate::switch::{self, Copies, Report};
 
+/// The virtqueues have the packed layout (VIRTIO_F_RING_PACKED).
+const RING_PACKED: u64 = 1 << 34;
 /// Packets each way, at least.
 const PACKETS: u64 = 1_000_000;
 /// The same when a simulated device and the front end take turns on one core.
@@ -20,8 +22,8 @@ fn assert_all_received(from: &Report, to: &Report, packets: u64) {
     assert!(found.received >= packets, "{from} {to}");
 }
 
-/// Packets go both ways at once, and each one is checked.
-fn packets_each_way(copies: Copies, packets: u64) {
+/// Packets go both ways at once, and each one is checked. `ring` are options of the virtio-user port.
+fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -29,12 +31,13 @@ fn packets_each_way(copies: Copies, packets: u64) {
     let generator = |size| format!("gen:size={size},count={},rate={}", 2 * packets, packets / 2);
     let ports = [format!("vhost:{socket}"), generator(1518)];
     let mut back_end = switch::start_on(0, &ports.each_ref().map(String::as_str), copies, 1, &[]);
-    let ports = [format!("virtio-user:{socket},queue_size=4096"), generator(256)];
+    let ports = [format!("virtio-user:{socket},queue_size=4096{ring}"), generator(256)];
     let ports = ports.each_ref().map(String::as_str);
     let mut front_end = switch::start_on(1, &ports, Copies::Core, 1, &["--mbufs", "32768"]);
 
     for offcore in [&mut back_end, &mut front_end] {
-        switch::wait_for_packets(offcore, 1, "rx", 2 * packets);
+        let report = switch::wait_for_packets(offcore, 1, "rx", 2 * packets);
+        assert_eq!(report.features(0) & RING_PACKED != 0, !ring.is_empty(), "{report}");
     }
     // A generator's last burst may still be waiting for room, but nothing is sent early any more.
     let early = |offcore: &Offcore| switch::latest(offcore).dropped("port0 tx down");
@@ -49,15 +52,24 @@ fn packets_each_way(copies: Copies, packets: u64) {
 
 #[test]
 fn a_million_each_way_copied_by_the_core() {
-    packets_each_way(Copies::Core, PACKETS);
+    packets_each_way(Copies::Core, PACKETS, "");
 }
 
 #[test]
 fn a_million_each_way_copied_by_a_helper() {
-    packets_each_way(Copies::Helper, PACKETS);
+    packets_each_way(Copies::Helper, PACKETS, "");
+}
+
+#[test]
+fn a_million_each_way_on_packed_rings() {
+    for copies in Copies::ALL {
+        packets_each_way(copies, PACKETS, ",packed");
+    }
 }
 
 #[test]
 fn packets_each_way_copied_by_a_simulated_device() {
-    packets_each_way(Copies::Simulator, FEW);
+    for ring in ["", ",packed"] {
+        packets_each_way(Copies::Simulator, FEW, ring);
+    }
 }

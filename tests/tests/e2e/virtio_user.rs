@@ -8,6 +8,9 @@ use crate::switch::{self, Copies, Report};
 /// Packets that come back, at least.
 const PACKETS: u64 = 100_000;
 
+/// The virtqueues have the packed layout (VIRTIO_F_RING_PACKED).
+const RING_PACKED: u64 = 1 << 34;
+
 /// What is sent, and over what.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -16,12 +19,13 @@ struct Case {
     queues: u16,
     queue_size: u16,
     mrg: bool,
+    packed: bool,
     /// Whether our side makes the socket, and testpmd connects.
     server: bool,
 }
 
 impl Case {
-    const PLAIN: Self = Self { size: 64, queues: 1, queue_size: 256, mrg: true, server: false };
+    const PLAIN: Self = Self { size: 64, queues: 1, queue_size: 256, mrg: true, packed: false, server: false };
 
     /// testpmd on core 1, which sends everything back.
     fn testpmd(self, dir: &TempDir) -> Testpmd {
@@ -36,12 +40,13 @@ impl Case {
 
     /// A switch between the virtio-user port, 0, and a generator, 1, which sends until the switch is stopped.
     fn switch(self, dir: &TempDir) -> Offcore {
-        let Self { size, queues, queue_size, mrg, server } = self;
+        let Self { size, queues, queue_size, mrg, packed, server } = self;
         let socket = dir.file("s").display().to_string();
         let mrg = if mrg { "" } else { ",mrg=off" };
+        let packed = if packed { ",packed" } else { "" };
         let server = if server { ",server" } else { "" };
         let ports = [
-            format!("virtio-user:{socket},queues={queues},queue_size={queue_size}{mrg}{server}"),
+            format!("virtio-user:{socket},queues={queues},queue_size={queue_size}{mrg}{packed}{server}"),
             format!("gen:size={size},queues={queues}"),
         ];
         switch::start(&ports.each_ref().map(String::as_str), Copies::Core, 1, &[])
@@ -85,7 +90,8 @@ fn out_and_back(case: Case) {
         offcore = case.switch(&dir);
     }
     testpmd.start_forwarding().unwrap();
-    switch::wait_for_packets(&mut offcore, 1, "tx", PACKETS);
+    let report = switch::wait_for_packets(&mut offcore, 1, "tx", PACKETS);
+    assert_eq!(report.features(0) & RING_PACKED != 0, case.packed, "{report}");
     let report = switch::stop(offcore);
     let stats = testpmd.stop_forwarding().unwrap();
     assert_returned(&report, case, stats.port(0).unwrap());
@@ -115,10 +121,27 @@ fn packets_out_and_back_over_two_queues() {
     out_and_back(Case { size: 512, queues: 2, ..Case::PLAIN });
 }
 
+#[test]
+fn small_packets_out_and_back_on_packed_rings() {
+    out_and_back(Case { packed: true, ..Case::PLAIN });
+}
+
+#[test]
+fn large_packets_out_and_back_on_packed_rings() {
+    out_and_back(Case { packed: true, size: 1518, queue_size: 1024, ..Case::PLAIN });
+}
+
+#[test]
+fn packets_out_and_back_on_packed_rings_without_mergeable_buffers() {
+    out_and_back(Case { packed: true, size: 512, queues: 2, mrg: false, ..Case::PLAIN });
+}
+
 /// The sides of the socket exchanged.
 #[test]
 fn packets_out_and_back_when_the_back_end_connects() {
-    out_and_back(Case { server: true, size: 128, ..Case::PLAIN });
+    for packed in [false, true] {
+        out_and_back(Case { server: true, packed, size: 128, ..Case::PLAIN });
+    }
 }
 
 /// The back end is killed in the middle of the traffic, and another one takes its place.
@@ -126,8 +149,13 @@ fn packets_out_and_back_when_the_back_end_connects() {
 fn the_back_end_restarts() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
+    for packed in [false, true] {
+        back_end_restarts(Case { packed, ..Case::PLAIN });
+    }
+}
+
+fn back_end_restarts(case: Case) {
     let dir = TempDir::new().unwrap();
-    let case = Case::PLAIN;
     let mut testpmd = case.testpmd(&dir);
     testpmd.start_forwarding().unwrap();
     let mut offcore = case.switch(&dir);

@@ -17,9 +17,12 @@ fn every_kind_with_defaults() {
         path: "/run/vm1.sock".into(),
         queues: 1,
         client: false,
+        packed: true,
+        in_order: true,
         mrg: true,
         indirect: true,
         event_idx: true,
+        offloads: true,
         dmas: None,
     };
     assert_eq!(parse("vhost:/run/vm1.sock"), PortSpec::Vhost(vhost));
@@ -28,6 +31,7 @@ fn every_kind_with_defaults() {
         queues: 1,
         queue_size: 256,
         server: false,
+        packed: false,
         mrg: true,
         event_idx: true,
         mac: None,
@@ -43,27 +47,32 @@ fn every_kind_with_defaults() {
 fn every_key() {
     assert_eq!(
         parse(
-            "vhost:/run/vm1.sock,queues=2,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1,x]"
+            "vhost:/run/vm1.sock,queues=2,client,packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,\
+             offloads=off,dmas=[txq0@wq0.0;rxq0@wq0.1,x]"
         ),
         PortSpec::Vhost(VhostSpec {
             path: "/run/vm1.sock".into(),
             queues: 2,
             client: true,
+            packed: false,
+            in_order: false,
             mrg: false,
             indirect: false,
             event_idx: false,
+            offloads: false,
             dmas: Some("txq0@wq0.0;rxq0@wq0.1,x".into()),
         })
     );
     assert_eq!(
         parse(
-            "virtio-user:v.sock,queues=2,queue_size=1024,server,mrg=on,event_idx=off,mac=02:00:00:00:00:07"
+            "virtio-user:v.sock,queues=2,queue_size=1024,server,packed,mrg=on,event_idx=off,mac=02:00:00:00:00:07"
         ),
         PortSpec::VirtioUser(VirtioUserSpec {
             path: "v.sock".into(),
             queues: 2,
             queue_size: 1024,
             server: true,
+            packed: true,
             mrg: true,
             event_idx: false,
             mac: Some(MacAddr::local(7)),
@@ -110,9 +119,10 @@ fn what_is_written_reads_back() {
         "tap:tap0,queues=4",
         "tap:tap0,offloads=off",
         "vhost:/x",
-        "vhost:/x,queues=2,client,mrg=off,indirect=off,event_idx=off,dmas=[txq0@wq0.0;rxq0@wq0.1]",
+        "vhost:/x,queues=2,client,packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,offloads=off",
+        "vhost:/x,offloads=off,dmas=[txq0@wq0.0;rxq0@wq0.1]",
         "virtio-user:/x",
-        "virtio-user:/x,queues=2,queue_size=1024,server,mrg=off,event_idx=off,mac=02:00:00:00:00:07",
+        "virtio-user:/x,queues=2,queue_size=1024,server,packed,mrg=off,event_idx=off,mac=02:00:00:00:00:07",
     ] {
         assert_eq!(parse(text).to_string(), text);
     }
@@ -130,7 +140,8 @@ fn errors_name_what_was_found_and_expected() {
     );
     assert_eq!(
         error("vhost:/x,quues=2"),
-        "port 'vhost:/x,quues=2': key 'quues' is not known, expected queues, client, mrg, indirect, event_idx, dmas"
+        "port 'vhost:/x,quues=2': key 'quues' is not known, expected queues, client, packed, in_order, \
+         mrg, indirect, event_idx, offloads, dmas"
     );
     assert_eq!(error("tap:t,queues=0"), "port 'tap:t,queues=0': queues=0: expected a number from 1 to 128");
     for (text, part) in [
