@@ -24,17 +24,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct System {
     packed: bool,
     queues: u16,
-    /// Whether checksums and segmentation are left to the other side, by the guest and by the TAP interface.
-    offloads: bool,
+    /// Whether checksums and segmentation are left to the other side by the guest, and by the TAP interface.
+    offloads: [bool; 2],
     copies: Copies,
 }
 
 impl System {
-    const PLAIN: Self = Self { packed: false, queues: 1, offloads: false, copies: Copies::Core };
+    const PLAIN: Self = Self { packed: false, queues: 1, offloads: [false; 2], copies: Copies::Core };
 
     /// The switch in the namespace, with its TAP interface up.
     fn start(self, netns: &Netns, dir: &TempDir, more: &[&str]) -> Offcore {
-        let Self { queues, offloads, copies, .. } = self;
+        let Self { queues, offloads: [_, offloads], copies, .. } = self;
         let socket = format!("vhost:{},queues={queues}", dir.file("g").display());
         let args = arguments(&[&socket, &format!("tap:{TAP},queues={queues}")], copies, queues, more);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -46,7 +46,7 @@ impl System {
     }
 
     fn boot(self, dir: &TempDir) -> Guest {
-        let Self { packed, queues, offloads, .. } = self;
+        let Self { packed, queues, offloads: [offloads, _], .. } = self;
         let nic = Nic::new(dir.file("g"), MAC, &format!("{GUEST}/24"));
         let nics = vec![Nic { packed, queues, offloads, ..nic }];
         let config = GuestConfig { cpus: queues, core: Some(1), nics, ..GuestConfig::default() };

@@ -25,7 +25,8 @@ struct Case {
 }
 
 impl Case {
-    const PLAIN: Self = Self { size: 64, queues: 1, queue_size: 256, mrg: true, packed: false, server: false };
+    const PLAIN: Self =
+        Self { size: 64, queues: 1, queue_size: 256, mrg: true, packed: false, server: false };
 
     /// testpmd on core 1, which sends everything back.
     fn testpmd(self, dir: &TempDir) -> Testpmd {
