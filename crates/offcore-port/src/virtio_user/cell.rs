@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offcore_mem::{Packet, Pool, PoolCache};
-use offcore_ring::split::driver;
-use offcore_ring::{Layout, RingError};
+use offcore_ring::{RingError, driver};
 use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX};
 use offcore_vhost::frontend::DriverQueue;
 
@@ -30,8 +29,7 @@ impl Ring {
     /// A fresh ring, which asks for no notifications: it is polled. To be made before the back end starts its side.
     pub(super) fn new(queue: &DriverQueue) -> Self {
         let features = queue.features();
-        let Layout::Split(layout) = queue.layout() else { unreachable!("the port asks for no packed rings") };
-        let mut driver = driver::Queue::new(layout, features & RING_EVENT_IDX != 0);
+        let mut driver = driver::Queue::new(queue.layout(), features & RING_EVENT_IDX != 0);
         driver.set_notification(false);
         Self { driver, mergeable: features & NET_MRG_RXBUF != 0, rest: 0, queue: queue.clone() }
     }

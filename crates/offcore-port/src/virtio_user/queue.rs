@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
+use offcore_ring::driver::Used;
 use offcore_ring::split::device::Direction;
-use offcore_ring::split::driver::Used;
 use offcore_ring::{RingError, prefetch};
 use offcore_stats::Stage;
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
