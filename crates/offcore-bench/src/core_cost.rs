@@ -1,11 +1,11 @@
 //! Core cost: the TSC ticks that the measured core spends on a packet, and nothing else.
 //!
-//! The guest and the engine's steps run on the other core (with `hot`, on the same one), in their own turns, untimed.
+//! The guests and the engine's steps run on the other core (with `hot`, on the same one), in their own turns, untimed.
 //! What is timed is the production worker's round: poll, dequeue, address rewriting, enqueue, publishing. With an
 //! engine a window of packets is dequeued (submitted), copied, forwarded (reaped and submitted again), copied, and
 //! published: three timed parts, the waits between them untimed.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
@@ -15,17 +15,20 @@ use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
 use offcore_port::vhost::{rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_ring::split::Layout;
+use offcore_ring::Layout;
 use offcore_stats::page::Block;
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock, tsc};
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_INDIRECT_DESC, VERSION_1};
+use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC, VERSION_1};
 use offcore_vhost::{Binding, VringCell, VringConfig};
+use offcore_wire::ethernet::FCS_LEN;
 
+use crate::background::Background;
 use crate::copier::Engine;
-use crate::guest::{Guest, PEER_MAC, PORT_MAC, Seen, memory_len};
+use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen, buffers_len};
 use crate::lockstep::OtherCore;
 use crate::temperature::Temperature;
+use crate::workload::{Ring, Route, Workload};
 
 /// Packets in a burst.
 pub const BURST: usize = 32;
@@ -33,45 +36,35 @@ pub const BURST: usize = 32;
 pub const RING: u16 = 1024;
 /// How often the engine is run for one window, at most.
 const MOST_WAITS: usize = 64;
-/// Where the device sees the guest's memory.
+/// Where a device sees the guest's memory.
 const GUEST_ADDRESS: u64 = 0x1_0000_0000;
-/// Bytes kept for the two virtqueues.
+/// Bytes kept for the two virtqueues of a guest.
 const RINGS: usize = 2 << 20;
 
-/// Guest memory: buffers, and behind them the two virtqueues.
+/// A guest's memory: buffers, and behind them its virtqueues.
 #[derive(Debug)]
-pub struct GuestSide {
+struct GuestSide {
     /// The guest's own view.
-    pub memory: Arc<GuestMemory>,
-    /// The memfd behind it, for the device to map.
-    pub fd: OwnedFd,
-    len: usize,
-    temperature: Temperature,
+    memory: Arc<GuestMemory>,
+    /// The device's: a mapping of its own, as another process would have.
+    device: Arc<GuestMemory>,
+    /// Bytes of buffers.
+    buffers: usize,
 }
 
 impl GuestSide {
-    /// Memory for a guest of this temperature, on the pages that `hugepages` says.
-    ///
-    /// # Errors
-    /// When there is no such memory.
-    pub fn new(temperature: Temperature, hugepages: Hugepages) -> Result<Self> {
-        let (mapping, fd) = Mapping::memfd("bench-guest", memory_len(temperature) + RINGS, hugepages)?;
-        let len = mapping.len();
-        Ok(Self { memory: one_region(mapping)?, fd, len, temperature })
+    /// Memory for so many bytes of buffers, on the pages that `hugepages` says.
+    fn new(buffers: usize, hugepages: Hugepages) -> Result<Self> {
+        let (mapping, fd) = Mapping::memfd("bench-guest", buffers + RINGS, hugepages)?;
+        let device = one_region(Mapping::shared(fd.as_fd(), 0, mapping.len())?)?;
+        Ok(Self { memory: one_region(mapping)?, device, buffers })
     }
 
-    /// The device's view: a mapping of its own, as another process would have.
-    fn device_view(&self) -> Result<Arc<GuestMemory>> {
-        one_region(Mapping::shared(self.fd.as_fd(), 0, self.len)?)
-    }
-
-    /// The virtqueues at the end of the memory, as seen through `view`: RX, then TX.
-    fn rings(&self, view: &Arc<GuestMemory>) -> Result<(Layout, Layout)> {
-        let ring = |index: usize| {
-            let start = GUEST_ADDRESS + (memory_len(self.temperature) + index * (RINGS / 2)) as u64;
-            Layout::in_memory(view, (start, start + 0x2_0000, start + 0x4_0000), RING.into())
-        };
-        Ok((ring(0)?, ring(1)?))
+    /// A virtqueue behind the buffers, as seen through `view`; the first receives, the second transmits.
+    fn ring(&self, view: &Arc<GuestMemory>, queue: u16, ring: Ring) -> Result<Layout> {
+        let start = GUEST_ADDRESS + (self.buffers + usize::from(queue) * (RINGS / 2)) as u64;
+        let parts = (start, start + 0x2_0000, start + 0x4_0000);
+        Ok(Layout::in_memory(view, parts, RING.into(), ring == Ring::Packed)?)
     }
 }
 
@@ -81,50 +74,73 @@ fn one_region(mapping: Mapping) -> Result<Arc<GuestMemory>> {
     Ok(Arc::new(GuestMemory::new(vec![region])?))
 }
 
-/// One thing to be measured: a guest and the worker that forwards for it.
+/// A virtqueue as the device has it.
+fn vring(side: &GuestSide, queue: u16, ring: Ring) -> Result<VringConfig> {
+    Ok(VringConfig {
+        memory: Arc::clone(&side.device),
+        layout: side.ring(&side.device, queue, ring)?,
+        start: VringConfig::next_start(),
+        base: 0,
+        features: VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC | ring.features(),
+        call: None,
+        kick: None,
+        enabled: true,
+    })
+}
+
+/// A virtqueue's place in a guest's memory: the receiving one, and the transmitting one.
+const RX: u16 = 0;
+const TX: u16 = 1;
+
+/// One thing to be measured: one or two guests, and the worker that forwards for them.
 #[derive(Debug)]
 pub struct Lane {
-    guest: Arc<Mutex<Guest>>,
+    guests: Arc<Mutex<Guests>>,
     worker: Worker,
+    /// The virtqueue that receives, and the one that transmits.
     cells: [Arc<VringCell>; 2],
     engine: Option<Arc<Mutex<Engine>>>,
+    background: Option<Background>,
     temperature: Temperature,
+    frame_len: usize,
 }
 
 impl Lane {
-    /// A lane for frames of `frame` bytes, FCS included, whose virtqueues are bound to `engine`'s channel in `mode`.
+    /// A lane whose virtqueues are bound to `engine`'s channel in `mode`.
     ///
     /// # Errors
     /// When memory cannot be had, or the engine's channel is taken already.
     pub fn new(
-        temperature: Temperature,
-        frame: usize,
+        workload: &Workload,
         (mode, mut engine): (Mode, Option<Engine>),
         pool: &'static Pool,
         hugepages: Hugepages,
     ) -> Result<Self> {
-        let side = GuestSide::new(temperature, hugepages)?;
-        let guest = Guest::new(Arc::clone(&side.memory), side.rings(&side.memory)?, temperature, frame)?;
-        let device = side.device_view()?;
-        let (rx_ring, tx_ring) = side.rings(&device)?;
-        let cells = [Arc::new(VringCell::new(0)), Arc::new(VringCell::new(1))];
+        let &Workload { route, ring, temperature, frame } = workload;
+        let one_way = buffers_len(temperature);
+        let (guests, [rx, tx]) = match route {
+            Route::Loop => {
+                let side = GuestSide::new(2 * one_way, hugepages)?;
+                let rings = (side.ring(&side.memory, RX, ring)?, side.ring(&side.memory, TX, ring)?);
+                let guests = Guests::looped(Arc::clone(&side.memory), rings, temperature, frame)?;
+                (guests, [vring(&side, RX, ring)?, vring(&side, TX, ring)?])
+            }
+            Route::GuestToGuest => {
+                let [from, to] = [GuestSide::new(one_way, hugepages)?, GuestSide::new(one_way, hugepages)?];
+                let sender = (Arc::clone(&from.memory), from.ring(&from.memory, TX, ring)?);
+                let receiver = (Arc::clone(&to.memory), to.ring(&to.memory, RX, ring)?);
+                let guests = Guests::two(sender, receiver, temperature, frame)?;
+                (guests, [vring(&to, RX, ring)?, vring(&from, TX, ring)?])
+            }
+        };
+        let cells = [Arc::new(VringCell::new(RX)), Arc::new(VringCell::new(TX))];
         let mut mover = Mover::new();
         if let Some(engine) = &mut engine {
             let channel = engine.take_channel().context("the engine's channel belongs to another lane")?;
             mover.add_channel(channel);
         }
         let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
-        for (cell, layout) in cells.iter().zip([rx_ring, tx_ring]) {
-            let vring = VringConfig {
-                memory: Arc::clone(&device),
-                layout: layout.into(),
-                start: VringConfig::next_start(),
-                base: 0,
-                features: VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC,
-                call: None,
-                kick: None,
-                enabled: true,
-            };
+        for (cell, vring) in cells.iter().zip([rx, tx]) {
             cell.publish(|wanted| {
                 wanted.vring = Some(Arc::new(vring));
                 wanted.binding = Binding::new(mode, channels.clone());
@@ -147,13 +163,46 @@ impl Lane {
             mover_stats: Block::private(&MOVER_COUNTERS),
             channel_stats: Vec::new(),
         };
-        let engine = engine.map(|engine| Arc::new(Mutex::new(engine)));
-        Ok(Self { guest: Arc::new(Mutex::new(guest)), worker, cells, engine, temperature })
+        Ok(Self {
+            guests: Arc::new(Mutex::new(guests)),
+            worker,
+            cells,
+            engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
+            background: None,
+            temperature,
+            frame_len: frame - FCS_LEN,
+        })
     }
 
-    /// What the guest has seen.
+    /// Puts a copier on the other core that makes as many copies as this lane's core, while that is timed.
+    #[must_use]
+    pub fn with_background(mut self) -> Self {
+        self.background = Some(Background::new(NET_HEADER + self.frame_len));
+        self
+    }
+
+    /// Copies that the copier beside has made for each packet; `None` without one.
+    pub fn background_copies(&self) -> Option<f64> {
+        let made = self.background.as_ref()?.made();
+        Some(made as f64 / self.seen().received.max(1) as f64)
+    }
+
+    /// Bytes that core and engines have copied for each packet so far: 1526 and again 1526 for a frame of 1518 bytes
+    /// that was copied twice, virtio-net headers included.
+    pub fn copied_bytes(&self) -> f64 {
+        let by_engines: u64 = self.worker.mover.channels().map(|(_, channel)| channel.stats().bytes).sum();
+        let all = self.worker.mover.stats().core_bytes + by_engines;
+        all as f64 / self.seen().received.max(1) as f64
+    }
+
+    /// How often a packet's payload has been copied, by [`Lane::copied_bytes`].
+    pub fn copies(&self) -> f64 {
+        (self.copied_bytes() / (self.frame_len + NET_HEADER) as f64).round().max(1.0)
+    }
+
+    /// What the guests have seen.
     pub fn seen(&self) -> Seen {
-        lock(&self.guest).seen()
+        lock(&self.guests).seen()
     }
 
     /// Nanoseconds that the engine took for a copy; `None` without one.
@@ -182,9 +231,9 @@ impl Lane {
     /// When a packet is lost, reordered or changed.
     pub fn turn(&mut self, other: &OtherCore) -> Result<f64> {
         let window = self.temperature.window();
-        self.on_guest(other, move |guest| guest.transmit(window))?;
+        self.on_guests(other, move |guests| guests.transmit(window))?;
         let bursts = window / BURST;
-        let mut ticks = self.rounds(bursts);
+        let mut ticks = self.first_rounds(bursts, other)?;
         // In mode `auto` the core may have made all copies: then there is nothing to wait for.
         if self.in_flight() > 0 {
             self.run_engine(other)?;
@@ -205,9 +254,9 @@ impl Lane {
                 bail!("{} packets are not published, and the engine has nothing to do", self.in_flight());
             }
         }
-        self.on_guest(other, move |guest| {
-            guest.collect()?;
-            match guest.outstanding() {
+        self.on_guests(other, move |guests| {
+            guests.collect()?;
+            match guests.outstanding() {
                 0 => Ok(()),
                 n => bail!("{n} of {window} packets did not arrive"),
             }
@@ -262,6 +311,21 @@ impl Lane {
         tsc::now() - start
     }
 
+    /// As [`Lane::rounds`], with the copier beside where there is one.
+    fn first_rounds(&mut self, rounds: usize, other: &OtherCore) -> Result<u64> {
+        let beside = self.background.as_ref().map(|background| background.begin(other)).transpose()?;
+        let before = self.worker.mover.stats().core_copies;
+        let ticks = self.rounds(rounds);
+        if let Some(beside) = beside {
+            beside.end()?;
+        }
+        let copies = self.worker.mover.stats().core_copies - before;
+        if let Some(background) = &mut self.background {
+            background.follow(ticks, copies);
+        }
+        Ok(ticks)
+    }
+
     fn rounds(&mut self, rounds: usize) -> u64 {
         let start = tsc::now();
         for _ in 0..rounds {
@@ -278,13 +342,13 @@ impl Lane {
         })
     }
 
-    fn on_guest(
+    fn on_guests(
         &mut self,
         other: &OtherCore,
-        f: impl FnOnce(&mut Guest) -> Result<()> + Send + 'static,
+        f: impl FnOnce(&mut Guests) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let guest = Arc::clone(&self.guest);
-        self.elsewhere(other, move || f(&mut lock(&guest)))
+        let guests = Arc::clone(&self.guests);
+        self.elsewhere(other, move || f(&mut lock(&guests)))
     }
 
     /// Hot data stays with the measured core; otherwise the other core does it.

@@ -11,6 +11,7 @@ use crate::progress::Progress;
 use crate::row::Row;
 use crate::temperature::Temperature;
 use crate::vhost::{self, FRAMES};
+use crate::workload::{Ring, Route};
 
 /// A B B A blocks of a packet size.
 const BLOCKS: usize = 2000;
@@ -72,9 +73,12 @@ pub struct DemoResult {
 /// When something cannot be set up, or a packet is lost or changed.
 pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
     let measure = vhost::Options {
+        route: Route::Loop,
+        rings: vec![Ring::Split],
         frames: FRAMES.to_vec(),
         temperatures: vec![Temperature::Remote],
         setups: vec![Setup::CPU, Setup::HELPER],
+        background: false,
         breakdown: false,
         dpdk_lib: false,
         blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },

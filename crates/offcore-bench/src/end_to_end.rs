@@ -8,6 +8,9 @@
 //!          rests)                   │
 //! theirs: dpdk-testpmd, net_vhost ──┘
 //! ```
+//! From guest to guest it is two sockets and two front ends, driven by the same thread: it sends on the one and receives
+//! on the other.
+//!
 //! Without an offload engine only: a third spinning thread on two cores would measure the scheduler. Windows are paired
 //! (ours theirs, theirs ours) and each restart begins with new processes, new memory and new threads, since where
 //! memory happens to be decides more than most changes of code.
@@ -15,7 +18,7 @@
 mod back_end;
 mod load;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -30,6 +33,7 @@ use crate::peer::testpmd::Memory;
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::{Spread, paired_ratio};
+use crate::workload::{Ring, Route};
 use back_end::{BUFFERS, BURST, BackEnd, Ours, Theirs};
 use load::{Load, WINDOW, Window};
 
@@ -50,6 +54,10 @@ const HUGEPAGE_MIB: u32 = 384;
 pub struct EndToEndOptions {
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
+    /// From whom to whom packets go.
+    pub route: Route,
+    /// Formats of virtqueues.
+    pub rings: Vec<Ring>,
     /// How often everything is started anew, for each frame length.
     pub restarts: usize,
     /// Windows of each side between two restarts.
@@ -67,11 +75,13 @@ pub struct EndToEndOptions {
 }
 
 impl EndToEndOptions {
-    /// Windows as the bars ask for them: 24 pairs of 0.4 s over 4 restarts; with `quick` 4 pairs after one start.
+    /// The loop over split virtqueues, windows as the bars ask for them: 24 pairs of 0.4 s over 4 restarts; with `quick` 4 pairs after one start.
     pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (restarts, pairs) = if quick { (1, 4) } else { (4, 6) };
         Self {
             frames: frames.into(),
+            route: Route::Loop,
+            rings: vec![Ring::Split],
             restarts,
             pairs,
             window: Duration::from_millis(400),
@@ -97,22 +107,42 @@ pub fn run(options: &EndToEndOptions, progress: &Progress, emit: &mut dyn FnMut(
     }
     let pages = Pages::choose(options)?;
     let pool = Pool::new(BUFFERS as usize, 2048, pages.ours)?;
-    progress.begin(options.frames.len() * options.restarts * options.pairs);
-    for &frame in &options.frames {
-        progress.say(&format!("end to end {frame} B"));
+    progress.begin(options.rings.len() * options.frames.len() * options.restarts * options.pairs);
+    let links = options.rings.iter().flat_map(|&ring| {
+        let route = options.route;
+        options.frames.iter().map(move |&frame| Link { route, ring, frame })
+    });
+    for link in links {
+        let Link { route, ring, frame } = link;
+        progress.say(&format!("end to end, {route}, {ring}, {frame} B"));
         let row = std::thread::scope(|scope| {
             let front_end = std::thread::Builder::new().name("bench-front-end".into());
             let thread = front_end.spawn_scoped(scope, || {
                 // First of all, so that what is started here stays off the back ends' core unless it belongs there.
                 lcore::pin(other_lcore)?;
-                cell(options, frame, pages, pool, progress)
+                cell(options, link, pages, pool, progress)
             })?;
             thread.join().map_err(|_| anyhow!("the front end's thread has panicked"))?
         });
-        emit(row.with_context(|| format!("{frame} B"))?);
+        emit(row.with_context(|| format!("{route}, {ring}, {frame} B"))?);
     }
     progress.end();
     Ok(())
+}
+
+/// What goes through a back end: from whom to whom, over which virtqueues, how long.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    route: Route,
+    ring: Ring,
+    frame: usize,
+}
+
+impl Link {
+    /// A socket for each guest.
+    fn sockets(self, dir: &TempDir, name: &str) -> Vec<PathBuf> {
+        (0..self.route.guests()).map(|guest| dir.file(&format!("{name}{guest}"))).collect()
+    }
 }
 
 /// The pages of both sides.
@@ -199,34 +229,34 @@ struct Gathered {
     rejected: usize,
 }
 
-/// Measures one frame length.
+/// Measures one frame length over one format.
 fn cell(
     options: &EndToEndOptions,
-    frame: usize,
+    link: Link,
     pages: Pages,
     pool: &'static Pool,
     progress: &Progress,
 ) -> Result<Row> {
     let mut gathered = Gathered::default();
     for _ in 0..options.restarts {
-        gathered.restart(options, frame, pages, pool, progress)?;
+        gathered.restart(options, link, pages, pool, progress)?;
     }
-    gathered.row(frame)
+    gathered.row(link)
 }
 
 impl Gathered {
     fn restart(
         &mut self,
         options: &EndToEndOptions,
-        frame: usize,
+        link: Link,
         pages: Pages,
         pool: &'static Pool,
         progress: &Progress,
     ) -> Result<()> {
         let dir = TempDir::new()?;
-        let mut ours = our_lane(&dir.file("ours"), options.lcore, frame, pages, pool)?;
+        let mut ours = our_lane(&link.sockets(&dir, "ours"), options.lcore, link, pages, pool)?;
         let mut theirs = match options.testpmd {
-            true => Some(their_lane(&dir.file("theirs"), options.lcore, frame, pages)?),
+            true => Some(their_lane(&link.sockets(&dir, "theirs"), options.lcore, link, pages)?),
             false => None,
         };
         let (mut counted, mut since) = (0, Instant::now());
@@ -269,7 +299,7 @@ impl Gathered {
         Ok(())
     }
 
-    fn row(&self, frame: usize) -> Result<Row> {
+    fn row(&self, link: Link) -> Result<Row> {
         ensure!(
             !self.ours.is_empty(),
             "no window was measured: at least one restart and one pair are needed"
@@ -278,12 +308,12 @@ impl Gathered {
         let fe_busy = [&self.fe_busy, &self.their_fe_busy].into_iter().filter_map(|busy| median(busy));
         let mut row = Row {
             bench: "vhost",
-            case: "loop".into(),
+            case: link.route.name().into(),
             arrangement: "end-to-end",
-            frame,
+            frame: link.frame,
             mode: "cpu".into(),
             engine: "cpu".into(),
-            ring: "split",
+            ring: link.ring.name(),
             burst: BURST,
             temperature: "remote".into(),
             window: WINDOW,
@@ -311,22 +341,22 @@ impl Gathered {
 }
 
 fn our_lane(
-    socket: &Path,
+    sockets: &[PathBuf],
     lcore: usize,
-    frame: usize,
+    link: Link,
     pages: Pages,
     pool: &'static Pool,
 ) -> Result<Lane<Ours>> {
-    let mut back_end = Ours::start(socket, lcore, pool, Forward::Mac)?;
-    let load = Load::connect(socket, frame, Some(PORT_MAC), pages.ours)?;
+    let mut back_end = Ours::start(sockets, lcore, pool, Forward::Mac)?;
+    let load = Load::connect(sockets, link.ring, link.frame, Some(PORT_MAC), pages.ours)?;
     back_end.pause()?;
     Ok(Lane::new(back_end, load))
 }
 
-fn their_lane(socket: &Path, lcore: usize, frame: usize, pages: Pages) -> Result<Lane<Theirs>> {
-    let mut back_end = Theirs::start(socket, lcore, pages.theirs)?;
+fn their_lane(sockets: &[PathBuf], lcore: usize, link: Link, pages: Pages) -> Result<Lane<Theirs>> {
+    let mut back_end = Theirs::start(sockets, lcore, pages.theirs)?;
     // The address that testpmd writes is its port's own, which it makes up.
-    let load = Load::connect(socket, frame, None, pages.ours).context("dpdk-testpmd")?;
+    let load = Load::connect(sockets, link.ring, link.frame, None, pages.ours).context("dpdk-testpmd")?;
     back_end.wait_ready()?;
     Ok(Lane::new(back_end, load))
 }

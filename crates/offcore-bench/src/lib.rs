@@ -1,5 +1,6 @@
 //! The published tables, re-measured beside peers.
 
+mod background;
 pub mod copier;
 pub mod core_cost;
 pub mod demo;
@@ -19,3 +20,4 @@ pub mod submit_reap;
 pub mod temperature;
 pub mod vhost;
 pub mod work_sweep;
+pub mod workload;

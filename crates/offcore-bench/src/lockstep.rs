@@ -2,7 +2,7 @@
 //! belongs and nothing runs beside what is timed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -64,17 +64,84 @@ impl OtherCore {
     /// # Errors
     /// The job's own.
     pub fn run(&self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        let turn = self.give(Box::new(job))?;
+        self.wait(turn)
+    }
+
+    /// Runs `job` on the other core beside what this core does until [`Beside::end`], which the job is told by the flag
+    /// that it gets. Returns when the job has begun.
+    ///
+    /// # Errors
+    /// When the other core's thread has ended.
+    pub fn beside(&self, job: impl FnOnce(&AtomicBool) -> Result<()> + Send + 'static) -> Result<Beside<'_>> {
+        let (begun, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (began, until) = (Arc::clone(&begun), Arc::clone(&end));
+        let turn = self.give(Box::new(move || {
+            began.store(true, Ordering::Release);
+            job(&until)
+        }))?;
+        while !begun.load(Ordering::Acquire) {
+            self.alive()?;
+            std::hint::spin_loop();
+        }
+        Ok(Beside { other: self, turn, end, ended: false })
+    }
+
+    fn give(&self, job: Job) -> Result<u32> {
         let Some(jobs) = &self.jobs else { bail!("the guest's thread has ended") };
-        jobs.send(Box::new(job)).map_err(|_| anyhow!("the guest's thread ended"))?;
+        jobs.send(job).map_err(|_| anyhow!("the guest's thread ended"))?;
         let turn = self.turn.given.load(Ordering::Relaxed).wrapping_add(1);
         self.turn.given.store(turn, Ordering::Release);
+        Ok(turn)
+    }
+
+    fn wait(&self, turn: u32) -> Result<()> {
         while self.turn.done.load(Ordering::Acquire) != turn {
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                bail!("the guest's thread ended");
-            }
+            self.alive()?;
             std::hint::spin_loop();
         }
         self.results.recv().context("the guest's thread ended")?
+    }
+
+    fn alive(&self) -> Result<()> {
+        match self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            true => bail!("the guest's thread ended"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A job that runs on the other core beside this one's work. Dropping it ends the job, too.
+#[derive(Debug)]
+pub struct Beside<'a> {
+    other: &'a OtherCore,
+    turn: u32,
+    end: Arc<AtomicBool>,
+    ended: bool,
+}
+
+impl Beside<'_> {
+    /// Has the job end, and waits until it has.
+    ///
+    /// # Errors
+    /// The job's own.
+    pub fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.ended = true;
+        self.end.store(true, Ordering::Release);
+        self.other.wait(self.turn)
+    }
+}
+
+impl Drop for Beside<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Whoever drops it has an error of his own to tell.
+            let _ = self.finish();
+        }
     }
 }
 
@@ -110,5 +177,28 @@ mod tests {
         }
         assert_eq!(*log.lock().unwrap(), (0..200).collect::<Vec<_>>());
         assert!(other.run(|| bail!("no")).is_err());
+    }
+
+    #[test]
+    fn a_job_beside_ends_when_it_is_told_to() {
+        let other = OtherCore::start(None).unwrap();
+        let rounds = Arc::new(AtomicU32::new(0));
+        let theirs = Arc::clone(&rounds);
+        let beside = other
+            .beside(move |end| {
+                while !end.load(Ordering::Acquire) {
+                    theirs.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            })
+            .unwrap();
+        while rounds.load(Ordering::Relaxed) < 1000 {
+            std::hint::spin_loop();
+        }
+        beside.end().unwrap();
+        let after = rounds.load(Ordering::Relaxed);
+        other.run(|| Ok(())).unwrap();
+        assert_eq!(rounds.load(Ordering::Relaxed), after);
+        assert!(other.beside(|_| bail!("no")).unwrap().end().is_err());
     }
 }

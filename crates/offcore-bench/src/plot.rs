@@ -8,6 +8,7 @@ use plotters::prelude::*;
 
 use crate::row::Row;
 use crate::temperature::Temperature;
+use crate::workload::Route;
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (400, 360);
@@ -32,6 +33,8 @@ impl Series {
     /// The series that a row belongs to.
     fn of(row: &Row) -> Option<Self> {
         match (row.engine.as_str(), row.mode.as_str()) {
+            // The same with something else beside it.
+            _ if row.background => None,
             ("dpdk-lib", _) => Some(Self::DpdkLib),
             (_, "cpu") => Some(Self::Cpu),
             (_, "offload") => Some(Self::Offload),
@@ -79,17 +82,24 @@ struct Words {
     y: &'static str,
 }
 
-/// TSC cycles a packet over the frame length: a panel for each temperature, a line for ours with the core copying, ours
-/// with an engine copying, and librte_vhost, where `rows` has them.
+/// TSC cycles a packet over the frame length: a panel for each temperature, case and ring format, a line for ours with the
+/// core copying, ours with an engine copying, and librte_vhost, where `rows` has them.
 ///
 /// # Errors
-/// When no row is of the core-cost arrangement's loop, or the file cannot be written.
+/// When no row is of the core-cost arrangement's loop or from guest to guest, or the file cannot be written.
 pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
-    let rows: Vec<_> =
-        rows.iter().filter(|row| row.arrangement == "core-cost" && row.case == "loop").collect();
-    let panels = Temperature::ALL.into_iter().filter_map(|temperature| {
-        let rows = rows.iter().filter(|row| row.temperature == temperature.name());
-        panel(temperature_title(temperature), rows.map(|row| (*row, row.frame as f64, row.cycles_per_packet)))
+    let cases = [Route::Loop, Route::GuestToGuest].map(Route::name);
+    let wanted = |row: &&Row| row.arrangement == "core-cost" && cases.contains(&row.case.as_str());
+    let rows: Vec<_> = rows.iter().filter(wanted).collect();
+    let kinds = distinct(rows.iter().map(|row| (row.case.as_str(), row.ring)));
+    let panels = kinds.iter().flat_map(|&kind| Temperature::ALL.map(|temperature| (kind, temperature)));
+    let panels = panels.filter_map(|(kind, temperature)| {
+        let of = |row: &&&Row| (row.case.as_str(), row.ring) == kind && row.temperature == temperature.name();
+        let title = match kinds.len() {
+            1 => temperature_title(temperature),
+            _ => format!("{}, {}, {}", kind.0, kind.1, temperature_title(temperature)),
+        };
+        panel(title, rows.iter().filter(of).map(|row| (*row, row.frame as f64, row.cycles_per_packet)))
     });
     let words = Words {
         title: "What forwarding a packet from guest to guest costs the core",
@@ -101,19 +111,20 @@ pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
 }
 
 /// Million packets a second that core and engine reach together, over the application's work on each packet: a panel for
-/// each frame length, a line for the core copying and one for an engine copying.
+/// each ring format and frame length, a line for the core copying and one for an engine copying.
 ///
 /// # Errors
 /// When no row is of the case `work`, or the file cannot be written.
 pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
     let rows: Vec<_> = rows.iter().filter(|row| row.case == "work").collect();
-    let mut frames: Vec<_> = rows.iter().map(|row| row.frame).collect();
-    frames.sort_unstable();
-    frames.dedup();
-    let panels = frames.into_iter().filter_map(|frame| {
-        let rows = rows.iter().filter(|row| row.frame == frame);
+    let mut kinds = distinct(rows.iter().map(|row| (row.ring, row.frame)));
+    // Split before packed, as everywhere.
+    kinds.sort_by_key(|&(ring, frame)| (std::cmp::Reverse(ring), frame));
+    let formats = distinct(kinds.iter().map(|&(ring, _)| ring)).len();
+    let panels = kinds.into_iter().filter_map(|(ring, frame)| {
+        let rows = rows.iter().filter(|row| (row.ring, row.frame) == (ring, frame));
         let points = rows.map(|row| (*row, row.work_ns as f64, row.sustained_mpps.unwrap_or(row.mpps)));
-        panel(format!("{frame} bytes"), points)
+        panel(if formats > 1 { format!("{ring}, {frame} bytes") } else { format!("{frame} bytes") }, points)
     });
     let words = Words {
         title: "What core and engine reach together when an application works on every packet",
@@ -122,6 +133,17 @@ pub fn work_sweep(rows: &[Row], path: &Path) -> Result<()> {
         y: "million packets a second",
     };
     draw(&words, &panels.collect::<Vec<_>>(), path)
+}
+
+/// Each value once, in the order of their first appearance.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all = Vec::new();
+    for value in values {
+        if !all.contains(&value) {
+            all.push(value);
+        }
+    }
+    all
 }
 
 fn temperature_title(temperature: Temperature) -> String {
@@ -262,6 +284,7 @@ mod tests {
         Row {
             case: case.into(),
             arrangement: "core-cost",
+            ring: "split",
             mode: if engine == "core:1" { "offload" } else { "cpu" }.into(),
             engine: engine.into(),
             temperature: temperature.name().into(),
@@ -290,6 +313,14 @@ mod tests {
         }
         // Nine points, and one in the legend.
         assert_eq!(svg.matches("<circle").count(), 10);
+        // Another format has panels of its own, and what was measured with a copier beside is not drawn.
+        let packed = rows.iter().map(|row| Row { ring: "packed", ..row.clone() });
+        let beside = rows.iter().map(|row| Row { background: true, ..row.clone() });
+        let both: Vec<_> = rows.iter().cloned().chain(packed).chain(beside).collect();
+        core_cost(&both, &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(svg.matches("<circle").count(), 19);
+        assert!(svg.contains("loop, split, remote: ") && svg.contains("loop, packed, remote: "), "{svg}");
         // What was not measured is not named.
         core_cost(&rows[..1], &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();

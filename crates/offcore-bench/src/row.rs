@@ -9,7 +9,7 @@ use crate::sample::Spread;
 pub struct Row {
     /// The subcommand: `vhost`, `dma`, `model`, or `predict`.
     pub bench: &'static str,
-    /// What was done: `loop`, `submit_reap`, …
+    /// What was done: `loop`, `guest-to-guest`, `submit_reap`, …
     pub case: String,
     /// `core-cost`, `end-to-end`, `open-loop` or `virtual-clock`.
     pub arrangement: &'static str,
@@ -19,7 +19,7 @@ pub struct Row {
     pub mode: String,
     /// `cpu`, `core:1`, …
     pub engine: String,
-    /// `split`.
+    /// The virtqueues' format: `split` or `packed`; `none` where there are none.
     pub ring: &'static str,
     /// Packets in a burst.
     pub burst: usize,
@@ -131,6 +131,13 @@ pub struct Row {
     pub empty_poll_cycles: Option<f64>,
     /// Nanoseconds that the engine takes for a copy.
     pub engine_ns_per_copy: Option<f64>,
+    /// Bytes that core and engines have copied for each packet, virtio-net headers included: twice its length in a loop,
+    /// once where a packet goes from guest to guest in one copy.
+    pub copied_bytes_per_packet: Option<f64>,
+    /// Whether a copier on the other core made as many copies as this one while this one was timed.
+    pub background: bool,
+    /// How many it made for each packet.
+    pub background_copies_per_packet: Option<f64>,
     /// Million packets a second that core and engine reach together.
     pub sustained_mpps: Option<f64>,
     /// Which of the two is the limit.

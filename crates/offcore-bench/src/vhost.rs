@@ -1,7 +1,7 @@
 //! `offcore bench vhost`: Table 8 of the vhost guide, re-measured as core cost, beside DPDK's librte_vhost.
 //!
 //! The case is the guide's: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is enqueued
-//! to a guest.
+//! to a guest: the same one (`loop`) or another (`guest-to-guest`).
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::{ClockCheck, Ratio, Spread, paired_ratio};
 use crate::temperature::Temperature;
+use crate::workload::{Ring, Route, Workload};
 
 /// Frame lengths of the published table, FCS included.
 pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
@@ -34,7 +35,7 @@ pub(crate) const PUBLISHED: [(usize, f64, f64); 7] = [
     (1280, 2.31, 4.62),
     (1518, 2.04, 4.67),
 ];
-/// Copies that a forwarded packet takes: out of one guest, into the other.
+/// Copies that a packet of the loop takes: out of the guest, into the guest.
 pub(crate) const COPIES: f64 = 2.0;
 /// Turns of each lane that are not counted.
 const WARM_UP: usize = 4;
@@ -48,12 +49,18 @@ const FEWEST: usize = 10;
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// From whom to whom packets go.
+    pub route: Route,
+    /// Formats of virtqueues.
+    pub rings: Vec<Ring>,
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
     /// How warm the data is.
     pub temperatures: Vec<Temperature>,
     /// Who copies: what is measured alternately.
     pub setups: Vec<Setup>,
+    /// Whether the lanes of mode `cpu` are measured once more with an equal-rate copier on the other core.
+    pub background: bool,
     /// Whether the shares of Figure 3 are measured, too.
     pub breakdown: bool,
     /// Whether librte_vhost is measured beside.
@@ -70,6 +77,20 @@ pub struct Options {
     pub other_lcore: Option<usize>,
 }
 
+impl Options {
+    /// The cells, in their order.
+    fn workloads(&self) -> Vec<Workload> {
+        let Self { route, rings, temperatures, frames, .. } = self;
+        let all = rings.iter().flat_map(|&ring| {
+            temperatures.iter().flat_map(move |&temperature| {
+                let workload = move |&frame| Workload { route: *route, ring, temperature, frame };
+                frames.iter().map(workload)
+            })
+        });
+        all.collect()
+    }
+}
+
 /// A cell: what is measured alternately in it.
 struct Cell {
     lanes: Vec<(Subject, Samples)>,
@@ -83,7 +104,11 @@ struct Samples {
 }
 
 enum Subject {
-    Ours(Setup, Box<Lane>),
+    Ours {
+        setup: Setup,
+        background: bool,
+        lane: Box<Lane>,
+    },
     #[cfg(feature = "dpdk")]
     DpdkLib(Box<crate::peer::lane::PeerLane>),
 }
@@ -92,19 +117,19 @@ impl Subject {
     /// What it is called when it is not ours.
     fn peer_name(&self) -> Option<&'static str> {
         match self {
-            Self::Ours(..) => None,
+            Self::Ours { .. } => None,
             #[cfg(feature = "dpdk")]
             Self::DpdkLib(_) => Some("dpdk-lib"),
         }
     }
 
     fn is_auto(&self) -> bool {
-        matches!(self, Self::Ours(setup, _) if setup.mode == Mode::Auto)
+        matches!(self, Self::Ours { setup, .. } if setup.mode == Mode::Auto)
     }
 
     fn turn(&mut self, other: &OtherCore) -> Result<f64> {
         match self {
-            Self::Ours(_, lane) => lane.turn(other),
+            Self::Ours { lane, .. } => lane.turn(other),
             #[cfg(feature = "dpdk")]
             Self::DpdkLib(lane) => lane.turn(other),
         }
@@ -121,17 +146,16 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     let pool = Pool::new(8192, 2048, options.hugepages)?;
     let peers = Peers::open(options)?;
     let mut clock = ClockCheck::new();
-    progress.begin(options.temperatures.len() * options.frames.len() * options.blocks);
-    for &temperature in &options.temperatures {
-        for &frame in &options.frames {
-            progress.say(&format!("{temperature} {frame} B"));
-            let mut cell = Cell::new(options, &peers, temperature, frame, pool)?;
-            let blocks =
-                if temperature == Temperature::Cold { options.blocks.div_ceil(2) } else { options.blocks };
-            cell.measure(blocks, options.patience, &other, &mut clock, progress)?;
-            for row in cell.rows(temperature, frame, options.breakdown.then_some(&other))? {
-                emit(row);
-            }
+    let workloads = options.workloads();
+    progress.begin(workloads.len() * options.blocks);
+    for workload in &workloads {
+        progress.say(&workload.to_string());
+        let mut cell = Cell::new(options, &peers, workload, pool)?;
+        let cold = workload.temperature == Temperature::Cold;
+        let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
+        cell.measure(blocks, options.patience, &other, &mut clock, progress)?;
+        for row in cell.rows(workload, options.breakdown.then_some(&other))? {
+            emit(row);
         }
     }
     progress.end();
@@ -140,26 +164,28 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
 
 impl Cell {
     /// Every lane on the same pages: hugepages for all, or for none when there are too few.
-    fn new(
-        options: &Options,
-        peers: &Peers,
-        temperature: Temperature,
-        frame: usize,
-        pool: &'static Pool,
-    ) -> Result<Self> {
+    fn new(options: &Options, peers: &Peers, workload: &Workload, pool: &'static Pool) -> Result<Self> {
         let on = |hugepages| -> Result<Self> {
             let mut cell = Self { lanes: Vec::new(), rejected: 0 };
             for &setup in &options.setups {
-                let lane = Lane::new(temperature, frame, (setup.mode, setup.open()?), pool, hugepages)?;
-                cell.lanes.push((Subject::Ours(setup, Box::new(lane)), Samples::default()));
+                let open = || Lane::new(workload, (setup.mode, setup.open()?), pool, hugepages);
+                cell.add(Subject::Ours { setup, background: false, lane: Box::new(open()?) });
+                if options.background && setup == Setup::CPU {
+                    let lane = Box::new(open()?.with_background());
+                    cell.add(Subject::Ours { setup, background: true, lane });
+                }
             }
-            peers.add_lane(&mut cell, temperature, frame, hugepages)?;
+            peers.add_lane(&mut cell, workload, hugepages)?;
             Ok(cell)
         };
         match options.hugepages {
             Hugepages::Auto => on(Hugepages::Size2M).or_else(|_| on(Hugepages::None)),
             chosen => on(chosen),
         }
+    }
+
+    fn add(&mut self, subject: Subject) {
+        self.lanes.push((subject, Samples::default()));
     }
 
     /// Warms up and measures `blocks` blocks. Blocks during which the core's clock changed are thrown away and made
@@ -223,21 +249,19 @@ impl Cell {
     fn ours(&self, mode: Mode, like: Copier) -> Option<Vec<f64>> {
         let copier = if mode == Mode::Cpu { Copier::Core } else { like };
         self.lanes.iter().find_map(|(subject, samples)| match subject {
-            Subject::Ours(setup, _) if *setup == (Setup { mode, copier }) => Some(samples.blocks.clone()),
+            Subject::Ours { setup, background: false, .. } if *setup == (Setup { mode, copier }) => {
+                Some(samples.blocks.clone())
+            }
             _ => None,
         })
     }
 
     /// The rows of all lanes; with the other core, Figure 3's shares are measured for them.
-    fn rows(
-        &mut self,
-        temperature: Temperature,
-        frame: usize,
-        breakdown: Option<&OtherCore>,
-    ) -> Result<Vec<Row>> {
+    fn rows(&mut self, workload: &Workload, breakdown: Option<&OtherCore>) -> Result<Vec<Row>> {
+        let &Workload { route, ring, temperature, frame } = workload;
         let hz = tsc::hz();
         let against = self.lanes.iter().map(|(subject, samples)| match subject {
-            Subject::Ours(Setup { mode: Mode::Auto, copier }, _) => {
+            Subject::Ours { setup: Setup { mode: Mode::Auto, copier }, .. } => {
                 let (cpu, offload) = (self.ours(Mode::Cpu, *copier), self.ours(Mode::Offload, *copier));
                 Against::new(&samples.blocks, cpu, offload)
             }
@@ -249,10 +273,10 @@ impl Cell {
         for ((subject, samples), against) in self.lanes.iter_mut().zip(against) {
             let mut row = Row {
                 bench: "vhost",
-                case: "loop".into(),
+                case: route.name().into(),
                 arrangement: "core-cost",
                 frame,
-                ring: "split",
+                ring: ring.name(),
                 burst: BURST,
                 temperature: temperature.name().into(),
                 window: temperature.window(),
@@ -261,14 +285,17 @@ impl Cell {
             };
             row.set_cycles(Spread::of(&samples.blocks), hz);
             match subject {
-                Subject::Ours(setup, lane) => {
+                Subject::Ours { setup, background, lane } => {
                     let seen = lane.seen();
                     (row.received, row.verified, row.lost) =
                         (seen.received, seen.verified, seen.sent - seen.received);
                     row.empty_poll_cycles = Some(lane.empty_poll());
                     (row.mode, row.engine) = (setup.mode.to_string(), setup.copier.name().into());
                     row.simulated = setup.copier.simulated();
-                    row.published = published(frame, setup.mode);
+                    row.background = *background;
+                    row.background_copies_per_packet = lane.background_copies();
+                    row.copied_bytes_per_packet = Some(lane.copied_bytes());
+                    row.published = published(frame, setup.mode).filter(|_| route == Route::Loop);
                     row.published_unit =
                         row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
                     let engine_ns = match setup.copier.simulated() {
@@ -277,7 +304,7 @@ impl Cell {
                         false => lane.engine_ns_per_copy(),
                     };
                     if let Some(ns) = engine_ns {
-                        row.set_engine(ns, COPIES);
+                        row.set_engine(ns, lane.copies());
                     }
                     if let Some(other) = breakdown {
                         let [switching, virtqueue, copy] = lane.breakdown(other, BREAKDOWN)?;
@@ -365,16 +392,10 @@ impl Peers {
         Ok(Self { dpdk: dpdk.map(std::rc::Rc::new) })
     }
 
-    fn add_lane(
-        &self,
-        cell: &mut Cell,
-        temperature: Temperature,
-        frame: usize,
-        hugepages: Hugepages,
-    ) -> Result<()> {
+    fn add_lane(&self, cell: &mut Cell, workload: &Workload, hugepages: Hugepages) -> Result<()> {
         if let Some(dpdk) = &self.dpdk {
-            let lane = crate::peer::lane::PeerLane::new(dpdk, temperature, frame, hugepages)?;
-            cell.lanes.push((Subject::DpdkLib(Box::new(lane)), Samples::default()));
+            let lane = crate::peer::lane::PeerLane::new(dpdk, workload, hugepages)?;
+            cell.add(Subject::DpdkLib(Box::new(lane)));
         }
         Ok(())
     }
@@ -390,13 +411,7 @@ impl Peers {
         Ok(Self {})
     }
 
-    fn add_lane(
-        &self,
-        _cell: &mut Cell,
-        _temperature: Temperature,
-        _frame: usize,
-        _hugepages: Hugepages,
-    ) -> Result<()> {
+    fn add_lane(&self, _cell: &mut Cell, _workload: &Workload, _hugepages: Hugepages) -> Result<()> {
         Ok(())
     }
 }

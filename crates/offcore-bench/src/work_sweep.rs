@@ -14,14 +14,15 @@ use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::Spread;
 use crate::temperature::Temperature;
-use crate::vhost::{COPIES, Options};
+use crate::vhost::Options;
+use crate::workload::Workload;
 
 /// Nanoseconds of work per packet that the sweep goes through.
 pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];
 /// Turns that are not counted.
 const WARM_UP: usize = 4;
 
-/// Measures every combination of `options`' frames and set-ups over [`WORK_NS`], remote data.
+/// Measures every combination of `options`' rings, frames and set-ups over [`WORK_NS`], remote data.
 ///
 /// # Errors
 /// When something cannot be set up, or a packet is lost or changed.
@@ -30,19 +31,20 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     let other = OtherCore::start(options.other_lcore)?;
     let pool = Pool::new(8192, 2048, options.hugepages)?;
     let turns = options.blocks.div_ceil(4).max(8);
-    progress.begin(options.frames.len() * options.setups.len() * WORK_NS.len());
-    for &frame in &options.frames {
+    progress.begin(options.rings.len() * options.frames.len() * options.setups.len() * WORK_NS.len());
+    for (&ring, &frame) in options.rings.iter().flat_map(|ring| options.frames.iter().map(move |f| (ring, f)))
+    {
+        let workload = Workload { ring, ..Workload::table8(Temperature::Remote, frame) };
         for &setup in &options.setups {
-            let mut lane =
-                Lane::new(Temperature::Remote, frame, (setup.mode, setup.open()?), pool, options.hugepages)?;
+            let mut lane = Lane::new(&workload, (setup.mode, setup.open()?), pool, options.hugepages)?;
             for work_ns in WORK_NS {
-                progress.say(&format!("{frame} B, {work_ns} ns of work"));
+                progress.say(&format!("{workload}, {work_ns} ns of work"));
                 lane.set_work(work_ns);
                 for _ in 0..WARM_UP {
                     lane.turn(&other)?;
                 }
                 let samples = (0..turns).map(|_| lane.turn(&other)).collect::<Result<Vec<_>>>()?;
-                emit(row(&mut lane, setup, frame, work_ns, &samples));
+                emit(row(&mut lane, setup, &workload, work_ns, &samples));
                 progress.step();
             }
         }
@@ -51,17 +53,17 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-fn row(lane: &mut Lane, setup: Setup, frame: usize, work_ns: u64, samples: &[f64]) -> Row {
+fn row(lane: &mut Lane, setup: Setup, workload: &Workload, work_ns: u64, samples: &[f64]) -> Row {
     let seen = lane.seen();
     let mut row = Row {
         bench: "vhost",
         case: "work".into(),
         arrangement: "core-cost",
-        frame,
+        frame: workload.frame,
         mode: setup.mode.to_string(),
         engine: setup.copier.name().into(),
         simulated: setup.copier.simulated(),
-        ring: "split",
+        ring: workload.ring.name(),
         burst: BURST,
         temperature: Temperature::Remote.name().into(),
         window: Temperature::Remote.window(),
@@ -73,7 +75,7 @@ fn row(lane: &mut Lane, setup: Setup, frame: usize, work_ns: u64, samples: &[f64
     };
     row.set_cycles(Spread::of(samples), tsc::hz());
     match lane.engine_ns_per_copy() {
-        Some(ns) => row.set_engine(ns, COPIES),
+        Some(ns) => row.set_engine(ns, lane.copies()),
         None => (row.sustained_mpps, row.bound) = (Some(row.mpps), Some("core")),
     }
     row

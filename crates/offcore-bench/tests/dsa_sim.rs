@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use offcore_bench::guest::{Guest, PEER_MAC, PORT_MAC, memory_len};
+use offcore_bench::guest::{Guests, PEER_MAC, PORT_MAC, buffers_len};
 use offcore_bench::temperature::Temperature;
 use offcore_dma::mover::QueueId;
 use offcore_dma::{Channel, Device, Mode, Mover};
@@ -16,7 +16,7 @@ use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_flow::forward::{Addresses, Forward, rewrite};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
-use offcore_ring::split::Layout;
+use offcore_ring::Layout;
 use offcore_stats::{StageClock, tsc};
 use offcore_vhost::features::{NET_MRG_RXBUF, VERSION_1};
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell, VringConfig};
@@ -32,7 +32,7 @@ const ROUND_NS: u64 = 4_000;
 
 /// A guest that sends packets to itself through the device under test.
 struct Looped {
-    guest: Guest,
+    guest: Guests,
     memory: Arc<GuestMemory>,
     cells: [Arc<VringCell>; 2],
     dequeue: Dequeue,
@@ -152,21 +152,22 @@ impl Loop {
 
 impl Looped {
     fn new(mover: &mut Mover, binding: &Binding, frame: usize) -> Self {
-        let buffers = memory_len(Temperature::Remote);
+        let buffers = 2 * buffers_len(Temperature::Remote);
         let (mapping, _fd) = Mapping::memfd("guest", buffers + 2 * RING_BYTES, Hugepages::None).unwrap();
         let len = mapping.len() as u64;
         let region = GuestRegion::new(GUEST_ADDRESS, GUEST_ADDRESS, len, mapping, 0).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
         let ring = |index: usize| {
             let start = GUEST_ADDRESS + (buffers + index * RING_BYTES) as u64;
-            Layout::in_memory(&memory, (start, start + 0x2_0000, start + 0x4_0000), RING).unwrap()
+            Layout::in_memory(&memory, (start, start + 0x2_0000, start + 0x4_0000), RING, false).unwrap()
         };
-        let guest = Guest::new(Arc::clone(&memory), (ring(0), ring(1)), Temperature::Remote, frame).unwrap();
+        let guest =
+            Guests::looped(Arc::clone(&memory), (ring(0), ring(1)), Temperature::Remote, frame).unwrap();
         let cells = [Arc::new(VringCell::new(0)), Arc::new(VringCell::new(1))];
         for (cell, layout) in cells.iter().zip([ring(0), ring(1)]) {
             let vring = VringConfig {
                 memory: Arc::clone(&memory),
-                layout: layout.into(),
+                layout,
                 start: VringConfig::next_start(),
                 base: 0,
                 features: VERSION_1 | NET_MRG_RXBUF,

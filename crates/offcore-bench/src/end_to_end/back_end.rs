@@ -1,7 +1,8 @@
 //! The back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost. Both forward `mac` from
-//! their one port to itself, both on the same core; one forwards while the other rests.
+//! their one port to itself, or from each of two ports to the other, both on the same core; one forwards while the other
+//! rests.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -55,7 +56,7 @@ enum Done {
     Clock { holds: bool },
 }
 
-/// Our vhost port and its worker.
+/// Our vhost ports and their worker.
 #[derive(Debug)]
 pub(super) struct Ours {
     forwarding: Arc<AtomicBool>,
@@ -64,20 +65,36 @@ pub(super) struct Ours {
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
     /// Dropped after the worker has ended: it would wait for one that rests.
-    _port: VhostPort,
+    _ports: Vec<VhostPort>,
 }
 
 impl Ours {
-    /// Opens the port at `socket`, with its worker on lcore `core`. It forwards, so that a front end can start.
-    pub(super) fn start(socket: &Path, core: usize, pool: &'static Pool, forward: Forward) -> Result<Self> {
-        let mut port = VhostPort::open("vhost", PORT_MAC, BackendConfig::new(socket))?;
+    /// Opens a port at each of `sockets`, one or two, with their worker on lcore `core`. It forwards, so that front ends
+    /// can start.
+    pub(super) fn start(
+        sockets: &[PathBuf],
+        core: usize,
+        pool: &'static Pool,
+        forward: Forward,
+    ) -> Result<Self> {
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
-        let rx = port.rx_queue(0, setup(&mut mover, &page))?;
-        let tx = port.tx_queue(0, setup(&mut mover, &page))?;
-        let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+        let (mut ports, mut rxs, mut txs) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, socket) in sockets.iter().enumerate() {
+            let name = ["port0", "port1"][index % 2];
+            let mut port = VhostPort::open(name, PORT_MAC, BackendConfig::new(socket))?;
+            rxs.push(port.rx_queue(0, setup(&mut mover, &page, name))?);
+            txs.push(port.tx_queue(0, setup(&mut mover, &page, name))?);
+            ports.push(port);
+        }
+        // A port's packets go out of the next one: of itself, when there is one only.
+        txs.rotate_left(1);
+        let streams = rxs.into_iter().zip(txs).map(|(rx, tx)| {
+            let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+            Stream { rx, tx, addresses, source: None }
+        });
         let worker = Worker {
-            streams: vec![Stream { rx, tx, addresses, source: None }],
+            streams: streams.collect(),
             forward,
             burst: BURST,
             work: 0,
@@ -99,7 +116,7 @@ impl Ours {
         })?;
         let thread = Some(thread);
         let orders = Some(orders);
-        let mut ours = Self { forwarding, count_cycles: false, orders, done, thread, _port: port };
+        let mut ours = Self { forwarding, count_cycles: false, orders, done, thread, _ports: ports };
         pinned.recv().context("the worker's thread has ended")??;
         ours.resume()?;
         Ok(ours)
@@ -120,8 +137,8 @@ impl Ours {
 }
 
 /// The core copies.
-fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
-    QueueSetup { mover, stats, binding: Binding::new(Mode::Cpu, Vec::new()), port: "port0" }
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, port: &'a str) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: Binding::new(Mode::Cpu, Vec::new()), port }
 }
 
 fn gone() -> anyhow::Error {
@@ -191,29 +208,40 @@ impl Drop for Ours {
     }
 }
 
-/// dpdk-testpmd with a net_vhost port.
+/// dpdk-testpmd with net_vhost ports.
 #[derive(Debug)]
 pub(super) struct Theirs {
     testpmd: Testpmd,
+    ports: u16,
     count_cycles: bool,
 }
 
 impl Theirs {
-    /// Starts a testpmd on `lcore` that makes `socket`; it does not forward yet.
-    pub(super) fn start(socket: &Path, lcore: usize, memory: Memory) -> Result<Self> {
-        let port = NetVhost::new(socket);
+    /// Starts a testpmd on `lcore` that makes `sockets`, one or two; it does not forward yet.
+    pub(super) fn start(sockets: &[PathBuf], lcore: usize, memory: Memory) -> Result<Self> {
         let burst = u16::try_from(BURST)?;
-        let config =
-            TestpmdConfig { memory, mbufs: BUFFERS, burst, ..TestpmdConfig::net_vhost(lcore, &port) };
+        let vdevs: Vec<_> = (0..).zip(sockets).map(|(i, socket)| NetVhost::new(socket).vdev(i)).collect();
+        let config = TestpmdConfig {
+            core: lcore,
+            topology: if vdevs.len() > 1 { "paired" } else { "loop" },
+            vdevs,
+            memory,
+            mbufs: BUFFERS,
+            burst,
+            ..TestpmdConfig::default()
+        };
         let mut testpmd = Testpmd::start(&config)?;
         testpmd.set_forward("mac")?;
-        testpmd.set_peer_address(0, &PEER_MAC.to_string())?;
-        Ok(Self { testpmd, count_cycles: false })
+        let ports = u16::try_from(sockets.len())?;
+        for port in 0..ports {
+            testpmd.set_peer_address(port, &PEER_MAC.to_string())?;
+        }
+        Ok(Self { testpmd, ports, count_cycles: false })
     }
 
-    /// Waits until the front end is there.
+    /// Waits until every port's front end is there.
     pub(super) fn wait_ready(&mut self) -> Result<()> {
-        self.testpmd.wait_link_up(0)
+        (0..self.ports).try_for_each(|port| self.testpmd.wait_link_up(port))
     }
 }
 
@@ -224,11 +252,13 @@ impl BackEnd for Theirs {
 
     fn pause(&mut self) -> Result<Option<f64>> {
         let stats = self.testpmd.stop_forwarding()?;
-        let port = stats.port(0)?;
-        ensure!(
-            port.tx_dropped == 0 && port.rx_dropped == 0,
-            "dpdk-testpmd has dropped packets, so its rate is none: {port:?}"
-        );
+        for port in 0..self.ports {
+            let port = stats.port(port)?;
+            ensure!(
+                port.tx_dropped == 0 && port.rx_dropped == 0,
+                "dpdk-testpmd has dropped packets, so its rate is none: {port:?}"
+            );
+        }
         Ok(stats.cycles.filter(|_| self.count_cycles).map(|cycles| cycles.per_packet))
     }
 

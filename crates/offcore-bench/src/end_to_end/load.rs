@@ -1,5 +1,5 @@
 //! The load of an end-to-end measurement: a front end that keeps packets going round through a back end, and checks
-//! each that comes back.
+//! each that comes back; or two front ends, of which the one sends and the other receives.
 //!
 //! TX buffers are filled once; from then on a packet is its buffer with another sequence number. Of every packet that
 //! comes back the length and the sequence number are checked, and of one in [`CONTENT_EVERY`] every byte. A packet that
@@ -14,16 +14,15 @@
 //! * what comes next is fetched before it is needed.
 
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use offcore_mem::{GuestMemory, GuestRegion, HEADROOM, Hugepages, Mapping};
-use offcore_ring::Layout;
 use offcore_ring::device::Direction;
 use offcore_ring::prefetch;
-use offcore_ring::split::driver::Queue;
+use offcore_ring::driver::Queue;
 use offcore_stats::tsc;
 use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
 use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
@@ -32,6 +31,7 @@ use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
 use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
+use crate::workload::Ring;
 
 /// Descriptors of each virtqueue, and buffers of each direction: virtio's usual size.
 pub(super) const RING: u16 = 256;
@@ -77,11 +77,51 @@ impl Window {
     }
 }
 
-/// A front end and its packets.
+/// A front end and its memory: TX buffers, then RX buffers.
 #[derive(Debug)]
-pub(super) struct Load {
+struct Guest {
     front_end: FrontEnd,
     memory: Arc<GuestMemory>,
+}
+
+impl Guest {
+    /// A front end at `socket`, connected and not yet started.
+    fn connect(socket: &Path, ring: Ring, hugepages: Hugepages) -> Result<Self> {
+        let buffers = usize::from(RING);
+        let (mapping, fd) = Mapping::memfd("bench-load", 2 * buffers * STRIDE, hugepages)?;
+        let (address, len) = (mapping.base().as_ptr() as u64, mapping.len() as u64);
+        let region = GuestRegion::new(address, address, len, mapping, 0)?;
+        let memory = Arc::new(GuestMemory::new(vec![region])?);
+        let config = FrontEndConfig {
+            queue_size: RING,
+            features: NET_MRG_RXBUF | RING_INDIRECT_DESC | ring.features(),
+            ..FrontEndConfig::new(socket)
+        };
+        let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());
+        let front_end = FrontEnd::connect(&config, &[shared]).context("connecting to the back end")?;
+        ensure!(
+            front_end.features() & Ring::Packed.features() == ring.features(),
+            "the back end does not agree to {ring} virtqueues"
+        );
+        Ok(Self { front_end, memory })
+    }
+
+    /// The driver's side of virtqueue `index`.
+    fn queue(&self, index: usize) -> Result<Queue<u32>> {
+        let queue = self.front_end.queues().get(index).context("expected two virtqueues")?;
+        let mut queue = Queue::new(queue.layout(), false);
+        queue.set_notification(false);
+        Ok(queue)
+    }
+}
+
+/// Front ends and their packets.
+#[derive(Debug)]
+pub(super) struct Load {
+    guests: Vec<Guest>,
+    /// The memory of the guest that sends, and of the one that receives.
+    tx_memory: Arc<GuestMemory>,
+    rx_memory: Arc<GuestMemory>,
     rx: Queue<u32>,
     tx: Queue<u32>,
     /// TX buffers that the back end does not have. The last to come goes first, as with the ring's descriptors.
@@ -103,37 +143,27 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Connects to the back end at `socket` and starts its virtqueues; nothing is sent yet. Frames are `frame` bytes
-    /// long, FCS included; the back end writes `source` into them.
+    /// Connects to the back end at `sockets`, of which the first gets what is sent and the last gives it back, and starts
+    /// its virtqueues; nothing is sent yet. Frames are `frame` bytes long, FCS included; the back end writes `source` into
+    /// them.
     ///
     /// # Errors
     /// When the frame length is impossible, memory is short or the back end cannot be had.
     pub(super) fn connect(
-        socket: &Path,
+        sockets: &[PathBuf],
+        ring: Ring,
         frame: usize,
         source: Option<MacAddr>,
         hugepages: Hugepages,
     ) -> Result<Self> {
-        let buffers = usize::from(RING);
-        let (mapping, fd) = Mapping::memfd("bench-load", 2 * buffers * STRIDE, hugepages)?;
-        let (address, len) = (mapping.base().as_ptr() as u64, mapping.len() as u64);
-        let region = GuestRegion::new(address, address, len, mapping, 0)?;
-        let memory = Arc::new(GuestMemory::new(vec![region])?);
-        let config = FrontEndConfig {
-            queue_size: RING,
-            features: NET_MRG_RXBUF | RING_INDIRECT_DESC,
-            ..FrontEndConfig::new(socket)
-        };
-        let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());
-        let front_end = FrontEnd::connect(&config, &[shared]).context("connecting to the back end")?;
-        let [rx, tx] = front_end.queues() else { bail!("expected two virtqueues") };
+        let guests: Vec<_> =
+            sockets.iter().map(|socket| Guest::connect(socket, ring, hugepages)).collect::<Result<_>>()?;
+        let (Some(from), Some(to)) = (guests.first(), guests.last()) else { bail!("expected a socket") };
         // Made before the back end starts its side, since they zero the rings.
-        let (Layout::Split(rx_ring), Layout::Split(tx_ring)) = (rx.layout(), tx.layout()) else {
-            bail!("packed rings were not asked for");
-        };
-        let (rx, tx) = (Queue::new(rx_ring, false), Queue::new(tx_ring, false));
+        let (rx, tx) = (to.queue(0)?, from.queue(1)?);
         let mut load = Self {
-            memory,
+            tx_memory: Arc::clone(&from.memory),
+            rx_memory: Arc::clone(&to.memory),
             rx,
             tx,
             free: scattered().collect(),
@@ -147,12 +177,12 @@ impl Load {
             seen: Seen::default(),
             lost: 0,
             patience: tsc::ticks(PATIENCE),
-            front_end,
+            guests,
         };
-        load.rx.set_notification(false);
-        load.tx.set_notification(false);
         load.prepare()?;
-        load.front_end.start().context("starting the virtqueues")?;
+        for guest in &mut load.guests {
+            guest.front_end.start().context("starting the virtqueues")?;
+        }
         Ok(load)
     }
 
@@ -167,7 +197,7 @@ impl Load {
             let frame = &mut packet[NET_HEADER..];
             template.write(frame)?;
             probe::write(frame, ProbeHeader { fill: buffer ^ 0x5eed, sequence: 0 })?;
-            self.mapping().write_at(tx_frame(buffer) - NET_HEADER, &self.scratch[..end]);
+            self.tx_mapping().write_at(tx_frame(buffer) - NET_HEADER, &self.scratch[..end]);
         }
         scattered().for_each(|buffer| self.post(buffer));
         self.rx.publish();
@@ -264,7 +294,7 @@ impl Load {
         let burst = &mut burst[..ready];
         for slot in burst.iter_mut() {
             let Some(used) = self.rx.pop()? else { bail!("the RX ring has fewer packets than it said") };
-            prefetch::read(self.pointer(rx_frame(used.token)));
+            prefetch::read(pointer(self.rx_mapping(), rx_frame(used.token)));
             *slot = (used.token, used.len);
         }
         self.tx.used()?;
@@ -273,7 +303,7 @@ impl Load {
         }
         // Of those to be sent next, the back end has read the sequence number last.
         for &buffer in self.free.iter().rev().take(ready) {
-            prefetch::write(self.pointer(tx_frame(buffer)));
+            prefetch::write(pointer(self.tx_mapping(), tx_frame(buffer)));
         }
         for &(buffer, len) in burst.iter() {
             self.check(buffer, len)?;
@@ -290,7 +320,7 @@ impl Load {
     #[inline(always)]
     fn check(&mut self, buffer: u32, len: u32) -> Result<()> {
         let mut sequence = [0; 8];
-        self.mapping().read_at(rx_frame(buffer) + SEQUENCE, &mut sequence);
+        self.rx_mapping().read_at(rx_frame(buffer) + SEQUENCE, &mut sequence);
         let sequence = u64::from_le_bytes(sequence);
         if sequence != self.expected {
             self.check_gap(sequence)?;
@@ -327,7 +357,7 @@ impl Load {
     fn check_content(&mut self, buffer: u32, sequence: u64) -> Result<()> {
         let mut packet = std::mem::take(&mut self.scratch);
         let frame = &mut packet[..self.frame_len];
-        self.mapping().read_at(rx_frame(buffer), frame);
+        self.rx_mapping().read_at(rx_frame(buffer), frame);
         let header = probe::check_header(frame).with_context(|| format!("packet {sequence}"))?;
         ensure!(header.sequence == sequence, "packet {sequence} has changed while it was looked at");
         ensure!(
@@ -347,7 +377,7 @@ impl Load {
         let at = rx_frame(buffer) - NET_HEADER;
         let len = (STRIDE - (FRAME - NET_HEADER)) as u32;
         // There is room: the ring has a descriptor for each buffer.
-        let _ = self.rx.add(self.pointer(at) as u64, len, Direction::Writable, buffer);
+        let _ = self.rx.add(pointer(self.rx_mapping(), at) as u64, len, Direction::Writable, buffer);
     }
 
     /// Sends `count` packets.
@@ -356,8 +386,8 @@ impl Load {
         for _ in 0..count {
             // A back end returns TX buffers when it likes: what it still has is sent later.
             let Some(buffer) = self.free.pop() else { break };
-            self.mapping().write_at(tx_frame(buffer) + SEQUENCE, &self.next.to_le_bytes());
-            let at = self.pointer(tx_frame(buffer) - NET_HEADER) as u64;
+            self.tx_mapping().write_at(tx_frame(buffer) + SEQUENCE, &self.next.to_le_bytes());
+            let at = pointer(self.tx_mapping(), tx_frame(buffer) - NET_HEADER) as u64;
             let len = (NET_HEADER + self.frame_len) as u32;
             if self.tx.add(at, len, Direction::Readable, buffer).is_err() {
                 bail!("the TX ring has fewer descriptors than buffers");
@@ -370,15 +400,20 @@ impl Load {
     }
 
     #[inline(always)]
-    fn mapping(&self) -> &Mapping {
-        self.memory.regions()[0].mapping()
+    fn tx_mapping(&self) -> &Mapping {
+        self.tx_memory.regions()[0].mapping()
     }
 
-    /// The address of byte `offset` of the memory.
     #[inline(always)]
-    fn pointer(&self, offset: usize) -> *const u8 {
-        self.mapping().base().as_ptr().wrapping_add(offset)
+    fn rx_mapping(&self) -> &Mapping {
+        self.rx_memory.regions()[0].mapping()
     }
+}
+
+/// The address of byte `offset` of a memory.
+#[inline(always)]
+fn pointer(memory: &Mapping, offset: usize) -> *const u8 {
+    memory.base().as_ptr().wrapping_add(offset)
 }
 
 /// All buffers of a direction, none beside its neighbour.

@@ -6,9 +6,9 @@ use super::*;
 pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, Load) {
     let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
     let core = lcore::available().unwrap()[0];
-    let socket = dir.file("s");
-    let ours = Ours::start(&socket, core, pool, mode).unwrap();
-    let load = Load::connect(&socket, 64, Some(PORT_MAC), Hugepages::None).unwrap();
+    let sockets = [dir.file("s")];
+    let ours = Ours::start(&sockets, core, pool, mode).unwrap();
+    let load = Load::connect(&sockets, Ring::Split, 64, Some(PORT_MAC), Hugepages::None).unwrap();
     (ours, load)
 }
 
@@ -44,6 +44,20 @@ fn packets_go_round_and_every_one_is_accounted_for() {
             "{row:?}"
         );
     }
+}
+
+#[test]
+fn packets_of_one_guest_arrive_at_the_other() {
+    let mut options = EndToEndOptions { route: Route::GuestToGuest, restarts: 1, ..options() };
+    options.frames = vec![512];
+    if options.other_lcore.is_none() {
+        return;
+    }
+    let mut rows = Vec::new();
+    run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    let [row] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!((row.case.as_str(), row.ring, row.arrangement), ("guest-to-guest", "split", "end-to-end"));
+    assert!(row.lost == 0 && row.verified >= 4096 && row.received > row.verified, "{row:?}");
 }
 
 #[test]

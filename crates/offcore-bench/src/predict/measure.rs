@@ -14,6 +14,7 @@ use crate::row::Row;
 use crate::sample::ClockCheck;
 use crate::temperature::Temperature;
 use crate::vhost::COPIES;
+use crate::workload::Workload;
 
 /// Turns of each lane that are not counted.
 const WARM_UP: usize = 8;
@@ -88,7 +89,12 @@ fn core_costs(
     let dsa = Setup { mode: Mode::Offload, copier: Copier::DsaSim { batch: true } };
     let lane = |setup: Setup| {
         let engine = setup.open()?;
-        Lane::new(options.temperature, frame, (setup.mode, engine), pool, options.hugepages)
+        Lane::new(
+            &Workload::table8(options.temperature, frame),
+            (setup.mode, engine),
+            pool,
+            options.hugepages,
+        )
     };
     let (mut cpu, mut offload) = (lane(Setup::CPU)?, lane(dsa)?);
     for _ in 0..WARM_UP {

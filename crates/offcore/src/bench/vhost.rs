@@ -16,6 +16,7 @@ use offcore_bench::submit_reap;
 use offcore_bench::temperature::Temperature;
 use offcore_bench::vhost::{self, FRAMES};
 use offcore_bench::work_sweep;
+use offcore_bench::workload::{Ring, Route};
 use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
@@ -51,7 +52,11 @@ Examples:
     offcore bench vhost --engine cpu,dsa-sim,dsa-sim-direct --frame 1518
 
   Packets a second, in turns with dpdk-testpmd, as root:
-    offcore bench vhost --case end-to-end --peer dpdk
+    offcore bench vhost --case end-to-end --peer dpdk --ring split,packed
+
+  From one guest to another: what a packet costs the core, and packets a second:
+    offcore bench vhost --case guest-to-guest --ring split --frame 1024,1518
+    offcore bench vhost --case guest-to-guest-e2e --frame 1024,1518
 
   What offloading leaves to an application that works on every packet:
     offcore bench vhost --case work-ns --frame 512,1518 --plot work.svg
@@ -89,6 +94,14 @@ pub(crate) struct VhostArgs {
     /// Case latency: microseconds that a packet may take through an engine in the second of the rows of mode auto
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 20, value_parser = within(1..=1_000_000))]
     pub max_latency: usize,
+
+    /// Formats of virtqueues: split, packed [default: both; split with --quick]
+    #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = ring())]
+    pub rings: Vec<Ring>,
+
+    /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
+    #[arg(long)]
+    pub background: bool,
 
     /// Measure other people's software beside ours, in turns
     #[arg(long, value_name = "PEER")]
@@ -128,6 +141,11 @@ pub(crate) enum Case {
     EndToEnd,
     /// How long packets take between the two when they come at a pace of their own.
     Latency,
+    /// TSC ticks that forwarding a packet from one guest to another takes the core.
+    GuestToGuest,
+    /// Packets a second from one front end to another through a back end, the core copying.
+    #[value(name = "guest-to-guest-e2e")]
+    GuestToGuestEndToEnd,
 }
 
 /// What is measured beside ours.
@@ -141,6 +159,10 @@ pub(crate) enum Peer {
 
 fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
     choice(Temperature::ALL.map(Temperature::name))
+}
+
+fn ring() -> impl clap::builder::TypedValueParser<Value = Ring> {
+    choice(Ring::ALL.map(Ring::name))
 }
 
 fn mode() -> impl clap::builder::TypedValueParser<Value = Mode> {
@@ -175,17 +197,22 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
         (true, _) => vec![Case::CoreCost, Case::SubmitReap],
     };
-    let need = |flag: &str, case, name| match cases.contains(&case) {
+    let need = |flag: &str, wanted: &[Case], names| match cases.iter().any(|case| wanted.contains(case)) {
         true => Ok(()),
-        false => Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out")),
+        false => Err(format!("{flag} goes with --case {names}: add it, or leave {flag} out")),
     };
+    const COSTS: &[Case] = &[Case::CoreCost, Case::GuestToGuest];
+    const RATES: &[Case] = &[Case::EndToEnd, Case::GuestToGuestEndToEnd];
     match args.peer {
-        Some(Peer::DpdkLib) => need("--peer dpdk-lib", Case::CoreCost, "core-cost")?,
-        Some(Peer::Dpdk) => need("--peer dpdk", Case::EndToEnd, "end-to-end")?,
+        Some(Peer::DpdkLib) => need("--peer dpdk-lib", COSTS, "core-cost or guest-to-guest")?,
+        Some(Peer::Dpdk) => need("--peer dpdk", RATES, "end-to-end or guest-to-guest-e2e")?,
         None => {}
     }
     if args.plot.is_some() && !cases.contains(&Case::WorkNs) {
-        need("--plot", Case::CoreCost, "core-cost or work-ns")?;
+        need("--plot", COSTS, "core-cost, guest-to-guest or work-ns")?;
+    }
+    if args.background {
+        need("--background", COSTS, "core-cost or guest-to-guest")?;
     }
     Ok(cases)
 }
@@ -199,6 +226,10 @@ fn measure(
     let progress = Progress::visible();
     match case {
         Case::CoreCost => vhost::run(options, &progress, emit),
+        Case::GuestToGuest => {
+            let options = vhost::Options { route: Route::GuestToGuest, ..options.clone() };
+            vhost::run(&options, &progress, emit)
+        }
         Case::WorkNs => work_sweep::run(options, &progress, emit),
         Case::SubmitReap => {
             lcore::pin(options.lcore)?;
@@ -213,9 +244,11 @@ fn measure(
             }
             Ok(())
         }
-        Case::EndToEnd => {
+        Case::EndToEnd | Case::GuestToGuestEndToEnd => {
             let mut end_to_end =
                 EndToEndOptions::new(&options.frames, args.quick, options.lcore, options.other_lcore);
+            end_to_end.route = if case == Case::EndToEnd { Route::Loop } else { Route::GuestToGuest };
+            end_to_end.rings.clone_from(&options.rings);
             end_to_end.testpmd = args.peer == Some(Peer::Dpdk);
             end_to_end.hugepages = options.hugepages;
             end_to_end::run(&end_to_end, &progress, emit)
@@ -250,12 +283,19 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
         );
     }
     Ok(vhost::Options {
+        route: Route::Loop,
+        rings: match (args.rings.is_empty(), args.quick) {
+            (false, _) => args.rings.clone(),
+            (true, false) => Ring::ALL.into(),
+            (true, true) => vec![Ring::Split],
+        },
         frames: if args.frames.is_empty() { FRAMES.into() } else { args.frames.clone() },
         temperatures: match args.temperatures.is_empty() {
             true => Temperature::ALL.into(),
             false => args.temperatures.clone(),
         },
         setups,
+        background: args.background,
         breakdown: true,
         dpdk_lib: args.peer == Some(Peer::DpdkLib),
         blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
@@ -267,9 +307,9 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
 }
 
 fn table(rows: &[Row]) -> String {
-    const HEADS: [&str; 15] = [
-        "case", "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "reaches", "bound",
-        "auto", "peer", "guide's", "verified",
+    const HEADS: [&str; 17] = [
+        "case", "ring", "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "reaches",
+        "bound", "copied", "auto", "peer", "guide's", "verified",
     ];
     let mut cells = vec![HEADS.map(String::from)];
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
@@ -279,16 +319,21 @@ fn table(rows: &[Row]) -> String {
                 0 => row.case.clone(),
                 ns => format!("{} {ns} ns", row.case),
             },
+            row.ring.into(),
             row.temperature.clone(),
             row.frame.to_string(),
             row.mode.clone(),
-            row.engine.clone(),
+            match row.background {
+                true => format!("{} +copier", row.engine),
+                false => row.engine.clone(),
+            },
             format!("{:.0}", row.cycles_per_packet),
             format!("{:.0}-{:.0}", row.min, row.max),
             format!("{:.1}", row.ns_per_packet),
             format!("{:.2}", row.mpps),
             or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
             or_dash(row.bound.map(String::from)),
+            or_dash(row.copied_bytes_per_packet.map(|bytes| format!("{bytes:.0}"))),
             or_dash(row.auto_over_better.map(|ratio| format!("{ratio:.2}x"))),
             or_dash(row.peer_ratio.map(|ratio| format!("{ratio:.2}x"))),
             or_dash(row.published.map(|mpps| format!("{mpps:.2}"))),
@@ -299,36 +344,36 @@ fn table(rows: &[Row]) -> String {
     if cells.len() == 1 {
         return latencies;
     }
-    let mut text = columns(&cells, "llrllrrrrrlrrrr");
+    let mut text = columns(&cells, "lllrllrrrrrlrrrrr");
     text += "cycles, ns, Mpps: what a packet costs the core alone; reaches: Mpps of core and engine together;\n\
+             copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
              auto: its speed over that of the better of cpu and offload, which alternated with it;\n\
              peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
              DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
     text + &break_even(rows) + &breakdown(rows) + &latencies
 }
 
-/// For each temperature and engine from which size on offloading costs the core less than copying, by a straight line
+/// For each case, format, temperature and engine from which size on offloading costs the core less than copying, by a straight line
 /// between the two sizes that were measured around it.
 fn break_even(rows: &[Row]) -> String {
     let mut text = String::new();
-    let mut done: Vec<(&str, &str)> = Vec::new();
-    for row in rows.iter().filter(|row| row.case == "loop" && row.mode == "offload") {
-        let key = (row.temperature.as_str(), row.engine.as_str());
+    // Work on packets would be in both, submit-reap has no counterpart.
+    let rows = || rows.iter().filter(|row| ["loop", "guest-to-guest"].contains(&row.case.as_str()));
+    let of = |row: &Row| (row.case.clone(), row.ring, row.temperature.clone());
+    let mut done = Vec::new();
+    for row in rows().filter(|row| row.mode == "offload") {
+        let key = (of(row), row.engine.as_str());
         if done.contains(&key) {
             continue;
         }
         done.push(key);
+        let Row { case, ring, temperature, engine, .. } = row;
         let core = |frame| {
-            let same = |other: &&Row| {
-                other.case == "loop" && other.mode == "cpu" && other.engine == "cpu" && other.frame == frame
-            };
-            rows.iter().filter(same).find(|other| other.temperature == row.temperature)
+            let core = |other: &&Row| other.mode == "cpu" && other.engine == "cpu" && !other.background;
+            rows().filter(core).find(|other| other.frame == frame && of(other) == of(row))
         };
-        let same = rows.iter().filter(|other| {
-            other.case == "loop"
-                && other.mode == "offload"
-                && (other.temperature.as_str(), other.engine.as_str()) == key
-        });
+        let same = rows()
+            .filter(|other| other.mode == "offload" && other.engine == row.engine && of(other) == of(row));
         // Ticks that the engine saves, by size.
         let saved = same.filter_map(|other| {
             Some((other.frame, core(other.frame)?.cycles_per_packet - other.cycles_per_packet))
@@ -347,21 +392,25 @@ fn break_even(rows: &[Row]) -> String {
                 format!("from about {:.0} bytes on", below as f64 + part * (above - below) as f64)
             }
         };
-        text += &format!("break-even, {} data: {} costs the core less than copying {what}\n", key.0, key.1);
+        text += &format!(
+            "break-even, {case}, {ring}, {temperature} data: {engine} costs the core less than copying {what}\n"
+        );
     }
     text
 }
 
 /// Figure 3 of the vhost guide, from the rows that have shares; nothing when none has.
 fn breakdown(rows: &[Row]) -> String {
-    const HEADS: [&str; 7] = ["data", "frame", "mode", "engine", "switching", "virtqueue", "copying"];
+    const HEADS: [&str; 9] =
+        ["case", "ring", "data", "frame", "mode", "engine", "switching", "virtqueue", "copying"];
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let mut cells = vec![HEADS.map(String::from)];
     cells.extend(rows.iter().filter_map(|row| {
         let shares = [row.share_switching?, row.share_virtqueue?, row.share_copy?].map(percent);
         let [switching, virtqueue, copy] = shares;
+        let (case, ring, data) = (row.case.clone(), row.ring.into(), row.temperature.clone());
         let (mode, engine) = (row.mode.clone(), row.engine.clone());
-        Some([row.temperature.clone(), row.frame.to_string(), mode, engine, switching, virtqueue, copy])
+        Some([case, ring, data, row.frame.to_string(), mode, engine, switching, virtqueue, copy])
     }));
     if cells.len() == 1 {
         return String::new();
@@ -369,7 +418,7 @@ fn breakdown(rows: &[Row]) -> String {
     format!(
         "\nShares of the core's cycles, by the stage clock (the guide's Figure 3; copying is 59 % at 1518 bytes there):\n\
          {}copying: copies made by the core, or handing them over and learning of their end.\n",
-        columns(&cells, "lrllrrr")
+        columns(&cells, "lllrllrrr")
     )
 }
 
@@ -392,6 +441,7 @@ mod tests {
     fn the_break_even_is_between_the_sizes_around_it() {
         let row = |frame, mode: &str, cycles_per_packet| Row {
             case: "loop".into(),
+            ring: "split",
             temperature: "hot".into(),
             engine: if mode == "cpu" { "cpu" } else { "core:1" }.into(),
             mode: mode.into(),
@@ -405,10 +455,15 @@ mod tests {
         let text = break_even(&rows);
         assert_eq!(
             text,
-            "break-even, hot data: core:1 costs the core less than copying from about 144 bytes on\n"
+            "break-even, loop, split, hot data: core:1 costs the core less than copying from about 144 bytes on\n"
         );
         assert!(break_even(&rows[2..]).contains("at 164 bytes already"));
         assert!(break_even(&rows[..1]).is_empty());
+        // Each format has its own, and a copier beside is not the core's cost.
+        rows.extend(rows.clone().into_iter().map(|row| Row { ring: "packed", ..row }));
+        rows.insert(0, Row { background: true, ..row(64, "cpu", 1e6) });
+        let text = break_even(&rows);
+        assert_eq!(text.lines().filter(|line| line.contains("from about 144 bytes on")).count(), 2, "{text}");
     }
 
     #[test]
@@ -416,6 +471,7 @@ mod tests {
         let all = bench("").unwrap();
         assert_eq!((all.frames.len(), all.temperatures.len(), all.setups.len()), (7, 3, 3));
         assert_eq!((all.blocks, all.dpdk_lib), (BLOCKS, false));
+        assert_eq!((all.rings, all.background), (Ring::ALL.to_vec(), false));
         let one = bench(
             "--quick --frame 64,1518 --temperature cold --engine core:1 --mode offload --peer dpdk-lib",
         )
@@ -423,6 +479,10 @@ mod tests {
         assert_eq!(one.frames, [64, 1518]);
         assert_eq!((one.temperatures, one.setups), (vec![Temperature::Cold], vec![Setup::HELPER]));
         assert_eq!((one.blocks, one.dpdk_lib), (QUICK_BLOCKS, true));
+        assert_eq!(one.rings, [Ring::Split]);
+        let packed =
+            bench("--quick --case guest-to-guest --ring packed --background --peer dpdk-lib").unwrap();
+        assert_eq!((packed.rings, packed.background), (vec![Ring::Packed], true));
     }
 
     #[test]
@@ -437,6 +497,9 @@ mod tests {
             ("--case end-to-end --peer dpdk-lib", &["--peer dpdk-lib", "core-cost"]),
             ("--case submit-reap --peer dpdk", &["--peer dpdk", "end-to-end"]),
             ("--case end-to-end --plot a.svg", &["--plot", "work-ns"]),
+            ("--case guest-to-guest --peer dpdk", &["--peer dpdk", "guest-to-guest-e2e"]),
+            ("--case submit-reap --background", &["--background", "core-cost"]),
+            ("--ring chained", &["--ring", "split, packed"]),
             ("--lcores 0", &["--lcores", "found 1 of them"]),
             ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
         ] {
@@ -452,7 +515,7 @@ mod tests {
             bench(flags).unwrap();
             seen += 1;
         }
-        assert_eq!(seen, 7);
+        assert_eq!(seen, 9);
     }
 
     #[test]
@@ -460,11 +523,13 @@ mod tests {
         let row = Row {
             bench: "vhost",
             case: "loop".into(),
+            ring: "packed",
             frame: 64,
             mode: "offload".into(),
             engine: "core:1".into(),
             temperature: "remote".into(),
             cycles_per_packet: 80.4,
+            copied_bytes_per_packet: Some(144.0),
             bound: Some("engine"),
             received: 9,
             verified: 9,
@@ -473,8 +538,13 @@ mod tests {
         };
         let text = table(std::slice::from_ref(&row));
         let line = text.lines().nth(1).unwrap();
-        assert!(line.contains("remote     64  offload  core:1      80") && line.ends_with("9/10"), "{text}");
-        assert!(!text.contains("Figure 3"), "{text}");
+        assert!(
+            line.contains("loop  packed  remote     64  offload  core:1      80") && line.ends_with("9/10"),
+            "{text}"
+        );
+        assert!(!text.contains("Figure 3") && line.contains("engine     144"), "{text}");
+        let beside = table(&[Row { background: true, ..row.clone() }]);
+        assert!(beside.contains("core:1 +copier"), "{beside}");
         let shares = [0.25, 0.15, 0.6].map(Some);
         let [share_switching, share_virtqueue, share_copy] = shares;
         let text = table(&[Row { share_switching, share_virtqueue, share_copy, ..row }]);

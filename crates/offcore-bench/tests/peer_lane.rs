@@ -1,0 +1,35 @@
+//! librte_vhost in the harness of core-cost: every packet arrives, from a guest to itself and from one to another.
+#![cfg(feature = "dpdk")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::rc::Rc;
+
+use offcore_bench::lockstep::OtherCore;
+use offcore_bench::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
+use offcore_bench::peer::lane::PeerLane;
+use offcore_bench::temperature::Temperature;
+use offcore_bench::workload::{Ring, Route, Workload};
+use offcore_mem::Hugepages;
+use offcore_stats::lcore;
+
+#[test]
+fn every_packet_arrives_over_every_route_and_format() {
+    let config =
+        DpdkConfig { pages: Pages::Ordinary, lcore: lcore::available().unwrap()[0], mbufs: 4096 };
+    let dpdk = Rc::new(DpdkLib::open(&config).unwrap());
+    let other = OtherCore::start(None).unwrap();
+    for route in [Route::Loop, Route::GuestToGuest] {
+        for (ring, temperature) in [(Ring::Split, Temperature::Hot), (Ring::Split, Temperature::Remote)] {
+            for frame in [64, 1518] {
+                let workload = Workload { route, ring, temperature, frame };
+                let mut lane = PeerLane::new(&dpdk, &workload, Hugepages::None).unwrap();
+                for _ in 0..20 {
+                    lane.turn(&other).unwrap_or_else(|error| panic!("{workload}: {error:#}"));
+                }
+                let seen = lane.seen();
+                let sent = 20 * temperature.window() as u64;
+                assert_eq!((seen.sent, seen.received, seen.verified), (sent, sent, sent), "{workload}");
+            }
+        }
+    }
+}
