@@ -42,7 +42,7 @@ pub(crate) fn compare(project: &Project) -> Result<Vec<String>> {
         let was = kept.get(case).copied().unwrap_or(0.0);
         let note =
             if *is * TOLERANCE < was { ", better: `cargo xtask counts --update` keeps it" } else { "" };
-        println!("{case:<20} was {was:>8.1}, is {is:>8.1} instructions per packet{note}");
+        println!("{case:<24} was {was:>8.1}, is {is:>8.1} instructions per packet{note}");
     }
     Ok(differences(&kept, &counted))
 }
