@@ -80,7 +80,7 @@ fn vring(side: &GuestSide, queue: u16, ring: Ring) -> Result<VringConfig> {
         memory: Arc::clone(&side.device),
         layout: side.ring(&side.device, queue, ring)?,
         start: VringConfig::next_start(),
-        base: 0,
+        base: ring.base(),
         features: VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC | ring.features(),
         call: None,
         kick: None,

@@ -29,6 +29,15 @@ impl Ring {
         }
     }
 
+    /// Where the device begins with a fresh virtqueue, as in vhost-user's vring state: a packed one has its wrap counters
+    /// set.
+    pub const fn base(self) -> u32 {
+        match self {
+            Self::Split => 0,
+            Self::Packed => 0x8000_8000,
+        }
+    }
+
     /// The feature bits that a front end asks for to get this format.
     pub const fn features(self) -> u64 {
         match self {

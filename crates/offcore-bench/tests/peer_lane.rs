@@ -14,8 +14,7 @@ use offcore_stats::lcore;
 
 #[test]
 fn every_packet_arrives_over_every_route_and_format() {
-    let config =
-        DpdkConfig { pages: Pages::Ordinary, lcore: lcore::available().unwrap()[0], mbufs: 4096 };
+    let config = DpdkConfig { pages: Pages::Ordinary, lcore: lcore::available().unwrap()[0], mbufs: 4096 };
     let dpdk = Rc::new(DpdkLib::open(&config).unwrap());
     let other = OtherCore::start(None).unwrap();
     for route in [Route::Loop, Route::GuestToGuest] {

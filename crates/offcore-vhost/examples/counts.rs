@@ -14,8 +14,8 @@ use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cost::SubmitReap;
 use offcore_dma::{Channel, ChannelId, Copy, Device, Mode, cpu};
 use offcore_mem::Burst;
-use offcore_ring::split::device::Direction;
-use offcore_ring::split::driver;
+use offcore_ring::device::Direction;
+use offcore_ring::driver;
 use offcore_stats::Stage;
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
 
@@ -25,15 +25,23 @@ type Case = (&'static str, fn() -> usize);
 /// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. With which routine the
 /// core copies in a virtqueue's case depends on how long copies take: fetching ahead has more instructions than plain, and
 /// what is recorded is the case with more.
-const CASES: [Case; 7] = [
+const CASES: [Case; 11] = [
     ("copy-64", || copy(60)),
     ("copy-1518", || copy(1514)),
-    ("dequeue-64", || dequeue(Mode::Cpu)),
-    ("dequeue-offload", || dequeue(Mode::Offload)),
-    ("enqueue-64", || enqueue(Mode::Cpu)),
-    ("enqueue-offload", || enqueue(Mode::Offload)),
+    ("dequeue-64", || dequeue(SPLIT, Mode::Cpu)),
+    ("dequeue-offload", || dequeue(SPLIT, Mode::Offload)),
+    ("dequeue-packed-64", || dequeue(PACKED, Mode::Cpu)),
+    ("dequeue-packed-offload", || dequeue(PACKED, Mode::Offload)),
+    ("enqueue-64", || enqueue(SPLIT, Mode::Cpu)),
+    ("enqueue-offload", || enqueue(SPLIT, Mode::Offload)),
+    ("enqueue-packed-64", || enqueue(PACKED, Mode::Cpu)),
+    ("enqueue-packed-offload", || enqueue(PACKED, Mode::Offload)),
     ("submit-reap", submit_reap),
 ];
+
+/// Whether a guest's virtqueues are packed.
+const SPLIT: bool = false;
+const PACKED: bool = true;
 
 /// Packets a burst.
 const PACKETS: usize = 32;
@@ -113,8 +121,8 @@ fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> 
 }
 
 /// Packets from the guest. An engine has made the copies by the second round.
-fn dequeue(mode: Mode) -> usize {
-    let (guest, (mut worker, channel, mut stepper)) = (Guest::new(RING), worker());
+fn dequeue(packed: bool, mode: Mode) -> usize {
+    let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
     let cell = cell(&guest, 1, mode, channel);
     let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let mut driver = driver::Queue::new(guest.layout.clone(), false);
@@ -146,8 +154,8 @@ fn dequeue(mode: Mode) -> usize {
 }
 
 /// Packets to the guest. An engine makes the copies between two rounds.
-fn enqueue(mode: Mode) -> usize {
-    let (guest, (mut worker, channel, mut stepper)) = (Guest::new(RING), worker());
+fn enqueue(packed: bool, mode: Mode) -> usize {
+    let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
     let cell = cell(&guest, 0, mode, channel);
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let mut receiver = Receiver::new(&guest, BUFFER as u32);

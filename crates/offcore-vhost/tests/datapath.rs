@@ -9,8 +9,8 @@ use std::time::Instant;
 use common::*;
 use offcore_mem::Burst;
 use offcore_ring::RingError;
-use offcore_ring::split::device::Direction;
-use offcore_ring::split::driver;
+use offcore_ring::device::Direction;
+use offcore_ring::driver;
 use offcore_vhost::features::VERSION_1;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 

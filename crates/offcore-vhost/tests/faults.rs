@@ -13,7 +13,7 @@ use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{FaultCounts, Faults, FaultyChannel};
 use offcore_dma::{ChannelId, Device, Mode};
 use offcore_mem::Burst;
-use offcore_ring::split::{device::Direction, driver};
+use offcore_ring::{device::Direction, driver};
 use offcore_stats::tsc;
 use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell};
 use offcore_wire::UdpFlow;
@@ -58,8 +58,7 @@ impl Loop {
         let ids: Vec<ChannelId> = channels.into_iter().map(|c| worker.mover.add_channel(c)).collect();
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
-            let config =
-                offcore_vhost::VringConfig { layout: layout.clone().into(), ..guest.config(FEATURES) };
+            let config = offcore_vhost::VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
             cell.publish(|wanted| {
                 wanted.vring = Some(Arc::new(config));
                 wanted.binding = Binding::new(Mode::Offload, ids.clone());

@@ -11,7 +11,7 @@ use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{ChannelId, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
-use offcore_ring::split::{device::Direction, driver};
+use offcore_ring::{device::Direction, driver};
 use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
 
 /// A worker with a channel of `ring` operations and one virtqueue bound to it.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use offcore_dma::Mover;
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
-use offcore_ring::split::{Layout, device::Direction, driver};
+use offcore_ring::{Layout, device::Direction, driver};
 use offcore_stats::StageClock;
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, VERSION_1};
+use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, RING_PACKED, VERSION_1};
 use offcore_vhost::{Context, VringCell, VringConfig};
 
 /// Guest physical address of the buffers; the rings are below.
@@ -30,13 +30,19 @@ pub(crate) struct Guest {
 unsafe impl Send for Guest {}
 
 impl Guest {
+    /// A guest with split virtqueues.
     pub(crate) fn new(size: u16) -> Self {
+        Self::with_rings(size, false)
+    }
+
+    /// A guest with packed virtqueues, or with split ones.
+    pub(crate) fn with_rings(size: u16, packed: bool) -> Self {
         let (mapping, _fd) = Mapping::memfd("guest", MEMORY, Hugepages::None).unwrap();
         let base = mapping.base().as_ptr();
         let region = GuestRegion::new(GUEST, base as u64, MEMORY as u64, mapping, 0).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
         let at = |offset: u64| base as u64 + offset;
-        let ring = |parts| Layout::in_memory(&memory, parts, size.into()).unwrap();
+        let ring = |parts| Layout::in_memory(&memory, parts, size.into(), packed).unwrap();
         let layout = ring((at(0), at(0x8_0000), at(0xa_0000)));
         let tx_layout = ring((at(0x4_0000), at(0x9_0000), at(0xc_0000)));
         Self { memory, layout, tx_layout, base }
@@ -49,13 +55,22 @@ impl Guest {
         }
     }
 
+    pub(crate) fn packed(&self) -> bool {
+        matches!(self.layout, Layout::Packed(_))
+    }
+
+    /// Where a fresh virtqueue begins: a packed one with both wrap counters set.
+    fn begin(&self) -> u32 {
+        if self.packed() { 0x8000_8000 } else { 0 }
+    }
+
     pub(crate) fn config(&self, features: u64) -> VringConfig {
         VringConfig {
             memory: Arc::clone(&self.memory),
-            layout: self.layout.clone().into(),
+            layout: self.layout.clone(),
             start: VringConfig::next_start(),
-            base: 0,
-            features,
+            base: self.begin(),
+            features: if self.packed() { features | RING_PACKED } else { features },
             call: None,
             kick: None,
             enabled: true,

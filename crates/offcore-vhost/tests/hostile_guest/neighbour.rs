@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use offcore_mem::Burst;
-use offcore_ring::split::{device::Direction, driver};
+use offcore_ring::{device::Direction, driver};
 use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
 
 use crate::common::{FEATURES, Guest, Receiver, Worker, pattern, start};
@@ -42,7 +42,7 @@ impl Neighbour {
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
             cell.publish(|wanted| wanted.binding = binding.clone());
-            start(cell, VringConfig { layout: layout.clone().into(), ..guest.config(FEATURES) });
+            start(cell, VringConfig { layout: layout.clone(), ..guest.config(FEATURES) });
         }
         let receiver = Receiver::new(&guest, 2048);
         let tx = driver::Queue::new(guest.tx_layout.clone(), false);
