@@ -323,16 +323,13 @@ fn table(rows: &[Row]) -> String {
             row.temperature.clone(),
             row.frame.to_string(),
             row.mode.clone(),
-            match row.background {
-                true => format!("{} +copier", row.engine),
-                false => row.engine.clone(),
-            },
+            engine_name(row),
             format!("{:.0}", row.cycles_per_packet),
             format!("{:.0}-{:.0}", row.min, row.max),
             format!("{:.1}", row.ns_per_packet),
             format!("{:.2}", row.mpps),
             or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
-            or_dash(row.bound.map(String::from)),
+            or_dash(row.bound.or(row.fe_bound.unwrap_or_default().then_some("front end")).map(String::from)),
             or_dash(row.copied_bytes_per_packet.map(|bytes| format!("{bytes:.0}"))),
             or_dash(row.auto_over_better.map(|ratio| format!("{ratio:.2}x"))),
             or_dash(row.peer_ratio.map(|ratio| format!("{ratio:.2}x"))),
@@ -351,6 +348,12 @@ fn table(rows: &[Row]) -> String {
              peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
              DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
     text + &break_even(rows) + &breakdown(rows) + &latencies
+}
+
+/// The engine of a row, with what worked beside it.
+fn engine_name(row: &Row) -> String {
+    let beside = if row.background { " +copier" } else { "" };
+    format!("{}{beside}", row.engine)
 }
 
 /// For each case, format, temperature and engine from which size on offloading costs the core less than copying, by a straight line
@@ -409,7 +412,7 @@ fn breakdown(rows: &[Row]) -> String {
         let shares = [row.share_switching?, row.share_virtqueue?, row.share_copy?].map(percent);
         let [switching, virtqueue, copy] = shares;
         let (case, ring, data) = (row.case.clone(), row.ring.into(), row.temperature.clone());
-        let (mode, engine) = (row.mode.clone(), row.engine.clone());
+        let (mode, engine) = (row.mode.clone(), engine_name(row));
         Some([case, ring, data, row.frame.to_string(), mode, engine, switching, virtqueue, copy])
     }));
     if cells.len() == 1 {
@@ -545,6 +548,8 @@ mod tests {
         assert!(!text.contains("Figure 3") && line.contains("engine     144"), "{text}");
         let beside = table(&[Row { background: true, ..row.clone() }]);
         assert!(beside.contains("core:1 +copier"), "{beside}");
+        let busy = table(&[Row { bound: None, fe_bound: Some(true), ..row.clone() }]);
+        assert!(busy.contains(" front end "), "{busy}");
         let shares = [0.25, 0.15, 0.6].map(Some);
         let [share_switching, share_virtqueue, share_copy] = shares;
         let text = table(&[Row { share_switching, share_virtqueue, share_copy, ..row }]);
