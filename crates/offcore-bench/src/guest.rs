@@ -114,8 +114,9 @@ impl Sender {
     }
 
     fn take_back(&mut self) -> Result<()> {
-        self.queue.used()?;
-        while self.queue.pop()?.is_some() {}
+        while self.queue.used()? > 0 {
+            while self.queue.pop()?.is_some() {}
+        }
         Ok(())
     }
 }

@@ -14,8 +14,9 @@ const TURNS: usize = 20;
 fn workloads(frame: usize) -> Vec<Workload> {
     let mut all = Vec::new();
     for route in [Route::Loop, Route::GuestToGuest] {
-        for temperature in [Temperature::Hot, Temperature::Remote] {
-            all.push(Workload { route, ring: Ring::Split, temperature, frame });
+        for ring in Ring::ALL {
+            let with = |temperature| Workload { route, ring, temperature, frame };
+            all.extend([Temperature::Hot, Temperature::Remote].map(with));
         }
     }
     all

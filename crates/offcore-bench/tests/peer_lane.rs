@@ -18,8 +18,8 @@ fn every_packet_arrives_over_every_route_and_format() {
     let dpdk = Rc::new(DpdkLib::open(&config).unwrap());
     let other = OtherCore::start(None).unwrap();
     for route in [Route::Loop, Route::GuestToGuest] {
-        for (ring, temperature) in [(Ring::Split, Temperature::Hot), (Ring::Split, Temperature::Remote)] {
-            for frame in [64, 1518] {
+        for ring in Ring::ALL {
+            for (temperature, frame) in [(Temperature::Hot, 64), (Temperature::Remote, 1518)] {
                 let workload = Workload { route, ring, temperature, frame };
                 let mut lane = PeerLane::new(&dpdk, &workload, Hugepages::None).unwrap();
                 for _ in 0..20 {

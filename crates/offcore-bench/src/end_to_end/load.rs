@@ -8,7 +8,7 @@
 //!
 //! The back end is what is to be measured, so this side has to be the faster one, which between two cores is a matter
 //! of how many cache lines change hands:
-//! * a descriptor always names the same buffer and is never written again,
+//! * a descriptor of a split virtqueue always names the same buffer and is never written again,
 //! * buffers are not used in the order of their addresses: the back end's core would fetch those ahead that are just
 //!   being written here,
 //! * what comes next is fetched before it is needed.
