@@ -13,7 +13,7 @@ use offcore_dma::{Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
-use offcore_port::vhost::{rx_over, tx_over};
+use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
 use offcore_ring::Layout;
 use offcore_stats::page::Block;
@@ -146,11 +146,18 @@ impl Lane {
                 wanted.binding = Binding::new(mode, channels.clone());
             });
         }
+        let mut rx = rx_over(&cells[1], &mut mover, RxCounters::private())?;
+        let mut tx = tx_over(&cells[0], &mut mover, TxCounters::private())?;
+        let one_copy = match route {
+            Route::Loop => None,
+            Route::GuestToGuest => OneCopy::between(&mut *rx, &mut *tx, &mut mover),
+        };
         let stream = Stream {
-            rx: rx_over(&cells[1], &mut mover, RxCounters::private())?,
-            tx: tx_over(&cells[0], &mut mover, TxCounters::private())?,
+            rx,
+            tx,
             addresses: Addresses { source: PORT_MAC, destination: PEER_MAC },
             source: None,
+            one_copy,
         };
         let worker = Worker {
             streams: vec![stream],

@@ -110,21 +110,33 @@ pub struct Addresses {
 #[inline]
 pub fn rewrite(mode: Forward, addresses: &Addresses, burst: &mut Burst) {
     match mode {
-        Forward::Mac => each_frame(burst, |frame| {
-            frame.set_src(addresses.source);
-            frame.set_dst(addresses.destination);
-        }),
-        Forward::Macswap => each_frame(burst, |frame| frame.swap_addresses()),
+        Forward::Mac => each_frame(burst, |frame| set_addresses(addresses, frame)),
+        Forward::Macswap => each_frame(burst, swap_addresses),
         Forward::Io | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => {}
     }
 }
 
 #[inline(always)]
-fn each_frame(burst: &mut Burst, mut f: impl FnMut(&mut EthernetFrameMut<'_>)) {
+fn each_frame(burst: &mut Burst, mut f: impl FnMut(&mut [u8])) {
     for packet in burst {
-        if let Ok(mut frame) = EthernetFrameMut::new_checked(packet.bytes_mut()) {
-            f(&mut frame);
-        }
+        f(packet.bytes_mut());
+    }
+}
+
+/// What `mac` does with one frame, or its beginning.
+#[inline(always)]
+pub(crate) fn set_addresses(addresses: &Addresses, frame: &mut [u8]) {
+    if let Ok(mut frame) = EthernetFrameMut::new_checked(frame) {
+        frame.set_src(addresses.source);
+        frame.set_dst(addresses.destination);
+    }
+}
+
+/// What `macswap` does with one frame, or its beginning.
+#[inline(always)]
+pub(crate) fn swap_addresses(frame: &mut [u8]) {
+    if let Ok(mut frame) = EthernetFrameMut::new_checked(frame) {
+        frame.swap_addresses();
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{ChannelId, Mode, Mover};
 use offcore_mem::Pool;
+use offcore_port::vhost::OneCopy;
 use offcore_port::{Port, PortError, QueueSetup};
 use offcore_stats::page::{PageError, Reader, StatsPage};
 use offcore_stats::{StageClock, lcore, stage, tsc};
@@ -314,14 +315,19 @@ impl Assembly<'_> {
         let binding = self.binding(worker, rx_port, Half::Rx, queue)?;
         let name = format!("port{rx_port}");
         let mover = &mut self.workers[worker].0.mover;
-        let rx =
+        let mut rx =
             ports[rx_port].rx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
         let binding = self.binding(worker, tx_port, Half::Tx, queue)?;
         let name = format!("port{tx_port}");
         let mover = &mut self.workers[worker].0.mover;
-        let tx =
+        let mut tx =
             ports[tx_port].tx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
-        self.workers[worker].0.streams.push(Stream { rx, tx, addresses, source });
+        // A port's packets to itself are not between guests.
+        let one_copy = match rx_port != tx_port {
+            true => OneCopy::between(&mut *rx, &mut *tx, &mut self.workers[worker].0.mover),
+            false => None,
+        };
+        self.workers[worker].0.streams.push(Stream { rx, tx, addresses, source, one_copy });
         Ok(())
     }
 

@@ -8,11 +8,12 @@ use offcore_dma::mover::{self, Decision, Way};
 use offcore_dma::{ChannelId, Mover};
 use offcore_mem::{Burst, PoolCache};
 use offcore_port::settle::settle;
+use offcore_port::vhost::{Next, OneCopy};
 use offcore_port::{Context, Drop, RxQueue, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock, tsc};
 
-use crate::forward::{Addresses, Forward, Source, rewrite};
+use crate::forward::{self, Addresses, Forward, Source, rewrite};
 use crate::idle::Sleeper;
 
 /// Rounds between two updates of the channel counters on the statistics page.
@@ -69,6 +70,8 @@ pub struct Stream {
     pub addresses: Addresses,
     /// The generator of `txonly` and `flowgen`.
     pub source: Option<Source>,
+    /// From a guest to a guest: the way in one copy, taken whenever it can be.
+    pub one_copy: Option<OneCopy>,
 }
 
 /// One lcore's work.
@@ -222,8 +225,41 @@ impl Worker {
 impl Stream {
     #[inline]
     fn round(&mut self, forward: Forward, work: u64, ctx: &mut Context<'_>) -> usize {
+        let (packets, next) = self.in_one_copy(forward, ctx);
+        if packets > 0 && work > 0 {
+            spin(work * packets as u64);
+            ctx.clock.lap(Stage::Application);
+        }
+        match next {
+            Next::Nothing if packets > 0 => packets,
+            Next::Nothing => {
+                ctx.clock.lap(Stage::Idle);
+                0
+            }
+            Next::Ordinary => packets + self.ordinary(forward, work, true, ctx),
+            Next::Finish => packets + self.ordinary(forward, work, false, ctx),
+        }
+    }
+
+    /// From a guest to a guest in one copy; how many packets have arrived, and what else is to be done.
+    #[inline]
+    fn in_one_copy(&mut self, forward: Forward, ctx: &mut Context<'_>) -> (usize, Next) {
+        let Self { rx, tx, addresses, one_copy, .. } = self;
+        let Some(one_copy) = one_copy else { return (0, Next::Ordinary) };
+        let (rx, tx) = (&mut **rx, &mut **tx);
+        match forward {
+            Forward::Io => one_copy.forward(ctx, rx, tx, |_| ()),
+            Forward::Mac => one_copy.forward(ctx, rx, tx, |frame| forward::set_addresses(addresses, frame)),
+            Forward::Macswap => one_copy.forward(ctx, rx, tx, forward::swap_addresses),
+            Forward::Rxonly | Forward::Txonly | Forward::Flowgen => (0, Next::Ordinary),
+        }
+    }
+
+    /// Through packet buffers; takes no new packets unless `take`.
+    #[inline]
+    fn ordinary(&mut self, forward: Forward, work: u64, take: bool, ctx: &mut Context<'_>) -> usize {
         let mut burst = Burst::new();
-        if forward != Forward::Txonly {
+        if take && forward != Forward::Txonly {
             self.rx.rx(ctx, &mut burst);
         } else {
             // Nothing is received, but the queue has to follow its front end.
@@ -281,6 +317,8 @@ impl Stream {
 
     /// Forwards what was already taken from the other side; returns how many packets are still in flight.
     fn drain(&mut self, forward: Forward, ctx: &mut Context<'_>) -> usize {
+        let (rx, tx) = (&mut *self.rx, &mut *self.tx);
+        let crossing = self.one_copy.as_mut().map_or(0, |one_copy| one_copy.drain(ctx, rx, tx));
         let mut burst = Burst::new();
         let receiving = self.rx.drain(ctx, &mut burst);
         let forwarded = burst.len();
@@ -292,7 +330,7 @@ impl Stream {
             self.tx.tx(ctx, &mut burst);
             self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
         }
-        receiving + forwarded + usize::from(!self.tx.stop(ctx))
+        crossing + receiving + forwarded + usize::from(!self.tx.stop(ctx))
     }
 }
 

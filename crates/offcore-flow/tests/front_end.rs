@@ -29,6 +29,7 @@ fn virtqueues_stop_in_every_mode() {
             tx: tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap(),
             addresses,
             source,
+            one_copy: None,
         };
         let mut worker = Worker {
             streams: vec![stream],

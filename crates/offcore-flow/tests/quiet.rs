@@ -23,7 +23,8 @@ use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::{Hugepages, Pool};
 use offcore_port::vhost::{rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_ring::split::{device::Direction, driver};
+use offcore_ring::device::Direction;
+use offcore_ring::driver;
 use offcore_stats::StageClock;
 use offcore_stats::page::Block;
 use offcore_vhost::{Binding, VringCell, VringConfig};
@@ -99,7 +100,7 @@ fn child(offload: bool) -> ! {
     let mode = if offload { Mode::Offload } else { Mode::Cpu };
     let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
     for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
-        let config = VringConfig { layout: layout.clone().into(), ..guest.config(FEATURES) };
+        let config = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
         cell.publish(|wanted| {
             wanted.vring = Some(Arc::new(config));
             wanted.binding = Binding::new(mode, channels.clone());
@@ -110,6 +111,7 @@ fn child(offload: bool) -> ! {
         tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
         addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
         source: None,
+        one_copy: None,
     };
     let mut worker = Worker {
         streams: vec![stream],
@@ -174,6 +176,7 @@ fn sleeping_allocates_nothing() {
         tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
         addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
         source: None,
+        one_copy: None,
     };
     let worker = Worker {
         streams: vec![stream],

@@ -40,7 +40,7 @@ fn a_full_virtqueue_loses_nothing_of_a_generator() {
         let tx = tx_over(&cell, &mut parts.mover, counters.clone()).unwrap();
         let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
         let mut worker = Worker {
-            streams: vec![Stream { rx, tx, addresses, source: None }],
+            streams: vec![Stream { rx, tx, addresses, source: None, one_copy: None }],
             forward,
             burst: 32,
             work: 0,

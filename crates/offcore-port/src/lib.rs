@@ -67,6 +67,11 @@ pub trait RxQueue: fmt::Debug + Send {
     /// Counters of the queue.
     fn counters(&self) -> &RxCounters;
 
+    /// The queue as one of a vhost port, if it is one: see [`vhost::OneCopy`].
+    fn as_vhost(&mut self) -> Option<&mut vhost::VhostRx> {
+        None
+    }
+
     /// Appends to `burst` what was already on its way, and takes nothing new; returns how many packets are still in
     /// flight. A worker that stops calls it until none is.
     fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
@@ -112,6 +117,11 @@ pub trait TxQueue: fmt::Debug + Send {
 
     /// Counters of the queue.
     fn counters(&self) -> &TxCounters;
+
+    /// The queue as one of a vhost port, if it is one: see [`vhost::OneCopy`].
+    fn as_vhost(&mut self) -> Option<&mut vhost::VhostTx> {
+        None
+    }
 
     /// Finishes what is in flight; returns whether nothing is left. Called until it does.
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {

@@ -9,6 +9,8 @@ use offcore_dma::Mover;
 use offcore_mem::Burst;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::dequeue::Dequeued;
+pub use offcore_vhost::pair::Next;
+use offcore_vhost::pair::{Forwarded, Pair};
 use offcore_vhost::vring::{Arm, Taken};
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
@@ -115,9 +117,59 @@ pub fn tx_over(
     Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters }))
 }
 
+/// The way from one vhost port's queue to another's, in one copy.
+#[derive(Debug)]
+pub struct OneCopy {
+    pair: Pair,
+}
+
+impl OneCopy {
+    /// The way from `rx` to `tx`, when both are queues of vhost ports that belong to the worker of `mover`.
+    pub fn between(rx: &mut dyn RxQueue, tx: &mut dyn TxQueue, mover: &mut Mover) -> Option<Self> {
+        (rx.as_vhost().is_some() && tx.as_vhost().is_some()).then(|| Self { pair: Pair::new(mover) })
+    }
+
+    /// Publishes what has arrived and takes new packets, whose heads (the Ethernet header at least) are given to
+    /// `rewrite`. Returns how many have arrived, and what else is to be done with the two queues.
+    #[inline]
+    pub fn forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        rx: &mut dyn RxQueue,
+        tx: &mut dyn TxQueue,
+        rewrite: impl FnMut(&mut [u8]),
+    ) -> (usize, Next) {
+        let (Some(rx), Some(tx)) = (rx.as_vhost(), tx.as_vhost()) else { return (0, Next::Ordinary) };
+        let forwarded = self.pair.forward(ctx, &mut rx.dequeue, &mut tx.enqueue, rewrite);
+        count(rx, tx, &forwarded);
+        (forwarded.packets, forwarded.next)
+    }
+
+    /// Publishes what has arrived and takes nothing new; returns how many packets are still in flight.
+    pub fn drain(&mut self, ctx: &mut Context<'_>, rx: &mut dyn RxQueue, tx: &mut dyn TxQueue) -> usize {
+        let (Some(rx), Some(tx)) = (rx.as_vhost(), tx.as_vhost()) else { return 0 };
+        let (forwarded, left) = self.pair.drain(ctx, &mut rx.dequeue, &mut tx.enqueue);
+        count(rx, tx, &forwarded);
+        left
+    }
+}
+
+/// Counts packets where they came from and where they went to.
+#[inline(always)]
+fn count(rx: &VhostRx, tx: &VhostTx, forwarded: &Forwarded) {
+    let &Forwarded { packets, bytes, too_long, malformed, too_big, .. } = forwarded;
+    rx.counters.add((packets + too_big) as u64, bytes);
+    tx.counters.add(packets as u64, bytes);
+    if too_long + malformed + too_big > 0 {
+        rx.counters.drop(Drop::TooBig, too_long as u64);
+        rx.counters.drop(Drop::Malformed, malformed as u64);
+        tx.counters.drop(Drop::TooBig, too_big as u64);
+    }
+}
+
 /// RX: what the guest transmits.
 #[derive(Debug)]
-struct VhostRx {
+pub struct VhostRx {
     dequeue: Dequeue,
     counters: RxCounters,
 }
@@ -150,6 +202,10 @@ impl RxQueue for VhostRx {
         &self.counters
     }
 
+    fn as_vhost(&mut self) -> Option<&mut VhostRx> {
+        Some(self)
+    }
+
     fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
         let dequeued = self.dequeue.drain(ctx, burst);
         self.count(dequeued);
@@ -172,7 +228,7 @@ impl RxQueue for VhostRx {
 
 /// TX: what the guest receives.
 #[derive(Debug)]
-struct VhostTx {
+pub struct VhostTx {
     enqueue: Enqueue,
     counters: TxCounters,
 }
@@ -197,6 +253,10 @@ impl TxQueue for VhostTx {
 
     fn counters(&self) -> &TxCounters {
         &self.counters
+    }
+
+    fn as_vhost(&mut self) -> Option<&mut VhostTx> {
+        Some(self)
     }
 
     fn accepts(&self) -> Accepts {

@@ -14,7 +14,7 @@ use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::Pool;
-use offcore_port::vhost::VhostPort;
+use offcore_port::vhost::{OneCopy, VhostPort};
 use offcore_port::{Port, QueueSetup};
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{StageClock, lcore, tsc};
@@ -89,12 +89,15 @@ impl Ours {
         }
         // A port's packets go out of the next one: of itself, when there is one only.
         txs.rotate_left(1);
-        let streams = rxs.into_iter().zip(txs).map(|(rx, tx)| {
+        let several = sockets.len() > 1;
+        let streams = rxs.into_iter().zip(txs).map(|(mut rx, mut tx)| {
             let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
-            Stream { rx, tx, addresses, source: None }
+            let one_copy = if several { OneCopy::between(&mut *rx, &mut *tx, &mut mover) } else { None };
+            Stream { rx, tx, addresses, source: None, one_copy }
         });
+        let streams: Vec<_> = streams.collect();
         let worker = Worker {
-            streams: streams.collect(),
+            streams,
             forward,
             burst: BURST,
             work: 0,

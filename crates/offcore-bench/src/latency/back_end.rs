@@ -63,7 +63,7 @@ impl BackEnd {
         let tx = port.tx_queue(0, setup(&mut mover, &page, &binding))?;
         let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
         let worker = Worker {
-            streams: vec![Stream { rx, tx, addresses, source: None }],
+            streams: vec![Stream { rx, tx, addresses, source: None, one_copy: None }],
             forward: Forward::Mac,
             burst: BURST,
             work: 0,
