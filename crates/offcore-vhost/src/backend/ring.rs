@@ -29,6 +29,8 @@ pub(super) struct Ring {
     pub(super) addresses: Option<Addresses>,
     /// What SET_VRING_BASE said, or where the ring last stopped: see [`Ring::check_base`].
     pub(super) base: Option<u32>,
+    /// Where the ring was when the device was last reset. QEMU 7 resets the device first and asks for the base then.
+    pub(super) last: u32,
     /// A kick descriptor, or word that there is none, has come: the ring may start.
     pub(super) started: bool,
     /// Where the driver kicks: a worker that sleeps waits for it.
@@ -51,6 +53,7 @@ impl Ring {
             size: None,
             addresses: None,
             base: None,
+            last: 0,
             started: false,
             kick: None,
             call: None,
@@ -134,6 +137,16 @@ impl Ring {
             kick: self.kick.clone(),
             enabled: self.is_enabled(features),
         }))
+    }
+
+    /// The ring as it is after a reset of the device.
+    pub(super) fn after_reset(&mut self) -> Self {
+        Self { err: self.err.take(), last: self.last_base(), ..Self::new(self.queue) }
+    }
+
+    /// What GET_VRING_BASE answers of a ring that is stopped.
+    pub(super) fn last_base(&self) -> u32 {
+        self.base.unwrap_or(self.last)
     }
 
     /// Forgets what belongs to one start: addresses are stale once a ring was stopped.

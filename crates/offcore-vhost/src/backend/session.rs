@@ -183,7 +183,7 @@ impl Session {
     fn reset(&mut self) -> Result<(), ControlError> {
         self.stop(|_| true)?;
         for ring in &mut self.rings {
-            *ring = Ring { err: ring.err.take(), ..Ring::new(ring.queue) };
+            *ring = ring.after_reset();
         }
         (self.features, self.status, self.mtu) = (None, 0, None);
         Ok(())

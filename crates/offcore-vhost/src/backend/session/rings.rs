@@ -76,7 +76,7 @@ impl Session {
         self.stop(|ring| ring.queue == queue)?;
         let ring = self.ring(Code::GET_VRING_BASE, state.index)?;
         ring.reset();
-        let base = ring.base.unwrap_or(0);
+        let base = ring.last_base();
         Ok(Reply::Vring(VringState { index: state.index, num: base }))
     }
 
