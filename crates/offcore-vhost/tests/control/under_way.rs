@@ -53,8 +53,8 @@ impl Format {
             return chains & 0xffff;
         }
         // The wrap counter begins with 1 and changes with every lap.
-        let half = chains % size | (1 - chains / size % 2) << 15;
-        half | half << 16
+        let half = (chains % size) | ((1 - (chains / size) % 2) << 15);
+        half | (half << 16)
     }
 }
 
