@@ -518,7 +518,7 @@ mod tests {
             bench(flags).unwrap();
             seen += 1;
         }
-        assert_eq!(seen, 9);
+        assert_eq!(seen, 10);
     }
 
     #[test]
