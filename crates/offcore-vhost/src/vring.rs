@@ -281,7 +281,7 @@ impl Vring {
     fn take_up(&mut self, mover: &mut Mover, vring: Option<Arc<VringConfig>>) {
         self.report.broken = None;
         self.active = None;
-        let receives = self.cell.queue() % 2 == 0;
+        let receives = self.cell.queue().is_multiple_of(2);
         match vring.map(|vring| Active::new(vring, receives)) {
             None => {}
             Some(Ok(active)) => {

@@ -286,7 +286,7 @@ impl Gather<'_> {
         let chain = walked.map_err(End::Sender)?;
         let slot = self.slot(taken);
         let dropped = Slot { from: chain, chains: 0, frame: 0 };
-        if total < head::LEAST || total > MAX_FRAME + NET_HEADER {
+        if !(head::LEAST..=MAX_FRAME + NET_HEADER).contains(&total) {
             let short = total < head::LEAST;
             self.forwarded.malformed += usize::from(short);
             self.forwarded.too_long += usize::from(!short);

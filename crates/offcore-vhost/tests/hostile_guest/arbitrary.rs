@@ -40,7 +40,7 @@ fn any_guest_is_survived() {
     result.unwrap();
     sum = sum_cell.get();
     // Otherwise the scripts are too wild to get anywhere.
-    assert!(sum.dequeued.min(sum.enqueued).min(sum.dropped).min(sum.broken) > 1000, "{sum:?}");
+    assert!(sum.dequeued.min(sum.enqueued).min(sum.broken) > 1000 && sum.dropped > 300, "{sum:?}");
 }
 
 #[test]
