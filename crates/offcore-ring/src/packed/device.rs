@@ -175,8 +175,13 @@ impl Queue {
             let at = at.ok_or(RingError::Address { addr, len: 16 })?;
             // SAFETY: translate found 16 bytes there, which stay mapped as long as the walker's memory lives.
             let found = unsafe { read_unaligned(at) };
-            // Flags stand where a split queue's descriptor names the next one. None but WRITE means anything here.
-            walker.descriptor((found.addr, found.len, found.next & DESC_WRITE), visit)?;
+            // Flags stand where a split queue's descriptor names the next one. None but WRITE means anything here, and
+            // in what a driver transmits not even that: DPDK's (22.11) marks the virtio-net header so.
+            let flags = match walker.direction {
+                Direction::Readable => 0,
+                Direction::Writable => found.next & DESC_WRITE,
+            };
+            walker.descriptor((found.addr, found.len, flags), visit)?;
         }
         Ok(())
     }

@@ -79,6 +79,21 @@ fn an_indirect_table_is_taken_as_a_whole_at_any_address() {
     }
 }
 
+/// As DPDK's driver does with the header of a packet in several pieces.
+#[test]
+fn what_is_transmitted_may_be_marked_writable_in_an_indirect_table() {
+    let guest = guest(4);
+    let mut queue = guest.device(false);
+    guest.put(0, desc(TABLE, 32, 7, available(true) | DESC_INDIRECT));
+    guest.write(TABLE, desc(0x8000, 12, 0, DESC_WRITE));
+    guest.write(TABLE + 16, desc(0x8100, 60, 0, 0));
+    assert_eq!(queue.look(1), Ok(1));
+    let (buffers, _) = guest.walk(&mut queue, 0, Direction::Readable).unwrap();
+    assert_eq!(buffers, [(0x8000, 12), (0x8100, 60)]);
+    let wrong = guest.walk(&mut queue, 0, Direction::Writable);
+    assert_eq!(wrong, Err(RingError::Direction { head: 0 }), "what is received must be writable");
+}
+
 #[test]
 fn an_indirect_table_may_be_longer_than_the_ring() {
     let guest = guest(2);
