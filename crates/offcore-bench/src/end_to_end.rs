@@ -75,7 +75,8 @@ pub struct EndToEndOptions {
 }
 
 impl EndToEndOptions {
-    /// The loop over split virtqueues, windows as the bars ask for them: 24 pairs of 0.4 s over 4 restarts; with `quick` 4 pairs after one start.
+    /// The loop over split virtqueues, windows as the bars ask for them: 24 pairs of 0.4 s over 4 restarts; with `quick` 4
+    /// pairs after one start.
     pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         let (restarts, pairs) = if quick { (1, 4) } else { (4, 6) };
         Self {

@@ -356,8 +356,8 @@ fn engine_name(row: &Row) -> String {
     format!("{}{beside}", row.engine)
 }
 
-/// For each case, format, temperature and engine from which size on offloading costs the core less than copying, by a straight line
-/// between the two sizes that were measured around it.
+/// For each case, format, temperature and engine from which size on offloading costs the core less than copying, by a
+/// straight line between the two sizes that were measured around it.
 fn break_even(rows: &[Row]) -> String {
     let mut text = String::new();
     // Work on packets would be in both, submit-reap has no counterpart.
