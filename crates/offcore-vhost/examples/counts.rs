@@ -17,7 +17,7 @@ use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::Stage;
-use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
+use offcore_vhost::{Binding, Context, Dequeue, Enqueue, Pair, VringCell};
 
 /// A case by its name.
 type Case = (&'static str, fn() -> usize);
@@ -25,7 +25,7 @@ type Case = (&'static str, fn() -> usize);
 /// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. With which routine the
 /// core copies in a virtqueue's case depends on how long copies take: fetching ahead has more instructions than plain, and
 /// what is recorded is the case with more.
-const CASES: [Case; 11] = [
+const CASES: [Case; 14] = [
     ("copy-64", || copy(60)),
     ("copy-1518", || copy(1514)),
     ("dequeue-64", || dequeue(SPLIT, Mode::Cpu)),
@@ -36,6 +36,9 @@ const CASES: [Case; 11] = [
     ("enqueue-offload", || enqueue(SPLIT, Mode::Offload)),
     ("enqueue-packed-64", || enqueue(PACKED, Mode::Cpu)),
     ("enqueue-packed-offload", || enqueue(PACKED, Mode::Offload)),
+    ("pair-64", || pair(SPLIT, Mode::Cpu)),
+    ("pair-offload", || pair(SPLIT, Mode::Offload)),
+    ("pair-packed-64", || pair(PACKED, Mode::Cpu)),
     ("submit-reap", submit_reap),
 ];
 
@@ -120,23 +123,45 @@ fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> 
     result
 }
 
+/// The driver's side of a guest that sends bursts.
+struct Sender {
+    driver: driver::Queue<()>,
+    next: usize,
+}
+
+impl Sender {
+    fn new(guest: &Guest) -> Self {
+        Self { driver: driver::Queue::new(guest.layout.clone(), false), next: 0 }
+    }
+
+    /// Makes a burst available.
+    fn send(&mut self) {
+        for _ in 0..PACKETS {
+            let address = GUEST + BUFFERS + (self.next * BUFFER) as u64;
+            self.next = (self.next + 1) % usize::from(RING);
+            self.driver
+                .add(address, (HEADER + LEN) as u32, Direction::Readable, ())
+                .expect("the driver has a free descriptor");
+        }
+        self.driver.publish();
+    }
+
+    /// Takes back what was returned.
+    fn take_back(&mut self) {
+        while self.driver.used().expect("the ring is sound") > 0 {
+            self.driver.pop().expect("the ring is sound");
+        }
+    }
+}
+
 /// Packets from the guest. An engine has made the copies by the second round.
 fn dequeue(packed: bool, mode: Mode) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
     let cell = cell(&guest, 1, mode, channel);
     let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
-    let mut driver = driver::Queue::new(guest.layout.clone(), false);
-    let mut received = Burst::new();
-    let mut next = 0;
+    let (mut sender, mut received) = (Sender::new(&guest), Burst::new());
     bursts(|count| {
-        for _ in 0..PACKETS {
-            let address = GUEST + BUFFERS + (next * BUFFER) as u64;
-            next = (next + 1) % usize::from(RING);
-            driver
-                .add(address, (HEADER + LEN) as u32, Direction::Readable, ())
-                .expect("the driver has a free descriptor");
-        }
-        driver.publish();
+        sender.send();
         let mut ctx = worker.ctx();
         let mut once =
             || count_if(count, || round(&mut ctx, |ctx| dequeue.try_dequeue(ctx, &mut received).packets));
@@ -146,9 +171,7 @@ fn dequeue(packed: bool, mode: Mode) -> usize {
             packets += once();
         }
         worker.cache.free_all(received.drain(..));
-        while driver.used().expect("the ring is sound") > 0 {
-            driver.pop().expect("the ring is sound");
-        }
+        sender.take_back();
         packets
     })
 }
@@ -176,6 +199,39 @@ fn enqueue(packed: bool, mode: Mode) -> usize {
             once();
         }
         std::iter::from_fn(|| receiver.receive(&guest)).count()
+    })
+}
+
+/// Packets from one guest to another in one copy, their addresses rewritten. An engine has made the copies by the second
+/// round.
+fn pair(packed: bool, mode: Mode) -> usize {
+    let (from, to) = (Guest::with_rings(RING, packed), Guest::with_rings(RING, packed));
+    let (mut worker, channel, mut stepper) = worker();
+    let (from_cell, to_cell) = (cell(&from, 1, mode, channel), cell(&to, 0, mode, channel));
+    let mut dequeue = Dequeue::attach(&from_cell, &mut worker.mover).expect("the virtqueue is free");
+    let mut enqueue = Enqueue::attach(&to_cell, &mut worker.mover).expect("the virtqueue is free");
+    let mut pair = Pair::new(&mut worker.mover);
+    let (mut sender, mut receiver) = (Sender::new(&from), Receiver::new(&to, BUFFER as u32));
+    bursts(|count| {
+        sender.send();
+        let mut ctx = worker.ctx();
+        let mut once = || {
+            count_if(count, || {
+                round(&mut ctx, |ctx| {
+                    let mac = |frame: &mut [u8]| frame[..12].copy_from_slice(&[2; 12]);
+                    pair.forward(ctx, &mut dequeue, &mut enqueue, mac).packets
+                })
+            })
+        };
+        let mut packets = once();
+        if mode == Mode::Offload {
+            stepper.step();
+            packets += once();
+        }
+        sender.take_back();
+        let received = std::iter::from_fn(|| receiver.receive(&to)).count();
+        assert_eq!(received, packets, "what was forwarded has arrived");
+        packets
     })
 }
 
