@@ -116,7 +116,7 @@ impl Lane {
         pool: &'static Pool,
         hugepages: Hugepages,
     ) -> Result<Self> {
-        let &Workload { route, ring, temperature, frame } = workload;
+        let &Workload { route, ring, temperature, frame, one_copy } = workload;
         let one_way = buffers_len(temperature);
         let (guests, [rx, tx]) = match route {
             Route::Loop => {
@@ -149,8 +149,8 @@ impl Lane {
         let mut rx = rx_over(&cells[1], &mut mover, RxCounters::private())?;
         let mut tx = tx_over(&cells[0], &mut mover, TxCounters::private())?;
         let one_copy = match route {
-            Route::Loop => None,
-            Route::GuestToGuest => OneCopy::between(&mut *rx, &mut *tx, &mut mover),
+            Route::GuestToGuest if one_copy => OneCopy::between(&mut *rx, &mut *tx, &mut mover),
+            Route::GuestToGuest | Route::Loop => None,
         };
         let stream = Stream {
             rx,

@@ -75,6 +75,7 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
     let measure = vhost::Options {
         route: Route::Loop,
         rings: vec![Ring::Split],
+        one_copy: true,
         frames: FRAMES.to_vec(),
         temperatures: vec![Temperature::Remote],
         setups: vec![Setup::CPU, Setup::HELPER],

@@ -58,6 +58,8 @@ pub struct EndToEndOptions {
     pub route: Route,
     /// Formats of virtqueues.
     pub rings: Vec<Ring>,
+    /// Whether ours copies a payload from guest to guest once, where it can.
+    pub one_copy: bool,
     /// How often everything is started anew, for each frame length.
     pub restarts: usize,
     /// Windows of each side between two restarts.
@@ -83,6 +85,7 @@ impl EndToEndOptions {
             frames: frames.into(),
             route: Route::Loop,
             rings: vec![Ring::Split],
+            one_copy: true,
             restarts,
             pairs,
             window: Duration::from_millis(400),
@@ -255,7 +258,7 @@ impl Gathered {
         progress: &Progress,
     ) -> Result<()> {
         let dir = TempDir::new()?;
-        let mut ours = our_lane(&link.sockets(&dir, "ours"), options.lcore, link, pages, pool)?;
+        let mut ours = our_lane(&link.sockets(&dir, "ours"), options, link, pages, pool)?;
         let mut theirs = match options.testpmd {
             true => Some(their_lane(&link.sockets(&dir, "theirs"), options.lcore, link, pages)?),
             false => None,
@@ -343,12 +346,12 @@ impl Gathered {
 
 fn our_lane(
     sockets: &[PathBuf],
-    lcore: usize,
+    options: &EndToEndOptions,
     link: Link,
     pages: Pages,
     pool: &'static Pool,
 ) -> Result<Lane<Ours>> {
-    let mut back_end = Ours::start(sockets, lcore, pool, Forward::Mac)?;
+    let mut back_end = Ours::start(sockets, options.lcore, pool, (Forward::Mac, options.one_copy))?;
     let load = Load::connect(sockets, link.ring, link.frame, Some(PORT_MAC), pages.ours)?;
     back_end.pause()?;
     Ok(Lane::new(back_end, load))

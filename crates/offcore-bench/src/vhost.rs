@@ -53,6 +53,8 @@ pub struct Options {
     pub route: Route,
     /// Formats of virtqueues.
     pub rings: Vec<Ring>,
+    /// Whether ours copies a payload from guest to guest once, where it can.
+    pub one_copy: bool,
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
     /// How warm the data is.
@@ -80,10 +82,10 @@ pub struct Options {
 impl Options {
     /// The cells, in their order.
     fn workloads(&self) -> Vec<Workload> {
-        let Self { route, rings, temperatures, frames, .. } = self;
+        let &Self { route, ref rings, one_copy, ref temperatures, ref frames, .. } = self;
         let all = rings.iter().flat_map(|&ring| {
             temperatures.iter().flat_map(move |&temperature| {
-                let workload = move |&frame| Workload { route: *route, ring, temperature, frame };
+                let workload = move |&frame| Workload { route, ring, temperature, frame, one_copy };
                 frames.iter().map(workload)
             })
         });
@@ -258,7 +260,7 @@ impl Cell {
 
     /// The rows of all lanes; with the other core, Figure 3's shares are measured for them.
     fn rows(&mut self, workload: &Workload, breakdown: Option<&OtherCore>) -> Result<Vec<Row>> {
-        let &Workload { route, ring, temperature, frame } = workload;
+        let &Workload { route, ring, temperature, frame, .. } = workload;
         let hz = tsc::hz();
         let against = self.lanes.iter().map(|(subject, samples)| match subject {
             Subject::Ours { setup: Setup { mode: Mode::Auto, copier }, .. } => {

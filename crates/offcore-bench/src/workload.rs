@@ -107,18 +107,20 @@ pub struct Workload {
     pub temperature: Temperature,
     /// Frame length in bytes, FCS included.
     pub frame: usize,
+    /// Whether ours copies a payload from guest to guest once, where it can.
+    pub one_copy: bool,
 }
 
 impl Workload {
     /// The loop of Table 8 over split virtqueues.
     pub const fn table8(temperature: Temperature, frame: usize) -> Self {
-        Self { route: Route::Loop, ring: Ring::Split, temperature, frame }
+        Self { route: Route::Loop, ring: Ring::Split, temperature, frame, one_copy: true }
     }
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { route, ring, temperature, frame } = self;
+        let Self { route, ring, temperature, frame, .. } = self;
         write!(f, "{route}, {ring}, {temperature}, {frame} B")
     }
 }

@@ -20,7 +20,7 @@ fn every_packet_arrives_over_every_route_and_format() {
     for route in [Route::Loop, Route::GuestToGuest] {
         for ring in Ring::ALL {
             for (temperature, frame) in [(Temperature::Hot, 64), (Temperature::Remote, 1518)] {
-                let workload = Workload { route, ring, temperature, frame };
+                let workload = Workload { route, ring, temperature, frame, one_copy: true };
                 let mut lane = PeerLane::new(&dpdk, &workload, Hugepages::None).unwrap();
                 for _ in 0..20 {
                     lane.turn(&other).unwrap_or_else(|error| panic!("{workload}: {error:#}"));

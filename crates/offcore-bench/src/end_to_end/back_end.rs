@@ -75,7 +75,7 @@ impl Ours {
         sockets: &[PathBuf],
         core: usize,
         pool: &'static Pool,
-        forward: Forward,
+        (forward, one_copy): (Forward, bool),
     ) -> Result<Self> {
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
@@ -89,10 +89,10 @@ impl Ours {
         }
         // A port's packets go out of the next one: of itself, when there is one only.
         txs.rotate_left(1);
-        let several = sockets.len() > 1;
+        let one_copy = one_copy && sockets.len() > 1;
         let streams = rxs.into_iter().zip(txs).map(|(mut rx, mut tx)| {
             let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
-            let one_copy = if several { OneCopy::between(&mut *rx, &mut *tx, &mut mover) } else { None };
+            let one_copy = if one_copy { OneCopy::between(&mut *rx, &mut *tx, &mut mover) } else { None };
             Stream { rx, tx, addresses, source: None, one_copy }
         });
         let streams: Vec<_> = streams.collect();

@@ -7,7 +7,7 @@ pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, Load) {
     let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
     let core = lcore::available().unwrap()[0];
     let sockets = [dir.file("s")];
-    let ours = Ours::start(&sockets, core, pool, mode).unwrap();
+    let ours = Ours::start(&sockets, core, pool, (mode, true)).unwrap();
     let load = Load::connect(&sockets, Ring::Split, 64, Some(PORT_MAC), Hugepages::None).unwrap();
     (ours, load)
 }

@@ -80,7 +80,7 @@ impl PeerLane {
     /// # Errors
     /// When memory is short or a front end cannot connect.
     pub fn new(dpdk: &Rc<DpdkLib>, workload: &Workload, hugepages: Hugepages) -> Result<Self> {
-        let &Workload { route, ring, temperature, frame } = workload;
+        let &Workload { route, ring, temperature, frame, .. } = workload;
         let one_way = buffers_len(temperature);
         let connect = |buffers| Side::connect(dpdk, buffers, ring, hugepages);
         let mut sides = match route {

@@ -99,6 +99,10 @@ pub(crate) struct VhostArgs {
     #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = ring())]
     pub rings: Vec<Ring>,
 
+    /// How often ours copies a payload from guest to guest: once where it can, or twice in any case
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub copies: u8,
+
     /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
     #[arg(long)]
     pub background: bool,
@@ -249,6 +253,7 @@ fn measure(
                 EndToEndOptions::new(&options.frames, args.quick, options.lcore, options.other_lcore);
             end_to_end.route = if case == Case::EndToEnd { Route::Loop } else { Route::GuestToGuest };
             end_to_end.rings.clone_from(&options.rings);
+            end_to_end.one_copy = options.one_copy;
             end_to_end.testpmd = args.peer == Some(Peer::Dpdk);
             end_to_end.hugepages = options.hugepages;
             end_to_end::run(&end_to_end, &progress, emit)
@@ -284,6 +289,7 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
     }
     Ok(vhost::Options {
         route: Route::Loop,
+        one_copy: args.copies == 1,
         rings: match (args.rings.is_empty(), args.quick) {
             (false, _) => args.rings.clone(),
             (true, false) => Ring::ALL.into(),
@@ -503,6 +509,7 @@ mod tests {
             ("--case guest-to-guest --peer dpdk", &["--peer dpdk", "guest-to-guest-e2e"]),
             ("--case submit-reap --background", &["--background", "core-cost"]),
             ("--ring chained", &["--ring", "split, packed"]),
+            ("--case guest-to-guest --copies 3", &["--copies", "1..=2"]),
             ("--lcores 0", &["--lcores", "found 1 of them"]),
             ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
         ] {
