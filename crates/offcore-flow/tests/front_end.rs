@@ -45,7 +45,7 @@ fn virtqueues_stop_in_every_mode() {
         let soon = std::time::Duration::ZERO;
         for wanted in [true, false, true, false] {
             for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
-                let vring = VringConfig { layout: layout.clone().into(), ..guest.config(FEATURES) };
+                let vring = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
                 cell.publish(|state| state.vring = wanted.then(|| Arc::new(vring)));
             }
             (0..4).for_each(|_| {

@@ -169,7 +169,7 @@ fn allocations(sleeps: u64) -> u64 {
     let guest = Guest::new(64);
     let mut mover = Mover::new();
     let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
-    let config = VringConfig { layout: guest.tx_layout.clone().into(), ..guest.config(FEATURES) };
+    let config = VringConfig { layout: guest.tx_layout.clone(), ..guest.config(FEATURES) };
     cells[1].publish(|wanted| wanted.vring = Some(Arc::new(config)));
     let stream = Stream {
         rx: rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap(),
