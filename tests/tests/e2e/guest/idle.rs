@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use peers::{Netns, Offcore, TempDir, exclusive};
 
-use super::{System, needed, ping_both_ways, stop, wait_for_guest};
-use crate::switch::Copies;
+use super::{GUEST, HOST, System, iperf_both_ways, needed, ping_both_ways, stop, wait_for_guest};
 
 /// How long the switch is watched.
 const WATCHED: Duration = Duration::from_secs(3);
@@ -27,11 +26,11 @@ fn ticks(pid: u32) -> u64 {
 }
 
 /// An idle guest costs less than a twentieth of a core, and its pings are answered.
-fn idle(packed: bool, copies: Copies) {
+fn idle(packed: bool) {
     let Some(()) = needed() else { return };
     let _alone = exclusive();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
-    let system = System { packed, copies, ..System::PLAIN };
+    let system = System { packed, ..System::PLAIN };
     let offcore = system.start(&netns, &dir, &["--idle", "sleep"]);
     let waiting = load(&offcore);
     assert!(waiting < 5.0, "{waiting:.1} % of a core without a guest: {}", offcore.tail());
@@ -41,22 +40,22 @@ fn idle(packed: bool, copies: Copies) {
     let idle = load(&offcore);
     assert!(idle < 5.0, "{idle:.1} % of a core with an idle guest: {}", offcore.tail());
     // Each of these comes to a switch that sleeps: pings are a second apart.
-    let text = netns.run("ping", &["-c5", "-W5", super::GUEST]).unwrap();
+    let text = netns.run("ping", &["-c5", "-W5", GUEST]).unwrap();
     assert!(text.contains(" 0% packet loss"), "{text}");
-    let text = guest.check(&format!("ping -c5 -W5 {}", super::HOST)).unwrap();
+    let text = guest.check(&format!("ping -c5 -W5 {}", HOST)).unwrap();
     assert!(text.contains(" 0% packet loss"), "{text}");
-    super::iperf_both_ways(&netns);
+    iperf_both_ways(&netns);
     let idle = load(&offcore);
     assert!(idle < 5.0, "{idle:.1} % of a core after its work: {}", offcore.tail());
-    stop(offcore, copies);
+    stop(offcore, system.copies);
 }
 
 #[test]
-fn an_idle_guest_lets_the_core_sleep() {
-    idle(false, Copies::Core);
+fn an_idle_guest_with_split_rings_lets_the_core_sleep() {
+    idle(false);
 }
 
 #[test]
-fn an_idle_guest_lets_core_and_helper_sleep() {
-    idle(true, Copies::Helper);
+fn an_idle_guest_with_packed_rings_lets_the_core_sleep() {
+    idle(true);
 }
