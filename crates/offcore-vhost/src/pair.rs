@@ -19,12 +19,13 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_dma::{Copy, Mode, Mover, QueueId};
-use offcore_ring::device::{Chain, DeviceQueue};
+use offcore_ring::device::DeviceQueue;
 use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
 
 use crate::dequeue::Dequeue;
 use crate::enqueue::Enqueue;
+use crate::features::NET_HEADER;
 use crate::vring::{Chains, Context, LIST, Out, Vring, burst_limit};
 use gather::{End, Gather};
 use head::Heads;
@@ -32,7 +33,7 @@ use head::Heads;
 /// Packets of a pair in flight, at most.
 const IN_FLIGHT: usize = 256;
 /// How long the oldest packet in flight may take before the pair goes the ordinary way for a while.
-const PATIENCE: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_millis(100);
 /// For how long.
 const REST: Duration = Duration::from_secs(1);
 
@@ -65,24 +66,12 @@ pub enum Next {
     Finish,
 }
 
-/// What a packet in flight needs when it is published.
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    /// The sender's chain.
-    from: Chain,
-    /// How many chains of the receiver it takes: none when it is dropped.
-    chains: u16,
-    /// Bytes of the frame.
-    frame: u32,
-}
-
 /// The way from one virtqueue to another in one copy.
 #[derive(Debug)]
 pub struct Pair {
     queue: QueueId,
-    slots: Box<[Slot]>,
     heads: Heads,
-    /// Chains of the receiver, in order.
+    /// Chains of the receiver that belong to packets of several, in order.
     chains: Chains,
     list: Box<ArrayVec<Copy, LIST>>,
     /// The publications of sender and receiver that it follows.
@@ -100,7 +89,6 @@ impl Pair {
     pub fn new(mover: &mut Mover) -> Self {
         Self {
             queue: mover.open_queue(IN_FLIGHT),
-            slots: vec![Slot::default(); IN_FLIGHT].into(),
             heads: Heads::new(IN_FLIGHT),
             chains: Chains::new(1),
             list: Box::default(),
@@ -217,7 +205,6 @@ impl Pair {
             let mut gather = Gather {
                 queue: self.queue,
                 ring: ctx.mover.ring(self.queue),
-                slots: &mut self.slots,
                 heads: &mut self.heads,
                 chains: &mut self.chains,
                 list: &mut self.list,
@@ -292,7 +279,10 @@ impl Pair {
             return self.watch(oldest);
         }
         self.watched = None;
-        let first = ring.oldest_slot();
+        let (first, mask) = (ring.oldest_slot(), ring.mask());
+        for i in 0..ready {
+            prefetch::write(self.heads.place((first + i) & mask));
+        }
         let since = ctx.mover.reaping(self.queue, ready);
         self.publish(first, ready, from, to, forwarded);
         ctx.mover.ring(self.queue).retire(ready);
@@ -312,23 +302,24 @@ impl Pair {
     ) {
         let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
         let mask = IN_FLIGHT - 1;
-        let Self { slots, heads, chains, .. } = self;
-        for i in 0..packets {
-            prefetch::write(heads.place((first + i) & mask));
-        }
+        let Self { heads, chains, .. } = self;
         with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx => {
             for i in 0..packets {
                 let at = (first + i) & mask;
-                let slot = slots[at];
+                let slot = heads.slot(at);
                 tx.push_used(slot.from, 0);
                 if slot.chains == 0 {
                     continue;
                 }
                 // SAFETY: the receiver's memory is held until `give_back` below, and the head's places are in it.
                 unsafe { heads.write(at) };
-                for _ in 0..slot.chains {
-                    let Out { chain, written } = chains.pop();
-                    rx.push_used(chain, written);
+                if slot.chains == 1 {
+                    rx.push_used(slot.to, slot.frame + NET_HEADER as u32);
+                } else {
+                    for _ in 0..slot.chains {
+                        let Out { chain, written } = chains.pop();
+                        rx.push_used(chain, written);
+                    }
                 }
                 forwarded.packets += 1;
                 forwarded.bytes += u64::from(slot.frame);

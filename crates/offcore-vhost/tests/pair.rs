@@ -372,7 +372,7 @@ fn copies_that_are_late_make_it_take_the_ordinary_way_for_a_while() {
     assert!(rig.transmit(0, 300, 1));
     rig.round();
     let since = std::time::Instant::now();
-    while since.elapsed() < std::time::Duration::from_millis(50) {
+    while since.elapsed() < std::time::Duration::from_millis(300) {
         rig.round();
     }
     rig.step();

@@ -11,8 +11,8 @@ use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::{RingError, prefetch};
 use offcore_wire::virtio_net::{self, HEADER_LEN, NetHeader, Offloads};
 
+use super::Forwarded;
 use super::head::{self, Heads};
-use super::{Forwarded, Slot};
 use crate::cell::VringConfig;
 use crate::dequeue::{MAX_FRAME, asked_for};
 use crate::features::NET_HEADER;
@@ -37,7 +37,6 @@ pub(super) enum End {
 pub(super) struct Gather<'a> {
     pub(super) queue: QueueId,
     pub(super) ring: &'a mut ReorderRing,
-    pub(super) slots: &'a mut [Slot],
     pub(super) heads: &'a mut Heads,
     pub(super) chains: &'a mut Chains,
     pub(super) list: &'a mut ArrayVec<Copy, LIST>,
@@ -206,7 +205,7 @@ impl Gather<'_> {
             Verdict::Send => {}
             Verdict::Drop => {
                 self.forwarded.malformed += 1;
-                self.push(slot, Slot { from: job.chain, chains: 0, frame: 0 }, 0);
+                self.push(slot, job.chain, (0, Chain::default()), 0, 0);
                 *taken += 1;
                 return Verdict::Drop;
             }
@@ -221,17 +220,15 @@ impl Gather<'_> {
                 token: self.queue.token(slot),
             });
         }
-        self.chains.push(Out { chain: job.receiving, written: job.from.len });
         let outstanding = plan.outstanding(&self.list[before..]);
-        let frame = (total - NET_HEADER) as u32;
-        self.push(slot, Slot { from: job.chain, chains: 1, frame }, outstanding);
+        self.push(slot, job.chain, (1, job.receiving), total - NET_HEADER, outstanding);
         *taken += 1;
         Verdict::Send
     }
 
     #[inline(always)]
-    fn push(&mut self, slot: usize, entry: Slot, outstanding: u16) {
-        self.slots[slot] = entry;
+    fn push(&mut self, slot: usize, from: Chain, to: (u16, Chain), frame: usize, outstanding: u16) {
+        self.heads.enter(slot, from, to, frame);
         if !self.now {
             self.ring.push(outstanding);
         }
@@ -249,19 +246,20 @@ impl Gather<'_> {
         rewrite: &mut impl FnMut(&mut [u8]),
     ) -> Verdict {
         let (header, frame) = self.heads.bytes(slot)[..len].split_at_mut(NET_HEADER);
-        let mut written = NetHeader { num_buffers: chains, ..NetHeader::default() };
-        if header[0] & virtio_net::F_NEEDS_CSUM != 0 || header[1] != virtio_net::GSO_NONE {
+        let plain = header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE;
+        let mut written = [0; HEADER_LEN];
+        if !plain {
             let found = header.first_chunk::<HEADER_LEN>().map(NetHeader::from_bytes).unwrap_or_default();
-            match asked_for(found, total - NET_HEADER, self.asks) {
-                Ok(asked) => written = NetHeader { num_buffers: chains, ..asked.unwrap_or_default() },
-                Err(_) => return Verdict::Drop,
-            }
-            if !self.accepts.allows(&written) {
+            let Ok(asked) = asked_for(found, total - NET_HEADER, self.asks) else { return Verdict::Drop };
+            let asked = asked.unwrap_or_default();
+            if !self.accepts.allows(&asked) {
                 return Verdict::Ordinary;
             }
+            written = asked.to_bytes();
         }
+        [written[HEADER_LEN - 2], written[HEADER_LEN - 1]] = chains.to_le_bytes();
         // copy-ok: the header that the core writes
-        header.copy_from_slice(&written.to_bytes());
+        header.copy_from_slice(&written);
         rewrite(frame);
         Verdict::Send
     }
@@ -285,12 +283,11 @@ impl Gather<'_> {
         });
         let chain = walked.map_err(End::Sender)?;
         let slot = self.slot(taken);
-        let dropped = Slot { from: chain, chains: 0, frame: 0 };
         if !(head::LEAST..=MAX_FRAME + NET_HEADER).contains(&total) {
             let short = total < head::LEAST;
             self.forwarded.malformed += usize::from(short);
             self.forwarded.too_long += usize::from(!short);
-            self.push(slot, dropped, 0);
+            self.push(slot, chain, (0, Chain::default()), 0, 0);
             return Ok((chain.entries, 0));
         }
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
@@ -302,7 +299,7 @@ impl Gather<'_> {
             }
             if (!self.mergeable && !out.is_empty()) || out.is_full() || to.is_full() {
                 self.forwarded.too_big += 1;
-                self.push(slot, dropped, 0);
+                self.push(slot, chain, (0, Chain::default()), 0, 0);
                 return Ok((chain.entries, 0));
             }
             let before = left;
@@ -329,7 +326,7 @@ impl Gather<'_> {
             Verdict::Send => {}
             Verdict::Drop => {
                 self.forwarded.malformed += 1;
-                self.push(slot, dropped, 0);
+                self.push(slot, chain, (0, Chain::default()), 0, 0);
                 return Ok((chain.entries, 0));
             }
             Verdict::Ordinary => return Err(End::Ordinary),
@@ -338,9 +335,14 @@ impl Gather<'_> {
         let list = &mut *self.list;
         pieces::copies(&from, &to, self.queue.token(slot), |copy| list.push(copy));
         let outstanding = plan.outstanding(&self.list[before..]);
-        let entry = Slot { from: chain, chains: out.len() as u16, frame: (total - NET_HEADER) as u32 };
-        out.into_iter().for_each(|out| self.chains.push(out));
-        self.push(slot, entry, outstanding);
+        let to = match out[..] {
+            [Out { chain, .. }] => (1, chain),
+            _ => {
+                out.iter().for_each(|&out| self.chains.push(out));
+                (out.len() as u16, Chain::default())
+            }
+        };
+        self.push(slot, chain, to, total - NET_HEADER, outstanding);
         Ok((chain.entries, ahead - received))
     }
 }
