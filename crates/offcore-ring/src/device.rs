@@ -25,6 +25,15 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// WRITE, or not, as descriptors that go this way have it.
+    #[inline(always)]
+    pub(crate) fn flag(self) -> u16 {
+        match self {
+            Self::Readable => 0,
+            Self::Writable => DESC_WRITE,
+        }
+    }
+
     /// Whether a descriptor with `flags` goes this way.
     #[inline(always)]
     pub(crate) fn fits(self, flags: u16) -> bool {
@@ -94,6 +103,18 @@ pub trait DeviceQueue {
         direction: Direction,
     ) -> Result<Option<(Buffer, Chain)>, RingError>;
 
+    /// Calls `each` with the buffer and the name of one chain after the other, from the entry `ahead` on, as long as they
+    /// are one buffer in one region that goes `direction`, have been found by [`DeviceQueue::look`], and `each` says yes; at
+    /// most `most` times. Returns how often it said yes. What comes next may be anything: see [`DeviceQueue::walk`].
+    fn singles(
+        &mut self,
+        ahead: u16,
+        most: u16,
+        memory: &GuestMemory,
+        direction: Direction,
+        each: impl FnMut(Buffer, u16) -> bool,
+    ) -> u16;
+
     /// Calls `visit` with each buffer of the chain that begins at the available entry `ahead`, in order; a buffer across
     /// regions comes in pieces. Buffers of length 0 are left out, but count: at most `max` descriptors are read, whatever
     /// the driver wrote.
@@ -114,6 +135,10 @@ pub trait DeviceQueue {
 
     /// Notes the return of `chain`, of which `written` bytes were written. Not visible before [`DeviceQueue::publish`].
     fn push_used(&mut self, chain: Chain, written: u32);
+
+    /// Notes the return of `count` chains that [`DeviceQueue::singles`] has visited, from the entry `ahead` on, before they
+    /// are consumed; `written` says how many bytes were written into each.
+    fn push_used_singles(&mut self, ahead: u16, count: u16, written: impl FnMut(usize) -> u32);
 
     /// Makes the chains returned so far visible to the driver.
     fn publish(&mut self);

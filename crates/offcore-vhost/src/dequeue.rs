@@ -28,6 +28,9 @@ use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Tak
 /// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
 pub(crate) const MAX_FRAME: usize = 65_535 + ethernet::HEADER_LEN + 8;
 
+/// Bytes of a chain, at least: virtio-net and Ethernet header.
+const SHORTEST: usize = NET_HEADER + ethernet::HEADER_LEN;
+
 /// How long a started queue may be disabled before what the guest transmits is discarded.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -322,7 +325,37 @@ impl Gatherer<'_> {
         let max_copies = plan.copies.min(LIST);
         let ring = mover.ring(id);
         let (mut taken, mut ahead, mut result) = (0, 0, Ok(Gathered::Some));
-        while ahead < known {
+        let longest = cache.pool().chunk_size() - HEADROOM;
+        loop {
+            let most = usize::from(known - ahead).min(max_copies.saturating_sub(list.len())) as u16;
+            // Chains of one buffer that fits one packet buffer: nearly all.
+            let run = queue.singles(ahead, most, &config.memory, Direction::Readable, |from, name| {
+                let len = from.len as usize;
+                if len < SHORTEST || len > longest {
+                    return false;
+                }
+                let Some(packet) = cache.take_sized(HEADROOM + NET_HEADER, len - NET_HEADER) else {
+                    return false;
+                };
+                let token = if NOW { 0 } else { id.token(ring.next_slot()) };
+                list.push(Copy { src: from.addr.as_ptr(), dst: start_of(&packet), len: from.len, token });
+                if NOW {
+                    sink.burst.push(packet);
+                } else {
+                    let slot = ring.push(plan.outstanding(&list[list.len() - 1..]));
+                    sink.slots[slot] = InFlight { packet: Some(packet), chains: 1 };
+                    sink.chains.push(Out { chain: Chain::one(name), written: 0 });
+                }
+                true
+            });
+            if NOW {
+                queue.push_used_singles(ahead, run, |_| 0);
+            }
+            ahead += run;
+            taken += usize::from(run);
+            if ahead >= known {
+                break;
+            }
             let before = list.len();
             let token = id.token(ring.next_slot());
             let (packet, chain) = match chain(queue, ahead, config, token, max_copies, list, cache) {
@@ -361,6 +394,9 @@ impl Gatherer<'_> {
             }
             ahead += chain.entries;
             taken += 1;
+            if ahead >= known {
+                break;
+            }
         }
         queue.consume(ahead);
         (taken, result)
@@ -390,39 +426,10 @@ enum Unfit {
     Broken(RingError),
 }
 
-/// Gathers the copies of the chain `ahead` into a fresh packet buffer: header into the headroom, payload behind it.
+/// Gathers the copies of the chain `ahead` into fresh packet buffers: header into the headroom, payload behind it.
 /// Unless a packet comes of it, nothing is gathered.
-#[inline(always)]
-fn chain<Q: DeviceQueue>(
-    queue: &mut Q,
-    ahead: u16,
-    config: &VringConfig,
-    token: Token,
-    max_copies: usize,
-    list: &mut ArrayVec<Copy, LIST>,
-    cache: &mut PoolCache,
-) -> Result<(Packet, Chain), Unfit> {
-    let single = queue.single(ahead, &config.memory, Direction::Readable).map_err(Unfit::Broken)?;
-    let (addr, len, chain) = match single {
-        Some((Buffer { addr, len }, chain)) if HEADROOM + len as usize <= cache.pool().chunk_size() => {
-            (addr, len, chain)
-        }
-        _ => return chain_in_pieces(queue, ahead, config, token, max_copies, list, cache),
-    };
-    if (len as usize) < NET_HEADER + ethernet::HEADER_LEN {
-        return Err(Unfit::TooShort(chain));
-    }
-    if list.len() == max_copies {
-        return Err(Unfit::ListFull);
-    }
-    let packet = cache.take_sized(HEADROOM + NET_HEADER, len as usize - NET_HEADER).ok_or(Unfit::Starved)?;
-    list.push(Copy { src: addr.as_ptr(), dst: start_of(&packet), len, token });
-    Ok((packet, chain))
-}
-
-/// A chain of several buffers, or one that takes several packet buffers.
 #[cold]
-fn chain_in_pieces<Q: DeviceQueue>(
+fn chain<Q: DeviceQueue>(
     queue: &mut Q,
     ahead: u16,
     config: &VringConfig,
@@ -439,7 +446,7 @@ fn chain_in_pieces<Q: DeviceQueue>(
             total += len as usize;
         });
     let chain = walked.map_err(Unfit::Broken)?;
-    if total < NET_HEADER + ethernet::HEADER_LEN {
+    if total < SHORTEST {
         return Err(Unfit::TooShort(chain));
     }
     let frame = total - NET_HEADER;
@@ -483,14 +490,19 @@ fn check_headers(
     cache: &mut PoolCache,
     dequeued: &mut Dequeued,
 ) {
-    let mut plain = true;
-    for packet in &mut burst[first..] {
+    /// Bits of the first two bytes of a header that asks for something.
+    const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
+    let (mut plain, mut asked, mut bytes) = (true, 0, 0);
+    for packet in &burst[first..] {
         plain &= packet.is_plain();
-        let header = packet.headroom_mut(NET_HEADER);
-        plain &= header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE;
-        dequeued.bytes += packet.len() as u64;
+        let header = packet.headroom_bytes(NET_HEADER);
+        // `flags` and `gso_type`, in one.
+        asked |= u16::from_le_bytes([header[0], header[1]]);
+        bytes += packet.len() as u64;
     }
     dequeued.packets += burst.len() - first;
+    dequeued.bytes += bytes;
+    plain &= asked & ASKS == 0;
     if !plain {
         check_offloads(burst, first, offloads, cache, dequeued);
     }

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
-use offcore_dma::{Copy, Mover};
+use offcore_dma::reorder::ReorderRing;
+use offcore_dma::{Copy, Mover, QueueId};
 use offcore_mem::{Burst, Packet, Pool};
-use offcore_ring::device::{Buffer, DeviceQueue, Direction};
+use offcore_ring::device::{Chain, DeviceQueue, Direction};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::Stage;
 use offcore_wire::virtio_net::{NetHeader, Offloads};
@@ -22,7 +23,7 @@ use crate::cell::VringConfig;
 use crate::dequeue::pieces_of;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, Piece};
-use crate::vring::{Active, Context, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,25 +191,27 @@ impl Enqueue {
         let ring = ctx.mover.ring(vring.queue);
         let (first, mask) = (ring.next_slot(), ring.mask());
         let pool = ctx.cache.pool();
-        let (slots, chains) = (&mut vring.slots, &mut vring.chains);
         vring.list.clear();
+        let mut order = Order {
+            id: vring.queue,
+            ring,
+            plan: &mut plan,
+            slots: &mut vring.slots,
+            chains: &mut vring.chains,
+        };
         let (taken, stop) = with_queue!(queue, queue => {
-            let room = plan.copies.min(LIST);
-            let mut gather = Gather { queue, config, mergeable: *mergeable,
+            let mut gather = Gather {
+                queue,
+                config,
+                mergeable: *mergeable,
                 offloads: *offloads,
-                pool, list: &mut vring.list, room, ahead: 0, known: 0 };
-            gather.burst(&mut burst[..wanted], submitted, |gather, packet| {
-                let token = vring.queue.token(ring.next_slot());
-                let before = gather.list.len();
-                if NOW {
-                    gather.packet(packet, token, |queue, Out { chain, written }| queue.push_used(chain, written))?;
-                } else {
-                    let taken = gather.packet(packet, token, |_, out| chains.push(out))?;
-                    let slot = ring.push(plan.outstanding(&gather.list[before..]));
-                    slots[slot].chains = taken;
-                }
-                Ok(())
-            })
+                pool,
+                list: &mut vring.list,
+                room: order.plan.copies.min(LIST),
+                ahead: 0,
+                known: 0,
+            };
+            gather.burst::<NOW>(&mut burst[..wanted], &mut order, submitted)
         });
         ctx.clock.lap(Stage::Virtqueue);
         if taken == 0 {
@@ -255,79 +258,105 @@ struct Gather<'a, Q> {
     known: u16,
 }
 
-impl<Q: DeviceQueue> Gather<'_, Q> {
-    /// Does `enter` with each packet until one does not fit; how many did, and why it ended.
+/// Where packets stand that are not complete at once.
+struct Order<'a> {
+    id: QueueId,
+    ring: &'a mut ReorderRing,
+    plan: &'a mut Plan,
+    slots: &'a mut [InFlight],
+    chains: &'a mut Chains,
+}
+
+impl Order<'_> {
+    /// The token of the next packet's copies.
     #[inline(always)]
-    fn burst(
+    fn token(&self) -> Token {
+        self.id.token(self.ring.next_slot())
+    }
+
+    /// Enters a packet that `copies` make and that takes `chains` chains.
+    #[inline(always)]
+    fn enter(&mut self, copies: &[Copy], chains: u16) {
+        let slot = self.ring.push(self.plan.outstanding(copies));
+        self.slots[slot].chains = chains;
+    }
+}
+
+impl<Q: DeviceQueue> Gather<'_, Q> {
+    /// Adds one packet after the other until one does not fit; how many did, and why it ended.
+    #[inline(always)]
+    fn burst<const NOW: bool>(
         &mut self,
         packets: &mut [Packet],
+        order: &mut Order<'_>,
         submitted: &mut Submitted,
-        mut enter: impl FnMut(&mut Self, &mut Packet) -> Result<(), Stop>,
     ) -> (usize, Option<Stop>) {
         self.known = match self.queue.look(packets.len()) {
             Ok(known) => known as u16,
             Err(error) => return (0, Some(Stop::Broken(error))),
         };
         self.queue.prefetch_used(self.known.into());
-        let (mut taken, mut stop) = (0, None);
-        for packet in packets {
-            if let Err(why) = enter(self, packet) {
-                stop = Some(why);
-                break;
+        let mut taken = 0;
+        let stop = loop {
+            taken += self.singles::<NOW>(&mut packets[taken..], order, submitted);
+            let Some(packet) = packets.get_mut(taken) else { break None };
+            match self.packet::<NOW>(packet, order) {
+                Ok(()) => {
+                    taken += 1;
+                    submitted.bytes += self.pool.total_len(packet) as u64;
+                }
+                Err(why) => break Some(why),
             }
-            taken += 1;
-            let len = if packet.is_plain() { packet.len() } else { self.pool.total_len(packet) };
-            submitted.bytes += len as u64;
-        }
+        };
         self.queue.consume(self.ahead);
         (taken, stop)
     }
 
-    /// Adds the copies of one packet; `take` gets each of its chains, and their number is returned. On an error nothing
-    /// is added or taken.
+    /// Adds packets that each fit one chain of one buffer, nearly all, until one comes that does not; their number.
     #[inline(always)]
-    fn packet(
+    fn singles<const NOW: bool>(
         &mut self,
-        packet: &mut Packet,
-        token: Token,
-        mut take: impl FnMut(&mut Q, Out),
-    ) -> Result<u16, Stop> {
+        packets: &mut [Packet],
+        order: &mut Order<'_>,
+        submitted: &mut Submitted,
+    ) -> usize {
+        let Self { queue, config, list, ahead, room, .. } = self;
+        let first = list.len();
+        let most = packets.len().min(room.saturating_sub(first)) as u16;
+        let (mut next, mut bytes) = (0, 0);
+        let run = queue.singles(*ahead, most, &config.memory, Direction::Writable, |to, name| {
+            let Some(packet) = packets.get_mut(next) else { return false };
+            let len = (NET_HEADER + packet.len()) as u32;
+            if !packet.is_plain() || to.len < len {
+                return false;
+            }
+            let header = packet.headroom_mut(NET_HEADER);
+            // copy-ok: the header of an ordinary packet in one chain, which the core builds
+            header.copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+            let token = if NOW { 0 } else { order.token() };
+            list.push(Copy { src: header.as_ptr(), dst: to.addr.as_ptr(), len, token });
+            if !NOW {
+                order.enter(&list[list.len() - 1..], 1);
+                order.chains.push(Out { chain: Chain::one(name), written: len });
+            }
+            bytes += u64::from(len);
+            next += 1;
+            true
+        });
+        if NOW {
+            queue.push_used_singles(*ahead, run, |i| list[first + i].len);
+        }
+        *ahead += run;
+        submitted.bytes += bytes - NET_HEADER as u64 * u64::from(run);
+        next
+    }
+
+    /// Adds any packet, whatever chains it takes. On an error nothing is added or taken.
+    #[cold]
+    fn packet<const NOW: bool>(&mut self, packet: &mut Packet, order: &mut Order<'_>) -> Result<(), Stop> {
         if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
         }
-        if !packet.is_plain() {
-            return self.packet_with_more(packet, token, take);
-        }
-        let total = (NET_HEADER + packet.len()) as u32;
-        match self.queue.single(self.ahead, &self.config.memory, Direction::Writable)? {
-            Some((Buffer { addr, len }, chain)) if len >= total => {
-                if self.list.len() == self.room {
-                    return Err(Stop::ListFull);
-                }
-                let src = write_header(packet, 1);
-                self.list.push(Copy { src, dst: addr.as_ptr(), len: total, token });
-                take(self.queue, Out { chain, written: total });
-                self.ahead += chain.entries;
-                Ok(1)
-            }
-            _ => {
-                let taken = self.packet_in_pieces(packet, token)?;
-                for &out in &taken {
-                    take(self.queue, out);
-                }
-                Ok(taken.len() as u16)
-            }
-        }
-    }
-
-    /// A packet of several buffers, or one that leaves something to the guest.
-    #[cold]
-    fn packet_with_more(
-        &mut self,
-        packet: &mut Packet,
-        token: Token,
-        mut take: impl FnMut(&mut Q, Out),
-    ) -> Result<u16, Stop> {
         if packet.has_offload() {
             let header = packet.headroom_bytes(NET_HEADER).first_chunk().map(NetHeader::from_bytes);
             // The guest may have changed its mind since the packet was made ready for it.
@@ -335,15 +364,22 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
                 return Err(Stop::Unwanted);
             }
         }
-        let taken = self.packet_in_pieces(packet, token)?;
+        let first = self.list.len();
+        let taken = self.packet_in_pieces(packet, order.token())?;
         for &out in &taken {
-            take(self.queue, out);
+            if NOW {
+                self.queue.push_used(out.chain, out.written);
+            } else {
+                order.chains.push(out);
+            }
         }
-        Ok(taken.len() as u16)
+        if !NOW {
+            order.enter(&self.list[first..], taken.len() as u16);
+        }
+        Ok(())
     }
 
     /// A packet that takes several buffers: chains of several descriptors, or (with mergeable buffers) several chains.
-    #[cold]
     fn packet_in_pieces(
         &mut self,
         packet: &mut Packet,

@@ -143,6 +143,10 @@ pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: the same promises.
         return unsafe { copy_short(src, dst, len) };
     }
+    if len <= 4 * V::BYTES {
+        // SAFETY: the same promises.
+        return unsafe { copy_few::<V>(src, dst, len) };
+    }
     if len >= LONG {
         // SAFETY: the caller promises both ranges, and that they do not overlap.
         return unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
@@ -169,6 +173,27 @@ pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
     }
     // SAFETY: this vector ends at `len`.
     unsafe { V::load(src.add(last)).store(dst.add(last)) };
+}
+
+/// Copies one to four vectors without a loop.
+///
+/// # Safety
+/// As for [`copy`]; `len` is as much.
+#[inline(always)]
+unsafe fn copy_few<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
+    let last = len - V::BYTES;
+    // SAFETY: each vector lies inside the `len` bytes: when they are more than two vectors, so are two from either end.
+    unsafe {
+        if len <= 2 * V::BYTES {
+            return ends::<V>(src, dst, len);
+        }
+        let (a, b) = (V::load(src), V::load(src.add(V::BYTES)));
+        let (c, d) = (V::load(src.add(last - V::BYTES)), V::load(src.add(last)));
+        a.store(dst);
+        b.store(dst.add(V::BYTES));
+        c.store(dst.add(last - V::BYTES));
+        d.store(dst.add(last));
+    }
 }
 
 /// Copies fewer than 64 bytes.

@@ -230,6 +230,34 @@ impl DeviceQueue for Queue {
         Ok(host.map(|addr| (Buffer { addr, len: word.len() }, Chain { id: word.id(), entries: 1 })))
     }
 
+    #[inline(always)]
+    fn singles(
+        &mut self,
+        ahead: u16,
+        most: u16,
+        memory: &GuestMemory,
+        direction: Direction,
+        mut each: impl FnMut(Buffer, u16) -> bool,
+    ) -> u16 {
+        let most = u32::from(most).min(self.known.saturating_sub(ahead.into()));
+        let first = self.first.wrapping_add(ahead.into());
+        let mut region = self.region;
+        let mut visited = 0;
+        while visited < most {
+            let Entry { addr, word } = self.window[first.wrapping_add(visited) as usize % WINDOW];
+            if word.flags() & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != direction.flag() {
+                break;
+            }
+            let Some(addr) = memory.translate(addr, word.len(), &mut region) else { break };
+            if !each(Buffer { addr, len: word.len() }, word.id()) {
+                break;
+            }
+            visited += 1;
+        }
+        self.region = region;
+        visited as u16
+    }
+
     fn walk(
         &mut self,
         ahead: u16,
@@ -313,6 +341,32 @@ impl DeviceQueue for Queue {
             "returned, but not taken"
         );
         self.used = self.used.after(chain.entries.into(), size);
+    }
+
+    #[inline(always)]
+    fn push_used_singles(&mut self, ahead: u16, count: u16, mut written: impl FnMut(usize) -> u32) {
+        let (size, count) = (self.ring_size(), u32::from(count));
+        let first = self.first.wrapping_add(ahead.into());
+        let mut done = 0;
+        while done < count {
+            // As far as the ring goes on: there the flags are the same.
+            let run = (count - done).min(self.used.before_wrap(size));
+            let state = self.used.used(size);
+            let word = |i: u32, written: u32| {
+                let id = self.window[first.wrapping_add(i) as usize % WINDOW].word.id();
+                Word::new(written, id, state | if written > 0 { DESC_WRITE } else { 0 })
+            };
+            let held = if self.used == self.published { 1 } else { 0 };
+            if held > 0 {
+                self.held = word(done, written(done as usize));
+            }
+            self.layout.store_run(self.used.after(held, size), run - held, |i| {
+                let i = done + held + i;
+                word(i, written(i as usize))
+            });
+            self.used = self.used.after(run, size);
+            done += run;
+        }
     }
 
     #[inline(always)]

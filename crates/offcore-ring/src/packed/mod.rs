@@ -361,6 +361,18 @@ impl Layout {
         self.word(position).store(word.0, Ordering::Relaxed);
     }
 
+    /// The same for `count` descriptors from `from` on; the ring does not end among them.
+    #[inline(always)]
+    fn store_run(&self, from: Position, count: u32, mut word: impl FnMut(u32) -> Word) {
+        let first = self.at(from);
+        for i in 0..count.min(from.before_wrap(self.size.into())) {
+            // SAFETY: `count` ends at the latest where the ring does, so this is the second half of one of its
+            // descriptors, mapped and aligned to 8.
+            let at = unsafe { AtomicU64::from_ptr(first.add(i as usize).cast::<u64>().add(1)) };
+            at.store(word(i).0, Ordering::Relaxed);
+        }
+    }
+
     /// Writes length, id and flags, and makes everything written before visible with them.
     #[inline(always)]
     fn publish(&self, position: Position, word: Word) {
@@ -375,9 +387,29 @@ impl Layout {
         let state = from.available(size);
         let first = self.at(from);
         let run = most.min(from.before_wrap(size));
-        for i in 0..run {
+        let mut i = 0;
+        while i < run {
             // SAFETY: `run` ends at the latest where the ring does, so this is one of its descriptors.
             let at = unsafe { first.add(i as usize) };
+            if run - i >= PER_LINE && (at as usize).is_multiple_of(prefetch::LINE) {
+                // A line at a time, as long as the driver has made all of it available.
+                let words: [Word; PER_LINE as usize] = std::array::from_fn(|i| {
+                    // SAFETY: `run` ends behind these descriptors; their second halves are mapped and aligned to 8.
+                    Word(
+                        unsafe { AtomicU64::from_ptr(at.add(i).cast::<u64>().add(1)) }
+                            .load(Ordering::Acquire),
+                    )
+                });
+                if words.iter().fold(true, |all, word| all & word.is(state)) {
+                    fetch_ahead(at, i == 0);
+                    for (word, i) in words.into_iter().zip(0..) {
+                        // SAFETY: their first halves. Volatile: read once, whatever the driver does.
+                        take(word, unsafe { at.add(i).cast::<u64>().read_volatile() });
+                    }
+                    i += PER_LINE;
+                    continue;
+                }
+            }
             // SAFETY: its second half, mapped and aligned to 8.
             let word = Word(unsafe { AtomicU64::from_ptr(at.cast::<u64>().add(1)) }.load(Ordering::Acquire));
             if !word.is(state) {
@@ -386,6 +418,7 @@ impl Layout {
             fetch_ahead(at, i == 0);
             // SAFETY: its first half. Volatile: read once, whatever the driver does.
             take(word, unsafe { at.cast::<u64>().read_volatile() });
+            i += 1;
         }
         run
     }

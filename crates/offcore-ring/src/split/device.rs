@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use super::{
-    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
-    full_barrier, need_event, read_descriptor,
+    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY,
+    UsedElement, full_barrier, need_event, read_descriptor,
 };
 pub use crate::device::{Buffer, Direction};
 use crate::device::{Chain, DeviceQueue, LOOK, Walker};
@@ -178,6 +178,31 @@ impl DeviceQueue for Queue {
         Ok(found.map(|addr| (Buffer { addr, len: desc.len }, Chain::one(head))))
     }
 
+    #[inline(always)]
+    fn singles(
+        &mut self,
+        ahead: u16,
+        most: u16,
+        memory: &GuestMemory,
+        direction: Direction,
+        mut each: impl FnMut(Buffer, u16) -> bool,
+    ) -> u16 {
+        let looked = self.heads[..usize::from(self.known).min(LOOK)].get(usize::from(ahead)..);
+        let mut visited = 0;
+        for &head in looked.unwrap_or_default().iter().take(most.into()) {
+            let desc = self.layout.descriptor(head);
+            if desc.flags & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != direction.flag() {
+                break;
+            }
+            let Some(addr) = memory.translate(desc.addr, desc.len, &mut self.region) else { break };
+            if !each(Buffer { addr, len: desc.len }, head) {
+                break;
+            }
+            visited += 1;
+        }
+        visited
+    }
+
     fn walk(
         &mut self,
         ahead: u16,
@@ -233,6 +258,14 @@ impl DeviceQueue for Queue {
         // SAFETY: `used_element` masks the position, so it points into the used ring, which stays mapped.
         unsafe { self.layout.used_element(self.next_used()).write_volatile(element) };
         self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    fn push_used_singles(&mut self, ahead: u16, count: u16, mut written: impl FnMut(usize) -> u32) {
+        for i in 0..count {
+            let head = self.heads[usize::from(ahead + i) % LOOK];
+            self.push_used(Chain::one(head), written(i.into()));
+        }
     }
 
     #[inline(always)]
