@@ -227,7 +227,7 @@ impl Pair {
                 // packet is published.
                 unsafe { ctx.mover.submit(self.queue, plan, &self.list, ctx.clock) };
                 if now {
-                    self.publish(first, taken, from, to, forwarded);
+                    self.publish_now(first, taken, from, to);
                     ctx.mover.published(self.queue, taken);
                     ctx.clock.lap(Stage::Publish);
                 }
@@ -288,6 +288,21 @@ impl Pair {
         ctx.mover.ring(self.queue).retire(ready);
         ctx.mover.reaped(self.queue, ready, since);
         ctx.clock.lap(Stage::Publish);
+    }
+
+    /// Writes the heads of `packets` from slot `first` on, whose chains have been returned already, and lets both guests see
+    /// them.
+    #[inline(always)]
+    fn publish_now(&mut self, first: usize, packets: usize, from: &mut Vring, to: &mut Vring) {
+        let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
+        for i in 0..packets {
+            // SAFETY: the receiver's memory is held until `give_back` below, and the head's places are in it.
+            unsafe { self.heads.write((first + i) & (IN_FLIGHT - 1)) };
+        }
+        receiver.publish();
+        sender.publish();
+        from.give_back(packets);
+        to.give_back(packets);
     }
 
     /// Writes the heads of `packets` from slot `first` on and returns their chains.

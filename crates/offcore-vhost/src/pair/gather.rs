@@ -58,8 +58,9 @@ pub(super) struct Gather<'a> {
 struct Job {
     from: Buffer,
     to: NonNull<u8>,
-    chain: Chain,
-    receiving: Chain,
+    /// The sender's chain, and the receiver's.
+    name: u16,
+    receiving: u16,
 }
 
 /// What is to be done with a packet's head.
@@ -95,35 +96,38 @@ impl Gather<'_> {
         tx.prefetch_used(known.into());
         rx.prefetch_used(ready.into());
         let (mut sent, mut received, mut taken) = (0, 0, 0);
+        let room = plan.copies.min(LIST);
         let end = loop {
             if sent >= known || taken >= wanted {
                 break End::Done;
             }
-            let most = (known, ready, wanted - taken);
-            let (jobs, stop) = self.jobs(tx, rx, (sent, received), most, plan.copies);
-            let mut verdict = Verdict::Send;
+            let most = (known - sent).min((wanted - taken) as u16);
+            let jobs = self.jobs(tx, rx, (sent, received), most, room);
+            let (mut entered, mut verdict) = (0, Verdict::Send);
             for job in &jobs {
-                verdict = self.enter(job, plan, rewrite, &mut taken);
-                match verdict {
-                    Verdict::Send => {
-                        sent += job.chain.entries;
-                        received += job.receiving.entries;
-                    }
-                    // Its chain goes back; the receiver's is the next one's.
-                    Verdict::Drop => {
-                        sent += job.chain.entries;
-                        break;
-                    }
-                    Verdict::Ordinary => break,
+                verdict = self.enter(job, plan, rewrite, taken + entered);
+                if !matches!(verdict, Verdict::Send) {
+                    break;
                 }
+                entered += 1;
             }
-            match (verdict, stop) {
-                (Verdict::Ordinary, _) => break End::Ordinary,
-                (Verdict::Drop, _) | (Verdict::Send, None) => continue,
-                (Verdict::Send, Some(Stop::End(end))) => break end,
-                (Verdict::Send, Some(Stop::Several)) => {}
+            if self.now {
+                tx.push_used_singles(sent, entered as u16, |_| 0);
+                rx.push_used_singles(received, entered as u16, |i| jobs[i].from.len);
             }
-            let room = plan.copies.min(LIST);
+            (sent, received, taken) = (sent + entered as u16, received + entered as u16, taken + entered);
+            match verdict {
+                Verdict::Send if entered == usize::from(most) => continue,
+                Verdict::Send => {}
+                Verdict::Drop => {
+                    // Its chain goes back; the receiver's is the next one's.
+                    self.forwarded.malformed += 1;
+                    self.drop(tx, taken, Chain::one(jobs[entered].name));
+                    (sent, taken) = (sent + 1, taken + 1);
+                    continue;
+                }
+                Verdict::Ordinary => break End::Ordinary,
+            }
             match self.several(tx, rx, (sent, received, taken), room, plan, rewrite) {
                 Ok((tx_entries, rx_entries)) => {
                     (sent, received, taken) = (sent + tx_entries, received + rx_entries, taken + 1);
@@ -136,50 +140,36 @@ impl Gather<'_> {
         (taken, end)
     }
 
-    /// Packets of one buffer that go to one buffer, from `sent` and `received` on, and what comes after them. Their first
-    /// lines are fetched ahead.
+    /// At most `most` packets of one buffer that go to one buffer, from `sent` and `received` on. Their first lines are
+    /// fetched ahead.
     #[inline(always)]
     fn jobs<F: DeviceQueue, T: DeviceQueue>(
         &self,
         tx: &mut F,
         rx: &mut T,
-        (mut sent, mut received): (u16, u16),
-        (known, ready, wanted): (u16, u16, usize),
-        copies: usize,
-    ) -> (ArrayVec<Job, BURST>, Option<Stop>) {
-        let mut jobs = ArrayVec::new();
-        let room = copies.min(LIST) - self.list.len().min(copies);
-        while sent < known && jobs.len() < wanted.min(BURST) {
-            if jobs.len() == room {
-                return (jobs, Some(Stop::End(End::NoRoom)));
-            }
-            let (from, chain) = match tx.single(sent, &self.sender.memory, Direction::Readable) {
-                Ok(Some(single)) => single,
-                Ok(None) => return (jobs, Some(Stop::Several)),
-                Err(error) => return (jobs, Some(Stop::End(End::Sender(error)))),
-            };
-            // More is there when packets of several chains have gone before.
-            match if received < ready { Ok(true) } else { rx.has(received) } {
-                Ok(true) => {}
-                // What was taken is on its way; the next call finds that there is nothing.
-                Ok(false) => return (jobs, Some(Stop::End(End::Done))),
-                Err(error) => return (jobs, Some(Stop::End(End::Receiver(error)))),
-            }
-            let (to, receiving) = match rx.single(received, &self.receiver.memory, Direction::Writable) {
-                Ok(Some(single)) => single,
-                Ok(None) => return (jobs, Some(Stop::Several)),
-                Err(error) => return (jobs, Some(Stop::End(End::Receiver(error)))),
-            };
-            if to.len < from.len || (from.len as usize) < head::LEAST || from.len as usize > MAX_FRAME {
-                return (jobs, Some(Stop::Several));
+        (sent, received): (u16, u16),
+        most: u16,
+        room: usize,
+    ) -> ArrayVec<Job, BURST> {
+        let mut jobs: ArrayVec<Job, BURST> = ArrayVec::new();
+        let most = usize::from(most).min(room - self.list.len().min(room)).min(BURST) as u16;
+        let found = tx.singles(sent, most, &self.sender.memory, Direction::Readable, |from, name| {
+            if (from.len as usize) < head::LEAST || from.len as usize > MAX_FRAME {
+                return false;
             }
             prefetch::read(from.addr.as_ptr());
+            jobs.push(Job { from, to: from.addr, name, receiving: 0 });
+            true
+        });
+        let mut places = jobs.iter_mut();
+        let matched = rx.singles(received, found, &self.receiver.memory, Direction::Writable, |to, name| {
+            let Some(job) = places.next().filter(|job| job.from.len <= to.len) else { return false };
             prefetch::write(to.addr.as_ptr());
-            jobs.push(Job { from, to: to.addr, chain, receiving });
-            sent += chain.entries;
-            received += receiving.entries;
-        }
-        (jobs, None)
+            (job.to, job.receiving) = (to.addr, name);
+            true
+        });
+        jobs.truncate(matched.into());
+        jobs
     }
 
     /// The slot of the next packet, `taken` after the first of the list.
@@ -188,28 +178,23 @@ impl Gather<'_> {
         (self.ring.next_slot() + if self.now { taken } else { 0 }) & self.ring.mask()
     }
 
+    /// Enters a packet, `taken` after the first of the list, if it is to be sent this way.
     #[inline(always)]
     fn enter(
         &mut self,
         job: &Job,
         plan: &mut Plan,
         rewrite: &mut impl FnMut(&mut [u8]),
-        taken: &mut usize,
+        taken: usize,
     ) -> Verdict {
-        let slot = self.slot(*taken);
+        let slot = self.slot(taken);
         let total = job.from.len as usize;
         let len = total.min(head::LEN);
         // SAFETY: the sender's buffer has `total` bytes and the receiver's as many, in memory that both rings hold.
         unsafe { self.heads.read(slot, job.from.addr, job.to, len) };
-        match self.look_at(slot, len, total, 1, rewrite) {
-            Verdict::Send => {}
-            Verdict::Drop => {
-                self.forwarded.malformed += 1;
-                self.push(slot, job.chain, (0, Chain::default()), 0, 0);
-                *taken += 1;
-                return Verdict::Drop;
-            }
-            Verdict::Ordinary => return Verdict::Ordinary,
+        let verdict = self.look_at(slot, len, total, 1, rewrite);
+        if !matches!(verdict, Verdict::Send) {
+            return verdict;
         }
         let before = self.list.len();
         if total > len {
@@ -220,17 +205,27 @@ impl Gather<'_> {
                 token: self.queue.token(slot),
             });
         }
-        let outstanding = plan.outstanding(&self.list[before..]);
-        self.push(slot, job.chain, (1, job.receiving), total - NET_HEADER, outstanding);
-        *taken += 1;
+        if self.now {
+            self.forwarded.packets += 1;
+            self.forwarded.bytes += (total - NET_HEADER) as u64;
+        } else {
+            let (from, to) = (Chain::one(job.name), (1, Chain::one(job.receiving)));
+            self.heads.enter(slot, from, to, total - NET_HEADER);
+            self.ring.push(plan.outstanding(&self.list[before..]));
+        }
         Verdict::Send
     }
 
-    #[inline(always)]
-    fn push(&mut self, slot: usize, from: Chain, to: (u16, Chain), frame: usize, outstanding: u16) {
-        self.heads.enter(slot, from, to, frame);
-        if !self.now {
-            self.ring.push(outstanding);
+    /// Returns the sender's chain of the packet `taken` after the first of the list, which goes nowhere.
+    #[cold]
+    fn drop<F: DeviceQueue>(&mut self, tx: &mut F, taken: usize, chain: Chain) {
+        let slot = self.slot(taken);
+        self.heads.forget(slot);
+        if self.now {
+            tx.push_used(chain, 0);
+        } else {
+            self.heads.enter(slot, chain, (0, Chain::default()), 0);
+            self.ring.push(0);
         }
     }
 
@@ -287,7 +282,7 @@ impl Gather<'_> {
             let short = total < head::LEAST;
             self.forwarded.malformed += usize::from(short);
             self.forwarded.too_long += usize::from(!short);
-            self.push(slot, chain, (0, Chain::default()), 0, 0);
+            self.drop(tx, taken, chain);
             return Ok((chain.entries, 0));
         }
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
@@ -299,7 +294,7 @@ impl Gather<'_> {
             }
             if (!self.mergeable && !out.is_empty()) || out.is_full() || to.is_full() {
                 self.forwarded.too_big += 1;
-                self.push(slot, chain, (0, Chain::default()), 0, 0);
+                self.drop(tx, taken, chain);
                 return Ok((chain.entries, 0));
             }
             let before = left;
@@ -326,7 +321,7 @@ impl Gather<'_> {
             Verdict::Send => {}
             Verdict::Drop => {
                 self.forwarded.malformed += 1;
-                self.push(slot, chain, (0, Chain::default()), 0, 0);
+                self.drop(tx, taken, chain);
                 return Ok((chain.entries, 0));
             }
             Verdict::Ordinary => return Err(End::Ordinary),
@@ -334,23 +329,23 @@ impl Gather<'_> {
         let before = self.list.len();
         let list = &mut *self.list;
         pieces::copies(&from, &to, self.queue.token(slot), |copy| list.push(copy));
-        let outstanding = plan.outstanding(&self.list[before..]);
-        let to = match out[..] {
-            [Out { chain, .. }] => (1, chain),
-            _ => {
-                out.iter().for_each(|&out| self.chains.push(out));
-                (out.len() as u16, Chain::default())
-            }
-        };
-        self.push(slot, chain, to, total - NET_HEADER, outstanding);
+        let frame = total - NET_HEADER;
+        if self.now {
+            tx.push_used(chain, 0);
+            out.iter().for_each(|out| rx.push_used(out.chain, out.written));
+            self.forwarded.packets += 1;
+            self.forwarded.bytes += frame as u64;
+        } else {
+            let to = match out[..] {
+                [Out { chain, .. }] => (1, chain),
+                _ => {
+                    out.iter().for_each(|&out| self.chains.push(out));
+                    (out.len() as u16, Chain::default())
+                }
+            };
+            self.heads.enter(slot, chain, to, frame);
+            self.ring.push(plan.outstanding(&self.list[before..]));
+        }
         Ok((chain.entries, ahead - received))
     }
-}
-
-/// What comes after a run of packets of one buffer.
-enum Stop {
-    /// A packet that is something else.
-    Several,
-    /// Nothing more.
-    End(End),
 }

@@ -87,6 +87,11 @@ impl Heads {
         (slot.from, slot.to, slot.chains, slot.frame) = (from, to, chains, frame as u32);
     }
 
+    /// Slot `at` has no head to write.
+    pub(super) fn forget(&mut self, at: usize) {
+        self.slots[at].lens = (0, 0);
+    }
+
     /// Reads a head, `len` bytes at `from`, into slot `at`. It is to go to `to`.
     ///
     /// # Safety
