@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use offcore_dma::mover::{self, Decision, Way};
 use offcore_dma::{ChannelId, Mover};
-use offcore_mem::{Burst, PoolCache};
+use offcore_mem::{Burst, Packet, PoolCache};
 use offcore_port::settle::settle;
 use offcore_port::vhost::{Next, OneCopy};
 use offcore_port::{Context, Drop, RxQueue, TxQueue};
@@ -284,9 +284,7 @@ impl Stream {
         if let Some(source) = &mut self.source {
             source.fill(ctx.cache, &mut burst, ctx.burst);
         }
-        // Without a branch for each packet.
-        let plain = burst.iter().fold(true, |plain, packet| plain & packet.is_plain());
-        if !plain {
+        if !Packet::all_plain(&burst) {
             settle(&mut *self.tx, ctx, &mut burst);
         }
         let sent = burst.len();

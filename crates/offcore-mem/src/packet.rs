@@ -72,6 +72,12 @@ impl Packet {
         self.word
     }
 
+    /// Whether all of `packets` are [plain](Packet::is_plain).
+    #[inline(always)]
+    pub fn all_plain(packets: &[Self]) -> bool {
+        packets.iter().fold(0, |marks, packet| marks | packet.word) & (SEGMENTED | OFFLOAD) == 0
+    }
+
     /// The chunk's index in its pool: of a packet of several buffers, the first one's.
     #[inline(always)]
     pub fn chunk(&self) -> u32 {

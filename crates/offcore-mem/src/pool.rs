@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use crossbeam_queue::ArrayQueue;
 
 use crate::mapping::{Hugepages, Mapping, MemoryError};
-use crate::packet::Packet;
+use crate::packet::{Burst, Packet};
 
 /// Chunks are aligned to this and a power-of-two multiple of it long.
 pub const CHUNK_ALIGN: usize = 2048;
@@ -175,13 +175,17 @@ impl Pool {
         self.full.len() * MAGAZINE
     }
 
+    /// A handle on a chunk: `len` bytes from `offset` on.
+    ///
+    /// # Safety
+    /// The index came from a magazine, where only indices of chunks stand, and only while nobody owns the chunk;
+    /// `offset` and `len` together are at most the chunk size.
     #[inline(always)]
-    fn packet(&'static self, chunk: u32) -> Packet {
+    unsafe fn packet(&'static self, chunk: u32, offset: usize, len: usize) -> Packet {
         #[cfg(debug_assertions)]
         assert!(!self.taken[chunk as usize].swap(true, Ordering::Relaxed), "chunk {chunk} has two owners");
-        // SAFETY: the index came from a magazine, where only indices of chunks stand, and only while nobody owns the
-        // chunk; the mapping is never unmapped; HEADROOM is less than the chunk size.
-        unsafe { Packet::new(self.chunk_base(chunk), chunk, HEADROOM as u16, 0) }
+        // SAFETY: as the caller promises; the mapping is never unmapped.
+        unsafe { Packet::new(self.chunk_base(chunk), chunk, offset as u16, len as u16) }
     }
 
     /// Where a chunk's memory starts.
@@ -207,9 +211,9 @@ impl Pool {
     }
 
     #[inline(always)]
-    fn chunk(&self, packet: Packet) -> u32 {
+    fn chunk(&self, packet: &Packet) -> u32 {
         let chunk = packet.chunk();
-        assert!(self.owns(&packet), "packet {chunk} is not of this pool");
+        assert!(self.owns(packet), "packet {chunk} is not of this pool");
         #[cfg(debug_assertions)]
         assert!(self.taken[chunk as usize].swap(false, Ordering::Relaxed), "chunk {chunk} is freed twice");
         chunk
@@ -241,8 +245,9 @@ impl PoolCache {
         }
         self.count -= 1;
         let count = self.count;
-        let chunk = self.slots()[count];
-        Some(self.pool.packet(chunk))
+        let chunk = self.slots()[count % MAGAZINE];
+        // SAFETY: the index is a magazine's, and HEADROOM is less than the chunk size.
+        Some(unsafe { self.pool.packet(chunk, HEADROOM, 0) })
     }
 
     /// A packet of `len` bytes that starts `headroom` bytes into its chunk, its content whatever the chunk held; `None`
@@ -254,9 +259,14 @@ impl PoolCache {
     pub fn take_sized(&mut self, headroom: usize, len: usize) -> Option<Packet> {
         let size = self.pool.chunk_size();
         assert!(headroom.saturating_add(len) <= size, "{headroom}+{len} bytes in a chunk of {size}");
-        let mut packet = self.take()?;
-        packet.place(headroom, len);
-        Some(packet)
+        if self.count == 0 && !self.refill() {
+            return None;
+        }
+        self.count -= 1;
+        let count = self.count;
+        let chunk = self.slots()[count % MAGAZINE];
+        // SAFETY: the index is a magazine's; the range was checked above.
+        Some(unsafe { self.pool.packet(chunk, headroom, len) })
     }
 
     /// Gives a packet's chunk back; of a packet of several buffers, all of its chunks.
@@ -268,7 +278,7 @@ impl PoolCache {
         if packet.is_segmented() {
             self.free_rest(&mut packet);
         }
-        let chunk = self.pool.chunk(packet);
+        let chunk = self.pool.chunk(&packet);
         if self.count == MAGAZINE {
             self.flush();
         }
@@ -283,6 +293,33 @@ impl PoolCache {
         for packet in packets {
             self.free(packet);
         }
+    }
+
+    /// Gives back the first `count` packets of `burst`, which then begins with the next one.
+    ///
+    /// # Panics
+    /// When there are fewer, or one of them is of another pool.
+    #[inline]
+    pub fn free_front(&mut self, burst: &mut Burst, count: usize) {
+        if burst[..count].iter().any(Packet::is_segmented) {
+            return self.free_all(burst.drain(..count));
+        }
+        let mut done = 0;
+        while done < count {
+            if self.count == MAGAZINE {
+                self.flush();
+            }
+            let (pool, first) = (self.pool, self.count);
+            let room = &mut self.slots()[first..];
+            let packets = &burst[done..count];
+            let given = room.len().min(packets.len());
+            for (slot, packet) in room.iter_mut().zip(packets) {
+                *slot = pool.chunk(packet);
+            }
+            self.count += given;
+            done += given;
+        }
+        burst.drain(..count);
     }
 
     #[inline(always)]

@@ -492,9 +492,8 @@ fn check_headers(
 ) {
     /// Bits of the first two bytes of a header that asks for something.
     const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
-    let (mut plain, mut asked, mut bytes) = (true, 0, 0);
+    let (mut asked, mut bytes) = (0, 0);
     for packet in &burst[first..] {
-        plain &= packet.is_plain();
         let header = packet.headroom_bytes(NET_HEADER);
         // `flags` and `gso_type`, in one.
         asked |= u16::from_le_bytes([header[0], header[1]]);
@@ -502,8 +501,7 @@ fn check_headers(
     }
     dequeued.packets += burst.len() - first;
     dequeued.bytes += bytes;
-    plain &= asked & ASKS == 0;
-    if !plain {
+    if asked & ASKS != 0 || !Packet::all_plain(&burst[first..]) {
         check_offloads(burst, first, offloads, cache, dequeued);
     }
 }

@@ -230,7 +230,7 @@ impl Enqueue {
             if let Some(active) = vring.active.as_mut() {
                 active.publish();
             }
-            ctx.cache.free_all(burst.drain(..taken));
+            ctx.cache.free_front(burst, taken);
             ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Publish);
         } else {
@@ -344,7 +344,8 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
             true
         });
         if NOW {
-            queue.push_used_singles(*ahead, run, |i| list[first + i].len);
+            let mut lens = list[first..].iter().map(|copy| copy.len);
+            queue.push_used_singles(*ahead, run, |_| lens.next().unwrap_or(0));
         }
         *ahead += run;
         submitted.bytes += bytes - NET_HEADER as u64 * u64::from(run);

@@ -113,7 +113,8 @@ impl Gather<'_> {
             }
             if self.now {
                 tx.push_used_singles(sent, entered as u16, |_| 0);
-                rx.push_used_singles(received, entered as u16, |i| jobs[i].from.len);
+                let mut lens = jobs.iter().map(|job| job.from.len);
+                rx.push_used_singles(received, entered as u16, |_| lens.next().unwrap_or(0));
             }
             (sent, received, taken) = (sent + entered as u16, received + entered as u16, taken + entered);
             match verdict {
