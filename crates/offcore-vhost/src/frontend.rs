@@ -254,6 +254,7 @@ impl FrontEnd {
 
     /// Has every virtqueue begin where one does that was never used.
     fn begin_anew(&mut self) {
+        // copy-ok: numbers of the control side
         self.bases.fill(if is_packed(self.features) { packed::FRESH_BASE } else { 0 });
     }
 

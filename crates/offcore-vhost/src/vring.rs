@@ -210,7 +210,8 @@ impl Vring {
             list: Box::default(),
             lent: 0,
             binding: Binding::core(),
-            report: Report::default(),
+            // Of a ring that rests, the last worker has said where it goes on.
+            report: cell.report(),
         };
         vring.apply(mover, generation, &wanted);
         Ok(vring)

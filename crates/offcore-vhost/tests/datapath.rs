@@ -172,6 +172,20 @@ fn packets_leave_the_guest_in_order_and_unchanged() {
 }
 
 #[test]
+fn a_ring_that_rests_keeps_its_place_when_another_worker_comes() {
+    let mut t = to_guest(8, FEATURES);
+    let _receiver = Receiver::new(&t.guest, 2048);
+    let mut burst = t.worker.packets(0, &[60; 5]);
+    assert_eq!(t.send(&mut burst), 5);
+    t.cell.publish(|wanted| wanted.vring = None);
+    assert_eq!(t.send(&mut burst), 0);
+    assert!(t.enqueue.close(&mut t.worker.ctx()));
+    drop(t.enqueue);
+    let _next = Enqueue::attach(&t.cell, &mut t.worker.mover).unwrap();
+    assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 5);
+}
+
+#[test]
 fn what_cannot_be_a_packet_is_returned_and_counted() {
     let (guest, mut worker) = (Guest::new(16), Worker::new());
     let cell = Arc::new(VringCell::new(1));

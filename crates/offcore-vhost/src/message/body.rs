@@ -155,6 +155,7 @@ fn region_at(bytes: &[u8]) -> MemoryRegion {
 /// The eight bytes at `at`, which the caller has checked to be there.
 fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
+    // copy-ok: a field of a message
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_ne_bytes(word)
 }
