@@ -23,6 +23,7 @@ use offcore_ring::device::DeviceQueue;
 use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
 
+use crate::cell::Binding;
 use crate::dequeue::Dequeue;
 use crate::enqueue::Enqueue;
 use crate::features::NET_HEADER;
@@ -74,6 +75,8 @@ pub struct Pair {
     /// Chains of the receiver that belong to packets of several, in order.
     chains: Chains,
     list: Box<ArrayVec<Copy, LIST>>,
+    /// Who copies.
+    binding: Binding,
     /// The publications of sender and receiver that it follows.
     follows: Option<(u32, u32)>,
     /// The oldest packet in flight when it was last looked at, and since when.
@@ -92,6 +95,7 @@ impl Pair {
             heads: Heads::new(IN_FLIGHT),
             chains: Chains::new(1),
             list: Box::default(),
+            binding: Binding::core(),
             follows: None,
             watched: None,
             rests_until: None,
@@ -180,11 +184,20 @@ impl Pair {
             .extend(from.binding.channels.iter().filter(|channel| !to.binding.channels.contains(channel)));
         channels.truncate(offcore_dma::mover::MAX_CHANNELS_PER_QUEUE);
         let mode = if to.binding.mode == Mode::Cpu { from.binding.mode } else { to.binding.mode };
-        let bound = mover.bind(self.queue, mode, &channels);
-        debug_assert!(bound.is_ok(), "the virtqueues are bound to them");
-        mover.set_weight(self.queue, to.binding.weight.max(from.binding.weight));
+        let weight = to.binding.weight.max(from.binding.weight);
+        let binding = Binding { weight, ..Binding::new(mode, channels) };
+        // A change of something else does not make mode `auto` begin anew.
+        if binding != self.binding {
+            let bound = mover.bind(self.queue, mode, &binding.channels);
+            debug_assert!(bound.is_ok(), "the virtqueues are bound to them");
+            if bound.is_err() {
+                return false;
+            }
+            mover.set_weight(self.queue, weight);
+            self.binding = binding;
+        }
         self.follows = Some((from.applied, to.applied));
-        bound.is_ok()
+        true
     }
 
     /// Takes newly available packets and submits their copies.

@@ -190,7 +190,7 @@ pub(crate) struct Vring {
     pub(crate) list: Box<ArrayVec<Copy, LIST>>,
     /// Packets of a pair that are in this queue's buffers.
     pub(crate) lent: usize,
-    /// Who copies.
+    /// Who copies: what is wanted, or the core where that cannot be.
     pub(crate) binding: Binding,
     report: Report,
 }
@@ -267,15 +267,26 @@ impl Vring {
         if !same {
             self.take_up(mover, wanted.vring.clone());
         }
-        if let Err(error) = mover.bind(self.queue, wanted.binding.mode, &wanted.binding.channels) {
-            tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
-            let bound = mover.bind(self.queue, Mode::Cpu, &[]);
-            debug_assert!(bound.is_ok(), "no channel, so none is missing");
+        if wanted.binding != self.binding {
+            self.bind(mover, &wanted.binding);
         }
-        mover.set_weight(self.queue, wanted.binding.weight);
-        self.binding = wanted.binding.clone();
         self.applied = generation;
         self.cell.acknowledge(generation, self.report.clone());
+    }
+
+    /// Lets somebody else copy. What mode `auto` has learnt and counted is forgotten, so this is only for a binding that
+    /// is another one.
+    fn bind(&mut self, mover: &mut Mover, binding: &Binding) {
+        self.binding = match mover.bind(self.queue, binding.mode, &binding.channels) {
+            Ok(()) => binding.clone(),
+            Err(error) => {
+                tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
+                let bound = mover.bind(self.queue, Mode::Cpu, &[]);
+                debug_assert!(bound.is_ok(), "no channel, so none is missing");
+                Binding { weight: binding.weight, ..Binding::core() }
+            }
+        };
+        mover.set_weight(self.queue, self.binding.weight);
     }
 
     /// Begins with another ring, or with none. Nothing is in flight.

@@ -186,6 +186,37 @@ fn a_binding_that_cannot_be_makes_the_core_copy() {
     assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(0, 500));
 }
 
+/// Front ends exchange eventfds while they run (QEMU masks an interrupt in this way), stop, and start again.
+#[test]
+fn what_auto_has_learnt_outlives_everything_but_another_binding() {
+    let mut t = rig(0, 64);
+    let (channel, mut receiver) = (t.channel, Receiver::new(&t.guest, 2048));
+    t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Auto, vec![channel]));
+    let mut enqueue = t.enqueue();
+    let queue = t.worker.mover.queues().next().unwrap();
+    let counted = |t: &Rig| {
+        let classes = t.worker.mover.decisions(queue).classes;
+        classes.iter().map(|class| class.by_core + class.by_engine).sum::<u64>()
+    };
+    let mut burst = t.worker.packets(0, &[500; 32]);
+    enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    t.step();
+    enqueue.poll_completed(&mut t.worker.ctx());
+    while receiver.receive(&t.guest).is_some() {}
+    assert_eq!(counted(&t), 32);
+    let config = t.cell.wanted().vring.unwrap();
+    let masked = VringConfig { enabled: false, ..(*config).clone() };
+    for vring in [Some(Arc::new(masked)), Some(config), None] {
+        t.cell.publish(|wanted| wanted.vring = vring);
+        enqueue.poll_completed(&mut t.worker.ctx());
+        t.cell.wait(std::time::Duration::ZERO).unwrap();
+        assert_eq!(counted(&t), 32);
+    }
+    t.cell.publish(|wanted| wanted.binding = Binding::core());
+    enqueue.poll_completed(&mut t.worker.ctx());
+    assert_eq!(counted(&t), 0);
+}
+
 /// A worker that leaves while a change waits for it has not seen the change.
 #[test]
 fn a_worker_that_leaves_does_not_lose_the_position() {
