@@ -141,6 +141,22 @@ fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
     routes
 }
 
+/// Says which queues have none at the other end: what comes in there stays where it is, and a guest that spreads its
+/// flows over all of its queues loses some.
+fn dead_ends(config: &SwitchConfig, queues: &[u16]) -> Vec<String> {
+    let ports = (0..queues.len()).map(|rx| (rx, config.topology.peer(rx, queues.len())));
+    let dead = ports.filter(|&(rx, tx)| queues[rx] > queues[tx]);
+    dead.map(|(rx, tx)| {
+        let (has, found, first) = (queues[rx], queues[tx], queues[tx]);
+        let which = if has - found == 1 { format!("queue {first}") } else { format!("queues {first} to {}", has - 1) };
+        format!(
+            "warning: port{rx} has {has} queues and port{tx} has {found}: nothing is received from {which} of port{rx}; \
+             give both the same queues=N"
+        )
+    })
+    .collect()
+}
+
 /// The mapping with every channel's name spelt out.
 fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> {
     let mut dma = dma.clone();
@@ -211,6 +227,7 @@ pub fn start(
         assembly.add_stream(route, &mut ports)?;
     }
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
+    notes.extend(dead_ends(config, &ports.iter().map(|port| port.queues()).collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
@@ -441,5 +458,22 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_without_another_end_are_told() {
+        let notes =
+            |topology, queues: &[u16]| dead_ends(&SwitchConfig { topology, ..Default::default() }, queues);
+        assert_eq!(notes(Topology::Paired, &[2, 2, 4]), [""; 0]);
+        let [note] = &notes(Topology::Paired, &[2, 1])[..] else { panic!("one port has a queue too many") };
+        assert!(note.contains("queue 1 of port0") && note.contains("queues=N"), "{note}");
+        let notes = notes(Topology::Chained, &[4, 2, 1]);
+        assert_eq!(notes.len(), 2);
+        assert!(notes[0].contains("queues 2 to 3 of port0") && notes[1].contains("port1"), "{notes:?}");
     }
 }
