@@ -92,8 +92,9 @@ pub(crate) struct VhostArgs {
     pub cases: Vec<Case>,
 
     /// Case latency: microseconds that a packet may take through an engine in the second of the rows of mode auto
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 20, value_parser = within(1..=1_000_000))]
-    pub max_latency: usize,
+    /// [default: 20]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000))]
+    pub max_latency: Option<usize>,
 
     /// Formats of virtqueues: split, packed [default: both; split with --quick]
     #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = ring())]
@@ -207,6 +208,37 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
     };
     const COSTS: &[Case] = &[Case::CoreCost, Case::GuestToGuest];
     const RATES: &[Case] = &[Case::EndToEnd, Case::GuestToGuestEndToEnd];
+    const ENGINES: &[Case] = &[Case::CoreCost, Case::GuestToGuest, Case::WorkNs, Case::SubmitReap];
+    // What no case heeds would be taken for what was measured.
+    if args.rings.iter().any(|&ring| ring != Ring::Split)
+        && cases.iter().all(|case| matches!(case, Case::Latency | Case::SubmitReap))
+    {
+        return Err(
+            "--ring packed goes with any --case but latency, whose rings are split, and submit-reap, which \
+                    has none: add another, or leave --ring out"
+                .into(),
+        );
+    }
+    if !args.temperatures.is_empty() {
+        need("--temperature", COSTS, "core-cost or guest-to-guest")?;
+    }
+    if !args.engines.is_empty() {
+        need("--engine", ENGINES, "core-cost, guest-to-guest, work-ns or submit-reap")?;
+    }
+    if !args.modes.is_empty() && cases.iter().all(|case| RATES.contains(case)) {
+        return Err(
+            "--mode goes with any --case but end-to-end and guest-to-guest-e2e, where the core copies: add \
+                    another, or leave --mode out"
+                .into(),
+        );
+    }
+    if args.copies != 1 {
+        const BETWEEN: &[Case] = &[Case::GuestToGuest, Case::GuestToGuestEndToEnd];
+        need("--copies 2", BETWEEN, "guest-to-guest or guest-to-guest-e2e")?;
+    }
+    if args.max_latency.is_some() {
+        need("--max-latency", &[Case::Latency], "latency")?;
+    }
     match args.peer {
         Some(Peer::DpdkLib) => need("--peer dpdk-lib", COSTS, "core-cost or guest-to-guest")?,
         Some(Peer::Dpdk) => need("--peer dpdk", RATES, "end-to-end or guest-to-guest-e2e")?,
@@ -261,7 +293,9 @@ fn measure(
         Case::Latency => {
             let frames = if args.frames.is_empty() { &latency::FRAMES } else { &args.frames[..] };
             let mut latency = LatencyOptions::new(frames, args.quick, options.lcore, options.other_lcore);
-            latency.max_latency = Duration::from_micros(args.max_latency as u64);
+            if let Some(us) = args.max_latency {
+                latency.max_latency = Duration::from_micros(us as u64);
+            }
             latency.hugepages = options.hugepages;
             if !args.modes.is_empty() {
                 latency.modes.clone_from(&args.modes);
@@ -509,6 +543,12 @@ mod tests {
             ("--case guest-to-guest --peer dpdk", &["--peer dpdk", "guest-to-guest-e2e"]),
             ("--case submit-reap --background", &["--background", "core-cost"]),
             ("--ring chained", &["--ring", "split, packed"]),
+            ("--case latency --ring split,packed", &["--ring packed", "latency"]),
+            ("--case latency --engine dsa-sim", &["--engine", "core-cost"]),
+            ("--case latency,work-ns --temperature hot", &["--temperature", "core-cost"]),
+            ("--case end-to-end --mode cpu,auto", &["--mode", "end-to-end"]),
+            ("--copies 2", &["--copies 2", "guest-to-guest"]),
+            ("--max-latency 20", &["--max-latency", "--case latency"]),
             ("--case guest-to-guest --copies 3", &["--copies", "1..=2"]),
             ("--lcores 0", &["--lcores", "found 1 of them"]),
             ("--lcores 0,1023", &["--lcores", "1023", "choose one of these"]),
