@@ -72,7 +72,8 @@ impl Mover {
     /// As for [`Mover::submit`].
     #[inline(always)]
     unsafe fn engine_part(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy]) -> u16 {
-        if self.max_latency.is_some() {
+        // Packets without copies say nothing of the engine.
+        if self.max_latency.is_some() && !list.is_empty() {
             self.stamp(queue);
         }
         let (made, timed) = self.queue(queue).policy.look(list);

@@ -334,6 +334,22 @@ fn an_engine_that_takes_too_long_is_declined_and_comes_back_when_it_does_not() {
     assert!(mover.decisions(lane.queue).longest_latency > 0);
 }
 
+/// Packets that are dropped, or shorter than what the core copies of each itself.
+#[test]
+fn packets_without_copies_do_not_tell_that_an_engine_is_in_time() {
+    let (mut mover, channels, _stepper) = sound(1);
+    let lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    mover.set_max_latency(Some(SHORT));
+    mover.queue(lane.queue).policy.choose_engine();
+    let mut plan = mover.plan(lane.queue);
+    assert!(!plan.by_core());
+    let outstanding = plan.outstanding(&[]);
+    mover.ring(lane.queue).push(outstanding);
+    // SAFETY: there is no copy.
+    unsafe { mover.submit(lane.queue, plan, &[], &mut StageClock::private()) };
+    assert!(!mover.queue(lane.queue).latency.is_waiting());
+}
+
 #[test]
 fn without_a_longest_time_a_slow_engine_is_used() {
     let (mut mover, channels, mut stepper) = sound(1);
