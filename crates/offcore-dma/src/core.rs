@@ -21,8 +21,9 @@ pub use engine::Stepper;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use offcore_stats::lcore;
+use offcore_stats::{lcore, tsc};
 
 use crate::channel::{Channel, Device, EngineError};
 use engine::Shared;
@@ -31,6 +32,10 @@ use engine::Shared;
 pub const MAX_CHANNELS: usize = 64;
 /// The largest ring.
 pub const MAX_RING: usize = 1 << 15;
+
+/// How long a helper thread that naps spins in vain first, and how long it naps.
+const PATIENCE: Duration = Duration::from_millis(10);
+const NAP: Duration = Duration::from_micros(250);
 
 /// The device: gives out channels to one copying core.
 #[derive(Debug)]
@@ -45,6 +50,15 @@ impl CoreDevice {
     /// # Errors
     /// [`EngineError::Thread`] when the thread cannot be started or pinned.
     pub fn start(lcore: usize) -> Result<Self, EngineError> {
+        Self::start_with(lcore, false)
+    }
+
+    /// As [`CoreDevice::start`]; with `naps` the thread does not spin on when nothing has come for 10 ms, but looks
+    /// every quarter of a millisecond. What comes first after such a pause waits as long.
+    ///
+    /// # Errors
+    /// As for [`CoreDevice::start`].
+    pub fn start_with(lcore: usize, naps: bool) -> Result<Self, EngineError> {
         let name = format!("core:{lcore}");
         let refused = |reason: String| EngineError::Thread { device: format!("core:{lcore}"), reason };
         let shared = Arc::new(Shared::new(name.clone()));
@@ -58,8 +72,13 @@ impl CoreDevice {
                 let failed = outcome.is_err();
                 // The receiver waits for this message, so it is there.
                 let _ = report.send(outcome);
+                let (patience, mut busy) = (tsc::ticks(PATIENCE), tsc::now());
                 while !failed && !stopped.load(Ordering::Relaxed) {
-                    if stepper.step() == 0 {
+                    if stepper.step() > 0 {
+                        busy = if naps { tsc::now() } else { busy };
+                    } else if naps && tsc::now().wrapping_sub(busy) > patience {
+                        std::thread::sleep(NAP);
+                    } else {
                         std::hint::spin_loop();
                     }
                 }

@@ -12,6 +12,7 @@ use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
 use offcore_dsa::sim::SimDevice;
 use offcore_stats::lcore;
 
+use crate::idle::Idle;
 use crate::simulator::Simulator;
 
 /// Operations that a channel holds.
@@ -28,14 +29,17 @@ pub struct Engines {
     workers: Vec<usize>,
     /// NUMA node of the packet buffers.
     node: Option<usize>,
+    /// Whether helper threads that have nothing to do nap.
+    naps: bool,
     notes: Vec<String>,
 }
 
 impl Engines {
     /// Devices for workers on the lcores `workers`, whose packet buffers are on NUMA node `node`. Simulated devices begin
-    /// to run when a channel names them.
-    pub fn new(simulators: &[Simulator], workers: &[usize], node: Option<usize>) -> Self {
+    /// to run when a channel names them. With [`Idle::Sleep`] helper threads that have nothing to do nap, too.
+    pub fn new(simulators: &[Simulator], workers: &[usize], node: Option<usize>, idle: Idle) -> Self {
         Self {
+            naps: idle == Idle::Sleep,
             simulators: simulators.iter().map(|s| (s.name(), (s.clone(), None))).collect(),
             workers: workers.into(),
             node,
@@ -183,7 +187,7 @@ impl Engines {
                 let lcore = which
                     .parse()
                     .map_err(|_| format!("channel '{name}': '{which}' is no lcore; {expected}"))?;
-                Ok(Arc::new(CoreDevice::start(lcore).map_err(|error| error.to_string())?))
+                Ok(Arc::new(CoreDevice::start_with(lcore, self.naps).map_err(|error| error.to_string())?))
             }
             "dsa" => {
                 let (wq, options) = self.options(name, which)?;

@@ -216,7 +216,7 @@ pub fn start(
     let page = StatsPage::new(STATS_PAGE)?;
     let routes = routes(config, &ports);
     let node = pool.mapping().numa_node();
-    let mut engines = Engines::new(&config.simulators, &config.lcores, node);
+    let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle);
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &routes);
     let mut assembly = Assembly { config, dma, sharers, engines, page, workers: Vec::new() };

@@ -183,3 +183,47 @@ fn the_helper_is_named_pinned_and_ends_with_its_last_channel() {
         "{refused:?}"
     );
 }
+
+/// It takes half a second to see that nearly nothing is used.
+#[test]
+fn a_helper_that_naps_leaves_its_lcore_to_others_and_still_copies() {
+    let lcore = *lcore::available().unwrap().last().unwrap();
+    let device = CoreDevice::start_with(lcore, true).unwrap();
+    let mut channel = device.open_channel(8).unwrap();
+    let (source, mut destination) = (vec![9u8; 4096], vec![0u8; 4096]);
+    let mut copy = || {
+        destination.fill(0);
+        let ops = copies(&source, &mut destination, 4);
+        // SAFETY: the buffers live until all completions have been seen.
+        assert_eq!(unsafe { channel.copy(&ops) }, 4);
+        channel.submit();
+        let mut completions = Completions::default();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while completions.tokens.len() < 4 {
+            assert!(Instant::now() < deadline, "no progress for 10 s");
+            channel.poll(&mut completions);
+            std::thread::yield_now();
+        }
+        assert_eq!(destination, source);
+    };
+    copy();
+    // User and system time of all threads of this name, of which only this test's naps: hundredths of a second.
+    let path = std::fs::read_dir("/proc/self/task").unwrap().flatten().filter(|task| {
+        std::fs::read_to_string(task.path().join("comm"))
+            .is_ok_and(|name| name.trim() == format!("core:{lcore}"))
+    });
+    let tasks: Vec<_> = path.map(|task| task.path().join("stat")).collect();
+    let used = || {
+        let one = |path: &std::path::PathBuf| {
+            let stat = std::fs::read_to_string(path).ok()?;
+            let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+        };
+        tasks.iter().map(one).collect::<Vec<_>>()
+    };
+    let before = used();
+    std::thread::sleep(Duration::from_millis(500));
+    let least = used().iter().zip(before).filter_map(|(now, before)| Some((*now)? - before?)).min().unwrap();
+    assert!(least < 10, "{least} hundredths of a second of 50");
+    copy();
+}
