@@ -4,7 +4,7 @@
 //! that take several buffers. To a port that can do as much they go as they are. For any other port the core does here
 //! what was left to do: it completes checksums, segments, and copies several buffers into one.
 
-use offcore_mem::{Burst, HEADROOM, Packet, PoolCache, Segments};
+use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
 use offcore_stats::Stage;
 use offcore_wire::checksum::{self, Sum};
 use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
@@ -49,7 +49,7 @@ fn settle_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, 
         match settled(accepts, packet, ctx.cache) {
             Settled::Packet(packet) => out.push(packet, ctx),
             Settled::Segment(packet) => {
-                if let Err((reason, packets)) = segment(&packet, ctx, &mut out) {
+                if let Err((reason, packets)) = segment(accepts, &packet, ctx, &mut out) {
                     out.tx.counters().drop(reason, packets);
                 }
                 ctx.cache.free(packet);
@@ -129,14 +129,20 @@ fn join(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> {
 }
 
 /// Sends the packets that `packet` is to be segmented into; or says why some are not, and how many.
-fn segment(packet: &Packet, ctx: &mut Context<'_>, out: &mut Out<'_>) -> Result<(), (Drop, u64)> {
+fn segment(
+    accepts: Accepts,
+    packet: &Packet,
+    ctx: &mut Context<'_>,
+    out: &mut Out<'_>,
+) -> Result<(), (Drop, u64)> {
     let pool = ctx.cache.pool();
     let total = pool.total_len(packet);
     let mut front = [0; MAX_HEADERS];
     let front = &mut front[..total.min(MAX_HEADERS)];
     Reader::new(pool.segments(packet)).read(front);
     let mut segmenter = Segmenter::new(&header(packet), front, total).map_err(|e| (reason(e), 1))?;
-    if segmenter.longest() > pool.data_room() {
+    // Segments may be jumbo frames, too.
+    if segmenter.longest() > pool.data_room() && !accepts.segments {
         return Err((Drop::TooBig, 1));
     }
     let header_len = segmenter.header_len();
@@ -144,12 +150,12 @@ fn segment(packet: &Packet, ctx: &mut Context<'_>, out: &mut Out<'_>) -> Result<
     payload.read(&mut front[..header_len]);
     let mut segments = segmenter.segments();
     while let Some(segment) = segments.next() {
-        let Some(mut one) = ctx.cache.take_sized(HEADROOM, header_len + segment.payload.len()) else {
+        let Some(mut one) = ctx.cache.take_chain(HEADROOM, header_len + segment.payload.len()) else {
             return Err((Drop::NoBuffer, 1 + segments.count() as u64));
         };
-        let (headers, part) = one.bytes_mut().split_at_mut(header_len);
-        payload.read(part);
-        headers.copy_from_slice(segmenter.headers(&segment, Sum::of(part))); // copy-ok: headers
+        let sum = payload.fill(pool, &mut one, header_len);
+        let headers = &mut one.bytes_mut()[..header_len];
+        headers.copy_from_slice(segmenter.headers(&segment, sum)); // copy-ok: headers
         out.push(one, ctx);
     }
     Ok(())
@@ -187,6 +193,16 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(segments: Segments<'a>) -> Self {
         Self { segments, rest: &[] }
+    }
+
+    /// Fills the packet's buffers with the next bytes, from byte `from` of the first buffer on; their sum.
+    fn fill(&mut self, pool: &Pool, packet: &mut Packet, from: usize) -> Sum {
+        let mut skip = from;
+        for part in pool.segments_mut(packet) {
+            self.read(&mut part[std::mem::take(&mut skip)..]);
+        }
+        let mut skip = from;
+        Sum::of_parts(pool.segments(packet).map(|part| &part[std::mem::take(&mut skip)..]))
     }
 
     /// Fills `to` with the next bytes, as far as there are any.

@@ -124,6 +124,19 @@ fn long_tcp_packets_are_segmented_in_their_place() {
     }
 }
 
+/// Between guests with jumbo frames, of which one has its offloads switched off.
+#[test]
+fn segments_may_take_several_buffers_where_the_queue_takes_such_packets() {
+    let mut worker = Worker::new(pool(256));
+    for (v6, size) in [(false, 8948), (true, 8928), (false, 1739), (false, 3531), (true, 1801)] {
+        let (header, bytes) = whole(v6, 40_001, size);
+        let mut sink = Sink::new(NONE, true);
+        send_one(&mut worker, &mut sink, &header, &bytes);
+        are_segments(&sink.frames(), &bytes, &header);
+        assert_eq!(sink.counters.dropped_total(), 0);
+    }
+}
+
 #[test]
 fn a_burst_may_become_many() {
     let mut worker = Worker::new(pool(1024));
