@@ -57,8 +57,8 @@ pub struct Dequeued {
 #[derive(Debug)]
 pub struct Dequeue {
     pub(crate) vring: Vring,
-    /// TSC since when the started queue is disabled.
-    disabled_since: Option<u64>,
+    /// The publication by which the started queue is disabled, and the TSC when it was found so.
+    disabled_since: Option<(u32, u64)>,
 }
 
 impl Dequeue {
@@ -85,7 +85,6 @@ impl Dequeue {
             self.wait_or_discard(&mut dequeued);
             return dequeued;
         }
-        self.disabled_since = None;
         if let Err(error) = self.submit_some(ctx, burst, &mut dequeued) {
             self.vring.break_down(error);
         }
@@ -251,9 +250,15 @@ impl Dequeue {
     /// started is disabled as well, for a moment: what waits in it then is not lost.
     #[cold]
     fn wait_or_discard(&mut self, dequeued: &mut Dequeued) {
-        let since = *self.disabled_since.get_or_insert_with(tsc::now);
-        if tsc::now().wrapping_sub(since) > tsc::ticks(GRACE) {
-            self.discard(dequeued);
+        let (now, applied) = (tsc::now(), self.vring.applied);
+        match self.disabled_since {
+            // Enabling it, or starting it anew, would have been another publication.
+            Some((publication, since)) if publication == applied => {
+                if now.wrapping_sub(since) > tsc::ticks(GRACE) {
+                    self.discard(dequeued);
+                }
+            }
+            _ => self.disabled_since = Some((applied, now)),
         }
     }
 

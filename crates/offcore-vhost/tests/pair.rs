@@ -387,6 +387,31 @@ fn copies_that_are_late_make_it_take_the_ordinary_way_for_a_while() {
     assert!((0..2).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 300)));
 }
 
+/// The front end disables a virtqueue that it starts anew, for a moment. Half a second long: that is how long a moment is.
+#[test]
+fn a_moment_of_being_disabled_begins_when_the_virtqueue_is_disabled() {
+    let mut rig = Rig::new(PLAIN);
+    let enable = |rig: &mut Rig, enabled| {
+        rig.tx_cell.publish(|wanted| {
+            wanted.vring =
+                wanted.vring.as_deref().cloned().map(|vring| Arc::new(VringConfig { enabled, ..vring }));
+        });
+        rig.round();
+    };
+    enable(&mut rig, false);
+    enable(&mut rig, true);
+    assert!(rig.transmit(0, 300, 1));
+    rig.round();
+    assert_eq!((rig.sum.packets, rig.free.len()), (1, 64), "in one copy");
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    assert!(rig.transmit(1, 300, 1));
+    enable(&mut rig, false);
+    rig.round();
+    assert_eq!(rig.free.len(), 63, "what waits is not discarded yet");
+    enable(&mut rig, true);
+    assert!((0..2).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 300)));
+}
+
 #[test]
 fn whoever_breaks_the_rules_breaks_its_own_virtqueue() {
     for sender_breaks in [true, false] {
