@@ -134,6 +134,8 @@ pub trait DeviceQueue {
     fn consume(&mut self, entries: u16);
 
     /// Notes the return of `chain`, of which `written` bytes were written. Not visible before [`DeviceQueue::publish`].
+    /// Chains go back in the order in which they were taken; one that is complete at once may be pushed before
+    /// [`DeviceQueue::consume`] moves on over it.
     fn push_used(&mut self, chain: Chain, written: u32);
 
     /// Notes the return of `count` chains that [`DeviceQueue::singles`] has visited, from the entry `ahead` on, before they

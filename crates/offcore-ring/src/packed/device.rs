@@ -337,8 +337,8 @@ impl DeviceQueue for Queue {
             self.layout.store(self.used, word);
         }
         debug_assert!(
-            self.next.since(self.used, size) >= u32::from(chain.entries),
-            "returned, but not taken"
+            self.used.since(self.published, size) + u32::from(chain.entries) <= size,
+            "more returned than the ring holds"
         );
         self.used = self.used.after(chain.entries.into(), size);
     }
