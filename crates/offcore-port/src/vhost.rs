@@ -157,8 +157,8 @@ impl OneCopy {
 /// Counts packets where they came from and where they went to.
 #[inline(always)]
 fn count(rx: &VhostRx, tx: &VhostTx, forwarded: &Forwarded) {
-    let &Forwarded { packets, bytes, too_long, malformed, too_big, .. } = forwarded;
-    rx.counters.add((packets + too_big) as u64, bytes);
+    let &Forwarded { packets, bytes, too_long, malformed, too_big, too_big_bytes, .. } = forwarded;
+    rx.counters.add((packets + too_big) as u64, bytes + too_big_bytes);
     tx.counters.add(packets as u64, bytes);
     if too_long + malformed + too_big > 0 {
         rx.counters.drop(Drop::TooBig, too_long as u64);

@@ -51,6 +51,8 @@ pub struct Forwarded {
     pub malformed: usize,
     /// Packets that the receiver's chains are too short for.
     pub too_big: usize,
+    /// Their bytes.
+    pub too_big_bytes: u64,
     /// What is to be done next.
     pub next: Next,
 }

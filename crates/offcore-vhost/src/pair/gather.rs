@@ -295,6 +295,7 @@ impl Gather<'_> {
             }
             if (!self.mergeable && !out.is_empty()) || out.is_full() || to.is_full() {
                 self.forwarded.too_big += 1;
+                self.forwarded.too_big_bytes += (total - NET_HEADER) as u64;
                 self.drop(tx, taken, chain);
                 return Ok((chain.entries, 0));
             }

@@ -1,0 +1,88 @@
+//! What is counted does not depend on the way that packets go from guest to guest.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../offcore-vhost/tests/common/mod.rs"]
+mod common;
+
+use std::sync::Arc;
+
+use common::{FEATURES, Guest, Receiver, Worker as Parts, pattern, start};
+use offcore_flow::forward::{Addresses, Forward};
+use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_port::vhost::{OneCopy, rx_over, tx_over};
+use offcore_port::{Drop, RxCounters, TxCounters};
+use offcore_ring::device::Direction;
+use offcore_ring::driver;
+use offcore_stats::page::Block;
+use offcore_vhost::features::VERSION_1;
+use offcore_vhost::{VringCell, VringConfig};
+use offcore_wire::MacAddr;
+
+const HEADER: usize = 12;
+
+/// Packets and bytes, and packets dropped for each reason, of the receiving half and of the sending one.
+type Counted = [(u64, u64, [u64; Drop::ALL.len()]); 2];
+
+/// Sends frames of these lengths from one guest to another whose buffers have `rx_buffer` bytes.
+fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths: &[usize]) -> Counted {
+    let (sender, receiver) = (Guest::with_rings(16, packed), Guest::with_rings(16, packed));
+    let mut parts = Parts::new();
+    let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+    start(&cells[0], receiver.config(features));
+    start(&cells[1], VringConfig { layout: sender.tx_layout.clone(), ..sender.config(features) });
+    let (received, sent) = (RxCounters::private(), TxCounters::private());
+    let mut rx = rx_over(&cells[1], &mut parts.mover, received.clone()).unwrap();
+    let mut tx = tx_over(&cells[0], &mut parts.mover, sent.clone()).unwrap();
+    let one_copy = one_copy.then(|| OneCopy::between(&mut *rx, &mut *tx, &mut parts.mover).unwrap());
+    let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
+    let mut worker = Worker {
+        streams: vec![Stream { rx, tx, addresses, source: None, one_copy }],
+        forward: Forward::Mac,
+        burst: 32,
+        work: 0,
+        mover: parts.mover,
+        cache: parts.cache,
+        clock: parts.clock,
+        mover_stats: Block::private(&MOVER_COUNTERS),
+        channel_stats: Vec::new(),
+    };
+    let mut transmit = driver::Queue::new(sender.tx_layout.clone(), false);
+    let _receive = Receiver::new(&receiver, rx_buffer);
+    for (serial, &len) in lengths.iter().enumerate() {
+        let address = sender.buffer(serial, 128 * 1024);
+        sender.write(address, &[vec![0; HEADER], pattern(serial as u64, len)].concat());
+        transmit.add(address, (HEADER + len) as u32, Direction::Readable, ()).unwrap();
+    }
+    transmit.publish();
+    for _ in 0..4 {
+        worker.round();
+    }
+    assert_eq!(transmit.used(), Ok(lengths.len() as u16));
+    let drops = |dropped: &dyn Fn(Drop) -> u64| Drop::ALL.map(dropped);
+    [
+        (received.packets(), received.bytes(), drops(&|reason| received.dropped(reason))),
+        (sent.packets(), sent.bytes(), drops(&|reason| sent.dropped(reason))),
+    ]
+}
+
+#[test]
+fn the_way_does_not_change_what_is_counted() {
+    for packed in [false, true] {
+        for (features, rx_buffer, lengths) in [
+            (FEATURES, 2048, &[60, 13, 1500, 14, 64][..]),
+            // Several buffers for one packet; longer than any packet; more buffers than a packet may take.
+            (FEATURES, 1024, &[60, 3000, 100_000, 1500][..]),
+            (FEATURES, 128, &[60, 9000, 60][..]),
+            // One buffer for one packet, and it is too short.
+            (VERSION_1, 512, &[60, 501, 500, 1500, 64][..]),
+            // More packets than buffers.
+            (VERSION_1, 2048, &[60; 16][..]),
+        ] {
+            let [ordinary, one_copy] =
+                [false, true].map(|one_copy| counted(one_copy, packed, features, rx_buffer, lengths));
+            assert_eq!(one_copy, ordinary, "packed {packed}, buffers of {rx_buffer}, frames {lengths:?}");
+            let (packets, drops) = (ordinary[1].0, ordinary.iter().flat_map(|half| half.2).sum::<u64>());
+            assert_eq!(packets + drops, lengths.len() as u64, "{ordinary:?}");
+        }
+    }
+}
