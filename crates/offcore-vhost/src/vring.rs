@@ -4,7 +4,8 @@
 //! acknowledges when nothing is in flight any more. Packets stand in the order of the mover's reorder ring; beside it is
 //! what is needed when a packet is published: its buffer and its chains.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -14,6 +15,7 @@ use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
 use offcore_wire::virtio_net::Offloads;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::cell::{Binding, Report, VringCell, VringConfig, Wanted};
 use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
@@ -98,8 +100,7 @@ impl Active {
     pub(crate) fn disarm(&mut self) {
         self.queue.set_notification(false);
         if let Some(kick) = &self.config.kick {
-            // Empty, most of the time. It does not block.
-            let _ = rustix::io::read(kick, &mut [0u8; 8]);
+            forget_kicks(kick);
         }
     }
 
@@ -122,6 +123,19 @@ impl Active {
             // A full eventfd counter already holds a notification; any other failure is the front end's doing.
             let _ = rustix::io::write(call, &1u64.to_ne_bytes());
         }
+    }
+}
+
+/// Empties an eventfd, which is empty most of the time. The front end can make reads of it block, at any moment, so this
+/// one asks not to.
+#[cold]
+fn forget_kicks(kick: &OwnedFd) {
+    let mut counter = [0u8; 8];
+    let mut into = [IoSliceMut::new(&mut counter)];
+    // An eventfd has no position, which is said by the largest one.
+    if rustix::io::preadv2(kick, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
+        // Linux before 5.8.
+        let _ = rustix::io::read(kick, &mut counter);
     }
 }
 

@@ -12,7 +12,9 @@ use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::VERSION_1;
+use offcore_vhost::vring::Arm;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 struct ToGuest {
     guest: Guest,
@@ -259,4 +261,30 @@ fn a_second_worker_is_refused() {
     assert!(Enqueue::attach(&cell, &mut worker.mover).is_err());
     drop(first);
     assert!(Enqueue::attach(&cell, &mut worker.mover).is_ok());
+}
+
+/// The flag that makes an eventfd not block belongs to everybody who has it, the front end included.
+#[test]
+fn an_empty_kick_descriptor_does_not_hold_the_worker_up() {
+    let (guest, mut worker) = (Guest::new(64), Worker::new());
+    let cell = Arc::new(VringCell::new(1));
+    let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let kick = Some(Arc::new(kick));
+    start(&cell, VringConfig { kick: kick.clone(), ..guest.config(FEATURES) });
+    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for kicks in [0, 3, 0] {
+            let kick = kick.as_ref().unwrap();
+            if kicks > 0 {
+                rustix::io::write(kick, &u64::to_ne_bytes(kicks)).unwrap();
+            }
+            assert!(matches!(dequeue.arm(), Arm::Event(_)));
+            dequeue.disarm();
+            let mut empty = [PollFd::new(kick, PollFlags::IN)];
+            assert_eq!(poll(&mut empty, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
+            done.send(()).unwrap();
+        }
+    });
+    (0..3).for_each(|_| is_done.recv_timeout(PATIENCE).expect("the worker waits for a kick"));
 }
