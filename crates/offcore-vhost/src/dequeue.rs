@@ -266,30 +266,40 @@ impl Dequeue {
     #[cold]
     fn discard(&mut self, dequeued: &mut Dequeued) {
         let Some(active) = self.vring.active.as_mut() else { return };
-        match with_queue!(&mut active.queue, queue => discard(queue, &active.config)) {
-            Ok(0) => {}
-            Ok(n) => {
-                active.publish();
-                dequeued.discarded += n;
-            }
-            Err(error) => self.vring.break_down(error),
+        let (chains, result) = with_queue!(&mut active.queue, queue => discard(queue, &active.config));
+        if chains > 0 {
+            active.publish();
+            dequeued.discarded += chains;
+        }
+        if let Err(error) = result {
+            self.vring.break_down(error);
         }
     }
 }
 
-/// Takes a burst of chains and returns them; their number.
+/// Takes a burst of chains and returns them; their number, and whether the driver broke the rules after them.
 #[cold]
-fn discard<Q: DeviceQueue>(queue: &mut Q, config: &VringConfig) -> Result<usize, RingError> {
-    let known = queue.look(BURST)? as u16;
-    let (mut ahead, mut chains) = (0, 0);
+fn discard<Q: DeviceQueue>(queue: &mut Q, config: &VringConfig) -> (usize, Result<(), RingError>) {
+    let known = match queue.look(BURST) {
+        Ok(known) => known as u16,
+        Err(error) => return (0, Err(error)),
+    };
+    let (mut ahead, mut chains, mut result) = (0, 0, Ok(()));
     while ahead < known {
-        let chain = queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |_| ())?;
-        queue.push_used(chain, 0);
-        ahead += chain.entries;
-        chains += 1;
+        match queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |_| ()) {
+            Ok(chain) => {
+                queue.push_used(chain, 0);
+                ahead += chain.entries;
+                chains += 1;
+            }
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
     }
     queue.consume(ahead);
-    Ok(chains)
+    (chains, result)
 }
 
 /// Takes chains of one burst apart.

@@ -237,6 +237,29 @@ fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
 }
 
 #[test]
+fn what_is_discarded_before_a_chain_that_breaks_the_queue_is_returned() {
+    for packed in [false, true] {
+        let (guest, mut worker) = (Guest::with_rings(16, packed), Worker::new());
+        let cell = Arc::new(VringCell::new(1));
+        let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+        start(&cell, VringConfig { enabled: false, ..guest.config(FEATURES) });
+        let mut driver = driver::Queue::new(guest.layout.clone(), false);
+        for direction in [Direction::Readable, Direction::Readable, Direction::Writable] {
+            driver.add(guest.buffer(0, 2048), 72, direction, ()).unwrap();
+        }
+        driver.publish();
+        let (mut discarded, begun) = (0, Instant::now());
+        while cell.report().broken.is_none() {
+            discarded += dequeue.try_dequeue(&mut worker.ctx(), &mut Burst::new()).discarded;
+            assert!(begun.elapsed() < PATIENCE, "nothing was discarded");
+        }
+        assert_eq!((discarded, driver.used()), (2, Ok(2)), "packed: {packed}");
+        let base = cell.report().base;
+        assert_eq!(base, if packed { 0x8002_8002 } else { 2 });
+    }
+}
+
+#[test]
 fn a_dry_pool_leaves_chains_with_the_guest() {
     let (guest, mut worker) = (Guest::new(16), Worker::new());
     let cell = Arc::new(VringCell::new(1));
