@@ -387,6 +387,18 @@ fn copies_that_are_late_make_it_take_the_ordinary_way_for_a_while() {
     assert!((0..2).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 300)));
 }
 
+#[test]
+fn a_binding_that_cannot_be_makes_the_core_copy() {
+    let mut rig = Rig::new(PLAIN);
+    let missing = rig.worker.mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
+    rig.worker.mover.remove_channel(missing).unwrap();
+    rig.rx_cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![missing]));
+    assert!(rig.transmit(0, 300, 1));
+    rig.round();
+    assert_eq!((rig.sum.packets, rig.ordinary), (1, (0, 0)), "in one copy");
+    assert_eq!(rig.receive().unwrap()[HEADER..], arrives(0, 300));
+}
+
 /// The front end disables a virtqueue that it starts anew, for a moment. Half a second long: that is how long a moment is.
 #[test]
 fn a_moment_of_being_disabled_begins_when_the_virtqueue_is_disabled() {
