@@ -289,6 +289,27 @@ fn a_sender_does_not_wait_for_a_receiver_without_buffers() {
 }
 
 #[test]
+fn a_receiver_that_keeps_up_gets_everything_in_one_copy() {
+    for offload in [false, true] {
+        let mut rig = Rig::new(Setup { offload, size: 8, ..PLAIN });
+        assert!((0..6).all(|serial| rig.transmit(serial, 100, 1)));
+        rig.round();
+        rig.step();
+        rig.round();
+        // It has two buffers left, and six more by the next round.
+        assert!((6..10).all(|serial| rig.transmit(serial, 100, 1)));
+        rig.round();
+        assert!((0..6).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 100)));
+        for _ in 0..4 {
+            rig.round();
+            rig.step();
+        }
+        assert_eq!((rig.sum.packets, rig.ordinary), (10, (0, 0)), "offload: {offload}");
+        assert!((6..10).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 100)));
+    }
+}
+
+#[test]
 fn what_cannot_be_a_packet_is_returned_and_counted() {
     for (packed, offload) in [((false, false), false), ((true, true), true)] {
         let mut rig = Rig::new(Setup { packed, offload, features: (VERSION_1, VERSION_1), ..PLAIN });

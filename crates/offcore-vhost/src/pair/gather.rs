@@ -129,6 +129,14 @@ impl Gather<'_> {
                 }
                 Verdict::Ordinary => break End::Ordinary,
             }
+            if taken > 0 && received >= ready {
+                match rx.has(received) {
+                    Ok(true) => {}
+                    // What was taken is on its way; the next call finds that there is nothing.
+                    Ok(false) => break End::Done,
+                    Err(error) => break End::Receiver(error),
+                }
+            }
             match self.several(tx, rx, (sent, received, taken), room, plan, rewrite) {
                 Ok((tx_entries, rx_entries)) => {
                     (sent, received, taken) = (sent + tx_entries, received + rx_entries, taken + 1);
