@@ -294,7 +294,7 @@ impl DeviceQueue for Queue {
 
     fn set_notification(&mut self, wanted: bool) {
         if self.event_idx {
-            // Half the index space behind: not reached before the next call.
+            // One behind: a whole turn of the index away, so a busy driver kicks once in 65536 chains at most.
             let event = if wanted { self.next_avail } else { self.next_avail.wrapping_sub(1) };
             self.layout.avail_event().store(event, Ordering::Relaxed);
         } else {
