@@ -403,7 +403,7 @@ mod tests {
             ("--port", "vhost", "KIND:ARGS"),
             ("--port", "ring:a", "vhost, virtio-user, tap, pcap or gen"),
             ("--port", "gen:size=10", "expected a number from 64"),
-            ("--port", "vhost:/tmp/a,packed", "key 'packed' is not known"),
+            ("--port", "vhost:/tmp/a,wide", "key 'wide' is not known"),
             ("--forward", "l3", "macswap"),
             ("--port-topology", "ring", "paired, chained, loop"),
             ("--eth-peer", "02:00:00:00:00:01", "expected PORT,MAC"),
