@@ -326,7 +326,9 @@ mod tests {
 
     #[test]
     fn a_signal_stops_it_cleanly() {
-        let mut offcore = stand_in("trap 'echo report; exit 0' INT; echo up; while :; do sleep 0.05; done");
+        // `wait` ends at once when a signal comes; a foreground child would have to end first.
+        let mut offcore =
+            stand_in("trap 'echo report; exit 0' INT; echo up; while :; do sleep 0.05 & wait; done");
         offcore.wait_for("up", |line| line.text == "up").unwrap();
         let finished = offcore.stop().unwrap();
         assert!(finished.status.success());
