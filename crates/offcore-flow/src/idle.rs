@@ -1,10 +1,10 @@
 //! What a worker does that finds nothing to do: it polls on, or sleeps.
 //!
-//! A worker that sleeps when idle polls for [`PATIENCE`] after the last packet, since the next one is usually not far.
-//! Then it *arms* its queues ([`RxQueue::arm`]), which ask for events and look once more, and waits in one system call
-//! for the first of them. An event makes it poll again as if a packet had come; when the time is up without one, it takes
-//! one round and sleeps on. It never sleeps for more than [`LONGEST`], so whoever changes something need not wake it;
-//! nor with a copy in flight, since nobody would tell.
+//! A worker that sleeps when idle polls for 50 us after the last packet, since the next one is usually not far. Then it
+//! *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which ask for events and look once more, and waits in one
+//! system call for the first of them. An event makes it poll again as if a packet had come; when the time is up without
+//! one, it takes one round and sleeps on. It never sleeps for more than 10 ms, so whoever changes something need not wake
+//! it; nor with a copy in flight, since nobody would tell.
 
 use std::str::FromStr;
 use std::time::Duration;

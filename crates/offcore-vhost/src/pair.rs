@@ -106,7 +106,7 @@ impl Pair {
     }
 
     /// Publishes what has completed, and submits the copies of newly available packets, whose heads are given to
-    /// `rewrite`: at least the Ethernet header, at most the first [`head::LEN`] bytes with the virtio-net header.
+    /// `rewrite`: at least the Ethernet header, at most the first 64 bytes with the virtio-net header.
     #[inline]
     pub fn forward(
         &mut self,
