@@ -102,7 +102,7 @@ pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
         panel(title, rows.iter().filter(of).map(|row| (*row, row.frame as f64, row.cycles_per_packet)))
     });
     let words = Words {
-        title: "What forwarding a packet from guest to guest costs the core",
+        title: "What forwarding a guest's packet costs the core",
         meaning: "Medians; TSC cycles, which are not the core's. A cost is no throughput: an engine has a rate of its own.",
         x: "frame length in bytes, FCS included",
         y: "TSC cycles a packet",

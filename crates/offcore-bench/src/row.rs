@@ -131,8 +131,8 @@ pub struct Row {
     pub empty_poll_cycles: Option<f64>,
     /// Nanoseconds that the engine takes for a copy.
     pub engine_ns_per_copy: Option<f64>,
-    /// Bytes that core and engines have copied for each packet, virtio-net headers included: twice its length in a loop,
-    /// once where a packet goes from guest to guest in one copy.
+    /// Bytes that core and engines have copied for each packet, virtio-net headers included: twice its length in a loop;
+    /// once, but for the head of 64 bytes that the core writes itself, from guest to guest in one copy.
     pub copied_bytes_per_packet: Option<f64>,
     /// Whether a copier on the other core made as many copies as this one while this one was timed.
     pub background: bool,

@@ -7,7 +7,8 @@ use offcore_stats::page::{Block, PageError, StatsPage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Drop {
-    /// RX or TX: longer than a packet buffer, or than the port can send.
+    /// RX: longer than any packet, or than a packet buffer where the port takes only one. TX: longer than the port, or the
+    /// guest's buffers, can take.
     TooBig,
     /// RX: shorter than an Ethernet header, or with an impossible virtio-net header. TX: to be segmented, but no TCP
     /// packet that can be.
@@ -16,7 +17,7 @@ pub enum Drop {
     Full,
     /// RX or TX: the queue is stopped or disabled, or its link is down.
     Down,
-    /// TX: the system refused to send it.
+    /// TX: the system refused to send it, or a guest no longer does what the packet asks for.
     Failed,
     /// TX: no packet buffer was free for what it had to be made into.
     NoBuffer,

@@ -1,7 +1,7 @@
 //! The device side of a virtqueue, whatever its format: takes available chains, returns used ones.
 //!
 //! Work is per burst. [`DeviceQueue::look`] reads what the driver has made available into private memory, once;
-//! [`DeviceQueue::single`] and [`DeviceQueue::walk`] take chains apart into host addresses without consuming them;
+//! [`DeviceQueue::singles`] and [`DeviceQueue::walk`] take chains apart into host addresses without consuming them;
 //! [`DeviceQueue::consume`] moves on; [`DeviceQueue::push_used`] writes what nobody sees until
 //! [`DeviceQueue::publish`]. Whoever works with a queue is generic over the format, so that it is chosen once a burst.
 

@@ -24,7 +24,7 @@ use crate::output::write;
 /// What `offcore bench` measures.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Table 8 of the vhost guide: what forwarding a packet from guest to guest costs the core
+    /// Table 8 of the vhost guide: what forwarding a guest's packet costs the core
     #[command(after_help = vhost::EXAMPLES)]
     Vhost(vhost::VhostArgs),
     /// Copies of 64 bytes to 1 MiB: what they cost the core, how fast engines are, what sharing a channel costs

@@ -69,7 +69,7 @@ fn table(result: &DemoResult) -> String {
         ]
     }));
     let ghz = result.tsc_hz as f64 / 1e9;
-    format!("What forwarding a packet from guest to guest costs the core (TSC, {ghz:.2} GHz)\n")
+    format!("What forwarding a guest's packet costs the core (TSC, {ghz:.2} GHz)\n")
         + &columns(&rows, "rrrrrrrrlr")
 }
 
