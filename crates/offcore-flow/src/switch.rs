@@ -434,6 +434,11 @@ impl Running {
         &self.ports
     }
 
+    /// Lets every port look after what it hangs on; to be called about every 20 ms.
+    pub fn tend(&mut self) {
+        self.ports.iter_mut().for_each(|port| port.tend());
+    }
+
     /// A reporter over the switch's statistics page.
     ///
     /// # Errors

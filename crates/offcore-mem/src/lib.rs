@@ -3,12 +3,14 @@
 //! * [`mapping`]: shared mappings over memfds, with the largest pages to be had,
 //! * [`guest`]: another party's memory: a table of regions, address checks of whole ranges, reference counts held by
 //!   in-flight copies,
+//! * [`lend`]: buffers in the hands of a kernel or a network card, known by where they are,
 //! * [`packet`]: packet handles and bursts,
 //! * [`pool`]: the packet pool and its per-worker caches,
 //! * [`segments`]: packets of several buffers,
 //! * [`sigbus`]: what happens when shared memory vanishes under us.
 
 pub mod guest;
+pub mod lend;
 pub mod mapping;
 pub mod packet;
 pub mod pool;

@@ -149,6 +149,12 @@ impl Pool {
         self.chunk_size
     }
 
+    /// The power of two that [`chunk_size`](Self::chunk_size) is.
+    #[inline(always)]
+    pub(crate) fn chunk_shift(&self) -> u32 {
+        self.chunk_shift
+    }
+
     /// Bytes a packet can have after the standard headroom.
     #[inline(always)]
     pub fn data_room(&self) -> usize {

@@ -78,8 +78,11 @@ impl Pool {
         front
     }
 
-    /// Takes what follows the first buffer off the packet.
-    fn split(&self, packet: &mut Packet) -> Option<Packet> {
+    /// Takes what follows the first buffer off the packet, if there is anything.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    pub fn split(&self, packet: &mut Packet) -> Option<Packet> {
         assert!(self.owns(packet), "packet {} is not of this pool", packet.chunk());
         if !packet.is_segmented() {
             return None;

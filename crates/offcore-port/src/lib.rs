@@ -158,6 +158,10 @@ pub trait Port: fmt::Debug + Send {
         false
     }
 
+    /// Looks after what the port hangs on, such as an interface that went away and is there again. The control thread
+    /// calls it about every 20 ms; what there is for the queues to know reaches them between two bursts.
+    fn tend(&mut self) {}
+
     /// One line on the port's state for a person: link, peer, negotiated features.
     fn status(&self) -> String;
 }

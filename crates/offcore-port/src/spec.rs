@@ -4,6 +4,9 @@
 //! |---|---|
 //! | vhost | `vhost:SOCKET[,queues=N,client,FEATURE=off…,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
 //! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,mac=MAC]` |
+//! | af_xdp | `af_xdp:INTERFACE[,queues=N]` |
+//! | af_packet | `af_packet:INTERFACE[,queues=N]` |
+//! | dpdk | `dpdk:DEVICE[,queues=N,args=[KEY=VALUE,…]]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
@@ -13,14 +16,29 @@
 //! A flag may be given a value (`client=off`), a switch may go without (`mrg`). Numbers may end in k, M or G.
 //! [`PortSpec`] reads and writes them; each port's own module opens it.
 
+mod af_packet;
+mod af_xdp;
+mod dpdk;
+mod generator;
+mod pcap;
+mod tap;
+mod vhost;
+mod virtio_user;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use offcore_wire::ethernet::MacAddr;
-use offcore_wire::{probe, template};
-
 use crate::PortError;
+
+pub use af_packet::AfPacketSpec;
+pub use af_xdp::AfXdpSpec;
+pub use dpdk::DpdkSpec;
+pub use generator::GenSpec;
+pub use pcap::PcapSpec;
+pub use tap::TapSpec;
+pub use vhost::VhostSpec;
+pub use virtio_user::VirtioUserSpec;
 
 /// Queue pairs that a port can have, at most.
 pub const MAX_QUEUES: u16 = 128;
@@ -33,11 +51,17 @@ pub const FCS: usize = 4;
 const MAX_SOCKET_PATH: usize = 107;
 /// Longest interface name in bytes: IFNAMSIZ less its final zero.
 const MAX_INTERFACE_NAME: usize = 15;
-const KINDS: &str = "vhost, virtio-user, tap, pcap or gen";
+const KINDS: &str = "vhost, virtio-user, af_xdp, af_packet, dpdk, tap, pcap or gen";
 
 /// A port as it was described.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortSpec {
+    /// An interface of the kernel by packet sockets.
+    AfPacket(AfPacketSpec),
+    /// An interface of the kernel by XDP sockets.
+    AfXdp(AfXdpSpec),
+    /// A device of DPDK.
+    Dpdk(DpdkSpec),
     /// A traffic generator and verifying sink.
     Gen(GenSpec),
     /// Capture files.
@@ -50,92 +74,6 @@ pub enum PortSpec {
     VirtioUser(VirtioUserSpec),
 }
 
-/// `gen:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GenSpec {
-    /// Bytes of a frame, FCS included.
-    pub size: usize,
-    /// Packets to send, all queues together; `None`: without end.
-    pub count: Option<u64>,
-    /// Packets per second, all queues together; `None`: as many as are asked for.
-    pub rate: Option<u64>,
-    /// Flows that the packets belong to in turn.
-    pub flows: u32,
-    /// Content is checked on one packet in this many; 0: on none. Sequence and length are always checked.
-    pub verify: u32,
-    /// Queue pairs.
-    pub queues: u16,
-}
-
-/// `pcap:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PcapSpec {
-    /// The file to receive from.
-    pub input: Option<PathBuf>,
-    /// The file to write what is sent to.
-    pub output: Option<PathBuf>,
-    /// Begin the input again when it ends.
-    pub repeat: bool,
-}
-
-/// `tap:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TapSpec {
-    /// Name of the interface.
-    pub name: String,
-    /// Queue pairs.
-    pub queues: u16,
-    /// Open checksums and TCP packets to be segmented, from and to the kernel.
-    pub offloads: bool,
-}
-
-/// `vhost:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VhostSpec {
-    /// The socket.
-    pub path: PathBuf,
-    /// Queue pairs offered.
-    pub queues: u16,
-    /// Connect to the socket instead of listening on it.
-    pub client: bool,
-    /// Offer packed virtqueues (RING_PACKED).
-    pub packed: bool,
-    /// Offer in-order use of buffers (IN_ORDER).
-    pub in_order: bool,
-    /// Offer mergeable buffers (MRG_RXBUF).
-    pub mrg: bool,
-    /// Offer indirect descriptors (INDIRECT_DESC).
-    pub indirect: bool,
-    /// Offer the event index (EVENT_IDX).
-    pub event_idx: bool,
-    /// Offer open checksums and TCP packets to be segmented, both ways (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
-    /// GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN).
-    pub offloads: bool,
-    /// Channels of the virtqueues in the vhost guide's syntax, without the brackets.
-    pub dmas: Option<String>,
-}
-
-/// `virtio-user:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VirtioUserSpec {
-    /// The socket.
-    pub path: PathBuf,
-    /// Queue pairs wanted.
-    pub queues: u16,
-    /// Descriptors of a virtqueue.
-    pub queue_size: u16,
-    /// Listen on the socket instead of connecting to it.
-    pub server: bool,
-    /// Accept packed virtqueues (RING_PACKED).
-    pub packed: bool,
-    /// Accept mergeable buffers (MRG_RXBUF).
-    pub mrg: bool,
-    /// Accept the event index (EVENT_IDX).
-    pub event_idx: bool,
-    /// Ethernet address; `None`: made from the port's description.
-    pub mac: Option<MacAddr>,
-}
-
 impl FromStr for PortSpec {
     type Err = PortError;
 
@@ -145,6 +83,9 @@ impl FromStr for PortSpec {
             text.split_once(':').ok_or_else(|| error(format!("expected KIND:ARGS with kind {KINDS}")))?;
         let fields = split_fields(rest).map_err(error)?;
         let parsed = match kind {
+            "af_packet" => AfPacketSpec::parse(&fields).map(Self::AfPacket),
+            "af_xdp" => AfXdpSpec::parse(&fields).map(Self::AfXdp),
+            "dpdk" => DpdkSpec::parse(&fields).map(Self::Dpdk),
             "gen" => GenSpec::parse(&fields).map(Self::Gen),
             "pcap" => PcapSpec::parse(&fields).map(Self::Pcap),
             "tap" => TapSpec::parse(&fields).map(Self::Tap),
@@ -156,213 +97,17 @@ impl FromStr for PortSpec {
     }
 }
 
-impl GenSpec {
-    fn parse(fields: &[&str]) -> Result<Self, String> {
-        // `gen:` alone takes every default.
-        let fields = if fields == [""] { &[] } else { fields };
-        let options = Options::parse(fields, &["size", "count", "rate", "flows", "verify", "queues"])?;
-        let sizes = (probe::MIN_FRAME_LEN + FCS) as u64..=(template::MAX_FRAME_LEN + FCS) as u64;
-        let verify = match options.find("verify") {
-            None | Some(None | Some("on")) => 1,
-            Some(Some("off")) => 0,
-            Some(Some(_)) => options.number("verify", 1, 1..=u32::MAX.into())?,
-        };
-        Ok(Self {
-            size: narrow(options.number("size", 64, sizes)?),
-            count: options.optional_number("count", 1..=u64::MAX)?,
-            rate: options.optional_number("rate", 1..=1_000_000_000)?,
-            flows: narrow(options.number("flows", 1, 1..=MAX_FLOWS.into())?),
-            verify: narrow(verify),
-            queues: options.queues()?,
-        })
-    }
-}
-
-impl PcapSpec {
-    fn parse(fields: &[&str]) -> Result<Self, String> {
-        let file = |field: &str| (!matches!(field, "" | "-")).then(|| PathBuf::from(field));
-        // The second field is the output, unless it is the flag: a file of that name is written `./loop`.
-        let (files, options) = match fields {
-            [_, second, ..] if *second != "loop" => fields.split_at(2),
-            _ => fields.split_at(1.min(fields.len())),
-        };
-        let options = Options::parse(options, &["loop"])?;
-        let spec = Self {
-            input: files.first().and_then(|field| file(field)),
-            output: files.get(1).and_then(|field| file(field)),
-            repeat: options.switch("loop", false)?,
-        };
-        match &spec {
-            Self { input: None, output: None, .. } => {
-                Err("it names no file, expected pcap:IN,OUT with '-' for the one that is not wanted".into())
-            }
-            Self { input: None, repeat: true, .. } => {
-                Err("'loop' is given without an input, expected pcap:IN,OUT,loop".into())
-            }
-            Self { input, output, .. } if input == output => {
-                Err("input and output are the same file, expected two different ones".into())
-            }
-            _ => Ok(spec),
-        }
-    }
-}
-
-impl TapSpec {
-    fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (name, options) = first(fields, "the interface's name, as in tap:tap0")?;
-        let options = Options::parse(options, &["queues", "offloads"])?;
-        let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
-        if name.len() > MAX_INTERFACE_NAME {
-            let found = name.len();
-            return Err(format!(
-                "interface name '{name}' has {found} bytes, expected at most {MAX_INTERFACE_NAME}"
-            ));
-        }
-        if name.contains(bad) || matches!(name, "." | "..") {
-            return Err(format!("interface name '{name}': expected one without '/', ':' and blanks"));
-        }
-        let offloads = options.switch("offloads", true)?;
-        Ok(Self { name: name.into(), queues: options.queues()?, offloads })
-    }
-}
-
-impl VhostSpec {
-    fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (path, options) = first(fields, "the socket's path, as in vhost:/run/vm1.sock")?;
-        let switches = ["packed", "in_order", "mrg", "indirect", "event_idx", "offloads"];
-        let known = [&["queues", "client"], &switches[..], &["dmas"]].concat();
-        let options = Options::parse(options, &known)?;
-        let dmas = match options.find("dmas") {
-            None => None,
-            Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
-            Some(_) => return Err("'dmas' has no value, expected dmas=[txq0@wq0.0;rxq0@wq0.1]".into()),
-        };
-        Ok(Self {
-            path: socket_path(path)?,
-            queues: options.queues()?,
-            client: options.switch("client", false)?,
-            packed: options.switch("packed", true)?,
-            in_order: options.switch("in_order", true)?,
-            mrg: options.switch("mrg", true)?,
-            indirect: options.switch("indirect", true)?,
-            event_idx: options.switch("event_idx", true)?,
-            offloads: options.switch("offloads", true)?,
-            dmas,
-        })
-    }
-}
-
-impl VirtioUserSpec {
-    fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (path, options) = first(fields, "the socket's path, as in virtio-user:/run/vm1.sock")?;
-        let known = ["queues", "queue_size", "server", "packed", "mrg", "event_idx", "mac"];
-        let options = Options::parse(options, &known)?;
-        let queue_size: u16 = narrow(options.number("queue_size", 256, 2..=32768)?);
-        // Of a packed virtqueue, too: the back end may have none.
-        if !queue_size.is_power_of_two() {
-            return Err(format!("queue_size={queue_size}: expected a power of two from 2 to 32768"));
-        }
-        let mac = match options.find("mac") {
-            None => None,
-            Some(value) => {
-                let mac: MacAddr = value.unwrap_or_default().parse().map_err(|e| format!("mac: {e}"))?;
-                if !mac.is_unicast() {
-                    return Err(format!("mac={mac}: expected the address of one station"));
-                }
-                Some(mac)
-            }
-        };
-        Ok(Self {
-            path: socket_path(path)?,
-            queues: options.queues()?,
-            queue_size,
-            server: options.switch("server", false)?,
-            packed: options.switch("packed", false)?,
-            mrg: options.switch("mrg", true)?,
-            event_idx: options.switch("event_idx", true)?,
-            mac,
-        })
-    }
-}
-
 impl fmt::Display for PortSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::AfPacket(spec) => spec.fmt(f),
+            Self::AfXdp(spec) => spec.fmt(f),
+            Self::Dpdk(spec) => spec.fmt(f),
             Self::Gen(spec) => spec.fmt(f),
             Self::Pcap(spec) => spec.fmt(f),
             Self::Tap(spec) => spec.fmt(f),
             Self::Vhost(spec) => spec.fmt(f),
             Self::VirtioUser(spec) => spec.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for GenSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "gen:size={}", self.size)?;
-        if let Some(count) = self.count {
-            write!(f, ",count={count}")?;
-        }
-        if let Some(rate) = self.rate {
-            write!(f, ",rate={rate}")?;
-        }
-        unless(f, "flows", self.flows, 1)?;
-        match self.verify {
-            0 => f.write_str(",verify=off")?,
-            verify => unless(f, "verify", verify, 1)?,
-        }
-        unless(f, "queues", self.queues, 1)
-    }
-}
-
-impl fmt::Display for PcapSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |file: &Option<PathBuf>| match file {
-            None => "-".to_string(),
-            Some(path) => path.display().to_string(),
-        };
-        write!(f, "pcap:{},{}{}", name(&self.input), name(&self.output), flag(self.repeat, ",loop"))
-    }
-}
-
-impl fmt::Display for TapSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tap:{}", self.name)?;
-        unless(f, "queues", self.queues, 1)?;
-        f.write_str(flag(!self.offloads, ",offloads=off"))
-    }
-}
-
-impl fmt::Display for VhostSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "vhost:{}", self.path.display())?;
-        unless(f, "queues", self.queues, 1)?;
-        f.write_str(flag(self.client, ",client"))?;
-        f.write_str(flag(!self.packed, ",packed=off"))?;
-        f.write_str(flag(!self.in_order, ",in_order=off"))?;
-        f.write_str(flag(!self.mrg, ",mrg=off"))?;
-        f.write_str(flag(!self.indirect, ",indirect=off"))?;
-        f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
-        f.write_str(flag(!self.offloads, ",offloads=off"))?;
-        match &self.dmas {
-            None => Ok(()),
-            Some(dmas) => write!(f, ",dmas=[{dmas}]"),
-        }
-    }
-}
-
-impl fmt::Display for VirtioUserSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "virtio-user:{}", self.path.display())?;
-        unless(f, "queues", self.queues, 1)?;
-        unless(f, "queue_size", self.queue_size, 256)?;
-        f.write_str(flag(self.server, ",server"))?;
-        f.write_str(flag(self.packed, ",packed"))?;
-        f.write_str(flag(!self.mrg, ",mrg=off"))?;
-        f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
-        match self.mac {
-            None => Ok(()),
-            Some(mac) => write!(f, ",mac={mac}"),
         }
     }
 }
@@ -420,6 +165,21 @@ fn socket_path(path: &str) -> Result<PathBuf, String> {
         ..=MAX_SOCKET_PATH => Ok(path.into()),
         found => Err(format!("socket path has {found} bytes, expected at most {MAX_SOCKET_PATH}")),
     }
+}
+
+/// The name of a network interface, as the kernel allows it.
+fn interface_name(name: &str) -> Result<String, String> {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    if name.len() > MAX_INTERFACE_NAME {
+        let found = name.len();
+        return Err(format!(
+            "interface name '{name}' has {found} bytes, expected at most {MAX_INTERFACE_NAME}"
+        ));
+    }
+    if name.contains(bad) || matches!(name, "." | "..") {
+        return Err(format!("interface name '{name}': expected one without '/', ':' and blanks"));
+    }
+    Ok(name.into())
 }
 
 /// What is inside the brackets, if there are any.

@@ -8,7 +8,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use offcore_dma::Mode;
 use offcore_flow::{DmaMap, Forward, Idle, Simulator, Topology};
-use offcore_mem::Hugepages;
+use offcore_mem::pool::PoolError;
+use offcore_mem::{Hugepages, Pool};
 use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
@@ -160,17 +161,9 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = within(1..=offcore_mem::BURST))]
     pub burst: usize,
 
-    /// Packet buffers in the pool
-    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24))]
-    pub mbufs: usize,
-
-    /// Bytes of a packet buffer, 256 of headroom included: a power of two from 2048 to 32768
-    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size)]
-    pub mbuf_size: usize,
-
-    /// Pages of the packet buffers: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
+    /// The packet buffers.
+    #[command(flatten)]
+    pub pool: PoolArgs,
 
     /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
     #[arg(long, value_name = "BYTES", value_parser = within(46..=32768))]
@@ -216,6 +209,42 @@ pub(crate) struct SwitchArgs {
     /// A shorter, rougher demo
     #[arg(long)]
     pub quick: bool,
+}
+
+/// The packet buffers of a command that has ports.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct PoolArgs {
+    /// Packet buffers in the pool
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24))]
+    pub mbufs: usize,
+
+    /// Bytes of a packet buffer, 256 of headroom included: a power of two from 2048 to 32768
+    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size)]
+    pub mbuf_size: usize,
+
+    /// Pages of the packet buffers: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+}
+
+impl PoolArgs {
+    /// The pool, and one line on it for a person.
+    ///
+    /// # Errors
+    /// Sizes out of range, or no memory.
+    pub(crate) fn open(&self) -> Result<(&'static Pool, String), PoolError> {
+        let pool = Pool::new(self.mbufs, self.mbuf_size, self.hugepages)?;
+        let mapping = pool.mapping();
+        let pages = match mapping.page_size() {
+            size if size >= 1 << 30 => format!("{} GiB", size >> 30),
+            size if size >= 1 << 20 => format!("{} MiB", size >> 20),
+            size => format!("{} KiB", size >> 10),
+        };
+        let node = mapping.numa_node().map_or(String::new(), |node| format!(", NUMA node {node}"));
+        let line =
+            format!("packet buffers: {} x {} B on {pages} pages{node}", pool.chunks(), pool.chunk_size());
+        Ok((pool, line))
+    }
 }
 
 /// The demo decides these itself.
@@ -388,8 +417,8 @@ mod tests {
         assert_eq!((args.dsa_sims[0].number, args.dsa_sims[0].lcore), (0, Some(1)));
         assert_eq!(args.mode, Some(Mode::Cpu));
         assert_eq!(args.lcores, Some(Lcores(vec![0, 2, 3])));
-        assert_eq!((args.burst, args.mbufs, args.mbuf_size), (64, 64, 4096));
-        assert_eq!(args.hugepages, Hugepages::Size2M);
+        assert_eq!((args.burst, args.pool.mbufs, args.pool.mbuf_size), (64, 64, 4096));
+        assert_eq!(args.pool.hugepages, Hugepages::Size2M);
         assert_eq!((args.work_ns, args.rt_priority), (Some(100), Some(1)));
         assert_eq!((args.idle, args.max_latency), (Idle::Sleep, Some(20)));
         assert_eq!(args.stats_interval, Duration::from_millis(500));
@@ -401,7 +430,7 @@ mod tests {
     fn a_bad_value_is_named_with_its_flag_and_what_was_expected() {
         for (flag, value, expected) in [
             ("--port", "vhost", "KIND:ARGS"),
-            ("--port", "ring:a", "vhost, virtio-user, tap, pcap or gen"),
+            ("--port", "ring:a", "vhost, virtio-user, af_xdp"),
             ("--port", "gen:size=10", "expected a number from 64"),
             ("--port", "vhost:/tmp/a,wide", "key 'wide' is not known"),
             ("--forward", "l3", "macswap"),

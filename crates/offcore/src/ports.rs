@@ -47,6 +47,10 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
             let counters = port.counters();
             return Ok((Box::new(port), Some(counters)));
         }
+        PortSpec::AfPacket(_) | PortSpec::AfXdp(_) | PortSpec::Dpdk(_) => {
+            let reason = "ports of this kind are not there yet".into();
+            return Err(PortError::Other { port: spec.to_string(), reason });
+        }
         PortSpec::Pcap(spec) => (Box::new(PcapPort::open(spec)?), None),
         PortSpec::Tap(spec) => (Box::new(TapPort::open(spec, pool)?), None),
         PortSpec::Vhost(vhost) => {

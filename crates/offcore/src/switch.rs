@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use offcore_flow::report::{Report, Reporter};
 use offcore_flow::{Running, SwitchError};
-use offcore_mem::Pool;
 use offcore_port::PortError;
 use offcore_stats::lcore::{self, LcoreError};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -31,8 +30,8 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     }
     let config = plan::config(args).map_err(Failure::Usage)?;
     let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
-    let pool = Pool::new(args.mbufs, args.mbuf_size, args.hugepages).map_err(anyhow::Error::new)?;
-    say(&describe(pool));
+    let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
+    say(&line);
     let (ports, observed) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;
     let running = offcore_flow::switch::start(&config, ports, pool).map_err(failure)?;
     running.notes().iter().for_each(|note| say(note));
@@ -57,18 +56,6 @@ fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, Arc::clone(&flag))?;
     }
     Ok(flag)
-}
-
-/// One line on the packet buffers.
-fn describe(pool: &Pool) -> String {
-    let mapping = pool.mapping();
-    let pages = match mapping.page_size() {
-        size if size >= 1 << 30 => format!("{} GiB", size >> 30),
-        size if size >= 1 << 20 => format!("{} MiB", size >> 20),
-        size => format!("{} KiB", size >> 10),
-    };
-    let node = mapping.numa_node().map_or(String::new(), |node| format!(", NUMA node {node}"));
-    format!("packet buffers: {} x {} B on {pages} pages{node}", pool.chunks(), pool.chunk_size())
 }
 
 /// What the flags asked for and cannot be is a usage error.
@@ -105,6 +92,7 @@ impl Watch<'_> {
         };
         loop {
             let now = Instant::now();
+            self.running.tend();
             self.say_changes();
             if self.interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);

@@ -1,3 +1,5 @@
+use offcore_wire::ethernet::MacAddr;
+
 use super::*;
 
 fn parse(text: &str) -> PortSpec {

@@ -1,0 +1,56 @@
+//! `pcap:` as it is written.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::{Options, flag};
+
+/// `pcap:`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcapSpec {
+    /// The file to receive from.
+    pub input: Option<PathBuf>,
+    /// The file to write what is sent to.
+    pub output: Option<PathBuf>,
+    /// Begin the input again when it ends.
+    pub repeat: bool,
+}
+
+impl PcapSpec {
+    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
+        let file = |field: &str| (!matches!(field, "" | "-")).then(|| PathBuf::from(field));
+        // The second field is the output, unless it is the flag: a file of that name is written `./loop`.
+        let (files, options) = match fields {
+            [_, second, ..] if *second != "loop" => fields.split_at(2),
+            _ => fields.split_at(1.min(fields.len())),
+        };
+        let options = Options::parse(options, &["loop"])?;
+        let spec = Self {
+            input: files.first().and_then(|field| file(field)),
+            output: files.get(1).and_then(|field| file(field)),
+            repeat: options.switch("loop", false)?,
+        };
+        match &spec {
+            Self { input: None, output: None, .. } => {
+                Err("it names no file, expected pcap:IN,OUT with '-' for the one that is not wanted".into())
+            }
+            Self { input: None, repeat: true, .. } => {
+                Err("'loop' is given without an input, expected pcap:IN,OUT,loop".into())
+            }
+            Self { input, output, .. } if input == output => {
+                Err("input and output are the same file, expected two different ones".into())
+            }
+            _ => Ok(spec),
+        }
+    }
+}
+
+impl fmt::Display for PcapSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |file: &Option<PathBuf>| match file {
+            None => "-".to_string(),
+            Some(path) => path.display().to_string(),
+        };
+        write!(f, "pcap:{},{}{}", name(&self.input), name(&self.output), flag(self.repeat, ",loop"))
+    }
+}

@@ -1,0 +1,33 @@
+//! `tap:` as it is written.
+
+use std::fmt;
+
+use super::{Options, first, flag, interface_name, unless};
+
+/// `tap:`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapSpec {
+    /// Name of the interface.
+    pub name: String,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Open checksums and TCP packets to be segmented, from and to the kernel.
+    pub offloads: bool,
+}
+
+impl TapSpec {
+    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
+        let (name, options) = first(fields, "the interface's name, as in tap:tap0")?;
+        let options = Options::parse(options, &["queues", "offloads"])?;
+        let offloads = options.switch("offloads", true)?;
+        Ok(Self { name: interface_name(name)?, queues: options.queues()?, offloads })
+    }
+}
+
+impl fmt::Display for TapSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tap:{}", self.name)?;
+        unless(f, "queues", self.queues, 1)?;
+        f.write_str(flag(!self.offloads, ",offloads=off"))
+    }
+}

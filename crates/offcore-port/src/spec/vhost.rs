@@ -1,0 +1,76 @@
+//! `vhost:` as it is written.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::{Options, first, flag, inner, socket_path, unless};
+
+/// `vhost:`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostSpec {
+    /// The socket.
+    pub path: PathBuf,
+    /// Queue pairs offered.
+    pub queues: u16,
+    /// Connect to the socket instead of listening on it.
+    pub client: bool,
+    /// Offer packed virtqueues (RING_PACKED).
+    pub packed: bool,
+    /// Offer in-order use of buffers (IN_ORDER).
+    pub in_order: bool,
+    /// Offer mergeable buffers (MRG_RXBUF).
+    pub mrg: bool,
+    /// Offer indirect descriptors (INDIRECT_DESC).
+    pub indirect: bool,
+    /// Offer the event index (EVENT_IDX).
+    pub event_idx: bool,
+    /// Offer open checksums and TCP packets to be segmented, both ways (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
+    /// GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN).
+    pub offloads: bool,
+    /// Channels of the virtqueues in the vhost guide's syntax, without the brackets.
+    pub dmas: Option<String>,
+}
+
+impl VhostSpec {
+    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
+        let (path, options) = first(fields, "the socket's path, as in vhost:/run/vm1.sock")?;
+        let switches = ["packed", "in_order", "mrg", "indirect", "event_idx", "offloads"];
+        let known = [&["queues", "client"], &switches[..], &["dmas"]].concat();
+        let options = Options::parse(options, &known)?;
+        let dmas = match options.find("dmas") {
+            None => None,
+            Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
+            Some(_) => return Err("'dmas' has no value, expected dmas=[txq0@wq0.0;rxq0@wq0.1]".into()),
+        };
+        Ok(Self {
+            path: socket_path(path)?,
+            queues: options.queues()?,
+            client: options.switch("client", false)?,
+            packed: options.switch("packed", true)?,
+            in_order: options.switch("in_order", true)?,
+            mrg: options.switch("mrg", true)?,
+            indirect: options.switch("indirect", true)?,
+            event_idx: options.switch("event_idx", true)?,
+            offloads: options.switch("offloads", true)?,
+            dmas,
+        })
+    }
+}
+
+impl fmt::Display for VhostSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vhost:{}", self.path.display())?;
+        unless(f, "queues", self.queues, 1)?;
+        f.write_str(flag(self.client, ",client"))?;
+        f.write_str(flag(!self.packed, ",packed=off"))?;
+        f.write_str(flag(!self.in_order, ",in_order=off"))?;
+        f.write_str(flag(!self.mrg, ",mrg=off"))?;
+        f.write_str(flag(!self.indirect, ",indirect=off"))?;
+        f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
+        f.write_str(flag(!self.offloads, ",offloads=off"))?;
+        match &self.dmas {
+            None => Ok(()),
+            Some(dmas) => write!(f, ",dmas=[{dmas}]"),
+        }
+    }
+}

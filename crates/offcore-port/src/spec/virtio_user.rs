@@ -1,0 +1,78 @@
+//! `virtio-user:` as it is written.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use offcore_wire::ethernet::MacAddr;
+
+use super::{Options, first, flag, narrow, socket_path, unless};
+
+/// `virtio-user:`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtioUserSpec {
+    /// The socket.
+    pub path: PathBuf,
+    /// Queue pairs wanted.
+    pub queues: u16,
+    /// Descriptors of a virtqueue.
+    pub queue_size: u16,
+    /// Listen on the socket instead of connecting to it.
+    pub server: bool,
+    /// Accept packed virtqueues (RING_PACKED).
+    pub packed: bool,
+    /// Accept mergeable buffers (MRG_RXBUF).
+    pub mrg: bool,
+    /// Accept the event index (EVENT_IDX).
+    pub event_idx: bool,
+    /// Ethernet address; `None`: made from the port's description.
+    pub mac: Option<MacAddr>,
+}
+
+impl VirtioUserSpec {
+    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
+        let (path, options) = first(fields, "the socket's path, as in virtio-user:/run/vm1.sock")?;
+        let known = ["queues", "queue_size", "server", "packed", "mrg", "event_idx", "mac"];
+        let options = Options::parse(options, &known)?;
+        let queue_size: u16 = narrow(options.number("queue_size", 256, 2..=32768)?);
+        // Of a packed virtqueue, too: the back end may have none.
+        if !queue_size.is_power_of_two() {
+            return Err(format!("queue_size={queue_size}: expected a power of two from 2 to 32768"));
+        }
+        let mac = match options.find("mac") {
+            None => None,
+            Some(value) => {
+                let mac: MacAddr = value.unwrap_or_default().parse().map_err(|e| format!("mac: {e}"))?;
+                if !mac.is_unicast() {
+                    return Err(format!("mac={mac}: expected the address of one station"));
+                }
+                Some(mac)
+            }
+        };
+        Ok(Self {
+            path: socket_path(path)?,
+            queues: options.queues()?,
+            queue_size,
+            server: options.switch("server", false)?,
+            packed: options.switch("packed", false)?,
+            mrg: options.switch("mrg", true)?,
+            event_idx: options.switch("event_idx", true)?,
+            mac,
+        })
+    }
+}
+
+impl fmt::Display for VirtioUserSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "virtio-user:{}", self.path.display())?;
+        unless(f, "queues", self.queues, 1)?;
+        unless(f, "queue_size", self.queue_size, 256)?;
+        f.write_str(flag(self.server, ",server"))?;
+        f.write_str(flag(self.packed, ",packed"))?;
+        f.write_str(flag(!self.mrg, ",mrg=off"))?;
+        f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
+        match self.mac {
+            None => Ok(()),
+            Some(mac) => write!(f, ",mac={mac}"),
+        }
+    }
+}
