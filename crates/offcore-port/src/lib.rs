@@ -4,6 +4,7 @@
 
 pub mod address;
 pub mod generator;
+pub mod netdev;
 pub mod pcap;
 pub mod settle;
 pub mod slots;

@@ -22,12 +22,12 @@ use offcore_wire::ethernet::{self, MacAddr};
 use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 use rustix::io::Errno;
 
+use crate::netdev::NetDev;
 use crate::settle;
 use crate::slots::Slots;
 use crate::spec::TapSpec;
 use crate::{Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
 
-use interface::{Interface, Link};
 use rx::TapRx;
 
 /// Bytes of a VLAN tag, which the MTU does not count.
@@ -43,7 +43,7 @@ const MAX_SEGMENTS: usize = 64;
 #[derive(Debug)]
 pub struct TapPort {
     name: String,
-    interface: Interface,
+    interface: NetDev,
     mac: MacAddr,
     mtu: usize,
     offloads: bool,
@@ -65,8 +65,8 @@ impl TapPort {
         let name = spec.to_string();
         let fail = |what: String, source| PortError::System { port: name.clone(), what, source };
         let (interface, files) =
-            Interface::open(&spec.name, spec.queues, spec.offloads).map_err(|(what, e)| fail(what, e))?;
-        let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name);
+            interface::open(&spec.name, spec.queues, spec.offloads).map_err(|(what, e)| fail(what, e))?;
+        let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
         let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
         let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
         // As long as the MTU says now: whoever may set it may set it later.
@@ -99,7 +99,7 @@ impl TapPort {
 
     /// The interface's name: the one asked for, unless that was a pattern such as `tap%d`.
     pub fn interface(&self) -> &str {
-        &self.interface.name
+        self.interface.name()
     }
 
     /// The interface's MTU in bytes when the port was opened.
@@ -139,15 +139,13 @@ impl Port for TapPort {
     }
 
     fn status(&self) -> String {
-        let link = match self.interface.link() {
-            _ if self.gone.load(Ordering::Relaxed) => "was deleted",
-            Link::Up => "is up",
-            Link::Down => "is down",
-            Link::Gone => "is gone (deleted, renamed, or in another network namespace)",
+        let link = match self.gone.load(Ordering::Relaxed) {
+            true => "was deleted".into(),
+            false => self.interface.link().to_string(),
         };
         let offloads = if self.offloads { "on" } else { "off" };
         let Self { interface, mtu, mac, .. } = self;
-        format!("interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}", interface.name)
+        format!("interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}", interface.name())
     }
 }
 

@@ -1,0 +1,224 @@
+//! Network interfaces of the kernel, as far as a port has to know them: address, MTU, link, counters, driver.
+//!
+//! A [`NetDev`] asks through sockets that were made when it was opened, so it means the network namespace of the thread
+//! that opened it, whoever asks. Files in /sys would mean the mount's.
+
+mod ioctl;
+pub(crate) mod netlink;
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use offcore_wire::ethernet::MacAddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+pub(crate) use ioctl::{interface_request, ioctl};
+use netlink::Netlink;
+
+/// One network interface, as it was called when it was opened.
+#[derive(Debug)]
+pub struct NetDev {
+    name: String,
+    index: u32,
+    /// Any socket of the interface's network namespace; requests go through it.
+    control: OwnedFd,
+    route: Mutex<Netlink>,
+}
+
+/// What an interface's link does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// It is set up and has a carrier.
+    Up,
+    /// It is set up, and nothing is at the other end: the cable is out, the peer is down.
+    NoCarrier,
+    /// It is set down.
+    Down,
+    /// The interface was deleted, renamed, or moved to another network namespace. One that was made anew under the same
+    /// name is another interface: see [`NetDev::reopen`].
+    Gone,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up => "is up",
+            Self::NoCarrier => "has no carrier",
+            Self::Down => "is down",
+            Self::Gone => "is gone (deleted, renamed, or in another network namespace)",
+        })
+    }
+}
+
+/// What the kernel counts of an interface since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetDevCounters {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Bytes received, without FCS.
+    pub rx_bytes: u64,
+    /// Damaged packets received.
+    pub rx_errors: u64,
+    /// Received packets that nobody had room for.
+    pub rx_dropped: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes sent, without FCS.
+    pub tx_bytes: u64,
+    /// Packets that could not be sent.
+    pub tx_errors: u64,
+    /// Packets to send that there was no room for.
+    pub tx_dropped: u64,
+}
+
+/// Queues of an interface that are in use (`ethtool -l`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Channels {
+    /// Queues that receive and send.
+    pub combined: u32,
+    /// Queues that only receive.
+    pub rx: u32,
+    /// Queues that only send.
+    pub tx: u32,
+}
+
+impl NetDev {
+    /// The interface called `name` in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// ENODEV when there is none of that name; what the kernel says otherwise.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let control =
+            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let index = ioctl::index(&control, name)?;
+        Ok(Self { name: name.into(), index, control, route: Mutex::new(Netlink::route()?) })
+    }
+
+    /// Looks again which interface has the name, in the namespace of the first time: to be called when the link is
+    /// [`Link::Gone`].
+    ///
+    /// # Errors
+    /// ENODEV while there is none.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        self.index = ioctl::index(&self.control, &self.name)?;
+        Ok(())
+    }
+
+    /// The interface's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The interface's number. It is not given to another one.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Longest payload of a frame in bytes: what follows the Ethernet header and a VLAN tag.
+    ///
+    /// # Errors
+    /// ENODEV when the interface is gone.
+    pub fn mtu(&self) -> io::Result<usize> {
+        ioctl::mtu(&self.control, &self.name)
+    }
+
+    /// The interface's Ethernet address.
+    ///
+    /// # Errors
+    /// ENODEV when the interface is gone.
+    pub fn mac(&self) -> io::Result<MacAddr> {
+        Ok(ioctl::hardware(&self.control, &self.name)?.1)
+    }
+
+    /// Whether its frames are Ethernet's: those of a tunnel without addresses are not.
+    ///
+    /// # Errors
+    /// ENODEV when the interface is gone.
+    pub fn is_ethernet(&self) -> io::Result<bool> {
+        let kind = ioctl::hardware(&self.control, &self.name)?.0;
+        Ok(matches!(kind, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK))
+    }
+
+    /// What the link does now.
+    pub fn link(&self) -> Link {
+        if ioctl::index(&self.control, &self.name).ok() != Some(self.index) {
+            return Link::Gone;
+        }
+        match ioctl::flags(&self.control, &self.name) {
+            Err(_) => Link::Gone,
+            Ok(flags) if flags & libc::IFF_UP == 0 => Link::Down,
+            Ok(flags) if flags & libc::IFF_RUNNING == 0 => Link::NoCarrier,
+            Ok(_) => Link::Up,
+        }
+    }
+
+    /// Sets the link up.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn set_up(&self) -> io::Result<()> {
+        ioctl::set_up(&self.control, &self.name)
+    }
+
+    /// The interface's counters.
+    ///
+    /// # Errors
+    /// ENODEV when the interface is gone.
+    pub fn counters(&self) -> io::Result<NetDevCounters> {
+        self.netlink().counters(self.index)
+    }
+
+    /// Name of the interface's driver (`ethtool -i`), such as `ice` or `veth`, if it has one that says so.
+    pub fn driver(&self) -> Option<String> {
+        ioctl::driver(&self.control, &self.name).map(|(name, _)| name).filter(|name| !name.is_empty())
+    }
+
+    /// Where the interface's device is, such as `0000:43:00.0`, if it is anywhere.
+    pub fn bus(&self) -> Option<String> {
+        ioctl::driver(&self.control, &self.name).map(|(_, bus)| bus).filter(|bus| !bus.is_empty())
+    }
+
+    /// How many queues the interface uses, if its driver says.
+    pub fn channels(&self) -> Option<Channels> {
+        ioctl::channels(&self.control, &self.name)
+    }
+
+    /// Speed of the link in Mbit/s, if its driver says.
+    pub fn speed(&self) -> Option<u32> {
+        ioctl::speed(&self.control, &self.name)
+    }
+
+    fn netlink(&self) -> MutexGuard<'_, Netlink> {
+        self.route.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_known() {
+        let lo = NetDev::open("lo").unwrap();
+        assert_eq!((lo.name(), lo.index()), ("lo", 1));
+        assert!(lo.mtu().unwrap() >= 1500);
+        assert_eq!(lo.mac().unwrap(), MacAddr([0; 6]));
+        assert!(lo.is_ethernet().unwrap());
+        assert_ne!(lo.link(), Link::Gone);
+        let counters = lo.counters().unwrap();
+        // What is sent there is received there.
+        assert_eq!(counters.tx_errors, 0);
+        assert!(counters.rx_bytes >= counters.rx_packets);
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_says_so() {
+        let error = NetDev::open("nosuchdev0").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        let error = NetDev::open("a-name-that-is-much-too-long").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(NetDev::open("").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+    }
+}
