@@ -134,11 +134,13 @@ fn what_is_written_reads_back() {
 fn errors_name_what_was_found_and_expected() {
     assert_eq!(
         error("vhsot:/x"),
-        "port 'vhsot:/x': kind 'vhsot' is not known, expected vhost, virtio-user, tap, pcap or gen"
+        "port 'vhsot:/x': kind 'vhsot' is not known, expected vhost, virtio-user, af_xdp, af_packet, \
+         dpdk, tap, pcap or gen"
     );
     assert_eq!(
         error("tap0"),
-        "port 'tap0': expected KIND:ARGS with kind vhost, virtio-user, tap, pcap or gen"
+        "port 'tap0': expected KIND:ARGS with kind vhost, virtio-user, af_xdp, af_packet, dpdk, \
+         tap, pcap or gen"
     );
     assert_eq!(
         error("vhost:/x,quues=2"),
