@@ -4,16 +4,19 @@
 //! * [`dma_map`]: which queue uses which channels,
 //! * [`engines`]: devices by name,
 //! * [`simulator`]: simulated devices,
+//! * [`copy`]: packets given on as copies, [`ring`]: packets from one worker to another,
 //! * [`worker`]: one lcore's loop,
 //! * [`idle`]: what it does when there is nothing to do,
 //! * [`switch`]: ports, engines and workers put together,
 //! * [`report`]: what a running switch tells.
 
+pub mod copy;
 pub mod dma_map;
 pub mod engines;
 pub mod forward;
 pub mod idle;
 pub mod report;
+pub mod ring;
 pub mod simulator;
 pub mod switch;
 pub mod worker;

@@ -3,6 +3,7 @@
 //! A [`Port`] gives out queues; a queue belongs to one worker and moves bursts. One dynamic call handles a burst.
 
 pub mod address;
+pub mod copy;
 pub mod generator;
 pub mod netdev;
 pub mod pcap;
@@ -95,6 +96,11 @@ pub trait RxQueue: fmt::Debug + Send {
     /// For what loses nothing by waiting, a generator or a file: the next calls begin with them.
     fn take_back(&mut self, burst: &mut Burst) {
         let _ = burst;
+    }
+
+    /// Whether the queue loses nothing by waiting, and therefore [takes back](Self::take_back) what is given to it.
+    fn waits(&self) -> bool {
+        false
     }
 }
 

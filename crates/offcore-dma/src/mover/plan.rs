@@ -116,6 +116,13 @@ impl Mover {
         Plan { hindered: queue.mode != Mode::Cpu, auto, ..Plan::core(queue.ring.room()) }
     }
 
+    /// The core makes the queue's next copies because the queue wants it so, whoever is bound to it: for packets that are
+    /// not worth an engine's while. Nothing is learnt from them.
+    #[inline]
+    pub fn plan_core(&mut self, id: QueueId) -> Plan {
+        Plan::core(self.queue(id).ring.room())
+    }
+
     fn plan_offload(&mut self, id: QueueId, packets: usize, classes: u16) -> Plan {
         let Self { queues, channels, .. } = self;
         let Some(queue) = queues[usize::from(id.0)].as_mut() else { return Plan::core(packets) };

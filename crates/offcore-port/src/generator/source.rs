@@ -153,6 +153,10 @@ impl RxQueue for Source {
         hand_over(burst, &mut self.waiting);
     }
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     /// A rate is kept as long as no pause is longer than what is made up for.
     fn arm(&mut self) -> Wake<'_> {
         match self.pace {
