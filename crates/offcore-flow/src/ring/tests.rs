@@ -1,1 +1,190 @@
+//! Two threads, as two workers: packets of one and of several buffers arrive once, in order and whole; what does not fit
+//! is dropped where it is counted; and the end comes in the right order.
 
+use offcore_dma::Mover;
+use offcore_mem::{HEADROOM, Hugepages, PoolCache};
+use offcore_port::Drop;
+use offcore_stats::StageClock;
+
+use super::*;
+
+const PACKETS: u64 = 200_000;
+
+struct Side {
+    mover: Mover,
+    cache: PoolCache,
+    clock: StageClock,
+}
+
+impl Side {
+    fn new(pool: &'static Pool) -> Self {
+        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() }
+    }
+
+    fn ctx(&mut self) -> Context<'_> {
+        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: 32 }
+    }
+}
+
+fn make(cache: &mut PoolCache, number: u64) -> Option<Packet> {
+    let mut packet = cache.take_chain(HEADROOM, length(number))?;
+    packet.bytes_mut()[..8].copy_from_slice(&number.to_le_bytes());
+    if number.is_multiple_of(5) {
+        packet.headroom_mut(12).fill(number as u8);
+        packet.set_offload(true);
+    }
+    Some(packet)
+}
+
+fn length(number: u64) -> usize {
+    if number.is_multiple_of(100) { 5000 } else { 60 + number as usize % 1400 }
+}
+
+fn check(pool: &Pool, packet: &Packet) -> u64 {
+    let number = u64::from_le_bytes(*packet.bytes().first_chunk().unwrap());
+    assert_eq!(pool.total_len(packet), length(number), "packet {number}");
+    assert_eq!(packet.has_offload(), number.is_multiple_of(5), "packet {number}");
+    assert!(!packet.has_offload() || packet.headroom_bytes(12) == [number as u8; 12], "packet {number}");
+    number
+}
+
+fn setup<'a>(pool: &'static Pool, stats: &'a StatsPage, waits: bool) -> RingSetup<'a> {
+    RingSetup { packets: 100, pool, waits, stats, name: "ring0", index: 0 }
+}
+
+/// Sends all of them, and drops what there is no room for unless it `waits`.
+fn send(mut tx: RingTx, mut side: Side, waits: bool) -> TxCounters {
+    let mut burst = Burst::new();
+    let mut next = 0;
+    while next < PACKETS || !burst.is_empty() {
+        while next < PACKETS && burst.len() < 32 {
+            let Some(packet) = make(&mut side.cache, next) else { break };
+            burst.push(packet);
+            next += 1;
+        }
+        tx.tx(&mut side.ctx(), &mut burst);
+        if burst.is_empty() {
+            continue;
+        }
+        if !waits {
+            tx.counters().drop_all(Drop::Full, &mut burst, &mut side.cache);
+        }
+        std::thread::yield_now();
+    }
+    tx.counters().clone()
+}
+
+fn received(waits: bool) -> (u64, TxCounters, RxCounters) {
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let (tx, mut rx) = ring(setup(pool, &stats, waits)).unwrap();
+    let sender = std::thread::spawn(move || send(tx, Side::new(pool), waits));
+    let mut side = Side::new(pool);
+    let (mut last, mut received, mut polls) = (None, 0, 0u64);
+    // Whether the sender has ended is only seen by draining, which takes what is there like `rx` does.
+    loop {
+        let mut burst = Burst::new();
+        let left = if polls.is_multiple_of(3) {
+            rx.drain(&mut side.ctx(), &mut burst)
+        } else {
+            rx.rx(&mut side.ctx(), &mut burst);
+            1
+        };
+        polls += 1;
+        if waits && polls.is_multiple_of(7) {
+            let mut back: Burst = burst.drain(burst.len() / 2..).collect();
+            rx.take_back(&mut back);
+            assert!(back.is_empty());
+        }
+        let nothing = burst.is_empty() && rx.returned.is_empty();
+        for packet in burst {
+            let number = check(pool, &packet);
+            assert!(last.is_none_or(|last| last < number), "{number} after {last:?}");
+            last = Some(number);
+            received += 1;
+            side.cache.free(packet);
+        }
+        if left == 0 && nothing {
+            break;
+        }
+    }
+    let sent = sender.join().unwrap();
+    let counters = rx.counters().clone();
+    // Every packet buffer is back.
+    assert_eq!(std::iter::from_fn(|| side.cache.take()).count(), 1024);
+    (received, sent, counters)
+}
+
+#[test]
+fn what_waits_arrives_all() {
+    let (received, sent, counters) = received(true);
+    assert_eq!((received, sent.dropped_total()), (PACKETS, 0));
+    assert_eq!((sent.packets(), counters.packets()), (PACKETS, PACKETS));
+    assert_eq!(sent.bytes(), (0..PACKETS).map(|number| length(number) as u64).sum::<u64>());
+    assert_eq!(sent.bytes(), counters.bytes());
+}
+
+#[test]
+fn what_does_not_wait_arrives_or_is_counted() {
+    let (received, sent, counters) = received(false);
+    assert_eq!(received + sent.dropped(Drop::Full), PACKETS);
+    assert_eq!((sent.packets(), counters.packets()), (received, received));
+}
+
+#[test]
+fn a_full_ring_leaves_what_it_has_no_room_for() {
+    let pool = Pool::new(512, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let (mut tx, mut rx) = ring(setup(pool, &stats, false)).unwrap();
+    let mut side = Side::new(pool);
+    let mut made = 0;
+    let mut burst = Burst::new();
+    // 100 packets were asked for; 128 have room.
+    for _ in 0..5 {
+        while burst.len() < 32 {
+            burst.push(make(&mut side.cache, made).unwrap());
+            made += 1;
+        }
+        tx.tx(&mut side.ctx(), &mut burst);
+    }
+    assert_eq!((made, burst.len()), (160, 32));
+    assert!(matches!(rx.arm(), Wake::Now));
+    tx.counters().drop_all(Drop::Full, &mut burst, &mut side.cache);
+    drop(tx);
+    let mut out = 0;
+    while rx.drain(&mut side.ctx(), &mut burst) > 0 || !burst.is_empty() {
+        out += burst.len();
+        side.cache.free_all(burst.drain(..));
+    }
+    assert_eq!(out, 128);
+}
+
+#[test]
+fn several_rings_are_received_from_in_turn() {
+    let pool = Pool::new(512, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let mut side = Side::new(pool);
+    let (mut ends, mut rings) = (Vec::new(), Vec::new());
+    for index in 0..3 {
+        let (tx, rx) = ring(RingSetup { index, ..setup(pool, &stats, false) }).unwrap();
+        ends.push(tx);
+        rings.push(rx);
+    }
+    let mut merged = RingRx::merge(rings);
+    for round in 0..3u64 {
+        for (tx, number) in ends.iter_mut().zip(3 * round..) {
+            let mut burst: Burst = make(&mut side.cache, number).into_iter().collect();
+            tx.tx(&mut side.ctx(), &mut burst);
+        }
+    }
+    let mut burst = Burst::new();
+    merged.rx(&mut side.ctx(), &mut burst);
+    let mut numbers: Vec<u64> = burst.iter().map(|packet| check(pool, packet)).collect();
+    assert_eq!(numbers[..3], [0, 3, 6], "each ring's are in order");
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..9));
+    side.cache.free_all(burst.drain(..));
+    assert!(merged.drain(&mut side.ctx(), &mut burst) > 0, "the other halves are there");
+    drop(ends);
+    assert_eq!(merged.drain(&mut side.ctx(), &mut burst), 0);
+}
