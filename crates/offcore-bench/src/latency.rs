@@ -16,7 +16,6 @@
 
 mod back_end;
 mod front_end;
-mod histogram;
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +23,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use offcore_dma::Mode;
 use offcore_mem::{Hugepages, Pool};
-use offcore_stats::{lcore, tsc};
+use offcore_stats::{Histogram, lcore, tsc};
 
 use crate::guest::Seen;
 use crate::peer::tempdir::TempDir;
@@ -32,7 +31,6 @@ use crate::progress::Progress;
 use crate::row::Row;
 use back_end::{BURST, BackEnd};
 use front_end::Paced;
-use histogram::Histogram;
 
 /// Frame lengths when none are asked for.
 pub const FRAMES: [usize; 3] = [64, 512, 1518];

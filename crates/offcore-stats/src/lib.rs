@@ -3,14 +3,17 @@
 //! * [`tsc`]: the time stamp counter and its frequency,
 //! * [`counter`]: single-writer counters,
 //! * [`page`]: the shared statistics page that holds them,
+//! * [`histogram`]: how long things took,
 //! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
 //! * [`lcore`]: pinning workers to cores.
 
 pub mod counter;
+pub mod histogram;
 pub mod lcore;
 pub mod page;
 pub mod stage;
 pub mod tsc;
 
 pub use counter::Counter;
+pub use histogram::Histogram;
 pub use stage::{Stage, StageClock};

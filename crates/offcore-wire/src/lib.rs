@@ -13,6 +13,8 @@
 //! | [`ip`], [`ipv4`], [`ipv6`] | IP headers |
 //! | [`udp`], [`tcp`] | transport headers |
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
+//! | [`traffic`] | headers as a user chooses them |
+//! | [`stamp`] | numbers and times behind any headers, and content to be verified |
 //! | [`probe`] | the numbered, verifiable payload of generated packets |
 //! | [`checksum`] | the Internet checksum: whole, in parts, updated, completed for virtio |
 //! | [`gso`] | TCP packets that are to be cut into segments |
@@ -29,10 +31,13 @@ pub mod gso;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
+mod pattern;
 pub mod pcap;
 pub mod probe;
+pub mod stamp;
 pub mod tcp;
 pub mod template;
+pub mod traffic;
 pub mod udp;
 pub mod virtio_net;
 

@@ -19,7 +19,7 @@ use crate::{
     ethernet::{self, EtherType},
     field::{be16, bytes, put},
     ip::IpProtocol,
-    ipv4,
+    ipv4, pattern,
     template::{IP, UDP, UDP_HEADERS_LEN},
     udp,
 };
@@ -65,15 +65,7 @@ pub fn write(frame: &mut [u8], header: ProbeHeader) -> Result<(), ProbeError> {
     put(head, field::FILL, header.fill.to_le_bytes());
     put(head, field::SEQUENCE, header.sequence.to_le_bytes());
 
-    let (words, tail) = pattern.as_chunks_mut::<8>();
-    let mut expected = first_word(header.fill);
-    for word in words {
-        *word = expected.to_le_bytes();
-        expected = expected.wrapping_add(STEP);
-    }
-    for (byte, expected) in tail.iter_mut().zip(expected.to_le_bytes()) {
-        *byte = expected;
-    }
+    pattern::write(header.fill, pattern);
     Ok(())
 }
 
@@ -135,63 +127,17 @@ pub fn check_content(frame: &[u8]) -> Result<(), ProbeError> {
         return Err(checksum_mismatch(ip));
     }
     let fill = header_of(head).fill;
-    if pattern_differs(fill, pattern) {
+    if pattern::differs(fill, pattern) {
         return Err(find_mismatch(fill, pattern));
     }
     Ok(())
-}
-
-/// The pattern's step from word to word. Odd, so that no two words of a pattern are equal, and the low byte takes every
-/// value before it repeats.
-const STEP: u64 = 0xd6e8_feb8_6659_fd93;
-
-/// The first word of a pattern. The factor is odd, so that different `fill` give different words at every position.
-#[inline]
-fn first_word(fill: u32) -> u64 {
-    (u64::from(fill) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// Whether any byte is not the pattern's.
-///
-/// Looks at all of it and decides once at the end: without branches the compiler makes this vector code.
-#[inline]
-fn pattern_differs(fill: u32, pattern: &[u8]) -> bool {
-    /// Words that are looked at side by side.
-    const LANES: usize = 8;
-    let mut expected = [first_word(fill); LANES];
-    for (lane, word) in (0u64..).zip(&mut expected) {
-        *word = word.wrapping_add(STEP.wrapping_mul(lane));
-    }
-
-    let (blocks, rest) = pattern.as_chunks::<{ 8 * LANES }>();
-    let mut differing = [0; LANES];
-    for block in blocks {
-        let (words, _) = block.as_chunks::<8>();
-        for lane in 0..LANES {
-            differing[lane] |= u64::from_le_bytes(words[lane]) ^ expected[lane];
-            expected[lane] = expected[lane].wrapping_add(STEP.wrapping_mul(LANES as u64));
-        }
-    }
-    let mut differing = differing.into_iter().fold(0, |all, lane| all | lane);
-
-    let (words, tail) = rest.as_chunks::<8>();
-    let mut next = expected[0];
-    for word in words {
-        differing |= u64::from_le_bytes(*word) ^ next;
-        next = next.wrapping_add(STEP);
-    }
-    for (byte, expected) in tail.iter().zip(next.to_le_bytes()) {
-        differing |= u64::from(byte ^ expected);
-    }
-    differing != 0
 }
 
 /// The first byte that is not the pattern's.
 #[cold]
 #[inline(never)]
 fn find_mismatch(fill: u32, pattern: &[u8]) -> ProbeError {
-    let words = (0u64..).map(|i| first_word(fill).wrapping_add(STEP.wrapping_mul(i)));
-    first_difference(PATTERN, pattern, words.flat_map(u64::to_le_bytes))
+    first_difference(PATTERN, pattern, pattern::bytes(fill))
 }
 
 /// The first byte of the IPv4 checksum that is not what the rest of the header asks for.

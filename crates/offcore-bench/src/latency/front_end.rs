@@ -25,7 +25,6 @@ use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{UdpFlow, ethernet};
 
 use super::back_end::BackEnd;
-use super::histogram::Histogram;
 use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
 
 /// Descriptors of each virtqueue, and buffers of each direction.

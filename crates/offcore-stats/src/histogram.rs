@@ -9,7 +9,7 @@ const BUCKETS: usize = bucket(MOST) + 1;
 
 /// How often each time was seen.
 #[derive(Clone, Debug)]
-pub(super) struct Histogram {
+pub struct Histogram {
     counts: Box<[u64]>,
     values: u64,
     min: u64,
@@ -35,13 +35,21 @@ const fn longest(bucket: usize) -> u64 {
     }
 }
 
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Histogram {
-    pub(super) fn new() -> Self {
+    /// A histogram without a time. This allocates; nothing else does.
+    pub fn new() -> Self {
         Self { counts: vec![0; BUCKETS].into(), values: 0, min: u64::MAX, max: 0 }
     }
 
+    /// Adds a time; one that is longer than 2^40 ticks counts as that long.
     #[inline(always)]
-    pub(super) fn record(&mut self, ticks: u64) {
+    pub fn record(&mut self, ticks: u64) {
         let ticks = ticks.min(MOST);
         self.counts[bucket(ticks)] += 1;
         self.values += 1;
@@ -49,23 +57,39 @@ impl Histogram {
         self.max = self.max.max(ticks);
     }
 
+    /// Adds all times of another one.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.values += other.values;
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+    }
+
+    /// Forgets all times.
+    pub fn clear(&mut self) {
+        self.counts.fill(0);
+        (self.values, self.min, self.max) = (0, u64::MAX, 0);
+    }
+
     /// Times recorded.
-    pub(super) fn values(&self) -> u64 {
+    pub fn values(&self) -> u64 {
         self.values
     }
 
     /// The shortest; 0 when there is none.
-    pub(super) fn min(&self) -> u64 {
+    pub fn min(&self) -> u64 {
         self.min.min(self.max)
     }
 
     /// The longest.
-    pub(super) fn max(&self) -> u64 {
+    pub fn max(&self) -> u64 {
         self.max
     }
 
     /// What `part` of the times (0 to 1) are no longer than, at most 1/64 too long; 0 when there is none.
-    pub(super) fn percentile(&self, part: f64) -> u64 {
+    pub fn percentile(&self, part: f64) -> u64 {
         let wanted = ((self.values as f64 * part).ceil() as u64).max(1);
         let mut seen = 0;
         for (bucket, count) in self.counts.iter().enumerate() {
@@ -106,6 +130,21 @@ mod tests {
             let (found, exact) = (one.percentile(part), sorted[index]);
             assert!(found >= exact && found - exact <= exact / 64, "{part}: {found}, {exact}");
         }
+    }
+
+    #[test]
+    fn merged_ones_are_as_one() {
+        let (mut one, mut low, mut high) = (Histogram::new(), Histogram::new(), Histogram::new());
+        for value in 0..5_000u64 {
+            one.record(value * 7);
+            (if value < 1_000 { &mut low } else { &mut high }).record(value * 7);
+        }
+        high.merge(&low);
+        let all = |h: &Histogram| (h.values(), h.min(), h.max(), h.percentile(0.5), h.percentile(0.999));
+        assert_eq!(all(&high), all(&one));
+        high.clear();
+        high.merge(&low);
+        assert_eq!(all(&high), all(&low));
     }
 
     #[test]
