@@ -1,5 +1,6 @@
 //! The published tables, re-measured beside peers.
 
+mod alternate;
 mod background;
 pub mod copier;
 pub mod core_cost;

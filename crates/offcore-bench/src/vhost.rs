@@ -3,7 +3,7 @@
 //! The case is the guide's: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is enqueued
 //! to a guest: the same one (`loop`) or another (`guest-to-guest`).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[cfg(feature = "dpdk")]
 use anyhow::Context;
@@ -12,13 +12,14 @@ use offcore_dma::Mode;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::tsc;
 
+use crate::alternate::{Against, Alternating, Subject as Alternates};
 use crate::copier::{Copier, Setup};
 use crate::core_cost::{BURST, Lane};
 use crate::lockstep::OtherCore;
 use crate::predict::DeviceRate;
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{ClockCheck, Ratio, Spread, paired_ratio};
+use crate::sample::{ClockCheck, Spread, paired_ratio};
 use crate::temperature::Temperature;
 use crate::workload::{Ring, Route, Workload};
 
@@ -37,14 +38,8 @@ pub(crate) const PUBLISHED: [(usize, f64, f64); 7] = [
 ];
 /// Copies that a packet of the loop takes: out of the guest, into the guest.
 pub(crate) const COPIES: f64 = 2.0;
-/// Turns of each lane that are not counted.
-const WARM_UP: usize = 4;
-/// Windows after which mode `auto` tries the other way as seldom as it will: in the beginning it does so more often.
-const SETTLED: usize = 100;
 /// Windows over which Figure 3's shares are taken.
 const BREAKDOWN: usize = 192;
-/// Blocks that a cell has in any case.
-const FEWEST: usize = 10;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -95,14 +90,7 @@ impl Options {
 
 /// A cell: what is measured alternately in it.
 struct Cell {
-    lanes: Vec<(Subject, Samples)>,
-    rejected: usize,
-}
-
-#[derive(Default)]
-struct Samples {
-    /// Ticks a packet of each block that counts; by block, so that lanes can be paired.
-    blocks: Vec<f64>,
+    lanes: Alternating<Subject>,
 }
 
 enum Subject {
@@ -124,7 +112,9 @@ impl Subject {
             Self::DpdkLib(_) => Some("dpdk-lib"),
         }
     }
+}
 
+impl Alternates for Subject {
     fn is_auto(&self) -> bool {
         matches!(self, Self::Ours { setup, .. } if setup.mode == Mode::Auto)
     }
@@ -155,7 +145,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         let mut cell = Cell::new(options, &peers, workload, pool)?;
         let cold = workload.temperature == Temperature::Cold;
         let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
-        cell.measure(blocks, options.patience, &other, &mut clock, progress)?;
+        cell.lanes.measure(blocks, options.patience, &other, &mut clock, progress)?;
         for row in cell.rows(workload, options.breakdown.then_some(&other))? {
             emit(row);
         }
@@ -168,7 +158,7 @@ impl Cell {
     /// Every lane on the same pages: hugepages for all, or for none when there are too few.
     fn new(options: &Options, peers: &Peers, workload: &Workload, pool: &'static Pool) -> Result<Self> {
         let on = |hugepages| -> Result<Self> {
-            let mut cell = Self { lanes: Vec::new(), rejected: 0 };
+            let mut cell = Self { lanes: Alternating::new() };
             for &setup in &options.setups {
                 let open = || Lane::new(workload, (setup.mode, setup.open()?), pool, hugepages);
                 cell.add(Subject::Ours { setup, background: false, lane: Box::new(open()?) });
@@ -187,92 +177,38 @@ impl Cell {
     }
 
     fn add(&mut self, subject: Subject) {
-        self.lanes.push((subject, Samples::default()));
+        self.lanes.add(subject);
     }
 
-    /// Warms up and measures `blocks` blocks. Blocks during which the core's clock changed are thrown away and made
-    /// anew, as long as that is not more often than they count.
-    fn measure(
-        &mut self,
-        blocks: usize,
-        patience: Option<Duration>,
-        other: &OtherCore,
-        clock: &mut ClockCheck,
-        progress: &Progress,
-    ) -> Result<()> {
-        for _ in 0..WARM_UP {
-            self.block(other)?;
-        }
-        for (subject, _) in &mut self.lanes {
-            if subject.is_auto() {
-                for _ in 0..SETTLED {
-                    subject.turn(other)?;
-                }
-            }
-        }
-        let (mut counted, started) = (0, Instant::now());
-        while counted < blocks {
-            if counted >= FEWEST && patience.is_some_and(|patience| started.elapsed() > patience) {
-                progress.steps(blocks - counted);
-                break;
-            }
-            let before = clock.holds();
-            let ticks = self.block(other)?;
-            if clock.holds() && before || self.rejected >= blocks {
-                for ((_, samples), ticks) in self.lanes.iter_mut().zip(ticks) {
-                    samples.blocks.push(ticks);
-                }
-                counted += 1;
-                progress.step();
-            } else {
-                self.rejected += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Every lane forwards, then every lane backwards: A B B A. Returns the ticks a packet of each.
-    fn block(&mut self, other: &OtherCore) -> Result<Vec<f64>> {
-        let mut ticks = vec![0.0; self.lanes.len()];
-        for pass in 0..2 {
-            for i in 0..self.lanes.len() {
-                let i = if pass == 0 { i } else { self.lanes.len() - 1 - i };
-                ticks[i] += self.lanes[i].0.turn(other)? / 2.0;
-            }
-        }
-        Ok(ticks)
-    }
-
-    fn peer(&self) -> Option<(&'static str, &Samples)> {
-        self.lanes.iter().find_map(|(subject, samples)| Some((subject.peer_name()?, samples)))
+    fn peer(&self) -> Option<(&'static str, &[f64])> {
+        self.lanes.iter().find_map(|(subject, blocks)| Some((subject.peer_name()?, blocks)))
     }
 
     /// The blocks of our lane in `mode` over the engine of `like`; the core's has no engine.
-    fn ours(&self, mode: Mode, like: Copier) -> Option<Vec<f64>> {
+    fn ours(&self, mode: Mode, like: Copier) -> Option<&[f64]> {
         let copier = if mode == Mode::Cpu { Copier::Core } else { like };
-        self.lanes.iter().find_map(|(subject, samples)| match subject {
-            Subject::Ours { setup, background: false, .. } if *setup == (Setup { mode, copier }) => {
-                Some(samples.blocks.clone())
-            }
-            _ => None,
-        })
+        let wanted = Setup { mode, copier };
+        self.lanes.blocks_of(
+            |subject| matches!(subject, Subject::Ours { setup, background: false, .. } if *setup == wanted),
+        )
     }
 
     /// The rows of all lanes; with the other core, Figure 3's shares are measured for them.
     fn rows(&mut self, workload: &Workload, breakdown: Option<&OtherCore>) -> Result<Vec<Row>> {
         let &Workload { route, ring, temperature, frame, .. } = workload;
         let hz = tsc::hz();
-        let against = self.lanes.iter().map(|(subject, samples)| match subject {
+        let against = self.lanes.iter().map(|(subject, blocks)| match subject {
             Subject::Ours { setup: Setup { mode: Mode::Auto, copier }, .. } => {
                 let (cpu, offload) = (self.ours(Mode::Cpu, *copier), self.ours(Mode::Offload, *copier));
-                Against::new(&samples.blocks, cpu, offload)
+                Against::new(blocks, cpu, offload)
             }
             _ => Against::default(),
         });
         let against: Vec<_> = against.collect();
-        let peer = self.peer().map(|(name, samples)| (name, samples.blocks.clone()));
+        let peer = self.peer().map(|(name, blocks)| (name, blocks.to_vec()));
+        let rejected = self.lanes.rejected();
         let mut rows = Vec::new();
-        for ((subject, samples), against) in self.lanes.iter_mut().zip(against) {
+        for ((subject, blocks), against) in self.lanes.iter_mut().zip(against) {
             let mut row = Row {
                 bench: "vhost",
                 case: route.name().into(),
@@ -282,10 +218,10 @@ impl Cell {
                 burst: BURST,
                 temperature: temperature.name().into(),
                 window: temperature.window(),
-                rejected: self.rejected,
+                rejected,
                 ..Row::default()
             };
-            row.set_cycles(Spread::of(&samples.blocks), hz);
+            row.set_cycles(Spread::of(blocks), hz);
             match subject {
                 Subject::Ours { setup, background, lane } => {
                     let seen = lane.seen();
@@ -315,7 +251,7 @@ impl Cell {
                     }
                     if let Some((name, theirs)) = &peer {
                         let pairs: Vec<_> =
-                            theirs.iter().copied().zip(samples.blocks.iter().copied()).collect();
+                            theirs.iter().copied().zip(blocks.iter().copied()).collect();
                         row.peer = Some((*name).to_string());
                         row.peer_median = Some(Spread::of(theirs).median);
                         let ratio = paired_ratio(&pairs);
@@ -346,35 +282,6 @@ fn published(frame: usize, mode: Mode) -> Option<f64> {
         Mode::Offload => dsa,
         Mode::Auto => return None,
     })
-}
-
-/// `auto` against the modes that alternated with it: ratios of speed.
-#[derive(Clone, Copy, Default)]
-struct Against {
-    cpu: Option<Ratio>,
-    offload: Option<Ratio>,
-    better: Option<Ratio>,
-}
-
-impl Against {
-    fn new(auto: &[f64], cpu: Option<Vec<f64>>, offload: Option<Vec<f64>>) -> Self {
-        let ratio = |theirs: &Option<Vec<f64>>| {
-            let pairs: Vec<_> = theirs.iter().flatten().copied().zip(auto.iter().copied()).collect();
-            paired_ratio(&pairs)
-        };
-        let (over_cpu, over_offload) = (ratio(&cpu), ratio(&offload));
-        // The better one is the one that `auto` is less far ahead of.
-        let better =
-            [over_cpu, over_offload].into_iter().flatten().min_by(|a, b| a.median.total_cmp(&b.median));
-        Self { cpu: over_cpu, offload: over_offload, better }
-    }
-
-    fn enter(self, row: &mut Row) {
-        row.auto_over_cpu = self.cpu.map(|ratio| ratio.median);
-        row.auto_over_offload = self.offload.map(|ratio| ratio.median);
-        row.auto_over_better = self.better.map(|ratio| ratio.median);
-        row.auto_over_better_lower = self.better.map(|ratio| ratio.lower);
-    }
 }
 
 /// What a peer needs once per process.
