@@ -153,7 +153,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Packets of `frame` bytes, FCS included.
+    /// Packets of `frame` bytes, FCS included, in as many buffers as they take.
     ///
     /// # Errors
     /// When no UDP packet has that length.
@@ -170,14 +170,13 @@ impl Source {
     #[inline]
     pub fn fill(&mut self, cache: &mut PoolCache, burst: &mut Burst, count: usize) {
         for _ in burst.len()..count {
-            let Some(mut packet) = cache.take() else { return };
-            packet.set_range(cache.pool(), HEADROOM, self.template.frame_len());
+            let Some(mut packet) = cache.take_chain(HEADROOM, self.template.frame_len()) else { return };
             if self.flows > 1 {
                 self.template.set_dst_ip(self.destinations[usize::from(self.next_flow)]);
                 self.next_flow = (self.next_flow + 1) % self.flows;
             }
             if self.template.write(packet.bytes_mut()).is_err() {
-                // The frame length was checked against the buffer when the switch was set up.
+                // The first buffer has room for more than the headers, and a frame is never shorter.
                 cache.free(packet);
                 return;
             }
@@ -215,6 +214,28 @@ mod tests {
         let addresses = Addresses { source: MacAddr([2; 6]), destination: MacAddr([4; 6]) };
         Source::new(Forward::Txonly, &addresses, 64).unwrap().fill(&mut cache, &mut burst, 1);
         (cache, burst)
+    }
+
+    #[test]
+    fn packets_longer_than_a_buffer_take_several() {
+        let pool = offcore_mem::Pool::new(256, 2048, offcore_mem::Hugepages::None).unwrap();
+        let mut cache = pool.cache();
+        let addresses = Addresses { source: MacAddr([2; 6]), destination: MacAddr([4; 6]) };
+        for mode in [Forward::Txonly, Forward::Flowgen] {
+            let mut burst = Burst::new();
+            Source::new(mode, &addresses, 9018).unwrap().fill(&mut cache, &mut burst, 4);
+            assert_eq!(burst.len(), 4);
+            for packet in &burst {
+                assert_eq!((pool.total_len(packet), pool.segment_count(packet)), (9014, 6));
+                assert_eq!(packet.bytes()[16..18], 9000u16.to_be_bytes());
+            }
+            rewrite(Forward::Macswap, &addresses, &mut burst);
+            assert_eq!(
+                burst[0].bytes()[6..12],
+                UdpFlow::txonly(addresses.source, addresses.destination).dst.mac.0
+            );
+            cache.free_all(burst);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use offcore_port::{Port, PortError, QueueSetup};
 use offcore_stats::page::{PageError, Reader, StatsPage};
 use offcore_stats::{StageClock, lcore, stage, tsc};
 use offcore_vhost::Binding;
-use offcore_wire::MacAddr;
+use offcore_wire::{MacAddr, ethernet};
 
 use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
@@ -264,10 +264,10 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
             return Err(lcore::LcoreError::Unavailable { found: lcore, available }.into());
         }
     }
-    let room = pool.data_room() + 4;
-    if config.txpkts > room {
+    let longest = pool.longest() + ethernet::FCS_LEN;
+    if config.txpkts > longest {
         return refuse(format!(
-            "--txpkts {}: the packet buffers hold {room} bytes; see --mbuf-size",
+            "--txpkts {}: expected at most {longest}, a quarter of the packet buffers; see --mbufs and --mbuf-size",
             config.txpkts
         ));
     }

@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering;
 use crate::packet::Packet;
 use crate::pool::{HEADROOM, Pool, PoolCache};
 
+/// What part of the pool one packet may take: one in this many.
+const LONGEST_SHARE: usize = 4;
+
 impl Pool {
     /// Length of the packet in bytes, over all its buffers.
     ///
@@ -25,6 +28,12 @@ impl Pool {
     #[inline]
     pub fn total_len(&self, packet: &Packet) -> usize {
         if packet.is_segmented() { self.segments(packet).map(<[u8]>::len).sum() } else { packet.len() }
+    }
+
+    /// Length in bytes of the longest packet that should be made of the pool's buffers: as many as would leave none for
+    /// anybody else for a while are not to be had, so one packet gets a quarter of them at most.
+    pub fn longest(&self) -> usize {
+        self.chunks() / LONGEST_SHARE * self.data_room()
     }
 
     /// Number of the packet's buffers.
@@ -318,6 +327,15 @@ mod tests {
         packet.set_offload(true);
         cache.free(packet);
         assert!(cache.take().unwrap().is_plain(), "a chunk keeps no marks");
+    }
+
+    #[test]
+    fn the_longest_packet_leaves_buffers_for_others() {
+        let pool = pool(64);
+        assert_eq!(pool.longest(), 16 * (SIZE - HEADROOM));
+        let packet = pool.cache().take_chain(HEADROOM, pool.longest()).unwrap();
+        assert_eq!(pool.segment_count(&packet), 16);
+        pool.cache().free(packet);
     }
 
     #[test]

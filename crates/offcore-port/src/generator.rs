@@ -8,6 +8,8 @@
 //! A generator waits for the other side: a packet that there is no room for is not dropped, but sent again. Where there
 //! is no other side (yet), its packets are dropped like any other's.
 //!
+//! Packets that are longer than a packet buffer take several, up to the longest that IPv4 can carry.
+//!
 //! What a packet costs here is the generator's own work as an application: it is no part of the data path between.
 
 pub mod sequence;
@@ -104,14 +106,15 @@ impl GenPort {
     /// Opens the port; its packets will be chunks of `pool`.
     ///
     /// # Errors
-    /// When the pool's packet buffers are smaller than the packets.
+    /// When the packets would take too many of the pool's packet buffers.
     pub fn open(spec: &GenSpec, pool: &Pool) -> Result<Self, PortError> {
-        let (name, room) = (spec.to_string(), pool.data_room());
-        if spec.size > room + FCS {
+        let name = spec.to_string();
+        let most = pool.longest() + FCS;
+        if spec.size > most {
+            let (found, chunks, room) = (spec.size, pool.chunks(), pool.data_room());
             let expected = format!(
-                "size={}: expected at most {} with packet buffers of {room} bytes",
-                spec.size,
-                room + FCS
+                "size={found}: expected at most {most} with {chunks} packet buffers of {room} bytes, a quarter of which a \
+                 packet may take: use more (--mbufs) or larger ones (--mbuf-size)"
             );
             return Err(PortError::Syntax { found: name, expected });
         }

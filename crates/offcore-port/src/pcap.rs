@@ -2,22 +2,27 @@
 //!
 //! It reads and writes files in its bursts, which may block the worker: good for tests and for looking at traffic, not
 //! for rates. What is written reaches the file when the port has been idle for a while, and when it is stopped.
+//!
+//! Packets may be as long as capture files have them, 256 KiB: those longer than a packet buffer take several. One that
+//! was cut when it was captured is received as far as the file has it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use offcore_mem::{Burst, HEADROOM};
+use offcore_mem::{Burst, HEADROOM, Packet, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet::{self, MacAddr};
-use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, PcapWriter};
+use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, PcapWriter, Record};
 
 use crate::slots::Slots;
 use crate::spec::PcapSpec;
 use crate::{
-    Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake, address, room,
+    Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake,
+    address, room,
 };
 
 /// Where the records of a capture file begin.
@@ -46,11 +51,13 @@ struct FileState {
     path: Option<PathBuf>,
     /// Why it is not used any more; written once, by the worker.
     end: Mutex<Option<String>>,
+    /// Packets received that were longer once.
+    cut: AtomicU64,
 }
 
 impl FileState {
     fn new(path: Option<PathBuf>) -> Arc<Self> {
-        Arc::new(Self { path, end: Mutex::new(None) })
+        Arc::new(Self { path, end: Mutex::new(None), cut: AtomicU64::new(0) })
     }
 
     #[cold]
@@ -60,9 +67,13 @@ impl FileState {
 
     fn describe(&self) -> String {
         let Some(path) = &self.path else { return "none".into() };
+        let cut = match self.cut.load(Ordering::Relaxed) {
+            0 => String::new(),
+            packets => format!(", {packets} packets were cut when they were captured"),
+        };
         match &*self.end.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => path.display().to_string(),
-            Some(why) => format!("{} ({why})", path.display()),
+            None => format!("{}{cut}", path.display()),
+            Some(why) => format!("{} ({why}){cut}", path.display()),
         }
     }
 }
@@ -141,6 +152,8 @@ fn reason(error: PcapError) -> String {
 #[derive(Debug)]
 struct Source {
     reader: Input,
+    /// A packet whose header was read when there were no packet buffers for it.
+    waiting: Option<Record>,
     /// The reader's file; of use only when the file is repeated.
     file: Arc<File>,
     repeat: bool,
@@ -162,7 +175,26 @@ impl Source {
             }
             (&*file).seek(SeekFrom::Start(RECORDS))?;
         }
-        Ok(Self { reader, file, repeat, state })
+        Ok(Self { reader, waiting: None, file, repeat, state })
+    }
+
+    /// The packet to be received next; `None` at the end of the file.
+    fn next(&mut self) -> Result<Option<Record>, PcapError> {
+        match self.waiting.take() {
+            None => self.reader.next_header(),
+            waiting => Ok(waiting),
+        }
+    }
+
+    /// Reads it into the buffers of `packet`, which is as long.
+    fn read(&mut self, record: &Record, packet: &mut Packet, pool: &Pool) -> Result<(), PcapError> {
+        if (record.len as u64) < record.original_len.into() {
+            self.state.cut.fetch_add(1, Ordering::Relaxed);
+        }
+        if !packet.is_segmented() {
+            return self.reader.read_packet(packet.bytes_mut());
+        }
+        pool.segments_mut(packet).try_for_each(|part| self.reader.read_packet(part))
     }
 
     /// Goes back to the first packet, if the file is to be repeated.
@@ -190,6 +222,13 @@ impl PcapRx {
             source.state.end(why);
         }
     }
+
+    /// The file cannot be read on.
+    #[cold]
+    fn damaged(&mut self, error: PcapError) {
+        self.counters.drop(Drop::Malformed, 1);
+        self.end(reason(error));
+    }
 }
 
 impl RxQueue for PcapRx {
@@ -198,32 +237,46 @@ impl RxQueue for PcapRx {
         let (mut packets, mut bytes, mut rewound) = (0, 0, false);
         while packets < wanted {
             let Some(source) = &mut self.source else { break };
-            let Some(mut packet) = ctx.cache.take() else {
+            let record = match source.next() {
+                Ok(Some(record)) => record,
+                Ok(None) if rewound => {
+                    self.end("it has no packets that can be received");
+                    break;
+                }
+                Ok(None) => {
+                    match source.rewind() {
+                        Ok(true) => rewound = true,
+                        Ok(false) => self.end("read to its end"),
+                        Err(error) => self.end(error),
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    self.damaged(error);
+                    break;
+                }
+            };
+            // What is not read of a packet is passed over.
+            if record.len < ethernet::HEADER_LEN {
+                self.counters.drop(Drop::Malformed, 1);
+                continue;
+            }
+            if record.len > pool.longest() {
+                self.counters.drop(Drop::TooBig, 1);
+                continue;
+            }
+            let Some(mut packet) = ctx.cache.take_chain(HEADROOM, record.len) else {
+                source.waiting = Some(record);
                 self.counters.starved(1);
                 break;
             };
-            packet.set_range(pool, HEADROOM, pool.data_room());
-            match source.reader.next_record(packet.bytes_mut()) {
-                Ok(Some(record)) if record.len >= ethernet::HEADER_LEN => {
-                    packet.truncate(record.len);
-                    burst.push(packet);
-                    (packets, bytes, rewound) = (packets + 1, bytes + record.len as u64, false);
-                    continue;
-                }
-                Ok(Some(_)) => self.counters.drop(Drop::Malformed, 1),
-                Ok(None) if rewound => self.end("it has no packets that can be received"),
-                Ok(None) => match source.rewind() {
-                    Ok(true) => rewound = true,
-                    Ok(false) => self.end("read to its end"),
-                    Err(error) => self.end(error),
-                },
-                Err(PcapError::BufferTooSmall { .. }) => self.counters.drop(Drop::TooBig, 1),
-                Err(error) => {
-                    self.counters.drop(Drop::Malformed, 1);
-                    self.end(reason(error));
-                }
+            if let Err(error) = source.read(&record, &mut packet, pool) {
+                self.damaged(error);
+                ctx.cache.free(packet);
+                break;
             }
-            ctx.cache.free(packet);
+            burst.push(packet);
+            (packets, bytes, rewound) = (packets + 1, bytes + record.len as u64, false);
         }
         if packets > 0 {
             self.counters.add(packets as u64, bytes);
@@ -291,13 +344,15 @@ impl TxQueue for PcapTx {
         }
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+        let pool = ctx.cache.pool();
         let (mut packets, mut bytes) = (0, 0);
         for packet in burst.iter() {
             let Some(sink) = &mut self.sink else { break };
             sink.idle = 0;
-            let result = sink.writer.write_record(now, packet.bytes());
+            let len = pool.total_len(packet);
+            let result = sink.writer.write_parts(now, len, pool.segments(packet));
             if self.check(result) {
-                (packets, bytes) = (packets + 1, bytes + packet.len() as u64);
+                (packets, bytes) = (packets + 1, bytes + len as u64);
             }
         }
         self.counters.add(packets, bytes);
@@ -315,6 +370,10 @@ impl TxQueue for PcapTx {
         if sink.idle == IDLE_ROUNDS {
             self.flush();
         }
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { segments: true, ..Accepts::default() }
     }
 
     fn counters(&self) -> &TxCounters {

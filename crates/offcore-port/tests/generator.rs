@@ -29,7 +29,12 @@ struct Loop {
 
 impl Loop {
     fn new(text: &str) -> Self {
-        let pool = pool(512);
+        Self::of(text, 512)
+    }
+
+    /// With as many packet buffers.
+    fn of(text: &str, chunks: usize) -> Self {
+        let pool = pool(chunks);
         let mut worker = Worker::new(pool);
         let mut port = GenPort::open(&spec(text), pool).unwrap();
         let rx = worker.rx_queue(&mut port, 0).unwrap();
@@ -284,9 +289,132 @@ fn a_dry_pool_makes_no_packets() {
 
 #[test]
 fn packets_must_fit_the_pool() {
-    let error = GenPort::open(&spec("gen:size=9018"), pool(64)).unwrap_err().to_string();
+    let error = GenPort::open(&spec("gen:size=40000"), pool(64)).unwrap_err().to_string();
     assert_eq!(
         error,
-        "port 'gen:size=9018': size=9018: expected at most 1796 with packet buffers of 1792 bytes"
+        "port 'gen:size=40000': size=40000: expected at most 28676 with 64 packet buffers of 1792 bytes, a quarter of \
+         which a packet may take: use more (--mbufs) or larger ones (--mbuf-size)"
     );
+}
+
+/// Lengths around those at which a packet takes one more buffer, and the longest.
+const LONG: [usize; 8] = [1796, 1797, 3588, 3589, 9018, 9220, 65535, 65553];
+
+#[test]
+fn long_packets_come_back_clean() {
+    for size in LONG {
+        let mut port = Loop::of(&format!("gen:size={size},flows=5"), 4096);
+        let pool = port.worker.cache.pool();
+        let report = port.run(20, |_, _, burst| {
+            assert_eq!(burst.len(), 64);
+            assert!(burst.iter().all(|packet| pool.total_len(packet) == size - 4));
+        });
+        assert!(report.is_clean() && report.missing() == 0 && report.foreign == 0, "{size}: {report:?}");
+        assert_eq!((report.received, report.verified), (1280, 1280), "{size}");
+        let bytes = 1280 * (size as u64 - 4);
+        assert_eq!((port.rx.counters().bytes(), port.tx.counters().bytes()), (bytes, bytes), "{size}");
+    }
+}
+
+#[test]
+fn a_changed_byte_is_found_in_every_buffer() {
+    const LEN: usize = 9014;
+    for at in [58, 1791, 1792, 3583, 3584, 8960, LEN - 1] {
+        let mut port = Loop::of("gen:size=9018,flows=3", 2048);
+        let report = port.run(3, |port, n, burst| {
+            if n == 1 {
+                let pool = port.worker.cache.pool();
+                *pool.segments_mut(&mut burst[30]).flatten().nth(at).unwrap() ^= 0x10;
+            }
+        });
+        assert_eq!((report.corrupt, report.lost, report.received), (1, 0, 192), "byte {at}: {report:?}");
+    }
+    // One that lost its last buffer, or has another one's.
+    let mut port = Loop::of("gen:size=9018", 2048);
+    let report = port.run(2, |port, n, burst| {
+        if n == 1 {
+            port.worker.cache.truncate(&mut burst[7], 8960);
+            let pool = port.worker.cache.pool();
+            let [left, right] = [10, 11].map(|i| pool.split(&mut burst[i]).unwrap());
+            for (i, rest) in [(10, right), (11, left)] {
+                let front = burst.remove(i);
+                burst.insert(i, pool.link(front, rest));
+            }
+        }
+    });
+    // The shorter one is not believed, so it is lost as well.
+    assert_eq!((report.corrupt, report.lost, report.foreign), (3, 1, 0), "{report:?}");
+}
+
+#[test]
+fn a_pool_that_is_nearly_dry_makes_whole_packets_or_none() {
+    let mut port = Loop::of("gen:size=9018", 512);
+    let all: Vec<Packet> = std::iter::from_fn(|| port.worker.cache.take()).collect();
+    let mut hoard = all;
+    for free in [0, 3, 5, 6, 11, 12, 40] {
+        port.worker.cache.free_all(hoard.drain(..free));
+        let burst = port.receive();
+        assert_eq!(burst.len(), free / 6);
+        port.send(burst);
+        while hoard.len() < port.chunks {
+            hoard.push(port.worker.cache.take().unwrap());
+        }
+    }
+    port.worker.cache.free_all(hoard);
+    assert!(port.run(2, |_, _, _| ()).is_clean());
+}
+
+#[test]
+fn whatever_comes_is_counted_once_and_nothing_panics() {
+    use proptest::prelude::*;
+    let mut port = Loop::of("gen:size=200", 1024);
+    let strategy = prop::collection::vec(
+        (0..3u8, prop::collection::vec(any::<u8>(), 0..300), any::<prop::sample::Index>(), 0..6000usize),
+        0..20,
+    );
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(200));
+    let port = std::cell::RefCell::new(&mut port);
+    runner
+        .run(&strategy, |steps| {
+            let mut port = port.borrow_mut();
+            let mut burst = port.receive();
+            let pool = port.worker.cache.pool();
+            let own = burst.len() as u64;
+            let before = port.port.report();
+            for (what, noise, index, len) in steps {
+                match what {
+                    // A packet of whatever bytes, as long as whatever.
+                    0 => {
+                        let bytes: Vec<u8> = noise
+                            .iter()
+                            .copied()
+                            .cycle()
+                            .take(if noise.is_empty() { 0 } else { len })
+                            .collect();
+                        let dropped = burst.pop().unwrap();
+                        port.worker.cache.free(dropped);
+                        let packet = port.worker.packet_with(&Default::default(), &bytes);
+                        burst.push(packet);
+                    }
+                    // Noise over the headers, or over the payload, of a probe.
+                    _ => {
+                        let packet = index.get_mut(&mut burst);
+                        let bytes = pool.segments_mut(packet).flatten().skip(len % 100);
+                        bytes.zip(&noise).for_each(|(to, from)| *to = *from);
+                    }
+                }
+            }
+            port.send(burst);
+            let after = port.port.report();
+            // A probe that came is counted as received, and perhaps as corrupt; or it is only corrupt, or foreign.
+            let counted = after.received + after.corrupt + after.foreign
+                - before.received
+                - before.corrupt
+                - before.foreign;
+            prop_assert!((own..=2 * own).contains(&counted), "{own} packets, {before:?} {after:?}");
+            Ok(())
+        })
+        .unwrap();
+    let port = port.into_inner();
+    assert_eq!(port.worker.free_chunks(), port.chunks);
 }

@@ -8,11 +8,11 @@ use std::fs;
 use std::path::Path;
 
 use common::{TempDir, Worker, pool, until};
-use offcore_mem::Burst;
+use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_port::pcap::PcapPort;
 use offcore_port::spec::{PcapSpec, PortSpec};
 use offcore_port::{Drop, Port, RxQueue};
-use offcore_wire::pcap::PcapWriter;
+use offcore_wire::pcap::{MAX_RECORD_LEN, PcapWriter};
 
 /// Bytes in front of each packet of a capture file.
 const RECORD_HEADER: usize = 16;
@@ -40,7 +40,12 @@ fn frame(n: usize) -> Vec<u8> {
 
 /// A capture file of `frames`.
 fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut writer = PcapWriter::new(Vec::new(), 65535).unwrap();
+    capture_of(65535, frames)
+}
+
+/// One whose packets are cut to `snaplen` bytes.
+fn capture_of(snaplen: u32, frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut writer = PcapWriter::new(Vec::new(), snaplen).unwrap();
     for frame in frames {
         writer.write_record(1_000_000_007, frame).unwrap();
     }
@@ -56,7 +61,8 @@ fn write(dir: &TempDir, name: &str, bytes: &[u8]) -> String {
 fn receive(worker: &mut Worker, rx: &mut dyn RxQueue) -> Vec<Vec<u8>> {
     let mut burst = Burst::new();
     worker.rx(rx, &mut burst);
-    let frames = burst.iter().map(|p| p.bytes().to_vec()).collect();
+    let pool = worker.cache.pool();
+    let frames = burst.iter().map(|p| pool.segments(p).flatten().copied().collect()).collect();
     worker.free(&mut burst);
     frames
 }
@@ -147,9 +153,55 @@ fn a_file_is_repeated_without_end() {
 }
 
 #[test]
+fn packets_of_every_length_are_received_and_written_as_they_were() {
+    let dir = TempDir::new();
+    let lens = [14, 1791, 1792, 1793, 3584, 3585, 9014, 9216, 65535, 65536, 100_000, 262_143, 262_144];
+    let frames: Vec<Vec<u8>> =
+        lens.iter().map(|&len| (0..len).map(|i| (i * 7 + len) as u8).collect()).collect();
+    let whole = capture_of(MAX_RECORD_LEN, &frames);
+    let input = write(&dir, "in.pcap", &whole);
+    let out = dir.file("out.pcap");
+    for chunk in [2048, 4096, 32768] {
+        let pool = Pool::new(1024, chunk, Hugepages::None).unwrap();
+        let mut worker = Worker::new(pool);
+        let chunks = worker.free_chunks();
+        let mut port = open(&format!("pcap:{input},{}", out.display()));
+        let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+        let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+        assert!(tx.accepts().segments && tx.accepts().offloads == Default::default());
+        let mut burst = Burst::new();
+        worker.rx(&mut *rx, &mut burst);
+        let lengths: Vec<usize> = burst.iter().map(|packet| pool.total_len(packet)).collect();
+        assert_eq!(lengths, lens, "buffers of {chunk}");
+        let longest = 262_144usize.div_ceil(chunk - 256);
+        assert_eq!(burst.iter().map(|packet| pool.segment_count(packet)).max(), Some(longest));
+        worker.tx(&mut *tx, &mut burst);
+        assert!(burst.is_empty() && tx.stop(&mut worker.ctx()));
+        let bytes: usize = lens.iter().sum();
+        for counters in [
+            (rx.counters().packets(), rx.counters().bytes(), rx.counters().dropped_total()),
+            (tx.counters().packets(), tx.counters().bytes(), tx.counters().dropped_total()),
+        ] {
+            assert_eq!(counters, (lens.len() as u64, bytes as u64, 0), "buffers of {chunk}");
+        }
+        assert_eq!(worker.free_chunks(), chunks);
+        // All but the times.
+        let written = fs::read(&out).unwrap();
+        assert_eq!(written.len(), whole.len());
+        let mut at = 24;
+        for frame in &frames {
+            let data = at + RECORD_HEADER..at + RECORD_HEADER + frame.len();
+            assert!(written[at + 8..data.end] == whole[at + 8..data.end], "{} bytes", frame.len());
+            at = data.end;
+        }
+    }
+}
+
+#[test]
 fn packets_that_do_not_fit_or_are_none_are_counted() {
     let dir = TempDir::new();
-    let frames = [frame(0), vec![1; 1793], vec![2; 1792], vec![3; 13], vec![4; 14], vec![]];
+    // A pool of 64 buffers gives one packet 16 of them at most.
+    let frames = [frame(0), vec![1; 28673], vec![2; 28672], vec![3; 13], vec![4; 14], vec![]];
     let input = write(&dir, "in.pcap", &capture(&frames));
     let mut worker = Worker::new(pool(64));
     let chunks = worker.free_chunks();
@@ -161,11 +213,82 @@ fn packets_that_do_not_fit_or_are_none_are_counted() {
     assert_eq!(worker.free_chunks(), chunks);
 
     // Where nothing fits there is an end to repeating, too.
-    let input = write(&dir, "big.pcap", &capture(&[vec![1; 2000]]));
+    let input = write(&dir, "big.pcap", &capture(&[vec![1; 30000]]));
     let mut port = open(&format!("pcap:{input},loop"));
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
     assert!(receive(&mut worker, &mut *rx).is_empty());
     assert!(port.status().contains("no packets that can be received"), "{}", port.status());
+}
+
+#[test]
+fn a_packet_waits_for_its_buffers() {
+    let dir = TempDir::new();
+    let frames = [vec![1; 60], vec![2; 9000], vec![3; 60]];
+    let input = write(&dir, "in.pcap", &capture(&frames));
+    let mut worker = Worker::new(pool(64));
+    let mut hoard: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
+    let mut port = open(&format!("pcap:{input}"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    assert!(receive(&mut worker, &mut *rx).is_empty());
+    worker.cache.free_all(hoard.drain(..5));
+    assert_eq!(receive(&mut worker, &mut *rx), frames[..1]);
+    assert!(receive(&mut worker, &mut *rx).is_empty(), "five buffers are one too few");
+    worker.cache.free_all(hoard.drain(..2));
+    assert_eq!(receive(&mut worker, &mut *rx), frames[1..]);
+    assert_eq!(rx.counters().dropped_total(), 0);
+}
+
+#[test]
+fn packets_cut_when_they_were_captured_are_received_and_said() {
+    let dir = TempDir::new();
+    let frames = [vec![1; 60], vec![2; 9000], vec![3; 97]];
+    let input = write(&dir, "in.pcap", &capture_of(96, &frames));
+    let mut worker = Worker::new(pool(64));
+    let mut port = open(&format!("pcap:{input}"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    assert_eq!(receive_all(&mut worker, &mut *rx), [vec![1; 60], vec![2; 96], vec![3; 96]]);
+    assert!(port.status().contains("2 packets were cut when they were captured"), "{}", port.status());
+}
+
+/// Whatever a file says, its packets are received or it is said what is wrong, and no buffer is lost.
+#[test]
+fn damaged_files_end_somewhere() {
+    use proptest::prelude::*;
+    let dir = TempDir::new();
+    let whole = capture_of(MAX_RECORD_LEN, &[frame(0), vec![5; 9000], vec![6; 3], vec![7; 70_000], frame(2)]);
+    let pool = pool(256);
+    let (mut worker, dir) = (Worker::new(pool), &dir);
+    let chunks = worker.free_chunks();
+    let worker = std::cell::RefCell::new(&mut worker);
+    let at = prop_oneof![0..24usize, 24..140usize, 0..whole.len()];
+    let strategy = (prop::collection::vec((at, any::<u8>()), 1..6), 0..whole.len() * 2, any::<bool>());
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(300));
+    runner
+        .run(&strategy, |(changes, len, repeat)| {
+            let mut file = whole.clone();
+            changes.into_iter().for_each(|(at, value)| file[at] = value);
+            file.truncate(len);
+            let input = write(dir, "in.pcap", &file);
+            let text = format!("pcap:{input}{}", if repeat { ",loop" } else { "" });
+            let Ok(mut port) = PcapPort::open(&spec(&text)) else { return Ok(()) };
+            let worker = &mut *worker.borrow_mut();
+            let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+            let mut received = 0;
+            // A file that is repeated has no end.
+            for _ in 0..100 {
+                let frames = receive(worker, &mut *rx);
+                prop_assert!(frames.iter().all(|frame| frame.len() >= 14));
+                received += frames.len() as u64;
+                if frames.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(rx.counters().packets(), received);
+            drop(rx);
+            prop_assert_eq!(worker.free_chunks(), chunks);
+            Ok(())
+        })
+        .unwrap();
 }
 
 #[test]

@@ -479,7 +479,7 @@ fn chain<Q: DeviceQueue>(
     Ok((packet, chain))
 }
 
-/// The buffers of a packet, with room for the virtio-net header in front of the first.
+/// The buffers of a packet, at most [`MAX_PIECES`], with room for the virtio-net header in front of the first.
 pub(crate) fn pieces_of(pool: &Pool, packet: &Packet) -> ArrayVec<Piece, MAX_PIECES> {
     let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
     pool.for_each_segment(packet, |addr, len| pieces.push(Piece { addr: addr.as_ptr(), len: len as u32 }));

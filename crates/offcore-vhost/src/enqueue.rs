@@ -386,6 +386,9 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         packet: &mut Packet,
         token: Token,
     ) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
+        if self.pool.segment_count(packet) > MAX_PIECES {
+            return Err(Stop::TooBig);
+        }
         let from = pieces_of(self.pool, packet);
         let mut left = from.iter().map(|piece| piece.len).sum::<u32>();
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();

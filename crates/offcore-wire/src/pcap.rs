@@ -67,8 +67,12 @@ pub struct PcapReader<R> {
     unit_ns: u64,
     /// The longest record the file may have, in bytes.
     limit: u32,
-    /// Packets read so far.
+    /// Records begun so far.
     records: u64,
+    /// Bytes that the file has of the present packet.
+    len: usize,
+    /// Those of them that were not read yet.
+    left: usize,
 }
 
 impl<R: Read> PcapReader<R> {
@@ -100,7 +104,7 @@ impl<R: Read> PcapReader<R> {
             0 => MAX_RECORD_LEN,
             snaplen => snaplen.min(MAX_RECORD_LEN),
         };
-        Ok(Self { input, order, unit_ns, limit, records: 0 })
+        Ok(Self { input, order, unit_ns, limit, records: 0, len: 0, left: 0 })
     }
 
     /// The longest packet the file may have, in bytes: its snapshot length, or [`MAX_RECORD_LEN`] if that is less or
@@ -116,41 +120,81 @@ impl<R: Read> PcapReader<R> {
     /// one after it. [`PcapError::TruncatedRecord`], [`PcapError::RecordTooLong`] and [`PcapError::Io`] end the file.
     #[inline]
     pub fn next_record(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, PcapError> {
+        let Some(record) = self.next_header()? else { return Ok(None) };
+        let found = buffer.len();
+        let Some(packet) = buffer.get_mut(..record.len) else {
+            self.pass_over()?;
+            return Err(PcapError::BufferTooSmall { record: self.records, found, expected: record.len });
+        };
+        self.read_packet(packet)?;
+        Ok(Some(record))
+    }
+
+    /// Reads what the file says of the next packet, for a caller that then gets memory for it and reads it by
+    /// [`PcapReader::read_packet`]; `None` at the end of the file. What was not read of the packet before is passed over.
+    ///
+    /// # Errors
+    /// As for [`PcapReader::next_record`], but for [`PcapError::BufferTooSmall`].
+    #[inline]
+    pub fn next_header(&mut self) -> Result<Option<Record>, PcapError> {
+        if self.left > 0 {
+            self.pass_over()?;
+        }
         let mut header = [0; RECORD_HEADER_LEN];
         let found = read_up_to(&mut self.input, &mut header)?;
         if found == 0 {
             return Ok(None);
         }
-        let number = self.records + 1;
+        self.records += 1;
+        let record = self.records;
         if found < RECORD_HEADER_LEN {
-            return Err(PcapError::TruncatedRecord { record: number, found, expected: RECORD_HEADER_LEN });
+            return Err(PcapError::TruncatedRecord { record, found, expected: RECORD_HEADER_LEN });
         }
         let captured_len = self.order.u32(&header, record::CAPTURED_LEN);
         if captured_len > self.limit {
-            return Err(PcapError::RecordTooLong { record: number, found: captured_len, max: self.limit });
+            return Err(PcapError::RecordTooLong { record, found: captured_len, max: self.limit });
         }
-        let len = captured_len as usize;
-        let Some(packet) = buffer.get_mut(..len) else {
-            let passed = io::copy(&mut (&mut self.input).take(captured_len.into()), &mut io::sink())?;
-            if passed < captured_len.into() {
-                let found = usize::try_from(passed).unwrap_or(usize::MAX);
-                return Err(PcapError::TruncatedRecord { record: number, found, expected: len });
-            }
-            self.records = number;
-            return Err(PcapError::BufferTooSmall { record: number, found: buffer.len(), expected: len });
-        };
-        let found = read_up_to(&mut self.input, packet)?;
-        if found < len {
-            return Err(PcapError::TruncatedRecord { record: number, found, expected: len });
-        }
-        self.records = number;
+        (self.len, self.left) = (captured_len as usize, captured_len as usize);
         let seconds = u64::from(self.order.u32(&header, record::SECONDS));
         let fraction = u64::from(self.order.u32(&header, record::FRACTION));
         Ok(Some(Record {
             timestamp_ns: seconds * NANOS_PER_SECOND + fraction * self.unit_ns,
-            len,
+            len: self.len,
             original_len: self.order.u32(&header, record::ORIGINAL_LEN),
         }))
+    }
+
+    /// Fills `part` with the next bytes of the packet whose header was read last; a packet may be read in several parts.
+    ///
+    /// # Errors
+    /// [`PcapError::TruncatedRecord`] if the file, or the packet, ends before `part` does, and [`PcapError::Io`].
+    #[inline]
+    pub fn read_packet(&mut self, part: &mut [u8]) -> Result<(), PcapError> {
+        let most = part.len().min(self.left);
+        let wanted = part.len();
+        let found = read_up_to(&mut self.input, part.get_mut(..most).unwrap_or_default())?;
+        self.left -= found;
+        if found < wanted {
+            return Err(self.truncated());
+        }
+        Ok(())
+    }
+
+    /// Passes over the rest of a packet.
+    #[cold]
+    fn pass_over(&mut self) -> Result<(), PcapError> {
+        let passed = io::copy(&mut (&mut self.input).take(self.left as u64), &mut io::sink())?;
+        self.left = self.left.saturating_sub(usize::try_from(passed).unwrap_or(usize::MAX));
+        if self.left > 0 {
+            return Err(self.truncated());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn truncated(&mut self) -> PcapError {
+        let found = self.len - std::mem::take(&mut self.left);
+        PcapError::TruncatedRecord { record: self.records, found, expected: self.len }
     }
 }
 
@@ -186,11 +230,25 @@ impl<W: Write> PcapWriter<W> {
     /// [`PcapError::Io`], and [`PcapError::Timestamp`] after the year 2106.
     #[inline]
     pub fn write_record(&mut self, timestamp_ns: u64, packet: &[u8]) -> Result<(), PcapError> {
+        self.write_parts(timestamp_ns, packet.len(), [packet])
+    }
+
+    /// Writes one packet of `len` bytes, which are those of `parts` in order.
+    ///
+    /// # Errors
+    /// As for [`PcapWriter::write_record`].
+    #[inline]
+    pub fn write_parts<'a>(
+        &mut self,
+        timestamp_ns: u64,
+        len: usize,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), PcapError> {
         let seconds = u32::try_from(timestamp_ns / NANOS_PER_SECOND)
             .map_err(|_| PcapError::Timestamp { found: timestamp_ns })?;
         #[allow(clippy::cast_possible_truncation, reason = "a remainder of 10^9 fits")]
         let fraction = (timestamp_ns % NANOS_PER_SECOND) as u32;
-        let original_len = u32::try_from(packet.len()).unwrap_or(u32::MAX);
+        let original_len = u32::try_from(len).unwrap_or(u32::MAX);
         let captured_len = original_len.min(self.snaplen);
         let mut header = [0; RECORD_HEADER_LEN];
         put(&mut header, record::SECONDS, seconds.to_le_bytes());
@@ -198,7 +256,12 @@ impl<W: Write> PcapWriter<W> {
         put(&mut header, record::CAPTURED_LEN, captured_len.to_le_bytes());
         put(&mut header, record::ORIGINAL_LEN, original_len.to_le_bytes());
         self.output.write_all(&header)?;
-        self.output.write_all(packet.get(..captured_len as usize).unwrap_or(packet))?;
+        let mut left = captured_len as usize;
+        for part in parts {
+            let part = part.get(..left).unwrap_or(part);
+            self.output.write_all(part)?;
+            left -= part.len();
+        }
         Ok(())
     }
 
@@ -345,6 +408,21 @@ pub enum PcapError {
     },
 }
 
+/// What the packets of a link type are that people come by (tcpdump.org/linktypes.html).
+fn linktype_name(linktype: u32) -> Option<&'static str> {
+    Some(match linktype {
+        0 => "BSD loopback",
+        101 => "raw IP",
+        105 => "802.11",
+        113 => "Linux cooked: 'tcpdump -i any'",
+        127 => "802.11 with radiotap",
+        228 => "raw IPv4",
+        229 => "raw IPv6",
+        276 => "Linux cooked v2: 'tcpdump -i any'",
+        _ => return None,
+    })
+}
+
 impl From<io::Error> for PcapError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
@@ -365,7 +443,12 @@ impl fmt::Display for PcapError {
             ),
             Self::Io(_) => f.write_str("pcap file cannot be read or written"),
             Self::LinkType { found } => {
-                write!(f, "pcap file has link type {found}, expected {LINKTYPE_ETHERNET} (Ethernet)")
+                let kind = linktype_name(found).map_or(String::new(), |name| format!(" ({name})"));
+                write!(
+                    f,
+                    "pcap file has link type {found}{kind}, expected {LINKTYPE_ETHERNET} (Ethernet): capture on one \
+                     Ethernet interface ('tcpdump -i eth0'), or convert it with 'tcprewrite --dlt=enet'"
+                )
             }
             Self::NotPcap { found: Some([a, b, c, d]) } => {
                 write!(f, "not a pcap file: it begins with bytes {a:02x} {b:02x} {c:02x} {d:02x}")
@@ -383,7 +466,10 @@ impl fmt::Display for PcapError {
                 write!(f, "time {found} ns is after 2106, which a pcap file cannot say")
             }
             Self::TruncatedHeader { found } => {
-                write!(f, "pcap file ends within its header: {found} bytes, expected {FILE_HEADER_LEN}")
+                write!(
+                    f,
+                    "pcap file ends within its header: {found} bytes, expected {FILE_HEADER_LEN}; capture it again"
+                )
             }
             Self::TruncatedRecord { record, found, expected } => {
                 write!(f, "pcap file ends within record {record}: {found} bytes, expected {expected}")

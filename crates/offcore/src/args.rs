@@ -166,7 +166,7 @@ pub(crate) struct SwitchArgs {
     pub pool: PoolArgs,
 
     /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
-    #[arg(long, value_name = "BYTES", value_parser = within(46..=32768))]
+    #[arg(long, value_name = "BYTES", value_parser = within(46..=65553))]
     pub txpkts: Option<usize>,
 
     /// Application work per received packet in nanoseconds: what copies by an engine hide behind

@@ -99,10 +99,13 @@ fn usage_errors_exit_with_2_and_name_the_flag() {
         (&["bench", "dma", "--engine", "gpu"], &["--engine"]),
         (&["switch", "--port", "gen:", "--txpkts", "64"], &["--txpkts", "--forward"]),
         (&["switch", "--port", "gen:", "--lcores", "1023"], &["--lcores", "1023"]),
-        (&["switch", "--port", "gen:size=4000", "--mbufs", "64"], &["size=4000", "at most 1796"]),
         (
-            &["switch", "--port", "gen:", "--forward", "txonly", "--txpkts", "4000"],
-            &["--txpkts 4000", "--mbuf-size"],
+            &["switch", "--port", "gen:size=40000", "--mbufs", "64"],
+            &["size=40000", "at most 28676", "--mbufs", "--mbuf-size"],
+        ),
+        (
+            &["switch", "--port", "gen:", "--forward", "txonly", "--txpkts", "40000", "--mbufs", "64"],
+            &["--txpkts 40000", "at most 28676", "--mbuf-size"],
         ),
         (&["switch", "--port", "gen:", "--quick"], &["--quick", "--demo"]),
         (&["switch", "--demo", "--port", "gen:"], &["--demo", "--port"]),

@@ -1,6 +1,6 @@
 //! The checking half: whether each probe came once, in order and unchanged.
 
-use offcore_mem::Burst;
+use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::prefetch;
 use offcore_stats::Stage;
 use offcore_stats::page::Block;
@@ -9,7 +9,7 @@ use offcore_wire::template::UDP_HEADERS_LEN;
 
 use super::sequence::{Arrival, Sequence};
 use crate::spec::GenSpec;
-use crate::{Context, TxCounters, TxQueue};
+use crate::{Accepts, Context, TxCounters, TxQueue};
 
 /// Low bits of a probe's fill that say which content it has; the bits above are the stream.
 pub(super) const FILL_BITS: u32 = 8;
@@ -40,6 +40,8 @@ pub(super) struct Sink {
     /// Probes until one is verified.
     until_verify: u32,
     counts: Counts,
+    /// A packet of several buffers, in one.
+    whole: Vec<u8>,
     block: Block,
     counters: TxCounters,
 }
@@ -85,9 +87,25 @@ impl Sink {
             verify: spec.verify,
             until_verify: 1,
             counts: Counts::default(),
+            whole: Vec::new(),
             block,
             counters,
         }
+    }
+
+    /// Checks a packet of several buffers; its length.
+    #[cold]
+    fn check_several(&mut self, packet: &Packet, pool: &Pool) -> usize {
+        let mut whole = std::mem::take(&mut self.whole);
+        whole.clear();
+        for part in pool.segments(packet) {
+            // copy-ok: a packet that is at its end, to be looked at
+            whole.extend_from_slice(part);
+        }
+        self.check(&whole);
+        let len = whole.len();
+        self.whole = whole;
+        len
     }
 
     #[inline]
@@ -204,12 +222,18 @@ impl TxQueue for Sink {
         if burst.is_empty() {
             return;
         }
+        let pool = ctx.cache.pool();
         let mut bytes = 0;
         for index in 0..burst.len() {
             if let Some(ahead) = burst.get(index + AHEAD) {
                 prefetch::read(ahead.data().as_ptr());
             }
-            let frame = burst[index].bytes();
+            let packet = &burst[index];
+            if packet.is_segmented() {
+                bytes += self.check_several(packet, pool) as u64;
+                continue;
+            }
+            let frame = packet.bytes();
             bytes += frame.len() as u64;
             self.check(frame);
         }
@@ -217,6 +241,10 @@ impl TxQueue for Sink {
         self.publish();
         ctx.cache.free_all(burst.drain(..));
         ctx.clock.lap(Stage::Tx);
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { segments: true, ..Accepts::default() }
     }
 
     fn counters(&self) -> &TxCounters {

@@ -79,12 +79,18 @@ impl Source {
         })
     }
 
+    /// Makes the next packet of `packet`, which is as long.
     #[inline]
     fn make(&mut self, packet: &mut Packet, pool: &Pool) {
-        packet.set_range(pool, HEADROOM, self.frame_len);
+        let content = &self.frames[self.frame..self.frame + self.frame_len];
+        if packet.is_segmented() {
+            fill(content, packet, pool);
+        } else {
+            // copy-ok: writing packets is what a generator does; nobody forwards these bytes
+            packet.bytes_mut().copy_from_slice(content);
+        }
+        // All that differs from packet to packet is in the first buffer.
         let frame = packet.bytes_mut();
-        // copy-ok: writing packets is what a generator does; nobody forwards these bytes
-        frame.copy_from_slice(&self.frames[self.frame..self.frame + self.frame_len]);
         if self.flows > 1 {
             self.template.set_dst_ip(Ipv4Addr::from_bits(destination(self.flow)));
             // copy-ok: as above, 42 bytes of headers
@@ -121,7 +127,7 @@ impl RxQueue for Source {
         let pool = ctx.cache.pool();
         let mut made = 0;
         while made < wanted {
-            let Some(mut packet) = ctx.cache.take() else {
+            let Some(mut packet) = ctx.cache.take_chain(HEADROOM, self.frame_len) else {
                 self.counters.starved(1);
                 break;
             };
@@ -164,6 +170,18 @@ impl RxQueue for Source {
             Some(_) if self.waiting.is_empty() => Wake::Poll,
             _ => Wake::Now,
         }
+    }
+}
+
+/// Fills a packet's buffers with `content`.
+#[cold]
+fn fill(content: &[u8], packet: &mut Packet, pool: &Pool) {
+    let mut rest = content;
+    for part in pool.segments_mut(packet) {
+        let (now, later) = rest.split_at(part.len());
+        // copy-ok: as for packets of one buffer
+        part.copy_from_slice(now);
+        rest = later;
     }
 }
 

@@ -121,11 +121,17 @@ fn what_is_not_a_pcap_file_is_named() {
     );
     let format = Format::LITTLE_NANOS;
     let header = format.header((2, 4), 65_535, 1);
-    assert_eq!(refusal(&header[..23]), "pcap file ends within its header: 23 bytes, expected 24");
     assert_eq!(
-        refusal(&format.header((2, 4), 65_535, 113)),
-        "pcap file has link type 113, expected 1 (Ethernet)"
+        refusal(&header[..23]),
+        "pcap file ends within its header: 23 bytes, expected 24; capture it again"
     );
+    for (linktype, name) in
+        [(113, "113 (Linux cooked: 'tcpdump -i any')"), (101, "101 (raw IP)"), (147, "147,")]
+    {
+        let text = refusal(&format.header((2, 4), 65_535, linktype));
+        assert!(text.contains(&format!("has link type {name}")), "{text}");
+        assert!(text.contains("expected 1 (Ethernet)") && text.contains("tcprewrite --dlt=enet"), "{text}");
+    }
     assert!(refusal(&format.header((2, 3), 65_535, 1)).contains("version 2.3, expected 2.4"));
     assert!(refusal(&format.header((2, 4), 65_535, 0x2400_0001)).contains("sequence of 4 bytes"));
     assert!(PcapReader::new(&format.header((2, 4), 65_535, 0x0400_0001)[..]).is_ok(), "no FCS, said aloud");
@@ -202,6 +208,49 @@ fn a_record_that_does_not_fit_is_passed_over() {
     let mut reader = opened(&file[..24 + 16 + 8]);
     let error = reader.next_record(&mut buffer).unwrap_err();
     assert_eq!(error.to_string(), "pcap file ends within record 1: 8 bytes, expected 9");
+}
+
+#[test]
+fn a_packet_is_read_in_parts_or_not_at_all() {
+    let format = Format::LITTLE_NANOS;
+    let records = [format.record(0, 0, 9, 9, b"too large"), format.record(0, 0, 3, 8, b"fit")];
+    let file = format.file(&records);
+    let mut reader = opened(&file);
+    assert_eq!(reader.next_header().unwrap().unwrap().len, 9);
+    let mut parts = [[0; 4]; 2];
+    for part in &mut parts {
+        reader.read_packet(part).unwrap();
+    }
+    assert_eq!(parts.concat(), *b"too larg");
+    let record = reader.next_header().unwrap().unwrap();
+    assert_eq!((record.len, record.original_len), (3, 8));
+    // What is not read is passed over.
+    assert_eq!(reader.next_header().unwrap(), None);
+
+    // A part that goes beyond the packet does not get what follows it.
+    let mut reader = opened(&file);
+    reader.next_header().unwrap().unwrap();
+    assert!(matches!(reader.read_packet(&mut [0; 10]), Err(PcapError::TruncatedRecord { record: 1, .. })));
+    // Nor does one that the file ends in; the same where nothing is read.
+    for read in [true, false] {
+        let mut reader = opened(&file[..24 + 16 + 8]);
+        reader.next_header().unwrap().unwrap();
+        let error = if read { reader.read_packet(&mut [0; 9]).err() } else { reader.next_header().err() };
+        let text = error.unwrap().to_string();
+        assert_eq!(text, "pcap file ends within record 1: 8 bytes, expected 9");
+    }
+}
+
+#[test]
+fn parts_are_written_as_one_packet_and_cut_as_one() {
+    let parts = [&b"abc"[..], b"", b"defg", b"hi"];
+    for snaplen in 1..12u32 {
+        let (mut whole, mut pieces) =
+            (PcapWriter::new(Vec::new(), snaplen).unwrap(), PcapWriter::new(Vec::new(), snaplen).unwrap());
+        whole.write_record(5, b"abcdefghi").unwrap();
+        pieces.write_parts(5, 9, parts).unwrap();
+        assert_eq!(whole.into_inner(), pieces.into_inner(), "cut to {snaplen}");
+    }
 }
 
 #[test]
