@@ -67,7 +67,7 @@ impl Stamp {
         let Self { stream, flow, number, due } = *self;
         let low = u64::from(MAGIC) | u64::from(stream) << 16 | u64::from(flow) << 32;
         // The number's low half is the low word's highest, its high half the high word's lowest.
-        (low | u64::from(number & 0xffff) << 48, u64::from(number >> 16) | due % DUE_RANGE << 16)
+        (low | u64::from(number & 0xffff) << 48, u64::from(number >> 16) | (due % DUE_RANGE) << 16)
     }
 }
 

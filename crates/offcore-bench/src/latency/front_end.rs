@@ -17,7 +17,7 @@ use offcore_mem::{GuestMemory, GuestRegion, HEADROOM, Hugepages, Mapping};
 use offcore_ring::split::device::Direction;
 use offcore_ring::split::driver::Queue;
 use offcore_ring::{Layout, prefetch};
-use offcore_stats::tsc;
+use offcore_stats::{Histogram, tsc};
 use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
 use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
 use offcore_wire::probe::{self, PROBE_LEN, ProbeHeader};
