@@ -4,6 +4,7 @@
 
 pub mod address;
 pub mod copy;
+pub mod af_xdp;
 pub mod generator;
 pub mod netdev;
 pub mod pcap;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | vhost | `vhost:SOCKET[,queues=N,client,FEATURE=off…,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
 //! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,mac=MAC]` |
-//! | af_xdp | `af_xdp:INTERFACE[,queues=N]` |
+//! | af_xdp | `af_xdp:INTERFACE[,queues=N,first=N,mode=MODE,ring_size=N,busy_poll=N,need_wakeup=off,promisc=off]` |
 //! | af_packet | `af_packet:INTERFACE[,queues=N]` |
 //! | dpdk | `dpdk:DEVICE[,queues=N,args=[KEY=VALUE,…]]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
@@ -32,7 +32,7 @@ use std::str::FromStr;
 use crate::PortError;
 
 pub use af_packet::AfPacketSpec;
-pub use af_xdp::AfXdpSpec;
+pub use af_xdp::{AfXdpSpec, XdpMode};
 pub use dpdk::DpdkSpec;
 pub use generator::GenSpec;
 pub use pcap::PcapSpec;

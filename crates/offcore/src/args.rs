@@ -98,6 +98,8 @@ Ports:
         dmas=[txq0@CH;rxq0@CH]]
   virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
         event_idx=off,mac=MAC]
+  af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
+        busy_poll=N,need_wakeup=off,promisc=off]
   tap:NAME[,queues=N,offloads=off]
   pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]

@@ -1,6 +1,7 @@
 //! Ports as described on the command line, opened.
 
 use offcore_mem::Pool;
+use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::generator::{GenCounters, GenPort};
 use offcore_port::pcap::PcapPort;
 use offcore_port::spec::{PortSpec, VhostSpec};
@@ -47,7 +48,8 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
             let counters = port.counters();
             return Ok((Box::new(port), Some(counters)));
         }
-        PortSpec::AfPacket(_) | PortSpec::AfXdp(_) | PortSpec::Dpdk(_) => {
+        PortSpec::AfXdp(spec) => (Box::new(AfXdpPort::open(spec, pool)?), None),
+        PortSpec::AfPacket(_) | PortSpec::Dpdk(_) => {
             let reason = "ports of this kind are not there yet".into();
             return Err(PortError::Other { port: spec.to_string(), reason });
         }

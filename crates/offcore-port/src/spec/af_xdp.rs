@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{Options, first, interface_name, unless};
+use super::{Options, first, flag, interface_name, narrow, unless};
+
+/// Packets that an RX or TX ring holds unless it is said.
+const RING_SIZE: u32 = 1024;
 
 /// `af_xdp:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,19 +14,88 @@ pub struct AfXdpSpec {
     pub name: String,
     /// Queue pairs.
     pub queues: u16,
+    /// The interface's number of the first of them.
+    pub first: u16,
+    /// How packets get from the interface to the port.
+    pub mode: XdpMode,
+    /// Packets that the RX ring and the TX ring hold; a power of two.
+    pub ring_size: u32,
+    /// Packets that the kernel receives at most when the worker asks it to, instead of by interrupts; `None`: by
+    /// interrupts.
+    pub busy_poll: Option<u32>,
+    /// The kernel may sleep until it is called (XDP_USE_NEED_WAKEUP).
+    pub need_wakeup: bool,
+    /// The interface receives packets for any address.
+    pub promiscuous: bool,
+}
+
+/// How packets get from an interface to an XDP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// The first of the others that there is.
+    Auto,
+    /// The driver uses the packet buffers.
+    ZeroCopy,
+    /// The driver has the packets, and the kernel copies them.
+    Copy,
+    /// The kernel's stack has the packets, and the kernel copies them: any interface can do that.
+    Skb,
+}
+
+impl XdpMode {
+    const ALL: [(Self, &str); 4] =
+        [(Self::Auto, "auto"), (Self::ZeroCopy, "zc"), (Self::Copy, "copy"), (Self::Skb, "skb")];
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(mode, _)| mode == self).map_or("", |(_, name)| *name);
+        f.write_str(name)
+    }
 }
 
 impl AfXdpSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (name, options) = first(fields, "the interface's name, as in af_xdp:eth0")?;
-        let options = Options::parse(options, &["queues"])?;
-        Ok(Self { name: interface_name(name)?, queues: options.queues()? })
+        let known = ["queues", "first", "mode", "ring_size", "busy_poll", "need_wakeup", "promisc"];
+        let options = Options::parse(options, &known)?;
+        let mode = match options.find("mode") {
+            None => XdpMode::Auto,
+            Some(value) => {
+                let found = value.unwrap_or_default();
+                let mode = XdpMode::ALL.iter().find(|(_, name)| *name == found);
+                mode.map(|(mode, _)| *mode)
+                    .ok_or_else(|| format!("mode={found}: expected auto, zc, copy or skb"))?
+            }
+        };
+        let ring_size: u32 = narrow(options.number("ring_size", RING_SIZE.into(), 64..=32768)?);
+        if !ring_size.is_power_of_two() {
+            return Err(format!("ring_size={ring_size}: expected a power of two from 64 to 32768"));
+        }
+        Ok(Self {
+            name: interface_name(name)?,
+            queues: options.queues()?,
+            first: narrow(options.number("first", 0, 0..=4095)?),
+            mode,
+            ring_size,
+            busy_poll: options.optional_number("busy_poll", 1..=65535)?.map(narrow),
+            need_wakeup: options.switch("need_wakeup", true)?,
+            promiscuous: options.switch("promisc", true)?,
+        })
     }
 }
 
 impl fmt::Display for AfXdpSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "af_xdp:{}", self.name)?;
-        unless(f, "queues", self.queues, 1)
+        unless(f, "queues", self.queues, 1)?;
+        unless(f, "first", self.first, 0)?;
+        unless(f, "mode", self.mode, XdpMode::Auto)?;
+        unless(f, "ring_size", self.ring_size, RING_SIZE)?;
+        if let Some(budget) = self.busy_poll {
+            write!(f, ",busy_poll={budget}")?;
+        }
+        f.write_str(flag(!self.need_wakeup, ",need_wakeup=off"))?;
+        f.write_str(flag(!self.promiscuous, ",promisc=off"))
     }
 }

@@ -1,0 +1,376 @@
+//! The AF_XDP port: a network interface of the kernel by XDP sockets, one for each queue.
+//!
+//! ```text
+//! interface ── XDP program ── RX ring ──────────> worker ──────────> TX ring ── interface
+//!              (queue → socket)  ^ fill ring <── packet pool <── completion ring v
+//! ```
+//! The packet pool is the sockets' UMEM. Where the driver can do it, packets are received into packet buffers and sent
+//! from there (zero-copy); otherwise the kernel copies them once between its buffers and ours (copy mode). Packets of
+//! queues that the port does not have go to the kernel's stack as before.
+//!
+//! The program is attached by a link that ends with the process, in whichever way it ends; a program of somebody else is
+//! never replaced. An interface that is deleted takes its sockets along: what is sent meanwhile is dropped and counted
+//! ([`Drop::Down`](crate::Drop::Down)), and when an interface of that name is there again, it is taken over anew.
+//!
+//! The kernel leaves checksums of its own packets to an interface that says it does them, as veth does, and an XDP
+//! socket is not told. So whoever sends through the kernel's stack to an interface that is a port has to compute them:
+//! `ethtool -K PEER tx off`.
+
+mod bpf;
+mod cell;
+mod lent;
+mod program;
+mod rings;
+mod rx;
+mod session;
+mod socket;
+mod tx;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use offcore_mem::Pool;
+use offcore_wire::ethernet::MacAddr;
+
+use crate::netdev::{Link, NetDev};
+use crate::slots::Slots;
+use crate::spec::AfXdpSpec;
+use crate::{Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+
+use cell::Cell;
+use rx::{RxHalf, XdpRx};
+use session::{Halves, Refusal, Session, buffers, longest_frame};
+use tx::{TxHalf, XdpTx};
+
+/// Bytes of a VLAN tag, which the MTU does not count.
+const VLAN_TAG: usize = 4;
+/// Buffers of a packet, at most: what the kernel can send of several (MAX_SKB_FRAGS).
+const MAX_BUFFERS: usize = 17;
+/// How long opening a port waits for the kernel to let go of a queue whose socket was closed just before.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two attempts to take an interface over that is there again.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
+/// What part of the pool may wait for packets at one port: one in this many.
+const POOL_SHARE: usize = 2;
+
+/// An AF_XDP port.
+#[derive(Debug)]
+pub struct AfXdpPort {
+    name: String,
+    spec: AfXdpSpec,
+    device: NetDev,
+    mac: MacAddr,
+    pool: &'static Pool,
+    slots: Slots,
+    queues: Vec<Queue>,
+    line: Arc<Line>,
+    state: State,
+}
+
+/// What the control thread knows of a queue.
+#[derive(Debug)]
+struct Queue {
+    rx: Arc<Cell<RxHalf>>,
+    tx: Arc<Cell<TxHalf>>,
+    counters: Option<RxCounters>,
+    /// What of the present socket's drops was counted.
+    counted: Dropped,
+}
+
+/// What the kernel dropped of a socket's packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Dropped {
+    /// The worker did not come to take them.
+    full: u64,
+    /// There was no packet buffer for them.
+    no_buffer: u64,
+    /// They are longer than a packet buffer, or the port's packets.
+    too_big: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Taken(Session),
+    /// The interface is gone; since when it has been tried to take it over anew, and what came of it.
+    Gone {
+        tried: Instant,
+        why: Option<Refusal>,
+    },
+}
+
+/// What the workers of a port's TX queues have to know of the interface.
+#[derive(Debug, Default)]
+struct Line {
+    /// Bytes of the longest frame that can be sent, 0 while the link is not up.
+    longest: AtomicUsize,
+    segments: AtomicBool,
+}
+
+impl Line {
+    #[inline(always)]
+    fn longest(&self) -> usize {
+        self.longest.load(Ordering::Relaxed)
+    }
+
+    /// Whether packets may have several buffers.
+    fn takes_segments(&self) -> bool {
+        self.segments.load(Ordering::Relaxed)
+    }
+
+    fn update(&self, device: &NetDev) -> Link {
+        let link = device.link();
+        let longest = match link {
+            Link::Up => device.mtu().map_or(0, longest_frame),
+            Link::NoCarrier | Link::Down | Link::Gone => 0,
+        };
+        self.longest.store(longest, Ordering::Relaxed);
+        link
+    }
+}
+
+impl AfXdpPort {
+    /// Takes over the queues of an interface in the calling thread's network namespace. Packets will be chunks of `pool`.
+    ///
+    /// # Errors
+    /// What the kernel refused, or will not do, and what to do about it.
+    pub fn open(spec: &AfXdpSpec, pool: &'static Pool) -> Result<Self, PortError> {
+        let name = spec.to_string();
+        let fail = |what: String, source| Refusal::System(what, source).of(&name);
+        let device = NetDev::open(&spec.name).map_err(|e| fail(no_device(&spec.name, &e), e))?;
+        let mac = device.mac().map_err(|e| fail(format!("asking for the address of '{}'", spec.name), e))?;
+        if !device.is_ethernet().unwrap_or(true) {
+            let reason = format!("interface '{}' has no Ethernet frames, expected one that has", spec.name);
+            return Err(Refusal::Reason(reason).of(&name));
+        }
+        let (needed, chunks) = (buffers(spec), pool.chunks());
+        if needed > chunks / POOL_SHARE {
+            let reason = format!(
+                "{} queues of ring_size={} keep {needed} packet buffers, expected at most half of the pool's {chunks}: \
+                 --mbufs {}, or a smaller ring_size",
+                spec.queues,
+                spec.ring_size,
+                (needed * POOL_SHARE).next_power_of_two()
+            );
+            return Err(Refusal::Reason(reason).of(&name));
+        }
+        let (session, halves) = Session::open(&device, spec, pool, PATIENCE).map_err(|e| e.of(&name))?;
+        let line = Arc::new(Line::default());
+        line.segments.store(session.frags, Ordering::Relaxed);
+        line.update(&device);
+        let queues = halves.into_iter().map(|(rx, tx)| Queue {
+            rx: Cell::new(rx),
+            tx: Cell::new(tx),
+            counters: None,
+            counted: Dropped::default(),
+        });
+        Ok(Self {
+            queues: queues.collect(),
+            slots: Slots::new(spec.queues),
+            spec: spec.clone(),
+            state: State::Taken(session),
+            name,
+            device,
+            mac,
+            pool,
+            line,
+        })
+    }
+
+    /// Whether the interface uses the packet buffers themselves, on every queue.
+    pub fn is_zero_copy(&self) -> bool {
+        match &self.state {
+            State::Taken(session) => session.sockets.iter().all(|socket| socket.is_zero_copy()),
+            State::Gone { .. } => false,
+        }
+    }
+
+    /// Takes the drops that the kernel has counted since the last time over to the RX queues' counters.
+    fn count_drops(&mut self) {
+        let State::Taken(session) = &self.state else { return };
+        for (queue, socket) in self.queues.iter_mut().zip(&session.sockets) {
+            let (Some(counters), Ok(statistics)) = (&queue.counters, socket.statistics()) else { continue };
+            let now = Dropped::of(&statistics);
+            for (reason, now, before) in [
+                (Drop::Full, now.full, queue.counted.full),
+                (Drop::NoBuffer, now.no_buffer, queue.counted.no_buffer),
+                (Drop::TooBig, now.too_big, queue.counted.too_big),
+            ] {
+                if now > before {
+                    counters.drop(reason, now - before);
+                }
+            }
+            queue.counted = now;
+        }
+    }
+
+    /// The interface is gone: the workers give their halves of the sockets back.
+    fn let_go(&mut self) {
+        self.count_drops();
+        self.line.longest.store(0, Ordering::Relaxed);
+        for queue in &mut self.queues {
+            queue.rx.publish(None);
+            queue.tx.publish(None);
+            queue.counted = Dropped::default();
+        }
+        // The first attempt is made at once.
+        let tried = Instant::now().checked_sub(BETWEEN_ATTEMPTS).unwrap_or_else(Instant::now);
+        self.state = State::Gone { tried, why: None };
+    }
+
+    /// Takes an interface of the same name over, if there is one.
+    fn try_again(&mut self) {
+        let refused = match self.device.reopen() {
+            Err(_) => None,
+            Ok(()) => match Session::open(&self.device, &self.spec, self.pool, Duration::ZERO) {
+                Ok((session, halves)) => return self.take(session, halves),
+                Err(refused) => Some(refused),
+            },
+        };
+        self.state = State::Gone { tried: Instant::now(), why: refused };
+    }
+
+    fn take(&mut self, session: Session, halves: Vec<Halves>) {
+        self.line.segments.store(session.frags, Ordering::Relaxed);
+        for (queue, (rx, tx)) in self.queues.iter().zip(halves) {
+            queue.rx.publish(Some(rx));
+            queue.tx.publish(Some(tx));
+        }
+        if let Ok(mac) = self.device.mac() {
+            self.mac = mac;
+        }
+        self.state = State::Taken(session);
+        self.line.update(&self.device);
+    }
+}
+
+impl Dropped {
+    /// A packet without a buffer is counted by the kernel twice in copy mode, and not at all as one in zero-copy mode,
+    /// where the driver waits or drops as it likes.
+    fn of(statistics: &libc::xdp_statistics) -> Self {
+        let no_buffer = statistics.rx_dropped.min(statistics.rx_fill_ring_empty_descs);
+        Self { full: statistics.rx_ring_full, no_buffer, too_big: statistics.rx_dropped - no_buffer }
+    }
+}
+
+/// What to do when an interface cannot be opened.
+fn no_device(name: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => {
+            format!("interface '{name}' does not exist in this network namespace (ip link)")
+        }
+        _ => format!("asking for interface '{name}'"),
+    }
+}
+
+impl Port for AfXdpPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    fn queues(&self) -> u16 {
+        self.slots.queues()
+    }
+
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
+        self.slots.take_rx(index, &self.name)?;
+        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let queue = &mut self.queues[usize::from(index)];
+        queue.counters = Some(counters.clone());
+        Ok(Box::new(XdpRx::new(Arc::clone(&queue.rx), counters)))
+    }
+
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
+        self.slots.take_tx(index, &self.name)?;
+        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let cell = Arc::clone(&self.queues[usize::from(index)].tx);
+        Ok(Box::new(XdpTx::new(cell, Arc::clone(&self.line), counters)))
+    }
+
+    fn tend(&mut self) {
+        match &self.state {
+            State::Taken(_) if self.line.update(&self.device) == Link::Gone => self.let_go(),
+            State::Taken(_) => self.count_drops(),
+            State::Gone { tried, .. } if tried.elapsed() >= BETWEEN_ATTEMPTS => self.try_again(),
+            State::Gone { .. } => {}
+        }
+        for queue in &self.queues {
+            queue.rx.clear();
+            queue.tx.clear();
+        }
+    }
+
+    fn status(&self) -> String {
+        let Self { spec, device, mac, .. } = self;
+        match &self.state {
+            State::Gone { why: None, .. } => format!("interface {} {}", device.name(), Link::Gone),
+            State::Gone { why: Some(why), .. } => {
+                format!("interface {} is there again, but: {why}", device.name())
+            }
+            State::Taken(session) => {
+                let mtu = device.mtu().unwrap_or_default();
+                let last = u32::from(spec.first) + u32::from(spec.queues) - 1;
+                let queues = match spec.queues {
+                    1 => format!("queue {last}"),
+                    _ => format!("queues {} to {last}", spec.first),
+                };
+                let link = device.link();
+                format!("interface {} {link}, MTU {mtu}, address {mac}, {queues}: {session}", device.name())
+            }
+        }
+    }
+}
+
+impl std::ops::Drop for AfXdpPort {
+    fn drop(&mut self) {
+        self.let_go();
+        for queue in &self.queues {
+            queue.rx.clear();
+            queue.tx.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_told_apart() {
+        let statistics = |rx_dropped, rx_ring_full, rx_fill_ring_empty_descs| libc::xdp_statistics {
+            rx_dropped,
+            rx_ring_full,
+            rx_fill_ring_empty_descs,
+            rx_invalid_descs: 0,
+            tx_invalid_descs: 0,
+            tx_ring_empty_descs: 0,
+        };
+        let of = |statistics| Dropped::of(&statistics);
+        assert_eq!(of(statistics(7, 2, 3)), Dropped { full: 2, no_buffer: 3, too_big: 4 });
+        assert_eq!(of(statistics(0, 0, 9)), Dropped::default());
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_named() {
+        let pool = Pool::new(8192, 2048, offcore_mem::Hugepages::None).unwrap();
+        let crate::spec::PortSpec::AfXdp(spec) = "af_xdp:nosuchdev0".parse().unwrap() else { panic!() };
+        let error = AfXdpPort::open(&spec, pool).unwrap_err().to_string();
+        assert!(
+            error.contains("interface 'nosuchdev0' does not exist") && error.contains("ip link"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_pool_that_is_too_small_is_refused_with_a_number_that_would_do() {
+        let pool = Pool::new(1024, 2048, offcore_mem::Hugepages::None).unwrap();
+        let crate::spec::PortSpec::AfXdp(spec) = "af_xdp:lo,ring_size=512".parse().unwrap() else { panic!() };
+        let error = AfXdpPort::open(&spec, pool).unwrap_err().to_string();
+        assert!(error.contains("keep 1024 packet buffers") && error.contains("--mbufs 2048"), "{error}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The program that brings an interface's packets to XDP sockets, and its attachment.
+//!
+//! It is a few instructions: look the packet's queue up in a map of sockets and redirect the packet there; when the map
+//! has no socket for the queue, pass the packet on to the kernel's stack, as if there were no program.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use crate::netdev::netlink::{Attributes, Netlink, number, route};
+
+use super::bpf::{self, Insn};
+
+/// What the program is called in lists (`ip link`, `bpftool prog`).
+const NAME: &str = "offcore_af_xdp";
+
+/// XDP_PASS: what becomes of a packet whose queue has no socket.
+const PASS: i32 = 2;
+/// BPF_FUNC_redirect_map.
+const REDIRECT_MAP: i32 = 51;
+/// Where `struct xdp_md` has `rx_queue_index`.
+const RX_QUEUE_INDEX: i16 = 16;
+
+/// IFLA_XDP, and what is in it: numbers of programs.
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_XDP_DRV_PROG_ID: u16 = 5;
+const IFLA_XDP_SKB_PROG_ID: u16 = 6;
+const IFLA_XDP_HW_PROG_ID: u16 = 7;
+
+/// Where in the kernel a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the interface's driver.
+    Driver,
+    /// Behind it, when the packet is a socket buffer already (`generic`).
+    Generic,
+}
+
+impl Place {
+    /// XDP_FLAGS_DRV_MODE and XDP_FLAGS_SKB_MODE of linux/if_link.h.
+    fn flags(self) -> u32 {
+        match self {
+            Self::Driver => 1 << 2,
+            Self::Generic => 1 << 1,
+        }
+    }
+}
+
+/// The program, loaded.
+#[derive(Debug)]
+pub(super) struct Program {
+    map: OwnedFd,
+    fd: OwnedFd,
+}
+
+impl Program {
+    /// Loads the program for sockets of queues below `queues`, of which none has one yet. `frags`: packets may have
+    /// several buffers.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL when the kernel knows no packets of several buffers.
+    pub(super) fn load(queues: u32, frags: bool) -> io::Result<Self> {
+        let map = bpf::socket_map(queues)?;
+        let fd = bpf::load(&instructions(map.as_raw_fd()), frags, NAME)?;
+        Ok(Self { map, fd })
+    }
+}
+
+/// The program, attached to an interface until this is dropped, or the process ends in any way.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    /// Held for the attachment's sake.
+    _link: OwnedFd,
+    map: OwnedFd,
+}
+
+impl Attachment {
+    /// Attaches `program` to interface `index`.
+    ///
+    /// # Errors
+    /// EBUSY or EEXIST when another program is attached; EOPNOTSUPP when the driver cannot run any.
+    pub(super) fn new(program: Program, index: u32, place: Place) -> io::Result<Self> {
+        let link = bpf::attach(program.fd.as_fd(), index, place.flags())?;
+        Ok(Self { _link: link, map: program.map })
+    }
+
+    /// Brings the packets of `queue` to `socket`.
+    pub(super) fn enter(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        bpf::enter(self.map.as_fd(), queue, socket)
+    }
+}
+
+/// The program, which finds its sockets in `map`.
+fn instructions(map: RawFd) -> [Insn; 6] {
+    let insn = |code, destination: u8, source: u8, offset, immediate| Insn {
+        code,
+        registers: source << 4 | destination,
+        offset,
+        immediate,
+    };
+    [
+        // r2 = context->rx_queue_index (BPF_LDX | BPF_MEM | BPF_W)
+        insn(0x61, 2, 1, RX_QUEUE_INDEX, 0),
+        // r1 = map (BPF_LD | BPF_IMM | BPF_DW with BPF_PSEUDO_MAP_FD), an instruction of two words
+        insn(0x18, 1, 1, 0, map),
+        insn(0, 0, 0, 0, 0),
+        // r3 = XDP_PASS (BPF_ALU64 | BPF_MOV | BPF_K)
+        insn(0xb7, 3, 0, 0, PASS),
+        // r0 = bpf_redirect_map(r1, r2, r3) (BPF_JMP | BPF_CALL)
+        insn(0x85, 0, 0, 0, REDIRECT_MAP),
+        // return r0 (BPF_JMP | BPF_EXIT)
+        insn(0x95, 0, 0, 0, 0),
+    ]
+}
+
+/// Says which program interface `name` has, and how to get rid of it.
+pub(super) fn who_is_there(name: &str, index: u32) -> String {
+    let Some(id) = attached(index) else {
+        return format!("interface '{name}' is busy: another program was being attached, try again");
+    };
+    let called = bpf::program_name(id).map_or(String::new(), |name| format!(" '{name}'"));
+    match bpf::link_of(id) {
+        Some(link) => format!(
+            "interface '{name}' has XDP program {id}{called} attached by link {link}: end the process that holds it \
+             (bpftool link show id {link})"
+        ),
+        None => {
+            format!(
+                "interface '{name}' has XDP program {id}{called} attached: ip link set dev {name} xdp off"
+            )
+        }
+    }
+}
+
+/// The number of the program that is attached to interface `index`.
+pub(super) fn attached(index: u32) -> Option<u32> {
+    let answer = Netlink::route().ok()?.ask(route::GETLINK, &route::link_request(index)).ok()?;
+    let (_, attributes) = answer.parts(route::IFINFOMSG)?;
+    let xdp = Attributes(attributes.find(IFLA_XDP)?);
+    let kinds = [IFLA_XDP_PROG_ID, IFLA_XDP_DRV_PROG_ID, IFLA_XDP_SKB_PROG_ID, IFLA_XDP_HW_PROG_ID];
+    let id = kinds.into_iter().find_map(|kind| number(xdp.find(kind)?).filter(|&id| id != 0))?;
+    u32::try_from(id).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_what_an_assembler_makes_of_it() {
+        let bytes: Vec<u8> = instructions(7)
+            .iter()
+            .flat_map(|insn| {
+                let [a, b] = insn.offset.to_le_bytes();
+                let [c, d, e, f] = insn.immediate.to_le_bytes();
+                [insn.code, insn.registers, a, b, c, d, e, f]
+            })
+            .collect();
+        let expected: [[u8; 8]; 6] = [
+            [0x61, 0x12, 0x10, 0, 0, 0, 0, 0],
+            [0x18, 0x11, 0, 0, 7, 0, 0, 0],
+            [0; 8],
+            [0xb7, 0x03, 0, 0, 2, 0, 0, 0],
+            [0x85, 0, 0, 0, 51, 0, 0, 0],
+            [0x95, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(bytes, expected.concat());
+    }
+}

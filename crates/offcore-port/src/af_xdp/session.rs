@@ -1,0 +1,313 @@
+//! An interface taken over: the program attached, a socket bound to each queue. Dropping it gives the interface back.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use offcore_mem::Pool;
+use offcore_wire::ethernet;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::program::{Attachment, Place, Program, who_is_there};
+use super::rings::Sizes;
+use super::rx::RxHalf;
+use super::socket::{Copying, Refused, Settings, Socket, Step};
+use super::tx::TxHalf;
+use super::{MAX_BUFFERS, VLAN_TAG};
+use crate::PortError;
+use crate::netdev::NetDev;
+use crate::spec::{AfXdpSpec, XdpMode};
+
+/// Bytes of the largest UMEM chunk: a page.
+const LARGEST_CHUNK: usize = 4096;
+
+/// Why an interface cannot be taken over, and what to do about it.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// The kernel says no.
+    System(String, io::Error),
+    /// It would not work.
+    Reason(String),
+}
+
+impl Refusal {
+    /// The same as an error of port `port`.
+    pub(super) fn of(self, port: &str) -> PortError {
+        let port = port.to_string();
+        match self {
+            Self::System(what, source) => PortError::System { port, what, source },
+            Self::Reason(reason) => PortError::Other { port, reason },
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System(what, source) => write!(f, "{what}: {source}"),
+            Self::Reason(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// An interface that packets are taken from.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// First, so that no packets come any more when the sockets go.
+    _attachment: Attachment,
+    _promiscuous: Option<std::os::fd::OwnedFd>,
+    pub(super) sockets: Vec<Arc<Socket>>,
+    place: Place,
+    /// Why the program is not in the driver.
+    note: Option<String>,
+    /// Packets may have several buffers.
+    pub(super) frags: bool,
+}
+
+/// The two halves of a queue.
+pub(super) type Halves = (RxHalf, TxHalf);
+
+impl Session {
+    /// Takes the interface over. A queue that is busy is waited for as long as `patience`.
+    pub(super) fn open(
+        device: &NetDev,
+        spec: &AfXdpSpec,
+        pool: &'static Pool,
+        patience: Duration,
+    ) -> Result<(Self, Vec<Halves>), Refusal> {
+        let (index, name) = (device.index(), device.name());
+        let mtu = device.mtu().map_err(|e| Refusal::System(format!("asking for the MTU of '{name}'"), e))?;
+        let frags = needs_frags(mtu, pool)?;
+        let settings = |copying| Settings {
+            sizes: sizes(spec),
+            copying,
+            frags,
+            need_wakeup: spec.need_wakeup,
+            busy_poll: spec.busy_poll,
+            patience,
+        };
+        let queues = u32::from(spec.first) + u32::from(spec.queues);
+        let load = || Program::load(queues, frags).map_err(|e| refused_program(e, mtu, pool));
+        let attach = |place| Ok(Attachment::new(load()?, index, place));
+        let (place, copying) = match spec.mode {
+            XdpMode::Auto => (Place::Driver, Copying::Avoid),
+            XdpMode::ZeroCopy => (Place::Driver, Copying::Never),
+            XdpMode::Copy => (Place::Driver, Copying::Always),
+            XdpMode::Skb => (Place::Generic, Copying::Always),
+        };
+        let (attachment, place, copying, note) = match attach(place)? {
+            Ok(attachment) => (attachment, place, copying, None),
+            Err(refused) if spec.mode == XdpMode::Auto && may_be_generic(&refused) => {
+                let attachment = attach(Place::Generic)?
+                    .map_err(|e| refused_attachment(device, Place::Generic, e, mtu))?;
+                (attachment, Place::Generic, Copying::Always, Some(refused.to_string()))
+            }
+            Err(refused) => return Err(refused_attachment(device, place, refused, mtu)),
+        };
+        let promiscuous = match spec.promiscuous {
+            false => None,
+            true => Some(
+                listen_to_all(index)
+                    .map_err(|e| Refusal::System(format!("receiving all of '{name}': {PRIVILEGES}"), e))?,
+            ),
+        };
+
+        let settings = settings(copying);
+        let (mut sockets, mut halves): (Vec<Arc<Socket>>, _) = (Vec::new(), Vec::new());
+        for queue in u32::from(spec.first)..queues {
+            let umem_of = sockets.first().map(|socket| &**socket);
+            let (socket, rings) = Socket::open(pool, index, queue, &settings, umem_of)
+                .map_err(|refused| refused_socket(device, spec, queue, &settings, pool, refused))?;
+            let (target, busy) = (settings.sizes.fill as usize, spec.busy_poll.is_some());
+            let mut rx = RxHalf::new(pool, Arc::clone(&socket), rings.rx, rings.fill, target, busy);
+            // A driver may want them right away. What the pool lacks comes later.
+            rx.fill(&mut pool.cache());
+            let tx = TxHalf::new(pool, Arc::clone(&socket), rings.tx, rings.completion);
+            attachment
+                .enter(queue, std::os::fd::AsFd::as_fd(&*socket))
+                .map_err(|e| Refusal::System(format!("a socket for queue {queue} of '{name}'"), e))?;
+            sockets.push(socket);
+            halves.push((rx, tx));
+        }
+        let session =
+            Self { _attachment: attachment, _promiscuous: promiscuous, sockets, place, note, frags };
+        Ok((session, halves))
+    }
+}
+
+impl fmt::Display for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let zero_copy = self.sockets.iter().filter(|socket| socket.is_zero_copy()).count();
+        f.write_str(match (zero_copy, self.place) {
+            (0, Place::Driver) => "copy mode, program in the driver",
+            (0, Place::Generic) => "copy mode, generic program",
+            (all, _) if all == self.sockets.len() => "zero-copy",
+            _ => "zero-copy on some queues",
+        })?;
+        match &self.note {
+            None => Ok(()),
+            Some(note) => write!(f, " (the driver refused it: {note})"),
+        }
+    }
+}
+
+/// What a queue's rings have: the kernel gets twice as many buffers as packets can wait, so that there are some for
+/// those that come while others wait.
+fn sizes(spec: &AfXdpSpec) -> Sizes {
+    let size = spec.ring_size;
+    Sizes { rx: size, fill: 2 * size, tx: size, completion: size }
+}
+
+/// Packet buffers that a port takes for itself.
+pub(super) fn buffers(spec: &AfXdpSpec) -> usize {
+    usize::from(spec.queues) * sizes(spec).fill as usize
+}
+
+/// Bytes of the longest frame of an interface of this MTU.
+pub(super) fn longest_frame(mtu: usize) -> usize {
+    mtu + ethernet::HEADER_LEN + VLAN_TAG
+}
+
+/// Whether frames of this MTU need several packet buffers.
+fn needs_frags(mtu: usize, pool: &Pool) -> Result<bool, Refusal> {
+    let (longest, room) = (longest_frame(mtu), pool.data_room());
+    if longest > room * MAX_BUFFERS {
+        return Err(Refusal::Reason(format!(
+            "MTU {mtu} means frames of {longest} bytes, expected at most {MAX_BUFFERS} packet buffers of {room}: {}",
+            remedy(mtu, pool)
+        )));
+    }
+    Ok(longest > room)
+}
+
+/// How frames of `mtu` can be made to fit.
+fn remedy(mtu: usize, pool: &Pool) -> String {
+    let room = |chunk| chunk - (pool.chunk_size() - pool.data_room());
+    let lower = format!("lower the MTU to {} (ip link set dev … mtu N)", pool.data_room() - longest_frame(0));
+    if longest_frame(mtu) <= room(LARGEST_CHUNK) {
+        format!("--mbuf-size {LARGEST_CHUNK}, or {lower}")
+    } else {
+        lower
+    }
+}
+
+const PRIVILEGES: &str = "it needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF";
+
+/// Whether a driver's refusal leaves it to the generic program: not when somebody else is there, or we may not.
+fn may_be_generic(refused: &io::Error) -> bool {
+    let not = [libc::EBUSY, libc::EEXIST, libc::EPERM, libc::EACCES, libc::ENODEV];
+    !refused.raw_os_error().is_some_and(|code| not.contains(&code))
+}
+
+fn refused_program(error: io::Error, mtu: usize, pool: &Pool) -> Refusal {
+    let advice = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => format!(": {PRIVILEGES}"),
+        Some(libc::ENOSYS) => ": this kernel has no bpf(2)".into(),
+        Some(libc::EINVAL) if longest_frame(mtu) > pool.data_room() => format!(
+            ": this kernel has no XDP for frames of several packet buffers, which MTU {mtu} needs: {}",
+            remedy(mtu, pool)
+        ),
+        _ => String::new(),
+    };
+    Refusal::System(format!("loading the XDP program{advice}"), error)
+}
+
+fn refused_attachment(device: &NetDev, place: Place, error: io::Error, mtu: usize) -> Refusal {
+    let name = device.name();
+    let what = match (error.raw_os_error(), place) {
+        (Some(libc::EBUSY | libc::EEXIST), _) => who_is_there(name, device.index()),
+        (Some(libc::EPERM | libc::EACCES), _) => format!("attaching to interface '{name}': {PRIVILEGES}"),
+        (Some(libc::EOPNOTSUPP), Place::Driver) => {
+            format!("the driver of interface '{name}' runs no XDP program: mode=skb, or mode=auto")
+        }
+        (_, Place::Driver) => format!(
+            "the driver of interface '{name}' takes no XDP program as things are (MTU {mtu}, number of queues, \
+             offloads): change these, or mode=skb"
+        ),
+        (_, Place::Generic) => format!("attaching to interface '{name}'"),
+    };
+    Refusal::System(what, error)
+}
+
+fn refused_socket(
+    device: &NetDev,
+    spec: &AfXdpSpec,
+    queue: u32,
+    settings: &Settings,
+    pool: &Pool,
+    (step, error): Refused,
+) -> Refusal {
+    let (name, code) = (device.name(), error.raw_os_error());
+    let what = match (step, code) {
+        (_, Some(libc::EPERM | libc::EACCES)) if step != Step::Memory => {
+            format!("an XDP socket on interface '{name}': {PRIVILEGES}")
+        }
+        (Step::Make, Some(libc::EAFNOSUPPORT)) => {
+            "this kernel has no XDP sockets (CONFIG_XDP_SOCKETS)".into()
+        }
+        (Step::Make, _) => "making an XDP socket".into(),
+        (Step::Memory, Some(libc::ENOBUFS | libc::EPERM | libc::ENOMEM)) => format!(
+            "locking {} MiB of packet buffers: ulimit -l unlimited (RLIMIT_MEMLOCK), CAP_IPC_LOCK, or fewer --mbufs",
+            (pool.chunks() * pool.chunk_size()) >> 20
+        ),
+        (Step::Memory, Some(libc::EINVAL)) if pool.chunk_size() > LARGEST_CHUNK => format!(
+            "packet buffers of {} bytes: XDP sockets take at most {LARGEST_CHUNK} (longer frames come in several): \
+             --mbuf-size {LARGEST_CHUNK}",
+            pool.chunk_size()
+        ),
+        (Step::Memory, _) => "registering the packet buffers".into(),
+        (Step::Rings, _) => format!("rings of {} packets: a smaller ring_size", spec.ring_size),
+        (Step::Bind, Some(libc::EBUSY)) => {
+            format!(
+                "queue {queue} of interface '{name}' is another XDP socket's: end its process, or first=N"
+            )
+        }
+        (Step::Bind, Some(libc::EINVAL)) if !has_queue(device, queue) => {
+            let channels = device.channels().unwrap_or_default();
+            let has = channels.combined + channels.rx.max(channels.tx);
+            format!(
+                "interface '{name}' has {has} queues, and queue {queue} is wanted: ethtool -L {name}, or fewer with \
+                 queues=N"
+            )
+        }
+        (Step::Bind, Some(libc::EOPNOTSUPP)) if settings.copying == Copying::Never => {
+            format!("the driver of interface '{name}' has no zero-copy: mode=copy, or mode=auto")
+        }
+        (Step::Bind, Some(libc::EINVAL | libc::EOPNOTSUPP)) if settings.frags => {
+            let mtu = device.mtu().unwrap_or_default();
+            format!(
+                "this kernel has no XDP sockets for frames of several packet buffers, which MTU {mtu} needs: {}",
+                remedy(mtu, pool)
+            )
+        }
+        (Step::Bind, _) => format!("binding to queue {queue} of interface '{name}'"),
+        (Step::BusyPoll, _) => "busy_poll: this kernel has no preferred busy polling (Linux 5.11)".into(),
+    };
+    Refusal::System(what, error)
+}
+
+/// Whether the interface has this queue, as far as its driver says.
+fn has_queue(device: &NetDev, queue: u32) -> bool {
+    match device.channels() {
+        None => queue == 0,
+        Some(channels) => queue < channels.combined + channels.rx.max(channels.tx),
+    }
+}
+
+/// Has the interface receive packets for any address, as long as the descriptor is open.
+fn listen_to_all(index: u32) -> io::Result<std::os::fd::OwnedFd> {
+    // Without a protocol, it receives nothing itself.
+    let socket =
+        rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let request = libc::packet_mreq {
+        mr_ifindex: index.cast_signed(),
+        #[allow(clippy::cast_possible_truncation, reason = "PACKET_MR_PROMISC is 1")]
+        #[allow(clippy::cast_sign_loss, reason = "PACKET_MR_PROMISC is 1")]
+        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    super::socket::set(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)?;
+    Ok(socket)
+}

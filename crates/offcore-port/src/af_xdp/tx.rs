@@ -1,0 +1,341 @@
+//! Sending: packets into the TX ring, their buffers back out of the completion ring.
+//!
+//! In copy mode it is the call that sends: it takes packets off the TX ring, as many as its budget and the socket's
+//! send buffer allow, and gives up at the first one that the interface refuses. So it is repeated as long as it gets
+//! somewhere, and what is left is sent in the next round.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use offcore_mem::{Burst, Packet, Pool, PoolCache};
+use offcore_stats::Stage;
+use offcore_wire::ethernet;
+use rustix::io::Errno;
+
+use super::cell::{Cell, Held};
+use super::lent::Lent;
+use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
+use super::socket::Socket;
+use super::{Line, MAX_BUFFERS};
+use crate::{Accepts, Context, Drop, TxCounters, TxQueue};
+
+/// A queue that stops waits this long for the next buffer to come back; then closing the socket brings the rest.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Packets, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    packets: u64,
+    bytes: u64,
+}
+
+impl std::ops::AddAssign for Sum {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// The sending half of a socket. The rings are unmapped before the socket is let go of.
+#[derive(Debug)]
+pub(super) struct TxHalf {
+    tx: Producer<Descriptor>,
+    completion: Consumer<u64>,
+    lent: Lent,
+    /// Index of the first descriptor that the kernel may not have taken.
+    sent: u32,
+    pool: &'static Pool,
+    socket: Arc<Socket>,
+}
+
+impl TxHalf {
+    pub(super) fn new(
+        pool: &'static Pool,
+        socket: Arc<Socket>,
+        tx: Producer<Descriptor>,
+        completion: Consumer<u64>,
+    ) -> Self {
+        let sent = tx.head();
+        Self { tx, completion, lent: Lent::new(pool), sent, pool, socket }
+    }
+
+    /// Frees what has been sent; how many buffers.
+    #[inline]
+    fn reap(&mut self, cache: &mut PoolCache) -> usize {
+        if self.lent.count() == 0 {
+            return 0;
+        }
+        let done = self.completion.available(usize::MAX);
+        for _ in 0..done {
+            let place = self.completion.pop();
+            if let Some(packet) = self.lent.reclaim(place, 0) {
+                cache.free(packet);
+            }
+        }
+        if done > 0 {
+            self.completion.release();
+        }
+        done
+    }
+
+    /// Writes a packet of one buffer to the ring, which has room for it.
+    #[inline(always)]
+    fn push(&mut self, packet: Packet, options: u32) {
+        #[allow(clippy::cast_possible_truncation, reason = "a packet buffer has at most 32 KiB")]
+        let len = packet.len() as u32;
+        let addr = self.lent.lend(packet);
+        self.tx.push(Descriptor { addr, len, options });
+    }
+
+    /// Writes a packet of several buffers.
+    #[cold]
+    fn push_chain(&mut self, mut packet: Packet) {
+        while let Some(rest) = self.pool.split(&mut packet) {
+            self.push(packet, CONTINUED);
+            packet = rest;
+        }
+        self.push(packet, 0);
+    }
+
+    /// Has the kernel send what is in the ring, if it wants to be asked; what it dropped.
+    #[inline]
+    fn kick(&mut self) -> Sum {
+        let mut refused = Sum::default();
+        if !self.tx.needs_wakeup() {
+            return refused;
+        }
+        if self.socket.is_zero_copy() {
+            // The driver sends, now or later.
+            let _ = self.socket.send();
+            return refused;
+        }
+        loop {
+            match self.socket.send() {
+                Ok(()) => self.sent = self.tx.head(),
+                // Its budget is used up, or the send buffer is full.
+                Err(Errno::AGAIN) => {
+                    if !self.advance() {
+                        break;
+                    }
+                }
+                // The interface dropped one packet.
+                Err(Errno::BUSY) => refused += self.refused(),
+                // The interface is down or gone, which the control thread will find out.
+                Err(_) => break,
+            }
+            if self.sent == self.tx.head() {
+                break;
+            }
+        }
+        refused
+    }
+
+    /// Looks how far the kernel has got; whether that is further than before.
+    fn advance(&mut self) -> bool {
+        let taken = self.tx.head().wrapping_sub(self.tx.waiting() as u32);
+        // The kernel may be further than it says, but never behind.
+        let further = taken.wrapping_sub(self.sent).cast_signed() > 0;
+        if further {
+            self.sent = taken;
+        }
+        further
+    }
+
+    /// The packet that the kernel has taken and the interface dropped. When packets were sent before it in the same
+    /// call, it is the last one that was taken; when none were, the kernel does not yet say that it took it.
+    #[cold]
+    fn refused(&mut self) -> Sum {
+        let (before, mut bytes) = (self.sent, 0);
+        if self.advance() {
+            let mut index = self.sent;
+            while index != before {
+                index = index.wrapping_sub(1);
+                let descriptor = self.tx.written(index);
+                if bytes > 0 && descriptor.options & CONTINUED == 0 {
+                    break;
+                }
+                bytes += u64::from(descriptor.len);
+            }
+        } else {
+            while self.sent != self.tx.head() {
+                let descriptor = self.tx.written(self.sent);
+                self.sent = self.sent.wrapping_add(1);
+                bytes += u64::from(descriptor.len);
+                if descriptor.options & CONTINUED == 0 {
+                    break;
+                }
+            }
+        }
+        Sum { packets: 1, bytes }
+    }
+
+    /// Whether something is in the ring that the kernel has not been able to take.
+    #[inline]
+    fn has_unsent(&mut self) -> bool {
+        match self.socket.is_zero_copy() {
+            true => self.lent.count() > 0 && self.tx.waiting() > 0,
+            false => self.sent != self.tx.head(),
+        }
+    }
+}
+
+impl std::ops::Drop for TxHalf {
+    fn drop(&mut self) {
+        self.socket.leave(self.lent.take());
+    }
+}
+
+/// Sends to one queue of an interface.
+#[derive(Debug)]
+pub(super) struct XdpTx {
+    held: Held<TxHalf>,
+    line: Arc<Line>,
+    counters: TxCounters,
+    /// Packets that were counted as sent and then dropped, and are to be taken off what is counted next.
+    owed: Sum,
+    /// Since when no buffer has come back to a queue that stops.
+    stuck_since: Option<Instant>,
+}
+
+impl XdpTx {
+    pub(super) fn new(cell: Arc<Cell<TxHalf>>, line: Arc<Line>, counters: TxCounters) -> Self {
+        Self { held: Held::new(cell), line, counters, owed: Sum::default(), stuck_since: None }
+    }
+
+    /// Frees what has been sent, and sends what could not be before; how many buffers have come back.
+    #[inline]
+    fn go_on(&mut self, cache: &mut PoolCache) -> usize {
+        let Some(half) = self.held.half() else { return 0 };
+        let reaped = half.reap(cache);
+        if half.has_unsent() && self.line.longest() > 0 {
+            let refused = half.kick();
+            if refused.packets > 0 {
+                self.count(Sum::default(), refused);
+            }
+        }
+        reaped
+    }
+
+    /// Counts packets that were handed to the kernel, and those that the interface dropped of these and earlier ones.
+    #[inline]
+    fn count(&mut self, sent: Sum, refused: Sum) {
+        if refused.packets > 0 {
+            self.counters.drop(Drop::Failed, refused.packets);
+            self.owed += refused;
+        }
+        let off =
+            Sum { packets: self.owed.packets.min(sent.packets), bytes: self.owed.bytes.min(sent.bytes) };
+        self.owed = Sum { packets: self.owed.packets - off.packets, bytes: self.owed.bytes - off.bytes };
+        self.counters.add(sent.packets - off.packets, sent.bytes - off.bytes);
+    }
+}
+
+/// Moves packets from the front of `burst` to the ring of `half`, as many as it has room for. Those that cannot be sent
+/// are freed and counted.
+#[inline]
+fn push_all(
+    half: &mut TxHalf,
+    burst: &mut Burst,
+    longest: usize,
+    cache: &mut PoolCache,
+    counters: &TxCounters,
+) -> Sum {
+    if !Packet::all_plain(burst) {
+        return push_special(half, burst, longest, cache, counters);
+    }
+    let mut sum = Sum::default();
+    let takeable = half.tx.free(burst.len()).min(burst.len());
+    for packet in burst.drain(..takeable) {
+        let len = packet.len();
+        if !(ethernet::HEADER_LEN..=longest).contains(&len) {
+            counters.drop(reason(len), 1);
+            cache.free(packet);
+            continue;
+        }
+        sum += Sum { packets: 1, bytes: len as u64 };
+        half.push(packet, 0);
+    }
+    sum
+}
+
+#[cold]
+fn push_special(
+    half: &mut TxHalf,
+    burst: &mut Burst,
+    longest: usize,
+    cache: &mut PoolCache,
+    counters: &TxCounters,
+) -> Sum {
+    let (mut sum, pool) = (Sum::default(), half.pool);
+    let mut free = half.tx.free(burst.len() * MAX_BUFFERS);
+    for packet in std::mem::take(burst) {
+        let (len, buffers) = (pool.total_len(&packet), pool.segment_count(&packet));
+        // Those behind one that has to wait wait, too.
+        if !burst.is_empty() || buffers > free {
+            burst.push(packet);
+            continue;
+        }
+        if !(ethernet::HEADER_LEN..=longest).contains(&len) || buffers > MAX_BUFFERS {
+            counters.drop(reason(len), 1);
+            cache.free(packet);
+            continue;
+        }
+        free -= buffers;
+        sum += Sum { packets: 1, bytes: len as u64 };
+        half.push_chain(packet);
+    }
+    sum
+}
+
+fn reason(len: usize) -> Drop {
+    if len < ethernet::HEADER_LEN { Drop::Malformed } else { Drop::TooBig }
+}
+
+impl TxQueue for XdpTx {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if burst.is_empty() {
+            return;
+        }
+        let longest = self.line.longest();
+        let half = match self.held.half() {
+            Some(half) if longest > 0 => half,
+            _ => {
+                self.counters.drop_all(Drop::Down, burst, ctx.cache);
+                return;
+            }
+        };
+        half.reap(ctx.cache);
+        let sent = push_all(half, burst, longest, ctx.cache, &self.counters);
+        half.tx.publish();
+        let refused = half.kick();
+        self.count(sent, refused);
+        ctx.clock.lap(Stage::Tx);
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { segments: self.line.takes_segments(), ..Accepts::default() }
+    }
+
+    fn poll(&mut self, ctx: &mut Context<'_>) {
+        self.go_on(ctx.cache);
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+
+    fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
+        if self.go_on(ctx.cache) > 0 {
+            self.stuck_since = None;
+        }
+        // What an interface without a link has, it keeps.
+        let left = match self.held.half() {
+            Some(half) if self.line.longest() > 0 => half.lent.count(),
+            _ => 0,
+        };
+        if left == 0 {
+            return true;
+        }
+        self.stuck_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE
+    }
+}
