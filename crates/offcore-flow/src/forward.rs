@@ -1,4 +1,4 @@
-//! Forwarding modes: they mean what they mean in testpmd.
+//! Forwarding modes: they mean what they mean in testpmd, and `copy` what dpdk-dma does.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,12 +24,15 @@ pub enum Forward {
     Txonly,
     /// What is received is dropped; UDP packets of many flows are sent.
     Flowgen,
+    /// dpdk-dma's: copied into a new buffer ([`copy`](crate::copy)), and then as [`Mac`](Self::Mac), if addresses are to
+    /// be updated.
+    Copy,
 }
 
 impl Forward {
     /// Every mode.
-    pub const ALL: [Self; 6] =
-        [Self::Io, Self::Mac, Self::Macswap, Self::Rxonly, Self::Txonly, Self::Flowgen];
+    pub const ALL: [Self; 7] =
+        [Self::Io, Self::Mac, Self::Macswap, Self::Rxonly, Self::Txonly, Self::Flowgen, Self::Copy];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ impl Forward {
             Self::Rxonly => "rxonly",
             Self::Txonly => "txonly",
             Self::Flowgen => "flowgen",
+            Self::Copy => "copy",
         }
     }
 }
@@ -110,7 +114,7 @@ pub struct Addresses {
 #[inline]
 pub fn rewrite(mode: Forward, addresses: &Addresses, burst: &mut Burst) {
     match mode {
-        Forward::Mac => each_frame(burst, |frame| set_addresses(addresses, frame)),
+        Forward::Mac | Forward::Copy => each_frame(burst, |frame| set_addresses(addresses, frame)),
         Forward::Macswap => each_frame(burst, swap_addresses),
         Forward::Io | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => {}
     }

@@ -32,6 +32,25 @@ pub struct QueueReport {
     pub starved: u64,
 }
 
+/// Counters of the copy stage around one RX queue: see [`copy`](mod@crate::copy).
+#[derive(Clone, Debug, Serialize)]
+pub struct CopyReport {
+    /// Such as `port0`.
+    pub port: String,
+    /// Queue index.
+    pub queue: u32,
+    /// Packets whose copies were begun.
+    pub packets: u64,
+    /// Bytes of those copies.
+    pub bytes: u64,
+    /// Packets dropped because they were longer than allowed.
+    pub too_big: u64,
+    /// Packets dropped because no packet buffer was to be had for long.
+    pub no_buffer: u64,
+    /// Polls that left packets waiting for a packet buffer.
+    pub starved: u64,
+}
+
 /// Counters of one channel of one worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChannelReport {
@@ -131,6 +150,9 @@ pub struct Report {
     pub tsc_hz: u64,
     /// The queues.
     pub queues: Vec<QueueReport>,
+    /// The copy stages of `--forward copy`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<CopyReport>,
     /// The channels.
     pub channels: Vec<ChannelReport>,
     /// The workers.
@@ -167,6 +189,7 @@ impl Reporter {
             seconds: (now - self.started).as_secs_f64(),
             tsc_hz: tsc::hz(),
             queues: Vec::new(),
+            copies: Vec::new(),
             channels: Vec::new(),
             workers: Vec::new(),
             decisions: Vec::new(),
@@ -210,11 +233,26 @@ fn value(block: &Snapshot, name: &str) -> u64 {
     block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
 }
 
-/// Blocks are named `portN/rxQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
+/// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
 /// `lcoreN/idle`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
     let Some(lcore) = owner.strip_prefix("lcore").and_then(|n| n.parse().ok()) else {
+        if let Some(queue) =
+            what.strip_prefix("rx").and_then(|queue| queue.strip_suffix("/copy")?.parse().ok())
+        {
+            let get = |name| value(block, name);
+            report.copies.push(CopyReport {
+                port: owner.into(),
+                queue,
+                packets: get("packets"),
+                bytes: get("bytes"),
+                too_big: get("too_big"),
+                no_buffer: get("no_buffer"),
+                starved: get("starved"),
+            });
+            return;
+        }
         report.queues.extend(queue(owner, what, block, previous, elapsed));
         return;
     };

@@ -1,5 +1,7 @@
 //! A switch: ports, engines and workers put together, started and stopped.
 
+mod copying;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +25,8 @@ use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::report::Reporter;
 use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
+
+pub use copying::Copying;
 
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 1 << 20;
@@ -56,6 +60,8 @@ pub struct SwitchConfig {
     pub idle: Idle,
     /// In mode `auto`, how long a packet may take through an engine, from submission to publication.
     pub max_latency: Option<Duration>,
+    /// What [`Forward::Copy`] does beside copying.
+    pub copying: Copying,
 }
 
 impl Default for SwitchConfig {
@@ -74,6 +80,7 @@ impl Default for SwitchConfig {
             rt_priority: None,
             idle: Idle::Poll,
             max_latency: None,
+            copying: Copying::default(),
         }
     }
 }
@@ -113,19 +120,22 @@ pub struct Running {
     notes: Vec<String>,
 }
 
-/// One queue's way through the switch, and the worker that it is on.
+/// One queue's way through the switch, and the workers that it is on.
 #[derive(Clone, Copy, Debug)]
 struct Route {
+    /// The one that receives.
     worker: usize,
+    /// The one that sends: another one when a ring is between them.
+    sender: usize,
     rx_port: usize,
     tx_port: usize,
     queue: u16,
 }
 
 impl Route {
-    /// The two queue halves that may have channels.
-    fn halves(&self) -> [(usize, Half); 2] {
-        [(self.rx_port, Half::Rx), (self.tx_port, Half::Tx)]
+    /// The two queue halves that may have channels, and the workers that have them.
+    fn halves(&self) -> [(usize, Half, usize); 2] {
+        [(self.rx_port, Half::Rx, self.worker), (self.tx_port, Half::Tx, self.sender)]
     }
 }
 
@@ -134,8 +144,12 @@ fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
     let mut routes = Vec::new();
     for rx_port in 0..ports.len() {
         let tx_port = config.topology.peer(rx_port, ports.len());
+        if !config.copying.has(rx_port) || !config.copying.has(tx_port) {
+            continue;
+        }
         for queue in 0..ports[rx_port].queues().min(ports[tx_port].queues()) {
-            routes.push(Route { worker: routes.len() % config.lcores.len(), rx_port, tx_port, queue });
+            let (worker, sender) = copying::workers(config, routes.len());
+            routes.push(Route { worker, sender, rx_port, tx_port, queue });
         }
     }
     routes
@@ -185,9 +199,9 @@ fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> 
 fn sharers(dma: &DmaMap, routes: &[Route]) -> BTreeMap<String, usize> {
     let mut workers: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for route in routes {
-        for (port, half) in route.halves() {
+        for (port, half, worker) in route.halves() {
             for name in dma.channels(port, half, route.queue) {
-                workers.entry(name.clone()).or_default().insert(route.worker);
+                workers.entry(name.clone()).or_default().insert(worker);
             }
         }
     }
@@ -224,7 +238,10 @@ pub fn start(
         assembly.add_worker(lcore, pool)?;
     }
     for route in &routes {
-        assembly.add_stream(route, &mut ports)?;
+        match config.forward {
+            Forward::Copy => assembly.add_copying(route, &mut ports, pool)?,
+            _ => assembly.add_stream(route, &mut ports)?,
+        }
     }
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
     notes.extend(dead_ends(config, &ports.iter().map(|port| port.queues()).collect::<Vec<_>>()));
@@ -264,6 +281,7 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
             return Err(lcore::LcoreError::Unavailable { found: lcore, available }.into());
         }
     }
+    copying::check(config, ports.len()).map_err(SwitchError::Config)?;
     let longest = pool.longest() + ethernet::FCS_LEN;
     if config.txpkts > longest {
         return refuse(format!(
@@ -276,7 +294,10 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
     }
     for entry in &config.dma.entries {
         let named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
-        let fits = |port: usize| ports.get(port).is_some_and(|p| p.offloads() && entry.queue < p.queues());
+        // A copy stage is around any port's RX queue.
+        let stage = config.forward == Forward::Copy && entry.half == Half::Rx;
+        let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
+        let fits = |port: usize| ports.get(port).is_some_and(|port| makes_copies(&**port));
         if !named.clone().any(fits) {
             return refuse(format!(
                 "--dma names {}q{} of {}, which has no such queue with copies to offload (vhost ports have)",
@@ -296,7 +317,7 @@ impl Assembly<'_> {
         mover.set_max_latency(self.config.max_latency.map(tsc::ticks));
         let worker = Worker {
             streams: Vec::new(),
-            forward: self.config.forward,
+            forward: copying::worker_mode(self.config, self.workers.len()),
             burst: self.config.burst,
             work: (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64,
             mover,
@@ -311,18 +332,10 @@ impl Assembly<'_> {
 
     fn add_stream(
         &mut self,
-        &Route { worker, rx_port, tx_port, queue }: &Route,
+        &Route { worker, rx_port, tx_port, queue, .. }: &Route,
         ports: &mut [Box<dyn Port>],
     ) -> Result<(), SwitchError> {
-        let addresses = Addresses {
-            source: ports[tx_port].mac(),
-            destination: self
-                .config
-                .eth_peers
-                .get(&tx_port)
-                .copied()
-                .unwrap_or(MacAddr::local(tx_port as u8)),
-        };
+        let addresses = self.addresses(tx_port, &*ports[tx_port]);
         let source = match self.config.forward {
             mode @ (Forward::Txonly | Forward::Flowgen) => {
                 Some(Source::new(mode, &addresses, self.config.txpkts).map_err(SwitchError::Config)?)
@@ -346,6 +359,12 @@ impl Assembly<'_> {
         };
         self.workers[worker].0.streams.push(Stream { rx, tx, addresses, source, one_copy });
         Ok(())
+    }
+
+    /// What `mac` writes into what is sent on a port.
+    fn addresses(&self, index: usize, port: &dyn Port) -> Addresses {
+        let peer = self.config.eth_peers.get(&index).copied();
+        Addresses { source: port.mac(), destination: peer.unwrap_or(MacAddr::local(index as u8)) }
     }
 
     /// The channels of one queue, opened for its worker when they are not yet.

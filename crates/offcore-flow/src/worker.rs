@@ -251,7 +251,7 @@ impl Stream {
             Forward::Io => one_copy.forward(ctx, rx, tx, |_| ()),
             Forward::Mac => one_copy.forward(ctx, rx, tx, |frame| forward::set_addresses(addresses, frame)),
             Forward::Macswap => one_copy.forward(ctx, rx, tx, forward::swap_addresses),
-            Forward::Rxonly | Forward::Txonly | Forward::Flowgen => (0, Next::Ordinary),
+            Forward::Rxonly | Forward::Txonly | Forward::Flowgen | Forward::Copy => (0, Next::Ordinary),
         }
     }
 
@@ -277,7 +277,7 @@ impl Stream {
         match forward {
             Forward::Rxonly => ctx.cache.free_all(burst.drain(..)),
             Forward::Flowgen => ctx.cache.free_all(burst.drain(..)),
-            Forward::Txonly | Forward::Io | Forward::Mac | Forward::Macswap => {
+            Forward::Txonly | Forward::Io | Forward::Mac | Forward::Macswap | Forward::Copy => {
                 rewrite(forward, &self.addresses, &mut burst);
             }
         }

@@ -35,6 +35,9 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Switch packets between ports, testpmd-like; --demo needs nothing else
     Switch(Box<SwitchArgs>),
+    /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
+    #[command(after_help = crate::copy::EXAMPLES)]
+    Copy(Box<crate::copy::CopyArgs>),
     /// Measure the published tables on this machine
     Bench {
         /// What to measure.
@@ -88,6 +91,10 @@ Examples:
     offcore switch --port pcap:in.pcap --port pcap:-,out.pcap \\
       --forward mac --eth-peer 1,02:00:00:00:00:09 --until-idle
 
+  Every packet copied by a helper thread before it is sent, whatever the ports:
+    offcore switch --port gen:size=1518 --port gen:size=64 --forward copy \\
+      --dma rxq0@core:1 --duration 2
+
   Traffic for the guest behind another switch, one JSON object a second:
     offcore switch --port virtio-user:/tmp/vm1.sock --forward txonly \\
       --txpkts 1518 --format json
@@ -105,6 +112,8 @@ Ports:
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
 
 Channels:
+  Of a vhost port both halves of a queue make copies. With --forward copy any
+  port's rxqN has the channels of the copy stage behind it.
   cpu             the core itself
   core:N          a helper thread on lcore N
   dsa:wqN.M       work queue M of DSA device N; wqN.M is the same
@@ -130,7 +139,7 @@ pub(crate) struct SwitchArgs {
     #[arg(long = "port", value_name = "SPEC", value_parser = port, required_unless_present = "demo")]
     pub ports: Vec<PortSpec>,
 
-    /// What is done with packets; the modes are testpmd's
+    /// What is done with packets; the modes are testpmd's, and copy is what `offcore copy` does
     #[arg(long, value_name = "MODE", default_value = "io", value_parser = forward())]
     pub forward: Forward,
 
@@ -138,7 +147,11 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "TOPOLOGY", default_value = "paired", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// Destination address of what is sent on PORT by mac, txonly and flowgen [default: 02:00:00:00:00:PORT]
+    /// Addresses of what --forward copy sends.
+    #[command(flatten)]
+    pub mac: MacArgs,
+
+    /// Destination address of what is sent on PORT by mac, copy, txonly and flowgen [default: 02:00:00:00:00:PORT]
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
@@ -213,6 +226,26 @@ pub(crate) struct SwitchArgs {
     pub quick: bool,
 }
 
+/// Whether copying updates addresses.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct MacArgs {
+    /// Copied packets get the TX port's address as their source and 02:00:00:00:00:PORT as their destination; so it is
+    /// by default
+    #[arg(long, overrides_with = "no_mac_updating")]
+    mac_updating: bool,
+
+    /// Copied packets keep their addresses
+    #[arg(long, overrides_with = "mac_updating")]
+    no_mac_updating: bool,
+}
+
+impl MacArgs {
+    /// What was asked for, if anything.
+    pub(crate) fn updating(&self) -> Option<bool> {
+        (self.mac_updating || self.no_mac_updating).then_some(self.mac_updating)
+    }
+}
+
 /// The packet buffers of a command that has ports.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PoolArgs {
@@ -250,10 +283,12 @@ impl PoolArgs {
 }
 
 /// The demo decides these itself.
-const NOT_WITH_DEMO: [&str; 20] = [
+const NOT_WITH_DEMO: [&str; 22] = [
     "ports",
     "forward",
     "port_topology",
+    "mac_updating",
+    "no_mac_updating",
     "eth_peers",
     "dma",
     "dsa_sims",
@@ -287,7 +322,7 @@ pub(crate) enum Format {
 pub(crate) struct Lcores(pub Vec<usize>);
 
 /// A port; what clap says before the error names the text already.
-fn port(text: &str) -> Result<PortSpec, String> {
+pub(crate) fn port(text: &str) -> Result<PortSpec, String> {
     text.parse().map_err(|error| match error {
         PortError::Syntax { expected, .. } => expected,
         other => other.to_string(),
@@ -319,11 +354,11 @@ fn mbuf_size(text: &str) -> Result<usize, String> {
     }
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     seconds(text).ok_or_else(|| "expected seconds such as 1 or 0.5, at most 86400; 0 for none".into())
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let found = seconds(text).filter(|duration| !duration.is_zero());
     found.ok_or_else(|| "expected seconds such as 10 or 0.5, more than 0 and at most 86400".into())
 }
@@ -353,7 +388,7 @@ fn forward() -> impl TypedValueParser<Value = Forward> {
     choice(Forward::ALL.map(Forward::name))
 }
 
-fn topology() -> impl TypedValueParser<Value = Topology> {
+pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
     choice(["paired", "chained", "loop"])
 }
 
@@ -361,7 +396,7 @@ fn idle() -> impl TypedValueParser<Value = Idle> {
     choice(Idle::ALL.map(Idle::name))
 }
 
-fn mode() -> impl TypedValueParser<Value = Mode> {
+pub(crate) fn mode() -> impl TypedValueParser<Value = Mode> {
     choice(["cpu", "offload", "auto"])
 }
 

@@ -2,6 +2,7 @@
 //!
 //! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
 //! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
+//! * [`copy`]: `offcore copy`, dpdk-dma's application,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`output`]: where words go.
 //!
@@ -11,6 +12,7 @@
 
 mod args;
 mod bench;
+mod copy;
 mod demo;
 mod dsa;
 mod output;
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     }
     let (names, result) = match &cli.command {
         Command::Switch(args) => (&["switch"][..], switch::run(args)),
+        Command::Copy(args) => (&["copy"][..], copy::run(args)),
         Command::Bench { command } => (command.names(), bench::run(command)),
         Command::Predict(args) => (&["predict"][..], predict::run(args)),
         Command::Dsa { command } => (command.names(), dsa::run(command)),

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use offcore_dma::Mode;
+use offcore_flow::switch::Copying;
 use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
-use crate::args::SwitchArgs;
+use crate::args::{Lcores, SwitchArgs};
 
 /// Frame length of `txonly` and `flowgen` when none is given.
 const FRAME: usize = 64;
@@ -25,7 +26,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         return Err("--quick is for --demo, which is not given".into());
     }
     check_twice(&args.ports)?;
-    let dma = dma_map(args)?;
+    let dma = dma_map(args.dma.clone(), &args.ports)?;
     let mapped = !dma.entries.is_empty();
     if let Some(mode @ (Mode::Offload | Mode::Auto)) = args.mode
         && !mapped
@@ -39,7 +40,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
             "--max-latency is for --mode auto, which alone can leave the engine to the core: add it".into()
         );
     }
-    check_simulators(args, &dma)?;
+    check_simulators(&args.dsa_sims, &dma)?;
     let mut eth_peers = BTreeMap::new();
     for &(port, mac) in &args.eth_peers {
         if port >= args.ports.len() {
@@ -58,7 +59,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         topology: args.port_topology,
         eth_peers,
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
-        lcores: lcores(args, &dma)?,
+        lcores: lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?,
         simulators: args.dsa_sims.clone(),
         dma,
         burst: args.burst,
@@ -67,6 +68,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         rt_priority: args.rt_priority.and_then(|priority| i32::try_from(priority).ok()),
         idle: args.idle,
         max_latency: args.max_latency.map(|us| Duration::from_micros(us as u64)),
+        copying: Copying { mac_updating: args.mac.updating().unwrap_or(true), ..Copying::default() },
     })
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn idle_patience(ports: &[PortSpec]) -> Duration {
     ports.iter().filter_map(gap).max().map_or(IDLE, |gap| gap.max(IDLE))
 }
 
-fn counted(ports: usize) -> String {
+pub(crate) fn counted(ports: usize) -> String {
     match ports {
         1 => "there is one port, number 0".into(),
         _ => format!("there are {ports} ports, counted from 0"),
@@ -89,7 +91,10 @@ fn counted(ports: usize) -> String {
 }
 
 /// Two ports cannot make the same socket, interface or file.
-fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
+///
+/// # Errors
+/// As [`config`].
+pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     let made = |port: &PortSpec| match port {
         PortSpec::Vhost(vhost) if !vhost.client => Some(("listens at", vhost.path.clone())),
         PortSpec::VirtioUser(virtio) if virtio.server => Some(("listens at", virtio.path.clone())),
@@ -109,9 +114,13 @@ fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     Ok(())
 }
 
-fn dma_map(args: &SwitchArgs) -> Result<DmaMap, String> {
-    let mut map = args.dma.clone().unwrap_or_default();
-    for (index, port) in args.ports.iter().enumerate() {
+/// The mapping of `--dma`, with what ports say themselves.
+///
+/// # Errors
+/// As [`config`].
+pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap, String> {
+    let mut map = dma.unwrap_or_default();
+    for (index, port) in ports.iter().enumerate() {
         if let PortSpec::Vhost(vhost) = port
             && let Some(dmas) = &vhost.dmas
         {
@@ -119,15 +128,18 @@ fn dma_map(args: &SwitchArgs) -> Result<DmaMap, String> {
             add.map_err(|error| format!("--port {port} (port {index}), with --dma: {error}"))?;
         }
     }
-    if let Some(port) = map.entries.iter().filter_map(|e| e.port).find(|&port| port >= args.ports.len()) {
-        return Err(format!("--dma {port}.…: {}", counted(args.ports.len())));
+    if let Some(port) = map.entries.iter().filter_map(|e| e.port).find(|&port| port >= ports.len()) {
+        return Err(format!("--dma {port}.…: {}", counted(ports.len())));
     }
     Ok(map)
 }
 
 /// A simulated device is asked for once, and every one that a channel names is asked for.
-fn check_simulators(args: &SwitchArgs, dma: &DmaMap) -> Result<(), String> {
-    let names: Vec<String> = args.dsa_sims.iter().map(Simulator::name).collect();
+///
+/// # Errors
+/// As [`config`].
+pub(crate) fn check_simulators(simulators: &[Simulator], dma: &DmaMap) -> Result<(), String> {
+    let names: Vec<String> = simulators.iter().map(Simulator::name).collect();
     if let Some((_, twice)) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
         return Err(format!("--dsa-sim gives {twice} twice: expected it once, with all its keys"));
     }
@@ -150,9 +162,14 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
             "--txpkts is for --forward txonly or flowgen, found --forward {forward}: it makes no packets"
         ));
     }
-    if !args.eth_peers.is_empty() && !generates && forward != Forward::Mac {
+    if !args.eth_peers.is_empty() && !generates && !matches!(forward, Forward::Mac | Forward::Copy) {
         return Err(format!(
-            "--eth-peer is for --forward mac, txonly or flowgen, found --forward {forward}: it writes no addresses"
+            "--eth-peer is for --forward mac, copy, txonly or flowgen, found --forward {forward}: it writes no addresses"
+        ));
+    }
+    if args.mac.updating().is_some() && forward != Forward::Copy {
+        return Err(format!(
+            "--mac-updating and --no-mac-updating are for --forward copy, found --forward {forward}"
         ));
     }
     if args.work_ns.is_some() && forward == Forward::Txonly {
@@ -166,7 +183,15 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
     if matches!(args.forward, Forward::Txonly | Forward::Flowgen) {
         return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
     }
-    for port in &args.ports {
+    check_ports_end(&args.ports)
+}
+
+/// The same for what the ports send.
+///
+/// # Errors
+/// As [`config`].
+pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
+    for port in ports {
         match port {
             PortSpec::Gen(gen_port) if gen_port.count.is_none() => {
                 return Err(format!("--until-idle and --port {port}: it sends without end; add count=N"));
@@ -181,9 +206,16 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
 }
 
 /// The lcores given, or the first one that no channel uses.
-fn lcores(args: &SwitchArgs, dma: &DmaMap) -> Result<Vec<usize>, String> {
+///
+/// # Errors
+/// As [`config`].
+pub(crate) fn lcores(
+    given: Option<&Lcores>,
+    simulators: &[Simulator],
+    dma: &DmaMap,
+) -> Result<Vec<usize>, String> {
     let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    if let Some(lcores) = &args.lcores {
+    if let Some(lcores) = given {
         return match lcores.0.iter().find(|lcore| !available.contains(lcore)) {
             Some(&found) => Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available })),
             None => Ok(lcores.0.clone()),
@@ -192,7 +224,7 @@ fn lcores(args: &SwitchArgs, dma: &DmaMap) -> Result<Vec<usize>, String> {
     let helper = |lcore: &usize| {
         let name = format!("core:{lcore}");
         dma.entries.iter().any(|entry| entry.channels.contains(&name))
-            || args.dsa_sims.iter().any(|simulator| simulator.lcore == Some(*lcore))
+            || simulators.iter().any(|simulator| simulator.lcore == Some(*lcore))
     };
     let free = available.iter().find(|lcore| !helper(lcore)).or(available.first());
     free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
@@ -232,6 +264,7 @@ mod tests {
                 "--port gen: --forward mac --eth-peer 0,02:00:00:00:00:01 --eth-peer 0,02:00:00:00:00:02",
                 &["--eth-peer", "port 0 twice"],
             ),
+            ("--port gen: --no-mac-updating", &["--no-mac-updating", "--forward io"]),
             ("--port gen: --max-latency 20", &["--max-latency", "--mode auto"]),
             ("--port gen: --forward txonly --work-ns 5", &["--work-ns", "--forward txonly"]),
             ("--port gen: --until-idle", &["--until-idle", "--port gen:", "count=N"]),
@@ -261,6 +294,15 @@ mod tests {
         assert!(config.lcores != [0] || lcore::available().unwrap().len() == 1);
         assert_eq!(switch("--port gen:").unwrap().mode, Mode::Cpu);
         assert_eq!(switch("--port vhost:/a --dma txq0@core:0 --mode cpu").unwrap().mode, Mode::Cpu);
+    }
+
+    #[test]
+    fn copying_updates_addresses_unless_it_is_told_not_to() {
+        assert!(switch("--port gen: --forward copy").unwrap().copying.mac_updating);
+        assert!(switch("--port gen: --forward copy --eth-peer 0,02:00:00:00:00:01").is_ok());
+        assert!(!switch("--port gen: --forward copy --no-mac-updating").unwrap().copying.mac_updating);
+        let last = switch("--port gen: --forward copy --no-mac-updating --mac-updating").unwrap();
+        assert!(last.copying.mac_updating, "the last one counts");
     }
 
     #[test]

@@ -80,12 +80,7 @@ impl From<GenReport> for Generator {
 /// The report as tables.
 pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = match line.stopped_by {
-        None => writeln!(text, "── {:.1} s", report.seconds),
-        Some(_) => writeln!(text, "══ {:.1} s in all, rates over all of it", report.seconds),
-    };
+    let mut text = heading(line);
     text += &queues(&report.queues);
     if !report.channels.is_empty() {
         text += &channels(&report.channels);
@@ -98,6 +93,22 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     if !report.decisions.is_empty() {
         text += &decisions(&report.decisions);
     }
+    text += &port_statuses(line);
+    text
+}
+
+/// What a report is over.
+pub(crate) fn heading(line: &Line<'_>) -> String {
+    match line.stopped_by {
+        None => format!("── {:.1} s\n", line.report.seconds),
+        Some(_) => format!("══ {:.1} s in all, rates over all of it\n", line.report.seconds),
+    }
+}
+
+/// How a last report ends: what the ports say, and what was left over.
+pub(crate) fn port_statuses(line: &Line<'_>) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
     if line.stopped_by.is_some() {
         for port in line.ports {
             let _ = writeln!(text, "  {} {}: {}", port.port, port.name, port.status);
@@ -150,7 +161,7 @@ fn channels(channels: &[ChannelReport]) -> String {
 }
 
 /// What mode `auto` has decided for each size, and why.
-fn decisions(decisions: &[DecisionReport]) -> String {
+pub(crate) fn decisions(decisions: &[DecisionReport]) -> String {
     let heads = [
         "copies of up to",
         "by",
@@ -179,13 +190,13 @@ fn decisions(decisions: &[DecisionReport]) -> String {
     columns(&rows, "lllrrrrrr")
 }
 
-fn stages(workers: &[WorkerReport]) -> String {
+pub(crate) fn stages(workers: &[WorkerReport]) -> String {
     let heads = ["cycles, %"].into_iter().chain(Stage::ALL.map(Stage::name));
     shares(heads.map(String::from).collect(), workers, |worker| &worker.stages)
 }
 
 /// Figure 3's groups; each heading says which stages it sums.
-fn groups(workers: &[WorkerReport]) -> String {
+pub(crate) fn groups(workers: &[WorkerReport]) -> String {
     let head = |group: Group| {
         let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
         format!("{group} ({})", stages.map(Stage::name).collect::<Vec<_>>().join("+"))
@@ -209,7 +220,7 @@ fn shares(
 }
 
 /// What the core copied; rare things are only said when they happened.
-fn core_copies(worker: &WorkerReport) -> String {
+pub(crate) fn core_copies(worker: &WorkerReport) -> String {
     let mut text = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
     for (count, what) in [
         (worker.overflow, "of them because every channel was full or out of service"),
@@ -313,6 +324,7 @@ mod tests {
             seconds: 2.04,
             tsc_hz: 2_000_000_000,
             queues: vec![queue("rx", &[], 4), queue("tx", &[("full", 12), ("down", 3)], 0)],
+            copies: Vec::new(),
             channels: vec![channel],
             workers: vec![worker],
             decisions: vec![decision],

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use offcore_flow::report::{Report, Reporter};
-use offcore_flow::{Running, SwitchError};
+use offcore_flow::{Running, SwitchConfig, SwitchError};
 use offcore_port::PortError;
+use offcore_port::spec::PortSpec;
 use offcore_stats::lcore::{self, LcoreError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::args::{Format, SwitchArgs};
+use crate::args::{Format, PoolArgs, SwitchArgs};
 use crate::output::{say, write};
 use crate::ports::{self, Observed};
 use crate::report::{self, Line, PortLine, StoppedBy};
@@ -29,20 +30,55 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
         return demo::run(args);
     }
     let config = plan::config(args).map_err(Failure::Usage)?;
+    let watching = Watching {
+        ports: &args.ports,
+        pool: args.pool,
+        stats_interval: args.stats_interval,
+        duration: args.duration,
+        until_idle: args.until_idle,
+        format: args.format,
+        tables: report::tables,
+    };
+    run_switch(&config, watching)
+}
+
+/// What there is to know about a switch beside its configuration: its ports, and how it is watched.
+pub(crate) struct Watching<'a> {
+    /// The ports, as they were written.
+    pub ports: &'a [PortSpec],
+    /// Their packet buffers.
+    pub pool: PoolArgs,
+    /// Time between two reports; none but the last when it is zero.
+    pub stats_interval: Duration,
+    /// When to stop.
+    pub duration: Option<Duration>,
+    /// Whether to stop when nothing moves any more.
+    pub until_idle: bool,
+    /// How reports are written.
+    pub format: Format,
+    /// Reports for people.
+    pub tables: fn(&Line<'_>) -> String,
+}
+
+/// Opens the ports, and runs a switch until something stops it.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
     let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
-    let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
+    let (pool, line) = watching.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    let (ports, observed) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;
-    let running = offcore_flow::switch::start(&config, ports, pool).map_err(failure)?;
+    let (ports, observed) = ports::open(watching.ports, pool).map_err(|error| failure(error.into()))?;
+    let running = offcore_flow::switch::start(config, ports, pool).map_err(failure)?;
     running.notes().iter().for_each(|note| say(note));
-    if args.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
+    if config.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
         say(
             "warning: every lcore has a real-time worker: only the kernel's throttling leaves time for the rest",
         );
     }
     let last = running.reporter().map_err(anyhow::Error::new)?;
-    let mut watch =
-        Watch { args, running, observed, interrupted, statuses: vec![String::new(); args.ports.len()], last };
+    let statuses = vec![String::new(); watching.ports.len()];
+    let mut watch = Watch { watching, running, observed, interrupted, statuses, last };
     let stopped_by = watch.until_stopped()?;
     watch.finish(stopped_by)
 }
@@ -70,7 +106,7 @@ fn failure(error: SwitchError) -> Failure {
 
 /// A running switch and what is known of it.
 struct Watch<'a> {
-    args: &'a SwitchArgs,
+    watching: Watching<'a>,
     running: Running,
     observed: Observed,
     interrupted: Arc<AtomicBool>,
@@ -83,11 +119,11 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn until_stopped(&mut self) -> anyhow::Result<StoppedBy> {
         let started = Instant::now();
-        let interval = Some(self.args.stats_interval).filter(|interval| !interval.is_zero());
+        let interval = Some(self.watching.stats_interval).filter(|interval| !interval.is_zero());
         let mut reporter = self.running.reporter()?;
         let mut next = interval.map(|interval| started + interval);
-        let mut idle = match self.args.until_idle {
-            true => Some(Idle::new(self.running.reporter()?, plan::idle_patience(&self.args.ports))),
+        let mut idle = match self.watching.until_idle {
+            true => Some(Idle::new(self.running.reporter()?, plan::idle_patience(self.watching.ports))),
             false => None,
         };
         loop {
@@ -100,7 +136,7 @@ impl Watch<'_> {
             if !self.running.is_running() {
                 return Ok(StoppedBy::Worker);
             }
-            if self.args.duration.is_some_and(|duration| now - started >= duration) {
+            if self.watching.duration.is_some_and(|duration| now - started >= duration) {
                 return Ok(StoppedBy::Duration);
             }
             if let Some(idle) = &mut idle
@@ -163,8 +199,8 @@ impl Watch<'_> {
     ) -> anyhow::Result<bool> {
         let ports: Vec<PortLine> = self.observed.lines(self.running.ports());
         let line = Line { report, ports: &ports, stopped_by, unfinished };
-        let text = match self.args.format {
-            Format::Table => report::tables(&line),
+        let text = match self.watching.format {
+            Format::Table => (self.watching.tables)(&line),
             Format::Json => serde_json::to_string(&line)? + "\n",
         };
         write(&text)

@@ -1,0 +1,275 @@
+//! `offcore copy`: the dpdk-dma application. Every packet is received, copied into a new buffer by the core or an engine,
+//! given new addresses, and sent.
+
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::Args;
+use offcore_dma::Mode;
+use offcore_flow::dma_map::{Entry, Half};
+use offcore_flow::switch::Copying;
+use offcore_flow::{DmaMap, Forward, Idle, Simulator, SwitchConfig, Topology};
+use offcore_port::spec::{MAX_QUEUES, PortSpec};
+
+use crate::args::{
+    Format, Lcores, MacArgs, PoolArgs, choice, duration, interval, lcores, port, topology, within,
+};
+use crate::switch::{Watching, run_switch};
+use crate::{Failure, plan};
+
+/// Packets taken from a queue at a time: dpdk-dma's.
+const BURST: usize = 32;
+
+/// The examples of `offcore copy --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  A generator whose packets are copied by the core and come back to it, for
+  two seconds; needs no root, hugepages or hardware:
+    offcore copy --port gen:size=1518 --duration 2
+
+  The same copied by a helper thread on lcore 1, and by a simulated DSA:
+    offcore copy --port gen:size=1518 --dma rxq0@core:1 --duration 2
+    offcore copy --port gen:size=1518 --dsa-sim 0:profile=vhost \\
+      --dma rxq0@dsa-sim0:wq0.0 --duration 2
+
+  Two interfaces, one lcore that receives and copies and one that sends, as
+  dpdk-dma -l 0-2 -- -p 0x3 -q 1 -c hw (every DSA work queue there is):
+    offcore copy --port af_xdp:eth0 --port af_xdp:eth1 --lcores 0,1 \\
+      -p 0x3 -q 1 -c hw
+
+  Copied by the core or by the device, whichever is cheaper for the size:
+    offcore copy --port tap:tap0 --dma rxq0@wq0.0 --mode auto
+
+  Every packet of a capture into another one, addresses as they were:
+    offcore copy --port pcap:in.pcap,out.pcap --no-mac-updating --until-idle
+
+A port's packets go back to that port, as dpdk-dma has it, unless
+--port-topology says otherwise. Ports, channels and simulated devices are
+those of `offcore switch --help`; here rxqN of any port names the copies
+of that queue's packets.
+
+Where dpdk-dma's options mean something else here: --max-frame drops longer
+packets, where dpdk-dma sets the port's MTU; --ring-size may be any number up
+to 32768; a port's queue N sends on its queue N, not all of them on queue 0.";
+
+/// What `offcore copy` understands.
+#[derive(Args, Debug)]
+pub(crate) struct CopyArgs {
+    /// A port, as KIND:ARGS; once for each port, they are counted from 0
+    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
+    pub ports: Vec<PortSpec>,
+
+    /// The ports that take part, a hexadecimal number with one bit each [default: all]
+    #[arg(short = 'p', long, value_name = "MASK", value_parser = portmask)]
+    pub portmask: Option<u64>,
+
+    /// Queues of each port [default: what its description says]
+    #[arg(short = 'q', long, visible_alias = "nb-queue", value_name = "N",
+        value_parser = within(1..=MAX_QUEUES as usize))]
+    pub queues: Option<usize>,
+
+    /// Who copies: cpu (or sw) the core, offload (or hw) the channels of --dma, or dsa:auto without it; auto whoever is
+    /// cheaper, by what it measures [default: offload with --dma, else cpu]
+    #[arg(short = 'c', long, visible_alias = "copy-type", value_name = "MODE",
+        value_parser = choice::<Mode>(["cpu", "offload", "auto", "sw", "hw"]))]
+    pub mode: Option<Mode>,
+
+    /// Packets in flight in the copies of a queue, and packets that the ring between two lcores has room for
+    #[arg(short = 's', long, value_name = "N", default_value_t = 2048, value_parser = within(1..=32768))]
+    pub ring_size: usize,
+
+    /// Addresses of what is sent.
+    #[command(flatten)]
+    pub mac: MacArgs,
+
+    /// Packets whose copies are submitted together, 1 to 64
+    #[arg(short = 'b', long, visible_alias = "dma-batch-size", value_name = "N", default_value_t = 32,
+        value_parser = within(1..=offcore_mem::BURST))]
+    pub dma_batch: usize,
+
+    /// Bytes of a packet, FCS included; longer ones are dropped and counted [default: any]
+    #[arg(short = 'f', long, visible_alias = "max-frame-size", value_name = "BYTES",
+        value_parser = within(64..=65_561))]
+    pub max_frame: Option<usize>,
+
+    /// Packets with fewer bytes, FCS included, are copied by the core, whoever copies the others
+    #[arg(long, visible_alias = "min-copy-size", value_name = "BYTES", default_value_t = 0,
+        value_parser = within(0..=65_561))]
+    pub min_copy: usize,
+
+    /// Copies at least so many bytes even of a shorter packet: what follows it in its buffer is copied and not sent
+    #[arg(short = 'm', long, value_name = "BYTES", default_value_t = 0, value_parser = within(0..=32768))]
+    pub force_min_copy_size: usize,
+
+    /// Which channels make the copies of which queues: `[PORT.]rxqN[*WEIGHT]@CH[+CH];...`
+    #[arg(long, value_name = "MAP")]
+    pub dma: Option<DmaMap>,
+
+    /// A simulated DSA device for channels dsa-simN:wqN.M, as N[:KEY=VALUE,...]; once for each device
+    #[arg(long = "dsa-sim", value_name = "SPEC")]
+    pub dsa_sims: Vec<Simulator>,
+
+    /// Where a port's packets go: back, to its neighbour (0 and 1, 2 and 3), or to the next one
+    #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
+    pub port_topology: Topology,
+
+    /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
+    #[arg(long, value_name = "LIST", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// 1: a queue's packets stay on one lcore; 2: the lcores come in twos, the first receives and copies, the second sends
+    /// [default: 2 when --lcores has an even number of them]
+    #[arg(long, value_name = "N", value_parser = within(1..=2))]
+    pub lcores_per_port: Option<usize>,
+
+    /// The packet buffers.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+
+    /// Seconds between two reports; 0: only the last one
+    #[arg(short = 'i', long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub stats_interval: Duration,
+
+    /// Reports for people, or JSON with one object a line
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+
+    /// Stop after this time
+    #[arg(long, value_name = "SECONDS", value_parser = duration)]
+    pub duration: Option<Duration>,
+
+    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
+    #[arg(long)]
+    pub until_idle: bool,
+}
+
+/// Copies packets until something stops it.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
+    let (config, ports) = plan(args).map_err(Failure::Usage)?;
+    let watching = Watching {
+        ports: &ports,
+        pool: args.pool,
+        stats_interval: args.stats_interval,
+        duration: args.duration,
+        until_idle: args.until_idle,
+        format: args.format,
+        tables: report::tables,
+    };
+    run_switch(&config, watching)
+}
+
+/// The configuration, and the ports with as many queues as they are to have.
+fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let ports = with_queues(&args.ports, args.queues)?;
+    plan::check_twice(&ports)?;
+    if let Some(mask) = args.portmask {
+        check_mask(mask, ports.len())?;
+    }
+    let dma = channels(args, &ports)?;
+    let mapped = dma.entries.iter().any(|entry| entry.half == Half::Rx);
+    plan::check_simulators(&args.dsa_sims, &dma)?;
+    if args.until_idle {
+        plan::check_ports_end(&ports)?;
+    }
+    let lcores = plan::lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?;
+    let copying = Copying {
+        mac_updating: args.mac.updating().unwrap_or(true),
+        ports: args.portmask.unwrap_or(u64::MAX),
+        ring_size: args.ring_size,
+        batch: args.dma_batch,
+        max_frame: args.max_frame.unwrap_or(0),
+        min_copy: args.min_copy,
+        at_least: args.force_min_copy_size,
+        two_lcores: match args.lcores_per_port {
+            Some(lcores) => lcores == 2,
+            None => lcores.len().is_multiple_of(2),
+        },
+    };
+    let config = SwitchConfig {
+        forward: Forward::Copy,
+        topology: args.port_topology,
+        eth_peers: BTreeMap::new(),
+        mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
+        lcores,
+        simulators: args.dsa_sims.clone(),
+        dma,
+        burst: BURST,
+        idle: Idle::Poll,
+        copying,
+        ..SwitchConfig::default()
+    };
+    Ok((config, ports))
+}
+
+/// The mapping; every work queue that there is where an engine is asked for and none is named.
+fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
+    let mut dma = plan::dma_map(args.dma.clone(), ports)?;
+    let asked = matches!(args.mode, Some(Mode::Offload | Mode::Auto));
+    if asked && !dma.entries.iter().any(|entry| entry.half == Half::Rx) {
+        let queues = ports.iter().cloned().filter_map(|mut port| queues_of(&mut port).copied()).max();
+        dma.entries.extend((0..queues.unwrap_or(1)).map(|queue| Entry {
+            port: None,
+            half: Half::Rx,
+            queue,
+            weight: 1,
+            channels: vec!["dsa:auto".into()],
+        }));
+    }
+    Ok(dma)
+}
+
+/// How many queues a port is described with; `None` for those that always have one.
+fn queues_of(port: &mut PortSpec) -> Option<&mut u16> {
+    match port {
+        PortSpec::AfPacket(spec) => Some(&mut spec.queues),
+        PortSpec::AfXdp(spec) => Some(&mut spec.queues),
+        PortSpec::Dpdk(spec) => Some(&mut spec.queues),
+        PortSpec::Gen(spec) => Some(&mut spec.queues),
+        PortSpec::Pcap(_) => None,
+        PortSpec::Tap(spec) => Some(&mut spec.queues),
+        PortSpec::Vhost(spec) => Some(&mut spec.queues),
+        PortSpec::VirtioUser(spec) => Some(&mut spec.queues),
+    }
+}
+
+fn with_queues(ports: &[PortSpec], queues: Option<usize>) -> Result<Vec<PortSpec>, String> {
+    let mut ports = ports.to_vec();
+    let Some(wanted) = queues.and_then(|queues| u16::try_from(queues).ok()) else { return Ok(ports) };
+    for port in &mut ports {
+        let text = port.to_string();
+        match queues_of(port) {
+            Some(queues) if *queues == 1 || *queues == wanted => *queues = wanted,
+            Some(queues) => {
+                return Err(format!(
+                    "--queues {wanted} and --port {text}: it is to have {queues}; leave one out"
+                ));
+            }
+            None if wanted == 1 => {}
+            None => return Err(format!("--queues {wanted}: --port {text} has one queue")),
+        }
+    }
+    Ok(ports)
+}
+
+/// Bits that name no port are refused, as dpdk-dma does.
+fn check_mask(mask: u64, ports: usize) -> Result<(), String> {
+    let all = if ports < 64 { (1 << ports) - 1 } else { u64::MAX };
+    match mask & !all == 0 {
+        true => Ok(()),
+        false => Err(format!("--portmask {mask:#x}: {}; {all:#x} is all of them", plan::counted(ports))),
+    }
+}
+
+/// A hexadecimal number, with or without 0x.
+fn portmask(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
+    let mask = u64::from_str_radix(digits, 16).ok().filter(|&mask| mask > 0);
+    mask.ok_or_else(|| "expected a hexadecimal number with one bit for each port, such as 0x3".into())
+}

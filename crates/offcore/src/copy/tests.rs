@@ -1,0 +1,106 @@
+use clap::Parser;
+use offcore_stats::lcore;
+
+use super::*;
+use crate::args::{Cli, Command};
+
+fn planned(words: &[&str]) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+        Command::Copy(args) => plan(&args),
+        other => panic!("{other:?} copies nothing"),
+    }
+}
+
+fn copy(flags: &str) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let words: Vec<&str> = ["offcore", "copy"].into_iter().chain(flags.split_whitespace()).collect();
+    planned(&words)
+}
+
+#[test]
+fn the_defaults_are_dpdk_dmas() {
+    let (config, ports) = copy("--port gen:").unwrap();
+    assert_eq!((config.forward, config.topology), (Forward::Copy, Topology::Loop));
+    assert_eq!(config.copying, Copying { two_lcores: false, ..Copying::default() });
+    assert_eq!(
+        (config.copying.ring_size, config.copying.batch, config.copying.mac_updating),
+        (2048, 32, true)
+    );
+    assert_eq!((config.mode, config.burst, ports.len()), (Mode::Cpu, 32, 1));
+}
+
+#[test]
+fn dpdk_dmas_letters_and_words_mean_the_same() {
+    let letters = "-p 0x3 -q 2 -c hw -s 1024 -b 16 -f 1518 -m 100 -i 2";
+    let words = "--portmask 3 --nb-queue 2 --copy-type offload --ring-size 1024 --dma-batch-size 16 \
+        --max-frame-size 1518 --force-min-copy-size 100 --stats-interval 2 --mac-updating";
+    let both = [letters, words].map(|flags| copy(&format!("--port gen: --port tap:t {flags}")).unwrap());
+    for (config, ports) in &both {
+        let wanted = Copying {
+            ports: 3,
+            ring_size: 1024,
+            batch: 16,
+            max_frame: 1518,
+            at_least: 100,
+            ..Copying::default()
+        };
+        assert_eq!((config.copying, config.mode), (wanted, Mode::Offload));
+        assert!(ports.iter().cloned().all(|mut port| queues_of(&mut port) == Some(&mut 2)));
+        // No channel was named: hw takes what there is, for every queue.
+        assert_eq!(config.dma.channels(1, Half::Rx, 1), ["dsa:auto"]);
+    }
+    let (config, _) = copy("--port gen: -c sw --min-copy-size 256 --no-mac-updating").unwrap();
+    assert_eq!((config.mode, config.copying.min_copy, config.copying.mac_updating), (Mode::Cpu, 256, false));
+    assert!(config.dma.entries.is_empty());
+}
+
+#[test]
+fn an_even_number_of_lcores_is_paired_unless_told_otherwise() {
+    let all = lcore::available().unwrap();
+    let [first, second, ..] = all[..] else { return };
+    let two = |flags: &str| copy(&format!("--port gen: {flags}")).unwrap().0.copying.two_lcores;
+    assert!(two(&format!("--lcores {first},{second}")));
+    assert!(!two(&format!("--lcores {first},{second} --lcores-per-port 1")));
+    assert!(!two(&format!("--lcores {first}")));
+}
+
+#[test]
+fn what_contradicts_itself_is_refused_in_words() {
+    for (flags, words) in [
+        ("", &["--port"][..]),
+        ("--port gen: -p 0x2", &["--portmask 0x2", "one port", "0x1"]),
+        ("--port gen: -p 0", &["--portmask", "hexadecimal"]),
+        ("--port gen: -p xyz", &["--portmask", "hexadecimal"]),
+        ("--port pcap:a -q 2", &["--queues 2", "pcap:a", "one queue"]),
+        ("--port gen:queues=3 -q 2", &["--queues 2", "queues=3"]),
+        ("--port gen: -q 0", &["--queues", "from 1 to 128"]),
+        ("--port gen: -b 65", &["--dma-batch", "from 1 to 64"]),
+        ("--port gen: -s 0", &["--ring-size", "from 1 to 32768"]),
+        ("--port gen: -f 63", &["--max-frame", "from 64"]),
+        ("--port gen: -c both", &["--mode", "sw, hw"]),
+        ("--port gen: --dma 1.rxq0@cpu", &["--dma 1.", "one port"]),
+        ("--port gen: --dma rxq0@dsa-sim0:wq0.0", &["--dma", "--dsa-sim 0"]),
+        ("--port gen: --until-idle", &["--until-idle", "count=N"]),
+        ("--port gen: --lcores 1023", &["--lcores", "1023"]),
+    ] {
+        let error = copy(flags).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+    }
+}
+
+#[test]
+fn every_example_of_the_help_is_accepted() {
+    let whole = EXAMPLES.replace("\\\n", " ");
+    let mut seen = 0;
+    for line in whole.lines().map(str::trim).filter(|line| line.starts_with("offcore ")) {
+        seen += 1;
+        // On a machine with one lcore there is no second one.
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let short = lcore::available().unwrap().len() < 2;
+        if let Err(error) = planned(&words)
+            && !(short && error.contains("--lcores"))
+        {
+            panic!("{line}: {error}");
+        }
+    }
+    assert_eq!(seen, 6);
+}
