@@ -1,0 +1,202 @@
+//! The EAL, DPDK's environment: there is one in a process, it starts once and never ends.
+//!
+//! [`configure`] takes what the user has to say to it (`--eal`), [`start`] starts it when the first device needs it. It
+//! gets no signals, its log goes to ours (target `dpdk`), and the thread that starts it may run where it could before.
+
+mod args;
+mod log;
+
+use std::ffi::{CString, c_char, c_int};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::MemfdFlags;
+
+use crate::ffi;
+
+pub(crate) use log::{forget, said};
+
+/// Why DPDK cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EalError {
+    /// The arguments cannot be for us.
+    #[error("--eal '{found}': {expected}")]
+    Arguments {
+        /// What was given.
+        found: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// `rte_eal_init` failed.
+    #[error("the EAL does not start with '{arguments}': {reason}{}", quoted(.said))]
+    Init {
+        /// What it was started with.
+        arguments: String,
+        /// Its error, and what to do about it.
+        reason: String,
+        /// What it printed and logged.
+        said: String,
+    },
+    /// It is up already, with other arguments.
+    #[error("--eal '{found}': the EAL of this process runs already, expected its arguments before the first device")]
+    Late {
+        /// What was given.
+        found: String,
+    },
+    /// Somebody else in this process has an EAL of his own.
+    #[error("{owner} has started an EAL in this process, and there can be only one: use another process")]
+    Taken {
+        /// Who.
+        owner: String,
+    },
+    /// No thread or file for it.
+    #[error("starting the EAL: {0}")]
+    System(String),
+}
+
+fn quoted(said: &str) -> String {
+    if said.is_empty() { String::new() } else { format!("; it says: {said}") }
+}
+
+/// What has become of the process's EAL.
+enum State {
+    Down { arguments: String },
+    Up { note: String },
+    Failed(EalError),
+    Taken { owner: String },
+}
+
+static EAL: Mutex<State> = Mutex::new(State::Down { arguments: String::new() });
+
+fn lock() -> MutexGuard<'static, State> {
+    EAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says with which arguments the EAL will start, in the EAL's own syntax; words with blanks go between quotes. Where they
+/// say nothing, it has no telemetry, no shared files, virtual addresses for devices, hugepages if there are some, and only
+/// the PCI devices that are asked for.
+///
+/// # Errors
+/// Arguments that end the process or need another one, or the EAL is up already.
+pub fn configure(text: &str) -> Result<(), EalError> {
+    args::check(&args::split(text)?, text)?;
+    let mut state = lock();
+    match &mut *state {
+        State::Down { arguments } => *arguments = text.into(),
+        State::Taken { owner } => return Err(EalError::Taken { owner: owner.clone() }),
+        State::Up { .. } | State::Failed(_) => return Err(EalError::Late { found: text.into() }),
+    }
+    Ok(())
+}
+
+/// Starts the EAL with these arguments, as [`configure`] and [`start`] do.
+///
+/// # Errors
+/// As those.
+pub fn init(text: &str) -> Result<(), EalError> {
+    configure(text)?;
+    start().map(|_| ())
+}
+
+/// Starts the EAL unless it is up; says in one line how it runs.
+///
+/// # Errors
+/// What it said, and what to do about it. It is not tried again.
+pub fn start() -> Result<String, EalError> {
+    let mut state = lock();
+    let arguments = match &*state {
+        State::Up { note } => return Ok(note.clone()),
+        State::Failed(error) => return Err(error.clone()),
+        State::Taken { owner } => return Err(EalError::Taken { owner: owner.clone() }),
+        State::Down { arguments } => arguments.clone(),
+    };
+    match launch(&arguments) {
+        Ok(note) => {
+            tracing::info!(target: "dpdk", "{note}");
+            *state = State::Up { note: note.clone() };
+            Ok(note)
+        }
+        Err(error) => {
+            *state = State::Failed(error.clone());
+            Err(error)
+        }
+    }
+}
+
+/// Whether the EAL is up.
+pub fn is_up() -> bool {
+    matches!(*lock(), State::Up { .. })
+}
+
+/// Keeps the process's one EAL for somebody who starts it himself, whom `owner` names.
+///
+/// # Errors
+/// When it is up, or kept for somebody else.
+pub fn claim(owner: &str) -> Result<(), EalError> {
+    let mut state = lock();
+    match &*state {
+        State::Down { .. } => *state = State::Taken { owner: owner.into() },
+        State::Taken { owner: other } if other == owner => {}
+        State::Taken { owner: other } => return Err(EalError::Taken { owner: other.clone() }),
+        State::Up { .. } | State::Failed(_) => {
+            return Err(EalError::Taken { owner: "a port or engine of DPDK".into() });
+        }
+    }
+    Ok(())
+}
+
+/// Whether addresses for devices are virtual ones.
+pub(crate) fn iova_is_va() -> bool {
+    // SAFETY: asks for a value.
+    unsafe { ffi::off_iova_is_va() != 0 }
+}
+
+fn launch(text: &str) -> Result<String, EalError> {
+    let machine = args::Machine::here();
+    let arguments = args::complete(args::split(text)?, &machine);
+    let shown = arguments.join(" ");
+    let failed = |reason: String, said: String| EalError::Init { arguments: shown.clone(), reason, said };
+    let words: Result<Vec<CString>, _> =
+        std::iter::once("offcore".to_owned()).chain(arguments.iter().cloned()).map(CString::new).collect();
+    let words = words.map_err(|_| failed("a zero byte is in it".into(), String::new()))?;
+    // The EAL reorders the list and keeps some of the words.
+    let words: Vec<*mut c_char> =
+        words.into_iter().map(CString::into_raw).chain([std::ptr::null_mut()]).collect();
+    let argc = words.len() as c_int - 1;
+    let words = Box::leak(words.into_boxed_slice());
+    let output = rustix::fs::memfd_create("offcore-eal", MemfdFlags::CLOEXEC)
+        .map_err(|e| EalError::System(e.to_string()))?;
+    forget();
+    // SAFETY: the words and their list, which ends with a null, live as long as the process; the lock on `EAL` makes this
+    // the only call.
+    let rc = unsafe { ffi::off_eal_init(argc, words.as_mut_ptr(), output.as_raw_fd()) };
+    if rc < 0 {
+        let said = [complaints(&output), said()].concat().join("; ");
+        return Err(failed(remedy(rc, &said), said));
+    }
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
+    let memory = if has("--no-huge") { "without hugepages" } else { "on hugepages" };
+    let addresses = if iova_is_va() { "virtual" } else { "physical" };
+    Ok(format!("DPDK's EAL runs {memory}, with {addresses} addresses for devices"))
+}
+
+/// The lines that getopt wrote, of all that was printed.
+fn complaints(output: &OwnedFd) -> Vec<String> {
+    let mut text = vec![0; 16384];
+    let read = rustix::io::pread(output, &mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..read]).into_owned();
+    let said = text.lines().filter_map(|line| line.strip_prefix("offcore: "));
+    said.map(str::to_owned).collect()
+}
+
+fn remedy(rc: c_int, said: &str) -> String {
+    let error = ffi::errno(rc);
+    let advice = if said.contains("hugepage") || said.contains("Cannot get hugepage information") {
+        "reserve hugepages (sysctl -w vm.nr_hugepages=N), or add --no-huge to --eal"
+    } else if said.contains("IOVA") {
+        "devices without an IOMMU need --iova-mode=pa, as root"
+    } else {
+        "correct --eal, or leave it out for what suits most machines"
+    };
+    format!("{error}: {advice}")
+}

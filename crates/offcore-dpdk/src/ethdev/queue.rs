@@ -1,0 +1,120 @@
+//! The queues of a network device: one call of DPDK a burst.
+
+use std::sync::Arc;
+
+use offcore_mem::{BURST, Burst, Packet, PoolCache};
+
+use super::Ethdev;
+use crate::convert::{self, Mbufs};
+use crate::ffi::{self, Mbuf};
+use crate::mempool::Lent;
+
+/// What a call received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Receipt {
+    /// Packets.
+    pub packets: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Packets that are none, and were freed: shorter than an Ethernet header, or of too many buffers.
+    pub malformed: u64,
+}
+
+/// What a call sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Packets.
+    pub packets: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The receiving half of a queue.
+#[derive(Debug)]
+pub struct EthRx {
+    device: Arc<Ethdev>,
+    queue: u16,
+}
+
+impl EthRx {
+    pub(super) fn new(device: Arc<Ethdev>, queue: u16) -> Self {
+        Self { device, queue }
+    }
+
+    /// The queue's device.
+    pub fn device(&self) -> &Ethdev {
+        &self.device
+    }
+
+    /// Appends up to `max` packets to `burst`, as far as it has room. What the driver needs of packet buffers comes from
+    /// `cache`.
+    #[inline]
+    pub fn rx(&mut self, cache: &mut PoolCache, burst: &mut Burst, max: usize) -> Receipt {
+        let mut mbufs = [const { std::ptr::null_mut::<Mbuf>() }; BURST];
+        let max = max.min(burst.remaining_capacity());
+        let count = {
+            let _lent = Lent::new(cache);
+            // SAFETY: the device is running, the queue is its own and this half its only user; there is room for `max`.
+            unsafe { ffi::off_eth_rx(self.device.port, self.queue, mbufs.as_mut_ptr(), max as u16) }
+        };
+        if count == 0 {
+            return Receipt::default();
+        }
+        let before = burst.len();
+        // SAFETY: the driver has just handed these over, at most as many as there is room for.
+        let received = unsafe { convert::receive(self.device.pool, &mbufs[..usize::from(count).min(max)], burst) };
+        Receipt { packets: burst.len() - before, bytes: received.bytes, malformed: received.malformed }
+    }
+}
+
+/// The sending half of a queue.
+#[derive(Debug)]
+pub struct EthTx {
+    device: Arc<Ethdev>,
+    queue: u16,
+}
+
+impl EthTx {
+    pub(super) fn new(device: Arc<Ethdev>, queue: u16) -> Self {
+        Self { device, queue }
+    }
+
+    /// The queue's device.
+    pub fn device(&self) -> &Ethdev {
+        &self.device
+    }
+
+    /// Sends packets from the front of `burst`; those that the device has no room for stay there. What it frees goes to
+    /// `cache`.
+    ///
+    /// # Panics
+    /// When a packet is of another pool than the device's.
+    #[inline]
+    pub fn tx(&mut self, cache: &mut PoolCache, burst: &mut Burst) -> Sent {
+        let mut mbufs = Mbufs::new();
+        let bytes = convert::transmit(self.device.pool, burst, &mut mbufs);
+        let count = {
+            let _lent = Lent::new(cache);
+            // SAFETY: the device is running, the queue is its own and this half its only user; the mbufs are those of
+            // packets that are ours.
+            unsafe { ffi::off_eth_tx(self.device.port, self.queue, mbufs.as_mut_ptr(), mbufs.len() as u16) }
+        };
+        let count = usize::from(count).min(mbufs.len());
+        if count < mbufs.len() {
+            return self.sent_part(burst, &mbufs, count);
+        }
+        // The driver has the buffers now.
+        burst.clear();
+        Sent { packets: count, bytes }
+    }
+
+    #[cold]
+    fn sent_part(&self, burst: &mut Burst, mbufs: &Mbufs, count: usize) -> Sent {
+        convert::untransmit(&mbufs[count..]);
+        // Not looked up in the buffers' chains, which the driver has: nobody frees a buffer before the next call.
+        let pool = self.device.pool.pool();
+        let bytes = burst[..count].iter().map(|packet: &Packet| pool.total_len(packet) as u64).sum();
+        burst.drain(..count).for_each(drop);
+        Sent { packets: count, bytes }
+    }
+}

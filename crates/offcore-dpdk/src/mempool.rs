@@ -1,0 +1,308 @@
+//! Our packet pool as DPDK's: a mempool of mbuf headers, of which number i is about chunk i of the pool.
+//!
+//! ```text
+//! mbuf i --buf_addr--> chunk i of the pool | headroom | data ... |
+//! ```
+//! The mempool has operations of its own. What a driver takes for received packets is taken from our pool, what it frees
+//! after sending goes back there: through the cache of the worker that is calling the driver ([`Lent`]), or through one
+//! under a lock where a driver does it at another time (start, stop, threads of its own).
+
+use std::cell::Cell;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use offcore_mem::mapping::MemoryError;
+use offcore_mem::{Hugepages, Mapping, Pool, PoolCache};
+
+use crate::eal;
+use crate::ffi::{self, Mbuf, Mempool, PoolConfig};
+
+/// Why a pool cannot be DPDK's.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// No memory for the mbufs.
+    #[error("mbufs of the packet buffers: {0}")]
+    Memory(#[from] MemoryError),
+    /// DPDK refused.
+    #[error("{what}: {source}")]
+    Dpdk {
+        /// What was tried, and what to do about it.
+        what: String,
+        /// Its reason.
+        source: std::io::Error,
+    },
+}
+
+/// A pool of ours with mbufs for its chunks. Made once for a pool, and lives as long as the process.
+#[derive(Debug)]
+pub struct MbufPool {
+    pool: &'static Pool,
+    mempool: NonNull<Mempool>,
+    first: NonNull<Mbuf>,
+    /// Bytes from one mbuf to the next.
+    stride: usize,
+    /// The mempool's operations.
+    source: &'static Source,
+    /// Memory of the mbufs.
+    _headers: Mapping,
+}
+
+// SAFETY: a mempool may be used by any thread: its operations are ours, and they take a worker's own cache or a lock. Who
+// writes an mbuf owns its chunk.
+unsafe impl Send for MbufPool {}
+// SAFETY: as above.
+unsafe impl Sync for MbufPool {}
+
+/// The pool behind a mempool, for the operations.
+#[derive(Debug)]
+struct Source {
+    pool: &'static Pool,
+    /// While the mempool is filled with its mbufs: their chunks are where they belong.
+    filling: AtomicBool,
+    /// For threads that lend no cache; there while somebody needs it.
+    fallback: Mutex<Option<PoolCache>>,
+    /// Where mbufs are, once they are known.
+    first: AtomicPtr<Mbuf>,
+    stride: AtomicUsize,
+}
+
+/// One for each pool that was asked for.
+static POOLS: Mutex<Vec<&'static MbufPool>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MbufPool {
+    /// The mbufs of `pool`, whose memory is made known to DPDK with the first call. The EAL is up.
+    ///
+    /// # Errors
+    /// No memory, or what DPDK refused.
+    pub fn of(pool: &'static Pool) -> Result<&'static Self, PoolError> {
+        let mut pools = lock(&POOLS);
+        if let Some(known) = pools.iter().find(|known| std::ptr::eq(known.pool, pool)) {
+            return Ok(known);
+        }
+        register(pool)?;
+        let made = Box::leak(Box::new(Self::new(pool, pools.len())?));
+        pools.push(made);
+        Ok(made)
+    }
+
+    fn new(pool: &'static Pool, number: usize) -> Result<Self, PoolError> {
+        let refused = |rc| PoolError::Dpdk {
+            what: format!("making mbufs for {} packet buffers", pool.chunks()),
+            source: ffi::errno(rc),
+        };
+        let chunks = pool.chunks() as c_uint;
+        // SAFETY: asks for a size.
+        let len = unsafe { ffi::off_pool_headers_len(chunks) };
+        let (headers, _fd) = Mapping::memfd("offcore-mbufs", len, Hugepages::Auto)?;
+        let source: &'static Source = Box::leak(Box::new(Source {
+            pool,
+            filling: true.into(),
+            fallback: Mutex::new(None),
+            first: std::ptr::null_mut::<Mbuf>().into(),
+            stride: 0.into(),
+        }));
+        let name = CString::new(format!("offcore-{number}")).map_err(|_| refused(-libc::EINVAL))?;
+        let config = PoolConfig {
+            name: name.as_ptr(),
+            owner: std::ptr::from_ref(source).cast(),
+            chunks,
+            chunk_size: pool.chunk_size() as c_uint,
+            base: pool.mapping().base().as_ptr(),
+            page_size: pool.mapping().page_size(),
+            headers: headers.base().as_ptr(),
+            headers_len: headers.len(),
+        };
+        let (mut mempool, mut first, mut stride) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: the EAL is up; the configuration is as long as the call; the memory it names lives as long as the
+        // process, and the headers are used by nobody else.
+        let rc = unsafe { ffi::off_pool_create(&config, &mut mempool, &mut first, &mut stride) };
+        let (Some(mempool), Some(first)) = (NonNull::new(mempool), NonNull::new(first)) else {
+            return Err(refused(if rc < 0 { rc } else { -libc::ENOMEM }));
+        };
+        source.first.store(first.as_ptr(), Ordering::Relaxed);
+        source.stride.store(stride, Ordering::Relaxed);
+        source.filling.store(false, Ordering::Release);
+        Ok(Self { pool, mempool, first, stride, source, _headers: headers })
+    }
+
+    /// The pool of ours.
+    pub fn pool(&self) -> &'static Pool {
+        self.pool
+    }
+
+    pub(crate) fn mempool(&self) -> *mut Mempool {
+        self.mempool.as_ptr()
+    }
+
+    /// The mbuf about chunk `chunk`, which the pool has.
+    #[inline(always)]
+    pub(crate) fn mbuf(&self, chunk: u32) -> *mut Mbuf {
+        self.first.as_ptr().wrapping_byte_add(chunk as usize * self.stride)
+    }
+
+    /// Gives back what is held for threads that lend no cache: after a device was stopped.
+    pub(crate) fn settle(&self) {
+        *lock(&self.source.fallback) = None;
+    }
+}
+
+/// Makes the pool's memory known to DPDK.
+fn register(pool: &'static Pool) -> Result<(), PoolError> {
+    let mapping = pool.mapping();
+    if !eal::iova_is_va() && mapping.page_size() < 2 << 20 {
+        return Err(PoolError::Dpdk {
+            what: "with --iova-mode=pa the packet buffers must be on hugepages: sysctl -w vm.nr_hugepages=N and \
+                   --hugepages 2M"
+                .into(),
+            source: ffi::errno(-libc::EINVAL),
+        });
+    }
+    // SAFETY: the EAL is up; the memory is the pool's, which is never unmapped.
+    let rc = unsafe {
+        ffi::off_memory_register(mapping.base().as_ptr(), mapping.len(), mapping.page_size())
+    };
+    if rc < 0 && rc != -libc::EEXIST {
+        let what = format!("making {} bytes of packet buffers known to DPDK", mapping.len());
+        return Err(PoolError::Dpdk { what, source: ffi::errno(rc) });
+    }
+    Ok(())
+}
+
+/// The memory of the pools that DPDK knows: first byte and length.
+pub(crate) fn known_memory() -> Vec<(usize, usize)> {
+    let range = |known: &&MbufPool| {
+        let mapping = known.pool.mapping();
+        (mapping.base().as_ptr().addr(), mapping.len())
+    };
+    lock(&POOLS).iter().map(range).collect()
+}
+
+thread_local! {
+    /// The cache of the worker that is calling a driver on this thread.
+    static LENT: Cell<*mut PoolCache> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// While it lives, the mempool's operations on this thread use the cache it was made of.
+#[derive(Debug)]
+pub(crate) struct Lent<'a> {
+    _cache: PhantomData<&'a mut PoolCache>,
+    /// It is about this thread.
+    _stays: PhantomData<*const ()>,
+}
+
+impl<'a> Lent<'a> {
+    #[inline(always)]
+    pub(crate) fn new(cache: &'a mut PoolCache) -> Self {
+        LENT.set(cache);
+        Self { _cache: PhantomData, _stays: PhantomData }
+    }
+}
+
+impl Drop for Lent<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        LENT.set(std::ptr::null_mut());
+    }
+}
+
+impl Source {
+    /// Calls `act` with the cache that this thread lends, or the one for those that lend none.
+    #[inline(always)]
+    fn with<R>(&self, act: impl FnOnce(&mut PoolCache) -> R) -> R {
+        let lent = LENT.get();
+        // SAFETY: `Lent` has the cache borrowed mutably for as long as the pointer is there, and whoever made it only
+        // calls a driver meanwhile, which comes here one call after the other.
+        if let Some(cache) = unsafe { lent.as_mut() }
+            && std::ptr::eq(cache.pool(), self.pool)
+        {
+            return act(cache);
+        }
+        self.with_fallback(act)
+    }
+
+    #[cold]
+    fn with_fallback<R>(&self, act: impl FnOnce(&mut PoolCache) -> R) -> R {
+        act(lock(&self.fallback).get_or_insert_with(|| self.pool.cache()))
+    }
+}
+
+/// Takes `count` chunks of the pool for a driver, and puts their mbufs at `mbufs`; all or none.
+///
+/// # Safety
+/// `source` is a mempool's, and `mbufs` has room for `count`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn offcore_dpdk_dequeue(
+    source: *const c_void,
+    mbufs: *mut *mut Mbuf,
+    count: c_uint,
+) -> c_int {
+    // SAFETY: the owner that `MbufPool::new` gave the mempool, which is never freed.
+    let source = unsafe { &*source.cast::<Source>() };
+    let (first, stride) = (source.first.load(Ordering::Relaxed), source.stride.load(Ordering::Relaxed));
+    // SAFETY: there is room for so many.
+    let mbufs = unsafe { std::slice::from_raw_parts_mut(mbufs, count as usize) };
+    source.with(|cache| {
+        for at in 0..mbufs.len() {
+            let Some(packet) = cache.take() else {
+                give_back(source, cache, &mbufs[..at]);
+                return -libc::ENOBUFS;
+            };
+            mbufs[at] = first.wrapping_byte_add(packet.chunk() as usize * stride);
+            cache.pool().lend(packet);
+        }
+        0
+    })
+}
+
+/// Gives the chunks of `count` mbufs back to the pool.
+///
+/// # Safety
+/// `source` is a mempool's, and the mbufs at `mbufs` are its own and used by nobody any more.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn offcore_dpdk_enqueue(
+    source: *const c_void,
+    mbufs: *const *mut Mbuf,
+    count: c_uint,
+) -> c_int {
+    // SAFETY: as for dequeue.
+    let source = unsafe { &*source.cast::<Source>() };
+    if source.filling.load(Ordering::Relaxed) {
+        return 0;
+    }
+    // SAFETY: there are so many.
+    let mbufs = unsafe { std::slice::from_raw_parts(mbufs, count as usize) };
+    source.with(|cache| give_back(source, cache, mbufs));
+    0
+}
+
+#[inline(always)]
+fn give_back(source: &Source, cache: &mut PoolCache, mbufs: &[*mut Mbuf]) {
+    let base = source.pool.mapping().base().as_ptr().addr();
+    for &mbuf in mbufs {
+        // SAFETY: an mbuf of the mempool, which nobody uses any more; its buffer's address never changes.
+        let place = unsafe { (*mbuf).buf_addr }.addr().wrapping_sub(base);
+        // SAFETY: the chunk was lent when its mbuf went to a driver, by dequeue or by a packet that was sent, and a
+        // driver frees an mbuf once.
+        if let Some(packet) = unsafe { source.pool.reclaim(place as u64, 0) } {
+            cache.free(packet);
+        }
+    }
+}
+
+/// Free chunks of the pool, about.
+///
+/// # Safety
+/// `source` is a mempool's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn offcore_dpdk_count(source: *const c_void) -> c_uint {
+    // SAFETY: as for dequeue.
+    let source = unsafe { &*source.cast::<Source>() };
+    c_uint::try_from(source.pool.available()).unwrap_or(c_uint::MAX)
+}

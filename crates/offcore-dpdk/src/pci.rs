@@ -1,0 +1,87 @@
+//! PCI devices as the kernel shows them.
+
+use std::path::Path;
+
+/// Kernel drivers that DPDK's drivers work beside.
+const SHARED: [&str; 3] = ["mlx4_core", "mlx5_core", "mana"];
+/// Kernel drivers that give a device to DPDK.
+const GIVING: [&str; 3] = ["vfio-pci", "igb_uio", "uio_pci_generic"];
+
+/// The PCI address in its long form, if `name` is one: `0000:43:00.0`, or without the domain.
+pub(crate) fn address(name: &str) -> Option<String> {
+    let (bus, function) = name.rsplit_once('.')?;
+    let parts: Vec<&str> = bus.split(':').collect();
+    let hex = |text: &str, len: usize| text.len() == len && text.bytes().all(|c| c.is_ascii_hexdigit());
+    let tail = |bus, device| hex(bus, 2) && hex(device, 2) && hex(function, 1);
+    match parts[..] {
+        [bus, device] if tail(bus, device) => Some(format!("0000:{bus}:{device}.{function}").to_lowercase()),
+        [domain, bus, device] if hex(domain, 4) && tail(bus, device) => Some(name.to_lowercase()),
+        _ => None,
+    }
+}
+
+/// Whether DPDK can have the device at `address`, by the sysfs at `sys`; if not, why and what to do.
+pub(crate) fn check(sys: &Path, address: &str) -> Result<(), String> {
+    let device = sys.join("bus/pci/devices").join(address);
+    if !device.exists() {
+        return Err(format!("there is no PCI device {address}: lspci -D lists them"));
+    }
+    let driver = std::fs::read_link(device.join("driver")).ok();
+    let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    match driver.as_deref() {
+        Some(driver) if SHARED.contains(&driver) || GIVING.contains(&driver) => Ok(()),
+        None => Err(format!(
+            "PCI device {address} is bound to no driver, expected vfio-pci: dpdk-devbind.py -b vfio-pci {address}"
+        )),
+        Some(driver) => {
+            let interface = std::fs::read_dir(device.join("net")).ok().and_then(|mut names| names.next()?.ok());
+            let other = match interface {
+                Some(name) => format!("; or use af_xdp:{}", name.file_name().to_string_lossy()),
+                None => String::new(),
+            };
+            Err(format!(
+                "PCI device {address} is bound to the kernel's driver {driver}, expected vfio-pci: dpdk-devbind.py -b \
+                 vfio-pci {address}, which takes it away from the kernel{other}"
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_from_names() {
+        assert_eq!(address("0000:43:00.0").as_deref(), Some("0000:43:00.0"));
+        assert_eq!(address("43:0A.1").as_deref(), Some("0000:43:0a.1"));
+        for name in ["net_null0", "43:00", "1:43:00.0", "0000:43:00.00", "0000:4z:00.0", "a.b", ""] {
+            assert_eq!(address(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn who_has_a_device_decides_what_is_to_be_done() {
+        let root = std::env::temp_dir().join(format!("offcore-pci-{}", std::process::id()));
+        let device = root.join("bus/pci/devices/0000:43:00.0");
+        let says = |word: &str| {
+            let text = check(&root, "0000:43:00.0").unwrap_err();
+            assert!(text.contains(word) && text.contains("0000:43:00.0"), "{word}: {text}");
+        };
+        says("there is no PCI device");
+        std::fs::create_dir_all(device.join("net/eth7")).unwrap();
+        says("bound to no driver");
+        for (driver, usable) in [("ice", false), ("vfio-pci", true), ("mlx5_core", true)] {
+            let link = device.join("driver");
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(format!("../../../bus/pci/drivers/{driver}"), link).unwrap();
+            if usable {
+                assert!(check(&root, "0000:43:00.0").is_ok(), "{driver}");
+            } else {
+                says("driver ice, expected vfio-pci");
+                says("af_xdp:eth7");
+            }
+        }
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

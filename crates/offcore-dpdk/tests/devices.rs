@@ -1,0 +1,132 @@
+//! Virtual devices of DPDK: what goes in comes out, and every packet buffer comes back.
+#![cfg(feature = "dpdk")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use offcore_dpdk::ethdev::{Ethdev, Request};
+use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
+
+fn pool() -> &'static Pool {
+    Pool::new(8192, 2048, Hugepages::Auto).unwrap()
+}
+
+fn request(device: &str) -> Request {
+    Request { device: device.into(), queues: 1, promiscuous: true, ..Request::default() }
+}
+
+/// How many buffers can be taken: all of them, when none is lost.
+fn free_buffers(cache: &mut PoolCache) -> usize {
+    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+    let count = all.len();
+    cache.free_all(all);
+    count
+}
+
+#[test]
+fn what_net_null_gives_can_be_sent_to_it_again_and_again() {
+    let pool = pool();
+    let mut cache = pool.cache();
+    let device = Ethdev::open(&request("net_null0"), pool).unwrap();
+    assert_eq!(device.driver(), "net_null");
+    let (mut rx, mut tx) = (device.rx(0), device.tx(0));
+    let mut burst = Burst::new();
+    for _ in 0..10_000 {
+        let receipt = rx.rx(&mut cache, &mut burst, 32);
+        assert_eq!((receipt.packets, receipt.bytes, receipt.malformed), (32, 32 * 64, 0));
+        assert!(burst.iter().all(|packet| packet.len() == 64 && packet.is_plain() && pool.owns(packet)));
+        let sent = tx.tx(&mut cache, &mut burst);
+        assert_eq!((sent.packets, sent.bytes, burst.len()), (32, 32 * 64, 0));
+    }
+    drop((device, rx, tx));
+    assert_eq!(free_buffers(&mut cache), pool.chunks());
+}
+
+#[test]
+fn what_is_sent_to_net_ring_comes_back_byte_by_byte() {
+    let pool = pool();
+    let mut cache = pool.cache();
+    let device = Ethdev::open(&request("net_ring0"), pool).unwrap();
+    let (mut rx, mut tx) = (device.rx(0), device.tx(0));
+    let (mut burst, mut next) = (Burst::new(), 0u32);
+    let mut expected = 0u32;
+    let bytes = |number: u32, len: usize| (0..len).map(move |at| (number as usize * 31 + at * 7) as u8);
+    for round in 0..2000 {
+        for _ in 0..1 + round % BURST {
+            // Of one buffer, and of up to four.
+            let len = 60 + (next as usize * 977) % if round % 3 == 0 { 6000 } else { 1400 };
+            let mut packet = cache.take_chain(HEADROOM - round % 100, len).unwrap();
+            let content = bytes(next, len);
+            pool.segments_mut(&mut packet).flatten().zip(content).for_each(|(byte, value)| *byte = value);
+            burst.push(packet);
+            next += 1;
+        }
+        let count = burst.len();
+        assert_eq!((tx.tx(&mut cache, &mut burst).packets, burst.len()), (count, 0));
+        while expected < next {
+            let receipt = rx.rx(&mut cache, &mut burst, 32);
+            assert!(receipt.packets > 0 && receipt.malformed == 0, "{receipt:?}");
+            for packet in burst.drain(..) {
+                let len = pool.total_len(&packet);
+                assert!(pool.segments(&packet).flatten().copied().eq(bytes(expected, len)), "packet {expected}");
+                cache.free(packet);
+                expected += 1;
+            }
+        }
+    }
+    // The ring is full at some point: what it does not take stays here, whole.
+    let mut left = 0;
+    let mut sent = 0;
+    while left == 0 {
+        burst.extend((0..32).map(|_| cache.take_chain(HEADROOM, 4000).unwrap()));
+        sent += tx.tx(&mut cache, &mut burst).packets;
+        left = burst.len();
+    }
+    assert!(burst.iter().all(|packet| pool.segment_count(packet) == 3 && pool.total_len(packet) == 4000));
+    cache.free_all(burst.drain(..));
+    while sent > 0 {
+        sent -= rx.rx(&mut cache, &mut burst, 64).packets;
+        cache.free_all(burst.drain(..));
+    }
+    drop((device, rx, tx));
+    assert_eq!(free_buffers(&mut cache), pool.chunks());
+}
+
+#[test]
+fn a_dry_pool_receives_nothing_and_goes_on_when_there_are_buffers() {
+    let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let request = Request { rx_desc: Some(16), ..request("net_null1") };
+    let device = Ethdev::open(&request, pool).unwrap();
+    let mut rx = device.rx(0);
+    let held: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+    let mut burst = Burst::new();
+    assert_eq!(rx.rx(&mut cache, &mut burst, 32).packets, 0);
+    cache.free_all(held);
+    assert_eq!(rx.rx(&mut cache, &mut burst, 32).packets, 32);
+    cache.free_all(burst.drain(..));
+    drop((device, rx));
+    assert_eq!(free_buffers(&mut cache), 128);
+}
+
+#[test]
+fn what_cannot_be_opened_is_named_with_its_remedy() {
+    let pool = pool();
+    let with = |request: Request, words: &[&str]| {
+        let error = Ethdev::open(&request, pool).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{request:?}: {error}");
+    };
+    with(request("net_nothing0"), &["net_nothing0", "such as net_null0"]);
+    with(request("0000:ff:1f.6"), &["there is no PCI device 0000:ff:1f.6", "lspci"]);
+    with(request("net_af_xdp0"), &["af_xdp:INTERFACE"]);
+    with(request("net_af_packet0"), &["net_af_packet0", "iface="]);
+    with(Request { queues: 99, ..request("net_ring2") }, &["queues=99", "the device has"]);
+    with(Request { rx_desc: Some(8192), ..request("net_null3") }, &["8192", "--mbufs"]);
+    let there = Ethdev::open(&request("net_null4"), pool).unwrap();
+    let args = Some("size=100".into());
+    with(Request { args, ..request("net_null4") }, &["is there already", "--eal"]);
+    drop(there);
+    let again = Ethdev::open(&Request { args: Some("size=100".into()), ..request("net_null4") }, pool).unwrap();
+    let mut cache = pool.cache();
+    let mut burst = Burst::new();
+    assert_eq!(again.rx(0).rx(&mut cache, &mut burst, 4).bytes, 400);
+    cache.free_all(burst.drain(..));
+}
