@@ -12,13 +12,15 @@ use crate::ffi::{self, Mbuf, Rearm};
 use crate::mempool::MbufPool;
 
 /// Mbufs of a burst.
-pub(crate) type Mbufs = ArrayVec<*mut Mbuf, BURST>;
+pub(crate) type Mbufs = [*mut Mbuf; BURST];
+/// Places for them.
+pub(crate) const NO_MBUFS: Mbufs = [std::ptr::null_mut(); BURST];
 
 /// Shorter than an Ethernet header is no packet.
 const SHORTEST: u16 = 14;
 /// Buffers of a packet, at most; more are dropped.
 const MAX_SEGMENTS: usize = 64;
-/// Mbufs that are fetched ahead: their lines were last written by a device, or by another core.
+/// Mbufs that are fetched ahead.
 const AHEAD: usize = 4;
 /// `RTE_MBUF_PORT_INVALID`: it came from none of DPDK's ports.
 const NO_PORT: u16 = u16::MAX;
@@ -41,41 +43,45 @@ fn prefetch(mbuf: *const Mbuf) {
 /// Appends a packet to `burst` for each of `mbufs`, which a driver has just handed over.
 ///
 /// # Safety
-/// The mbufs are from a driver's receive call, none twice, and `burst` has room for them. Those of `mbufs`' pool are its
-/// chunks' only use.
+/// The mbufs are from a driver's receive call, none twice, and those of this pool are the only use of their chunks.
+///
+/// # Panics
+/// When `burst` has no room for them.
 #[inline(always)]
 pub(crate) unsafe fn receive(pool: &MbufPool, mbufs: &[*mut Mbuf], burst: &mut Burst) -> Received {
-    let mut received = Received::default();
     let base = pool.pool().mapping().base().as_ptr().addr();
-    for (at, &mbuf) in mbufs.iter().enumerate() {
-        if let Some(&ahead) = mbufs.get(at + AHEAD) {
-            prefetch(ahead);
-        }
+    let (before, mut made, mut bytes) = (burst.len(), 0, 0);
+    assert!(mbufs.len() <= burst.remaining_capacity(), "the burst has no room for what was received");
+    for &mbuf in mbufs {
         // SAFETY: mbufs that a driver has handed over are ours to read. Its fields are read one by one: the driver has
         // written them so, and a load waits long for several stores that it covers.
         let (address, offset, segments, len) = unsafe {
-            ((*mbuf).buf_addr, (*mbuf).rearm.data_off, (*mbuf).rearm.nb_segs, (*mbuf).data_len)
+            ((*mbuf).buf_addr, (*mbuf).rearm.fields.data_off, (*mbuf).rearm.fields.nb_segs, (*mbuf).data_len)
         };
-        if segments == 1 && len >= SHORTEST {
-            let place = address.addr().wrapping_sub(base) + usize::from(offset);
-            // SAFETY: the buffer was lent to the driver, which hands it over once.
-            if let Some(packet) = unsafe { pool.pool().reclaim(place as u64, usize::from(len)) } {
-                received.bytes += u64::from(len);
-                // SAFETY: the caller has seen to the room.
-                unsafe { burst.push_unchecked(packet) };
-                continue;
+        let place = address.addr().wrapping_sub(base).wrapping_add(offset.into());
+        let plain = segments == 1 && len >= SHORTEST;
+        // SAFETY: the buffer was lent to the driver, which hands it over once; and once only is a handle made of it.
+        let packet = match plain.then(|| unsafe { pool.pool().reclaim(place as u64, len.into()) }).flatten() {
+            Some(packet) => {
+                bytes += u64::from(len);
+                packet
             }
-        }
-        // SAFETY: as for this function.
-        match unsafe { receive_special(pool, mbuf) } {
-            Some((packet, len)) => {
-                received.bytes += len;
-                burst.push(packet);
-            }
-            None => received.malformed += 1,
-        }
+            // SAFETY: as for this function.
+            None => match unsafe { receive_special(pool, mbuf) } {
+                Some((packet, len)) => {
+                    bytes += len;
+                    packet
+                }
+                None => continue,
+            },
+        };
+        // SAFETY: there is room for as many packets as there are mbufs.
+        unsafe { burst.as_mut_ptr().add(before + made).write(packet) };
+        made += 1;
     }
-    received
+    // SAFETY: so many have just been written behind those that were there.
+    unsafe { burst.set_len(before + made) };
+    Received { bytes, malformed: (mbufs.len() - made) as u64 }
 }
 
 /// A packet of several buffers and its length; `None` when it is none, and then its mbufs are freed.
@@ -104,7 +110,7 @@ unsafe fn receive_special(pool: &MbufPool, mbuf: *mut Mbuf) -> Option<(Packet, u
         // SAFETY: as above. A free mbuf has no successor and is alone.
         let len = unsafe {
             (*mbuf).next = std::ptr::null_mut();
-            (*mbuf).rearm.nb_segs = 1;
+            (*mbuf).rearm.fields.nb_segs = 1;
             (*mbuf).data_len
         };
         // Buffers after the first are not empty.
@@ -126,25 +132,30 @@ unsafe fn receive_special(pool: &MbufPool, mbuf: *mut Mbuf) -> Option<(Packet, u
 /// Fills `mbufs` with the mbufs of `packets`, which stay where they are; returns their bytes.
 ///
 /// # Panics
-/// When a packet is of another pool.
+/// When a packet is of another pool, or there are more packets than `mbufs` has places.
 #[inline(always)]
 pub(crate) fn transmit(pool: &MbufPool, packets: &[Packet], mbufs: &mut Mbufs) -> u64 {
     let mut bytes = 0;
-    for (at, packet) in packets.iter().enumerate() {
+    // Their lines were last written by a device, or by another core, if not by the driver that received them.
+    for packet in packets.iter().take(AHEAD) {
+        prefetch(pool.mbuf(packet.chunk()));
+    }
+    let places = &mut mbufs[..packets.len()];
+    for (at, (packet, place)) in packets.iter().zip(places).enumerate() {
         if let Some(ahead) = packets.get(at + AHEAD) {
             prefetch(pool.mbuf(ahead.chunk()));
         }
         assert!(pool.pool().owns(packet), "packet {} is of another pool", packet.chunk());
         let mbuf = pool.mbuf(packet.chunk());
+        *place = mbuf;
         if packet.is_segmented() {
             bytes += transmit_special(pool.pool(), pool, packet);
-        } else {
-            let len = packet.len() as u32;
-            // SAFETY: the mbuf is about the packet's chunk, and whoever owns the chunk owns it.
-            unsafe { say(mbuf, packet.headroom(), len, len, 1) };
-            bytes += u64::from(len);
+            continue;
         }
-        mbufs.push(mbuf);
+        let len = packet.len() as u32;
+        // SAFETY: the mbuf is about the packet's chunk, and whoever owns the chunk owns it.
+        unsafe { say(mbuf, packet.headroom(), len, len, 1) };
+        bytes += u64::from(len);
     }
     bytes
 }
@@ -155,10 +166,11 @@ pub(crate) fn transmit(pool: &MbufPool, packets: &[Packet], mbufs: &mut Mbufs) -
 /// The caller owns the mbuf.
 #[inline(always)]
 unsafe fn say(mbuf: *mut Mbuf, offset: usize, len: u32, total: u32, segments: u16) {
-    let rearm = Rearm { data_off: offset as u16, refcnt: 1, nb_segs: segments, port: NO_PORT };
+    // Offset, references (one), segments, port, from the lowest bits up.
+    let word = offset as u64 | 1 << 16 | u64::from(segments) << 32 | u64::from(NO_PORT) << 48;
     // SAFETY: as the caller promises.
     unsafe {
-        (*mbuf).rearm = rearm;
+        (*mbuf).rearm = Rearm { word };
         (*mbuf).ol_flags = 0;
         (*mbuf).pkt_len = total;
         (*mbuf).data_len = len as u16;
@@ -199,7 +211,7 @@ pub(crate) fn untransmit(mbufs: &[*mut Mbuf]) {
         while !next.is_null() {
             // SAFETY: `transmit` made the chain of mbufs whose chunks the caller's packets own.
             next = unsafe {
-                (*next).rearm.nb_segs = 1;
+                (*next).rearm.fields.nb_segs = 1;
                 std::mem::replace(&mut (*next).next, std::ptr::null_mut())
             };
         }
@@ -210,7 +222,7 @@ impl MbufPool {
     /// Where the mbuf's data begins in the pool's memory; `None` when it is none of the pool's mbufs.
     fn place(&self, mbuf: *const Mbuf) -> Option<u64> {
         // SAFETY: the mbuf is one that a driver handed over.
-        let (address, offset) = unsafe { ((*mbuf).buf_addr.addr(), (*mbuf).rearm.data_off) };
+        let (address, offset) = unsafe { ((*mbuf).buf_addr.addr(), (*mbuf).rearm.fields.data_off) };
         let place = address.checked_sub(self.pool().mapping().base().as_ptr().addr())?;
         let chunk = place / self.pool().chunk_size();
         let known = chunk < self.pool().chunks() && std::ptr::eq(self.mbuf(chunk as u32), mbuf);

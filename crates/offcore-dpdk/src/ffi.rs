@@ -12,7 +12,6 @@ pub(crate) struct Mempool {
 
 /// `struct rte_mbuf`, as far as it is used here; `shim/pool.c` checks where each field is.
 #[repr(C, align(64))]
-#[derive(Debug)]
 pub(crate) struct Mbuf {
     pub(crate) buf_addr: *mut u8,
     _buf_iova: u64,
@@ -26,10 +25,18 @@ pub(crate) struct Mbuf {
     _transmit: [u64; 7],
 }
 
-/// The word of an mbuf that is set whenever it is used anew.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rearm {
+/// What an mbuf is given whenever it is used anew: it is written as a word, and read field by field.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) union Rearm {
+    pub(crate) word: u64,
+    pub(crate) fields: RearmFields,
+}
+
+/// The fields of the word.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RearmFields {
     /// Where the data begins, from `buf_addr`.
     pub(crate) data_off: u16,
     pub(crate) refcnt: u16,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use offcore_mem::{BURST, Burst, Packet, PoolCache};
+use offcore_mem::{Burst, Packet, PoolCache};
 
 use super::Ethdev;
-use crate::convert::{self, Mbufs};
+use crate::convert::{self, NO_MBUFS};
 use crate::ffi::{self, Mbuf};
 use crate::mempool::Lent;
 
@@ -50,7 +50,7 @@ impl EthRx {
     /// `cache`.
     #[inline]
     pub fn rx(&mut self, cache: &mut PoolCache, burst: &mut Burst, max: usize) -> Receipt {
-        let mut mbufs = [const { std::ptr::null_mut::<Mbuf>() }; BURST];
+        let mut mbufs = NO_MBUFS;
         let max = max.min(burst.remaining_capacity());
         let count = {
             let _lent = Lent::new(cache);
@@ -91,17 +91,17 @@ impl EthTx {
     /// When a packet is of another pool than the device's.
     #[inline]
     pub fn tx(&mut self, cache: &mut PoolCache, burst: &mut Burst) -> Sent {
-        let mut mbufs = Mbufs::new();
+        let (mut mbufs, offered) = (NO_MBUFS, burst.len());
         let bytes = convert::transmit(self.device.pool, burst, &mut mbufs);
         let count = {
             let _lent = Lent::new(cache);
             // SAFETY: the device is running, the queue is its own and this half its only user; the mbufs are those of
             // packets that are ours.
-            unsafe { ffi::off_eth_tx(self.device.port, self.queue, mbufs.as_mut_ptr(), mbufs.len() as u16) }
+            unsafe { ffi::off_eth_tx(self.device.port, self.queue, mbufs.as_mut_ptr(), offered as u16) }
         };
-        let count = usize::from(count).min(mbufs.len());
-        if count < mbufs.len() {
-            return self.sent_part(burst, &mbufs, count);
+        let count = usize::from(count).min(offered);
+        if count < offered {
+            return self.sent_part(burst, &mbufs[..offered], count);
         }
         // The driver has the buffers now.
         burst.clear();
@@ -109,7 +109,7 @@ impl EthTx {
     }
 
     #[cold]
-    fn sent_part(&self, burst: &mut Burst, mbufs: &Mbufs, count: usize) -> Sent {
+    fn sent_part(&self, burst: &mut Burst, mbufs: &[*mut Mbuf], count: usize) -> Sent {
         convert::untransmit(&mbufs[count..]);
         // Not looked up in the buffers' chains, which the driver has: nobody frees a buffer before the next call.
         let pool = self.device.pool.pool();
