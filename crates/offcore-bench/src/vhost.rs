@@ -250,8 +250,7 @@ impl Cell {
                         row.share_copy = Some(copy);
                     }
                     if let Some((name, theirs)) = &peer {
-                        let pairs: Vec<_> =
-                            theirs.iter().copied().zip(blocks.iter().copied()).collect();
+                        let pairs: Vec<_> = theirs.iter().copied().zip(blocks.iter().copied()).collect();
                         row.peer = Some((*name).to_string());
                         row.peer_median = Some(Spread::of(theirs).median);
                         let ratio = paired_ratio(&pairs);

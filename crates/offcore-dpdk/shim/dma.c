@@ -49,11 +49,6 @@ int off_dma_stop(int16_t dev)
 	return rte_dma_stop(dev);
 }
 
-void off_dma_close(int16_t dev)
-{
-	rte_dma_close(dev);
-}
-
 uint16_t off_dma_capacity(int16_t dev)
 {
 	return rte_dma_burst_capacity(dev, VCHAN);

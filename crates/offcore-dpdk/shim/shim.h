@@ -119,7 +119,6 @@ int off_dma_find(const char *name);
 int off_dma_info(int16_t dev, struct off_dma_info *info);
 int off_dma_start(int16_t dev, uint16_t desc);
 int off_dma_stop(int16_t dev);
-void off_dma_close(int16_t dev);
 uint16_t off_dma_capacity(int16_t dev);
 /* Enqueues copies up to the first that is refused or has length 0. */
 unsigned off_dma_copy(int16_t dev, const struct off_copy *ops, unsigned count);

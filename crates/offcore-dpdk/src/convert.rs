@@ -120,7 +120,8 @@ unsafe fn receive_special(pool: &MbufPool, mbuf: *mut Mbuf) -> Option<(Packet, u
             continue;
         }
         // SAFETY: each buffer was lent to the driver and is handed over once; its place was looked at above.
-        let front = pool.place(mbuf).and_then(|place| unsafe { pool.pool().reclaim(place, usize::from(len)) })?;
+        let front =
+            pool.place(mbuf).and_then(|place| unsafe { pool.pool().reclaim(place, usize::from(len)) })?;
         packet = Some(match packet {
             Some(rest) => pool.pool().link(front, rest),
             None => front,

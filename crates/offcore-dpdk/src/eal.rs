@@ -38,7 +38,9 @@ pub enum EalError {
         said: String,
     },
     /// It is up already, with other arguments.
-    #[error("--eal '{found}': the EAL of this process runs already, expected its arguments before the first device")]
+    #[error(
+        "--eal '{found}': the EAL of this process runs already, expected its arguments before the first device"
+    )]
     Late {
         /// What was given.
         found: String,

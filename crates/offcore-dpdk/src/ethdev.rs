@@ -133,6 +133,7 @@ impl Ethdev {
     /// What was found, what was expected, what to do.
     pub fn open(request: &Request, pool: &'static Pool) -> Result<Arc<Self>, EthError> {
         open::check(request)?;
+        let first = !eal::is_up();
         let note = eal::start()?;
         let pool = MbufPool::of(pool)?;
         let (port, ours) = open::find(request)?;
@@ -147,7 +148,7 @@ impl Ethdev {
             queues: request.queues,
             segments: false,
             pool,
-            notes: vec![note],
+            notes: Vec::from_iter(first.then_some(note)),
         };
         device.start(request)?;
         Ok(Arc::new(device))

@@ -150,7 +150,6 @@ unsafe extern "C" {
     pub(crate) fn off_dma_info(dev: i16, info: *mut DmaInfo) -> c_int;
     pub(crate) fn off_dma_start(dev: i16, desc: u16) -> c_int;
     pub(crate) fn off_dma_stop(dev: i16) -> c_int;
-    pub(crate) fn off_dma_close(dev: i16);
     pub(crate) fn off_dma_capacity(dev: i16) -> u16;
     pub(crate) fn off_dma_copy(dev: i16, ops: *const Copy, count: c_uint) -> c_uint;
     pub(crate) fn off_dma_fill(dev: i16, pattern: u64, dst: *mut u8, len: u32) -> c_int;

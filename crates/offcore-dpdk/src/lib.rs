@@ -13,7 +13,7 @@
 #![cfg(feature = "dpdk")]
 
 pub mod convert;
-//pub mod dmadev;
+pub mod dmadev;
 pub mod eal;
 pub mod ethdev;
 mod ffi;

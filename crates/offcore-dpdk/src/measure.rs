@@ -6,7 +6,7 @@ use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_stats::tsc;
 
 use crate::convert::{self, NO_MBUFS};
-use crate::ethdev::{Ethdev, EthError, Request};
+use crate::ethdev::{EthError, Ethdev, Request};
 use crate::ffi::{self, Mbuf};
 use crate::mempool::{Lent, MbufPool};
 

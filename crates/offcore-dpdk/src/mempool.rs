@@ -165,23 +165,12 @@ fn register(pool: &'static Pool) -> Result<(), PoolError> {
         });
     }
     // SAFETY: the EAL is up; the memory is the pool's, which is never unmapped.
-    let rc = unsafe {
-        ffi::off_memory_register(mapping.base().as_ptr(), mapping.len(), mapping.page_size())
-    };
+    let rc = unsafe { ffi::off_memory_register(mapping.base().as_ptr(), mapping.len(), mapping.page_size()) };
     if rc < 0 && rc != -libc::EEXIST {
         let what = format!("making {} bytes of packet buffers known to DPDK", mapping.len());
         return Err(PoolError::Dpdk { what, source: ffi::errno(rc) });
     }
     Ok(())
-}
-
-/// The memory of the pools that DPDK knows: first byte and length.
-pub(crate) fn known_memory() -> Vec<(usize, usize)> {
-    let range = |known: &&MbufPool| {
-        let mapping = known.pool.mapping();
-        (mapping.base().as_ptr().addr(), mapping.len())
-    };
-    lock(&POOLS).iter().map(range).collect()
 }
 
 thread_local! {

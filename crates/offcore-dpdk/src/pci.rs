@@ -34,7 +34,8 @@ pub(crate) fn check(sys: &Path, address: &str) -> Result<(), String> {
             "PCI device {address} is bound to no driver, expected vfio-pci: dpdk-devbind.py -b vfio-pci {address}"
         )),
         Some(driver) => {
-            let interface = std::fs::read_dir(device.join("net")).ok().and_then(|mut names| names.next()?.ok());
+            let interface =
+                std::fs::read_dir(device.join("net")).ok().and_then(|mut names| names.next()?.ok());
             let other = match interface {
                 Some(name) => format!("; or use af_xdp:{}", name.file_name().to_string_lossy()),
                 None => String::new(),

@@ -66,7 +66,10 @@ fn what_is_sent_to_net_ring_comes_back_byte_by_byte() {
             assert!(receipt.packets > 0 && receipt.malformed == 0, "{receipt:?}");
             for packet in burst.drain(..) {
                 let len = pool.total_len(&packet);
-                assert!(pool.segments(&packet).flatten().copied().eq(bytes(expected, len)), "packet {expected}");
+                assert!(
+                    pool.segments(&packet).flatten().copied().eq(bytes(expected, len)),
+                    "packet {expected}"
+                );
                 cache.free(packet);
                 expected += 1;
             }
@@ -124,7 +127,8 @@ fn what_cannot_be_opened_is_named_with_its_remedy() {
     let args = Some("size=100".into());
     with(Request { args, ..request("net_null4") }, &["is there already", "--eal"]);
     drop(there);
-    let again = Ethdev::open(&Request { args: Some("size=100".into()), ..request("net_null4") }, pool).unwrap();
+    let again =
+        Ethdev::open(&Request { args: Some("size=100".into()), ..request("net_null4") }, pool).unwrap();
     let mut cache = pool.cache();
     let mut burst = Burst::new();
     assert_eq!(again.rx(0).rx(&mut cache, &mut burst, 4).bytes, 400);

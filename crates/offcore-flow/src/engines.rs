@@ -10,6 +10,7 @@ use offcore_dma::share::{SharedChannel, Sharing};
 use offcore_dma::{Channel, Device};
 use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
 use offcore_dsa::sim::SimDevice;
+use offcore_mem::Pool;
 use offcore_stats::lcore;
 
 use crate::idle::Idle;
@@ -29,6 +30,9 @@ pub struct Engines {
     workers: Vec<usize>,
     /// NUMA node of the packet buffers.
     node: Option<usize>,
+    /// The packet buffers, which some devices have to be told of.
+    #[cfg(feature = "dpdk")]
+    pool: Option<&'static Pool>,
     /// Whether helper threads that have nothing to do nap.
     naps: bool,
     notes: Vec<String>,
@@ -44,6 +48,18 @@ impl Engines {
             workers: workers.into(),
             node,
             ..Self::default()
+        }
+    }
+
+    /// Devices that have to be told which memory they reach will reach the packet buffers of `pool`.
+    #[must_use]
+    pub fn with_pool(self, pool: &'static Pool) -> Self {
+        #[cfg(feature = "dpdk")]
+        return Self { pool: Some(pool), ..self };
+        #[cfg(not(feature = "dpdk"))]
+        {
+            let _ = pool;
+            self
         }
     }
 
@@ -179,8 +195,8 @@ impl Engines {
         if name == "cpu" {
             return Ok(Arc::new(CpuDevice));
         }
-        let expected =
-            "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto or dsa-simN:wqN.M";
+        let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
+                        dmadev:NAME (a DMA device of DPDK)";
         let (kind, which) = name.split_once(':').ok_or_else(|| format!("channel '{name}': {expected}"))?;
         match kind {
             "core" => {
@@ -189,6 +205,7 @@ impl Engines {
                     .map_err(|_| format!("channel '{name}': '{which}' is no lcore; {expected}"))?;
                 Ok(Arc::new(CoreDevice::start_with(lcore, self.naps).map_err(|error| error.to_string())?))
             }
+            "dmadev" => self.dmadev(name, which),
             "dsa" => {
                 let (wq, options) = self.options(name, which)?;
                 let device = DsaDevice::open(&Roots::from_env(), wq, options)
@@ -206,6 +223,22 @@ impl Engines {
             }
             _ => Err(format!("channel '{name}': {expected}")),
         }
+    }
+
+    #[cfg(feature = "dpdk")]
+    fn dmadev(&mut self, name: &str, which: &str) -> Result<Arc<dyn Device>, String> {
+        let device = offcore_dpdk::dmadev::DmaDevice::open(which, self.pool)
+            .map_err(|error| format!("channel '{name}': {error}"))?;
+        self.notes.extend(device.note());
+        Ok(Arc::new(device))
+    }
+
+    #[cfg(not(feature = "dpdk"))]
+    fn dmadev(&mut self, name: &str, _: &str) -> Result<Arc<dyn Device>, String> {
+        Err(format!(
+            "channel '{name}': this offcore was built without DPDK: install libdpdk-dev 22.11 or later and pkg-config, \
+             then cargo build --release --features dpdk"
+        ))
     }
 
     /// The simulated device, started when it is not yet running.

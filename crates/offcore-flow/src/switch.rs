@@ -230,7 +230,7 @@ pub fn start(
     let page = StatsPage::new(STATS_PAGE)?;
     let routes = routes(config, &ports);
     let node = pool.mapping().numa_node();
-    let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle);
+    let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle).with_pool(pool);
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &routes);
     let mut assembly = Assembly { config, dma, sharers, engines, page, workers: Vec::new() };

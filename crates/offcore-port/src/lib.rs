@@ -3,8 +3,10 @@
 //! A [`Port`] gives out queues; a queue belongs to one worker and moves bursts. One dynamic call handles a burst.
 
 pub mod address;
-pub mod copy;
 pub mod af_xdp;
+pub mod copy;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
 pub mod generator;
 pub mod netdev;
 pub mod pcap;

@@ -6,7 +6,7 @@
 //! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,mac=MAC]` |
 //! | af_xdp | `af_xdp:INTERFACE[,queues=N,first=N,mode=MODE,ring_size=N,busy_poll=N,need_wakeup=off,promisc=off]` |
 //! | af_packet | `af_packet:INTERFACE[,queues=N]` |
-//! | dpdk | `dpdk:DEVICE[,queues=N,args=[KEY=VALUE,…]]` |
+//! | dpdk | `dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,…]]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
@@ -33,7 +33,7 @@ use crate::PortError;
 
 pub use af_packet::AfPacketSpec;
 pub use af_xdp::{AfXdpSpec, XdpMode};
-pub use dpdk::DpdkSpec;
+pub use dpdk::{DpdkSpec, Hash};
 pub use generator::GenSpec;
 pub use pcap::PcapSpec;
 pub use tap::TapSpec;

@@ -17,6 +17,7 @@ use offcore_wire::MacAddr;
 
 use crate::bench::BenchCommand;
 use crate::dsa::DsaCommand;
+use crate::eal::EalArgs;
 
 /// A packet data path whose copies are made by an engine instead of the core.
 #[derive(Debug, Parser)]
@@ -108,6 +109,9 @@ Ports:
   af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
         busy_poll=N,need_wakeup=off,promisc=off]
   tap:NAME[,queues=N,offloads=off]
+  dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,
+       rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,...]]
+                             DEVICE: a PCI address, or net_null0 and its like
   pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
 
@@ -120,6 +124,7 @@ Channels:
   dsa:auto        every work queue that is enabled for users, those of the
                   packet buffers' NUMA node if there are any
   dsa-simN:wqN.M  a work queue of the simulated device N (--dsa-sim)
+  dmadev:NAME     a DMA device of DPDK: a PCI address, or dma_skeleton
   A work queue's name may be followed by /direct (no batch descriptors),
   /memory (copies are not put into the cache), /block (the device waits for
   page faults).
@@ -179,6 +184,10 @@ pub(crate) struct SwitchArgs {
     /// The packet buffers.
     #[command(flatten)]
     pub pool: PoolArgs,
+
+    /// DPDK.
+    #[command(flatten)]
+    pub eal: EalArgs,
 
     /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
     #[arg(long, value_name = "BYTES", value_parser = within(46..=65553))]
@@ -283,7 +292,7 @@ impl PoolArgs {
 }
 
 /// The demo decides these itself.
-const NOT_WITH_DEMO: [&str; 22] = [
+const NOT_WITH_DEMO: [&str; 23] = [
     "ports",
     "forward",
     "port_topology",
@@ -298,6 +307,7 @@ const NOT_WITH_DEMO: [&str; 22] = [
     "mbufs",
     "mbuf_size",
     "hugepages",
+    "eal",
     "txpkts",
     "work_ns",
     "rt_priority",

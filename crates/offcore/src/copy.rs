@@ -18,6 +18,7 @@ use offcore_port::spec::{MAX_QUEUES, PortSpec};
 use crate::args::{
     Format, Lcores, MacArgs, PoolArgs, choice, duration, interval, lcores, port, topology, within,
 };
+use crate::eal::EalArgs;
 use crate::switch::{Watching, run_switch};
 use crate::{Failure, plan};
 
@@ -130,6 +131,10 @@ pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub pool: PoolArgs,
 
+    /// DPDK.
+    #[command(flatten)]
+    pub eal: EalArgs,
+
     /// Seconds between two reports; 0: only the last one
     #[arg(short = 'i', long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub stats_interval: Duration,
@@ -156,6 +161,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let watching = Watching {
         ports: &ports,
         pool: args.pool,
+        eal: &args.eal,
         stats_interval: args.stats_interval,
         duration: args.duration,
         until_idle: args.until_idle,

@@ -15,6 +15,7 @@ mod bench;
 mod copy;
 mod demo;
 mod dsa;
+mod eal;
 mod output;
 mod plan;
 mod ports;

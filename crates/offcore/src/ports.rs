@@ -4,7 +4,7 @@ use offcore_mem::Pool;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::generator::{GenCounters, GenPort};
 use offcore_port::pcap::PcapPort;
-use offcore_port::spec::{PortSpec, VhostSpec};
+use offcore_port::spec::{DpdkSpec, PortSpec, VhostSpec};
 use offcore_port::tap::TapPort;
 use offcore_port::vhost::VhostPort;
 use offcore_port::virtio_user::VirtioUserPort;
@@ -49,7 +49,8 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
             return Ok((Box::new(port), Some(counters)));
         }
         PortSpec::AfXdp(spec) => (Box::new(AfXdpPort::open(spec, pool)?), None),
-        PortSpec::AfPacket(_) | PortSpec::Dpdk(_) => {
+        PortSpec::Dpdk(spec) => (dpdk(spec, pool)?, None),
+        PortSpec::AfPacket(_) => {
             let reason = "ports of this kind are not there yet".into();
             return Err(PortError::Other { port: spec.to_string(), reason });
         }
@@ -61,6 +62,18 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
         }
         PortSpec::VirtioUser(spec) => (Box::new(VirtioUserPort::open(spec, pool)?), None),
     })
+}
+
+#[cfg(feature = "dpdk")]
+fn dpdk(spec: &DpdkSpec, pool: &'static Pool) -> Result<Box<dyn Port>, PortError> {
+    let port = offcore_port::dpdk::DpdkPort::open(spec, pool)?;
+    port.notes().iter().for_each(|note| crate::output::say(note));
+    Ok(Box::new(port))
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn dpdk(spec: &DpdkSpec, _: &'static Pool) -> Result<Box<dyn Port>, PortError> {
+    Err(PortError::Other { port: spec.to_string(), reason: crate::eal::WITHOUT.into() })
 }
 
 fn backend(spec: &VhostSpec) -> BackendConfig {

@@ -13,6 +13,7 @@ use offcore_stats::lcore::{self, LcoreError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::{Format, PoolArgs, SwitchArgs};
+use crate::eal::EalArgs;
 use crate::output::{say, write};
 use crate::ports::{self, Observed};
 use crate::report::{self, Line, PortLine, StoppedBy};
@@ -33,6 +34,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     let watching = Watching {
         ports: &args.ports,
         pool: args.pool,
+        eal: &args.eal,
         stats_interval: args.stats_interval,
         duration: args.duration,
         until_idle: args.until_idle,
@@ -48,6 +50,8 @@ pub(crate) struct Watching<'a> {
     pub ports: &'a [PortSpec],
     /// Their packet buffers.
     pub pool: PoolArgs,
+    /// What is said to DPDK.
+    pub eal: &'a EalArgs,
     /// Time between two reports; none but the last when it is zero.
     pub stats_interval: Duration,
     /// When to stop.
@@ -66,6 +70,7 @@ pub(crate) struct Watching<'a> {
 /// As [`run`].
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
     let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
+    watching.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = watching.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
     let (ports, observed) = ports::open(watching.ports, pool).map_err(|error| failure(error.into()))?;

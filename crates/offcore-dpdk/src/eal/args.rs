@@ -73,7 +73,9 @@ pub(super) fn check(words: &[String], text: &str) -> Result<(), EalError> {
             _ => None,
         });
         match word.as_str() {
-            "-h" | "--help" => return refused("no --help, which ends the process: dpdk-testpmd --help shows it"),
+            "-h" | "--help" => {
+                return refused("no --help, which ends the process: dpdk-testpmd --help shows it");
+            }
             "--" => return refused("no '--': all of it is for the EAL"),
             _ if value.is_some_and(|kind| kind != "primary") => {
                 return refused("no --proc-type but primary: the packet buffers are this process's own");
@@ -138,7 +140,10 @@ mod tests {
 
     #[test]
     fn words_are_split_at_blanks_outside_of_quotes() {
-        assert_eq!(words("  -m 64 --vdev='net_ring0,a=b c'  \"\" "), ["-m", "64", "--vdev=net_ring0,a=b c", ""]);
+        assert_eq!(
+            words("  -m 64 --vdev='net_ring0,a=b c'  \"\" "),
+            ["-m", "64", "--vdev=net_ring0,a=b c", ""]
+        );
         assert!(words("").is_empty());
         assert!(split("--vdev 'net").unwrap_err().to_string().contains("is open at the end"));
     }
@@ -160,7 +165,10 @@ mod tests {
         let without = complete(Vec::new(), &Machine { free_huge_mib: 0, ..MACHINE });
         assert!(without.ends_with(&words("--no-huge -m128 --no-shconf")), "{without:?}");
         let without = complete(words("--no-huge -m 256"), &MACHINE);
-        assert!(!without.contains(&"-m128".into()) && !without.contains(&"--in-memory".into()), "{without:?}");
+        assert!(
+            !without.contains(&"-m128".into()) && !without.contains(&"--in-memory".into()),
+            "{without:?}"
+        );
     }
 
     #[test]

@@ -46,7 +46,9 @@ pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     // SAFETY: the EAL is up, and `devargs` a C string.
     let rc = unsafe { ffi::off_probe(devargs.as_ptr()) };
     let advice = match address.is_some() {
-        true => "bind it to vfio-pci (dpdk-devbind.py -b vfio-pci ADDRESS), as root; without an IOMMU add --iova-mode=pa",
+        true => {
+            "bind it to vfio-pci (dpdk-devbind.py -b vfio-pci ADDRESS), as root; without an IOMMU add --iova-mode=pa"
+        }
         false => {
             "expected a PCI address, or a virtual device as a driver's name and a number, such as net_null0, net_tap0, \
              or net_af_packet0 with args=[iface=eth0]"

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use offcore_mem::{Burst, Packet, PoolCache};
 
 use super::Ethdev;
-use crate::convert::{self, NO_MBUFS};
-use crate::ffi::{self, Mbuf};
+use crate::convert::{self, Mbufs, NO_MBUFS};
+use crate::ffi;
 use crate::mempool::Lent;
 
 /// What a call received.
@@ -34,11 +34,16 @@ pub struct Sent {
 pub struct EthRx {
     device: Arc<Ethdev>,
     queue: u16,
+    /// Where the driver puts what it hands over; only used during a call.
+    mbufs: Mbufs,
 }
+
+// SAFETY: the list of mbufs means nothing between two calls.
+unsafe impl Send for EthRx {}
 
 impl EthRx {
     pub(super) fn new(device: Arc<Ethdev>, queue: u16) -> Self {
-        Self { device, queue }
+        Self { device, queue, mbufs: NO_MBUFS }
     }
 
     /// The queue's device.
@@ -50,19 +55,19 @@ impl EthRx {
     /// `cache`.
     #[inline]
     pub fn rx(&mut self, cache: &mut PoolCache, burst: &mut Burst, max: usize) -> Receipt {
-        let mut mbufs = NO_MBUFS;
         let max = max.min(burst.remaining_capacity());
         let count = {
             let _lent = Lent::new(cache);
             // SAFETY: the device is running, the queue is its own and this half its only user; there is room for `max`.
-            unsafe { ffi::off_eth_rx(self.device.port, self.queue, mbufs.as_mut_ptr(), max as u16) }
+            unsafe { ffi::off_eth_rx(self.device.port, self.queue, self.mbufs.as_mut_ptr(), max as u16) }
         };
         if count == 0 {
             return Receipt::default();
         }
         let before = burst.len();
         // SAFETY: the driver has just handed these over, at most as many as there is room for.
-        let received = unsafe { convert::receive(self.device.pool, &mbufs[..usize::from(count).min(max)], burst) };
+        let received =
+            unsafe { convert::receive(self.device.pool, &self.mbufs[..usize::from(count).min(max)], burst) };
         Receipt { packets: burst.len() - before, bytes: received.bytes, malformed: received.malformed }
     }
 }
@@ -72,11 +77,16 @@ impl EthRx {
 pub struct EthTx {
     device: Arc<Ethdev>,
     queue: u16,
+    /// What the driver is given; only used during a call.
+    mbufs: Mbufs,
 }
+
+// SAFETY: the list of mbufs means nothing between two calls.
+unsafe impl Send for EthTx {}
 
 impl EthTx {
     pub(super) fn new(device: Arc<Ethdev>, queue: u16) -> Self {
-        Self { device, queue }
+        Self { device, queue, mbufs: NO_MBUFS }
     }
 
     /// The queue's device.
@@ -91,17 +101,17 @@ impl EthTx {
     /// When a packet is of another pool than the device's.
     #[inline]
     pub fn tx(&mut self, cache: &mut PoolCache, burst: &mut Burst) -> Sent {
-        let (mut mbufs, offered) = (NO_MBUFS, burst.len());
-        let bytes = convert::transmit(self.device.pool, burst, &mut mbufs);
+        let offered = burst.len();
+        let bytes = convert::transmit(self.device.pool, burst, &mut self.mbufs);
         let count = {
             let _lent = Lent::new(cache);
             // SAFETY: the device is running, the queue is its own and this half its only user; the mbufs are those of
             // packets that are ours.
-            unsafe { ffi::off_eth_tx(self.device.port, self.queue, mbufs.as_mut_ptr(), offered as u16) }
+            unsafe { ffi::off_eth_tx(self.device.port, self.queue, self.mbufs.as_mut_ptr(), offered as u16) }
         };
         let count = usize::from(count).min(offered);
         if count < offered {
-            return self.sent_part(burst, &mbufs[..offered], count);
+            return self.sent_part(burst, offered, count);
         }
         // The driver has the buffers now.
         burst.clear();
@@ -109,8 +119,8 @@ impl EthTx {
     }
 
     #[cold]
-    fn sent_part(&self, burst: &mut Burst, mbufs: &[*mut Mbuf], count: usize) -> Sent {
-        convert::untransmit(&mbufs[count..]);
+    fn sent_part(&self, burst: &mut Burst, offered: usize, count: usize) -> Sent {
+        convert::untransmit(&self.mbufs[count..offered]);
         // Not looked up in the buffers' chains, which the driver has: nobody frees a buffer before the next call.
         let pool = self.device.pool.pool();
         let bytes = burst[..count].iter().map(|packet: &Packet| pool.total_len(packet) as u64).sum();

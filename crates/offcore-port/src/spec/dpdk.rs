@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Options, first, inner, unless};
+use super::{Options, first, inner, narrow, unless};
 
 /// `dpdk:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,28 +11,104 @@ pub struct DpdkSpec {
     pub device: String,
     /// Queue pairs.
     pub queues: u16,
+    /// MTU in bytes, if it is to be set.
+    pub mtu: Option<u16>,
+    /// Descriptors of an RX queue, if not the driver's number.
+    pub rx_desc: Option<u16>,
+    /// Descriptors of a TX queue, if not the driver's number.
+    pub tx_desc: Option<u16>,
+    /// What packets are spread over several queues by, if not by all that the device can of IP, TCP and UDP.
+    pub rss: Option<Vec<Hash>>,
+    /// Whether packets for other addresses are received, too.
+    pub promisc: bool,
     /// Arguments of the device, passed on as they are, without the brackets.
     pub args: Option<String>,
+}
+
+/// What a device hashes to choose a packet's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hash {
+    /// Addresses.
+    Ip,
+    /// Addresses and ports of TCP.
+    Tcp,
+    /// Addresses and ports of UDP.
+    Udp,
+    /// Addresses and ports of SCTP.
+    Sctp,
+}
+
+impl Hash {
+    const ALL: [Self; 4] = [Self::Ip, Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// As it is written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ip => "ip",
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
 }
 
 impl DpdkSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (device, options) =
             first(fields, "the device's name, as in dpdk:0000:43:00.0 or dpdk:net_null0")?;
-        let options = Options::parse(options, &["queues", "args"])?;
+        let known = ["queues", "mtu", "rx_desc", "tx_desc", "rss", "promisc", "args"];
+        let options = Options::parse(options, &known)?;
         let args = match options.find("args") {
             None => None,
             Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
             Some(_) => return Err("'args' has no value, expected args=[KEY=VALUE,...]".into()),
         };
-        Ok(Self { device: device.into(), queues: options.queues()?, args })
+        let number = |key, range| Ok::<_, String>(options.optional_number(key, range)?.map(narrow::<u16>));
+        Ok(Self {
+            device: device.into(),
+            queues: options.queues()?,
+            mtu: number("mtu", 68..=65517)?,
+            rx_desc: number("rx_desc", 16..=32768)?,
+            tx_desc: number("tx_desc", 16..=32768)?,
+            rss: options.find("rss").map(|value| hashes(value.unwrap_or_default())).transpose()?,
+            promisc: options.switch("promisc", true)?,
+            args,
+        })
     }
+}
+
+/// `off`, or names with a comma between them.
+fn hashes(text: &str) -> Result<Vec<Hash>, String> {
+    if text == "off" {
+        return Ok(Vec::new());
+    }
+    let hash = |name: &str| {
+        let found = Hash::ALL.into_iter().find(|hash| hash.name() == name);
+        found.ok_or_else(|| {
+            format!("rss={text}: expected off, or some of ip, tcp, udp, sctp as in rss=[ip,tcp]")
+        })
+    };
+    inner(text).split(',').map(hash).collect()
 }
 
 impl fmt::Display for DpdkSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "dpdk:{}", self.device)?;
         unless(f, "queues", self.queues, 1)?;
+        for (key, value) in [("mtu", self.mtu), ("rx_desc", self.rx_desc), ("tx_desc", self.tx_desc)] {
+            unless(f, key, value.unwrap_or(0), 0)?;
+        }
+        match self.rss.as_deref() {
+            None => {}
+            Some([]) => f.write_str(",rss=off")?,
+            Some(hashes) => {
+                let names: Vec<&str> = hashes.iter().map(|hash| hash.name()).collect();
+                write!(f, ",rss=[{}]", names.join(","))?;
+            }
+        }
+        if !self.promisc {
+            f.write_str(",promisc=off")?;
+        }
         match &self.args {
             None => Ok(()),
             Some(args) => write!(f, ",args=[{args}]"),

@@ -1,0 +1,130 @@
+//! The engine conformance suite on DPDK's dma_skeleton, whose copies a thread of DPDK makes: one test for each check.
+//!
+//! There is one such device in a process, and it has one channel: the tests take turns. Where a check wants several
+//! channels at a time, they are what workers get then: handles of one channel that is shared by a lock.
+#![cfg(feature = "dpdk")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::{Mutex, PoisonError};
+
+use offcore_dma::channel::{Completions, Copy, Device, EngineError};
+use offcore_dma::conformance::CHECKS;
+use offcore_dma::share::SharedChannel;
+use offcore_dpdk::dmadev::DmaDevice;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn run(name: &str) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (_, check) = CHECKS.iter().find(|(n, _)| *n == name).unwrap();
+    let device = DmaDevice::open("dma_skeleton", None).unwrap();
+    if name == "channels_do_not_mix" {
+        let shared = SharedChannel::new(device.open_channel(1024).unwrap());
+        return check(&|_| Box::new(shared.handle()), &mut || ());
+    }
+    check(&|size| device.open_channel(size).unwrap(), &mut || ());
+}
+
+macro_rules! suite {
+    ($($check:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $check() {
+                run(stringify!($check));
+            }
+        )*
+
+        #[test]
+        fn every_check_is_run() {
+            let here = [$(stringify!($check)),*];
+            assert!(CHECKS.iter().map(|(name, _)| *name).eq(here), "the lists of checks differ");
+        }
+    };
+}
+
+suite![
+    every_length_at_odd_offsets,
+    every_alignment,
+    scatter_gather,
+    fills,
+    copies_and_fills_mixed,
+    a_full_ring_takes_no_more,
+    rings_wrap_in_bursts_of_every_length,
+    each_token_comes_back_once,
+    order_is_kept_or_declared_open,
+    polls_add_what_fits,
+    channels_do_not_mix,
+    ring_sizes_are_as_asked,
+    too_long_is_refused,
+    stop_and_start,
+    statistics_are_exact,
+    after_a_reset_nothing_lands,
+    after_a_drop_nothing_lands,
+    a_channel_moves_to_another_thread,
+];
+
+#[test]
+fn a_second_channel_is_refused_until_the_first_is_gone() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = DmaDevice::open("dma_skeleton", None).unwrap();
+    assert_eq!((device.name(), device.max_channels()), ("dmadev:dma_skeleton", 1));
+    let first = device.open_channel(64).unwrap();
+    let again = DmaDevice::open("dma_skeleton", None).unwrap();
+    for device in [&device, &again] {
+        let refused = device.open_channel(64).unwrap_err();
+        assert!(matches!(refused, EngineError::NoChannel { max: 1, .. }), "{refused}");
+    }
+    drop(first);
+    assert!(again.open_channel(64).is_ok());
+    let refused = device.open_channel(1 << 15).unwrap_err();
+    assert!(matches!(refused, EngineError::RingSize { found: 32768, .. }), "{refused}");
+    assert!(device.open_channel(64).is_ok(), "a refusal takes nothing");
+}
+
+#[test]
+fn what_was_taken_out_before_it_was_done_is_not_reported_and_the_rest_is() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = DmaDevice::open("dma_skeleton", None).unwrap();
+    let mut channel = device.open_channel(32).unwrap();
+    let (source, mut destination) = (vec![7u8; 64], vec![0u8; 32 * 64]);
+    let mut copies = |from: u32, count: u32| -> Vec<Copy> {
+        let place = destination.as_mut_ptr();
+        let op = |token| Copy {
+            src: source.as_ptr(),
+            dst: place.wrapping_add(token as usize % 32 * 64),
+            len: 64,
+            token,
+        };
+        (from..from + count).map(op).collect()
+    };
+    let (mut completions, mut outstanding) = (Completions::default(), Vec::new());
+    // SAFETY: the buffers outlive the channel; copies to one place write the same.
+    assert_eq!(unsafe { channel.copy(&copies(0, 16)) }, 16);
+    channel.submit();
+    channel.take_outstanding(&mut outstanding);
+    assert_eq!((outstanding.len(), channel.in_flight(), channel.stats().failed), (16, 0, 16));
+    // SAFETY: as above.
+    assert_eq!(unsafe { channel.copy(&copies(16, 8)) }, 8);
+    channel.submit();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while channel.in_flight() > 0 {
+        channel.poll(&mut completions);
+        assert!(std::time::Instant::now() < deadline, "no progress for 10 s");
+        std::thread::yield_now();
+    }
+    assert_eq!(completions.tokens[..], [16, 17, 18, 19, 20, 21, 22, 23]);
+    drop(channel);
+    assert_eq!(destination[16 * 64..24 * 64], [7; 8 * 64]);
+}
+
+#[test]
+fn a_device_that_is_none_is_named_with_its_remedy() {
+    for (name, expected) in [
+        ("dma_nothing", "dma_skeleton"),
+        ("0000:ff:1f.6", "there is no PCI device 0000:ff:1f.6"),
+        ("net_null7", "is no DMA device"),
+    ] {
+        let error = DmaDevice::open(name, None).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(expected), "{name}: {error}");
+    }
+}

@@ -1,0 +1,289 @@
+//! The DPDK port: any network device that DPDK has a driver for, one call of its driver a burst.
+//!
+//! Its packet buffers are the pool's: DPDK knows the pool as external memory, and has an mbuf for each of its buffers
+//! (`offcore_dpdk::mempool`). Packets of several buffers go both ways where the device can.
+//!
+//! What the device drops is counted with queue 0 within a fifth of a second: packets that found a queue full as `full`,
+//! broken ones as `malformed`, those for which the driver had no packet buffer as `no_buffer`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use offcore_dpdk::ethdev::{EthRx, EthTx, Ethdev, Link, Request, Rss};
+use offcore_mem::{Burst, Pool};
+use offcore_stats::Stage;
+use offcore_wire::ethernet::{self, MacAddr};
+
+use crate::slots::Slots;
+use crate::spec::{DpdkSpec, Hash};
+use crate::{
+    Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, room,
+};
+
+/// Calls of `tend` between two looks at what the device counts.
+const LOOK_EVERY: u32 = 10;
+
+/// A DPDK port.
+#[derive(Debug)]
+pub struct DpdkPort {
+    name: String,
+    device: Arc<Ethdev>,
+    pool: &'static Pool,
+    slots: Slots,
+    shared: Arc<Shared>,
+    link: Link,
+    tended: u32,
+}
+
+/// What the control thread tells the queues.
+#[derive(Debug, Default)]
+struct Shared {
+    down: AtomicBool,
+    missed: AtomicU64,
+    rx_errors: AtomicU64,
+    no_buffer: AtomicU64,
+    tx_errors: AtomicU64,
+}
+
+impl DpdkPort {
+    /// Opens and starts the device; the EAL starts with the first. Packets will be chunks of `pool`.
+    ///
+    /// # Errors
+    /// What was found, what was expected, what to do.
+    pub fn open(spec: &DpdkSpec, pool: &'static Pool) -> Result<Self, PortError> {
+        let name = spec.to_string();
+        let device = Ethdev::open(&request(spec), pool)
+            .map_err(|error| PortError::Other { port: name.clone(), reason: error.to_string() })?;
+        device.notes().iter().for_each(|note| tracing::info!("{name}: {note}"));
+        let mut port = Self {
+            name,
+            device,
+            pool,
+            slots: Slots::new(spec.queues),
+            shared: Arc::default(),
+            link: Link::default(),
+            tended: 0,
+        };
+        port.look();
+        Ok(port)
+    }
+
+    /// What a person should know of the device.
+    pub fn notes(&self) -> &[String] {
+        self.device.notes()
+    }
+
+    fn look(&mut self) {
+        self.link = self.device.link();
+        self.shared.down.store(!self.link.up, Ordering::Relaxed);
+        let losses = self.device.losses();
+        for (shared, now) in [
+            (&self.shared.missed, losses.missed),
+            (&self.shared.rx_errors, losses.rx_errors),
+            (&self.shared.no_buffer, losses.no_buffer),
+            (&self.shared.tx_errors, losses.tx_errors),
+        ] {
+            shared.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+fn request(spec: &DpdkSpec) -> Request {
+    let bit = |hash: &Hash| 1 << *hash as u8;
+    Request {
+        device: spec.device.clone(),
+        args: spec.args.clone(),
+        queues: spec.queues,
+        mtu: spec.mtu,
+        rx_desc: spec.rx_desc,
+        tx_desc: spec.tx_desc,
+        rss: match spec.rss.as_deref() {
+            None => Rss::Usual,
+            Some([]) => Rss::Off,
+            Some(hashes) => Rss::Of(hashes.iter().map(bit).fold(0, |all, bit| all | bit)),
+        },
+        promiscuous: spec.promisc,
+    }
+}
+
+impl Port for DpdkPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mac(&self) -> MacAddr {
+        MacAddr(self.device.mac())
+    }
+
+    fn queues(&self) -> u16 {
+        self.slots.queues()
+    }
+
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
+        self.slots.take_rx(index, &self.name)?;
+        Ok(Box::new(DpdkRx {
+            queue: self.device.rx(index),
+            counters: RxCounters::new(setup.stats, setup.port, index)?,
+            losses: (index == 0).then(|| Losses::new(&self.shared)),
+        }))
+    }
+
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
+        self.slots.take_tx(index, &self.name)?;
+        Ok(Box::new(DpdkTx {
+            longest: self.device.longest(),
+            segments: self.device.takes_segments(),
+            queue: self.device.tx(index),
+            pool: self.pool,
+            counters: TxCounters::new(setup.stats, setup.port, index)?,
+            shared: Arc::clone(&self.shared),
+            failed: (index == 0).then_some(0),
+        }))
+    }
+
+    fn tend(&mut self) {
+        self.tended += 1;
+        if self.tended >= LOOK_EVERY {
+            self.tended = 0;
+            self.look();
+        }
+    }
+
+    fn status(&self) -> String {
+        let link = match (self.link.up, self.link.mbit) {
+            (false, _) => "link is down".to_owned(),
+            (true, None) => "link is up".to_owned(),
+            (true, Some(mbit)) => {
+                let duplex = if self.link.full_duplex { "full" } else { "half" };
+                format!("link is up at {mbit} Mbit/s {duplex} duplex")
+            }
+        };
+        let (device, mac) = (&self.device, self.mac());
+        format!("driver {}, {link}, MTU {}, address {mac}", device.driver(), device.mtu())
+    }
+}
+
+/// What of the device's losses has been counted.
+#[derive(Debug)]
+struct Losses {
+    shared: Arc<Shared>,
+    counted: [u64; 3],
+}
+
+impl Losses {
+    fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), counted: [0; 3] }
+    }
+
+    #[inline]
+    fn count(&mut self, counters: &RxCounters) {
+        let shared = &self.shared;
+        let now =
+            [&shared.missed, &shared.rx_errors, &shared.no_buffer].map(|loss| loss.load(Ordering::Relaxed));
+        if now == self.counted {
+            return;
+        }
+        let reasons = [Drop::Full, Drop::Malformed, Drop::NoBuffer];
+        for ((now, before), reason) in now.into_iter().zip(&mut self.counted).zip(reasons) {
+            // A device that begins to count anew has lost nothing.
+            counters.drop(reason, now.saturating_sub(*before));
+            *before = now;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct DpdkRx {
+    queue: EthRx,
+    counters: RxCounters,
+    /// Of queue 0, which counts them for the device.
+    losses: Option<Losses>,
+}
+
+impl RxQueue for DpdkRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let wanted = room(ctx, burst);
+        if wanted == 0 {
+            return;
+        }
+        if let Some(losses) = &mut self.losses {
+            losses.count(&self.counters);
+        }
+        let receipt = self.queue.rx(ctx.cache, burst, wanted);
+        if receipt.malformed > 0 {
+            self.counters.drop(Drop::Malformed, receipt.malformed);
+        }
+        if receipt.packets > 0 {
+            self.counters.add(receipt.packets as u64, receipt.bytes);
+            ctx.clock.lap(Stage::Rx);
+        }
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.counters
+    }
+}
+
+#[derive(Debug)]
+struct DpdkTx {
+    queue: EthTx,
+    /// Bytes of the longest packet that the device takes.
+    longest: usize,
+    segments: bool,
+    pool: &'static Pool,
+    counters: TxCounters,
+    shared: Arc<Shared>,
+    /// Of queue 0: what of the device's losses has been counted.
+    failed: Option<u64>,
+}
+
+impl DpdkTx {
+    /// Counts and frees what cannot be sent.
+    #[cold]
+    fn sort_out(&self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        for packet in std::mem::take(burst) {
+            match self.pool.total_len(&packet) {
+                len if len > self.longest => self.counters.drop(Drop::TooBig, 1),
+                len if len < ethernet::HEADER_LEN => self.counters.drop(Drop::Malformed, 1),
+                _ => {
+                    burst.push(packet);
+                    continue;
+                }
+            }
+            ctx.cache.free(packet);
+        }
+    }
+}
+
+impl TxQueue for DpdkTx {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if let Some(counted) = &mut self.failed {
+            let now = self.shared.tx_errors.load(Ordering::Relaxed);
+            if now != *counted {
+                self.counters.drop(Drop::Failed, now.saturating_sub(*counted));
+                *counted = now;
+            }
+        }
+        if burst.is_empty() {
+            return;
+        }
+        if self.shared.down.load(Ordering::Relaxed) {
+            return self.counters.drop_all(Drop::Down, burst, ctx.cache);
+        }
+        let fits = |len: usize| (ethernet::HEADER_LEN..=self.longest).contains(&len);
+        if !burst.iter().all(|packet| fits(packet.len()) && !packet.is_segmented()) {
+            self.sort_out(ctx, burst);
+        }
+        let sent = self.queue.tx(ctx.cache, burst);
+        self.counters.add(sent.packets as u64, sent.bytes);
+        ctx.clock.lap(Stage::Tx);
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { segments: self.segments, ..Accepts::default() }
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+}

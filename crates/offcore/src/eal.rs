@@ -1,0 +1,40 @@
+//! `--eal`: what is said to DPDK.
+
+use clap::Args;
+
+/// What a build without DPDK says when it is asked for.
+#[cfg(not(feature = "dpdk"))]
+pub(crate) const WITHOUT: &str = "this offcore was built without DPDK: install libdpdk-dev 22.11 or later and pkg-config, \
+                                  then cargo build --release --features dpdk";
+
+/// The EAL of a command whose ports or channels may be DPDK's.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EalArgs {
+    /// Arguments for DPDK's EAL in its own syntax, such as '-m 512 --vdev net_null0'; only with dpdk: ports and dmadev:
+    /// channels. [default: hugepages if there are some, no PCI device but those asked for, virtual addresses]
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    pub eal: Option<String>,
+}
+
+impl EalArgs {
+    /// Hands them to the EAL, which starts with the first of its devices.
+    ///
+    /// # Errors
+    /// Arguments that cannot be, or a build without DPDK.
+    pub(crate) fn configure(&self) -> Result<(), String> {
+        match &self.eal {
+            None => Ok(()),
+            Some(text) => configure(text),
+        }
+    }
+}
+
+#[cfg(feature = "dpdk")]
+fn configure(text: &str) -> Result<(), String> {
+    offcore_dpdk::eal::configure(text).map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn configure(_: &str) -> Result<(), String> {
+    Err(format!("--eal: {WITHOUT}"))
+}
