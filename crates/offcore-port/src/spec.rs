@@ -3,8 +3,8 @@
 //! | kind | written as |
 //! |---|---|
 //! | vhost | `vhost:SOCKET[,queues=N,client,FEATURE=off…,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
-//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,mac=MAC]` |
 //! | af_xdp | `af_xdp:INTERFACE[,queues=N,first=N,mode=MODE,ring_size=N,busy_poll=N,need_wakeup=off,promisc=off]` |
+//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,offloads=off,mtu=N,mac=MAC]` |
 //! | af_packet | `af_packet:INTERFACE[,queues=N]` |
 //! | dpdk | `dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,…]]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |

@@ -1,28 +1,45 @@
 //! What a port does with the virtio-net header in front of a packet that it received.
 
-use offcore_mem::Packet;
-use offcore_wire::virtio_net::NetHeader;
+use offcore_mem::{Packet, Pool};
+use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 use offcore_wire::{checksum, ethernet};
 
-/// Does what `header` asks for, so that the packet needs no header any more; whether that is possible. A checksum left
-/// open is computed, although no port asks for such packets. A packet to be segmented is refused: none was asked for.
+/// Does with a packet what `header` asks for, when that was agreed on: leaves it in front of the packet for others, and
+/// marks the packet. A checksum left open without being asked for is computed here. Whether the packet is a good one: it
+/// is not when it is no Ethernet frame, or the header is not one that it can have, or was not to have.
 #[inline]
-pub(crate) fn apply(header: NetHeader, packet: &mut Packet) -> bool {
-    if packet.len() < ethernet::HEADER_LEN || header.is_gso() {
+pub(crate) fn apply(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Offloads) -> bool {
+    if packet.len() < ethernet::HEADER_LEN {
         return false;
     }
-    if header.needs_checksum() {
-        return checksum::complete(packet.bytes_mut(), header.csum_start, header.csum_offset).is_ok();
+    if header.leaves_work() { apply_special(header, packet, pool, agreed) } else { true }
+}
+
+#[cold]
+fn apply_special(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Offloads) -> bool {
+    if header.check(pool.total_len(packet)).is_err() {
+        return false;
     }
-    true
+    // Segments have checksums of their own, so they are left open, too (virtio 1.2, section 5.1.6.4.1).
+    let open = header.needs_checksum();
+    if open && agreed.allows(&header) {
+        // copy-ok: the virtio-net header, as it was understood
+        packet.headroom_mut(HEADER_LEN).copy_from_slice(&header.essence().to_bytes());
+        packet.set_offload(true);
+        return true;
+    }
+    let parts = pool.segments_mut(packet);
+    !header.is_gso() && checksum::complete_parts(parts, header.csum_start, header.csum_offset).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use offcore_mem::{HEADROOM, Hugepages, Pool};
-    use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4};
+    use offcore_wire::virtio_net::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, GSO_UDP_L4};
 
     use super::*;
+
+    const NONE: Offloads = Offloads { checksum: false, tso4: false, tso6: false, ecn: false };
 
     #[test]
     fn headers_are_applied_or_refused() {
@@ -31,18 +48,48 @@ mod tests {
         let mut packet = cache.take().unwrap();
         packet.set_range(pool, HEADROOM, 60);
         packet.bytes_mut().fill(1);
-        assert!(apply(NetHeader::default(), &mut packet));
+        assert!(apply(NetHeader::default(), &mut packet, pool, NONE));
         assert_eq!(packet.bytes(), [1; 60]);
 
         let open = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..Default::default() };
-        assert!(apply(open, &mut packet));
+        assert!(apply(open, &mut packet, pool, NONE));
         // The complement of 13 words of 0x0101.
         assert_eq!(packet.bytes()[40..42], [0xf2, 0xf2]);
+        assert!(packet.is_plain());
 
-        assert!(!apply(NetHeader { csum_start: 59, ..open }, &mut packet));
-        assert!(!apply(NetHeader { gso_type: GSO_TCPV4, gso_size: 9, ..Default::default() }, &mut packet));
+        assert!(!apply(NetHeader { csum_start: 59, ..open }, &mut packet, pool, NONE));
+        assert!(!apply(NetHeader { gso_type: GSO_TCPV4, gso_size: 9, ..open }, &mut packet, pool, NONE));
         packet.truncate(13);
-        assert!(!apply(NetHeader::default(), &mut packet));
+        assert!(!apply(NetHeader::default(), &mut packet, pool, NONE));
         cache.free(packet);
+    }
+
+    #[test]
+    fn what_was_agreed_on_stays_in_front_of_the_packet() {
+        let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+        let mut cache = pool.cache();
+        let open = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..Default::default() };
+        let tcp = NetHeader { gso_type: GSO_TCPV4, gso_size: 1448, ..open };
+        for (header, agreed, expected) in [
+            (
+                NetHeader { flags: F_NEEDS_CSUM | F_DATA_VALID, num_buffers: 3, ..open },
+                Offloads::ALL,
+                Some(open),
+            ),
+            (NetHeader { num_buffers: 3, ..tcp }, Offloads::ALL, Some(tcp)),
+            (tcp, Offloads { tso4: false, ..Offloads::ALL }, None),
+            (NetHeader { gso_type: GSO_UDP_L4, ..tcp }, Offloads::ALL, None),
+            (NetHeader { flags: 0, ..tcp }, Offloads::ALL, None),
+            (NetHeader { gso_size: 0, ..tcp }, Offloads::ALL, None),
+            (NetHeader { csum_start: 3999, ..open }, Offloads::ALL, None),
+        ] {
+            let mut packet = cache.take_chain(HEADROOM, 4000).unwrap();
+            let good = apply(header, &mut packet, pool, agreed);
+            assert_eq!((good, packet.has_offload()), (expected.is_some(), expected.is_some()), "{header:?}");
+            if let Some(expected) = expected {
+                assert_eq!(packet.headroom_bytes(HEADER_LEN), expected.to_bytes());
+            }
+            cache.free(packet);
+        }
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! The packet pool is the memory that the back end is given, so packets are not copied on this side: a buffer that the
 //! back end fills is a packet buffer, with the virtio-net header (12 bytes) in the headroom and the packet behind it; a
-//! packet that is sent stays in its buffer until the back end is done with it.
+//! packet that is sent stays in its buffer until the back end is done with it. A packet that is longer than a buffer is a
+//! chain of descriptors when it is sent, and takes several buffers when it is received: as the back end needs them with
+//! mergeable buffers, and otherwise as many as the port's MTU asks for, made available as one chain.
 //!
 //! ```text
 //! control thread: connect, negotiate, start rings, watch the connection ──> cells ──> RX and TX queues of the workers
@@ -16,6 +18,8 @@
 mod cell;
 mod link;
 mod queue;
+mod rx;
+mod tx;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,9 +27,9 @@ use std::sync::Arc;
 use offcore_mem::Pool;
 use offcore_ring::RingError;
 use offcore_vhost::connection::Role;
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_PACKED};
+use offcore_vhost::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_PACKED};
 use offcore_vhost::frontend::{FrontEndConfig, FrontEndError};
-use offcore_wire::ethernet::MacAddr;
+use offcore_wire::ethernet::{self, MacAddr};
 
 use crate::slots::Slots;
 use crate::spec::VirtioUserSpec;
@@ -33,7 +37,24 @@ use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueu
 
 use cell::Cell;
 use link::{Link, LinkState};
-use queue::{VirtioRx, VirtioTx};
+use rx::VirtioRx;
+use tx::VirtioTx;
+
+/// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
+const MAX_FRAME: usize = u16::MAX as usize + ethernet::HEADER_LEN + 2 * VLAN_TAG;
+/// Bytes of a VLAN tag, which the MTU does not count.
+const VLAN_TAG: usize = 4;
+/// Buffers of a packet, at most: what longer ones have are none that a back end would take as one.
+const MAX_SEGMENTS: usize = 64;
+/// All about checksums and segmentation.
+const OFFLOADS: u64 = features::NET_CSUM
+    | features::NET_HOST_TSO4
+    | features::NET_HOST_TSO6
+    | features::NET_HOST_ECN
+    | features::NET_GUEST_CSUM
+    | features::NET_GUEST_TSO4
+    | features::NET_GUEST_TSO6
+    | features::NET_GUEST_ECN;
 
 /// A virtio-user port.
 #[derive(Debug)]
@@ -43,6 +64,8 @@ pub struct VirtioUserPort {
     role: Role,
     mac: MacAddr,
     pool: &'static Pool,
+    /// Bytes of the longest frame for which there is room without mergeable buffers.
+    longest: usize,
     slots: Slots,
     link: Link,
 }
@@ -53,9 +76,12 @@ impl VirtioUserPort {
     /// A back end that is not there yet is waited for in the background; [`VirtioUserPort::is_connected`] tells.
     ///
     /// # Errors
-    /// What waiting would not help: a back end that lacks what is needed, a socket that another process has.
+    /// What waiting would not help: a back end that lacks what is needed, a socket that another process has, an MTU for
+    /// which the virtqueue or the pool is too small.
     pub fn open(spec: &VirtioUserSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
+        let longest = Self::longest(spec, pool)
+            .map_err(|expected| PortError::Syntax { found: name.clone(), expected })?;
         let wanted = |wanted, feature| if wanted { feature } else { 0 };
         let config = FrontEndConfig {
             role: if spec.server { Role::Server } else { Role::Client },
@@ -63,7 +89,9 @@ impl VirtioUserPort {
             queue_size: spec.queue_size,
             features: wanted(spec.packed, RING_PACKED)
                 | wanted(spec.mrg, NET_MRG_RXBUF)
-                | wanted(spec.event_idx, RING_EVENT_IDX),
+                | wanted(spec.event_idx, RING_EVENT_IDX)
+                | wanted(spec.offloads, OFFLOADS),
+            mtu: spec.mtu,
             ..FrontEndConfig::new(&spec.path)
         };
         let role = config.role;
@@ -74,9 +102,27 @@ impl VirtioUserPort {
             path: spec.path.clone(),
             role,
             pool,
+            longest,
             slots: Slots::new(spec.queues),
             link,
         })
+    }
+
+    /// Bytes of the longest frame for which there is room when the back end has no mergeable buffers: what a packet buffer
+    /// holds, or what the MTU says.
+    fn longest(spec: &VirtioUserSpec, pool: &Pool) -> Result<usize, String> {
+        let room = pool.data_room();
+        let Some(mtu) = spec.mtu else { return Ok(room) };
+        let frame = usize::from(mtu) + ethernet::HEADER_LEN + 2 * VLAN_TAG;
+        let buffers = frame.div_ceil(room);
+        let most = usize::from(spec.queue_size).min(MAX_SEGMENTS);
+        if buffers > most {
+            return Err(format!(
+                "mtu={mtu}: packets take {buffers} buffers of {room} bytes, expected at most {most}: use larger ones \
+                 (--mbuf-size) or a larger queue_size"
+            ));
+        }
+        Ok(frame.max(room))
     }
 
     fn refused(name: &str, error: FrontEndError) -> PortError {
@@ -115,7 +161,7 @@ impl Port for VirtioUserPort {
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
         self.slots.take_rx(index, &self.name)?;
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
-        Ok(Box::new(VirtioRx::new(self.cell(2 * index), self.pool, counters)))
+        Ok(Box::new(VirtioRx::new(self.cell(2 * index), self.pool, self.longest, counters)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {

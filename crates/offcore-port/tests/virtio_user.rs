@@ -16,7 +16,7 @@ use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::split::device;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::cell::VringConfig;
-use offcore_vhost::features::NET_MRG_RXBUF;
+use offcore_vhost::features::{NET_GUEST_CSUM, NET_GUEST_TSO4, NET_MRG_RXBUF};
 use offcore_wire::MacAddr;
 use offcore_wire::checksum::Sum;
 use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4, HEADER_LEN, NetHeader};
@@ -53,24 +53,35 @@ impl Played {
         self.queue.available(u16::MAX).unwrap().into()
     }
 
-    fn take(&mut self) -> (u16, Buffer) {
+    /// The next chain and its buffers.
+    fn take(&mut self) -> (Chain, Vec<Buffer>) {
         assert!(self.queue.available(1).unwrap() > 0, "the driver has made a buffer available");
-        let head = self.queue.head(0).unwrap();
-        let buffer = self.queue.single(0, &self.config.memory, self.direction).unwrap().unwrap().0;
-        self.queue.consume(1);
-        (head, buffer)
+        let mut buffers = Vec::new();
+        let memory = &self.config.memory;
+        let chain = self.queue.walk(0, memory, self.direction, 64, |buffer| buffers.push(buffer)).unwrap();
+        self.queue.consume(chain.entries);
+        (chain, buffers)
     }
 
-    /// Fills a buffer with this header and frame and returns it, claiming `len` bytes.
-    fn give(&mut self, header: NetHeader, frame: &[u8], len: usize) {
-        let (head, buffer) = self.take();
-        let bytes = [&header.to_bytes(), frame].concat();
-        assert!(bytes.len() <= buffer.len as usize, "{} bytes into a buffer of {}", bytes.len(), buffer.len);
-        // SAFETY: `single` found the whole buffer in guest memory, which the configuration keeps; the driver has lent it
-        // to us, and the pieces are as long as was just checked.
-        unsafe { buffer.addr.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        self.queue.push_used(Chain::one(head), len as u32);
+    /// Fills a chain with these bytes and returns it, claiming `len` bytes.
+    fn fill(&mut self, bytes: &[u8], len: usize) {
+        let (chain, buffers) = self.take();
+        let mut rest = bytes;
+        for buffer in buffers {
+            let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
+            // SAFETY: `walk` found the whole buffer in guest memory, which the configuration keeps; the driver has lent it
+            // to us, and `now` is no longer.
+            unsafe { buffer.addr.as_ptr().copy_from_nonoverlapping(now.as_ptr(), now.len()) };
+            rest = later;
+        }
+        assert!(rest.is_empty(), "{} of {} bytes do not fit the chain", rest.len(), bytes.len());
+        self.queue.push_used(chain, len as u32);
         self.queue.publish();
+    }
+
+    /// Fills a chain with this header and frame and returns it, claiming `len` bytes.
+    fn give(&mut self, header: NetHeader, frame: &[u8], len: usize) {
+        self.fill(&[&header.to_bytes(), frame].concat(), len);
     }
 
     /// Gives an ordinary packet.
@@ -78,16 +89,35 @@ impl Played {
         self.give(NetHeader { num_buffers: 1, ..NetHeader::default() }, frame, HEADER_LEN + frame.len());
     }
 
-    /// The next packet that the driver sends.
-    fn receive(&mut self) -> Vec<u8> {
-        let (head, buffer) = self.take();
-        let mut bytes = vec![0; buffer.len as usize];
-        // SAFETY: as in `give`, the other way round.
-        unsafe { buffer.addr.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-        self.queue.push_used(Chain::one(head), 0);
+    /// Gives a packet in as many buffers as it takes, as a back end with mergeable buffers does.
+    fn send_merged(&mut self, header: NetHeader, frame: &[u8]) {
+        let num_buffers = (HEADER_LEN + frame.len()).div_ceil(HEADER_LEN + ROOM) as u16;
+        let bytes = [&NetHeader { num_buffers, ..header }.to_bytes(), frame].concat();
+        bytes.chunks(HEADER_LEN + ROOM).for_each(|part| self.fill(part, part.len()));
+    }
+
+    /// The next packet that the driver sends, and in how many buffers.
+    fn receive_with(&mut self) -> (NetHeader, Vec<u8>, usize) {
+        let (chain, buffers) = self.take();
+        let count = buffers.len();
+        let mut bytes = Vec::new();
+        for buffer in buffers {
+            let mut part = vec![0; buffer.len as usize];
+            // SAFETY: as in `fill`, the other way round.
+            unsafe { buffer.addr.as_ptr().copy_to_nonoverlapping(part.as_mut_ptr(), part.len()) };
+            bytes.extend(part);
+        }
+        self.queue.push_used(chain, 0);
         self.queue.publish();
-        assert_eq!(bytes[..HEADER_LEN], [0; HEADER_LEN]);
-        bytes.split_off(HEADER_LEN)
+        let header = NetHeader::from_bytes(bytes.first_chunk().unwrap());
+        (header, bytes.split_off(HEADER_LEN), count)
+    }
+
+    /// The next packet that the driver sends, which asks for nothing.
+    fn receive(&mut self) -> Vec<u8> {
+        let (header, frame, _) = self.receive_with();
+        assert_eq!(header, NetHeader::default());
+        frame
     }
 }
 
@@ -138,16 +168,28 @@ impl Setup {
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut burst = Burst::new();
         self.worker.rx(&mut *self.rx, &mut burst);
-        let frames = burst.iter().map(|p| p.bytes().to_vec()).collect();
+        let pool = self.worker.cache.pool();
+        let frames = burst.iter().map(|p| common::frame(pool, p).1).collect();
         self.worker.free(&mut burst);
         frames
+    }
+
+    /// Receives one packet, and what it asks for.
+    fn receive_one(&mut self) -> (NetHeader, Vec<u8>) {
+        let mut burst = Burst::new();
+        self.worker.rx(&mut *self.rx, &mut burst);
+        assert_eq!(burst.len(), 1);
+        let packet = common::frame(self.worker.cache.pool(), &burst[0]);
+        self.worker.free(&mut burst);
+        packet
     }
 
     /// Sends `frames`; how many were not taken.
     fn send(&mut self, frames: &[Vec<u8>]) -> usize {
         let mut left = 0;
         for part in frames.chunks(64) {
-            let mut burst: Burst = part.iter().map(|frame| self.worker.packet(frame)).collect();
+            let mut burst: Burst =
+                part.iter().map(|frame| self.worker.packet_with(&NetHeader::default(), frame)).collect();
             self.worker.tx(&mut *self.tx, &mut burst);
             left += burst.len();
             self.worker.free(&mut burst);
@@ -294,8 +336,8 @@ fn impossible_headers_are_counted() {
 }
 
 #[test]
-fn an_open_checksum_is_closed() {
-    let mut setup = Setup::new("");
+fn an_open_checksum_that_was_not_asked_for_is_closed() {
+    let mut setup = Setup::new(",offloads=off");
     let open = NetHeader {
         num_buffers: 1,
         flags: F_NEEDS_CSUM,
@@ -312,26 +354,216 @@ fn an_open_checksum_is_closed() {
     setup.close();
 }
 
+fn long(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251 + len) as u8).collect()
+}
+
+/// Lengths around those at which a packet takes one more buffer, and the longest.
+const LONG: [usize; 8] = [ROOM, ROOM + 1, 2 * ROOM + 12, 2 * ROOM + 13, 9014, 9018, 40_000, 65_557];
+
 #[test]
-fn packets_of_several_buffers_are_dropped_as_a_whole() {
+fn packets_of_several_buffers_are_one_packet() {
     let mut setup = Setup::new("");
+    for _ in 0..10 {
+        for len in LONG {
+            setup.to_us.send(&frame(1));
+            setup.to_us.send_merged(NetHeader::default(), &long(len));
+            setup.to_us.send(&frame(2));
+            assert_eq!(setup.receive(), [frame(1), long(len), frame(2)], "{len} bytes");
+        }
+    }
+    assert_eq!(setup.rx.counters().packets(), 240);
+    let bytes = 10 * LONG.iter().map(|len| len + frame(1).len() + frame(2).len()).sum::<usize>();
+    assert_eq!((setup.rx.counters().bytes(), setup.rx.counters().dropped_total()), (bytes as u64, 0));
+
+    // Its buffers may come one by one.
     let several = NetHeader { num_buffers: 3, ..NetHeader::default() };
-    setup.to_us.send(&frame(1));
-    setup.to_us.give(several, &[7; 1000], HEADER_LEN + 1000);
-    // The first buffer and its followers may come in different calls.
-    assert_eq!(setup.receive(), [frame(1)]);
-    setup.to_us.give(NetHeader::default(), &[7; 1000], HEADER_LEN + 1000);
+    setup.to_us.give(several, &[1; 1000], HEADER_LEN + 1000);
     assert!(setup.receive().is_empty());
-    setup.to_us.give(NetHeader::default(), &[7; 1000], 5);
+    setup.to_us.fill(&[2; 10], 10);
+    assert!(setup.receive().is_empty());
+    setup.to_us.fill(&[3; 1], 1);
     setup.to_us.send(&frame(2));
-    assert_eq!(setup.receive(), [frame(2)]);
-    assert_eq!((setup.rx_dropped(Drop::TooBig), setup.rx.counters().dropped_total()), (1, 1));
+    assert_eq!(setup.receive(), [[&[1; 1000][..], &[2; 10], &[3; 1]].concat(), frame(2)]);
+
+    // More than a burst has room for.
+    setup.to_us.send_merged(NetHeader::default(), &long(65_000));
+    setup.to_us.send_merged(NetHeader::default(), &long(65_001));
+    assert_eq!(setup.receive(), [long(65_000)]);
+    assert_eq!(setup.receive(), [long(65_001)]);
     setup.close();
 
     // Without mergeable buffers the number means nothing.
     let mut setup = Setup::new(",mrg=off");
     setup.to_us.give(several, &frame(1), HEADER_LEN + frame(1).len());
     assert_eq!(setup.receive(), [frame(1)]);
+    setup.close();
+}
+
+#[test]
+fn a_packet_with_a_buffer_that_makes_no_sense_is_dropped_as_a_whole() {
+    let mut setup = Setup::new("");
+    let room = HEADER_LEN + ROOM;
+    // What is claimed of each buffer, and why the packet is dropped.
+    let cases: [(Vec<usize>, Drop); 7] = [
+        (vec![room, 0, 60], Drop::Malformed),
+        (vec![room, 60, 0], Drop::Malformed),
+        (vec![room, room + 1, 60], Drop::Malformed),
+        (vec![room, u32::MAX as usize, room + 1], Drop::Malformed),
+        (vec![HEADER_LEN + 13, 1000], Drop::Malformed),
+        (vec![room; 37], Drop::TooBig),
+        (vec![HEADER_LEN + 60; 65], Drop::TooBig),
+    ];
+    for (claims, reason) in cases {
+        let before = (setup.rx_dropped(reason), setup.rx.counters().dropped_total());
+        let header = NetHeader { num_buffers: claims.len() as u16, ..NetHeader::default() };
+        for (n, &claim) in claims.iter().enumerate() {
+            if n == 0 {
+                setup.to_us.give(header, &[1; 60], claim);
+            } else {
+                setup.to_us.fill(&[1; 60], claim);
+            }
+        }
+        setup.to_us.send(&frame(2));
+        let received: Vec<_> = (0..2).flat_map(|_| setup.receive()).collect();
+        assert_eq!(received, [frame(2)], "{claims:?}");
+        let after = (setup.rx_dropped(reason), setup.rx.counters().dropped_total());
+        assert_eq!(after, (before.0 + 1, before.1 + 1), "{claims:?}");
+        setup.still_receives();
+    }
+    setup.close();
+}
+
+#[test]
+fn a_back_end_that_goes_away_in_the_middle_of_a_packet_loses_no_buffer() {
+    let mut setup = Setup::new("");
+    setup.to_us.give(NetHeader { num_buffers: 5, ..NetHeader::default() }, &[1; 60], HEADER_LEN + ROOM);
+    setup.to_us.fill(&[2; 60], 1000);
+    assert!(setup.receive().is_empty());
+    let Setup { mut worker, port, mut rx, tx, backend, chunks, .. } = setup;
+    drop(backend);
+    until("the port notices", || !port.is_connected());
+    worker.rx(&mut *rx, &mut Burst::new());
+    drop((rx, tx, port));
+    assert_eq!(worker.free_chunks(), chunks);
+}
+
+#[test]
+fn long_packets_are_sent_as_chains() {
+    let mut setup = Setup::new("");
+    let all = [&[60], &LONG[..]].concat();
+    for _ in 0..10 {
+        for &len in &all {
+            assert_eq!(setup.send(&[long(len), frame(1)]), 0);
+            let (header, sent, buffers) = setup.from_us.receive_with();
+            assert_eq!((header, buffers), (NetHeader::default(), len.div_ceil(ROOM)));
+            assert!(sent == long(len), "{len} bytes");
+            assert_eq!(setup.from_us.receive(), frame(1));
+        }
+    }
+    let bytes = 10 * (all.iter().sum::<usize>() + all.len() * frame(1).len());
+    assert_eq!((setup.tx.counters().packets(), setup.tx.counters().bytes()), (180, bytes as u64));
+    assert_eq!(setup.tx.counters().dropped_total(), 0);
+    setup.close();
+}
+
+#[test]
+fn long_packets_wait_for_descriptors_and_the_longest_are_dropped() {
+    let mut setup = Setup::new(",queue_size=16");
+    // Six buffers each, and two.
+    let packets = [long(9014), long(9014), long(2000), long(9014), long(60)];
+    assert_eq!(setup.send(&packets), 2, "twice six and two of sixteen descriptors are in use");
+    assert_eq!(setup.from_us.receive(), long(9014));
+    assert_eq!(setup.send(&packets[3..]), 0);
+    for packet in &packets[1..] {
+        assert_eq!(&setup.from_us.receive(), packet);
+    }
+    // More buffers than the ring has descriptors, and than any packet has.
+    assert_eq!(setup.send(&[long(17 * ROOM), long(16 * ROOM), long(65 * ROOM)]), 0);
+    assert_eq!(setup.from_us.receive(), long(16 * ROOM));
+    assert_eq!((setup.tx.counters().dropped(Drop::TooBig), setup.tx.counters().dropped_total()), (2, 2));
+    setup.close();
+    let mut setup = Setup::new("");
+    assert_eq!(setup.send(&[long(65_558), long(65_557), long(100_000)]), 0);
+    assert_eq!(setup.from_us.receive(), long(65_557));
+    assert_eq!(setup.tx.counters().dropped(Drop::TooBig), 2);
+    setup.close();
+}
+
+#[test]
+fn without_mergeable_buffers_the_mtu_says_how_long_a_packet_may_be() {
+    let mut setup = Setup::new(",mrg=off,mtu=9000");
+    // 9022 bytes of a frame with two tags take six buffers.
+    assert_eq!(setup.to_us.available(), 256 / 6);
+    for _ in 0..20 {
+        for len in [14, 60, ROOM, ROOM + 1, 9014, 9022] {
+            setup.to_us.send(&long(len));
+            assert_eq!(setup.receive(), [long(len)], "{len} bytes");
+        }
+    }
+    for claim in [0, HEADER_LEN + 13, HEADER_LEN + 9023, u32::MAX as usize] {
+        let before = setup.rx_dropped(Drop::Malformed);
+        setup.to_us.give(NetHeader::default(), &[1; 60], claim);
+        assert!(setup.receive().is_empty());
+        assert_eq!(setup.rx_dropped(Drop::Malformed), before + 1, "{claim} bytes claimed");
+    }
+    setup.still_receives();
+    assert_eq!(setup.backend.device().status().mtu, Some(9000));
+    setup.close();
+
+    // With them a buffer is a buffer.
+    let mut setup = Setup::new(",mtu=9000");
+    assert_eq!(setup.to_us.available(), 256);
+    setup.to_us.send_merged(NetHeader::default(), &long(9014));
+    assert_eq!(setup.receive(), [long(9014)]);
+    setup.close();
+}
+
+#[test]
+fn an_mtu_that_the_queue_has_no_room_for_is_refused() {
+    let text = "virtio-user:x,mrg=off,mtu=9000,queue_size=4";
+    let error = VirtioUserPort::open(&spec(text), pool(64)).unwrap_err().to_string();
+    let expected = "mtu=9000: packets take 6 buffers of 1792 bytes, expected at most 4: use larger ones (--mbuf-size) or a \
+                    larger queue_size";
+    assert!(error.ends_with(expected), "{error}");
+}
+
+#[test]
+fn offloads_pass_both_ways_where_they_were_agreed_on() {
+    let open = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..Default::default() };
+    let tcp = NetHeader { gso_type: GSO_TCPV4, gso_size: 1448, hdr_len: 54, ..open };
+    let mut setup = Setup::new("");
+    for (header, len) in [(open, 1000), (open, 9000), (tcp, 1700), (tcp, 65_000)] {
+        setup.to_us.send_merged(header, &long(len));
+        assert_eq!(setup.receive_one(), (header, long(len)));
+        assert!(setup.tx.accepts().segments && setup.tx.accepts().offloads.allows(&header));
+        let mut burst = Burst::from_iter([setup.worker.packet_with(&header, &long(len))]);
+        setup.worker.tx(&mut *setup.tx, &mut burst);
+        assert!(burst.is_empty());
+        let (sent, frame, _) = setup.from_us.receive_with();
+        assert_eq!((sent, frame), (header, long(len)));
+    }
+    // Segmentation without an open checksum is nothing that can be.
+    setup.to_us.send_merged(NetHeader { flags: 0, ..tcp }, &long(9000));
+    assert!(setup.receive().is_empty());
+    assert_eq!(setup.rx_dropped(Drop::Malformed), 1);
+    setup.close();
+
+    let mut setup = Setup::new(",offloads=off");
+    assert_eq!(setup.tx.accepts().offloads, Default::default());
+    let mut burst = Burst::from_iter([setup.worker.packet_with(&open, &long(100))]);
+    setup.worker.tx(&mut *setup.tx, &mut burst);
+    assert_eq!((burst.len(), setup.tx.counters().dropped(Drop::Failed)), (0, 1));
+    setup.to_us.send_merged(tcp, &long(9000));
+    assert!(setup.receive().is_empty());
+    setup.close();
+
+    // Nobody sends large packets to whom they cannot come in several buffers.
+    let mut setup = Setup::new(",mrg=off");
+    let features = setup.backend.device().status().features.unwrap();
+    assert_eq!(features & (NET_GUEST_CSUM | NET_GUEST_TSO4), NET_GUEST_CSUM);
+    assert!(setup.tx.accepts().offloads.tso4);
+    setup.still_receives();
     setup.close();
 }
 
@@ -366,9 +598,9 @@ fn a_ring_that_makes_no_sense_is_broken_alone() {
 fn a_chain_returned_twice_breaks_its_ring() {
     let mut setup = Setup::new("");
     assert_eq!(setup.send(&frames(2)), 0);
-    let (head, _) = setup.from_us.take();
-    setup.from_us.queue.push_used(Chain::one(head), 0);
-    setup.from_us.queue.push_used(Chain::one(head), 0);
+    let (chain, _) = setup.from_us.take();
+    setup.from_us.queue.push_used(chain, 0);
+    setup.from_us.queue.push_used(chain, 0);
     setup.from_us.queue.publish();
     setup.tx.poll(&mut setup.worker.ctx());
     assert_eq!(setup.port.broken().len(), 1);

@@ -51,7 +51,8 @@ pub struct FrontEndConfig {
     pub queue_pairs: u16,
     /// Descriptors of each virtqueue: a power of two up to 32768, or with packed rings any number up to that.
     pub queue_size: u16,
-    /// Virtio features to use if the back end offers them. VERSION_1 is required in any case.
+    /// Virtio features to use if the back end offers them, and with them those that they need. VERSION_1 is required in
+    /// any case. Large packets (GUEST_TSO4 and the like) are received only along with mergeable buffers.
     pub features: u64,
     /// The MTU to tell the back end, in bytes, if it wants to know.
     pub mtu: Option<u16>,

@@ -36,6 +36,8 @@ fn every_kind_with_defaults() {
         packed: false,
         mrg: true,
         event_idx: true,
+        offloads: true,
+        mtu: None,
         mac: None,
     };
     assert_eq!(parse("virtio-user:/run/vm1.sock"), PortSpec::VirtioUser(virtio_user));
@@ -67,7 +69,8 @@ fn every_key() {
     );
     assert_eq!(
         parse(
-            "virtio-user:v.sock,queues=2,queue_size=1024,server,packed,mrg=on,event_idx=off,mac=02:00:00:00:00:07"
+            "virtio-user:v.sock,queues=2,queue_size=1024,server,packed,mrg=on,event_idx=off,offloads=off,mtu=9000,\
+             mac=02:00:00:00:00:07"
         ),
         PortSpec::VirtioUser(VirtioUserSpec {
             path: "v.sock".into(),
@@ -77,6 +80,8 @@ fn every_key() {
             packed: true,
             mrg: true,
             event_idx: false,
+            offloads: false,
+            mtu: Some(9000),
             mac: Some(MacAddr::local(7)),
         })
     );

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use offcore_vhost::backend::MIN_MTU;
 use offcore_wire::ethernet::MacAddr;
 
 use super::{Options, first, flag, narrow, socket_path, unless};
@@ -24,6 +25,12 @@ pub struct VirtioUserSpec {
     pub mrg: bool,
     /// Accept the event index (EVENT_IDX).
     pub event_idx: bool,
+    /// Leave checksums open and TCP packets to be segmented to the back end, and take such packets from it (CSUM,
+    /// HOST_TSO4, HOST_TSO6, HOST_ECN, GUEST_CSUM; with mergeable buffers GUEST_TSO4, GUEST_TSO6, GUEST_ECN).
+    pub offloads: bool,
+    /// Longest payload of a frame in bytes: what the back end is told if it wants to know. Without mergeable buffers the
+    /// virtqueue has room for packets as long, in chains of several packet buffers where one is too short.
+    pub mtu: Option<u16>,
     /// Ethernet address; `None`: made from the port's description.
     pub mac: Option<MacAddr>,
 }
@@ -31,7 +38,8 @@ pub struct VirtioUserSpec {
 impl VirtioUserSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (path, options) = first(fields, "the socket's path, as in virtio-user:/run/vm1.sock")?;
-        let known = ["queues", "queue_size", "server", "packed", "mrg", "event_idx", "mac"];
+        let known =
+            ["queues", "queue_size", "server", "packed", "mrg", "event_idx", "offloads", "mtu", "mac"];
         let options = Options::parse(options, &known)?;
         let queue_size: u16 = narrow(options.number("queue_size", 256, 2..=32768)?);
         // Of a packed virtqueue, too: the back end may have none.
@@ -56,6 +64,8 @@ impl VirtioUserSpec {
             packed: options.switch("packed", false)?,
             mrg: options.switch("mrg", true)?,
             event_idx: options.switch("event_idx", true)?,
+            offloads: options.switch("offloads", true)?,
+            mtu: options.optional_number("mtu", MIN_MTU.into()..=u16::MAX.into())?.map(narrow),
             mac,
         })
     }
@@ -70,6 +80,10 @@ impl fmt::Display for VirtioUserSpec {
         f.write_str(flag(self.packed, ",packed"))?;
         f.write_str(flag(!self.mrg, ",mrg=off"))?;
         f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
+        f.write_str(flag(!self.offloads, ",offloads=off"))?;
+        if let Some(mtu) = self.mtu {
+            write!(f, ",mtu={mtu}")?;
+        }
         match self.mac {
             None => Ok(()),
             Some(mac) => write!(f, ",mac={mac}"),

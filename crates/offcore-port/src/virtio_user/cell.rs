@@ -10,8 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offcore_mem::{Packet, Pool, PoolCache};
 use offcore_ring::{RingError, driver};
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX};
+use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, received, transmitted};
 use offcore_vhost::frontend::DriverQueue;
+use offcore_wire::virtio_net::Offloads;
+
+use super::rx::Merging;
 
 /// The driver's side of a virtqueue that the back end runs.
 #[derive(Debug)]
@@ -20,8 +23,10 @@ pub(super) struct Ring {
     pub(super) driver: driver::Queue<Packet>,
     /// Whether a packet may come in several buffers.
     pub(super) mergeable: bool,
-    /// RX: buffers still to come of a packet that takes more than one, and is dropped.
-    pub(super) rest: u16,
+    /// What packets of this direction may ask for.
+    pub(super) offloads: Offloads,
+    /// RX: a packet that takes more buffers than have come so far.
+    pub(super) merging: Option<Box<Merging>>,
     queue: DriverQueue,
 }
 
@@ -31,7 +36,10 @@ impl Ring {
         let features = queue.features();
         let mut driver = driver::Queue::new(queue.layout(), features & RING_EVENT_IDX != 0);
         driver.set_notification(false);
-        Self { driver, mergeable: features & NET_MRG_RXBUF != 0, rest: 0, queue: queue.clone() }
+        let offloads =
+            if queue.index().is_multiple_of(2) { received(features) } else { transmitted(features) };
+        let mergeable = features & NET_MRG_RXBUF != 0;
+        Self { driver, mergeable, offloads, merging: None, queue: queue.clone() }
     }
 
     /// Makes what was added visible to the back end, and kicks it if it sleeps.
@@ -68,6 +76,9 @@ impl Ring {
 
     /// Frees every packet in flight: the connection is gone, so nobody else uses them.
     pub(super) fn reclaim(mut self, cache: &mut PoolCache) {
+        if let Some(merging) = &mut self.merging {
+            merging.free(cache);
+        }
         cache.free_all(self.driver.take_in_flight());
     }
 }

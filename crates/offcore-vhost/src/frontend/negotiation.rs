@@ -2,9 +2,10 @@
 
 use super::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::features::{
-    NET_CTRL_VQ, NET_MQ, NET_MTU, PROTOCOL_CONFIGURE_MEM_SLOTS, PROTOCOL_MQ, PROTOCOL_NET_MTU,
-    PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE, PROTOCOL_STATUS, STATUS_ACKNOWLEDGE, STATUS_DRIVER,
-    STATUS_FEATURES_OK, VERSION_1, VHOST_USER_PROTOCOL_FEATURES,
+    NET_CTRL_VQ, NET_GUEST_ECN, NET_GUEST_TSO4, NET_GUEST_TSO6, NET_MQ, NET_MRG_RXBUF, NET_MTU,
+    PROTOCOL_CONFIGURE_MEM_SLOTS, PROTOCOL_MQ, PROTOCOL_NET_MTU, PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE,
+    PROTOCOL_STATUS, STATUS_ACKNOWLEDGE, STATUS_DRIVER, STATUS_FEATURES_OK, VERSION_1,
+    VHOST_USER_PROTOCOL_FEATURES, effective,
 };
 use crate::message::Request;
 
@@ -15,6 +16,15 @@ const PROTOCOL_WANTED: u64 = PROTOCOL_MQ
     | PROTOCOL_RESET_DEVICE
     | PROTOCOL_CONFIGURE_MEM_SLOTS
     | PROTOCOL_STATUS;
+
+/// Large packets to this side, for which no single buffer has room.
+const LARGE: u64 = NET_GUEST_TSO4 | NET_GUEST_TSO6 | NET_GUEST_ECN;
+
+/// Of the features that both sides could use those that go together: a driver must not choose one without what it needs
+/// (virtio 1.2, section 5.1.3.1), and takes no large packets unless they may come in several buffers.
+fn usable(features: u64) -> u64 {
+    effective(if features & NET_MRG_RXBUF == 0 { features & !LARGE } else { features })
+}
 
 impl FrontEnd {
     /// Negotiates everything.
@@ -44,7 +54,7 @@ impl FrontEnd {
         let pairs = if several { NET_MQ | NET_CTRL_VQ } else { 0 };
         let mtu = if config.mtu.is_some() { NET_MTU } else { 0 };
         let wanted = config.features | pairs | mtu | VHOST_USER_PROTOCOL_FEATURES | VERSION_1;
-        self.features = offered & wanted;
+        self.features = usable(offered & wanted);
         self.choose_features()
     }
 
@@ -75,5 +85,19 @@ impl FrontEnd {
             self.status |= bit;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::features::{NET_CSUM, NET_GUEST_CSUM, NET_HOST_ECN, NET_HOST_TSO4};
+
+    #[test]
+    fn features_are_chosen_with_what_they_need() {
+        let both = NET_CSUM | NET_HOST_TSO4 | NET_GUEST_CSUM | LARGE;
+        assert_eq!(usable(both | NET_MRG_RXBUF), both | NET_MRG_RXBUF);
+        assert_eq!(usable(both), NET_CSUM | NET_HOST_TSO4 | NET_GUEST_CSUM);
+        assert_eq!(usable(NET_HOST_TSO4 | NET_HOST_ECN | LARGE | NET_MRG_RXBUF), NET_MRG_RXBUF);
     }
 }

@@ -1,0 +1,327 @@
+//! Receiving from a virtqueue: buffers out, packets in.
+
+use std::mem;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
+use offcore_ring::driver::Used;
+use offcore_ring::split::device::Direction;
+use offcore_ring::{RingError, prefetch};
+use offcore_stats::Stage;
+use offcore_wire::ethernet;
+use offcore_wire::virtio_net::{F_NEEDS_CSUM, HEADER_LEN, NetHeader};
+
+use super::cell::{Cell, Ring};
+use super::queue::{Half, add, add_chain};
+use super::{MAX_FRAME, MAX_SEGMENTS};
+use crate::{Context, Drop, RxCounters, RxQueue, Wake, room, virtio_header};
+
+/// Free descriptors at which an RX ring is filled up, unless it is so small that a quarter of it is less.
+const FILL_AT: u16 = 32;
+
+/// Receives from one virtqueue, which is kept full of empty packet buffers.
+#[derive(Debug)]
+pub(super) struct VirtioRx {
+    half: Half,
+    /// Bytes of a frame for which a chain has room when packets do not come in several.
+    longest: usize,
+    counters: RxCounters,
+    /// The back end has been asked to notify.
+    armed: bool,
+}
+
+impl VirtioRx {
+    pub(super) fn new(cell: Arc<Cell>, pool: &'static Pool, longest: usize, counters: RxCounters) -> Self {
+        Self { half: Half::new(cell, pool), longest, counters, armed: false }
+    }
+
+    /// Takes returned buffers and appends the packets in them to `burst`; how many buffers were taken.
+    #[inline]
+    fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        let wanted = room(ctx, burst);
+        let Some(ring) = self.half.ring(ctx.cache) else { return 0 };
+        let mut returned = ArrayVec::new();
+        let error = collect(ring, wanted, &mut returned).err();
+        let taken = returned.len();
+        let (mut packets, mut bytes) = (0, 0);
+        for (mut packet, len) in returned {
+            if is_ordinary(ring, &mut packet, len, ctx.cache.pool()) {
+                (packets, bytes) = (packets + 1, bytes + packet.len() as u64);
+                burst.push(packet);
+                continue;
+            }
+            match accept(ring, packet, len, ctx.cache) {
+                Ok(None) => {}
+                Ok(Some(packet)) => {
+                    let len = ctx.cache.pool().total_len(&packet);
+                    (packets, bytes) = (packets + 1, bytes + len as u64);
+                    burst.push(packet);
+                }
+                Err(reason) => self.counters.drop(reason, 1),
+            }
+        }
+        if packets > 0 {
+            self.counters.add(packets, bytes);
+        }
+        if let Some(error) = error {
+            self.half.break_down(error);
+        }
+        taken
+    }
+
+    /// Makes empty packet buffers available, when there is room for a number of them that is worth the while.
+    #[inline]
+    fn fill(&mut self, ctx: &mut Context<'_>) {
+        let Some(ring) = self.half.ring(ctx.cache) else { return };
+        if ring.driver.free() < (ring.driver.size() / 4).clamp(1, FILL_AT) {
+            return;
+        }
+        let room = ctx.cache.pool().data_room();
+        let filled = if !ring.mergeable && self.longest > room {
+            fill_with_chains(ring, ctx.cache, self.longest)
+        } else {
+            fill_with_buffers(ring, ctx.cache, room + HEADER_LEN)
+        };
+        if !filled {
+            self.counters.starved(1);
+        }
+        ring.publish();
+    }
+}
+
+/// Makes single buffers available, as many as there is room for; whether there were as many.
+#[inline(always)]
+fn fill_with_buffers(ring: &mut Ring, cache: &mut PoolCache, len: usize) -> bool {
+    while ring.driver.free() > 0 {
+        let Some(packet) = cache.take() else { return false };
+        if let Err(packet) = add(ring, packet, len, Direction::Writable) {
+            cache.free(packet);
+            break;
+        }
+    }
+    true
+}
+
+/// The same with chains of several buffers, in each of which a frame of `longest` bytes has room.
+fn fill_with_chains(ring: &mut Ring, cache: &mut PoolCache, longest: usize) -> bool {
+    let pool = cache.pool();
+    let buffers = longest.div_ceil(pool.data_room());
+    while usize::from(ring.driver.free()) >= buffers {
+        let Some(packet) = cache.take_chain(HEADROOM, longest) else { return false };
+        if let Err(packet) = add_chain(ring, packet, pool, Direction::Writable) {
+            cache.free(packet);
+            break;
+        }
+    }
+    true
+}
+
+/// Collects up to `wanted` returned buffers and what the back end says that it wrote into each.
+#[inline(always)]
+fn collect(
+    ring: &mut Ring,
+    wanted: usize,
+    returned: &mut ArrayVec<(Packet, u32), BURST>,
+) -> Result<(), RingError> {
+    while returned.len() < wanted {
+        match ring.driver.pop()? {
+            Some(Used { token, len }) => {
+                let data = token.data().as_ptr();
+                prefetch::read(data.wrapping_sub(HEADER_LEN));
+                prefetch::read(data);
+                returned.push((token, len));
+            }
+            None if ring.driver.used()? == 0 => break,
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Makes a returned buffer a packet if it is one as nearly all are: in this one buffer, with a header that asks for
+/// nothing. `len` is what the back end says that it wrote.
+#[inline(always)]
+fn is_ordinary(ring: &Ring, packet: &mut Packet, len: u32, pool: &Pool) -> bool {
+    let frame_len = (len as usize).wrapping_sub(HEADER_LEN);
+    if ring.merging.is_some()
+        || packet.is_segmented()
+        || !(ethernet::HEADER_LEN..=pool.data_room()).contains(&frame_len)
+    {
+        return false;
+    }
+    packet.set_range(pool, HEADROOM, frame_len);
+    let header = packet.headroom_bytes(HEADER_LEN);
+    let asks = header[0] & F_NEEDS_CSUM | header[1];
+    asks == 0 && (!ring.mergeable || header[10..] == [1, 0])
+}
+
+/// What becomes of any other returned chain: a packet, a part of one that is not complete, or neither, and why.
+#[cold]
+fn accept(
+    ring: &mut Ring,
+    mut packet: Packet,
+    len: u32,
+    cache: &mut PoolCache,
+) -> Result<Option<Packet>, Drop> {
+    if let Some(mut merging) = ring.merging.take() {
+        merging.add(packet, len, cache);
+        if merging.left > 0 {
+            ring.merging = Some(merging);
+            return Ok(None);
+        }
+        let header = merging.header;
+        let packet = merging.finish(cache)?;
+        return finish(ring, header, packet, cache).map(Some);
+    }
+    let pool = cache.pool();
+    let several = packet.is_segmented();
+    let most = if several { pool.total_len(&packet) } else { pool.data_room() };
+    let Some(frame_len) = (len as usize).checked_sub(HEADER_LEN).filter(|&len| len <= most) else {
+        cache.free(packet);
+        return Err(Drop::Malformed);
+    };
+    if several {
+        cache.truncate(&mut packet, frame_len);
+    } else {
+        packet.set_range(pool, HEADROOM, frame_len);
+    }
+    let header =
+        packet.headroom_bytes(HEADER_LEN).first_chunk().map(NetHeader::from_bytes).unwrap_or_default();
+    if !ring.mergeable || header.num_buffers == 1 {
+        return finish(ring, header, packet, cache).map(Some);
+    }
+    if header.num_buffers == 0 || header.num_buffers > ring.driver.size() {
+        cache.free(packet);
+        return Err(Drop::Malformed);
+    }
+    ring.merging = Some(Merging::new(header, packet, cache));
+    Ok(None)
+}
+
+/// Does what the header of a whole packet asks for.
+fn finish(ring: &Ring, header: NetHeader, mut packet: Packet, cache: &mut PoolCache) -> Result<Packet, Drop> {
+    if virtio_header::apply(header, &mut packet, cache.pool(), ring.offloads) {
+        return Ok(packet);
+    }
+    cache.free(packet);
+    Err(Drop::Malformed)
+}
+
+/// A packet in several buffers, some of which have come.
+#[derive(Debug)]
+pub(super) struct Merging {
+    header: NetHeader,
+    /// Buffers still to come.
+    left: u16,
+    parts: ArrayVec<Packet, MAX_SEGMENTS>,
+    /// Bytes in them, without the header.
+    total: usize,
+    /// Why it cannot be received, when it cannot: its buffers are only counted down.
+    refused: Option<Drop>,
+}
+
+impl Merging {
+    /// Begins with the buffer that has the header, which says how many there are.
+    fn new(header: NetHeader, first: Packet, cache: &mut PoolCache) -> Box<Self> {
+        let mut merging = Box::new(Self {
+            header,
+            left: header.num_buffers - 1,
+            total: first.len(),
+            parts: ArrayVec::new(),
+            refused: None,
+        });
+        // Who forwards packets looks for Ethernet addresses in the first buffer.
+        let short = first.len() < ethernet::HEADER_LEN;
+        merging.parts.push(first);
+        if short {
+            merging.refuse(Drop::Malformed, cache);
+        } else if usize::from(header.num_buffers) > MAX_SEGMENTS {
+            merging.refuse(Drop::TooBig, cache);
+        }
+        merging
+    }
+
+    /// Adds the next buffer, into which the back end says that it wrote `len` bytes.
+    fn add(&mut self, mut part: Packet, len: u32, cache: &mut PoolCache) {
+        self.left -= 1;
+        let (pool, len) = (cache.pool(), len as usize);
+        if self.refused.is_some() {
+            cache.free(part);
+        } else if len == 0 || len > pool.data_room() + HEADER_LEN {
+            cache.free(part);
+            self.refuse(Drop::Malformed, cache);
+        } else if self.total + len > MAX_FRAME {
+            cache.free(part);
+            self.refuse(Drop::TooBig, cache);
+        } else {
+            // Only the first one has a header.
+            part.set_range(pool, HEADROOM - HEADER_LEN, len);
+            self.parts.push(part);
+            self.total += len;
+        }
+    }
+
+    fn refuse(&mut self, reason: Drop, cache: &mut PoolCache) {
+        self.refused = Some(reason);
+        self.free(cache);
+    }
+
+    /// The packet, of which all buffers have come.
+    fn finish(mut self, cache: &mut PoolCache) -> Result<Packet, Drop> {
+        if let Some(reason) = self.refused {
+            return Err(reason);
+        }
+        let pool = cache.pool();
+        let parts = mem::take(&mut self.parts).into_iter().rev();
+        parts.reduce(|rest, front| pool.link(front, rest)).ok_or(Drop::Malformed)
+    }
+
+    /// Frees the buffers that have come.
+    pub(super) fn free(&mut self, cache: &mut PoolCache) {
+        cache.free_all(self.parts.drain(..));
+    }
+}
+
+impl RxQueue for VirtioRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let taken = self.receive(ctx, burst);
+        self.fill(ctx);
+        if taken > 0 {
+            ctx.clock.lap(Stage::Rx);
+        }
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.counters
+    }
+
+    fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        self.receive(ctx, burst);
+        let left = self.half.ring(ctx.cache).map_or(Ok(0), |ring| ring.driver.used());
+        left.map_or(0, usize::from)
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        if self.half.is_behind() {
+            return Wake::Now;
+        }
+        let Some(ring) = self.half.ring.as_mut().filter(|_| !self.half.broken) else { return Wake::Never };
+        ring.ask_for_notification();
+        self.armed = true;
+        // Whatever was returned before the back end saw that is not notified.
+        match ring.driver.used() {
+            Ok(0) => Wake::Event(ring.call()),
+            // The next round takes it, or breaks the ring.
+            Ok(_) | Err(_) => Wake::Now,
+        }
+    }
+
+    fn disarm(&mut self) {
+        if mem::take(&mut self.armed)
+            && let Some(ring) = &mut self.half.ring
+        {
+            ring.refuse_notification();
+        }
+    }
+}
