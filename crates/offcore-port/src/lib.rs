@@ -38,6 +38,12 @@ pub(crate) fn room(ctx: &Context<'_>, burst: &Burst) -> usize {
     ctx.burst.min(burst.remaining_capacity())
 }
 
+/// Moves packets, in order, as many as there is room for.
+pub(crate) fn hand_over(from: &mut Burst, to: &mut Burst) {
+    let packets = from.len().min(to.remaining_capacity());
+    to.extend(from.drain(..packets));
+}
+
 /// What a queue is made with, on the control thread, before its worker starts.
 #[derive(Debug)]
 pub struct QueueSetup<'a> {

@@ -3,6 +3,8 @@
 //! It reads and writes files in its bursts, which may block the worker: good for tests and for looking at traffic, not
 //! for rates. What is written reaches the file when the port has been idle for a while, and when it is stopped.
 //!
+//! The file waits for the other side: a packet that there is no room for is received again.
+//!
 //! Packets may be as long as capture files have them, 256 KiB: those longer than a packet buffer take several. One that
 //! was cut when it was captured is received as far as the file has it.
 
@@ -22,7 +24,7 @@ use crate::slots::Slots;
 use crate::spec::PcapSpec;
 use crate::{
     Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake,
-    address, room,
+    address, hand_over, room,
 };
 
 /// Where the records of a capture file begin.
@@ -126,7 +128,7 @@ impl Port for PcapPort {
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
         self.slots.take_rx(index, &self.name)?;
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
-        Ok(Box::new(PcapRx { source: self.source.take(), counters }))
+        Ok(Box::new(PcapRx { source: self.source.take(), back: Burst::new(), counters }))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
@@ -212,6 +214,8 @@ impl Source {
 struct PcapRx {
     /// `None`: no file, or it is used up.
     source: Option<Source>,
+    /// Received, and taken back because the other side had no room.
+    back: Burst,
     counters: RxCounters,
 }
 
@@ -233,6 +237,9 @@ impl PcapRx {
 
 impl RxQueue for PcapRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if !self.back.is_empty() {
+            return hand_over(&mut self.back, burst);
+        }
         let (pool, wanted) = (ctx.cache.pool(), room(ctx, burst));
         let (mut packets, mut bytes, mut rewound) = (0, 0, false);
         while packets < wanted {
@@ -290,7 +297,16 @@ impl RxQueue for PcapRx {
 
     /// The next packet is always there. Once none is, the file that is sent to still wants its rounds.
     fn arm(&mut self) -> Wake<'_> {
-        if self.source.is_some() { Wake::Now } else { Wake::Poll }
+        if self.source.is_some() || !self.back.is_empty() { Wake::Now } else { Wake::Poll }
+    }
+
+    fn drain(&mut self, _ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        hand_over(&mut self.back, burst);
+        self.back.len()
+    }
+
+    fn take_back(&mut self, burst: &mut Burst) {
+        hand_over(burst, &mut self.back);
     }
 }
 

@@ -47,6 +47,8 @@ pub struct TapPort {
     mac: MacAddr,
     mtu: usize,
     offloads: bool,
+    /// The pool is too small for the offloads that were asked for.
+    too_small: bool,
     /// Bytes of the longest packet that is received.
     longest: usize,
     pool: &'static Pool,
@@ -64,22 +66,25 @@ impl TapPort {
     pub fn open(spec: &TapSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| PortError::System { port: name.clone(), what, source };
+        let spares = |longest| rx::spares(pool, longest) * usize::from(spec.queues);
+        let most = pool.chunks() / SPARES_SHARE;
+        // The kernel leaves nothing to a port that has no room for it.
+        let offloads = spec.offloads && spares(LONGEST_GSO) <= most;
         let (interface, files) =
-            interface::open(&spec.name, spec.queues, spec.offloads).map_err(|(what, e)| fail(what, e))?;
+            interface::open(&spec.name, spec.queues, offloads).map_err(|(what, e)| fail(what, e))?;
         let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
         let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
         let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
         // As long as the MTU says now: whoever may set it may set it later.
         let ordinary = mtu + ethernet::HEADER_LEN + VLAN_TAG;
-        let longest = if spec.offloads { ordinary.max(LONGEST_GSO) } else { ordinary };
-        let spares = rx::spares(pool, longest) * usize::from(spec.queues);
-        if spares > pool.chunks() / SPARES_SHARE {
+        let longest = if offloads { ordinary.max(LONGEST_GSO) } else { ordinary };
+        let needed = spares(longest);
+        if needed > most {
             let reason = format!(
-                "packets of up to {longest} bytes on {} queues need {spares} spare packet buffers, expected at most \
-                 a quarter of the pool's {}: use more packet buffers, or larger ones, or {}",
+                "packets of up to {longest} bytes on {} queues need {needed} spare packet buffers, expected at most \
+                 {most}, a quarter of the pool: use more packet buffers (--mbufs), or larger ones (--mbuf-size), or \
+                 lower the MTU of {mtu}",
                 spec.queues,
-                pool.chunks(),
-                if spec.offloads { "add offloads=off".into() } else { format!("lower the MTU of {mtu}") }
             );
             return Err(PortError::Other { port: name, reason });
         }
@@ -88,7 +93,8 @@ impl TapPort {
             interface,
             mac,
             mtu,
-            offloads: spec.offloads,
+            offloads,
+            too_small: spec.offloads && !offloads,
             longest,
             pool,
             files: files.into_iter().map(Arc::new).collect(),
@@ -143,7 +149,11 @@ impl Port for TapPort {
             true => "was deleted".into(),
             false => self.interface.link().to_string(),
         };
-        let offloads = if self.offloads { "on" } else { "off" };
+        let offloads = match (self.offloads, self.too_small) {
+            (true, _) => "on",
+            (false, false) => "off",
+            (false, true) => "off (they need more packet buffers: --mbufs)",
+        };
         let Self { interface, mtu, mac, .. } = self;
         format!("interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}", interface.name())
     }

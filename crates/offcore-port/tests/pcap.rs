@@ -239,6 +239,29 @@ fn a_packet_waits_for_its_buffers() {
 }
 
 #[test]
+fn packets_that_there_is_no_room_for_are_received_again() {
+    let dir = TempDir::new();
+    let frames: Vec<Vec<u8>> = (0..100).map(frame).collect();
+    let input = write(&dir, "in.pcap", &capture(&frames));
+    let mut worker = Worker::new(pool(256));
+    let chunks = worker.free_chunks();
+    let mut port = open(&format!("pcap:{input}"));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    let (mut burst, mut sent) = (Burst::new(), Vec::new());
+    for taken in [10, 0, 54, 0, 36] {
+        worker.rx(&mut *rx, &mut burst);
+        for packet in burst.drain(..taken) {
+            sent.push(packet.bytes().to_vec());
+            worker.cache.free(packet);
+        }
+        rx.take_back(&mut burst);
+        assert!(burst.is_empty());
+    }
+    assert!(sent == frames, "{} packets", sent.len());
+    assert_eq!((rx.counters().packets(), worker.free_chunks()), (100, chunks));
+}
+
+#[test]
 fn packets_cut_when_they_were_captured_are_received_and_said() {
     let dir = TempDir::new();
     let frames = [vec![1; 60], vec![2; 9000], vec![3; 97]];

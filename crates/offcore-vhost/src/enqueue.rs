@@ -386,7 +386,7 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         packet: &mut Packet,
         token: Token,
     ) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
-        if self.pool.segment_count(packet) > MAX_PIECES {
+        if packet.is_segmented() && self.pool.segment_count(packet) > MAX_PIECES {
             return Err(Stop::TooBig);
         }
         let from = pieces_of(self.pool, packet);

@@ -7,6 +7,7 @@
 mod dsa;
 mod guest;
 mod hostile;
+mod jumbo;
 mod ours;
 mod switch;
 mod testpmd;

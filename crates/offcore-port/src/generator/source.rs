@@ -11,7 +11,7 @@ use offcore_wire::template::{FrameLenError, UdpEndpoint, UdpFlow, UdpTemplate};
 
 use super::sink::FILL_BITS;
 use crate::spec::{FCS, GenSpec};
-use crate::{Context, RxCounters, RxQueue, Wake, room};
+use crate::{Context, RxCounters, RxQueue, Wake, hand_over, room};
 
 /// Packets that differ in content. A prime, so that packet buffers that come round in bursts do not always come round
 /// to the content that they have already: a copy that was left out is noticed.
@@ -183,12 +183,6 @@ fn fill(content: &[u8], packet: &mut Packet, pool: &Pool) {
         part.copy_from_slice(now);
         rest = later;
     }
-}
-
-/// Moves packets, in order, as many as there is room for.
-fn hand_over(from: &mut Burst, to: &mut Burst) {
-    let packets = from.len().min(to.remaining_capacity());
-    to.extend(from.drain(..packets));
 }
 
 /// The destination of flow `flow`: 198.19.0.0 + flow, in RFC 2544's test network.

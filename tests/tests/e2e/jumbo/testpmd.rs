@@ -1,0 +1,65 @@
+//! dpdk-testpmd at the other end, which sends frames of 9000 bytes back as they came.
+
+use super::*;
+
+/// What testpmd needs for frames of several packet buffers: the length, sent in segments; and with a front end, whose
+/// driver asks for it, received scattered.
+const ARGS: [&str; 3] = ["--max-pkt-len=9018", "--tx-offloads=0x8000", "--enable-scatter"];
+/// Frames that come back.
+const BACK: u64 = 5_000;
+
+/// Sends at most so many frames a second that testpmd, which drops what there is no room for, has time.
+const SOURCE: &str = "gen:size=9018,rate=5000";
+
+fn config(config: TestpmdConfig, args: &[&str]) -> TestpmdConfig {
+    let args = args.iter().map(|&arg| arg.into()).collect();
+    TestpmdConfig { args, mbufs: 16_384, memory_mb: 256, ..config }
+}
+
+/// What came back is what was sent.
+fn assert_back(report: &Report, what: &str) {
+    let found = report.generator(1);
+    assert!(found.received >= BACK, "{what}: {report}");
+    assert_eq!((found.verified, found.wrong), (found.received, 0), "{what}: {report}");
+    assert_eq!(report.bytes(1, "tx"), found.received * 9014, "{what}: {report}");
+}
+
+/// Our virtio-user port on its back end.
+#[test]
+fn frames_of_9000_bytes_to_its_back_end_and_back() {
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    for options in ["", ",packed", ",offloads=off", ",mrg=off,mtu=9000,offloads=off"] {
+        let dir = TempDir::new().unwrap();
+        let back_end = NetVhost::new(dir.file("s"));
+        let mut testpmd =
+            Testpmd::start(&config(TestpmdConfig::net_vhost(1, &back_end), &ARGS[..2])).unwrap();
+        testpmd.set_forward("io").unwrap();
+        testpmd.start_forwarding().unwrap();
+        let port = format!("virtio-user:{},queue_size=1024{options}", dir.file("s").display());
+        let mut offcore = switch::start(&[&port, SOURCE], Copies::Core, 1, &[]);
+        switch::wait_for_packets(&mut offcore, 1, "tx", BACK);
+        assert_back(&switch::stop(offcore), options);
+        testpmd.quit().unwrap();
+    }
+}
+
+/// Its front end on our vhost port.
+#[test]
+fn frames_of_9000_bytes_to_its_front_end_and_back() {
+    let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    for (packed_vq, copies) in [(false, Copies::Core), (true, Copies::Core), (false, Copies::Helper)] {
+        let dir = TempDir::new().unwrap();
+        let port = format!("vhost:{}", dir.file("s").display());
+        let mut offcore = switch::start(&[&port, SOURCE], copies, 1, &[]);
+        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        let front_end = VirtioUser { packed_vq, queue_size: 1024, ..VirtioUser::new(dir.file("s")) };
+        let mut testpmd = Testpmd::start(&config(TestpmdConfig::virtio_user(1, &front_end), &ARGS)).unwrap();
+        testpmd.set_forward("io").unwrap();
+        testpmd.start_forwarding().unwrap();
+        switch::wait_for_packets(&mut offcore, 1, "tx", BACK);
+        testpmd.quit().unwrap();
+        assert_back(&switch::stop(offcore), "vhost");
+    }
+}
