@@ -3,6 +3,7 @@
 //! A [`Port`] gives out queues; a queue belongs to one worker and moves bursts. One dynamic call handles a burst.
 
 pub mod address;
+pub mod af_packet;
 pub mod af_xdp;
 pub mod copy;
 #[cfg(feature = "dpdk")]

@@ -5,13 +5,13 @@
 //! | vhost | `vhost:SOCKET[,queues=N,client,FEATURE=off…,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
 //! | af_xdp | `af_xdp:INTERFACE[,queues=N,first=N,mode=MODE,ring_size=N,busy_poll=N,need_wakeup=off,promisc=off]` |
 //! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,offloads=off,mtu=N,mac=MAC]` |
-//! | af_packet | `af_packet:INTERFACE[,queues=N]` |
+//! | af_packet | `af_packet:INTERFACE[,queues=N,fanout=MODE,slots=N,promisc=off,qdisc_bypass]` |
 //! | dpdk | `dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,…]]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
 //!
-//! A FEATURE that a vhost port need not offer is packed, in_order, mrg, indirect, event_idx or offloads.
+//! A MODE is hash, lb, cpu, rollover, rnd or qm. A FEATURE that a vhost port need not offer is packed, in_order, mrg, indirect, event_idx or offloads.
 //!
 //! A flag may be given a value (`client=off`), a switch may go without (`mrg`). Numbers may end in k, M or G.
 //! [`PortSpec`] reads and writes them; each port's own module opens it.
@@ -31,7 +31,7 @@ use std::str::FromStr;
 
 use crate::PortError;
 
-pub use af_packet::AfPacketSpec;
+pub use af_packet::{AfPacketSpec, Fanout};
 pub use af_xdp::{AfXdpSpec, XdpMode};
 pub use dpdk::{DpdkSpec, Hash};
 pub use generator::GenSpec;

@@ -1,6 +1,7 @@
 //! Ports as described on the command line, opened.
 
 use offcore_mem::Pool;
+use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::generator::{GenCounters, GenPort};
 use offcore_port::pcap::PcapPort;
@@ -48,12 +49,9 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
             let counters = port.counters();
             return Ok((Box::new(port), Some(counters)));
         }
+        PortSpec::AfPacket(spec) => (Box::new(AfPacketPort::open(spec, pool)?), None),
         PortSpec::AfXdp(spec) => (Box::new(AfXdpPort::open(spec, pool)?), None),
         PortSpec::Dpdk(spec) => (dpdk(spec, pool)?, None),
-        PortSpec::AfPacket(_) => {
-            let reason = "ports of this kind are not there yet".into();
-            return Err(PortError::Other { port: spec.to_string(), reason });
-        }
         PortSpec::Pcap(spec) => (Box::new(PcapPort::open(spec)?), None),
         PortSpec::Tap(spec) => (Box::new(TapPort::open(spec, pool)?), None),
         PortSpec::Vhost(vhost) => {

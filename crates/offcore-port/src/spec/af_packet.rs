@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{Options, first, interface_name, unless};
+use super::{Options, first, flag, interface_name, narrow, unless};
+
+/// Slots of a ring, when nothing else is asked for.
+const SLOTS: u32 = 1024;
 
 /// `af_packet:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,19 +14,86 @@ pub struct AfPacketSpec {
     pub name: String,
     /// Queue pairs.
     pub queues: u16,
+    /// How received packets are spread over several queues.
+    pub fanout: Fanout,
+    /// Packets that each queue's rings hold, in each direction.
+    pub slots: u32,
+    /// Receive packets for other stations, too.
+    pub promisc: bool,
+    /// Send past the interface's queueing discipline.
+    pub qdisc_bypass: bool,
+}
+
+/// How the kernel spreads received packets over the queues of a port: packet(7), PACKET_FANOUT.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fanout {
+    /// By the packet's flow: what belongs together stays together, and in order.
+    #[default]
+    Hash,
+    /// In turn.
+    Lb,
+    /// By the core that the packet was received on.
+    Cpu,
+    /// The first queue until it is full, then the next.
+    Rollover,
+    /// At random.
+    Rnd,
+    /// By the queue of the network card that it was received on.
+    Qm,
+}
+
+impl Fanout {
+    const ALL: [(&str, Self); 6] = [
+        ("hash", Self::Hash),
+        ("lb", Self::Lb),
+        ("cpu", Self::Cpu),
+        ("rollover", Self::Rollover),
+        ("rnd", Self::Rnd),
+        ("qm", Self::Qm),
+    ];
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, mode)| *mode);
+        found.ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(name, _)| *name).collect();
+            format!("fanout={text}: expected one of {}", names.join(", "))
+        })
+    }
+}
+
+impl fmt::Display for Fanout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
+        f.write_str(name)
+    }
 }
 
 impl AfPacketSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (name, options) = first(fields, "the interface's name, as in af_packet:eth0")?;
-        let options = Options::parse(options, &["queues"])?;
-        Ok(Self { name: interface_name(name)?, queues: options.queues()? })
+        let options = Options::parse(options, &["queues", "fanout", "slots", "promisc", "qdisc_bypass"])?;
+        let fanout = match options.find("fanout") {
+            None => Fanout::default(),
+            Some(mode) => Fanout::parse(mode.unwrap_or_default())?,
+        };
+        Ok(Self {
+            name: interface_name(name)?,
+            queues: options.queues()?,
+            fanout,
+            slots: narrow(options.number("slots", SLOTS.into(), 64..=65536)?),
+            promisc: options.switch("promisc", true)?,
+            qdisc_bypass: options.switch("qdisc_bypass", false)?,
+        })
     }
 }
 
 impl fmt::Display for AfPacketSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "af_packet:{}", self.name)?;
-        unless(f, "queues", self.queues, 1)
+        unless(f, "queues", self.queues, 1)?;
+        unless(f, "fanout", self.fanout, Fanout::default())?;
+        unless(f, "slots", self.slots, SLOTS)?;
+        f.write_str(flag(!self.promisc, ",promisc=off"))?;
+        f.write_str(flag(self.qdisc_bypass, ",qdisc_bypass"))
     }
 }

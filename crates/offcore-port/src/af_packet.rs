@@ -1,0 +1,256 @@
+//! The af_packet port: an interface of the kernel by packet sockets, whatever its driver.
+//!
+//! Each queue has a socket that receives into a ring shared with the kernel, and one that sends from one: no system call
+//! to receive, one a burst to send. Several queues share what is received by the kernel's fanout. Packets have the
+//! kernel's virtio-net header in front, so that TCP between the kernel behind the interface and a guest goes in packets
+//! of up to 64 KiB that nobody sums up; those, which no slot has room for, go beside the ring.
+//!
+//! What arrives is also given to the machine's own network stack: an interface that a port uses should have no address.
+//!
+//! The interface stays as it was found; promiscuous mode ends with the sockets. While it is away, down, or without a
+//! carrier, what is to be sent is dropped and counted. When it is made anew under its name, it gets new sockets. They
+//! belong to the network namespace of the thread that calls [`Port::tend`], which must be that which opened the port.
+
+mod cell;
+mod long;
+mod ring;
+mod rx;
+mod socket;
+mod tx;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use offcore_mem::Pool;
+use offcore_wire::ethernet::{self, MacAddr};
+use offcore_wire::virtio_net::Offloads;
+
+use crate::netdev::{Link, NetDev};
+use crate::slots::Slots;
+use crate::spec::AfPacketSpec;
+use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+
+use cell::{Cell, End};
+use ring::{Direction, Ring};
+use rx::AfPacketRx;
+use socket::Refusal;
+use tx::{AfPacketTx, Sender};
+
+/// Bytes of a frame around its payload: header and two VLAN tags.
+const AROUND: usize = ethernet::HEADER_LEN + 2 * rx::TAG;
+
+/// What the control thread tells the sending queues.
+#[derive(Debug, Default)]
+struct State {
+    /// Whether packets can be sent.
+    is_up: AtomicBool,
+    /// Longest payload of a frame in bytes.
+    mtu: AtomicUsize,
+}
+
+/// An af_packet port.
+#[derive(Debug)]
+pub struct AfPacketPort {
+    name: String,
+    spec: AfPacketSpec,
+    netdev: NetDev,
+    mac: MacAddr,
+    pool: &'static Pool,
+    slots: Slots,
+    state: Arc<State>,
+    rx: Vec<Arc<Cell<Ring>>>,
+    tx: Vec<Arc<Cell<Sender>>>,
+    link: Link,
+    /// The queues have sockets of the present interface.
+    connected: bool,
+    /// Why they have none.
+    refusal: Option<String>,
+    /// How often the link was lost, and how often the interface was made anew.
+    lost: u64,
+    renewed: u64,
+}
+
+impl AfPacketPort {
+    /// Opens the interface in the calling thread's network namespace. It may be down: packets are received once it is
+    /// up.
+    ///
+    /// # Errors
+    /// An interface that is not there, is none of Ethernet, or may not be opened; what else the kernel refused. Each says
+    /// what to do about it.
+    pub fn open(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Self, PortError> {
+        let name = spec.to_string();
+        let fail = |what: String, source| PortError::System { port: name.clone(), what, source };
+        let netdev = NetDev::open(&spec.name).map_err(|source| fail(advice(&spec.name, &source), source))?;
+        let ask = |what: &str| format!("asking for the {what} of '{}'", spec.name);
+        if !netdev.is_ethernet().map_err(|source| fail(ask("kind"), source))? {
+            let reason =
+                format!("interface '{}' carries no Ethernet frames, expected one that does", spec.name);
+            return Err(PortError::Other { port: name, reason });
+        }
+        let mtu = netdev.mtu().map_err(|source| fail(ask("MTU"), source))?;
+        let mac = netdev.mac().map_err(|source| fail(ask("address"), source))?;
+        let cells = 0..spec.queues;
+        let mut port = Self {
+            name: name.clone(),
+            spec: spec.clone(),
+            mac,
+            pool,
+            slots: Slots::new(spec.queues),
+            state: Arc::new(State { is_up: AtomicBool::new(false), mtu: AtomicUsize::new(mtu) }),
+            rx: cells.clone().map(|_| Arc::new(Cell::new())).collect(),
+            tx: cells.map(|_| Arc::new(Cell::new())).collect(),
+            link: netdev.link(),
+            netdev,
+            connected: false,
+            refusal: None,
+            lost: 0,
+            renewed: 0,
+        };
+        match port.connect() {
+            Ok(()) => port.publish_link(),
+            Err(refusal) if refusal.wants_link && port.link == Link::Down => port.note(&refusal),
+            Err(Refusal { what, source, .. }) => return Err(fail(what, source)),
+        }
+        Ok(port)
+    }
+
+    /// Gives every queue sockets of the present interface.
+    fn connect(&mut self) -> Result<(), Refusal> {
+        let (index, spec) = (self.netdev.index(), &self.spec);
+        let frame = self.state.mtu.load(Ordering::Relaxed) + AROUND;
+        let (mut receivers, mut senders, mut group) = (Vec::new(), Vec::new(), None);
+        for queue in 0..spec.queues {
+            let socket = socket::open()?;
+            socket::set_up_rx(&socket)?;
+            let receiver = Ring::new(socket, Direction::Rx, spec.slots, frame)?;
+            if spec.promisc && queue == 0 {
+                socket::promiscuous(&receiver.socket, index)?;
+            }
+            socket::bind(&receiver.socket, index, true)?;
+            group = match group {
+                _ if spec.queues == 1 => None,
+                None => Some(socket::found_group(&receiver.socket, spec.fanout)?),
+                Some(group) => {
+                    socket::join_group(&receiver.socket, group)?;
+                    Some(group)
+                }
+            };
+            receivers.push(receiver);
+            let [through, beside] = [socket::open()?, socket::open()?];
+            socket::set_up_tx(&through, spec.qdisc_bypass)?;
+            socket::set_up_tx(&beside, spec.qdisc_bypass)?;
+            let ring = Ring::new(through, Direction::Tx, spec.slots, frame)?;
+            for socket in [&ring.socket, &beside] {
+                socket::bind(socket, index, false)?;
+            }
+            senders.push(Sender { ring, beside });
+        }
+        self.rx.iter().zip(receivers).for_each(|(cell, ring)| cell.publish(ring));
+        self.tx.iter().zip(senders).for_each(|(cell, sender)| cell.publish(sender));
+        (self.connected, self.refusal) = (true, None);
+        Ok(())
+    }
+
+    fn note(&mut self, Refusal { what, source, .. }: &Refusal) {
+        self.refusal = Some(format!("{what}: {source}"));
+    }
+
+    /// Tells the queues whether packets can be sent.
+    fn publish_link(&self) {
+        self.state.is_up.store(self.link == Link::Up && self.connected, Ordering::Relaxed);
+    }
+
+    /// The offloads that the kernel does for packets to be sent. Past the queueing discipline it segments nothing.
+    fn offloads(&self) -> Offloads {
+        if self.spec.qdisc_bypass {
+            Offloads { checksum: true, ..Offloads::default() }
+        } else {
+            Offloads::ALL
+        }
+    }
+}
+
+/// What to do when the interface cannot be opened.
+fn advice(name: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => format!(
+            "there is no interface '{name}' in this network namespace: `offcore port list` shows those there are"
+        ),
+        _ => format!("opening interface '{name}'"),
+    }
+}
+
+impl Port for AfPacketPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    fn queues(&self) -> u16 {
+        self.slots.queues()
+    }
+
+    fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
+        self.slots.take_rx(index, &self.name)?;
+        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let end = End::new(Arc::clone(&self.rx[usize::from(index)]));
+        Ok(Box::new(AfPacketRx::new(end, counters)))
+    }
+
+    fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
+        self.slots.take_tx(index, &self.name)?;
+        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let end = End::new(Arc::clone(&self.tx[usize::from(index)]));
+        let state = Arc::clone(&self.state);
+        Ok(Box::new(AfPacketTx::new(end, state, self.pool, self.offloads(), counters)))
+    }
+
+    fn tend(&mut self) {
+        self.rx.iter().for_each(|cell| cell.close_retired());
+        self.tx.iter().for_each(|cell| cell.close_retired());
+        let before = self.link;
+        self.link = self.netdev.link();
+        if self.link != Link::Up && before == Link::Up {
+            self.lost += 1;
+        }
+        if self.link == Link::Gone {
+            self.connected = false;
+            self.publish_link();
+            if self.netdev.reopen().is_err() {
+                return;
+            }
+            self.renewed += 1;
+            self.link = self.netdev.link();
+            self.mac = self.netdev.mac().unwrap_or(self.mac);
+        }
+        if let Ok(mtu) = self.netdev.mtu() {
+            self.state.mtu.store(mtu, Ordering::Relaxed);
+        }
+        if !self.connected
+            && let Err(refusal) = self.connect()
+        {
+            self.note(&refusal);
+        }
+        self.publish_link();
+    }
+
+    fn status(&self) -> String {
+        let Self { mac, link, lost, renewed, spec, .. } = self;
+        let mtu = self.state.mtu.load(Ordering::Relaxed);
+        let mut text = format!("interface {} {link}, MTU {mtu}, address {mac}", spec.name);
+        if *lost > 0 {
+            text += &format!(", link lost {lost} times");
+        }
+        if *renewed > 0 {
+            text += &format!(", interface made anew {renewed} times");
+        }
+        if let Some(refusal) = &self.refusal {
+            text += &format!(", not in use ({refusal})");
+        }
+        text
+    }
+}

@@ -1,0 +1,108 @@
+//! The seam between the control thread and the worker of one half of a queue.
+//!
+//! The control thread publishes a ring, and another one when the interface was made anew. The worker looks at a number
+//! when it has nothing better to do, and only when that has changed takes the lock. The old ring goes back, so that the
+//! control thread closes it: that takes the kernel milliseconds.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug)]
+struct State<T> {
+    /// The ring for the worker to take.
+    next: Option<T>,
+    /// Rings for the control thread to close.
+    retired: Vec<T>,
+}
+
+/// What the two sides share.
+#[derive(Debug)]
+pub(super) struct Cell<T> {
+    generation: AtomicU32,
+    state: Mutex<State<T>>,
+}
+
+impl<T> Cell<T> {
+    pub(super) fn new() -> Self {
+        let state = State { next: None, retired: Vec::new() };
+        Self { generation: AtomicU32::new(0), state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Control side: exchanges the ring. One that nobody has taken is closed.
+    pub(super) fn publish(&self, ring: T) {
+        let mut state = self.lock();
+        let old = state.next.replace(ring);
+        self.generation.fetch_add(1, Ordering::Release);
+        drop(state);
+        drop(old);
+    }
+
+    /// Control side: closes what the worker has given back.
+    pub(super) fn close_retired(&self) {
+        let retired = std::mem::take(&mut self.lock().retired);
+        drop(retired);
+    }
+}
+
+/// The worker's end of a [`Cell`].
+#[derive(Debug)]
+pub(super) struct End<T> {
+    cell: std::sync::Arc<Cell<T>>,
+    generation: u32,
+    /// The present ring; there is none until the interface is up for the first time.
+    pub(super) ring: Option<T>,
+}
+
+impl<T> End<T> {
+    pub(super) fn new(cell: std::sync::Arc<Cell<T>>) -> Self {
+        let mut end = Self { cell, generation: 0, ring: None };
+        end.follow();
+        end
+    }
+
+    /// Whether another ring was published.
+    #[inline(always)]
+    pub(super) fn is_stale(&self) -> bool {
+        self.cell.generation.load(Ordering::Acquire) != self.generation
+    }
+
+    /// Takes what was published last; the old ring must have been emptied.
+    #[cold]
+    pub(super) fn follow(&mut self) {
+        let mut state = self.cell.lock();
+        self.generation = self.cell.generation.load(Ordering::Relaxed);
+        if let Some(next) = state.next.take() {
+            state.retired.extend(self.ring.replace(next));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_ring_is_taken_once_and_the_old_one_goes_back() {
+        let cell = Arc::new(Cell::new());
+        let mut end = End::new(Arc::clone(&cell));
+        assert_eq!((end.ring.is_none(), end.is_stale()), (true, false));
+        let rings: Vec<_> = (0..3).map(Arc::new).collect();
+        cell.publish(Arc::clone(&rings[0]));
+        assert!(end.is_stale());
+        end.follow();
+        assert_eq!((end.ring.as_deref(), end.is_stale()), (Some(&0), false));
+        // The second is never seen, so it is closed at once.
+        cell.publish(Arc::clone(&rings[1]));
+        cell.publish(Arc::clone(&rings[2]));
+        assert_eq!(Arc::strong_count(&rings[1]), 1);
+        end.follow();
+        assert_eq!((end.ring.as_deref(), Arc::strong_count(&rings[0])), (Some(&2), 2));
+        cell.close_retired();
+        assert_eq!((Arc::strong_count(&rings[0]), Arc::strong_count(&rings[2])), (1, 2));
+    }
+}

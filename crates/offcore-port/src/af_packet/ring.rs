@@ -1,0 +1,331 @@
+//! A ring of packets that the kernel and a queue share: slots one behind the other, each with a `struct tpacket2_hdr`
+//! whose status word says whose it is.
+//!
+//! ```text
+//! received  | header 32 | sender 20 | .. | virtio-net header 10 | frame ...... |
+//! to send   | header 32 | virtio-net header 10 | frame ...... |
+//! ```
+//! Slots are an odd number of cache lines long, so that the first lines of all of them spread over the whole cache. The
+//! ring is one block, so that a slot's place is a multiplication away.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use offcore_ring::prefetch::{self, LINE};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::socket::{self, Refusal, VNET_HEADER};
+
+/// Slots ahead of the one at hand whose lines are asked for.
+const AHEAD: usize = 4;
+/// Bytes of a slot, at most: longer packets go beside the ring.
+const MAX_SLOT: usize = 16 << 10;
+const PAGE: usize = 4096;
+
+/// Where the kernel puts a received frame, for room's sake: behind header, sender, and the virtio-net header.
+const RX_FRAME: usize = 96;
+/// Where the kernel expects what is to be sent: the virtio-net header, then the frame.
+const TX_HEADER: usize = 32;
+const TX_FRAME: usize = TX_HEADER + VNET_HEADER;
+
+/// Status of a slot: the kernel's to fill, or free to be written to.
+pub(super) const IDLE: u32 = 0;
+/// Status of a received packet.
+pub(super) const USER: u32 = 1;
+/// Status of a received packet that was longer than the slot: the whole of it waits at the socket.
+pub(super) const COPY: u32 = 1 << 1;
+/// Status of a received packet: others before it did not fit the ring.
+pub(super) const LOSING: u32 = 1 << 2;
+/// Status of a received packet: it had a VLAN tag, which is in the slot's header.
+pub(super) const VLAN_VALID: u32 = 1 << 4;
+/// Status of a received packet: the kind of the tag is there, too.
+pub(super) const VLAN_TPID_VALID: u32 = 1 << 6;
+/// Status of a packet to be sent.
+pub(super) const SEND_REQUEST: u32 = 1;
+
+/// The header of a slot.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Header {
+    pub(super) status: u32,
+    /// Bytes of the packet.
+    pub(super) len: u32,
+    /// Bytes of it that are in the slot.
+    pub(super) there: u32,
+    /// Where its frame begins.
+    pub(super) frame: u16,
+    network: u16,
+    time: [u32; 2],
+    pub(super) vlan_tci: u16,
+    pub(super) vlan_tpid: u16,
+    padding: [u8; 4],
+}
+
+const _: () = assert!(size_of::<Header>() == TX_HEADER);
+
+/// What a ring is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Rx,
+    Tx,
+}
+
+/// A socket and its ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) socket: OwnedFd,
+    base: NonNull<u8>,
+    slot_size: usize,
+    slots: usize,
+    /// The slot that is looked at next.
+    next: usize,
+}
+
+// SAFETY: the mapping is used by the owner of the ring only, and by the kernel.
+unsafe impl Send for Ring {}
+
+/// `struct tpacket_req`.
+#[repr(C)]
+struct Request {
+    block_size: u32,
+    blocks: u32,
+    slot_size: u32,
+    slots: u32,
+}
+
+/// Bytes of a slot for frames of up to `frame` bytes, as far as there are such long ones.
+fn slot_size(direction: Direction, frame: usize) -> usize {
+    let front = match direction {
+        Direction::Rx => RX_FRAME,
+        Direction::Tx => TX_FRAME,
+    };
+    let lines = (front + frame).min(MAX_SLOT).div_ceil(LINE);
+    (lines | 1) * LINE
+}
+
+impl Ring {
+    /// Gives `socket` a ring of at least `slots` slots for frames of up to `frame` bytes.
+    pub(super) fn new(
+        socket: OwnedFd,
+        direction: Direction,
+        slots: u32,
+        frame: usize,
+    ) -> Result<Self, Refusal> {
+        let slot_size = slot_size(direction, frame);
+        let block_size = (slots as usize * slot_size).next_multiple_of(PAGE);
+        let slots = block_size / slot_size;
+        let request = Request {
+            block_size: block_size as u32,
+            blocks: 1,
+            slot_size: slot_size as u32,
+            slots: slots as u32,
+        };
+        let option = match direction {
+            Direction::Rx => libc::PACKET_RX_RING,
+            Direction::Tx => libc::PACKET_TX_RING,
+        };
+        let what = format!("a ring of {slots} slots of {slot_size} bytes: ask for fewer with slots=N");
+        socket::set(&socket, option, request, &what)?;
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let base = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                block_size,
+                protection,
+                MapFlags::SHARED,
+                socket.as_fd(),
+                0,
+            )
+        }
+        .map_err(|source| Refusal::new("mapping a ring", source.into()))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| {
+            Refusal::new("mapping a ring", std::io::Error::other("the kernel put it at address 0"))
+        })?;
+        Ok(Self { socket, base, slot_size, slots, next: 0 })
+    }
+
+    /// A ring without a kernel, for a test that plays its part.
+    #[cfg(test)]
+    pub(super) fn alone(direction: Direction, slots: usize, frame: usize) -> Self {
+        let (socket, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let slot_size = slot_size(direction, frame);
+        let len = (slots * slot_size).next_multiple_of(PAGE);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE).unwrap()
+        };
+        Self { socket: socket.into(), base: NonNull::new(base.cast()).unwrap(), slot_size, slots, next: 0 }
+    }
+
+    fn mapped(&self) -> usize {
+        (self.slots * self.slot_size).next_multiple_of(PAGE)
+    }
+
+    /// Number of slots.
+    #[inline(always)]
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Bytes of the longest frame to be sent that a slot has room for.
+    #[inline(always)]
+    pub(super) fn tx_room(&self) -> usize {
+        self.slot_size - TX_FRAME
+    }
+
+    /// The slot `ahead` of the next one: less than there are.
+    #[inline(always)]
+    fn slot(&self, ahead: usize) -> NonNull<u8> {
+        debug_assert!(ahead < self.slots);
+        let at = self.next + ahead;
+        let at = if at >= self.slots { at - self.slots } else { at };
+        // SAFETY: next and ahead are below the number of slots, so `at` is, and the slot is inside the mapping.
+        unsafe { self.base.add(at * self.slot_size) }
+    }
+
+    /// The status word of the slot `ahead` of the next one.
+    #[inline(always)]
+    fn status_word(&self, ahead: usize) -> &AtomicU32 {
+        // SAFETY: a slot begins with its status word, is aligned to a cache line, and lives as long as the ring. The
+        // kernel's accesses are single stores and loads, too.
+        unsafe { AtomicU32::from_ptr(self.slot(ahead).as_ptr().cast()) }
+    }
+
+    /// Status of the slot `ahead` of the next one.
+    #[inline(always)]
+    pub(super) fn status(&self, ahead: usize) -> u32 {
+        self.status_word(ahead).load(Ordering::Acquire)
+    }
+
+    /// Gives the slot `ahead` of the next one away, with all that was read from it or written to it.
+    #[inline(always)]
+    pub(super) fn set_status(&self, ahead: usize, status: u32) {
+        self.status_word(ahead).store(status, Ordering::Release);
+    }
+
+    /// Goes on by `slots` slots, at most as many as there are.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, slots: usize) {
+        self.next = (self.next + slots) % self.slots;
+    }
+
+    /// Goes back by `slots` slots, at most as many as there are.
+    pub(super) fn step_back(&mut self, slots: usize) {
+        self.next = (self.next + self.slots - slots) % self.slots;
+    }
+
+    /// Asks for the first `lines` lines of the slot some way ahead of the one at `ahead`.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, ahead: usize, lines: usize) {
+        let at = self.next + ahead + AHEAD;
+        let at = if at >= self.slots { at - self.slots } else { at };
+        let slot = self.base.as_ptr().wrapping_add(at * self.slot_size);
+        for line in 0..lines {
+            prefetch::read(slot.wrapping_add(line * LINE));
+        }
+    }
+
+    /// The header of a received packet in the slot `ahead` of the next one, if there is one.
+    #[inline(always)]
+    pub(super) fn received(&self, ahead: usize) -> Option<Header> {
+        if self.status(ahead) & USER == 0 {
+            return None;
+        }
+        // SAFETY: a slot begins with its header; the kernel writes none that is the user's.
+        Some(unsafe { self.slot(ahead).cast::<Header>().read() })
+    }
+
+    /// The frame of a received packet and the virtio-net header before it; `None` when the slot's header lies.
+    #[inline(always)]
+    pub(super) fn frame(&self, ahead: usize, header: &Header) -> Option<(&[u8; VNET_HEADER], &[u8])> {
+        let (at, len) = (usize::from(header.frame), header.there as usize);
+        if at < size_of::<Header>() + VNET_HEADER || at + len > self.slot_size {
+            return None;
+        }
+        // SAFETY: the range [at - VNET_HEADER, at + len) is inside the slot, which is the user's until `set_status`.
+        let bytes = unsafe {
+            let first = self.slot(ahead).add(at - VNET_HEADER);
+            std::slice::from_raw_parts(first.as_ptr(), VNET_HEADER + len)
+        };
+        bytes.split_first_chunk()
+    }
+
+    /// Writes the headers of a frame of `len` bytes that is to be sent to the slot `ahead` of the next one, which is
+    /// idle; returns where the frame goes. `len` must be at most [`tx_room`](Self::tx_room).
+    #[inline(always)]
+    pub(super) fn prepare(&mut self, ahead: usize, vnet: &[u8; VNET_HEADER], len: usize) -> NonNull<u8> {
+        assert!(len <= self.tx_room(), "{len} bytes in a slot for {}", self.tx_room());
+        let slot = self.slot(ahead);
+        // SAFETY: the slot is idle, so the kernel neither reads nor writes it; what is written is inside it.
+        unsafe {
+            (&raw mut (*slot.cast::<Header>().as_ptr()).len).write((VNET_HEADER + len) as u32);
+            slot.add(TX_HEADER).cast::<[u8; VNET_HEADER]>().write_unaligned(*vnet);
+            slot.add(TX_FRAME)
+        }
+    }
+
+    /// Bytes of the frame in the slot `ahead` of the next one, which was prepared.
+    pub(super) fn prepared(&self, ahead: usize) -> usize {
+        // SAFETY: a slot begins with its header; the kernel does not change the length.
+        let len = unsafe { (&raw const (*self.slot(ahead).cast::<Header>().as_ptr()).len).read() };
+        (len as usize).saturating_sub(VNET_HEADER)
+    }
+
+    /// Plays the kernel: puts a packet into the slot `ahead` of the next one.
+    #[cfg(test)]
+    pub(super) fn put(&mut self, ahead: usize, header: Header, vnet: [u8; VNET_HEADER], bytes: &[u8]) {
+        let slot = self.slot(ahead);
+        let at = usize::from(header.frame);
+        let room = self.slot_size.saturating_sub(at);
+        let bytes = &bytes[..bytes.len().min(room)];
+        // SAFETY: inside the slot, which nobody else has.
+        unsafe {
+            if at >= VNET_HEADER && at < self.slot_size {
+                slot.add(at - VNET_HEADER).cast::<[u8; VNET_HEADER]>().write_unaligned(vnet);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot.add(at).as_ptr(), bytes.len());
+            }
+            slot.cast::<Header>().write(header);
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nothing borrowed from it is left.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_have_room_and_are_an_odd_number_of_lines() {
+        for direction in [Direction::Rx, Direction::Tx] {
+            for frame in [64, 1518, 1522, 9018, 15000] {
+                let size = slot_size(direction, frame);
+                assert!(size >= frame + RX_FRAME.min(TX_FRAME), "{frame} {size}");
+                assert_eq!((size % LINE, size / LINE % 2), (0, 1), "{frame}");
+            }
+            assert!(slot_size(direction, 1 << 20) <= MAX_SLOT + LINE);
+        }
+        // An ordinary frame, its tag stripped, lies behind 86 bytes: netoff 80 and the virtio-net header.
+        assert!(slot_size(Direction::Rx, 1518) >= 86 + 1518);
+    }
+
+    #[test]
+    fn the_ring_goes_round() {
+        let mut ring = Ring::alone(Direction::Tx, 3, 100);
+        ring.advance(2);
+        ring.set_status(0, 7);
+        ring.set_status(1, 8);
+        ring.advance(1);
+        assert_eq!((ring.status(0), ring.status(2)), (8, 7));
+        ring.step_back(2);
+        assert_eq!((ring.status(1), ring.status(2)), (7, 8));
+    }
+}

@@ -1,0 +1,227 @@
+//! Receiving from a packet socket's ring.
+//!
+//! The kernel has copied each packet into a slot; it is copied out, a burst's packets together, with lines of later ones
+//! asked for ahead. The VLAN tag, which the kernel takes out, goes back in on the way. A checksum that the sender left
+//! open, and a TCP packet that it left to be segmented, stay as they are, and the packet is marked.
+
+use std::os::fd::AsFd;
+
+use arrayvec::ArrayVec;
+use offcore_dma::Copy;
+use offcore_dma::cpu::Copier;
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
+use offcore_stats::Stage;
+use offcore_wire::ethernet;
+use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
+
+use super::cell::End;
+use super::long::{self, Long};
+use super::ring::{self, Header, Ring};
+use super::socket::{self, VNET_HEADER};
+use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
+
+/// Bytes of a VLAN tag.
+pub(super) const TAG: usize = 4;
+/// Bytes of a frame in front of its VLAN tag.
+pub(super) const BEFORE_TAG: usize = 12;
+/// Copies of a burst that are made together.
+const COPIES: usize = 2 * BURST;
+/// Copies of one packet, at most: the longest slot in the smallest buffers.
+const COPIES_OF_ONE: usize = 12;
+/// Lines in which the headers of a slot and those of its packet are.
+const HEADER_LINES: usize = 2;
+
+/// The receiving half of a queue.
+#[derive(Debug)]
+pub(super) struct AfPacketRx {
+    end: End<Ring>,
+    counters: RxCounters,
+    copier: Copier,
+    armed: bool,
+}
+
+impl AfPacketRx {
+    pub(super) fn new(end: End<Ring>, counters: RxCounters) -> Self {
+        Self { end, counters, copier: Copier::default(), armed: false }
+    }
+}
+
+/// Why a slot gave no packet.
+enum Nothing {
+    /// It is left as it is, for later: the pool has run dry.
+    Starved,
+    /// The packet is dropped.
+    Dropped(Drop),
+}
+
+/// Copies to be made.
+type Copies = ArrayVec<Copy, COPIES>;
+
+/// The VLAN tag that was taken out of a packet, as it goes on the wire.
+pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
+    if status & ring::VLAN_VALID == 0 {
+        return None;
+    }
+    let tpid = if status & ring::VLAN_TPID_VALID != 0 { tpid } else { libc::ETH_P_8021Q as u16 };
+    let ([a, b], [c, d]) = (tpid.to_be_bytes(), tci.to_be_bytes());
+    Some([a, b, c, d])
+}
+
+/// What `vnet` says of a frame of `len` bytes, which has its tag again if it is `tagged`.
+pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, Drop> {
+    let mut bytes = [0; HEADER_LEN];
+    bytes[..VNET_HEADER].copy_from_slice(vnet); // copy-ok: the virtio-net header
+    let mut header = NetHeader::from_bytes(&bytes);
+    if !header.leaves_work() {
+        return Ok(NetHeader::default());
+    }
+    header = header.essence();
+    if tagged {
+        // The kernel counts without the tag.
+        header.csum_start = if header.needs_checksum() { header.csum_start + TAG as u16 } else { 0 };
+        header.hdr_len = if header.is_gso() { header.hdr_len + TAG as u16 } else { 0 };
+    }
+    header.check(len).map_err(|_| Drop::Malformed)?;
+    Ok(header)
+}
+
+/// Marks the packet, if the header asks for anything.
+pub(super) fn mark(packet: &mut Packet, header: &NetHeader) {
+    if header.leaves_work() {
+        // copy-ok: the virtio-net header
+        packet.headroom_mut(HEADER_LEN).copy_from_slice(&header.to_bytes());
+        packet.set_offload(true);
+    }
+}
+
+/// Makes a packet of the one in slot `ahead`; its bytes are there when the copies are made. Returns its length, too.
+#[inline(always)]
+fn receive(
+    ring: &Ring,
+    ahead: usize,
+    header: &Header,
+    cache: &mut PoolCache,
+    copies: &mut Copies,
+) -> Result<(Packet, usize), Nothing> {
+    if header.there < header.len {
+        return receive_long(ring, header, cache);
+    }
+    let Some((vnet, frame)) = ring.frame(ahead, header) else {
+        return Err(Nothing::Dropped(Drop::Malformed));
+    };
+    if frame.len() < ethernet::HEADER_LEN {
+        return Err(Nothing::Dropped(Drop::Malformed));
+    }
+    let tag = tag(header.status, header.vlan_tci, header.vlan_tpid);
+    let len = frame.len() + if tag.is_some() { TAG } else { 0 };
+    let asked = header_of(vnet, len, tag.is_some()).map_err(Nothing::Dropped)?;
+    let mut packet = cache.take_chain(HEADROOM, len).ok_or(Nothing::Starved)?;
+    let mut rest = frame;
+    if let Some(tag) = tag {
+        let (before, after) = frame.split_at(BEFORE_TAG);
+        packet.bytes_mut()[..BEFORE_TAG].copy_from_slice(before); // copy-ok: addresses, in front of the tag
+        packet.bytes_mut()[BEFORE_TAG..][..TAG].copy_from_slice(&tag); // copy-ok: the tag
+        rest = after;
+    }
+    let mut filled = len - rest.len();
+    cache.pool().for_each_segment(&packet, |to, room| {
+        let (now, later) = rest.split_at(room - filled);
+        // What is filled already is less than the first buffer.
+        let dst = to.as_ptr().wrapping_add(std::mem::take(&mut filled));
+        copies.push(Copy { src: now.as_ptr(), dst, len: now.len() as u32, token: 0 });
+        rest = later;
+    });
+    mark(&mut packet, &asked);
+    Ok((packet, len))
+}
+
+/// A packet that did not fit its slot waits at the socket, or the kernel had no room for it.
+#[cold]
+fn receive_long(ring: &Ring, header: &Header, cache: &mut PoolCache) -> Result<(Packet, usize), Nothing> {
+    if header.status & ring::COPY == 0 {
+        return Err(Nothing::Dropped(Drop::Full));
+    }
+    match long::receive(&ring.socket, cache) {
+        Long::Packet(packet, len) => Ok((packet, len)),
+        Long::Starved => Err(Nothing::Starved),
+        Long::Dropped(reason) => Err(Nothing::Dropped(reason)),
+    }
+}
+
+impl RxQueue for AfPacketRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let wanted = room(ctx, burst);
+        let Some(ring) = self.end.ring.as_mut().filter(|ring| ring.status(0) & ring::USER != 0) else {
+            // Nothing waits, so nothing is lost with an old ring.
+            if self.end.is_stale() {
+                self.end.follow();
+            }
+            return;
+        };
+        let mut copies = Copies::new();
+        let (mut slots, mut packets, mut bytes, mut status) = (0, 0, 0, 0);
+        while packets < wanted && slots < ring.slots() && copies.remaining_capacity() >= COPIES_OF_ONE {
+            ring.prefetch(slots, HEADER_LINES);
+            let Some(header) = ring.received(slots) else { break };
+            status |= header.status;
+            match receive(ring, slots, &header, ctx.cache, &mut copies) {
+                Ok((packet, len)) => {
+                    (packets, bytes) = (packets + 1, bytes + len as u64);
+                    burst.push(packet);
+                }
+                Err(Nothing::Dropped(reason)) => self.counters.drop(reason, 1),
+                Err(Nothing::Starved) => {
+                    self.counters.starved(1);
+                    break;
+                }
+            }
+            slots += 1;
+        }
+        // SAFETY: each copy is from a slot that is ours until its status is set below, to a buffer of a packet in the
+        // burst; both were checked for their lengths above.
+        unsafe { self.copier.copy_burst(&copies) };
+        for slot in 0..slots {
+            ring.set_status(slot, ring::IDLE);
+        }
+        ring.advance(slots);
+        if status & ring::LOSING != 0 {
+            self.counters.drop(Drop::Full, socket::take_dropped(&ring.socket));
+        }
+        self.counters.add(packets as u64, bytes);
+        ctx.clock.lap(Stage::Rx);
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.counters
+    }
+
+    /// Readable as long as a packet waits: nothing has to be asked for.
+    fn arm(&mut self) -> Wake<'_> {
+        self.armed = true;
+        if self.end.is_stale() {
+            return Wake::Now;
+        }
+        match &self.end.ring {
+            None => Wake::Never,
+            Some(ring) if ring.status(0) & ring::USER != 0 => Wake::Now,
+            Some(ring) => Wake::Event(ring.socket.as_fd()),
+        }
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed)
+            && let Some(ring) = &self.end.ring
+        {
+            // A link that went down wakes up, too, and would go on to.
+            socket::take_error(&ring.socket);
+        }
+    }
+
+    /// Nothing is on its way; what did not fit the ring since the last packet is counted.
+    fn drain(&mut self, _ctx: &mut Context<'_>, _burst: &mut Burst) -> usize {
+        if let Some(ring) = &self.end.ring {
+            self.counters.drop(Drop::Full, socket::take_dropped(&ring.socket));
+        }
+        0
+    }
+}
