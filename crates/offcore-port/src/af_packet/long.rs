@@ -72,7 +72,9 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
     let mut parts: ArrayVec<libc::iovec, MAX_PARTS> = ArrayVec::new();
     parts.push(part(&mut vnet));
     let mut buffers = pool.segments_mut(&mut packet);
-    if let (Some(tag), Some(first)) = (tag, buffers.next()) {
+    if let Some(tag) = tag
+        && let Some(first) = buffers.next()
+    {
         let (before, after) = first.split_at_mut(BEFORE_TAG);
         let (place, after) = after.split_at_mut(TAG);
         place.copy_from_slice(&tag); // copy-ok: the tag
