@@ -1,0 +1,198 @@
+//! Our AF_XDP port between the kernel's TCP/IP stacks of two network namespaces, over veth.
+//!
+//! ```text
+//! client: vc ── p0 :switch: p1 ── vs :server
+//! ```
+
+mod care;
+mod frames;
+mod refusals;
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, Netns, Offcore, exclusive, require};
+
+use crate::switch::{self, Copies, Report, arguments, full, wait_for_status};
+
+const CLIENT: &str = "10.77.0.1";
+const SERVER: &str = "10.77.0.2";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Three namespaces: a switch's, and those of the two stacks that it connects.
+#[derive(Debug)]
+struct Net {
+    client: Netns,
+    server: Netns,
+    switch: Netns,
+    queues: u16,
+    mtu: u16,
+}
+
+impl Net {
+    /// Interfaces with `queues` queues each and frames of `mtu` bytes of payload.
+    fn new(queues: u16, mtu: u16) -> Self {
+        let netns = || Netns::new().unwrap();
+        let net = Self { client: netns(), server: netns(), switch: netns(), queues, mtu };
+        net.connect_client();
+        net.connect(&net.server, "vs", "p1", SERVER);
+        net
+    }
+
+    /// Makes the pair `vc` and `p0`, and sets both up.
+    fn connect_client(&self) {
+        self.connect(&self.client, "vc", "p0", CLIENT);
+    }
+
+    fn connect(&self, stack: &Netns, interface: &str, port: &str, address: &str) {
+        let (queues, mtu) = (self.queues.to_string(), self.mtu.to_string());
+        let several = ["numtxqueues", queues.as_str(), "numrxqueues", queues.as_str()];
+        let mut command = vec!["link", "add", port, "mtu", &mtu];
+        command.extend(several);
+        command.extend(["type", "veth", "peer", "name", interface, "netns", stack.name(), "mtu", &mtu]);
+        command.extend(several);
+        self.switch.ip(&command).unwrap();
+        // An XDP socket is not told which checksums were left open.
+        stack.disable_offloads(interface).unwrap();
+        stack.configure(interface, &format!("{address}/24")).unwrap();
+        self.switch.ip(&["link", "set", port, "up"]).unwrap();
+    }
+
+    /// A switch between the two ports, each with these options; both links are up.
+    fn start(&self, options: &str, more: &[&str]) -> Offcore {
+        let ports = ["p0", "p1"].map(|name| format!("af_xdp:{name},queues={}{options}", self.queues));
+        let args = arguments(&ports.each_ref().map(String::as_str), Copies::Core, 1, more);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut offcore = Offcore::start_in(&self.switch, &args).unwrap();
+        for (port, name) in ["p0", "p1"].into_iter().enumerate() {
+            wait_for_status(&mut offcore, port, &format!("interface {name} is up"));
+        }
+        offcore
+    }
+
+    /// Pings the server, `size` bytes of payload in one piece.
+    fn ping(&self, size: usize) -> bool {
+        let size = size.to_string();
+        let args = ["-c", "5", "-i", "0.05", "-W", "2", "-M", "do", "-s", &size, SERVER];
+        let text = self.client.run("ping", &args).unwrap_or_default();
+        text.contains(" 0% packet loss")
+    }
+
+    /// Pings the server until it answers.
+    fn ping_until_answered(&self) {
+        // The other side's address has to be found again, and the machine may be busy.
+        assert!((0..20).any(|_| self.ping(56)), "no answer from the server");
+    }
+
+    /// Sends some megabytes by TCP each way, over several connections.
+    fn streams(&self) {
+        for way in [&[][..], &["-R"]] {
+            let mut command = self.server.command("iperf3");
+            command.args(["--server", "--one-off", "--forceflush"]);
+            let mut server = Process::spawn("iperf3", command).unwrap();
+            let listening = |text: &str| text.contains("listening").then_some(());
+            server.wait_for(0, PATIENCE, "iperf3 to listen", listening).unwrap();
+            let bytes = if full() { "500M" } else { "20M" };
+            let args = [&["--client", SERVER, "-J", "--parallel", "8", "--bytes", bytes], way].concat();
+            let report: serde_json::Value =
+                serde_json::from_str(&self.client.run("iperf3", &args).unwrap()).unwrap();
+            let [sent, received] =
+                ["sum_sent", "sum_received"].map(|sum| report["end"][sum]["bytes"].as_u64().unwrap());
+            // The last bytes are on their way when it ends.
+            assert!(received > 0 && received >= sent / 2, "{received} of {sent} bytes");
+            server.wait_for_exit(PATIENCE).unwrap();
+        }
+    }
+
+    /// Whether interface `port` of the switch has an XDP program.
+    fn has_program(&self, port: &str) -> bool {
+        self.switch.ip(&["-d", "link", "show", "dev", port]).unwrap().contains("xdp")
+    }
+
+    fn assert_no_programs(&self) {
+        assert!(!self.has_program("p0") && !self.has_program("p1"), "an XDP program was left behind");
+    }
+}
+
+fn needed() -> Option<()> {
+    require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool, Need::Iperf3])
+}
+
+/// Stops the switch; nothing may have gone wrong, and nothing be left of it.
+fn stop(offcore: Offcore, net: &Net) -> Report {
+    let report = switch::stop(offcore);
+    net.assert_no_programs();
+    report
+}
+
+/// Both stacks reach each other through ports with these options, of which the status line says `expected`.
+fn stacks_talk(queues: u16, options: &str, more: &[&str], expected: &str) -> Option<Report> {
+    needed()?;
+    let _cores = exclusive();
+    let net = Net::new(queues, 1500);
+    let mut offcore = net.start(options, more);
+    wait_for_status(&mut offcore, 1, expected);
+    net.ping_until_answered();
+    net.streams();
+    assert!(net.has_program("p0") && net.has_program("p1"));
+    Some(stop(offcore, &net))
+}
+
+#[test]
+fn stacks_talk_in_every_mode_that_veth_has() {
+    for (mode, expected) in [
+        ("", "copy mode, program in the driver"),
+        (",mode=copy", "copy mode, program in the driver"),
+        (",mode=skb", "copy mode, generic program"),
+        (",need_wakeup=off,ring_size=256,promisc=off", "copy mode, program in the driver"),
+        (",busy_poll=64", "copy mode, program in the driver"),
+    ] {
+        stacks_talk(1, mode, &[], expected);
+    }
+}
+
+#[test]
+fn flows_spread_over_the_queues() {
+    let Some(report) = stacks_talk(2, "", &[], "queues 0 to 1: copy mode") else { return };
+    for port in [0, 1] {
+        for half in ["rx", "tx"] {
+            let packets = report.packets_by_queue(port, half);
+            assert!(packets.len() == 2 && packets.iter().all(|&n| n > 0), "{half} {packets:?}: {report}");
+        }
+    }
+}
+
+#[test]
+fn two_workers_may_share_a_socket() {
+    if require(&[Need::Cores(2)]).is_some() {
+        stacks_talk(2, "", &["--lcores", "0,1"], "queues 0 to 1");
+    }
+}
+
+#[test]
+fn packets_wake_a_worker_that_sleeps() {
+    stacks_talk(1, "", &["--idle", "sleep"], "copy mode");
+}
+
+#[test]
+fn packets_of_other_queues_go_to_the_kernel() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(2, 1500);
+    net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
+    let args = arguments(&["af_xdp:p0,first=1", "af_xdp:p1"], Copies::Core, 1, &[]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut offcore = Offcore::start_in(&net.switch, &args).unwrap();
+    wait_for_status(&mut offcore, 0, "queue 1: copy mode");
+    // Each of these takes one of the two queues or the other, by its port.
+    let reached = (0..64).filter(|port| {
+        let mut command = net.client.command("nc");
+        command.args(["-z", "-w", "1", "10.77.0.9", &(9000 + port).to_string()]);
+        command.stderr(Stdio::null()).status().is_ok()
+    });
+    let tried = reached.count() as u64;
+    let report = stop(offcore, &net);
+    let taken = report.packets(0, "rx");
+    assert!(taken < tried * 8, "{taken}: {report}");
+}

@@ -1,0 +1,101 @@
+//! Interfaces that go down and come up, are deleted and made again, and are left as they were found.
+
+use peers::{Offcore, exclusive};
+use rustix::process::Signal;
+
+use super::{Net, SERVER, needed, stop};
+use crate::switch::{self, wait_for_status};
+
+/// What the client sends while the other port's link is down is dropped and counted there.
+fn lose_some(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
+    // Neighbours are asked for anew, so there are packets whatever the stack remembers.
+    let _ = net.client.ip(&["neighbour", "flush", "dev", "vc"]);
+    let _ = net.client.run("ping", &["-c", "2", "-i", "0.1", "-W", "1", SERVER]);
+    let dropped = |report: &switch::Report| report.dropped("port1 tx down");
+    let report = switch::wait_for(offcore, "packets dropped for a link that is down", before + 1, dropped);
+    dropped(&report)
+}
+
+#[test]
+fn a_link_that_goes_down_drops_packets_and_comes_up_again() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 1500);
+    let mut offcore = net.start("", &[]);
+    net.ping_until_answered();
+    // Our side of the link, then the other side, which takes the carrier away.
+    let ours = (&net.switch, "p1", "interface p1 is down");
+    let theirs = (&net.server, "vs", "interface p1 has no carrier");
+    let mut dropped = 0;
+    for (netns, interface, state) in [ours, theirs, ours] {
+        netns.ip(&["link", "set", interface, "down"]).unwrap();
+        wait_for_status(&mut offcore, 1, state);
+        dropped = lose_some(&net, &mut offcore, dropped);
+        netns.ip(&["link", "set", interface, "up"]).unwrap();
+        wait_for_status(&mut offcore, 1, "interface p1 is up");
+        net.ping_until_answered();
+    }
+    let report = stop(offcore, &net);
+    report.assert_only_drops(&["port0 tx down", "port1 tx down", "port1 tx failed"]);
+}
+
+#[test]
+fn an_interface_that_is_made_again_is_taken_over_again() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    for mode in ["", ",mode=skb"] {
+        let net = Net::new(1, 1500);
+        // Both ports keep half of these: had buffers been lost with a socket, there would soon be none.
+        let mut offcore = net.start(mode, &["--mbufs", "8192"]);
+        for _ in 0..6 {
+            net.ping_until_answered();
+            net.switch.ip(&["link", "delete", "p0"]).unwrap();
+            wait_for_status(&mut offcore, 0, "interface p0 is gone");
+            net.connect_client();
+            wait_for_status(&mut offcore, 0, "interface p0 is up");
+        }
+        net.ping_until_answered();
+        net.streams();
+        let report = stop(offcore, &net);
+        assert_eq!((report.starved(0, "rx"), report.starved(1, "rx")), (0, 0), "{report}");
+    }
+}
+
+#[test]
+fn an_interface_made_again_between_two_looks_is_another_one() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 1500);
+    let mut offcore = net.start("", &[]);
+    net.ping_until_answered();
+    offcore.signal(Signal::STOP).unwrap();
+    net.switch.ip(&["link", "delete", "p0"]).unwrap();
+    net.connect_client();
+    offcore.signal(Signal::CONT).unwrap();
+    net.ping_until_answered();
+    wait_for_status(&mut offcore, 0, "interface p0 is up");
+    stop(offcore, &net);
+}
+
+#[test]
+fn a_switch_that_was_killed_leaves_no_program_and_can_be_started_again_at_once() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(2, 1500);
+    for _ in 0..3 {
+        let mut offcore = net.start("", &[]);
+        net.ping_until_answered();
+        assert!(net.has_program("p0"));
+        offcore.signal(Signal::KILL).unwrap();
+        assert!(!offcore.wait().unwrap().status.success());
+        net.assert_no_programs();
+    }
+    let offcore = net.start("", &[]);
+    net.ping_until_answered();
+    stop(offcore, &net);
+    // The interface works as before, for the kernel.
+    net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
+    net.client.run("ping", &["-c", "1", "-W", "5", "10.77.0.9"]).unwrap();
+    let link = net.switch.ip(&["-d", "link", "show", "dev", "p0"]).unwrap();
+    assert!(link.contains("promiscuity 0"), "{link}");
+}

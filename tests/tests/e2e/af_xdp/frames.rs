@@ -1,0 +1,153 @@
+//! What is sent is what arrives: byte by byte in a capture, and a million packets checked by their receiver.
+
+use std::fs;
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, Offcore, TempDir, exclusive, require};
+use rustix::process::Signal;
+
+use super::{Net, PATIENCE, needed, stop};
+use crate::switch::{self, Copies, arguments};
+
+/// Frames of many lengths, none like another.
+fn frames() -> Vec<Vec<u8>> {
+    let lengths = (60..=1514).step_by(13).chain([1514, 60, 14]);
+    let frame = |(n, len): (usize, usize)| {
+        let mut frame: Vec<u8> = (0..len).map(|at| (at * 7 + n * 31) as u8).collect();
+        // To a station of its own, of a protocol that no stack answers (IEEE 802's local experiments).
+        frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
+        frame
+    };
+    lengths.enumerate().map(frame).collect()
+}
+
+/// A capture file of link type Ethernet.
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for word in [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65535, 1u32] {
+        file.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        for word in [0, 0, frame.len() as u32, frame.len() as u32] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(frame);
+    }
+    file
+}
+
+/// The frames in a capture file, of those that [`frames`] makes.
+fn captured(file: &[u8]) -> Vec<Vec<u8>> {
+    let mut rest = file.get(24..).unwrap_or_default();
+    let mut frames = Vec::new();
+    while let Some((head, more)) = rest.split_at_checked(16) {
+        let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
+        let Some((frame, more)) = more.split_at_checked(len) else { break };
+        if frame.get(12..14) == Some(&[0x88, 0xb5]) {
+            frames.push(frame.to_vec());
+        }
+        rest = more;
+    }
+    frames
+}
+
+#[test]
+fn tcpdump_sees_what_was_sent_byte_by_byte() {
+    let Some(()) = needed() else { return };
+    let Some(()) = require(&[Need::Tcpdump]) else { return };
+    let _cores = exclusive();
+    for mode in ["", ",mode=skb"] {
+        let (net, dir) = (Net::new(1, 1500), TempDir::new().unwrap());
+        let sent = frames();
+        fs::write(dir.file("in"), capture(&sent)).unwrap();
+        let seen = dir.file("seen").display().to_string();
+        let mut command = net.client.command("tcpdump");
+        command.args(["-i", "vc", "-Q", "in", "-n", "-U", "--immediate-mode", "-Z", "root", "-w", &seen]);
+        command.args(["-c", &sent.len().to_string(), "ether proto 0x88b5"]);
+        let mut tcpdump = Process::spawn("tcpdump", command).unwrap();
+        let started = |_: &str| fs::metadata(&seen).is_ok_and(|file| file.len() >= 24).then_some(());
+        tcpdump.wait_for(0, PATIENCE, "tcpdump to begin", started).unwrap();
+
+        // From the file to the client's stack; what that sends, to another file.
+        let files = format!("pcap:{},{}", dir.file("in").display(), dir.file("out").display());
+        let args = arguments(&[&files, &format!("af_xdp:p0{mode}")], Copies::Core, 1, &[]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut offcore = Offcore::start_in(&net.switch, &args).unwrap();
+        switch::wait_for_packets(&mut offcore, 1, "tx", sent.len() as u64 - 1);
+        tcpdump.wait_for_exit(PATIENCE).unwrap();
+        let report = stop(offcore, &net);
+        let seen = captured(&fs::read(&seen).unwrap());
+        assert_eq!(seen.len(), sent.len(), "{report}");
+        assert!(seen == sent, "frames were changed on their way");
+        report.assert_only_drops(&[]);
+    }
+}
+
+/// Packets each way, at least.
+const PACKETS: u64 = 500_000;
+
+#[test]
+fn a_million_packets_between_two_of_our_ports_are_what_was_sent() {
+    let Some(()) = needed() else { return };
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 1500);
+    // The sender sends no faster than the receiver, on a busy machine, takes.
+    let rate = PACKETS / 10;
+    let here = |port: &str, size| [format!("af_xdp:{port}"), format!("gen:size={size},count={PACKETS},rate={rate}")];
+    let start = |netns, ports: [String; 2], lcore: &str| {
+        let args = arguments(&ports.each_ref().map(String::as_str), Copies::Core, 1, &["--mbufs", "16384"]);
+        let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let at = args.iter().position(|arg| *arg == "--lcores").unwrap();
+        args[at + 1] = lcore;
+        Offcore::start_in(netns, &args).unwrap()
+    };
+    let mut left = start(&net.switch, here("p0", 64), "0");
+    let mut right = start(&net.client, here("vc", 1518), "1");
+    for offcore in [&mut left, &mut right] {
+        switch::wait_for(offcore, "packets made", PACKETS, |report| report.generator(1).sent);
+    }
+    // What was sent and not dropped on either side arrives.
+    let (mut left, mut right) = (left, right);
+    for offcore in [&mut left, &mut right] {
+        offcore.signal(Signal::CONT).unwrap();
+        offcore.wait_for("another report", |line| line.json.is_some()).unwrap();
+    }
+    let (left, right) = (switch::stop(left), switch::stop(right));
+    for (from, to) in [(&left, &right), (&right, &left)] {
+        let (sent, found) = (from.packets(0, "tx"), to.generator(1));
+        assert!(found.received > 0 && found.verified == found.received, "{from} {to}");
+        assert_eq!(found.wrong, 0, "{from} {to}");
+        let dropped = to.dropped("port0 rx full") + to.dropped("port0 rx no_buffer");
+        assert!(found.received + dropped <= sent, "{from} {to}");
+    }
+    net.assert_no_programs();
+}
+
+#[test]
+fn jumbo_frames_come_and_go_in_several_buffers() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    for mode in [",mode=copy", ",mode=skb"] {
+        let net = Net::new(1, 9000);
+        let offcore = net.start(mode, &[]);
+        net.ping_until_answered();
+        for size in [56, 1750, 1751, 3600, 8972] {
+            assert!((0..4).any(|_| net.ping(size)), "{size} bytes{mode}: {}", offcore.tail());
+        }
+        net.streams();
+        let report = stop(offcore, &net);
+        assert!(report.bytes(0, "rx") > 2000 * report.packets(0, "rx"), "no jumbo frames: {report}");
+    }
+}
+
+#[test]
+fn larger_packet_buffers_hold_larger_frames_in_one_piece() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 3000);
+    let offcore = net.start("", &["--mbuf-size", "4096"]);
+    net.ping_until_answered();
+    assert!((0..4).any(|_| net.ping(2972)), "{}", offcore.tail());
+    stop(offcore, &net);
+}

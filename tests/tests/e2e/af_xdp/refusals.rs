@@ -1,0 +1,107 @@
+//! Interfaces that cannot be a port: each gets a message that says what to do.
+
+use std::process::Command;
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, Offcore, exclusive, require};
+
+use super::{Net, PATIENCE, needed, stop};
+use crate::switch::{Copies, arguments};
+
+/// Runs a switch on `port` and a generator to its end, which has to be a refusal; what it says.
+fn refused(net: &Net, port: &str, more: &[&str]) -> String {
+    let args = arguments(&[port, "gen:"], Copies::Core, 1, more);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let finished = Offcore::start_in(&net.switch, &args).unwrap().wait().unwrap();
+    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
+    finished.stderr
+}
+
+fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+}
+
+#[test]
+fn what_an_interface_lacks_is_named_with_its_remedy() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(2, 1500);
+    for (port, more, parts) in [
+        ("af_xdp:p7", &[][..], &["interface 'p7' does not exist", "ip link"][..]),
+        ("af_xdp:p0,mode=zc", &[], &["has no zero-copy", "mode=copy"]),
+        ("af_xdp:p0,queues=4", &[], &["has 2 queues", "queue 2 is wanted", "ethtool -L p0"]),
+        ("af_xdp:p0,first=2", &[], &["has 2 queues", "queue 2 is wanted"]),
+        ("af_xdp:p0", &["--mbuf-size", "8192"], &["packet buffers of 8192 bytes", "--mbuf-size 4096"]),
+        ("af_xdp:p0,ring_size=16384", &[], &["keep 32768 packet buffers", "--mbufs 65536"]),
+    ] {
+        assert_says(&refused(&net, port, more), parts);
+        net.assert_no_programs();
+    }
+}
+
+#[test]
+fn an_mtu_that_is_too_large_is_named_with_its_remedy() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 40000);
+    let text = refused(&net, "af_xdp:p0,mode=skb", &[]);
+    assert_says(&text, &["MTU 40000", "17 packet buffers of 1792", "lower the MTU"]);
+    net.assert_no_programs();
+}
+
+#[test]
+fn who_may_not_is_told_what_it_takes() {
+    let Some(()) = needed() else { return };
+    let net = Net::new(1, 1500);
+    let args = arguments(&["af_xdp:p0", "gen:"], Copies::Core, 1, &[]);
+    let run = |drop: &str| {
+        let mut command: Command = net.switch.command("setpriv");
+        command.args([drop, "--"]).arg(peers::offcore::binary().unwrap()).args(&args);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_says(&run("--bounding-set=-all"), &["root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"]);
+    assert_says(&run("--bounding-set=-net_raw"), &["root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"]);
+    assert_says(&run("--bounding-set=-ipc_lock"), &["locking 32 MiB", "ulimit -l", "CAP_IPC_LOCK"]);
+}
+
+#[test]
+fn a_port_of_another_switch_is_left_alone() {
+    let Some(()) = needed() else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 1500);
+    let offcore = net.start("", &[]);
+    let text = refused(&net, "af_xdp:p0", &[]);
+    assert_says(&text, &["'p0' has XDP program", "'offcore_af_xdp'", "attached by link", "end the process"]);
+    assert!((0..20).any(|_| net.ping(56)), "the first switch goes on");
+    stop(offcore, &net);
+}
+
+#[test]
+fn a_program_of_somebody_else_is_never_replaced() {
+    let Some(()) = needed() else { return };
+    let Some(()) = require(&[Need::Testpmd]) else { return };
+    let _cores = exclusive();
+    let net = Net::new(1, 1500);
+    let mut command = net.switch.command("dpdk-testpmd");
+    let prefix = format!("--file-prefix={}", net.switch.name());
+    command.args(["--no-pci", "--in-memory", "-m", "256", &prefix, "--lcores", "0@0,1@0"]);
+    command.args(["--vdev", "net_af_xdp0,iface=p0", "--", "-i", "--no-mlockall"]);
+    let mut testpmd = Process::spawn("testpmd", command).unwrap();
+    testpmd.wait_for(0, PATIENCE, "a prompt", |text| text.contains("testpmd>").then_some(())).unwrap();
+    let attached = ["XDP program", "attached", "ip link set dev p0 xdp off"];
+    for mode in ["", ",mode=skb"] {
+        assert_says(&refused(&net, &format!("af_xdp:p0{mode}"), &[]), &attached);
+        assert!(net.has_program("p0"));
+    }
+    // It stays when testpmd is killed, and the remedy helps.
+    testpmd.kill();
+    assert_says(&refused(&net, "af_xdp:p0", &[]), &attached);
+    net.switch.ip(&["link", "set", "dev", "p0", "xdp", "off"]).unwrap();
+    let offcore = net.start("", &[]);
+    net.ping_until_answered();
+    stop(offcore, &net);
+}
