@@ -188,7 +188,10 @@ fn complaints(output: &OwnedFd) -> Vec<String> {
     let read = rustix::io::pread(output, &mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&text[..read]).into_owned();
     let said = text.lines().filter_map(|line| line.strip_prefix("offcore: "));
-    said.map(str::to_owned).collect()
+    let mut said: Vec<String> = said.map(str::to_owned).collect();
+    // It parses them twice.
+    said.dedup();
+    said
 }
 
 fn remedy(rc: c_int, said: &str) -> String {

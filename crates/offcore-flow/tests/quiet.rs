@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{FEATURES, Guest};
 use offcore_dma::core::CoreDevice;
 use offcore_dma::{Device, Mode, Mover};
+use offcore_flow::copy::{CopyRx, CopySetup};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
@@ -26,7 +27,7 @@ use offcore_port::{RxCounters, TxCounters};
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::StageClock;
-use offcore_stats::page::Block;
+use offcore_stats::page::{Block, StatsPage};
 use offcore_vhost::{Binding, VringCell, VringConfig};
 use offcore_wire::MacAddr;
 
@@ -85,8 +86,9 @@ fn exit(code: i32) -> ! {
     unreachable!("exit_group does not return")
 }
 
-/// Moves packets through a worker behind the filter, by the core or by a helper core stepped here.
-fn child(offload: bool) -> ! {
+/// Moves packets through a worker behind the filter, by the core or by a helper core stepped here; with `copied` they go
+/// through a copy stage, whose copies are made so while the guest's are the core's.
+fn child(offload: bool, copied: bool) -> ! {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let guest = Guest::new(256);
     let mut mover = Mover::new();
@@ -98,16 +100,33 @@ fn child(offload: bool) -> ! {
     }
     let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
     let mode = if offload { Mode::Offload } else { Mode::Cpu };
+    let binding = Binding::new(mode, channels);
+    let of_guest = if copied { Binding::core() } else { binding.clone() };
     let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
     for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {
         let config = VringConfig { layout: layout.clone(), ..guest.config(FEATURES) };
         cell.publish(|wanted| {
             wanted.vring = Some(Arc::new(config));
-            wanted.binding = Binding::new(mode, channels.clone());
+            wanted.binding = of_guest.clone();
         });
     }
+    let mut rx = rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap();
+    if copied {
+        let stats = StatsPage::new(1 << 14).unwrap();
+        let setup = CopySetup {
+            mover: &mut mover,
+            binding,
+            in_flight: 2048,
+            max_frame: 1514,
+            min_copy: 100,
+            pool,
+            stats: &stats,
+            name: "port0/rx0",
+        };
+        rx = Box::new(CopyRx::new(rx, setup).unwrap());
+    }
     let stream = Stream {
-        rx: rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap(),
+        rx,
         tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
         addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
         source: None,
@@ -218,7 +237,7 @@ fn sleeping_allocates_nothing() {
 
 fn run_child(test: &str, mode: &str) {
     if std::env::var(CHILD).is_ok_and(|wanted| wanted == mode) {
-        child(mode == "offload");
+        child(mode.contains("offload"), mode.contains("copied"));
     }
     let binary = std::env::current_exe().unwrap();
     let status =
@@ -236,4 +255,14 @@ fn a_burst_copied_by_the_core_is_quiet() {
 #[test]
 fn a_burst_copied_by_an_engine_is_quiet() {
     run_child("a_burst_copied_by_an_engine_is_quiet", "offload");
+}
+
+#[test]
+fn a_burst_given_on_as_copies_by_the_core_is_quiet() {
+    run_child("a_burst_given_on_as_copies_by_the_core_is_quiet", "copied");
+}
+
+#[test]
+fn a_burst_given_on_as_copies_by_an_engine_is_quiet() {
+    run_child("a_burst_given_on_as_copies_by_an_engine_is_quiet", "copied-offload");
 }

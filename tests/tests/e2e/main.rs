@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod af_xdp;
+mod copy;
+mod dpdk;
 mod dsa;
 mod guest;
 mod hostile;

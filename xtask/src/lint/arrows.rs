@@ -16,7 +16,7 @@ const FLOORS: [&[&str]; 16] = [
     &["offcore-session"],
     &["offcore-dma"],
     // Systems of equal rank: they get their engines handed in and do not know each other.
-    &["offcore-dsa", "offcore-vhost", "offcore-gpu", "offcore-tcp"],
+    &["offcore-dsa", "offcore-dpdk", "offcore-vhost", "offcore-gpu", "offcore-tcp"],
     &["offcore-dsa-shim"],
     &["offcore-port"],
     &["offcore-flow"],

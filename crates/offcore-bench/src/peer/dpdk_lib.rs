@@ -266,6 +266,7 @@ impl Eal {
                 config.mbufs
             );
         }
+        offcore_dpdk::eal::claim("the peer dpdk-lib")?;
         let prefix = CString::new(format!("offcore-peer-{}", std::process::id()))?;
         // SAFETY: the lock on `EAL` makes this the only thread that starts it, and `state` says that none did before.
         let rc = unsafe {

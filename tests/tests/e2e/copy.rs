@@ -1,0 +1,245 @@
+//! `offcore copy` end to end: every packet arrives once, in order and unchanged, whoever copies and whatever goes wrong
+//! with an engine; and of a capture every byte but the addresses comes through.
+
+use std::path::Path;
+
+use peers::{Need, Offcore, TempDir, exclusive, require};
+use serde_json::Value;
+
+use crate::switch::{Generated, Report, full};
+
+/// Packets of a run: a million, and ten times as many when everything is asked for.
+fn many() -> u64 {
+    if full() { 10_000_000 } else { 1_000_000 }
+}
+
+/// Packets of one of several cases.
+fn few() -> u64 {
+    many() / 10
+}
+
+/// Copies packets until nothing moves any more; the last report.
+fn copy(args: &[String]) -> Report {
+    let mut all = vec!["copy", "--until-idle", "--format", "json", "--stats-interval", "0.5"];
+    all.extend(args.iter().map(String::as_str));
+    let finished = Offcore::run(&all).unwrap();
+    assert_eq!(finished.status.code(), Some(0), "{all:?}: {}", finished.stderr);
+    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    let report = Report(finished.lines.last().and_then(|line| line.json.clone()).unwrap());
+    assert_eq!((&report.0["report"], &report.0["unfinished"]), (&"final".into(), &0.into()), "{report}");
+    report
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(String::from).collect()
+}
+
+/// Generators of packets of these sizes, `packets` each, whose packets come back to them.
+fn generators(sizes: &[usize], packets: u64) -> Vec<String> {
+    sizes.iter().flat_map(|size| ["--port".into(), format!("gen:size={size},count={packets}")]).collect()
+}
+
+fn sum(report: &Report, list: &str, name: &str) -> u64 {
+    let entries = report.0[list].as_array().unwrap();
+    entries.iter().map(|entry: &Value| entry[name].as_u64().unwrap()).sum()
+}
+
+/// Copies `packets` packets of each of the sizes and checks that all have come back.
+fn all_come_back(sizes: &[usize], packets: u64, how: &str) -> Report {
+    let mut args = generators(sizes, packets);
+    args.extend(words(how));
+    let report = copy(&args);
+    report.assert_only_drops(&[]);
+    for port in 0..sizes.len() {
+        let all = Generated { sent: packets, received: packets, verified: packets, lost: 0, wrong: 0 };
+        assert_eq!(report.generator(port), all, "{how}: {report}");
+    }
+    let all = packets * sizes.len() as u64;
+    assert_eq!(sum(&report, "copies", "packets"), all, "{how}: {report}");
+    let by_engine = if report.0["channels"].is_null() { 0 } else { sum(&report, "channels", "submitted") };
+    assert!(by_engine + sum(&report, "workers", "core_copies") >= all, "{how}: {report}");
+    report
+}
+
+const SIZES: [usize; 3] = [64, 590, 1518];
+
+#[test]
+fn packets_copied_by_the_core_come_back() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let report = all_come_back(&SIZES, few(), "--lcores 0");
+    assert_eq!(sum(&report, "workers", "core_copies"), 3 * few(), "{report}");
+    // One buffer of 16 KiB is enough for a jumbo frame.
+    all_come_back(&[9018], few() / 10, "--lcores 0 --mbuf-size 16384 --mbufs 4096");
+}
+
+#[test]
+fn packets_copied_by_a_helper_come_back() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    for how in ["", "--mode auto", "-b 4 -s 64", "--min-copy 100", "-m 1000"] {
+        let how = format!("--lcores 0 --dma rxq0@core:1 {how}");
+        let report = all_come_back(&SIZES, few() / 5, &how);
+        assert!(sum(&report, "channels", "completed") > 0, "{how}: {report}");
+        assert_eq!(sum(&report, "channels", "failed"), 0, "{how}: {report}");
+    }
+}
+
+#[test]
+fn packets_come_back_over_two_lcores() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    for how in ["", "-s 32", "--dma rxq0@core:1", "--port-topology loop -q 2"] {
+        let report = all_come_back(&SIZES[1..], few() / 5, &format!("--lcores 0,1 {how}"));
+        let rings = report.0["queues"].as_array().unwrap().iter();
+        let through: u64 = rings
+            .filter(|queue| queue["port"].as_str().is_some_and(|port| port.starts_with("ring")))
+            .filter(|queue| queue["half"] == "rx")
+            .map(|queue| queue["packets"].as_u64().unwrap())
+            .sum();
+        assert_eq!(through, 2 * (few() / 5), "{how}: {report}");
+    }
+}
+
+/// With two lcores, so that the ring is behind the engine. A copy that is lost takes a second to be missed: there are few
+/// of them.
+#[test]
+fn a_million_packets_come_back_from_a_device_that_fails() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let faults = "fault=page:0.002+hw:0.002+late:0.001:300+drop:0.00001+lost:0.00001";
+    let how = format!("--lcores 0 --dsa-sim 0:profile=vhost,lcore=1,{faults} --dma rxq0@dsa-sim0:wq0.0");
+    let report = all_come_back(&SIZES[1..2], many(), &how);
+    assert!(sum(&report, "workers", "fallbacks") > 0, "{report}");
+    assert!(sum(&report, "channels", "failed") > 0, "{report}");
+}
+
+/// A capture of frames of many lengths, written as libpcap does.
+fn write_capture(path: &Path, frames: &[Vec<u8>]) {
+    let mut file: Vec<u8> = Vec::new();
+    file.extend(0xa1b2_c3d4u32.to_le_bytes());
+    file.extend(2u16.to_le_bytes());
+    file.extend(4u16.to_le_bytes());
+    file.extend([0; 8]);
+    file.extend(65_535u32.to_le_bytes());
+    file.extend(1u32.to_le_bytes());
+    for (number, frame) in frames.iter().enumerate() {
+        file.extend((number as u32).to_le_bytes());
+        file.extend(0u32.to_le_bytes());
+        file.extend((frame.len() as u32).to_le_bytes());
+        file.extend((frame.len() as u32).to_le_bytes());
+        file.extend(frame);
+    }
+    std::fs::write(path, file).unwrap();
+}
+
+fn read_capture(path: &Path) -> Vec<Vec<u8>> {
+    let file = std::fs::read(path).unwrap();
+    let mut rest = &file[24..];
+    let mut frames = Vec::new();
+    while let Some((header, after)) = rest.split_at_checked(16) {
+        let len = u32::from_le_bytes(*header[8..].first_chunk().unwrap()) as usize;
+        let (frame, after) = after.split_at(len);
+        frames.push(frame.to_vec());
+        rest = after;
+    }
+    frames
+}
+
+/// Frames of every length from 60 to 1514 bytes.
+fn frames() -> Vec<Vec<u8>> {
+    let byte = |number: usize, at: usize| (number.wrapping_mul(131) ^ at.wrapping_mul(17) ^ at >> 8) as u8;
+    let frame = |number: usize| {
+        let len = 60 + number * 677 % 1455;
+        (0..len).map(|at| byte(number, at)).collect()
+    };
+    (0..3000).map(frame).collect()
+}
+
+/// What becomes of a capture.
+fn through(frames: &[Vec<u8>], how: &str) -> (Vec<Vec<u8>>, Report) {
+    let dir = TempDir::new().unwrap();
+    let (input, output) = (dir.file("in.pcap"), dir.file("out.pcap"));
+    write_capture(&input, frames);
+    let mut args = vec!["--port".into(), format!("pcap:{},{}", input.display(), output.display())];
+    args.extend(words(how));
+    let report = copy(&args);
+    (read_capture(&output), report)
+}
+
+#[test]
+fn a_capture_comes_through_byte_by_byte() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let frames = frames();
+    for how in [
+        "--lcores 0",
+        "--lcores 0 --dma rxq0@core:1",
+        "--lcores 0,1",
+        "--lcores 0,1 --dma rxq0@core:1 -c auto",
+    ] {
+        let (found, _) = through(&frames, &format!("--no-mac-updating {how}"));
+        assert!(found == frames, "{how}: {} of {} frames", found.len(), frames.len());
+
+        let (found, report) = through(&frames, how);
+        let mac: Vec<u8> = report.0["ports"][0]["mac"]
+            .as_str()
+            .unwrap()
+            .split(':')
+            .map(|part| u8::from_str_radix(part, 16).unwrap())
+            .collect();
+        let addresses: Vec<u8> = [2, 0, 0, 0, 0, 0].into_iter().chain(mac).collect();
+        assert_eq!(found.len(), frames.len(), "{how}");
+        for (found, sent) in found.iter().zip(&frames) {
+            assert_eq!(found[..12], addresses[..], "{how}");
+            assert!(found[12..] == sent[12..], "{how}");
+        }
+    }
+}
+
+#[test]
+fn long_frames_are_dropped_and_counted_on_copy() {
+    let frames = frames();
+    let (found, report) = through(&frames, "--lcores 0 --no-mac-updating --max-frame 1004");
+    let wanted: Vec<_> = frames.iter().filter(|frame| frame.len() <= 1000).cloned().collect();
+    assert!(found == wanted, "{} of {} frames", found.len(), wanted.len());
+    let dropped = frames.len() - wanted.len();
+    assert_eq!(sum(&report, "copies", "too_big"), dropped as u64, "{report}");
+}
+
+#[test]
+fn only_the_ports_of_the_mask_take_part() {
+    let mut args = generators(&[64, 64], 1000);
+    args.extend(words("--lcores 0 -p 0x2"));
+    let report = copy(&args);
+    assert_eq!(report.generator(1).received, 1000, "{report}");
+    assert_eq!(report.generator(0).sent, 0, "{report}");
+}
+
+#[test]
+fn what_cannot_be_copied_with_is_a_usage_error() {
+    for (args, word) in [
+        (&["copy", "--port", "gen:", "--lcores", "0", "--dma", "rxq3@core:0"][..], "rxq3"),
+        (&["copy", "--port", "gen:", "-p", "4"], "--portmask 0x4"),
+        (
+            &["copy", "--port", "gen:", "--port", "gen:", "--port-topology", "paired", "-p", "1"],
+            "--portmask 0x1",
+        ),
+    ] {
+        let finished = Offcore::run(args).unwrap();
+        assert_eq!(finished.status.code(), Some(2), "{args:?}: {}", finished.stderr);
+        assert!(finished.stderr.contains(word), "{args:?}: {}", finished.stderr);
+    }
+}
+
+#[test]
+fn a_table_says_what_dpdk_dma_says() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let how = "copy --port gen:size=64,count=10000 --dma rxq0@core:1 --lcores 0 --until-idle";
+    let finished = Offcore::run(&how.split(' ').collect::<Vec<_>>()).unwrap();
+    assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
+    for word in ["total submitted ops", "total completed ops", "total failed ops", "received", "on copy"] {
+        assert!(finished.stdout.contains(word), "no {word:?} in {}", finished.stdout);
+    }
+}

@@ -1,0 +1,139 @@
+//! DPDK's devices as ports and engines: every packet is checked on its way through them.
+//!
+//! These tests need an `offcore` that was built with the feature `dpdk`, which `cargo xtask ci` builds where libdpdk is.
+
+use std::io::Write;
+
+use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
+
+use crate::switch::{self, Copies};
+
+/// Packets each way.
+const PACKETS: u64 = 100_000;
+
+/// Whether `offcore` has DPDK; if not, the test is skipped, after a look at what a user is told.
+fn has_dpdk() -> bool {
+    let finished = Offcore::run(&["switch", "--port", "dpdk:net_nothing0", "--duration", "0.1"]).unwrap();
+    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
+    if !finished.stderr.contains("built without DPDK") {
+        return true;
+    }
+    assert!(finished.stderr.contains("cargo build --release --features dpdk"), "{}", finished.stderr);
+    for (flags, code) in [(["--eal", "-m64"], 2), (["--dma", "txq0@dmadev:dma_skeleton"], 1)] {
+        let port = ["--port", "vhost:/tmp/offcore-no-dpdk.sock", "--duration", "0.1"];
+        let finished = Offcore::run(&[&["switch"], &port[..], &flags].concat()).unwrap();
+        let text = &finished.stderr;
+        assert!(finished.status.code() == Some(code) && text.contains("--features dpdk"), "{flags:?}: {text}");
+    }
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "SKIP under CI=true: offcore has no DPDK");
+    // Past the harness's capture; a failure to print is none of the test.
+    let _ = writeln!(std::io::stderr(), "SKIP: dpdk: offcore was built without --features dpdk");
+    false
+}
+
+/// A veth pair in a namespace of its own, without the kernel's own chatter.
+fn veth() -> Netns {
+    let netns = Netns::new().unwrap();
+    netns.run("sysctl", &["-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"]).unwrap();
+    netns.ip(&["link", "add", "va", "type", "veth", "peer", "name", "vb"]).unwrap();
+    for name in ["va", "vb"] {
+        netns.ip(&["link", "set", name, "up"]).unwrap();
+    }
+    netns
+}
+
+#[test]
+fn every_packet_through_net_af_packet_on_a_veth_is_verified() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Cores(2)]) else { return };
+    if !has_dpdk() {
+        return;
+    }
+    let _cores = exclusive();
+    let netns = veth();
+    let port = |index, name| {
+        format!("dpdk:net_af_packet{index},args=[iface={name},blocksz=65536,framesz=2048,framecnt=2048]")
+    };
+    let generator = |size| format!("gen:size={size},count={PACKETS},rate=50k");
+    let ports = [generator(1400), port(0, "va"), generator(64), port(1, "vb")];
+    let args = switch::arguments(&ports.each_ref().map(String::as_str), Copies::Core, 1, &[]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut offcore = Offcore::start_in(&netns, &args).unwrap();
+    for port in [0, 2] {
+        switch::wait_for_packets(&mut offcore, port, "tx", PACKETS);
+    }
+    let report = switch::stop(offcore);
+    report.assert_only_drops(&[]);
+    for port in [0, 2] {
+        let found = report.generator(port);
+        assert_eq!((found.sent, found.received, found.verified), (PACKETS, PACKETS, PACKETS), "{report}");
+        assert_eq!((found.lost, found.wrong), (0, 0), "{report}");
+    }
+    assert!(report.status(1).contains("driver net_af_packet, link is up"), "{report}");
+    let kernel = netns.run("ip", &["-s", "-o", "link", "show", "va"]).unwrap();
+    assert!(kernel.contains(&format!(" {PACKETS} ")), "the kernel counted as many: {kernel}");
+}
+
+#[test]
+fn packets_longer_than_a_buffer_go_through_net_ring_whole() {
+    if !has_dpdk() {
+        return;
+    }
+    let _cores = exclusive();
+    let generator = format!("gen:size=4000,count={PACKETS}");
+    for eal in ["--no-huge -m 128", "--in-memory"] {
+        let ports = [generator.as_str(), "dpdk:net_ring0,mtu=9000"];
+        let mut offcore = switch::start(&ports, Copies::Core, 1, &["--mbuf-size", "2048", "--eal", eal]);
+        switch::wait_for_packets(&mut offcore, 0, "tx", PACKETS);
+        let report = switch::stop(offcore);
+        report.assert_only_drops(&[]);
+        let found = report.generator(0);
+        assert_eq!((found.received, found.verified, found.lost, found.wrong), (PACKETS, PACKETS, 0, 0), "{report}");
+    }
+}
+
+#[test]
+fn a_dmadev_makes_the_copies_of_a_vhost_port() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    if !has_dpdk() {
+        return;
+    }
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.file("s").display().to_string();
+    let generator = |size| format!("gen:size={size},count={PACKETS},rate=50k");
+    let dmas = "dmas=[txq0@dmadev:dma_skeleton;rxq0@dmadev:dma_skeleton]";
+    let ports = [format!("vhost:{socket},{dmas}"), generator(1024)];
+    let mut back_end = switch::start_on(0, &ports.each_ref().map(String::as_str), Copies::Core, 1, &[]);
+    let ports = [format!("virtio-user:{socket}"), generator(256)];
+    let mut front_end = switch::start_on(1, &ports.each_ref().map(String::as_str), Copies::Core, 1, &[]);
+    switch::wait_for_packets(&mut front_end, 1, "tx", PACKETS / 2);
+    switch::wait_for_packets(&mut back_end, 1, "tx", PACKETS / 2);
+    let (front_end, back_end) = (switch::stop(front_end), switch::stop(back_end));
+    for report in [&front_end, &back_end] {
+        let found = report.generator(1);
+        assert_eq!((found.verified, found.wrong), (found.received, 0), "{report}");
+    }
+    let channel = &back_end.0["channels"][0];
+    assert!(channel["completed"].as_u64().unwrap() > PACKETS / 2, "{back_end}");
+}
+
+#[test]
+fn what_dpdk_refuses_is_said_with_its_remedy() {
+    if !has_dpdk() {
+        return;
+    }
+    for (flags, code, words) in [
+        (&["--port", "dpdk:net_nothing0"][..], 1, &["net_nothing0", "such as net_null0"][..]),
+        (&["--port", "dpdk:0000:ff:1f.6"], 1, &["no PCI device 0000:ff:1f.6", "lspci"]),
+        (&["--port", "dpdk:net_null0", "--eal", "--bogus"], 1, &["--bogus", "Invalid argument", "correct --eal"]),
+        (&["--port", "dpdk:net_null0", "--eal", "--help"], 2, &["--eal", "ends the process"]),
+        (&["--port", "dpdk:net_null0,mtu=9000", "--eal=-m 'x"], 2, &["is open at the end"]),
+        (&["--port", "dpdk:net_af_packet0,args=[iface=nothing0]"], 1, &["net_af_packet0", "iface"]),
+        (&["--port", "dpdk:net_null0,rx_desc=16384"], 1, &["16384", "--mbufs", "rx_desc=N"]),
+    ] {
+        let finished = Offcore::run(&[&["switch", "--duration", "0.1"], flags].concat()).unwrap();
+        let text = &finished.stderr;
+        assert_eq!(finished.status.code(), Some(code), "{flags:?}: {text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{flags:?}: {text}");
+    }
+}
