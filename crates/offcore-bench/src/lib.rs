@@ -3,6 +3,7 @@
 mod alternate;
 mod background;
 pub mod copier;
+pub mod copy;
 pub mod core_cost;
 pub mod demo;
 pub mod dma;

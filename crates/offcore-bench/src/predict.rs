@@ -126,13 +126,20 @@ pub struct DeviceRate {
 }
 
 impl DeviceRate {
-    /// Asks the simulator: `groups` groups of `engines` DSA engines and `queues` queues, all kept full with batches.
+    /// Asks the simulator about the copies of a guest's frames: `groups` groups of `engines` DSA engines and `queues` queues, all kept full with batches.
     ///
     /// # Errors
     /// When the simulated device does not do what is asked of it.
-    pub fn of(frame: usize, (groups, queues, engines): (usize, usize, usize)) -> Result<Self> {
+    pub fn of(frame: usize, device: (usize, usize, usize)) -> Result<Self> {
+        Self::of_copies((frame - FCS + HEADER) as u32, device)
+    }
+
+    /// As [`DeviceRate::of`], for copies of so many bytes.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn of_copies(bytes: u32, (groups, queues, engines): (usize, usize, usize)) -> Result<Self> {
         let timing = Timing::PUBLISHED;
-        let bytes = (frame - FCS + HEADER) as u32;
         let wqs = groups * queues;
         let loads: Vec<_> = (0..wqs).map(|wq| Load::new(wq, bytes, 4 * BATCH).in_batches(BATCH)).collect();
         let size = 128 / wqs as u32;

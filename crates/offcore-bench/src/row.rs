@@ -7,7 +7,7 @@ use crate::sample::Spread;
 /// A row. Field names are the interface: scripts read them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// The subcommand: `vhost`, `dma`, `model`, or `predict`.
+    /// The subcommand: `vhost`, `copy`, `dma`, `model`, or `predict`.
     pub bench: &'static str,
     /// What was done: `loop`, `guest-to-guest`, `submit_reap`, …
     pub case: String,
@@ -107,6 +107,10 @@ pub struct Row {
     pub peer_ratio: Option<f64>,
     /// Lower bound of the ratio by bootstrap.
     pub peer_ratio_lower: Option<f64>,
+    /// `offload`: its speed over `cpu`'s, which alternated with it; above 1 is faster.
+    pub offload_over_cpu: Option<f64>,
+    /// Lower bound of that ratio by bootstrap.
+    pub offload_over_cpu_lower: Option<f64>,
     /// `auto`: its speed over `cpu`'s, which alternated with it; above 1 is faster.
     pub auto_over_cpu: Option<f64>,
     /// `auto`: its speed over `offload`'s on the same engine.

@@ -1,0 +1,249 @@
+//! One thing to be measured: the packet-copy forwarder of one mode and engine, between the two queues of a network card.
+//!
+//! Timed is the production worker's round: receive handles, copy each packet into a new buffer, rewrite its addresses,
+//! hand it over. With an engine a window of packets is received and submitted (timed), copied (not timed), and reaped,
+//! rewritten and handed over (timed).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use offcore_dma::{Mode, Mover};
+use offcore_flow::forward::{Addresses, Forward};
+use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_mem::Pool;
+use offcore_port::copy::{CopyRx, CopySetup};
+use offcore_stats::page::{Block, StatsPage};
+use offcore_stats::{StageClock, tsc};
+use offcore_vhost::Binding;
+use offcore_wire::ethernet::FCS_LEN;
+
+use super::nic::Nic;
+use crate::alternate::Subject;
+use crate::background::Background;
+use crate::copier::{Copier, Engine, Setup};
+use crate::core_cost::BURST;
+use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::lockstep::OtherCore;
+use crate::temperature::Temperature;
+
+/// Packets that may be in flight at a time: more than a window.
+const IN_FLIGHT: usize = 1024;
+/// How often the engine is run for one window, at most.
+const MOST_WAITS: usize = 64;
+
+/// The forwarder.
+#[derive(Debug)]
+pub(super) struct Lane {
+    /// Who copies.
+    pub(super) setup: Setup,
+    nic: Arc<Mutex<Nic>>,
+    sent: Arc<AtomicUsize>,
+    worker: Worker,
+    engine: Option<Arc<Mutex<Engine>>>,
+    background: Option<Background>,
+    temperature: Temperature,
+    /// Packets forwarded.
+    packets: u64,
+}
+
+impl Lane {
+    /// A forwarder behind `nic`, which it shares with the other lanes of its cell.
+    ///
+    /// # Errors
+    /// When the engine cannot be had.
+    pub(super) fn new(
+        setup: Setup,
+        nic: &Arc<Mutex<Nic>>,
+        pool: &'static Pool,
+        temperature: Temperature,
+    ) -> Result<Self> {
+        let mut mover = Mover::new();
+        let mut engine = setup.open()?;
+        if let Some(engine) = &mut engine {
+            mover.add_channel(engine.take_channel().context("the engine's channel belongs to another lane")?);
+        }
+        let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
+        let (queues, sent) = {
+            let nic = lock(nic);
+            ((nic.rx_queue(), nic.tx_queue()), nic.sent())
+        };
+        let copy = CopySetup {
+            mover: &mut mover,
+            binding: Binding::new(setup.mode, channels),
+            in_flight: IN_FLIGHT,
+            max_frame: 0,
+            min_copy: 0,
+            pool,
+            stats: &StatsPage::new(1 << 16)?,
+            name: "port0/rx0",
+        };
+        let stream = Stream {
+            rx: Box::new(CopyRx::new(queues.0, copy)?),
+            tx: queues.1,
+            addresses: Addresses { source: PORT_MAC, destination: PEER_MAC },
+            source: None,
+            one_copy: None,
+        };
+        let worker = Worker {
+            streams: vec![stream],
+            // What the forwarder does with addresses: its own from the TX port, and a fixed one.
+            forward: Forward::Mac,
+            burst: BURST,
+            work: 0,
+            mover,
+            cache: pool.cache(),
+            clock: StageClock::private(),
+            mover_stats: Block::private(&MOVER_COUNTERS),
+            channel_stats: Vec::new(),
+        };
+        Ok(Self {
+            setup,
+            nic: Arc::clone(nic),
+            sent,
+            worker,
+            engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
+            background: None,
+            temperature,
+            packets: 0,
+        })
+    }
+
+    /// Puts a copier on the other core that makes as many copies as this lane's core, while that is timed.
+    #[must_use]
+    pub(super) fn with_background(mut self, frame: usize) -> Self {
+        self.background = Some(Background::new(frame - FCS_LEN));
+        self
+    }
+
+    /// Copies that the copier beside has made for each packet; `None` without one.
+    pub(super) fn background_copies(&self) -> Option<f64> {
+        Some(self.background.as_ref()?.made() as f64 / self.packets.max(1) as f64)
+    }
+
+    /// Packets forwarded, every one of them checked.
+    pub(super) fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Bytes that core and engine have copied for each packet so far.
+    pub(super) fn copied_bytes(&self) -> f64 {
+        let by_engine: u64 = self.worker.mover.channels().map(|(_, channel)| channel.stats().bytes).sum();
+        (self.worker.mover.stats().core_bytes + by_engine) as f64 / self.packets.max(1) as f64
+    }
+
+    /// Nanoseconds that the engine took for a copy; `None` without one.
+    pub(super) fn engine_ns_per_copy(&self) -> Option<f64> {
+        Some(lock(self.engine.as_ref()?).ns_per_copy())
+    }
+
+    /// TSC ticks of a round that finds nothing.
+    pub(super) fn empty_poll(&mut self) -> f64 {
+        const ROUNDS: usize = 1000;
+        self.rounds(ROUNDS) as f64 / ROUNDS as f64
+    }
+
+    fn sent(&self) -> usize {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    fn rounds(&mut self, rounds: usize) -> u64 {
+        let start = tsc::now();
+        for _ in 0..rounds {
+            self.worker.round();
+        }
+        tsc::now() - start
+    }
+
+    /// As many rounds as it takes to receive a window, with the copier beside where there is one.
+    fn take_window(&mut self, other: &OtherCore) -> Result<u64> {
+        let beside = self.background.as_ref().map(|background| background.begin(other)).transpose()?;
+        let before = self.worker.mover.stats().core_copies;
+        let ticks = self.rounds(self.temperature.window() / BURST);
+        if let Some(beside) = beside {
+            beside.end()?;
+        }
+        let copies = self.worker.mover.stats().core_copies - before;
+        if let Some(background) = &mut self.background {
+            background.follow(ticks, copies);
+        }
+        Ok(ticks)
+    }
+
+    /// Rounds until a window has been sent, but not more than it may take when the copies are there.
+    fn give_window(&mut self) -> u64 {
+        let window = self.temperature.window();
+        let start = tsc::now();
+        for _ in 0..window / BURST + 2 {
+            if self.sent() == window {
+                break;
+            }
+            self.worker.round();
+        }
+        tsc::now() - start
+    }
+
+    /// Hot data stays with the measured core; otherwise the other core does it.
+    fn elsewhere(&self, other: &OtherCore, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        if self.temperature == Temperature::Hot { job() } else { other.run(job) }
+    }
+
+    fn on_nic(
+        &self,
+        other: &OtherCore,
+        job: impl FnOnce(&mut Nic) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let nic = Arc::clone(&self.nic);
+        self.elsewhere(other, move || job(&mut lock(&nic)))
+    }
+}
+
+impl Subject for Lane {
+    fn is_auto(&self) -> bool {
+        self.setup.mode == Mode::Auto
+    }
+
+    fn turn(&mut self, other: &OtherCore) -> Result<f64> {
+        let window = self.temperature.window();
+        self.on_nic(other, Nic::receive)?;
+        {
+            let mut nic = lock(&self.nic);
+            nic.lend(&mut self.worker.cache)?;
+            self.worker.streams[0].addresses.source = nic.source();
+        }
+        let mut ticks = self.take_window(other)?;
+        // In mode `auto` the core may have made all copies: then there is nothing to wait for.
+        for _ in 0..MOST_WAITS {
+            if self.sent() == window {
+                break;
+            }
+            if let Some(engine) = self.engine.clone() {
+                self.elsewhere(other, move || {
+                    lock(&engine).run();
+                    Ok(())
+                })?;
+            }
+            ticks += self.give_window();
+        }
+        let sent = self.sent();
+        ensure!(sent == window, "{sent} of {window} packets were sent, and the engine has nothing to do");
+        lock(&self.nic).take_back(&mut self.worker.cache);
+        self.on_nic(other, Nic::check)?;
+        self.packets += window as u64;
+        Ok(ticks as f64 / window as f64)
+    }
+}
+
+/// The lane of `setup` without a copier beside.
+pub(super) fn is(setup: Setup) -> impl Fn(&Lane) -> bool {
+    move |lane| lane.setup == setup && lane.background.is_none()
+}
+
+/// The lane's counterpart in another mode: the core's has no engine.
+pub(super) fn counterpart(setup: Setup, mode: Mode) -> Setup {
+    Setup { mode, copier: if mode == Mode::Cpu { Copier::Core } else { setup.copier } }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

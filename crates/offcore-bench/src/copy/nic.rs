@@ -1,0 +1,300 @@
+//! The network card of a core-cost measurement: fills packet buffers, hands them to an RX queue, takes what a TX queue
+//! sends, and checks every packet. Never timed but for the two queues, which move handles.
+//!
+//! ```text
+//! stock ──> filled ──> RX queue ──> [ copy ──> addresses ] ──> TX queue ──> checked ──> stock
+//!   └─────> free buffers of the measured core ──┘   └─ those received in ──> stock
+//! ```
+//! All packet buffers of the measurement go round in this stock, first in, first out, so that a buffer is as warm as the
+//! temperature says, whichever way it took. An RX queue takes a free buffer for each packet that it gives on, as a
+//! driver does that keeps its ring full: so what a copy goes into is not what has just been copied from.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
+use offcore_port::{Context, RxCounters, RxQueue, TxCounters, TxQueue};
+use offcore_wire::probe::{self, ProbeHeader};
+use offcore_wire::template::UdpTemplate;
+use offcore_wire::{MacAddr, UdpFlow, ethernet};
+
+use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
+use crate::temperature::Temperature;
+
+/// Windows of buffers that go round with warm data: one that is received in, one that is copied into, and one that an RX
+/// queue takes for the next.
+const WINDOWS: usize = 3;
+
+/// Packet buffers that a measurement takes from its pool.
+pub(super) fn buffers(temperature: Temperature) -> usize {
+    match temperature {
+        Temperature::Cold => temperature.buffers(),
+        Temperature::Hot | Temperature::Remote => WINDOWS * temperature.window(),
+    }
+}
+
+/// A packet on its way.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    sequence: u64,
+    /// The buffer that it was received in: what is sent has to be another one.
+    chunk: u32,
+}
+
+/// The network card.
+#[derive(Debug)]
+pub(super) struct Nic {
+    pool: &'static Pool,
+    stock: VecDeque<Packet>,
+    /// The rest of the pool's.
+    unused: Vec<Packet>,
+    rings: Rings,
+    temperature: Temperature,
+    template: UdpTemplate,
+    /// The number of the packet that each buffer holds: cold ones are written once.
+    holds: Vec<u64>,
+    sequence: u64,
+    expected: VecDeque<Sent>,
+    /// The source address that packets get in this turn: another one than in the turn before, so that it is seen whether
+    /// they got it.
+    source: MacAddr,
+    seen: Seen,
+}
+
+/// What the card and its queues share. The two sides take turns, so nobody ever waits for a lock.
+#[derive(Clone, Debug, Default)]
+struct Rings {
+    received: Arc<Mutex<VecDeque<Packet>>>,
+    /// Taken for the next packets.
+    taken: Arc<Mutex<Vec<Packet>>>,
+    sent: Arc<Mutex<Vec<Packet>>>,
+    /// Packets in `sent`.
+    count: Arc<AtomicUsize>,
+}
+
+impl Nic {
+    /// A card for frames of `frame` bytes, FCS included, that has `pool` for itself.
+    ///
+    /// # Errors
+    /// When the frame length is impossible or the pool too small.
+    pub(super) fn new(pool: &'static Pool, temperature: Temperature, frame: usize) -> Result<Self> {
+        let frame_len = frame.saturating_sub(ethernet::FCS_LEN);
+        ensure!(frame_len <= pool.data_room(), "a frame of {frame} bytes does not fit a packet buffer");
+        let template =
+            UdpTemplate::new(&UdpFlow::txonly(GUEST_MAC, PORT_MAC), frame_len).context("frame length")?;
+        let buffers = buffers(temperature);
+        let mut cache = pool.cache();
+        let mut all: Vec<_> = std::iter::from_fn(|| cache.take()).collect();
+        ensure!(all.len() >= buffers, "{} free packet buffers, {buffers} needed", all.len());
+        let unused = all.split_off(buffers);
+        let stock = match temperature {
+            Temperature::Hot | Temperature::Remote => all.into(),
+            Temperature::Cold => {
+                let mut all: Vec<_> = all.into_iter().map(Some).collect();
+                temperature.order(11).into_iter().filter_map(|i| all[i as usize].take()).collect()
+            }
+        };
+        let window = temperature.window();
+        let rings = Rings::default();
+        lock(&rings.taken).reserve(window);
+        lock(&rings.sent).reserve(window);
+        let mut nic = Self {
+            pool,
+            stock,
+            unused,
+            rings,
+            temperature,
+            template,
+            holds: vec![0; pool.chunks()],
+            sequence: 0,
+            expected: VecDeque::new(),
+            source: PORT_MAC,
+            seen: Seen::default(),
+        };
+        if temperature == Temperature::Cold {
+            for _ in 0..nic.stock.len() {
+                let packet = nic.next()?;
+                let packet = nic.write(packet)?;
+                nic.stock.push_back(packet);
+            }
+        }
+        Ok(nic)
+    }
+
+    /// The receiving queue.
+    pub(super) fn rx_queue(&self) -> Box<dyn RxQueue> {
+        Box::new(NicRx { rings: self.rings.clone(), counters: RxCounters::private() })
+    }
+
+    /// The sending queue.
+    pub(super) fn tx_queue(&self) -> Box<dyn TxQueue> {
+        Box::new(NicTx { rings: self.rings.clone(), counters: TxCounters::private() })
+    }
+
+    /// How many packets have been sent in this turn, for whoever waits for them.
+    pub(super) fn sent(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.rings.count)
+    }
+
+    /// What has been seen so far.
+    pub(super) fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    /// The source address that packets are to get until the next turn.
+    pub(super) fn source(&self) -> MacAddr {
+        self.source
+    }
+
+    /// Receives a window of packets.
+    ///
+    /// # Errors
+    /// When buffers are missing.
+    pub(super) fn receive(&mut self) -> Result<()> {
+        self.source.0[4] ^= 1;
+        for _ in 0..self.temperature.window() {
+            let mut packet = self.next()?;
+            if self.temperature == Temperature::Cold {
+                packet.set_range(self.pool, HEADROOM, self.template.frame_len());
+            } else {
+                packet = self.write(packet)?;
+            }
+            let chunk = packet.chunk();
+            self.expected.push_back(Sent { sequence: self.holds[chunk as usize], chunk });
+            lock(&self.rings.received).push_back(packet);
+            self.seen.sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Puts two windows of free buffers into `cache`, the measured core's: to copy into, and for its RX queue.
+    ///
+    /// # Errors
+    /// When buffers are missing.
+    pub(super) fn lend(&mut self, cache: &mut PoolCache) -> Result<()> {
+        for _ in 0..(WINDOWS - 1) * self.temperature.window() {
+            cache.free(self.next()?);
+        }
+        Ok(())
+    }
+
+    /// Takes everything back that is free.
+    pub(super) fn take_back(&mut self, cache: &mut PoolCache) {
+        self.stock.extend(std::iter::from_fn(|| cache.take()));
+        self.stock.extend(lock(&self.rings.taken).drain(..));
+    }
+
+    /// Checks every packet that was sent, byte by byte.
+    ///
+    /// # Errors
+    /// When one is missing, out of order, or not what was received with the addresses rewritten.
+    pub(super) fn check(&mut self) -> Result<()> {
+        let sent = std::mem::take(&mut *lock(&self.rings.sent));
+        self.rings.count.store(0, Ordering::Relaxed);
+        for packet in &sent {
+            let Sent { sequence, chunk } =
+                self.expected.pop_front().context("a packet was sent that was never received")?;
+            self.check_one(packet, sequence).with_context(|| format!("packet {sequence}"))?;
+            ensure!(packet.chunk() != chunk, "packet {sequence} was sent as it was received, and not copied");
+            self.holds[packet.chunk() as usize] = sequence;
+            self.seen.received += 1;
+            self.seen.verified += 1;
+        }
+        if !self.expected.is_empty() {
+            bail!("{} of {} packets were not sent", self.expected.len(), self.temperature.window());
+        }
+        let mut sent = sent;
+        self.stock.extend(sent.drain(..));
+        // Its memory, for the next turn.
+        *lock(&self.rings.sent) = sent;
+        Ok(())
+    }
+
+    fn check_one(&self, packet: &Packet, expected: u64) -> Result<()> {
+        let frame = packet.bytes();
+        ensure!(packet.is_plain(), "it has several buffers");
+        let len = self.template.frame_len();
+        ensure!(frame.len() == len, "{} bytes were sent, {len} were received", frame.len());
+        let header = probe::check_header(frame)?;
+        ensure!(header.sequence == expected, "packet {} was sent in its place", header.sequence);
+        let addresses = (&frame[..6], &frame[6..12]);
+        ensure!(
+            addresses == (&PEER_MAC.0[..], &self.source.0[..]),
+            "its addresses are {addresses:02x?}: {PEER_MAC} and {} were to be written",
+            self.source
+        );
+        Ok(probe::check_content(frame)?)
+    }
+
+    fn next(&mut self) -> Result<Packet> {
+        self.stock.pop_front().context("packet buffers have been lost on the way")
+    }
+
+    fn write(&mut self, mut packet: Packet) -> Result<Packet> {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        packet.set_range(self.pool, HEADROOM, self.template.frame_len());
+        let frame = packet.bytes_mut();
+        self.template.write(frame)?;
+        probe::write(frame, ProbeHeader { fill: sequence as u32 ^ 0x5eed, sequence })?;
+        self.holds[packet.chunk() as usize] = sequence;
+        Ok(packet)
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        let mut cache = self.pool.cache();
+        cache.free_all(self.stock.drain(..));
+        cache.free_all(self.unused.drain(..));
+        cache.free_all(lock(&self.rings.received).drain(..));
+        cache.free_all(lock(&self.rings.taken).drain(..));
+        cache.free_all(lock(&self.rings.sent).drain(..));
+    }
+}
+
+#[derive(Debug)]
+struct NicRx {
+    rings: Rings,
+    counters: RxCounters,
+}
+
+impl RxQueue for NicRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let mut received = lock(&self.rings.received);
+        let packets = received.len().min(ctx.burst).min(burst.remaining_capacity());
+        if packets == 0 {
+            return;
+        }
+        burst.extend(received.drain(..packets));
+        lock(&self.rings.taken).extend(std::iter::from_fn(|| ctx.cache.take()).take(packets));
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.counters
+    }
+}
+
+#[derive(Debug)]
+struct NicTx {
+    rings: Rings,
+    counters: TxCounters,
+}
+
+impl TxQueue for NicTx {
+    fn tx(&mut self, _: &mut Context<'_>, burst: &mut Burst) {
+        let mut sent = lock(&self.rings.sent);
+        sent.extend(burst.drain(..));
+        self.rings.count.store(sent.len(), Ordering::Relaxed);
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

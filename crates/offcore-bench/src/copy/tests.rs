@@ -1,0 +1,60 @@
+//! The harness itself: that it measures, and that it notices.
+
+use super::*;
+use crate::copier::Copier;
+
+fn options(temperature: Temperature) -> Options {
+    let lcores = offcore_stats::lcore::available().unwrap();
+    Options {
+        frames: vec![64, 1518],
+        temperatures: vec![temperature],
+        setups: Setup::combine(&[Mode::Cpu, Mode::Offload, Mode::Auto], &Copier::ALL),
+        background: true,
+        blocks: 10,
+        patience: Some(Duration::ZERO),
+        hugepages: Hugepages::None,
+        lcore: lcores[0],
+        other_lcore: lcores.get(1).copied(),
+    }
+}
+
+fn measured(options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    run(options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    rows
+}
+
+/// Takes seconds: some hundred windows of each of eight lanes, in three temperatures, with every byte compared.
+#[test]
+fn every_packet_is_copied_and_every_row_is_complete() {
+    for temperature in Temperature::ALL {
+        let options = options(temperature);
+        let rows = measured(&options);
+        // The core twice, the three engines in two modes each.
+        assert_eq!(rows.len(), 2 * 8);
+        for row in rows {
+            assert_eq!((row.bench, row.arrangement, row.ring), ("copy", "core-cost", "none"));
+            assert_eq!((row.metric, row.unit, row.runs), ("core_cost", "tsc_cycles_per_packet", 10), "{row:?}");
+            // Four blocks to warm up, and ten, of two windows each.
+            assert!(row.verified >= 28 * temperature.window() as u64 && row.received == row.verified, "{row:?}");
+            assert!(row.cycles_per_packet > 0.0 && row.lost == 0, "{row:?}");
+            assert_eq!(row.simulated, row.engine.starts_with("dsa-sim"), "{row:?}");
+            assert_eq!(row.published.is_some(), row.frame == 64 && row.mode != "auto", "{row:?}");
+            assert_eq!(row.auto_over_better.is_some(), row.mode == "auto", "{row:?}");
+            assert_eq!(row.offload_over_cpu.is_some(), row.mode == "offload", "{row:?}");
+            let by_engine = row.mode != "cpu";
+            assert_eq!(row.sustained_mpps.is_some() && row.bound.is_some(), by_engine, "{row:?}");
+            assert_eq!(row.background_copies_per_packet.is_some(), row.background, "{row:?}");
+            // One copy of each packet; short ones may be copied with what follows them in their buffer.
+            let copied = row.copied_bytes_per_packet.unwrap();
+            assert!(copied >= (row.frame - FCS_LEN) as f64 && copied <= row.frame.max(128) as f64, "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn published_figures_are_those_of_the_guide() {
+    assert_eq!(published(1024, Mode::Cpu), Some(44.0));
+    assert_eq!(published(1024, Mode::Offload), Some(200.0));
+    assert_eq!((published(1024, Mode::Auto), published(1518, Mode::Cpu)), (None, None));
+}
