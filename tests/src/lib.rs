@@ -21,12 +21,15 @@
 //! ```
 
 pub mod guest;
-pub mod netns;
 pub mod offcore;
 pub mod require;
 #[cfg(test)]
+mod netns_tests;
+#[cfg(test)]
 mod testpmd_tests;
 
+/// Network namespaces.
+pub use offcore_bench::peer::netns;
 /// Directories and names of a test's own.
 pub use offcore_bench::peer::tempdir;
 /// dpdk-testpmd, which the benchmarks drive too.

@@ -166,7 +166,9 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
         if let Some(ns) = engine_ns {
             row.set_engine(ns, 1.0);
         }
-        if setup.mode == Mode::Offload && let Some(core) = &core {
+        if setup.mode == Mode::Offload
+            && let Some(core) = &core
+        {
             let pairs: Vec<_> = core.iter().copied().zip(blocks.iter().copied()).collect();
             let ratio = paired_ratio(&pairs);
             row.offload_over_cpu = ratio.map(|ratio| ratio.median);

@@ -126,18 +126,19 @@ pub struct DeviceRate {
 }
 
 impl DeviceRate {
-    /// Asks the simulator about the copies of a guest's frames: `groups` groups of `engines` DSA engines and `queues` queues, all kept full with batches.
+    /// What the simulator says about the copies of a guest's frames: see [`DeviceRate::of_copies`].
     ///
     /// # Errors
-    /// When the simulated device does not do what is asked of it.
+    /// As there.
     pub fn of(frame: usize, device: (usize, usize, usize)) -> Result<Self> {
         Self::of_copies((frame - FCS + HEADER) as u32, device)
     }
 
-    /// As [`DeviceRate::of`], for copies of so many bytes.
+    /// Asks the simulator about copies of `bytes` bytes: `groups` groups of `engines` DSA engines and `queues` queues, all
+    /// kept full with batches.
     ///
     /// # Errors
-    /// As above.
+    /// When the simulated device does not do what is asked of it.
     pub fn of_copies(bytes: u32, (groups, queues, engines): (usize, usize, usize)) -> Result<Self> {
         let timing = Timing::PUBLISHED;
         let wqs = groups * queues;

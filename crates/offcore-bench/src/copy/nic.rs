@@ -20,7 +20,7 @@ use offcore_wire::probe::{self, ProbeHeader};
 use offcore_wire::template::UdpTemplate;
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
-use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
+use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC};
 use crate::temperature::Temperature;
 
 /// Windows of buffers that go round with warm data: one that is received in, one that is copied into, and one that an RX
@@ -60,7 +60,6 @@ pub(super) struct Nic {
     /// The source address that packets get in this turn: another one than in the turn before, so that it is seen whether
     /// they got it.
     source: MacAddr,
-    seen: Seen,
 }
 
 /// What the card and its queues share. The two sides take turns, so nobody ever waits for a lock.
@@ -111,7 +110,6 @@ impl Nic {
             sequence: 0,
             expected: VecDeque::new(),
             source: PORT_MAC,
-            seen: Seen::default(),
         };
         if temperature == Temperature::Cold {
             for _ in 0..nic.stock.len() {
@@ -138,11 +136,6 @@ impl Nic {
         Arc::clone(&self.rings.count)
     }
 
-    /// What has been seen so far.
-    pub(super) fn seen(&self) -> Seen {
-        self.seen
-    }
-
     /// The source address that packets are to get until the next turn.
     pub(super) fn source(&self) -> MacAddr {
         self.source
@@ -164,7 +157,6 @@ impl Nic {
             let chunk = packet.chunk();
             self.expected.push_back(Sent { sequence: self.holds[chunk as usize], chunk });
             lock(&self.rings.received).push_back(packet);
-            self.seen.sent += 1;
         }
         Ok(())
     }
@@ -199,8 +191,6 @@ impl Nic {
             self.check_one(packet, sequence).with_context(|| format!("packet {sequence}"))?;
             ensure!(packet.chunk() != chunk, "packet {sequence} was sent as it was received, and not copied");
             self.holds[packet.chunk() as usize] = sequence;
-            self.seen.received += 1;
-            self.seen.verified += 1;
         }
         if !self.expected.is_empty() {
             bail!("{} of {} packets were not sent", self.expected.len(), self.temperature.window());

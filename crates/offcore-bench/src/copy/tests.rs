@@ -24,22 +24,29 @@ fn measured(options: &Options) -> Vec<Row> {
     rows
 }
 
-/// Takes seconds: some hundred windows of each of eight lanes, in three temperatures, with every byte compared.
+/// Takes seconds where other work keeps the cores busy: each of some hundred windows is handed from core to core.
 #[test]
 fn every_packet_is_copied_and_every_row_is_complete() {
     for temperature in Temperature::ALL {
-        let options = options(temperature);
+        let mut options = options(temperature);
+        if temperature != Temperature::Hot {
+            options.setups.retain(|setup| setup.copier != Copier::DsaSim { batch: false });
+            options.frames = vec![512];
+        }
         let rows = measured(&options);
-        // The core twice, the three engines in two modes each.
-        assert_eq!(rows.len(), 2 * 8);
+        // The core twice, the engines in two modes each.
+        assert_eq!(rows.len(), if temperature == Temperature::Hot { 2 * 8 } else { 6 });
+        let blocks = if temperature == Temperature::Cold { 5 } else { 10 };
         for row in rows {
             assert_eq!((row.bench, row.arrangement, row.ring), ("copy", "core-cost", "none"));
-            assert_eq!((row.metric, row.unit, row.runs), ("core_cost", "tsc_cycles_per_packet", 10), "{row:?}");
-            // Four blocks to warm up, and ten, of two windows each.
-            assert!(row.verified >= 28 * temperature.window() as u64 && row.received == row.verified, "{row:?}");
+            assert_eq!((row.metric, row.unit), ("core_cost", "tsc_cycles_per_packet"));
+            // Four blocks to warm up, and those that count, of two windows each.
+            let windows = 2 * (4 + blocks) as u64;
+            assert!(row.runs == blocks && row.verified >= windows * temperature.window() as u64, "{row:?}");
+            assert_eq!(row.received, row.verified);
             assert!(row.cycles_per_packet > 0.0 && row.lost == 0, "{row:?}");
             assert_eq!(row.simulated, row.engine.starts_with("dsa-sim"), "{row:?}");
-            assert_eq!(row.published.is_some(), row.frame == 64 && row.mode != "auto", "{row:?}");
+            assert_eq!(row.published.is_some(), row.frame < 1518 && row.mode != "auto", "{row:?}");
             assert_eq!(row.auto_over_better.is_some(), row.mode == "auto", "{row:?}");
             assert_eq!(row.offload_over_cpu.is_some(), row.mode == "offload", "{row:?}");
             let by_engine = row.mode != "cpu";

@@ -10,6 +10,7 @@ pub mod dpdk_lib;
 #[cfg(feature = "dpdk")]
 pub mod lane;
 pub mod machine;
+pub mod netns;
 // Starts programs that the kernel ends with this process, which takes a hook between fork and exec.
 #[allow(unsafe_code)]
 pub mod process;

@@ -1,11 +1,13 @@
-//! Network namespaces of a test's own: the kernel's TCP/IP stack as a peer, out of the way of the machine's network.
+//! Network namespaces of one's own: the kernel's TCP/IP stack as a peer, out of the way of the machine's network.
 
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::process::{Command, Output};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::tempdir::unique_name;
+use super::tempdir::unique_name;
 
 /// A network namespace with its loopback interface up, deleted on drop. Needs root.
 ///
@@ -59,6 +61,31 @@ impl Netns {
         let mut all = vec!["-n", self.name.as_str()];
         all.extend_from_slice(args);
         ip(&all)
+    }
+
+    /// Moves the calling thread into the namespace, for as long as it lives: what it opens from now on belongs there.
+    ///
+    /// # Errors
+    /// When it may not, which takes CAP_SYS_ADMIN.
+    pub fn enter(&self) -> Result<()> {
+        let entered = std::fs::File::open(format!("/run/netns/{}", self.name)).and_then(|file| {
+            Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?)
+        });
+        entered.with_context(|| format!("cannot enter the network namespace {}", self.name))
+    }
+
+    /// Runs `job` on a thread of its own in the namespace: sockets that it opens stay there.
+    ///
+    /// # Errors
+    /// The job's own, and those of [`Netns::enter`].
+    pub fn within<T: Send>(&self, job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.enter()?;
+                job()
+            });
+            thread.join().map_err(|_| anyhow!("a thread in the namespace {} has panicked", self.name))?
+        })
     }
 
     /// Moves an interface of the initial namespace into this one. The kernel takes its addresses and sets it down.
@@ -144,7 +171,10 @@ fn ip(args: &[&str]) -> Result<String> {
 }
 
 /// Runs a command to its end and returns its standard output; an error has everything it printed.
-pub(crate) fn checked(command: &mut Command) -> Result<String> {
+///
+/// # Errors
+/// When it cannot be started, or ends with a status other than 0.
+pub fn checked(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let Output { status, stdout, stderr } =
         command.output().with_context(|| format!("cannot start {shown}"))?;
@@ -153,59 +183,4 @@ pub(crate) fn checked(command: &mut Command) -> Result<String> {
         bail!("{shown} ended with {status}\n{}{}", stdout, String::from_utf8_lossy(&stderr));
     }
     Ok(stdout)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Need, require};
-
-    fn exists(name: &str) -> bool {
-        ip(&["netns", "list"]).unwrap().lines().any(|line| line.split(' ').next() == Some(name))
-    }
-
-    #[test]
-    fn a_namespace_comes_and_goes() {
-        let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
-        let netns = Netns::new().unwrap();
-        let name = netns.name().to_owned();
-        assert!(exists(&name));
-        assert!(netns.run("ip", &["-o", "link", "show", "lo"]).unwrap().contains("UP"));
-        drop(netns);
-        assert!(!exists(&name));
-    }
-
-    #[test]
-    fn two_namespaces_reach_each_other_over_veth() {
-        let Some(()) = require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool]) else { return };
-        let (a, b) = (Netns::new().unwrap(), Netns::new().unwrap());
-        a.veth("left", &b, "right").unwrap();
-        a.configure("left", "10.77.1.1/24").unwrap();
-        b.configure("right", "10.77.1.2/24").unwrap();
-        a.disable_offloads("left").unwrap();
-        let features = a.run("ethtool", &["-k", "left"]).unwrap();
-        assert!(features.contains("generic-segmentation-offload: off"), "{features}");
-        let text = a.run("ping", &["-c", "2", "-i", "0.2", "10.77.1.2"]).unwrap();
-        assert!(text.contains("2 received"), "{text}");
-    }
-
-    #[test]
-    fn an_interface_moves_in() {
-        let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };
-        let netns = Netns::new().unwrap();
-        let tap = unique_interface();
-        ip(&["tuntap", "add", "dev", &tap, "mode", "tap"]).unwrap();
-        netns.take(&tap).unwrap();
-        netns.configure(&tap, "10.77.2.1/24").unwrap();
-        assert!(netns.ip(&["address", "show", "dev", &tap]).unwrap().contains("10.77.2.1/24"));
-        assert!(ip(&["link", "show", "dev", &tap]).is_err(), "it is still in the initial namespace");
-    }
-
-    #[test]
-    fn a_failing_command_says_why() {
-        let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
-        let netns = Netns::new().unwrap();
-        let error = netns.take("nosuchif").unwrap_err().to_string();
-        assert!(error.contains("nosuchif") && error.contains("Cannot find device"), "{error}");
-    }
 }

@@ -1,0 +1,59 @@
+//! Network namespaces that the benchmarks and the end-to-end tests share.
+
+use std::process::Command;
+
+use crate::netns::{Netns, checked, unique_interface};
+use crate::{Need, require};
+
+fn ip(args: &[&str]) -> anyhow::Result<String> {
+    checked(Command::new("ip").args(args))
+}
+
+fn exists(name: &str) -> bool {
+    ip(&["netns", "list"]).unwrap().lines().any(|line| line.split(' ').next() == Some(name))
+}
+
+#[test]
+fn a_namespace_comes_and_goes() {
+    let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
+    let netns = Netns::new().unwrap();
+    let name = netns.name().to_owned();
+    assert!(exists(&name));
+    assert!(netns.run("ip", &["-o", "link", "show", "lo"]).unwrap().contains("UP"));
+    drop(netns);
+    assert!(!exists(&name));
+}
+
+#[test]
+fn two_namespaces_reach_each_other_over_veth() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool]) else { return };
+    let (a, b) = (Netns::new().unwrap(), Netns::new().unwrap());
+    a.veth("left", &b, "right").unwrap();
+    a.configure("left", "10.77.1.1/24").unwrap();
+    b.configure("right", "10.77.1.2/24").unwrap();
+    a.disable_offloads("left").unwrap();
+    let features = a.run("ethtool", &["-k", "left"]).unwrap();
+    assert!(features.contains("generic-segmentation-offload: off"), "{features}");
+    let text = a.run("ping", &["-c", "2", "-i", "0.2", "10.77.1.2"]).unwrap();
+    assert!(text.contains("2 received"), "{text}");
+}
+
+#[test]
+fn an_interface_moves_in() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };
+    let netns = Netns::new().unwrap();
+    let tap = unique_interface();
+    ip(&["tuntap", "add", "dev", &tap, "mode", "tap"]).unwrap();
+    netns.take(&tap).unwrap();
+    netns.configure(&tap, "10.77.2.1/24").unwrap();
+    assert!(netns.ip(&["address", "show", "dev", &tap]).unwrap().contains("10.77.2.1/24"));
+    assert!(ip(&["link", "show", "dev", &tap]).is_err(), "it is still in the initial namespace");
+}
+
+#[test]
+fn a_failing_command_says_why() {
+    let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
+    let netns = Netns::new().unwrap();
+    let error = netns.take("nosuchif").unwrap_err().to_string();
+    assert!(error.contains("nosuchif") && error.contains("Cannot find device"), "{error}");
+}
