@@ -7,6 +7,7 @@
 
 mod lane;
 mod nic;
+pub mod veth;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -15,6 +15,8 @@ pub struct Row {
     pub arrangement: &'static str,
     /// Frame length in bytes, the 4-byte FCS included.
     pub frame: usize,
+    /// The kind of port under it, where there is one: `af_xdp`, `af_packet`.
+    pub port: Option<&'static str>,
     /// `cpu`, `offload` or `auto`.
     pub mode: String,
     /// `cpu`, `core:1`, …

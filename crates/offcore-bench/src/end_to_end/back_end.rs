@@ -1,10 +1,10 @@
-//! The back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost. Both forward `mac` from
-//! their one port to itself, or from each of two ports to the other, both on the same core; one forwards while the other
-//! rests.
+//! The back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost, both on the same core; one
+//! works while the other rests. With vhost both forward `mac` from their one port to itself, or from each of two ports to
+//! the other.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -20,27 +20,15 @@ use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{StageClock, lcore, tsc};
 use offcore_vhost::{BackendConfig, Binding};
 
+use super::paired::BackEnd;
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig};
 use crate::sample::ClockCheck;
 
 /// Packets in a burst.
-pub(super) const BURST: usize = 32;
+pub(crate) const BURST: usize = 32;
 /// The peer's packet buffers: as many as ours.
-pub(super) const BUFFERS: u32 = 8192;
-
-/// Something that forwards what it gets from the front end at its socket.
-pub(super) trait BackEnd {
-    /// Begins to forward.
-    fn resume(&mut self) -> Result<()>;
-
-    /// Stops forwarding and leaves the core to others. Tells the TSC ticks that forwarding took per packet, polls in
-    /// vain not counted, where that was asked for.
-    fn pause(&mut self) -> Result<Option<f64>>;
-
-    /// Asks for the ticks from the next [`BackEnd::resume`] on, or no more.
-    fn count_cycles(&mut self, on: bool) -> Result<()>;
-}
+pub(crate) const BUFFERS: u32 = 8192;
 
 /// What our worker's thread is to do next.
 enum Order {
@@ -56,16 +44,17 @@ enum Done {
     Clock { holds: bool },
 }
 
-/// Our vhost ports and their worker.
+/// Our ports and their worker.
 #[derive(Debug)]
-pub(super) struct Ours {
+pub(crate) struct Ours {
     forwarding: Arc<AtomicBool>,
+    moved: Arc<AtomicU64>,
     count_cycles: bool,
     orders: Option<Sender<Order>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
     /// Dropped after the worker has ended: it would wait for one that rests.
-    _ports: Vec<VhostPort>,
+    _ports: Vec<Box<dyn Port>>,
 }
 
 impl Ours {
@@ -85,7 +74,7 @@ impl Ours {
             let mut port = VhostPort::open(name, PORT_MAC, BackendConfig::new(socket))?;
             rxs.push(port.rx_queue(0, setup(&mut mover, &page, name))?);
             txs.push(port.tx_queue(0, setup(&mut mover, &page, name))?);
-            ports.push(port);
+            ports.push(Box::new(port) as Box<dyn Port>);
         }
         // A port's packets go out of the next one: of itself, when there is one only.
         txs.rotate_left(1);
@@ -107,26 +96,33 @@ impl Ours {
             mover_stats: Block::private(&MOVER_COUNTERS),
             channel_stats: Vec::new(),
         };
-        let forwarding = Arc::new(AtomicBool::new(false));
-        let (orders, incoming) = channel();
-        let (outgoing, done) = channel();
-        let flag = Arc::clone(&forwarding);
-        let (ready, pinned) = channel();
-        let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
-            // Who waits for the answer is there until it has come.
-            let _ = ready.send(lcore::pin(core));
-            obey(worker, &flag, &incoming, &outgoing);
-        })?;
-        let thread = Some(thread);
-        let orders = Some(orders);
-        let mut ours = Self { forwarding, count_cycles: false, orders, done, thread, _ports: ports };
-        pinned.recv().context("the worker's thread has ended")??;
+        let mut ours = Self::over(worker, core, ports)?;
         ours.resume()?;
         Ok(ours)
     }
 
+    /// `worker` on lcore `core`, at rest; its queues are those of `ports`.
+    pub(crate) fn over(worker: Worker, core: usize, ports: Vec<Box<dyn Port>>) -> Result<Self> {
+        let forwarding = Arc::new(AtomicBool::new(false));
+        let moved = Arc::new(AtomicU64::new(0));
+        let (orders, incoming) = channel();
+        let (outgoing, done) = channel();
+        let shared = (Arc::clone(&forwarding), Arc::clone(&moved));
+        let (ready, pinned) = channel();
+        let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
+            // Who waits for the answer is there until it has come.
+            let _ = ready.send(lcore::pin(core));
+            obey(worker, (&shared.0, &shared.1), &incoming, &outgoing);
+        })?;
+        let thread = Some(thread);
+        let orders = Some(orders);
+        let ours = Self { forwarding, moved, count_cycles: false, orders, done, thread, _ports: ports };
+        pinned.recv().context("the worker's thread has ended")??;
+        Ok(ours)
+    }
+
     /// Whether the core runs as fast as it did at its fastest. Only while the worker rests.
-    pub(super) fn clock_holds(&mut self) -> Result<bool> {
+    pub(crate) fn clock_holds(&mut self) -> Result<bool> {
         self.order(Order::CheckClock)?;
         match self.done.recv().map_err(|_| gone())? {
             Done::Clock { holds } => Ok(holds),
@@ -149,13 +145,20 @@ fn gone() -> anyhow::Error {
 }
 
 /// The worker's thread: sleeps while there is no order.
-fn obey(mut worker: Worker, forwarding: &AtomicBool, orders: &Receiver<Order>, done: &Sender<Done>) {
+fn obey(
+    mut worker: Worker,
+    (forwarding, moved): (&AtomicBool, &AtomicU64),
+    orders: &Receiver<Order>,
+    done: &Sender<Done>,
+) {
     let mut clock = ClockCheck::new();
     for order in orders {
         let answer = match order {
             Order::Forward { count_cycles: false } => {
+                let mut all = moved.load(Ordering::Relaxed);
                 while forwarding.load(Ordering::Relaxed) {
-                    worker.round();
+                    all += worker.round() as u64;
+                    moved.store(all, Ordering::Relaxed);
                 }
                 Done::Forwarded { ticks: 0, packets: 0 }
             }
@@ -163,12 +166,13 @@ fn obey(mut worker: Worker, forwarding: &AtomicBool, orders: &Receiver<Order>, d
                 let (mut ticks, mut packets) = (0, 0);
                 while forwarding.load(Ordering::Relaxed) {
                     let start = tsc::now();
-                    let moved = worker.round() as u64;
-                    if moved > 0 {
+                    let in_round = worker.round() as u64;
+                    if in_round > 0 {
                         ticks += tsc::now() - start;
-                        packets += moved;
+                        packets += in_round;
                     }
                 }
+                moved.fetch_add(packets, Ordering::Relaxed);
                 Done::Forwarded { ticks, packets }
             }
             Order::CheckClock => Done::Clock { holds: clock.holds() },
@@ -197,6 +201,10 @@ impl BackEnd for Ours {
     fn count_cycles(&mut self, on: bool) -> Result<()> {
         self.count_cycles = on;
         Ok(())
+    }
+
+    fn moved(&mut self) -> Result<u64> {
+        Ok(self.moved.load(Ordering::Relaxed))
     }
 }
 
@@ -268,5 +276,9 @@ impl BackEnd for Theirs {
     fn count_cycles(&mut self, on: bool) -> Result<()> {
         self.count_cycles = on;
         self.testpmd.record_core_cycles(on)
+    }
+
+    fn moved(&mut self) -> Result<u64> {
+        Ok(self.testpmd.all_port_stats()?.iter().map(|port| port.rx_packets).sum())
     }
 }

@@ -30,6 +30,7 @@ use offcore_wire::probe::{self, PROBE_LEN, ProbeHeader};
 use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
+use super::paired::{BackEnd, Load, Window};
 use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
 use crate::workload::Ring;
 
@@ -53,29 +54,6 @@ const FRAME: usize = HEADROOM;
 const SEQUENCE: usize = UDP_HEADERS_LEN + PROBE_LEN - 8;
 /// A back end that returns nothing for so long has come to a halt, and what it still has is lost.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What a timed window saw.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    /// Packets that came back.
-    pub(super) received: u64,
-    /// How long it took, in TSC ticks.
-    pub(super) ticks: u64,
-    /// The part of that in which this side had something to do.
-    pub(super) busy: u64,
-}
-
-impl Window {
-    /// Million packets a second.
-    pub(super) fn mpps(&self) -> f64 {
-        self.received as f64 * 1e3 / tsc::to_ns(self.ticks)
-    }
-
-    /// The part of the time in which this side had something to do, 0 to 1.
-    pub(super) fn busy_share(&self) -> f64 {
-        self.busy as f64 / self.ticks.max(1) as f64
-    }
-}
 
 /// A front end and its memory: TX buffers, then RX buffers.
 #[derive(Debug)]
@@ -117,7 +95,7 @@ impl Guest {
 
 /// Front ends and their packets.
 #[derive(Debug)]
-pub(super) struct Load {
+pub(super) struct RoundTrips {
     guests: Vec<Guest>,
     /// The memory of the guest that sends, and of the one that receives.
     tx_memory: Arc<GuestMemory>,
@@ -142,7 +120,7 @@ pub(super) struct Load {
     patience: u64,
 }
 
-impl Load {
+impl RoundTrips {
     /// Connects to the back end at `sockets`, of which the first gets what is sent and the last gives it back, and starts
     /// its virtqueues; nothing is sent yet. Frames are `frame` bytes long, FCS included; the back end writes `source` into
     /// them.
@@ -202,33 +180,6 @@ impl Load {
         scattered().for_each(|buffer| self.post(buffer));
         self.rx.publish();
         Ok(())
-    }
-
-    /// What has been seen so far.
-    pub(super) fn seen(&self) -> Seen {
-        self.seen
-    }
-
-    /// Packets that did not come back.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost
-    }
-
-    /// Keeps packets going round for `settle`, and then for `length`, of which it tells. No packet is on its way when
-    /// it returns.
-    ///
-    /// # Errors
-    /// When packets come back out of order or changed, or no more.
-    pub(super) fn window(&mut self, settle: Duration, length: Duration) -> Result<Window> {
-        if self.seen.received == 0 {
-            self.content_every = 1;
-            self.go_round(0, ALL_CHECKED)?;
-            self.content_every = CONTENT_EVERY;
-        }
-        self.go_round(tsc::ticks(settle), 0)?;
-        let window = self.go_round(tsc::ticks(length), 0)?;
-        self.gather_in()?;
-        Ok(window)
     }
 
     /// Keeps [`WINDOW`] packets on their way for `ticks`, and until `packets` have come back.
@@ -407,6 +358,30 @@ impl Load {
     #[inline(always)]
     fn rx_mapping(&self) -> &Mapping {
         self.rx_memory.regions()[0].mapping()
+    }
+}
+
+impl Load for RoundTrips {
+    /// Keeps packets going round; no packet is on its way when it returns. Errors also say when packets come back out of
+    /// order or changed, or no more.
+    fn window(&mut self, settle: Duration, length: Duration, _: &mut dyn BackEnd) -> Result<Window> {
+        if self.seen.received == 0 {
+            self.content_every = 1;
+            self.go_round(0, ALL_CHECKED)?;
+            self.content_every = CONTENT_EVERY;
+        }
+        self.go_round(tsc::ticks(settle), 0)?;
+        let window = self.go_round(tsc::ticks(length), 0)?;
+        self.gather_in()?;
+        Ok(window)
+    }
+
+    fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost
     }
 }
 

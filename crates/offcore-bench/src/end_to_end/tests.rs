@@ -1,14 +1,15 @@
 //! The harness itself, with our back end: that it measures, and that it notices.
 
+use super::paired::{Load, SETTLE};
 use super::*;
 
 /// A back end that forwards `mode`, and a front end of frames of 64 bytes.
-pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, Load) {
+pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
     let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
     let core = lcore::available().unwrap()[0];
     let sockets = [dir.file("s")];
     let ours = Ours::start(&sockets, core, pool, (mode, true)).unwrap();
-    let load = Load::connect(&sockets, Ring::Split, 64, Some(PORT_MAC), Hugepages::None).unwrap();
+    let load = RoundTrips::connect(&sockets, Ring::Split, 64, Some(PORT_MAC), Hugepages::None).unwrap();
     (ours, load)
 }
 
@@ -65,17 +66,17 @@ fn packets_of_one_guest_arrive_at_the_other() {
 #[test]
 fn a_packet_whose_addresses_were_not_rewritten_is_noticed() {
     let dir = TempDir::new().unwrap();
-    let (_ours, mut load) = pair(&dir, Forward::Io);
-    let error = load.window(SETTLE, SETTLE).unwrap_err().to_string();
+    let (mut ours, mut load) = pair(&dir, Forward::Io);
+    let error = load.window(SETTLE, SETTLE, &mut ours).unwrap_err().to_string();
     assert!(error.contains("addresses"), "{error}");
 }
 
 #[test]
 fn a_back_end_that_returns_nothing_is_noticed() {
     let dir = TempDir::new().unwrap();
-    let (_ours, mut load) = pair(&dir, Forward::Rxonly);
+    let (mut ours, mut load) = pair(&dir, Forward::Rxonly);
     load.set_patience(Duration::from_millis(300));
-    let error = load.window(SETTLE, SETTLE).unwrap_err().to_string();
+    let error = load.window(SETTLE, SETTLE, &mut ours).unwrap_err().to_string();
     assert!(error.contains("no packet has come back"), "{error}");
 }
 

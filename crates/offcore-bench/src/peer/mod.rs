@@ -1,6 +1,8 @@
 //! Other people's software that does the same job, driven by the same harness.
 //!
 //! * `dpdk_lib` (feature `dpdk`): librte_vhost, called from the benchmark's own thread,
+//! * [`frames`]: the kernel itself, as a source and a sink of frames on an interface,
+//! * [`netns`]: network namespaces,
 //! * [`testpmd`]: dpdk-testpmd, a process of its own, driven over its prompt.
 
 // Calls into C.
@@ -9,6 +11,9 @@
 pub mod dpdk_lib;
 #[cfg(feature = "dpdk")]
 pub mod lane;
+// Asks the kernel for frames, and for those that arrive.
+#[allow(unsafe_code)]
+pub mod frames;
 pub mod machine;
 pub mod netns;
 // Starts programs that the kernel ends with this process, which takes a hook between fork and exec.

@@ -68,9 +68,8 @@ impl Netns {
     /// # Errors
     /// When it may not, which takes CAP_SYS_ADMIN.
     pub fn enter(&self) -> Result<()> {
-        let entered = std::fs::File::open(format!("/run/netns/{}", self.name)).and_then(|file| {
-            Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?)
-        });
+        let entered = std::fs::File::open(format!("/run/netns/{}", self.name))
+            .and_then(|file| Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?));
         entered.with_context(|| format!("cannot enter the network namespace {}", self.name))
     }
 

@@ -1,0 +1,143 @@
+//! The back ends over veth: our port and worker, and dpdk-testpmd, both on the same core.
+
+use anyhow::{Context, Result, bail};
+use offcore_dma::{Mode, Mover};
+use offcore_flow::Forward;
+use offcore_flow::forward::{Addresses, Source};
+use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_mem::Pool;
+use offcore_port::af_packet::AfPacketPort;
+use offcore_port::af_xdp::AfXdpPort;
+use offcore_port::spec::PortSpec;
+use offcore_port::{Port, QueueSetup};
+use offcore_stats::StageClock;
+use offcore_stats::page::{Block, StatsPage};
+use offcore_vhost::Binding;
+
+use super::{Cell, Direction, PortKind};
+use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
+use crate::end_to_end::paired::BackEnd;
+use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::peer::netns::Netns;
+use crate::peer::testpmd::{Testpmd, TestpmdConfig};
+
+impl Direction {
+    /// The forwarding mode, which is called the same in testpmd.
+    const fn forward(self) -> Forward {
+        match self {
+            Self::Txonly => Forward::Txonly,
+            Self::Rxonly => Forward::Rxonly,
+            Self::Forward => Forward::Macswap,
+        }
+    }
+}
+
+/// Our port on `interface` of the namespace `netns`, and its worker on lcore `core`, at rest.
+pub(super) fn ours(
+    cell: Cell,
+    interface: &str,
+    netns: &Netns,
+    core: usize,
+    pool: &'static Pool,
+) -> Result<Ours> {
+    let page = StatsPage::new(1 << 16)?;
+    let mut mover = Mover::new();
+    let (port, rx, tx) = netns.within(|| {
+        let mut port = open(cell.port, interface, pool)?;
+        let rx = port.rx_queue(0, setup(&mut mover, &page))?;
+        let tx = port.tx_queue(0, setup(&mut mover, &page))?;
+        Ok((port, rx, tx))
+    })?;
+    let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+    let forward = cell.direction.forward();
+    let source = match cell.direction {
+        Direction::Txonly => {
+            Some(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?)
+        }
+        Direction::Rxonly | Direction::Forward => None,
+    };
+    let worker = Worker {
+        streams: vec![Stream { rx, tx, addresses, source, one_copy: None }],
+        forward,
+        burst: BURST,
+        work: 0,
+        mover,
+        cache: pool.cache(),
+        clock: StageClock::private(),
+        mover_stats: Block::private(&MOVER_COUNTERS),
+        channel_stats: Vec::new(),
+    };
+    Ours::over(worker, core, vec![port])
+}
+
+fn open(kind: PortKind, interface: &str, pool: &'static Pool) -> Result<Box<dyn Port>> {
+    let text = match kind {
+        PortKind::AfXdp => format!("af_xdp:{interface}"),
+        PortKind::AfPacket => format!("af_packet:{interface},qdisc_bypass"),
+    };
+    Ok(match text.parse()? {
+        PortSpec::AfXdp(spec) => Box::new(AfXdpPort::open(&spec, pool)?),
+        PortSpec::AfPacket(spec) => Box::new(AfPacketPort::open(&spec, pool)?),
+        other => bail!("{other} is no port that goes over veth"),
+    })
+}
+
+/// The core copies, where anything is copied.
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: Binding::new(Mode::Cpu, Vec::new()), port: "port0" }
+}
+
+/// dpdk-testpmd with one port on an interface.
+#[derive(Debug)]
+pub(super) struct Theirs {
+    testpmd: Testpmd,
+    count_cycles: bool,
+}
+
+impl Theirs {
+    /// Starts a testpmd on lcore `core`, which rests.
+    pub(super) fn start(cell: Cell, interface: &str, netns: &Netns, core: usize) -> Result<Self> {
+        let vdev = match cell.port {
+            PortKind::AfXdp => format!("net_af_xdp0,iface={interface},start_queue=0,queue_count=1"),
+            // Rings of as many slots as ours have, each for a frame and its header.
+            PortKind::AfPacket => format!(
+                "net_af_packet0,iface={interface},qpairs=1,blocksz=65536,framesz=2048,framecnt=1024,qdisc_bypass=1"
+            ),
+        };
+        let config = TestpmdConfig {
+            core,
+            vdevs: vec![vdev],
+            burst: u16::try_from(BURST)?,
+            mbufs: BUFFERS,
+            netns: Some(netns.name().into()),
+            ..TestpmdConfig::default()
+        };
+        let mut testpmd = Testpmd::start(&config)?;
+        testpmd.set_forward(cell.direction.forward().name())?;
+        if cell.direction == Direction::Txonly {
+            testpmd.set_tx_length(u16::try_from(cell.frame_len())?)?;
+        }
+        testpmd.wait_link_up(0).context("its port")?;
+        Ok(Self { testpmd, count_cycles: false })
+    }
+}
+
+impl BackEnd for Theirs {
+    fn resume(&mut self) -> Result<()> {
+        self.testpmd.start_forwarding()
+    }
+
+    fn pause(&mut self) -> Result<Option<f64>> {
+        let stats = self.testpmd.stop_forwarding()?;
+        Ok(stats.cycles.filter(|_| self.count_cycles).map(|cycles| cycles.per_packet))
+    }
+
+    fn count_cycles(&mut self, on: bool) -> Result<()> {
+        self.count_cycles = on;
+        self.testpmd.record_core_cycles(on)
+    }
+
+    fn moved(&mut self) -> Result<u64> {
+        Ok(self.testpmd.port_stats(0)?.rx_packets)
+    }
+}

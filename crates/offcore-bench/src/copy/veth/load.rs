@@ -1,0 +1,189 @@
+//! The far end of a veth pair: the kernel sends from there as fast as it can, and counts what arrives.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use offcore_port::netdev::NetDev;
+use offcore_stats::tsc;
+use offcore_wire::probe::{self, ProbeHeader};
+use offcore_wire::template::UdpTemplate;
+use offcore_wire::UdpFlow;
+
+use super::{Cell, Direction};
+use crate::end_to_end::paired::{BackEnd, Load, Window};
+use crate::guest::{GUEST_MAC, PORT_MAC, Seen};
+use crate::peer::frames::{FrameSink, FrameSource};
+
+/// Frames that the kernel is asked for at a time: half a millisecond's.
+const AT_ONCE: u32 = 1024;
+/// Frames that are sent at a time to be checked: less than any ring holds.
+const CHECKED_AT_ONCE: u32 = 32;
+/// How often.
+const CHECKED_TIMES: u32 = 64;
+/// A back end that gives nothing back for so long has come to a halt.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the rest of what was sent may take: a ring's worth.
+const DRAIN: Duration = Duration::from_millis(5);
+/// A back end that gets a larger share of what is sent to it waits for more.
+const NEARLY_ALL: f64 = 0.98;
+
+/// The far end.
+#[derive(Debug)]
+pub(super) struct FarEnd {
+    direction: Direction,
+    interface: NetDev,
+    /// Where packets come from; not with `txonly`.
+    source: FrameSource,
+    frame_len: usize,
+    seen: Seen,
+    lost: u64,
+}
+
+impl FarEnd {
+    /// The far end `interface`, in the calling thread's namespace.
+    pub(super) fn new(cell: Cell, interface: &str) -> Result<Self> {
+        let interface = NetDev::open(interface).with_context(|| format!("interface {interface}"))?;
+        let mut frame = vec![0; cell.frame_len()];
+        UdpTemplate::new(&UdpFlow::txonly(GUEST_MAC, PORT_MAC), frame.len())
+            .context("frame length")?
+            .write(&mut frame)?;
+        probe::write(&mut frame, ProbeHeader { fill: 0x5eed, sequence: 0 })?;
+        let source = FrameSource::new(interface.index(), &frame)?;
+        let frame_len = cell.frame_len();
+        Ok(Self { direction: cell.direction, interface, source, frame_len, seen: Seen::default(), lost: 0 })
+    }
+
+    /// Sends for `length` as fast as the kernel can; returns how long that took, in TSC ticks.
+    fn blast(&mut self, length: Duration) -> Result<u64> {
+        let start = tsc::now();
+        while tsc::now() - start < tsc::ticks(length) {
+            self.source.send(AT_ONCE)?;
+        }
+        Ok(tsc::now() - start)
+    }
+
+    /// Packets and bytes that have arrived at this end, by the kernel's count.
+    fn arrived(&self) -> Result<(u64, u64)> {
+        let counters = self.interface.counters().context("the interface's counters")?;
+        Ok((counters.rx_packets, counters.rx_bytes))
+    }
+
+    /// A window of a back end that sends by itself.
+    fn receive(&mut self, settle: Duration, length: Duration) -> Result<Window> {
+        let since = Instant::now();
+        let before = self.arrived()?;
+        while self.arrived()?.0 == before.0 {
+            ensure!(since.elapsed() < PATIENCE, "no packet has arrived for {:?}", since.elapsed());
+        }
+        sleep(settle);
+        let (start, before) = (tsc::now(), self.arrived()?);
+        sleep(length);
+        let (end, after) = (tsc::now(), self.arrived()?);
+        let (packets, bytes) = (after.0 - before.0, after.1 - before.1);
+        let expected = packets * self.frame_len as u64;
+        ensure!(bytes == expected, "{packets} packets of {} bytes have {bytes} bytes", self.frame_len);
+        Ok(Window { received: packets, ticks: end - start, busy: 0 })
+    }
+
+    /// A window of a back end that is sent to.
+    fn send(&mut self, settle: Duration, length: Duration, back_end: &mut dyn BackEnd) -> Result<Window> {
+        self.blast(settle)?;
+        let before = self.given_back(back_end)?;
+        let sent = self.source.sent();
+        let ticks = self.blast(length)?;
+        let sent = self.source.sent() - sent;
+        let received = self.given_back(back_end)? - before;
+        ensure!(received > 0, "nothing of {sent} packets has arrived");
+        let busy = if received as f64 > NEARLY_ALL * sent as f64 { ticks } else { 0 };
+        Ok(Window { received, ticks, busy })
+    }
+
+    /// Packets that the back end has received, or sent back, so far, when there is nothing on its way.
+    fn given_back(&self, back_end: &mut dyn BackEnd) -> Result<u64> {
+        sleep(DRAIN);
+        match self.direction {
+            Direction::Txonly | Direction::Forward => Ok(self.arrived()?.0),
+            Direction::Rxonly => back_end.moved(),
+        }
+    }
+
+    /// Sends a few packets at a time through the back end, and checks each that comes back.
+    fn check(&mut self) -> Result<()> {
+        let mut sink = FrameSink::new(self.interface.index())?;
+        // The first may be lost: somebody is still getting ready.
+        let since = Instant::now();
+        while self.check_some(&mut sink, 1)? == 0 {
+            ensure!(since.elapsed() < PATIENCE, "no packet has come back for {:?}", since.elapsed());
+        }
+        for _ in 0..CHECKED_TIMES {
+            let checked = self.check_some(&mut sink, CHECKED_AT_ONCE)?;
+            self.lost += u64::from(CHECKED_AT_ONCE) - checked;
+        }
+        Ok(())
+    }
+
+    /// Sends `count` packets, and waits for them as long as they come; the number of those that did, each of them checked.
+    fn check_some(&mut self, sink: &mut FrameSink, count: u32) -> Result<u64> {
+        const WAIT: Duration = Duration::from_millis(200);
+        let mut room = [0; 2048];
+        let first = self.source.sent();
+        let (mut expected, end) = (first, first + u64::from(count));
+        self.source.send(count)?;
+        let (mut checked, mut moved) = (0, Instant::now());
+        while expected < end && moved.elapsed() < WAIT {
+            let Some(frame) = sink.next(&mut room)? else { continue };
+            moved = Instant::now();
+            ensure!(frame.len() == self.frame_len, "{} bytes have come back of {}", frame.len(), self.frame_len);
+            let header = probe::check_header(frame)?;
+            if header.sequence < first {
+                // Too late: it has been counted as lost.
+                continue;
+            }
+            ensure!(
+                (expected..end).contains(&header.sequence),
+                "packet {} has come back where {expected} was due; those before {end} were sent",
+                header.sequence
+            );
+            ensure!(
+                frame[..6] == GUEST_MAC.0 && frame[6..12] == PORT_MAC.0,
+                "packet {}: its addresses are {:02x?}, which is not swapped",
+                header.sequence,
+                &frame[..12]
+            );
+            probe::check_content(frame).with_context(|| format!("packet {}", header.sequence))?;
+            expected = header.sequence + 1;
+            checked += 1;
+        }
+        self.seen.sent += u64::from(count);
+        self.seen.received += checked;
+        self.seen.verified += checked;
+        Ok(checked)
+    }
+}
+
+impl Load for FarEnd {
+    fn window(&mut self, settle: Duration, length: Duration, back_end: &mut dyn BackEnd) -> Result<Window> {
+        let window = match self.direction {
+            Direction::Txonly => self.receive(settle, length)?,
+            Direction::Rxonly => self.send(settle, length, back_end)?,
+            Direction::Forward => {
+                if self.seen.verified == 0 {
+                    self.check()?;
+                }
+                self.send(settle, length, back_end)?
+            }
+        };
+        self.seen.received += window.received;
+        Ok(window)
+    }
+
+    fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    /// Of those that were sent a few at a time: of the others nobody promised to take every one.
+    fn lost(&self) -> u64 {
+        self.lost
+    }
+}

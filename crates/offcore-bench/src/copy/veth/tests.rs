@@ -1,0 +1,25 @@
+//! What is refused. Measurements are tested where there are namespaces and a testpmd: in the crate of end-to-end tests.
+
+use super::*;
+
+#[test]
+fn what_is_missing_is_said() {
+    let lcore = lcore::available().unwrap()[0];
+    let options = VethOptions::new(&[64], true, lcore, Some(lcore));
+    let missing = options.missing().unwrap();
+    assert!(missing.contains("two lcores") || missing.contains("root"), "{missing}");
+    let error = run(&options, &Progress::hidden(), &mut |row| panic!("{row:?}")).unwrap_err().to_string();
+    assert!(error.contains(&missing), "{error}");
+}
+
+#[test]
+fn names_are_known() {
+    for kind in PortKind::ALL {
+        assert_eq!(kind.name().parse(), Ok(kind));
+    }
+    for direction in Direction::ALL {
+        assert_eq!(direction.name().parse(), Ok(direction));
+    }
+    assert!("tap".parse::<PortKind>().unwrap_err().contains("af_packet"));
+    assert!("both".parse::<Direction>().unwrap_err().contains("rxonly"));
+}

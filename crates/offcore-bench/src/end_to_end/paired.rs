@@ -1,0 +1,222 @@
+//! Ours and theirs in turns, end to end: pairs of windows (ours theirs, theirs ours) over several restarts, and what
+//! becomes of them in a row.
+//!
+//! What is measured is a back end, loaded by a front end on the other core; what both are is the caller's.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use offcore_stats::tsc;
+
+use super::back_end::Ours;
+use crate::guest::Seen;
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::{Spread, paired_ratio};
+
+/// A window is not counted before it has run for so long.
+pub(crate) const SETTLE: Duration = Duration::from_millis(50);
+/// Pairs are rejected when the core's clock changes: for so long at most, until one counts.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A front end that is busy for a larger part of the time is what was measured.
+const FE_BOUND: f64 = 0.9;
+
+/// Something that does what is measured, on the measured core.
+pub(crate) trait BackEnd {
+    /// Begins.
+    fn resume(&mut self) -> Result<()>;
+
+    /// Stops and leaves the core to others. Tells the TSC ticks that a packet took, polls in vain not counted, where that
+    /// was asked for.
+    fn pause(&mut self) -> Result<Option<f64>>;
+
+    /// Asks for the ticks from the next [`BackEnd::resume`] on, or no more.
+    fn count_cycles(&mut self, on: bool) -> Result<()>;
+
+    /// Packets that it has moved so far, by its own account.
+    fn moved(&mut self) -> Result<u64>;
+}
+
+/// The front end: sends to a back end, or counts what comes from it.
+pub(crate) trait Load {
+    /// Loads `back_end`, which runs, for `settle`, and then for `length`, of which it tells.
+    fn window(&mut self, settle: Duration, length: Duration, back_end: &mut dyn BackEnd) -> Result<Window>;
+
+    /// What has been seen so far.
+    fn seen(&self) -> Seen;
+
+    /// Packets that did not come back where every one should have.
+    fn lost(&self) -> u64;
+}
+
+/// What a timed window saw.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    /// Packets that arrived.
+    pub(crate) received: u64,
+    /// How long it took, in TSC ticks.
+    pub(crate) ticks: u64,
+    /// The part of that in which the front end had something to do, and the back end waited for it.
+    pub(crate) busy: u64,
+}
+
+impl Window {
+    /// Million packets a second.
+    pub(crate) fn mpps(&self) -> f64 {
+        self.received as f64 * 1e3 / tsc::to_ns(self.ticks)
+    }
+
+    /// The part of the time in which the front end had something to do, 0 to 1.
+    pub(crate) fn busy_share(&self) -> f64 {
+        self.busy as f64 / self.ticks.max(1) as f64
+    }
+}
+
+/// A back end and its front end.
+#[derive(Debug)]
+pub(crate) struct Lane<B, L> {
+    // The back end goes first: a front end that goes is waited for by a worker at rest.
+    back_end: B,
+    load: L,
+    /// Million packets a second of each window that counts.
+    mpps: Vec<f64>,
+    /// Ticks a packet that the back end itself has counted, by restart.
+    cycles: Vec<f64>,
+    fe_busy: Vec<f64>,
+}
+
+impl<B: BackEnd, L: Load> Lane<B, L> {
+    /// A lane whose back end rests.
+    pub(crate) fn new(back_end: B, load: L) -> Self {
+        Self { back_end, load, mpps: Vec::new(), cycles: Vec::new(), fe_busy: Vec::new() }
+    }
+
+    fn window(&mut self, length: Duration) -> Result<Window> {
+        self.back_end.resume()?;
+        let window = self.load.window(SETTLE, length, &mut self.back_end)?;
+        self.back_end.pause()?;
+        Ok(window)
+    }
+
+    fn keep(&mut self, window: Window) {
+        self.mpps.push(window.mpps());
+        self.fe_busy.push(window.busy_share());
+    }
+
+    /// One more window, whose rate does not count: counting cycles takes some.
+    fn cycles(&mut self, length: Duration) -> Result<()> {
+        self.back_end.count_cycles(true)?;
+        self.back_end.resume()?;
+        self.load.window(SETTLE, length, &mut self.back_end)?;
+        let cycles = self.back_end.pause()?;
+        self.cycles.extend(cycles);
+        self.back_end.count_cycles(false)
+    }
+}
+
+/// Windows of each side between two restarts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    /// How many.
+    pub(crate) pairs: usize,
+    /// How long.
+    pub(crate) window: Duration,
+}
+
+/// What a cell has gathered over its restarts.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+    our_cycles: Vec<f64>,
+    their_cycles: Vec<f64>,
+    fe_busy: Vec<f64>,
+    their_fe_busy: Vec<f64>,
+    received: u64,
+    verified: u64,
+    lost: u64,
+    rejected: usize,
+}
+
+impl Gathered {
+    /// Measures both sides in turns, ours alone without `theirs`; they have been started anew for it.
+    ///
+    /// # Errors
+    /// What the sides say, and when the clock never holds still.
+    pub(crate) fn restart<L: Load, B: BackEnd, M: Load>(
+        &mut self,
+        mut ours: Lane<Ours, L>,
+        mut theirs: Option<Lane<B, M>>,
+        Schedule { pairs, window }: Schedule,
+        progress: &Progress,
+    ) -> Result<()> {
+        let (mut counted, mut since) = (0, Instant::now());
+        while counted < pairs {
+            ensure!(since.elapsed() < PATIENCE, "the clock of the measured lcore never holds still");
+            let before = ours.back_end.clock_holds()?;
+            let theirs_first = counted % 2 == 1;
+            let their_window = |theirs: &mut Option<Lane<B, M>>| {
+                theirs.as_mut().map(|lane| lane.window(window).context("dpdk-testpmd")).transpose()
+            };
+            let early = if theirs_first { their_window(&mut theirs)? } else { None };
+            let our_window = ours.window(window)?;
+            let late = if theirs_first { None } else { their_window(&mut theirs)? };
+            if !(before && ours.back_end.clock_holds()?) {
+                self.rejected += 1;
+                continue;
+            }
+            ours.keep(our_window);
+            if let (Some(lane), Some(window)) = (&mut theirs, early.or(late)) {
+                lane.keep(window);
+            }
+            (counted, since) = (counted + 1, Instant::now());
+            progress.step();
+        }
+        ours.cycles(window / 2)?;
+        if let Some(lane) = &mut theirs {
+            lane.cycles(window / 2).context("dpdk-testpmd")?;
+            ensure!(lane.load.lost() == 0, "dpdk-testpmd has lost {} packets", lane.load.lost());
+            self.theirs.append(&mut lane.mpps);
+            self.their_cycles.append(&mut lane.cycles);
+            self.their_fe_busy.append(&mut lane.fe_busy);
+        }
+        let seen = ours.load.seen();
+        self.received += seen.received;
+        self.verified += seen.verified;
+        self.lost += ours.load.lost();
+        self.ours.append(&mut ours.mpps);
+        self.our_cycles.append(&mut ours.cycles);
+        self.fe_busy.append(&mut ours.fe_busy);
+        Ok(())
+    }
+
+    /// Tells `row`, which knows what was measured.
+    ///
+    /// # Errors
+    /// When nothing was.
+    pub(crate) fn enter(&self, row: &mut Row) -> Result<()> {
+        ensure!(
+            !self.ours.is_empty(),
+            "no window was measured: at least one restart and one pair are needed"
+        );
+        let median = |samples: &[f64]| (!samples.is_empty()).then(|| Spread::of(samples).median);
+        let fe_busy = [&self.fe_busy, &self.their_fe_busy].into_iter().filter_map(|busy| median(busy));
+        row.arrangement = "end-to-end";
+        (row.received, row.verified, row.lost) = (self.received, self.verified, self.lost);
+        row.rejected = self.rejected;
+        row.busy_cycles_per_packet = median(&self.our_cycles);
+        // Of either side: a peer that waits for its front end looks slower than it is.
+        row.fe_bound = Some(fe_busy.fold(0.0, f64::max) > FE_BOUND);
+        row.set_rate(Spread::of(&self.ours), tsc::hz());
+        if !self.theirs.is_empty() {
+            let pairs: Vec<_> = self.ours.iter().copied().zip(self.theirs.iter().copied()).collect();
+            let ratio = paired_ratio(&pairs);
+            row.peer = Some("dpdk-testpmd".into());
+            row.peer_median = median(&self.theirs);
+            row.peer_ratio = ratio.map(|ratio| ratio.median);
+            row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
+            row.peer_cycles_per_packet = median(&self.their_cycles);
+        }
+        Ok(())
+    }
+}
