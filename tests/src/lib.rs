@@ -21,12 +21,14 @@
 //! ```
 
 pub mod guest;
+#[cfg(test)]
+mod netns_tests;
 pub mod offcore;
 pub mod require;
 #[cfg(test)]
-mod netns_tests;
-#[cfg(test)]
 mod testpmd_tests;
+#[cfg(test)]
+mod veth_tests;
 
 /// Network namespaces.
 pub use offcore_bench::peer::netns;

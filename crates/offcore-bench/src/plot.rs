@@ -25,10 +25,12 @@ enum Series {
     Cpu,
     Offload,
     DpdkLib,
+    GuideCore,
+    GuideDsa,
 }
 
 impl Series {
-    const ALL: [Self; 3] = [Self::Cpu, Self::Offload, Self::DpdkLib];
+    const ALL: [Self; 5] = [Self::Cpu, Self::Offload, Self::DpdkLib, Self::GuideCore, Self::GuideDsa];
 
     /// The series that a row belongs to.
     fn of(row: &Row) -> Option<Self> {
@@ -47,6 +49,8 @@ impl Series {
             Self::Cpu => "ours, the core copies",
             Self::Offload => "ours, an engine copies",
             Self::DpdkLib => "librte_vhost, the core copies",
+            Self::GuideCore => "the guide's, software",
+            Self::GuideDsa => "the guide's, DSA",
         }
     }
 
@@ -54,7 +58,8 @@ impl Series {
         match self {
             Self::Cpu => RGBColor(0, 114, 178),
             Self::Offload => RGBColor(213, 94, 0),
-            Self::DpdkLib => RGBColor(90, 90, 90),
+            Self::DpdkLib | Self::GuideCore => RGBColor(90, 90, 90),
+            Self::GuideDsa => RGBColor(0, 158, 115),
         }
     }
 }
@@ -106,6 +111,39 @@ pub fn core_cost(rows: &[Row], path: &Path) -> Result<()> {
         meaning: "Medians; TSC cycles, which are not the core's. A cost is no throughput: an engine has a rate of its own.",
         x: "frame length in bytes, FCS included",
         y: "TSC cycles a packet",
+    };
+    draw(&words, &panels.collect::<Vec<_>>(), path)
+}
+
+/// Gbit/s over the frame length of the packet-copy forwarder's core: a panel for each temperature, lines for ours with the
+/// core copying and with an engine copying, and for the guide's figures, where `rows` has them.
+///
+/// # Errors
+/// When no row is of the core-cost arrangement, or the file cannot be written.
+pub fn packet_copy(rows: &[Row], path: &Path) -> Result<()> {
+    let rows: Vec<_> =
+        rows.iter().filter(|row| row.arrangement == "core-cost" && row.case == "forward").collect();
+    let panels = Temperature::ALL.into_iter().filter_map(|temperature| {
+        let of = |row: &&&Row| row.temperature == temperature.name();
+        let ours = rows.iter().filter(of).map(|row| (*row, row.frame as f64, row.gbps));
+        let mut panel = panel(temperature_title(temperature), ours)?;
+        for (series, mode) in [(Series::GuideCore, "cpu"), (Series::GuideDsa, "offload")] {
+            let theirs = rows.iter().filter(of).filter(|row| row.mode == mode);
+            let mut points: Vec<_> =
+                theirs.filter_map(|row| Some((row.frame as f64, row.published?))).collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            points.dedup();
+            if !points.is_empty() {
+                panel.lines.push(Line { series, points });
+            }
+        }
+        Some(panel)
+    });
+    let words = Words {
+        title: "What a core forwards when every packet is copied into a new buffer",
+        meaning: "Ours: the core alone, no network card's driver. The guide's: an lcore of a Xeon Gold 6438N, two ports of 100 Gbit/s.",
+        x: "frame length in bytes, FCS included",
+        y: "Gbit/s",
     };
     draw(&words, &panels.collect::<Vec<_>>(), path)
 }
@@ -271,7 +309,9 @@ fn mark(area: &Area<'_>, series: Series, at: (i32, i32)) -> Result<()> {
     drawn(match series {
         Series::Cpu => area.draw(&Circle::new(at, 4, style)),
         Series::Offload => area.draw(&TriangleMarker::new(at, 6, style)),
-        Series::DpdkLib => area.draw(&Rectangle::new([(at.0 - 3, at.1 - 3), (at.0 + 4, at.1 + 4)], style)),
+        Series::DpdkLib | Series::GuideCore | Series::GuideDsa => {
+            area.draw(&Rectangle::new([(at.0 - 3, at.1 - 3), (at.0 + 4, at.1 + 4)], style))
+        }
     })
 }
 
@@ -326,6 +366,29 @@ mod tests {
         let svg = std::fs::read_to_string(&path).unwrap();
         assert!(!svg.contains("librte_vhost") && !svg.contains("cold"), "{svg}");
         assert_eq!(svg.matches("<circle").count(), 2);
+    }
+
+    #[test]
+    fn the_guides_figures_are_drawn_beside_ours() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.file("copy.svg");
+        let mut rows = Vec::new();
+        for (frame, software, dsa) in [(64, 18.0, 12.0), (1024, 44.0, 200.0)] {
+            for (engine, published) in [("cpu", software), ("core:1", dsa)] {
+                let mut row = row("forward", Temperature::Remote, engine, frame, 100.0);
+                (row.gbps, row.published) = (frame as f64 / 10.0, Some(published));
+                rows.push(row);
+            }
+        }
+        packet_copy(&rows, &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        for word in ["ours, the core copies", "the guide&apos;s, software", "the guide&apos;s, DSA", "Gbit/s"]
+        {
+            assert!(svg.contains(word) || svg.contains(&word.replace("&apos;", "'")), "no {word} in {svg}");
+        }
+        // Two points, and one in the legend.
+        assert_eq!(svg.matches("<circle").count(), 3);
+        assert!(packet_copy(&rows[..0], &path).is_err());
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! `offcore bench`: the published tables, re-measured here; rows written as a table, JSON or CSV.
 //!
 //! * [`mod@vhost`]: `offcore bench vhost`
+//! * [`mod@copy`]: `offcore bench copy`
 //! * [`dma`]: `offcore bench dma`
 //! * [`model`]: `offcore bench model`
 
+mod copy;
 mod dma;
 mod latency;
 mod model;
@@ -27,6 +29,9 @@ pub(crate) enum BenchCommand {
     /// Table 8 of the vhost guide: what forwarding a guest's packet costs the core
     #[command(after_help = vhost::EXAMPLES)]
     Vhost(vhost::VhostArgs),
+    /// Table 5 of the packet-copy guide: what forwarding a packet in a new buffer costs the core; ports over veth
+    #[command(after_help = copy::EXAMPLES)]
+    Copy(copy::CopyArgs),
     /// Copies of 64 bytes to 1 MiB: what they cost the core, how fast engines are, what sharing a channel costs
     #[command(after_help = dma::EXAMPLES)]
     Dma(dma::DmaArgs),
@@ -40,6 +45,7 @@ impl BenchCommand {
     pub(crate) const fn names(&self) -> &'static [&'static str] {
         match self {
             Self::Vhost(_) => &["bench", "vhost"],
+            Self::Copy(_) => &["bench", "copy"],
             Self::Dma(_) => &["bench", "dma"],
             Self::Model(_) => &["bench", "model"],
         }
@@ -64,6 +70,7 @@ pub(crate) enum Format {
 pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Vhost(args) => vhost::run(args),
+        BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Dma(args) => dma::run(args),
         BenchCommand::Model(args) => model::run(args),
     }

@@ -171,7 +171,9 @@ impl VethOptions {
             return Some("network namespaces and interfaces take root".into());
         }
         if self.other_lcore.is_none_or(|other| other == self.lcore) {
-            return Some("it needs two lcores: one for the port, one for whoever sends to it; see --lcores".into());
+            return Some(
+                "it needs two lcores: one for the port, one for whoever sends to it; see --lcores".into(),
+            );
         }
         let programs = [("ip", "iproute2"), ("ethtool", "ethtool"), ("dpdk-testpmd", "dpdk-dev")];
         let needed = if self.testpmd { &programs[..] } else { &programs[..2] };
@@ -222,7 +224,10 @@ pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
 
 impl Cell {
     fn measure(self, options: &VethOptions, pool: &'static Pool, progress: &Progress) -> Result<Row> {
-        ensure!(self.frame <= LARGEST, "the MTU of a veth interface is 1500: at most {LARGEST} bytes a frame");
+        ensure!(
+            self.frame <= LARGEST,
+            "the MTU of a veth interface is 1500: at most {LARGEST} bytes a frame"
+        );
         let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
         let mut gathered = Gathered::default();
         let schedule = Schedule { pairs: options.pairs, window: options.window };

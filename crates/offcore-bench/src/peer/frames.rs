@@ -59,7 +59,8 @@ impl FrameSource {
     /// # Errors
     /// When the kernel refuses.
     pub fn send(&mut self, count: u32) -> Result<()> {
-        let mut context = XdpMd { end: u32::try_from(self.frame.len())?, interface: self.interface, ..XdpMd::default() };
+        let mut context =
+            XdpMd { end: u32::try_from(self.frame.len())?, interface: self.interface, ..XdpMd::default() };
         let mut attribute = TestRun {
             program: self.program.as_raw_fd().cast_unsigned(),
             data_size: context.end,
@@ -73,7 +74,8 @@ impl FrameSource {
         };
         // SAFETY: BPF_PROG_TEST_RUN's attributes: the frame and the context live for the call and are as long as it says;
         // without addresses for results none are written.
-        unsafe { bpf(PROG_TEST_RUN, &mut attribute) }.context("sending live frames (Linux 5.18 or later can)")?;
+        unsafe { bpf(PROG_TEST_RUN, &mut attribute) }
+            .context("sending live frames (Linux 5.18 or later can)")?;
         self.sent += u64::from(count);
         Ok(())
     }
@@ -152,23 +154,23 @@ fn instructions(map: i32, interface: u32) -> Vec<Insn> {
         immediate,
     };
     vec![
-        insn(MOVE_REGISTER, 6, 1, 0, 0),                    // r6 = context
-        insn(STORE_WORD, 10, 0, -4, 0),                     // key 0
+        insn(MOVE_REGISTER, 6, 1, 0, 0), // r6 = context
+        insn(STORE_WORD, 10, 0, -4, 0),  // key 0
         insn(MOVE_REGISTER, 2, 10, 0, 0),
         insn(ADD, 2, 0, 0, -4),
         insn(LOAD_64, 1, PSEUDO_MAP_FD, 0, map),
-        insn(0, 0, 0, 0, 0),                                // the upper half of the one before
+        insn(0, 0, 0, 0, 0), // the upper half of the one before
         insn(CALL, 0, 0, 0, CALL_MAP_LOOKUP),
-        insn(IF_EQUAL, 0, 0, 14, 0),                        // no such entry: drop
-        insn(LOAD_DOUBLE, 7, 0, 0, 0),                      // r7 = the number
+        insn(IF_EQUAL, 0, 0, 14, 0),   // no such entry: drop
+        insn(LOAD_DOUBLE, 7, 0, 0, 0), // r7 = the number
         insn(MOVE_REGISTER, 3, 7, 0, 0),
         insn(ADD, 3, 0, 0, 1),
-        insn(STORE_DOUBLE, 0, 3, 0, 0),                     // the next one
-        insn(LOAD_WORD, 2, 6, 0, 0),                        // r2 = start of the frame
-        insn(LOAD_WORD, 3, 6, 4, 0),                        // r3 = its end
+        insn(STORE_DOUBLE, 0, 3, 0, 0), // the next one
+        insn(LOAD_WORD, 2, 6, 0, 0),    // r2 = start of the frame
+        insn(LOAD_WORD, 3, 6, 4, 0),    // r3 = its end
         insn(MOVE_REGISTER, 4, 2, 0, 0),
         insn(ADD, 4, 0, 0, SEQUENCE as i32 + 8),
-        insn(IF_GREATER, 4, 3, 5, 0),                       // too short: drop
+        insn(IF_GREATER, 4, 3, 5, 0), // too short: drop
         insn(STORE_DOUBLE, 2, 7, SEQUENCE_AT, 0),
         insn(MOVE, 1, 0, 0, interface.cast_signed()),
         insn(MOVE, 2, 0, 0, 0),

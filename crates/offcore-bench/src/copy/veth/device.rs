@@ -51,9 +51,7 @@ pub(super) fn ours(
     let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
     let forward = cell.direction.forward();
     let source = match cell.direction {
-        Direction::Txonly => {
-            Some(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?)
-        }
+        Direction::Txonly => Some(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?),
         Direction::Rxonly | Direction::Forward => None,
     };
     let worker = Worker {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use offcore_port::netdev::NetDev;
 use offcore_stats::tsc;
+use offcore_wire::UdpFlow;
 use offcore_wire::probe::{self, ProbeHeader};
 use offcore_wire::template::UdpTemplate;
-use offcore_wire::UdpFlow;
 
 use super::{Cell, Direction};
 use crate::end_to_end::paired::{BackEnd, Load, Window};
@@ -134,7 +134,12 @@ impl FarEnd {
         while expected < end && moved.elapsed() < WAIT {
             let Some(frame) = sink.next(&mut room)? else { continue };
             moved = Instant::now();
-            ensure!(frame.len() == self.frame_len, "{} bytes have come back of {}", frame.len(), self.frame_len);
+            ensure!(
+                frame.len() == self.frame_len,
+                "{} bytes have come back of {}",
+                frame.len(),
+                self.frame_len
+            );
             let header = probe::check_header(frame)?;
             if header.sequence < first {
                 // Too late: it has been counted as lost.

@@ -1,0 +1,457 @@
+//! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), and the ports it needs, over veth.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::builder::TypedValueParser;
+use clap::{Args, ValueEnum};
+use offcore_bench::copier::{Copier, Setup};
+use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
+use offcore_bench::copy::{self, FRAMES};
+use offcore_bench::plot;
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+use offcore_bench::temperature::Temperature;
+use offcore_dma::Mode;
+use offcore_mem::Hugepages;
+
+use super::{Format, Rows, frame, two_lcores};
+use crate::Failure;
+use crate::args::{Lcores, choice, hugepages, lcores};
+use crate::report::columns;
+
+/// A B B A blocks of a cell; the design asks for 200.
+const BLOCKS: usize = 200;
+/// The same with `--quick`.
+const QUICK_BLOCKS: usize = 60;
+/// How long a cell may take with `--quick`, so that 21 of them take less than a minute.
+const QUICK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The examples of `offcore bench copy --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  What forwarding a packet with a copy costs the core, roughly, in less than a minute:
+    offcore bench copy --quick
+
+  One cell, as an object that names what was measured and how:
+    offcore bench copy --frame 1024 --temperature remote --format json
+
+  The same with a simulated DSA behind the driver, beside the helper core:
+    offcore bench copy --engine cpu,core:1,dsa-sim --frame 64,1024
+
+  The core with another copier at work beside it, drawn beside the guide's bars:
+    offcore bench copy --temperature remote --background --plot copy.svg
+
+  Packets a second of the af_xdp and af_packet ports, in turns with dpdk-testpmd's, as root:
+    offcore bench copy --peer dpdk
+
+  One of them, ours alone:
+    offcore bench copy --case end-to-end --port af_xdp --direction forward --frame 64
+
+  What an mbuf's way into a packet handle and back costs (a build with --features dpdk):
+    offcore bench copy --case conversion
+
+A core cost is what the core spends on a packet: no network card's driver is in
+it, and an engine has a rate of its own. 'reaches' is what core and engine
+reach together, 'bound' which of them is the limit.";
+
+/// What `offcore bench copy` understands.
+#[derive(Args, Debug)]
+pub(crate) struct CopyArgs {
+    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; end-to-end 64,1518]
+    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    pub frames: Vec<usize>,
+
+    /// Where the data is: in this core's cache, in the other's, in none [default: all three]
+    #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
+    pub temperatures: Vec<Temperature>,
+
+    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
+    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
+    pub modes: Vec<Mode>,
+
+    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
+    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = engine())]
+    pub engines: Vec<Copier>,
+
+    /// What is measured: what a packet costs the core, packets a second over a veth pair, or what conversion between
+    /// DPDK's packet buffers and ours costs [default: core-cost; end-to-end with --peer dpdk]
+    #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
+    pub cases: Vec<Case>,
+
+    /// Kinds of ports of case end-to-end: af_xdp, af_packet [default: both]
+    #[arg(long = "port", value_name = "LIST", value_delimiter = ',', value_parser = port())]
+    pub ports: Vec<PortKind>,
+
+    /// Which way packets go in case end-to-end: txonly, rxonly, forward [default: all three]
+    #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = direction())]
+    pub directions: Vec<Direction>,
+
+    /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
+    #[arg(long)]
+    pub background: bool,
+
+    /// Measure other people's software beside ours, in turns
+    #[arg(long, value_name = "PEER")]
+    pub peer: Option<Peer>,
+
+    /// The measured lcore and the other one [default: the first two]
+    #[arg(long, value_name = "A,B", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of the packet buffers: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Fewer blocks and windows: less than a minute for core-cost, less than two for end-to-end
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Draw the rows of core-cost as an SVG, beside the guide's
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Case {
+    /// TSC ticks that receiving, copying, rewriting addresses and handing over takes the core.
+    CoreCost,
+    /// Packets a second of a port over a veth pair.
+    EndToEnd,
+    /// TSC ticks that an mbuf's conversion into a packet handle and back takes.
+    Conversion,
+}
+
+/// What is measured beside ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// dpdk-testpmd's net_af_xdp and net_af_packet in place of our ports, end to end.
+    Dpdk,
+}
+
+fn temperature() -> impl TypedValueParser<Value = Temperature> {
+    choice(Temperature::ALL.map(Temperature::name))
+}
+
+fn mode() -> impl TypedValueParser<Value = Mode> {
+    choice(["cpu", "offload", "auto"])
+}
+
+fn engine() -> impl TypedValueParser<Value = Copier> {
+    choice(Copier::ALL.map(Copier::name))
+}
+
+fn port() -> impl TypedValueParser<Value = PortKind> {
+    choice(PortKind::ALL.map(PortKind::name))
+}
+
+fn direction() -> impl TypedValueParser<Value = Direction> {
+    choice(Direction::ALL.map(Direction::name))
+}
+
+/// Measures and writes what the flags ask for.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other and lcores that are not to be had, [`Failure::Failed`] for the
+/// rest.
+pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
+    let cases = cases(args).map_err(Failure::Usage)?;
+    let options = options(args).map_err(Failure::Usage)?;
+    let mut rows = Rows::new(args.format);
+    for case in cases {
+        measure(case, args, &options, &mut |row| rows.push(row))
+            .context("offcore bench copy")
+            .map_err(|error| anyhow!("{error:#}"))?;
+    }
+    Ok(rows.finish(args.plot.as_ref(), plot::packet_copy, table)?)
+}
+
+/// The cases to measure; those that the other flags need are there, or it is said what is missing.
+fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
+    let cases = match (args.cases.is_empty(), args.peer) {
+        (false, _) => args.cases.clone(),
+        (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
+        (true, None) => vec![Case::CoreCost],
+    };
+    let need = |given: bool, flag: &str, case: Case, name| match !given || cases.contains(&case) {
+        true => Ok(()),
+        false => Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out")),
+    };
+    // What no case heeds would be taken for what was measured.
+    for (given, flag) in [
+        (!args.temperatures.is_empty(), "--temperature"),
+        (!args.modes.is_empty(), "--mode"),
+        (!args.engines.is_empty(), "--engine"),
+        (args.background, "--background"),
+        (args.plot.is_some(), "--plot"),
+    ] {
+        need(given, flag, Case::CoreCost, "core-cost")?;
+    }
+    for (given, flag) in [
+        (!args.ports.is_empty(), "--port"),
+        (!args.directions.is_empty(), "--direction"),
+        (args.peer.is_some(), "--peer dpdk"),
+    ] {
+        need(given, flag, Case::EndToEnd, "end-to-end")?;
+    }
+    Ok(cases)
+}
+
+fn measure(
+    case: Case,
+    args: &CopyArgs,
+    options: &copy::Options,
+    emit: &mut dyn FnMut(Row),
+) -> anyhow::Result<()> {
+    let progress = Progress::visible();
+    match case {
+        Case::CoreCost => copy::run(options, &progress, emit),
+        Case::EndToEnd => {
+            let options = veth_options(args, options);
+            match options.missing() {
+                Some(missing) => {
+                    // Whoever reads rows reads no such line.
+                    say(&format!("SKIP: end-to-end: {missing}"));
+                    Ok(())
+                }
+                None => veth::run(&options, &progress, emit),
+            }
+        }
+        Case::Conversion => conversion(args, options, emit),
+    }
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
+    eprintln!(
+        "SKIP: conversion: this build is without DPDK: install libdpdk-dev and build with --features dpdk"
+    );
+    Ok(())
+}
+
+fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
+    if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
+}
+
+fn options(args: &CopyArgs) -> Result<copy::Options, String> {
+    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
+    let modes = or(&args.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
+    let engines = or(&args.engines, &[Copier::Core, Copier::Helper]);
+    let setups = Setup::combine(&modes, &engines);
+    if setups.is_empty() {
+        return Err(
+            "--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other modes \
+                    with the other engines"
+                .into(),
+        );
+    }
+    Ok(copy::Options {
+        frames: or(&args.frames, &FRAMES),
+        temperatures: or(&args.temperatures, &Temperature::ALL),
+        setups,
+        background: args.background,
+        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
+        patience: args.quick.then_some(QUICK_PATIENCE),
+        hugepages: args.hugepages,
+        lcore,
+        other_lcore,
+    })
+}
+
+fn veth_options(args: &CopyArgs, options: &copy::Options) -> VethOptions {
+    let frames = or(&args.frames, &veth::FRAMES);
+    let mut veth = VethOptions::new(&frames, args.quick, options.lcore, options.other_lcore);
+    veth.ports = or(&args.ports, &PortKind::ALL);
+    veth.directions = or(&args.directions, &Direction::ALL);
+    veth.testpmd = args.peer == Some(Peer::Dpdk);
+    veth.hugepages = options.hugepages;
+    veth
+}
+
+fn table(rows: &[Row]) -> String {
+    let of = |arrangement: &str| rows.iter().filter(|row| row.arrangement == arrangement).collect::<Vec<_>>();
+    let tables = [core_costs(&of("core-cost")), end_to_end(&of("end-to-end"))];
+    tables.into_iter().filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+fn or_dash(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "-".into())
+}
+
+fn core_costs(rows: &[&Row]) -> String {
+    const HEADS: [&str; 15] = [
+        "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "Gbit/s", "reaches", "bound",
+        "over cpu", "auto", "guide's", "verified",
+    ];
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut cells = vec![HEADS.map(String::from)];
+    cells.extend(rows.iter().map(|row| {
+        let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
+        [
+            or_dash((!row.temperature.is_empty()).then(|| row.temperature.clone())),
+            row.frame.to_string(),
+            or_dash((!row.mode.is_empty()).then(|| row.mode.clone())),
+            format!("{}{}", row.engine, if row.background { " +copier" } else { "" }),
+            format!("{:.0}", row.cycles_per_packet),
+            format!("{:.0}-{:.0}", row.min, row.max),
+            format!("{:.1}", row.ns_per_packet),
+            format!("{:.2}", row.mpps),
+            format!("{:.1}", row.gbps),
+            or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
+            or_dash(row.bound.map(String::from)),
+            times(row.offload_over_cpu),
+            times(row.auto_over_better),
+            or_dash(row.published.map(|gbps| format!("{gbps:.0}"))),
+            format!("{}/{}", row.verified, row.received + row.lost),
+        ]
+    }));
+    columns(&cells, "lrllrrrrrrlrrrr")
+        + "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
+           core and engine together; +copier: another one on the other core beside; over cpu: offloaded over copied by\n\
+           the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
+           Xeon Gold 6438N, software for mode cpu, DSA for offload; verified: of the packets sent, those whose content\n\
+           and order were checked.\n"
+}
+
+fn end_to_end(rows: &[&Row]) -> String {
+    const HEADS: [&str; 13] = [
+        "port", "case", "frame", "Mpps", "min-max", "Gbit/s", "cycles", "peer", "peer's", "ratio",
+        "at least", "bound", "verified",
+    ];
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut cells = vec![HEADS.map(String::from)];
+    cells.extend(rows.iter().map(|row| {
+        let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
+        let whole = |cycles: Option<f64>| or_dash(cycles.map(|cycles| format!("{cycles:.0}")));
+        [
+            row.port.unwrap_or("-").into(),
+            row.case.clone(),
+            row.frame.to_string(),
+            format!("{:.2}", row.mpps),
+            format!("{:.2}-{:.2}", row.min, row.max),
+            format!("{:.1}", row.gbps),
+            whole(row.busy_cycles_per_packet),
+            or_dash(row.peer_median.map(|mpps| format!("{mpps:.2}"))),
+            whole(row.peer_cycles_per_packet),
+            times(row.peer_ratio),
+            times(row.peer_ratio_lower),
+            or_dash(row.fe_bound.unwrap_or_default().then(|| "sender".into())),
+            row.verified.to_string(),
+        ]
+    }));
+    columns(&cells, "llrrrrrrrrrlr")
+        + "Mpps: packets a second, by the far interface's counter or, with rxonly, the port's own; cycles: TSC of a round\n\
+           that moved packets, a packet; peer, peer's: the same of dpdk-testpmd, in turns; ratio: our speed over its, with\n\
+           the lower bound of 90 %; bound: the sender was too slow for both, and that is what was measured.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::bench::BenchCommand;
+    use clap::Parser;
+
+    fn parsed(flags: &str) -> Result<(CopyArgs, copy::Options), String> {
+        let words = ["offcore", "bench", "copy"].into_iter().chain(flags.split_whitespace());
+        let command = Cli::try_parse_from(words).map_err(|e| e.to_string())?.command;
+        let Command::Bench { command: BenchCommand::Copy(args) } = command else { panic!("{flags}") };
+        cases(&args)?;
+        let options = options(&args)?;
+        Ok((args, options))
+    }
+
+    #[test]
+    fn defaults_are_the_whole_table() {
+        let (args, options) = parsed("").unwrap();
+        assert_eq!((options.frames.len(), options.temperatures.len(), options.setups.len()), (7, 3, 3));
+        assert_eq!((options.blocks, options.background, options.patience), (BLOCKS, false, None));
+        assert_eq!(cases(&args).unwrap(), [Case::CoreCost]);
+        let (args, options) = parsed("--peer dpdk --port af_xdp --direction rxonly,forward --quick").unwrap();
+        assert_eq!(cases(&args).unwrap(), [Case::EndToEnd]);
+        let veth = veth_options(&args, &options);
+        assert_eq!((&veth.frames[..], veth.testpmd, veth.restarts), (&veth::FRAMES[..], true, 1));
+        assert_eq!((veth.ports.len(), veth.directions.len()), (1, 2));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (flags, words) in [
+            ("--frame 63", &["--frame", "from 64 to 1518"][..]),
+            ("--temperature warm", &["--temperature", "hot, remote, cold"]),
+            ("--engine dsa", &["--engine", "cpu, core:1"]),
+            ("--mode auto --engine cpu", &["--mode", "--engine", "leave nothing"]),
+            ("--port tap", &["--port", "af_xdp, af_packet"]),
+            ("--port af_xdp", &["--port", "--case end-to-end"]),
+            ("--direction up --case end-to-end", &["--direction", "txonly, rxonly, forward"]),
+            ("--peer dpdk --mode cpu", &["--mode", "core-cost"]),
+            ("--case core-cost --peer dpdk", &["--peer dpdk", "end-to-end"]),
+            ("--case end-to-end --plot a.svg", &["--plot", "core-cost"]),
+            ("--peer vpp", &["--peer", "dpdk"]),
+            ("--lcores 0", &["--lcores", "found 1 of them"]),
+        ] {
+            let error = parsed(flags).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let mut seen = 0;
+        for flags in EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore bench copy")) {
+            parsed(flags).unwrap();
+            seen += 1;
+        }
+        assert_eq!(seen, 7);
+    }
+
+    #[test]
+    fn rows_become_two_tables() {
+        let cost = Row {
+            arrangement: "core-cost",
+            frame: 1024,
+            mode: "offload".into(),
+            engine: "core:1".into(),
+            temperature: "remote".into(),
+            cycles_per_packet: 80.4,
+            gbps: 211.25,
+            published: Some(200.0),
+            offload_over_cpu: Some(5.25),
+            bound: Some("engine"),
+            received: 9,
+            verified: 9,
+            ..Row::default()
+        };
+        let text = table(std::slice::from_ref(&cost));
+        let line = text.lines().nth(1).unwrap();
+        assert!(line.starts_with("remote   1024  offload  core:1      80"), "{text}");
+        assert!(
+            line.contains("211.2") && line.contains("5.25x") && line.ends_with("200       9/9"),
+            "{text}"
+        );
+        assert!(!text.contains("peer"), "{text}");
+        let rate = Row {
+            arrangement: "end-to-end",
+            case: "forward".into(),
+            port: Some("af_xdp"),
+            frame: 64,
+            mpps: 1.5,
+            peer_ratio: Some(1.25),
+            fe_bound: Some(true),
+            ..Row::default()
+        };
+        let text = table(&[cost, rate]);
+        let line = text.lines().find(|line| line.starts_with("af_xdp")).unwrap();
+        assert!(line.contains("1.25x") && line.contains("sender"), "{text}");
+    }
+}

@@ -1,0 +1,107 @@
+//! `offcore bench copy --case end-to-end`: that it measures what it says, over interfaces of its own.
+
+use std::time::Duration;
+
+use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
+use offcore_bench::peer::frames::{FrameSink, FrameSource};
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+
+use crate::{Need, Netns, exclusive, require};
+
+/// The two cores of the test.
+fn options() -> VethOptions {
+    VethOptions {
+        restarts: 1,
+        pairs: 1,
+        window: Duration::from_millis(50),
+        ..VethOptions::new(&[64, 1518], true, 0, Some(1))
+    }
+}
+
+fn measured(options: &VethOptions) -> Vec<Row> {
+    let mut rows = Vec::new();
+    veth::run(options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    rows
+}
+
+/// Takes seconds: 24 namespaces and 12 pairs of interfaces are made and deleted.
+#[test]
+fn every_direction_of_every_port_is_measured() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let rows = measured(&options());
+    assert_eq!(rows.len(), 2 * 3 * 2);
+    for row in &rows {
+        assert_eq!(
+            (row.bench, row.arrangement, row.metric, row.unit),
+            ("copy", "end-to-end", "rate", "mpps")
+        );
+        assert!(row.median > 0.0 && row.received > 0 && row.fe_bound.is_some(), "{row:?}");
+        assert!(row.busy_cycles_per_packet > Some(0.0) && row.peer.is_none(), "{row:?}");
+        // What is forwarded is checked byte by byte before anything is timed.
+        assert_eq!((row.verified > 2000, row.lost), (row.case == "forward", 0), "{row:?}");
+    }
+    let ports: Vec<_> = rows.iter().filter_map(|row| row.port).collect();
+    assert_eq!((&ports[..6], &ports[6..]), (&["af_xdp"; 6][..], &["af_packet"; 6][..]));
+}
+
+#[test]
+fn testpmd_is_measured_in_turns_with_ours() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Testpmd, Need::Cores(2)]) else {
+        return;
+    };
+    let _cores = exclusive();
+    for port in PortKind::ALL {
+        let options = VethOptions {
+            frames: vec![512],
+            ports: vec![port],
+            directions: vec![Direction::Forward],
+            pairs: 2,
+            testpmd: true,
+            ..options()
+        };
+        let rows = measured(&options);
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!((row.runs, row.peer.as_deref(), row.lost), (2, Some("dpdk-testpmd"), 0));
+        assert!(row.peer_median > Some(0.0) && row.peer_ratio_lower > Some(0.0), "{row:?}");
+    }
+}
+
+#[test]
+fn the_kernel_sends_numbered_frames_from_an_interface() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool]) else { return };
+    let (near, far) = (Netns::new().unwrap(), Netns::new().unwrap());
+    near.veth("near", &far, "far").unwrap();
+    for (netns, interface) in [(&near, "near"), (&far, "far")] {
+        netns.ip(&["link", "set", interface, "addrgenmode", "none"]).unwrap();
+        netns.ip(&["link", "set", interface, "up"]).unwrap();
+    }
+    near.run("ethtool", &["-K", "near", "gro", "on"]).unwrap();
+    let index = |netns: &Netns, interface: &str| -> u32 {
+        let text = netns.ip(&["-o", "link", "show", interface]).unwrap();
+        text.split(':').next().unwrap().parse().unwrap()
+    };
+    let (from, to) = (index(&far, "far"), index(&near, "near"));
+    let mut sink = near.within(|| FrameSink::new(to)).unwrap();
+    let mut source = far
+        .within(|| {
+            let mut source = FrameSource::new(from, &[7; 60])?;
+            source.send(3)?;
+            source.send(1)?;
+            Ok(source)
+        })
+        .unwrap();
+    let mut room = [0; 2048];
+    for sequence in 0..4u64 {
+        let frame = sink.next(&mut room).unwrap().expect("four frames were sent");
+        let (head, rest) = frame.split_at(50);
+        assert!(head.iter().all(|&byte| byte == 7) && rest[8..] == [7; 2], "{frame:02x?}");
+        assert_eq!(rest[..8], sequence.to_le_bytes());
+    }
+    assert_eq!((sink.next(&mut room).unwrap(), source.sent()), (None, 4));
+    assert!(FrameSource::new(from, &[7; 57]).unwrap_err().to_string().contains("no room"));
+    // Deleted meanwhile.
+    far.ip(&["link", "del", "far"]).unwrap();
+    assert!(far.within(|| source.send(1)).is_err());
+}
