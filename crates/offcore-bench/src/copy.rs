@@ -3,8 +3,11 @@
 //!
 //! * [`run`]: what receiving, copying into a new buffer, rewriting addresses and handing over costs the core, by who
 //!   copies; no network card's driver is in it.
-//! * [`veth`]: packets a second of the af_xdp and af_packet ports over a veth pair.
+//! * [`veth`]: packets a second of the af_xdp and af_packet ports over a veth pair,
+//! * `conversion` (feature `dpdk`): DPDK's packet buffers made into handles, and back.
 
+#[cfg(feature = "dpdk")]
+pub mod conversion;
 mod lane;
 mod nic;
 pub mod veth;

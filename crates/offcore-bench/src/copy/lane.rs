@@ -87,8 +87,7 @@ impl Lane {
         };
         let worker = Worker {
             streams: vec![stream],
-            // What the forwarder does with addresses: its own from the TX port, and a fixed one.
-            forward: Forward::Mac,
+            forward: Forward::Copy,
             burst: BURST,
             work: 0,
             mover,

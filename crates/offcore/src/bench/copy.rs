@@ -19,12 +19,19 @@ use offcore_mem::Hugepages;
 use super::{Format, Rows, frame, two_lcores};
 use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores};
+use crate::output::say;
 use crate::report::columns;
 
 /// A B B A blocks of a cell; the design asks for 200.
 const BLOCKS: usize = 200;
 /// The same with `--quick`.
 const QUICK_BLOCKS: usize = 60;
+/// Rounds of 32768 packets of case conversion.
+#[cfg(feature = "dpdk")]
+const ROUNDS: usize = 200;
+/// The same with `--quick`.
+#[cfg(feature = "dpdk")]
+const QUICK_ROUNDS: usize = 50;
 /// How long a cell may take with `--quick`, so that 21 of them take less than a minute.
 const QUICK_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -227,11 +234,15 @@ fn measure(
     }
 }
 
+#[cfg(feature = "dpdk")]
+fn conversion(args: &CopyArgs, options: &copy::Options, emit: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
+    let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    copy::conversion::run(options.lcore, rounds, emit)
+}
+
 #[cfg(not(feature = "dpdk"))]
 fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
-    eprintln!(
-        "SKIP: conversion: this build is without DPDK: install libdpdk-dev and build with --features dpdk"
-    );
+    say(&format!("SKIP: conversion: {}", crate::eal::WITHOUT));
     Ok(())
 }
 
@@ -285,9 +296,9 @@ fn or_dash(value: Option<String>) -> String {
 }
 
 fn core_costs(rows: &[&Row]) -> String {
-    const HEADS: [&str; 15] = [
-        "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "Gbit/s", "reaches", "bound",
-        "over cpu", "auto", "guide's", "verified",
+    const HEADS: [&str; 16] = [
+        "case", "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "Gbit/s", "reaches",
+        "bound", "over cpu", "auto", "guide's", "verified",
     ];
     if rows.is_empty() {
         return String::new();
@@ -296,9 +307,10 @@ fn core_costs(rows: &[&Row]) -> String {
     cells.extend(rows.iter().map(|row| {
         let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
         [
-            or_dash((!row.temperature.is_empty()).then(|| row.temperature.clone())),
+            row.case.clone(),
+            row.temperature.clone(),
             row.frame.to_string(),
-            or_dash((!row.mode.is_empty()).then(|| row.mode.clone())),
+            row.mode.clone(),
             format!("{}{}", row.engine, if row.background { " +copier" } else { "" }),
             format!("{:.0}", row.cycles_per_packet),
             format!("{:.0}-{:.0}", row.min, row.max),
@@ -313,7 +325,7 @@ fn core_costs(rows: &[&Row]) -> String {
             format!("{}/{}", row.verified, row.received + row.lost),
         ]
     }));
-    columns(&cells, "lrllrrrrrrlrrrr")
+    columns(&cells, "llrllrrrrrrlrrrr")
         + "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
            core and engine together; +copier: another one on the other core beside; over cpu: offloaded over copied by\n\
            the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
@@ -419,6 +431,7 @@ mod tests {
     fn rows_become_two_tables() {
         let cost = Row {
             arrangement: "core-cost",
+            case: "forward".into(),
             frame: 1024,
             mode: "offload".into(),
             engine: "core:1".into(),
@@ -434,7 +447,7 @@ mod tests {
         };
         let text = table(std::slice::from_ref(&cost));
         let line = text.lines().nth(1).unwrap();
-        assert!(line.starts_with("remote   1024  offload  core:1      80"), "{text}");
+        assert!(line.starts_with("forward  remote   1024  offload  core:1      80"), "{text}");
         assert!(
             line.contains("211.2") && line.contains("5.25x") && line.ends_with("200       9/9"),
             "{text}"

@@ -1,0 +1,45 @@
+//! `offcore bench copy --case conversion`: what it takes to make DPDK's packet buffers into packet handles and handles
+//! into packet buffers, over net_null, whose packets take no time of their own.
+
+use anyhow::{Context, Result};
+use offcore_dpdk::measure::measure_conversion;
+use offcore_stats::{lcore, tsc};
+
+use crate::row::Row;
+use crate::sample::Spread;
+
+/// Times that everything is measured, each with a device of its own.
+const RUNS: usize = 5;
+
+/// Measures `rounds` rounds of 32768 packets on lcore `core`. The rows are the conversion alone (`conversion`), receiving
+/// and sending by our port (`net_null port`), and by DPDK's calls alone (`net_null calls`).
+///
+/// # Errors
+/// When the environment layer does not start, or there is no net_null.
+pub fn run(core: usize, rounds: usize, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    lcore::pin(core)?;
+    let mut samples = [const { Vec::new() }; 3];
+    for _ in 0..RUNS {
+        let cost = measure_conversion(rounds.div_ceil(RUNS)).context("net_null")?;
+        for (samples, cycles) in samples.iter_mut().zip([cost.loops, cost.port, cost.bare]) {
+            samples.push(cycles);
+        }
+    }
+    for (case, samples) in ["conversion", "net_null port", "net_null calls"].into_iter().zip(&samples) {
+        let mut row = Row {
+            bench: "copy",
+            case: case.into(),
+            arrangement: "core-cost",
+            frame: 64,
+            mode: "cpu".into(),
+            engine: "none".into(),
+            ring: "none",
+            burst: 32,
+            temperature: "hot".into(),
+            ..Row::default()
+        };
+        row.set_cycles(Spread::of(samples), tsc::hz());
+        emit(row);
+    }
+    Ok(())
+}
