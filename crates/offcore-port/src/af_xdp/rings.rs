@@ -70,8 +70,8 @@ impl<T: Copy> Ring<T> {
         let (entries, bytes) = (offset(at.desc)?, size as usize * size_of::<T>());
         let memory = Memory::map(socket, page, entries + bytes)?;
         let word = |offset: u64| match usize::try_from(offset) {
-            // SAFETY: inside the mapping, as just checked.
             Ok(offset) if offset + 4 <= memory.len && offset.is_multiple_of(4) => {
+                // SAFETY: inside the mapping, as just checked.
                 Ok(unsafe { memory.base.add(offset) }.cast::<AtomicU32>())
             }
             _ => Err(bad()),
