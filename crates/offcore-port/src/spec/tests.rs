@@ -114,6 +114,45 @@ fn capture_files() {
 }
 
 #[test]
+fn every_key_of_an_interface_by_xdp_sockets() {
+    let plain = AfXdpSpec {
+        name: "eth0".into(),
+        queues: 1,
+        first: 0,
+        mode: XdpMode::Auto,
+        ring_size: 1024,
+        busy_poll: None,
+        need_wakeup: true,
+        promiscuous: true,
+    };
+    assert_eq!(parse("af_xdp:eth0"), PortSpec::AfXdp(plain.clone()));
+    let text = "af_xdp:eth0,queues=4,first=2,mode=zc,ring_size=512,busy_poll=64,need_wakeup=off,promisc=off";
+    let spec = AfXdpSpec {
+        queues: 4,
+        first: 2,
+        mode: XdpMode::ZeroCopy,
+        ring_size: 512,
+        busy_poll: Some(64),
+        need_wakeup: false,
+        promiscuous: false,
+        ..plain
+    };
+    assert_eq!(parse(text), PortSpec::AfXdp(spec));
+    for text in ["af_xdp:eth0", text, "af_xdp:eth0,mode=copy", "af_xdp:eth0,mode=skb"] {
+        assert_eq!(parse(text).to_string(), text);
+    }
+    for (text, part) in [
+        ("af_xdp:", "expected the interface's name"),
+        ("af_xdp:e,mode=fast", "mode=fast: expected auto, zc, copy or skb"),
+        ("af_xdp:e,ring_size=100", "ring_size=100: expected a power of two"),
+        ("af_xdp:e,ring_size=32", "expected a number from 64 to 32768"),
+        ("af_xdp:e,busy_poll", "busy_poll=: expected a number"),
+    ] {
+        assert!(error(text).contains(part), "'{text}' gives: {}", error(text));
+    }
+}
+
+#[test]
 fn what_is_written_reads_back() {
     for text in [
         "gen:size=64",

@@ -3,16 +3,14 @@
 use std::process::Command;
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, Offcore, exclusive, require};
+use peers::{Need, exclusive, require};
 
-use super::{Net, PATIENCE, needed, stop};
+use super::{Net, PATIENCE, needed, start_in, stop};
 use crate::switch::{Copies, arguments};
 
 /// Runs a switch on `port` and a generator to its end, which has to be a refusal; what it says.
 fn refused(net: &Net, port: &str, more: &[&str]) -> String {
-    let args = arguments(&[port, "gen:"], Copies::Core, 1, more);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let finished = Offcore::start_in(&net.switch, &args).unwrap().wait().unwrap();
+    let finished = start_in(&net.switch, &[port, "gen:"], more).wait().unwrap();
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
     finished.stderr
 }
