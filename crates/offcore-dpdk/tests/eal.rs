@@ -107,7 +107,8 @@ fn who_has_claimed_it_keeps_it() {
     }
     eal::claim("a peer").unwrap();
     eal::claim("a peer").unwrap();
-    let errors = [eal::start().unwrap_err(), eal::configure("-m 64").unwrap_err(), eal::claim("we").unwrap_err()];
+    let errors =
+        [eal::start().unwrap_err(), eal::configure("-m 64").unwrap_err(), eal::claim("we").unwrap_err()];
     for error in errors {
         assert!(error.to_string().contains("a peer has started an EAL"), "{error}");
     }

@@ -23,7 +23,10 @@ fn has_dpdk() -> bool {
         let port = ["--port", "vhost:/tmp/offcore-no-dpdk.sock", "--duration", "0.1"];
         let finished = Offcore::run(&[&["switch"], &port[..], &flags].concat()).unwrap();
         let text = &finished.stderr;
-        assert!(finished.status.code() == Some(code) && text.contains("--features dpdk"), "{flags:?}: {text}");
+        assert!(
+            finished.status.code() == Some(code) && text.contains("--features dpdk"),
+            "{flags:?}: {text}"
+        );
     }
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "SKIP under CI=true: offcore has no DPDK");
     // Past the harness's capture; a failure to print is none of the test.
@@ -87,7 +90,11 @@ fn packets_longer_than_a_buffer_go_through_net_ring_whole() {
         let report = switch::stop(offcore);
         report.assert_only_drops(&[]);
         let found = report.generator(0);
-        assert_eq!((found.received, found.verified, found.lost, found.wrong), (PACKETS, PACKETS, 0, 0), "{report}");
+        assert_eq!(
+            (found.received, found.verified, found.lost, found.wrong),
+            (PACKETS, PACKETS, 0, 0),
+            "{report}"
+        );
     }
 }
 
@@ -125,7 +132,11 @@ fn what_dpdk_refuses_is_said_with_its_remedy() {
     for (flags, code, words) in [
         (&["--port", "dpdk:net_nothing0"][..], 1, &["net_nothing0", "such as net_null0"][..]),
         (&["--port", "dpdk:0000:ff:1f.6"], 1, &["no PCI device 0000:ff:1f.6", "lspci"]),
-        (&["--port", "dpdk:net_null0", "--eal", "--bogus"], 1, &["--bogus", "Invalid argument", "correct --eal"]),
+        (
+            &["--port", "dpdk:net_null0", "--eal", "--bogus"],
+            1,
+            &["--bogus", "Invalid argument", "correct --eal"],
+        ),
         (&["--port", "dpdk:net_null0", "--eal", "--help"], 2, &["--eal", "ends the process"]),
         (&["--port", "dpdk:net_null0,mtu=9000", "--eal=-m 'x"], 2, &["is open at the end"]),
         (&["--port", "dpdk:net_af_packet0,args=[iface=nothing0]"], 1, &["net_af_packet0", "iface"]),

@@ -227,7 +227,8 @@ fn denylist(system: &System, hardware: &[PciDevice], report: &mut Report) {
             "only for programs that you trust: INTEL-SA-01084, CVE-2024-21823",
         ),
         _ => {
-            let found = "vfio-pci does not take first-generation devices; idxd is the way to use them";
+            let found = "vfio-pci does not take first-generation devices: idxd is the way to use them; DPDK as the owner of a \
+                         whole device (dmadev:ADDRESS) needs vfio_pci.disable_denylist=1 on the kernel's command line";
             report.ok(check, "system", found);
         }
     }

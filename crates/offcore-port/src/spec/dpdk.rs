@@ -115,3 +115,39 @@ impl fmt::Display for DpdkSpec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::spec::PortSpec;
+
+    #[test]
+    fn descriptions_are_written_as_they_are_read() {
+        for text in [
+            "dpdk:0000:43:00.0",
+            "dpdk:net_null0,queues=2,mtu=9000,rx_desc=512,tx_desc=2048",
+            "dpdk:net_ring0,rss=off,promisc=off",
+            "dpdk:43:00.1,queues=4,rss=[ip,tcp]",
+            "dpdk:net_af_packet0,args=[iface=eth0,qpairs=2]",
+        ] {
+            let spec: PortSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(spec.to_string().parse::<PortSpec>().unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, expected) in [
+            ("dpdk:", "as in dpdk:0000:43:00.0"),
+            ("dpdk:net_null0,mtu=9", "mtu=9: expected a number from 68"),
+            ("dpdk:net_null0,rx_desc=1", "rx_desc=1: expected a number from 16"),
+            ("dpdk:net_null0,rss=[ip,all]", "rss=[ip,all]: expected off, or some of ip, tcp"),
+            ("dpdk:net_null0,promisc=maybe", "promisc=maybe: expected on or off"),
+            ("dpdk:net_null0,args=[]", "'args' has no value"),
+            ("dpdk:net_null0,speed=1", "key 'speed' is not known"),
+        ] {
+            let error = text.parse::<PortSpec>().unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}
