@@ -308,6 +308,10 @@ impl RxQueue for PcapRx {
     fn take_back(&mut self, burst: &mut Burst) {
         hand_over(burst, &mut self.back);
     }
+
+    fn waits(&self) -> bool {
+        true
+    }
 }
 
 /// The file that is sent to.

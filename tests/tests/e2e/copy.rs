@@ -69,8 +69,18 @@ fn packets_copied_by_the_core_come_back() {
     let _cores = exclusive();
     let report = all_come_back(&SIZES, few(), "--lcores 0");
     assert_eq!(sum(&report, "workers", "core_copies"), 3 * few(), "{report}");
-    // One buffer of 16 KiB is enough for a jumbo frame.
-    all_come_back(&[9018], few() / 10, "--lcores 0 --mbuf-size 16384 --mbufs 4096");
+}
+
+/// In one buffer of 16 KiB, and in several of 2 KiB, of which there are fewer than the copies in flight would like.
+#[test]
+fn jumbo_frames_come_back() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let sizes = [9018, 64, 4000];
+    for how in ["", "--dma rxq0@core:1", "--mbuf-size 16384 --dma rxq0@core:1"] {
+        all_come_back(&sizes, few() / 20, &format!("--mbufs 4096 --lcores 0 {how}"));
+    }
+    all_come_back(&sizes, few() / 20, "--mbufs 4096 --lcores 0,1 -s 256 --dma rxq0@core:1");
 }
 
 #[test]
