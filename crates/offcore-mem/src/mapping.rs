@@ -58,6 +58,17 @@ pub enum MemoryError {
         /// The kernel's reason.
         source: rustix::io::Errno,
     },
+    /// More memory than there is.
+    #[error(
+        "{} MiB of memory are wanted and {} MiB are available: use fewer (--mbufs) or smaller (--mbuf-size) packet buffers",
+        len >> 20, available >> 20
+    )]
+    TooLarge {
+        /// Bytes wanted.
+        len: usize,
+        /// Bytes that there are.
+        available: usize,
+    },
     /// The kernel refused.
     #[error("{what} of {len} bytes: {source}")]
     System {
@@ -125,13 +136,19 @@ impl Mapping {
 
     fn new_memfd(name: &str, len: usize, huge: usize) -> Result<(Self, OwnedFd), MemoryError> {
         let page_size = if huge == 0 { rustix::param::page_size() } else { huge };
-        let len = len.next_multiple_of(page_size);
+        let len = len.checked_next_multiple_of(page_size).unwrap_or(len);
         let fail = |what| {
             move |source| match huge {
                 0 => MemoryError::System { what, len, source },
                 _ => MemoryError::Hugepages { len, page_size: huge >> 20, source },
             }
         };
+        // Ordinary pages are not reserved: who touches more of them than there are is killed, and others with him.
+        if huge == 0
+            && let Some(available) = available_memory().filter(|&available| len > available)
+        {
+            return Err(MemoryError::TooLarge { len, available });
+        }
         let flags = MemfdFlags::CLOEXEC
             | MemfdFlags::ALLOW_SEALING
             | match huge {
@@ -258,6 +275,14 @@ impl Drop for Mapping {
     }
 }
 
+/// Bytes of memory that could be had without others losing theirs, by the kernel's estimate (proc(5), MemAvailable).
+fn available_memory() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// The node that holds the page at `address`, by get_mempolicy(MPOL_F_NODE | MPOL_F_ADDR).
 fn numa_node(address: NonNull<u8>) -> Option<usize> {
     const MPOL_F_NODE: libc::c_ulong = 1;
@@ -320,6 +345,21 @@ mod tests {
     fn our_memory_cannot_be_truncated() {
         let (_a, fd) = Mapping::memfd("test", 8192, Hugepages::None).unwrap();
         assert_eq!(rustix::fs::ftruncate(&fd, 4096), Err(rustix::io::Errno::PERM));
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_not_asked_for() {
+        let available = available_memory().unwrap();
+        for (len, hugepages) in [
+            (1 << 44, Hugepages::None),
+            (1 << 50, Hugepages::Auto),
+            (available + (64 << 30), Hugepages::None),
+        ] {
+            let error = Mapping::memfd("test", len, hugepages).unwrap_err();
+            assert!(matches!(error, MemoryError::TooLarge { len: found, .. } if found >= len), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("{} MiB", len >> 20)) && text.contains("--mbufs"), "{text}");
+        }
     }
 
     #[test]

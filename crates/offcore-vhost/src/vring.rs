@@ -100,7 +100,7 @@ impl Active {
     pub(crate) fn disarm(&mut self) {
         self.queue.set_notification(false);
         if let Some(kick) = &self.config.kick {
-            forget_kicks(kick);
+            empty(kick);
         }
     }
 
@@ -126,16 +126,16 @@ impl Active {
     }
 }
 
-/// Empties an eventfd, which is empty most of the time. The front end can make reads of it block, at any moment, so this
-/// one asks not to.
+/// Empties an eventfd, which is empty most of the time. Whoever has it, too, can make reads of it block, at any moment, so
+/// this one asks not to.
 #[cold]
-fn forget_kicks(kick: &OwnedFd) {
+pub(crate) fn empty(event: &OwnedFd) {
     let mut counter = [0u8; 8];
     let mut into = [IoSliceMut::new(&mut counter)];
     // An eventfd has no position, which is said by the largest one.
-    if rustix::io::preadv2(kick, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
+    if rustix::io::preadv2(event, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
         // Linux before 5.8.
-        let _ = rustix::io::read(kick, &mut counter);
+        let _ = rustix::io::read(event, &mut counter);
     }
 }
 

@@ -12,6 +12,7 @@ mod guest;
 mod hostile;
 mod jumbo;
 mod ours;
+mod refused;
 mod switch;
 mod testpmd;
 mod virtio_user;

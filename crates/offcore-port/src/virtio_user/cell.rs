@@ -70,8 +70,7 @@ impl Ring {
     /// Asks for no notifications, and takes back those that have come.
     pub(super) fn refuse_notification(&mut self) {
         self.driver.set_notification(false);
-        // One reading empties the counter; one that is empty says so.
-        let _ = rustix::io::read(self.queue.call(), &mut [0; 8]);
+        self.queue.forget_calls();
     }
 
     /// Frees every packet in flight: the connection is gone, so nobody else uses them.

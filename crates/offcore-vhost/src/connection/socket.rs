@@ -77,7 +77,14 @@ pub enum SocketError {
 
 fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {
     let path = path.to_owned();
-    move |source| SocketError::System { path, what, source }
+    move |source| {
+        let what = match (what, source) {
+            ("bind", Errno::NOENT) => "bind (its directory is to be made first)",
+            ("bind", Errno::ACCESS | Errno::PERM) => "bind (its directory has to be writable)",
+            _ => what,
+        };
+        SocketError::System { path, what, source }
+    }
 }
 
 fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {

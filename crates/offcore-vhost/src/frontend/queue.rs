@@ -12,6 +12,7 @@ use super::{FrontEndConfig, FrontEndError, MemoryFd};
 use crate::backend::MAX_QUEUE_PAIRS;
 use crate::features::is_packed;
 use crate::message::VringAddr;
+use crate::vring::empty;
 
 /// Ring parts do not share cache lines, nor the pairs of them that are fetched together.
 const ALIGN: usize = 128;
@@ -52,6 +53,11 @@ impl DriverQueue {
     /// Eventfd by which the device notifies. Non-blocking.
     pub fn call(&self) -> BorrowedFd<'_> {
         self.call.as_fd()
+    }
+
+    /// Empties [`call`](Self::call), without waiting even where the back end has made reads of it block.
+    pub fn forget_calls(&self) {
+        empty(&self.call);
     }
 
     pub(super) fn addresses(&self) -> VringAddr {
