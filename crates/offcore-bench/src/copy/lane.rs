@@ -246,3 +246,45 @@ pub(super) fn counterpart(setup: Setup, mode: Mode) -> Setup {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use offcore_mem::Hugepages;
+
+    fn lane(temperature: Temperature) -> (Lane, OtherCore) {
+        let pool = Pool::new(super::super::nic::buffers(temperature), 2048, Hugepages::None).unwrap();
+        let nic = Arc::new(Mutex::new(Nic::new(pool, temperature, 128).unwrap()));
+        (Lane::new(Setup::CPU, &nic, pool, temperature).unwrap(), OtherCore::start(None).unwrap())
+    }
+
+    #[test]
+    fn a_packet_that_was_not_copied_is_noticed() {
+        let (mut lane, other) = lane(Temperature::Hot);
+        lane.turn(&other).unwrap();
+        let as_received = lock(&lane.nic).rx_queue();
+        lane.worker.streams[0].rx = as_received;
+        let error = lane.turn(&other).unwrap_err();
+        assert!(format!("{error:#}").contains("not copied"), "{error:#}");
+    }
+
+    #[test]
+    fn addresses_that_were_not_rewritten_are_noticed_in_cold_packets_too() {
+        let (mut lane, other) = lane(Temperature::Cold);
+        // Buffers that have been copied into come round again with the addresses of their last turn.
+        for _ in 0..3 {
+            lane.turn(&other).unwrap();
+        }
+        lane.worker.forward = Forward::Io;
+        let error = lane.turn(&other).unwrap_err();
+        assert!(format!("{error:#}").contains("addresses"), "{error:#}");
+    }
+
+    #[test]
+    fn a_packet_that_is_not_sent_is_noticed() {
+        let (mut lane, other) = lane(Temperature::Hot);
+        lane.worker.forward = Forward::Rxonly;
+        let error = lane.turn(&other).unwrap_err();
+        assert!(format!("{error:#}").contains("0 of 32 packets were sent"), "{error:#}");
+    }
+}

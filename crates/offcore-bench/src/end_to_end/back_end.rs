@@ -164,15 +164,16 @@ fn obey(
             }
             Order::Forward { count_cycles: true } => {
                 let (mut ticks, mut packets) = (0, 0);
+                let before = moved.load(Ordering::Relaxed);
                 while forwarding.load(Ordering::Relaxed) {
                     let start = tsc::now();
                     let in_round = worker.round() as u64;
                     if in_round > 0 {
                         ticks += tsc::now() - start;
                         packets += in_round;
+                        moved.store(before + packets, Ordering::Relaxed);
                     }
                 }
-                moved.fetch_add(packets, Ordering::Relaxed);
                 Done::Forwarded { ticks, packets }
             }
             Order::CheckClock => Done::Clock { holds: clock.holds() },
