@@ -8,13 +8,15 @@
 //! * [`worker`]: one lcore's loop,
 //! * [`idle`]: what it does when there is nothing to do,
 //! * [`switch`]: ports, engines and workers put together,
-//! * [`report`]: what a running switch tells.
+//! * [`report`]: what a running switch tells,
+//! * [`pktgen`]: a packet generator, which is no switch.
 
 pub mod copy;
 pub mod dma_map;
 pub mod engines;
 pub mod forward;
 pub mod idle;
+pub mod pktgen;
 pub mod report;
 pub mod ring;
 pub mod simulator;

@@ -1,0 +1,381 @@
+//! A packet generator: sends packets on one port, receives them from another or the same, and tells what became of them.
+//!
+//! ```text
+//! control thread ── settings ──▶ Sender ──▶ port A ~~~ what is tested ~~~ port B ──▶ Receiver ── counts, latencies ──▶
+//! ```
+//!
+//! A sender's packets carry a flow, a number and the time they were due ([`offcore_wire::stamp`]). A receiver knows from
+//! them what was lost, came late or twice, or was changed. A latency is counted from when a packet was *due* by the rate
+//! that was asked for, whether it could be sent then or not, so what waits behind a stall counts as waiting; where no
+//! rate was asked for, from when it was made.
+//!
+//! A captured packet is sent as it is: of those only the number is compared.
+//!
+//! * [`sizes`], [`rate`]: what can be asked for; [`control`]: how it reaches senders while they run,
+//! * [`replay`]: captures,
+//! * [`report`]: what a generator tells,
+//! * [`search`]: the search for a throughput, [`trial`]: its measurements.
+
+pub mod control;
+pub mod rate;
+mod receiver;
+pub mod replay;
+pub mod report;
+pub mod search;
+mod sender;
+pub mod sizes;
+mod source;
+pub mod trial;
+mod worker;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use offcore_dma::{Mode, Mover};
+use offcore_mem::Pool;
+use offcore_port::{Port, QueueSetup, RxCounters, TxCounters};
+use offcore_stats::page::{Block, StatsPage};
+use offcore_stats::{StageClock, lcore, tsc};
+use offcore_vhost::Binding;
+use offcore_wire::ethernet::FCS_LEN;
+use offcore_wire::stamp::STAMP_LEN;
+use offcore_wire::traffic::HeaderTemplate;
+
+use crate::switch::SwitchError;
+use control::{Control, Handover};
+use receiver::{Expected, Receiver};
+use replay::{Capture, Replay};
+use sender::{Packets, Sender};
+use source::Source;
+use worker::Worker;
+
+pub use control::Settings;
+pub use source::MAX_FLOWS;
+
+/// Bytes of the statistics page.
+const STATS_PAGE: usize = 1 << 20;
+/// How long workers may take to follow a change.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is sent.
+#[derive(Clone, Debug)]
+pub enum Payload {
+    /// Packets that are made, with these headers from port 0, and with those from port 1 where both send.
+    Made(Vec<HeaderTemplate>),
+    /// A capture's.
+    Captured {
+        /// The packets.
+        capture: Capture,
+        /// Whether it begins anew at its end.
+        repeat: bool,
+        /// How many times faster than it was captured; without meaning where there is a rate.
+        speed: f64,
+    },
+}
+
+/// What a generator shall do.
+#[derive(Clone, Debug)]
+pub struct PktgenConfig {
+    /// What is sent.
+    pub payload: Payload,
+    /// Whether port 1 sends to port 0, too.
+    pub bidirectional: bool,
+    /// What senders do at first.
+    pub settings: Settings,
+    /// The content of one packet in so many is verified; of none when 0.
+    pub verify: u32,
+    /// What decides on sizes.
+    pub seed: u64,
+    /// One worker each: one for all; or one for what sends and one for what receives; or, where both ports send, two for
+    /// each.
+    pub lcores: Vec<usize>,
+}
+
+impl PktgenConfig {
+    /// The smallest size for which headers and stamp fit, in bytes with FCS; 0 for captures.
+    pub fn min_size(&self) -> usize {
+        match &self.payload {
+            Payload::Made(templates) => {
+                let longest = templates.iter().map(HeaderTemplate::len).max().unwrap_or(0);
+                longest + STAMP_LEN + FCS_LEN
+            }
+            Payload::Captured { .. } => 0,
+        }
+    }
+
+    fn check(&self, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
+        let refuse = |text: String| Err(SwitchError::Config(text));
+        match (ports.len(), self.bidirectional) {
+            (1, false) | (2, _) => {}
+            (1, true) => return refuse("--bidirectional needs two ports: give --port twice".into()),
+            (n, _) => return refuse(format!("{n} ports: expected one with a loop behind it, or two")),
+        }
+        self.check_sizes(&self.settings.sizes)?;
+        let directions = 1 + usize::from(self.bidirectional);
+        let lcores = self.lcores.len();
+        if lcores != 1 && lcores != 2 && lcores != 2 * directions {
+            let most = 2 * directions;
+            return refuse(format!(
+                "--lcores: {lcores} lcores, expected 1 for all, 2 for what sends and what receives{}",
+                if most > 2 { ", or 4" } else { "" }
+            ));
+        }
+        let available = lcore::available()?;
+        match self.lcores.iter().find(|lcore| !available.contains(lcore)) {
+            Some(&found) => Err(lcore::LcoreError::Unavailable { found, available }.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_sizes(&self, sizes: &sizes::Sizes) -> Result<(), SwitchError> {
+        let (min, smallest) = (self.min_size(), sizes.smallest());
+        if smallest < min {
+            return Err(SwitchError::Config(format!(
+                "size {smallest} of --size {sizes}: these headers, {STAMP_LEN} bytes that number a packet and the FCS \
+                 take {min} bytes; choose at least that"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The counters of one direction, for the control thread.
+#[derive(Debug)]
+struct Direction {
+    from: usize,
+    to: usize,
+    sent: Block,
+    tx: Vec<TxCounters>,
+    received: Block,
+    handover: Arc<Handover>,
+}
+
+/// The counters of one port, for the control thread.
+#[derive(Debug)]
+struct PortCounters {
+    rx: Vec<RxCounters>,
+    tx: Vec<TxCounters>,
+}
+
+/// A running generator.
+#[derive(Debug)]
+pub struct Running {
+    config: PktgenConfig,
+    ports: Vec<Box<dyn Port>>,
+    workers: Vec<JoinHandle<usize>>,
+    stop: Arc<AtomicBool>,
+    control: Arc<Control>,
+    directions: Vec<Direction>,
+    counters: Vec<PortCounters>,
+    _page: StatsPage,
+}
+
+/// Puts the generator together and starts its workers.
+///
+/// # Errors
+/// [`SwitchError`]; nothing runs then.
+pub fn start(
+    config: PktgenConfig,
+    mut ports: Vec<Box<dyn Port>>,
+    pool: &'static Pool,
+) -> Result<Running, SwitchError> {
+    config.check(&ports)?;
+    let page = StatsPage::new(STATS_PAGE)?;
+    let control = Arc::new(Control::new(config.settings.clone()));
+    let mut workers: Vec<_> = config.lcores.iter().map(|_| worker(pool)).collect();
+    let (mut directions, mut counters) = (Vec::new(), Vec::new());
+    // Where each port's packets come from, and where they are expected.
+    let last = ports.len() - 1;
+    let stream = RandomState::new().hash_one("stream") as u16;
+    let sends = |port: usize| port == 0 || config.bidirectional;
+    let mut sent = Vec::new();
+    for index in 0..ports.len() {
+        let name = format!("port{index}");
+        // With two lcores 0 and 1 are what sends and what receives, with four also 2 and 3.
+        let place = match (workers.len(), index) {
+            (1, _) => [0, 0],
+            (4, 1) => [2, 3],
+            _ => [0, 1],
+        };
+        let [sending, receiving] = place;
+        let (mut tx, mut rx) = (Vec::new(), Vec::new());
+        for queue in 0..ports[index].queues() {
+            let binding = || Binding::new(Mode::Cpu, Vec::new());
+            let mover = &mut workers[receiving].mover;
+            rx.push(
+                ports[index]
+                    .rx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
+            );
+            let mover = &mut workers[sending].mover;
+            tx.push(
+                ports[index]
+                    .tx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
+            );
+        }
+        let packets = if sends(index) { packets(&config, index, stream) } else { Packets::None };
+        // What comes to a port is what the other one sent; to the only one, its own.
+        let from = last - index;
+        let expected = match &config.payload {
+            _ if !sends(from) => Expected::Nothing,
+            Payload::Made(_) => Expected::Stream(stream.wrapping_add(from as u16)),
+            Payload::Captured { .. } => Expected::Anything,
+        };
+        let sent_block = page.block(&format!("{name}/sender"), &sender::COUNTERS)?;
+        let received = page.block(&format!("{name}/receiver"), &receiver::COUNTERS)?;
+        let handover = Arc::new(Handover::new());
+        let sender = Sender::new(tx, packets, Arc::clone(&control), sent_block.clone());
+        let receiver = Receiver::new(rx, expected, config.verify, Arc::clone(&handover), received.clone());
+        counters.push(PortCounters { rx: receiver.rx_counters(), tx: sender.tx_counters() });
+        sent.push((sent_block, sender.tx_counters()));
+        directions.push((index, received, handover));
+        workers[sending].senders.push(sender);
+        workers[receiving].receivers.push(receiver);
+    }
+    let directions = directions.into_iter().filter(|(to, ..)| sends(last - to));
+    let mut directions: Vec<_> = directions
+        .map(|(to, received, handover)| {
+            let from = last - to;
+            let (block, tx) = &sent[from];
+            Direction { from, to, sent: block.clone(), tx: tx.clone(), received, handover }
+        })
+        .collect();
+    directions.sort_by_key(|direction| direction.from);
+    let stop = Arc::new(AtomicBool::new(false));
+    let lcores = config.lcores.clone();
+    // Made first, so that dropping it stops the workers that did start when a later one does not.
+    let mut running =
+        Running { config, ports, workers: Vec::new(), stop, control, directions, counters, _page: page };
+    for (worker, lcore) in workers.into_iter().zip(lcores) {
+        let thread = spawn(worker, lcore, &running.stop)?;
+        running.workers.push(thread);
+    }
+    Ok(running)
+}
+
+fn worker(pool: &'static Pool) -> Worker {
+    Worker {
+        senders: Vec::new(),
+        receivers: Vec::new(),
+        mover: Mover::new(),
+        cache: pool.cache(),
+        clock: StageClock::private(),
+    }
+}
+
+/// What port `index` sends.
+fn packets(config: &PktgenConfig, index: usize, stream: u16) -> Packets {
+    match &config.payload {
+        Payload::Made(templates) => {
+            let Some(template) = templates.get(index) else { return Packets::None };
+            let (stream, seed) = (stream.wrapping_add(index as u16), config.seed.wrapping_add(index as u64));
+            let Settings { sizes, flows, .. } = &config.settings;
+            Packets::Made(Box::new(Source::new(template.clone(), stream, seed, sizes, *flows)))
+        }
+        Payload::Captured { capture, repeat, speed } => {
+            Packets::Captured(Box::new(Replay::new(capture.clone(), *repeat, *speed, tsc::hz())))
+        }
+    }
+}
+
+fn spawn(worker: Worker, lcore: usize, stop: &Arc<AtomicBool>) -> Result<JoinHandle<usize>, SwitchError> {
+    let stop = Arc::clone(stop);
+    let (ready, started) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name(format!("lcore{lcore}")).spawn(move || {
+        let pinned = lcore::pin(lcore);
+        let ok = pinned.is_ok();
+        // The receiver waits for this; it cannot be gone.
+        let _ = ready.send(pinned);
+        if ok { worker.run(&stop) } else { 0 }
+    });
+    let thread = thread.map_err(|source| SwitchError::Thread { lcore, source })?;
+    match started.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(SwitchError::Config(format!("the worker of lcore {lcore} ended before it began"))),
+    }
+}
+
+impl Running {
+    /// The ports.
+    pub fn ports(&self) -> &[Box<dyn Port>] {
+        &self.ports
+    }
+
+    /// Lets every port look after what it hangs on; to be called about every 20 ms.
+    pub fn tend(&mut self) {
+        self.ports.iter_mut().for_each(|port| port.tend());
+    }
+
+    /// What senders are told to do.
+    pub fn settings(&self) -> Settings {
+        self.control.settings()
+    }
+
+    /// Changes what senders do, and waits until they do so.
+    ///
+    /// # Errors
+    /// When the settings cannot be followed (nothing is changed then), or a worker does not follow.
+    pub fn change(&mut self, change: impl FnOnce(&mut Settings)) -> Result<(), SwitchError> {
+        let mut settings = self.settings();
+        change(&mut settings);
+        self.config.check_sizes(&settings.sizes)?;
+        if !(1..=MAX_FLOWS).contains(&settings.flows) {
+            return Err(SwitchError::Config(format!("{} flows: expected 1 to {MAX_FLOWS}", settings.flows)));
+        }
+        if settings.burst == 0 {
+            return Err(SwitchError::Config("bursts of 0 packets: expected at least 1".into()));
+        }
+        let version = self.control.change(|now| *now = settings);
+        let asked = Instant::now();
+        let applied = |sender: &Block| sender.counter(3).value() >= version;
+        while !self.directions.iter().all(|direction| applied(&direction.sent)) {
+            if asked.elapsed() > PATIENCE || !self.is_running() {
+                return Err(SwitchError::Config("a worker does not follow: is its lcore busy?".into()));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    /// Begins to send: a count from its beginning, a capture from its first packet.
+    ///
+    /// # Errors
+    /// As for [`change`](Self::change).
+    pub fn begin(&mut self) -> Result<(), SwitchError> {
+        self.change(|settings| (settings.running, settings.start) = (true, settings.start + 1))
+    }
+
+    /// Sends nothing more; what is on its way is still received.
+    ///
+    /// # Errors
+    /// As for [`change`](Self::change).
+    pub fn pause(&mut self) -> Result<(), SwitchError> {
+        self.change(|settings| settings.running = false)
+    }
+
+    /// Whether everything that was to be sent since the last start was: the count, or the capture.
+    pub fn is_done(&self) -> bool {
+        self.directions.iter().all(|direction| direction.sent.counter(4).value() == 1)
+    }
+
+    /// Whether every worker is still running.
+    pub fn is_running(&self) -> bool {
+        self.workers.iter().all(|worker| !worker.is_finished())
+    }
+
+    /// Stops the workers; what they had taken over is finished first. Returns the packets that could not be.
+    pub fn stop(&mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        // A worker that panicked has said so already; its packets are counted by nobody.
+        self.workers.drain(..).map(|worker| worker.join().unwrap_or(0)).sum()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

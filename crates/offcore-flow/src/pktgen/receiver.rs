@@ -1,0 +1,223 @@
+//! The receiving half: whether each packet came once, in order and unchanged, and how long it took.
+
+use std::sync::Arc;
+
+use offcore_mem::{Burst, Packet, Pool};
+use offcore_port::generator::sequence::{Arrival, Sequence};
+use offcore_port::{Context, RxCounters, RxQueue};
+use offcore_stats::page::Block;
+use offcore_stats::{Histogram, Stage, tsc};
+use offcore_wire::ethernet::FCS_LEN;
+use offcore_wire::stamp::{self, DUE_RANGE, Stamp, StampError};
+
+use super::control::Handover;
+use super::source::MAX_FLOWS;
+
+/// What a receiver counts.
+pub(super) const COUNTERS: [&str; 9] =
+    ["received", "bytes", "verified", "lost", "reordered", "duplicates", "corrupt", "foreign", "malformed"];
+
+/// Which packets a receiver expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// Those of a stream; any other one is foreign.
+    Stream(u16),
+    /// Any: they are only counted.
+    Anything,
+    /// None: all are foreign.
+    Nothing,
+}
+
+/// Receives from one port.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    queues: Vec<Box<dyn RxQueue>>,
+    check: Check,
+    latencies: Histogram,
+    handover: Arc<Handover>,
+    counters: Block,
+}
+
+impl Receiver {
+    /// A receiver that looks at the content of one packet in `verify`, or of none when that is 0.
+    pub(super) fn new(
+        queues: Vec<Box<dyn RxQueue>>,
+        expected: Expected,
+        verify: u32,
+        handover: Arc<Handover>,
+        counters: Block,
+    ) -> Self {
+        let check = Check::new(expected, verify);
+        Self { queues, check, latencies: Histogram::new(), handover, counters }
+    }
+
+    /// Counters of the port's RX queues.
+    pub(super) fn rx_counters(&self) -> Vec<RxCounters> {
+        self.queues.iter().map(|queue| queue.counters().clone()).collect()
+    }
+
+    /// Takes a burst from each queue; returns how many packets there were.
+    #[inline]
+    pub(super) fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+        let mut packets = 0;
+        for queue in &mut self.queues {
+            let mut burst = Burst::new();
+            queue.rx(ctx, &mut burst);
+            if !burst.is_empty() {
+                packets += burst.len();
+                self.check.burst(&burst, ctx.cache.pool(), tsc::now(), &mut self.latencies);
+                ctx.cache.free_all(burst.drain(..));
+                self.check.publish(&self.counters);
+                ctx.clock.lap(Stage::Application);
+            }
+        }
+        self.handover.answer(&mut self.latencies);
+        packets
+    }
+
+    /// Takes what was on its way; returns how many packets still are.
+    pub(super) fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+        let mut left = 0;
+        for queue in &mut self.queues {
+            let mut burst = Burst::new();
+            left += queue.drain(ctx, &mut burst) + burst.len();
+            self.check.burst(&burst, ctx.cache.pool(), tsc::now(), &mut self.latencies);
+            ctx.cache.free_all(burst.drain(..));
+        }
+        self.check.publish(&self.counters);
+        self.handover.answer(&mut self.latencies);
+        left
+    }
+}
+
+/// The numbers of one flow.
+#[derive(Clone, Debug, Default)]
+struct Flow {
+    sequence: Sequence,
+    /// The number after the highest that came: what a number's upper half is told by.
+    next: u64,
+}
+
+/// What one burst adds to the counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    received: u64,
+    bytes: u64,
+    verified: u64,
+    /// Wraps below 0 when what was lost before comes late.
+    lost: u64,
+    reordered: u64,
+    duplicates: u64,
+    corrupt: u64,
+    foreign: u64,
+    malformed: u64,
+}
+
+/// What is known of a stream.
+#[derive(Debug)]
+struct Check {
+    expected: Expected,
+    flows: Box<[Flow]>,
+    verify: u32,
+    /// Packets until one is verified.
+    until_verify: u32,
+    counts: Counts,
+}
+
+impl Check {
+    fn new(expected: Expected, verify: u32) -> Self {
+        let flows = if matches!(expected, Expected::Stream(_)) { MAX_FLOWS as usize } else { 0 };
+        let flows = vec![Flow::default(); flows].into();
+        Self { expected, flows, verify, until_verify: 1, counts: Counts::default() }
+    }
+
+    #[inline]
+    fn burst(&mut self, burst: &Burst, pool: &Pool, now: u64, latencies: &mut Histogram) {
+        match self.expected {
+            Expected::Stream(stream) => {
+                for packet in burst {
+                    self.packet(packet, pool, stream, now, latencies);
+                }
+            }
+            Expected::Anything => {
+                self.counts.received += burst.len() as u64;
+                let bytes = |packet| (pool.total_len(packet) + FCS_LEN) as u64;
+                self.counts.bytes += burst.iter().map(bytes).sum::<u64>();
+            }
+            Expected::Nothing => self.counts.foreign += burst.len() as u64,
+        }
+    }
+
+    #[inline]
+    fn packet(&mut self, packet: &Packet, pool: &Pool, stream: u16, now: u64, latencies: &mut Histogram) {
+        let len = pool.total_len(packet);
+        let found = match stamp::find(packet.bytes(), len, stream) {
+            Ok(found) => found,
+            Err(StampError::Corrupt) => return self.counts.corrupt += 1,
+            Err(StampError::Foreign) => return self.counts.foreign += 1,
+            Err(StampError::Malformed) => return self.counts.malformed += 1,
+        };
+        if self.verify > 0 {
+            self.until_verify -= 1;
+            if self.until_verify == 0 {
+                self.until_verify = self.verify;
+                self.counts.verified += 1;
+                let unharmed = match packet.is_segmented() {
+                    false => stamp::is_unharmed(&found, [packet.bytes()]),
+                    true => stamp::is_unharmed(&found, pool.segments(packet)),
+                };
+                self.counts.corrupt += u64::from(!unharmed);
+            }
+        }
+        if self.arrive(found.stamp) {
+            self.counts.bytes += (len + FCS_LEN) as u64;
+            // Modulo the range of what a packet says; what was due after now came at once.
+            let took = now.wrapping_sub(found.stamp.due) % DUE_RANGE;
+            latencies.record(if took < DUE_RANGE / 2 { took } else { 0 });
+        }
+    }
+
+    /// Notes that a number came; whether for the first time.
+    #[inline]
+    fn arrive(&mut self, stamp: Stamp) -> bool {
+        let flow = &mut self.flows[usize::from(stamp.flow)];
+        let ahead = stamp.number.wrapping_sub(flow.next as u32).cast_signed();
+        let Some(number) = flow.next.checked_add_signed(ahead.into()) else {
+            // Before the first one: no such packet was sent.
+            self.counts.corrupt += 1;
+            return false;
+        };
+        self.counts.received += 1;
+        flow.next = flow.next.max(number + 1);
+        let counts = &mut self.counts;
+        match flow.sequence.arrive(number) {
+            Arrival::InOrder => {}
+            Arrival::Ahead(gap) => counts.lost = counts.lost.wrapping_add(gap),
+            // So late that nobody can tell whether it came before: taken for the first time, as most are.
+            Arrival::Late | Arrival::TooOld => {
+                counts.reordered += 1;
+                counts.lost = counts.lost.wrapping_sub(1);
+            }
+            Arrival::Duplicate => {
+                counts.duplicates += 1;
+                return false;
+            }
+            // Does not happen: a number is within 2^31 of the one before.
+            Arrival::Implausible => counts.corrupt += 1,
+        }
+        true
+    }
+
+    #[inline]
+    fn publish(&mut self, block: &Block) {
+        let Counts { received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed } =
+            std::mem::take(&mut self.counts);
+        let values = [received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed];
+        for (index, value) in values.into_iter().enumerate() {
+            block.counter(index).add(value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,361 @@
+//! What a generator tells: counts and latencies of each direction, and of all together.
+
+use std::ops::{Add, Sub};
+use std::time::{Duration, Instant};
+
+use offcore_port::{RxCounters, TxCounters};
+use offcore_stats::{Histogram, tsc};
+use serde::Serialize;
+
+use super::rate::WIRE_OVERHEAD;
+use super::{Direction, Running};
+
+/// How long receivers may take to hand over their latencies.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of one direction, or of several together.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct Counts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Add for Counts {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
+                Self { $($name: self.$name.wrapping_add(other.$name),)* }
+            }
+        }
+
+        impl Sub for Counts {
+            type Output = Self;
+
+            /// What was counted since; `lost` may have become less, and wraps.
+            fn sub(self, before: Self) -> Self {
+                Self { $($name: self.$name.wrapping_sub(before.$name),)* }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Packets that the port sent.
+    sent,
+    /// Their bytes, FCS included; those that the port dropped are in there, too.
+    sent_bytes,
+    /// Packets that the port took and did not send: too big for it, or its link was down.
+    tx_dropped,
+    /// Packets that were due and given up, since nothing could be sent for a second.
+    given_up,
+    /// Packets that came, duplicates included.
+    received,
+    /// Bytes of those that came for the first time, FCS included.
+    received_bytes,
+    /// Packets whose content was looked at byte for byte.
+    verified,
+    /// Packets that are missing: below the highest number that came in their flow, and in a final report all.
+    lost,
+    /// Packets that came after one with a higher number of their flow.
+    reordered,
+    /// Packets that came more than once, without their first time.
+    duplicates,
+    /// Packets whose content, length or number is not what was sent. When that is seen in the number or the headers, they
+    /// do not count as received, and therefore as lost.
+    corrupt,
+    /// Somebody else's packets.
+    foreign,
+    /// No sound packets: shorter than their headers, or than these say.
+    malformed,
+}
+
+impl Counts {
+    /// Whether everything that was sent came once, in order and unchanged.
+    pub fn is_clean(&self) -> bool {
+        self.lost == 0 && self.reordered == 0 && self.duplicates == 0 && self.corrupt == 0
+    }
+
+    /// Different packets that came.
+    pub fn unique(&self) -> u64 {
+        self.received.saturating_sub(self.duplicates)
+    }
+}
+
+/// Latencies in nanoseconds, from when packets were due; absent where none was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latencies {
+    /// The shortest.
+    pub min_ns: Option<f64>,
+    /// What half of the packets did not exceed.
+    pub p50_ns: Option<f64>,
+    /// What 90 % did not exceed.
+    pub p90_ns: Option<f64>,
+    /// What 99 % did not exceed.
+    pub p99_ns: Option<f64>,
+    /// What 99.9 % did not exceed.
+    pub p999_ns: Option<f64>,
+    /// The longest.
+    pub max_ns: Option<f64>,
+}
+
+impl From<&Histogram> for Latencies {
+    fn from(ticks: &Histogram) -> Self {
+        let ns = |ticks_or_none: u64| (ticks.values() > 0).then(|| tsc::to_ns(ticks_or_none).round());
+        Self {
+            min_ns: ns(ticks.min()),
+            p50_ns: ns(ticks.percentile(0.5)),
+            p90_ns: ns(ticks.percentile(0.9)),
+            p99_ns: ns(ticks.percentile(0.99)),
+            p999_ns: ns(ticks.percentile(0.999)),
+            max_ns: ns(ticks.max()),
+        }
+    }
+}
+
+/// Counts, rates and latencies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Counts since the start, or since they were cleared.
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// Million packets sent a second.
+    pub tx_mpps: f64,
+    /// Million packets received a second.
+    pub rx_mpps: f64,
+    /// Gbit of frames sent a second, FCS included.
+    pub tx_gbps: f64,
+    /// Gbit of frames received a second, FCS included.
+    pub rx_gbps: f64,
+    /// Gbit a second that what was received takes on a wire, with preambles and gaps.
+    pub gbps_l1: f64,
+    /// Latencies.
+    #[serde(flatten)]
+    pub latencies: Latencies,
+}
+
+impl Figures {
+    fn new(counts: Counts, since: Counts, seconds: f64, latencies: &Histogram) -> Self {
+        let passed = counts - since;
+        let rate = |count: u64| count as f64 / seconds.max(1e-9);
+        let bits = |bytes: u64| rate(bytes) * 8.0 / 1e9;
+        Self {
+            counts,
+            tx_mpps: rate(passed.sent) / 1e6,
+            rx_mpps: rate(passed.received) / 1e6,
+            tx_gbps: bits(passed.sent_bytes),
+            rx_gbps: bits(passed.received_bytes),
+            gbps_l1: bits(passed.received_bytes + passed.unique() * WIRE_OVERHEAD as u64),
+            latencies: latencies.into(),
+        }
+    }
+}
+
+/// What the queues of a port have counted, whatever the packets were. Bytes include FCS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PortCounts {
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets that were dropped instead of sent.
+    pub tx_dropped: u64,
+    /// Packets that were dropped on their way in.
+    pub rx_dropped: u64,
+}
+
+/// One direction.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct DirectionReport {
+    /// The port that sends.
+    pub from: usize,
+    /// The port that receives.
+    pub to: usize,
+    /// What is told of it.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// One report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PktgenReport {
+    /// `interval`, `stats` or `final`.
+    pub report: &'static str,
+    /// Seconds since the start.
+    pub seconds: f64,
+    /// Seconds that rates are over.
+    pub over_seconds: f64,
+    /// Whether packets are being sent.
+    pub running: bool,
+    /// The rate that is asked for.
+    pub rate: String,
+    /// The sizes.
+    pub size: String,
+    /// Flows.
+    pub flows: u32,
+    /// Packets that are due together.
+    pub burst: u32,
+    /// All directions together.
+    #[serde(flatten)]
+    pub all: Figures,
+    /// Each direction.
+    pub directions: Vec<DirectionReport>,
+}
+
+/// Makes reports.
+#[derive(Debug)]
+pub struct Reporter {
+    started: Instant,
+    /// When the last interval ended, and what had been counted.
+    last: (Instant, Vec<Counts>),
+    /// What had been counted when counts were cleared.
+    cleared: Vec<Counts>,
+    /// Latencies since that.
+    latencies: Vec<Histogram>,
+}
+
+impl Reporter {
+    /// A reporter of `running`, whose counts begin now.
+    pub fn new(running: &Running) -> Self {
+        let counts: Vec<_> = running.directions.iter().map(counts).collect();
+        let latencies = running.directions.iter().map(|_| Histogram::new()).collect();
+        let now = Instant::now();
+        Self { started: now, last: (now, counts.clone()), cleared: counts, latencies }
+    }
+
+    /// Counts since the start or [`clear`](Self::clear), rates and latencies of the time since the last such report.
+    pub fn interval(&mut self, running: &Running, kind: &'static str) -> PktgenReport {
+        let latencies = self.collect(running);
+        let now = Instant::now();
+        let counted: Vec<_> = running.directions.iter().map(counts).collect();
+        let (then, before) = std::mem::replace(&mut self.last, (now, counted.clone()));
+        self.report(running, kind, counted, &before, now - then, &latencies)
+    }
+
+    /// Counts, rates and latencies since the start or [`clear`](Self::clear); packets were sent for `active` of that time,
+    /// and what has not come by now is lost.
+    pub fn last(&mut self, running: &Running, active: Duration) -> PktgenReport {
+        self.collect(running);
+        let mut counted: Vec<_> = running.directions.iter().map(counts).collect();
+        for (counts, cleared) in counted.iter_mut().zip(&self.cleared) {
+            let since = *counts - *cleared;
+            counts.lost = cleared.lost.wrapping_add(since.sent.saturating_sub(since.unique()));
+        }
+        let (cleared, latencies) = (self.cleared.clone(), std::mem::take(&mut self.latencies));
+        let report = self.report(running, "final", counted, &cleared, active, &latencies);
+        self.latencies = latencies;
+        report
+    }
+
+    /// Everything counts from 0 again.
+    pub fn clear(&mut self, running: &Running) {
+        self.collect(running);
+        self.latencies.iter_mut().for_each(Histogram::clear);
+        self.cleared = running.directions.iter().map(counts).collect();
+        self.last = (Instant::now(), self.cleared.clone());
+    }
+
+    /// The latencies since the last call, of each direction; they are added to those of all the time, too.
+    fn collect(&mut self, running: &Running) -> Vec<Histogram> {
+        running.directions.iter().for_each(|direction| direction.handover.ask());
+        let asked = Instant::now();
+        // A worker that has ended has handed over already what it had.
+        while running.is_running()
+            && asked.elapsed() < PATIENCE
+            && !running.directions.iter().all(|direction| direction.handover.is_answered())
+        {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let taken = running.directions.iter().zip(&mut self.latencies).map(|(direction, all)| {
+            let mut one = Histogram::new();
+            direction.handover.take(&mut one);
+            all.merge(&one);
+            one
+        });
+        taken.collect()
+    }
+
+    fn report(
+        &self,
+        running: &Running,
+        kind: &'static str,
+        counted: Vec<Counts>,
+        before: &[Counts],
+        over: Duration,
+        latencies: &[Histogram],
+    ) -> PktgenReport {
+        let seconds = over.as_secs_f64();
+        let (mut all, mut all_before) = (Counts::default(), Counts::default());
+        let (mut together, mut directions) = (Histogram::new(), Vec::new());
+        for (index, direction) in running.directions.iter().enumerate() {
+            let since_clear = |counts: Counts| {
+                let mut since = counts - self.cleared[index];
+                // What was lost before may have come since.
+                since.lost = if since.lost.cast_signed() < 0 { 0 } else { since.lost };
+                since
+            };
+            let (counts, earlier) = (since_clear(counted[index]), since_clear(before[index]));
+            let figures = Figures::new(counts, earlier, seconds, &latencies[index]);
+            directions.push(DirectionReport { from: direction.from, to: direction.to, figures });
+            (all, all_before) = (all + counts, all_before + earlier);
+            together.merge(&latencies[index]);
+        }
+        let settings = running.settings();
+        PktgenReport {
+            report: kind,
+            seconds: self.started.elapsed().as_secs_f64(),
+            over_seconds: seconds,
+            running: settings.running && !running.is_done(),
+            rate: settings.rate.to_string(),
+            size: settings.sizes.to_string(),
+            flows: settings.flows,
+            burst: settings.burst,
+            all: Figures::new(all, all_before, seconds, &together),
+            directions,
+        }
+    }
+}
+
+/// What a direction has counted since the start of everything. `lost` is what is missing below the highest numbers.
+fn counts(direction: &Direction) -> Counts {
+    let [sent, received] = [&direction.sent, &direction.received];
+    let tx_dropped: u64 = direction.tx.iter().map(TxCounters::dropped_total).sum();
+    let handed = sent.counter(0).value();
+    let [packets, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed] =
+        std::array::from_fn(|index| received.counter(index).value());
+    // Packets that the port dropped have numbers, which are missing at the other end.
+    let lost = lost.wrapping_sub(tx_dropped);
+    Counts {
+        sent: handed.saturating_sub(tx_dropped),
+        sent_bytes: sent.counter(1).value(),
+        tx_dropped,
+        given_up: sent.counter(2).value(),
+        received: packets,
+        received_bytes: bytes,
+        verified,
+        lost: if lost.cast_signed() < 0 { 0 } else { lost },
+        reordered,
+        duplicates,
+        corrupt,
+        foreign,
+        malformed,
+    }
+}
+
+impl Running {
+    /// What the queues of each port have counted since the start.
+    pub fn port_counts(&self) -> Vec<PortCounts> {
+        let counts = self.counters.iter().map(|port| PortCounts {
+            tx_packets: port.tx.iter().map(TxCounters::packets).sum(),
+            rx_packets: port.rx.iter().map(RxCounters::packets).sum(),
+            tx_dropped: port.tx.iter().map(TxCounters::dropped_total).sum(),
+            rx_dropped: port.rx.iter().map(RxCounters::dropped_total).sum(),
+        });
+        counts.collect()
+    }
+
+    /// Different packets that have come since the start, all directions together; and packets sent.
+    pub(super) fn counted(&self) -> Counts {
+        self.directions.iter().map(counts).fold(Counts::default(), Add::add)
+    }
+}

@@ -1,0 +1,219 @@
+//! The sending half: takes packets from a source when they are due, and hands them to a port.
+
+use std::sync::Arc;
+
+use offcore_mem::packet::BURST;
+use offcore_mem::{Burst, Packet};
+use offcore_port::settle::settle;
+use offcore_port::{Context, TxCounters, TxQueue};
+use offcore_stats::page::Block;
+use offcore_stats::{Stage, tsc};
+use offcore_wire::ethernet::FCS_LEN;
+
+use super::control::{Control, Settings};
+use super::rate::{Rate, Schedule};
+use super::replay::Replay;
+use super::source::Source;
+
+/// What a sender counts: packets handed to the port (those that the port drops included), their bytes with FCS, packets
+/// that were given up as too late, the version of the settings that it has applied, whether it has nothing to send any
+/// more, and how many ticks after the start that was.
+pub(super) const COUNTERS: [&str; 6] = ["handed", "bytes", "given_up", "applied", "done", "took"];
+
+/// Where packets come from.
+#[derive(Debug)]
+pub(super) enum Packets {
+    /// They are made.
+    Made(Box<Source>),
+    /// They are a capture's.
+    Captured(Box<Replay>),
+    /// There are none: the port only receives, and its TX queues have to be looked after.
+    None,
+}
+
+/// Sends on one port.
+#[derive(Debug)]
+pub(super) struct Sender {
+    /// The port's TX queues; packets go to the first.
+    queues: Vec<Box<dyn TxQueue>>,
+    packets: Packets,
+    control: Arc<Control>,
+    /// The version of the settings.
+    seen: u64,
+    settings: Settings,
+    schedule: Schedule,
+    /// Packets that are left of those that are due together, and when that is.
+    together: (u32, u64),
+    /// Packets that are left of the count.
+    left: u64,
+    /// When sending began, in ticks.
+    began: u64,
+    /// Packets that the port had no room for.
+    waiting: Burst,
+    counters: Block,
+}
+
+impl Sender {
+    pub(super) fn new(
+        queues: Vec<Box<dyn TxQueue>>,
+        packets: Packets,
+        control: Arc<Control>,
+        counters: Block,
+    ) -> Self {
+        let settings = control.settings();
+        let schedule = Schedule::by_tsc(settings.rate);
+        let idle = Settings { running: false, start: 0, ..settings };
+        let waiting = Burst::new();
+        Self {
+            queues,
+            packets,
+            control,
+            seen: 0,
+            settings: idle,
+            schedule,
+            together: (0, 0),
+            left: 0,
+            began: 0,
+            waiting,
+            counters,
+        }
+    }
+
+    /// Counters of the port's TX queues.
+    pub(super) fn tx_counters(&self) -> Vec<TxCounters> {
+        self.queues.iter().map(|queue| queue.counters().clone()).collect()
+    }
+
+    /// Sends what is due, one burst at most; returns how many packets the port took.
+    #[inline]
+    pub(super) fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+        if let Some((version, settings)) = self.control.changed(self.seen) {
+            self.apply(version, settings);
+        }
+        let mut burst = std::mem::take(&mut self.waiting);
+        if burst.is_empty() && self.settings.running && self.left > 0 {
+            self.fill(ctx, &mut burst);
+        }
+        for queue in self.queues.iter_mut().skip(usize::from(!burst.is_empty())) {
+            queue.poll(ctx);
+        }
+        if burst.is_empty() { 0 } else { self.send(ctx, burst) }
+    }
+
+    #[cold]
+    fn apply(&mut self, version: u64, settings: Settings) {
+        if settings.start > self.settings.start {
+            self.left = settings.count.unwrap_or(u64::MAX);
+            self.began = tsc::now();
+            self.schedule = Schedule::by_tsc(settings.rate);
+            if let Packets::Captured(replay) = &mut self.packets {
+                replay.rewind();
+            }
+        } else if settings.rate != self.settings.rate || settings.running != self.settings.running {
+            self.schedule = Schedule::by_tsc(settings.rate);
+        }
+        if settings.sizes != self.settings.sizes || settings.flows != self.settings.flows {
+            if let Packets::Made(source) = &mut self.packets {
+                source.set(&settings.sizes, settings.flows);
+            }
+        }
+        self.together = (0, 0);
+        self.settings = settings;
+        self.seen = version;
+        self.say_done();
+        self.counters.counter(3).set(version);
+    }
+
+    /// Whether there is nothing more to send.
+    fn say_done(&self) {
+        let over = match &self.packets {
+            Packets::Captured(replay) => replay.is_over(),
+            Packets::Made(_) => false,
+            Packets::None => true,
+        };
+        let done = (over || self.left == 0) && self.waiting.is_empty();
+        if done {
+            self.counters.counter(5).set(tsc::now().wrapping_sub(self.began));
+        }
+        self.counters.counter(4).set(done.into());
+    }
+
+    /// Makes what is due.
+    #[inline]
+    fn fill(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let now = tsc::now();
+        while burst.len() < BURST && self.left > 0 {
+            let made = match &mut self.packets {
+                Packets::Made(source) => {
+                    let due = match self.together {
+                        (1.., due) => due,
+                        (0, _) => {
+                            let Some((due, given_up)) = self.schedule.due(now) else { break };
+                            if given_up > 0 {
+                                self.counters.counter(2).add(given_up);
+                            }
+                            self.together = (self.settings.burst, due);
+                            due
+                        }
+                    };
+                    source.make(ctx.cache, due)
+                }
+                Packets::Captured(replay) => {
+                    let due = match self.settings.rate {
+                        Rate::Unlimited => replay.due(now),
+                        _ => self.schedule.due(now).map(|(due, _)| due),
+                    };
+                    if due.is_none_or(|due| due > now) {
+                        break;
+                    }
+                    replay.make(ctx.cache)
+                }
+                Packets::None => None,
+            };
+            let Some((packet, size)) = made else { break };
+            burst.push(packet);
+            self.schedule.spend(size);
+            self.together.0 = self.together.0.saturating_sub(1);
+            self.left -= 1;
+        }
+        let over = matches!(&self.packets, Packets::Captured(replay) if replay.is_over());
+        if over {
+            self.left = 0;
+            if burst.is_empty() {
+                self.say_done();
+            }
+        }
+        ctx.clock.lap(Stage::Rx);
+    }
+
+    #[inline]
+    fn send(&mut self, ctx: &mut Context<'_>, mut burst: Burst) -> usize {
+        let pool = ctx.cache.pool();
+        let len =
+            |burst: &Burst| burst.iter().map(|packet| (pool.total_len(packet) + FCS_LEN) as u64).sum::<u64>();
+        let (packets, bytes) = (burst.len(), len(&burst));
+        let queue = &mut *self.queues[0];
+        if !Packet::all_plain(&burst) {
+            settle(queue, ctx, &mut burst);
+        }
+        queue.tx(ctx, &mut burst);
+        let taken = packets - burst.len();
+        self.counters.counter(0).add(taken as u64);
+        self.counters.counter(1).add(bytes - len(&burst));
+        self.waiting = burst;
+        if self.left == 0 {
+            self.say_done();
+        }
+        taken
+    }
+
+    /// Finishes what is in flight; returns whether nothing is left.
+    pub(super) fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
+        ctx.cache.free_all(self.waiting.drain(..));
+        let mut stopped = true;
+        for queue in &mut self.queues {
+            stopped &= queue.stop(ctx);
+        }
+        stopped
+    }
+}

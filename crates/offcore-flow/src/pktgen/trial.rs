@@ -1,0 +1,214 @@
+//! Trials of a search: a number of packets of one size at one rate, and what came of them.
+
+use std::time::{Duration, Instant};
+
+use offcore_stats::tsc;
+
+use super::Running;
+use super::rate::Rate;
+use super::report::{Figures, Reporter};
+use super::search::Outcome;
+use super::sizes::Sizes;
+use crate::switch::SwitchError;
+
+/// Learning frames of a direction, so that who forwards knows where addresses are.
+const LEARNING: u64 = 16;
+/// Their rate, in packets a second.
+const LEARNING_RATE: f64 = 200.0;
+/// How much longer than planned a sender may take that has kept its rate: a share of the time, and a time.
+const SLACK: (f64, Duration) = (0.01, Duration::from_millis(2));
+/// How often the control thread looks.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How trials are made.
+#[derive(Clone, Debug)]
+pub struct TrialPlan {
+    /// The size of packets.
+    pub size: usize,
+    /// How long packets are sent.
+    pub duration: Duration,
+    /// How long to wait for those that have not come.
+    pub wait: Duration,
+}
+
+/// A trial and all that it has measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trial {
+    /// What a search wants to know.
+    pub outcome: Outcome,
+    /// Counts, rates and latencies.
+    pub figures: Figures,
+}
+
+impl AsRef<Outcome> for Trial {
+    fn as_ref(&self) -> &Outcome {
+        &self.outcome
+    }
+}
+
+/// Why a trial was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum TrialError {
+    /// The generator refused.
+    #[error(transparent)]
+    Switch(#[from] SwitchError),
+    /// Nothing came back.
+    #[error(
+        "no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends them on, and \
+         does it take frames of this size?"
+    )]
+    NothingCame {
+        /// The size, FCS included.
+        size: usize,
+        /// How long it was waited for.
+        seconds: f64,
+    },
+    /// The caller wanted no more.
+    #[error("interrupted")]
+    Interrupted,
+    /// A worker is gone.
+    #[error("a worker ended by itself")]
+    Worker,
+}
+
+/// Whether to go on; called all the time, so that ports can be looked after.
+pub type Tick<'a> = dyn FnMut(&mut Running) -> bool + 'a;
+
+impl Running {
+    /// Sends a few frames of this size and waits until some have come in every direction.
+    ///
+    /// # Errors
+    /// [`TrialError::NothingCame`] after `wait` without one.
+    pub fn learn(&mut self, size: usize, wait: Duration, tick: &mut Tick<'_>) -> Result<(), TrialError> {
+        let sizes = Sizes::fixed(size).map_err(SwitchError::Config)?;
+        let before = self.received();
+        self.change(|settings| {
+            (settings.running, settings.rate) = (false, Rate::Packets(LEARNING_RATE));
+            (settings.sizes, settings.count, settings.burst) = (sizes, Some(LEARNING), 1);
+        })?;
+        self.begin()?;
+        let began = Instant::now();
+        while !self.is_done() {
+            self.pass(tick)?;
+        }
+        while self.received().iter().zip(&before).any(|(now, before)| now == before) {
+            if began.elapsed() > wait.max(Duration::from_secs(1)) {
+                let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+                return Err(TrialError::NothingCame { size, seconds });
+            }
+            self.pass(tick)?;
+        }
+        Ok(())
+    }
+
+    /// The rate of one direction, in packets a second, at which packets of this size can be sent at all.
+    ///
+    /// # Errors
+    /// [`TrialError`].
+    pub fn sending_rate(&mut self, plan: &TrialPlan, tick: &mut Tick<'_>) -> Result<f64, TrialError> {
+        let sizes = Sizes::fixed(plan.size).map_err(SwitchError::Config)?;
+        self.change(|settings| {
+            (settings.running, settings.rate, settings.count) = (false, Rate::Unlimited, None);
+            settings.sizes = sizes;
+        })?;
+        let before = self.counted();
+        self.begin()?;
+        let began = Instant::now();
+        while began.elapsed() < plan.duration {
+            self.pass(tick)?;
+        }
+        self.pause()?;
+        let seconds = began.elapsed().as_secs_f64();
+        let sent = (self.counted() - before).sent as f64 / self.directions.len() as f64;
+        self.settle(plan.wait, tick)?;
+        Ok(sent / seconds)
+    }
+
+    /// Sends packets at `rate` a second in each direction.
+    ///
+    /// # Errors
+    /// [`TrialError`].
+    pub fn trial(
+        &mut self,
+        reporter: &mut Reporter,
+        plan: &TrialPlan,
+        rate: f64,
+        tick: &mut Tick<'_>,
+    ) -> Result<Trial, TrialError> {
+        let sizes = Sizes::fixed(plan.size).map_err(SwitchError::Config)?;
+        let count = ((rate * plan.duration.as_secs_f64()).round() as u64).max(1);
+        self.change(|settings| {
+            (settings.running, settings.rate) = (false, Rate::Packets(rate));
+            (settings.sizes, settings.count) = (sizes, Some(count));
+        })?;
+        reporter.clear(self);
+        let before = self.counted();
+        self.begin()?;
+        let planned = Duration::from_secs_f64(count as f64 / rate);
+        let enough = planned.mul_f64(2.0) + Duration::from_secs(1);
+        let began = Instant::now();
+        while !self.is_done() && began.elapsed() < enough {
+            self.pass(tick)?;
+        }
+        let done = self.is_done();
+        let took = if done { self.took() } else { began.elapsed() };
+        if !done {
+            self.pause()?;
+        }
+        self.settle_from(before.sent, before.unique(), plan.wait, tick)?;
+        let figures = reporter.last(self, took).all;
+        let offered =
+            done && took <= planned.mul_f64(1.0 + SLACK.0) + SLACK.1 && figures.counts.given_up == 0;
+        let (sent, received) = (figures.counts.sent + figures.counts.tx_dropped, figures.counts.unique());
+        Ok(Trial { outcome: Outcome { rate, sent, received, offered }, figures })
+    }
+
+    /// How long the slowest sender has taken since the last start.
+    fn took(&self) -> Duration {
+        let ticks = self.directions.iter().map(|direction| direction.sent.counter(5).value()).max();
+        Duration::from_secs_f64(tsc::to_ns(ticks.unwrap_or(0)) / 1e9)
+    }
+
+    /// Waits until what was sent has come, or for so long.
+    ///
+    /// # Errors
+    /// [`TrialError`].
+    pub fn settle(&mut self, wait: Duration, tick: &mut Tick<'_>) -> Result<(), TrialError> {
+        self.settle_from(0, 0, wait, tick)
+    }
+
+    fn settle_from(
+        &mut self,
+        sent: u64,
+        unique: u64,
+        wait: Duration,
+        tick: &mut Tick<'_>,
+    ) -> Result<(), TrialError> {
+        let began = Instant::now();
+        loop {
+            let now = self.counted();
+            let due = (now.sent - sent).saturating_sub(now.unique().saturating_sub(unique));
+            if due == 0 || began.elapsed() >= wait {
+                return Ok(());
+            }
+            self.pass(tick)?;
+        }
+    }
+
+    /// Packets received so far, in each direction.
+    fn received(&self) -> Vec<u64> {
+        self.directions.iter().map(|direction| direction.received.counter(0).value()).collect()
+    }
+
+    fn pass(&mut self, tick: &mut Tick<'_>) -> Result<(), TrialError> {
+        if !tick(self) {
+            self.pause()?;
+            return Err(TrialError::Interrupted);
+        }
+        if !self.is_running() {
+            return Err(TrialError::Worker);
+        }
+        std::thread::sleep(TICK);
+        Ok(())
+    }
+}
