@@ -20,6 +20,7 @@ pub mod row;
 pub mod sample;
 pub mod submit_reap;
 pub mod temperature;
+pub mod throughput_plot;
 pub mod vhost;
 pub mod work_sweep;
 pub mod workload;

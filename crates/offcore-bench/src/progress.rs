@@ -37,6 +37,11 @@ impl Progress {
         self.0.inc(1);
     }
 
+    /// So many steps are done, or not needed.
+    pub fn at(&self, steps: usize) {
+        self.0.set_position(steps as u64);
+    }
+
     /// Several steps are done, or not needed.
     pub fn steps(&self, steps: usize) {
         self.0.inc(steps as u64);

@@ -45,6 +45,9 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
+    #[command(after_help = crate::pktgen::EXAMPLES)]
+    Pktgen(Box<crate::pktgen::PktgenArgs>),
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),

@@ -4,6 +4,7 @@
 //! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
+//! * [`pktgen`]: `offcore pktgen`,
 //! * [`output`]: where words go.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
@@ -17,6 +18,7 @@ mod demo;
 mod dsa;
 mod eal;
 mod output;
+mod pktgen;
 mod plan;
 mod ports;
 mod predict;
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Switch(args) => (&["switch"][..], switch::run(args)),
         Command::Copy(args) => (&["copy"][..], copy::run(args)),
         Command::Bench { command } => (command.names(), bench::run(command)),
+        Command::Pktgen(args) => (&["pktgen"][..], pktgen::run(args)),
         Command::Predict(args) => (&["predict"][..], predict::run(args)),
         Command::Dsa { command } => (command.names(), dsa::run(command)),
     };

@@ -28,6 +28,10 @@ pub(crate) struct Line<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoppedBy {
+    /// A command, or the end of commands.
+    Command,
+    /// `--count`, or the end of a capture.
+    Count,
     /// SIGINT or SIGTERM.
     Signal,
     /// `--duration`.

@@ -89,7 +89,7 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
 }
 
 /// A flag that SIGINT and SIGTERM set; the second of them ends the process.
-fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
+pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // In this order, so that the first signal finds the flag unset.

@@ -247,7 +247,8 @@ mod tests {
         let mut once = Replay::new(capture, false, 1.0, 1_000_000_000);
         for _ in 0..3 {
             assert!(once.due(0).is_some());
-            cache.free(once.make(&mut cache).unwrap().0);
+            let (packet, _) = once.make(&mut cache).unwrap();
+            cache.free(packet);
         }
         assert!(once.is_over() && once.due(0).is_none() && once.make(&mut cache).is_none());
     }

@@ -163,8 +163,8 @@ impl Running {
         Ok(Trial { outcome: Outcome { rate, sent, received, offered }, figures })
     }
 
-    /// How long the slowest sender has taken since the last start.
-    fn took(&self) -> Duration {
+    /// How long the slowest sender has taken from the last start until everything was sent.
+    pub fn took(&self) -> Duration {
         let ticks = self.directions.iter().map(|direction| direction.sent.counter(5).value()).max();
         Duration::from_secs_f64(tsc::to_ns(ticks.unwrap_or(0)) / 1e9)
     }

@@ -1,0 +1,58 @@
+//! `offcore pktgen`: sends packets, receives them back, and tells what became of them.
+//!
+//! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
+//! * [`commands`]: what can be asked for while it runs,
+//! * [`interfaces`]: the kernel's own counters beside ours,
+//! * [`run`]: a run until its end, [`throughput`]: `--rfc2544`,
+//! * [`tables`]: reports for people.
+
+mod args;
+mod commands;
+mod interfaces;
+mod plan;
+mod run;
+mod tables;
+mod throughput;
+
+use anyhow::Context;
+use offcore_flow::SwitchError;
+use offcore_flow::pktgen;
+use offcore_port::PortError;
+use offcore_stats::lcore::LcoreError;
+
+use crate::output::say;
+use crate::{Failure, ports, switch};
+
+pub(crate) use args::{EXAMPLES, PktgenArgs};
+use interfaces::Interfaces;
+
+/// Opens what the flags say and runs it to its end.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
+    plan::check(args).map_err(Failure::Usage)?;
+    let payload = plan::capture(args)?;
+    let interrupted = switch::stop_on_signals().context("handling SIGINT and SIGTERM")?;
+    let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
+    say(&line);
+    let (ports, _) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;
+    let interfaces = Interfaces::open(&args.ports, &ports);
+    let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;
+    let running = pktgen::start(config, ports, pool).map_err(failure)?;
+    if args.rfc2544 {
+        throughput::run(args, running, interfaces, &interrupted)
+    } else {
+        run::run(args, running, interfaces, &interrupted)
+    }
+}
+
+/// What the flags asked for and cannot be is a usage error.
+fn failure(error: SwitchError) -> Failure {
+    match error {
+        SwitchError::Config(text) => Failure::Usage(text),
+        SwitchError::Port(PortError::Syntax { .. }) => Failure::Usage(format!("--port: {error}")),
+        SwitchError::Lcore(LcoreError::Unavailable { .. }) => Failure::Usage(format!("--lcores: {error}")),
+        error => Failure::Failed(anyhow::Error::new(error)),
+    }
+}

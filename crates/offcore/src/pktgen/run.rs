@@ -1,0 +1,272 @@
+//! A run: reports at intervals, commands, and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use offcore_flow::SwitchError;
+use offcore_flow::pktgen::Running;
+use offcore_flow::pktgen::report::{PktgenReport, Reporter};
+use serde::Serialize;
+
+use super::args::PktgenArgs;
+use super::commands::{self, Command, HELP, Said};
+use super::interfaces::{Compared, Interfaces};
+use super::{failure, tables};
+use crate::Failure;
+use crate::args::Format;
+use crate::output::{say, write};
+use crate::report::StoppedBy;
+
+/// How often the control thread looks at commands, signals, links and the clock.
+const TICK: Duration = Duration::from_millis(5);
+
+/// A report as it is written.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    report: &'a PktgenReport,
+    /// The interfaces' counters beside the ports'.
+    interfaces: &'a [Compared],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped_by: Option<StoppedBy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unfinished: Option<usize>,
+}
+
+/// Runs until something ends it, and reports.
+///
+/// # Errors
+/// [`Failure`].
+pub(super) fn run(
+    args: &PktgenArgs,
+    mut running: Running,
+    mut interfaces: Interfaces,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<(), Failure> {
+    let commands = match args.no_interactive {
+        true => None,
+        false => Some(commands::read().context("reading commands")?),
+    };
+    interfaces.begin(&running);
+    let reporter = Reporter::new(&running);
+    if !args.no_start {
+        running.begin().map_err(failure)?;
+    }
+    let began = (!args.no_start).then(Instant::now);
+    let statuses = vec![String::new(); running.ports().len()];
+    let mut watch = Watch {
+        args,
+        running,
+        interfaces,
+        reporter,
+        commands,
+        began,
+        active: Duration::ZERO,
+        statuses,
+        speed: None,
+    };
+    watch.speed = args.link.or(watch.interfaces.speed());
+    let stopped_by = watch.until_stopped(interrupted)?;
+    watch.finish(stopped_by)
+}
+
+/// A running generator and what is known of it.
+struct Watch<'a> {
+    args: &'a PktgenArgs,
+    running: Running,
+    interfaces: Interfaces,
+    reporter: Reporter,
+    commands: Option<Receiver<Said>>,
+    /// When sending began, while it goes on.
+    began: Option<Instant>,
+    /// How long packets were sent before that.
+    active: Duration,
+    /// The last status of each port that was said.
+    statuses: Vec<String>,
+    /// The link's speed in bit/s, for rates that are shares of it.
+    speed: Option<f64>,
+}
+
+impl Watch<'_> {
+    fn until_stopped(&mut self, interrupted: &Arc<AtomicBool>) -> Result<StoppedBy, Failure> {
+        let interval = Some(self.args.stats_interval).filter(|interval| !interval.is_zero());
+        let mut next = interval.map(|interval| Instant::now() + interval);
+        loop {
+            self.running.tend();
+            self.say_changes();
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(StoppedBy::Signal);
+            }
+            if !self.running.is_running() {
+                return Ok(StoppedBy::Worker);
+            }
+            if let Some(stopped_by) = self.obey()? {
+                return Ok(stopped_by);
+            }
+            if self.began.is_some() && self.running.is_done() {
+                self.sent_all()?;
+                if !self.args.no_start {
+                    return Ok(StoppedBy::Count);
+                }
+            }
+            if self.args.duration.is_some_and(|duration| self.active() >= duration) {
+                return Ok(StoppedBy::Duration);
+            }
+            let now = Instant::now();
+            if let (Some(interval), Some(at)) = (interval, &mut next)
+                && now >= *at
+            {
+                // A missed report is not made up for.
+                while *at <= now {
+                    *at += interval;
+                }
+                if !self.report("interval")? {
+                    return Ok(StoppedBy::Output);
+                }
+            }
+            let until_next = next.map_or(TICK, |at| at.saturating_duration_since(now));
+            std::thread::sleep(until_next.min(TICK));
+        }
+    }
+
+    /// How long packets have been sent.
+    fn active(&self) -> Duration {
+        self.active + self.began.map_or(Duration::ZERO, |began| began.elapsed())
+    }
+
+    /// Everything that was to be sent has been.
+    fn sent_all(&mut self) -> Result<(), Failure> {
+        self.active += self.running.took();
+        self.began = None;
+        self.running.pause().map_err(failure)
+    }
+
+    /// Sends nothing more for now.
+    fn pause(&mut self) -> Result<(), Failure> {
+        self.active = self.active();
+        self.began = None;
+        self.running.pause().map_err(failure)
+    }
+
+    /// Does what was commanded; why to stop, when that was.
+    fn obey(&mut self) -> Result<Option<StoppedBy>, Failure> {
+        loop {
+            let Some(commands) = &self.commands else { return Ok(None) };
+            match commands.try_recv() {
+                Err(TryRecvError::Empty) => return Ok(None),
+                Ok(Said::End) | Err(TryRecvError::Disconnected) => {
+                    self.commands = None;
+                    // Nobody is left who could begin.
+                    if self.began.is_none() {
+                        return Ok(Some(StoppedBy::Command));
+                    }
+                }
+                Ok(Said::Line(Err(text))) => say(&format!("error: {text}")),
+                Ok(Said::Line(Ok(Command::Quit))) => return Ok(Some(StoppedBy::Command)),
+                Ok(Said::Line(Ok(Command::Stats))) => {
+                    if !self.report("stats")? {
+                        return Ok(Some(StoppedBy::Output));
+                    }
+                }
+                Ok(Said::Line(Ok(command))) => match self.follow(command) {
+                    Err(Failure::Usage(text)) => say(&format!("error: {text}")),
+                    other => other?,
+                },
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`Failure::Usage`] when it cannot be followed, and nothing has changed.
+    fn follow(&mut self, command: Command) -> Result<(), Failure> {
+        let running = &mut self.running;
+        let changed = match command {
+            Command::Start if self.began.is_some() => Ok(()),
+            Command::Start => {
+                self.began = Some(Instant::now());
+                running.begin()
+            }
+            Command::Stop => return self.pause(),
+            Command::Clear => {
+                self.reporter.clear(running);
+                self.interfaces.begin(running);
+                self.active = Duration::ZERO;
+                self.began = self.began.map(|_| Instant::now());
+                Ok(())
+            }
+            Command::Burst(burst) => running.change(|settings| settings.burst = burst),
+            Command::Count(count) => running.change(|settings| settings.count = Some(count)),
+            Command::Flows(flows) => running.change(|settings| settings.flows = flows),
+            Command::Rate(rate) => match rate.on(self.speed) {
+                Ok(rate) => running.change(|settings| settings.rate = rate),
+                Err(text) => Err(SwitchError::Config(text)),
+            },
+            Command::Sizes(sizes) => running.change(|settings| settings.sizes = sizes),
+            Command::Help => {
+                say(HELP);
+                Ok(())
+            }
+            Command::Quit | Command::Stats => Ok(()),
+        };
+        changed.map_err(failure)
+    }
+
+    /// Says on stderr what has changed with links.
+    fn say_changes(&mut self) {
+        for (index, (port, said)) in self.running.ports().iter().zip(&mut self.statuses).enumerate() {
+            let status = port.status();
+            if status != *said {
+                say(&format!("port{index} {}: {status}", port.name()));
+                *said = status;
+            }
+        }
+    }
+
+    /// Reports now; `false` when nobody reads it any more.
+    fn report(&mut self, kind: &'static str) -> anyhow::Result<bool> {
+        let report = self.reporter.interval(&self.running, kind);
+        let interfaces = self.interfaces.compare(&self.running);
+        self.print(&Line { report: &report, interfaces: &interfaces, stopped_by: None, unfinished: None })
+    }
+
+    fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {
+        if stopped_by != StoppedBy::Worker {
+            self.pause()?;
+            let ending = Instant::now();
+            let wait = self.args.wait;
+            let settled = self.running.settle(wait, &mut |running: &mut Running| {
+                running.tend();
+                // A second signal ends the process by itself.
+                ending.elapsed() < wait
+            });
+            if let Err(error) = settled {
+                tracing::debug!(%error, "not everything that was sent has come");
+            }
+        }
+        let report = self.reporter.last(&self.running, self.active);
+        let interfaces = self.interfaces.compare(&self.running);
+        let unfinished = self.running.stop();
+        if stopped_by != StoppedBy::Output {
+            let (stopped_by, unfinished) = (Some(stopped_by), Some(unfinished));
+            self.print(&Line { report: &report, interfaces: &interfaces, stopped_by, unfinished })?;
+        }
+        if stopped_by == StoppedBy::Worker {
+            return Err(anyhow!("a worker ended by itself; what it said is above").into());
+        }
+        if unfinished > 0 {
+            return Err(anyhow!("{unfinished} packets in flight were never completed").into());
+        }
+        Ok(())
+    }
+
+    fn print(&self, line: &Line<'_>) -> anyhow::Result<bool> {
+        let text = match self.args.format {
+            Format::Table => tables::report(line.report, line.interfaces, line.stopped_by),
+            Format::Json => serde_json::to_string(line)? + "\n",
+        };
+        write(&text)
+    }
+}

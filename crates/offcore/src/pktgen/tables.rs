@@ -1,0 +1,137 @@
+//! A generator's reports for people.
+
+use std::fmt::Write;
+
+use offcore_flow::pktgen::report::{Counts, Figures, PktgenReport};
+
+use super::interfaces::Compared;
+use crate::report::{StoppedBy, columns};
+
+/// A report and, when it is the last one, why that is.
+pub(super) fn report(
+    report: &PktgenReport,
+    interfaces: &[Compared],
+    stopped_by: Option<StoppedBy>,
+) -> String {
+    let mut text = String::new();
+    let PktgenReport { seconds, rate, size, flows, burst, .. } = report;
+    let asked = format!("rate {rate}, size {size}, {flows} flows, bursts of {burst}");
+    // Writing to a String cannot fail.
+    let _ = match stopped_by {
+        None => writeln!(text, "── {seconds:.1} s: {asked}{}", if report.running { "" } else { ", stopped" }),
+        Some(_) => writeln!(text, "══ {seconds:.1} s in all, sent for {:.1} s: {asked}", report.over_seconds),
+    };
+    let heads =
+        ["ports", "sent", "Mpps", "Gbit/s", "received", "Mpps", "Gbit/s", "on the wire", "lost", "lost, %"];
+    let mut rows = vec![heads.map(String::from).to_vec()];
+    rows.extend(
+        report.directions.iter().map(|one| rates(&format!("{} to {}", one.from, one.to), &one.figures)),
+    );
+    if report.directions.len() > 1 {
+        rows.push(rates("all", &report.all));
+    }
+    text += &columns(&rows, "lrrrrrrrrr");
+    let heads = ["µs", "least", "50 %", "90 %", "99 %", "99.9 %", "most"];
+    let mut rows = vec![heads.map(String::from).to_vec()];
+    rows.extend(report.directions.iter().filter_map(|one| {
+        let name = format!("{} to {}", one.from, one.to);
+        latencies(&name, &one.figures)
+    }));
+    if rows.len() > 1 {
+        text += &columns(&rows, "lrrrrrr");
+    }
+    text += &remarks(&report.all.counts);
+    for difference in interfaces.iter().filter_map(Compared::difference).filter(|_| stopped_by.is_some()) {
+        let _ = writeln!(text, "  {difference}");
+    }
+    text
+}
+
+fn rates(name: &str, figures: &Figures) -> Vec<String> {
+    let counts = &figures.counts;
+    let share = if counts.sent > 0 { 100.0 * counts.lost as f64 / counts.sent as f64 } else { 0.0 };
+    vec![
+        name.into(),
+        counts.sent.to_string(),
+        format!("{:.3}", figures.tx_mpps),
+        format!("{:.3}", figures.tx_gbps),
+        counts.received.to_string(),
+        format!("{:.3}", figures.rx_mpps),
+        format!("{:.3}", figures.rx_gbps),
+        format!("{:.3}", figures.gbps_l1),
+        counts.lost.to_string(),
+        format!("{share:.4}"),
+    ]
+}
+
+fn latencies(name: &str, figures: &Figures) -> Option<Vec<String>> {
+    let of = &figures.latencies;
+    let values = [of.min_ns, of.p50_ns, of.p90_ns, of.p99_ns, of.p999_ns, of.max_ns];
+    let shown = values.into_iter().map(|ns| Some(format!("{:.1}", ns? / 1e3))).collect::<Option<Vec<_>>>()?;
+    Some([vec![name.to_string()], shown].concat())
+}
+
+/// What is only said when it has happened.
+fn remarks(counts: &Counts) -> String {
+    let all = [
+        (counts.reordered, "reordered"),
+        (counts.duplicates, "duplicates"),
+        (counts.corrupt, "corrupt"),
+        (counts.foreign, "foreign"),
+        (counts.malformed, "malformed"),
+        (counts.tx_dropped, "dropped by the sending port"),
+        (counts.given_up, "given up because nothing could be sent for a second"),
+    ];
+    let said: Vec<_> =
+        all.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let verified = (counts.verified > 0).then(|| format!("{} verified", counts.verified));
+    let parts: Vec<_> = verified.into_iter().chain(said).collect();
+    if parts.is_empty() { String::new() } else { format!("  {}\n", parts.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use offcore_flow::pktgen::report::{DirectionReport, Latencies};
+
+    use super::*;
+
+    #[test]
+    fn tables_say_counts_rates_latencies_and_what_went_wrong() {
+        let counts = Counts {
+            sent: 1000,
+            received: 999,
+            verified: 999,
+            lost: 2,
+            duplicates: 1,
+            foreign: 3,
+            ..Counts::default()
+        };
+        let latencies = Latencies { min_ns: Some(800.0), p50_ns: Some(1250.0), ..Latencies::default() };
+        let latencies = Latencies { p90_ns: Some(2e3), p99_ns: Some(3e3), p999_ns: Some(4e3), ..latencies };
+        let latencies = Latencies { max_ns: Some(5e6), ..latencies };
+        let figures = Figures { counts, tx_mpps: 1.5, rx_gbps: 0.25, latencies, ..Figures::default() };
+        let one = PktgenReport {
+            report: "interval",
+            seconds: 1.0,
+            over_seconds: 1.0,
+            running: true,
+            rate: "1.5Mpps".into(),
+            size: "64".into(),
+            flows: 1,
+            burst: 1,
+            all: figures,
+            directions: vec![DirectionReport { from: 0, to: 1, figures }],
+        };
+        let expected = "\
+── 1.0 s: rate 1.5Mpps, size 64, 1 flows, bursts of 1
+  ports   sent   Mpps  Gbit/s  received   Mpps  Gbit/s  on the wire  lost  lost, %
+  0 to 1  1000  1.500   0.000       999  0.000   0.250        0.000     2   0.2000
+  µs      least  50 %  90 %  99 %  99.9 %    most
+  0 to 1    0.8   1.2   2.0   3.0     4.0  5000.0
+  999 verified, 1 duplicates, 3 foreign
+";
+        assert_eq!(report(&one, &[], None), expected);
+        let last = report(&one, &[], Some(StoppedBy::Count));
+        assert!(last.starts_with("══ 1.0 s in all, sent for 1.0 s"), "{last}");
+    }
+}

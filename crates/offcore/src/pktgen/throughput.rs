@@ -1,0 +1,249 @@
+//! `offcore pktgen --rfc2544`: the throughput at each size and loss.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use offcore_bench::progress::Progress;
+use offcore_bench::throughput_plot::{self, Point};
+use offcore_flow::pktgen::Running;
+use offcore_flow::pktgen::rate::{Rate, WIRE_OVERHEAD};
+use offcore_flow::pktgen::report::{Figures, Latencies, Reporter};
+use offcore_flow::pktgen::search::{SearchOptions, Throughput, expected_trials, search};
+use offcore_flow::pktgen::trial::{Trial, TrialError, TrialPlan};
+use serde::Serialize;
+
+use super::args::PktgenArgs;
+use super::failure;
+use super::interfaces::{Compared, Interfaces};
+use crate::Failure;
+use crate::args::Format;
+use crate::output::{say, write};
+use crate::report::columns;
+
+/// RFC 2544's sizes for Ethernet (9.1).
+const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
+/// Length of a trial when none is given. RFC 2544 wants 60 s for a report (24): say so with --duration.
+const DURATION: Duration = Duration::from_secs(5);
+/// Percent of the highest rate.
+const RESOLUTION: f64 = 1.0;
+
+/// The throughput of one size at one loss, in each direction.
+#[derive(Debug, Serialize)]
+struct Row {
+    report: &'static str,
+    /// Bytes, FCS included.
+    frame: usize,
+    /// Percent of packets that may be lost.
+    loss: f64,
+    /// Million packets a second that were asked for in the best trial, in each direction; none when none passed.
+    mpps: Option<f64>,
+    /// The same as Gbit/s of frames, FCS included.
+    gbps: Option<f64>,
+    /// The same on the wire.
+    gbps_l1: Option<f64>,
+    /// What keeps it from being higher: `loss`, `max_rate` or `sender`.
+    limited_by: &'static str,
+    /// Million packets a second, the highest rate that was tried.
+    max_mpps: f64,
+    /// Trials made for this size so far.
+    trials: usize,
+    /// Seconds of a trial.
+    trial_seconds: f64,
+    /// Percent of packets that were lost in the best trial.
+    lost: Option<f64>,
+    /// Packets sent in the best trial, in all directions.
+    sent: u64,
+    /// Packets that came.
+    received: u64,
+    /// Packets whose content was looked at.
+    verified: u64,
+    reordered: u64,
+    duplicates: u64,
+    corrupt: u64,
+    /// Latencies in the best trial.
+    #[serde(flatten)]
+    latencies: Latencies,
+}
+
+impl Row {
+    fn new(frame: usize, max_rate: f64, duration: Duration, found: &Throughput<Trial>) -> Self {
+        let best = found.best;
+        let rate = best.map(|best| best.outcome.rate);
+        let gbps = |bytes: usize| rate.map(|rate| rate * bytes as f64 * 8.0 / 1e9);
+        let Figures { counts, latencies, .. } = best.map_or_else(Figures::default, |best| best.figures);
+        Self {
+            report: "throughput",
+            frame,
+            loss: found.loss * 100.0,
+            mpps: rate.map(|rate| rate / 1e6),
+            gbps: gbps(frame),
+            gbps_l1: gbps(frame + WIRE_OVERHEAD),
+            limited_by: found.limit.name(),
+            max_mpps: max_rate / 1e6,
+            trials: found.trials,
+            trial_seconds: duration.as_secs_f64(),
+            lost: best.map(|best| best.outcome.loss() * 100.0),
+            sent: counts.sent,
+            received: counts.received,
+            verified: counts.verified,
+            reordered: counts.reordered,
+            duplicates: counts.duplicates,
+            corrupt: counts.corrupt,
+            latencies,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let number =
+            |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
+        let us = |ns: Option<f64>| number(ns.map(|ns| ns / 1e3), 1);
+        vec![
+            self.frame.to_string(),
+            self.loss.to_string(),
+            number(self.mpps, 4),
+            number(self.gbps, 3),
+            number(self.gbps_l1, 3),
+            number(self.lost, 4),
+            self.limited_by.replace('_', " "),
+            self.trials.to_string(),
+            us(self.latencies.p50_ns),
+            us(self.latencies.p99_ns),
+            us(self.latencies.max_ns),
+        ]
+    }
+}
+
+/// What follows the rows: the counters of interfaces.
+#[derive(Debug, Serialize)]
+struct End<'a> {
+    report: &'static str,
+    interfaces: &'a [Compared],
+    unfinished: usize,
+}
+
+/// Searches, and writes what was found.
+///
+/// # Errors
+/// [`Failure`].
+pub(super) fn run(
+    args: &PktgenArgs,
+    mut running: Running,
+    mut interfaces: Interfaces,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<(), Failure> {
+    let frames = if args.frame.is_empty() { &FRAMES[..] } else { &args.frame };
+    let mut losses: Vec<f64> = args.loss.iter().map(|percent| percent / 100.0).collect();
+    losses.sort_by(f64::total_cmp);
+    losses.dedup();
+    if losses.is_empty() {
+        losses.push(0.0);
+    }
+    let resolution = args.resolution.unwrap_or(RESOLUTION) / 100.0;
+    let duration = args.duration.unwrap_or(DURATION);
+    let progress = Progress::visible();
+    let mut reporter = Reporter::new(&running);
+    interfaces.begin(&running);
+    let mut tick = |running: &mut Running| {
+        running.tend();
+        !interrupted.load(Ordering::Relaxed)
+    };
+    let mut rows = Vec::new();
+    let steps =
+        |rate: f64| expected_trials(&SearchOptions { losses: Vec::new(), max_rate: rate, resolution });
+    progress.begin(frames.len() * (steps(1.0) + losses.len() - 1));
+    for (index, &size) in frames.iter().enumerate() {
+        let plan = TrialPlan { size, duration, wait: args.wait };
+        progress.say(&format!("{size} bytes: learning"));
+        running.learn(size, args.wait, &mut tick).map_err(refused)?;
+        let burst = args.burst as u32;
+        running.change(|settings| settings.burst = burst).map_err(failure)?;
+        let max_rate = match args.rate {
+            Some(Rate::Packets(rate)) => rate,
+            _ => running.sending_rate(&plan, &mut tick).map_err(refused)?,
+        };
+        let options = SearchOptions { losses: losses.clone(), max_rate, resolution };
+        let found = search(&options, |rate| {
+            progress.say(&format!("{size} bytes: {:.4} Mpps", rate / 1e6));
+            let trial = running.trial(&mut reporter, &plan, rate, &mut tick);
+            progress.step();
+            trial
+        });
+        for found in found.map_err(refused)? {
+            rows.push(Row::new(size, max_rate, duration, &found));
+            if args.format == Format::Json
+                && let Some(row) = rows.last()
+                && !write(&(serde_json::to_string(row).map_err(anyhow::Error::new)? + "\n"))?
+            {
+                return Ok(());
+            }
+        }
+        // Searches for less loss share their trials: the bar goes by sizes.
+        progress.at((index + 1) * (steps(1.0) + losses.len() - 1));
+    }
+    progress.end();
+    let compared = interfaces.compare(&running);
+    let unfinished = running.stop();
+    match args.format {
+        Format::Json => {
+            let end = End { report: "final", interfaces: &compared, unfinished };
+            write(&(serde_json::to_string(&end).map_err(anyhow::Error::new)? + "\n"))?;
+        }
+        Format::Table => {
+            write(&table(&rows, duration))?;
+            compared.iter().filter_map(Compared::difference).for_each(|difference| say(&difference));
+        }
+    }
+    if let Some(path) = &args.plot {
+        let points: Vec<_> = rows
+            .iter()
+            .map(|row| Point { frame: row.frame, loss: row.loss, mpps: row.mpps.unwrap_or(0.0) })
+            .collect();
+        throughput_plot::draw(&points, path)?;
+        say(&format!("drawn: {}", path.display()));
+    }
+    if unfinished > 0 {
+        return Err(anyhow!("{unfinished} packets in flight were never completed").into());
+    }
+    Ok(())
+}
+
+fn refused(error: TrialError) -> Failure {
+    match error {
+        TrialError::Switch(error) => failure(error),
+        error => Failure::Failed(anyhow::Error::new(error)),
+    }
+}
+
+fn table(rows: &[Row], duration: Duration) -> String {
+    let heads = [
+        "bytes",
+        "loss allowed, %",
+        "Mpps",
+        "Gbit/s",
+        "on the wire",
+        "lost, %",
+        "limited by",
+        "trials",
+        "µs: 50 %",
+        "99 %",
+        "most",
+    ];
+    let cells: Vec<_> =
+        std::iter::once(heads.map(String::from).to_vec()).chain(rows.iter().map(Row::cells)).collect();
+    let seconds = duration.as_secs_f64();
+    let mut text = format!("throughput by RFC 2544, each direction, trials of {seconds} s\n");
+    text += &columns(&cells, "rrrrrrlrrrr");
+    let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum::<u64>();
+    for (count, what) in [
+        (sum(|row| row.reordered), "packets came late"),
+        (sum(|row| row.duplicates), "packets came twice"),
+        (sum(|row| row.corrupt), "packets were changed"),
+    ] {
+        if count > 0 {
+            text += &format!("  {count} {what} in these trials\n");
+        }
+    }
+    text
+}
