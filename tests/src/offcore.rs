@@ -79,6 +79,14 @@ impl Offcore {
         self.process.id()
     }
 
+    /// Writes a line to standard input, which a command that reads none leaves alone.
+    ///
+    /// # Errors
+    /// When `offcore` has ended.
+    pub fn command(&mut self, line: &str) -> Result<()> {
+        self.process.write_line(line)
+    }
+
     /// Waits for a line of standard output that `wanted` accepts, below the line that ended the last wait.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ mod hostile;
 mod jumbo;
 mod ours;
 mod refused;
+mod pktgen;
 mod switch;
 mod testpmd;
 mod virtio_user;

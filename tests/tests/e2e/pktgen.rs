@@ -1,0 +1,288 @@
+//! `offcore pktgen` against the kernel's bridge, against a switch that sends packets back, and against tcpdump.
+
+use std::path::Path;
+
+use peers::offcore::Finished;
+use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
+use serde_json::Value;
+
+/// Starts `offcore pktgen`, on lcore 1, with reports as JSON.
+fn pktgen(netns: Option<&Netns>, args: &[&str]) -> Offcore {
+    let fixed = ["pktgen", "--lcores", "1", "--format", "json", "--stats-interval", "0.1"];
+    let args = [&fixed[..], args].concat();
+    match netns {
+        Some(netns) => Offcore::start_in(netns, &args).unwrap(),
+        None => Offcore::start(&args).unwrap(),
+    }
+}
+
+/// The last report, after a clean end.
+fn last(finished: &Finished) -> Value {
+    assert_eq!(finished.status.code(), Some(0), "{}\n{}", finished.stdout, finished.stderr);
+    let report = finished.lines.last().and_then(|line| line.json.clone()).unwrap();
+    assert_eq!((&report["report"], &report["unfinished"]), (&"final".into(), &0.into()), "{report}");
+    report
+}
+
+fn number(report: &Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
+}
+
+/// Waits until so many packets were sent.
+fn wait_for_sent(pktgen: &mut Offcore, at_least: u64) -> Value {
+    let line = pktgen.wait_for_count("sent packets", at_least, |report| report["sent"].as_u64());
+    line.unwrap().json.unwrap()
+}
+
+/// Two TAP interfaces that the kernel's bridge forwards between, once pktgen has made them.
+fn bridged(netns: &Netns, pktgen: &mut Offcore) {
+    pktgen.wait_for("its ports", |line| line.json.is_some()).unwrap();
+    netns.ip(&["link", "add", "br", "type", "bridge"]).unwrap();
+    for interface in ["one", "two"] {
+        netns.ip(&["link", "set", interface, "master", "br"]).unwrap();
+        netns.ip(&["link", "set", interface, "txqueuelen", "10000", "up"]).unwrap();
+    }
+    netns.ip(&["link", "set", "br", "up"]).unwrap();
+}
+
+fn quiet_netns() -> Netns {
+    let netns = Netns::new().unwrap();
+    // Otherwise every new interface has something to say.
+    netns
+        .run("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])
+        .unwrap();
+    netns
+}
+
+/// Whether the ports and the kernel's interfaces have counted the same, and what is lost the kernel has dropped.
+fn assert_counts_agree(report: &Value) {
+    let mut dropped = 0;
+    for interface in report["interfaces"].as_array().unwrap() {
+        assert_eq!(
+            (&interface["sent_difference"], &interface["received_difference"]),
+            (&0.into(), &0.into()),
+            "{report}"
+        );
+        dropped += number(interface, "interface_dropped");
+    }
+    assert_eq!(report["interfaces"].as_array().unwrap().len(), 2);
+    let [sent, received, lost] = ["sent", "received", "lost"].map(|name| number(report, name));
+    assert_eq!(sent, received + lost, "{report}");
+    assert!(lost <= dropped, "{report}");
+    for wrong in ["reordered", "duplicates", "corrupt", "malformed", "tx_dropped"] {
+        assert_eq!(number(report, wrong), 0, "{report}");
+    }
+}
+
+#[test]
+fn commands_change_what_the_kernels_bridge_forwards() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let netns = quiet_netns();
+    let mut pktgen =
+        pktgen(Some(&netns), &["--port", "tap:one", "--port", "tap:two", "--bidirectional", "--no-start"]);
+    bridged(&netns, &mut pktgen);
+    for line in ["set rate 4k", "set size 128", "set flows 5", "start"] {
+        pktgen.command(line).unwrap();
+    }
+    let first = wait_for_sent(&mut pktgen, 2000);
+    assert_eq!(
+        (&first["rate"], &first["size"], &first["flows"]),
+        (&"4kpps".into(), &"128".into(), &5.into())
+    );
+    assert_eq!(number(&first, "sent_bytes"), number(&first, "sent") * 128);
+    for line in ["set rate 10k", "set size imix", "set burst 8", "nonsense", "stats"] {
+        pktgen.command(line).unwrap();
+    }
+    let second = pktgen.wait_for("stats", |line| line.json.as_ref().is_some_and(|j| j["report"] == "stats"));
+    let second = second.unwrap().json.unwrap();
+    assert_eq!(
+        (&second["rate"], &second["size"], &second["burst"]),
+        (&"10kpps".into(), &"imix".into(), &8.into())
+    );
+    wait_for_sent(&mut pktgen, number(&second, "sent") + 5000);
+    pktgen.command("stop").unwrap();
+    pktgen.wait_for("a stop", |line| line.json.as_ref().is_some_and(|j| j["running"] == false)).unwrap();
+    pktgen.command("quit").unwrap();
+    let finished = pktgen.wait().unwrap();
+    let report = last(&finished);
+    assert!(finished.stderr.contains("'nonsense' is no command"), "{}", finished.stderr);
+    assert_eq!(report["stopped_by"], "command");
+    assert_counts_agree(&report);
+    assert_eq!(number(&report, "verified"), number(&report, "received"), "{report}");
+    assert!(
+        report["p50_ns"].as_f64() <= report["max_ns"].as_f64() && report["p50_ns"].is_number(),
+        "{report}"
+    );
+    for direction in report["directions"].as_array().unwrap() {
+        assert!(number(direction, "received") > 1000, "{report}");
+    }
+}
+
+#[test]
+fn packets_of_several_buffers_cross_the_kernels_bridge() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let netns = quiet_netns();
+    let flags =
+        ["--size", "9018", "--proto", "tcp", "--dst-ip", "2001:db8::1", "--rate", "2k", "--count", "1000"];
+    let mut pktgen = pktgen(
+        Some(&netns),
+        &[&["--port", "tap:one", "--port", "tap:two", "--no-start"][..], &flags].concat(),
+    );
+    bridged(&netns, &mut pktgen);
+    for interface in ["one", "two", "br"] {
+        netns.ip(&["link", "set", interface, "mtu", "9000"]).unwrap();
+    }
+    pktgen.command("start").unwrap();
+    wait_for_sent(&mut pktgen, 1000);
+    pktgen.command("quit").unwrap();
+    let report = last(&pktgen.wait().unwrap());
+    assert_counts_agree(&report);
+    assert_eq!((number(&report, "sent"), number(&report, "sent_bytes")), (1000, 9_018_000), "{report}");
+    assert!(number(&report, "verified") > 0, "{report}");
+}
+
+/// A switch that sends everything back, which takes so long for a packet.
+fn mirror(socket: &str, work_ns: &str) -> Offcore {
+    let port = format!("vhost:{socket}");
+    let args =
+        ["switch", "--port", &port, "--port-topology", "loop", "--forward", "macswap", "--lcores", "0"];
+    let more = ["--format", "json", "--stats-interval", "0.2", "--work-ns", work_ns];
+    let mut switch = Offcore::start(&[&args[..], &more].concat()).unwrap();
+    switch.wait_for("the switch", |line| line.json.is_some()).unwrap();
+    switch
+}
+
+#[test]
+fn every_packet_that_a_switch_sends_back_is_checked() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.file("s").display().to_string();
+    let switch = mirror(&socket, "1");
+    let port = format!("virtio-user:{socket},queue_size=1024");
+    let flags =
+        ["--rate", "20k", "--count", "20000", "--size", "64-1518", "--flows", "64", "--no-interactive"];
+    let report = last(&pktgen(None, &[&["--port", port.as_str()][..], &flags].concat()).wait().unwrap());
+    let [sent, received, lost] = ["sent", "received", "lost"].map(|name| number(&report, name));
+    assert_eq!((sent, sent), (20_000, received + lost), "{report}");
+    assert_eq!(number(&report, "verified"), received);
+    for wrong in ["reordered", "duplicates", "corrupt", "malformed", "foreign"] {
+        assert_eq!(number(&report, wrong), 0, "{report}");
+    }
+    assert_eq!(report["stopped_by"], "count");
+    // What is missing the switch has dropped for want of room.
+    let switch = switch.stop().unwrap();
+    let counted = switch.lines.last().and_then(|line| line.json.clone()).unwrap();
+    let of = |half: &str| {
+        let queues = counted["queues"].as_array().unwrap();
+        queues.iter().find(|queue| queue["half"] == half).unwrap().clone()
+    };
+    assert_eq!(number(&of("rx"), "packets"), sent, "{counted}");
+    assert_eq!(number(&of("tx"), "packets"), received, "{counted}");
+}
+
+#[test]
+fn a_search_finds_no_more_than_a_slow_switch_forwards() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.file("s").display().to_string();
+    let plot = dir.file("throughput.svg").display().to_string();
+    // 5000 packets a second at most.
+    let switch = mirror(&socket, "200000");
+    let port = format!("virtio-user:{socket}");
+    let flags = ["--rfc2544", "--rate", "20k", "--duration", "0.5", "--wait", "0.5", "--resolution", "5"];
+    let more = ["--frame", "64,512", "--loss", "0,1", "--plot", &plot];
+    let finished = pktgen(None, &[&["--port", port.as_str()][..], &flags, &more].concat()).wait().unwrap();
+    assert_eq!(finished.status.code(), Some(0), "{}\n{}", finished.stdout, finished.stderr);
+    let rows: Vec<_> = finished.lines.iter().filter_map(|line| line.json.as_ref()).collect();
+    let (end, rows) = rows.split_last().unwrap();
+    assert_eq!((&end["report"], &end["unfinished"]), (&"final".into(), &0.into()));
+    let named: Vec<_> = rows.iter().map(|row| (row["frame"].as_u64(), row["loss"].as_f64())).collect();
+    let expected = [(64, 0.0), (64, 1.0), (512, 0.0), (512, 1.0)];
+    assert_eq!(named, expected.map(|(frame, loss)| (Some(frame), Some(loss))));
+    for row in rows {
+        // The rings hold what is too much for half a second.
+        let found = row["mpps"].as_f64().unwrap_or(0.0);
+        assert!(found <= 0.0065, "{row}");
+        assert_ne!(row["limited_by"], "max_rate", "{row}");
+    }
+    assert!(std::fs::read_to_string(plot).unwrap().contains("<svg"));
+    switch.stop().unwrap();
+}
+
+/// The packets of a capture.
+fn packets(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap();
+    let (mut at, mut packets) = (24, Vec::new());
+    while let Some(header) = bytes.get(at..at + 16) {
+        let len = u32::from_le_bytes(*header[8..].first_chunk().unwrap()) as usize;
+        packets.push(bytes[at + 16..at + 16 + len].to_vec());
+        at += 16 + len;
+    }
+    packets
+}
+
+#[test]
+fn a_capture_is_sent_byte_for_byte() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Tcpdump, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let (sent, seen) = (dir.file("sent.pcap"), dir.file("seen.pcap"));
+    let output = format!("pcap:-,{}", sent.display());
+    let made = ["switch", "--port", "gen:size=300,count=500,flows=7", "--port", &output, "--until-idle"];
+    assert_eq!(Offcore::run(&made).unwrap().status.code(), Some(0));
+    let netns = quiet_netns();
+    let path = sent.display().to_string();
+    let mut pktgen = pktgen(
+        Some(&netns),
+        &["--port", "tap:one", "--pcap", &path, "--rate", "5k", "--loop", "--count", "700", "--no-start"],
+    );
+    pktgen.wait_for("its port", |line| line.json.is_some()).unwrap();
+    netns.ip(&["link", "set", "one", "up"]).unwrap();
+    let mut tcpdump = netns.command("tcpdump");
+    tcpdump
+        .args(["-i", "one", "-Q", "in", "-c", "700", "--immediate-mode", "-U", "-s", "0", "-w"])
+        .arg(&seen);
+    let mut tcpdump = tcpdump.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // It listens when it has written the file's header.
+    while std::fs::metadata(&seen).map_or(0, |file| file.len()) < 24 {
+        assert!(tcpdump.try_wait().unwrap().is_none(), "tcpdump has ended");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    pktgen.command("start").unwrap();
+    wait_for_sent(&mut pktgen, 700);
+    assert!(tcpdump.wait().unwrap().success());
+    pktgen.command("quit").unwrap();
+    let report = last(&pktgen.wait().unwrap());
+    assert_eq!(number(&report, "sent"), 700, "{report}");
+    let (sent, seen) = (packets(&sent), packets(&seen));
+    assert_eq!((sent.len(), seen.len()), (500, 700));
+    assert!(sent.iter().cycle().zip(&seen).all(|(sent, seen)| sent == seen));
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused_by_name() {
+    let dir = TempDir::new().unwrap();
+    let bad = dir.file("bad.pcap");
+    std::fs::write(&bad, [0xd4, 0xc3, 0xb2, 0xa1, 2, 0]).unwrap();
+    let bad = bad.display().to_string();
+    for (args, code, says) in [
+        (&["--port", "gen:"][..], 2, "makes packets itself"),
+        (&["--port", "pcap:-", "--size", "64", "--proto", "tcp"], 2, "take 76 bytes"),
+        (&["--port", "pcap:-", "--rate", "50%"], 2, "--link"),
+        (&["--port", "pcap:-", "--pcap", &bad], 1, "ends within its header"),
+        (&["--port", "pcap:-", "--pcap", "/nonexistent.pcap"], 1, "/nonexistent.pcap"),
+        (
+            &["--port", "pcap:-", "--rfc2544", "--frame", "64", "--rate", "1k", "--wait", "0.1"],
+            1,
+            "came back",
+        ),
+    ] {
+        let finished = Offcore::run(&[&["pktgen"][..], args].concat()).unwrap();
+        assert_eq!(finished.status.code(), Some(code), "{args:?}: {}", finished.stderr);
+        assert!(finished.stderr.contains(says), "{args:?}: {}", finished.stderr);
+    }
+}
