@@ -175,7 +175,6 @@ fn templates(args: &PktgenArgs, ports: &[Box<dyn Port>]) -> Result<Vec<HeaderTem
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use offcore_mem::{Hugepages, Pool};
     use offcore_port::pcap::PcapPort;
 
     use super::*;
@@ -196,7 +195,7 @@ mod tests {
         check(&args)?;
         let nowhere = |_: &PortSpec| -> Box<dyn Port> {
             let Ok(PortSpec::Pcap(spec)) = "pcap:-".parse() else { panic!("a port of no files") };
-            Box::new(PcapPort::open(&spec, Pool::new(64, 2048, Hugepages::None).unwrap()).unwrap())
+            Box::new(PcapPort::open(&spec).unwrap())
         };
         config(&args, None, &args.ports.iter().map(nowhere).collect::<Vec<_>>(), None)
     }
