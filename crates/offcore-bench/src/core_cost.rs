@@ -161,6 +161,8 @@ impl Lane {
         };
         let worker = Worker {
             streams: vec![stream],
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward: Forward::Mac,
             burst: BURST,
             work: 0,

@@ -1,4 +1,4 @@
-//! Forwarding modes: they mean what they mean in testpmd, and `copy` what dpdk-dma does.
+//! Forwarding modes: they mean what they mean in testpmd, and `copy` what dpdk-dma does; testpmd has no `l2`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,6 +20,9 @@ pub enum Forward {
     Macswap,
     /// Received and dropped.
     Rxonly,
+    /// Sent to the port that their destination was seen behind, or to all others: a learning switch
+    /// ([`bridge`](crate::bridge)).
+    L2,
     /// Nothing is received; UDP packets of one flow are sent.
     Txonly,
     /// What is received is dropped; UDP packets of many flows are sent.
@@ -31,8 +34,8 @@ pub enum Forward {
 
 impl Forward {
     /// Every mode.
-    pub const ALL: [Self; 7] =
-        [Self::Io, Self::Mac, Self::Macswap, Self::Rxonly, Self::Txonly, Self::Flowgen, Self::Copy];
+    pub const ALL: [Self; 8] =
+        [Self::Io, Self::Mac, Self::Macswap, Self::L2, Self::Rxonly, Self::Txonly, Self::Flowgen, Self::Copy];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ impl Forward {
             Self::Io => "io",
             Self::Mac => "mac",
             Self::Macswap => "macswap",
+            Self::L2 => "l2",
             Self::Rxonly => "rxonly",
             Self::Txonly => "txonly",
             Self::Flowgen => "flowgen",
@@ -116,7 +120,7 @@ pub fn rewrite(mode: Forward, addresses: &Addresses, burst: &mut Burst) {
     match mode {
         Forward::Mac | Forward::Copy => each_frame(burst, |frame| set_addresses(addresses, frame)),
         Forward::Macswap => each_frame(burst, swap_addresses),
-        Forward::Io | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => {}
+        Forward::Io | Forward::L2 | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => {}
     }
 }
 

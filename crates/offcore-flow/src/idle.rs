@@ -10,12 +10,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use offcore_port::Wake;
+use offcore_port::{RxQueue, Wake};
 use offcore_stats::page::Block;
 use offcore_stats::tsc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use crate::worker::Stream;
 
 /// How long a worker polls in vain before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -101,21 +99,18 @@ impl Sleeper {
         self.in_a_row
     }
 
-    /// Sleeps, unless one of the streams has something to do after all.
-    pub(crate) fn sleep(&mut self, streams: &mut [Stream]) {
+    /// Sleeps, unless it `generates` packets or one of the queues has something to do after all. The queues are to be
+    /// [disarmed](RxQueue::disarm) then.
+    pub(crate) fn sleep<'a>(&mut self, generates: bool, queues: impl Iterator<Item = &'a mut dyn RxQueue>) {
         let mut events: ArrayVec<PollFd<'_>, MOST> = ArrayVec::new();
         let [mut time, short] = self.times;
-        let mut awake = false;
-        for stream in streams.iter_mut() {
-            if stream.source.is_some() {
-                awake = true;
+        let mut awake = generates;
+        for queue in queues {
+            if awake {
                 break;
             }
-            match stream.rx.arm() {
-                Wake::Now => {
-                    awake = true;
-                    break;
-                }
+            match queue.arm() {
+                Wake::Now => awake = true,
                 Wake::Event(fd) if !events.is_full() => {
                     events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
                 }
@@ -131,10 +126,6 @@ impl Sleeper {
             sleeps.add(1);
             woken.add(awake.into());
             ticks.add(tsc::now().wrapping_sub(start));
-        }
-        drop(events);
-        for stream in streams {
-            stream.rx.disarm();
         }
         if awake {
             self.quiet_since = None;
@@ -161,7 +152,7 @@ mod tests {
         wait(&sleeper);
         assert!(sleeper.is_due(0));
         // Nothing to wait for: the time passes.
-        sleeper.sleep(&mut []);
+        sleeper.sleep(false, std::iter::empty());
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
         assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));

@@ -1,6 +1,7 @@
 //! Workers and what they do with packets.
 //!
-//! * [`forward`]: the forwarding modes,
+//! * [`forward`]: the forwarding modes, [`bridge`]: the learning switch,
+//! * [`mirror`]: what goes through a port, sent to another one, too,
 //! * [`dma_map`]: which queue uses which channels,
 //! * [`engines`]: devices by name,
 //! * [`simulator`]: simulated devices,
@@ -11,11 +12,13 @@
 //! * [`report`]: what a running switch tells,
 //! * [`pktgen`]: a packet generator, which is no switch.
 
+pub mod bridge;
 pub mod copy;
 pub mod dma_map;
 pub mod engines;
 pub mod forward;
 pub mod idle;
+pub mod mirror;
 pub mod pktgen;
 pub mod report;
 pub mod ring;

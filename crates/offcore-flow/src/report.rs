@@ -139,6 +139,36 @@ fn as_map<S: Serializer, V: Serialize>(values: &[(String, V)], serializer: S) ->
     serializer.collect_map(values.iter().map(|(name, value)| (name, value)))
 }
 
+/// What the learning switch has counted for one port, over all workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BridgePortReport {
+    /// Such as `port0`.
+    pub port: String,
+    /// Stations learned behind the port.
+    pub learned: u64,
+    /// Stations that moved to the port from another one.
+    pub moved: u64,
+    /// Stations behind the port that were forgotten.
+    pub aged: u64,
+    /// Packets whose sender was not learned, since the database is full.
+    pub not_learned: u64,
+    /// Packets from the port that were sent to all others.
+    pub flooded: u64,
+    /// Packets from the port that were dropped rather than flooded, because of the limit.
+    pub flood_limited: u64,
+    /// Packets from the port that have no other one to go to.
+    pub filtered: u64,
+}
+
+/// The learning switch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BridgeReport {
+    /// Addresses known at present.
+    pub addresses: u64,
+    /// The ports.
+    pub ports: Vec<BridgePortReport>,
+}
+
 /// One report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -159,6 +189,9 @@ pub struct Report {
     pub workers: Vec<WorkerReport>,
     /// What mode `auto` has decided; size classes that were never used are left out.
     pub decisions: Vec<DecisionReport>,
+    /// The learning switch, in mode `l2`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<BridgeReport>,
 }
 
 /// Makes reports from a statistics page.
@@ -193,6 +226,7 @@ impl Reporter {
             channels: Vec::new(),
             workers: Vec::new(),
             decisions: Vec::new(),
+            bridge: None,
         };
         for block in &snapshot {
             let previous = before.iter().find(|b| b.name == block.name);
@@ -233,10 +267,40 @@ fn value(block: &Snapshot, name: &str) -> u64 {
     block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
 }
 
+fn bridge_port<'a>(report: &'a mut BridgeReport, name: &str) -> &'a mut BridgePortReport {
+    let known = report.ports.iter().position(|port| port.port == name);
+    let index = known.unwrap_or(report.ports.len());
+    if known.is_none() {
+        report.ports.push(BridgePortReport { port: name.into(), ..Default::default() });
+    }
+    &mut report.ports[index]
+}
+
+/// Adds a block of the learning switch: `aged`, or a port's of one worker.
+fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
+    if let Some((name, _)) = what.split_once('/') {
+        let port = bridge_port(report, name);
+        port.learned += value(block, "learned");
+        port.moved += value(block, "moved");
+        port.not_learned += value(block, "not_learned");
+        port.flooded += value(block, "flooded");
+        port.flood_limited += value(block, "flood_limited");
+        port.filtered += value(block, "filtered");
+        return;
+    }
+    for (name, value) in block.counters.iter().filter(|(name, _)| name != "addresses") {
+        bridge_port(report, name).aged = *value;
+    }
+    report.addresses = value(block, "addresses");
+}
+
 /// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
-/// `lcoreN/idle`.
+/// `lcoreN/idle`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
+    if owner == "bridge" {
+        return bridge(report.bridge.get_or_insert_default(), what, block);
+    }
     let Some(lcore) = owner.strip_prefix("lcore").and_then(|n| n.parse().ok()) else {
         if let Some(queue) =
             what.strip_prefix("rx").and_then(|queue| queue.strip_suffix("/copy")?.parse().ok())

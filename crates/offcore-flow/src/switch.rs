@@ -1,6 +1,8 @@
 //! A switch: ports, engines and workers put together, started and stopped.
 
+mod bridging;
 mod copying;
+mod mirroring;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,24 +14,28 @@ use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{ChannelId, Mode, Mover};
 use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
-use offcore_port::{Port, PortError, QueueSetup};
+use offcore_port::{Port, PortError};
 use offcore_stats::page::{PageError, Reader, StatsPage};
 use offcore_stats::{StageClock, lcore, stage, tsc};
 use offcore_vhost::Binding;
 use offcore_wire::{MacAddr, ethernet};
 
+use crate::bridge::BridgeConfig;
 use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
 use crate::forward::{Addresses, Forward, Source, Topology};
 use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
+use crate::mirror::Mirror;
 use crate::report::Reporter;
 use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
+use bridging::Bridging;
+use mirroring::Target;
 
 pub use copying::Copying;
 
 /// Bytes of the statistics page.
-const STATS_PAGE: usize = 1 << 20;
+const STATS_PAGE: usize = 4 << 20;
 
 /// What a switch shall do.
 #[derive(Clone, Debug)]
@@ -40,6 +46,10 @@ pub struct SwitchConfig {
     pub topology: Topology,
     /// `--eth-peer`: destination addresses for `mac`, by TX port; others get 02:00:00:00:00:PORT.
     pub eth_peers: BTreeMap<usize, MacAddr>,
+    /// What the learning switch of mode `l2` is told.
+    pub bridge: BridgeConfig,
+    /// Ports whose packets are sent to another one, too; these come after all ports that are forwarded between.
+    pub mirrors: Vec<Mirror>,
     /// Who makes the copies of the queues that `dma` maps.
     pub mode: Mode,
     /// Queues and their channels.
@@ -70,6 +80,8 @@ impl Default for SwitchConfig {
             forward: Forward::Io,
             topology: Topology::Paired,
             eth_peers: BTreeMap::new(),
+            bridge: BridgeConfig::default(),
+            mirrors: Vec::new(),
             mode: Mode::Offload,
             dma: DmaMap::default(),
             simulators: Vec::new(),
@@ -117,6 +129,7 @@ pub struct Running {
     workers: Vec<JoinHandle<usize>>,
     stop: Arc<AtomicBool>,
     page: StatsPage,
+    bridging: Option<Bridging>,
     notes: Vec<String>,
 }
 
@@ -141,6 +154,9 @@ impl Route {
 
 /// Every queue that has one at the other end, dealt to the workers in turn.
 fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
+    if config.forward == Forward::L2 {
+        return bridging::routes(ports, config.lcores.len());
+    }
     let mut routes = Vec::new();
     for rx_port in 0..ports.len() {
         let tx_port = config.topology.peer(rx_port, ports.len());
@@ -210,11 +226,13 @@ fn sharers(dma: &DmaMap, routes: &[Route]) -> BTreeMap<String, usize> {
 
 struct Assembly<'a> {
     config: &'a SwitchConfig,
+    pool: &'static Pool,
     dma: DmaMap,
     sharers: BTreeMap<String, usize>,
     engines: Engines,
     page: StatsPage,
     workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
+    targets: Vec<Target>,
 }
 
 /// Puts the switch together and starts its workers.
@@ -228,29 +246,41 @@ pub fn start(
 ) -> Result<Running, SwitchError> {
     check(config, &ports, pool)?;
     let page = StatsPage::new(STATS_PAGE)?;
-    let routes = routes(config, &ports);
+    let count = mirroring::forwarding(config, ports.len());
+    let routes = routes(config, &ports[..count]);
+    let mirrors = mirroring::routes(config, &routes);
     let node = pool.mapping().numa_node();
     let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle).with_pool(pool);
     let dma = resolved(&config.dma, &mut engines)?;
-    let sharers = sharers(&dma, &routes);
-    let mut assembly = Assembly { config, dma, sharers, engines, page, workers: Vec::new() };
+    let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
+    let targets = Vec::new();
+    let mut assembly = Assembly { config, pool, dma, sharers, engines, page, workers: Vec::new(), targets };
     for &lcore in &config.lcores {
         assembly.add_worker(lcore, pool)?;
     }
-    for route in &routes {
-        match config.forward {
-            Forward::Copy => assembly.add_copying(route, &mut ports, pool)?,
-            _ => assembly.add_stream(route, &mut ports)?,
+    let mut bridging = None;
+    if config.forward == Forward::L2 {
+        bridging = Some(assembly.add_bridges(&routes, &mut ports, count)?);
+    } else {
+        for route in &routes {
+            match config.forward {
+                Forward::Copy => assembly.add_copying(route, &mut ports)?,
+                _ => assembly.add_stream(route, &mut ports)?,
+            }
         }
     }
+    assembly.add_mirrors(&mirrors, &mut ports)?;
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
-    notes.extend(dead_ends(config, &ports.iter().map(|port| port.queues()).collect::<Vec<_>>()));
+    if config.forward != Forward::L2 {
+        let queues = ports[..count].iter().map(|port| port.queues());
+        notes.extend(dead_ends(config, &queues.collect::<Vec<_>>()));
+    }
     notes.extend(assembly.engines.notes().iter().cloned());
     let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     // Made first, so that dropping it stops the workers that did start when a later one does not.
-    let mut running = Running { ports, workers: Vec::new(), stop, page, notes };
+    let mut running = Running { ports, workers: Vec::new(), stop, page, bridging, notes };
     for ((worker, _), &lcore) in workers {
         let sleeper = match config.idle {
             Idle::Poll => None,
@@ -281,7 +311,7 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
             return Err(lcore::LcoreError::Unavailable { found: lcore, available }.into());
         }
     }
-    copying::check(config, ports.len()).map_err(SwitchError::Config)?;
+    copying::check(config, mirroring::forwarding(config, ports.len())).map_err(SwitchError::Config)?;
     let longest = pool.longest() + ethernet::FCS_LEN;
     if config.txpkts > longest {
         return refuse(format!(
@@ -291,6 +321,10 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
     }
     if let Some(&port) = config.eth_peers.keys().find(|&&port| port >= ports.len()) {
         return refuse(format!("--eth-peer {port},…: there are {} ports, counted from 0", ports.len()));
+    }
+    mirroring::check(config, ports)?;
+    if config.forward == Forward::L2 {
+        bridging::check(config, &ports[..mirroring::forwarding(config, ports.len())])?;
     }
     for entry in &config.dma.entries {
         let named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
@@ -317,6 +351,8 @@ impl Assembly<'_> {
         mover.set_max_latency(self.config.max_latency.map(tsc::ticks));
         let worker = Worker {
             streams: Vec::new(),
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward: copying::worker_mode(self.config, self.workers.len()),
             burst: self.config.burst,
             work: (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64,
@@ -342,16 +378,8 @@ impl Assembly<'_> {
             }
             _ => None,
         };
-        let binding = self.binding(worker, rx_port, Half::Rx, queue)?;
-        let name = format!("port{rx_port}");
-        let mover = &mut self.workers[worker].0.mover;
-        let mut rx =
-            ports[rx_port].rx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
-        let binding = self.binding(worker, tx_port, Half::Tx, queue)?;
-        let name = format!("port{tx_port}");
-        let mover = &mut self.workers[worker].0.mover;
-        let mut tx =
-            ports[tx_port].tx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
+        let mut rx = self.open_rx(worker, rx_port, queue, ports)?;
+        let mut tx = self.open_tx(worker, tx_port, queue, ports)?;
         // A port's packets to itself are not between guests.
         let one_copy = match rx_port != tx_port {
             true => OneCopy::between(&mut *rx, &mut *tx, &mut self.workers[worker].0.mover),
@@ -456,6 +484,7 @@ impl Running {
     /// Lets every port look after what it hangs on; to be called about every 20 ms.
     pub fn tend(&mut self) {
         self.ports.iter_mut().for_each(|port| port.tend());
+        self.bridging.iter_mut().for_each(Bridging::tend);
     }
 
     /// A reporter over the switch's statistics page.
@@ -475,7 +504,9 @@ impl Running {
     pub fn stop(&mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         // A worker that panicked has said so already; its packets are counted by nobody.
-        self.workers.drain(..).map(|w| w.join().unwrap_or(0)).sum()
+        let left = self.workers.drain(..).map(|w| w.join().unwrap_or(0)).sum();
+        self.bridging.iter().for_each(Bridging::publish);
+        left
     }
 }
 

@@ -13,8 +13,10 @@ use offcore_port::{Context, Drop, RxQueue, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock, tsc};
 
+use crate::bridge::Bridge;
 use crate::forward::{self, Addresses, Forward, Source, rewrite};
 use crate::idle::Sleeper;
+use crate::mirror::MirrorOut;
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;
@@ -79,6 +81,10 @@ pub struct Stream {
 pub struct Worker {
     /// Its streams.
     pub streams: Vec<Stream>,
+    /// Its part of the learning switch, in mode `l2`.
+    pub bridges: Vec<Bridge>,
+    /// The mirrors that it sends to.
+    pub mirrors: Vec<MirrorOut>,
     /// What to do with packets.
     pub forward: Forward,
     /// Packets a round takes from one queue, 1 to 64.
@@ -113,7 +119,9 @@ impl Worker {
                     until_publish = PUBLISH_EVERY;
                     self.publish_stats();
                 }
-                sleeper.sleep(&mut self.streams);
+                let generates = self.streams.iter().any(|stream| stream.source.is_some());
+                sleeper.sleep(generates, self.rx_queues());
+                self.rx_queues().for_each(|queue| queue.disarm());
             }
             if until_publish == 0 {
                 until_publish = PUBLISH_EVERY;
@@ -136,19 +144,50 @@ impl Worker {
         for stream in &mut self.streams {
             packets += stream.round(self.forward, self.work, &mut ctx);
         }
+        for bridge in &mut self.bridges {
+            packets += bridge.round(&mut ctx, |packets, ctx| work(self.work, packets, ctx));
+        }
+        for mirror in &mut self.mirrors {
+            packets += mirror.round(&mut ctx);
+        }
         self.mover.end_round();
         self.clock.end(if packets > 0 { Stage::Header } else { Stage::Idle });
         packets
     }
 
+    /// Every queue that it receives from.
+    fn rx_queues(&mut self) -> impl Iterator<Item = &mut dyn RxQueue> {
+        let streams = self.streams.iter_mut().map(|stream| &mut *stream.rx as &mut dyn RxQueue);
+        let bridges = self.bridges.iter_mut().flat_map(Bridge::inputs);
+        let bridges = bridges.map(|input| &mut *input.rx as &mut dyn RxQueue);
+        streams.chain(bridges).chain(self.mirrors.iter_mut().flat_map(MirrorOut::rings))
+    }
+
     fn drain(&mut self) -> usize {
+        let left = self.drain_until(|worker, ctx| {
+            let streams: usize = worker.streams.iter_mut().map(|s| s.drain(worker.forward, ctx)).sum();
+            let bridges: usize = worker.bridges.iter_mut().map(|bridge| bridge.drain(ctx)).sum();
+            worker.mirrors.iter_mut().for_each(|mirror| _ = mirror.round(ctx));
+            streams + bridges
+        });
+        if left > 0 {
+            return left;
+        }
+        // Their queues go first: mirrors, here and on other workers, are done when nothing can come any more.
+        self.streams.clear();
+        self.bridges.clear();
+        self.drain_until(|worker, ctx| worker.mirrors.iter_mut().map(|mirror| mirror.drain(ctx)).sum())
+    }
+
+    /// Calls `drain` until it says that nothing is left in flight; what is left when nothing moves any more.
+    fn drain_until(&mut self, drain: impl Fn(&mut Work<'_>, &mut Context<'_>) -> usize) -> usize {
         let mut last = usize::MAX;
         let mut progress = Instant::now();
         loop {
             self.mover.poll(&mut self.clock);
-            let Self { mover, cache, clock, burst, .. } = self;
+            let Self { mover, cache, clock, burst, streams, bridges, mirrors, forward, .. } = self;
             let mut ctx = Context { mover, cache, clock, burst: *burst };
-            let left = self.streams.iter_mut().map(|s| s.drain(self.forward, &mut ctx)).sum();
+            let left = drain(&mut Work { streams, bridges, mirrors, forward: *forward }, &mut ctx);
             if left == 0 {
                 return 0;
             }
@@ -222,14 +261,19 @@ impl Worker {
     }
 }
 
+/// What a worker works on.
+struct Work<'a> {
+    streams: &'a mut [Stream],
+    bridges: &'a mut [Bridge],
+    mirrors: &'a mut [MirrorOut],
+    forward: Forward,
+}
+
 impl Stream {
     #[inline]
     fn round(&mut self, forward: Forward, work: u64, ctx: &mut Context<'_>) -> usize {
         let (packets, next) = self.in_one_copy(forward, ctx);
-        if packets > 0 && work > 0 {
-            spin(work * packets as u64);
-            ctx.clock.lap(Stage::Application);
-        }
+        self::work(work, packets, ctx);
         match next {
             Next::Nothing if packets > 0 => packets,
             Next::Nothing => {
@@ -251,7 +295,9 @@ impl Stream {
             Forward::Io => one_copy.forward(ctx, rx, tx, |_| ()),
             Forward::Mac => one_copy.forward(ctx, rx, tx, |frame| forward::set_addresses(addresses, frame)),
             Forward::Macswap => one_copy.forward(ctx, rx, tx, forward::swap_addresses),
-            Forward::Rxonly | Forward::Txonly | Forward::Flowgen | Forward::Copy => (0, Next::Ordinary),
+            Forward::Rxonly | Forward::Txonly | Forward::Flowgen | Forward::Copy | Forward::L2 => {
+                (0, Next::Ordinary)
+            }
         }
     }
 
@@ -270,14 +316,11 @@ impl Stream {
             // What a poll that found nothing took belongs to no stage of a packet's way.
             ctx.clock.lap(Stage::Idle);
         }
-        if work > 0 && received > 0 {
-            spin(work * received as u64);
-            ctx.clock.lap(Stage::Application);
-        }
+        self::work(work, received, ctx);
         match forward {
             Forward::Rxonly => ctx.cache.free_all(burst.drain(..)),
             Forward::Flowgen => ctx.cache.free_all(burst.drain(..)),
-            Forward::Txonly | Forward::Io | Forward::Mac | Forward::Macswap | Forward::Copy => {
+            Forward::Txonly | Forward::Io | Forward::Mac | Forward::Macswap | Forward::Copy | Forward::L2 => {
                 rewrite(forward, &self.addresses, &mut burst);
             }
         }
@@ -332,7 +375,15 @@ impl Stream {
     }
 }
 
-/// Stands for the application's own work: what asynchronous copies hide behind.
+/// Stands for the application's own work on so many packets, in ticks each: what asynchronous copies hide behind.
+#[inline]
+fn work(ticks: u64, packets: usize, ctx: &mut Context<'_>) {
+    if ticks > 0 && packets > 0 {
+        spin(ticks * packets as u64);
+        ctx.clock.lap(Stage::Application);
+    }
+}
+
 #[inline]
 fn spin(ticks: u64) {
     let start = tsc::now();

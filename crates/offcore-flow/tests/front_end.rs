@@ -33,6 +33,8 @@ fn virtqueues_stop_in_every_mode() {
         };
         let mut worker = Worker {
             streams: vec![stream],
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward,
             burst: 32,
             work: 0,

@@ -37,6 +37,8 @@ fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths:
     let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
     let mut worker = Worker {
         streams: vec![Stream { rx, tx, addresses, source: None, one_copy }],
+        bridges: Vec::new(),
+        mirrors: Vec::new(),
         forward: Forward::Mac,
         burst: 32,
         work: 0,

@@ -134,6 +134,8 @@ fn child(offload: bool, copied: bool) -> ! {
     };
     let mut worker = Worker {
         streams: vec![stream],
+        bridges: Vec::new(),
+        mirrors: Vec::new(),
         forward: Forward::Mac,
         burst: 32,
         work: 0,
@@ -199,6 +201,8 @@ fn allocations(sleeps: u64) -> u64 {
     };
     let worker = Worker {
         streams: vec![stream],
+        bridges: Vec::new(),
+        mirrors: Vec::new(),
         forward: Forward::Mac,
         burst: 32,
         work: 0,

@@ -41,6 +41,8 @@ fn a_full_virtqueue_loses_nothing_of_a_generator() {
         let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
         let mut worker = Worker {
             streams: vec![Stream { rx, tx, addresses, source: None, one_copy: None }],
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward,
             burst: 32,
             work: 0,

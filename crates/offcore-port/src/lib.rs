@@ -8,6 +8,7 @@ pub mod af_xdp;
 pub mod copy;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
+pub mod duplicate;
 pub mod generator;
 pub mod netdev;
 pub mod pcap;

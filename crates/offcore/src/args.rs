@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use offcore_dma::Mode;
+use offcore_flow::bridge::vlan::VlanRule;
+use offcore_flow::mirror::Direction;
 use offcore_flow::{DmaMap, Forward, Idle, Simulator, Topology};
 use offcore_mem::pool::PoolError;
 use offcore_mem::{Hugepages, Pool};
@@ -103,6 +105,12 @@ Examples:
     offcore switch --port virtio-user:/tmp/vm1.sock --forward txonly \\
       --txpkts 1518 --format json
 
+  A learning switch of two guests, in VLANs 10 and 20, and the host's network,
+  which has both, tagged; and a capture of all that the first guest does:
+    offcore switch --forward l2 --port vhost:/tmp/vm1.sock \\
+      --port vhost:/tmp/vm2.sock --port tap:tap0 --vlan 0=access:10 \\
+      --vlan 1=access:20 --vlan 2=trunk:10,20 --mirror 0=pcap:-,vm1.pcap
+
 Ports:
   vhost:SOCKET[,queues=N,client,packed=off,in_order=off,mrg=off,
         indirect=off,event_idx=off,offloads=off,
@@ -147,7 +155,8 @@ pub(crate) struct SwitchArgs {
     #[arg(long = "port", value_name = "SPEC", value_parser = port, required_unless_present = "demo")]
     pub ports: Vec<PortSpec>,
 
-    /// What is done with packets; the modes are testpmd's, and copy is what `offcore copy` does
+    /// What is done with packets; the modes are testpmd's, l2 is a learning switch between all ports, and copy what
+    /// `offcore copy` does
     #[arg(long, value_name = "MODE", default_value = "io", value_parser = forward())]
     pub forward: Forward,
 
@@ -158,6 +167,15 @@ pub(crate) struct SwitchArgs {
     /// Addresses of what --forward copy sends.
     #[command(flatten)]
     pub mac: MacArgs,
+
+    /// What the learning switch is told.
+    #[command(flatten)]
+    pub bridge: BridgeArgs,
+
+    /// Sends what is received from PORT and sent to it to another port, too, as PORT[:rx|tx|both]=SPEC, such as
+    /// 0=pcap:-,capture.pcap; once for each mirror
+    #[arg(long = "mirror", value_name = "MIRROR", value_parser = mirror)]
+    pub mirrors: Vec<MirrorArg>,
 
     /// Destination address of what is sent on PORT by mac, copy, txonly and flowgen [default: 02:00:00:00:00:PORT]
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
@@ -258,6 +276,40 @@ impl MacArgs {
     }
 }
 
+/// What `--forward l2` is told.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct BridgeArgs {
+    /// With l2: seconds after which a station that sends nothing is forgotten; 0: none is learned, all is flooded
+    /// [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = ageing)]
+    pub ageing: Option<Duration>,
+
+    /// With l2: addresses that can be known at the same time [default: 16384]
+    #[arg(long, value_name = "N", value_parser = within(1..=1 << 20))]
+    pub fdb_size: Option<usize>,
+
+    /// With l2: packets a second that one port may have sent to all others (broadcast, multicast, unknown stations); more
+    /// are dropped
+    #[arg(long, value_name = "PPS", value_parser = within(1..=1_000_000_000))]
+    pub flood_limit: Option<usize>,
+
+    /// With l2: PORT=access:VLAN or PORT=trunk:VLAN,FIRST-LAST,...[,native=VLAN]; once for each port. A port without is in
+    /// every VLAN, and tags stay as they are
+    #[arg(long = "vlan", value_name = "RULE")]
+    pub vlans: Vec<VlanRule>,
+}
+
+/// A mirror as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MirrorArg {
+    /// The port that is mirrored.
+    pub port: usize,
+    /// Which of its packets.
+    pub direction: Direction,
+    /// The port that they are sent to, too.
+    pub spec: PortSpec,
+}
+
 /// The packet buffers of a command that has ports.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PoolArgs {
@@ -295,12 +347,17 @@ impl PoolArgs {
 }
 
 /// The demo decides these itself.
-const NOT_WITH_DEMO: [&str; 23] = [
+const NOT_WITH_DEMO: [&str; 28] = [
     "ports",
     "forward",
     "port_topology",
     "mac_updating",
     "no_mac_updating",
+    "ageing",
+    "fdb_size",
+    "flood_limit",
+    "vlans",
+    "mirrors",
     "eth_peers",
     "dma",
     "dsa_sims",
@@ -340,6 +397,24 @@ pub(crate) fn port(text: &str) -> Result<PortSpec, String> {
         PortError::Syntax { expected, .. } => expected,
         other => other.to_string(),
     })
+}
+
+fn mirror(text: &str) -> Result<MirrorArg, String> {
+    let expected = "expected PORT[:rx|tx|both]=SPEC such as 0=pcap:-,capture.pcap";
+    let (of, spec) = text.split_once('=').ok_or_else(|| format!("no '=': {expected}"))?;
+    let (number, direction) = of.split_once(':').unwrap_or((of, "both"));
+    Ok(MirrorArg {
+        port: number.parse().map_err(|_| format!("'{number}' is no port number: {expected}"))?,
+        direction: direction.parse().map_err(|error| format!("{error}; {expected}"))?,
+        spec: port(spec)?,
+    })
+}
+
+fn ageing(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=1e6).contains(seconds));
+    let seconds =
+        seconds.ok_or("expected seconds such as 300 or 0.5, at most 1000000; 0 for never learning")?;
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 fn eth_peer(text: &str) -> Result<(usize, MacAddr), String> {
@@ -443,6 +518,13 @@ mod tests {
             "--forward=mac",
             "--port-topology=chained",
             "--eth-peer=1,02:00:00:00:00:09",
+            "--ageing=0.5",
+            "--fdb-size=10",
+            "--flood-limit=100",
+            "--vlan=0=access:10",
+            "--vlan=1=trunk:10,20-30,native=1",
+            "--mirror=0:rx=pcap:-,m.pcap",
+            "--mirror=1=tap:mon,queues=2",
             "--dma=0.txq0@core:1+core:2",
             "--dsa-sim=0:profile=vhost,lcore=1",
             "--mode=cpu",
@@ -464,6 +546,13 @@ mod tests {
         assert_eq!(args.ports.len(), 2);
         assert_eq!((args.forward, args.port_topology), (Forward::Mac, Topology::Chained));
         assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
+        let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = args.bridge;
+        assert_eq!((ageing, fdb_size, flood_limit), (Some(Duration::from_millis(500)), Some(10), Some(100)));
+        assert_eq!(vlans.iter().map(|rule| rule.port).collect::<Vec<_>>(), [0, 1]);
+        let mirrors = args.mirrors.iter().map(|m| (m.port, m.direction, m.spec.to_string()));
+        let expected =
+            [(0, Direction::Rx, "pcap:-,m.pcap".into()), (1, Direction::Both, "tap:mon,queues=2".into())];
+        assert_eq!(mirrors.collect::<Vec<_>>(), expected);
         assert_eq!((args.dsa_sims[0].number, args.dsa_sims[0].lcore), (0, Some(1)));
         assert_eq!(args.mode, Some(Mode::Cpu));
         assert_eq!(args.lcores, Some(Lcores(vec![0, 2, 3])));
@@ -484,6 +573,14 @@ mod tests {
             ("--port", "gen:size=10", "expected a number from 64"),
             ("--port", "vhost:/tmp/a,wide", "key 'wide' is not known"),
             ("--forward", "l3", "macswap"),
+            ("--ageing", "-1", "0 for never learning"),
+            ("--fdb-size", "0", "from 1 to 1048576"),
+            ("--flood-limit", "0", "from 1"),
+            ("--vlan", "0=hybrid:1", "PORT=access:VLAN"),
+            ("--vlan", "0=access:5000", "1 to 4094"),
+            ("--mirror", "pcap:-,m", "no '='"),
+            ("--mirror", "0:up=pcap:-,m", "expected rx, tx or both"),
+            ("--mirror", "0=ring:m", "kind 'ring' is not known"),
             ("--port-topology", "ring", "paired, chained, loop"),
             ("--eth-peer", "02:00:00:00:00:01", "expected PORT,MAC"),
             ("--eth-peer", "x,02:00:00:00:00:01", "'x' is no port number"),

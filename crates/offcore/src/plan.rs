@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use offcore_dma::Mode;
+use offcore_flow::bridge::BridgeConfig;
+use offcore_flow::mirror::Mirror;
 use offcore_flow::switch::Copying;
 use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
-use crate::args::{Lcores, SwitchArgs};
+use crate::args::{BridgeArgs, Lcores, MirrorArg, SwitchArgs};
 
 /// Frame length of `txonly` and `flowgen` when none is given.
 const FRAME: usize = 64;
@@ -25,8 +27,9 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     if args.quick {
         return Err("--quick is for --demo, which is not given".into());
     }
-    check_twice(&args.ports)?;
-    let dma = dma_map(args.dma.clone(), &args.ports)?;
+    let ports = ports(args);
+    check_twice(&ports)?;
+    let dma = dma_map(args.dma.clone(), &ports)?;
     let mapped = !dma.entries.is_empty();
     if let Some(mode @ (Mode::Offload | Mode::Auto)) = args.mode
         && !mapped
@@ -58,6 +61,8 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         forward: args.forward,
         topology: args.port_topology,
         eth_peers,
+        bridge: bridge(args)?,
+        mirrors: mirrors(args, &ports)?,
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores: lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?,
         simulators: args.dsa_sims.clone(),
@@ -69,6 +74,70 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         idle: args.idle,
         max_latency: args.max_latency.map(|us| Duration::from_micros(us as u64)),
         copying: Copying { mac_updating: args.mac.updating().unwrap_or(true), ..Copying::default() },
+    })
+}
+
+/// The ports to be opened: those given, then those that mirrors send to, each once.
+pub(crate) fn ports(args: &SwitchArgs) -> Vec<PortSpec> {
+    let mut ports = args.ports.to_vec();
+    for mirror in &args.mirrors {
+        if !ports[args.ports.len()..].contains(&mirror.spec) {
+            ports.push(mirror.spec.clone());
+        }
+    }
+    ports
+}
+
+fn mirrors(args: &SwitchArgs, ports: &[PortSpec]) -> Result<Vec<Mirror>, String> {
+    let count = args.ports.len();
+    let mut mirrors = Vec::new();
+    for MirrorArg { port, direction, spec } in &args.mirrors {
+        if *port >= count {
+            return Err(format!("--mirror {port}={spec}: {}", counted(count)));
+        }
+        let to = ports.iter().skip(count).position(|port| port == spec).map_or(count, |at| count + at);
+        let mirror = Mirror { port: *port, direction: *direction, to };
+        if mirrors.contains(&mirror) {
+            return Err(format!("--mirror {port}={spec} is given twice: expected it once"));
+        }
+        mirrors.push(mirror);
+    }
+    Ok(mirrors)
+}
+
+fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
+    let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = &args.bridge;
+    let given = [
+        ("--ageing", ageing.is_some()),
+        ("--fdb-size", fdb_size.is_some()),
+        ("--flood-limit", flood_limit.is_some()),
+        ("--vlan", !vlans.is_empty()),
+    ];
+    if let Some((flag, _)) = given.into_iter().find(|&(_, given)| given && args.forward != Forward::L2) {
+        return Err(format!(
+            "{flag} is for --forward l2, found --forward {}: it learns nothing",
+            args.forward
+        ));
+    }
+    if args.forward == Forward::L2 && args.ports.len() < 2 {
+        return Err("--forward l2 needs two ports or more, found one: add a --port".into());
+    }
+    for (index, rule) in vlans.iter().enumerate() {
+        if rule.port >= args.ports.len() {
+            return Err(format!("--vlan {rule}: {}", counted(args.ports.len())));
+        }
+        if vlans[..index].iter().any(|other| other.port == rule.port) {
+            return Err(format!(
+                "--vlan names port {} twice: expected it once, with all its VLANs",
+                rule.port
+            ));
+        }
+    }
+    Ok(BridgeConfig {
+        ageing: ageing.unwrap_or(BridgeConfig::AGEING),
+        addresses: fdb_size.unwrap_or(BridgeConfig::ADDRESSES),
+        flood_limit: flood_limit.map(|pps| pps as u64),
+        vlans: vlans.clone(),
     })
 }
 
@@ -235,6 +304,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command, SWITCH_EXAMPLES};
     use clap::Parser;
+    use offcore_flow::mirror::Direction;
 
     fn plan(words: &[&str]) -> Result<SwitchConfig, String> {
         match Cli::try_parse_from(words).map_err(|e| e.to_string())?.command {
@@ -265,6 +335,17 @@ mod tests {
                 &["--eth-peer", "port 0 twice"],
             ),
             ("--port gen: --no-mac-updating", &["--no-mac-updating", "--forward io"]),
+            ("--port gen: --port gen: --ageing 5", &["--ageing", "--forward l2", "--forward io"]),
+            ("--port gen: --port gen: --vlan 0=access:1", &["--vlan", "--forward l2"]),
+            ("--port gen: --forward l2", &["--forward l2", "two ports"]),
+            ("--port gen: --port gen: --forward l2 --vlan 2=access:1", &["--vlan 2=", "2 ports"]),
+            (
+                "--port gen: --port gen: --forward l2 --vlan 1=access:1 --vlan 1=access:2",
+                &["--vlan", "port 1 twice"],
+            ),
+            ("--port gen: --mirror 1=pcap:-,m", &["--mirror 1=", "one port"]),
+            ("--port gen: --mirror 0=pcap:-,m --mirror 0=pcap:-,m", &["--mirror 0=", "twice"]),
+            ("--port tap:t --mirror 0=tap:t", &["--port tap:t and", "each is t"]),
             ("--port gen: --max-latency 20", &["--max-latency", "--mode auto"]),
             ("--port gen: --forward txonly --work-ns 5", &["--work-ns", "--forward txonly"]),
             ("--port gen: --until-idle", &["--until-idle", "--port gen:", "count=N"]),
@@ -303,6 +384,15 @@ mod tests {
         assert!(!switch("--port gen: --forward copy --no-mac-updating").unwrap().copying.mac_updating);
         let last = switch("--port gen: --forward copy --no-mac-updating --mac-updating").unwrap();
         assert!(last.copying.mac_updating, "the last one counts");
+    }
+
+    #[test]
+    fn mirrors_have_ports_behind_the_others() {
+        let flags =
+            "--port gen: --port tap:t --mirror 1:rx=pcap:-,m --mirror 0=tap:mon --mirror 0:tx=pcap:-,m";
+        let mirrors = switch(flags).unwrap().mirrors;
+        let found: Vec<_> = mirrors.iter().map(|m| (m.port, m.direction, m.to)).collect();
+        assert_eq!(found, [(1, Direction::Rx, 2), (0, Direction::Both, 3), (0, Direction::Tx, 2)]);
     }
 
     #[test]

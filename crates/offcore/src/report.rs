@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use offcore_flow::report::{ChannelReport, DecisionReport, QueueReport, Report, WorkerReport};
+use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueReport, Report, WorkerReport};
 use offcore_port::generator::GenReport;
 use offcore_stats::Stage;
 use offcore_stats::stage::Group;
@@ -89,6 +89,9 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     if !report.channels.is_empty() {
         text += &channels(&report.channels);
     }
+    if let Some(learning) = &report.bridge {
+        text += &bridge(learning);
+    }
     text += &stages(&report.workers);
     text += &groups(&report.workers);
     for worker in &report.workers {
@@ -162,6 +165,26 @@ fn channels(channels: &[ChannelReport]) -> String {
         ]
     }));
     columns(&rows, "llrrrrr")
+}
+
+/// What the learning switch knows, and what it did with packets that it did not simply pass on.
+fn bridge(bridge: &BridgeReport) -> String {
+    let heads =
+        ["bridge", "learned", "moved", "aged", "not learned", "flooded", "over flood limit", "filtered"];
+    let mut rows = vec![heads.map(String::from)];
+    rows.extend(bridge.ports.iter().map(|port| {
+        [
+            port.port.clone(),
+            port.learned.to_string(),
+            port.moved.to_string(),
+            port.aged.to_string(),
+            port.not_learned.to_string(),
+            port.flooded.to_string(),
+            port.flood_limited.to_string(),
+            port.filtered.to_string(),
+        ]
+    }));
+    columns(&rows, "lrrrrrrr") + &format!("  {} addresses known\n", bridge.addresses)
 }
 
 /// What mode `auto` has decided for each size, and why.
@@ -271,6 +294,7 @@ pub(crate) fn columns<R: AsRef<[String]>>(rows: &[R], align: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use offcore_flow::report::BridgePortReport;
 
     fn report() -> Report {
         let queue = |half: &str, drops: &[(&str, u64)], starved| QueueReport {
@@ -332,6 +356,7 @@ mod tests {
             channels: vec![channel],
             workers: vec![worker],
             decisions: vec![decision],
+            bridge: None,
         }
     }
 
@@ -372,6 +397,20 @@ mod tests {
         let text = tables(&Line { report: &report, ports: &[port], stopped_by, unfinished: Some(2) });
         assert!(text.starts_with("══ 2.0 s in all"), "{text}");
         assert!(text.contains("  port0 gen:size=64: 5 sent\n  2 packets in flight were never"), "{text}");
+    }
+
+    #[test]
+    fn the_table_says_what_the_learning_switch_knows() {
+        let port = BridgePortReport { port: "port0".into(), learned: 12, flooded: 3, ..Default::default() };
+        let bridge = Some(BridgeReport { addresses: 11, ports: vec![port] });
+        let report = Report { bridge, ..report() };
+        let text = tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None });
+        let expected = "
+  bridge  learned  moved  aged  not learned  flooded  over flood limit  filtered
+  port0        12      0     0            0        3                 0         0
+  11 addresses known
+";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -31,8 +31,9 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
         return demo::run(args);
     }
     let config = plan::config(args).map_err(Failure::Usage)?;
+    let ports = plan::ports(args);
     let watching = Watching {
-        ports: &args.ports,
+        ports: &ports,
         pool: args.pool,
         eal: &args.eal,
         stats_interval: args.stats_interval,
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
 
 /// What there is to know about a switch beside its configuration: its ports, and how it is watched.
 pub(crate) struct Watching<'a> {
-    /// The ports, as they were written.
+    /// The ports, as they were written, those of mirrors behind the others.
     pub ports: &'a [PortSpec],
     /// Their packet buffers.
     pub pool: PoolArgs,

@@ -11,6 +11,7 @@ mod dsa;
 mod guest;
 mod hostile;
 mod jumbo;
+mod l2;
 mod ours;
 mod pktgen;
 mod refused;

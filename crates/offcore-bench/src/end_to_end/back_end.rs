@@ -87,6 +87,8 @@ impl Ours {
         let streams: Vec<_> = streams.collect();
         let worker = Worker {
             streams,
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward,
             burst: BURST,
             work: 0,

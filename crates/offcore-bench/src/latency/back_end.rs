@@ -64,6 +64,8 @@ impl BackEnd {
         let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
         let worker = Worker {
             streams: vec![Stream { rx, tx, addresses, source: None, one_copy: None }],
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward: Forward::Mac,
             burst: BURST,
             work: 0,

@@ -6,7 +6,7 @@
 //! two lcores:  RX queue -> copy -> ring | addresses -> TX queue
 //! ```
 
-use offcore_mem::{BURST, Pool};
+use offcore_mem::BURST;
 use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
 use offcore_vhost::Binding;
 
@@ -117,15 +117,10 @@ impl Assembly<'_> {
         &mut self,
         &Route { worker, sender, rx_port, tx_port, queue }: &Route,
         ports: &mut [Box<dyn Port>],
-        pool: &'static Pool,
     ) -> Result<(), SwitchError> {
         let addresses = self.addresses(tx_port, &*ports[tx_port]);
-        let rx = self.copy_rx(worker, rx_port, queue, &mut *ports[rx_port], pool)?;
-        let binding = self.binding(sender, tx_port, Half::Tx, queue)?;
-        let name = format!("port{tx_port}");
-        let mover = &mut self.workers[sender].0.mover;
-        let tx =
-            ports[tx_port].tx_queue(queue, QueueSetup { mover, stats: &self.page, binding, port: &name })?;
+        let rx = self.copy_rx(worker, rx_port, queue, ports)?;
+        let tx = self.open_tx(sender, tx_port, queue, ports)?;
         if worker == sender {
             self.push(worker, Box::new(rx), tx, addresses);
             return Ok(());
@@ -133,7 +128,7 @@ impl Assembly<'_> {
         let name = format!("ring{rx_port}");
         let (to, from) = ring(RingSetup {
             packets: self.config.copying.ring_size,
-            pool,
+            pool: self.pool,
             waits: rx.waits(),
             stats: &self.page,
             name: &name,
@@ -149,24 +144,25 @@ impl Assembly<'_> {
     fn copy_rx(
         &mut self,
         worker: usize,
-        port_index: usize,
+        port: usize,
         queue: u16,
-        port: &mut dyn Port,
-        pool: &'static Pool,
+        ports: &mut [Box<dyn Port>],
     ) -> Result<CopyRx, SwitchError> {
         let Copying { ring_size, batch, max_frame, min_copy, at_least, .. } = self.config.copying;
-        let binding = self.binding(worker, port_index, Half::Rx, queue)?;
+        let binding = self.binding(worker, port, Half::Rx, queue)?;
         let mover = &mut self.workers[worker].0.mover;
-        let name = format!("port{port_index}");
+        let name = format!("port{port}");
         let setup = QueueSetup { mover, stats: &self.page, binding: Binding::core(), port: &name };
-        let inner = port.rx_queue(queue, setup)?;
+        let inner = ports[port].rx_queue(queue, setup)?;
+        let inner = self.mirrored_rx(port, inner)?;
+        let mover = &mut self.workers[worker].0.mover;
         let setup = CopySetup {
             mover,
             binding,
             in_flight: ring_size,
             max_frame: max_frame.saturating_sub(FCS),
             min_copy: min_copy.saturating_sub(FCS),
-            pool,
+            pool: self.pool,
             stats: &self.page,
             name: &format!("{name}/rx{queue}"),
         };

@@ -224,6 +224,7 @@ mod tests {
             channels: vec![channel],
             workers: Vec::new(),
             decisions: Vec::new(),
+            bridge: None,
         };
         let text = tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None });
         let expected = "\

@@ -1,0 +1,145 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const AGEING: Duration = Duration::from_secs(32);
+
+fn of(vlan: u16, n: u32) -> Station {
+    let [a, b, c, d] = n.to_be_bytes();
+    Station::new(vlan, MacAddr([2, 0, a, b, c, d]))
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn a_station_is_found_where_it_was_seen_last() {
+    let fdb = Fdb::new(100);
+    assert_eq!(fdb.find(of(1, 1), 0), None);
+    assert_eq!(fdb.learn(of(1, 1), 63, 0), Learned::New);
+    assert_eq!(fdb.learn(of(1, 1), 63, 0), Learned::Known);
+    assert_eq!(fdb.find(of(1, 1), 0), Some(63));
+    assert_eq!(fdb.find(of(2, 1), 0), None, "the same address in another VLAN is another station");
+    assert_eq!(fdb.learn(of(1, 1), 0, 0), Learned::Moved);
+    assert_eq!((fdb.find(of(1, 1), 0), fdb.addresses()), (Some(0), 1));
+}
+
+#[test]
+fn a_station_that_is_silent_is_forgotten_and_one_that_is_not_is_not() {
+    let (fdb, mut clock) = (Fdb::new(100), Clock::new(AGEING));
+    fdb.learn(of(0, 1), 1, 0);
+    fdb.learn(of(0, 2), 2, 0);
+    for second in 1..=500 {
+        clock.turn(&fdb, at(second));
+        let now = fdb.now();
+        assert_eq!(fdb.find(of(0, 1), now), (second <= 32).then_some(1), "after {second} s");
+        assert_eq!(fdb.learn(of(0, 2), 2, now), Learned::Known);
+    }
+    assert_eq!((fdb.addresses(), fdb.aged(1), fdb.aged(2)), (1, 1, 0));
+}
+
+#[test]
+fn a_clock_that_stood_still_forgets_all() {
+    for gap in [33, 95, 96, 127, 128, 129, 1 << 40] {
+        let (fdb, mut clock) = (Fdb::new(100), Clock::new(AGEING));
+        clock.turn(&fdb, at(5));
+        fdb.learn(of(0, 1), 1, fdb.now());
+        clock.turn(&fdb, at(5 + gap));
+        assert_eq!((fdb.find(of(0, 1), fdb.now()), fdb.addresses()), (None, 0), "{gap} s later");
+    }
+}
+
+#[test]
+fn what_there_is_no_room_for_is_not_learned() {
+    let (fdb, mut clock) = (Fdb::new(50), Clock::new(AGEING));
+    let learned: Vec<Learned> = (0..1000).map(|n| fdb.learn(of(0, n), 1, 0)).collect();
+    assert_eq!(learned.iter().filter(|&&one| one == Learned::New).count(), 50);
+    assert!(learned.iter().all(|one| matches!(one, Learned::New | Learned::Full)));
+    assert_eq!(fdb.addresses(), 50);
+    let known = (0..1000).filter(|&n| fdb.find(of(0, n), 0).is_some());
+    assert_eq!(known.count(), 50);
+    // Silent ones make room.
+    clock.turn(&fdb, at(20));
+    clock.turn(&fdb, at(50));
+    assert_eq!(fdb.learn(of(0, 999), 1, fdb.now()), Learned::New);
+}
+
+#[test]
+fn a_database_of_many_addresses_has_room_for_nearly_all() {
+    let fdb = Fdb::new(16384);
+    let full = (0..16384).filter(|&n| fdb.learn(of(n as u16 % 7, n), 5, 0) == Learned::Full).count();
+    assert!(full < 16384 / 200, "{full} of 16384 stations found their bucket full");
+}
+
+/// Workers that learn the same stations at the same time, each behind its own port: what is found is always a port that
+/// was learned, and when they are done the last word is right.
+#[test]
+fn workers_that_learn_at_the_same_time_disturb_nobody() {
+    const STATIONS: u32 = 300;
+    let fdb = Fdb::new(1000);
+    std::thread::scope(|scope| {
+        for port in [3, 60] {
+            let fdb = &fdb;
+            scope.spawn(move || {
+                for round in 0..300 {
+                    for n in 0..STATIONS {
+                        // Ports of other VLANs than these would be found if an entry stood for another station.
+                        let vlan = (n % 2) as u16;
+                        fdb.learn(of(vlan, n), port + vlan as usize, round / 100);
+                        let found = fdb.find(of(vlan, n), round / 100);
+                        assert!(found.is_none_or(|p| [3, 60].contains(&(p - vlan as usize))), "{found:?}");
+                    }
+                }
+            });
+        }
+    });
+    for n in 0..STATIONS {
+        let vlan = (n % 2) as u16;
+        let found = fdb.find(of(vlan, n), 3).unwrap();
+        assert!([3, 60].contains(&(found - vlan as usize)));
+        assert_eq!(fdb.find(of(1 - vlan, n), 3), None);
+    }
+    assert!((STATIONS as usize..=2 * STATIONS as usize).contains(&fdb.addresses()));
+}
+
+proptest! {
+    #[test]
+    fn two_stations_are_never_one(a in 0..=STATION_MASK, b in 0..=STATION_MASK, near in 0..64u32) {
+        for b in [b, a ^ 1 << (near % STATION)] {
+            prop_assert_eq!(mix(a) == mix(b), a == b);
+        }
+    }
+
+    /// Against a map, with room for all and while the clock goes on in any steps.
+    #[test]
+    fn it_is_a_map_that_forgets(
+        steps in proptest::collection::vec((0..4u16, 0..20u32, 0..64usize, 0..20u64), 1..200)
+    ) {
+        let (fdb, mut clock) = (Fdb::new(1000), Clock::new(AGEING));
+        let mut model: HashMap<Station, (usize, u64)> = HashMap::new();
+        let mut seconds = 0;
+        for (vlan, n, port, pause) in steps {
+            // Mostly none.
+            seconds += pause.saturating_sub(15) * 9;
+            clock.turn(&fdb, at(seconds));
+            let now = fdb.now();
+            model.retain(|_, (_, seen)| seconds - *seen <= 32);
+            let station = of(vlan, n);
+            let expected = match model.insert(station, (port, seconds)) {
+                None => Learned::New,
+                Some((before, _)) if before == port => Learned::Known,
+                Some(_) => Learned::Moved,
+            };
+            prop_assert_eq!(fdb.learn(station, port, now), expected);
+            for vlan in 0..4 {
+                for n in 0..20 {
+                    let one = of(vlan, n);
+                    prop_assert_eq!(fdb.find(one, now), model.get(&one).map(|(port, _)| *port));
+                }
+            }
+        }
+    }
+}

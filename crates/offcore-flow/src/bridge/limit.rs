@@ -1,0 +1,88 @@
+//! Limits on how many packets a second a port may have flooded (storm control).
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Parts of a tick: what one packet costs is rounded to them.
+const FRACTION: u32 = 4;
+/// What may be made up for after a pause: this part of a second.
+const BURST_PART: u64 = 10;
+
+/// The limit of one port, which the workers of all its queues share.
+///
+/// It is kept as the time at which the packets allowed so far would all have been due, had they come at the limit's
+/// rate. A packet is allowed while that is not too far ahead of the clock.
+#[derive(Debug)]
+pub struct FloodLimit {
+    /// What a packet costs, in 1/16 ticks.
+    cost: u64,
+    /// How far ahead packets may be.
+    ahead: u64,
+    due: AtomicU64,
+}
+
+impl FloodLimit {
+    /// At most `pps` packets a second (at least 1), a tenth of a second's worth of them at once, by a clock of `hz` ticks a
+    /// second.
+    pub fn new(pps: u64, hz: u64) -> Self {
+        let pps = pps.max(1);
+        let cost = ((hz << FRACTION) / pps).max(1);
+        Self { cost, ahead: cost.saturating_mul((pps / BURST_PART).max(1)), due: AtomicU64::new(0) }
+    }
+
+    /// How many of `wanted` packets may be flooded at `now`, in ticks; they are counted as flooded.
+    #[inline]
+    pub fn take(&self, now: u64, wanted: u64) -> u64 {
+        let now = now << FRACTION;
+        let mut due = self.due.load(Relaxed);
+        loop {
+            let from = due.max(now);
+            let allowed = ((now + self.ahead).saturating_sub(from) / self.cost).min(wanted);
+            if allowed == 0 {
+                return 0;
+            }
+            match self.due.compare_exchange_weak(due, from + allowed * self.cost, Relaxed, Relaxed) {
+                Ok(_) => return allowed,
+                // Another worker of the port was faster.
+                Err(other) => due = other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HZ: u64 = 2_000_000_000;
+
+    #[test]
+    fn the_limit_is_kept_however_often_it_is_asked() {
+        for (pps, step) in [(1, 999_999), (10, 12_345_678), (1_000, 777_777), (3_000_000, 5_003)] {
+            let limit = FloodLimit::new(pps, HZ);
+            let start = 1 << 50;
+            let allowed: u64 = (start..start + HZ).step_by(step).map(|now| limit.take(now, 64)).sum();
+            let expected = pps + (pps / BURST_PART).max(1);
+            assert!((expected - 1..=expected + expected / 1000).contains(&allowed), "{allowed} at {pps}/s");
+        }
+    }
+
+    #[test]
+    fn a_pause_is_made_up_for_by_a_tenth_of_a_second_only() {
+        let limit = FloodLimit::new(1000, HZ);
+        assert_eq!(limit.take(5 * HZ, 5000), 100);
+        assert_eq!(limit.take(5 * HZ, 1), 0);
+        assert_eq!(limit.take(5 * HZ + HZ / 1000, 5), 1);
+        assert_eq!(limit.take(500 * HZ, 5000), 100);
+    }
+
+    #[test]
+    fn workers_share_the_limit() {
+        let limit = FloodLimit::new(100_000, HZ);
+        let allowed: u64 = std::thread::scope(|scope| {
+            let workers =
+                [(); 3].map(|()| scope.spawn(|| (0..10_000).map(|_| limit.take(HZ, 7)).sum::<u64>()));
+            workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+        });
+        assert_eq!(allowed, 10_000);
+    }
+}

@@ -1,0 +1,215 @@
+//! Reading and changing a packet's 802.1Q tag, in place.
+//!
+//! ```text
+//!               | virtio-net header 12 | destination 6 | source 6 | type 2 | payload
+//!      | header 12 | destination 6 | source 6 | 0x8100, tag 4 | type 2 | payload
+//! ```
+//! A tag is put in and taken out by moving what is in front of it; where a checksum is asked for moves along.
+
+use offcore_mem::Packet;
+use offcore_wire::ethernet::{EtherType, HEADER_LEN, VLAN_TAG_LEN};
+use offcore_wire::virtio_net::{self, NetHeader};
+
+use super::vlan::Retag;
+
+/// Both addresses.
+const ADDRESSES: usize = 12;
+/// Bits of the tag that are the VLAN.
+const VLAN: u16 = 0x0fff;
+
+/// Why a packet has no tag that can be read, or cannot be given another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagError {
+    /// It ends before its header or its tag does, or its checksum is asked for inside of the tag.
+    Malformed,
+    /// It has not got the headroom for a tag.
+    NoRoom,
+}
+
+/// The VLAN in the frame's tag, 0 to 4095; `None` when it has no tag.
+///
+/// # Errors
+/// [`TagError::Malformed`].
+#[inline]
+pub fn vlan_of(frame: &[u8]) -> Result<Option<u16>, TagError> {
+    let header = frame.first_chunk::<HEADER_LEN>().ok_or(TagError::Malformed)?;
+    if [header[ADDRESSES], header[ADDRESSES + 1]] != EtherType::VLAN.0.to_be_bytes() {
+        return Ok(None);
+    }
+    let tagged = frame.first_chunk::<{ HEADER_LEN + VLAN_TAG_LEN }>().ok_or(TagError::Malformed)?;
+    Ok(Some(u16::from_be_bytes([tagged[HEADER_LEN], tagged[HEADER_LEN + 1]]) & VLAN))
+}
+
+/// Gives the packet, whose tag [`vlan_of`] has read, the tag that it is to leave with.
+///
+/// # Errors
+/// [`TagError`]; the packet is as it was.
+#[inline]
+pub fn retag(packet: &mut Packet, how: Retag) -> Result<(), TagError> {
+    match how {
+        Retag::Keep => Ok(()),
+        Retag::Pop => pop(packet),
+        Retag::Push(vlan) => push(packet, vlan),
+        Retag::Set(vlan) => set(packet, vlan),
+    }
+}
+
+fn set(packet: &mut Packet, vlan: u16) -> Result<(), TagError> {
+    let tag = packet.bytes_mut().get_mut(HEADER_LEN..HEADER_LEN + 2).ok_or(TagError::Malformed)?;
+    let [high, low] = vlan.to_be_bytes();
+    // Priority stays.
+    (tag[0], tag[1]) = (tag[0] & 0xf0 | high, low);
+    Ok(())
+}
+
+fn push(packet: &mut Packet, vlan: u16) -> Result<(), TagError> {
+    let addresses: [u8; ADDRESSES] = addresses(packet)?;
+    if packet.headroom() < VLAN_TAG_LEN + virtio_net::HEADER_LEN {
+        return Err(TagError::NoRoom);
+    }
+    let header = offload(packet);
+    packet.push(VLAN_TAG_LEN);
+    let bytes = packet.bytes_mut();
+    // copy-ok: addresses, and the tag behind them
+    bytes[..ADDRESSES].copy_from_slice(&addresses);
+    let [a, b] = EtherType::VLAN.0.to_be_bytes();
+    let [c, d] = vlan.to_be_bytes();
+    for (byte, value) in bytes[ADDRESSES..].iter_mut().zip([a, b, c, d]) {
+        *byte = value;
+    }
+    if let Some(header) = header {
+        write_offload(packet, moved(header, |at| at.saturating_add(VLAN_TAG_LEN as u16)));
+    }
+    Ok(())
+}
+
+fn pop(packet: &mut Packet) -> Result<(), TagError> {
+    let addresses: [u8; ADDRESSES] = addresses(packet)?;
+    if packet.len() < HEADER_LEN + VLAN_TAG_LEN {
+        return Err(TagError::Malformed);
+    }
+    let header = offload(packet);
+    let behind_tag = (HEADER_LEN + VLAN_TAG_LEN) as u16;
+    if header.is_some_and(|header| header.needs_checksum() && header.csum_start < behind_tag) {
+        return Err(TagError::Malformed);
+    }
+    packet.pull(VLAN_TAG_LEN);
+    packet.bytes_mut()[..ADDRESSES].copy_from_slice(&addresses); // copy-ok: addresses
+    if let Some(header) = header {
+        write_offload(packet, moved(header, |at| at.saturating_sub(VLAN_TAG_LEN as u16)));
+    }
+    Ok(())
+}
+
+fn addresses(packet: &Packet) -> Result<[u8; ADDRESSES], TagError> {
+    packet.bytes().first_chunk().copied().ok_or(TagError::Malformed)
+}
+
+/// The header in front of a packet that asks for something.
+fn offload(packet: &Packet) -> Option<NetHeader> {
+    if !packet.has_offload() {
+        return None;
+    }
+    packet.headroom_bytes(virtio_net::HEADER_LEN).first_chunk().map(NetHeader::from_bytes)
+}
+
+fn write_offload(packet: &mut Packet, header: NetHeader) {
+    // copy-ok: the virtio-net header
+    packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
+}
+
+/// The header with what counts from the start of the frame moved; fields that are not in use are 0 and stay so.
+fn moved(header: NetHeader, by: impl Fn(u16) -> u16) -> NetHeader {
+    NetHeader {
+        csum_start: if header.needs_checksum() { by(header.csum_start) } else { header.csum_start },
+        hdr_len: if header.hdr_len > 0 { by(header.hdr_len) } else { 0 },
+        ..header
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offcore_mem::{HEADROOM, Hugepages, Pool, PoolCache};
+    use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4};
+
+    use super::*;
+
+    fn packet(cache: &mut PoolCache, frame: &[u8]) -> Packet {
+        let mut packet = cache.take_sized(HEADROOM, frame.len()).unwrap();
+        packet.bytes_mut().copy_from_slice(frame);
+        packet
+    }
+
+    const PLAIN: &[u8] = b"ddddddssssss\x08\x00payload";
+    const TAGGED: &[u8] = b"ddddddssssss\x81\x00\x00\x0a\x08\x00payload";
+
+    #[test]
+    fn tags_are_read() {
+        assert_eq!(vlan_of(PLAIN), Ok(None));
+        assert_eq!(vlan_of(TAGGED), Ok(Some(10)));
+        assert_eq!(vlan_of(b"ddddddssssss\x81\x00\xff\xff\x08\x00"), Ok(Some(4095)));
+        assert_eq!(vlan_of(b"ddddddssssss\x88\xa8\x00\x0a\x08\x00"), Ok(None), "a provider's tag is payload");
+        for len in 0..TAGGED.len() {
+            let found = vlan_of(&TAGGED[..len]);
+            assert_eq!(found, if len < 18 { Err(TagError::Malformed) } else { Ok(Some(10)) }, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_tag_comes_and_goes_and_takes_its_offload_along() {
+        let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
+        let header = NetHeader {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            hdr_len: 54,
+            gso_size: 1000,
+            csum_start: 34,
+            csum_offset: 16,
+            num_buffers: 0,
+        };
+        for offload in [None, Some(header)] {
+            let mut packet = packet(&mut cache, PLAIN);
+            if let Some(header) = offload {
+                write_offload(&mut packet, header);
+                packet.set_offload(true);
+            }
+            retag(&mut packet, Retag::Push(10)).unwrap();
+            assert_eq!(packet.bytes(), TAGGED);
+            let expected = offload.map(|header| NetHeader { hdr_len: 58, csum_start: 38, ..header });
+            assert_eq!(super::offload(&packet), expected);
+            retag(&mut packet, Retag::Set(0xfff)).unwrap();
+            assert_eq!(vlan_of(packet.bytes()), Ok(Some(0xfff)));
+            retag(&mut packet, Retag::Pop).unwrap();
+            assert_eq!((packet.bytes(), super::offload(&packet)), (PLAIN, offload));
+            cache.free(packet);
+        }
+    }
+
+    #[test]
+    fn priority_stays_when_the_vlan_changes() {
+        let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
+        let mut packet = packet(&mut cache, b"ddddddssssss\x81\x00\xa0\x00\x08\x00");
+        retag(&mut packet, Retag::Set(0x123)).unwrap();
+        assert_eq!(packet.bytes(), b"ddddddssssss\x81\x00\xa1\x23\x08\x00");
+        cache.free(packet);
+    }
+
+    #[test]
+    fn what_cannot_be_retagged_is_left_as_it_was() {
+        let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
+        let mut tight = cache.take_sized(VLAN_TAG_LEN, PLAIN.len()).unwrap();
+        assert_eq!(retag(&mut tight, Retag::Push(10)), Err(TagError::NoRoom));
+        assert_eq!(tight.headroom(), VLAN_TAG_LEN);
+        // A checksum over the tag itself.
+        let mut odd = packet(&mut cache, TAGGED);
+        let header =
+            NetHeader { flags: F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..NetHeader::default() };
+        write_offload(&mut odd, header);
+        odd.set_offload(true);
+        assert_eq!(retag(&mut odd, Retag::Pop), Err(TagError::Malformed));
+        let mut short = packet(&mut cache, &TAGGED[..16]);
+        assert_eq!(retag(&mut short, Retag::Pop), Err(TagError::Malformed));
+        assert_eq!((odd.bytes(), short.len()), (TAGGED, 16));
+        cache.free_all([tight, odd, short]);
+    }
+}

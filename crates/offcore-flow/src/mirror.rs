@@ -1,0 +1,302 @@
+//! Mirrors: what goes through a port is sent to another one, too.
+//!
+//! ```text
+//! worker:  port's RX queue -> MirrorRx -> ...             any worker:   RingRx \
+//!                                \-- copy, stamped -> RingTx | ring |           by stamp -> mirror's TX queue
+//!          ... -> MirrorTx -> port's TX queue                           RingRx /
+//!                    \-- copy, stamped -> RingTx | ring |
+//! ```
+//! Each queue of the port is wrapped, and the forwarding behind it is as before. Copies go over a ring to the worker that
+//! owns the mirror's TX queue, with the time of their burst in the headroom, and are sent in the order of these times: a
+//! capture has an answer after its question. Between queues of one worker the order is exact, between workers as exact as
+//! a ring is fast. What the mirror is too slow for is dropped there, and counted with the rings of `mirrorN`.
+
+use std::str::FromStr;
+
+use offcore_mem::{Burst, Packet};
+use offcore_port::duplicate::Duplicator;
+use offcore_port::settle::settle;
+use offcore_port::{Accepts, Context, Drop, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use offcore_stats::{Stage, tsc};
+use offcore_wire::virtio_net;
+
+use crate::ring::{RingRx, RingTx};
+
+/// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
+const STAMP: usize = 8;
+const STAMPED: usize = STAMP + virtio_net::HEADER_LEN;
+
+/// Which of a port's packets are mirrored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// Those received from it.
+    Rx,
+    /// Those sent to it.
+    Tx,
+    /// All.
+    #[default]
+    Both,
+}
+
+impl Direction {
+    /// Whether packets received from the port are mirrored.
+    pub fn has_rx(self) -> bool {
+        self != Self::Tx
+    }
+
+    /// Whether packets sent to the port are mirrored.
+    pub fn has_tx(self) -> bool {
+        self != Self::Rx
+    }
+}
+
+impl FromStr for Direction {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "rx" => Ok(Self::Rx),
+            "tx" => Ok(Self::Tx),
+            "both" => Ok(Self::Both),
+            _ => Err(format!("'{text}': expected rx, tx or both")),
+        }
+    }
+}
+
+/// A mirror of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mirror {
+    /// The port that is mirrored.
+    pub port: usize,
+    /// Which of its packets.
+    pub direction: Direction,
+    /// The port that they are sent to, too: it does nothing else. Several mirrors may have the same.
+    pub to: usize,
+}
+
+/// Where the copies of one queue go.
+#[derive(Debug)]
+struct Tap {
+    ring: RingTx,
+    duplicator: Duplicator,
+}
+
+impl Tap {
+    fn new(ring: RingTx) -> Self {
+        Self { ring, duplicator: Duplicator::default() }
+    }
+
+    /// Copies of the packets; those that there is no packet buffer for are counted as dropped.
+    fn copies(&mut self, packets: &[Packet], ctx: &mut Context<'_>) -> Burst {
+        let mut copies = Burst::new();
+        let missing = self.duplicator.duplicate(packets, ctx.cache, &mut copies);
+        if missing > 0 {
+            self.ring.counters().drop(Drop::NoBuffer, missing as u64);
+        }
+        copies
+    }
+
+    fn send(&mut self, mut copies: Burst, stamp: u64, ctx: &mut Context<'_>) {
+        for copy in &mut copies {
+            // copy-ok: eight bytes of time
+            copy.headroom_mut(STAMPED)[..STAMP].copy_from_slice(&stamp.to_ne_bytes());
+        }
+        self.ring.tx(ctx, &mut copies);
+        if !copies.is_empty() {
+            self.ring.counters().drop_all(Drop::Full, &mut copies, ctx.cache);
+        }
+        ctx.clock.lap(Stage::Copy);
+    }
+}
+
+/// When the packet, which came over a ring, was seen.
+fn stamp(packet: &Packet) -> u64 {
+    packet.headroom_bytes(STAMPED).first_chunk().copied().map_or(0, u64::from_ne_bytes)
+}
+
+/// An RX queue whose packets are mirrored.
+#[derive(Debug)]
+pub struct MirrorRx {
+    inner: Box<dyn RxQueue>,
+    tap: Tap,
+    /// Packets that were mirrored, taken back, and come first again.
+    seen: usize,
+}
+
+impl MirrorRx {
+    /// `inner`, the copies of whose packets go into `ring`.
+    pub fn new(inner: Box<dyn RxQueue>, ring: RingTx) -> Self {
+        Self { inner, tap: Tap::new(ring), seen: 0 }
+    }
+
+    /// Mirrors what was received: the packets of the burst from `first` on.
+    fn mirror(&mut self, first: usize, ctx: &mut Context<'_>, burst: &Burst) {
+        let seen = self.seen.min(burst.len() - first);
+        self.seen -= seen;
+        let new = &burst[first + seen..];
+        if !new.is_empty() {
+            let copies = self.tap.copies(new, ctx);
+            self.tap.send(copies, tsc::now(), ctx);
+        }
+    }
+}
+
+impl RxQueue for MirrorRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let first = burst.len();
+        self.inner.rx(ctx, burst);
+        self.mirror(first, ctx, burst);
+    }
+
+    fn counters(&self) -> &RxCounters {
+        self.inner.counters()
+    }
+
+    fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        let first = burst.len();
+        let left = self.inner.drain(ctx, burst);
+        self.mirror(first, ctx, burst);
+        left
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn take_back(&mut self, burst: &mut Burst) {
+        let before = burst.len();
+        self.inner.take_back(burst);
+        self.seen += before - burst.len();
+    }
+
+    fn waits(&self) -> bool {
+        self.inner.waits()
+    }
+}
+
+/// A TX queue whose packets are mirrored: those that it takes, which does not say that the other side got them.
+#[derive(Debug)]
+pub struct MirrorTx {
+    inner: Box<dyn TxQueue>,
+    tap: Tap,
+}
+
+impl MirrorTx {
+    /// `inner`, the copies of whose packets go into `ring`.
+    pub fn new(inner: Box<dyn TxQueue>, ring: RingTx) -> Self {
+        Self { inner, tap: Tap::new(ring) }
+    }
+}
+
+impl TxQueue for MirrorTx {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        // Before they are taken: afterwards they are somebody else's.
+        let stamp = tsc::now();
+        let mut copies = self.tap.copies(burst, ctx);
+        let (before, counted) = (burst.len(), self.inner.counters().packets());
+        self.inner.tx(ctx, burst);
+        // Taken and all of them dropped is what a link does that is down.
+        let taken = match self.inner.counters().packets() == counted {
+            true => 0,
+            false => before - burst.len(),
+        };
+        ctx.cache.free_all(copies.drain(taken.min(copies.len())..));
+        self.tap.send(copies, stamp, ctx);
+    }
+
+    fn accepts(&self) -> Accepts {
+        self.inner.accepts()
+    }
+
+    fn poll(&mut self, ctx: &mut Context<'_>) {
+        self.inner.poll(ctx);
+    }
+
+    fn counters(&self) -> &TxCounters {
+        self.inner.counters()
+    }
+
+    fn stop(&mut self, ctx: &mut Context<'_>) -> bool {
+        self.inner.stop(ctx)
+    }
+}
+
+/// One ring, and its packets that have come, the oldest last.
+#[derive(Debug)]
+struct Lane {
+    ring: RingRx,
+    waiting: Burst,
+}
+
+impl Lane {
+    /// The time of the oldest packet, if there is any.
+    fn next(&mut self, ctx: &mut Context<'_>) -> Option<u64> {
+        if self.waiting.is_empty() {
+            self.ring.rx(ctx, &mut self.waiting);
+            self.waiting.reverse();
+        }
+        self.waiting.last().map(stamp)
+    }
+}
+
+/// The sending end of a mirror, on the worker that owns its TX queue.
+#[derive(Debug)]
+pub struct MirrorOut {
+    lanes: Vec<Lane>,
+    tx: Box<dyn TxQueue>,
+}
+
+impl MirrorOut {
+    /// Sends what comes over `rings` to `tx`.
+    pub fn new(rings: Vec<RingRx>, tx: Box<dyn TxQueue>) -> Self {
+        let lanes = rings.into_iter().map(|ring| Lane { ring, waiting: Burst::new() }).collect();
+        Self { lanes, tx }
+    }
+
+    /// The rings' ends.
+    pub fn rings(&mut self) -> impl Iterator<Item = &mut dyn RxQueue> {
+        self.lanes.iter_mut().map(|lane| &mut lane.ring as &mut dyn RxQueue)
+    }
+
+    /// Sends a burst of what has come; returns how many packets.
+    #[inline]
+    pub fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+        let mut burst = Burst::new();
+        while burst.len() < ctx.burst {
+            let oldest = self.lanes.iter_mut().filter_map(|lane| Some((lane.next(ctx)?, lane)));
+            let Some((_, lane)) = oldest.min_by_key(|(stamp, _)| *stamp) else { break };
+            burst.extend(lane.waiting.pop());
+        }
+        let packets = burst.len();
+        if packets == 0 {
+            self.tx.poll(ctx);
+            ctx.clock.lap(Stage::Idle);
+            return 0;
+        }
+        settle(&mut *self.tx, ctx, &mut burst);
+        self.tx.tx(ctx, &mut burst);
+        self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
+        packets
+    }
+
+    /// Sends what was already mirrored; returns how much there is still to wait for: packets, and one for each queue that
+    /// is still mirrored.
+    pub fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+        let mut left = self.round(ctx);
+        for lane in &mut self.lanes {
+            left += lane.waiting.len();
+            if lane.waiting.is_empty() {
+                left += lane.ring.drain(ctx, &mut lane.waiting) + lane.waiting.len();
+                lane.waiting.reverse();
+            }
+        }
+        left + usize::from(!self.tx.stop(ctx))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+use offcore_dma::Mover;
+use offcore_mem::{HEADROOM, Hugepages, Pool, PoolCache};
+use offcore_stats::StageClock;
+use offcore_stats::page::StatsPage;
+
+use super::*;
+use crate::ring::{RingSetup, ring};
+
+/// A worker's things, and rings that stand for ports.
+struct Setup {
+    page: StatsPage,
+    pool: &'static Pool,
+    cache: PoolCache,
+    mover: Mover,
+    clock: StageClock,
+}
+
+/// Calls with a context.
+macro_rules! with {
+    ($setup:ident, $ctx:ident => $what:expr) => {{
+        let (mover, cache, clock) = (&mut $setup.mover, &mut $setup.cache, &mut $setup.clock);
+        let $ctx = &mut Context { mover, cache, clock, burst: 32 };
+        $what
+    }};
+}
+
+impl Setup {
+    fn new() -> Self {
+        let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+        let page = StatsPage::new(1 << 18).unwrap();
+        Self { page, pool, cache: pool.cache(), mover: Mover::new(), clock: StageClock::private() }
+    }
+
+    fn ring(&self, name: &str, packets: usize) -> (RingTx, RingRx) {
+        let Self { page, pool, .. } = self;
+        ring(RingSetup { packets, pool, waits: false, stats: page, name, index: 0 }).unwrap()
+    }
+
+    /// Packets whose first byte is one of these.
+    fn packets(&mut self, numbers: impl IntoIterator<Item = u8>) -> Burst {
+        let packet = |number| {
+            let mut packet = self.cache.take_sized(HEADROOM, 64).unwrap();
+            packet.bytes_mut()[0] = number;
+            packet
+        };
+        numbers.into_iter().map(packet).collect()
+    }
+
+    /// The first bytes of all that comes over a ring.
+    fn received(&mut self, ring: &mut RingRx) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            let mut burst = Burst::new();
+            with!(self, ctx => ring.rx(ctx, &mut burst));
+            if burst.is_empty() {
+                return all;
+            }
+            all.extend(burst.iter().map(|packet| packet.bytes()[0]));
+            self.cache.free_all(burst);
+        }
+    }
+}
+
+#[test]
+fn both_directions_are_mirrored_in_the_order_of_their_times() {
+    let mut setup = Setup::new();
+    let (mut from, source) = setup.ring("source", 256);
+    let (to, mut sink) = setup.ring("sink", 256);
+    let (rx_ring, rx_end) = setup.ring("m0", 256);
+    let (tx_ring, tx_end) = setup.ring("m1", 256);
+    let (mirror_tx, mut mirrored) = setup.ring("out", 1024);
+    let (mut rx, mut tx) = (MirrorRx::new(Box::new(source), rx_ring), MirrorTx::new(Box::new(to), tx_ring));
+    let mut mirror = MirrorOut::new(vec![tx_end, rx_end], Box::new(mirror_tx));
+    let (mut number, mut expected, mut forwarded) = (0u8, Vec::new(), Vec::new());
+    for round in 0..60 {
+        let numbers = number..number.saturating_add(round % 5);
+        number = numbers.end;
+        expected.extend(numbers.clone());
+        let mut packets = setup.packets(numbers.clone());
+        with!(setup, ctx => from.tx(ctx, &mut packets));
+        let mut burst = Burst::new();
+        with!(setup, ctx => rx.rx(ctx, &mut burst));
+        assert_eq!(burst.len(), numbers.len());
+        // What the port sends says that it is an answer.
+        burst.iter_mut().for_each(|packet| packet.bytes_mut()[0] |= 0x80);
+        with!(setup, ctx => tx.tx(ctx, &mut burst));
+        expected.extend(numbers.map(|number| number | 0x80));
+        forwarded.extend(setup.received(&mut sink));
+        // The mirror is seldom looked after.
+        if round % 7 == 0 {
+            with!(setup, ctx => mirror.round(ctx));
+        }
+    }
+    drop((rx, tx));
+    while with!(setup, ctx => mirror.drain(ctx)) > 0 {}
+    assert_eq!(setup.received(&mut mirrored), expected);
+    assert_eq!(forwarded, (0..number).map(|number| number | 0x80).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
+    let mut setup = Setup::new();
+    let (mut from, source) = setup.ring("source", 64);
+    let (copies, mut end) = setup.ring("m0", 4);
+    let mut rx = MirrorRx::new(Box::new(source), copies);
+    let mut packets = setup.packets(0..10);
+    with!(setup, ctx => from.tx(ctx, &mut packets));
+    let mut burst = Burst::new();
+    with!(setup, ctx => rx.rx(ctx, &mut burst));
+    assert_eq!(burst.len(), 10);
+    assert_eq!(rx.tap.ring.counters().dropped(Drop::Full), 6);
+    assert_eq!(setup.received(&mut end), [0, 1, 2, 3]);
+    setup.cache.free_all(burst);
+}
+
+#[test]
+fn what_a_port_does_not_take_is_not_mirrored() {
+    let mut setup = Setup::new();
+    let (to, _sink) = setup.ring("sink", 4);
+    let (copies, mut end) = setup.ring("m0", 64);
+    let mut tx = MirrorTx::new(Box::new(to), copies);
+    let mut packets = setup.packets(0..10);
+    with!(setup, ctx => tx.tx(ctx, &mut packets));
+    assert_eq!((packets.len(), setup.received(&mut end)), (6, vec![0, 1, 2, 3]));
+    with!(setup, ctx => tx.tx(ctx, &mut packets));
+    assert_eq!((packets.len(), setup.received(&mut end)), (6, vec![]));
+    setup.cache.free_all(packets);
+}
+
+/// A queue that takes everything back, as a generator does.
+#[derive(Debug)]
+struct Patient(Burst, RxCounters);
+
+impl RxQueue for Patient {
+    fn rx(&mut self, _ctx: &mut Context<'_>, burst: &mut Burst) {
+        burst.extend(self.0.drain(..));
+    }
+    fn counters(&self) -> &RxCounters {
+        &self.1
+    }
+    fn take_back(&mut self, burst: &mut Burst) {
+        self.0.extend(burst.drain(..));
+    }
+}
+
+#[test]
+fn what_is_taken_back_and_comes_again_is_mirrored_once() {
+    let mut setup = Setup::new();
+    let packets = setup.packets(0..10);
+    let (copies, mut end) = setup.ring("m0", 64);
+    let mut rx = MirrorRx::new(Box::new(Patient(packets, RxCounters::private())), copies);
+    let mut burst = Burst::new();
+    with!(setup, ctx => rx.rx(ctx, &mut burst));
+    // Three could be sent.
+    setup.cache.free_all(burst.drain(..3));
+    rx.take_back(&mut burst);
+    with!(setup, ctx => rx.rx(ctx, &mut burst));
+    assert_eq!((burst.len(), setup.received(&mut end)), (7, (0..10).collect()));
+    setup.cache.free_all(burst);
+}

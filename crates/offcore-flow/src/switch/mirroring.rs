@@ -1,0 +1,141 @@
+//! Mirrors put together: the queues of mirrored ports are wrapped when they are opened, and one worker sends the copies.
+
+use std::collections::BTreeSet;
+
+use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
+
+use super::{Assembly, Route, SwitchConfig, SwitchError};
+use crate::dma_map::Half;
+use crate::mirror::{Mirror, MirrorOut, MirrorRx, MirrorTx};
+use crate::ring::{RingRx, RingSetup, RingTx, ring};
+
+/// Packets that a queue's ring to a mirror has room for.
+const RING: usize = 2048;
+
+/// Where the rings to one mirror port come out.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// Its port.
+    port: usize,
+    rings: Vec<RingRx>,
+}
+
+/// How many of `ports` are forwarded between: mirrors send to those behind.
+pub(super) fn forwarding(config: &SwitchConfig, ports: usize) -> usize {
+    config.mirrors.iter().map(|mirror| mirror.to).min().unwrap_or(ports).min(ports)
+}
+
+pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
+    let count = forwarding(config, ports.len());
+    for mirror in &config.mirrors {
+        if mirror.port >= count || mirror.to >= ports.len() {
+            return Err(SwitchError::Config(format!(
+                "--mirror {}=…: there are {count} ports, counted from 0, of which packets can be mirrored",
+                mirror.port
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The mirrors' ports, each once, and the worker that sends to it: the one of the first queue that is mirrored there, so
+/// that packets need not change lcores where all of them are on one.
+pub(super) fn routes(config: &SwitchConfig, routes: &[Route]) -> Vec<Route> {
+    let targets: BTreeSet<usize> = config.mirrors.iter().map(|mirror| mirror.to).collect();
+    let worker = |to| {
+        let mirrored = |port| config.mirrors.iter().any(|mirror| mirror.to == to && mirror.port == port);
+        let first = routes.iter().find(|route| mirrored(route.rx_port) || mirrored(route.tx_port));
+        first.map_or(0, |route| route.worker)
+    };
+    let route = |to| Route { worker: worker(to), sender: worker(to), rx_port: to, tx_port: to, queue: 0 };
+    targets.into_iter().map(route).collect()
+}
+
+impl Assembly<'_> {
+    /// The receiving half of a port's queue for a worker.
+    pub(super) fn open_rx(
+        &mut self,
+        worker: usize,
+        port: usize,
+        queue: u16,
+        ports: &mut [Box<dyn Port>],
+    ) -> Result<Box<dyn RxQueue>, SwitchError> {
+        let binding = self.binding(worker, port, Half::Rx, queue)?;
+        let name = format!("port{port}");
+        let mover = &mut self.workers[worker].0.mover;
+        let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
+        let rx = ports[port].rx_queue(queue, setup)?;
+        self.mirrored_rx(port, rx)
+    }
+
+    /// The receiving half of one of a port's queues, mirrored when it is to be.
+    pub(super) fn mirrored_rx(
+        &mut self,
+        port: usize,
+        mut rx: Box<dyn RxQueue>,
+    ) -> Result<Box<dyn RxQueue>, SwitchError> {
+        for mirror in self.mirrors_of(port).filter(|mirror| mirror.direction.has_rx()) {
+            rx = Box::new(MirrorRx::new(rx, self.ring_to(mirror.to)?));
+        }
+        Ok(rx)
+    }
+
+    /// The sending half, likewise; mirrored when it is to be.
+    pub(super) fn open_tx(
+        &mut self,
+        worker: usize,
+        port: usize,
+        queue: u16,
+        ports: &mut [Box<dyn Port>],
+    ) -> Result<Box<dyn TxQueue>, SwitchError> {
+        let binding = self.binding(worker, port, Half::Tx, queue)?;
+        let name = format!("port{port}");
+        let mover = &mut self.workers[worker].0.mover;
+        let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
+        let mut tx = ports[port].tx_queue(queue, setup)?;
+        for mirror in self.mirrors_of(port).filter(|mirror| mirror.direction.has_tx()) {
+            tx = Box::new(MirrorTx::new(tx, self.ring_to(mirror.to)?));
+        }
+        Ok(tx)
+    }
+
+    /// Gives workers the sending ends of the mirrors, once every queue that is mirrored has been opened.
+    pub(super) fn add_mirrors(
+        &mut self,
+        routes: &[Route],
+        ports: &mut [Box<dyn Port>],
+    ) -> Result<(), SwitchError> {
+        for Target { port, rings } in std::mem::take(&mut self.targets) {
+            let worker = routes.iter().find(|route| route.tx_port == port).map_or(0, |route| route.worker);
+            let tx = self.open_tx(worker, port, 0, ports)?;
+            self.workers[worker].0.mirrors.push(MirrorOut::new(rings, tx));
+        }
+        Ok(())
+    }
+
+    fn mirrors_of(&self, port: usize) -> impl Iterator<Item = Mirror> + use<> {
+        let of: Vec<Mirror> =
+            self.config.mirrors.iter().filter(|mirror| mirror.port == port).copied().collect();
+        of.into_iter()
+    }
+
+    fn ring_to(&mut self, to: usize) -> Result<RingTx, SwitchError> {
+        let index = self.targets.iter().position(|target| target.port == to).unwrap_or_else(|| {
+            self.targets.push(Target { port: to, rings: Vec::new() });
+            self.targets.len() - 1
+        });
+        let rings = &mut self.targets[index].rings;
+        let name = format!("mirror{to}");
+        let setup = RingSetup {
+            packets: RING,
+            pool: self.pool,
+            waits: false,
+            stats: &self.page,
+            name: &name,
+            index: rings.len() as u16,
+        };
+        let (tx, rx) = ring(setup)?;
+        rings.push(rx);
+        Ok(tx)
+    }
+}
