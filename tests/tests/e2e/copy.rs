@@ -111,8 +111,7 @@ fn packets_come_back_over_two_lcores() {
     }
 }
 
-/// With two lcores, so that the ring is behind the engine. A copy that is lost takes a second to be missed: there are few
-/// of them.
+/// A copy that is lost takes a second to be missed, and the core copies meanwhile: there are few of them.
 #[test]
 fn a_million_packets_come_back_from_a_device_that_fails() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
