@@ -169,8 +169,11 @@ impl Ethdev {
         if rc < 0 {
             // SAFETY: a string constant of the shim's, set before whatever failed.
             let step = if step.is_null() { c"" } else { unsafe { std::ffi::CStr::from_ptr(step) } };
-            let what = format!("{} ({})", step.to_string_lossy(), self.driver);
-            return Err(EthError::Dpdk { what, source: ffi::errno(rc), said: open::said() });
+            let said = open::said();
+            // Drivers with buffers of their own compare them with ours: 128 bytes of headroom are not for data.
+            let remedy = if said.contains("mbuf") { "; use a larger --mbuf-size" } else { "" };
+            let what = format!("{} ({}){remedy}", step.to_string_lossy(), self.driver);
+            return Err(EthError::Dpdk { what, source: ffi::errno(rc), said });
         }
         self.mtu = mtu;
         self.segments = config.tx_offloads & MULTI_SEGMENTS != 0;

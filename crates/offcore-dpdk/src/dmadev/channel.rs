@@ -389,3 +389,72 @@ impl Drop for DmaChannel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_in_memory_that_the_device_does_not_reach_fail_in_their_turn() {
+        crate::eal::start().unwrap();
+        let number = crate::dmadev::find("dma_skeleton").unwrap();
+        let (near, far) = (vec![7u8; 4096], vec![9u8; 4096]);
+        let mut destination = vec![0u8; 4096];
+        let ranges = vec![(near.as_ptr().addr(), 4096), (destination.as_ptr().addr(), 4096)];
+        let device = Inner {
+            device: "dma_skeleton".into(),
+            number,
+            fill: false,
+            min_desc: 32,
+            max_desc: 8192,
+            reach: Some(ranges),
+            node: None,
+            taken: true.into(),
+        };
+        let mut channel = DmaChannel::open("dmadev:near", Arc::new(device), 16).unwrap();
+        let place = destination.as_mut_ptr();
+        let op = |token: u32, src: *const u8, at: usize, len| Copy {
+            src,
+            dst: place.wrapping_add(at),
+            len,
+            token,
+        };
+        let past_the_end = near.as_ptr().wrapping_add(4000);
+        let ops = [
+            op(0, near.as_ptr(), 0, 64),
+            op(1, far.as_ptr(), 64, 64),
+            op(2, near.as_ptr(), 128, 0),
+            op(3, past_the_end, 192, 97),
+            op(4, past_the_end, 256, 96),
+        ];
+        // SAFETY: what the device is given is inside the buffers, which outlive the channel.
+        assert_eq!(unsafe { channel.copy(&ops) }, 5);
+        channel.submit();
+        let mut completions = Completions::default();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while channel.in_flight() > 0 {
+            channel.poll(&mut completions);
+            assert!(Instant::now() < deadline, "no progress for 10 s");
+            std::thread::yield_now();
+        }
+        let failed: Vec<_> =
+            completions.failed.iter().map(|f| (f.operation.token(), f.failure, f.done)).collect();
+        assert_eq!(failed, [(1, Failure::PageFault, 0), (3, Failure::PageFault, 0)]);
+        assert_eq!(completions.tokens[..], [0, 2, 4]);
+        let stats = channel.stats();
+        assert_eq!((stats.submitted, stats.completed, stats.failed, stats.bytes), (5, 3, 2, 160));
+        drop(channel);
+        let written: usize = destination.iter().filter(|&&byte| byte == 7).count();
+        assert_eq!((written, destination.contains(&9)), (160, false));
+    }
+
+    #[test]
+    fn statuses_of_dpdk_are_ours() {
+        let all = [0, 1, 3, 6, 8, 14, 0x100].map(failure);
+        let [ok, aborted, address, length, bus, fault, unknown] = all;
+        assert_eq!((ok, aborted), (None, Some(Failure::Aborted)));
+        assert_eq!((address, fault), (Some(Failure::PageFault), Some(Failure::PageFault)));
+        assert_eq!((length, bus), (Some(Failure::Refused), Some(Failure::Hardware)));
+        assert_eq!(unknown, Some(Failure::Hardware));
+    }
+}
