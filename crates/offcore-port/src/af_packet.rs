@@ -11,7 +11,6 @@
 //! carrier, what is to be sent is dropped and counted. When it is made anew under its name, it gets new sockets. They
 //! belong to the network namespace of the thread that calls [`Port::tend`], which must be that which opened the port.
 
-mod cell;
 mod long;
 mod ring;
 mod rx;
@@ -26,12 +25,12 @@ use offcore_mem::Pool;
 use offcore_wire::ethernet::{self, MacAddr};
 use offcore_wire::virtio_net::Offloads;
 
+use crate::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
 use crate::slots::Slots;
 use crate::spec::AfPacketSpec;
 use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
 
-use cell::{Cell, End};
 use ring::{Direction, Ring};
 use rx::AfPacketRx;
 use socket::Refusal;

@@ -5,11 +5,13 @@
 pub mod address;
 pub mod af_packet;
 pub mod af_xdp;
+mod cell;
 pub mod copy;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod duplicate;
 pub mod generator;
+pub mod inventory;
 pub mod netdev;
 pub mod pcap;
 pub mod settle;

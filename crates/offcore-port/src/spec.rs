@@ -11,7 +11,8 @@
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
 //!
-//! A MODE is hash, lb, cpu, rollover, rnd or qm. A FEATURE that a vhost port need not offer is packed, in_order, mrg, indirect, event_idx or offloads.
+//! The MODE of af_packet is hash, lb, cpu, rollover, rnd or qm. A FEATURE that a vhost port need not offer is packed,
+//! in_order, mrg, indirect, event_idx or offloads.
 //!
 //! A flag may be given a value (`client=off`), a switch may go without (`mrg`). Numbers may end in k, M or G.
 //! [`PortSpec`] reads and writes them; each port's own module opens it.

@@ -5,7 +5,8 @@
 //! open or ask for segmentation: TCP between the kernel and a guest then goes in packets of up to 64 KiB, and nobody
 //! sums them up. Packets longer than a packet buffer are packets of several.
 //!
-//! An interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays.
+//! An interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays. One that
+//! somebody deletes meanwhile is made again.
 
 mod interface;
 mod rx;
@@ -13,7 +14,7 @@ mod rx;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
 use offcore_mem::{Burst, Packet, Pool};
@@ -22,6 +23,7 @@ use offcore_wire::ethernet::{self, MacAddr};
 use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 use rustix::io::Errno;
 
+use crate::cell::{Cell, End};
 use crate::netdev::NetDev;
 use crate::settle;
 use crate::slots::Slots;
@@ -52,9 +54,13 @@ pub struct TapPort {
     /// Bytes of the longest packet that is received.
     longest: usize,
     pool: &'static Pool,
-    files: Vec<Arc<OwnedFd>>,
+    /// The halves of each queue, and the file that both use.
+    queues: Vec<[Arc<Cell<Arc<OwnedFd>>>; 2]>,
     slots: Slots,
-    gone: Arc<AtomicBool>,
+    lost: Arc<AtomicU32>,
+    spec: TapSpec,
+    /// How often the interface was made anew.
+    renewed: u64,
 }
 
 impl TapPort {
@@ -88,7 +94,7 @@ impl TapPort {
             );
             return Err(PortError::Other { port: name, reason });
         }
-        Ok(Self {
+        let port = Self {
             name,
             interface,
             mac,
@@ -97,10 +103,27 @@ impl TapPort {
             too_small: spec.offloads && !offloads,
             longest,
             pool,
-            files: files.into_iter().map(Arc::new).collect(),
+            queues: (0..spec.queues).map(|_| [(); 2].map(|()| Arc::new(Cell::new()))).collect(),
             slots: Slots::new(spec.queues),
-            gone: Arc::default(),
-        })
+            lost: Arc::default(),
+            spec: spec.clone(),
+            renewed: 0,
+        };
+        port.publish(files);
+        Ok(port)
+    }
+
+    /// Gives the queues their files.
+    fn publish(&self, files: Vec<OwnedFd>) {
+        for (halves, file) in self.queues.iter().zip(files.into_iter().map(Arc::new)) {
+            halves.iter().for_each(|half| half.publish(Arc::clone(&file)));
+        }
+    }
+
+    /// Whether a queue has found that the interface was deleted, the present one.
+    fn is_deleted(&self) -> bool {
+        let lost = self.lost.load(Ordering::Relaxed);
+        self.queues.first().is_some_and(|[rx, _]| rx.generation() == lost)
     }
 
     /// The interface's name: the one asked for, unless that was a pattern such as `tap%d`.
@@ -113,8 +136,12 @@ impl TapPort {
         self.mtu
     }
 
-    fn queue(&self, index: u16) -> Queue {
-        Queue { file: Arc::clone(&self.files[usize::from(index)]), gone: Arc::clone(&self.gone) }
+    /// One half of a queue, 0 to receive and 1 to send.
+    fn queue(&self, index: u16, half: usize) -> Result<Queue, PortError> {
+        let end = End::new(Arc::clone(&self.queues[usize::from(index)][half]));
+        let missing = || PortError::Queue { port: self.name.clone(), index };
+        let file = end.ring.as_ref().map(Arc::clone).ok_or_else(missing)?;
+        Ok(Queue { file, end, lost: Arc::clone(&self.lost) })
     }
 }
 
@@ -134,36 +161,60 @@ impl Port for TapPort {
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
         self.slots.take_rx(index, &self.name)?;
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
-        Ok(Box::new(TapRx::new(self.queue(index), counters, self.pool, self.longest)))
+        Ok(Box::new(TapRx::new(self.queue(index, 0)?, counters, self.pool, self.longest)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         self.slots.take_tx(index, &self.name)?;
         let counters = TxCounters::new(setup.stats, setup.port, index)?;
         let offloads = if self.offloads { Offloads::ALL } else { Offloads::default() };
-        Ok(Box::new(TapTx { queue: self.queue(index), pool: self.pool, offloads, counters }))
+        Ok(Box::new(TapTx { queue: self.queue(index, 1)?, pool: self.pool, offloads, counters }))
+    }
+
+    /// An interface that was deleted is made again, without the addresses that it had.
+    fn tend(&mut self) {
+        self.queues.iter().flatten().for_each(|half| half.close_retired());
+        if !self.is_deleted() {
+            return;
+        }
+        let Ok((interface, files)) = interface::open(self.interface.name(), self.spec.queues, self.offloads)
+        else {
+            return;
+        };
+        self.mac = interface.mac().unwrap_or(self.mac);
+        self.mtu = interface.mtu().unwrap_or(self.mtu);
+        self.interface = interface;
+        self.renewed += 1;
+        self.publish(files);
     }
 
     fn status(&self) -> String {
-        let link = match self.gone.load(Ordering::Relaxed) {
+        let link = match self.is_deleted() {
             true => "was deleted".into(),
             false => self.interface.link().to_string(),
         };
+        let renewed =
+            if self.renewed == 0 { String::new() } else { format!(", made anew {} times", self.renewed) };
         let offloads = match (self.offloads, self.too_small) {
             (true, _) => "on",
             (false, false) => "off",
             (false, true) => "off (they need more packet buffers: --mbufs)",
         };
         let Self { interface, mtu, mac, .. } = self;
-        format!("interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}", interface.name())
+        format!(
+            "interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}{renewed}",
+            interface.name()
+        )
     }
 }
 
-/// A queue's file, which both halves use.
+/// One half of a queue, and the file that both halves use.
 #[derive(Debug)]
 struct Queue {
     file: Arc<OwnedFd>,
-    gone: Arc<AtomicBool>,
+    end: End<Arc<OwnedFd>>,
+    /// The publication whose interface was found deleted, 0 for none.
+    lost: Arc<AtomicU32>,
 }
 
 impl Queue {
@@ -171,7 +222,20 @@ impl Queue {
     #[cold]
     fn note(&self, error: Errno) {
         if error == Errno::BADFD {
-            self.gone.store(true, Ordering::Relaxed);
+            self.lost.store(self.end.generation(), Ordering::Relaxed);
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) == self.end.generation()
+    }
+
+    /// Goes on with the file of an interface that was made anew, when there is one.
+    #[inline(always)]
+    fn follow(&mut self) {
+        if self.end.is_stale() {
+            self.end.follow();
+            self.file = self.end.ring.as_ref().map_or_else(|| Arc::clone(&self.file), Arc::clone);
         }
     }
 }
@@ -216,6 +280,7 @@ impl TxQueue for TapTx {
         if burst.is_empty() {
             return;
         }
+        self.queue.follow();
         let (mut taken, mut packets, mut bytes) = (0, 0, 0);
         for packet in burst.iter() {
             match self.send(packet) {

@@ -320,3 +320,31 @@ fn what_cannot_be_opened_says_why() {
         assert!(error("tap:oc3").contains("it needs root or CAP_NET_ADMIN"));
     });
 }
+
+#[test]
+fn an_interface_that_was_deleted_is_made_again() {
+    in_namespace("an_interface_that_was_deleted_is_made_again", || {
+        let mut tap = Tap::new("tap:tap0,queues=2");
+        ip("link del tap0");
+        // A queue finds it out.
+        until("a queue notices", || {
+            tap.receive();
+            tap.port.status().contains("was deleted")
+        });
+        tap.port.tend();
+        assert!(tap.port.status().contains("is up") && tap.port.status().contains("made anew 1 times"));
+        ip("addr add 10.77.0.1/24 dev tap0");
+        ip(&format!("neigh add 10.77.0.2 lladdr {STATION} dev tap0"));
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        socket.send_to(b"there again", "10.77.0.2:9").unwrap();
+        assert_eq!(tap.receive_one(), b"there again");
+        let port = socket.local_addr().unwrap().port();
+        tap.send(b"and back", port);
+        let mut buffer = [0; 64];
+        let (len, _) = socket.recv_from(&mut buffer).unwrap();
+        assert_eq!(&buffer[..len], b"and back");
+        // Nothing is to be done twice.
+        tap.port.tend();
+        assert!(tap.port.status().contains("made anew 1 times"), "{}", tap.port.status());
+    });
+}

@@ -53,6 +53,12 @@ pub(crate) enum Command {
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),
+    /// What there is to open ports on
+    Port {
+        /// What to show.
+        #[command(subcommand)]
+        command: crate::port::PortCommand,
+    },
     /// Intel DSA devices: what is there, how it is laid out, what is wrong with it
     Dsa {
         /// What to do with them.
@@ -119,6 +125,8 @@ Ports:
         event_idx=off,mac=MAC]
   af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
         busy_poll=N,need_wakeup=off,promisc=off]
+  af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,
+        slots=N,promisc=off,qdisc_bypass]
   tap:NAME[,queues=N,offloads=off]
   dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,
        rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,...]]

@@ -5,6 +5,7 @@
 //! * [`copy`]: `offcore copy`, dpdk-dma's application,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`,
+//! * [`port`]: `offcore port`,
 //! * [`output`]: where words go.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
@@ -20,6 +21,7 @@ mod eal;
 mod output;
 mod pktgen;
 mod plan;
+mod port;
 mod ports;
 mod predict;
 mod report;
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Pktgen(args) => (&["pktgen"][..], pktgen::run(args)),
         Command::Predict(args) => (&["predict"][..], predict::run(args)),
         Command::Dsa { command } => (command.names(), dsa::run(command)),
+        Command::Port { command } => (command.names(), port::run(command)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

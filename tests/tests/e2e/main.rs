@@ -4,6 +4,7 @@
 //! polling peer, they measure the scheduler. `OFFCORE_FULL=1` runs every combination and longer transfers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod af_packet;
 mod af_xdp;
 mod copy;
 mod dpdk;

@@ -55,11 +55,11 @@ pub(super) struct Header {
     pub(super) there: u32,
     /// Where its frame begins.
     pub(super) frame: u16,
-    network: u16,
-    time: [u32; 2],
+    pub(super) network: u16,
+    pub(super) time: [u32; 2],
     pub(super) vlan_tci: u16,
     pub(super) vlan_tpid: u16,
-    padding: [u8; 4],
+    pub(super) padding: [u8; 4],
 }
 
 const _: () = assert!(size_of::<Header>() == TX_HEADER);

@@ -14,10 +14,10 @@ use offcore_stats::Stage;
 use offcore_wire::ethernet;
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
 
-use super::cell::End;
 use super::long::{self, Long};
 use super::ring::{self, Header, Ring};
 use super::socket::{self, VNET_HEADER};
+use crate::cell::End;
 use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
 
 /// Bytes of a VLAN tag.
@@ -78,8 +78,9 @@ pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> R
     header = header.essence();
     if tagged {
         // The kernel counts without the tag.
-        header.csum_start = if header.needs_checksum() { header.csum_start + TAG as u16 } else { 0 };
-        header.hdr_len = if header.is_gso() { header.hdr_len + TAG as u16 } else { 0 };
+        header.csum_start =
+            if header.needs_checksum() { header.csum_start.saturating_add(TAG as u16) } else { 0 };
+        header.hdr_len = if header.is_gso() { header.hdr_len.saturating_add(TAG as u16) } else { 0 };
     }
     header.check(len).map_err(|_| Drop::Malformed)?;
     Ok(header)
@@ -225,3 +226,6 @@ impl RxQueue for AfPacketRx {
         0
     }
 }
+
+#[cfg(test)]
+mod tests;

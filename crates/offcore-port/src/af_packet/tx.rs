@@ -19,10 +19,10 @@ use offcore_wire::virtio_net::Offloads;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::cell::End;
 use super::ring::{self, Ring};
 use super::socket::VNET_HEADER;
 use super::{State, long};
+use crate::cell::End;
 use crate::{Accepts, Context, Drop, TxCounters, TxQueue, settle};
 
 /// Rounds that a queue which is stopped gives the kernel to take what it has been asked to send.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
 use super::NetDevCounters;
 
@@ -79,7 +79,6 @@ pub(crate) fn number(bytes: &[u8]) -> Option<u64> {
 }
 
 /// An attribute as it is sent, with its padding.
-#[cfg(test)]
 pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let len = u16::try_from(ATTRIBUTE + value.len()).expect("attributes that are sent are short");
     let mut bytes = [len.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -92,6 +91,11 @@ impl Netlink {
     /// A socket to ask about interfaces and addresses in the calling thread's network namespace.
     pub(crate) fn route() -> io::Result<Self> {
         Self::new(None)
+    }
+
+    /// A socket to ask the families of generic netlink.
+    pub(crate) fn generic() -> io::Result<Self> {
+        Self::new(Some(netlink::GENERIC))
     }
 
     fn new(protocol: Option<Protocol>) -> io::Result<Self> {
@@ -109,6 +113,11 @@ impl Netlink {
     pub(crate) fn ask(&mut self, kind: u16, body: &[u8]) -> io::Result<Answer> {
         let answers = self.exchange(kind, 0, body)?;
         answers.into_iter().next().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Every answer to a request of type `kind` for all there are.
+    pub(crate) fn dump(&mut self, kind: u16, body: &[u8]) -> io::Result<Vec<Answer>> {
+        self.exchange(kind, DUMP, body)
     }
 
     fn exchange(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<Answer>> {

@@ -11,7 +11,6 @@
 use std::io::IoSliceMut;
 use std::mem;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
@@ -170,6 +169,7 @@ impl TapRx {
 impl RxQueue for TapRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let wanted = room(ctx, burst);
+        self.queue.follow();
         let (mut packets, mut bytes) = (0, 0);
         while packets < wanted {
             let first = if self.stock(ctx.cache) { ctx.cache.take() } else { None };
@@ -205,7 +205,7 @@ impl RxQueue for TapRx {
     /// Readable as long as a packet waits: nothing has to be asked for, nor looked at again.
     fn arm(&mut self) -> Wake<'_> {
         // The file of a deleted interface is always ready, to say so.
-        if self.queue.gone.load(Ordering::Relaxed) {
+        if self.queue.is_lost() {
             return Wake::Never;
         }
         Wake::Event(self.queue.file.as_fd())

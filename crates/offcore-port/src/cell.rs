@@ -1,8 +1,8 @@
-//! The seam between the control thread and the worker of one half of a queue.
+//! The seam between the control thread and the worker of one half of a queue on an interface of the kernel.
 //!
-//! The control thread publishes a ring, and another one when the interface was made anew. The worker looks at a number
-//! when it has nothing better to do, and only when that has changed takes the lock. The old ring goes back, so that the
-//! control thread closes it: that takes the kernel milliseconds.
+//! The control thread publishes what the queue works with, a ring or a file, and another one when the interface was made
+//! anew. The worker looks at a number when it has nothing better to do, and only when that has changed takes the lock. The
+//! old one goes back, so that the control thread closes it: that takes the kernel milliseconds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,13 +17,13 @@ struct State<T> {
 
 /// What the two sides share.
 #[derive(Debug)]
-pub(super) struct Cell<T> {
+pub(crate) struct Cell<T> {
     generation: AtomicU32,
     state: Mutex<State<T>>,
 }
 
 impl<T> Cell<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let state = State { next: None, retired: Vec::new() };
         Self { generation: AtomicU32::new(0), state: Mutex::new(state) }
     }
@@ -33,7 +33,7 @@ impl<T> Cell<T> {
     }
 
     /// Control side: exchanges the ring. One that nobody has taken is closed.
-    pub(super) fn publish(&self, ring: T) {
+    pub(crate) fn publish(&self, ring: T) {
         let mut state = self.lock();
         let old = state.next.replace(ring);
         self.generation.fetch_add(1, Ordering::Release);
@@ -41,8 +41,13 @@ impl<T> Cell<T> {
         drop(old);
     }
 
+    /// Control side: the number of the last publication; 0 before the first.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
     /// Control side: closes what the worker has given back.
-    pub(super) fn close_retired(&self) {
+    pub(crate) fn close_retired(&self) {
         let retired = std::mem::take(&mut self.lock().retired);
         drop(retired);
     }
@@ -50,29 +55,34 @@ impl<T> Cell<T> {
 
 /// The worker's end of a [`Cell`].
 #[derive(Debug)]
-pub(super) struct End<T> {
+pub(crate) struct End<T> {
     cell: std::sync::Arc<Cell<T>>,
     generation: u32,
     /// The present ring; there is none until the interface is up for the first time.
-    pub(super) ring: Option<T>,
+    pub(crate) ring: Option<T>,
 }
 
 impl<T> End<T> {
-    pub(super) fn new(cell: std::sync::Arc<Cell<T>>) -> Self {
+    pub(crate) fn new(cell: std::sync::Arc<Cell<T>>) -> Self {
         let mut end = Self { cell, generation: 0, ring: None };
         end.follow();
         end
     }
 
+    /// The number of the publication that [`ring`](Self::ring) is of.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
     /// Whether another ring was published.
     #[inline(always)]
-    pub(super) fn is_stale(&self) -> bool {
+    pub(crate) fn is_stale(&self) -> bool {
         self.cell.generation.load(Ordering::Acquire) != self.generation
     }
 
     /// Takes what was published last; the old ring must have been emptied.
     #[cold]
-    pub(super) fn follow(&mut self) {
+    pub(crate) fn follow(&mut self) {
         let mut state = self.cell.lock();
         self.generation = self.cell.generation.load(Ordering::Relaxed);
         if let Some(next) = state.next.take() {

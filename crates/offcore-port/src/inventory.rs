@@ -1,0 +1,180 @@
+//! What there is to open ports on: network interfaces of the kernel, and PCI devices for networks and copies, whoever
+//! drives them.
+
+mod links;
+mod pci;
+
+use std::io;
+use std::path::Path;
+
+use offcore_wire::ethernet::MacAddr;
+
+use crate::netdev::{Channels, Link, NetDev};
+
+pub use pci::{PciDevice, PciKind, devices};
+
+/// What an interface's driver does for XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Xdp {
+    /// The kernel does not tell: it is older than 6.3.
+    Unknown,
+    /// The driver has none: the kernel does it behind the driver, with copies.
+    Generic,
+    /// In the driver, with copies.
+    Native,
+    /// In the driver, straight into the sockets' memory.
+    ZeroCopy,
+}
+
+impl Xdp {
+    /// The name used in reports and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Generic => "generic",
+            Self::Native => "native",
+            Self::ZeroCopy => "zero-copy",
+        }
+    }
+}
+
+/// A network interface.
+#[derive(Clone, Debug)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its driver, if it has one that says so.
+    pub driver: Option<String>,
+    /// Where its device is, if it is anywhere.
+    pub bus: Option<String>,
+    /// The NUMA node that it is next to, if any.
+    pub numa_node: Option<u32>,
+    /// Longest payload of a frame in bytes.
+    pub mtu: usize,
+    /// Its Ethernet address.
+    pub mac: MacAddr,
+    /// Whether its frames are Ethernet's.
+    pub is_ethernet: bool,
+    /// What the link does.
+    pub link: Link,
+    /// Speed in Mbit/s, if known.
+    pub speed: Option<u32>,
+    /// Queues in use, if known.
+    pub channels: Option<Channels>,
+    /// IP addresses with their prefixes' lengths.
+    pub addresses: Vec<String>,
+    /// What there is of XDP.
+    pub xdp: Xdp,
+    /// Number of the XDP program that is attached.
+    pub program: Option<u32>,
+}
+
+impl Interface {
+    /// The ports that it could be opened as.
+    pub fn ports(&self) -> Vec<String> {
+        let mut kinds = Vec::new();
+        if self.is_ethernet {
+            kinds.extend(["af_xdp", "af_packet"]);
+        }
+        if self.driver.as_deref() == Some("tun") && self.is_ethernet {
+            kinds.push("tap");
+        }
+        kinds.iter().map(|kind| format!("{kind}:{}", self.name)).collect()
+    }
+
+    /// What stands in the way, and what to do about it.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let Self { name, .. } = self;
+        if !self.is_ethernet {
+            notes.push("carries no Ethernet frames".into());
+        }
+        match self.link {
+            Link::Down => notes.push(format!("is down: ip link set {name} up")),
+            Link::NoCarrier => notes.push("has no carrier".into()),
+            Link::Up | Link::Gone => {}
+        }
+        if let Some(program) = self.program {
+            notes.push(format!("has XDP program {program}: ip link set {name} xdp off, unless it is ours"));
+        }
+        if !self.addresses.is_empty() && self.is_ethernet {
+            notes.push("has addresses: the kernel's stack answers there, too".into());
+        }
+        notes
+    }
+}
+
+/// The interfaces in the calling thread's network namespace, in the order of their numbers. NUMA nodes are looked up in
+/// `sysfs`, which is /sys or a tree like it.
+///
+/// # Errors
+/// What the kernel says.
+pub fn interfaces(sysfs: &Path) -> io::Result<Vec<Interface>> {
+    let mut addresses = links::addresses()?;
+    let mut features = links::xdp_features();
+    let mut all = Vec::new();
+    for links::Listed { index, name, program } in links::list()? {
+        // One that went away meanwhile is not there.
+        let Ok(netdev) = NetDev::open(&name) else { continue };
+        let (Ok(mtu), Ok(mac), Ok(is_ethernet)) = (netdev.mtu(), netdev.mac(), netdev.is_ethernet()) else {
+            continue;
+        };
+        let bus = netdev.bus();
+        all.push(Interface {
+            driver: netdev.driver(),
+            numa_node: bus.as_ref().and_then(|bus| pci::numa_node(&sysfs.join("bus/pci/devices").join(bus))),
+            bus,
+            mtu,
+            mac,
+            is_ethernet,
+            link: netdev.link(),
+            speed: netdev.speed(),
+            channels: netdev.channels(),
+            addresses: addresses.remove(&index).unwrap_or_default(),
+            xdp: features.as_mut().map_or(Xdp::Unknown, |features| features(index)),
+            program,
+            name,
+        });
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_listed() {
+        let all = interfaces(Path::new("/nonexistent")).unwrap();
+        let lo = all.iter().find(|interface| interface.name == "lo").unwrap();
+        assert_eq!((lo.mac, lo.numa_node, lo.program), (MacAddr([0; 6]), None, None));
+        assert_eq!(lo.ports(), ["af_xdp:lo", "af_packet:lo"]);
+        if lo.link != Link::Down {
+            assert!(lo.addresses.contains(&"127.0.0.1/8".to_owned()), "{:?}", lo.addresses);
+        }
+    }
+
+    #[test]
+    fn what_stands_in_the_way_is_said_with_its_remedy() {
+        let interface = Interface {
+            name: "eth0".into(),
+            driver: None,
+            bus: None,
+            numa_node: None,
+            mtu: 1500,
+            mac: MacAddr([2; 6]),
+            is_ethernet: true,
+            link: Link::Down,
+            speed: None,
+            channels: None,
+            addresses: vec![],
+            xdp: Xdp::Native,
+            program: Some(7),
+        };
+        let notes = interface.notes();
+        assert_eq!(notes.len(), 2, "{notes:?}");
+        assert!(notes[0].contains("ip link set eth0 up") && notes[1].contains("XDP program 7"), "{notes:?}");
+        let tunnel = Interface { is_ethernet: false, link: Link::Up, program: None, ..interface };
+        assert_eq!((tunnel.ports().len(), tunnel.notes().len()), (0, 1));
+    }
+}

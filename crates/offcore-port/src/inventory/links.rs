@@ -1,0 +1,105 @@
+//! Interfaces as netlink lists them: rtnetlink(7), and the family `netdev` of generic netlink
+//! (Documentation/netlink/specs/netdev.yaml of the kernel).
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::Xdp;
+use crate::netdev::netlink::{Attributes, Netlink, attribute, number, route};
+
+/// Bytes of a `struct ifaddrmsg`.
+const IFADDRMSG: usize = 8;
+const GETADDR: u16 = 22;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+
+const IFLA_IFNAME: u16 = 3;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_PROG_ID: u16 = 4;
+
+/// Bytes of a `struct genlmsghdr`.
+const GENLMSGHDR: usize = 4;
+const GENL_ID_CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+const XDP_ACT_BASIC: u64 = 1;
+const XDP_ACT_REDIRECT: u64 = 1 << 1;
+const XDP_ACT_XSK_ZEROCOPY: u64 = 1 << 3;
+
+/// An interface in the kernel's list.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) index: u32,
+    pub(super) name: String,
+    /// The XDP program that is attached.
+    pub(super) program: Option<u32>,
+}
+
+fn narrow(value: &[u8]) -> Option<u32> {
+    number(value).and_then(|number| u32::try_from(number).ok())
+}
+
+/// The interfaces of this network namespace.
+pub(super) fn list() -> io::Result<Vec<Listed>> {
+    let answers = Netlink::route()?.dump(route::GETLINK, &route::link_request(0))?;
+    let listed = answers.iter().filter_map(|answer| {
+        let (fixed, attributes) = answer.parts(route::IFINFOMSG)?;
+        let name = attributes.find(IFLA_IFNAME)?;
+        let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name)).into_owned();
+        let xdp = attributes.find(IFLA_XDP).map(Attributes);
+        let program = xdp.and_then(|xdp| xdp.find(IFLA_XDP_PROG_ID)).and_then(narrow);
+        Some(Listed {
+            index: fixed.get(4..8).and_then(narrow)?,
+            name,
+            program: program.filter(|&id| id != 0),
+        })
+    });
+    Ok(listed.collect())
+}
+
+/// IP addresses by the number of their interface.
+pub(super) fn addresses() -> io::Result<HashMap<u32, Vec<String>>> {
+    let mut all: HashMap<u32, Vec<String>> = HashMap::new();
+    for answer in Netlink::route()?.dump(GETADDR, &[0; IFADDRMSG])? {
+        let Some((fixed, attributes)) = answer.parts(IFADDRMSG) else { continue };
+        let Some(index) = fixed.get(4..8).and_then(narrow) else { continue };
+        // Of a point-to-point link the one is the peer's.
+        let Some(value) = attributes.find(IFA_LOCAL).or_else(|| attributes.find(IFA_ADDRESS)) else {
+            continue;
+        };
+        let address = match (value.as_array::<4>(), value.as_array::<16>()) {
+            (Some(four), _) => Ipv4Addr::from(*four).to_string(),
+            (_, Some(sixteen)) => Ipv6Addr::from(*sixteen).to_string(),
+            _ => continue,
+        };
+        all.entry(index).or_default().push(format!("{address}/{}", fixed[1]));
+    }
+    Ok(all)
+}
+
+/// Says of an interface by its number what its driver does for XDP; `None` when the kernel does not tell.
+pub(super) fn xdp_features() -> Option<impl FnMut(u32) -> Xdp> {
+    let mut netlink = Netlink::generic().ok()?;
+    let request = |command: u8, attributes: &[u8]| [&[command, 1, 0, 0], attributes].concat();
+    let family = netlink
+        .ask(GENL_ID_CTRL, &request(CTRL_CMD_GETFAMILY, &attribute(CTRL_ATTR_FAMILY_NAME, b"netdev\0")));
+    let family = family.ok()?.parts(GENLMSGHDR)?.1.find(CTRL_ATTR_FAMILY_ID).and_then(number)?;
+    let family = u16::try_from(family).ok()?;
+    Some(move |index: u32| {
+        let body = request(NETDEV_CMD_DEV_GET, &attribute(NETDEV_A_DEV_IFINDEX, &index.to_ne_bytes()));
+        let Ok(answer) = netlink.ask(family, &body) else { return Xdp::Unknown };
+        let features = answer.parts(GENLMSGHDR).and_then(|(_, all)| all.find(NETDEV_A_DEV_XDP_FEATURES));
+        match features.and_then(number) {
+            None => Xdp::Unknown,
+            Some(bits) if bits & XDP_ACT_XSK_ZEROCOPY != 0 => Xdp::ZeroCopy,
+            Some(bits) if bits & XDP_ACT_BASIC != 0 && bits & XDP_ACT_REDIRECT != 0 => Xdp::Native,
+            Some(_) => Xdp::Generic,
+        }
+    })
+}

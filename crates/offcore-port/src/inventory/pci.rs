@@ -1,0 +1,221 @@
+//! PCI devices for networks and copies, and who drives them, as a tree like /sys shows it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Drivers that leave a device to a program, such as one with DPDK.
+const LEFT_TO_PROGRAMS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+/// Drivers that share a device with DPDK.
+const SHARED: [&str; 2] = ["mlx4_core", "mlx5_core"];
+
+/// What a device is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PciKind {
+    /// A network card: class 02.
+    Network,
+    /// A copy engine, DSA or I/OAT: Intel's of class 08, 80.
+    Dma,
+}
+
+/// A PCI device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciDevice {
+    /// Where it is, such as `0000:43:00.0`.
+    pub address: String,
+    /// What it is for.
+    pub kind: PciKind,
+    /// Vendor's number.
+    pub vendor: u16,
+    /// Device's number.
+    pub device: u16,
+    /// Its driver in the kernel, if it has one.
+    pub driver: Option<String>,
+    /// The NUMA node that it is next to, if any.
+    pub numa_node: Option<u32>,
+    /// Names of its network interfaces.
+    pub interfaces: Vec<String>,
+    /// Whether an IOMMU stands before it, as vfio-pci wants it.
+    pub has_iommu: bool,
+}
+
+impl PciDevice {
+    /// Whether it is left to programs, DPDK for one.
+    pub fn is_left_to_programs(&self) -> bool {
+        self.driver.as_deref().is_some_and(|driver| LEFT_TO_PROGRAMS.contains(&driver))
+    }
+
+    /// The ports or channels that it could be opened as, besides those of its interfaces.
+    pub fn uses(&self) -> Vec<String> {
+        let shared = self.driver.as_deref().is_some_and(|driver| SHARED.contains(&driver));
+        match self.kind {
+            PciKind::Network if shared || self.is_left_to_programs() => {
+                vec![format!("dpdk:{}", self.address)]
+            }
+            PciKind::Dma if self.is_left_to_programs() => vec![format!("dmadev:{}", self.address)],
+            PciKind::Dma if self.driver.as_deref() == Some("idxd") => vec!["dsa:auto".into()],
+            _ => vec![],
+        }
+    }
+
+    /// What stands in the way, and what to do about it.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let Self { address, .. } = self;
+        match (&self.driver, self.kind) {
+            (None, PciKind::Network) => {
+                notes.push("has no driver: load its driver, or vfio-pci for DPDK".into())
+            }
+            (None, PciKind::Dma) => {
+                notes.push("has no driver: load idxd or ioatdma, or vfio-pci for DPDK".into())
+            }
+            _ => {}
+        }
+        if self.uses().is_empty() {
+            notes.push(format!("for DPDK: dpdk-devbind.py --bind vfio-pci {address}"));
+        }
+        if !self.has_iommu && self.driver.as_deref().is_none_or(|driver| driver == "vfio-pci") {
+            notes.push(
+                "has no IOMMU, which vfio-pci wants: intel_iommu=on on the kernel's command line".into(),
+            );
+        }
+        notes
+    }
+}
+
+/// The devices in `sysfs`, which is /sys or a tree like it, by address. A machine without PCI has none.
+///
+/// # Errors
+/// When the list is there and cannot be read.
+pub fn devices(sysfs: &Path) -> io::Result<Vec<PciDevice>> {
+    let entries = match fs::read_dir(sysfs.join("bus/pci/devices")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries?,
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let address = entry.file_name().to_string_lossy().into_owned();
+        all.extend(read(&entry.path(), address));
+    }
+    all.sort_by(|a, b| a.address.cmp(&b.address));
+    Ok(all)
+}
+
+/// The device in directory `at`, if it is of a kind that is looked for.
+fn read(at: &Path, address: String) -> Option<PciDevice> {
+    let hex = |file: &str| {
+        let text = fs::read_to_string(at.join(file)).ok()?;
+        u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+    };
+    let (class, vendor, device) = (hex("class")?, hex("vendor")?, hex("device")?);
+    let kind = match (class >> 8, vendor) {
+        (0x0200..=0x02ff, _) => PciKind::Network,
+        (0x0880, 0x8086) => PciKind::Dma,
+        _ => return None,
+    };
+    let names = |entries: fs::ReadDir| {
+        let mut names: Vec<_> =
+            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    };
+    Some(PciDevice {
+        address,
+        kind,
+        vendor: u16::try_from(vendor).ok()?,
+        device: u16::try_from(device).ok()?,
+        driver: fs::read_link(at.join("driver"))
+            .ok()
+            .and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned())),
+        numa_node: numa_node(at),
+        interfaces: fs::read_dir(at.join("net")).map(names).unwrap_or_default(),
+        has_iommu: at.join("iommu_group").exists(),
+    })
+}
+
+/// The NUMA node of the device in directory `at`; -1 there means none.
+pub(super) fn numa_node(at: &Path) -> Option<u32> {
+    fs::read_to_string(at.join("numa_node")).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    /// A made-up tree, removed when the test ends.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("offcore-pci-{name}-{}", std::process::id()));
+            fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
+            Self(root)
+        }
+
+        fn device(&self, address: &str, class: &str, vendor: &str, driver: Option<&str>) -> PathBuf {
+            let at = self.0.join("bus/pci/devices").join(address);
+            fs::create_dir_all(&at).unwrap();
+            for (file, text) in
+                [("class", class), ("vendor", vendor), ("device", "0x1592"), ("numa_node", "1")]
+            {
+                fs::write(at.join(file), format!("{text}\n")).unwrap();
+            }
+            if let Some(driver) = driver {
+                symlink(format!("../../drivers/{driver}"), at.join("driver")).unwrap();
+            }
+            at
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn network_and_dma_devices_are_listed_with_what_they_can_be() {
+        let tree = Tree::new("listed");
+        let nic = tree.device("0000:43:00.0", "0x020000", "0x8086", Some("ice"));
+        fs::create_dir_all(nic.join("net/eth0")).unwrap();
+        let bound = tree.device("0000:43:00.1", "0x020000", "0x8086", Some("vfio-pci"));
+        fs::create_dir_all(bound.join("iommu_group")).unwrap();
+        tree.device("0000:5e:00.0", "0x020000", "0x15b3", Some("mlx5_core"));
+        tree.device("0000:6a:01.0", "0x088000", "0x8086", Some("idxd"));
+        tree.device("0000:6a:02.0", "0x088000", "0x8086", None);
+        tree.device("0000:00:1f.0", "0x060100", "0x8086", None);
+        let all = devices(&tree.0).unwrap();
+        let uses: Vec<_> =
+            all.iter().map(|device| (device.address.as_str(), device.uses().join(" "))).collect();
+        assert_eq!(
+            uses,
+            [
+                ("0000:43:00.0", String::new()),
+                ("0000:43:00.1", "dpdk:0000:43:00.1".into()),
+                ("0000:5e:00.0", "dpdk:0000:5e:00.0".into()),
+                ("0000:6a:01.0", "dsa:auto".into()),
+                ("0000:6a:02.0", String::new()),
+            ]
+        );
+        assert_eq!((all[0].interfaces.as_slice(), all[0].numa_node), (&["eth0".to_owned()][..], Some(1)));
+        assert!(all[0].notes()[0].contains("--bind vfio-pci 0000:43:00.0"), "{:?}", all[0].notes());
+        assert!(all[1].notes().is_empty() && all[1].is_left_to_programs());
+        assert!(all[4].notes()[0].contains("no driver"), "{:?}", all[4].notes());
+    }
+
+    #[test]
+    fn damaged_entries_are_left_out_and_no_tree_is_no_device() {
+        let tree = Tree::new("damaged");
+        let at = tree.device("0000:01:00.0", "0x020000", "0x8086", None);
+        fs::write(at.join("class"), "what?").unwrap();
+        let at = tree.device("0000:02:00.0", "0x020000", "0x8086", None);
+        fs::write(at.join("numa_node"), "-1\n").unwrap();
+        let all = devices(&tree.0).unwrap();
+        assert_eq!(all.len(), 1);
+        assert_eq!((all[0].address.as_str(), all[0].numa_node), ("0000:02:00.0", None));
+        assert_eq!(devices(Path::new("/nonexistent")).unwrap(), []);
+    }
+}

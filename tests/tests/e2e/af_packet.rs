@@ -1,0 +1,329 @@
+//! Ports on interfaces of the kernel by packet sockets, against the kernel's network stack in namespaces.
+
+use std::fs;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use peers::offcore::binary;
+use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
+
+use crate::switch::{self, Copies};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Ping];
+
+/// Two hosts, each on a veth pair whose other end is in the switch's namespace: `one` and `two` there.
+struct Hosts {
+    first: Netns,
+    second: Netns,
+    middle: Netns,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        let hosts = Self {
+            first: Netns::new().unwrap(),
+            second: Netns::new().unwrap(),
+            middle: Netns::new().unwrap(),
+        };
+        hosts.first.veth("host", &hosts.middle, "one").unwrap();
+        hosts.second.veth("host", &hosts.middle, "two").unwrap();
+        hosts.first.configure("host", "10.77.3.1/24").unwrap();
+        hosts.second.configure("host", "10.77.3.2/24").unwrap();
+        for end in ["one", "two"] {
+            hosts.middle.ip(&["link", "set", end, "up"]).unwrap();
+        }
+        hosts
+    }
+
+    fn switch(&self, ports: [&str; 2]) -> Offcore {
+        let mut offcore = start_in(&self.middle, &ports, &[]);
+        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        offcore
+    }
+
+    /// Pings the second host until an answer comes.
+    fn wait_for_answer(&self) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.first.run("ping", &["-c", "1", "-W", "1", "10.77.3.2"]).is_err() {
+            assert!(Instant::now() < end, "no answer for 10 s");
+        }
+    }
+
+    fn ping(&self, more: &[&str]) {
+        let args = [&["-c", "5", "-i", "0.1", "-W", "5"], more, &["10.77.3.2"]].concat();
+        let text = self.first.run("ping", &args).unwrap();
+        assert!(text.contains("5 received"), "{text}");
+    }
+}
+
+fn start_in(netns: &Netns, ports: &[&str], more: &[&str]) -> Offcore {
+    let args = switch::arguments(ports, Copies::Core, 1, more);
+    Offcore::start_in(netns, &args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+}
+
+/// A server of iperf3 for one transfer, ended on drop.
+struct Server(Child);
+
+impl Server {
+    fn start(netns: &Netns) -> Self {
+        let mut command = netns.command("iperf3");
+        let server = command.args(["-s", "-1"]).stdout(Stdio::null()).spawn().unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while !netns.run("ss", &["-ltn"]).unwrap().contains(":5201") {
+            assert!(Instant::now() < end, "iperf3 does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Self(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The kernel's own offloads stay on: it leaves checksums open, and sends packets of 64 KiB.
+#[test]
+fn tcp_goes_both_ways_with_the_kernels_offloads() {
+    let Some(()) = require(&[NEEDS, &[Need::Iperf3]].concat()) else { return };
+    let _cores = exclusive();
+    let hosts = Hosts::new();
+    let offcore = hosts.switch(["af_packet:one", "af_packet:two"]);
+    hosts.wait_for_answer();
+    hosts.ping(&[]);
+    hosts.ping(&["-s", "20000"]);
+    for direction in [&[][..], &["-R"]] {
+        let _server = Server::start(&hosts.second);
+        let args = [&["-c", "10.77.3.2", "-n", "50M"], direction].concat();
+        let text = hosts.first.run("iperf3", &args).unwrap();
+        assert!(text.contains("receiver"), "{text}");
+    }
+    let report = switch::stop(offcore);
+    // Longer packets than the MTU have passed: fewer than 100 MB make of 1448 bytes each.
+    assert!(report.packets(0, "rx") + report.packets(1, "rx") < 140_000, "{report}");
+    assert!(report.bytes(0, "rx") > 50_000_000 && report.bytes(1, "rx") > 50_000_000, "{report}");
+}
+
+#[test]
+fn jumbo_frames_pass() {
+    let Some(()) = require(NEEDS) else { return };
+    let hosts = Hosts::new();
+    for (netns, end) in
+        [(&hosts.first, "host"), (&hosts.second, "host"), (&hosts.middle, "one"), (&hosts.middle, "two")]
+    {
+        netns.ip(&["link", "set", end, "mtu", "9000"]).unwrap();
+    }
+    let offcore = hosts.switch(["af_packet:one", "af_packet:two,slots=64"]);
+    hosts.wait_for_answer();
+    hosts.ping(&["-M", "do", "-s", "8972"]);
+    switch::stop(offcore).assert_only_drops(&[]);
+}
+
+/// The header of a capture file in microseconds, little-endian.
+const FILE: [u8; 24] = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+
+/// Frames of all lengths, some with a VLAN tag, some with two.
+fn frames() -> Vec<Vec<u8>> {
+    let frame = |n: usize| {
+        let tags: &[u8] = match n % 4 {
+            1 => &[0x81, 0x00, 0x60, 0x07],
+            2 => &[0x88, 0xa8, 0x00, 0x05, 0x81, 0x00, 0x00, 0x09],
+            _ => &[],
+        };
+        let len = 60 + n * 37 % 1455;
+        let mut frame = [&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8], tags, &[0x88, 0xb5]].concat();
+        let payload = (frame.len()..len.max(64) + tags.len()).map(|i| (i * 7 + i / 256 + n * 3) as u8);
+        frame.extend(payload.collect::<Vec<_>>());
+        frame
+    };
+    (0..500).map(frame).collect()
+}
+
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = FILE.to_vec();
+    for frame in frames {
+        let len = (frame.len() as u32).to_le_bytes();
+        file.extend([[1, 0, 0, 0], [2, 0, 0, 0], len, len].concat());
+        file.extend(frame);
+    }
+    file
+}
+
+/// The test's frames in a capture file: what else was on the line is left out.
+fn frames_of(file: &[u8]) -> Vec<Vec<u8>> {
+    let (mut frames, mut rest) = (Vec::new(), file.get(24..).unwrap_or_default());
+    while rest.len() >= 16 {
+        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
+        let Some(frame) = rest.get(16..16 + len) else { break };
+        if frame.starts_with(&[2, 0, 0, 0, 0, 9]) {
+            frames.push(frame.to_vec());
+        }
+        rest = &rest[16 + len..];
+    }
+    frames
+}
+
+/// From a file over a veth pair into a file, with tcpdump at the receiving end: everybody sees the same bytes.
+#[test]
+fn frames_arrive_byte_for_byte_tags_included_and_tcpdump_sees_them() {
+    let Some(()) = require(&[NEEDS, &[Need::Tcpdump]].concat()) else { return };
+    let dir = TempDir::new().unwrap();
+    let frames = frames();
+    let file = |name: &str| dir.file(name).display().to_string();
+    fs::write(file("in"), capture(&frames)).unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("left", &netns, "right").unwrap();
+    for end in ["left", "right"] {
+        netns.ip(&["link", "set", end, "up"]).unwrap();
+    }
+    let mut tcpdump = netns.command("tcpdump");
+    tcpdump.args(["-i", "right", "-Q", "in", "-U", "-B", "16384", "-w", &file("seen")]);
+    let mut tcpdump = tcpdump.stderr(Stdio::null()).spawn().unwrap();
+    wait_until("tcpdump has begun", || fs::metadata(file("seen")).is_ok_and(|file| file.len() >= 24));
+    let (input, output) = (format!("pcap:{}", file("in")), format!("pcap:-,{}", file("out")));
+    let ports = [input.as_str(), "af_packet:left", "af_packet:right", &output];
+    let mut offcore = start_in(&netns, &ports, &[]);
+    switch::wait_for_packets(&mut offcore, 3, "tx", frames.len() as u64);
+    let report = switch::stop(offcore);
+    wait_until("tcpdump has written", || frames_of(&fs::read(file("seen")).unwrap()).len() >= frames.len());
+    tcpdump.kill().unwrap();
+    tcpdump.wait().unwrap();
+    for name in ["out", "seen"] {
+        let found = frames_of(&fs::read(file(name)).unwrap());
+        let differing = found.iter().zip(&frames).position(|(a, b)| a != b);
+        assert_eq!((found.len(), differing), (frames.len(), None), "{name}: {report}");
+    }
+    report.assert_only_drops(&[]);
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < end, "waited 10 s until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Each packet comes to one queue, and none is lost; with `hash`, both queues get some.
+#[test]
+fn several_queues_share_what_is_received() {
+    const PACKETS: u64 = 20_000;
+    let Some(()) = require(&[NEEDS, &[Need::Cores(2)]].concat()) else { return };
+    let _cores = exclusive();
+    for fanout in ["hash", "lb", "rollover"] {
+        let netns = Netns::new().unwrap();
+        netns.veth("left", &netns, "right").unwrap();
+        for end in ["left", "right"] {
+            netns.ip(&["link", "set", end, "up"]).unwrap();
+        }
+        let source = format!("gen:size=128,count={PACKETS},rate=50000,flows=64");
+        let right = format!("af_packet:right,queues=2,fanout={fanout}");
+        let ports = [source.as_str(), "af_packet:left", &right, "gen:size=128,count=1,queues=2"];
+        let mut offcore = start_in(&netns, &ports, &[]);
+        switch::wait_for_packets(&mut offcore, 2, "rx", PACKETS);
+        let report = switch::stop(offcore);
+        let found = report.generator(3);
+        assert_eq!((found.received, found.verified), (PACKETS, PACKETS), "{fanout}: {report}");
+        let by_queue = report.packets_by_queue(2, "rx");
+        assert!(
+            fanout == "rollover" || by_queue.iter().all(|&packets| packets > 0),
+            "{fanout}: {by_queue:?}"
+        );
+        if fanout == "lb" {
+            assert!(by_queue[0].abs_diff(by_queue[1]) <= 100, "{by_queue:?}");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_was_down_and_an_interface_made_anew_come_back() {
+    let Some(()) = require(NEEDS) else { return };
+    let hosts = Hosts::new();
+    let mut offcore = hosts.switch(["af_packet:one", "af_packet:two,queues=1"]);
+    hosts.wait_for_answer();
+    for _ in 0..3 {
+        hosts.middle.ip(&["link", "set", "one", "down"]).unwrap();
+        switch::wait_for_status(&mut offcore, 0, "is down");
+        hosts.middle.ip(&["link", "set", "one", "up"]).unwrap();
+        hosts.wait_for_answer();
+    }
+    switch::wait_for_status(&mut offcore, 0, "link lost 3 times");
+    // The other end is down: no carrier, and what goes there is counted.
+    hosts.first.ip(&["link", "set", "host", "down"]).unwrap();
+    switch::wait_for_status(&mut offcore, 0, "has no carrier");
+    let _ = hosts.second.run("ping", &["-c", "1", "-b", "-W", "1", "10.77.3.255"]);
+    hosts
+        .second
+        .ip(&["neigh", "replace", "10.77.3.1", "lladdr", "02:00:00:00:00:01", "dev", "host"])
+        .unwrap();
+    let _ = hosts.second.run("ping", &["-c", "1", "-W", "1", "10.77.3.1"]);
+    switch::wait_for(&mut offcore, "packets dropped", 1, |report| report.dropped("port0 tx down"));
+    hosts.second.ip(&["neigh", "flush", "dev", "host"]).unwrap();
+
+    hosts.middle.ip(&["link", "delete", "one"]).unwrap();
+    switch::wait_for_status(&mut offcore, 0, "is gone");
+    hosts.first.veth("host", &hosts.middle, "one").unwrap();
+    hosts.first.configure("host", "10.77.3.1/24").unwrap();
+    hosts.middle.ip(&["link", "set", "one", "up"]).unwrap();
+    switch::wait_for_status(&mut offcore, 0, "made anew 1 times");
+    hosts.wait_for_answer();
+    hosts.ping(&["-s", "5000"]);
+    let (report, log) = switch::stop_with_log(offcore);
+    assert!(!log.contains("ERROR"), "{log}");
+    let drops = report.drops();
+    assert!(drops.iter().all(|(which, &packets)| packets == 0 || which == "port0 tx down"), "{report}");
+}
+
+/// A port may be opened before its link is up.
+#[test]
+fn a_link_that_comes_up_later_is_used() {
+    let Some(()) = require(NEEDS) else { return };
+    let hosts = Hosts::new();
+    hosts.middle.ip(&["link", "set", "two", "down"]).unwrap();
+    let mut offcore = hosts.switch(["af_packet:one", "af_packet:two,queues=2"]);
+    switch::wait_for_status(&mut offcore, 1, "is down");
+    hosts.middle.ip(&["link", "set", "two", "up"]).unwrap();
+    hosts.wait_for_answer();
+    switch::stop(offcore);
+}
+
+#[test]
+fn what_cannot_be_opened_says_why_and_what_to_do() {
+    let Some(()) = require(NEEDS) else { return };
+    let netns = Netns::new().unwrap();
+    let run = |prefix: &[&str], port: &str| {
+        let mut command = netns.command("env");
+        command.args(prefix).arg(binary().unwrap());
+        let output = command.args(["switch", "--port", "gen:size=64", "--port", port]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let text = run(&[], "af_packet:nosuchdev");
+    assert!(text.contains("no interface 'nosuchdev'") && text.contains("offcore port list"), "{text}");
+    let text = run(&["setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"], "af_packet:lo");
+    assert!(text.contains("CAP_NET_RAW"), "{text}");
+}
+
+#[test]
+fn the_interfaces_of_a_namespace_are_listed() {
+    let Some(()) = require(NEEDS) else { return };
+    let netns = Netns::new().unwrap();
+    netns.veth("left", &netns, "right").unwrap();
+    netns.configure("left", "10.77.4.1/24").unwrap();
+    let list = |format: &str| {
+        let offcore = Offcore::start_in(&netns, &["port", "list", "--format", format]).unwrap();
+        offcore.wait().unwrap()
+    };
+    let finished = list("json");
+    let left =
+        finished.lines.iter().filter_map(|line| line.json.as_ref()).find(|json| json["name"] == "left");
+    let left = left.unwrap_or_else(|| panic!("{}", finished.stdout));
+    assert_eq!((&left["driver"], &left["mtu"]), (&"veth".into(), &1500.into()), "{left}");
+    assert_eq!(left["addresses"][0], "10.77.4.1/24", "{left}");
+    assert_eq!(left["ports"], serde_json::json!(["af_xdp:left", "af_packet:left"]), "{left}");
+    let table = list("table").stdout;
+    assert!(table.contains("right: is down: ip link set right up"), "{table}");
+    assert_eq!(table.lines().filter(|line| line.contains("af_packet:")).count(), 3, "{table}");
+}
