@@ -87,6 +87,8 @@ impl Lane {
         };
         let worker = Worker {
             streams: vec![stream],
+            bridges: Vec::new(),
+            mirrors: Vec::new(),
             forward: Forward::Copy,
             burst: BURST,
             work: 0,

@@ -56,6 +56,8 @@ pub(super) fn ours(
     };
     let worker = Worker {
         streams: vec![Stream { rx, tx, addresses, source, one_copy: None }],
+        bridges: Vec::new(),
+        mirrors: Vec::new(),
         forward,
         burst: BURST,
         work: 0,
