@@ -60,7 +60,8 @@ pub enum MemoryError {
     },
     /// More memory than there is.
     #[error(
-        "{} MiB of memory are wanted and {} MiB are available: use fewer (--mbufs) or smaller (--mbuf-size) packet buffers",
+        "{} MiB of memory are wanted and {} MiB are available: use fewer (--mbufs) or smaller (--mbuf-size) packet \
+         buffers",
         len >> 20, available >> 20
     )]
     TooLarge {

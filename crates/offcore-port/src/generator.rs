@@ -113,8 +113,8 @@ impl GenPort {
         if spec.size > most {
             let (found, chunks, room) = (spec.size, pool.chunks(), pool.data_room());
             let expected = format!(
-                "size={found}: expected at most {most} with {chunks} packet buffers of {room} bytes, a quarter of which a \
-                 packet may take: use more (--mbufs) or larger ones (--mbuf-size)"
+                "size={found}: expected at most {most} with {chunks} packet buffers of {room} bytes, a quarter of which \
+                 a packet may take: use more (--mbufs) or larger ones (--mbuf-size)"
             );
             return Err(PortError::Syntax { found: name, expected });
         }

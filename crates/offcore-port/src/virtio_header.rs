@@ -4,8 +4,8 @@ use offcore_mem::{Packet, Pool};
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 use offcore_wire::{checksum, ethernet};
 
-/// Does with a packet what `header` asks for, when that was agreed on: leaves it in front of the packet for others, and
-/// marks the packet. A checksum left open without being asked for is computed here. Whether the packet is a good one: it
+/// Does with a packet what `header` asks for, when that was agreed on: leaves it in front of the packet for others,
+/// and marks the packet. A checksum left open without being asked for is computed here. Whether the packet is a good one: it
 /// is not when it is no Ethernet frame, or the header is not one that it can have, or was not to have.
 #[inline]
 pub(crate) fn apply(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Offloads) -> bool {

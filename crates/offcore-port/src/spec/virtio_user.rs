@@ -28,8 +28,8 @@ pub struct VirtioUserSpec {
     /// Leave checksums open and TCP packets to be segmented to the back end, and take such packets from it (CSUM,
     /// HOST_TSO4, HOST_TSO6, HOST_ECN, GUEST_CSUM; with mergeable buffers GUEST_TSO4, GUEST_TSO6, GUEST_ECN).
     pub offloads: bool,
-    /// Longest payload of a frame in bytes: what the back end is told if it wants to know. Without mergeable buffers the
-    /// virtqueue has room for packets as long, in chains of several packet buffers where one is too short.
+    /// Longest payload of a frame in bytes: what the back end is told if it wants to know. Without mergeable buffers
+    /// the virtqueue has room for packets as long, in chains of several packet buffers where one is too short.
     pub mtu: Option<u16>,
     /// Ethernet address; `None`: made from the port's description.
     pub mac: Option<MacAddr>,
