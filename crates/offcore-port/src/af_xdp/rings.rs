@@ -69,12 +69,13 @@ impl<T: Copy> Ring<T> {
         let offset = |offset: u64| usize::try_from(offset).map_err(|_| bad());
         let (entries, bytes) = (offset(at.desc)?, size as usize * size_of::<T>());
         let memory = Memory::map(socket, page, entries + bytes)?;
-        let word = |offset: u64| match usize::try_from(offset) {
-            Ok(offset) if offset + 4 <= memory.len && offset.is_multiple_of(4) => {
-                // SAFETY: inside the mapping, as just checked.
-                Ok(unsafe { memory.base.add(offset) }.cast::<AtomicU32>())
+        let word = |offset: u64| {
+            let offset = usize::try_from(offset).map_err(|_| bad())?;
+            if offset + 4 > memory.len || !offset.is_multiple_of(4) {
+                return Err(bad());
             }
-            _ => Err(bad()),
+            // SAFETY: inside the mapping, as just checked.
+            Ok(unsafe { memory.base.add(offset) }.cast::<AtomicU32>())
         };
         if !entries.is_multiple_of(align_of::<T>()) || !size.is_power_of_two() {
             return Err(bad());

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use offcore_mem::{HEADROOM, Pool};
+use offcore_mem::{HEADROOM, Hugepages, Mapping, Pool};
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::lent::Lent;
@@ -24,6 +24,10 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const TX_BUDGET: u32 = 256;
 /// How long the kernel may look for packets in one call, in microseconds: any number that is not 0 will do.
 const BUSY_POLL_TIME: u32 = 20;
+/// How long a driver may take to let go of the buffers of a zero-copy socket that was closed.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(3);
+/// Bytes of a page, and of the one chunk of a socket that only asks whether its queue is free.
+const PAGE: usize = 4096;
 /// Between two attempts to bind to a queue that is busy.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(20);
 
@@ -71,6 +75,8 @@ pub(super) struct Socket {
     /// There until it is closed.
     fd: Option<OwnedFd>,
     pool: &'static Pool,
+    index: u32,
+    queue: u32,
     zero_copy: bool,
     orphans: Mutex<Vec<Lent>>,
 }
@@ -88,7 +94,8 @@ impl Socket {
         let at = |step| move |error| (step, error);
         let fd = make().map_err(at(Step::Make))?;
         if umem_of.is_none() {
-            register(&fd, pool).map_err(at(Step::Memory))?;
+            let len = pool.chunks() * pool.chunk_size();
+            register(&fd, pool.mapping(), len, pool.chunk_size()).map_err(at(Step::Memory))?;
         }
         let rings = make_rings(&fd, &settings.sizes).map_err(at(Step::Rings))?;
         bind(&fd, index, queue, settings, umem_of).map_err(at(Step::Bind))?;
@@ -98,7 +105,8 @@ impl Socket {
         // Older kernels do not know it, and need more calls.
         let _ = set(&fd, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &TX_BUDGET.min(settings.sizes.tx));
         let zero_copy = is_zero_copy(&fd).map_err(at(Step::Bind))?;
-        Ok((Arc::new(Self { fd: Some(fd), pool, zero_copy, orphans: Mutex::default() }), rings))
+        let orphans = Mutex::default();
+        Ok((Arc::new(Self { fd: Some(fd), pool, index, queue, zero_copy, orphans }), rings))
     }
 
     /// Whether the interface uses the packet buffers themselves.
@@ -145,10 +153,47 @@ impl Drop for Socket {
         // copied.
         drop(self.fd.take());
         let orphans = std::mem::take(self.orphans.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // A driver that has the buffers themselves is told later.
+        if self.zero_copy && !is_released(self.index, self.queue) {
+            let buffers: usize = orphans.iter().map(Lent::count).sum();
+            let queue = self.queue;
+            tracing::warn!(
+                queue,
+                buffers,
+                "packet buffers were not given back by the driver, and stay out of use"
+            );
+            return;
+        }
         let mut cache = self.pool.cache();
         for lent in orphans {
             lent.reclaim_all(&mut cache);
         }
+    }
+}
+
+/// Waits until nobody has the queue any more, which is when a socket of no consequence can be bound to it, or until the
+/// interface is gone, which takes the buffers from the driver, too.
+fn is_released(index: u32, queue: u32) -> bool {
+    let sizes = Sizes { rx: 2, fill: 2, tx: 2, completion: 2 };
+    let settings = Settings {
+        sizes,
+        copying: Copying::Always,
+        frags: false,
+        need_wakeup: false,
+        busy_poll: None,
+        patience: RELEASE_PATIENCE,
+    };
+    let attempt = || {
+        let (memory, _fd) =
+            Mapping::memfd("offcore-probe", PAGE, Hugepages::None).map_err(io::Error::other)?;
+        let fd = make()?;
+        register(&fd, &memory, PAGE, PAGE)?;
+        let _rings = make_rings(&fd, &sizes)?;
+        bind(&fd, index, queue, &settings, None)
+    };
+    match attempt() {
+        Ok(()) => true,
+        Err(error) => error.raw_os_error() == Some(libc::ENODEV),
     }
 }
 
@@ -162,12 +207,12 @@ fn make() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes the pool's memory the socket's UMEM, one chunk for each packet buffer.
-fn register(fd: &OwnedFd, pool: &Pool) -> io::Result<()> {
+/// Makes the first `len` bytes of `memory` the socket's UMEM, one chunk for each packet buffer.
+fn register(fd: &OwnedFd, memory: &Mapping, len: usize, chunk: usize) -> io::Result<()> {
     let registration = libc::xdp_umem_reg {
-        addr: pool.mapping().base().as_ptr() as u64,
-        len: (pool.chunks() * pool.chunk_size()) as u64,
-        chunk_size: u32::try_from(pool.chunk_size()).map_err(io::Error::other)?,
+        addr: memory.base().as_ptr() as u64,
+        len: len as u64,
+        chunk_size: u32::try_from(chunk).map_err(io::Error::other)?,
         headroom: 0,
         flags: 0,
         tx_metadata_len: 0,
