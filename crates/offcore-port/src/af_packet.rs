@@ -1,7 +1,7 @@
 //! The af_packet port: an interface of the kernel by packet sockets, whatever its driver.
 //!
-//! Each queue has a socket that receives into a ring shared with the kernel, and one that sends from one: no system call
-//! to receive, one a burst to send. Several queues share what is received by the kernel's fanout. Packets have the
+//! Each queue has a socket that receives into a ring shared with the kernel, and one that sends from one: no system
+//! call to receive, one a burst to send. Several queues share what is received by the kernel's fanout. Packets have the
 //! kernel's virtio-net header in front, so that TCP between the kernel behind the interface and a guest goes in packets
 //! of up to 64 KiB that nobody sums up; those, which no slot has room for, go beside the ring.
 //!
@@ -75,8 +75,8 @@ impl AfPacketPort {
     /// up.
     ///
     /// # Errors
-    /// An interface that is not there, is none of Ethernet, or may not be opened; what else the kernel refused. Each says
-    /// what to do about it.
+    /// An interface that is not there, is none of Ethernet, or may not be opened; what else the kernel refused. Each
+    /// says what to do about it.
     pub fn open(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| PortError::System { port: name.clone(), what, source };

@@ -1,8 +1,8 @@
 //! The seam between the control thread and the worker of one half of a queue on an interface of the kernel.
 //!
-//! The control thread publishes what the queue works with, a ring or a file, and another one when the interface was made
-//! anew. The worker looks at a number when it has nothing better to do, and only when that has changed takes the lock. The
-//! old one goes back, so that the control thread closes it: that takes the kernel milliseconds.
+//! The control thread publishes what the queue works with, a ring or a file, and another one when the interface was
+//! made anew. The worker looks at a number when it has nothing better to do, and only when that has changed takes the
+//! lock. The old one goes back, so that the control thread closes it: that takes the kernel milliseconds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -97,7 +97,8 @@ impl Interface {
         if let Some(program) = self.program {
             notes.push(format!("has XDP program {program}: ip link set {name} xdp off, unless it is ours"));
         }
-        if !self.addresses.is_empty() && self.is_ethernet {
+        // Every interface has a link-local one, at which nobody is expected to answer.
+        if self.is_ethernet && self.addresses.iter().any(|address| !address.starts_with("fe80:")) {
             notes.push("has addresses: the kernel's stack answers there, too".into());
         }
         notes

@@ -110,8 +110,8 @@ fn part(bytes: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
 }
 
-/// Receives one message into `parts`; its whole length, and what is said beside it. The parts are of writable bytes that
-/// nobody else uses: each was made by [`part`] of a slice that still is borrowed.
+/// Receives one message into `parts`; its whole length, and what is said beside it. The parts are of writable bytes
+/// that nobody else uses: each was made by [`part`] of a slice that still is borrowed.
 fn message(
     socket: &OwnedFd,
     parts: &mut [libc::iovec],

@@ -1,8 +1,8 @@
 //! Receiving from a packet socket's ring.
 //!
-//! The kernel has copied each packet into a slot; it is copied out, a burst's packets together, with lines of later ones
-//! asked for ahead. The VLAN tag, which the kernel takes out, goes back in on the way. A checksum that the sender left
-//! open, and a TCP packet that it left to be segmented, stay as they are, and the packet is marked.
+//! The kernel has copied each packet into a slot; it is copied out, a burst's packets together, with lines of later
+//! ones asked for ahead. The VLAN tag, which the kernel takes out, goes back in on the way. A checksum that the sender
+//! left open, and a TCP packet that it left to be segmented, stay as they are, and the packet is marked.
 
 use std::os::fd::AsFd;
 

@@ -2,8 +2,8 @@
 //! send them all.
 //!
 //! The virtio-net header in front of each says that all of it is headers. The kernel then copies the packet out of its
-//! slot, rather than have the network stack refer to the slot's pages: for packets of ordinary lengths that is a quarter
-//! cheaper, and a slot is free again as soon as the call returns.
+//! slot, rather than have the network stack refer to the slot's pages: for packets of ordinary lengths that is a
+//! quarter cheaper, and a slot is free again as soon as the call returns.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
