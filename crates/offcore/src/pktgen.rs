@@ -34,6 +34,7 @@ pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args).map_err(Failure::Usage)?;
     let payload = plan::capture(args)?;
     let interrupted = switch::stop_on_signals().context("handling SIGINT and SIGTERM")?;
+    args.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
     let (ports, _) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;

@@ -12,6 +12,7 @@ use offcore_port::spec::PortSpec;
 use offcore_wire::MacAddr;
 
 use crate::args::{Format, Lcores, PoolArgs, duration, interval, lcores, port, within};
+use crate::eal::EalArgs;
 
 /// The examples of `offcore pktgen --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -212,6 +213,10 @@ pub(crate) struct PktgenArgs {
     /// The packet buffers.
     #[command(flatten)]
     pub pool: PoolArgs,
+
+    /// DPDK.
+    #[command(flatten)]
+    pub eal: EalArgs,
 
     /// Seconds between two reports; 0: only the last one
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
