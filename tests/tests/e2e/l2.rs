@@ -168,10 +168,11 @@ fn count(report: &Report, port: usize, name: &str) -> u64 {
     of.and_then(|of| of[name].as_u64()).unwrap_or_else(|| panic!("no {name} of port {port} in {report}"))
 }
 
-/// Drops that are nobody's fault: what was sent before an interface was up, and what TCP sends again.
+/// Drops that are nobody's fault: what was sent before an interface was up, and what TCP sends again, since a queue of the
+/// other side was full or a socket's own.
 fn assert_only_usual_drops(report: &Report) {
     let drops = report.drops();
-    let usual = |drop: &String| drop.ends_with(" tx down") || drop.ends_with(" tx full");
+    let usual = |drop: &String| drop.ends_with(" tx down") || drop.ends_with(" full");
     assert!(drops.keys().all(usual), "dropped {drops:?}: {report}");
 }
 
@@ -194,10 +195,12 @@ fn three_stacks_reach_each_other() {
     let report = lan.stop();
     assert_only_usual_drops(&report);
     for port in 0..3 {
-        assert!(count(&report, port, "learned") >= 1 && count(&report, port, "flooded") >= 1, "{report}");
-        assert_eq!((count(&report, port, "moved"), count(&report, port, "not_learned")), (0, 0), "{report}");
+        let counts = ["learned", "moved", "not_learned"].map(|name| count(&report, port, name));
+        assert_eq!(counts, [1, 0, 0], "{report}");
     }
     assert_eq!(report.0["bridge"]["addresses"], 3, "{report}");
+    // The first host looks for both others.
+    assert!(count(&report, 0, "flooded") >= 2, "{report}");
     // The kernel leaves segmentation to the port, and the switch passes it on.
     let mean = report.bytes(1, "tx") / report.packets(1, "tx");
     assert!(mean > FRAME, "packets of {mean} bytes: {report}");
