@@ -228,7 +228,8 @@ fn a_search_finds_the_loss_that_there_is() {
     let mut go_on = |_: &mut Running| true;
     running.learn(plan.size, Duration::from_secs(5), &mut go_on).unwrap();
     let options = SearchOptions { losses: vec![0.0, 0.01], max_rate: 40_000.0, resolution: 0.25 };
-    let found = search(&options, |rate| running.trial(&mut reporter, &plan, rate, &mut go_on)).unwrap();
+    let found =
+        search(&options, |rate| running.patient_trial(&mut reporter, &plan, rate, &mut go_on)).unwrap();
     let [none, little] = found[..] else { panic!("{found:?}") };
     // Trials of more than a thousand packets lose one; whether the rate itself was kept is this machine's affair.
     assert!(none.best.is_none_or(|best| best.outcome.rate < 40_000.0), "{none:?}");

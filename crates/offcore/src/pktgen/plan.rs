@@ -194,7 +194,7 @@ mod tests {
         let args = parsed(words)?;
         check(&args)?;
         let nowhere = |_: &PortSpec| -> Box<dyn Port> {
-            let Ok(PortSpec::Pcap(spec)) = "pcap:-".parse() else { panic!("a port of no files") };
+            let Ok(PortSpec::Pcap(spec)) = "pcap:-,/dev/null".parse() else { panic!("a port of no files") };
             Box::new(PcapPort::open(&spec).unwrap())
         };
         config(&args, None, &args.ports.iter().map(nowhere).collect::<Vec<_>>(), None)

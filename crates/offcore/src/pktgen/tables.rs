@@ -15,7 +15,8 @@ pub(super) fn report(
 ) -> String {
     let mut text = String::new();
     let PktgenReport { seconds, rate, size, flows, burst, .. } = report;
-    let asked = format!("rate {rate}, size {size}, {flows} flows, bursts of {burst}");
+    let plural = if *flows == 1 { "" } else { "s" };
+    let asked = format!("rate {rate}, size {size}, {flows} flow{plural}, bursts of {burst}");
     // Writing to a String cannot fail.
     let _ = match stopped_by {
         None => writeln!(text, "── {seconds:.1} s: {asked}{}", if report.running { "" } else { ", stopped" }),
@@ -123,7 +124,7 @@ mod tests {
             directions: vec![DirectionReport { from: 0, to: 1, figures }],
         };
         let expected = "\
-── 1.0 s: rate 1.5Mpps, size 64, 1 flows, bursts of 1
+── 1.0 s: rate 1.5Mpps, size 64, 1 flow, bursts of 1
   ports   sent   Mpps  Gbit/s  received   Mpps  Gbit/s  on the wire  lost  lost, %
   0 to 1  1000  1.500   0.000       999  0.000   0.250        0.000     2   0.2000
   µs      least  50 %  90 %  99 %  99.9 %    most

@@ -115,6 +115,27 @@ impl Row {
     }
 }
 
+/// A trial, as it is told while a search goes on.
+#[derive(Debug, Serialize)]
+struct TrialLine {
+    report: &'static str,
+    frame: usize,
+    /// Million packets a second that were asked for, in each direction.
+    mpps: f64,
+    /// Whether they could be sent.
+    offered: bool,
+    /// Percent of packets that were lost.
+    lost: f64,
+}
+
+impl TrialLine {
+    fn new(frame: usize, trial: &Trial) -> Self {
+        let Trial { outcome, .. } = trial;
+        let (mpps, lost) = (outcome.rate / 1e6, outcome.loss() * 100.0);
+        Self { report: "trial", frame, mpps, offered: outcome.offered, lost }
+    }
+}
+
 /// What follows the rows: the counters of interfaces.
 #[derive(Debug, Serialize)]
 struct End<'a> {
@@ -164,20 +185,17 @@ pub(super) fn run(
             _ => running.sending_rate(&plan, &mut tick).map_err(refused)?,
         };
         let options = SearchOptions { losses: losses.clone(), max_rate, resolution };
-        let found = search(&options, |rate| {
+        let found = search(&options, |rate| -> Result<Trial, Failure> {
             progress.say(&format!("{size} bytes: {:.4} Mpps", rate / 1e6));
-            let trial = running.trial(&mut reporter, &plan, rate, &mut tick);
+            let trial = running.patient_trial(&mut reporter, &plan, rate, &mut tick).map_err(refused)?;
             progress.step();
-            trial
+            tell(args, &TrialLine::new(size, &trial))?;
+            Ok(trial)
         });
-        for found in found.map_err(refused)? {
-            rows.push(Row::new(size, max_rate, duration, &found));
-            if args.format == Format::Json
-                && let Some(row) = rows.last()
-                && !write(&(serde_json::to_string(row).map_err(anyhow::Error::new)? + "\n"))?
-            {
-                return Ok(());
-            }
+        for found in found? {
+            let row = Row::new(size, max_rate, duration, &found);
+            tell(args, &row)?;
+            rows.push(row);
         }
         // Searches for less loss share their trials: the bar goes by sizes.
         progress.at((index + 1) * (steps(1.0) + losses.len() - 1));
@@ -186,10 +204,7 @@ pub(super) fn run(
     let compared = interfaces.compare(&running);
     let unfinished = running.stop();
     match args.format {
-        Format::Json => {
-            let end = End { report: "final", interfaces: &compared, unfinished };
-            write(&(serde_json::to_string(&end).map_err(anyhow::Error::new)? + "\n"))?;
-        }
+        Format::Json => tell(args, &End { report: "final", interfaces: &compared, unfinished })?,
         Format::Table => {
             write(&table(&rows, duration))?;
             compared.iter().filter_map(Compared::difference).for_each(|difference| say(&difference));
@@ -205,6 +220,16 @@ pub(super) fn run(
     }
     if unfinished > 0 {
         return Err(anyhow!("{unfinished} packets in flight were never completed").into());
+    }
+    Ok(())
+}
+
+/// Writes an object, where that is the format.
+fn tell(args: &PktgenArgs, line: &impl Serialize) -> Result<(), Failure> {
+    if args.format == Format::Json
+        && !write(&(serde_json::to_string(line).map_err(anyhow::Error::new)? + "\n"))?
+    {
+        return Err(anyhow!("nobody reads the results any more").into());
     }
     Ok(())
 }
