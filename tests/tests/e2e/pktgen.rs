@@ -199,7 +199,8 @@ fn a_search_finds_no_more_than_a_slow_switch_forwards() {
     assert_eq!(finished.status.code(), Some(0), "{}\n{}", finished.stdout, finished.stderr);
     let rows: Vec<_> = finished.lines.iter().filter_map(|line| line.json.as_ref()).collect();
     let (end, rows) = rows.split_last().unwrap();
-    let (rows, trials): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["report"] == "throughput");
+    let (rows, trials): (Vec<&Value>, Vec<&Value>) =
+        rows.iter().partition(|row| row["report"] == "throughput");
     assert!(trials.len() >= 4 && trials.iter().all(|trial| trial["report"] == "trial"), "{trials:?}");
     assert_eq!((&end["report"], &end["unfinished"]), (&"final".into(), &0.into()));
     let named: Vec<_> = rows.iter().map(|row| (row["frame"].as_u64(), row["loss"].as_f64())).collect();
