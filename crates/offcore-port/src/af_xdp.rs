@@ -50,6 +50,10 @@ const VLAN_TAG: usize = 4;
 const MAX_BUFFERS: usize = 17;
 /// How long opening a port waits for the kernel to let go of a queue whose socket was closed just before.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long opening a port waits for a link that was up: drivers may take it down for a moment to attach a program.
+const LINK_PATIENCE: Duration = Duration::from_secs(3);
+/// Between two looks at it.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 /// Between two attempts to take an interface over that is there again.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 /// What part of the pool may wait for packets at one port: one in this many.
@@ -155,7 +159,12 @@ impl AfXdpPort {
             );
             return Err(Refusal::Reason(reason).of(&name));
         }
+        let was_up = device.link() == Link::Up;
         let (session, halves) = Session::open(&device, spec, pool, PATIENCE).map_err(|e| e.of(&name))?;
+        let start = Instant::now();
+        while was_up && device.link() != Link::Up && start.elapsed() < LINK_PATIENCE {
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
         let line = Arc::new(Line::default());
         line.segments.store(session.frags, Ordering::Relaxed);
         line.update(&device);

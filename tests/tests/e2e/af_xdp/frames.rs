@@ -96,20 +96,21 @@ fn a_million_packets_between_two_of_our_ports_are_what_was_sent() {
     let rate = PACKETS / 10;
     let here =
         |port: &str, size| [format!("af_xdp:{port}"), format!("gen:size={size},count={PACKETS},rate={rate}")];
-    let start = |netns, ports: [String; 2], lcore| {
+    let start = |netns, ports: [String; 2], lcore, state| {
         let mut offcore = start_in(netns, &ports.each_ref().map(String::as_str), &["--lcores", lcore]);
-        wait_for_status(&mut offcore, 0, "copy mode");
+        wait_for_status(&mut offcore, 0, state);
         offcore
     };
-    for netns in [&net.switch, &net.client] {
+    for (netns, interface) in [(&net.switch, "p0"), (&net.client, "vc")] {
         // Otherwise the stacks send packets, too.
         netns.run("sysctl", &["-q", "net.ipv6.conf.all.disable_ipv6=1"]).unwrap();
-        netns
-            .ip(&["address", "flush", "dev", if std::ptr::eq(netns, &net.client) { "vc" } else { "p0" }])
-            .unwrap();
+        netns.ip(&["address", "flush", "dev", interface]).unwrap();
     }
-    let mut left = start(&net.switch, here("p0", 64), "0");
-    let mut right = start(&net.client, here("vc", 1518), "1");
+    // Both are there before a packet can be sent.
+    net.client.ip(&["link", "set", "vc", "down"]).unwrap();
+    let mut left = start(&net.switch, here("p0", 64), "0", "interface p0 has no carrier");
+    let mut right = start(&net.client, here("vc", 1518), "1", "interface vc is down");
+    net.client.ip(&["link", "set", "vc", "up"]).unwrap();
     for offcore in [&mut left, &mut right] {
         switch::wait_for(offcore, "packets made", PACKETS, |report| report.generator(1).sent);
     }
