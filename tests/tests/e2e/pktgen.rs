@@ -34,6 +34,9 @@ fn wait_for_sent(pktgen: &mut Offcore, at_least: u64) -> Value {
     line.unwrap().json.unwrap()
 }
 
+/// Addresses of neither interface, so that the bridge forwards what is sent to them.
+const ELSEWHERE: [&str; 4] = ["--src-mac", "02:00:00:00:aa:01", "--dst-mac", "02:00:00:00:aa:02"];
+
 /// Two TAP interfaces that the kernel's bridge forwards between, once pktgen has made them.
 fn bridged(netns: &Netns, pktgen: &mut Offcore) {
     pktgen.wait_for("its ports", |line| line.json.is_some()).unwrap();
@@ -79,8 +82,8 @@ fn commands_change_what_the_kernels_bridge_forwards() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let netns = quiet_netns();
-    let mut pktgen =
-        pktgen(Some(&netns), &["--port", "tap:one", "--port", "tap:two", "--bidirectional", "--no-start"]);
+    let ports = ["--port", "tap:one", "--port", "tap:two", "--bidirectional", "--no-start"];
+    let mut pktgen = pktgen(Some(&netns), &[&ports[..], &ELSEWHERE].concat());
     bridged(&netns, &mut pktgen);
     for line in ["set rate 4k", "set size 128", "set flows 5", "start"] {
         pktgen.command(line).unwrap();
@@ -126,10 +129,8 @@ fn packets_of_several_buffers_cross_the_kernels_bridge() {
     let netns = quiet_netns();
     let flags =
         ["--size", "9018", "--proto", "tcp", "--dst-ip", "2001:db8::1", "--rate", "2k", "--count", "1000"];
-    let mut pktgen = pktgen(
-        Some(&netns),
-        &[&["--port", "tap:one", "--port", "tap:two", "--no-start"][..], &flags].concat(),
-    );
+    let ports = ["--port", "tap:one", "--port", "tap:two", "--no-start"];
+    let mut pktgen = pktgen(Some(&netns), &[&ports[..], &flags, &ELSEWHERE].concat());
     bridged(&netns, &mut pktgen);
     for interface in ["one", "two", "bridge0"] {
         netns.ip(&["link", "set", interface, "mtu", "9000"]).unwrap();
@@ -200,7 +201,7 @@ fn a_search_finds_no_more_than_a_slow_switch_forwards() {
     let rows: Vec<_> = finished.lines.iter().filter_map(|line| line.json.as_ref()).collect();
     let (end, rows) = rows.split_last().unwrap();
     let (rows, trials): (Vec<&Value>, Vec<&Value>) =
-        rows.iter().partition(|row| row["report"] == "throughput");
+        rows.iter().copied().partition(|row| row["report"] == "throughput");
     assert!(trials.len() >= 4 && trials.iter().all(|trial| trial["report"] == "trial"), "{trials:?}");
     assert_eq!((&end["report"], &end["unfinished"]), (&"final".into(), &0.into()));
     let named: Vec<_> = rows.iter().map(|row| (row["frame"].as_u64(), row["loss"].as_f64())).collect();
