@@ -60,6 +60,11 @@ pub struct AfPacketPort {
     state: Arc<State>,
     rx: Vec<Arc<Cell<Ring>>>,
     tx: Vec<Arc<Cell<Sender>>>,
+    /// Which of them are in use.
+    taken_rx: Vec<bool>,
+    taken_tx: Vec<bool>,
+    /// What further receiving queues join.
+    group: Option<libc::c_int>,
     link: Link,
     /// The queues have sockets of the present interface.
     connected: bool,
@@ -99,6 +104,9 @@ impl AfPacketPort {
             state: Arc::new(State { is_up: AtomicBool::new(false), mtu: AtomicUsize::new(mtu) }),
             rx: cells.clone().map(|_| Arc::new(Cell::new())).collect(),
             tx: cells.map(|_| Arc::new(Cell::new())).collect(),
+            taken_rx: vec![false; spec.queues.into()],
+            taken_tx: vec![false; spec.queues.into()],
+            group: None,
             link: netdev.link(),
             netdev,
             connected: false,
@@ -114,41 +122,73 @@ impl AfPacketPort {
         Ok(port)
     }
 
-    /// Gives every queue sockets of the present interface.
+    /// Gives every queue that is in use sockets of the present interface; the first is, so that what is refused is known
+    /// at once.
     fn connect(&mut self) -> Result<(), Refusal> {
-        let (index, spec) = (self.netdev.index(), &self.spec);
-        let frame = self.state.mtu.load(Ordering::Relaxed) + AROUND;
-        let (mut receivers, mut senders, mut group) = (Vec::new(), Vec::new(), None);
-        for queue in 0..spec.queues {
-            let socket = socket::open()?;
-            socket::set_up_rx(&socket)?;
-            let receiver = Ring::new(socket, Direction::Rx, spec.slots, frame)?;
-            if spec.promisc && queue == 0 {
-                socket::promiscuous(&receiver.socket, index)?;
+        self.group = None;
+        for queue in 0..self.rx.len() {
+            if queue == 0 || self.taken_rx[queue] {
+                self.connect_rx(queue)?;
             }
-            socket::bind(&receiver.socket, index, true)?;
-            group = match group {
-                _ if spec.queues == 1 => None,
-                None => Some(socket::found_group(&receiver.socket, spec.fanout)?),
-                Some(group) => {
-                    socket::join_group(&receiver.socket, group)?;
-                    Some(group)
-                }
-            };
-            receivers.push(receiver);
-            let [through, beside] = [socket::open()?, socket::open()?];
-            socket::set_up_tx(&through, spec.qdisc_bypass)?;
-            socket::set_up_tx(&beside, spec.qdisc_bypass)?;
-            let ring = Ring::new(through, Direction::Tx, spec.slots, frame)?;
-            for socket in [&ring.socket, &beside] {
-                socket::bind(socket, index, false)?;
+            if queue == 0 || self.taken_tx[queue] {
+                self.connect_tx(queue)?;
             }
-            senders.push(Sender { ring, beside });
         }
-        self.rx.iter().zip(receivers).for_each(|(cell, ring)| cell.publish(ring));
-        self.tx.iter().zip(senders).for_each(|(cell, sender)| cell.publish(sender));
         (self.connected, self.refusal) = (true, None);
         Ok(())
+    }
+
+    /// Bytes of the frames that slots shall have room for.
+    fn frame(&self) -> usize {
+        self.state.mtu.load(Ordering::Relaxed) + AROUND
+    }
+
+    /// A queue that nobody reads gets no socket: the kernel would give it its share of the packets.
+    fn connect_rx(&mut self, queue: usize) -> Result<(), Refusal> {
+        let (index, spec) = (self.netdev.index(), &self.spec);
+        let socket = socket::open()?;
+        socket::set_up_rx(&socket)?;
+        let ring = Ring::new(socket, Direction::Rx, spec.slots, self.frame())?;
+        if spec.promisc && queue == 0 {
+            socket::promiscuous(&ring.socket, index)?;
+        }
+        socket::bind(&ring.socket, index, true)?;
+        match self.group {
+            _ if spec.queues == 1 => {}
+            None => self.group = Some(socket::found_group(&ring.socket, spec.fanout)?),
+            Some(group) => socket::join_group(&ring.socket, group)?,
+        }
+        self.rx[queue].publish(ring);
+        Ok(())
+    }
+
+    fn connect_tx(&mut self, queue: usize) -> Result<(), Refusal> {
+        let (index, spec) = (self.netdev.index(), &self.spec);
+        let [through, beside] = [socket::open()?, socket::open()?];
+        socket::set_up_tx(&through, spec.qdisc_bypass)?;
+        socket::set_up_tx(&beside, spec.qdisc_bypass)?;
+        let ring = Ring::new(through, Direction::Tx, spec.slots, self.frame())?;
+        for socket in [&ring.socket, &beside] {
+            socket::bind(socket, index, false)?;
+        }
+        self.tx[queue].publish(Sender { ring, beside });
+        Ok(())
+    }
+
+    /// Takes a queue of an interface that is in use into use.
+    fn join(
+        &mut self,
+        queue: usize,
+        connect: impl FnOnce(&mut Self, usize) -> Result<(), Refusal>,
+    ) -> Result<(), PortError> {
+        if queue == 0 || !self.connected {
+            return Ok(());
+        }
+        connect(self, queue).map_err(|Refusal { what, source, .. }| PortError::System {
+            port: self.name.clone(),
+            what,
+            source,
+        })
     }
 
     fn note(&mut self, Refusal { what, source, .. }: &Refusal) {
@@ -196,14 +236,20 @@ impl Port for AfPacketPort {
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
         self.slots.take_rx(index, &self.name)?;
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
-        let end = End::new(Arc::clone(&self.rx[usize::from(index)]));
+        let queue = usize::from(index);
+        self.taken_rx[queue] = true;
+        self.join(queue, Self::connect_rx)?;
+        let end = End::new(Arc::clone(&self.rx[queue]));
         Ok(Box::new(AfPacketRx::new(end, counters)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         self.slots.take_tx(index, &self.name)?;
         let counters = TxCounters::new(setup.stats, setup.port, index)?;
-        let end = End::new(Arc::clone(&self.tx[usize::from(index)]));
+        let queue = usize::from(index);
+        self.taken_tx[queue] = true;
+        self.join(queue, Self::connect_tx)?;
+        let end = End::new(Arc::clone(&self.tx[queue]));
         let state = Arc::clone(&self.state);
         Ok(Box::new(AfPacketTx::new(end, state, self.pool, self.offloads(), counters)))
     }
