@@ -10,7 +10,7 @@
 //!
 //! The program is attached by a link that ends with the process, in whichever way it ends; a program of somebody else is
 //! never replaced. An interface that is deleted takes its sockets along: what is sent meanwhile is dropped and counted
-//! ([`Drop::Down`](crate::Drop::Down)), and when an interface of that name is there again, it is taken over anew.
+//! ([`Drop::Down`]), and when an interface of that name is there again, it is taken over anew.
 //!
 //! The kernel leaves checksums of its own packets to an interface that says it does them, as veth does, and an XDP
 //! socket is not told. So whoever sends through the kernel's stack to an interface that is a port has to compute them:

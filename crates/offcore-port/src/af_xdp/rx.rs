@@ -56,7 +56,7 @@ impl RxHalf {
 
     /// Gives the kernel new buffers, when it lacks a number of them that is worth the while; whether there were enough.
     #[inline]
-    pub(super) fn fill(&mut self, cache: &mut PoolCache) -> bool {
+    pub(super) fn replenish(&mut self, cache: &mut PoolCache) -> bool {
         let lacking = self.target - self.lent.count();
         if lacking < FILL_AT.min(self.target / 4) {
             return true;
@@ -190,7 +190,7 @@ impl RxQueue for XdpRx {
         let wanted = room(ctx, burst);
         let Some(half) = self.held.half() else { return };
         let received = half.receive(wanted, burst, ctx.cache);
-        if !half.fill(ctx.cache) {
+        if !half.replenish(ctx.cache) {
             self.counters.starved(1);
         }
         if half.busy_poll && received.packets == 0 || half.fill.needs_wakeup() {

@@ -122,7 +122,7 @@ impl Session {
             let (target, busy) = (settings.sizes.fill as usize, spec.busy_poll.is_some());
             let mut rx = RxHalf::new(pool, Arc::clone(&socket), rings.rx, rings.fill, target, busy);
             // A driver may want them right away. What the pool lacks comes later.
-            rx.fill(&mut pool.cache());
+            rx.replenish(&mut pool.cache());
             let tx = TxHalf::new(pool, Arc::clone(&socket), rings.tx, rings.completion);
             attachment
                 .enter(queue, std::os::fd::AsFd::as_fd(&*socket))
