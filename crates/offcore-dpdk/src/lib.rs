@@ -2,12 +2,12 @@
 //!
 //! Everything here needs the feature `dpdk`; without it the crate is empty and builds anywhere.
 //!
-//! * [`eal`]: the environment that DPDK has once in a process,
-//! * [`mempool`]: our packet pool as DPDK's: received buffers are ours, sent ones come back to it,
-//! * [`convert`]: mbufs and packet handles, made into each other in bursts,
-//! * [`ethdev`]: network devices,
-//! * [`dmadev`]: DMA devices as copy engines,
-//! * [`measure`]: what the conversion costs.
+//! * `eal`: the environment that DPDK has once in a process,
+//! * `mempool`: our packet pool as DPDK's: received buffers are ours, sent ones come back to it,
+//! * `convert`: mbufs and packet handles, made into each other in bursts,
+//! * `ethdev`: network devices,
+//! * `dmadev`: DMA devices as copy engines,
+//! * `measure`: what the conversion costs.
 //!
 //! The C side (`shim/`) is there since half of DPDK is inline functions. It is called once a burst.
 #![cfg(feature = "dpdk")]
