@@ -12,7 +12,7 @@
 //! A captured packet is sent as it is: of those only the number is compared.
 //!
 //! * [`sizes`], [`rate`]: what can be asked for; [`control`]: how it reaches senders while they run,
-//! * [`replay`]: captures,
+//! * captures are in [`replay`],
 //! * [`report`]: what a generator tells,
 //! * [`search`]: the search for a throughput, [`trial`]: its measurements.
 
@@ -192,7 +192,7 @@ pub fn start(
     let stream = RandomState::new().hash_one("stream") as u16;
     let sends = |port: usize| port == 0 || config.bidirectional;
     let mut sent = Vec::new();
-    for index in 0..ports.len() {
+    for (index, port) in ports.iter_mut().enumerate() {
         let name = format!("port{index}");
         // With two lcores 0 and 1 are what sends and what receives, with four also 2 and 3.
         let place = match (workers.len(), index) {
@@ -202,17 +202,15 @@ pub fn start(
         };
         let [sending, receiving] = place;
         let (mut tx, mut rx) = (Vec::new(), Vec::new());
-        for queue in 0..ports[index].queues() {
+        for queue in 0..port.queues() {
             let binding = || Binding::new(Mode::Cpu, Vec::new());
             let mover = &mut workers[receiving].mover;
             rx.push(
-                ports[index]
-                    .rx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
+                port.rx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
             );
             let mover = &mut workers[sending].mover;
             tx.push(
-                ports[index]
-                    .tx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
+                port.tx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
             );
         }
         let packets = if sends(index) { packets(&config, index, stream) } else { Packets::None };

@@ -112,10 +112,9 @@ impl Sender {
         } else if settings.rate != self.settings.rate || settings.running != self.settings.running {
             self.schedule = Schedule::by_tsc(settings.rate);
         }
-        if settings.sizes != self.settings.sizes || settings.flows != self.settings.flows {
-            if let Packets::Made(source) = &mut self.packets {
-                source.set(&settings.sizes, settings.flows);
-            }
+        let other = settings.sizes != self.settings.sizes || settings.flows != self.settings.flows;
+        if other && let Packets::Made(source) = &mut self.packets {
+            source.set(&settings.sizes, settings.flows);
         }
         self.together = (0, 0);
         self.settings = settings;
