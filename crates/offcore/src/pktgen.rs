@@ -3,7 +3,7 @@
 //! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
 //! * [`commands`]: what can be asked for while it runs,
 //! * [`interfaces`]: the kernel's own counters beside ours,
-//! * [`run`]: a run until its end, [`throughput`]: `--rfc2544`,
+//! * `run`: a run until its end, [`throughput`]: `--rfc2544`,
 //! * [`tables`]: reports for people.
 
 mod args;
