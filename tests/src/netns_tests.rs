@@ -25,6 +25,19 @@ fn a_namespace_comes_and_goes() {
 }
 
 #[test]
+fn a_namespace_of_a_process_that_was_killed_is_swept_away() {
+    let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
+    // A process that is gone: it has been waited for.
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let left = format!("oc{}n0", gone.id());
+    ip(&["netns", "add", &left]).unwrap();
+    let mine = Netns::new().unwrap();
+    Netns::sweep().unwrap();
+    assert!(!exists(&left) && exists(mine.name()));
+}
+
+#[test]
 fn two_namespaces_reach_each_other_over_veth() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool]) else { return };
     let (a, b) = (Netns::new().unwrap(), Netns::new().unwrap());

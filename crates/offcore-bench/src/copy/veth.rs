@@ -206,6 +206,7 @@ pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     if let Some(missing) = options.missing() {
         bail!("end to end over veth: {missing}");
     }
+    Netns::sweep()?;
     let pool = Pool::new(BUFFERS as usize, 2048, options.hugepages)?;
     let cells = options.ports.iter().flat_map(|&port| {
         options.directions.iter().flat_map(move |&direction| {

@@ -31,6 +31,25 @@ impl Netns {
         Ok(netns)
     }
 
+    /// Deletes the namespaces that processes have left behind which were killed: those with a name of [`Netns::new`] whose
+    /// process is gone, and that nobody is in.
+    ///
+    /// # Errors
+    /// As [`Netns::run`].
+    pub fn sweep() -> Result<()> {
+        for line in ip(&["netns", "list"])?.lines() {
+            let name = line.split(' ').next().unwrap_or_default();
+            let process = name.strip_prefix("oc").and_then(|rest| rest.split_once('n'));
+            let process = process.and_then(|(id, count)| count.parse::<u32>().and(id.parse::<u32>()).ok());
+            let gone = |id| !std::path::Path::new(&format!("/proc/{id}")).exists();
+            if process.is_some_and(gone) && ip(&["netns", "pids", name]).is_ok_and(|pids| pids.is_empty()) {
+                // Somebody else may have done so meanwhile.
+                let _ = ip(&["netns", "delete", name]);
+            }
+        }
+        Ok(())
+    }
+
     /// The namespace's name, as in `ip netns list`.
     pub fn name(&self) -> &str {
         &self.name
