@@ -50,20 +50,20 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
     // How long it is, and what it asks for, before it is taken.
     let peek = libc::MSG_PEEK | libc::MSG_TRUNC;
     let Ok((total, auxiliary)) = message(socket, &mut [part(&mut vnet)], peek) else {
+        discard(socket);
         return Long::Dropped(Drop::Failed);
     };
     let tag = tag(auxiliary.status, auxiliary.vlan_tci, auxiliary.vlan_tpid);
     let len = total.saturating_sub(VNET_HEADER) + if tag.is_some() { TAG } else { 0 };
     let asked = match header_of(&vnet, len, tag.is_some()) {
-        _ if len > LONGEST => Err(Drop::TooBig),
+        _ if len > LONGEST.min(cache.pool().longest()) => Err(Drop::TooBig),
         _ if len < ethernet::HEADER_LEN + TAG => Err(Drop::Malformed),
         asked => asked,
     };
     let asked = match asked {
         Ok(asked) => asked,
         Err(reason) => {
-            // Taken, and thrown away.
-            let _ = message(socket, &mut [part(&mut vnet)], libc::MSG_TRUNC);
+            discard(socket);
             return Long::Dropped(reason);
         }
     };
@@ -91,6 +91,11 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
             Long::Dropped(Drop::Failed)
         }
     }
+}
+
+/// Takes the oldest packet that waits at the socket, and throws it away: the next slot's packet is the one behind it.
+fn discard(socket: &OwnedFd) {
+    let _ = message(socket, &mut [part(&mut [0; VNET_HEADER])], libc::MSG_TRUNC);
 }
 
 /// Sends a packet, all of its buffers, with the header that says what is left to be done for it; returns its length.
@@ -124,9 +129,16 @@ fn message(
     message.msg_iovlen = parts.len() as _;
     message.msg_control = std::ptr::from_mut(&mut control).cast();
     message.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: the message, its parts, what they point to and the control buffer are live and writable for the call.
-    let read = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags | libc::MSG_DONTWAIT) };
-    let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
+    let mut receive = || {
+        // SAFETY: the message, its parts, what they point to and the control buffer are live and writable for the call.
+        let read = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags | libc::MSG_DONTWAIT) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    };
+    let read = match receive() {
+        // An error that was noted on the socket, such as that the link went down, is told once, before any packet.
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => receive(),
+        result => result,
+    }?;
     // SAFETY: recvmsg has filled in the control buffer and how much of it; the buffer is live and aligned.
     let first = unsafe { libc::CMSG_FIRSTHDR(&message).as_ref() };
     let auxiliary = first
