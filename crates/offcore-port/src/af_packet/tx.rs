@@ -74,8 +74,8 @@ impl AfPacketTx {
         }
     }
 
-    /// Copies packets from `packets` into slots, up to the first that has no slot, or is longer than `longest`; returns
-    /// how many.
+    /// Copies packets from `packets` into slots, up to the first that has no slot, is longer than `longest`, or no
+    /// frame at all; returns how many.
     #[inline]
     fn fill(&mut self, packets: &[Packet], longest: usize) -> usize {
         let Some(Sender { ring, .. }) = &mut self.end.ring else { return 0 };
@@ -83,7 +83,8 @@ impl AfPacketTx {
         for packet in packets {
             let at = copies.len();
             ring.prefetch(at, 1);
-            if packet.is_segmented() || packet.len() > longest || ring.status(at) != ring::IDLE {
+            let fits = (ethernet::HEADER_LEN..=longest).contains(&packet.len());
+            if packet.is_segmented() || !fits || ring.status(at) != ring::IDLE {
                 break;
             }
             let dst = ring.prepare(at, &vnet(packet), packet.len()).as_ptr();
@@ -134,10 +135,14 @@ impl AfPacketTx {
     }
 
     /// Sends a packet that `fill` stopped at beside the ring, behind all that are in it; `None` when it was not for its
-    /// length that it stopped, or the kernel has no room now.
+    /// length that it stopped, or the kernel has no room now. The kernel would skip one that is no frame, and not say so.
     #[cold]
     fn send_long(&mut self, packet: &Packet, longest: usize) -> Option<()> {
         let Sender { beside, .. } = self.end.ring.as_ref()?;
+        if self.pool.total_len(packet) < ethernet::HEADER_LEN {
+            self.counters.drop(Drop::Malformed, 1);
+            return Some(());
+        }
         if !packet.is_segmented() && packet.len() <= longest {
             return None;
         }
