@@ -62,7 +62,7 @@ impl RxHalf {
             return true;
         }
         // No more than the ring has entries are lent, so there is room for every one.
-        for _ in 0..lacking {
+        for _ in 0..lacking.min(self.fill.free(lacking)) {
             let Some(packet) = cache.take() else {
                 self.fill.publish();
                 return false;
