@@ -111,7 +111,11 @@ impl TxHalf {
         }
         loop {
             match self.socket.send() {
-                Ok(()) => self.sent = self.tx.head(),
+                // All of it, unless the completion ring is full, which not every kernel calls an error.
+                Ok(()) => {
+                    self.advance();
+                    break;
+                }
                 // Its budget is used up, or the send buffer is full.
                 Err(Errno::AGAIN) => {
                     if !self.advance() {
