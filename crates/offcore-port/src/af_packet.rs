@@ -152,11 +152,18 @@ impl AfPacketPort {
         if spec.promisc && queue == 0 {
             socket::promiscuous(&ring.socket, index)?;
         }
+        if self.group.is_some() {
+            // Until it has joined, it would get what the others get, too.
+            socket::keep_out(&ring.socket)?;
+        }
         socket::bind(&ring.socket, index, true)?;
         match self.group {
             _ if spec.queues == 1 => {}
             None => self.group = Some(socket::found_group(&ring.socket, spec.fanout)?),
-            Some(group) => socket::join_group(&ring.socket, group)?,
+            Some(group) => {
+                socket::join_group(&ring.socket, group)?;
+                socket::let_in(&ring.socket)?;
+            }
         }
         self.rx[queue].publish(ring);
         Ok(())

@@ -111,6 +111,21 @@ pub(super) fn promiscuous(socket: &OwnedFd, index: u32) -> Result<(), Refusal> {
     )
 }
 
+/// Lets nothing through to the socket until [`let_in`] is called.
+pub(super) fn keep_out(socket: &OwnedFd) -> Result<(), Refusal> {
+    // BPF_RET | BPF_K: 0 bytes of any packet.
+    let mut nothing = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 }];
+    let program = libc::sock_fprog { len: 1, filter: nothing.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+        .map_err(|source| Refusal::new("keeping packets out until the queue has joined the others", source))
+}
+
+/// Lets packets through to a socket that was [kept out](keep_out) of their way.
+pub(super) fn let_in(socket: &OwnedFd) -> Result<(), Refusal> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
+        .map_err(|source| Refusal::new("letting packets in", source))
+}
+
 /// Makes the first socket of a group among which received packets are spread; returns what the others join by.
 pub(super) fn found_group(socket: &OwnedFd, fanout: Fanout) -> Result<libc::c_int, Refusal> {
     let mode = match fanout {
