@@ -18,6 +18,7 @@ mod socket;
 mod tx;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -68,6 +69,8 @@ pub struct AfPacketPort {
     link: Link,
     /// The queues have sockets of the present interface.
     connected: bool,
+    /// One of them, which knows whether the interface is still the one that they were made for.
+    witness: Option<OwnedFd>,
     /// Why they have none.
     refusal: Option<String>,
     /// How often the link was lost, and how often the interface was made anew.
@@ -110,6 +113,7 @@ impl AfPacketPort {
             link: netdev.link(),
             netdev,
             connected: false,
+            witness: None,
             refusal: None,
             lost: 0,
             renewed: 0,
@@ -177,6 +181,10 @@ impl AfPacketPort {
         let ring = Ring::new(through, Direction::Tx, spec.slots, self.frame())?;
         for socket in [&ring.socket, &beside] {
             socket::bind(socket, index, false)?;
+        }
+        if queue == 0 {
+            let copy = beside.try_clone();
+            self.witness = Some(copy.map_err(|source| Refusal::new("copying a descriptor", source))?);
         }
         self.tx[queue].publish(Sender { ring, beside });
         Ok(())
@@ -266,6 +274,10 @@ impl Port for AfPacketPort {
         self.tx.iter().for_each(|cell| cell.close_retired());
         let before = self.link;
         self.link = self.netdev.link();
+        // An interface made anew may have its predecessor's number, too.
+        if self.connected && self.witness.as_ref().is_some_and(socket::is_orphaned) {
+            self.link = Link::Gone;
+        }
         if self.link != Link::Up && before == Link::Up {
             self.lost += 1;
         }

@@ -303,7 +303,9 @@ impl Port for AfXdpPort {
 
     fn tend(&mut self) {
         match &self.state {
-            State::Taken(_) if self.line.update(&self.device) == Link::Gone => self.let_go(),
+            State::Taken(session) if self.line.update(&self.device) == Link::Gone || session.has_ended() => {
+                self.let_go();
+            }
             State::Taken(_) => self.count_drops(),
             State::Gone { tried, .. } if tried.elapsed() >= BETWEEN_ATTEMPTS => self.try_again(),
             State::Gone { .. } => {}

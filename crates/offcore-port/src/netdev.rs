@@ -111,7 +111,7 @@ impl NetDev {
         &self.name
     }
 
-    /// The interface's number. It is not given to another one.
+    /// The interface's number. Another one made later may have it, if somebody says so.
     pub fn index(&self) -> u32 {
         self.index
     }

@@ -97,6 +97,17 @@ pub(super) fn bind(socket: &OwnedFd, index: u32, receive: bool) -> Result<(), Re
     }
 }
 
+/// Whether the interface that the socket was bound to is gone.
+pub(super) fn is_orphaned(socket: &OwnedFd) -> bool {
+    // SAFETY: a sockaddr_ll is integers, for which zeros are a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is live for the call and `len` bytes long, of which the kernel writes no more.
+    let result =
+        unsafe { libc::getsockname(socket.as_raw_fd(), std::ptr::from_mut(&mut address).cast(), &mut len) };
+    result == 0 && address.sll_ifindex <= 0
+}
+
 /// Lets the interface receive packets for other stations, as long as the socket is open.
 pub(super) fn promiscuous(socket: &OwnedFd, index: u32) -> Result<(), Refusal> {
     // SAFETY: a packet_mreq is integers, for which zeros are a value.

@@ -222,18 +222,30 @@ pub(super) fn program_name(id: u32) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
+/// `struct bpf_link_info` of an XDP link, its beginning.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    padding: u32,
+    interface: u32,
+    rest: [u32; 3],
+}
+
+/// The number of the interface that a program is attached to by `link`, which is one of [`attach`]; `None` once it is
+/// attached to none any more.
+pub(super) fn attached_to(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let mut info = LinkInfo::default();
+    // SAFETY: a link's information; it is integers.
+    unsafe { information(link, &mut info) }?;
+    Ok(Some(info.interface).filter(|&interface| interface != 0))
+}
+
 /// The number of the link by which program `id` is attached to an interface, if it is by one: then some process, or a
 /// file in a bpf file system, holds it.
 pub(super) fn link_of(id: u32) -> Option<u32> {
-    /// `struct bpf_link_info`, its beginning.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Info {
-        kind: u32,
-        id: u32,
-        program: u32,
-        more: [u32; 5],
-    }
     let mut step = ById { id: 0, next: 0, flags: 0 };
     // SAFETY: BPF_LINK_GET_NEXT_ID takes a number and answers with the next one in use.
     while unsafe { bpf(LINK_GET_NEXT_ID, &mut step) }.is_ok() {
@@ -241,7 +253,7 @@ pub(super) fn link_of(id: u32) -> Option<u32> {
         // SAFETY: BPF_LINK_GET_FD_BY_ID takes a number.
         let fd = unsafe { bpf_fd(LINK_GET_FD_BY_ID, &mut ById { id: step.id, next: 0, flags: 0 }) };
         let Ok(fd) = fd else { continue };
-        let mut info = Info::default();
+        let mut info = LinkInfo::default();
         // SAFETY: a link's information; it is integers.
         if unsafe { information(fd.as_fd(), &mut info) }.is_ok()
             && info.kind == LINK_XDP

@@ -69,8 +69,7 @@ impl Program {
 /// The program, attached to an interface until this is dropped, or the process ends in any way.
 #[derive(Debug)]
 pub(super) struct Attachment {
-    /// Held for the attachment's sake.
-    _link: OwnedFd,
+    link: OwnedFd,
     map: OwnedFd,
 }
 
@@ -81,7 +80,13 @@ impl Attachment {
     /// EBUSY or EEXIST when another program is attached; EOPNOTSUPP when the driver cannot run any.
     pub(super) fn new(program: Program, index: u32, place: Place) -> io::Result<Self> {
         let link = bpf::attach(program.fd.as_fd(), index, place.flags())?;
-        Ok(Self { _link: link, map: program.map })
+        Ok(Self { link, map: program.map })
+    }
+
+    /// Whether it ended without us: the interface was deleted, whatever is there now under its name and number, or the
+    /// link was detached.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(bpf::attached_to(self.link.as_fd()), Ok(None))
     }
 
     /// Brings the packets of `queue` to `socket`.

@@ -55,7 +55,7 @@ impl fmt::Display for Refusal {
 #[derive(Debug)]
 pub(super) struct Session {
     /// First, so that no packets come any more when the sockets go.
-    _attachment: Attachment,
+    attachment: Attachment,
     _promiscuous: Option<std::os::fd::OwnedFd>,
     pub(super) sockets: Vec<Arc<Socket>>,
     place: Place,
@@ -130,9 +130,13 @@ impl Session {
             sockets.push(socket);
             halves.push((rx, tx));
         }
-        let session =
-            Self { _attachment: attachment, _promiscuous: promiscuous, sockets, place, note, frags };
+        let session = Self { attachment, _promiscuous: promiscuous, sockets, place, note, frags };
         Ok((session, halves))
+    }
+
+    /// Whether nothing comes from the interface any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.attachment.has_ended()
     }
 }
 
