@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use offcore_mem::Pool;
 use offcore_wire::ethernet::{self, MacAddr};
@@ -39,6 +40,9 @@ use tx::{AfPacketTx, Sender};
 
 /// Bytes of a frame around its payload: header and two VLAN tags.
 const AROUND: usize = ethernet::HEADER_LEN + 2 * rx::TAG;
+
+/// Between two attempts to get sockets of an interface that refuses them.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 
 /// What the control thread tells the sending queues.
 #[derive(Debug, Default)]
@@ -71,8 +75,9 @@ pub struct AfPacketPort {
     connected: bool,
     /// One of them, which knows whether the interface is still the one that they were made for.
     witness: Option<OwnedFd>,
-    /// Why they have none.
+    /// Why they have none, and when that was asked last.
     refusal: Option<String>,
+    tried: Instant,
     /// How often the link was lost, and how often the interface was made anew.
     lost: u64,
     renewed: u64,
@@ -115,6 +120,7 @@ impl AfPacketPort {
             connected: false,
             witness: None,
             refusal: None,
+            tried: Instant::now(),
             lost: 0,
             renewed: 0,
         };
@@ -294,10 +300,12 @@ impl Port for AfPacketPort {
         if let Ok(mtu) = self.netdev.mtu() {
             self.state.mtu.store(mtu, Ordering::Relaxed);
         }
-        if !self.connected
-            && let Err(refusal) = self.connect()
-        {
-            self.note(&refusal);
+        // Each attempt makes all rings anew.
+        if !self.connected && (self.link != before || self.tried.elapsed() >= BETWEEN_ATTEMPTS) {
+            self.tried = Instant::now();
+            if let Err(refusal) = self.connect() {
+                self.note(&refusal);
+            }
         }
         self.publish_link();
     }
