@@ -200,7 +200,8 @@ impl Port for TapPort {
             (false, false) => "off",
             (false, true) => "off (they need more packet buffers: --mbufs)",
         };
-        let Self { interface, mtu, mac, .. } = self;
+        let Self { interface, mac, .. } = self;
+        let mtu = interface.mtu().unwrap_or(self.mtu);
         format!(
             "interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}{renewed}",
             interface.name()
