@@ -201,6 +201,33 @@ fn a_port_that_is_opened_under_traffic_receives_nothing_twice() {
 }
 
 #[test]
+fn what_was_lost_before_an_interface_was_made_anew_is_counted() {
+    in_namespace("lost_before", || {
+        veth();
+        let (mut a, mut b) = (End::open("af_packet:v0,slots=64"), End::open("af_packet:v1"));
+        b.wait_for_link();
+        (0..300).for_each(|number| b.send(&numbered(number, 60)));
+        ip("link del v0");
+        let mut received = a.receive().len();
+        a.port.tend();
+        veth();
+        until("the new interface is in use", || {
+            a.port.tend();
+            received += a.receive().len();
+            a.port.status().contains("is up")
+        });
+        until("the rest is received", || {
+            let packets = a.receive().len();
+            received += packets;
+            packets == 0
+        });
+        // The kernel may have sent some packets of its own, and lost those.
+        let lost = a.rx[0].counters().dropped(Drop::Full) as usize;
+        assert!(received >= 32 && received + lost >= 300, "{received} received, {lost} lost");
+    });
+}
+
+#[test]
 fn an_interface_made_anew_under_the_same_number_is_noticed() {
     in_namespace("same_number", || {
         veth();

@@ -44,6 +44,14 @@ impl AfPacketRx {
     pub(super) fn new(end: End<Ring>, counters: RxCounters) -> Self {
         Self { end, counters, copier: Copier::default(), armed: false }
     }
+
+    /// Counts packets that did not fit the ring.
+    #[cold]
+    fn count_lost(&self) {
+        if let Some(ring) = &self.end.ring {
+            self.counters.drop(Drop::Full, socket::take_dropped(&ring.socket));
+        }
+    }
 }
 
 /// Why a slot gave no packet.
@@ -153,8 +161,9 @@ impl RxQueue for AfPacketRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let wanted = room(ctx, burst);
         let Some(ring) = self.end.ring.as_mut().filter(|ring| ring.status(0) & ring::USER != 0) else {
-            // Nothing waits, so nothing is lost with an old ring.
+            // Nothing waits, so nothing is lost with an old ring, but the count of what was lost before.
             if self.end.is_stale() {
+                self.count_lost();
                 self.end.follow();
             }
             return;
@@ -220,9 +229,7 @@ impl RxQueue for AfPacketRx {
 
     /// Nothing is on its way; what did not fit the ring since the last packet is counted.
     fn drain(&mut self, _ctx: &mut Context<'_>, _burst: &mut Burst) -> usize {
-        if let Some(ring) = &self.end.ring {
-            self.counters.drop(Drop::Full, socket::take_dropped(&ring.socket));
-        }
+        self.count_lost();
         0
     }
 }
