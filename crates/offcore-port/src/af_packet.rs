@@ -175,7 +175,7 @@ impl AfPacketPort {
                 socket::let_in(&ring.socket)?;
             }
         }
-        self.rx[queue].publish(ring);
+        self.rx[queue].publish(Some(ring));
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl AfPacketPort {
             let copy = beside.try_clone();
             self.witness = Some(copy.map_err(|source| Refusal::new("copying a descriptor", source))?);
         }
-        self.tx[queue].publish(Sender { ring, beside });
+        self.tx[queue].publish(Some(Sender { ring, beside }));
         Ok(())
     }
 

@@ -17,7 +17,6 @@
 //! `ethtool -K PEER tx off`.
 
 mod bpf;
-mod cell;
 mod lent;
 mod program;
 mod rings;
@@ -34,12 +33,12 @@ use std::time::{Duration, Instant};
 use offcore_mem::Pool;
 use offcore_wire::ethernet::MacAddr;
 
+use crate::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
 use crate::slots::Slots;
 use crate::spec::AfXdpSpec;
 use crate::{Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
 
-use cell::Cell;
 use rx::{RxHalf, XdpRx};
 use session::{Halves, Refusal, Session, buffers, longest_frame};
 use tx::{TxHalf, XdpTx};
@@ -168,14 +167,19 @@ impl AfXdpPort {
         let line = Arc::new(Line::default());
         line.segments.store(session.frags, Ordering::Relaxed);
         line.update(&device);
-        let queues = halves.into_iter().map(|(rx, tx)| Queue {
-            rx: Cell::new(rx),
-            tx: Cell::new(tx),
+        let queues = (0..spec.queues).map(|_| Queue {
+            rx: Arc::new(Cell::new()),
+            tx: Arc::new(Cell::new()),
             counters: None,
             counted: Dropped::default(),
         });
+        let queues: Vec<Queue> = queues.collect();
+        for (queue, (rx, tx)) in queues.iter().zip(halves) {
+            queue.rx.publish(Some(rx));
+            queue.tx.publish(Some(tx));
+        }
         Ok(Self {
-            queues: queues.collect(),
+            queues,
             slots: Slots::new(spec.queues),
             spec: spec.clone(),
             state: State::Taken(session),
@@ -291,14 +295,14 @@ impl Port for AfXdpPort {
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
         let queue = &mut self.queues[usize::from(index)];
         queue.counters = Some(counters.clone());
-        Ok(Box::new(XdpRx::new(Arc::clone(&queue.rx), counters)))
+        Ok(Box::new(XdpRx::new(End::new(Arc::clone(&queue.rx)), counters)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         self.slots.take_tx(index, &self.name)?;
         let counters = TxCounters::new(setup.stats, setup.port, index)?;
-        let cell = Arc::clone(&self.queues[usize::from(index)].tx);
-        Ok(Box::new(XdpTx::new(cell, Arc::clone(&self.line), counters)))
+        let end = End::new(Arc::clone(&self.queues[usize::from(index)].tx));
+        Ok(Box::new(XdpTx::new(end, Arc::clone(&self.line), counters)))
     }
 
     fn tend(&mut self) {
@@ -311,8 +315,8 @@ impl Port for AfXdpPort {
             State::Gone { .. } => {}
         }
         for queue in &self.queues {
-            queue.rx.clear();
-            queue.tx.clear();
+            queue.rx.close_retired();
+            queue.tx.close_retired();
         }
     }
 
@@ -341,8 +345,8 @@ impl std::ops::Drop for AfXdpPort {
     fn drop(&mut self) {
         self.let_go();
         for queue in &self.queues {
-            queue.rx.clear();
-            queue.tx.clear();
+            queue.rx.close_retired();
+            queue.tx.close_retired();
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The seam between the control thread and the worker of one half of a queue on an interface of the kernel.
 //!
 //! The control thread publishes what the queue works with, a ring or a file, and another one when the interface was
-//! made anew. The worker looks at a number when it has nothing better to do, and only when that has changed takes the
-//! lock. The old one goes back, so that the control thread closes it: that takes the kernel milliseconds.
+//! made anew, or none while it is gone. The worker looks at a number, which is one load of a line that hardly ever
+//! changes, and only when that has changed takes the lock. The old one goes back, so that the control thread closes it:
+//! that takes the kernel milliseconds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,10 +33,10 @@ impl<T> Cell<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Control side: exchanges the ring. One that nobody has taken is closed.
-    pub(crate) fn publish(&self, ring: T) {
+    /// Control side: exchanges the ring for another one, or for none. One that nobody has taken is closed.
+    pub(crate) fn publish(&self, ring: Option<T>) {
         let mut state = self.lock();
-        let old = state.next.replace(ring);
+        let old = std::mem::replace(&mut state.next, ring);
         self.generation.fetch_add(1, Ordering::Release);
         drop(state);
         drop(old);
@@ -48,6 +49,7 @@ impl<T> Cell<T> {
 
     /// Control side: closes what the worker has given back.
     pub(crate) fn close_retired(&self) {
+        // Not under the lock, since it may take a while.
         let retired = std::mem::take(&mut self.lock().retired);
         drop(retired);
     }
@@ -58,7 +60,7 @@ impl<T> Cell<T> {
 pub(crate) struct End<T> {
     cell: std::sync::Arc<Cell<T>>,
     generation: u32,
-    /// The present ring; there is none until the interface is up for the first time.
+    /// The present ring; there is none while the interface is gone, and until it is up for the first time.
     pub(crate) ring: Option<T>,
 }
 
@@ -85,9 +87,23 @@ impl<T> End<T> {
     pub(crate) fn follow(&mut self) {
         let mut state = self.cell.lock();
         self.generation = self.cell.generation.load(Ordering::Relaxed);
-        if let Some(next) = state.next.take() {
-            state.retired.extend(self.ring.replace(next));
+        let next = state.next.take();
+        state.retired.extend(std::mem::replace(&mut self.ring, next));
+    }
+
+    /// What was published last, if it was anything; for rings that need not be emptied.
+    #[inline(always)]
+    pub(crate) fn latest(&mut self) -> Option<&mut T> {
+        if self.is_stale() {
+            self.follow();
         }
+        self.ring.as_mut()
+    }
+}
+
+impl<T> Drop for End<T> {
+    fn drop(&mut self) {
+        self.cell.lock().retired.extend(self.ring.take());
     }
 }
 
@@ -102,17 +118,36 @@ mod tests {
         let mut end = End::new(Arc::clone(&cell));
         assert_eq!((end.ring.is_none(), end.is_stale()), (true, false));
         let rings: Vec<_> = (0..3).map(Arc::new).collect();
-        cell.publish(Arc::clone(&rings[0]));
+        cell.publish(Some(Arc::clone(&rings[0])));
         assert!(end.is_stale());
         end.follow();
         assert_eq!((end.ring.as_deref(), end.is_stale()), (Some(&0), false));
         // The second is never seen, so it is closed at once.
-        cell.publish(Arc::clone(&rings[1]));
-        cell.publish(Arc::clone(&rings[2]));
+        cell.publish(Some(Arc::clone(&rings[1])));
+        cell.publish(Some(Arc::clone(&rings[2])));
         assert_eq!(Arc::strong_count(&rings[1]), 1);
         end.follow();
         assert_eq!((end.ring.as_deref(), Arc::strong_count(&rings[0])), (Some(&2), 2));
         cell.close_retired();
         assert_eq!((Arc::strong_count(&rings[0]), Arc::strong_count(&rings[2])), (1, 2));
+    }
+
+    #[test]
+    fn a_worker_goes_on_with_none_and_leaves_what_it_has() {
+        let cell = Arc::new(Cell::new());
+        let ring = Arc::new(());
+        cell.publish(Some(Arc::clone(&ring)));
+        let mut end = End::new(Arc::clone(&cell));
+        assert!(end.latest().is_some());
+        cell.publish(None);
+        assert!(end.latest().is_none());
+        cell.publish(Some(Arc::clone(&ring)));
+        assert!(end.latest().is_some());
+        cell.close_retired();
+        assert_eq!(Arc::strong_count(&ring), 2);
+        drop(end);
+        assert_eq!(Arc::strong_count(&ring), 2, "the control side closes it");
+        cell.close_retired();
+        assert_eq!(Arc::strong_count(&ring), 1);
     }
 }

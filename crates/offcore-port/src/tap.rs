@@ -116,7 +116,7 @@ impl TapPort {
     /// Gives the queues their files.
     fn publish(&self, files: Vec<OwnedFd>) {
         for (halves, file) in self.queues.iter().zip(files.into_iter().map(Arc::new)) {
-            halves.iter().for_each(|half| half.publish(Arc::clone(&file)));
+            halves.iter().for_each(|half| half.publish(Some(Arc::clone(&file))));
         }
     }
 

@@ -10,10 +10,10 @@ use offcore_stats::Stage;
 use offcore_wire::ethernet;
 
 use super::MAX_BUFFERS;
-use super::cell::{Cell, Held};
 use super::lent::Lent;
 use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
+use crate::cell::End;
 use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
 
 /// Buffers that the kernel may lack before it gets new ones, unless the ring is so small that a quarter of it is less.
@@ -175,20 +175,20 @@ enum Joined {
 /// Receives from one queue of an interface.
 #[derive(Debug)]
 pub(super) struct XdpRx {
-    held: Held<RxHalf>,
+    end: End<RxHalf>,
     counters: RxCounters,
 }
 
 impl XdpRx {
-    pub(super) fn new(cell: Arc<Cell<RxHalf>>, counters: RxCounters) -> Self {
-        Self { held: Held::new(cell), counters }
+    pub(super) fn new(end: End<RxHalf>, counters: RxCounters) -> Self {
+        Self { end, counters }
     }
 }
 
 impl RxQueue for XdpRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let wanted = room(ctx, burst);
-        let Some(half) = self.held.half() else { return };
+        let Some(half) = self.end.latest() else { return };
         let received = half.receive(wanted, burst, ctx.cache);
         if !half.replenish(ctx.cache) {
             self.counters.starved(1);
@@ -211,16 +211,16 @@ impl RxQueue for XdpRx {
 
     /// Nothing is on its way.
     fn drain(&mut self, _ctx: &mut Context<'_>, _burst: &mut Burst) -> usize {
-        self.held.half();
+        self.end.latest();
         0
     }
 
     /// The socket is readable as long as its RX ring has packets.
     fn arm(&mut self) -> Wake<'_> {
-        if self.held.is_outdated() {
+        if self.end.is_stale() {
             return Wake::Now;
         }
-        match self.held.half() {
+        match self.end.latest() {
             None => Wake::Never,
             // What interrupts would do is done by calls only.
             Some(half) if half.busy_poll => Wake::Poll,

@@ -12,11 +12,11 @@ use offcore_stats::Stage;
 use offcore_wire::ethernet;
 use rustix::io::Errno;
 
-use super::cell::{Cell, Held};
 use super::lent::Lent;
 use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
 use super::{Line, MAX_BUFFERS};
+use crate::cell::End;
 use crate::{Accepts, Context, Drop, TxCounters, TxQueue};
 
 /// A queue that stops waits this long for the next buffer to come back; then closing the socket brings the rest.
@@ -192,7 +192,7 @@ impl std::ops::Drop for TxHalf {
 /// Sends to one queue of an interface.
 #[derive(Debug)]
 pub(super) struct XdpTx {
-    held: Held<TxHalf>,
+    end: End<TxHalf>,
     line: Arc<Line>,
     counters: TxCounters,
     /// Packets that were counted as sent and then dropped, and are to be taken off what is counted next.
@@ -202,14 +202,14 @@ pub(super) struct XdpTx {
 }
 
 impl XdpTx {
-    pub(super) fn new(cell: Arc<Cell<TxHalf>>, line: Arc<Line>, counters: TxCounters) -> Self {
-        Self { held: Held::new(cell), line, counters, owed: Sum::default(), stuck_since: None }
+    pub(super) fn new(end: End<TxHalf>, line: Arc<Line>, counters: TxCounters) -> Self {
+        Self { end, line, counters, owed: Sum::default(), stuck_since: None }
     }
 
     /// Frees what has been sent, and sends what could not be before; how many buffers have come back.
     #[inline]
     fn go_on(&mut self, cache: &mut PoolCache) -> usize {
-        let Some(half) = self.held.half() else { return 0 };
+        let Some(half) = self.end.latest() else { return 0 };
         let reaped = half.reap(cache);
         if half.has_unsent() && self.line.longest() > 0 {
             let refused = half.kick();
@@ -301,7 +301,7 @@ impl TxQueue for XdpTx {
             return;
         }
         let longest = self.line.longest();
-        let half = match self.held.half() {
+        let half = match self.end.latest() {
             Some(half) if longest > 0 => half,
             _ => {
                 self.counters.drop_all(Drop::Down, burst, ctx.cache);
@@ -333,7 +333,7 @@ impl TxQueue for XdpTx {
             self.stuck_since = None;
         }
         // What an interface without a link has, it keeps.
-        let left = match self.held.half() {
+        let left = match self.end.latest() {
             Some(half) if self.line.longest() > 0 => half.lent.count(),
             _ => 0,
         };

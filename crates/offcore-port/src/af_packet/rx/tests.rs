@@ -24,7 +24,7 @@ struct Fixture {
 impl Fixture {
     fn new(frame: usize, chunks: usize) -> Self {
         let cell = Arc::new(Cell::new());
-        cell.publish(Ring::alone(Direction::Rx, SLOTS, frame));
+        cell.publish(Some(Ring::alone(Direction::Rx, SLOTS, frame)));
         let pool = Pool::new(chunks, 2048, Hugepages::None).unwrap();
         Self { rx: AfPacketRx::new(End::new(cell), RxCounters::private()), cache: pool.cache(), put: 0 }
     }
