@@ -212,6 +212,16 @@ impl AfPacketPort {
         })
     }
 
+    /// The interface is gone, if only from under its name. Its sockets go, too, and with them promiscuous mode.
+    fn let_go(&mut self) {
+        if self.connected {
+            (self.connected, self.witness) = (false, None);
+            self.rx.iter().for_each(|cell| cell.publish(None));
+            self.tx.iter().for_each(|cell| cell.publish(None));
+        }
+        self.publish_link();
+    }
+
     fn note(&mut self, Refusal { what, source, .. }: &Refusal) {
         self.refusal = Some(format!("{what}: {source}"));
     }
@@ -288,8 +298,7 @@ impl Port for AfPacketPort {
             self.lost += 1;
         }
         if self.link == Link::Gone {
-            self.connected = false;
-            self.publish_link();
+            self.let_go();
             if self.netdev.reopen().is_err() {
                 return;
             }

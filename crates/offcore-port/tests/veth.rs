@@ -161,7 +161,7 @@ fn a_port_that_is_opened_under_traffic_receives_nothing_twice() {
     in_namespace("twice", || {
         veth();
         let sent = Arc::new(AtomicU64::new(0));
-        for _ in 0..10 {
+        for _ in 0..3 {
             let stop = Arc::new(AtomicBool::new(false));
             let before = sent.load(Ordering::Relaxed);
             let sender = std::thread::spawn({
@@ -224,6 +224,41 @@ fn what_was_lost_before_an_interface_was_made_anew_is_counted() {
         // The kernel may have sent some packets of its own, and lost those.
         let lost = a.rx[0].counters().dropped(Drop::Full) as usize;
         assert!(received >= 32 && received + lost >= 300, "{received} received, {lost} lost");
+    });
+}
+
+#[test]
+fn an_interface_that_was_renamed_is_let_go() {
+    in_namespace("renamed", || {
+        veth();
+        for kind in ["af_packet:v0", "af_xdp:v0,ring_size=64"] {
+            let (mut a, mut b) = (End::open(kind), End::open("af_packet:v1"));
+            let is_promiscuous = |name: &str| !ip(&format!("-d link show {name}")).contains("promiscuity 0");
+            a.wait_for_link();
+            assert!(is_promiscuous("v0"), "{kind}");
+            ip("link set v0 down");
+            ip("link set v0 name other");
+            ip("link set other up");
+            b.wait_for_link();
+            until(&format!("{kind}: the interface is let go"), || {
+                a.port.tend();
+                a.receive();
+                a.send(&numbered(1, 60));
+                !is_promiscuous("other")
+            });
+            b.send(&numbered(2, 60));
+            assert_eq!(a.receive(), [[0; 0]; 0], "{kind}");
+            ip("link set other down");
+            ip("link set other name v0");
+            ip("link set v0 up");
+            a.wait_for_link();
+            b.wait_for_link();
+            until(&format!("{kind}: a frame arrives"), || {
+                a.port.tend();
+                b.send(&numbered(3, 60));
+                !a.receive().is_empty()
+            });
+        }
     });
 }
 

@@ -153,10 +153,11 @@ pub(crate) fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Runs the command `ip` in the calling thread's namespace.
-pub(crate) fn ip(args: &str) {
+/// Runs the command `ip` in the calling thread's namespace; what it says.
+pub(crate) fn ip(args: &str) -> String {
     let run = std::process::Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(run.status.success(), "ip {args}: {}", String::from_utf8_lossy(&run.stderr));
+    String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
 /// A directory of the test's own, removed with it.
