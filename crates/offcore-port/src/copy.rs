@@ -211,7 +211,8 @@ impl CopyRx {
         for source in &waiting[..most] {
             let token = if NOW { 0 } else { queue.token(ring.next_slot()) };
             let before = list.len();
-            if before == room {
+            // Short packets of several buffers fill the core's list before there are as many packets.
+            if before == room || short.is_full() {
                 break;
             }
             let len = source.len();

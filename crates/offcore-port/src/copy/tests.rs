@@ -371,6 +371,13 @@ fn short_packets_are_the_cores_and_keep_their_place() {
 }
 
 #[test]
+fn more_short_packets_of_several_buffers_than_a_list_holds_are_several_lists() {
+    let case = Case { min_copy: 30_000, jumbo: 2, burst: 64, chunks: 8192, ..Case::default() };
+    let bed = run(case).unwrap();
+    assert!(bed.mover.stats().core_copies > 3 * bed.case.packets, "{:?}", bed.mover.stats());
+}
+
+#[test]
 fn at_least_so_many_bytes_are_copied_and_never_more_than_there_are() {
     let bed = run(Case { at_least: 1700, ..Case::default() }).unwrap();
     let bytes = bed.copy.stats.counter(1).value();
