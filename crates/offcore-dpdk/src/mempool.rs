@@ -4,7 +4,7 @@
 //! mbuf i --buf_addr--> chunk i of the pool | headroom | data ... |
 //! ```
 //! The mempool has operations of its own. What a driver takes for received packets is taken from our pool, what it frees
-//! after sending goes back there: through the cache of the worker that is calling the driver ([`Lent`]), or through one
+//! after sending goes back there: through the cache of the worker that is calling the driver (`Lent`), or through one
 //! under a lock where a driver does it at another time (start, stop, threads of its own).
 
 use std::cell::Cell;

@@ -136,14 +136,20 @@ impl AfPacketPort {
     /// at once.
     fn connect(&mut self) -> Result<(), Refusal> {
         self.group = None;
+        let (mut receivers, mut senders) = (Vec::new(), Vec::new());
         for queue in 0..self.rx.len() {
             if queue == 0 || self.taken_rx[queue] {
-                self.connect_rx(queue)?;
+                receivers.push((queue, self.receiver(queue)?));
             }
             if queue == 0 || self.taken_tx[queue] {
-                self.connect_tx(queue)?;
+                senders.push((queue, self.sender()?));
             }
         }
+        let witness = senders.first().map(|(_, first)| first.beside.try_clone()).transpose();
+        self.witness = witness.map_err(|source| Refusal::new("copying a descriptor", source))?;
+        // All of them are there: no queue gets sockets of a port that has only some.
+        receivers.into_iter().for_each(|(queue, ring)| self.rx[queue].publish(Some(ring)));
+        senders.into_iter().for_each(|(queue, sender)| self.tx[queue].publish(Some(sender)));
         (self.connected, self.refusal) = (true, None);
         Ok(())
     }
@@ -154,7 +160,7 @@ impl AfPacketPort {
     }
 
     /// A queue that nobody reads gets no socket: the kernel would give it its share of the packets.
-    fn connect_rx(&mut self, queue: usize) -> Result<(), Refusal> {
+    fn receiver(&mut self, queue: usize) -> Result<Ring, Refusal> {
         let (index, spec) = (self.netdev.index(), &self.spec);
         let socket = socket::open()?;
         socket::set_up_rx(&socket)?;
@@ -175,11 +181,10 @@ impl AfPacketPort {
                 socket::let_in(&ring.socket)?;
             }
         }
-        self.rx[queue].publish(Some(ring));
-        Ok(())
+        Ok(ring)
     }
 
-    fn connect_tx(&mut self, queue: usize) -> Result<(), Refusal> {
+    fn sender(&self) -> Result<Sender, Refusal> {
         let (index, spec) = (self.netdev.index(), &self.spec);
         let [through, beside] = [socket::open()?, socket::open()?];
         socket::set_up_tx(&through, spec.qdisc_bypass)?;
@@ -188,28 +193,16 @@ impl AfPacketPort {
         for socket in [&ring.socket, &beside] {
             socket::bind(socket, index, false)?;
         }
-        if queue == 0 {
-            let copy = beside.try_clone();
-            self.witness = Some(copy.map_err(|source| Refusal::new("copying a descriptor", source))?);
-        }
-        self.tx[queue].publish(Some(Sender { ring, beside }));
-        Ok(())
+        Ok(Sender { ring, beside })
     }
 
-    /// Takes a queue of an interface that is in use into use.
-    fn join(
-        &mut self,
-        queue: usize,
-        connect: impl FnOnce(&mut Self, usize) -> Result<(), Refusal>,
-    ) -> Result<(), PortError> {
-        if queue == 0 || !self.connected {
-            return Ok(());
-        }
-        connect(self, queue).map_err(|Refusal { what, source, .. }| PortError::System {
-            port: self.name.clone(),
-            what,
-            source,
-        })
+    /// Whether a queue that is taken needs sockets now: the first has them, and all get theirs with the interface.
+    fn joins(&self, queue: usize) -> bool {
+        queue != 0 && self.connected
+    }
+
+    fn refused(&self, Refusal { what, source, .. }: Refusal) -> PortError {
+        PortError::System { port: self.name.clone(), what, source }
     }
 
     /// The interface is gone, if only from under its name. Its sockets go, too, and with them promiscuous mode.
@@ -269,7 +262,10 @@ impl Port for AfPacketPort {
         let counters = RxCounters::new(setup.stats, setup.port, index)?;
         let queue = usize::from(index);
         self.taken_rx[queue] = true;
-        self.join(queue, Self::connect_rx)?;
+        if self.joins(queue) {
+            let ring = self.receiver(queue).map_err(|refusal| self.refused(refusal))?;
+            self.rx[queue].publish(Some(ring));
+        }
         let end = End::new(Arc::clone(&self.rx[queue]));
         Ok(Box::new(AfPacketRx::new(end, counters)))
     }
@@ -279,7 +275,10 @@ impl Port for AfPacketPort {
         let counters = TxCounters::new(setup.stats, setup.port, index)?;
         let queue = usize::from(index);
         self.taken_tx[queue] = true;
-        self.join(queue, Self::connect_tx)?;
+        if self.joins(queue) {
+            let sender = self.sender().map_err(|refusal| self.refused(refusal))?;
+            self.tx[queue].publish(Some(sender));
+        }
         let end = End::new(Arc::clone(&self.tx[queue]));
         let state = Arc::clone(&self.state);
         Ok(Box::new(AfPacketTx::new(end, state, self.pool, self.offloads(), counters)))
