@@ -80,7 +80,9 @@ fn what_is_sent_to_net_ring_comes_back_byte_by_byte() {
     let mut sent = 0;
     while left == 0 {
         burst.extend((0..32).map(|_| cache.take_chain(HEADROOM, 4000).unwrap()));
-        sent += tx.tx(&mut cache, &mut burst).packets;
+        let now = tx.tx(&mut cache, &mut burst);
+        assert_eq!((now.packets + burst.len(), now.bytes), (32, now.packets as u64 * 4000));
+        sent += now.packets;
         left = burst.len();
     }
     assert!(burst.iter().all(|packet| pool.segment_count(packet) == 3 && pool.total_len(packet) == 4000));

@@ -111,20 +111,21 @@ impl EthTx {
         };
         let count = usize::from(count).min(offered);
         if count < offered {
-            return self.sent_part(burst, offered, count);
+            return self.sent_part(burst, count, bytes);
         }
         // The driver has the buffers now.
         burst.clear();
         Sent { packets: count, bytes }
     }
 
+    /// Only the first `count` packets of the burst, which has `bytes`, were taken.
     #[cold]
-    fn sent_part(&self, burst: &mut Burst, offered: usize, count: usize) -> Sent {
-        convert::untransmit(&self.mbufs[count..offered]);
-        // Not looked up in the buffers' chains, which the driver has: nobody frees a buffer before the next call.
+    fn sent_part(&self, burst: &mut Burst, count: usize, bytes: u64) -> Sent {
+        convert::untransmit(&self.mbufs[count..burst.len()]);
+        // By what is left: a driver that copies has freed what it took, and another worker may have the buffers by now.
         let pool = self.device.pool.pool();
-        let bytes = burst[..count].iter().map(|packet: &Packet| pool.total_len(packet) as u64).sum();
+        let left: u64 = burst[count..].iter().map(|packet: &Packet| pool.total_len(packet) as u64).sum();
         burst.drain(..count).for_each(drop);
-        Sent { packets: count, bytes }
+        Sent { packets: count, bytes: bytes - left }
     }
 }
