@@ -155,18 +155,18 @@ impl DmaChannel {
             // SAFETY: the device is started, and this channel its only user.
             let done = unsafe { ffi::off_dma_completed(self.device.number, AT_ONCE, &mut failed) };
             (0..done).for_each(|_| self.finish(None));
-            if failed != 0 {
-                self.collect_failed();
-            } else if done < AT_ONCE {
+            let more = if failed != 0 { self.collect_failed() > 0 } else { done == AT_ONCE };
+            if !more {
                 break;
             }
         }
         self.finish_apart();
     }
 
-    /// Takes in what follows, with its status: DPDK says nothing more until that was asked for.
+    /// Takes in what follows, with its status: DPDK says nothing more until that was asked for. Returns of how many it has
+    /// one: none when the driver speaks of a failure that it cannot name yet, which the next call asks for again.
     #[cold]
-    fn collect_failed(&mut self) {
+    fn collect_failed(&mut self) -> u16 {
         let mut statuses = [0; 16];
         let most = statuses.len() as u16;
         // SAFETY: as above, and there is room for so many.
@@ -174,6 +174,7 @@ impl DmaChannel {
         for &status in statuses.iter().take(done.into()) {
             self.finish(failure(status));
         }
+        done
     }
 
     /// The next operation that is in the device is finished.
