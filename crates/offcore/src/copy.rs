@@ -22,7 +22,7 @@ use crate::eal::EalArgs;
 use crate::switch::{Watching, run_switch};
 use crate::{Failure, plan};
 
-/// Packets taken from a queue at a time: dpdk-dma's.
+/// Packets taken from a queue at a time, unless more are to be submitted together: dpdk-dma's.
 const BURST: usize = 32;
 
 /// The examples of `offcore copy --help`. A test parses each line that begins with `offcore`.
@@ -206,7 +206,8 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         lcores,
         simulators: args.dsa_sims.clone(),
         dma,
-        burst: BURST,
+        // What is submitted together has been received together.
+        burst: BURST.max(args.dma_batch),
         idle: Idle::Poll,
         copying,
         ..SwitchConfig::default()

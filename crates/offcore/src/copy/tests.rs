@@ -29,6 +29,14 @@ fn the_defaults_are_dpdk_dmas() {
 }
 
 #[test]
+fn as_many_packets_are_received_together_as_are_to_be_submitted_together() {
+    for (flags, batch, burst) in [("-b 8", 8, 32), ("-b 33", 33, 33), ("--dma-batch 64", 64, 64)] {
+        let (config, _) = copy(&format!("--port gen: {flags}")).unwrap();
+        assert_eq!((config.copying.batch, config.burst), (batch, burst), "{flags}");
+    }
+}
+
+#[test]
 fn dpdk_dmas_letters_and_words_mean_the_same() {
     let letters = "-p 0x3 -q 2 -c hw -s 1024 -b 16 -f 1518 -m 100 -i 2";
     let words = "--portmask 3 --nb-queue 2 --copy-type offload --ring-size 1024 --dma-batch-size 16 \
