@@ -139,7 +139,9 @@ impl Watch<'_> {
 
     /// Everything that was to be sent has been.
     fn sent_all(&mut self) -> Result<(), Failure> {
-        self.active += self.running.took();
+        // Counts may have been cleared since sending began.
+        let counted = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        self.active += self.running.took().min(counted);
         self.began = None;
         self.running.pause().map_err(failure)
     }
