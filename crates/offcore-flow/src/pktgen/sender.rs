@@ -148,9 +148,7 @@ impl Sender {
                         (1.., due) => due,
                         (0, _) => {
                             let Some((due, given_up)) = self.schedule.due(now) else { break };
-                            if given_up > 0 {
-                                self.counters.counter(2).add(given_up);
-                            }
+                            self.counters.counter(2).add(given_up);
                             self.together = (self.settings.burst, due);
                             due
                         }
@@ -160,7 +158,10 @@ impl Sender {
                 Packets::Captured(replay) => {
                     let due = match self.settings.rate {
                         Rate::Unlimited => replay.due(now),
-                        _ => self.schedule.due(now).map(|(due, _)| due),
+                        _ => self.schedule.due(now).map(|(due, given_up)| {
+                            self.counters.counter(2).add(given_up);
+                            due
+                        }),
                     };
                     if due.is_none_or(|due| due > now) {
                         break;
@@ -214,5 +215,52 @@ impl Sender {
             stopped &= queue.stop(ctx);
         }
         stopped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offcore_dma::Mover;
+    use offcore_mem::{Hugepages, Pool};
+    use offcore_stats::StageClock;
+    use offcore_wire::pcap::PcapWriter;
+
+    use super::super::replay::Capture;
+    use super::super::sizes::Sizes;
+    use super::*;
+
+    #[test]
+    fn packets_of_a_capture_that_are_given_up_at_a_rate_are_counted() {
+        let path = std::env::temp_dir().join(format!("offcore-sender-{}", std::process::id()));
+        let mut writer = PcapWriter::new(std::fs::File::create(&path).unwrap(), 65_535).unwrap();
+        writer.write_record(0, &[0; 60]).unwrap();
+        drop(writer);
+        let capture = Capture::read(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let settings = Settings {
+            running: true,
+            rate: Rate::Packets(10.0),
+            sizes: Sizes::fixed(64).unwrap(),
+            flows: 1,
+            burst: 1,
+            count: None,
+            start: 1,
+        };
+        let replay = Replay::new(capture, true, 1.0, tsc::hz());
+        let control = Arc::new(Control::new(settings.clone()));
+        let block = Block::private(&COUNTERS);
+        let packets = Packets::Captured(Box::new(replay));
+        let mut sender = Sender::new(Vec::new(), packets, control, block.clone());
+        sender.apply(1, settings);
+        // Nothing could be sent since the first packet, three seconds ago.
+        assert!(sender.schedule.due(tsc::now() - 3 * tsc::hz()).is_some());
+        sender.schedule.spend(64);
+        let (mut mover, mut clock) = (Mover::new(), StageClock::private());
+        let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
+        let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: BURST };
+        let mut burst = Burst::new();
+        sender.fill(&mut ctx, &mut burst);
+        assert_eq!((burst.len(), block.counter(2).value()), (1, 29));
+        cache.free_all(burst);
     }
 }
