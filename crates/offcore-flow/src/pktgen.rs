@@ -106,14 +106,14 @@ impl PktgenConfig {
         }
     }
 
-    fn check(&self, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
+    fn check(&self, ports: &[Box<dyn Port>], pool: &Pool) -> Result<(), SwitchError> {
         let refuse = |text: String| Err(SwitchError::Config(text));
         match (ports.len(), self.bidirectional) {
             (1, false) | (2, _) => {}
             (1, true) => return refuse("--bidirectional needs two ports: give --port twice".into()),
             (n, _) => return refuse(format!("{n} ports: expected one with a loop behind it, or two")),
         }
-        self.check_sizes(&self.settings.sizes)?;
+        self.check_sizes(&self.settings.sizes, pool)?;
         let directions = 1 + usize::from(self.bidirectional);
         let lcores = self.lcores.len();
         if lcores != 1 && lcores != 2 && lcores != 2 * directions {
@@ -130,7 +130,18 @@ impl PktgenConfig {
         }
     }
 
-    fn check_sizes(&self, sizes: &sizes::Sizes) -> Result<(), SwitchError> {
+    fn check_sizes(&self, sizes: &sizes::Sizes, pool: &Pool) -> Result<(), SwitchError> {
+        let largest = match &self.payload {
+            Payload::Made(_) => sizes.largest(),
+            Payload::Captured { capture, .. } => capture.largest(),
+        };
+        let most = pool.longest() + FCS_LEN;
+        if largest > most {
+            return Err(SwitchError::Config(format!(
+                "packets of {largest} bytes: expected at most {most}, a quarter of the packet buffers; see --mbufs and \
+                 --mbuf-size"
+            )));
+        }
         let (min, smallest) = (self.min_size(), sizes.smallest());
         if smallest < min {
             return Err(SwitchError::Config(format!(
@@ -170,6 +181,7 @@ pub struct Running {
     control: Arc<Control>,
     directions: Vec<Direction>,
     counters: Vec<PortCounters>,
+    pool: &'static Pool,
     _page: StatsPage,
 }
 
@@ -182,7 +194,7 @@ pub fn start(
     mut ports: Vec<Box<dyn Port>>,
     pool: &'static Pool,
 ) -> Result<Running, SwitchError> {
-    config.check(&ports)?;
+    config.check(&ports, pool)?;
     let page = StatsPage::new(STATS_PAGE)?;
     let control = Arc::new(Control::new(config.settings.clone()));
     let mut workers: Vec<_> = config.lcores.iter().map(|_| worker(pool)).collect();
@@ -244,8 +256,17 @@ pub fn start(
     let stop = Arc::new(AtomicBool::new(false));
     let lcores = config.lcores.clone();
     // Made first, so that dropping it stops the workers that did start when a later one does not.
-    let mut running =
-        Running { config, ports, workers: Vec::new(), stop, control, directions, counters, _page: page };
+    let mut running = Running {
+        config,
+        ports,
+        workers: Vec::new(),
+        stop,
+        control,
+        directions,
+        counters,
+        pool,
+        _page: page,
+    };
     for (worker, lcore) in workers.into_iter().zip(lcores) {
         let thread = spawn(worker, lcore, &running.stop)?;
         running.workers.push(thread);
@@ -319,7 +340,7 @@ impl Running {
     pub fn change(&mut self, change: impl FnOnce(&mut Settings)) -> Result<(), SwitchError> {
         let mut settings = self.settings();
         change(&mut settings);
-        self.config.check_sizes(&settings.sizes)?;
+        self.config.check_sizes(&settings.sizes, self.pool)?;
         if !(1..=MAX_FLOWS).contains(&settings.flows) {
             return Err(SwitchError::Config(format!("{} flows: expected 1 to {MAX_FLOWS}", settings.flows)));
         }

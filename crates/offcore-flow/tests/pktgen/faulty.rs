@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     Cut,
     /// These bytes come before it.
     Before(&'static [u8]),
+    /// The port does not take it, nor any after it.
+    Refused,
 }
 
 /// Which fault packet number n has, if any.
@@ -51,7 +53,7 @@ impl Wire {
             }
             Some(Fault::Cut) => packet.truncate(packet.len() - 1),
             Some(Fault::Before(other)) => self.packets.push_back(other.to_vec()),
-            None => {}
+            Some(Fault::Refused) | None => {}
         }
         self.packets.push_back(packet);
         self.pass_one();
@@ -161,6 +163,9 @@ impl TxQueue for FaultyTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         let pool = ctx.cache.pool();
         let mut wire = self.wire.lock().unwrap();
+        if (self.faults)(wire.seen) == Some(Fault::Refused) {
+            return;
+        }
         // What the other side does not fetch stays with the sender.
         let room = 4096_usize.saturating_sub(wire.packets.len()).min(burst.len());
         for packet in burst.drain(..room) {

@@ -242,4 +242,18 @@ fn a_search_finds_the_loss_that_there_is() {
     let (mut running, _) = started(config("64", 1, 1), looped(nothing));
     let error = running.learn(64, Duration::from_millis(100), &mut go_on).unwrap_err();
     assert!(matches!(error, TrialError::NothingCame { size: 64, .. }), "{error}");
+    // A port that takes nothing does not hold it up for ever.
+    let (mut running, _) = started(config("64", 1, 1), looped(|_| Some(Fault::Refused)));
+    let error = running.learn(64, Duration::from_millis(100), &mut go_on).unwrap_err();
+    assert!(matches!(error, TrialError::NothingCame { size: 64, .. }), "{error}");
+}
+
+#[test]
+fn packets_that_the_pool_has_not_got_the_buffers_for_are_refused() {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let error = start(config("64-65535", 1, 1), looped(|_| None), pool).unwrap_err().to_string();
+    assert!(error.contains("65535") && error.contains("--mbufs"), "{error}");
+    let mut running = start(config("64", 1, 1), looped(|_| None), pool).unwrap();
+    let error = running.change(|settings| settings.sizes = "30000".parse().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("30000") && error.contains("--mbuf-size"), "{error}");
 }
