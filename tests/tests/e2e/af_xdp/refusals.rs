@@ -1,6 +1,8 @@
 //! Interfaces that cannot be a port: each gets a message that says what to do.
 
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
 use peers::{Need, exclusive, require};
@@ -90,6 +92,8 @@ fn a_program_of_somebody_else_is_never_replaced() {
     command.args(["--vdev", "net_af_xdp0,iface=p0", "--", "-i", "--no-mlockall"]);
     let mut testpmd = Process::spawn("testpmd", command).unwrap();
     testpmd.wait_for(0, PATIENCE, "a prompt", |text| text.contains("testpmd>").then_some(())).unwrap();
+    let attached = || net.has_program("p0") || (sleep(Duration::from_millis(100)), false).1;
+    assert!((0..100).any(|_| attached()), "testpmd attaches no program: {}", testpmd.tail());
     let attached = ["XDP program", "attached", "ip link set dev p0 xdp off"];
     for mode in ["", ",mode=skb"] {
         assert_says(&refused(&net, &format!("af_xdp:p0{mode}"), &[]), &attached);
@@ -97,6 +101,7 @@ fn a_program_of_somebody_else_is_never_replaced() {
     }
     // It stays when testpmd is killed, and the remedy helps.
     testpmd.kill();
+    assert!(net.has_program("p0"), "{}", testpmd.tail());
     assert_says(&refused(&net, "af_xdp:p0", &[]), &attached);
     net.switch.ip(&["link", "set", "dev", "p0", "xdp", "off"]).unwrap();
     let offcore = net.start("", &[]);
