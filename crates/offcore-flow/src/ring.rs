@@ -94,15 +94,6 @@ pub struct RingRx {
 }
 
 impl RingRx {
-    /// One queue that receives from all of `rings` in turn; its counters are the first one's, the others count on.
-    ///
-    /// # Panics
-    /// When there is none.
-    pub fn merge(rings: Vec<Self>) -> Merged {
-        assert!(!rings.is_empty(), "at least one ring is needed to receive from");
-        Merged { rings, turn: 0 }
-    }
-
     #[inline]
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
@@ -161,38 +152,6 @@ impl RxQueue for RingRx {
 
     fn waits(&self) -> bool {
         self.waits
-    }
-}
-
-/// Several rings, received from in turn: for a TX queue that packets of several workers go to. Nothing is taken back.
-#[derive(Debug)]
-pub struct Merged {
-    rings: Vec<RingRx>,
-    turn: usize,
-}
-
-impl RxQueue for Merged {
-    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        let (before, after) = self.rings.split_at_mut(self.turn);
-        for ring in after.iter_mut().chain(before) {
-            if burst.len() < ctx.burst {
-                ring.receive(ctx, burst);
-            }
-        }
-        self.turn = if self.turn + 1 < self.rings.len() { self.turn + 1 } else { 0 };
-    }
-
-    fn counters(&self) -> &RxCounters {
-        self.rings[0].counters()
-    }
-
-    fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
-        self.rings.iter_mut().map(|ring| ring.drain(ctx, burst)).sum()
-    }
-
-    fn arm(&mut self) -> Wake<'_> {
-        let waits = self.rings.iter_mut().any(|ring| matches!(ring.arm(), Wake::Now));
-        if waits { Wake::Now } else { Wake::Poll }
     }
 }
 

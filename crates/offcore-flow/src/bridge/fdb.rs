@@ -8,8 +8,9 @@
 //! A station is a VLAN (12 bits) and an address (48 bits). Its 60 bits are mixed by a function that can be undone; some
 //! of the result are the number of its bucket, eight entries on one cache line, and the others are in the entry. So an
 //! entry never stands for another station than the one that it was made of, whatever two workers do at the same time:
-//! the worst of that is an entry too many or one that was overwritten, and then packets are flooded, in the station's
-//! VLAN, until it is learned again. That a packet leaves its VLAN is impossible in any case: ports that are no members
+//! the worst of that is an entry that was overwritten, and then packets are flooded, in the station's VLAN, until it is
+//! learned again; or one too many, and then packets of a station that has moved may go to its old port, until the older
+//! entry is swept. That a packet leaves its VLAN is impossible in any case: ports that are no members
 //! of it are never sent to, whatever the database says.
 //!
 //! The mixture begins with a random number, so that nobody can choose addresses that share a bucket.

@@ -158,33 +158,3 @@ fn a_full_ring_leaves_what_it_has_no_room_for() {
     }
     assert_eq!(out, 128);
 }
-
-#[test]
-fn several_rings_are_received_from_in_turn() {
-    let pool = Pool::new(512, 2048, Hugepages::None).unwrap();
-    let stats = StatsPage::new(1 << 14).unwrap();
-    let mut side = Side::new(pool);
-    let (mut ends, mut rings) = (Vec::new(), Vec::new());
-    for index in 0..3 {
-        let (tx, rx) = ring(RingSetup { index, ..setup(pool, &stats, false) }).unwrap();
-        ends.push(tx);
-        rings.push(rx);
-    }
-    let mut merged = RingRx::merge(rings);
-    for round in 0..3u64 {
-        for (tx, number) in ends.iter_mut().zip(3 * round..) {
-            let mut burst: Burst = make(&mut side.cache, number).into_iter().collect();
-            tx.tx(&mut side.ctx(), &mut burst);
-        }
-    }
-    let mut burst = Burst::new();
-    merged.rx(&mut side.ctx(), &mut burst);
-    let mut numbers: Vec<u64> = burst.iter().map(|packet| check(pool, packet)).collect();
-    assert_eq!(numbers[..3], [0, 3, 6], "each ring's are in order");
-    numbers.sort_unstable();
-    assert!(numbers.into_iter().eq(0..9));
-    side.cache.free_all(burst.drain(..));
-    assert!(merged.drain(&mut side.ctx(), &mut burst) > 0, "the other halves are there");
-    drop(ends);
-    assert_eq!(merged.drain(&mut side.ctx(), &mut burst), 0);
-}
