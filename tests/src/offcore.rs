@@ -247,8 +247,9 @@ mod tests {
 
     /// A stand-in that prints what a run of `offcore --format json` might.
     fn stand_in(script: &str) -> Offcore {
-        let mut command = Command::new("sh");
-        command.arg("-c");
+        // A shell cannot trap what was ignored when it began, as SIGINT is in a run that was put into the background.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", "sh", "-c"]);
         Offcore::spawn(command, &[script]).unwrap()
     }
 

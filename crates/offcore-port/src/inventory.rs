@@ -95,7 +95,9 @@ impl Interface {
             Link::Up | Link::Gone => {}
         }
         if let Some(program) = self.program {
-            notes.push(format!("has XDP program {program}: ip link set {name} xdp off, unless it is ours"));
+            notes.push(format!(
+                "has XDP program {program}: unless it is ours, end the process that holds it, or ip link set {name} xdp off"
+            ));
         }
         // Every interface has a link-local one, at which nobody is expected to answer.
         if self.is_ethernet && self.addresses.iter().any(|address| !address.starts_with("fe80:")) {
