@@ -3,7 +3,7 @@
 //!
 //! What is measured is a back end, loaded by a front end on the other core; what both are is the caller's.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use offcore_stats::tsc;
@@ -16,8 +16,6 @@ use crate::sample::{Spread, paired_ratio};
 
 /// A window is not counted before it has run for so long.
 pub(crate) const SETTLE: Duration = Duration::from_millis(50);
-/// Pairs are rejected when the core's clock changes: for so long at most, until one counts.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// A front end that is busy for a larger part of the time is what was measured.
 const FE_BOUND: f64 = 0.9;
 
@@ -139,10 +137,11 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Measures both sides in turns, ours alone without `theirs`; they have been started anew for it.
+    /// Measures both sides in turns, ours alone without `theirs`; they have been started anew for it. A pair during which
+    /// the core's clock changes is rejected, until as many have been as count: then this clock is what there is.
     ///
     /// # Errors
-    /// What the sides say, and when the clock never holds still.
+    /// What the sides say.
     pub(crate) fn restart<L: Load, B: BackEnd, M: Load>(
         &mut self,
         mut ours: Lane<Ours, L>,
@@ -150,9 +149,8 @@ impl Gathered {
         Schedule { pairs, window }: Schedule,
         progress: &Progress,
     ) -> Result<()> {
-        let (mut counted, mut since) = (0, Instant::now());
+        let (mut counted, mut rejected) = (0, 0);
         while counted < pairs {
-            ensure!(since.elapsed() < PATIENCE, "the clock of the measured lcore never holds still");
             let before = ours.back_end.clock_holds()?;
             let theirs_first = counted % 2 == 1;
             let their_window = |theirs: &mut Option<Lane<B, M>>| {
@@ -161,17 +159,18 @@ impl Gathered {
             let early = if theirs_first { their_window(&mut theirs)? } else { None };
             let our_window = ours.window(window)?;
             let late = if theirs_first { None } else { their_window(&mut theirs)? };
-            if !(before && ours.back_end.clock_holds()?) {
-                self.rejected += 1;
+            if !(before && ours.back_end.clock_holds()?) && rejected < pairs {
+                rejected += 1;
                 continue;
             }
             ours.keep(our_window);
             if let (Some(lane), Some(window)) = (&mut theirs, early.or(late)) {
                 lane.keep(window);
             }
-            (counted, since) = (counted + 1, Instant::now());
+            counted += 1;
             progress.step();
         }
+        self.rejected += rejected;
         ours.cycles(window / 2)?;
         if let Some(lane) = &mut theirs {
             lane.cycles(window / 2).context("dpdk-testpmd")?;

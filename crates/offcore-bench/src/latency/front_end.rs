@@ -35,6 +35,8 @@ const WINDOW: usize = 128;
 const BURST: usize = 32;
 /// One packet in this many is checked byte by byte.
 const CONTENT_EVERY: u64 = 64;
+/// A slow back end is sent so many packets however long it takes, so that there are some to check and to measure.
+const FEWEST: u64 = 4 * CONTENT_EVERY;
 /// Bytes between two buffers: an odd number of lines.
 const STRIDE: usize = 37 * prefetch::LINE;
 /// Where a frame begins in its buffer; the virtio-net header is before it.
@@ -166,7 +168,8 @@ impl Paced {
     pub(super) fn closed(&mut self, back_end: &mut BackEnd, length: Duration) -> Result<f64> {
         let (ticks, start) = (tsc::ticks(length), tsc::now());
         let (mut last, mut received) = (start, 0);
-        while last - start < ticks {
+        while last - start < ticks || received == 0 {
+            ensure!(last - start < ticks + 10 * tsc::ticks(PATIENCE), "no packet has come back for 10 s");
             back_end.step();
             self.send(WINDOW - self.outstanding())?;
             received += self.receive(None)?;
@@ -176,8 +179,9 @@ impl Paced {
         Ok(received as f64 / (last - start) as f64)
     }
 
-    /// An open loop: a packet every `interval` TSC ticks for `length`. Those of the first fifth do not count; of the
-    /// others, the times from when they were due until they were taken from the ring go into `latencies`.
+    /// An open loop: a packet every `interval` TSC ticks for `length`, or longer where that makes too few. Those of the
+    /// first fifth do not count; of the others, the times from when they were due until they were taken from the ring go
+    /// into `latencies`.
     pub(super) fn open(
         &mut self,
         back_end: &mut BackEnd,
@@ -185,7 +189,7 @@ impl Paced {
         length: Duration,
         latencies: &mut Histogram,
     ) -> Result<()> {
-        let packets = (tsc::ticks(length) as f64 / interval) as u64;
+        let packets = ((tsc::ticks(length) as f64 / interval) as u64).max(FEWEST);
         let (first, start) = (self.next, tsc::now());
         let pace = Pace { first, counted: first + packets / 5, end: first + packets, start, interval };
         let mut moved = start;
