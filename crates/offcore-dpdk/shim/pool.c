@@ -75,6 +75,16 @@ struct fill {
 	bool apart;
 };
 
+void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len)
+{
+	mbuf->buf_addr = buffer;
+	if (rte_eal_iova_mode() == RTE_IOVA_VA)
+		rte_mbuf_iova_set(mbuf, (rte_iova_t)(uintptr_t)buffer);
+	else
+		rte_mbuf_iova_set(mbuf, rte_mem_virt2phy(buffer));
+	mbuf->buf_len = (uint16_t)len;
+}
+
 static void init_mbuf(struct rte_mempool *pool, void *opaque, void *object, unsigned index)
 {
 	struct fill *fill = opaque;
@@ -86,12 +96,7 @@ static void init_mbuf(struct rte_mempool *pool, void *opaque, void *object, unsi
 	if ((uint8_t *)object != fill->first + index * fill->stride)
 		fill->apart = true;
 	memset(mbuf, 0, sizeof(*mbuf));
-	mbuf->buf_addr = config->base + (size_t)index * config->chunk_size;
-	if (rte_eal_iova_mode() == RTE_IOVA_VA)
-		rte_mbuf_iova_set(mbuf, (rte_iova_t)(uintptr_t)mbuf->buf_addr);
-	else
-		rte_mbuf_iova_set(mbuf, rte_mem_virt2phy(mbuf->buf_addr));
-	mbuf->buf_len = (uint16_t)config->chunk_size;
+	off_mbuf_restore(mbuf, config->base + (size_t)index * config->chunk_size, config->chunk_size);
 	mbuf->data_off = RTE_PKTMBUF_HEADROOM;
 	mbuf->pool = pool;
 	mbuf->nb_segs = 1;

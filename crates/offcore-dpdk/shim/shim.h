@@ -54,6 +54,8 @@ int off_pool_create(const struct off_pool_config *config, struct rte_mempool **p
 /* Takes mbufs of 60 bytes each, as a driver does. */
 int off_pool_alloc(struct rte_mempool *pool, struct rte_mbuf **mbufs, unsigned count);
 void off_mbuf_free(struct rte_mbuf *mbuf);
+/* Lets the mbuf, which nobody uses, be about the buffer at this address. */
+void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len);
 
 /* ---- network devices (eth.c) ------------------------------------------------------------------------------ */
 

@@ -135,6 +135,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn off_pool_alloc(pool: *mut Mempool, mbufs: *mut *mut Mbuf, count: c_uint) -> c_int;
     pub(crate) fn off_mbuf_free(mbuf: *mut Mbuf);
+    pub(crate) fn off_mbuf_restore(mbuf: *mut Mbuf, buffer: *mut u8, len: c_uint);
 
     pub(crate) fn off_eth_rss(kinds: c_uint) -> u64;
     pub(crate) fn off_eth_find(name: *const c_char) -> c_int;

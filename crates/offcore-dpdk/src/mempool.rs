@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offcore_mem::mapping::MemoryError;
-use offcore_mem::{Hugepages, Mapping, Pool, PoolCache};
+use offcore_mem::{Hugepages, Mapping, Packet, Pool, PoolCache};
 
 use crate::eal;
 use crate::ffi::{self, Mbuf, Mempool, PoolConfig};
@@ -216,6 +216,23 @@ impl Source {
         self.with_fallback(act)
     }
 
+    /// Makes `mbuf`, which nobody uses any more, be about its chunk again: a driver had let it be about a buffer of its
+    /// own (mlx5 with mprq_en=1), and DPDK, letting go of that, has taken the chunk to lie behind the mbuf as elsewhere.
+    #[cold]
+    fn restore(&self, mbuf: *mut Mbuf) -> Option<Packet> {
+        let (first, stride) = (self.first.load(Ordering::Relaxed), self.stride.load(Ordering::Relaxed));
+        let chunk = mbuf.addr().checked_sub(first.addr())? / stride;
+        if chunk >= self.pool.chunks() {
+            return None;
+        }
+        let place = chunk * self.pool.chunk_size();
+        let buffer = self.pool.mapping().base().as_ptr().wrapping_add(place);
+        // SAFETY: the mbuf is one of the mempool's, all of which have a chunk, and nobody else uses it; this chunk is its.
+        unsafe { ffi::off_mbuf_restore(mbuf, buffer, self.pool.chunk_size() as c_uint) };
+        // SAFETY: as in `give_back`.
+        unsafe { self.pool.reclaim(place as u64, 0) }
+    }
+
     #[cold]
     fn with_fallback<R>(&self, act: impl FnOnce(&mut PoolCache) -> R) -> R {
         act(lock(&self.fallback).get_or_insert_with(|| self.pool.cache()))
@@ -275,11 +292,12 @@ unsafe extern "C" fn offcore_dpdk_enqueue(
 fn give_back(source: &Source, cache: &mut PoolCache, mbufs: &[*mut Mbuf]) {
     let base = source.pool.mapping().base().as_ptr().addr();
     for &mbuf in mbufs {
-        // SAFETY: an mbuf of the mempool, which nobody uses any more; its buffer's address never changes.
+        // SAFETY: an mbuf of the mempool, which nobody uses any more.
         let place = unsafe { (*mbuf).buf_addr }.addr().wrapping_sub(base);
         // SAFETY: the chunk was lent when its mbuf went to a driver, by dequeue or by a packet that was sent, and a
         // driver frees an mbuf once.
-        if let Some(packet) = unsafe { source.pool.reclaim(place as u64, 0) } {
+        let packet = unsafe { source.pool.reclaim(place as u64, 0) };
+        if let Some(packet) = packet.or_else(|| source.restore(mbuf)) {
             cache.free(packet);
         }
     }
@@ -294,4 +312,42 @@ unsafe extern "C" fn offcore_dpdk_count(source: *const c_void) -> c_uint {
     // SAFETY: as for dequeue.
     let source = unsafe { &*source.cast::<Source>() };
     c_uint::try_from(source.pool.available()).unwrap_or(c_uint::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+    use crate::ethdev::{Ethdev, Request};
+
+    #[test]
+    fn an_mbuf_that_was_about_a_drivers_buffer_brings_its_chunk_back() {
+        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+        let request = Request { device: "net_null7".into(), queues: 1, ..Request::default() };
+        let device = Ethdev::open(&request, pool).unwrap();
+        let mbufs = MbufPool::of(pool).unwrap();
+        let mut cache = pool.cache();
+        let mut taken = [std::ptr::null_mut::<Mbuf>(); 32];
+        let lent = Lent::new(&mut cache);
+        for _ in 0..2 * pool.chunks() / taken.len() {
+            // SAFETY: the mempool is DPDK's, and there is room for so many.
+            let rc =
+                unsafe { ffi::off_pool_alloc(mbufs.mempool(), taken.as_mut_ptr(), taken.len() as c_uint) };
+            assert_eq!(rc, 0, "chunks are missing");
+            for &mbuf in &taken {
+                // SAFETY: just taken, and used by nobody else. This is where rte_pktmbuf_detach lets an mbuf point.
+                unsafe {
+                    let own = (*mbuf).buf_addr;
+                    (*mbuf).buf_addr = mbuf.cast::<u8>().wrapping_add(size_of::<Mbuf>());
+                    ffi::off_mbuf_free(mbuf);
+                    assert_eq!((*mbuf).buf_addr, own);
+                }
+            }
+        }
+        drop((lent, device));
+        let all: Vec<_> = std::iter::from_fn(|| cache.take()).collect();
+        assert_eq!(all.len(), pool.chunks());
+        cache.free_all(all);
+    }
 }
