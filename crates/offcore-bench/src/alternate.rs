@@ -12,8 +12,8 @@ use crate::sample::{ClockCheck, Ratio, paired_ratio};
 
 /// Turns of each subject that are not counted.
 const WARM_UP: usize = 4;
-/// Turns after which mode `auto` tries the other way as seldom as it will: in the beginning it does so more often.
-const SETTLED: usize = 100;
+/// After so long mode `auto` looks at the other way as seldom as it will: in the beginning it does so more often.
+const SETTLED: Duration = Duration::from_millis(400);
 /// Blocks that are counted in any case.
 const FEWEST: usize = 10;
 
@@ -30,13 +30,15 @@ pub(crate) trait Subject {
 #[derive(Debug)]
 pub(crate) struct Alternating<S> {
     subjects: Vec<(S, Vec<f64>)>,
+    /// Who has the first turn of the next block.
+    first: usize,
     rejected: usize,
 }
 
 impl<S: Subject> Alternating<S> {
     /// No subjects yet.
     pub(crate) fn new() -> Self {
-        Self { subjects: Vec::new(), rejected: 0 }
+        Self { subjects: Vec::new(), first: 0, rejected: 0 }
     }
 
     /// One more.
@@ -83,7 +85,8 @@ impl<S: Subject> Alternating<S> {
         }
         for (subject, _) in &mut self.subjects {
             if subject.is_auto() {
-                for _ in 0..SETTLED {
+                let started = Instant::now();
+                while started.elapsed() < SETTLED {
                     subject.turn(other)?;
                 }
             }
@@ -109,13 +112,17 @@ impl<S: Subject> Alternating<S> {
         Ok(())
     }
 
-    /// Every subject forwards, then every subject backwards: A B B A. Returns the ticks a packet of each.
+    /// Every subject forwards, then every subject backwards: A B B A. The next block begins with the next subject: who
+    /// has two turns in a row finds what it left in the caches, and that shall be everybody in turn. Returns the ticks
+    /// a packet of each.
     fn block(&mut self, other: &OtherCore) -> Result<Vec<f64>> {
         let count = self.subjects.len();
         let mut ticks = vec![0.0; count];
-        for i in (0..count).chain((0..count).rev()) {
+        let order = (0..count).map(|i| (self.first + i) % count);
+        for i in order.clone().chain(order.rev()) {
             ticks[i] += self.subjects[i].0.turn(other)? / 2.0;
         }
+        self.first = (self.first + 1) % count.max(1);
         Ok(ticks)
     }
 }
@@ -185,7 +192,7 @@ mod tests {
         assert_eq!((blocks(false), blocks(true)), (&[10.0; 12][..], &[20.0; 12][..]));
         let turns: Vec<_> = cell.iter().map(|(noted, _)| noted.turns).collect();
         let counted = 2 * (WARM_UP + 12 + cell.rejected());
-        assert_eq!(turns, [counted, counted + SETTLED]);
+        assert!(turns[0] == counted && turns[1] > counted, "{turns:?}, {counted} of them counted");
     }
 
     #[test]
