@@ -11,7 +11,7 @@
 //! and one socket a queue. Who is measured does nothing that this lcore does not see: what it sends is received on its own
 //! core, as far as a socket that is not there; what it receives was sent, and put into its ring, on the other core.
 //!
-//! * `txonly`: packets that the interface at the far end counts.
+//! * `txonly`: packets that the interface at the far end counts; before anything is timed, some thousand are looked at.
 //! * `rxonly`: packets that the back end has received of those that the kernel sends as fast as it can.
 //! * `forward`: packets that come back with their addresses swapped (`macswap`, to the port that they came from), of
 //!   those that the kernel sends as fast as it can. Before anything is timed, some thousand are sent a few at a time, and

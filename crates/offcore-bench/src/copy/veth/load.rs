@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use offcore_port::netdev::NetDev;
 use offcore_stats::tsc;
-use offcore_wire::UdpFlow;
 use offcore_wire::probe::{self, ProbeHeader};
-use offcore_wire::template::UdpTemplate;
+use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
+use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Ipv4Packet, UdpFlow};
 
 use super::{Cell, Direction};
 use crate::end_to_end::paired::{BackEnd, Load, Window};
@@ -137,6 +137,30 @@ impl FarEnd {
         }
     }
 
+    /// Looks at some of the packets that a back end makes by itself: each is the UDP packet of its length.
+    fn check_made(&mut self) -> Result<()> {
+        let mut sink = FrameSink::new(self.interface.index())?;
+        let mut room = [0; 2048];
+        let (wanted, mut moved) = (u64::from(CHECKED_AT_ONCE * CHECKED_TIMES), Instant::now());
+        while self.seen.verified < wanted {
+            let Some(frame) = sink.next(&mut room)? else {
+                ensure!(moved.elapsed() < PATIENCE, "no packet has arrived for {PATIENCE:?}");
+                continue;
+            };
+            moved = Instant::now();
+            ensure!(
+                is_udp(frame, self.frame_len)?,
+                "what has arrived is no UDP packet of {} bytes: {} bytes, {:02x?}",
+                self.frame_len,
+                frame.len(),
+                &frame[..frame.len().min(UDP_HEADERS_LEN)]
+            );
+            self.seen.received += 1;
+            self.seen.verified += 1;
+        }
+        Ok(())
+    }
+
     /// Sends a few packets at a time through the back end, and checks each that comes back.
     fn check(&mut self) -> Result<()> {
         let mut sink = FrameSink::new(self.interface.index())?;
@@ -201,10 +225,26 @@ impl FarEnd {
     }
 }
 
+/// Whether `frame` is a whole UDP packet over IPv4, `len` bytes long, with the checksum of its header.
+fn is_udp(frame: &[u8], len: usize) -> Result<bool> {
+    let ethernet = EthernetFrame::new_checked(frame)?;
+    if frame.len() != len || ethernet.ethertype() != EtherType::IPV4 {
+        return Ok(false);
+    }
+    let ip = Ipv4Packet::new_checked(ethernet.payload())?;
+    let whole = usize::from(ip.total_len()) == ethernet.payload().len();
+    Ok(whole && ip.verify_checksum() && ip.protocol() == IpProtocol::UDP)
+}
+
 impl Load for FarEnd {
     fn window(&mut self, settle: Duration, length: Duration, back_end: &mut dyn BackEnd) -> Result<Window> {
         let window = match self.direction {
-            Direction::Txonly => self.receive(settle, length)?,
+            Direction::Txonly => {
+                if self.seen.verified == 0 {
+                    self.check_made()?;
+                }
+                self.receive(settle, length)?
+            }
             Direction::Rxonly => self.send(settle, length, back_end)?,
             Direction::Forward => {
                 if self.seen.verified == 0 {
