@@ -5,6 +5,7 @@
 //! * [`dma`]: `offcore bench dma`
 //! * [`model`]: `offcore bench model`
 
+mod cells;
 mod copy;
 mod dma;
 mod latency;

@@ -1,39 +1,28 @@
 //! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), and the ports it needs, over veth.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use anyhow::{Context, anyhow};
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
-use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
 use offcore_bench::copy::{self, FRAMES};
 use offcore_bench::plot;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
-use offcore_dma::Mode;
-use offcore_mem::Hugepages;
 
-use super::{Format, Rows, frame, two_lcores};
+use super::cells::{CellArgs, or};
+use super::{Rows, two_lcores};
 use crate::Failure;
-use crate::args::{Lcores, choice, hugepages, lcores};
+use crate::args::choice;
 use crate::output::say;
 use crate::report::columns;
 
-/// A B B A blocks of a cell; the design asks for 200.
-const BLOCKS: usize = 200;
-/// The same with `--quick`.
-const QUICK_BLOCKS: usize = 60;
 /// Rounds of 32768 packets of case conversion.
 #[cfg(feature = "dpdk")]
 const ROUNDS: usize = 200;
 /// The same with `--quick`.
 #[cfg(feature = "dpdk")]
 const QUICK_ROUNDS: usize = 50;
-/// How long a cell may take with `--quick`, so that 21 of them take less than a minute.
-const QUICK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The examples of `offcore bench copy --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -66,24 +55,11 @@ reach together, 'bound' which of them is the limit.";
 /// What `offcore bench copy` understands.
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
-    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; end-to-end 64,1518]
-    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
-    pub frames: Vec<usize>,
-
-    /// Where the data is: in this core's cache, in the other's, in none [default: all three]
-    #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
-    pub temperatures: Vec<Temperature>,
-
-    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
-    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
-    pub modes: Vec<Mode>,
-
-    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
-    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = engine())]
-    pub engines: Vec<Copier>,
+    #[command(flatten)]
+    pub cells: CellArgs,
 
     /// What is measured: what a packet costs the core, packets a second over a veth pair, or what conversion between
-    /// DPDK's packet buffers and ours costs [default: core-cost; end-to-end with --peer dpdk]
+    /// DPDK's packet buffers and ours costs [default: core-cost; end-to-end, with frames 64,1518, with --peer dpdk]
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
     pub cases: Vec<Case>,
 
@@ -95,33 +71,9 @@ pub(crate) struct CopyArgs {
     #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = direction())]
     pub directions: Vec<Direction>,
 
-    /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
-    #[arg(long)]
-    pub background: bool,
-
     /// Measure other people's software beside ours, in turns
     #[arg(long, value_name = "PEER")]
     pub peer: Option<Peer>,
-
-    /// The measured lcore and the other one [default: the first two]
-    #[arg(long, value_name = "A,B", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// Pages of the packet buffers: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
-
-    /// Fewer blocks and windows: less than a minute for core-cost, less than two for end-to-end
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Draw the rows of core-cost as an SVG, beside the guide's
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
-
-    /// A table for people, JSON with one object a line, or CSV
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
 }
 
 /// What is measured.
@@ -142,18 +94,6 @@ pub(crate) enum Peer {
     Dpdk,
 }
 
-fn temperature() -> impl TypedValueParser<Value = Temperature> {
-    choice(Temperature::ALL.map(Temperature::name))
-}
-
-fn mode() -> impl TypedValueParser<Value = Mode> {
-    choice(["cpu", "offload", "auto"])
-}
-
-fn engine() -> impl TypedValueParser<Value = Copier> {
-    choice(Copier::ALL.map(Copier::name))
-}
-
 fn port() -> impl TypedValueParser<Value = PortKind> {
     choice(PortKind::ALL.map(PortKind::name))
 }
@@ -170,13 +110,13 @@ fn direction() -> impl TypedValueParser<Value = Direction> {
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let cases = cases(args).map_err(Failure::Usage)?;
     let options = options(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.format);
+    let mut rows = Rows::new(args.cells.format);
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))
             .context("offcore bench copy")
             .map_err(|error| anyhow!("{error:#}"))?;
     }
-    Ok(rows.finish(args.plot.as_ref(), plot::packet_copy, table)?)
+    Ok(rows.finish(args.cells.plot.as_ref(), plot::packet_copy, table)?)
 }
 
 /// The cases to measure; those that the other flags need are there, or it is said what is missing.
@@ -192,11 +132,11 @@ fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
     };
     // What no case heeds would be taken for what was measured.
     for (given, flag) in [
-        (!args.temperatures.is_empty(), "--temperature"),
-        (!args.modes.is_empty(), "--mode"),
-        (!args.engines.is_empty(), "--engine"),
-        (args.background, "--background"),
-        (args.plot.is_some(), "--plot"),
+        (!args.cells.temperatures.is_empty(), "--temperature"),
+        (!args.cells.modes.is_empty(), "--mode"),
+        (!args.cells.engines.is_empty(), "--engine"),
+        (args.cells.background, "--background"),
+        (args.cells.plot.is_some(), "--plot"),
     ] {
         need(given, flag, Case::CoreCost, "core-cost")?;
     }
@@ -236,7 +176,7 @@ fn measure(
 
 #[cfg(feature = "dpdk")]
 fn conversion(args: &CopyArgs, options: &copy::Options, emit: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
-    let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    let rounds = if args.cells.quick { QUICK_ROUNDS } else { ROUNDS };
     copy::conversion::run(options.lcore, rounds, emit)
 }
 
@@ -246,38 +186,25 @@ fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow
     Ok(())
 }
 
-fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
-    if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
-}
-
 fn options(args: &CopyArgs) -> Result<copy::Options, String> {
-    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
-    let modes = or(&args.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
-    let engines = or(&args.engines, &[Copier::Core, Copier::Helper]);
-    let setups = Setup::combine(&modes, &engines);
-    if setups.is_empty() {
-        return Err(
-            "--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other modes \
-                    with the other engines"
-                .into(),
-        );
-    }
+    let cells = &args.cells;
+    let (lcore, other_lcore) = two_lcores(cells.lcores.as_ref())?;
     Ok(copy::Options {
-        frames: or(&args.frames, &FRAMES),
-        temperatures: or(&args.temperatures, &Temperature::ALL),
-        setups,
-        background: args.background,
-        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
-        patience: args.quick.then_some(QUICK_PATIENCE),
-        hugepages: args.hugepages,
+        frames: or(&cells.frames, &FRAMES),
+        temperatures: or(&cells.temperatures, &Temperature::ALL),
+        setups: cells.setups()?,
+        background: cells.background,
+        blocks: cells.blocks(),
+        patience: cells.patience(),
+        hugepages: cells.hugepages,
         lcore,
         other_lcore,
     })
 }
 
 fn veth_options(args: &CopyArgs, options: &copy::Options) -> VethOptions {
-    let frames = or(&args.frames, &veth::FRAMES);
-    let mut veth = VethOptions::new(&frames, args.quick, options.lcore, options.other_lcore);
+    let frames = or(&args.cells.frames, &veth::FRAMES);
+    let mut veth = VethOptions::new(&frames, args.cells.quick, options.lcore, options.other_lcore);
     veth.ports = or(&args.ports, &PortKind::ALL);
     veth.directions = or(&args.directions, &Direction::ALL);
     veth.testpmd = args.peer == Some(Peer::Dpdk);
@@ -369,6 +296,7 @@ fn end_to_end(rows: &[&Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cells::BLOCKS;
     use super::*;
     use crate::args::{Cli, Command};
     use crate::bench::BenchCommand;

@@ -13,9 +13,10 @@ use offcore_dma::share;
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
+use super::cells::{or, temperature};
 use super::{Format, Rows, two_lcores};
 use crate::Failure;
-use crate::args::{Lcores, choice, hugepages, lcores, within};
+use crate::args::{Lcores, hugepages, lcores, within};
 use crate::report::columns;
 
 /// Rounds of a combination, and how long it may take.
@@ -119,10 +120,6 @@ fn size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected bytes such as 64, 4K or 1M, at most 1M".into())
 }
 
-fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
-    choice(Temperature::ALL.map(Temperature::name))
-}
-
 /// Measures and writes what the flags ask for.
 ///
 /// # Errors
@@ -139,10 +136,6 @@ pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
     };
     measured.map_err(|error| anyhow!("offcore bench dma: {error:#}"))?;
     Ok(rows.finish(None, |_, _| Ok(()), table)?)
-}
-
-fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
-    if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
 }
 
 fn options(args: &DmaArgs) -> Result<Options, String> {

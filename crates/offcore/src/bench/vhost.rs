@@ -1,11 +1,10 @@
 //! `offcore bench vhost`: Table 8 of the vhost guide, and Figure 3's shares.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
-use offcore_bench::copier::{Copier, Setup};
+use offcore_bench::copier::Copier;
 use offcore_bench::end_to_end::{self, EndToEndOptions};
 use offcore_bench::latency::{self, LatencyOptions};
 use offcore_bench::lockstep::OtherCore;
@@ -17,21 +16,13 @@ use offcore_bench::temperature::Temperature;
 use offcore_bench::vhost::{self, FRAMES};
 use offcore_bench::work_sweep;
 use offcore_bench::workload::{Ring, Route};
-use offcore_dma::Mode;
-use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
-use super::{Format, Rows, frame, latency as latency_table, two_lcores};
+use super::cells::{CellArgs, or};
+use super::{Rows, latency as latency_table, two_lcores};
 use crate::Failure;
-use crate::args::{Lcores, choice, hugepages, lcores, within};
+use crate::args::{choice, within};
 use crate::report::columns;
-
-/// A B B A blocks of a cell; the design asks for 200.
-const BLOCKS: usize = 200;
-/// The same with `--quick`.
-const QUICK_BLOCKS: usize = 60;
-/// How long a cell may take with `--quick`, so that 21 of them take less than a minute.
-const QUICK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The examples of `offcore bench vhost --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -70,21 +61,8 @@ own. 'reaches' is what both reach together, 'bound' which of them is the limit."
 /// What `offcore bench vhost` understands.
 #[derive(Args, Debug)]
 pub(crate) struct VhostArgs {
-    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518]
-    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
-    pub frames: Vec<usize>,
-
-    /// Where the data is: in this core's cache, in the other's, in none [default: all three]
-    #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
-    pub temperatures: Vec<Temperature>,
-
-    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
-    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
-    pub modes: Vec<Mode>,
-
-    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
-    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = engine())]
-    pub engines: Vec<Copier>,
+    #[command(flatten)]
+    pub cells: CellArgs,
 
     /// What is measured: what a packet costs the core, packets a second through a socket, or what a copy costs that
     /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk]
@@ -104,33 +82,9 @@ pub(crate) struct VhostArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub copies: u8,
 
-    /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
-    #[arg(long)]
-    pub background: bool,
-
     /// Measure other people's software beside ours, in turns
     #[arg(long, value_name = "PEER")]
     pub peer: Option<Peer>,
-
-    /// The measured lcore and the guest's [default: the first two]
-    #[arg(long, value_name = "A,B", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// Pages of packet buffers and guests: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
-
-    /// Fewer blocks: less than a minute for everything
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Draw the rows of core-cost, or of work-ns, as an SVG
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
-
-    /// A table for people, JSON with one object a line, or CSV
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
 }
 
 /// What is measured.
@@ -162,20 +116,8 @@ pub(crate) enum Peer {
     Dpdk,
 }
 
-fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
-    choice(Temperature::ALL.map(Temperature::name))
-}
-
 fn ring() -> impl clap::builder::TypedValueParser<Value = Ring> {
     choice(Ring::ALL.map(Ring::name))
-}
-
-fn mode() -> impl clap::builder::TypedValueParser<Value = Mode> {
-    choice(["cpu", "offload", "auto"])
-}
-
-fn engine() -> impl clap::builder::TypedValueParser<Value = Copier> {
-    choice(Copier::ALL.map(Copier::name))
 }
 
 /// Measures and writes what the flags ask for.
@@ -185,14 +127,14 @@ fn engine() -> impl clap::builder::TypedValueParser<Value = Copier> {
 pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::Usage)?;
     let cases = cases(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.format);
+    let mut rows = Rows::new(args.cells.format);
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))
             .context("offcore bench vhost")
             .map_err(|error| anyhow!("{error:#}"))?;
     }
     let drawn = if args.cases.contains(&Case::WorkNs) { plot::work_sweep } else { plot::core_cost };
-    Ok(rows.finish(args.plot.as_ref(), drawn, table)?)
+    Ok(rows.finish(args.cells.plot.as_ref(), drawn, table)?)
 }
 
 /// The cases to measure; those that the other flags need are there, or it is said what is missing.
@@ -219,13 +161,13 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
                 .into(),
         );
     }
-    if !args.temperatures.is_empty() {
+    if !args.cells.temperatures.is_empty() {
         need("--temperature", COSTS, "core-cost or guest-to-guest")?;
     }
-    if !args.engines.is_empty() {
+    if !args.cells.engines.is_empty() {
         need("--engine", ENGINES, "core-cost, guest-to-guest, work-ns or submit-reap")?;
     }
-    if !args.modes.is_empty() && cases.iter().all(|case| RATES.contains(case)) {
+    if !args.cells.modes.is_empty() && cases.iter().all(|case| RATES.contains(case)) {
         return Err(
             "--mode goes with any --case but end-to-end and guest-to-guest-e2e, where the core copies: add \
                     another, or leave --mode out"
@@ -244,10 +186,10 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         Some(Peer::Dpdk) => need("--peer dpdk", RATES, "end-to-end or guest-to-guest-e2e")?,
         None => {}
     }
-    if args.plot.is_some() && !cases.contains(&Case::WorkNs) {
+    if args.cells.plot.is_some() && !cases.contains(&Case::WorkNs) {
         need("--plot", COSTS, "core-cost, guest-to-guest or work-ns")?;
     }
-    if args.background {
+    if args.cells.background {
         need("--background", COSTS, "core-cost or guest-to-guest")?;
     }
     Ok(cases)
@@ -270,7 +212,7 @@ fn measure(
         Case::SubmitReap => {
             lcore::pin(options.lcore)?;
             let other = OtherCore::start(options.other_lcore)?;
-            let bursts = if args.quick { 2_000 } else { 20_000 };
+            let bursts = if args.cells.quick { 2_000 } else { 20_000 };
             let mut copiers: Vec<_> = options.setups.iter().map(|setup| setup.copier).collect();
             copiers.dedup();
             for copier in copiers.into_iter().filter(|copier| *copier != Copier::Core) {
@@ -282,7 +224,7 @@ fn measure(
         }
         Case::EndToEnd | Case::GuestToGuestEndToEnd => {
             let mut end_to_end =
-                EndToEndOptions::new(&options.frames, args.quick, options.lcore, options.other_lcore);
+                EndToEndOptions::new(&options.frames, args.cells.quick, options.lcore, options.other_lcore);
             end_to_end.route = if case == Case::EndToEnd { Route::Loop } else { Route::GuestToGuest };
             end_to_end.rings.clone_from(&options.rings);
             end_to_end.one_copy = options.one_copy;
@@ -291,14 +233,15 @@ fn measure(
             end_to_end::run(&end_to_end, &progress, emit)
         }
         Case::Latency => {
-            let frames = if args.frames.is_empty() { &latency::FRAMES } else { &args.frames[..] };
-            let mut latency = LatencyOptions::new(frames, args.quick, options.lcore, options.other_lcore);
+            let frames = or(&args.cells.frames, &latency::FRAMES);
+            let mut latency =
+                LatencyOptions::new(&frames, args.cells.quick, options.lcore, options.other_lcore);
             if let Some(us) = args.max_latency {
                 latency.max_latency = Duration::from_micros(us as u64);
             }
             latency.hugepages = options.hugepages;
-            if !args.modes.is_empty() {
-                latency.modes.clone_from(&args.modes);
+            if !args.cells.modes.is_empty() {
+                latency.modes.clone_from(&args.cells.modes);
             }
             latency::run(&latency, &progress, emit)
         }
@@ -306,41 +249,25 @@ fn measure(
 }
 
 fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
-    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
-    let or = |given: &[Mode], all: &[Mode]| if given.is_empty() { all.to_vec() } else { given.to_vec() };
-    let modes = or(&args.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
-    let engines = match args.engines.is_empty() {
-        true => vec![Copier::Core, Copier::Helper],
-        false => args.engines.clone(),
-    };
-    let setups = Setup::combine(&modes, &engines);
-    if setups.is_empty() {
-        return Err(
-            "--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other modes \
-                    with the other engines"
-                .into(),
-        );
-    }
+    let cells = &args.cells;
+    let (lcore, other_lcore) = two_lcores(cells.lcores.as_ref())?;
     Ok(vhost::Options {
         route: Route::Loop,
         one_copy: args.copies == 1,
-        rings: match (args.rings.is_empty(), args.quick) {
+        rings: match (args.rings.is_empty(), args.cells.quick) {
             (false, _) => args.rings.clone(),
             (true, false) => Ring::ALL.into(),
             (true, true) => vec![Ring::Split],
         },
-        frames: if args.frames.is_empty() { FRAMES.into() } else { args.frames.clone() },
-        temperatures: match args.temperatures.is_empty() {
-            true => Temperature::ALL.into(),
-            false => args.temperatures.clone(),
-        },
-        setups,
-        background: args.background,
+        frames: or(&cells.frames, &FRAMES),
+        temperatures: or(&cells.temperatures, &Temperature::ALL),
+        setups: cells.setups()?,
+        background: cells.background,
         breakdown: true,
         dpdk_lib: args.peer == Some(Peer::DpdkLib),
-        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
-        patience: args.quick.then_some(QUICK_PATIENCE),
-        hugepages: args.hugepages,
+        blocks: cells.blocks(),
+        patience: cells.patience(),
+        hugepages: cells.hugepages,
         lcore,
         other_lcore,
     })
@@ -467,10 +394,12 @@ fn breakdown(rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cells::{BLOCKS, QUICK_BLOCKS};
     use super::*;
     use crate::args::{Cli, Command};
     use crate::bench::BenchCommand;
     use clap::Parser;
+    use offcore_bench::copier::Setup;
 
     fn bench(flags: &str) -> Result<vhost::Options, String> {
         let words = ["offcore", "bench", "vhost"].into_iter().chain(flags.split_whitespace());

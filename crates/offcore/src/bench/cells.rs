@@ -1,0 +1,112 @@
+//! What the benchmarks of core costs have in common: which cells are measured, by whom, for how long and where.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::TypedValueParser;
+use offcore_bench::copier::{Copier, Setup};
+use offcore_bench::temperature::Temperature;
+use offcore_dma::Mode;
+use offcore_mem::Hugepages;
+
+use super::{Format, frame};
+use crate::args::{Lcores, choice, hugepages, lcores};
+
+/// A B B A blocks of a cell; the design asks for 200.
+pub(super) const BLOCKS: usize = 200;
+/// The same with `--quick`.
+pub(super) const QUICK_BLOCKS: usize = 60;
+/// How long a cell may take with `--quick`, so that 21 of them take less than a minute.
+const QUICK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Flags of `offcore bench vhost` and `offcore bench copy`.
+#[derive(Args, Debug)]
+pub(crate) struct CellArgs {
+    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518, and fewer where a case says so]
+    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    pub frames: Vec<usize>,
+
+    /// Where the data is: in this core's cache, in the other's, in none [default: all three]
+    #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
+    pub temperatures: Vec<Temperature>,
+
+    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
+    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
+    pub modes: Vec<Mode>,
+
+    /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
+    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = engine())]
+    pub engines: Vec<Copier>,
+
+    /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
+    #[arg(long)]
+    pub background: bool,
+
+    /// The measured lcore, and that of the guest or whoever else takes part [default: the first two]
+    #[arg(long, value_name = "A,B", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of packet buffers and guests: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Fewer blocks and windows: less than a minute for core costs, less than two for end-to-end
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Draw the core costs as an SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+pub(super) fn temperature() -> impl TypedValueParser<Value = Temperature> {
+    choice(Temperature::ALL.map(Temperature::name))
+}
+
+fn mode() -> impl TypedValueParser<Value = Mode> {
+    choice(["cpu", "offload", "auto"])
+}
+
+fn engine() -> impl TypedValueParser<Value = Copier> {
+    choice(Copier::ALL.map(Copier::name))
+}
+
+/// What was given, or else what is measured where nothing was.
+pub(super) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
+    if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
+}
+
+impl CellArgs {
+    /// Who copies in which mode.
+    ///
+    /// # Errors
+    /// When no mode goes with an engine.
+    pub(super) fn setups(&self) -> Result<Vec<Setup>, String> {
+        let modes = or(&self.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
+        let engines = or(&self.engines, &[Copier::Core, Copier::Helper]);
+        let setups = Setup::combine(&modes, &engines);
+        match setups.is_empty() {
+            false => Ok(setups),
+            true => {
+                Err("--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other \
+                         modes with the other engines"
+                    .into())
+            }
+        }
+    }
+
+    /// Blocks of a cell.
+    pub(super) fn blocks(&self) -> usize {
+        if self.quick { QUICK_BLOCKS } else { BLOCKS }
+    }
+
+    /// How long a cell may take; `None`: as long as it does.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        self.quick.then_some(QUICK_PATIENCE)
+    }
+}
