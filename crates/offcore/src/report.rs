@@ -87,12 +87,19 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     let mut text = heading(line);
     text += &queues(&report.queues);
     if !report.channels.is_empty() {
-        text += &channels(&report.channels);
+        text += &channels(&report.channels, ["copies submitted", "completed", "failed"]);
     }
     if let Some(learning) = &report.bridge {
         text += &bridge(learning);
     }
-    text += &stages(&report.workers);
+    text += &costs(line);
+    text
+}
+
+/// How a report ends: where the cycles went, who copied, what mode `auto` has decided, and what the ports say.
+pub(crate) fn costs(line: &Line<'_>) -> String {
+    let report = line.report;
+    let mut text = stages(&report.workers);
     text += &groups(&report.workers);
     for worker in &report.workers {
         text += &core_copies(worker);
@@ -113,7 +120,7 @@ pub(crate) fn heading(line: &Line<'_>) -> String {
 }
 
 /// How a last report ends: what the ports say, and what was left over.
-pub(crate) fn port_statuses(line: &Line<'_>) -> String {
+fn port_statuses(line: &Line<'_>) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     if line.stopped_by.is_some() {
@@ -150,8 +157,9 @@ fn dropped(queue: &QueueReport) -> String {
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
 
-fn channels(channels: &[ChannelReport]) -> String {
-    let heads = ["channel", "shared by", "copies submitted", "completed", "failed", "in flight", "bytes"];
+/// A line for each channel. `heads` are over the copies submitted, completed and failed.
+pub(crate) fn channels(channels: &[ChannelReport], [submitted, completed, failed]: [&str; 3]) -> String {
+    let heads = ["channel", "shared by", submitted, completed, failed, "in flight", "bytes"];
     let mut rows = vec![heads.map(String::from)];
     rows.extend(channels.iter().map(|channel| {
         [
@@ -188,7 +196,7 @@ fn bridge(bridge: &BridgeReport) -> String {
 }
 
 /// What mode `auto` has decided for each size, and why.
-pub(crate) fn decisions(decisions: &[DecisionReport]) -> String {
+fn decisions(decisions: &[DecisionReport]) -> String {
     let heads = [
         "copies of up to",
         "by",
@@ -217,13 +225,13 @@ pub(crate) fn decisions(decisions: &[DecisionReport]) -> String {
     columns(&rows, "lllrrrrrr")
 }
 
-pub(crate) fn stages(workers: &[WorkerReport]) -> String {
+fn stages(workers: &[WorkerReport]) -> String {
     let heads = ["cycles, %"].into_iter().chain(Stage::ALL.map(Stage::name));
     shares(heads.map(String::from).collect(), workers, |worker| &worker.stages)
 }
 
 /// Figure 3's groups; each heading says which stages it sums.
-pub(crate) fn groups(workers: &[WorkerReport]) -> String {
+fn groups(workers: &[WorkerReport]) -> String {
     let head = |group: Group| {
         let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
         format!("{group} ({})", stages.map(Stage::name).collect::<Vec<_>>().join("+"))
@@ -247,7 +255,7 @@ fn shares(
 }
 
 /// What the core copied; rare things are only said when they happened.
-pub(crate) fn core_copies(worker: &WorkerReport) -> String {
+fn core_copies(worker: &WorkerReport) -> String {
     let mut text = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
     for (count, what) in [
         (worker.overflow, "of them because every channel was full or out of service"),

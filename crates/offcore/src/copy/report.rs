@@ -2,9 +2,12 @@
 
 use std::fmt::Write;
 
-use offcore_flow::report::{ChannelReport, QueueReport, Report};
+use offcore_flow::report::{QueueReport, Report};
 
-use crate::report::{Line, columns, core_copies, decisions, groups, heading, port_statuses, stages};
+use crate::report::{Line, channels, columns, costs, heading};
+
+/// What dpdk-dma calls a channel's three lines; here they are one. A failed copy was finished by the core.
+const CHANNEL_HEADS: [&str; 3] = ["total submitted ops", "total completed ops", "total failed ops"];
 
 /// The report as tables.
 pub(super) fn tables(line: &Line<'_>) -> String {
@@ -12,17 +15,9 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     let mut text = heading(line);
     text += &ports(report);
     if !report.channels.is_empty() {
-        text += &channels(&report.channels);
+        text += &channels(&report.channels, CHANNEL_HEADS);
     }
-    text += &stages(&report.workers);
-    text += &groups(&report.workers);
-    for worker in &report.workers {
-        text += &core_copies(worker);
-    }
-    if !report.decisions.is_empty() {
-        text += &decisions(&report.decisions);
-    }
-    text += &port_statuses(line);
+    text += &costs(line);
     text
 }
 
@@ -144,35 +139,9 @@ fn row(port: &Port) -> [String; 11] {
     ]
 }
 
-/// dpdk-dma's three lines of a channel, in one. A failed copy was finished by the core.
-fn channels(channels: &[ChannelReport]) -> String {
-    let heads = [
-        "channel",
-        "shared by",
-        "total submitted ops",
-        "total completed ops",
-        "total failed ops",
-        "in flight",
-        "bytes",
-    ];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(channels.iter().map(|channel| {
-        [
-            format!("lcore{} {}", channel.lcore, channel.channel),
-            if channel.sharing == "bound" { "-".into() } else { channel.sharing.clone() },
-            channel.submitted.to_string(),
-            channel.completed.to_string(),
-            channel.failed.to_string(),
-            channel.in_flight.to_string(),
-            channel.bytes.to_string(),
-        ]
-    }));
-    columns(&rows, "llrrrrr")
-}
-
 #[cfg(test)]
 mod tests {
-    use offcore_flow::report::CopyReport;
+    use offcore_flow::report::{ChannelReport, CopyReport};
 
     use super::*;
 
