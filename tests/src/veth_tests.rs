@@ -39,8 +39,8 @@ fn every_direction_of_every_port_is_measured() {
         );
         assert!(row.median > 0.0 && row.received > 0 && row.fe_bound.is_some(), "{row:?}");
         assert!(row.busy_cycles_per_packet > Some(0.0) && row.peer.is_none(), "{row:?}");
-        // What is forwarded is checked byte by byte before anything is timed.
-        assert_eq!((row.verified > 2000, row.lost), (row.case == "forward", 0), "{row:?}");
+        // What is forwarded or made is looked at before anything is timed; what is received is only counted.
+        assert_eq!((row.verified > 2000, row.lost), (row.case != "rxonly", 0), "{row:?}");
     }
     let ports: Vec<_> = rows.iter().filter_map(|row| row.port).collect();
     assert_eq!((&ports[..6], &ports[6..]), (&["af_xdp"; 6][..], &["af_packet"; 6][..]));
