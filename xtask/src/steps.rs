@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal};
 /// How long a step may print nothing. Tests end by themselves when nothing moves; this ends what they did not foresee.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 /// How long a step may take.
-const LIMIT: Duration = Duration::from_secs(20 * 60);
+const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// The same, of a run with soaks.
 const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
 /// How long the output of an ended program is waited for: what it started may hold its streams open.
