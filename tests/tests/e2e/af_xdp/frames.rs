@@ -62,7 +62,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
         let seen = dir.file("seen").display().to_string();
         let mut command = net.client.command("sh");
         let tcpdump = format!(
-            "exec tcpdump -i vc -Q in -n -U --immediate-mode -Z root -w {seen} -c {} ether proto 0x88b5 2>&1",
+            "exec tcpdump -i vc -Q in -n -U -B 16384 -Z root -w {seen} -c {} ether proto 0x88b5 2>&1",
             sent.len()
         );
         command.args(["-c", &tcpdump]);
