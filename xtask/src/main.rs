@@ -1,6 +1,7 @@
-//! What people run while developing Offcore: `cargo xtask setup|test|ci|lint|counts`.
+//! What people run while developing Offcore: `cargo xtask setup|test|ci|lint|counts|kernels`.
 
 mod counts;
+mod kernels;
 mod lint;
 mod project;
 mod setup;
@@ -12,7 +13,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use project::Project;
+use project::{Project, in_ci};
+use steps::Outcome;
 use suite::Suite;
 
 #[derive(Parser)]
@@ -39,6 +41,12 @@ enum Task {
     /// Count the instructions of the hot functions and compare them with counts.toml
     Counts {
         /// Write what was counted to counts.toml
+        #[arg(long)]
+        update: bool,
+    },
+    /// Compile the GPU kernels and compare the PTX with the one that is checked in
+    Kernels {
+        /// Write what was compiled to kernels.ptx
         #[arg(long)]
         update: bool,
     },
@@ -77,5 +85,16 @@ fn run(task: &Task) -> Result<bool> {
             worse.iter().for_each(|line| println!("{line}"));
             Ok(worse.is_empty())
         }
+        Task::Kernels { update } => Ok(match kernels::run(&project, *update)? {
+            Outcome::Passed => true,
+            Outcome::Failed(findings) => {
+                findings.iter().for_each(|finding| println!("{finding}"));
+                false
+            }
+            Outcome::Skipped(why) => {
+                println!("SKIP: {why}");
+                !update && !in_ci()
+            }
+        }),
     }
 }

@@ -86,6 +86,11 @@ pub(crate) fn has_libdpdk() -> bool {
     has_library(LIBDPDK)
 }
 
+/// Whether the `python3` in PATH makes virtual environments: Debian's does with a package of its own.
+pub(crate) fn has_python_venv() -> bool {
+    succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
+}
+
 /// Where a program is: in PATH, or where an ordinary user's PATH does not lead.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,0 +1,213 @@
+//! `cargo xtask kernels`: the GPU kernels' PTX is made anew from their source, assembled, and compared with the file
+//! that is checked in. No GPU and no CUDA toolkit is needed: nvrtc and ptxas come from PyPI, into cargo's target
+//! directory.
+
+mod ptxas;
+mod tools;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::project::Project;
+use crate::steps::Outcome;
+use tools::{Found, NVRTC, Tools};
+
+/// Where the kernels are, from the root.
+const DIR: &str = "crates/offcore-gpu/kernels";
+const SOURCE: &str = "kernels.cu";
+const PTX: &str = "kernels.ptx";
+
+/// How the source is compiled: for the lowest architecture that the kernels run on, since a driver makes the rest of
+/// the way. Nothing here may depend on the machine, or the PTX would.
+const OPTIONS: [&str; 2] = ["--gpu-architecture=compute_75", "--std=c++17"];
+
+/// The architectures whose assembler must take the PTX: that of the PTX itself, A100's, and H100's and H200's.
+const ARCHITECTURES: [&str; 3] = ["sm_75", "sm_80", "sm_90"];
+
+/// Makes the PTX and assembles it, then compares it with the one that is checked in, or replaces that to `update` it.
+pub(crate) fn run(project: &Project, update: bool) -> Result<Outcome> {
+    let dir = project.root.join(DIR);
+    ensure!(dir.join(SOURCE).is_file(), "there is no {DIR}/{SOURCE}, which the kernels are compiled from");
+    let work = project.target.join("kernels");
+    let tools = match tools::find(&work)? {
+        Found::Tools(tools) => tools,
+        Found::Missing(why) => return Ok(Outcome::Skipped(why)),
+    };
+    let compiled = compile(&tools, &dir, &work)?;
+    let mut findings = Vec::new();
+    if !compiled.log.is_empty() {
+        findings.push(format!("nvrtc says of the files in {DIR}:\n{}", compiled.log));
+    }
+    let Some(code) = compiled.code else { return Ok(Outcome::Failed(findings)) };
+    let made = format!("{}{}", head(), without_head(&code));
+    let candidate = work.join(PTX);
+    write(&candidate, &made)?;
+    let refused = assemble(&tools, &candidate)?;
+    if !refused.is_empty() {
+        findings.extend(refused);
+        return Ok(Outcome::Failed(findings));
+    }
+    let kept = dir.join(PTX);
+    if update {
+        write(&kept, &made)?;
+        println!("wrote {DIR}/{PTX}");
+    } else {
+        findings.extend(differs(&kept, &made)?);
+    }
+    Ok(Outcome::of(findings))
+}
+
+struct Compiled {
+    /// The PTX, unless there are errors.
+    code: Option<String>,
+    /// Errors and warnings, with file and line.
+    log: String,
+}
+
+fn compile(tools: &Tools, dir: &Path, work: &Path) -> Result<Compiled> {
+    let script = work.join("nvrtc.py");
+    write(&script, include_str!("kernels/nvrtc.py"))?;
+    let output = work.join("nvrtc.ptx");
+    let ran = Command::new(&tools.python)
+        .arg(&script)
+        .arg(&tools.nvrtc)
+        .args([Path::new(SOURCE), &output])
+        .args(OPTIONS)
+        .current_dir(dir)
+        .output()
+        .with_context(|| format!("cannot run {}", tools.python.display()))?;
+    let mut log = String::from_utf8_lossy(&ran.stderr).trim_end().to_owned();
+    if !ran.status.success() {
+        if log.is_empty() {
+            log = format!("no PTX: {}", ran.status);
+        }
+        return Ok(Compiled { code: None, log });
+    }
+    let code = fs::read_to_string(&output).with_context(|| format!("cannot read {}", output.display()))?;
+    Ok(Compiled { code: Some(code), log })
+}
+
+/// Assembles for every architecture, and prints what each kernel takes there; returns what the assembler finds fault
+/// with.
+fn assemble(tools: &Tools, ptx: &Path) -> Result<Vec<String>> {
+    println!("{}", ptxas::HEADING);
+    let mut findings = Vec::new();
+    for architecture in ARCHITECTURES {
+        let ran = Command::new(&tools.ptxas)
+            .args(["--verbose", "--gpu-name", architecture, "--output-file"])
+            .args([&ptx.with_extension(architecture), ptx])
+            .output()
+            .with_context(|| format!("cannot run {}", tools.ptxas.display()))?;
+        let said = [ran.stdout, ran.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        let kernels = ptxas::kernels(&said);
+        kernels.iter().for_each(|kernel| println!("{architecture:<6} {kernel}"));
+        let complaints = ptxas::complaints(&said);
+        if !ran.status.success() || !complaints.is_empty() {
+            findings.push(format!("ptxas for {architecture}: {}\n{}", ran.status, complaints.join("\n")));
+        } else if kernels.is_empty() {
+            findings.push(format!("ptxas for {architecture}: {SOURCE} has no kernel"));
+        }
+    }
+    Ok(findings)
+}
+
+/// What a reader of the PTX is told, in place of the compiler's own words.
+fn head() -> String {
+    format!(
+        "// Made from {SOURCE} by `cargo xtask kernels --update`: {} {}, {}\n\n",
+        NVRTC.name,
+        NVRTC.version,
+        OPTIONS.join(" ")
+    )
+}
+
+/// PTX from its first directive on: above it are comments, which name the build of the compiler.
+fn without_head(ptx: &str) -> &str {
+    let mut rest = ptx;
+    while let Some((line, below)) = rest.split_once('\n') {
+        if !line.trim().is_empty() && !line.starts_with("//") {
+            break;
+        }
+        rest = below;
+    }
+    rest
+}
+
+fn differs(kept: &Path, made: &str) -> Result<Option<String>> {
+    let remedy = "`cargo xtask kernels --update` makes it";
+    if !kept.exists() {
+        return Ok(Some(format!("there is no {DIR}/{PTX}: {remedy}")));
+    }
+    let kept = fs::read(kept).with_context(|| format!("cannot read {}", kept.display()))?;
+    Ok(difference(&String::from_utf8_lossy(&kept), made).map(|difference| {
+        format!("{DIR}/{PTX} is not what {SOURCE} compiles to: {difference}; {remedy} anew")
+    }))
+}
+
+/// Where two texts differ first, in words.
+fn difference(kept: &str, made: &str) -> Option<String> {
+    if kept == made {
+        return None;
+    }
+    let (mut kept, mut made) = (kept.split('\n'), made.split('\n'));
+    for number in 1.. {
+        let what = match (kept.next(), made.next()) {
+            (Some(kept), Some(made)) if kept == made => continue,
+            (Some(kept), Some(made)) => format!("has {kept:?}, the compiler makes {made:?}"),
+            (Some(kept), None) => format!("has {kept:?}, where the compiler's text has ended"),
+            (None, Some(made)) => format!("is missing, the compiler makes {made:?}"),
+            (None, None) => break,
+        };
+        return Some(format!("line {number} {what}"));
+    }
+    None
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NVRTC_SAYS: &str = "//\n// Generated by NVIDIA NVVM Compiler\n//\n// Compiler Build ID: CL-31968024\n//\n\n\
+        .version 8.0\n.target sm_75\n\n\t// .globl\tog_one\n// begin inline asm\n";
+
+    #[test]
+    fn only_the_compilers_head_is_taken_away() {
+        assert_eq!(
+            without_head(NVRTC_SAYS),
+            ".version 8.0\n.target sm_75\n\n\t// .globl\tog_one\n// begin inline asm\n"
+        );
+        assert_eq!(without_head(".version 8.0"), ".version 8.0");
+        assert_eq!(without_head("// nothing else\n"), "");
+    }
+
+    #[test]
+    fn our_head_names_the_compiler_and_is_a_comment() {
+        let head = head();
+        assert!(head.contains(NVRTC.version) && head.contains("compute_"), "{head}");
+        assert_eq!(without_head(&format!("{head}.version 8.0\n")), ".version 8.0\n");
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        assert_eq!(difference("a\nb\n", "a\nb\n"), None);
+        let of = |kept, made| difference(kept, made).unwrap_or_default();
+        assert_eq!(of("a\nb\n", "a\nc\n"), "line 2 has \"b\", the compiler makes \"c\"");
+        assert_eq!(of("a\n", "a"), "line 2 has \"\", where the compiler's text has ended");
+        assert_eq!(of("a", "a\nb"), "line 2 is missing, the compiler makes \"b\"");
+        assert_eq!(of("a\r\n", "a\n"), "line 1 has \"a\\r\", the compiler makes \"a\"");
+    }
+
+    #[test]
+    fn a_ptx_that_is_not_there_differs() {
+        let found = differs(Path::new("/there/is/no/such.ptx"), "a").unwrap().unwrap();
+        assert!(found.contains("cargo xtask kernels --update"), "{found}");
+    }
+}
