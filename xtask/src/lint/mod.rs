@@ -19,13 +19,14 @@ use source::Source;
 const LONGEST: usize = 800;
 
 /// Where `unsafe` may be.
-const UNSAFE: [&str; 11] = [
+const UNSAFE: [&str; 12] = [
     "crates/offcore-stats/",
     "crates/offcore-mem/",
     "crates/offcore-ring/",
     "crates/offcore-dma/",
     "crates/offcore-dsa/",
     "crates/offcore-dpdk/",
+    "crates/offcore-gpu/",
     "crates/offcore-vhost/",
     "crates/offcore-port/",
     "crates/offcore-bench/src/dma/",

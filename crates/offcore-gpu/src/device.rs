@@ -1,0 +1,148 @@
+//! Devices: what works on the bursts of a ring.
+//!
+//! A device is told where packets, bursts and answers are, and starts to serve one ring. Then it is two things: a
+//! [`Launcher`] with the lcore that submits, which says that there is a burst where the device does not look for itself,
+//! and a [`Watch`] with the lcore that collects, which says whether the device is still at work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::layout::PipelineView;
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// There is none of this kind here.
+    #[error("{device}: {reason}")]
+    Absent {
+        /// The device as it was asked for.
+        device: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// It does not start.
+    #[error("{device} cannot serve a burst ring: {reason}")]
+    Start {
+        /// The device.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// How bursts come to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launch {
+    /// A kernel is launched for each burst.
+    Kernel,
+    /// One kernel serves bursts until it is told to end: it polls the ring.
+    Persistent,
+    /// Graphs of kernels, each of which waits for a slot of its own.
+    Graph,
+}
+
+impl Launch {
+    /// Every one of them.
+    pub const ALL: [Self; 3] = [Self::Kernel, Self::Persistent, Self::Graph];
+
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Persistent => "persistent",
+            Self::Graph => "graph",
+        }
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Launch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|launch| launch.name() == text);
+        known.ok_or_else(|| format!("workload type '{text}': expected kernel, persistent or graph"))
+    }
+}
+
+/// What a device is to serve.
+#[derive(Clone, Copy, Debug)]
+pub struct Service {
+    /// Packets, bursts and work. What it points to outlives the service: see [`Device::start`].
+    pub view: PipelineView,
+    /// How bursts come to it.
+    pub launch: Launch,
+    /// Blocks of lanes that serve the ring by turns, where the device polls: 1 to 64.
+    pub blocks: u32,
+    /// Lanes of a block: 1 to 1024.
+    pub lanes: u32,
+}
+
+impl Service {
+    /// Looks at the numbers, for the device of this name.
+    ///
+    /// # Errors
+    /// When one is out of range.
+    pub(crate) fn check(&self, device: &str) -> Result<(), DeviceError> {
+        for (what, found, most) in [("blocks", self.blocks, 64), ("lanes of a block", self.lanes, 1024)] {
+            if !(1..=most).contains(&found) {
+                let reason = format!("{found} {what}: expected 1 to {most}");
+                return Err(DeviceError::Start { device: device.into(), reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A device: it can serve several rings.
+pub trait Device: fmt::Debug + Send {
+    /// Its name: `host`, `cuda:0`.
+    fn name(&self) -> &str;
+
+    /// Serves a ring, from turn 0 on.
+    ///
+    /// # Errors
+    /// Numbers out of range, and what the device refuses.
+    ///
+    /// # Safety
+    /// The memory that `service` points to stays until the launcher has [ended](Launcher::end) and said that nobody is left
+    /// at work; packets are the device's from when they are submitted until their burst is answered.
+    unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError>;
+}
+
+/// A service that has been started: its two halves.
+#[derive(Debug)]
+pub struct Started {
+    /// For the lcore that submits.
+    pub launcher: Box<dyn Launcher>,
+    /// For the lcore that collects.
+    pub watch: Box<dyn Watch>,
+}
+
+/// The half of a service that goes with the lcore that submits.
+pub trait Launcher: fmt::Debug + Send {
+    /// The burst of this turn has been submitted, and has so many packets: called once for each, in order.
+    fn submitted(&mut self, turn: u64, packets: usize);
+
+    /// Ends the service. The ring's [quit](crate::ring::Submitter::quit) has been called for as many waiters as
+    /// [`Launcher::waiters`] says. Returns whether nobody is left at work: if not, the memory has to stay for good.
+    fn end(self: Box<Self>) -> bool;
+
+    /// How many wait for bursts at a time.
+    fn waiters(&self) -> usize;
+}
+
+/// The half of a service that goes with the lcore that collects.
+pub trait Watch: fmt::Debug + Send {
+    /// Why nobody is at work any more although the service was not ended, as far as it is known without waiting. Nobody will
+    /// touch a packet then.
+    fn failure(&mut self) -> Option<String>;
+
+    /// Asks a device that stands still to give up. Returns whether nobody is at work any more; does not wait for it.
+    fn give_up(&mut self) -> bool;
+}

@@ -1,0 +1,147 @@
+use offcore_mem::{HEADROOM, Hugepages, Packet, Pool, PoolCache};
+
+use super::*;
+use crate::layout::{Kind, PoolView, TrieView, WorkView};
+use crate::ring::{Collector, RingConfig, Submitter, burst_ring};
+
+fn ring(slots: usize, burst: usize) -> (Submitter, Collector) {
+    burst_ring(&RingConfig { slots, burst, keep_addresses: false, hugepages: Hugepages::None }).unwrap()
+}
+
+/// Swap, and CRC-32C of all but the first 14 bytes.
+fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
+    PipelineView {
+        pool: PoolView {
+            base: pool.mapping().base().as_ptr(),
+            chunk_shift: pool.chunk_size().trailing_zeros(),
+            chunks: pool.chunks() as u32,
+        },
+        ring: submitter.view(),
+        work: WorkView { kind: Kind::Crc32c, swap: 1, skip: 14, forced_ns: 0, trie: TrieView::EMPTY },
+    }
+}
+
+/// A packet whose bytes tell its number.
+fn packet(cache: &mut PoolCache, number: usize) -> Packet {
+    let mut packet = cache.take_sized(HEADROOM, 60 + number % 400).unwrap();
+    packet.bytes_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = content(number, at));
+    packet
+}
+
+fn content(number: usize, at: usize) -> u8 {
+    (number.wrapping_mul(2_654_435_761) >> 7).wrapping_add(at * 7) as u8
+}
+
+/// Looks at a packet that a device has worked on.
+fn check(packet: &Packet, result: u32, number: usize) {
+    let mut expected: Vec<u8> = (0..60 + number % 400).map(|at| content(number, at)).collect();
+    expected[..12].rotate_left(6);
+    assert_eq!(packet.bytes(), expected, "packet {number}");
+    assert_eq!(result, crc32c::crc32c(&expected[14..]), "packet {number}");
+}
+
+/// Sends `bursts` bursts of `len` packets and looks at every packet that comes back.
+fn every_packet_comes_back(launch: Launch, blocks: u32, lanes: u32, len: usize, bursts: u64) {
+    let pool = Pool::new(8 * len.max(64), 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let (mut submitter, mut collector) = ring(4, len);
+    let service = Service { view: view(pool, &submitter), launch, blocks, lanes };
+    // SAFETY: pool and ring stay until the service has ended, below; packets are looked at when they were answered.
+    let Started { mut launcher, mut watch } = unsafe { HostDevice::new().unwrap().start(service) }.unwrap();
+    let (mut next, mut expected, mut burst) = (0, 0, Vec::new());
+    let (mut results, mut moved) = (vec![0; len], Instant::now());
+    while expected < bursts as usize * len {
+        if submitter.turn() < bursts && submitter.room(1) > 0 {
+            burst.extend((next..next + len).map(|number| packet(&mut cache, number)));
+            next += len;
+            let turn = submitter.submit(&mut burst).unwrap();
+            launcher.submitted(turn, len);
+        }
+        let Some(hits) = collector.answer(&mut results) else {
+            assert!(moved.elapsed() < Duration::from_secs(10), "no burst has come back for 10 s");
+            thread::yield_now();
+            continue;
+        };
+        moved = Instant::now();
+        assert_eq!(hits as usize, results.iter().filter(|result| **result != 0).count());
+        let packets = &mut collector.oldest().unwrap().packets;
+        for (packet, result) in packets.drain(..).zip(&results) {
+            check(&packet, *result, expected);
+            cache.free(packet);
+            expected += 1;
+        }
+        collector.retire();
+    }
+    assert_eq!(watch.failure(), None);
+    assert!(submitter.quit(launcher.waiters()) && launcher.end());
+}
+
+#[test]
+fn every_packet_of_every_burst_is_worked_on_whatever_launches() {
+    for launch in Launch::ALL {
+        for (blocks, lanes) in [(1, 1), (3, 32), (2, 1024)] {
+            // Bursts of 1 to 4 packets, more than a block of 256 lanes, and more laps than one.
+            for (len, bursts) in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
+                every_packet_comes_back(launch, blocks, lanes, len, bursts);
+            }
+        }
+    }
+}
+
+/// Submits three bursts to a device of which something goes wrong with the second; whether that is noticed.
+fn second_burst_fails(fault: Fault) -> Option<String> {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let (mut submitter, mut collector) = ring(4, 1);
+    let service = Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks: 1, lanes: 1 };
+    let mut device = HostDevice::new().unwrap().with_fault(fault);
+    // SAFETY: as above.
+    let Started { mut launcher, mut watch } = unsafe { device.start(service) }.unwrap();
+    for number in 0..3 {
+        let turn = submitter.submit(&mut vec![packet(&mut cache, number)]).unwrap();
+        launcher.submitted(turn, 1);
+    }
+    let since = Instant::now();
+    while collector.answer(&mut [0]).is_none() {
+        assert!(since.elapsed() < Duration::from_secs(10), "the first burst was not answered");
+        thread::yield_now();
+    }
+    cache.free_all(collector.oldest().unwrap().packets.drain(..));
+    collector.retire();
+    let since = Instant::now();
+    let mut failure = None;
+    while failure.is_none() && since.elapsed() < Duration::from_millis(200) {
+        assert!(collector.answer(&mut [0]).is_none(), "what was not launched was answered");
+        failure = watch.failure();
+        thread::yield_now();
+    }
+    assert!(launcher.end());
+    // The packets of the others are still there, as they were.
+    for number in 1..3 {
+        let oldest = collector.oldest().unwrap();
+        assert_eq!((oldest.turn, oldest.packets[0].bytes()[0]), (number, content(number as usize, 0)));
+        cache.free_all(oldest.packets.drain(..));
+        collector.retire();
+    }
+    failure
+}
+
+#[test]
+fn a_device_that_dies_says_so_and_one_that_stands_still_leaves_its_packets_alone() {
+    assert_eq!(second_burst_fails(Fault::Dies(1)).unwrap(), "its threads have ended");
+    assert_eq!(second_burst_fails(Fault::Stuck(1)), None);
+}
+
+#[test]
+fn numbers_out_of_range_are_refused() {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let (submitter, _collector) = ring(4, 1);
+    for (blocks, lanes, words) in
+        [(0, 1, "0 blocks"), (65, 1, "1 to 64"), (1, 0, "0 lanes"), (1, 1025, "1 to 1024")]
+    {
+        let service = Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks, lanes };
+        // SAFETY: nothing is started.
+        let error = unsafe { HostDevice::new().unwrap().start(service) }.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -1,0 +1,21 @@
+//! Work on packets by a GPU.
+//!
+//! * [`layout`]: what the CPU and a device share, byte by byte,
+//! * [`ring`]: bursts of packets go to a device, and come back in order,
+//! * [`device`]: who works on bursts,
+//! * [`host`]: threads that stand in for a GPU,
+//! * [`kernel`]: what kernels do with bursts, by a thread of the host,
+//! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
+//! * [`patterns`]: sets of patterns that payloads are searched for,
+//! * [`trie`]: patterns as a device searches for them,
+//! * [`cpu`]: the work as a CPU does it.
+
+pub mod cpu;
+pub mod device;
+pub mod host;
+pub mod kernel;
+pub mod layout;
+pub mod patterns;
+pub mod pipeline;
+pub mod ring;
+pub mod trie;

@@ -1,0 +1,363 @@
+//! Sets of byte patterns that payloads are searched for, and the files they come from.
+//!
+//! A pattern file has one pattern a line, numbered from 0 in their order; the line's bytes are the pattern as they
+//! stand, whatever their encoding. Empty lines and lines that begin with `#` are skipped and have no number; a carriage
+//! return before the newline is not part of the pattern. Escapes stand for bytes that a line cannot hold:
+//!
+//! | escape | byte |
+//! |---|---|
+//! | `\xNN` | 0xNN, two hexadecimal digits |
+//! | `\\` | a backslash |
+//! | `\n`, `\r`, `\t` | newline, carriage return, tab |
+//!
+//! A pattern that begins with `#` is written with `\x23`.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+/// Bytes of a pattern, at most.
+pub const MAX_PATTERN_LEN: usize = 1024;
+/// Patterns of a set, at most.
+pub const MAX_PATTERNS: usize = 65_536;
+/// States of a set's trie, at most: its root, and one for every beginning of a pattern.
+pub const MAX_STATES: usize = (1 << 24) - 1;
+/// Bytes of a pattern file, at most: as many as the longest patterns take with every byte escaped.
+const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
+
+/// What is wrong with a set of patterns. Lines are counted from 1.
+#[derive(Debug, thiserror::Error)]
+pub enum PatternsError {
+    /// The file could not be opened or read.
+    #[error("pattern file {file}: {source}; expected a file that can be read, with one pattern a line")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file is longer than any pattern file.
+    #[error(
+        "pattern file {file} has more than {MAX_FILE} bytes: expected one pattern of at most {MAX_PATTERN_LEN} bytes a \
+         line, and {MAX_PATTERNS} of them at most; check that it is the right file"
+    )]
+    FileTooLong {
+        /// The file.
+        file: String,
+    },
+    /// There is no pattern in the file.
+    #[error(
+        "{file} holds no pattern, only {lines} empty lines and comments: expected one pattern a line; write at least \
+         one (a pattern that begins with # as \\x23)"
+    )]
+    NoPattern {
+        /// The file.
+        file: String,
+        /// Its lines.
+        lines: usize,
+    },
+    /// A NUL byte as it stands: the file is not text.
+    #[error(
+        "{file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write the \
+         byte as \\x00 if a pattern has it, or check that it is the right file"
+    )]
+    Binary {
+        /// The file.
+        file: String,
+        /// The line.
+        line: usize,
+        /// Where in the line, in bytes from 1.
+        column: usize,
+    },
+    /// A backslash that no escape begins with.
+    #[error(
+        "{file}, line {line}: '{found}' at byte {column} is no escape: expected \\xNN with two hexadecimal digits, \
+         \\\\, \\n, \\r or \\t; write a backslash that is part of the pattern as \\\\"
+    )]
+    Escape {
+        /// The file.
+        file: String,
+        /// The line.
+        line: usize,
+        /// Where in the line it begins, in bytes from 1.
+        column: usize,
+        /// The backslash and what follows it.
+        found: String,
+    },
+    /// A pattern longer than [`MAX_PATTERN_LEN`], or of no bytes.
+    #[error(
+        "{file}, line {line}: a pattern of {found} bytes: expected 1 to {MAX_PATTERN_LEN}; shorten it, a part that \
+         tells it from other traffic is enough"
+    )]
+    Length {
+        /// The file.
+        file: String,
+        /// The line.
+        line: usize,
+        /// Bytes of the pattern.
+        found: usize,
+    },
+    /// More patterns than [`MAX_PATTERNS`].
+    #[error("{file}, line {line}: one pattern too many: expected at most {MAX_PATTERNS}; split the set")]
+    TooMany {
+        /// The file.
+        file: String,
+        /// The line of the first pattern that is too many.
+        line: usize,
+    },
+    /// The patterns' trie would have more states than [`MAX_STATES`].
+    #[error(
+        "{file}, line {line}: its patterns need {found} trie states: expected at most {MAX_STATES}, one for every \
+         different beginning of a pattern and one more; use fewer or shorter patterns"
+    )]
+    TooManyStates {
+        /// The file.
+        file: String,
+        /// The line of the last pattern.
+        line: usize,
+        /// States that the patterns need.
+        found: usize,
+    },
+}
+
+/// A set of patterns, numbered from 0. There is at least one, and none is empty. Of equal ones, the lowest number counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patterns {
+    bytes: Vec<u8>,
+    /// Where each pattern ends in `bytes`; it begins where the one before it ends.
+    ends: Vec<u32>,
+    longest: usize,
+    states: usize,
+}
+
+impl Patterns {
+    /// The patterns of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a pattern file; the error names file and line.
+    pub fn read(path: &Path) -> Result<Self, PatternsError> {
+        let file = path.display().to_string();
+        let mut text = Vec::new();
+        match File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text)) {
+            Ok(read) if read as u64 > MAX_FILE => Err(PatternsError::FileTooLong { file }),
+            Ok(_) => Self::parse(&file, &text),
+            Err(source) => Err(PatternsError::Unreadable { file, source }),
+        }
+    }
+
+    /// The patterns in the text of a pattern file. Errors call it `file`.
+    ///
+    /// # Errors
+    /// The text is not a pattern file's.
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self, PatternsError> {
+        let mut builder = Builder::new(file);
+        let mut lines = 0;
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            lines += 1;
+            let line = match line.strip_suffix(b"\n") {
+                Some(line) => line.strip_suffix(b"\r").unwrap_or(line),
+                None => line,
+            };
+            if line.is_empty() || line.starts_with(b"#") {
+                continue;
+            }
+            builder.line = lines;
+            unescape(line, &mut builder.bytes).map_err(|wrong| wrong.at(file, lines))?;
+            builder.end()?;
+        }
+        builder.finish(lines)
+    }
+
+    /// The patterns of `list`, in its order. Errors say `the list` for a file, and give a pattern's place as its line.
+    ///
+    /// # Errors
+    /// There is none, one is empty or too long, or there are too many.
+    pub fn from_list<P: AsRef<[u8]>>(list: impl IntoIterator<Item = P>) -> Result<Self, PatternsError> {
+        let mut builder = Builder::new("the list");
+        for pattern in list {
+            builder.line += 1;
+            builder.bytes.extend_from_slice(pattern.as_ref());
+            builder.end()?;
+        }
+        let lines = builder.line;
+        builder.finish(lines)
+    }
+
+    /// `count` patterns of random bytes, each as long as a random choice of `lengths`: the same for the same seed.
+    ///
+    /// # Errors
+    /// As for [`from_list`](Self::from_list): a count or a length out of range, or an empty range of lengths.
+    pub fn random(seed: u64, count: usize, lengths: RangeInclusive<usize>) -> Result<Self, PatternsError> {
+        let mut random = SplitMix(seed);
+        let choices = (*lengths.end() as u64).saturating_sub(*lengths.start() as u64).saturating_add(1);
+        let mut builder = Builder::new("the random list");
+        for _ in 0..count {
+            builder.line += 1;
+            // The remainder is at most the end of the range less its beginning.
+            let len =
+                if lengths.is_empty() { 0 } else { lengths.start() + (random.next() % choices) as usize };
+            if len > MAX_PATTERN_LEN {
+                return Err(builder.length(len));
+            }
+            builder.bytes.extend((0..len).map(|_| random.next() as u8));
+            builder.end()?;
+        }
+        let lines = builder.line;
+        builder.finish(lines)
+    }
+
+    /// Number of patterns; at least 1.
+    #[allow(clippy::len_without_is_empty, reason = "a set is never empty")]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Bytes of the longest pattern.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Bytes of all patterns together.
+    pub fn total_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// States of the patterns' trie, its root included: at most [`MAX_STATES`].
+    pub fn states(&self) -> usize {
+        self.states
+    }
+
+    /// The patterns in the order of their numbers.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+        let mut begin = 0;
+        self.ends.iter().map(move |end| {
+            let pattern = &self.bytes[begin..*end as usize];
+            begin = *end as usize;
+            pattern
+        })
+    }
+
+    /// States of the trie, the root included: a pattern adds one for each byte behind what it has in common with the
+    /// one before it in sorted order.
+    fn count_states(&self) -> usize {
+        let mut sorted: Vec<&[u8]> = self.iter().collect();
+        sorted.sort_unstable();
+        let shared = |pair: &[&[u8]]| pair[0].iter().zip(pair[1]).take_while(|(a, b)| a == b).count();
+        1 + self.bytes.len() - sorted.windows(2).map(shared).sum::<usize>()
+    }
+}
+
+/// A set that grows: bytes are put behind `bytes`, then the pattern is ended.
+struct Builder<'a> {
+    file: &'a str,
+    line: usize,
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+    longest: usize,
+}
+
+impl<'a> Builder<'a> {
+    fn new(file: &'a str) -> Self {
+        Self { file, line: 0, bytes: Vec::new(), ends: Vec::new(), longest: 0 }
+    }
+
+    fn end(&mut self) -> Result<(), PatternsError> {
+        let len = self.bytes.len() - self.ends.last().map_or(0, |end| *end as usize);
+        if !(1..=MAX_PATTERN_LEN).contains(&len) {
+            return Err(self.length(len));
+        }
+        if self.ends.len() == MAX_PATTERNS {
+            return Err(PatternsError::TooMany { file: self.file.into(), line: self.line });
+        }
+        self.longest = self.longest.max(len);
+        // At most MAX_PATTERNS * MAX_PATTERN_LEN, 2^26.
+        self.ends.push(self.bytes.len() as u32);
+        Ok(())
+    }
+
+    fn length(&self, found: usize) -> PatternsError {
+        PatternsError::Length { file: self.file.into(), line: self.line, found }
+    }
+
+    fn finish(self, lines: usize) -> Result<Patterns, PatternsError> {
+        if self.ends.is_empty() {
+            return Err(PatternsError::NoPattern { file: self.file.into(), lines });
+        }
+        let mut patterns = Patterns { bytes: self.bytes, ends: self.ends, longest: self.longest, states: 0 };
+        patterns.states = patterns.count_states();
+        if patterns.states > MAX_STATES {
+            let (file, line) = (self.file.into(), self.line);
+            return Err(PatternsError::TooManyStates { file, line, found: patterns.states });
+        }
+        Ok(patterns)
+    }
+}
+
+/// What is wrong within a line, and at which of its bytes, from 1.
+enum Wrong {
+    Nul { column: usize },
+    Escape { column: usize, found: String },
+}
+
+impl Wrong {
+    fn at(self, file: &str, line: usize) -> PatternsError {
+        let file = file.into();
+        match self {
+            Self::Nul { column } => PatternsError::Binary { file, line, column },
+            Self::Escape { column, found } => PatternsError::Escape { file, line, column, found },
+        }
+    }
+}
+
+/// Puts the bytes that `line` stands for behind `bytes`.
+fn unescape(line: &[u8], bytes: &mut Vec<u8>) -> Result<(), Wrong> {
+    let mut rest = line;
+    while let Some((&first, behind)) = rest.split_first() {
+        let column = line.len() - rest.len() + 1;
+        let (byte, taken) = match (first, behind) {
+            (0, _) => return Err(Wrong::Nul { column }),
+            (b'\\', [b'\\', ..]) => (b'\\', 2),
+            (b'\\', [b'n', ..]) => (b'\n', 2),
+            (b'\\', [b'r', ..]) => (b'\r', 2),
+            (b'\\', [b't', ..]) => (b'\t', 2),
+            (b'\\', [b'x', high, low, ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                (digit(*high) << 4 | digit(*low), 4)
+            }
+            (b'\\', _) => {
+                let shown = if behind.first() == Some(&b'x') { 4 } else { 2 };
+                // The backslash itself is shown as it stands.
+                let found = format!("\\{}", behind[..behind.len().min(shown - 1)].escape_ascii());
+                return Err(Wrong::Escape { column, found });
+            }
+            _ => (first, 1),
+        };
+        bytes.push(byte);
+        rest = &rest[taken..];
+    }
+    Ok(())
+}
+
+/// The value of a hexadecimal digit.
+fn digit(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => (digit | 0x20) - b'a' + 10,
+    }
+}
+
+/// Steele, Lea and Flood's generator: small, and any seed will do.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests;

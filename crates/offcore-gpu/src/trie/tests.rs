@@ -1,0 +1,155 @@
+use aho_corasick::AhoCorasick;
+use proptest::prelude::*;
+
+use super::*;
+
+/// The walk of `og_trie` as `kernels/layout.h` describes it, over the view alone, as a device has it.
+fn walk(trie: &Trie, payload: &[u8]) -> u32 {
+    let (view, tables) = (trie.view(), trie.tables());
+    assert_eq!(view.edges, tables.edges.as_ptr());
+    let next = |state: u32, byte: u8| {
+        let key = state << 8 | u32::from(byte);
+        let mut place = hash(key) & view.mask;
+        loop {
+            let entry = tables.edges[place as usize];
+            if entry == 0 {
+                return 0;
+            }
+            if entry as u32 == key {
+                return (entry >> 32) as u32;
+            }
+            place = (place + 1) & view.mask;
+        }
+    };
+    let mut lowest = 0u32;
+    for begin in 0..payload.len() {
+        let mut state = tables.first[usize::from(payload[begin])];
+        assert_eq!(state, next(0, payload[begin]), "the first byte's table agrees with the edges");
+        let mut steps = 1;
+        while state != 0 {
+            assert!(steps <= view.longest && state < view.states);
+            let ends = tables.lowest[state as usize];
+            // 0 is none, so the largest of these.
+            lowest = if lowest.wrapping_sub(1) > ends.wrapping_sub(1) { ends } else { lowest };
+            let Some(&byte) = payload.get(begin + steps as usize) else { break };
+            state = next(state, byte);
+            steps += 1;
+        }
+    }
+    lowest
+}
+
+/// The same by the crate's search for all matches, overlapping ones included.
+fn expected(patterns: &Patterns, payload: &[u8]) -> u32 {
+    let automaton = AhoCorasick::new(patterns.iter()).unwrap();
+    let numbers = automaton.find_overlapping_iter(payload).map(|found| found.pattern().as_u32() + 1);
+    numbers.min().unwrap_or(0)
+}
+
+fn trie(list: &[&[u8]]) -> Trie {
+    Trie::new(&Patterns::from_list(list).unwrap())
+}
+
+#[test]
+fn the_hash_is_murmur3s_finalizer() {
+    // MurmurHash3_x86_32 of no bytes is its seed, finalized: published values.
+    assert_eq!((hash(0), hash(1), hash(u32::MAX)), (0, 0x514e_28b7, 0x81f1_6f39));
+}
+
+#[test]
+fn edges_are_found_from_their_hash_on_and_half_the_table_is_empty() {
+    for patterns in [
+        Patterns::from_list([b"\0"]).unwrap(),
+        Patterns::from_list((0..=255u8).map(|byte| [byte])).unwrap(),
+        Patterns::from_list([[0xffu8; 1024]]).unwrap(),
+        Patterns::random(1, 5000, 8..=32).unwrap(),
+    ] {
+        let trie = Trie::new(&patterns);
+        let (view, tables) = (trie.view(), trie.tables());
+        assert!(tables.edges.len().is_power_of_two());
+        assert_eq!(tables.edges.len(), view.mask as usize + 1);
+        assert_eq!((tables.lowest.len(), view.states as usize), (patterns.states(), patterns.states()));
+        assert_eq!((view.longest as usize, view.reserved), (patterns.longest(), 0));
+        let used: Vec<u64> = tables.edges.iter().copied().filter(|entry| *entry != 0).collect();
+        assert_eq!(used.len(), patterns.states() - 1, "one edge leads to each state but the root");
+        assert!(2 * used.len() <= tables.edges.len());
+
+        let mut reached = vec![0; patterns.states()];
+        let mut last_at_root = 0;
+        for (at, &entry) in tables.edges.iter().enumerate().filter(|(_, entry)| **entry != 0) {
+            let (key, next) = (entry as u32, (entry >> 32) as u32);
+            reached[next as usize] += 1;
+            assert!(key >> 8 < next, "a state is made after the one that leads to it");
+            let mut place = (hash(key) & view.mask) as usize;
+            while place != at {
+                assert_ne!(tables.edges[place], 0, "no empty entry before a key's place");
+                place = (place + 1) & view.mask as usize;
+            }
+            if key >> 8 == 0 {
+                assert_eq!(tables.first[key as usize], next);
+                last_at_root = last_at_root.max(next);
+            }
+        }
+        assert!(reached[0] == 0 && reached[1..].iter().all(|edges| *edges == 1));
+        let firsts = tables.first.iter().filter(|state| **state != 0).count();
+        assert_eq!(last_at_root as usize, firsts, "the root's children are the first states");
+        assert_eq!(tables.lowest[0], 0, "no pattern is empty");
+        let lowests = tables.lowest.iter().filter(|number| **number != 0).count();
+        let different: std::collections::HashSet<&[u8]> = patterns.iter().collect();
+        assert_eq!(lowests, different.len());
+        assert_eq!(trie.memory(), tables.edges.len() * 8 + tables.lowest.len() * 4 + 1024);
+    }
+}
+
+#[test]
+fn the_lowest_number_counts_not_the_first_nor_the_longest_match() {
+    let trie = trie(&[b"cde", b"abcd", b"bc", b"bc", b"z", b"abcdef"]);
+    assert_eq!(walk(&trie, b"abcd"), 2);
+    assert_eq!(walk(&trie, b"abcde"), 1);
+    assert_eq!(walk(&trie, b"xbcx"), 3, "of equal patterns, the lower number");
+    assert_eq!(walk(&trie, b"zabcd"), 2);
+    assert_eq!(walk(&trie, b"zab"), 5);
+    assert_eq!(walk(&trie, b"ab"), 0);
+    assert_eq!(walk(&trie, b""), 0);
+}
+
+#[test]
+fn the_most_patterns_are_all_found() {
+    let patterns = Patterns::random(3, 65_536, 8..=32).unwrap();
+    let trie = Trie::new(&patterns);
+    for (number, pattern) in (1..).zip(patterns.iter()).step_by(97) {
+        assert_eq!(walk(&trie, pattern), number);
+        assert_eq!(walk(&trie, &pattern[..pattern.len() - 1]), 0);
+    }
+}
+
+/// Patterns over a small alphabet, so that many are in each other, with the outermost bytes in it.
+fn alphabet() -> impl Strategy<Value = u8> {
+    prop::sample::select(vec![0x00, b'a', b'b', 0xff])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn a_walk_of_the_tables_finds_what_aho_corasick_finds(
+        patterns in prop::collection::vec(prop::collection::vec(alphabet(), 1..7), 1..20),
+        payload in prop::collection::vec(alphabet(), 0..60),
+    ) {
+        let patterns = Patterns::from_list(&patterns).unwrap();
+        prop_assert_eq!(walk(&Trie::new(&patterns), &payload), expected(&patterns, &payload));
+    }
+
+    #[test]
+    fn the_same_for_any_bytes_with_patterns_cut_from_the_payload(
+        payload in prop::collection::vec(any::<u8>(), 1..200),
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), 1..40usize, any::<Option<u8>>()), 1..20),
+    ) {
+        let cut = |(at, len, other): &(prop::sample::Index, usize, Option<u8>)| {
+            let mut pattern: Vec<u8> = payload[at.index(payload.len())..].iter().take(*len).copied().collect();
+            pattern.extend(other);
+            pattern
+        };
+        let patterns = Patterns::from_list(cuts.iter().map(cut)).unwrap();
+        prop_assert_eq!(walk(&Trie::new(&patterns), &payload), expected(&patterns, &payload));
+    }
+}

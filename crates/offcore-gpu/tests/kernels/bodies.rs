@@ -1,0 +1,250 @@
+//! How bursts are found, shared and answered.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use offcore_gpu::kernel;
+use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
+
+use crate::rig::{COUNTS, KINDS, Rig, lanes};
+
+/// Ends persistent blocks when a test is over, however it ends.
+pub(crate) struct Quit<'a> {
+    pub(crate) rig: &'a Rig,
+    pub(crate) turn: u64,
+    pub(crate) blocks: u32,
+}
+
+impl Drop for Quit<'_> {
+    fn drop(&mut self) {
+        for turn in self.turn..self.turn + u64::from(self.blocks) {
+            self.rig.quit(turn);
+        }
+    }
+}
+
+/// Sends `bursts` to persistent blocks, up to `ahead` on their way, and checks each when it is back. Blocks end in no
+/// order, so with several of them the packets of bursts that are on their way together have to be apart.
+fn persistent(
+    rig: &Rig,
+    blocks: u32,
+    number: u32,
+    from_turn: u64,
+    bursts: &[Vec<PacketDescriptor>],
+    ahead: usize,
+) {
+    let mut pool = rig.pool.bytes().to_vec();
+    let expected: Vec<_> = bursts.iter().map(|packets| rig.expect(&mut pool, packets)).collect();
+    let ended = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let mut quit = Quit { rig, turn: from_turn, blocks };
+        for block in 0..blocks {
+            let ended = &ended;
+            scope.spawn(move || {
+                // SAFETY: the rig outlives the scope, and a slot is written only when its last burst has been answered.
+                unsafe { kernel::persistent(&rig.view(), lanes(number), block, lanes(blocks), from_turn) };
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let mut checked = 0;
+        for (i, packets) in bursts.iter().enumerate() {
+            if i - checked == ahead {
+                back(rig, from_turn, checked, bursts, &expected);
+                checked += 1;
+            }
+            rig.post(from_turn + i as u64, packets);
+            quit.turn += 1;
+        }
+        for i in checked..bursts.len() {
+            back(rig, from_turn, i, bursts, &expected);
+        }
+        assert_eq!(ended.load(Ordering::Relaxed), 0, "a block has ended before it was told to");
+    });
+    assert_eq!(ended.load(Ordering::Relaxed), blocks);
+    rig.check_pool(&pool, "persistent");
+}
+
+fn back(rig: &Rig, from_turn: u64, i: usize, bursts: &[Vec<PacketDescriptor>], expected: &[Vec<u32>]) {
+    let turn = from_turn + i as u64;
+    assert!(rig.wait(turn), "no answer to burst {i}");
+    rig.check(turn, bursts[i].len(), &expected[i], &format!("burst {i}"));
+    rig.clear(turn);
+    rig.spoil_results(turn);
+}
+
+#[test]
+fn two_persistent_blocks_share_the_turns_over_many_laps_and_end_at_quit() {
+    for (blocks, from_turn) in [(1, 0), (2, 0), (2, 5), (3, 1_000_001)] {
+        let rig = Rig::new(256, 4, 64, Kind::Crc32c);
+        // Bursts that are on their way together have no chunk in common.
+        let of_burst = |i: usize| {
+            let all = rig.packets(256, i as u64).into_iter();
+            all.filter(|packet| packet.chunk as usize % 4 == i % 4).take(i * 7 % 65).collect()
+        };
+        let bursts: Vec<_> = (0..50).map(of_burst).collect();
+        persistent(&rig, blocks, 32, from_turn, &bursts, 3);
+    }
+}
+
+#[test]
+fn a_persistent_block_does_every_kind_of_work() {
+    for kind in KINDS {
+        let rig = Rig::new(300, 2, 300, kind);
+        let bursts: Vec<_> = [300, 1, 0, 257, 33].iter().map(|count| rig.packets(*count, 9)).collect();
+        persistent(&rig, 1, 256, 0, &bursts, 2);
+    }
+}
+
+#[test]
+fn persistent_blocks_without_a_burst_end_at_quit() {
+    let rig = Rig::new(1, 4, 1, Kind::Nothing);
+    persistent(&rig, 2, 32, 7, &[], 1);
+}
+
+#[test]
+fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
+    for kind in KINDS {
+        for count in COUNTS {
+            let rig = Rig::new(count + 1, 2, count.max(1), kind);
+            let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+            let blocks = count.div_ceil(kernel::SHARE).max(1) as u32;
+            for (turn, backwards) in [(0, false), (1, true), (2, true)] {
+                let packets = rig.packets(count, turn);
+                let mut pool = rig.pool.bytes().to_vec();
+                let expected = rig.expect(&mut pool, &packets);
+                rig.post(turn, &packets);
+                for i in 0..blocks {
+                    let block = if backwards { blocks - 1 - i } else { i };
+                    assert!(!rig.is_answered(turn), "answered before block {block}");
+                    // SAFETY: the rig's memory is there, and nobody else is at it.
+                    let done = unsafe {
+                        kernel::share(&rig.view(), lanes(256), rig.place(turn), (block, blocks), &tally)
+                    };
+                    assert!(done);
+                }
+                let case = format!("{kind:?}, {count} packets, turn {turn}");
+                rig.check(turn, count, &expected, &case);
+                rig.check_pool(&pool, &case);
+                assert_eq!(tally.each_ref().map(|word| word.load(Ordering::Relaxed)), [0, 0]);
+            }
+        }
+    }
+}
+
+/// Fewer blocks than shares, and more.
+#[test]
+fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
+    for blocks in [1, 2, 3, 4, 7] {
+        let rig = Rig::new(1000, 2, 1000, Kind::Crc32c);
+        let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+        for turn in 0..10 {
+            let packets = rig.packets(1000, turn);
+            let mut pool = rig.pool.bytes().to_vec();
+            let expected = rig.expect(&mut pool, &packets);
+            rig.post(turn, &packets);
+            thread::scope(|scope| {
+                for block in 0..blocks {
+                    let (rig, tally) = (&rig, &tally);
+                    // SAFETY: the rig outlives the scope; blocks share a burst by the tally.
+                    scope.spawn(move || unsafe {
+                        kernel::share(&rig.view(), lanes(32), rig.place(turn), (block, blocks), tally)
+                    });
+                }
+            });
+            rig.check(turn, 1000, &expected, &format!("{blocks} blocks"));
+            rig.check_pool(&pool, &format!("{blocks} blocks"));
+        }
+    }
+}
+
+#[test]
+fn nodes_of_a_graph_wait_for_their_own_slots_and_end_at_quit() {
+    const NODES: u64 = 8;
+    let rig = Rig::new(64, NODES as usize, 64, Kind::Match);
+    // Three launches of a graph; the third is met by QUIT in its sixth node.
+    let bursts: Vec<_> = (0..NODES * 2 + 5).map(|i| rig.packets(i as usize * 5 % 65, i)).collect();
+    let mut pool = rig.pool.bytes().to_vec();
+    let expected: Vec<_> = bursts.iter().map(|packets| rig.expect(&mut pool, packets)).collect();
+    let served = thread::scope(|scope| {
+        let mut quit = Quit { rig: &rig, turn: 0, blocks: 1 };
+        let nodes = scope.spawn(|| {
+            // SAFETY: the rig outlives the scope, and a slot is written only when its last burst has been answered.
+            (0..NODES * 3)
+                .take_while(|turn| unsafe {
+                    let (slot, lap) = rig.place(*turn);
+                    kernel::graph_node(&rig.view(), lanes(256), slot, lap)
+                })
+                .count()
+        });
+        // A slot at a time, as they are launched, so that a node finds its slot empty at first.
+        for (turn, packets) in bursts.iter().enumerate() {
+            let turn = turn as u64;
+            thread::yield_now();
+            assert!(!rig.is_answered(turn));
+            rig.post(turn, packets);
+            quit.turn += 1;
+            assert!(rig.wait(turn), "no answer to turn {turn}");
+            rig.check(turn, packets.len(), &expected[turn as usize], &format!("turn {turn}"));
+        }
+        drop(quit);
+        nodes.join().expect("nodes")
+    });
+    assert_eq!(served, bursts.len());
+    rig.check_pool(&pool, "graph");
+}
+
+#[test]
+fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done() {
+    let full = MAX_BURST as u32;
+    for kind in KINDS {
+        for (room, count) in [
+            (MAX_BURST + 64, full + 1),
+            (MAX_BURST + 64, u32::MAX - 1),
+            (MAX_BURST + 64, 0x8000_0000),
+            // Not above the maximum, but more than the ring's slots have room for.
+            (39, 40),
+            (39, full),
+        ] {
+            let rig = Rig::new(64, 2, room, kind);
+            let mut packets = rig.packets(room.min(64), 1);
+            packets.resize(room, PacketDescriptor { chunk: 5, offset: 0, len: 64 });
+            let pool = rig.pool.bytes().to_vec();
+            rig.spoil_results(0);
+            let results = rig.answer(0, room).1;
+            rig.post_count(0, &packets, count);
+            // SAFETY: the rig's memory is there, and nobody else is at it.
+            assert!(unsafe { kernel::burst(&rig.view(), lanes(256), 0, 1) });
+            assert!(rig.is_answered(0), "{count} packets are not answered");
+            assert_eq!(rig.answer(0, room), (0, results), "{count} packets");
+            rig.check_pool(&pool, "too many packets");
+
+            rig.post_count(1, &packets, count);
+            let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+            // SAFETY: as above.
+            assert!(unsafe { kernel::share(&rig.view(), lanes(32), (1, 1), (0, 1), &tally) });
+            assert!(rig.is_answered(1));
+            rig.check_pool(&pool, "too many packets, shared");
+        }
+    }
+}
+
+#[test]
+fn a_slot_of_another_lap_and_a_slot_that_says_quit_are_let_be() {
+    let rig = Rig::new(8, 2, 8, Kind::Crc32c);
+    let pool = rig.pool.bytes().to_vec();
+    let packets = rig.packets(8, 1);
+    rig.post(2, &packets);
+    let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+    for lap in [1, 3] {
+        // SAFETY: the rig's memory is there, and nobody else is at it.
+        unsafe {
+            assert!(!kernel::burst(&rig.view(), lanes(32), 0, lap));
+            assert!(!kernel::share(&rig.view(), lanes(32), (0, lap), (0, 1), &tally));
+        }
+    }
+    rig.quit(3);
+    // SAFETY: as above.
+    assert!(!unsafe { kernel::burst(&rig.view(), lanes(32), 1, 2) });
+    assert!(!rig.is_answered(2) && !rig.is_answered(3));
+    rig.check_pool(&pool, "another lap");
+}

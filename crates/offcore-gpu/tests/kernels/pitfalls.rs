@@ -1,0 +1,101 @@
+//! What goes wrong in l2fwd-nv's kernels, and must not here: each test is named for one defect.
+
+use std::sync::atomic::AtomicU32;
+use std::thread;
+
+use offcore_gpu::kernel;
+use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
+
+use crate::bodies::Quit;
+use crate::rig::{Rig, lanes};
+
+/// Packets whose twelve first bytes are not symmetrical, so that one that was not swapped is seen.
+fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
+    let mut packets = rig.packets(count, 11);
+    for packet in &mut packets {
+        (packet.offset, packet.len) = (packet.offset % 1000, 64 + packet.offset % 500);
+    }
+    packets
+}
+
+/// l2fwd-nv: one block of 256 threads, so that packets from the 257th on are sent as they came.
+#[test]
+fn a_burst_above_256_is_swapped_to_its_last_packet() {
+    for count in [257, 1024, 1025, MAX_BURST] {
+        for mode in ["burst", "share", "persistent", "graph"] {
+            let rig = Rig::new(count, 2, count, Kind::Nothing);
+            let packets = full_packets(&rig, count);
+            let mut pool = rig.pool.bytes().to_vec();
+            let expected = rig.expect(&mut pool, &packets);
+            assert_ne!(pool, rig.pool.bytes());
+            let view = rig.view();
+            rig.post(0, &packets);
+            rig.quit(1);
+            // SAFETY: the rig's memory is there, and nobody else is at it.
+            unsafe {
+                match mode {
+                    "burst" => assert!(kernel::burst(&view, lanes(256), 0, 1)),
+                    "graph" => assert!(kernel::graph_node(&view, lanes(256), 0, 1)),
+                    "persistent" => kernel::persistent(&view, lanes(256), 0, lanes(1), 0),
+                    _ => {
+                        let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+                        let blocks = count.div_ceil(kernel::SHARE) as u32;
+                        for block in 0..blocks {
+                            assert!(kernel::share(&view, lanes(256), (0, 1), (block, blocks), &tally));
+                        }
+                    }
+                }
+            }
+            let case = format!("{mode}, {count} packets");
+            rig.check(0, count, &expected, &case);
+            rig.check_pool(&pool, &case);
+        }
+    }
+}
+
+/// l2fwd-nv: the persistent kernel looks at slot 0's packets whatever slot it is at, and the sender clears them, so
+/// that all slots go unswapped until slot 0 is filled again.
+#[test]
+fn packets_are_those_of_the_current_slot_also_when_slot_0_has_been_cleared() {
+    let rig = Rig::new(64, 8, 16, Kind::Checksum);
+    thread::scope(|scope| {
+        let mut quit = Quit { rig: &rig, turn: 0, blocks: 1 };
+        scope.spawn(|| {
+            // SAFETY: the rig outlives the scope, and a slot is written only when its last burst has been answered.
+            unsafe { kernel::persistent(&rig.view(), lanes(32), 0, lanes(1), 0) }
+        });
+        let all = full_packets(&rig, 64);
+        for turn in 0..200u64 {
+            // Different packets each turn, and none of the last.
+            let packets: Vec<_> = (0..9).map(|i| all[(turn as usize * 9 + i) % 64]).collect();
+            let mut pool = rig.pool.bytes().to_vec();
+            let expected = rig.expect(&mut pool, &packets);
+            rig.post(turn, &packets);
+            quit.turn += 1;
+            assert!(rig.wait(turn), "no answer to turn {turn}");
+            rig.check(turn, 9, &expected, &format!("turn {turn}"));
+            rig.check_pool(&pool, &format!("turn {turn}"));
+            rig.clear(turn);
+        }
+    });
+}
+
+/// l2fwd-nv: receives until there are `burst - 4` packets, so that bursts of up to 4 never come or never end.
+#[test]
+fn bursts_of_one_to_four_packets_are_worked_on() {
+    for count in 1..=4 {
+        for number in [1, 32, 256] {
+            let rig = Rig::new(8, 2, 4, Kind::Crc32c);
+            let packets = full_packets(&rig, count);
+            let mut pool = rig.pool.bytes().to_vec();
+            let expected = rig.expect(&mut pool, &packets);
+            rig.post(0, &packets);
+            rig.quit(1);
+            // SAFETY: the rig's memory is there, and nobody else is at it.
+            unsafe { kernel::persistent(&rig.view(), lanes(number), 0, lanes(1), 0) };
+            let case = format!("{count} packets, {number} lanes");
+            rig.check(0, count, &expected, &case);
+            rig.check_pool(&pool, &case);
+        }
+    }
+}

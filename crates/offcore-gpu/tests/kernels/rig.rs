@@ -1,0 +1,394 @@
+//! A pool, a burst ring and a trie for the kernels to work on, and what should come of it by other people's code.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use aho_corasick::AhoCorasick;
+use offcore_gpu::layout::{
+    Kind, MAX_BURST, PacketDescriptor, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView,
+};
+use offcore_wire::Sum;
+
+/// Memory that kernels and tests share, by raw pointers alone where a kernel is at it.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(len: usize) -> Self {
+        let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
+        Self { base: Box::into_raw(words).cast(), len }
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len);
+        self.base.wrapping_add(offset)
+    }
+
+    fn write<T: Copy>(&self, offset: usize, value: T) {
+        assert!(offset + size_of::<T>() <= self.len);
+        // SAFETY: inside the memory, as just asserted.
+        unsafe { self.at(offset).cast::<T>().write_unaligned(value) };
+    }
+
+    fn read<T: Copy>(&self, offset: usize) -> T {
+        assert!(offset + size_of::<T>() <= self.len);
+        // SAFETY: inside the memory, as just asserted; `T` is a number or made of numbers.
+        unsafe { self.at(offset).cast::<T>().read_unaligned() }
+    }
+
+    fn lap(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len);
+        // SAFETY: inside the memory and aligned; laps are only touched as atomics.
+        unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
+    }
+
+    /// All of it; no kernel may be at it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: it is there, and the tests look at a pool only when no burst is being worked on.
+        unsafe { std::slice::from_raw_parts(self.base, self.len) }
+    }
+
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len);
+        // SAFETY: as many bytes as there are; a caller's slice is not this memory.
+        unsafe { self.base.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box of so many words.
+        unsafe {
+            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+                self.base.cast::<u64>(),
+                self.len.div_ceil(8),
+            )));
+        }
+    }
+}
+
+/// Numbers that look random and are the same each time.
+#[derive(Debug)]
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let x = self.0 ^ (self.0 >> 33);
+        x.wrapping_mul(0xff51_afd7_ed55_8ccd) >> 16
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+/// The tables of `og_trie`, made the plain way.
+#[derive(Debug)]
+pub(crate) struct Trie {
+    edges: Vec<u64>,
+    lowest: Vec<u32>,
+    first: Vec<u32>,
+    longest: usize,
+}
+
+fn hash(mut key: u32) -> u32 {
+    key ^= key >> 16;
+    key = key.wrapping_mul(0x85eb_ca6b);
+    key ^= key >> 13;
+    key = key.wrapping_mul(0xc2b2_ae35);
+    key ^ key >> 16
+}
+
+impl Trie {
+    pub(crate) fn of(patterns: &[Vec<u8>]) -> Self {
+        let mut edges = std::collections::BTreeMap::new();
+        let mut lowest = vec![0u32];
+        for (number, pattern) in patterns.iter().enumerate() {
+            let mut state = 0u32;
+            for byte in pattern {
+                state = *edges.entry(state << 8 | u32::from(*byte)).or_insert_with(|| {
+                    lowest.push(0);
+                    lowest.len() as u32 - 1
+                });
+            }
+            if lowest[state as usize] == 0 {
+                lowest[state as usize] = number as u32 + 1;
+            }
+        }
+        let first = (0..256u32).map(|byte| edges.get(&byte).copied().unwrap_or(0)).collect();
+        // Nearly full, so that walks have to go on past other edges and round the end.
+        let mut table = vec![0u64; (edges.len() + 1).next_power_of_two()];
+        let mask = table.len() - 1;
+        for (key, next) in &edges {
+            let mut at = hash(*key) as usize & mask;
+            while table[at] != 0 {
+                at = (at + 1) & mask;
+            }
+            table[at] = u64::from(*key) | u64::from(*next) << 32;
+        }
+        let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
+        Self { edges: table, lowest, first, longest }
+    }
+
+    fn view(&self) -> TrieView {
+        TrieView {
+            edges: self.edges.as_ptr(),
+            lowest: self.lowest.as_ptr(),
+            first: self.first.as_ptr(),
+            mask: self.edges.len() as u32 - 1,
+            states: self.lowest.len() as u32,
+            longest: self.longest as u32,
+            reserved: 0,
+        }
+    }
+}
+
+/// Patterns that contain and overlap each other and occur twice, with letters that content has too.
+pub(crate) fn patterns() -> Vec<Vec<u8>> {
+    let mut numbers = Numbers(7);
+    let mut patterns: Vec<Vec<u8>> =
+        (0..150).map(|_| (0..4 + numbers.below(9)).map(|_| letter(&mut numbers)).collect()).collect();
+    for of in 0..40 {
+        let longer: Vec<u8> = patterns[of].clone();
+        patterns.push(longer[1..].to_vec());
+        patterns.push([&longer[..], b"a"].concat());
+        patterns.push(longer);
+    }
+    patterns.push(vec![0xff]);
+    patterns.reverse();
+    patterns
+}
+
+fn letter(numbers: &mut Numbers) -> u8 {
+    b'a' + numbers.below(6) as u8
+}
+
+/// A pipeline and its memory.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub(crate) pool: Memory,
+    pub(crate) chunk_shift: u32,
+    ring: Memory,
+    answers: usize,
+    slot_stride: usize,
+    answer_stride: usize,
+    slots: usize,
+    pub(crate) work: WorkView,
+    _trie: Trie,
+    pub(crate) automaton: AhoCorasick,
+}
+
+// SAFETY: its memory is bytes, and its trie is only read. Who may touch which bytes when is the ring's protocol, which
+// the tests keep to.
+unsafe impl Sync for Rig {}
+
+pub(crate) fn lanes(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number).expect("lanes")
+}
+
+impl Rig {
+    /// Chunks of 2048 bytes, `slots` bursts of at most `burst` packets.
+    pub(crate) fn new(chunks: usize, slots: usize, burst: usize, kind: Kind) -> Self {
+        Self::with_chunks(11, chunks, slots, burst, kind)
+    }
+
+    pub(crate) fn with_chunks(
+        chunk_shift: u32,
+        chunks: usize,
+        slots: usize,
+        burst: usize,
+        kind: Kind,
+    ) -> Self {
+        let patterns = patterns();
+        let trie = Trie::of(&patterns);
+        let slot_stride = (8 + burst * 8).next_multiple_of(64);
+        let answer_stride = (8 + burst * 4).next_multiple_of(64);
+        let work = WorkView { kind, swap: 1, skip: 14, forced_ns: 0, trie: trie.view() };
+        let pool = Memory::new(chunks << chunk_shift);
+        let mut numbers = Numbers(chunks as u64);
+        let content: Vec<u8> = (0..chunks << chunk_shift)
+            .map(|_| {
+                if numbers.below(600) == 0 { 0xff } else { letter(&mut numbers) + 2 * numbers.below(9) as u8 }
+            })
+            .collect();
+        pool.fill(&content);
+        Self {
+            pool,
+            chunk_shift,
+            ring: Memory::new(slots * (slot_stride + answer_stride)),
+            answers: slots * slot_stride,
+            slot_stride,
+            answer_stride,
+            slots,
+            work,
+            _trie: trie,
+            automaton: AhoCorasick::new(&patterns).expect("patterns"),
+        }
+    }
+
+    pub(crate) fn view(&self) -> PipelineView {
+        PipelineView {
+            pool: PoolView {
+                base: self.pool.at(0),
+                chunk_shift: self.chunk_shift,
+                chunks: (self.pool.len >> self.chunk_shift) as u32,
+            },
+            ring: RingView {
+                slots: self.ring.at(0),
+                answers: self.ring.at(self.answers),
+                slot_stride: self.slot_stride as u32,
+                answer_stride: self.answer_stride as u32,
+                count: self.slots as u32,
+                reserved: 0,
+            },
+            work: self.work,
+        }
+    }
+
+    /// Slot and lap of a turn.
+    pub(crate) fn place(&self, turn: u64) -> (u32, u32) {
+        ((turn % self.slots as u64) as u32, (turn / self.slots as u64) as u32 + 1)
+    }
+
+    pub(crate) fn post(&self, turn: u64, packets: &[PacketDescriptor]) {
+        self.post_count(turn, packets, packets.len() as u32);
+    }
+
+    /// Posts a burst whose head says `count`, whatever is in it.
+    pub(crate) fn post_count(&self, turn: u64, packets: &[PacketDescriptor], count: u32) {
+        let (slot, lap) = self.place(turn);
+        let at = slot as usize * self.slot_stride;
+        for (i, packet) in packets.iter().enumerate() {
+            self.ring.write(at + 8 + i * 8, *packet);
+        }
+        self.ring.write(at + 4, count);
+        self.ring.lap(at).store(lap, Ordering::Release);
+    }
+
+    pub(crate) fn quit(&self, turn: u64) {
+        self.post_count(turn, &[], QUIT);
+    }
+
+    /// Clears a slot's packets behind the device, as l2fwd-nv's sender does.
+    pub(crate) fn clear(&self, turn: u64) {
+        let at = self.place(turn).0 as usize * self.slot_stride;
+        for word in 1..self.slot_stride / 8 {
+            self.ring.write(at + word * 8, 0u64);
+        }
+    }
+
+    fn answer_at(&self, turn: u64) -> usize {
+        self.answers + self.place(turn).0 as usize * self.answer_stride
+    }
+
+    pub(crate) fn is_answered(&self, turn: u64) -> bool {
+        self.ring.lap(self.answer_at(turn)).load(Ordering::Acquire) == self.place(turn).1
+    }
+
+    /// Waits for an answer; false when nothing has come for 10 seconds.
+    pub(crate) fn wait(&self, turn: u64) -> bool {
+        let since = Instant::now();
+        while !self.is_answered(turn) {
+            if since.elapsed() > Duration::from_secs(10) {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// Hits, and the results of `packets` packets.
+    pub(crate) fn answer(&self, turn: u64, packets: usize) -> (u32, Vec<u32>) {
+        let at = self.answer_at(turn);
+        (self.ring.read(at + 4), (0..packets).map(|i| self.ring.read(at + 8 + i * 4)).collect())
+    }
+
+    /// So that a result that was not written is seen.
+    pub(crate) fn spoil_results(&self, turn: u64) {
+        let at = self.answer_at(turn);
+        for word in 1..self.answer_stride / 4 {
+            self.ring.write(at + word * 4, 0x5011_ed00u32 + word as u32);
+        }
+    }
+
+    /// `count` packets in chunks of their own, in no order, of lengths that are none, odd, small and large.
+    pub(crate) fn packets(&self, count: usize, seed: u64) -> Vec<PacketDescriptor> {
+        const LENGTHS: [usize; 22] =
+            [0, 1, 2, 11, 12, 13, 14, 15, 16, 17, 45, 46, 47, 60, 64, 79, 128, 333, 512, 777, 1024, 1518];
+        let mut numbers = Numbers(seed);
+        let chunks = self.pool.len >> self.chunk_shift;
+        assert!(count <= chunks);
+        let mut order: Vec<u32> = (0..chunks as u32).collect();
+        for i in (1..chunks).rev() {
+            order.swap(i, numbers.below(i + 1));
+        }
+        (0..count)
+            .map(|i| {
+                let len = LENGTHS[(i + seed as usize) % LENGTHS.len()];
+                let offset = numbers.below((1 << self.chunk_shift) - len + 1);
+                PacketDescriptor { chunk: order[i], offset: offset as u16, len: len as u16 }
+            })
+            .collect()
+    }
+
+    /// What should become of `pool` and what the results should be, by other people's code.
+    pub(crate) fn expect(&self, pool: &mut [u8], packets: &[PacketDescriptor]) -> Vec<u32> {
+        packets.iter().map(|packet| self.expect_one(pool, packet)).collect()
+    }
+
+    fn expect_one(&self, pool: &mut [u8], packet: &PacketDescriptor) -> u32 {
+        let (chunk_len, begin, len) =
+            (1 << self.chunk_shift, usize::from(packet.offset), usize::from(packet.len));
+        let Some(chunk) = pool.chunks_mut(chunk_len).nth(packet.chunk as usize) else { return 0 };
+        let Some(bytes) = chunk.get_mut(begin..begin + len).filter(|bytes| !bytes.is_empty()) else {
+            return 0;
+        };
+        if self.work.swap != 0 && len >= 12 {
+            bytes[..12].rotate_left(6);
+        }
+        let payload = bytes.get(self.work.skip as usize..).unwrap_or_default();
+        match self.work.kind {
+            Kind::Nothing => 0,
+            Kind::Crc32c => crc32c::crc32c(payload),
+            Kind::Checksum => u32::from(Sum::of(payload).checksum()),
+            Kind::Match => self
+                .automaton
+                .find_overlapping_iter(payload)
+                .map(|found| found.pattern().as_u32() + 1)
+                .min()
+                .unwrap_or(0),
+        }
+    }
+
+    /// The burst of a turn has been answered, with what should have come of it.
+    pub(crate) fn check(&self, turn: u64, packets: usize, expected: &[u32], case: &str) {
+        assert!(self.is_answered(turn), "{case}: no answer");
+        let (hits, results) = self.answer(turn, packets);
+        if let Some(i) = (0..packets).find(|&i| results[i] != expected[i]) {
+            panic!("{case}: packet {i}: result {:#x}, expected {:#x}", results[i], expected[i]);
+        }
+        assert_eq!(hits as usize, expected.iter().filter(|result| **result != 0).count(), "{case}: hits");
+    }
+
+    /// Every byte of the pool is what it should be.
+    pub(crate) fn check_pool(&self, expected: &[u8], case: &str) {
+        if let Some(i) =
+            self.pool.bytes().iter().zip(expected).position(|(found, expected)| found != expected)
+        {
+            let (chunk, at) = (i >> self.chunk_shift, i & ((1 << self.chunk_shift) - 1));
+            panic!(
+                "{case}: byte {at} of chunk {chunk}: {:#x}, expected {:#x}",
+                self.pool.bytes()[i],
+                expected[i]
+            );
+        }
+    }
+}
+
+pub(crate) const KINDS: [Kind; 4] = [Kind::Nothing, Kind::Crc32c, Kind::Checksum, Kind::Match];
+pub(crate) const COUNTS: [usize; 12] = [0, 1, 2, 7, 31, 32, 33, 256, 257, 1000, 1024, MAX_BURST];
