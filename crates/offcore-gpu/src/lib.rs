@@ -8,10 +8,12 @@
 //! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
 //! * [`patterns`]: sets of patterns that payloads are searched for,
 //! * [`trie`]: patterns as a device searches for them,
-//! * [`cpu`]: the work as a CPU does it.
+//! * [`cpu`]: the work as a CPU does it,
+//! * [`doctor`]: what is there to run on, and what stands in the way.
 
 pub mod cpu;
 pub mod device;
+pub mod doctor;
 pub mod host;
 pub mod kernel;
 pub mod layout;

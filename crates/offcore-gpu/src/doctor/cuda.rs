@@ -1,0 +1,155 @@
+//! What only the CUDA driver and the kernels' PTX tell, and how their versions go together.
+
+use serde::Serialize;
+
+/// What the CUDA driver says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CudaFacts {
+    /// The driver's CUDA version, as cuDriverGetVersion says it: 1000 × major + 10 × minor.
+    pub driver_version: u32,
+    /// The devices that CUDA shows to this process.
+    pub devices: Vec<CudaDevice>,
+}
+
+impl CudaFacts {
+    /// The device at a PCI address.
+    pub fn device(&self, address: &str) -> Option<&CudaDevice> {
+        self.devices.iter().find(|device| device.address.eq_ignore_ascii_case(address))
+    }
+}
+
+/// What the CUDA driver says of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CudaDevice {
+    /// Its PCI address with four digits of domain, in small letters: `0000:3b:00.0`.
+    pub address: String,
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Compute capability: major, minor.
+    pub compute_capability: (u32, u32),
+    /// CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.
+    pub host_pointers: bool,
+    /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED; none where the driver does not know the attribute.
+    pub dma_buf: Option<bool>,
+    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED; none where the driver does not know the attribute.
+    pub gpudirect_rdma: Option<bool>,
+}
+
+/// What a PTX file asks for in its first directives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Ptx {
+    /// `.version`: of the PTX language.
+    pub version: (u32, u32),
+    /// `.target`: the least compute capability, `(9, 0)` for sm_90.
+    pub target: (u32, u32),
+}
+
+impl Ptx {
+    /// Reads `.version` and `.target`; none when one is not there.
+    pub fn parse(text: &str) -> Option<Self> {
+        let value = |name: &str| {
+            text.lines().find_map(|line| {
+                let mut words = line.split_whitespace();
+                (words.next() == Some(name)).then(|| words.next()).flatten()
+            })
+        };
+        let (major, minor) = value(".version")?.split_once('.')?;
+        // sm_90, sm_90a, `sm_80, texmode_independent`.
+        let target = value(".target")?.strip_prefix("sm_")?;
+        let digits: String = target.chars().take_while(char::is_ascii_digit).collect();
+        let sm: u32 = digits.parse().ok()?;
+        Some(Self { version: (major.parse().ok()?, minor.parse().ok()?), target: (sm / 10, sm % 10) })
+    }
+
+    /// The CUDA version from which on drivers read it, as cuDriverGetVersion says it; none for a PTX version that is
+    /// not known here.
+    pub fn needs_cuda(&self) -> Option<u32> {
+        match self.version {
+            (major @ (9..), minor) => {
+                major.checked_add(4)?.checked_mul(1000)?.checked_add(minor.checked_mul(10)?)
+            }
+            (8, 8) => Some(12_090),
+            (8, 7) => Some(12_080),
+            (8, 6) => Some(12_070),
+            (8, minor @ 0..=5) => Some(12_000 + 10 * minor),
+            (7, minor @ 0..=8) => Some(11_000 + 10 * minor),
+            (6, 5) => Some(10_020),
+            (6, 4) => Some(10_010),
+            (6, 3) => Some(10_000),
+            _ => None,
+        }
+    }
+}
+
+/// The branches of the kernel driver with the CUDA version that each came with.
+const BRANCHES: [(u32, u32); 23] = [
+    (410, 10_000),
+    (418, 10_010),
+    (440, 10_020),
+    (450, 11_000),
+    (455, 11_010),
+    (460, 11_020),
+    (465, 11_030),
+    (470, 11_040),
+    (495, 11_050),
+    (510, 11_060),
+    (515, 11_070),
+    (520, 11_080),
+    (525, 12_000),
+    (530, 12_010),
+    (535, 12_020),
+    (545, 12_030),
+    (550, 12_040),
+    (555, 12_050),
+    (560, 12_060),
+    (565, 12_070),
+    (570, 12_080),
+    (575, 12_090),
+    (580, 13_000),
+];
+
+/// The CUDA version that a kernel driver has at least, by its own version; and whether its branch is one whose CUDA
+/// version is known, so that it has no later one.
+pub(super) fn cuda_of_driver(version: &str) -> Option<(u32, bool)> {
+    let branch: u32 = version.split('.').next()?.parse().ok()?;
+    let (known, cuda) = BRANCHES.iter().rev().find(|(known, _)| *known <= branch)?;
+    Some((*cuda, *known == branch || branch < BRANCHES[BRANCHES.len() - 1].0))
+}
+
+/// A CUDA version as people write it.
+pub(super) fn words(version: u32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_says_what_it_asks_for() {
+        let text =
+            "//\n// Generated\n\n.version 8.8\n.target sm_70\n.address_size 64\n.visible .entry x()\n{}\n";
+        let ptx = Ptx::parse(text).unwrap();
+        assert_eq!((ptx.version, ptx.target, ptx.needs_cuda()), ((8, 8), (7, 0), Some(12_090)));
+        assert_eq!(Ptx::parse(".version 9.5\n.target sm_100a, debug").unwrap().target, (10, 0));
+        for bad in ["", ".version", ".version 8\n.target sm_70", ".version 8.8", ".version 8.8\n.target sm_x"]
+        {
+            assert_eq!(Ptx::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn versions_of_ptx_cuda_and_driver_go_together() {
+        let needs = |major, minor| Ptx { version: (major, minor), target: (7, 0) }.needs_cuda();
+        assert_eq!(needs(9, 5), Some(13_050));
+        assert_eq!((needs(7, 8), needs(8, 5), needs(6, 5)), (Some(11_080), Some(12_050), Some(10_020)));
+        assert_eq!((needs(5, 0), needs(u32::MAX, u32::MAX)), (None, None));
+        assert_eq!(cuda_of_driver("535.104.05"), Some((12_020, true)));
+        assert_eq!(cuda_of_driver("580.65"), Some((13_000, true)));
+        assert_eq!(cuda_of_driver("999.1"), Some((13_000, false)));
+        assert_eq!((cuda_of_driver("390.1"), cuda_of_driver("what")), (None, None));
+        assert_eq!(words(12_090), "12.9");
+    }
+}

@@ -1,0 +1,128 @@
+//! Facts out of made-up trees.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::doctor::fixture::{Fake, GPU, NIC};
+use crate::doctor::pci::IommuGroup;
+
+fn facts(fake: &Fake) -> Facts {
+    Facts::read(&Tree::new(&fake.root), &fake.given)
+}
+
+#[test]
+fn a_good_machine_is_read_as_it_is() {
+    let fake = Fake::good("facts-good");
+    let facts = facts(&fake);
+    assert_eq!(facts.driver, Some(Driver { version: Some("580.65.06".into()), open: true }));
+    assert_eq!(facts.kernel.as_deref(), Some("6.8.0-60-generic"));
+    assert!(!facts.virtual_machine && facts.may_lock_all);
+    let gpu = &facts.gpus[0];
+    assert_eq!((gpu.model.as_deref(), gpu.minor), (Some("NVIDIA H200"), Some(0)));
+    assert_eq!(gpu.function.iommu, Some(IommuGroup { number: 7, kind: Some("identity".into()) }));
+    let nic = &facts.nics[0];
+    let interface = Interface { name: "eth0".into(), mtu: Some(1500), speed: Some(100_000) };
+    assert_eq!((nic.mlx5, &nic.interfaces[..]), (true, &[interface][..]));
+    assert_eq!(facts.modules, ["gdrdrv", "mlx5_core", "nvidia", "nvidia_peermem", "nvidia_uvm"]);
+    assert_eq!(facts.hugepages, [Hugepages { bytes: 2 << 20, total: 1024, free: 1000 }]);
+}
+
+#[test]
+fn the_versions_of_old_and_closed_drivers_are_found() {
+    let fake = Fake::good("facts-version");
+    let line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:";
+    fake.set("proc/driver/nvidia/version", line);
+    assert_eq!(facts(&fake).driver, Some(Driver { version: Some("535.104.05".into()), open: false }));
+    fake.set("proc/driver/nvidia/version", "1. .2 3..4 a.b 1.2.3.4 12");
+    assert_eq!(facts(&fake).driver, Some(Driver { version: None, open: false }));
+}
+
+#[test]
+fn libraries_are_looked_for_where_the_environment_says_first() {
+    let mut fake = Fake::good("facts-libraries");
+    let usual = facts(&fake).libcuda.unwrap();
+    assert_eq!(usual.path, Path::new("/usr/lib/x86_64-linux-gnu/libcuda.so.1"));
+    assert_eq!(usual.version.as_deref(), Some("580.65.06"));
+    fake.set("opt/cuda/libcuda.so", "");
+    fake.set("opt/gdr/libgdrapi.so.2", "");
+    fake.set("opt/gdr/libgdrapi-other.so", "");
+    fake.given.cuda_path = Some("/opt/cuda".into());
+    fake.given.library_path = vec!["/nowhere".into(), "/opt/gdr".into()];
+    let found = facts(&fake);
+    assert_eq!(found.libcuda, Some(Library { path: "/opt/cuda/libcuda.so".into(), version: None }));
+    assert_eq!(found.libgdrapi.unwrap().path, Path::new("/opt/gdr/libgdrapi.so.2"));
+    // Without anything there, the usual places still count.
+    fake.given.cuda_path = Some("/opt/empty".into());
+    assert_eq!(facts(&fake).libcuda, Some(usual));
+}
+
+#[test]
+fn a_device_file_is_for_those_that_its_mode_names() {
+    let fake = Fake::good("facts-files");
+    let status =
+        "Uid:\t77777\t77777\t77777\t77777\nGid:\t77777\t77777\t77777\t77777\nGroups:\t5\nCapEff:\t0\n";
+    fake.set("proc/self/status", status);
+    let mode = |mode| {
+        let path = fake.root.join("dev/nvidia0");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        facts(&fake).device_file("/dev/nvidia0").unwrap().usable
+    };
+    assert_eq!((mode(0o666), mode(0o660), mode(0o664)), (true, false, false));
+    assert!(!facts(&fake).may_lock_all);
+}
+
+#[test]
+fn the_ways_meet_at_a_bridge_a_root_complex_or_nowhere() {
+    let meeting_with = |name: &str, way: &str| {
+        let fake = Fake::good(name);
+        fake.move_device(NIC, way);
+        facts(&fake).pairs[0].meeting.clone()
+    };
+    assert_eq!(
+        meeting_with("facts-bridge", "pci0000:00/0000:00:01.0/0000:05:00.0/0000:06:00.0"),
+        Meeting::Bridge("0000:00:01.0".into())
+    );
+    assert_eq!(
+        meeting_with("facts-root", "pci0000:00/0000:00:02.0"),
+        Meeting::RootComplex("pci0000:00".into())
+    );
+    assert_eq!(meeting_with("facts-flat", "pci0000:00"), Meeting::RootComplex("pci0000:00".into()));
+    assert_eq!(meeting_with("facts-apart", "pci0000:80/0000:80:01.0"), Meeting::Nowhere);
+    assert_eq!(meeting_with("facts-strange", "vmbus/x"), Meeting::NotKnown);
+}
+
+#[test]
+fn distances_are_of_nodes_that_are_there() {
+    let fake = Fake::good("facts-distance");
+    let tree = Tree::new(&fake.root);
+    assert_eq!((distance(&tree, 0, 0), distance(&tree, 0, 1)), (Some(10), Some(21)));
+    assert_eq!((distance(&tree, 0, 2), distance(&tree, 3, 0)), (None, None));
+    // Nodes 0 and 4: the second number is node 4's.
+    fake.set("sys/devices/system/node/node4/distance", "32 10");
+    fake.remove("sys/devices/system/node/node1/distance");
+    std::fs::remove_dir(fake.root.join("sys/devices/system/node/node1")).unwrap();
+    assert_eq!(distance(&tree, 0, 4), Some(21));
+}
+
+#[test]
+fn only_the_cards_that_are_meant_are_looked_at() {
+    let mut fake = Fake::good("facts-meant");
+    fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x8086", "ice");
+    assert_eq!(facts(&fake).nics.len(), 2);
+    fake.given.nics = vec!["eth0".into()];
+    assert_eq!(facts(&fake).nics[0].function.address, NIC);
+    fake.given.nics = vec!["0000:e1:00.0".into()];
+    let facts = facts(&fake);
+    assert_eq!((facts.nics.len(), facts.nics[0].function.address.as_str()), (1, "0000:e1:00.0"));
+    assert_eq!((facts.pairs.len(), facts.pairs[0].gpu.as_str()), (1, GPU));
+}
+
+#[test]
+fn a_virtio_cards_interfaces_are_below_its_virtio_device() {
+    let fake = Fake::good("facts-virtio");
+    fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x1af4", "virtio-pci");
+    fake.set("sys/devices/pci0000:e0/0000:e1:00.0/virtio3/net/ens4/mtu", "8896");
+    fake.set("sys/devices/pci0000:e0/0000:e1:00.0/virtio3/net/ens4/speed", "-1");
+    let nic = facts(&fake).nics.remove(1);
+    assert_eq!(nic.interfaces, [Interface { name: "ens4".into(), mtu: Some(8896), speed: None }]);
+}

@@ -1,0 +1,256 @@
+//! Made-up machines for tests.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::{CudaDevice, CudaFacts, Finding, Given, LockedMemory, Ptx, Report, examine};
+
+/// The GPU of [`Fake::good`].
+pub(super) const GPU: &str = "0000:03:00.0";
+/// Its network card, at another port of the same switch.
+pub(super) const NIC: &str = "0000:04:00.0";
+const GPU_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0";
+const NIC_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0";
+
+/// A tree of files and what the caller says; removed when the test ends.
+pub(super) struct Fake {
+    pub(super) root: PathBuf,
+    pub(super) given: Given,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// A configuration space of 256 bytes with an MSI capability before the PCI Express one.
+pub(super) fn config_space(max_payload: u32, max_read_request: u32) -> Vec<u8> {
+    let mut bytes = vec![0; 256];
+    let code = |size: u32| (size / 128).ilog2() as u8;
+    bytes[0x06] = 0x10;
+    bytes[0x34] = 0x40;
+    (bytes[0x40], bytes[0x41]) = (0x05, 0x60);
+    (bytes[0x60], bytes[0x61]) = (0x10, 0);
+    // 512 bytes are supported.
+    bytes[0x64] = 2;
+    bytes[0x68] = code(max_payload) << 5;
+    bytes[0x69] = code(max_read_request) << 4;
+    bytes
+}
+
+impl Fake {
+    /// Nothing at all. `name` is the test's own.
+    pub(super) fn empty(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("offcore-gpu-doctor-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).unwrap();
+        Self { root, given: Given { has_host_device: true, ..Given::default() } }
+    }
+
+    /// A machine as it is wanted, with one GPU and one network card.
+    pub(super) fn good(name: &str) -> Self {
+        let mut fake = Self::empty(name);
+        fake.machine();
+        fake.device(GPU, GPU_WAY, "0x030200", "0x10de", "nvidia");
+        let bars = "0x0000020000000000 0x0000020000ffffff 0x000000000014220c\n\
+                    0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                    0x0000024000000000 0x0000027fffffffff 0x000000000014220c\n";
+        fake.set(&fake.gpu("resource"), bars);
+        fake.set(&fake.gpu("resource2_resize"), "000000000007ffc0");
+        fake.link(&fake.gpu("iommu_group"), "../../../../../../../kernel/iommu_groups/7");
+        fake.set("sys/kernel/iommu_groups/7/type", "identity\n");
+        fake.device(NIC, NIC_WAY, "0x020000", "0x15b3", "mlx5_core");
+        fake.set(&fake.nic("net/eth0/mtu"), "1500\n");
+        fake.set(&fake.nic("net/eth0/speed"), "100000\n");
+        for (way, ports) in [(GPU_WAY, 4), (NIC_WAY, 4)] {
+            let parts: Vec<&str> = way.split('/').collect();
+            for last in 2..=ports {
+                fake.bridge(&parts[..last].join("/"));
+            }
+        }
+        fake.given = Given {
+            locked_memory: Some(LockedMemory::Unlimited),
+            has_host_device: true,
+            pool_bytes: 64 << 20,
+            ptx: Some(Ptx { version: (8, 8), target: (7, 0) }),
+            cuda: Some(CudaFacts {
+                driver_version: 13_000,
+                devices: vec![CudaDevice {
+                    address: GPU.into(),
+                    name: "NVIDIA H200".into(),
+                    memory_bytes: 139 << 30,
+                    compute_capability: (9, 0),
+                    host_pointers: true,
+                    dma_buf: Some(true),
+                    gpudirect_rdma: Some(true),
+                }],
+            }),
+            ..Given::default()
+        };
+        fake
+    }
+
+    /// Everything but PCI.
+    fn machine(&self) {
+        self.set("proc/sys/kernel/osrelease", "6.8.0-60-generic\n");
+        self.set("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme sse2\n");
+        let status =
+            "Name:\toffcore\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t0\nCapEff:\t000001ffffffffff\n";
+        self.set("proc/self/status", status);
+        let version =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC: 13";
+        self.set("proc/driver/nvidia/version", version);
+        let information =
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 255\nDevice Minor: \t 0\nGPU Excluded:\t No\n";
+        self.set(&format!("proc/driver/nvidia/gpus/{GPU}/information"), information);
+        for module in ["nvidia", "nvidia_uvm", "nvidia_peermem", "gdrdrv", "mlx5_core"] {
+            self.set(&format!("sys/module/{module}/refcnt"), "1\n");
+        }
+        for file in ["nvidia0", "nvidiactl", "nvidia-uvm", "gdrdrv"] {
+            self.set(&format!("dev/{file}"), "");
+            let mode = fs::Permissions::from_mode(0o666);
+            fs::set_permissions(self.root.join("dev").join(file), mode).unwrap();
+        }
+        let libraries = "usr/lib/x86_64-linux-gnu";
+        self.set(&format!("{libraries}/libcuda.so.580.65.06"), "");
+        self.link(&format!("{libraries}/libcuda.so.1"), "libcuda.so.580.65.06");
+        self.set(&format!("{libraries}/libgdrapi.so.2"), "");
+        self.set("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "1024\n");
+        self.set("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "1000\n");
+        self.set("sys/devices/system/node/node0/distance", "10 21\n");
+        self.set("sys/devices/system/node/node1/distance", "21 10\n");
+    }
+
+    /// A machine whose every file holds rubbish, but for those that say that there are a GPU and a network card.
+    pub(super) fn rubbish(name: &str) -> Self {
+        let fake = Self::good(name);
+        let mut left = vec![fake.root.clone()];
+        let mut number = 0;
+        while let Some(dir) = left.pop() {
+            for entry in fs::read_dir(dir).unwrap().flatten() {
+                let (path, kind) = (entry.path(), entry.file_type().unwrap());
+                let name = entry.file_name();
+                if kind.is_dir() {
+                    left.push(path);
+                } else if kind.is_file() && !["vendor", "device", "class"].iter().any(|keep| name == *keep) {
+                    number += 1;
+                    let bytes: [&[u8]; 4] = [
+                        b"\xff\xfe\0\x1b[2J\x07what\n\n-1 18446744073709551616 0x",
+                        b"-9223372036854775809 . : \n.",
+                        &[0x10; 300],
+                        b"\n\n",
+                    ];
+                    fs::write(path, bytes[number % 4]).unwrap();
+                }
+            }
+        }
+        fake
+    }
+
+    /// A second GPU below another root complex, on another NUMA node.
+    pub(super) fn second_gpu(&self) {
+        let address = "0000:c1:00.0";
+        self.device(address, "pci0000:c0/0000:c0:01.0", "0x030200", "0x10de", "nvidia");
+        self.set(&format!("sys/bus/pci/devices/{address}/numa_node"), "1\n");
+    }
+
+    /// A PCI function below `way`, with a link of generation 5 and 16 lanes, on NUMA node 0.
+    pub(super) fn device(&self, address: &str, way: &str, class: &str, vendor: &str, driver: &str) {
+        let dir = format!("sys/devices/{way}/{address}");
+        let files = [("class", class), ("vendor", vendor), ("device", "0x2335"), ("numa_node", "0")];
+        let link = [
+            ("current_link_speed", "32.0 GT/s PCIe"),
+            ("max_link_speed", "32.0 GT/s PCIe"),
+            ("current_link_width", "16"),
+            ("max_link_width", "16"),
+        ];
+        for (file, text) in files.into_iter().chain(link) {
+            self.set(&format!("{dir}/{file}"), text);
+        }
+        self.set_bytes(&format!("{dir}/config"), &config_space(256, 4096));
+        self.link(&format!("{dir}/driver"), &format!("/sys/bus/pci/drivers/{driver}"));
+        self.on_bus(address, &dir);
+    }
+
+    /// A bridge whose port is as good as those of [`Fake::device`].
+    fn bridge(&self, way: &str) {
+        let dir = format!("sys/devices/{way}");
+        self.set(&format!("{dir}/class"), "0x060400");
+        self.set(&format!("{dir}/vendor"), "0x1000");
+        self.set(&format!("{dir}/device"), "0xc030");
+        self.set(&format!("{dir}/max_link_speed"), "32.0 GT/s PCIe");
+        self.set(&format!("{dir}/max_link_width"), "16");
+        self.on_bus(way.rsplit('/').next().unwrap(), &dir);
+    }
+
+    fn on_bus(&self, address: &str, dir: &str) {
+        let dir = dir.strip_prefix("sys/").unwrap();
+        self.link(&format!("sys/bus/pci/devices/{address}"), &format!("../../../{dir}"));
+    }
+
+    /// Puts a function below another way.
+    pub(super) fn move_device(&self, address: &str, way: &str) {
+        let link = format!("sys/bus/pci/devices/{address}");
+        let from = fs::canonicalize(self.root.join(&link)).unwrap();
+        let dir = format!("sys/devices/{way}/{address}");
+        let to = self.root.join(&dir);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::rename(from, to).unwrap();
+        self.on_bus(address, &dir);
+    }
+
+    /// A file of the GPU, of the network card.
+    pub(super) fn gpu(&self, file: &str) -> String {
+        format!("sys/devices/{GPU_WAY}/{GPU}/{file}")
+    }
+
+    pub(super) fn nic(&self, file: &str) -> String {
+        format!("sys/devices/{NIC_WAY}/{NIC}/{file}")
+    }
+
+    pub(super) fn set(&self, path: &str, text: &str) {
+        self.set_bytes(path, text.as_bytes());
+    }
+
+    pub(super) fn set_bytes(&self, path: &str, bytes: &[u8]) {
+        let path = self.root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Makes a symbolic link, in place of one that is there.
+    pub(super) fn link(&self, path: &str, target: &str) {
+        let path = self.root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        symlink(Path::new(target), path).unwrap();
+    }
+
+    /// Removes a file, a link, or a directory with all in it.
+    pub(super) fn remove(&self, path: &str) {
+        let path = self.root.join(path);
+        if path.is_dir() && !path.is_symlink() {
+            fs::remove_dir_all(path).unwrap();
+        } else {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    pub(super) fn report(&self) -> Report {
+        examine(&self.root, &self.given)
+    }
+
+    /// The finding of a check at a place.
+    pub(super) fn finding(&self, check: &str, place: &str) -> Finding {
+        let mut findings = self.report().findings;
+        let at = findings.iter().position(|f| f.check == check && f.place == place);
+        findings.swap_remove(at.unwrap_or_else(|| panic!("no {check} at {place}: {findings:#?}")))
+    }
+
+    /// The CUDA driver's facts, to be changed.
+    pub(super) fn cuda(&mut self) -> &mut CudaFacts {
+        self.given.cuda.as_mut().unwrap()
+    }
+}

@@ -1,0 +1,351 @@
+//! PCI functions: GPUs, network cards, their links and settings, and the bridges on the way to them.
+
+use serde::Serialize;
+
+use super::tree::{Tree, hex};
+
+/// NVIDIA's vendor number.
+pub(super) const NVIDIA: u16 = 0x10de;
+const DEVICES: &str = "sys/bus/pci/devices";
+
+/// Red Hat's vendor number, of virtio's cards.
+const VIRTIO: u16 = 0x1af4;
+
+/// A PCI function. Link and settings of a virtual one are those of the function that it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PciFunction {
+    /// Where it is, such as `0000:3b:00.0`.
+    pub address: String,
+    /// Vendor's number.
+    pub vendor: u16,
+    /// Device's number.
+    pub device: u16,
+    /// Class, subclass and programming interface: 0x030200 for a GPU without a display.
+    pub class: u32,
+    /// Its driver in the kernel, if it has one.
+    pub driver: Option<String>,
+    /// The NUMA node that it is next to, if the firmware tells.
+    pub numa_node: Option<u32>,
+    /// The IOMMU group that it is in, if there is an IOMMU.
+    pub iommu: Option<IommuGroup>,
+    /// Its PCIe link.
+    pub link: PcieLink,
+    /// What its configuration space says.
+    pub config: ConfigSpace,
+    /// The way to it.
+    pub path: PciPath,
+}
+
+impl PciFunction {
+    /// Whether there is no card behind it, and so no link.
+    pub fn is_emulated(&self) -> bool {
+        self.vendor == VIRTIO
+    }
+}
+
+/// An IOMMU group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct IommuGroup {
+    /// Its number.
+    pub number: u32,
+    /// How addresses of its devices are translated, in the kernel's words: `identity`, `DMA`, `DMA-FQ`.
+    pub kind: Option<String>,
+}
+
+/// A PCIe link now, and what its two ends could do. What the kernel does not know, as in most virtual machines, is
+/// none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PcieLink {
+    /// Generation that the link has now.
+    pub generation: Option<u8>,
+    /// Lanes that it has now.
+    pub width: Option<u8>,
+    /// The latest generation that the function can do.
+    pub max_generation: Option<u8>,
+    /// The most lanes that the function has.
+    pub max_width: Option<u8>,
+    /// The latest generation that the port above it can do.
+    pub port_generation: Option<u8>,
+    /// The most lanes that the port above it has.
+    pub port_width: Option<u8>,
+}
+
+/// What could be read of a function's configuration space.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConfigSpace {
+    /// The settings of its PCI Express capability.
+    Known(PcieControl),
+    /// Only the header: the rest is for those with CAP_SYS_ADMIN.
+    HeaderOnly,
+    /// Nothing.
+    Unreadable,
+    /// It has no PCI Express capability, or its list of capabilities is damaged.
+    NoPcie,
+}
+
+/// Settings of a PCI Express capability (PCI Express Base Specification, section 7.5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PcieControl {
+    /// Bytes of a packet's payload at most, as set.
+    pub max_payload: u32,
+    /// Bytes of a packet's payload at most, as the function could.
+    pub max_payload_supported: u32,
+    /// Bytes that it asks for in one read request at most, as set.
+    pub max_read_request: u32,
+}
+
+/// The way from the processor to a function.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PciPath {
+    /// The root complex, such as `pci0000:3a`; none when the kernel does not show the way.
+    pub root: Option<String>,
+    /// The bridges from the root port on, outermost first.
+    pub bridges: Vec<String>,
+}
+
+/// A window to a device's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Bar {
+    /// Its number.
+    pub number: usize,
+    /// Bytes of it.
+    pub bytes: u64,
+    /// The most bytes that it could be given; none when it cannot be resized or the kernel does not tell.
+    pub bytes_possible: Option<u64>,
+}
+
+/// The functions of this base class (0x02 network, 0x03 display), by address.
+pub(super) fn functions(tree: &Tree, class: u32) -> Vec<PciFunction> {
+    let all = tree.names(DEVICES).into_iter().filter_map(|address| function(tree, address));
+    all.filter(|function| function.class >> 16 == class).collect()
+}
+
+fn function(tree: &Tree, address: String) -> Option<PciFunction> {
+    let dir = directory(&address);
+    let number = |file: &str| tree.hex(format!("{dir}/{file}"));
+    let path = path(tree, &dir);
+    // A virtual function has the link and the settings of the function that it belongs to, and shows none of its own.
+    let owner = format!("{dir}/physfn");
+    let physical = if tree.is_dir(&owner) { &owner } else { &dir };
+    Some(PciFunction {
+        vendor: u16::try_from(number("vendor")?).ok()?,
+        device: u16::try_from(number("device")?).ok()?,
+        class: u32::try_from(number("class")?).ok()?,
+        driver: tree.link_name(format!("{dir}/driver")),
+        // -1 means none.
+        numa_node: tree.number(format!("{dir}/numa_node")),
+        iommu: iommu(tree, &dir),
+        link: link(tree, physical, path.bridges.last().map(String::as_str)),
+        config: tree
+            .bytes(format!("{physical}/config"))
+            .map_or(ConfigSpace::Unreadable, |bytes| config(&bytes)),
+        path,
+        address,
+    })
+}
+
+/// The directory of a function.
+pub(super) fn directory(address: &str) -> String {
+    format!("{DEVICES}/{address}")
+}
+
+fn iommu(tree: &Tree, dir: &str) -> Option<IommuGroup> {
+    let number = tree.link_name(format!("{dir}/iommu_group"))?.parse().ok()?;
+    Some(IommuGroup { number, kind: tree.line(format!("sys/kernel/iommu_groups/{number}/type")) })
+}
+
+fn link(tree: &Tree, dir: &str, port: Option<&str>) -> PcieLink {
+    let generation = |dir: &str, file: &str| generation(&tree.line(format!("{dir}/{file}"))?);
+    // 0 and 255 stand for links that are not known.
+    let width = |dir: &str, file: &str| {
+        tree.number(format!("{dir}/{file}")).filter(|width| (1u8..=32).contains(width))
+    };
+    let port = port.map(directory);
+    PcieLink {
+        generation: generation(dir, "current_link_speed"),
+        width: width(dir, "current_link_width"),
+        max_generation: generation(dir, "max_link_speed"),
+        max_width: width(dir, "max_link_width"),
+        port_generation: port.as_deref().and_then(|port| generation(port, "max_link_speed")),
+        port_width: port.as_deref().and_then(|port| width(port, "max_link_width")),
+    }
+}
+
+/// The generation of a speed as the kernel writes it: `16.0 GT/s PCIe`.
+fn generation(text: &str) -> Option<u8> {
+    let speed = text.split_whitespace().next()?;
+    match speed.strip_suffix(".0").unwrap_or(speed) {
+        "2.5" => Some(1),
+        "5" => Some(2),
+        "8" => Some(3),
+        "16" => Some(4),
+        "32" => Some(5),
+        "64" => Some(6),
+        _ => None,
+    }
+}
+
+/// Reads the PCI Express capability out of a configuration space.
+fn config(bytes: &[u8]) -> ConfigSpace {
+    const HEADER: usize = 64;
+    const STATUS: usize = 0x06;
+    const HAS_LIST: u8 = 1 << 4;
+    const FIRST: usize = 0x34;
+    const PCIE: u8 = 0x10;
+    // As many capabilities as there is room for: a list that is longer goes round.
+    const MOST: usize = (256 - HEADER) / 4;
+    let byte = |at: usize| bytes.get(at).copied();
+    let Some(status) = byte(STATUS).filter(|_| bytes.len() >= HEADER) else { return ConfigSpace::Unreadable };
+    if status & HAS_LIST == 0 {
+        return ConfigSpace::NoPcie;
+    }
+    let mut at = byte(FIRST).unwrap_or(0) & !3;
+    for _ in 0..MOST {
+        let here = usize::from(at);
+        if here < HEADER {
+            return ConfigSpace::NoPcie;
+        }
+        let (Some(id), Some(next)) = (byte(here), byte(here + 1)) else { return ConfigSpace::HeaderOnly };
+        if id == PCIE {
+            // Device Capabilities at 4, Device Control at 8.
+            let (Some(can), Some(low), Some(high)) = (byte(here + 4), byte(here + 8), byte(here + 9)) else {
+                return ConfigSpace::HeaderOnly;
+            };
+            let (payload, read) = (low >> 5, high >> 4 & 7);
+            // 6 and 7 are reserved.
+            return match [payload, can & 7, read].iter().all(|size| *size < 6) {
+                true => ConfigSpace::Known(PcieControl {
+                    max_payload: 128 << payload,
+                    max_payload_supported: 128 << (can & 7),
+                    max_read_request: 128 << read,
+                }),
+                false => ConfigSpace::NoPcie,
+            };
+        }
+        at = next & !3;
+    }
+    ConfigSpace::NoPcie
+}
+
+/// The way to the function at `dir`: `devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0` says it.
+fn path(tree: &Tree, dir: &str) -> PciPath {
+    let parts = tree.real_parts(dir).unwrap_or_default();
+    let Some(first) = parts.iter().position(|part| part.starts_with("pci") && part.contains(':')) else {
+        return PciPath::default();
+    };
+    let (root, rest) = (parts[first].clone(), &parts[first + 1..]);
+    let bridges = rest.split_last().map_or(&[][..], |(_, bridges)| bridges);
+    PciPath { root: Some(root), bridges: bridges.to_vec() }
+}
+
+/// The largest window to the memory of the function at `address`.
+pub(super) fn largest_bar(tree: &Tree, address: &str) -> Option<Bar> {
+    const MEMORY: u64 = 0x200;
+    const BARS: usize = 6;
+    let dir = directory(address);
+    let text = tree.text(format!("{dir}/resource"))?;
+    let bars = text.lines().take(BARS).enumerate().filter_map(|(number, line)| {
+        let mut words = line.split_whitespace().map(hex);
+        let (first, last, flags) = (words.next()??, words.next()??, words.next()??);
+        let bytes = last.checked_sub(first)?.checked_add(1)?;
+        (flags & MEMORY != 0 && last > 0).then_some((number, bytes))
+    });
+    let (number, bytes) = bars.max_by_key(|(_, bytes)| *bytes)?;
+    // Bit n: 1 MiB << n is possible.
+    let sizes = tree.hex(format!("{dir}/resource{number}_resize")).filter(|sizes| *sizes != 0);
+    let bytes_possible = sizes.and_then(|sizes| 1u64.checked_shl(20 + sizes.ilog2()));
+    Some(Bar { number, bytes, bytes_possible })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::fixture::{Fake, GPU, config_space};
+
+    fn gpu(fake: &Fake) -> PciFunction {
+        functions(&Tree::new(&fake.root), 0x03).remove(0)
+    }
+
+    #[test]
+    fn a_function_is_read_with_its_link_and_its_way() {
+        let fake = Fake::good("pci-read");
+        let gpu = gpu(&fake);
+        assert_eq!((gpu.address.as_str(), gpu.vendor, gpu.driver.as_deref()), (GPU, NVIDIA, Some("nvidia")));
+        assert_eq!((gpu.link.generation, gpu.link.width, gpu.link.port_width), (Some(5), Some(16), Some(16)));
+        assert_eq!(gpu.path.root.as_deref(), Some("pci0000:00"));
+        assert_eq!(gpu.path.bridges, ["0000:00:01.0", "0000:01:00.0", "0000:02:00.0"]);
+        let ConfigSpace::Known(control) = gpu.config else { panic!("{:?}", gpu.config) };
+        assert_eq!(
+            (control.max_payload, control.max_payload_supported, control.max_read_request),
+            (256, 512, 4096)
+        );
+    }
+
+    #[test]
+    fn without_the_right_to_it_only_the_header_is_known() {
+        let fake = Fake::good("pci-header");
+        fake.set_bytes(&fake.gpu("config"), &config_space(256, 4096)[..64]);
+        assert_eq!(gpu(&fake).config, ConfigSpace::HeaderOnly);
+        fake.set_bytes(&fake.gpu("config"), &[]);
+        assert_eq!(gpu(&fake).config, ConfigSpace::Unreadable);
+        fake.remove(&fake.gpu("config"));
+        assert_eq!(gpu(&fake).config, ConfigSpace::Unreadable);
+    }
+
+    #[test]
+    fn a_virtual_function_has_the_settings_of_its_physical_one() {
+        let fake = Fake::good("pci-virtual");
+        fake.set_bytes(&fake.nic("config"), &config_space(128, 128));
+        fake.set(&fake.nic("current_link_speed"), "Unknown");
+        fake.link(&fake.nic("physfn"), "/nowhere");
+        let nic = || functions(&Tree::new(&fake.root), 0x02).remove(0);
+        assert_eq!(nic().link.generation, None);
+        let gpu = fake.root.join("sys/bus/pci/devices").join(GPU);
+        fake.link(&fake.nic("physfn"), gpu.to_str().unwrap());
+        assert_eq!(nic().link.generation, Some(5));
+        assert!(matches!(nic().config, ConfigSpace::Known(PcieControl { max_read_request: 4096, .. })));
+    }
+
+    #[test]
+    fn damaged_lists_of_capabilities_end() {
+        let mut round = config_space(256, 4096);
+        round[0x40] = 0x05;
+        round[0x41] = 0x40;
+        assert_eq!(config(&round), ConfigSpace::NoPcie);
+        let mut reserved = config_space(256, 4096);
+        let pcie = usize::from(reserved[0x41]);
+        reserved[pcie + 9] = 0x70;
+        assert_eq!(config(&reserved), ConfigSpace::NoPcie);
+        for byte in 0..=255 {
+            for len in [0, 7, 63, 64, 65, 254, 256, 4096] {
+                // All ones is what a device that is gone reads as.
+                config(&vec![byte; len]);
+            }
+        }
+    }
+
+    #[test]
+    fn links_that_the_kernel_does_not_know_are_not_known() {
+        let fake = Fake::good("pci-unknown-link");
+        fake.set(&fake.gpu("current_link_speed"), "Unknown");
+        fake.set(&fake.gpu("current_link_width"), "255");
+        fake.set(&fake.gpu("max_link_width"), "0");
+        let link = gpu(&fake).link;
+        assert_eq!((link.generation, link.width, link.max_width), (None, None, None));
+        assert_eq!((generation("2.5 GT/s PCIe"), generation("64.0 GT/s PCIe")), (Some(1), Some(6)));
+        assert_eq!(generation(""), None);
+    }
+
+    #[test]
+    fn the_largest_window_is_the_one_to_memory() {
+        let fake = Fake::good("pci-bar");
+        let tree = Tree::new(&fake.root);
+        let bar = largest_bar(&tree, GPU).unwrap();
+        assert_eq!((bar.number, bar.bytes, bar.bytes_possible), (2, 256 << 30, Some(256 << 30)));
+        fake.set(&fake.gpu("resource2_resize"), "ffffffffffffffff");
+        assert_eq!(largest_bar(&tree, GPU).unwrap().bytes_possible, None);
+        fake.set(&fake.gpu("resource"), "0x0 0xffffffffffffffff 0x200\n0x5 0x1 0x200\nx\n");
+        assert_eq!(largest_bar(&tree, GPU), None);
+    }
+}

@@ -1,0 +1,224 @@
+//! One GPU: its driver, what CUDA says of it, the window to its memory, its IOMMU group.
+
+use super::{Rule, bytes};
+use crate::doctor::facts::Gpu;
+use crate::doctor::{Facts, Finding};
+
+pub(super) fn driver(facts: &Facts, gpu: &Gpu) -> Finding {
+    let address = &gpu.function.address;
+    let rule = Rule::new(
+        "driver-binding",
+        address,
+        "the driver nvidia",
+        "CUDA sees only the GPUs that NVIDIA's own driver has",
+    );
+    match gpu.function.driver.as_deref() {
+        Some("nvidia") => rule.ok("bound to nvidia"),
+        Some("vfio-pci") => rule.problem(
+            "bound to vfio-pci: it is meant for a virtual machine",
+            format!(
+                "echo {address} > /sys/bus/pci/drivers/vfio-pci/unbind; echo {address} > \
+                 /sys/bus/pci/drivers/nvidia/bind"
+            ),
+        ),
+        Some(other) => rule.problem(
+            format!("bound to {other}"),
+            format!("put 'blacklist {other}' into a file of /etc/modprobe.d, install NVIDIA's driver, and boot"),
+        ),
+        None if facts.driver.is_none() && facts.cuda.is_none() => {
+            rule.not_applicable("bound to none: the kernel driver comes first")
+        }
+        None if facts.cuda.as_ref().is_some_and(|cuda| cuda.device(address).is_some()) => {
+            rule.ok("CUDA has it, though the kernel shows no driver")
+        }
+        None => rule.problem(
+            "bound to none: the driver is loaded and does not take it",
+            "dmesg | grep NVRM says why: a GPU older or newer than the driver knows, or too little room for its \
+             BARs (turn on 'Above 4G Decoding' in the firmware)",
+        ),
+    }
+}
+
+/// What CUDA says of it, where it was asked.
+pub(super) fn cuda(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
+    let cuda = facts.cuda.as_ref()?;
+    let rule = Rule::new(
+        "cuda-device",
+        &gpu.function.address,
+        "to be one of CUDA's devices",
+        "the pool is registered with CUDA once; descriptors carry offsets, so its address at the GPU may be another",
+    );
+    let Some(device) = cuda.device(&gpu.function.address) else {
+        let advice = "look at CUDA_VISIBLE_DEVICES; in a container, at the devices it was given";
+        return Some(rule.warning("CUDA does not show it to this process", advice));
+    };
+    let (major, minor) = device.compute_capability;
+    let memory = bytes(device.memory_bytes);
+    let addresses = if device.host_pointers { "the same addresses as here" } else { "addresses of its own" };
+    let name = &device.name;
+    Some(rule.ok(format!(
+        "{name}, {memory} of memory, compute capability {major}.{minor}, {addresses} for a registered pool"
+    )))
+}
+
+/// Whether the kernels' PTX is for it, where both are known.
+pub(super) fn target(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
+    let (ptx, device) = (facts.ptx?, facts.cuda.as_ref()?.device(&gpu.function.address)?);
+    let (major, minor) = ptx.target;
+    let rule = Rule::new(
+        "ptx-target",
+        &gpu.function.address,
+        format!("compute capability {major}.{minor} or later, the target of the kernels' PTX"),
+        "PTX is compiled for later devices than its target when it is loaded, never for earlier ones",
+    );
+    let (has_major, has_minor) = device.compute_capability;
+    let found = format!("compute capability {has_major}.{has_minor}");
+    Some(match device.compute_capability >= ptx.target {
+        true => rule.ok(found),
+        false => {
+            rule.problem(found, "take a later GPU, or build the kernels for this one: cargo xtask kernels")
+        }
+    })
+}
+
+/// The window to memory that every GPU has; with no more, resizable BAR is off.
+const LEAST_WINDOW: u64 = 256 << 20;
+
+pub(super) fn window(facts: &Facts, gpu: &Gpu) -> Finding {
+    let address = &gpu.function.address;
+    let rule = Rule::new(
+        "memory-window",
+        address,
+        "a BAR as large as the GPU's memory",
+        "the processor and network cards reach the GPU's memory through it, and no more of it than fits",
+    );
+    let Some(bar) = &gpu.bar else {
+        let advice = format!("lspci -vv -s {address} as root shows the BARs");
+        return rule.not_known("its BARs cannot be read", advice);
+    };
+    let memory = facts.cuda.as_ref().and_then(|cuda| cuda.device(address)).map(|device| device.memory_bytes);
+    let found = match memory {
+        Some(memory) => format!("BAR {} has {}, the memory {}", bar.number, bytes(bar.bytes), bytes(memory)),
+        None => format!("BAR {} has {}", bar.number, bytes(bar.bytes)),
+    };
+    if memory.map_or(bar.bytes > LEAST_WINDOW, |memory| bar.bytes >= memory) {
+        return rule.ok(found);
+    }
+    let resize = bar.bytes_possible.filter(|possible| *possible > bar.bytes);
+    let how = "turn on 'Above 4G Decoding' and 'Resizable BAR' in the firmware";
+    rule.warning(
+        found,
+        match resize {
+            Some(possible) => format!("{how}: the BAR can have {}", bytes(possible)),
+            None => format!("{how}, if it has them; else keep pools in GPU memory smaller than the BAR"),
+        },
+    )
+}
+
+pub(super) fn iommu(facts: &Facts, gpu: &Gpu) -> Finding {
+    let rule = Rule::new(
+        "iommu",
+        &gpu.function.address,
+        "no IOMMU, or one that passes addresses through",
+        "with translation, what a network card and a GPU send each other goes by way of the processor",
+    );
+    let Some(group) = &gpu.function.iommu else { return rule.ok("no IOMMU group") };
+    let number = group.number;
+    match group.kind.as_deref() {
+        Some("identity") => rule.ok(format!("group {number} passes addresses through")),
+        Some(kind) if kind.starts_with("DMA") && !facts.virtual_machine => rule.warning(
+            format!("group {number} translates ({kind})"),
+            "boot with iommu=pt on the kernel's command line",
+        ),
+        Some(kind) => rule.not_applicable(format!("group {number} is of type {kind}")),
+        None => {
+            let advice = format!("cat /sys/kernel/iommu_groups/{number}/type as root");
+            rule.not_known(format!("group {number}, of a type that cannot be read"), advice)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::doctor::Verdict;
+    use crate::doctor::fixture::{Fake, GPU};
+
+    #[test]
+    fn a_gpu_of_another_driver_is_a_problem() {
+        let fake = Fake::good("gpu-driver");
+        assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::Ok);
+        for (driver, remedy) in [("vfio-pci", "unbind"), ("nouveau", "blacklist nouveau")] {
+            fake.link(&fake.gpu("driver"), &format!("/sys/bus/pci/drivers/{driver}"));
+            let finding = fake.finding("driver-binding", GPU);
+            assert_eq!(finding.verdict, Verdict::Problem);
+            assert!(finding.found.contains(driver) && finding.advice.contains(remedy), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_does_not_take_is_a_problem() {
+        let mut fake = Fake::good("gpu-not-taken");
+        fake.remove(&fake.gpu("driver"));
+        assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::Ok, "CUDA has it");
+        fake.given.cuda = None;
+        let finding = fake.finding("driver-binding", GPU);
+        assert_eq!(finding.verdict, Verdict::Problem);
+        assert!(finding.advice.contains("NVRM"), "{finding:?}");
+        fake.remove("proc/driver/nvidia/version");
+        assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::NotApplicable);
+    }
+
+    #[test]
+    fn what_cuda_says_of_a_device_is_told() {
+        let mut fake = Fake::good("gpu-cuda");
+        fake.cuda().devices[0].host_pointers = false;
+        let finding = fake.finding("cuda-device", GPU);
+        assert!(finding.found.contains("139 GiB") && finding.found.contains("of its own"), "{finding:?}");
+        fake.cuda().devices[0].address = "0000:FF:00.0".into();
+        let finding = fake.finding("cuda-device", GPU);
+        assert_eq!(finding.verdict, Verdict::Warning);
+        assert!(finding.advice.contains("CUDA_VISIBLE_DEVICES"), "{finding:?}");
+        fake.given.cuda = None;
+        assert!(fake.report().findings.iter().all(|finding| finding.check != "cuda-device"));
+    }
+
+    #[test]
+    fn a_gpu_earlier_than_the_target_of_the_ptx_is_a_problem() {
+        let mut fake = Fake::good("gpu-target");
+        assert_eq!(fake.finding("ptx-target", GPU).verdict, Verdict::Ok);
+        fake.cuda().devices[0].compute_capability = (6, 1);
+        let finding = fake.finding("ptx-target", GPU);
+        assert_eq!((finding.verdict, finding.found.as_str()), (Verdict::Problem, "compute capability 6.1"));
+    }
+
+    #[test]
+    fn a_window_smaller_than_the_memory_is_a_warning() {
+        let mut fake = Fake::good("gpu-window");
+        let small = "0xf0000000 0xf0ffffff 0x40200\n0xe0000000 0xefffffff 0x14220c\n";
+        fake.set(&fake.gpu("resource"), small);
+        fake.set(&fake.gpu("resource1_resize"), "0000000000007fc0");
+        let finding = fake.finding("memory-window", GPU);
+        assert_eq!(finding.found, "BAR 1 has 256 MiB, the memory 139 GiB");
+        assert!(
+            finding.verdict == Verdict::Warning && finding.advice.contains("can have 16 GiB"),
+            "{finding:?}"
+        );
+        fake.given.cuda = None;
+        assert_eq!(fake.finding("memory-window", GPU).verdict, Verdict::Warning);
+        fake.remove(&fake.gpu("resource"));
+        assert_eq!(fake.finding("memory-window", GPU).verdict, Verdict::NotKnown);
+    }
+
+    #[test]
+    fn an_iommu_that_translates_is_a_warning() {
+        let fake = Fake::good("gpu-iommu");
+        let kind = "sys/kernel/iommu_groups/7/type";
+        fake.set(kind, "DMA-FQ\n");
+        let finding = fake.finding("iommu", GPU);
+        assert!(finding.verdict == Verdict::Warning && finding.advice.contains("iommu=pt"), "{finding:?}");
+        fake.remove(kind);
+        assert_eq!(fake.finding("iommu", GPU).verdict, Verdict::NotKnown);
+        fake.remove(&fake.gpu("iommu_group"));
+        assert_eq!(fake.finding("iommu", GPU).verdict, Verdict::Ok);
+    }
+}

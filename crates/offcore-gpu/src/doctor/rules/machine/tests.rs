@@ -1,0 +1,150 @@
+//! The machine's rules on made-up machines.
+
+use std::os::unix::fs::PermissionsExt;
+
+use crate::doctor::fixture::Fake;
+use crate::doctor::{LockedMemory, Ptx, Verdict};
+
+#[test]
+fn no_gpu_is_a_problem_with_the_stand_in_as_the_way_out() {
+    let mut fake = Fake::empty("machine-none");
+    let finding = fake.finding("gpu", "system");
+    assert!(finding.verdict == Verdict::Problem && finding.advice.contains("--device host"), "{finding:?}");
+    fake.given.has_host_device = false;
+    assert!(!fake.finding("gpu", "system").advice.contains("--device host"));
+    let absent = fake.finding("host-device", "system");
+    assert!(absent.verdict == Verdict::Warning && absent.advice.contains("C++ compiler"), "{absent:?}");
+}
+
+#[test]
+fn a_gpu_of_cuda_that_the_bus_does_not_show_is_no_missing_gpu() {
+    let fake = Fake::good("machine-hidden");
+    fake.remove("sys/bus/pci");
+    assert_eq!(fake.finding("gpu", "system").verdict, Verdict::NotKnown);
+    assert_eq!(fake.finding("cuda", "system").verdict, Verdict::Ok);
+    assert_eq!(fake.report().count(Verdict::Problem), 0);
+}
+
+#[test]
+fn no_kernel_driver_is_one_problem() {
+    let mut fake = Fake::good("machine-driver");
+    fake.given.cuda = None;
+    fake.remove("proc/driver/nvidia");
+    fake.remove("sys/module/nvidia_uvm");
+    fake.remove("usr/lib/x86_64-linux-gnu");
+    fake.remove(&fake.gpu("driver"));
+    let report = fake.report();
+    let problems: Vec<_> = report.findings.iter().filter(|f| f.verdict == Verdict::Problem).collect();
+    assert_eq!(problems.iter().map(|f| f.check).collect::<Vec<_>>(), ["kernel-driver"]);
+    assert!(problems[0].advice.contains("modprobe nvidia"), "{problems:?}");
+}
+
+#[test]
+fn device_files_are_there_and_for_us() {
+    let mut fake = Fake::good("machine-files");
+    fake.given.cuda = None;
+    let finding = fake.finding("device-files", "system");
+    assert_eq!(finding.found, "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0");
+    fake.remove("dev/nvidia0");
+    fake.remove("sys/module/nvidia_uvm");
+    let finding = fake.finding("device-files", "system");
+    assert!(finding.verdict == Verdict::Warning && finding.found.contains("/dev/nvidia0"), "{finding:?}");
+    assert_eq!(fake.finding("uvm-module", "system").verdict, Verdict::Warning);
+    fake.set("dev/nvidia0", "");
+    let mode = std::fs::Permissions::from_mode(0o660);
+    std::fs::set_permissions(fake.root.join("dev/nvidia0"), mode).unwrap();
+    fake.set("proc/self/status", "Uid:\t77777\t77777\t77777\t77777\nGid:\t77777\t77777\nCapEff:\t0\n");
+    let finding = fake.finding("device-files", "system");
+    assert!(
+        finding.verdict == Verdict::Problem && finding.found.starts_with("not for us: /dev/nvidia0 ("),
+        "{finding:?}"
+    );
+}
+
+#[test]
+fn libcuda_is_of_the_kernel_drivers_version() {
+    let mut fake = Fake::good("machine-libcuda");
+    fake.given.cuda = None;
+    assert_eq!(fake.finding("libcuda", "system").verdict, Verdict::Ok);
+    fake.given.cuda_path = Some("/opt/cuda".into());
+    let finding = fake.finding("libcuda", "system");
+    assert!(finding.verdict == Verdict::Warning && finding.found.contains("/opt/cuda"), "{finding:?}");
+    fake.given.cuda_path = None;
+    fake.link("usr/lib/x86_64-linux-gnu/libcuda.so.1", "libcuda.so.575.57.08");
+    fake.set("usr/lib/x86_64-linux-gnu/libcuda.so.575.57.08", "");
+    let finding = fake.finding("libcuda", "system");
+    assert!(finding.verdict == Verdict::Problem && finding.found.contains("575.57.08"), "{finding:?}");
+    fake.remove("usr/lib/x86_64-linux-gnu");
+    assert_eq!(fake.finding("libcuda", "system").verdict, Verdict::Problem);
+}
+
+#[test]
+fn cuda_that_does_not_start_says_why() {
+    let mut fake = Fake::good("machine-cuda");
+    fake.cuda().devices.clear();
+    assert!(fake.finding("cuda", "system").advice.contains("CUDA_VISIBLE_DEVICES"));
+    fake.given.cuda = None;
+    assert_eq!(fake.finding("cuda", "system").verdict, Verdict::NotKnown);
+    fake.given.cuda_error = Some("CUDA_ERROR_SYSTEM_NOT_READY".into());
+    let finding = fake.finding("cuda", "system");
+    assert!(finding.verdict == Verdict::Problem && finding.found.contains("NOT_READY"), "{finding:?}");
+}
+
+#[test]
+fn ptx_newer_than_the_driver_is_a_problem() {
+    let mut fake = Fake::good("machine-ptx");
+    fake.given.ptx = Some(Ptx { version: (9, 5), target: (7, 5) });
+    let finding = fake.finding("ptx-version", "system");
+    assert_eq!((finding.verdict, finding.found.as_str()), (Verdict::Problem, "the driver has CUDA 13.0"));
+    assert!(
+        finding.wanted.contains("CUDA 13.5") && finding.advice.contains("cargo xtask kernels"),
+        "{finding:?}"
+    );
+    // Without CUDA's answer the kernel driver's branch tells.
+    fake.given.cuda = None;
+    assert_eq!(fake.finding("ptx-version", "system").verdict, Verdict::Problem);
+    fake.set("proc/driver/nvidia/version", "Kernel Module  999.1");
+    assert_eq!(fake.finding("ptx-version", "system").verdict, Verdict::NotKnown);
+    fake.given.ptx = Some(Ptx { version: (8, 8), target: (7, 0) });
+    assert_eq!(fake.finding("ptx-version", "system").verdict, Verdict::Ok);
+    fake.given.ptx = Some(Ptx { version: (1, 0), target: (1, 0) });
+    assert_eq!(fake.finding("ptx-version", "system").verdict, Verdict::NotKnown);
+}
+
+#[test]
+fn the_pool_fits_in_free_hugepages() {
+    let mut fake = Fake::good("machine-hugepages");
+    fake.given.pool_bytes = 2000 << 20;
+    let finding = fake.finding("hugepages", "system");
+    assert_eq!((finding.verdict, finding.found.as_str()), (Verdict::Ok, "1000 of 1024 pages of 2 MiB free"));
+    fake.given.pool_bytes += 1;
+    let finding = fake.finding("hugepages", "system");
+    assert!(finding.verdict == Verdict::Warning && finding.advice.starts_with("echo 1001 "), "{finding:?}");
+    fake.remove("sys/kernel/mm/hugepages");
+    fake.given.pool_bytes = 0;
+    assert_eq!(fake.finding("hugepages", "system").found, "none are reserved");
+}
+
+#[test]
+fn a_limit_on_locked_memory_below_the_pool_is_a_warning() {
+    let mut fake = Fake::good("machine-memlock");
+    fake.given.locked_memory = Some(LockedMemory::Bytes(8 << 20));
+    assert!(fake.finding("locked-memory", "system").found.contains("CAP_IPC_LOCK"));
+    fake.set("proc/self/status", "CapEff:\t0\n");
+    let finding = fake.finding("locked-memory", "system");
+    assert_eq!((finding.verdict, finding.found.as_str()), (Verdict::Warning, "the limit is 8 MiB"));
+    assert!(finding.wanted.contains("64 MiB") && finding.advice.contains("ulimit -l"), "{finding:?}");
+    fake.given.locked_memory = Some(LockedMemory::Bytes(64 << 20));
+    assert_eq!(fake.finding("locked-memory", "system").verdict, Verdict::Ok);
+    fake.given.locked_memory = None;
+    assert_eq!(fake.finding("locked-memory", "system").verdict, Verdict::NotKnown);
+}
+
+#[test]
+fn a_pool_of_more_than_a_registration_takes_is_a_warning() {
+    let mut fake = Fake::good("machine-registration");
+    fake.given.pool_bytes = (512 << 30) - 1;
+    assert_eq!(fake.finding("registration", "system").verdict, Verdict::Ok);
+    fake.given.pool_bytes += 1;
+    assert_eq!(fake.finding("registration", "system").verdict, Verdict::Warning);
+}

@@ -1,0 +1,144 @@
+//! Reading small files under a root that may be anybody's: no longer than they should be, no pipes, no control
+//! characters.
+
+use std::fs::{self, File, Metadata};
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+/// Bytes of a file that are read at most.
+const LONGEST: u64 = 256 << 10;
+/// Symbolic links that are followed at most.
+const LINKS: usize = 8;
+
+/// The directory that holds `sys`, `proc` and the rest.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    root: PathBuf,
+}
+
+impl Tree {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// Where a path, absolute or not, is under the root.
+    pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let parts = path.as_ref().components().filter(|part| !matches!(part, Component::RootDir));
+        self.root.join(parts.collect::<PathBuf>())
+    }
+
+    /// The bytes of a file; none when it is not there or cannot be read.
+    pub(super) fn bytes(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
+        let path = self.path(path);
+        // Opening a pipe would wait for whoever is at its other end.
+        if !fs::metadata(&path).ok()?.is_file() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// The text of a file, without control characters but for ends of lines and tabs.
+    pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let bytes = self.bytes(path)?;
+        let text = String::from_utf8_lossy(&bytes);
+        Some(text.trim().chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect())
+    }
+
+    /// The first line of a file, if there is anything in it.
+    pub(super) fn line(&self, path: impl AsRef<Path>) -> Option<String> {
+        let line = plain(self.text(path)?.lines().next()?);
+        (!line.is_empty()).then_some(line)
+    }
+
+    /// The decimal number that a file holds.
+    pub(super) fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
+        self.line(path)?.parse().ok()
+    }
+
+    /// The hexadecimal number that a file holds.
+    pub(super) fn hex(&self, path: impl AsRef<Path>) -> Option<u64> {
+        hex(&self.line(path)?)
+    }
+
+    /// The names in a directory, sorted; none when it is not there.
+    pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path(path)) else { return vec![] };
+        let mut names: Vec<String> =
+            entries.flatten().map(|entry| plain(&entry.file_name().to_string_lossy())).collect();
+        names.sort();
+        names
+    }
+
+    /// The last name of where a symbolic link points.
+    pub(super) fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
+        Some(plain(&fs::read_link(self.path(path)).ok()?.file_name()?.to_string_lossy()))
+    }
+
+    pub(super) fn is_dir(&self, path: impl AsRef<Path>) -> bool {
+        self.path(path).is_dir()
+    }
+
+    pub(super) fn metadata(&self, path: impl AsRef<Path>) -> Option<Metadata> {
+        fs::metadata(self.path(path)).ok()
+    }
+
+    /// The names on the way from the root to what a path is after all symbolic links; none when it leaves the root.
+    pub(super) fn real_parts(&self, path: impl AsRef<Path>) -> Option<Vec<String>> {
+        let real = fs::canonicalize(self.path(path)).ok()?;
+        let parts = real.strip_prefix(fs::canonicalize(&self.root).ok()?).ok()?.components();
+        Some(parts.map(|part| plain(&part.as_os_str().to_string_lossy())).collect())
+    }
+
+    /// What a path is after its symbolic links, those from `/` on being from the root on; none when nothing is there.
+    pub(super) fn follow(&self, path: &Path) -> Option<PathBuf> {
+        let mut path = path.to_owned();
+        for _ in 0..LINKS {
+            let full = self.path(&path);
+            if !fs::symlink_metadata(&full).ok()?.is_symlink() {
+                return Some(path);
+            }
+            path = path.parent()?.join(fs::read_link(full).ok()?);
+        }
+        None
+    }
+}
+
+/// A line without control characters.
+pub(super) fn plain(text: &str) -> String {
+    text.trim().chars().filter(|c| !c.is_control()).collect()
+}
+
+/// A hexadecimal number with or without 0x.
+pub(super) fn hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::fixture::Fake;
+
+    #[test]
+    fn a_link_from_the_root_on_stays_under_the_root() {
+        let fake = Fake::empty("tree-links");
+        fake.set("opt/libcuda.so.1.2", "");
+        fake.link("usr/lib/libcuda.so.1", "/opt/libcuda.so.1.2");
+        fake.link("usr/lib/libcuda.so", "libcuda.so.1");
+        fake.link("usr/lib/round", "round");
+        let tree = Tree::new(&fake.root);
+        let found = tree.follow(Path::new("usr/lib/libcuda.so"));
+        assert_eq!(found.as_deref(), Some(Path::new("/opt/libcuda.so.1.2")));
+        assert_eq!(tree.follow(Path::new("usr/lib/round")), None);
+    }
+
+    #[test]
+    fn a_directory_is_no_file_and_control_characters_are_left_out() {
+        let fake = Fake::empty("tree-text");
+        fake.set("a/b", "\x1b[31mred\u{7}\n");
+        let tree = Tree::new(&fake.root);
+        assert_eq!(tree.text("a"), None);
+        assert_eq!(tree.line("/a/b").as_deref(), Some("[31mred"));
+    }
+}
