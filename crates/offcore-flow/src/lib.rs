@@ -5,7 +5,8 @@
 //! * [`dma_map`]: which queue uses which channels,
 //! * [`engines`]: devices by name,
 //! * [`simulator`]: simulated devices,
-//! * [`copy`]: packets given on as copies, [`ring`]: packets from one worker to another,
+//! * [`copy`]: packets given on as copies, [`ring`]: packets from one worker to another, [`pipeline`]: the same by way of a
+//!   GPU,
 //! * [`worker`]: one lcore's loop,
 //! * [`idle`]: what it does when there is nothing to do,
 //! * [`switch`]: ports, engines and workers put together,
@@ -19,6 +20,7 @@ pub mod engines;
 pub mod forward;
 pub mod idle;
 pub mod mirror;
+pub mod pipeline;
 pub mod pktgen;
 pub mod report;
 pub mod ring;

@@ -157,7 +157,7 @@ impl RxQueue for RingRx {
 
 /// The bytes of `packets`.
 #[inline]
-fn bytes(pool: &Pool, packets: &[Packet]) -> u64 {
+pub(crate) fn bytes(pool: &Pool, packets: &[Packet]) -> u64 {
     let first: u64 = packets.iter().map(|packet| packet.len() as u64).sum();
     if Packet::all_plain(packets) {
         return first;

@@ -1,0 +1,211 @@
+//! Two threads, as two workers, with a burst ring between them.
+
+use std::time::Instant;
+
+use offcore_dma::Mover;
+use offcore_gpu::device::Launch;
+use offcore_gpu::host::HostDevice;
+use offcore_gpu::layout::Kind;
+use offcore_gpu::patterns::Patterns;
+use offcore_gpu::pipeline::{Work, Worker};
+use offcore_mem::{HEADROOM, Hugepages, PoolCache};
+use offcore_stats::StageClock;
+
+use super::*;
+
+const PACKETS: u64 = 20_000;
+/// No packet waits for so long in a test.
+const NEVER: Duration = Duration::from_secs(3600);
+
+struct Side {
+    mover: Mover,
+    cache: PoolCache,
+    clock: StageClock,
+}
+
+impl Side {
+    fn new(pool: &'static Pool) -> Self {
+        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() }
+    }
+
+    fn ctx(&mut self) -> Context<'_> {
+        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: 32 }
+    }
+}
+
+/// A packet with its number behind 14 bytes of header; every tenth has `mark` behind that.
+fn make(cache: &mut PoolCache, number: u64) -> Option<Packet> {
+    let mut packet = cache.take_sized(HEADROOM, 60 + number as usize % 1000)?;
+    let bytes = packet.bytes_mut();
+    bytes.fill(0);
+    (bytes[0], bytes[6]) = (1, 2);
+    bytes[14..22].copy_from_slice(&number.to_le_bytes());
+    if number.is_multiple_of(10) {
+        bytes[30..34].copy_from_slice(b"mark");
+    }
+    Some(packet)
+}
+
+fn number(packet: &Packet, swapped: bool) -> u64 {
+    let number = u64::from_le_bytes(packet.bytes()[14..22].try_into().unwrap());
+    assert_eq!(packet.len(), 60 + number as usize % 1000);
+    assert_eq!(
+        (packet.bytes()[0], packet.bytes()[6]),
+        if swapped { (2, 1) } else { (1, 2) },
+        "packet {number}"
+    );
+    number
+}
+
+fn queues(stats: &StatsPage, burst_timeout: Duration, on_hit: OnHit) -> QueuesSetup<'_> {
+    QueuesSetup { burst_timeout, on_hit, stats, name: "pipeline0", index: 0 }
+}
+
+fn setup<'a, 'd>(pool: &'static Pool, worker: Worker<'d>, burst: usize, work: Work<'a>) -> Setup<'a, 'd> {
+    let patience = Duration::from_secs(10);
+    Setup { burst, slots: 8, worker, work, patience, pool, hugepages: Hugepages::None }
+}
+
+/// Sends all packets, waiting for room, and then stops.
+fn send(mut tx: WorkTx, mut side: Side) {
+    let (mut burst, mut next) = (Burst::new(), 0);
+    while next < PACKETS || !burst.is_empty() {
+        while next < PACKETS && burst.len() < 32 {
+            let Some(packet) = make(&mut side.cache, next) else { break };
+            burst.push(packet);
+            next += 1;
+        }
+        tx.tx(&mut side.ctx(), &mut burst);
+        if !burst.is_empty() {
+            std::thread::yield_now();
+        }
+    }
+    while !tx.stop(&mut side.ctx()) {
+        std::thread::yield_now();
+    }
+    assert_eq!(tx.counters().packets(), PACKETS);
+}
+
+/// Numbers of the packets that come out, and the counters of the work.
+fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
+    let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let patterns = Patterns::from_list(["mark"]).unwrap();
+    let swapped = !matches!(worker, Worker::Nobody);
+    let work = Work { kind, swap: true, skip: 14, forced_ns: 0, patterns: Some(&patterns) };
+    let (tx, mut rx) = work_queues(setup(pool, worker, burst, work), queues(&stats, NEVER, on_hit)).unwrap();
+    let sender = std::thread::spawn(move || send(tx, Side::new(pool)));
+    let (mut side, mut numbers) = (Side::new(pool), Vec::new());
+    let mut moved = Instant::now();
+    loop {
+        let mut burst = Burst::new();
+        let left = rx.drain(&mut side.ctx(), &mut burst);
+        if burst.is_empty() {
+            if left == 0 {
+                break;
+            }
+            assert!(moved.elapsed() < Duration::from_secs(10), "nothing has come for 10 s");
+            std::thread::yield_now();
+            continue;
+        }
+        moved = Instant::now();
+        numbers.extend(burst.iter().map(|packet| number(packet, swapped)));
+        side.cache.free_all(burst.drain(..));
+    }
+    sender.join().unwrap();
+    assert_eq!(rx.counters().packets(), numbers.len() as u64);
+    let counters = (0..WORK_COUNTERS.len()).map(|i| rx.work.counter(i).value()).collect();
+    drop((rx, side));
+    let mut cache = pool.cache();
+    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+    assert_eq!(all.len(), pool.chunks(), "packet buffers were lost");
+    (numbers, counters)
+}
+
+#[test]
+fn every_packet_comes_out_once_in_order_and_worked_on() {
+    let all: Vec<u64> = (0..PACKETS).collect();
+    for burst in [1, 7, 64, 257, 1024] {
+        let bursts = PACKETS.div_ceil(burst as u64);
+        let (numbers, counters) = through(Worker::Nobody, burst, Kind::Crc32c, OnHit::Pass);
+        assert_eq!((numbers, counters), (all.clone(), vec![bursts, 0, 0]));
+        let (numbers, counters) = through(Worker::Cpu, burst, Kind::Match, OnHit::Pass);
+        assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]));
+        for launch in Launch::ALL {
+            let Ok(mut device) = HostDevice::new() else { continue };
+            let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32 };
+            let (numbers, counters) = through(worker, burst, Kind::Match, OnHit::Pass);
+            assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]), "{launch}");
+        }
+    }
+}
+
+#[test]
+fn packets_are_dropped_or_chosen_by_their_result() {
+    let dropped = through(Worker::Cpu, 100, Kind::Match, OnHit::Drop);
+    let others: Vec<u64> = (0..PACKETS).filter(|number| number % 10 != 0).collect();
+    assert_eq!(dropped, (others, vec![200, PACKETS / 10, PACKETS / 10]));
+    let chosen = through(Worker::Cpu, 100, Kind::Match, OnHit::Only);
+    let marked: Vec<u64> = (0..PACKETS).filter(|number| number % 10 == 0).collect();
+    assert_eq!(chosen, (marked, vec![200, PACKETS / 10, PACKETS / 10 * 9]));
+}
+
+#[test]
+fn a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before() {
+    let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let mut side = Side::new(pool);
+    for (timeout, goes) in [(NEVER, false), (Duration::ZERO, true)] {
+        let work = Work::default();
+        let name = if goes { "at-once" } else { "never" };
+        let queues = QueuesSetup { name, ..queues(&stats, timeout, OnHit::Pass) };
+        let (mut tx, mut rx) = work_queues(setup(pool, Worker::Cpu, 64, work), queues).unwrap();
+        let mut burst = Burst::new();
+        burst.extend((0..3).filter_map(|number| make(&mut side.cache, number)));
+        tx.tx(&mut side.ctx(), &mut burst);
+        tx.poll(&mut side.ctx());
+        rx.rx(&mut side.ctx(), &mut burst);
+        assert_eq!(burst.len(), if goes { 3 } else { 0 });
+        side.cache.free_all(burst.drain(..));
+        // Who stops does not wait.
+        let mut rest = 0;
+        while !tx.stop(&mut side.ctx()) {
+            rx.drain(&mut side.ctx(), &mut burst);
+            rest += burst.len();
+            side.cache.free_all(burst.drain(..));
+        }
+        assert_eq!((rest, rx.drain(&mut side.ctx(), &mut burst)), (if goes { 0 } else { 3 }, 0));
+    }
+}
+
+#[test]
+fn a_full_pipeline_takes_no_more_and_keeps_what_it_has() {
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let mut side = Side::new(pool);
+    let work = Work { swap: true, ..Work::default() };
+    let (mut tx, mut rx) =
+        work_queues(setup(pool, Worker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();
+    let (mut next, mut burst) = (0, Burst::new());
+    loop {
+        while burst.len() < 32 {
+            burst.push(make(&mut side.cache, next).unwrap());
+            next += 1;
+        }
+        tx.tx(&mut side.ctx(), &mut burst);
+        if !burst.is_empty() {
+            break;
+        }
+    }
+    // Eight bursts on their way, and one that is gathered.
+    let left = burst.len() as u64;
+    assert_eq!(next - left, 90);
+    side.cache.free_all(burst.drain(..));
+    let mut numbers = Vec::new();
+    while !tx.stop(&mut side.ctx()) {
+        rx.drain(&mut side.ctx(), &mut burst);
+        numbers.extend(burst.iter().map(|packet| number(packet, true)));
+        side.cache.free_all(burst.drain(..));
+    }
+    assert_eq!(numbers, (0..90).collect::<Vec<_>>());
+}
