@@ -176,7 +176,7 @@ impl Mover {
             autos: 0,
             explore_due: false,
             until_poll_timed: POLL_TIMED,
-            survey: Survey::new(),
+            survey: Survey::default(),
             timing: (0..32).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or_default(),
             max_latency: None,
             back_off: BackOff { first: tsc::ticks(BACK_OFF.0), most: tsc::ticks(BACK_OFF.1) },

@@ -10,11 +10,8 @@ use offcore_stats::tsc;
 use super::policy::Average;
 use super::stats::Way;
 
-/// Rounds from the end of a survey to the next one: at first and after one that surprised, and, twice as many after each
-/// that did not, at most. A survey takes some fifty rounds, each of them a hundred ticks and more dearer.
-const PAUSE: [u32; 2] = [256, 4096];
-/// The part of what a copy takes in all by which a survey may differ from those before without surprising.
-const EXPECTED: f32 = 0.2;
+/// Rounds from the end of a survey to the next one.
+const PAUSE: u32 = 512;
 /// Rounds that go by after a change before a survey counts: packets are about that an engine has brought from elsewhere, or
 /// an engine has not yet as many in flight as it will.
 const SETTLED: [u32; 2] = [4, 16];
@@ -22,11 +19,9 @@ const SETTLED: [u32; 2] = [4, 16];
 const COPIES: [u64; 2] = [128, 1024];
 
 /// The rounds of one worker.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Survey {
     pause: u32,
-    /// How long the next pause is.
-    next_pause: u32,
     /// Rounds in a row whose copies all went the same way, and which.
     settled: u32,
     way: Way,
@@ -42,21 +37,6 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    pub(super) fn new() -> Self {
-        Self {
-            pause: 0,
-            next_pause: PAUSE[0],
-            settled: 0,
-            way: Way::default(),
-            start: 0,
-            ticks: 0,
-            copies: [0; 2],
-            expected: 0.0,
-            worked: false,
-            rest: [Average::default(); 2],
-        }
-    }
-
     /// A round begins.
     #[inline(always)]
     pub(super) fn begin(&mut self) {
@@ -76,10 +56,7 @@ impl Survey {
         self.copies[way as usize] += u64::from(copies);
         match expected {
             Some(ticks) => self.expected += ticks,
-            None => {
-                self.next_pause = PAUSE[0];
-                self.give_up();
-            }
+            None => self.give_up(),
         }
     }
 
@@ -134,9 +111,7 @@ impl Survey {
         let beyond = (self.ticks as f32 - self.expected) / copies as f32;
         let rest = &mut self.rest[way as usize];
         if way == chosen {
-            let surprises = (beyond - rest.value()).abs() > EXPECTED * self.ticks as f32 / copies as f32;
             rest.follow(beyond);
-            self.next_pause = if surprises { PAUSE[0] } else { (2 * self.next_pause).min(PAUSE[1]) };
             self.give_up();
         } else {
             rest.replace(beyond, false);
@@ -148,7 +123,7 @@ impl Survey {
 
     fn give_up(&mut self) {
         self.clear();
-        self.pause = self.next_pause;
+        self.pause = PAUSE;
     }
 
     fn clear(&mut self) {
