@@ -248,7 +248,7 @@ fn a_capture_is_sent_byte_for_byte() {
     netns.ip(&["link", "set", "one", "up"]).unwrap();
     let mut tcpdump = netns.command("tcpdump");
     tcpdump
-        // Without a ring of its own size, each of whose slots holds the longest packet, it would lose some.
+        // Room for what comes while it does not run: with less, some of the packets were once missing on a busy machine.
         .args(["-i", "one", "-Q", "in", "-c", "700", "-U", "-B", "16384", "-w"])
         .arg(&seen);
     let mut tcpdump = tcpdump.stderr(std::process::Stdio::piped()).spawn().unwrap();

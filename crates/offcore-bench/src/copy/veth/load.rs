@@ -16,8 +16,8 @@ use crate::end_to_end::paired::{BackEnd, Load, Window};
 use crate::guest::{GUEST_MAC, PORT_MAC, Seen};
 use crate::peer::frames::{FrameSink, FrameSource};
 
-/// Frames that the kernel is asked for at a time. A call takes some 25 ms more than its frames do, in which it waits for
-/// what it has set up to be out of use (a grace period of RCU, which takes long beside a core that polls).
+/// Frames that the kernel is asked for at a time. Beside a core that polls, a call takes some 25 ms more than its frames do:
+/// measured by asking for more of them at a time. What it waits for was not seen; a grace period of RCU would take as long.
 const AT_ONCE: u32 = 1 << 16;
 /// Threads that ask, on one core: one sends while the others wait.
 const SENDERS: usize = 3;
