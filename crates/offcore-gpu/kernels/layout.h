@@ -38,9 +38,11 @@ struct og_answer {
 	u32 hits; // packets whose result is not 0
 };
 
-// The packet pool: chunks of 1 << chunk_shift bytes one after the other.
+// The packet pool: chunks of 1 << chunk_shift bytes one after the other. `staging`, where it is not null, is as much memory
+// of the device's own: packets are copied there, to the same place, and worked on there. What is changed goes back.
 struct og_pool {
 	u8 *base;
+	u8 *staging;
 	u32 chunk_shift;
 	u32 chunks;
 };
@@ -107,5 +109,5 @@ struct og_pipeline {
 };
 
 static_assert(sizeof(og_packet) == 8 && sizeof(og_slot) == 8 && sizeof(og_answer) == 8, "heads and packets");
-static_assert(sizeof(og_pool) == 16 && sizeof(og_ring) == 32 && sizeof(og_trie) == 40, "pool, ring and trie");
-static_assert(sizeof(og_work) == 56 && sizeof(og_pipeline) == 104, "work and pipeline");
+static_assert(sizeof(og_pool) == 24 && sizeof(og_ring) == 32 && sizeof(og_trie) == 40, "pool, ring and trie");
+static_assert(sizeof(og_work) == 56 && sizeof(og_pipeline) == 112, "work and pipeline");

@@ -70,6 +70,35 @@ impl FromStr for Launch {
     }
 }
 
+/// Where a device works on packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Memory {
+    /// Where they are: in the host's memory, which it reads and writes.
+    #[default]
+    Host,
+    /// In memory of its own, where it copies them; what it changes it writes back.
+    Gpu,
+}
+
+impl Memory {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Host, Self::Gpu];
+
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// What a device is to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
@@ -81,6 +110,10 @@ pub struct Service {
     pub blocks: u32,
     /// Lanes of a block: 1 to 1024.
     pub lanes: u32,
+    /// Where packets are worked on. With [`Memory::Gpu`] the device fills in [`PoolView::staging`].
+    ///
+    /// [`PoolView::staging`]: crate::layout::PoolView::staging
+    pub memory: Memory,
 }
 
 impl Service {
@@ -113,6 +146,21 @@ pub trait Device: fmt::Debug + Send {
     /// The memory that `service` points to stays until the launcher has [ended](Launcher::end) and said that nobody is left
     /// at work; packets are the device's from when they are submitted until their burst is answered.
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError>;
+
+    /// What a person should know about it and the services that it has started: which memory it uses, what it does without.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Begins (`true`) or ends the part of the run that a profiler looks at.
+    ///
+    /// # Errors
+    /// When the device knows no profiler.
+    fn profile(&mut self, begin: bool) -> Result<(), DeviceError> {
+        let _ = begin;
+        let reason = "it has no profiler: expected a CUDA device".into();
+        Err(DeviceError::Absent { device: self.name().into(), reason })
+    }
 }
 
 /// A service that has been started: its two halves.

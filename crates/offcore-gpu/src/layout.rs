@@ -45,6 +45,9 @@ pub struct AnswerHead {
 pub struct PoolView {
     /// Address of the first chunk, at the device.
     pub base: *mut u8,
+    /// Address, at the device, of as much memory of its own, where packets are worked on; null: they are worked on where
+    /// they are.
+    pub staging: *mut u8,
     /// A chunk has 1 << `chunk_shift` bytes.
     pub chunk_shift: u32,
     /// Chunks.
@@ -148,6 +151,6 @@ pub struct PipelineView {
 const _: () = {
     assert!(size_of::<PacketDescriptor>() == 8 && size_of::<SlotHead>() == 8 && size_of::<AnswerHead>() == 8);
     assert!(size_of::<SlotHead>() + PACKETS_IN_HEAD_LINE * size_of::<PacketDescriptor>() == 64);
-    assert!(size_of::<PoolView>() == 16 && size_of::<RingView>() == 32 && size_of::<TrieView>() == 40);
-    assert!(size_of::<WorkView>() == 56 && size_of::<PipelineView>() == 104);
+    assert!(size_of::<PoolView>() == 24 && size_of::<RingView>() == 32 && size_of::<TrieView>() == 40);
+    assert!(size_of::<WorkView>() == 56 && size_of::<PipelineView>() == 112);
 };

@@ -3,6 +3,7 @@
 //! * [`layout`]: what the CPU and a device share, byte by byte,
 //! * [`ring`]: bursts of packets go to a device, and come back in order,
 //! * [`device`]: who works on bursts,
+//! * [`devices`]: devices by name,
 //! * [`host`]: threads that stand in for a GPU,
 //! * [`kernel`]: what kernels do with bursts, by a thread of the host,
 //! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
@@ -13,6 +14,7 @@
 
 pub mod cpu;
 pub mod device;
+pub mod devices;
 pub mod doctor;
 pub mod host;
 pub mod kernel;

@@ -15,7 +15,7 @@ use offcore_mem::{Hugepages, Packet, Pool};
 use offcore_stats::tsc;
 
 use crate::cpu::{CpuWork, CpuWorkError};
-use crate::device::{Device, DeviceError, Launch, Launcher, Service, Started, Watch};
+use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
 use crate::layout::{Kind, PipelineView, PoolView, TrieView, WorkView};
 use crate::patterns::Patterns;
 use crate::ring::{Collector, RingConfig, RingError, Submitter, burst_ring};
@@ -70,6 +70,8 @@ pub enum Worker<'a> {
         blocks: u32,
         /// Lanes of a block, 1 to 1024.
         lanes: u32,
+        /// Where it works on packets.
+        memory: Memory,
     },
 }
 
@@ -118,11 +120,12 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         ask_after: tsc::ticks(ASK_AFTER.min(patience)),
         pool,
     };
-    if let Worker::Device { device, launch, blocks, lanes } = worker {
+    if let Worker::Device { device, launch, blocks, lanes, memory } = worker {
         let trie = patterns.filter(|_| kind == Kind::Match).map(Trie::new).map(Arc::new);
         let view = PipelineView {
             pool: PoolView {
                 base: pool.mapping().base().as_ptr(),
+                staging: std::ptr::null_mut(),
                 chunk_shift: pool.chunk_size().trailing_zeros(),
                 chunks: pool.chunks() as u32,
             },
@@ -138,7 +141,8 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         // SAFETY: the pool is never unmapped. Ring and tables are `front`'s, which ends the service before it lets go of
         // them, or keeps them for good where it does not end. Packets are out of reach from when they are submitted until
         // their burst is answered or nobody is at work any more: `Back::done` sees to it.
-        let Started { launcher, watch } = unsafe { device.start(Service { view, launch, blocks, lanes }) }?;
+        let Started { launcher, watch } =
+            unsafe { device.start(Service { view, launch, blocks, lanes, memory }) }?;
         front.serving = Some(Serving { launcher: Some(launcher), trie });
         back.watch = Some(watch);
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use offcore_dma::Mover;
-use offcore_gpu::device::Launch;
+use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
@@ -133,7 +133,8 @@ fn every_packet_comes_out_once_in_order_and_worked_on() {
         assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]));
         for launch in Launch::ALL {
             let Ok(mut device) = HostDevice::new() else { continue };
-            let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32 };
+            let worker =
+                Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32, memory: Memory::Host };
             let (numbers, counters) = through(worker, burst, Kind::Match, OnHit::Pass);
             assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]), "{launch}");
         }

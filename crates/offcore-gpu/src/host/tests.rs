@@ -1,6 +1,7 @@
 use offcore_mem::{HEADROOM, Hugepages, Packet, Pool, PoolCache};
 
 use super::*;
+use crate::device::Memory;
 use crate::layout::{Kind, PoolView, TrieView, WorkView};
 use crate::ring::{Collector, RingConfig, Submitter, burst_ring};
 
@@ -13,6 +14,7 @@ fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     PipelineView {
         pool: PoolView {
             base: pool.mapping().base().as_ptr(),
+            staging: std::ptr::null_mut(),
             chunk_shift: pool.chunk_size().trailing_zeros(),
             chunks: pool.chunks() as u32,
         },
@@ -45,7 +47,7 @@ fn every_packet_comes_back(launch: Launch, blocks: u32, lanes: u32, len: usize, 
     let pool = Pool::new(8 * len.max(64), 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
-    let service = Service { view: view(pool, &submitter), launch, blocks, lanes };
+    let service = Service { view: view(pool, &submitter), launch, blocks, lanes, memory: Memory::Host };
     // SAFETY: pool and ring stay until the service has ended, below; packets are looked at when they were answered.
     let Started { mut launcher, mut watch } = unsafe { HostDevice::new().unwrap().start(service) }.unwrap();
     let (mut next, mut expected, mut burst) = (0, 0, Vec::new());
@@ -93,7 +95,13 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, 1);
-    let service = Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks: 1, lanes: 1 };
+    let service = Service {
+        view: view(pool, &submitter),
+        launch: Launch::Kernel,
+        blocks: 1,
+        lanes: 1,
+        memory: Memory::Host,
+    };
     let mut device = HostDevice::new().unwrap().with_fault(fault);
     // SAFETY: as above.
     let Started { mut launcher, mut watch } = unsafe { device.start(service) }.unwrap();
@@ -139,7 +147,13 @@ fn numbers_out_of_range_are_refused() {
     for (blocks, lanes, words) in
         [(0, 1, "0 blocks"), (65, 1, "1 to 64"), (1, 0, "0 lanes"), (1, 1025, "1 to 1024")]
     {
-        let service = Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks, lanes };
+        let service = Service {
+            view: view(pool, &submitter),
+            launch: Launch::Kernel,
+            blocks,
+            lanes,
+            memory: Memory::Host,
+        };
         // SAFETY: nothing is started.
         let error = unsafe { HostDevice::new().unwrap().start(service) }.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");

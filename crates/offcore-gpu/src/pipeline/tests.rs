@@ -98,7 +98,13 @@ fn every_packet_has_its_result_whoever_works() {
             assert_eq!(every_packet_is_right(Worker::Cpu, kind, burst, bursts), None);
             for launch in Launch::ALL {
                 let mut device = HostDevice::new().unwrap();
-                let worker = Worker::Device { device: &mut device, launch, blocks: 2, lanes: 64 };
+                let worker = Worker::Device {
+                    device: &mut device,
+                    launch,
+                    blocks: 2,
+                    lanes: 64,
+                    memory: Memory::Host,
+                };
                 assert_eq!(every_packet_is_right(worker, kind, burst, bursts), None);
             }
         }
@@ -111,7 +117,13 @@ fn the_cpu_goes_on_where_a_device_dies_or_stands_still() {
     for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Stuck(5), "has not answered")] {
         for burst in [1, 64, 300] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);
-            let worker = Worker::Device { device: &mut device, launch: Launch::Kernel, blocks: 1, lanes: 32 };
+            let worker = Worker::Device {
+                device: &mut device,
+                launch: Launch::Kernel,
+                blocks: 1,
+                lanes: 32,
+                memory: Memory::Host,
+            };
             let failure = every_packet_is_right(worker, Kind::Crc32c, burst, 40).unwrap();
             assert!(failure.contains(words), "{failure}");
         }
@@ -123,7 +135,13 @@ fn a_burst_that_a_device_has_half_done_is_done_once() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let mut device = HostDevice::new().unwrap().with_fault(Fault::Dies(0));
-    let worker = Worker::Device { device: &mut device, launch: Launch::Kernel, blocks: 1, lanes: 1 };
+    let worker = Worker::Device {
+        device: &mut device,
+        launch: Launch::Kernel,
+        blocks: 1,
+        lanes: 1,
+        memory: Memory::Host,
+    };
     let setup = Setup {
         burst: 2,
         slots: 2,
@@ -170,7 +188,13 @@ fn what_cannot_be_is_refused_by_name() {
         hugepages: Hugepages::None,
     };
     let mut device = HostDevice::new().unwrap();
-    let worker = Worker::Device { device: &mut device, launch: Launch::Persistent, blocks: 65, lanes: 1 };
+    let worker = Worker::Device {
+        device: &mut device,
+        launch: Launch::Persistent,
+        blocks: 65,
+        lanes: 1,
+        memory: Memory::Host,
+    };
     for (setup, words) in [
         (setup(Worker::Cpu, 0, 2, Kind::Nothing), "packets of a burst: found 0"),
         (setup(Worker::Cpu, 1, 3, Kind::Nothing), "slots of a burst ring: found 3"),

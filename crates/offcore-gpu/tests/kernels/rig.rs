@@ -235,6 +235,7 @@ impl Rig {
         PipelineView {
             pool: PoolView {
                 base: self.pool.at(0),
+                staging: std::ptr::null_mut(),
                 chunk_shift: self.chunk_shift,
                 chunks: (self.pool.len >> self.chunk_shift) as u32,
             },
