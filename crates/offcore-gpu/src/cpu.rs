@@ -94,6 +94,14 @@ impl CpuWork {
         results.iter().filter(|result| **result != 0).count() as u32
     }
 
+    /// Only swaps the MAC addresses of a packet, if it is asked for at all.
+    #[inline]
+    pub fn swap(&self, pool: &Pool, packet: &mut Packet) {
+        if self.swap {
+            swap_addresses(pool, packet);
+        }
+    }
+
     /// Bytes of the tables that the work uses.
     pub fn memory(&self) -> usize {
         match &self.work {

@@ -2,23 +2,30 @@
 //!
 //! A pipeline has two ends for two lcores: [`Front`], where bursts begin, and [`Back`], where they come back. Between them
 //! the packets are the device's, and nobody else has a handle on them. A device that dies is replaced by the CPU from the
-//! first burst on that it has not answered: no packet is lost by it, and none is worked on twice.
+//! first burst on that it has not answered: no packet is lost by it, and none is worked on twice. One that stands still and
+//! cannot be made to end may go on some day: packets that it was told of, and may then write, go on as copies, and stay
+//! behind themselves ([`Back::quarantined`]) until nobody is at work any more.
+//!
+//! **Buffer split.** With [`Work::split_at`] packets whose first bytes are in a buffer of their own, of that many bytes, are
+//! the device's without these: it is told of what follows, and the CPU swaps the addresses. All other packets are the CPU's.
 
 #[cfg(test)]
 #[cfg(host_kernels)]
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use offcore_mem::{Hugepages, Packet, Pool};
+use offcore_mem::{Hugepages, Packet, Pool, PoolCache};
 use offcore_stats::tsc;
+use offcore_wire::virtio_net::HEADER_LEN;
 
 use crate::cpu::{CpuWork, CpuWorkError};
 use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
 use crate::layout::{Kind, PipelineView, PoolView, TrieView, WorkView};
 use crate::patterns::Patterns;
-use crate::ring::{Collector, RingConfig, RingError, Submitter, burst_ring};
+use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, WorkBurst, burst_ring};
 use crate::trie::Trie;
 
 /// How long a burst may be unanswered before anybody asks whether the device still lives.
@@ -45,8 +52,10 @@ pub struct Work<'a> {
     pub kind: Kind,
     /// Whether its MAC addresses change places.
     pub swap: bool,
-    /// Bytes before its payload.
+    /// Bytes before its payload; with a split these are those of the first buffer instead.
     pub skip: u32,
+    /// Bytes in the first buffer of packets that have been split.
+    pub split_at: Option<usize>,
     /// Nanoseconds that it takes at least: one packet after the other on a CPU, all lanes of a block at once on a device.
     pub forced_ns: u32,
     /// The patterns of [`Kind::Match`].
@@ -100,22 +109,27 @@ pub struct Setup<'a, 'd> {
 /// Numbers out of range, work that cannot be done, a device that refuses.
 pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
     let Setup { burst, slots, worker, work, patience, pool, hugepages } = setup;
-    let Work { kind, swap, skip, forced_ns, patterns } = work;
+    let Work { kind, swap, skip, split_at, forced_ns, patterns } = work;
+    let before_payload = split_at.map_or(skip, |at| at as u32);
     let cpu = match worker {
         Worker::Nobody => None,
-        _ => Some(CpuWork::new(kind, swap, skip, forced_ns, patterns)?),
+        _ => Some(CpuWork::new(kind, swap, before_payload, forced_ns, patterns)?),
     };
+    let by_device = matches!(worker, Worker::Device { .. });
+    let split = split_at.filter(|_| by_device).map(|at| Split { pool, at });
     // What a device that dies may have swapped has to be known.
-    let keep_addresses = swap && matches!(worker, Worker::Device { .. });
-    let (submitter, collector) = burst_ring(&RingConfig { slots, burst, keep_addresses, hugepages })?;
-    let mut front = Front { submitter, serving: None, slots };
+    let device_swaps = by_device && swap && split.is_none();
+    let config = RingConfig { slots, burst, keep_addresses: device_swaps, split, hugepages };
+    let (submitter, collector) = burst_ring(&config)?;
+    let failed = Arc::new(AtomicBool::new(false));
+    let mut front = Front { submitter, serving: None, slots, failed: Arc::clone(&failed) };
     let mut back = Back {
         collector,
         results: vec![0; burst],
         hits: None,
         cpu,
-        watch: None,
-        failure: None,
+        split,
+        serving: None,
         patience: tsc::ticks(patience),
         ask_after: tsc::ticks(ASK_AFTER.min(patience)),
         pool,
@@ -132,8 +146,9 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
             ring: front.submitter.view(),
             work: WorkView {
                 kind,
-                swap: swap.into(),
-                skip,
+                swap: device_swaps.into(),
+                // Of a packet that has been split it sees the payload alone.
+                skip: if split.is_some() { 0 } else { skip },
                 forced_ns,
                 trie: trie.as_ref().map_or(TrieView::EMPTY, |trie| trie.view()),
             },
@@ -144,7 +159,16 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         let Started { launcher, watch } =
             unsafe { device.start(Service { view, launch, blocks, lanes, memory }) }?;
         front.serving = Some(Serving { launcher: Some(launcher), trie });
-        back.watch = Some(watch);
+        let quarantine = Vec::new();
+        back.serving = Some(Served {
+            watch,
+            swaps: device_swaps,
+            failed,
+            failure: None,
+            stuck: false,
+            quarantine,
+            aside: 0,
+        });
     }
     Ok((front, back))
 }
@@ -162,6 +186,8 @@ pub struct Front {
     submitter: Submitter,
     serving: Option<Serving>,
     slots: usize,
+    /// The device has failed: it is told nothing any more.
+    failed: Arc<AtomicBool>,
 }
 
 impl Front {
@@ -178,6 +204,9 @@ impl Front {
     /// When there are more packets than a burst may have.
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> bool {
+        if self.failed.load(Ordering::Relaxed) {
+            return self.submitter.hide(packets).is_some();
+        }
         let count = packets.len();
         let Some(turn) = self.submitter.submit(packets) else { return false };
         if let Some(launcher) = self.serving.as_mut().and_then(|serving| serving.launcher.as_mut()) {
@@ -215,11 +244,29 @@ pub struct Back {
     hits: Option<u32>,
     /// The work, for whoever does it here; nobody does anything without.
     cpu: Option<CpuWork>,
-    watch: Option<Box<dyn Watch>>,
-    failure: Option<String>,
+    /// What of a packet is the device's.
+    split: Option<Split>,
+    serving: Option<Served>,
     patience: u64,
     ask_after: u64,
     pool: &'static Pool,
+}
+
+/// A device at work, for who collects.
+#[derive(Debug)]
+struct Served {
+    watch: Box<dyn Watch>,
+    /// Whether it writes packets.
+    swaps: bool,
+    /// What the front end has to know.
+    failed: Arc<AtomicBool>,
+    failure: Option<String>,
+    /// It has failed, but may still be at work.
+    stuck: bool,
+    /// Packets that it may write.
+    quarantine: Vec<Packet>,
+    /// Packets of the oldest burst that have been looked at for that.
+    aside: usize,
 }
 
 /// A burst that has been worked on.
@@ -263,13 +310,18 @@ impl Back {
 
     /// Why the CPU works in the device's place, if it does.
     pub fn failure(&self) -> Option<&str> {
-        self.failure.as_deref()
+        self.serving.as_ref()?.failure.as_deref()
+    }
+
+    /// Packets that went on as copies because a device that stands still may yet write them.
+    pub fn quarantined(&self) -> usize {
+        self.serving.as_ref().map_or(0, |serving| serving.quarantine.len())
     }
 
     /// Works on the oldest burst, or takes what a device has made of it; `None` when there is none, or none yet.
     #[inline]
     fn work(&mut self) -> Option<u32> {
-        if self.watch.is_some() {
+        if self.serving.is_some() {
             return self.answered();
         }
         let Self { collector, results, cpu, pool, .. } = self;
@@ -286,30 +338,26 @@ impl Back {
 
     #[inline]
     fn answered(&mut self) -> Option<u32> {
-        let Some(mut hits) = self.collector.answer(&mut self.results) else {
+        let Some(hits) = self.collector.answer(&mut self.results) else {
             return self.unanswered();
         };
-        // Packets of several buffers are not the device's.
-        let Self { collector, results, cpu, pool, .. } = self;
-        let packets = &mut collector.oldest()?.packets;
-        if let Some(cpu) = cpu
-            && packets.iter().any(Packet::is_segmented)
-        {
-            for (packet, result) in
-                packets.iter_mut().zip(results).filter(|(packet, _)| packet.is_segmented())
-            {
-                hits += cpu.run(pool, std::slice::from_mut(packet), std::slice::from_mut(result));
+        let Self { collector, results, cpu, pool, split, .. } = self;
+        let (packets, Some(cpu)) = (&mut collector.oldest()?.packets, cpu) else { return Some(hits) };
+        match split {
+            Some(split) => Some(hits + beside_split(cpu, split, packets, results)),
+            None if packets.iter().any(Packet::is_segmented) => {
+                Some(hits + beside(cpu, pool, packets, results))
             }
+            None => Some(hits),
         }
-        Some(hits)
     }
 
     /// The oldest burst, if there is one, has not been answered: its device may be dead, or stand still.
     #[inline]
     fn unanswered(&mut self) -> Option<u32> {
-        let since = self.collector.oldest()?.since;
-        if self.failure.is_some() {
-            return Some(self.replace());
+        let (since, shown) = self.collector.oldest().map(|burst| (burst.since, burst.shown))?;
+        if !shown || self.serving.as_ref().is_some_and(|serving| serving.failure.is_some()) {
+            return self.replace();
         }
         let waited = tsc::now().wrapping_sub(since);
         if waited > self.ask_after { self.look_after(waited) } else { None }
@@ -317,30 +365,110 @@ impl Back {
 
     #[cold]
     fn look_after(&mut self, waited: u64) -> Option<u32> {
-        let watch = self.watch.as_mut()?;
-        let failure = match watch.failure() {
+        let Served { watch, failed, failure, stuck, .. } = self.serving.as_mut()?;
+        let silent = || format!("it has not answered for {:.1} ms", tsc::to_ns(waited) / 1e6);
+        let found = match watch.failure() {
             Some(failure) => failure,
-            None if waited > self.patience && watch.give_up() => {
-                format!("it has not answered for {:.1} ms", tsc::to_ns(waited) / 1e6)
+            None if waited > self.patience && watch.give_up() => silent(),
+            // It was asked to give up, and had as long again to do so.
+            None if waited > 2 * self.patience => {
+                *stuck = true;
+                format!("{} and does not end: packets that it may write go on as copies", silent())
             }
             None => return None,
         };
-        tracing::error!("a device has failed ({failure}): the CPU goes on in its place");
-        self.failure = Some(failure);
+        tracing::error!("a device has failed ({found}): the CPU goes on in its place");
+        *failure = Some(found);
+        failed.store(true, Ordering::Relaxed);
         // It may have answered just before.
         self.answered()
     }
 
-    /// Works on a burst that a dead device may have worked on in part.
+    /// Works on a burst that a failed device may have worked on in part, or was not told of; `None` while a copy is wanted
+    /// and the pool is dry.
     #[cold]
-    fn replace(&mut self) -> u32 {
-        let Self { collector, results, cpu, pool, .. } = self;
-        let (Some(burst), Some(cpu)) = (collector.oldest(), cpu) else { return 0 };
+    fn replace(&mut self) -> Option<u32> {
+        let Self { collector, results, cpu, pool, serving, .. } = self;
+        let (Some(burst), Some(cpu), Some(serving)) = (collector.oldest(), cpu, serving) else {
+            return Some(0);
+        };
+        if serving.stuck {
+            serving.put_aside(burst, pool)?;
+        }
         for (packet, addresses) in burst.packets.iter_mut().zip(&burst.addresses) {
             if !packet.is_segmented() && packet.len() >= addresses.len() {
                 packet.bytes_mut()[..addresses.len()].copy_from_slice(addresses); // copy-ok: addresses, as they were
             }
         }
-        cpu.run(pool, &mut burst.packets, results)
+        Some(cpu.run(pool, &mut burst.packets, results))
     }
+}
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        let Some(Served { watch, quarantine, .. }) = &mut self.serving else { return };
+        if !quarantine.is_empty() && watch.give_up() {
+            self.pool.cache().free_all(quarantine.drain(..));
+        }
+    }
+}
+
+impl Served {
+    /// Puts copies in the place of the packets that a device that stands still may write. `None`, and those that are done
+    /// stay done, when the pool has no more buffers.
+    fn put_aside(&mut self, burst: &mut WorkBurst, pool: &'static Pool) -> Option<()> {
+        let mut cache = pool.cache();
+        if !self.quarantine.is_empty() && self.watch.give_up() {
+            self.stuck = false;
+            cache.free_all(self.quarantine.drain(..));
+            return Some(());
+        }
+        if !self.swaps || !burst.shown {
+            return Some(());
+        }
+        for packet in &mut burst.packets[self.aside..] {
+            if !packet.is_segmented() {
+                let copy = copied(&mut cache, packet)?;
+                self.quarantine.push(std::mem::replace(packet, copy));
+            }
+            self.aside += 1;
+        }
+        self.aside = 0;
+        Some(())
+    }
+}
+
+/// A packet of one buffer again, in another one.
+fn copied(cache: &mut PoolCache, packet: &Packet) -> Option<Packet> {
+    let mut copy = cache.take_sized(packet.headroom(), packet.len())?;
+    copy.bytes_mut().copy_from_slice(packet.bytes()); // copy-ok: its device stands still, once
+    if packet.has_offload() {
+        copy.headroom_mut(HEADER_LEN).copy_from_slice(packet.headroom_bytes(HEADER_LEN)); // copy-ok: a header
+        copy.set_offload(true);
+    }
+    Some(copy)
+}
+
+/// Works on those packets of an answered burst that were not the device's. Returns how many of their results are not 0.
+#[cold]
+fn beside(cpu: &CpuWork, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) -> u32 {
+    let others = packets.iter_mut().zip(results).filter(|(packet, _)| packet.is_segmented());
+    others.map(|(packet, result)| one(cpu, pool, packet, result)).sum()
+}
+
+/// The same where packets have been split, and swaps the addresses of those that were the device's.
+#[inline]
+fn beside_split(cpu: &CpuWork, split: &Split, packets: &mut [Packet], results: &mut [u32]) -> u32 {
+    let mut hits = 0;
+    for (packet, result) in packets.iter_mut().zip(results) {
+        match split.payload(packet) {
+            Some(_) => cpu.swap(split.pool, packet),
+            None => hits += one(cpu, split.pool, packet, result),
+        }
+    }
+    hits
+}
+
+fn one(cpu: &CpuWork, pool: &Pool, packet: &mut Packet, result: &mut u32) -> u32 {
+    cpu.run(pool, std::slice::from_mut(packet), std::slice::from_mut(result))
 }

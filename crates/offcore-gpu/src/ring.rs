@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use offcore_mem::mapping::MemoryError;
-use offcore_mem::{Hugepages, Mapping, Packet};
+use offcore_mem::{Hugepages, Mapping, Packet, Pool};
 use offcore_ring::spsc::{self, Consumer, Producer};
 use offcore_stats::tsc;
 
@@ -54,6 +54,8 @@ pub struct WorkBurst {
     pub since: u64,
     /// The packets, in order.
     pub packets: Vec<Packet>,
+    /// Whether the device has been told of it.
+    pub shown: bool,
     /// The first 12 bytes of each as it was submitted, when the ring keeps them: what a device that has died may or may
     /// not have swapped.
     pub addresses: Vec<[u8; ADDRESSES]>,
@@ -68,8 +70,27 @@ pub struct RingConfig {
     pub burst: usize,
     /// Whether the packets' addresses are kept until their burst is back. It takes a look at every packet.
     pub keep_addresses: bool,
+    /// Whether packets are split.
+    pub split: Option<Split>,
     /// Pages of the memory that a device sees.
     pub hugepages: Hugepages,
+}
+
+/// Buffer split: packets have their first bytes in a buffer of their own, and the device is told of the rest only.
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    /// The pool of the packets.
+    pub pool: &'static Pool,
+    /// Bytes in the first buffer.
+    pub at: usize,
+}
+
+impl Split {
+    /// What the device is told of `packet`: chunk, offset and length of its payload, if it has been split.
+    #[inline(always)]
+    pub fn payload(&self, packet: &Packet) -> Option<(u32, u16, u16)> {
+        if packet.len() == self.at { self.pool.second_of_two(packet) } else { None }
+    }
 }
 
 /// The memory that a device sees.
@@ -130,6 +151,7 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
             turn: 0,
             since: 0,
             packets: Vec::with_capacity(config.burst),
+            shown: false,
             addresses: Vec::with_capacity(kept),
         };
         // There is room for as many as there are slots.
@@ -139,8 +161,10 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
     let submitter = Submitter {
         shared: Arc::clone(&shared),
         turn: 0,
+        shown: 0,
         burst: config.burst,
         keep_addresses: config.keep_addresses,
+        split: config.split,
         submitted,
         empty,
     };
@@ -153,8 +177,11 @@ pub struct Submitter {
     shared: Arc<Shared>,
     /// Of the next burst.
     turn: u64,
+    /// Of the first burst that the device has not been told of.
+    shown: u64,
     burst: usize,
     keep_addresses: bool,
+    split: Option<Split>,
     submitted: Producer<WorkBurst>,
     empty: Consumer<WorkBurst>,
 }
@@ -201,12 +228,14 @@ impl Submitter {
     }
 
     /// Hands `packets` to the device, and leaves an empty vector with as much room in their place. Returns their turn;
-    /// `None`, and they stay, when the ring is full. Packets of several buffers are not for the device: their result is 0.
+    /// `None`, and they stay, when the ring is full. Packets of several buffers are not for the device, unless they have been
+    /// [split](RingConfig::split), and then all others are not: their result is 0.
     ///
     /// # Panics
-    /// When there are more packets than a burst may have.
+    /// When there are more packets than a burst may have, or after [`hide`](Self::hide).
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
+        assert!(self.shown == self.turn, "the device is not to see any more bursts");
         assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
         let mut burst = self.empty.pop()?;
         let (slot, _, lap) = self.shared.place(self.turn);
@@ -216,7 +245,7 @@ impl Submitter {
             let head = self.shared.mapping.base().as_ptr().add(slot);
             let descriptors = head.add(size_of::<SlotHead>()).cast::<PacketDescriptor>();
             for (i, packet) in packets.iter().enumerate() {
-                descriptors.add(i).write_volatile(described(packet));
+                descriptors.add(i).write_volatile(self.described(packet));
             }
             let count = head.add(std::mem::offset_of!(SlotHead, count)).cast::<u32>();
             count.write_volatile(packets.len() as u32);
@@ -225,14 +254,50 @@ impl Submitter {
         if self.keep_addresses {
             burst.addresses.extend(packets.iter().map(addresses));
         }
-        (burst.turn, burst.since) = (self.turn, tsc::now());
+        (burst.turn, burst.since, burst.shown) = (self.turn, tsc::now(), true);
         swap(&mut burst.packets, packets);
         self.shared.lap(slot).store(lap, Ordering::Release);
+        self.shown += 1;
+        Some(self.pass(burst))
+    }
+
+    /// The same without the device: from now on it is told of no burst any more.
+    ///
+    /// # Panics
+    /// When there are more packets than a burst may have.
+    #[cold]
+    pub fn hide(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
+        assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
+        let mut burst = self.empty.pop()?;
+        burst.addresses.clear();
+        (burst.turn, burst.since, burst.shown) = (self.turn, tsc::now(), false);
+        swap(&mut burst.packets, packets);
+        Some(self.pass(burst))
+    }
+
+    /// Passes a burst to the other end; its turn.
+    #[inline(always)]
+    fn pass(&mut self, burst: WorkBurst) -> u64 {
         // There is room for as many as there are slots.
         let _ = self.submitted.push(burst);
         self.submitted.publish();
         self.turn += 1;
-        Some(self.turn - 1)
+        self.turn - 1
+    }
+
+    /// What the device is told of a packet.
+    #[inline(always)]
+    fn described(&self, packet: &Packet) -> PacketDescriptor {
+        if let Some(split) = &self.split {
+            return match split.payload(packet) {
+                Some((chunk, offset, len)) => PacketDescriptor { chunk, offset, len },
+                None => PacketDescriptor::default(),
+            };
+        }
+        if packet.is_segmented() {
+            return PacketDescriptor::default();
+        }
+        PacketDescriptor { chunk: packet.chunk(), offset: packet.headroom() as u16, len: packet.len() as u16 }
     }
 
     /// Tells the device that no more bursts will come: whoever waits for one of the next `waiters` turns ends. Says whether
@@ -241,9 +306,9 @@ impl Submitter {
         if self.room(waiters) < waiters {
             return false;
         }
-        for turn in self.turn..self.turn + waiters as u64 {
+        for turn in self.shown..self.shown + waiters as u64 {
             let (slot, _, lap) = self.shared.place(turn);
-            // SAFETY: as in `submit`.
+            // SAFETY: as in `submit`; a device that stands still may yet read the packets of an earlier lap, which stay.
             unsafe {
                 let head = self.shared.mapping.base().as_ptr().add(slot);
                 head.add(std::mem::offset_of!(SlotHead, count)).cast::<u32>().write_volatile(QUIT);
@@ -252,15 +317,6 @@ impl Submitter {
         }
         true
     }
-}
-
-/// What the device is told of a packet.
-#[inline(always)]
-fn described(packet: &Packet) -> PacketDescriptor {
-    if packet.is_segmented() {
-        return PacketDescriptor::default();
-    }
-    PacketDescriptor { chunk: packet.chunk(), offset: packet.headroom() as u16, len: packet.len() as u16 }
 }
 
 #[inline(always)]

@@ -60,6 +60,22 @@ impl Pool {
         SegmentsMut { buffers: Buffers::of(self, packet), packet: PhantomData }
     }
 
+    /// Chunk, offset in it and length of the second buffer of a packet that has two; `None` for a packet that has one, or
+    /// more.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    #[inline]
+    pub fn second_of_two(&self, packet: &Packet) -> Option<(u32, u16, u16)> {
+        assert!(self.owns(packet), "packet {} is not of this pool", packet.chunk());
+        if !packet.is_segmented() {
+            return None;
+        }
+        // SAFETY: a segmented packet of this pool, which is borrowed; the handle is only looked at.
+        let second = unsafe { self.following(packet) };
+        (!second.is_segmented()).then(|| (second.chunk(), second.headroom() as u16, second.len() as u16))
+    }
+
     /// Calls `visit` with address and length of the bytes in each of the packet's buffers, from the first.
     ///
     /// # Panics

@@ -92,7 +92,7 @@ fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<
     let stats = StatsPage::new(1 << 14).unwrap();
     let patterns = Patterns::from_list(["mark"]).unwrap();
     let swapped = !matches!(worker, Worker::Nobody);
-    let work = Work { kind, swap: true, skip: 14, forced_ns: 0, patterns: Some(&patterns) };
+    let work = Work { kind, swap: true, skip: 14, split_at: None, forced_ns: 0, patterns: Some(&patterns) };
     let (tx, mut rx) = work_queues(setup(pool, worker, burst, work), queues(&stats, NEVER, on_hit)).unwrap();
     let sender = std::thread::spawn(move || send(tx, Side::new(pool)));
     let (mut side, mut numbers) = (Side::new(pool), Vec::new());

@@ -6,7 +6,8 @@ use crate::layout::{Kind, PoolView, TrieView, WorkView};
 use crate::ring::{Collector, RingConfig, Submitter, burst_ring};
 
 fn ring(slots: usize, burst: usize) -> (Submitter, Collector) {
-    burst_ring(&RingConfig { slots, burst, keep_addresses: false, hugepages: Hugepages::None }).unwrap()
+    burst_ring(&RingConfig { slots, burst, keep_addresses: false, split: None, hugepages: Hugepages::None })
+        .unwrap()
 }
 
 /// Swap, and CRC-32C of all but the first 14 bytes.

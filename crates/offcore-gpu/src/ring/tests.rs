@@ -3,7 +3,7 @@ use offcore_mem::{HEADROOM, Pool, PoolCache};
 use super::*;
 
 fn config(slots: usize, burst: usize) -> RingConfig {
-    RingConfig { slots, burst, keep_addresses: false, hugepages: Hugepages::None }
+    RingConfig { slots, burst, keep_addresses: false, split: None, hugepages: Hugepages::None }
 }
 
 /// A device in a few lines: it answers the bursts of its ring in order, with the length of each packet.
