@@ -74,16 +74,41 @@ pub struct Mirror {
     pub to: usize,
 }
 
+/// The way to the worker that sends them: what goes here is sent in the order of its stamps.
+#[derive(Debug)]
+pub struct Stamping {
+    ring: RingTx,
+}
+
+impl Stamping {
+    /// By way of `ring`.
+    pub fn new(ring: RingTx) -> Self {
+        Self { ring }
+    }
+
+    /// Sends packets that were seen at the time `stamp` (TSC); those that there is no room for are dropped and counted.
+    pub fn send(&mut self, mut packets: Burst, stamp: u64, ctx: &mut Context<'_>) {
+        for packet in &mut packets {
+            // copy-ok: eight bytes of time
+            packet.headroom_mut(STAMPED)[..STAMP].copy_from_slice(&stamp.to_ne_bytes());
+        }
+        self.ring.tx(ctx, &mut packets);
+        if !packets.is_empty() {
+            self.ring.counters().drop_all(Drop::Full, &mut packets, ctx.cache);
+        }
+    }
+}
+
 /// Where the copies of one queue go.
 #[derive(Debug)]
 struct Tap {
-    ring: RingTx,
+    to: Stamping,
     duplicator: Duplicator,
 }
 
 impl Tap {
     fn new(ring: RingTx) -> Self {
-        Self { ring, duplicator: Duplicator::default() }
+        Self { to: Stamping::new(ring), duplicator: Duplicator::default() }
     }
 
     /// Copies of the packets; those that there is no packet buffer for are counted as dropped.
@@ -91,20 +116,13 @@ impl Tap {
         let mut copies = Burst::new();
         let missing = self.duplicator.duplicate(packets, ctx.cache, &mut copies);
         if missing > 0 {
-            self.ring.counters().drop(Drop::NoBuffer, missing as u64);
+            self.to.ring.counters().drop(Drop::NoBuffer, missing as u64);
         }
         copies
     }
 
-    fn send(&mut self, mut copies: Burst, stamp: u64, ctx: &mut Context<'_>) {
-        for copy in &mut copies {
-            // copy-ok: eight bytes of time
-            copy.headroom_mut(STAMPED)[..STAMP].copy_from_slice(&stamp.to_ne_bytes());
-        }
-        self.ring.tx(ctx, &mut copies);
-        if !copies.is_empty() {
-            self.ring.counters().drop_all(Drop::Full, &mut copies, ctx.cache);
-        }
+    fn send(&mut self, copies: Burst, stamp: u64, ctx: &mut Context<'_>) {
+        self.to.send(copies, stamp, ctx);
         ctx.clock.lap(Stage::Copy);
     }
 }

@@ -6,22 +6,38 @@
 //! They go where a [ring](crate::ring) between two workers goes. [`WorkTx`] gathers the packets of several port bursts into
 //! one of the work's, until that is full or its first packet has waited for long enough. When there is no room for more it
 //! takes no more: what its worker's RX side cannot take back is dropped there and counted. [`WorkRx`] gives on what is done,
-//! in order.
+//! in order, and takes back what cannot be sent.
+//!
+//! Where packets are to be split, [`WorkTx`] moves the first bytes of each into a buffer of their own, and [`WorkRx`] moves
+//! them back.
 
 use std::time::Duration;
 
 use offcore_gpu::pipeline::{Back, Front, PipelineError, Setup};
-use offcore_mem::{Burst, Packet, Pool};
+use offcore_gpu::ring::Split;
+use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_port::{Accepts, Context, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{Stage, tsc};
+use offcore_wire::dscp;
 
+use crate::mirror::Stamping;
 use crate::ring::bytes;
 
 /// Counters of the work, in the statistics page, whose block is called `NAME/workN`: bursts that came back, packets in
-/// them whose result was not 0, and packets that were dropped for their result.
-pub const WORK_COUNTERS: [&str; 3] = ["bursts", "hits", "dropped"];
+/// them whose result was not 0, and what became of packets by their result: dropped, marked (those that are not IP cannot
+/// be), sent elsewhere; and whether the CPU works in the place of a device that has failed (1), which then holds back so
+/// many packets.
+pub const WORK_COUNTERS: [&str; 7] =
+    ["bursts", "hits", "dropped", "marked", "steered", "failed", "quarantined"];
+const BURSTS: usize = 0;
+const HITS: usize = 1;
+const DROPPED: usize = 2;
+const MARKED: usize = 3;
+const STEERED: usize = 4;
+const FAILED: usize = 5;
+const QUARANTINED: usize = 6;
 
 /// What becomes of packets by their result. With patterns, those with a result are those in which one occurs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,10 +45,14 @@ pub enum OnHit {
     /// All go on; they are counted.
     #[default]
     Pass,
+    /// Packets with a result get this DSCP, if they are IP.
+    Mark(u8),
     /// Packets with a result are dropped.
     Drop,
     /// Only packets with a result go on.
     Only,
+    /// Packets with a result go elsewhere: to [`QueuesSetup::elsewhere`].
+    Steer,
 }
 
 /// What a pipeline's queues are made with, beside the pipeline.
@@ -42,6 +62,8 @@ pub struct QueuesSetup<'a> {
     pub burst_timeout: Duration,
     /// What becomes of packets by their result.
     pub on_hit: OnHit,
+    /// Where packets go that do not go on ([`OnHit::Steer`]); without it they are dropped.
+    pub elsewhere: Option<Stamping>,
     /// Where the counters go.
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `pipeline0`.
@@ -55,8 +77,9 @@ pub struct QueuesSetup<'a> {
 /// # Errors
 /// What [`offcore_gpu::pipeline::pipeline`] says, or the statistics page is full.
 pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(WorkTx, WorkRx), PortError> {
-    let QueuesSetup { burst_timeout, on_hit, stats, name, index } = queues;
+    let QueuesSetup { burst_timeout, on_hit, elsewhere, stats, name, index } = queues;
     let (pool, burst) = (pipeline.pool, pipeline.burst);
+    let split = pipeline.work.split_at.map(|at| Split { pool, at });
     let refuse = |error: PipelineError| PortError::Other { port: name.into(), reason: error.to_string() };
     let (front, back) = offcore_gpu::pipeline::pipeline(pipeline).map_err(refuse)?;
     let tx = WorkTx {
@@ -66,13 +89,17 @@ pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(
         timeout: tsc::ticks(burst_timeout),
         since: 0,
         pool,
+        split,
         counters: TxCounters::new(stats, name, index)?,
     };
     let rx = WorkRx {
         back,
         next: 0,
         on_hit,
+        elsewhere,
+        returned: Burst::new(),
         pool,
+        split,
         counters: RxCounters::new(stats, name, index)?,
         work: stats.block(&format!("{name}/work{index}"), &WORK_COUNTERS)?,
     };
@@ -90,6 +117,7 @@ pub struct WorkTx {
     /// TSC when the first of the gathered packets came.
     since: u64,
     pool: &'static Pool,
+    split: Option<Split>,
     counters: TxCounters,
 }
 
@@ -126,7 +154,13 @@ impl TxQueue for WorkTx {
                 self.since = tsc::now();
             }
             let packets = burst.len().min(self.burst - self.gathered.len());
-            self.gathered.extend(burst.drain(..packets));
+            match self.split {
+                None => self.gathered.extend(burst.drain(..packets)),
+                Some(Split { at, .. }) => {
+                    let packets = burst.drain(..packets);
+                    self.gathered.extend(packets.map(|packet| split(packet, at, ctx.cache)));
+                }
+            }
         }
         if self.gathered.len() == self.burst || self.is_due() {
             self.hand_on();
@@ -158,6 +192,32 @@ impl TxQueue for WorkTx {
     }
 }
 
+/// Moves the first `at` bytes into a buffer of their own. Packets that have no more, or several buffers, and those that there
+/// is no buffer for stay as they are.
+#[inline]
+fn split(mut packet: Packet, at: usize, cache: &mut PoolCache) -> Packet {
+    if packet.is_segmented() || packet.len() <= at {
+        return packet;
+    }
+    let Some(mut header) = cache.take_sized(HEADROOM, at) else { return packet };
+    header.bytes_mut().copy_from_slice(&packet.bytes()[..at]); // copy-ok: a header
+    packet.pull(at);
+    cache.pool().link(header, packet)
+}
+
+/// Moves them back.
+#[inline]
+fn joined(mut packet: Packet, split: &Split, cache: &mut PoolCache) -> Packet {
+    if split.payload(&packet).is_none_or(|(_, offset, _)| usize::from(offset) < split.at) {
+        return packet;
+    }
+    let Some(mut rest) = split.pool.split(&mut packet) else { return packet };
+    rest.push(split.at);
+    rest.bytes_mut()[..split.at].copy_from_slice(packet.bytes()); // copy-ok: a header
+    cache.free(packet);
+    rest
+}
+
 /// The half that gives on what is done.
 #[derive(Debug)]
 pub struct WorkRx {
@@ -165,46 +225,119 @@ pub struct WorkRx {
     /// Packets of the burst that is done that have been given on or dropped.
     next: usize,
     on_hit: OnHit,
+    elsewhere: Option<Stamping>,
+    /// What could not be sent: it comes first.
+    returned: Burst,
     pool: &'static Pool,
+    split: Option<Split>,
     counters: RxCounters,
     work: Block,
+}
+
+/// What becomes of packets, counted.
+#[derive(Debug, Default)]
+struct Hits {
+    dropped: u64,
+    marked: u64,
+    elsewhere: Burst,
 }
 
 impl WorkRx {
     #[inline]
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if !self.returned.is_empty() {
+            // They were counted when they came.
+            let packets = self.returned.len().min(burst.remaining_capacity());
+            burst.extend(self.returned.drain(..packets));
+            return;
+        }
         let room = ctx.burst.min(burst.remaining_capacity());
         let Some(done) = self.back.done() else { return };
         if self.next == 0 {
             // From here on the last is the next.
             done.packets.reverse();
-            self.work.counter(0).add(1);
-            self.work.counter(1).add(done.hits.into());
+            self.work.counter(BURSTS).add(1);
+            self.work.counter(HITS).add(done.hits.into());
         }
-        let (first, mut dropped) = (burst.len(), 0);
-        while burst.len() - first < room {
-            let Some(packet) = done.packets.pop() else { break };
+        let (first, mut hits) = (burst.len(), Hits::default());
+        for _ in 0..room {
+            let Some(mut packet) = done.packets.pop() else { break };
             let hit = done.results[self.next] != 0;
             self.next += 1;
-            if self.on_hit == OnHit::Pass || hit == (self.on_hit == OnHit::Only) {
-                // Whoever worked on it has left its head far away.
-                prefetch::write(packet.data().as_ptr());
+            // Whoever worked on it has left its head far away.
+            prefetch::write(packet.data().as_ptr());
+            if let Some(split) = &self.split {
+                packet = joined(packet, split, ctx.cache);
+            }
+            if let Some(packet) = hits.pass(packet, hit, self.on_hit, ctx.cache) {
                 burst.push(packet);
-            } else {
-                dropped += 1;
-                ctx.cache.free(packet);
             }
         }
         if done.packets.is_empty() {
             self.next = 0;
             self.back.retire();
+            if self.back.failure().is_some() {
+                self.work.counter(FAILED).set(1);
+                self.work.counter(QUARANTINED).set(self.back.quarantined() as u64);
+            }
         }
-        if dropped > 0 {
-            self.work.counter(2).add(dropped);
-        }
+        self.settle(hits, ctx);
         let new = &burst[first..];
         self.counters.add(new.len() as u64, bytes(self.pool, new));
         ctx.clock.lap(Stage::Rx);
+    }
+
+    /// Counts, and sends what goes elsewhere.
+    #[inline]
+    fn settle(&mut self, mut hits: Hits, ctx: &mut Context<'_>) {
+        if hits.dropped > 0 {
+            self.work.counter(DROPPED).add(hits.dropped);
+        }
+        if hits.marked > 0 {
+            self.work.counter(MARKED).add(hits.marked);
+        }
+        if hits.elsewhere.is_empty() {
+            return;
+        }
+        match &mut self.elsewhere {
+            Some(elsewhere) => {
+                self.work.counter(STEERED).add(hits.elsewhere.len() as u64);
+                elsewhere.send(hits.elsewhere, tsc::now(), ctx);
+            }
+            None => {
+                self.work.counter(DROPPED).add(hits.elsewhere.len() as u64);
+                ctx.cache.free_all(hits.elsewhere.drain(..));
+            }
+        }
+    }
+}
+
+impl Hits {
+    /// The packet, if it goes on.
+    #[inline(always)]
+    fn pass(
+        &mut self,
+        mut packet: Packet,
+        hit: bool,
+        on_hit: OnHit,
+        cache: &mut PoolCache,
+    ) -> Option<Packet> {
+        match on_hit {
+            OnHit::Drop if hit => {}
+            OnHit::Only if !hit => {}
+            OnHit::Steer if hit => {
+                self.elsewhere.push(packet);
+                return None;
+            }
+            OnHit::Mark(value) if hit => {
+                self.marked += u64::from(dscp::set(packet.bytes_mut(), value));
+                return Some(packet);
+            }
+            _ => return Some(packet),
+        }
+        self.dropped += 1;
+        cache.free(packet);
+        None
     }
 }
 
@@ -219,11 +352,16 @@ impl RxQueue for WorkRx {
 
     fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
         self.receive(ctx, burst);
-        usize::from(self.back.is_waiting())
+        usize::from(self.back.is_waiting()) + self.returned.len()
     }
 
     fn arm(&mut self) -> Wake<'_> {
         Wake::Poll
+    }
+
+    fn take_back(&mut self, burst: &mut Burst) {
+        let packets = burst.len().min(self.returned.remaining_capacity());
+        self.returned.extend(burst.drain(..packets));
     }
 }
 

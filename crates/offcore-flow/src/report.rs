@@ -51,6 +51,29 @@ pub struct CopyReport {
     pub starved: u64,
 }
 
+/// Counters of the work in one pipeline: see [`pipeline`](mod@crate::pipeline).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WorkReport {
+    /// Such as `pipeline0`: the number is its RX port's.
+    pub pipeline: String,
+    /// Queue index.
+    pub queue: u32,
+    /// Bursts that came back.
+    pub bursts: u64,
+    /// Packets in them whose result was not 0.
+    pub hits: u64,
+    /// Packets dropped for their result.
+    pub dropped: u64,
+    /// Packets marked for their result.
+    pub marked: u64,
+    /// Packets sent to another port for their result.
+    pub steered: u64,
+    /// The device has failed, and the CPU works in its place.
+    pub failed: bool,
+    /// Packets held back because a device that stands still may yet write them.
+    pub quarantined: u64,
+}
+
 /// Counters of one channel of one worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChannelReport {
@@ -183,6 +206,9 @@ pub struct Report {
     /// The copy stages of `--forward copy`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyReport>,
+    /// The work of `offcore gpu`'s pipelines.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub work: Vec<WorkReport>,
     /// The channels.
     pub channels: Vec<ChannelReport>,
     /// The workers.
@@ -223,6 +249,7 @@ impl Reporter {
             tsc_hz: tsc::hz(),
             queues: Vec::new(),
             copies: Vec::new(),
+            work: Vec::new(),
             channels: Vec::new(),
             workers: Vec::new(),
             decisions: Vec::new(),
@@ -294,7 +321,7 @@ fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
     report.addresses = value(block, "addresses");
 }
 
-/// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
+/// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
 /// `lcoreN/idle`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
@@ -314,6 +341,21 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
                 too_big: get("too_big"),
                 no_buffer: get("no_buffer"),
                 starved: get("starved"),
+            });
+            return;
+        }
+        if let Some(queue) = what.strip_prefix("work").and_then(|queue| queue.parse().ok()) {
+            let get = |name| value(block, name);
+            report.work.push(WorkReport {
+                pipeline: owner.into(),
+                queue,
+                bursts: get("bursts"),
+                hits: get("hits"),
+                dropped: get("dropped"),
+                marked: get("marked"),
+                steered: get("steered"),
+                failed: get("failed") > 0,
+                quarantined: get("quarantined"),
             });
             return;
         }

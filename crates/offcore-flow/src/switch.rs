@@ -3,6 +3,7 @@
 mod bridging;
 mod copying;
 mod mirroring;
+mod working;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{ChannelId, Mode, Mover};
+use offcore_gpu::device::DeviceError;
 use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
 use offcore_port::{Port, PortError};
@@ -31,8 +33,10 @@ use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
 use bridging::Bridging;
 use mirroring::Target;
+use working::Devices;
 
 pub use copying::Copying;
+pub use working::{Working, Workload};
 
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 4 << 20;
@@ -72,6 +76,8 @@ pub struct SwitchConfig {
     pub max_latency: Option<Duration>,
     /// What [`Forward::Copy`] does beside copying.
     pub copying: Copying,
+    /// Packets are worked on in pipelines between the ports; for mode [`Io`](Forward::Io).
+    pub working: Option<Working>,
 }
 
 impl Default for SwitchConfig {
@@ -93,6 +99,7 @@ impl Default for SwitchConfig {
             idle: Idle::Poll,
             max_latency: None,
             copying: Copying::default(),
+            working: None,
         }
     }
 }
@@ -109,6 +116,9 @@ pub enum SwitchError {
     /// The statistics page.
     #[error(transparent)]
     Stats(#[from] PageError),
+    /// A device that works on packets.
+    #[error("--device: {0}")]
+    Device(#[from] DeviceError),
     /// Pinning a worker.
     #[error(transparent)]
     Lcore(#[from] lcore::LcoreError),
@@ -131,6 +141,10 @@ pub struct Running {
     page: StatsPage,
     bridging: Option<Bridging>,
     notes: Vec<String>,
+    /// What works on packets.
+    devices: Devices,
+    /// Whether a profiler looks at them.
+    profiling: bool,
 }
 
 /// One queue's way through the switch, and the workers that it is on.
@@ -253,6 +267,7 @@ pub fn start(
     let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle).with_pool(pool);
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
+    let mut devices = working::open(config)?;
     let targets = Vec::new();
     let mut assembly = Assembly { config, pool, dma, sharers, engines, page, workers: Vec::new(), targets };
     for &lcore in &config.lcores {
@@ -262,10 +277,13 @@ pub fn start(
     if config.forward == Forward::L2 {
         bridging = Some(assembly.add_bridges(&routes, &mut ports, count)?);
     } else {
-        for route in &routes {
-            match config.forward {
-                Forward::Copy => assembly.add_copying(route, &mut ports)?,
-                _ => assembly.add_stream(route, &mut ports)?,
+        for (index, route) in routes.iter().enumerate() {
+            match (&config.working, config.forward) {
+                (Some(working), _) => {
+                    assembly.add_pipeline(working, index, route, &mut ports, &mut devices)?;
+                }
+                (None, Forward::Copy) => assembly.add_copying(route, &mut ports)?,
+                (None, _) => assembly.add_stream(route, &mut ports)?,
             }
         }
     }
@@ -276,11 +294,14 @@ pub fn start(
         notes.extend(dead_ends(config, &queues.collect::<Vec<_>>()));
     }
     notes.extend(assembly.engines.notes().iter().cloned());
+    notes.extend(devices.values().flat_map(|device| device.notes()));
     let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     // Made first, so that dropping it stops the workers that did start when a later one does not.
-    let mut running = Running { ports, workers: Vec::new(), stop, page, bridging, notes };
+    let mut running =
+        Running { ports, workers: Vec::new(), stop, page, bridging, notes, devices, profiling: false };
+    running.begin_profile(config)?;
     for ((worker, _), &lcore) in workers {
         let sleeper = match config.idle {
             Idle::Poll => None,
@@ -312,6 +333,7 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
         }
     }
     copying::check(config, mirroring::forwarding(config, ports.len())).map_err(SwitchError::Config)?;
+    working::check(config, ports.len()).map_err(SwitchError::Config)?;
     let longest = pool.longest() + ethernet::FCS_LEN;
     if config.txpkts > longest {
         return refuse(format!(
@@ -495,6 +517,15 @@ impl Running {
         Ok(Reporter::new(Reader::open(self.page.fd())?))
     }
 
+    /// Tells profilers that the run begins, if they are to look at it.
+    fn begin_profile(&mut self, config: &SwitchConfig) -> Result<(), SwitchError> {
+        if config.working.as_ref().is_some_and(|working| working.profile) {
+            self.devices.values_mut().try_for_each(|device| device.profile(true))?;
+            self.profiling = true;
+        }
+        Ok(())
+    }
+
     /// Whether every worker is still running.
     pub fn is_running(&self) -> bool {
         self.workers.iter().all(|w| !w.is_finished())
@@ -506,6 +537,11 @@ impl Running {
         // A worker that panicked has said so already; its packets are counted by nobody.
         let left = self.workers.drain(..).map(|w| w.join().unwrap_or(0)).sum();
         self.bridging.iter().for_each(Bridging::publish);
+        if std::mem::take(&mut self.profiling) {
+            for error in self.devices.values_mut().filter_map(|device| device.profile(false).err()) {
+                tracing::warn!("the profiler was not told that the run has ended: {error}");
+            }
+        }
         left
     }
 }

@@ -17,6 +17,7 @@
 //! | [`stamp`] | numbers and times behind any headers, and content to be verified |
 //! | [`probe`] | the numbered, verifiable payload of generated packets |
 //! | [`checksum`] | the Internet checksum: whole, in parts, updated, completed for virtio |
+//! | [`dscp`] | the DSCP field, written |
 //! | [`gso`] | TCP packets that are to be cut into segments |
 //! | [`virtio_net`] | the header in front of each packet of a virtio-net device |
 //! | [`pcap`] | capture files |
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod dscp;
 mod error;
 pub mod ethernet;
 mod field;

@@ -361,6 +361,7 @@ mod tests {
             tsc_hz: 2_000_000_000,
             queues: vec![queue("rx", &[], 4), queue("tx", &[("full", 12), ("down", 3)], 0)],
             copies: Vec::new(),
+            work: Vec::new(),
             channels: vec![channel],
             workers: vec![worker],
             decisions: vec![decision],

@@ -108,7 +108,7 @@ fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
     let mut burst = Burst::new();
     with!(setup, ctx => rx.rx(ctx, &mut burst));
     assert_eq!(burst.len(), 10);
-    assert_eq!(rx.tap.ring.counters().dropped(Drop::Full), 6);
+    assert_eq!(rx.tap.to.ring.counters().dropped(Drop::Full), 6);
     assert_eq!(setup.received(&mut end), [0, 1, 2, 3]);
     setup.cache.free_all(burst);
 }

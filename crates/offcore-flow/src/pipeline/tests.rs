@@ -58,7 +58,7 @@ fn number(packet: &Packet, swapped: bool) -> u64 {
 }
 
 fn queues(stats: &StatsPage, burst_timeout: Duration, on_hit: OnHit) -> QueuesSetup<'_> {
-    QueuesSetup { burst_timeout, on_hit, stats, name: "pipeline0", index: 0 }
+    QueuesSetup { burst_timeout, on_hit, elsewhere: None, stats, name: "pipeline0", index: 0 }
 }
 
 fn setup<'a, 'd>(pool: &'static Pool, worker: Worker<'d>, burst: usize, work: Work<'a>) -> Setup<'a, 'd> {

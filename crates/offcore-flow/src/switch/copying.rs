@@ -65,7 +65,8 @@ impl Copying {
 
 /// The workers of route number `index`: who receives, and who sends.
 pub(super) fn workers(config: &SwitchConfig, index: usize) -> (usize, usize) {
-    if config.forward == Forward::Copy && config.copying.two_lcores {
+    let by_copying = config.forward == Forward::Copy && config.copying.two_lcores;
+    if by_copying || config.working.is_some() && config.lcores.len() > 1 {
         let first = index % (config.lcores.len() / 2) * 2;
         return (first, first + 1);
     }

@@ -22,7 +22,8 @@ pub(super) struct Target {
 
 /// How many of `ports` are forwarded between: mirrors send to those behind.
 pub(super) fn forwarding(config: &SwitchConfig, ports: usize) -> usize {
-    config.mirrors.iter().map(|mirror| mirror.to).min().unwrap_or(ports).min(ports)
+    let elsewhere = config.working.as_ref().and_then(|working| working.elsewhere);
+    config.mirrors.iter().map(|mirror| mirror.to).chain(elsewhere).min().unwrap_or(ports).min(ports)
 }
 
 pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
@@ -41,8 +42,12 @@ pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<()
 /// The mirrors' ports, each once, and the worker that sends to it: the one of the first queue that is mirrored there, so
 /// that packets need not change lcores where all of them are on one.
 pub(super) fn routes(config: &SwitchConfig, routes: &[Route]) -> Vec<Route> {
-    let targets: BTreeSet<usize> = config.mirrors.iter().map(|mirror| mirror.to).collect();
+    let elsewhere = config.working.as_ref().and_then(|working| working.elsewhere);
+    let targets: BTreeSet<usize> = config.mirrors.iter().map(|mirror| mirror.to).chain(elsewhere).collect();
     let worker = |to| {
+        if elsewhere == Some(to) {
+            return routes.first().map_or(0, |route| route.sender);
+        }
         let mirrored = |port| config.mirrors.iter().any(|mirror| mirror.to == to && mirror.port == port);
         let first = routes.iter().find(|route| mirrored(route.rx_port) || mirrored(route.tx_port));
         first.map_or(0, |route| route.worker)
@@ -119,7 +124,7 @@ impl Assembly<'_> {
         of.into_iter()
     }
 
-    fn ring_to(&mut self, to: usize) -> Result<RingTx, SwitchError> {
+    pub(super) fn ring_to(&mut self, to: usize) -> Result<RingTx, SwitchError> {
         let index = self.targets.iter().position(|target| target.port == to).unwrap_or_else(|| {
             self.targets.push(Target { port: to, rings: Vec::new() });
             self.targets.len() - 1

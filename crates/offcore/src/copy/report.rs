@@ -190,6 +190,7 @@ mod tests {
                 queue("port1", "rx", 0, 1, 0),
             ],
             copies: vec![copy(0, 5), copy(1, 6)],
+            work: Vec::new(),
             channels: vec![channel],
             workers: Vec::new(),
             decisions: Vec::new(),

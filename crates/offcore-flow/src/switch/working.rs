@@ -1,0 +1,222 @@
+//! l2fwd-nv's pipelines as a switch: between a port's RX queue and a TX queue bursts are gathered and worked on by a GPU, by
+//! the CPU in its place, or by nobody.
+//!
+//! ```text
+//! RX queue -> gather | bursts: a device, or the CPU on the sending lcore | -> by result -> TX queue
+//!                                                                                    \-- ring -> another port
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use offcore_gpu::device::{Device, DeviceError, Launch, Memory};
+use offcore_gpu::devices;
+use offcore_gpu::layout::{Kind, MAX_BURST};
+use offcore_gpu::patterns::Patterns;
+use offcore_gpu::pipeline::{Setup, Work, Worker};
+use offcore_mem::Hugepages;
+use offcore_port::Port;
+
+use super::{Assembly, Route, SwitchConfig, SwitchError};
+use crate::forward::Forward;
+use crate::mirror::Stamping;
+use crate::pipeline::{OnHit, QueuesSetup, work_queues};
+use crate::worker::Stream;
+
+/// Who works on bursts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Workload {
+    /// Nobody: packets go on as they are.
+    Nobody,
+    /// The lcore that sends.
+    #[default]
+    Cpu,
+    /// A device.
+    Device(Launch),
+}
+
+impl Workload {
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nobody => "none",
+            Self::Cpu => "cpu",
+            Self::Device(launch) => launch.name(),
+        }
+    }
+}
+
+/// What a switch of pipelines does.
+#[derive(Clone, Debug)]
+pub struct Working {
+    /// Who works.
+    pub workload: Workload,
+    /// The devices, which pipelines get by turns; none but with [`Workload::Device`].
+    pub devices: Vec<String>,
+    /// Where a device works on packets.
+    pub memory: Memory,
+    /// What the result of a packet is.
+    pub kind: Kind,
+    /// Whether MAC addresses change places.
+    pub swap: bool,
+    /// Bytes of a packet before its payload.
+    pub skip: u32,
+    /// Bytes that are split off before the payload, if packets are to be split.
+    pub split_at: Option<usize>,
+    /// Nanoseconds that each packet takes at least.
+    pub forced_ns: u32,
+    /// The patterns of [`Kind::Match`].
+    pub patterns: Option<Arc<Patterns>>,
+    /// Packets of a burst at most, 1 to 4096.
+    pub burst: usize,
+    /// How long a packet waits for others of its burst.
+    pub burst_timeout: Duration,
+    /// Bursts of a pipeline on their way at most, a power of two from 2 to 4096.
+    pub slots: usize,
+    /// Blocks that serve a pipeline, 1 to 64.
+    pub blocks: u32,
+    /// Lanes of a block, 1 to 1024.
+    pub lanes: u32,
+    /// How long a device may take for a burst.
+    pub patience: Duration,
+    /// What becomes of packets by their result.
+    pub on_hit: OnHit,
+    /// The port that [`OnHit::Steer`] sends to: it does nothing else, and comes after all ports that are forwarded between.
+    pub elsewhere: Option<usize>,
+    /// Pages of the burst rings.
+    pub hugepages: Hugepages,
+    /// Whether a profiler shall look at the run.
+    pub profile: bool,
+}
+
+impl Default for Working {
+    fn default() -> Self {
+        Self {
+            workload: Workload::Cpu,
+            devices: Vec::new(),
+            memory: Memory::Host,
+            kind: Kind::Nothing,
+            swap: true,
+            skip: 42,
+            split_at: None,
+            forced_ns: 0,
+            patterns: None,
+            burst: 64,
+            burst_timeout: Duration::from_micros(100),
+            slots: 64,
+            blocks: 4,
+            lanes: 256,
+            patience: Duration::from_secs(1),
+            on_hit: OnHit::Pass,
+            elsewhere: None,
+            hugepages: Hugepages::Auto,
+            profile: false,
+        }
+    }
+}
+
+/// Refuses what cannot be.
+pub(super) fn check(config: &SwitchConfig, ports: usize) -> Result<(), String> {
+    let Some(working) = &config.working else { return Ok(()) };
+    if config.forward != Forward::Io {
+        return Err(format!("pipelines do not forward by mode '{}': expected io", config.forward));
+    }
+    if !(1..=MAX_BURST).contains(&working.burst) {
+        return Err(format!("--burst {}: expected 1 to {MAX_BURST}", working.burst));
+    }
+    let by_device = matches!(working.workload, Workload::Device(_));
+    if by_device && working.devices.is_empty() {
+        return Err(format!("workload {} needs a device: give one with --device", working.workload.name()));
+    }
+    let lcores = config.lcores.len();
+    if lcores > 1 && !lcores.is_multiple_of(2) {
+        return Err(format!(
+            "--lcores: {lcores} lcores cannot be paired, expected one, or an even number: one that receives and one that \
+             sends"
+        ));
+    }
+    match working.elsewhere {
+        Some(elsewhere) if elsewhere >= ports => {
+            Err(format!("--steer: port {elsewhere} of {ports}, counted from 0"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The devices of a switch, each opened once.
+pub(super) type Devices = BTreeMap<String, Box<dyn Device>>;
+
+/// Opens those that are named.
+pub(super) fn open(config: &SwitchConfig) -> Result<Devices, DeviceError> {
+    let names = config.working.iter().filter(|working| matches!(working.workload, Workload::Device(_)));
+    let names = names.flat_map(|working| &working.devices);
+    let mut opened = Devices::new();
+    for name in names {
+        if !opened.contains_key(name) {
+            opened.insert(name.clone(), devices::open(name)?);
+        }
+    }
+    Ok(opened)
+}
+
+impl Assembly<'_> {
+    /// A pipeline between a port's RX queue and a TX queue; `index` counts pipelines.
+    pub(super) fn add_pipeline(
+        &mut self,
+        working: &Working,
+        index: usize,
+        &Route { worker, sender, rx_port, tx_port, queue }: &Route,
+        ports: &mut [Box<dyn Port>],
+        devices: &mut Devices,
+    ) -> Result<(), SwitchError> {
+        let rx = self.open_rx(worker, rx_port, queue, ports)?;
+        let tx = self.open_tx(sender, tx_port, queue, ports)?;
+        let elsewhere = match working.elsewhere {
+            Some(port) => Some(Stamping::new(self.ring_to(port)?)),
+            None => None,
+        };
+        let worker_of_bursts = match working.workload {
+            Workload::Nobody => Worker::Nobody,
+            Workload::Cpu => Worker::Cpu,
+            Workload::Device(launch) => {
+                let name = &working.devices[index % working.devices.len()];
+                let device =
+                    devices.get_mut(name).ok_or_else(|| SwitchError::Config(format!("no {name}")))?;
+                let (blocks, lanes, memory) = (working.blocks, working.lanes, working.memory);
+                Worker::Device { device: &mut **device, launch, blocks, lanes, memory }
+            }
+        };
+        let setup = Setup {
+            burst: working.burst,
+            slots: working.slots,
+            worker: worker_of_bursts,
+            work: Work {
+                kind: working.kind,
+                swap: working.swap,
+                skip: working.skip,
+                split_at: working.split_at,
+                forced_ns: working.forced_ns,
+                patterns: working.patterns.as_deref(),
+            },
+            patience: working.patience,
+            pool: self.pool,
+            hugepages: working.hugepages,
+        };
+        let name = format!("pipeline{rx_port}");
+        let queues = QueuesSetup {
+            burst_timeout: working.burst_timeout,
+            on_hit: working.on_hit,
+            elsewhere,
+            stats: &self.page,
+            name: &name,
+            index: queue,
+        };
+        let (to, from) = work_queues(setup, queues)?;
+        let addresses = self.addresses(tx_port, &*ports[tx_port]);
+        let stream = |rx, tx| Stream { rx, tx, addresses, source: None, one_copy: None };
+        self.workers[worker].0.streams.push(stream(rx, Box::new(to)));
+        self.workers[sender].0.streams.push(stream(Box::new(from), tx));
+        Ok(())
+    }
+}
