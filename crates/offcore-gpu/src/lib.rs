@@ -5,7 +5,7 @@
 //! * [`device`]: who works on bursts,
 //! * [`devices`]: devices by name,
 //! * [`host`]: threads that stand in for a GPU,
-//! * [`kernel`]: what kernels do with bursts, by a thread of the host,
+//! * [`kernel`]: what kernels do with bursts, by a thread of the host, [`ptx`]: the same for a CUDA driver,
 //! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
 //! * [`patterns`]: sets of patterns that payloads are searched for,
 //! * [`trie`]: patterns as a device searches for them,
@@ -21,5 +21,6 @@ pub mod kernel;
 pub mod layout;
 pub mod patterns;
 pub mod pipeline;
+pub mod ptx;
 pub mod ring;
 pub mod trie;
