@@ -60,6 +60,25 @@ pub(crate) fn run(project: &Project, update: bool) -> Result<Outcome> {
     Ok(Outcome::of(findings))
 }
 
+/// The same as a step of CI, which may have no way to PyPI: that the PTX was made from these sources is checked without
+/// the compiler, too, by a test of offcore-gpu.
+pub(crate) fn step(project: &Project) -> Result<Outcome> {
+    Ok(forgiven(run(project, false)?))
+}
+
+/// Passed, with a word on it, where there was no compiler. A difference stays one.
+fn forgiven(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Skipped(why) => {
+            println!(
+                "NOTE: {PTX} was not rebuilt: {why}; that it belongs to its sources is checked by a test"
+            );
+            Outcome::Passed
+        }
+        other => other,
+    }
+}
+
 struct Compiled {
     /// The PTX, unless there are errors.
     code: Option<String>,
@@ -203,6 +222,13 @@ mod tests {
         assert_eq!(of("a\n", "a"), "line 2 has \"\", where the compiler's text has ended");
         assert_eq!(of("a", "a\nb"), "line 2 is missing, the compiler makes \"b\"");
         assert_eq!(of("a\r\n", "a\n"), "line 1 has \"a\\r\", the compiler makes \"a\"");
+    }
+
+    #[test]
+    fn ci_forgives_a_missing_compiler_and_nothing_else() {
+        assert!(matches!(forgiven(Outcome::Skipped("no way".into())), Outcome::Passed));
+        assert!(matches!(forgiven(Outcome::Failed(vec!["it differs".into()])), Outcome::Failed(_)));
+        assert!(matches!(forgiven(Outcome::Passed), Outcome::Passed));
     }
 
     #[test]

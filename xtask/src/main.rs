@@ -34,7 +34,7 @@ enum Task {
         #[arg(long)]
         full: bool,
     },
-    /// What CI runs: format, clippy, rustdoc, then `test`
+    /// What CI runs: format, clippy, rustdoc, kernels, then `test`
     Ci,
     /// Check the sources against the project's own rules
     Lint,

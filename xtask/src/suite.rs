@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::project::{Project, in_ci};
 use crate::steps::{Outcome, Steps};
-use crate::{counts, lint, setup};
+use crate::{counts, kernels, lint, setup};
 
 /// The package of the end-to-end tests, which run after everything else and one at a time.
 const PEER_TESTS: &str = "offcore-tests";
@@ -57,6 +57,7 @@ fn checks(project: &Project, steps: &mut Steps, features: &[&str]) {
             .args(features)
             .env("RUSTDOCFLAGS", "-D warnings"),
     );
+    steps.check("kernels", || kernels::step(project));
 }
 
 fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {

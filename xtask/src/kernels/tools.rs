@@ -1,8 +1,10 @@
 //! nvrtc and ptxas from PyPI, in a Python virtual environment that is made once and kept.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -32,6 +34,9 @@ const NVCC: Wheel = Wheel {
 
 /// The processors that the wheels are for.
 const ARCHITECTURE: &str = "x86_64";
+
+/// How long pip may take. It gives up by itself where nobody answers; this is for answers that come drop by drop.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Programs and libraries, by path.
 #[derive(Debug)]
@@ -90,32 +95,69 @@ fn requirements(wheels: &[Wheel]) -> String {
         .collect()
 }
 
-/// Makes the environment anew; returns why the wheels cannot be had, where they cannot.
+/// Makes the environment anew; returns why the wheels cannot be had, where they cannot. Wheels of another content are an
+/// error.
 fn install(venv: &Path, requirements: &Path) -> Result<Option<String>> {
     let made = Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv).output();
     let made = made.context("cannot run python3")?;
-    let said = String::from_utf8_lossy(&made.stderr);
-    ensure!(made.status.success(), "python3 -m venv: {}: {}", made.status, said.trim_end());
-    let got = Command::new(python(venv))
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=2"])
+    if !made.status.success() {
+        let said = [made.stdout, made.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        let why = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+        return Ok(Some(format!("python3 -m venv: {}: {why}", made.status)));
+    }
+    let mut pip = Command::new(python(venv));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+        .args(["--timeout=15", "--retries=1"])
         .args(["--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement"])
-        .arg(requirements)
-        .output()
-        .context("cannot run pip")?;
-    if got.status.success() {
-        return Ok(None);
-    }
-    let said = String::from_utf8_lossy(&got.stderr);
-    if said.contains("DO NOT MATCH THE HASHES") {
-        bail!("pip: {}", said.trim_end());
-    }
-    Ok(Some(format!("pip cannot install {} and {}: {}", NVRTC.name, NVCC.name, first_error(&said))))
+        .arg(requirements);
+    let (ended, said) = run_within(&mut pip, PATIENCE).context("cannot run pip")?;
+    let why = match ended {
+        Some(status) if status.success() => return Ok(None),
+        _ if said.contains("DO NOT MATCH THE HASHES") => bail!("pip: {}", said.trim_end()),
+        Some(_) => first_error(&said),
+        None => format!("it had not ended after {} s", PATIENCE.as_secs()),
+    };
+    Ok(Some(format!("pip cannot install {} and {}: {why}", NVRTC.name, NVCC.name)))
 }
 
-/// What pip says first, apart from retries.
-fn first_error(said: &str) -> &str {
+/// Runs a program; returns how it ended, or nothing where it took too long and was killed, and what it said on standard
+/// error.
+fn run_within(command: &mut Command, limit: Duration) -> Result<(Option<ExitStatus>, String)> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut stderr = child.stderr.take().context("standard error is piped")?;
+    let reader = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        // What was read until an error is what it said.
+        let _ = stderr.read_to_end(&mut said);
+        said
+    });
+    let started = Instant::now();
+    let ended = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if started.elapsed() > limit {
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let said = reader.join().unwrap_or_default();
+    Ok((ended, String::from_utf8_lossy(&said).into_owned()))
+}
+
+/// What pip says first, and before that of connections.
+fn first_error(said: &str) -> String {
     let error = said.lines().find_map(|line| line.strip_prefix("ERROR: "));
-    error.or_else(|| said.lines().last()).unwrap_or("it does not say why")
+    let error = error.or_else(|| said.lines().last()).unwrap_or("it does not say why");
+    let broken = said.lines().rev().find_map(|line| line.split_once("connection broken by "));
+    let Some((_, broken)) = broken else { return error.to_owned() };
+    // 'NewConnectionError('<... object at 0x7f19>: Failed to establish a new connection: ...')': /simple/...
+    let reason = broken.rsplit_once(">: ").map_or(broken, |(_, reason)| reason);
+    let reason = reason.split_once(")'").map_or(reason, |(reason, _)| reason);
+    format!("{error}; {}", reason.trim_matches(['\'', '"']))
 }
 
 fn python(venv: &Path) -> PathBuf {
@@ -154,11 +196,27 @@ mod tests {
     }
 
     #[test]
-    fn pips_error_is_told_from_its_retries() {
-        let said = "WARNING: Retrying (Retry(total=0)) after\nERROR: Could not find a version\nERROR: No\n";
-        assert_eq!(first_error(said), "Could not find a version");
+    fn pips_error_and_the_reason_for_it_are_told_from_its_retries() {
+        let said = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor object \
+                    at 0x7f>: Failed to establish a new connection: [Errno 111] Connection refused')': /simple/x/\n\
+                    ERROR: Could not find a version\nERROR: No\n";
+        let reason = "Failed to establish a new connection: [Errno 111] Connection refused";
+        assert_eq!(first_error(said), format!("Could not find a version; {reason}"));
+        assert_eq!(first_error("WARNING: A\nERROR: Could not find a version\n"), "Could not find a version");
         assert_eq!(first_error("Traceback\nOSError: full\n"), "OSError: full");
         assert_eq!(first_error(""), "it does not say why");
+    }
+
+    #[test]
+    fn what_takes_too_long_is_killed_and_what_it_said_is_kept() {
+        let mut slow = Command::new("sh");
+        slow.args(["-c", "echo half >&2; exec sleep 1000"]);
+        let (ended, said) = run_within(&mut slow, Duration::from_millis(500)).unwrap();
+        assert_eq!((ended.is_none(), said.as_str()), (true, "half\n"));
+        let mut bad = Command::new("sh");
+        bad.args(["-c", "echo all >&2; exit 3"]);
+        let (ended, said) = run_within(&mut bad, PATIENCE).unwrap();
+        assert_eq!((ended.and_then(|status| status.code()), said.as_str()), (Some(3), "all\n"));
     }
 
     #[test]
