@@ -3,6 +3,15 @@
 use crate::device::{Device, DeviceError};
 use crate::host::HostDevice;
 
+/// The device that is meant when none is named: the first GPU.
+///
+/// # Errors
+/// When there is none.
+pub fn default() -> Result<String, DeviceError> {
+    let reason = "no GPU was found; --device host takes threads that stand in for one".into();
+    Err(DeviceError::Absent { device: "cuda:0".into(), reason })
+}
+
 /// Opens the device of this name.
 ///
 /// # Errors

@@ -41,6 +41,9 @@ pub(crate) enum Command {
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
     #[command(after_help = crate::copy::EXAMPLES)]
     Copy(Box<crate::copy::CopyArgs>),
+    /// l2fwd-nv's pipelines: receive, gather bursts, let a GPU or the CPU work on them, send
+    #[command(after_help = crate::gpu::EXAMPLES)]
+    Gpu(Box<crate::gpu::GpuArgs>),
     /// Measure the published tables on this machine
     Bench {
         /// What to measure.
@@ -65,6 +68,16 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DsaCommand,
     },
+}
+
+impl Command {
+    /// What a subcommand that has another use for -v has to say about logging.
+    pub(crate) fn verbose(&self) -> u8 {
+        match self {
+            Self::Gpu(args) => args.run.verbose,
+            _ => 0,
+        }
+    }
 }
 
 const EXAMPLES: &str = "\

@@ -165,6 +165,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
         stats_interval: args.stats_interval,
         duration: args.duration,
         until_idle: args.until_idle,
+        measured: None,
         format: args.format,
         tables: report::tables,
     };
@@ -173,7 +174,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 
 /// The configuration, and the ports with as many queues as they are to have.
 fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let ports = with_queues(&args.ports, args.queues)?;
+    let ports = plan::with_queues(&args.ports, args.queues, "--queues")?;
     plan::check_twice(&ports)?;
     if let Some(mask) = args.portmask {
         check_mask(mask, ports.len())?;
@@ -220,7 +221,7 @@ fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
     let mut dma = plan::dma_map(args.dma.clone(), ports)?;
     let asked = matches!(args.mode, Some(Mode::Offload | Mode::Auto));
     if asked && !dma.entries.iter().any(|entry| entry.half == Half::Rx) {
-        let queues = ports.iter().cloned().filter_map(|mut port| queues_of(&mut port).copied()).max();
+        let queues = ports.iter().cloned().filter_map(|mut port| plan::queues_of(&mut port).copied()).max();
         dma.entries.extend((0..queues.unwrap_or(1)).map(|queue| Entry {
             port: None,
             half: Half::Rx,
@@ -230,39 +231,6 @@ fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
         }));
     }
     Ok(dma)
-}
-
-/// How many queues a port is described with; `None` for those that always have one.
-fn queues_of(port: &mut PortSpec) -> Option<&mut u16> {
-    match port {
-        PortSpec::AfPacket(spec) => Some(&mut spec.queues),
-        PortSpec::AfXdp(spec) => Some(&mut spec.queues),
-        PortSpec::Dpdk(spec) => Some(&mut spec.queues),
-        PortSpec::Gen(spec) => Some(&mut spec.queues),
-        PortSpec::Pcap(_) => None,
-        PortSpec::Tap(spec) => Some(&mut spec.queues),
-        PortSpec::Vhost(spec) => Some(&mut spec.queues),
-        PortSpec::VirtioUser(spec) => Some(&mut spec.queues),
-    }
-}
-
-fn with_queues(ports: &[PortSpec], queues: Option<usize>) -> Result<Vec<PortSpec>, String> {
-    let mut ports = ports.to_vec();
-    let Some(wanted) = queues.and_then(|queues| u16::try_from(queues).ok()) else { return Ok(ports) };
-    for port in &mut ports {
-        let text = port.to_string();
-        match queues_of(port) {
-            Some(queues) if *queues == 1 || *queues == wanted => *queues = wanted,
-            Some(queues) => {
-                return Err(format!(
-                    "--queues {wanted} and --port {text}: it is to have {queues}; leave one out"
-                ));
-            }
-            None if wanted == 1 => {}
-            None => return Err(format!("--queues {wanted}: --port {text} has one queue")),
-        }
-    }
-    Ok(ports)
 }
 
 /// Bits that name no port are refused, as dpdk-dma does.

@@ -2,7 +2,7 @@
 //!
 //! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
 //! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
-//! * [`copy`]: `offcore copy`, dpdk-dma's application,
+//! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`,
 //! * [`port`]: `offcore port`,
@@ -18,6 +18,7 @@ mod copy;
 mod demo;
 mod dsa;
 mod eal;
+mod gpu;
 mod output;
 mod pktgen;
 mod plan;
@@ -54,13 +55,14 @@ impl From<anyhow::Error> for Failure {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(text) = start_logging(cli.verbose) {
+    if let Err(text) = start_logging(cli.verbose.max(cli.command.verbose())) {
         say(&format!("error: {text}"));
         return ExitCode::from(2);
     }
     let (names, result) = match &cli.command {
         Command::Switch(args) => (&["switch"][..], switch::run(args)),
         Command::Copy(args) => (&["copy"][..], copy::run(args)),
+        Command::Gpu(args) => (args.names(), gpu::run(args)),
         Command::Bench { command } => (command.names(), bench::run(command)),
         Command::Pktgen(args) => (&["pktgen"][..], pktgen::run(args)),
         Command::Predict(args) => (&["predict"][..], predict::run(args)),

@@ -74,6 +74,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         idle: args.idle,
         max_latency: args.max_latency.map(|us| Duration::from_micros(us as u64)),
         copying: Copying { mac_updating: args.mac.updating().unwrap_or(true), ..Copying::default() },
+        working: None,
     })
 }
 
@@ -297,6 +298,52 @@ pub(crate) fn lcores(
     };
     let free = available.iter().find(|lcore| !helper(lcore)).or(available.first());
     free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
+}
+
+/// How many queues a port is described with; `None` for those that always have one.
+pub(crate) fn queues_of(port: &mut PortSpec) -> Option<&mut u16> {
+    match port {
+        PortSpec::AfPacket(spec) => Some(&mut spec.queues),
+        PortSpec::AfXdp(spec) => Some(&mut spec.queues),
+        PortSpec::Dpdk(spec) => Some(&mut spec.queues),
+        PortSpec::Gen(spec) => Some(&mut spec.queues),
+        PortSpec::Pcap(_) => None,
+        PortSpec::Tap(spec) => Some(&mut spec.queues),
+        PortSpec::Vhost(spec) => Some(&mut spec.queues),
+        PortSpec::VirtioUser(spec) => Some(&mut spec.queues),
+    }
+}
+
+/// How many queues a port has.
+pub(crate) fn queue_count(port: &mut PortSpec) -> usize {
+    queues_of(port).map_or(1, |queues| usize::from(*queues))
+}
+
+/// The ports with as many queues as `flag` asks for, if it was given.
+///
+/// # Errors
+/// As [`config`].
+pub(crate) fn with_queues(
+    ports: &[PortSpec],
+    queues: Option<usize>,
+    flag: &str,
+) -> Result<Vec<PortSpec>, String> {
+    let mut ports = ports.to_vec();
+    let Some(wanted) = queues.and_then(|queues| u16::try_from(queues).ok()) else { return Ok(ports) };
+    for port in &mut ports {
+        let text = port.to_string();
+        match queues_of(port) {
+            Some(queues) if *queues == 1 || *queues == wanted => *queues = wanted,
+            Some(queues) => {
+                return Err(format!(
+                    "{flag} {wanted} and --port {text}: it is to have {queues}; leave one out"
+                ));
+            }
+            None if wanted == 1 => {}
+            None => return Err(format!("{flag} {wanted}: --port {text} has one queue")),
+        }
+    }
+    Ok(ports)
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! How a switch's reports are written: tables for people, JSON with one object a line.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueReport, Report, WorkerReport};
 use offcore_port::generator::GenReport;
 use offcore_stats::Stage;
 use offcore_stats::stage::Group;
+use offcore_wire::ethernet;
 use serde::Serialize;
 
 /// A report as it is written: what the workers counted, and what the ports say.
@@ -22,6 +24,33 @@ pub(crate) struct Line<'a> {
     /// Packets whose copies were never completed, in the final report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unfinished: Option<usize>,
+    /// What was measured, in the final report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measurement>,
+}
+
+/// Received packets, and how long they took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Measurement {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, without FCS.
+    pub bytes: u64,
+    /// Seconds from the first to the last of them.
+    pub seconds: f64,
+    /// Million packets a second.
+    pub mpps: f64,
+    /// Gbit a second, FCS included.
+    pub gbps: f64,
+}
+
+impl Measurement {
+    /// Of so many packets in a time that is not nothing.
+    pub(crate) fn new(packets: u64, bytes: u64, time: Duration) -> Self {
+        let seconds = time.as_secs_f64().max(1e-9);
+        let bits = (bytes + packets * ethernet::FCS_LEN as u64) as f64 * 8.0;
+        Self { packets, bytes, seconds, mpps: packets as f64 / seconds / 1e6, gbps: bits / seconds / 1e9 }
+    }
 }
 
 /// Why a switch stopped.
@@ -36,6 +65,8 @@ pub(crate) enum StoppedBy {
     Signal,
     /// `--duration`.
     Duration,
+    /// As many packets as `--packets` asked for.
+    Packets,
     /// `--until-idle`.
     Idle,
     /// Nobody reads the reports any more.
@@ -134,7 +165,8 @@ fn port_statuses(line: &Line<'_>) -> String {
     text
 }
 
-fn queues(queues: &[QueueReport]) -> String {
+/// What went through each queue.
+pub(crate) fn queues(queues: &[QueueReport]) -> String {
     let mut rows = vec![["queue", "packets", "Mpps", "Gbit/s", "dropped"].map(String::from)];
     rows.extend(queues.iter().map(|queue| {
         [
@@ -372,7 +404,8 @@ mod tests {
     #[test]
     fn tables_say_rates_drops_copies_and_cycles() {
         let report = report();
-        let text = tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None });
+        let text =
+            tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None });
         let expected = "\
 ── 2.0 s
   queue      packets   Mpps  Gbit/s  dropped
@@ -403,7 +436,13 @@ mod tests {
             generator: None,
         };
         let stopped_by = Some(StoppedBy::Signal);
-        let text = tables(&Line { report: &report, ports: &[port], stopped_by, unfinished: Some(2) });
+        let text = tables(&Line {
+            report: &report,
+            ports: &[port],
+            stopped_by,
+            unfinished: Some(2),
+            measured: None,
+        });
         assert!(text.starts_with("══ 2.0 s in all"), "{text}");
         assert!(text.contains("  port0 gen:size=64: 5 sent\n  2 packets in flight were never"), "{text}");
     }
@@ -413,7 +452,8 @@ mod tests {
         let port = BridgePortReport { port: "port0".into(), learned: 12, flooded: 3, ..Default::default() };
         let bridge = Some(BridgeReport { addresses: 11, ports: vec![port] });
         let report = Report { bridge, ..report() };
-        let text = tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None });
+        let text =
+            tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None });
         let expected = "
   bridge  learned  moved  aged  not learned  flooded  over flood limit  filtered
   port0        12      0     0            0        3                 0         0
@@ -438,6 +478,7 @@ mod tests {
             ports: &[port],
             stopped_by: Some(StoppedBy::Duration),
             unfinished: Some(0),
+            measured: None,
         };
         let json = serde_json::to_string(&line).unwrap();
         assert!(!json.contains('\n'));
@@ -452,7 +493,8 @@ mod tests {
         assert_eq!(value["workers"][0]["overflow"], 5);
         assert_eq!(value["decisions"][0]["way"], "engine");
         assert_eq!(value["ports"][0]["generator"]["verified"], 4);
-        let without = Line { report: &report, ports: &[], stopped_by: None, unfinished: None };
+        let without =
+            Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None };
         assert!(!serde_json::to_string(&without).unwrap().contains("stopped_by"));
     }
 }

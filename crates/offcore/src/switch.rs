@@ -16,11 +16,13 @@ use crate::args::{Format, PoolArgs, SwitchArgs};
 use crate::eal::EalArgs;
 use crate::output::{say, write};
 use crate::ports::{self, Observed};
-use crate::report::{self, Line, PortLine, StoppedBy};
+use crate::report::{self, Line, Measurement, PortLine, StoppedBy};
 use crate::{Failure, demo, plan};
 
 /// How often the control thread looks at signals, links and the clock.
 const TICK: Duration = Duration::from_millis(20);
+/// The same while it measures packets.
+const MEASURING_TICK: Duration = Duration::from_millis(1);
 
 /// Runs the switch until something stops it.
 ///
@@ -39,6 +41,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
         stats_interval: args.stats_interval,
         duration: args.duration,
         until_idle: args.until_idle,
+        measured: None,
         format: args.format,
         tables: report::tables,
     };
@@ -59,10 +62,21 @@ pub(crate) struct Watching<'a> {
     pub duration: Option<Duration>,
     /// Whether to stop when nothing moves any more.
     pub until_idle: bool,
+    /// How much is measured, if that is to be told.
+    pub measured: Option<Measured>,
     /// How reports are written.
     pub format: Format,
     /// Reports for people.
     pub tables: fn(&Line<'_>) -> String,
+}
+
+/// What is measured before a switch stops: received packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Measured {
+    /// So many.
+    pub packets: u64,
+    /// After these.
+    pub warm_up: u64,
 }
 
 /// Opens the ports, and runs a switch until something stops it.
@@ -84,7 +98,7 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     }
     let last = running.reporter().map_err(anyhow::Error::new)?;
     let statuses = vec![String::new(); watching.ports.len()];
-    let mut watch = Watch { watching, running, observed, interrupted, statuses, last };
+    let mut watch = Watch { watching, running, observed, interrupted, statuses, last, measurement: None };
     let stopped_by = watch.until_stopped()?;
     watch.finish(stopped_by)
 }
@@ -120,6 +134,8 @@ struct Watch<'a> {
     statuses: Vec<String>,
     /// Has not reported yet, so that the rates of its one report are over the whole run.
     last: Reporter,
+    /// What was measured, when it has been.
+    measurement: Option<Measurement>,
 }
 
 impl Watch<'_> {
@@ -131,6 +147,10 @@ impl Watch<'_> {
         let mut idle = match self.watching.until_idle {
             true => Some(Idle::new(self.running.reporter()?, plan::idle_patience(self.watching.ports))),
             false => None,
+        };
+        let mut measuring = match self.watching.measured {
+            Some(measured) => Some(Measuring::new(self.running.reporter()?, measured)),
+            None => None,
         };
         loop {
             let now = Instant::now();
@@ -150,6 +170,12 @@ impl Watch<'_> {
             {
                 return Ok(StoppedBy::Idle);
             }
+            if let Some(measuring) = &mut measuring {
+                self.measurement = measuring.measurement(now)?;
+                if self.measurement.is_some() {
+                    return Ok(StoppedBy::Packets);
+                }
+            }
             if let (Some(interval), Some(at)) = (interval, &mut next)
                 && now >= *at
             {
@@ -163,7 +189,7 @@ impl Watch<'_> {
                 }
             }
             let until_next = next.map_or(TICK, |at| at.saturating_duration_since(now));
-            std::thread::sleep(until_next.min(TICK));
+            std::thread::sleep(until_next.min(if measuring.is_some() { MEASURING_TICK } else { TICK }));
         }
     }
 
@@ -204,12 +230,47 @@ impl Watch<'_> {
         unfinished: Option<usize>,
     ) -> anyhow::Result<bool> {
         let ports: Vec<PortLine> = self.observed.lines(self.running.ports());
-        let line = Line { report, ports: &ports, stopped_by, unfinished };
+        let measured = self.measurement.filter(|_| stopped_by.is_some());
+        let line = Line { report, ports: &ports, stopped_by, unfinished, measured };
         let text = match self.watching.format {
             Format::Table => (self.watching.tables)(&line),
             Format::Json => serde_json::to_string(&line)? + "\n",
         };
         write(&text)
+    }
+}
+
+/// Sees how long received packets take.
+struct Measuring {
+    reporter: Reporter,
+    measured: Measured,
+    /// When the warm-up was over: packets and bytes received until then.
+    begun: Option<(Instant, u64, u64)>,
+}
+
+impl Measuring {
+    fn new(reporter: Reporter, measured: Measured) -> Self {
+        Self { reporter, measured, begun: None }
+    }
+
+    /// What was measured, if enough has been received.
+    fn measurement(&mut self, now: Instant) -> anyhow::Result<Option<Measurement>> {
+        let report = self.reporter.report("measuring")?;
+        let received =
+            report.queues.iter().filter(|queue| queue.half == "rx" && queue.port.starts_with("port"));
+        let (packets, bytes) =
+            received.fold((0, 0), |(packets, bytes), queue| (packets + queue.packets, bytes + queue.bytes));
+        let Some((since, packets_before, bytes_before)) = self.begun else {
+            if packets >= self.measured.warm_up {
+                self.begun = Some((now, packets, bytes));
+            }
+            return Ok(None);
+        };
+        let (packets, bytes) = (packets - packets_before, bytes - bytes_before);
+        if packets < self.measured.packets {
+            return Ok(None);
+        }
+        Ok(Some(Measurement::new(packets, bytes, now - since)))
     }
 }
 

@@ -196,7 +196,8 @@ mod tests {
             decisions: Vec::new(),
             bridge: None,
         };
-        let text = tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None });
+        let text =
+            tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None });
         let expected = "\
 ── 1.0 s
   port   received    Mpps  Gbit/s  copied  sent   Mpps  Gbit/s  dropped on rx  on copy  on tx

@@ -52,7 +52,7 @@ fn dpdk_dmas_letters_and_words_mean_the_same() {
             ..Copying::default()
         };
         assert_eq!((config.copying, config.mode), (wanted, Mode::Offload));
-        assert!(ports.iter().cloned().all(|mut port| queues_of(&mut port) == Some(&mut 2)));
+        assert!(ports.iter().cloned().all(|mut port| plan::queues_of(&mut port) == Some(&mut 2)));
         // No channel was named: hw takes what there is, for every queue.
         assert_eq!(config.dma.channels(1, Half::Rx, 1), ["dsa:auto"]);
     }

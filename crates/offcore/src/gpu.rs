@@ -1,0 +1,205 @@
+//! `offcore gpu`: l2fwd-nv's pipelines. Packets are received by one lcore, gathered in bursts, worked on by a GPU or the CPU,
+//! and sent by another lcore.
+//!
+//! * [`args`]: what can be written, with l2fwd-nv's letters,
+//! * [`report`]: the reports as tables,
+//! * [`doctor`]: `offcore gpu doctor`.
+
+mod args;
+mod doctor;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use offcore_flow::pipeline::OnHit;
+use offcore_flow::switch::{Working, Workload};
+use offcore_flow::{DmaMap, SwitchConfig};
+use offcore_gpu::layout::Kind;
+use offcore_gpu::patterns::Patterns;
+use offcore_mem::BURST;
+use offcore_port::spec::PortSpec;
+use offcore_stats::lcore;
+
+use crate::switch::{Measured, Watching, run_switch};
+use crate::{Failure, plan};
+use args::{OnMatch, WorkKind};
+
+pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, RunArgs};
+
+/// Runs pipelines until something stops them, or the doctor.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
+    match &args.command {
+        Some(GpuCommand::Doctor(args)) => doctor::run(args),
+        None => run_pipelines(&args.run),
+    }
+}
+
+fn run_pipelines(args: &RunArgs) -> Result<(), Failure> {
+    let (mut config, ports) = plan(args).map_err(Failure::Usage)?;
+    if let Some(working) = &mut config.working {
+        if matches!(working.workload, Workload::Device(_)) && working.devices.is_empty() {
+            working.devices = vec![offcore_gpu::devices::default().map_err(anyhow::Error::new)?];
+        }
+        if let Some(file) = &args.patterns {
+            let patterns =
+                Patterns::read(file).map_err(|error| Failure::Usage(format!("--patterns: {error}")))?;
+            working.patterns = Some(Arc::new(patterns));
+        }
+    }
+    let measured = (args.packets > 0).then_some(Measured { packets: args.packets, warm_up: args.warm_up });
+    let watching = Watching {
+        ports: &ports,
+        pool: args.pool(),
+        eal: &args.eal,
+        stats_interval: args.stats_interval,
+        duration: args.duration,
+        until_idle: args.until_idle,
+        measured,
+        format: args.format,
+        tables: report::tables,
+    };
+    run_switch(&config, watching)
+}
+
+/// The configuration, without what has to be looked up, and the ports with as many queues as they are to have.
+fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let mut ports = plan::with_queues(&args.ports, args.pipelines, "--pipelines")?;
+    let pipelines: usize = ports.iter().cloned().map(|mut port| plan::queue_count(&mut port)).sum();
+    let elsewhere = args.steer.as_ref().map(|_| ports.len());
+    ports.extend(args.steer.clone());
+    plan::check_twice(&ports)?;
+    if args.until_idle {
+        plan::check_ports_end(&ports)?;
+    }
+    let working = working(args, elsewhere)?;
+    let config = SwitchConfig {
+        topology: args.port_topology,
+        lcores: lcores(args, pipelines)?,
+        burst: BURST,
+        working: Some(working),
+        ..SwitchConfig::default()
+    };
+    Ok((config, ports))
+}
+
+/// What pipelines do, as the flags say.
+fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> {
+    let by_device = matches!(args.workload, Workload::Device(_));
+    let name = args.workload.name();
+    let for_device = [
+        ("--device", args.devices.is_some()),
+        ("--memory", args.memory.is_some()),
+        ("--profile", args.profile),
+        ("--blocks", args.blocks.is_some()),
+        ("--lanes", args.lanes.is_some()),
+        ("--patience", args.patience.is_some()),
+    ];
+    if let Some((flag, _)) = for_device.into_iter().find(|&(_, given)| given && !by_device) {
+        return Err(format!(
+            "{flag} is for a device, and --workload {name} takes none: add -w kernel, persistent or graph"
+        ));
+    }
+    if args.workload == Workload::Nobody {
+        let nothing = [
+            ("--work", args.work != WorkKind::Swap),
+            ("--packet-time", args.packet_time > 0),
+            ("--no-swap", args.no_swap),
+        ];
+        if let Some((flag, _)) = nothing.into_iter().find(|&(_, given)| given) {
+            return Err(format!(
+                "{flag} with --workload none: nobody works; add -w cpu, kernel, persistent or graph"
+            ));
+        }
+    }
+    let is_match = args.work == WorkKind::Match;
+    match (is_match, &args.patterns) {
+        (true, None) => return Err("--work match needs --patterns FILE, with one pattern a line".into()),
+        (false, Some(file)) => {
+            return Err(format!("--patterns {} is for --work match: add it", file.display()));
+        }
+        _ => {}
+    }
+    let swap = !args.no_swap;
+    if !swap && args.work == WorkKind::Swap {
+        return Err(
+            "--no-swap with --work swap: nothing would be done; say -w none, or another --work".into()
+        );
+    }
+    Ok(Working {
+        workload: args.workload,
+        devices: args.devices.clone().map_or(Vec::new(), |devices| devices.0),
+        memory: args.memory.unwrap_or_default(),
+        kind: match args.work {
+            WorkKind::Swap => Kind::Nothing,
+            WorkKind::Crc32c => Kind::Crc32c,
+            WorkKind::Checksum => Kind::Checksum,
+            WorkKind::Match => Kind::Match,
+        },
+        swap,
+        skip: args.skip.unwrap_or(args::SKIP) as u32,
+        split_at: split_at(args)?,
+        forced_ns: args.packet_time as u32,
+        patterns: None,
+        burst: args.burst,
+        burst_timeout: Duration::from_micros(args.burst_timeout as u64),
+        slots: args.slots,
+        blocks: args.blocks.unwrap_or(args::BLOCKS) as u32,
+        lanes: args.lanes.unwrap_or(args::LANES) as u32,
+        patience: Duration::from_millis(args.patience.unwrap_or(args::PATIENCE_MS) as u64),
+        on_hit: on_hit(args, is_match)?,
+        elsewhere,
+        hugepages: args.hugepages(),
+        profile: args.profile,
+    })
+}
+
+fn split_at(args: &RunArgs) -> Result<Option<usize>, String> {
+    if args.split_at.is_none() && !args.split {
+        return Ok(None);
+    }
+    if args.skip.is_some() {
+        return Err("--skip and --split: the payload begins where packets are split; leave --skip out".into());
+    }
+    Ok(Some(args.split_at.unwrap_or(args::SPLIT_AT)))
+}
+
+/// What becomes of packets in which a pattern occurs.
+fn on_hit(args: &RunArgs, is_match: bool) -> Result<OnHit, String> {
+    if let (Some(_), false) = (args.on_match, is_match) {
+        return Err("--on-match is for --work match: add it, and --patterns FILE".into());
+    }
+    if args.mark.is_some() && args.on_match != Some(OnMatch::Mark) {
+        return Err("--mark is for --on-match mark: add it".into());
+    }
+    match (args.on_match, &args.steer) {
+        (None | Some(OnMatch::Steer), Some(_)) if is_match => Ok(OnHit::Steer),
+        (None, Some(_)) => Err("--steer is for --work match: add it, and --patterns FILE".into()),
+        (Some(OnMatch::Steer), None) => {
+            Err("--on-match steer needs --steer SPEC: the port that matching packets are sent to".into())
+        }
+        (Some(other), Some(_)) => Err(format!("--steer is for --on-match steer, found {}", other.name())),
+        (Some(OnMatch::Drop), None) => Ok(OnHit::Drop),
+        (Some(OnMatch::Only), None) => Ok(OnHit::Only),
+        (Some(OnMatch::Mark), None) => Ok(OnHit::Mark(args.mark.unwrap_or(args::DSCP) as u8)),
+        (None | Some(OnMatch::Pass), None) => Ok(OnHit::Pass),
+    }
+}
+
+/// Two lcores for each pipeline, as far as there are so many; otherwise pipelines share them.
+fn lcores(args: &RunArgs, pipelines: usize) -> Result<Vec<usize>, String> {
+    if args.lcores.is_some() {
+        return plan::lcores(args.lcores.as_ref(), &[], &DmaMap::default());
+    }
+    let mut available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
+    available.truncate(2 * pipelines.max(1));
+    if available.len() > 1 {
+        available.truncate(available.len() / 2 * 2);
+    }
+    Ok(available)
+}

@@ -1,0 +1,92 @@
+//! The reports of `offcore gpu` as tables.
+
+use std::fmt::Write;
+
+use offcore_flow::report::WorkReport;
+
+use crate::report::{Line, Measurement, columns, costs, heading, queues};
+
+/// The report as tables.
+pub(super) fn tables(line: &Line<'_>) -> String {
+    let mut text = heading(line);
+    if let Some(measured) = &line.measured {
+        text += &measurement(measured);
+    }
+    text += &queues(&line.report.queues);
+    text += &work(&line.report.work);
+    text += &costs(line);
+    text
+}
+
+/// What l2fwd-nv prints at its end, with the time as it was.
+fn measurement(measured: &Measurement) -> String {
+    let Measurement { packets, seconds, mpps, gbps, .. } = measured;
+    format!("  measured: {packets} packets received in {seconds:.6} s: {mpps:.3} Mpps, {gbps:.3} Gbit/s\n")
+}
+
+fn work(pipelines: &[WorkReport]) -> String {
+    let heads = ["pipeline", "bursts", "with a result", "marked", "dropped", "sent elsewhere"];
+    let mut rows = vec![heads.map(String::from)];
+    rows.extend(pipelines.iter().map(|work| {
+        [
+            format!("{} queue {}", work.pipeline, work.queue),
+            work.bursts.to_string(),
+            work.hits.to_string(),
+            work.marked.to_string(),
+            work.dropped.to_string(),
+            work.steered.to_string(),
+        ]
+    }));
+    let mut text = columns(&rows, "lrrrrr");
+    for work in pipelines.iter().filter(|work| work.failed) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "  {} queue {}: its device has failed: the CPU works in its place",
+            work.pipeline, work.queue
+        );
+        if work.quarantined > 0 {
+            let held = work.quarantined;
+            let _ = writeln!(
+                text,
+                "    {held} packet buffers are held back: the device stands still and may yet write them"
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_has_its_seconds_as_they_were() {
+        let measured = Measurement::new(1_900_000, 1_900_000 * 60, std::time::Duration::from_millis(1900));
+        let text = measurement(&measured);
+        assert_eq!(text, "  measured: 1900000 packets received in 1.900000 s: 1.000 Mpps, 0.512 Gbit/s\n");
+    }
+
+    #[test]
+    fn a_device_that_has_failed_is_told() {
+        let work_report = |failed, quarantined| WorkReport {
+            pipeline: "pipeline0".into(),
+            queue: 1,
+            bursts: 5,
+            hits: 4,
+            dropped: 3,
+            marked: 2,
+            steered: 1,
+            failed,
+            quarantined,
+        };
+        let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = squeeze(&work(&[work_report(false, 0)]));
+        assert_eq!(
+            text,
+            "pipeline bursts with a result marked dropped sent elsewhere pipeline0 queue 1 5 4 2 3 1"
+        );
+        let text = work(&[work_report(true, 7)]);
+        assert!(text.contains("the CPU works in its place") && text.contains("7 packet buffers"), "{text}");
+    }
+}

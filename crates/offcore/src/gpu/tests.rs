@@ -1,0 +1,139 @@
+use clap::Parser;
+use offcore_flow::Topology;
+use offcore_gpu::device::{Launch, Memory};
+
+use super::*;
+use crate::args::{Cli, Command};
+
+fn planned(words: &[&str]) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+        Command::Gpu(args) => plan(&args.run),
+        other => panic!("{other:?} has no pipelines"),
+    }
+}
+
+fn gpu(flags: &str) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let words: Vec<&str> = ["offcore", "gpu"].into_iter().chain(flags.split_whitespace()).collect();
+    planned(&words)
+}
+
+fn working(flags: &str) -> Working {
+    gpu(&format!("--port gen: {flags}")).unwrap().0.working.unwrap()
+}
+
+#[test]
+fn a_plain_run_swaps_by_the_cpu_and_sends_back() {
+    let (config, ports) = gpu("--port gen:").unwrap();
+    assert_eq!((config.topology, ports.len()), (Topology::Loop, 1));
+    let working = config.working.unwrap();
+    assert_eq!((working.workload, working.kind, working.swap), (Workload::Cpu, Kind::Nothing, true));
+    assert_eq!((working.burst, working.forced_ns, working.split_at), (64, 0, None));
+}
+
+#[test]
+fn l2fwd_nvs_letters_and_words_mean_the_same() {
+    let letters = "-b 1024 -d 2048 -g 1 -m 1 -n -p 2 -s -t 500 -v 1000 -w 3 -z 10";
+    let words = "--burst 1024 --data-room 2048 --device cuda:1 --memory gpu --profile --pipelines 2 --split \
+                 --packet-time 500 --packets 1000 --workload persistent --warm-up 10";
+    for flags in [letters, words] {
+        let all = format!("offcore gpu --port gen: {flags}");
+        let words: Vec<&str> = all.split_whitespace().collect();
+        let Command::Gpu(args) = Cli::try_parse_from(&words).unwrap().command else { panic!("no pipelines") };
+        assert_eq!((args.run.packets, args.run.warm_up, args.run.pool().mbuf_size), (1000, 10, 4096));
+        let (config, mut ports) = plan(&args.run).unwrap();
+        assert_eq!(plan::queue_count(&mut ports[0]), 2);
+        let working = config.working.unwrap();
+        assert_eq!(working.workload, Workload::Device(Launch::Persistent));
+        assert_eq!(
+            (working.devices, working.memory, working.profile),
+            (vec!["cuda:1".into()], Memory::Gpu, true)
+        );
+        assert_eq!((working.burst, working.forced_ns, working.split_at), (1024, 500, Some(60)));
+    }
+    for (letter, word) in [("0", "none"), ("1", "cpu"), ("2", "kernel"), ("3", "persistent"), ("4", "graph")]
+    {
+        let both = [letter, word].map(|workload| working(&format!("-w {workload}")).workload);
+        assert_eq!((both[0], both[0].name()), (both[1], word));
+    }
+}
+
+#[test]
+fn devices_are_numbers_or_names() {
+    let devices = |list: &str| working(&format!("-w 2 -g {list}")).devices;
+    assert_eq!(devices("0,cuda:1,host"), ["cuda:0", "cuda:1", "host"]);
+    let error = gpu("--port gen: -w 2 -g gpu0").unwrap_err();
+    assert!(error.contains("'gpu0' is no device"), "{error}");
+}
+
+#[test]
+fn what_becomes_of_matches_follows_the_flags() {
+    let flags = |more: &str| working(&format!("--work match --patterns p.txt {more}"));
+    assert_eq!(flags("").on_hit, OnHit::Pass);
+    assert_eq!(flags("--on-match mark").on_hit, OnHit::Mark(46));
+    assert_eq!(flags("--on-match mark --mark 8").on_hit, OnHit::Mark(8));
+    let (config, ports) = gpu("--port gen: --work match --patterns p.txt --steer tap:t").unwrap();
+    let working = config.working.unwrap();
+    assert_eq!((working.on_hit, working.elsewhere, ports.len()), (OnHit::Steer, Some(1), 2));
+}
+
+#[test]
+fn contradictions_are_refused_by_name() {
+    for (flags, words) in [
+        ("-b 0", "from 1 to 4096"),
+        ("-b 4097", "from 1 to 4096"),
+        ("-w 5", "persistent (3)"),
+        ("-w gpu", "persistent (3)"),
+        ("-w 2 -m 2", "gpu (1)"),
+        ("-t 20000001", "from 0 to 20000000"),
+        ("-p 0", "from 1"),
+        ("-d 0", "from 1"),
+        ("-d 2048 --mbuf-size 4096", "cannot be used with"),
+        ("--split-at 13", "from 14"),
+        ("--slots 3", "power of two"),
+        ("-g 0", "--device is for a device"),
+        ("-m 0", "--memory is for a device"),
+        ("-w 0 -t 5", "--packet-time with --workload none"),
+        ("-w 0 --work crc32c", "--work with --workload none"),
+        ("--no-swap", "nothing would be done"),
+        ("--work match", "needs --patterns"),
+        ("--patterns p.txt", "is for --work match"),
+        ("--on-match drop", "is for --work match"),
+        ("--steer tap:t", "is for --work match"),
+        ("--work match --patterns p --on-match steer", "needs --steer"),
+        ("--work match --patterns p --on-match drop --steer tap:t", "found drop"),
+        ("--work match --patterns p --mark 4", "is for --on-match mark"),
+        ("-s --skip 4", "leave --skip out"),
+        ("--port pcap:a.pcap -p 2", "has one queue"),
+        ("-z 5", "--packets"),
+    ] {
+        let error = gpu(&format!("--port gen: {flags}")).unwrap_err();
+        assert!(error.contains(words), "{flags}: {error}");
+    }
+    let error = gpu("").unwrap_err();
+    assert!(error.contains("--port"), "{error}");
+}
+
+#[test]
+fn examples_in_the_help_text_are_accepted() {
+    let whole = EXAMPLES.replace("\\\n", " ");
+    let lines: Vec<&str> = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore ")).collect();
+    assert!(lines.len() > 5, "{lines:?}");
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let Command::Gpu(args) =
+            Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{line}: {e}")).command
+        else {
+            panic!("{line} is something else")
+        };
+        if args.command.is_none() {
+            plan(&args.run).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn logging_has_only_its_word_here() {
+    let verbose = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap().command.verbose();
+    assert_eq!(verbose("offcore gpu --port gen: --verbose --verbose -v 7"), 2);
+    assert_eq!(Cli::try_parse_from(["offcore", "-vv", "gpu", "--port", "gen:"]).unwrap().verbose, 2);
+}
