@@ -5,6 +5,7 @@
 //! and a [`Watch`] with the lcore that collects, which says whether the device is still at work.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::str::FromStr;
 
 use crate::layout::PipelineView;
@@ -170,7 +171,26 @@ pub struct Started {
     pub launcher: Box<dyn Launcher>,
     /// For the lcore that collects.
     pub watch: Box<dyn Watch>,
+    /// Where bursts are to be written, if the device has a better place for them than the ring's own memory.
+    pub slots: Option<DeviceSlots>,
 }
+
+/// The slots of a ring in memory of the device's own, where it polls them without asking for them over the bus.
+#[derive(Debug)]
+pub struct DeviceSlots {
+    /// Where the CPU writes them: as many bytes as the ring has slots and strides, aligned to 64, all 0. The mapping may be
+    /// write-combining.
+    pub base: NonNull<u8>,
+    /// Keeps the mapping.
+    pub keep: Box<dyn Keep>,
+}
+
+// SAFETY: the memory is for whoever has the value, which is moved to the lcore that submits.
+unsafe impl Send for DeviceSlots {}
+
+/// Something that is only there to be dropped in time.
+pub trait Keep: fmt::Debug + Send {}
+impl<T: fmt::Debug + Send> Keep for T {}
 
 /// The half of a service that goes with the lcore that submits.
 pub trait Launcher: fmt::Debug + Send {

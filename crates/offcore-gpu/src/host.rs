@@ -135,7 +135,7 @@ impl Device for HostDevice {
         }
         let launches = (service.launch == Launch::Kernel).then_some(launches);
         let watch = Box::new(HostWatch { state: Arc::clone(&state) });
-        Ok(Started { launcher: Box::new(HostLauncher { launches, handles, state }), watch })
+        Ok(Started { launcher: Box::new(HostLauncher { launches, handles, state }), watch, slots: None })
     }
 }
 

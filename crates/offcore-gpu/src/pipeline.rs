@@ -22,7 +22,7 @@ use offcore_stats::tsc;
 use offcore_wire::virtio_net::HEADER_LEN;
 
 use crate::cpu::{CpuWork, CpuWorkError};
-use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
+use crate::device::{Device, DeviceError, DeviceSlots, Launch, Launcher, Memory, Service, Started, Watch};
 use crate::layout::{Kind, PipelineView, PoolView, TrieView, WorkView};
 use crate::patterns::Patterns;
 use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, WorkBurst, burst_ring};
@@ -156,9 +156,13 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         // SAFETY: the pool is never unmapped. Ring and tables are `front`'s, which ends the service before it lets go of
         // them, or keeps them for good where it does not end. Packets are out of reach from when they are submitted until
         // their burst is answered or nobody is at work any more: `Back::done` sees to it.
-        let Started { launcher, watch } =
+        let Started { launcher, watch, slots } =
             unsafe { device.start(Service { view, launch, blocks, lanes, memory }) }?;
-        front.serving = Some(Serving { launcher: Some(launcher), trie });
+        if let Some(slots) = &slots {
+            // SAFETY: the device says so, and `front` keeps them as long as the ring.
+            unsafe { front.submitter.write_slots_at(slots.base) };
+        }
+        front.serving = Some(Serving { launcher: Some(launcher), trie, slots });
         let quarantine = Vec::new();
         back.serving = Some(Served {
             watch,
@@ -178,6 +182,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
 struct Serving {
     launcher: Option<Box<dyn Launcher>>,
     trie: Option<Arc<Trie>>,
+    slots: Option<DeviceSlots>,
 }
 
 /// The end where bursts begin.
@@ -223,13 +228,13 @@ impl Front {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        let Some(Serving { launcher: Some(launcher), trie }) = self.serving.take() else { return };
+        let Some(Serving { launcher: Some(launcher), trie, slots }) = self.serving.take() else { return };
         let told = self.submitter.quit(launcher.waiters());
         let ended = launcher.end();
         if !ended {
             tracing::error!(told, "a device has not ended: its memory stays");
             // Somebody may still read them.
-            std::mem::forget((trie, self.submitter.keep()));
+            std::mem::forget((trie, slots, self.submitter.keep()));
         }
     }
 }

@@ -12,6 +12,7 @@
 //! empty one has a free slot.
 
 use std::mem::swap;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -114,7 +115,7 @@ impl Shared {
         (index * self.slot_stride, self.answers + index * self.answer_stride, lap)
     }
 
-    /// A lap that somebody else reads or writes.
+    /// The lap of an answer, which the device writes.
     #[inline]
     fn lap(&self, at: usize) -> &AtomicU32 {
         debug_assert!(at.is_multiple_of(LINE) && at + LINE <= self.mapping.len());
@@ -159,6 +160,8 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
     }
     returned.publish();
     let submitter = Submitter {
+        slots: shared.mapping.base(),
+        own_slots: true,
         shared: Arc::clone(&shared),
         turn: 0,
         shown: 0,
@@ -175,6 +178,9 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
 #[derive(Debug)]
 pub struct Submitter {
     shared: Arc<Shared>,
+    /// Where slots are written: in the shared memory, or at the device.
+    slots: NonNull<u8>,
+    own_slots: bool,
     /// Of the next burst.
     turn: u64,
     /// Of the first burst that the device has not been told of.
@@ -185,6 +191,9 @@ pub struct Submitter {
     submitted: Producer<WorkBurst>,
     empty: Consumer<WorkBurst>,
 }
+
+// SAFETY: the slots' memory is written by whoever has the submitter alone; it stays as long as that does.
+unsafe impl Send for Submitter {}
 
 impl Submitter {
     /// What a device has to know of the ring, for a device that sees this process's memory where it is. It lives as long
@@ -209,6 +218,31 @@ impl Submitter {
     /// The memory that a device has to see.
     pub fn memory(&self) -> &Mapping {
         &self.shared.mapping
+    }
+
+    /// Writes bursts to slots at the device from now on.
+    ///
+    /// # Safety
+    /// At `slots` is memory for all slots with their strides, aligned to 64 and all 0, until the submitter is dropped; no
+    /// burst has been submitted yet, and the device looks for them there.
+    pub unsafe fn write_slots_at(&mut self, slots: NonNull<u8>) {
+        (self.slots, self.own_slots) = (slots, false);
+    }
+
+    /// Says of a slot at `at` that it has a burst of this lap.
+    #[inline(always)]
+    fn publish(&self, at: usize, lap: u32) {
+        if !self.own_slots {
+            // A mapping of a device's memory may be write-combining: stores to it are in no order without a fence.
+            store_fence();
+        }
+        // SAFETY: `place` gives places of heads, inside the slots' memory and aligned to a line; a head begins with its lap,
+        // which everybody reads and writes atomically once the ring is shared.
+        unsafe { AtomicU32::from_ptr(self.slots.as_ptr().add(at).cast()) }.store(lap, Ordering::Release);
+        if !self.own_slots {
+            // And it stays in a buffer of the core without this.
+            store_fence();
+        }
     }
 
     /// Something that keeps the memory where it is, for as long as it is there.
@@ -239,10 +273,10 @@ impl Submitter {
         assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
         let mut burst = self.empty.pop()?;
         let (slot, _, lap) = self.shared.place(self.turn);
-        // SAFETY: the slot is inside the mapping, with room for as many packets as a burst has. Whoever holds an empty burst
+        // SAFETY: the slot is inside the slots' memory, with room for as many packets as a burst has. Whoever holds an empty burst
         // has a slot that no device reads: the burst that was in it has been answered, or the device is gone.
         unsafe {
-            let head = self.shared.mapping.base().as_ptr().add(slot);
+            let head = self.slots.as_ptr().add(slot);
             let descriptors = head.add(size_of::<SlotHead>()).cast::<PacketDescriptor>();
             for (i, packet) in packets.iter().enumerate() {
                 descriptors.add(i).write_volatile(self.described(packet));
@@ -256,7 +290,7 @@ impl Submitter {
         }
         (burst.turn, burst.since, burst.shown) = (self.turn, tsc::now(), true);
         swap(&mut burst.packets, packets);
-        self.shared.lap(slot).store(lap, Ordering::Release);
+        self.publish(slot, lap);
         self.shown += 1;
         Some(self.pass(burst))
     }
@@ -310,13 +344,25 @@ impl Submitter {
             let (slot, _, lap) = self.shared.place(turn);
             // SAFETY: as in `submit`; a device that stands still may yet read the packets of an earlier lap, which stay.
             unsafe {
-                let head = self.shared.mapping.base().as_ptr().add(slot);
+                let head = self.slots.as_ptr().add(slot);
                 head.add(std::mem::offset_of!(SlotHead, count)).cast::<u32>().write_volatile(QUIT);
             }
-            self.shared.lap(slot).store(lap, Ordering::Release);
+            self.publish(slot, lap);
         }
         true
     }
+}
+
+/// Nothing that is stored before it is seen after what is stored behind it, whatever the kind of memory.
+#[inline(always)]
+fn store_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has the instruction.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
 }
 
 #[inline(always)]

@@ -265,7 +265,7 @@ impl Device for Standing {
         self.still.store(true, Ordering::Relaxed);
         *self.view.lock().unwrap() = Some(service.view);
         let half = || Standing { still: Arc::clone(&self.still), view: Arc::default() };
-        Ok(Started { launcher: Box::new(half()), watch: Box::new(half()) })
+        Ok(Started { launcher: Box::new(half()), watch: Box::new(half()), slots: None })
     }
 }
 
