@@ -37,13 +37,56 @@ OG_FN u32 packets_of(const og_ring &ring, u32 count)
 	return count <= OG_MAX_BURST && count <= described && count <= answered ? count : 0;
 }
 
-// How many parts a payload is cut into, as a power of two: lanes that would have no packet take a part of another's.
-template <class Group> OG_FN u32 parts_shift(const Group &g, u32 packets)
+// How many parts a payload is cut into, as a power of two from `least` on: lanes that would have no packet take a part of
+// another's.
+template <class Group> OG_FN u32 parts_shift(const Group &g, u32 packets, u32 least)
 {
-	u32 shift = Group::SHARED_BY;
+	u32 shift = least;
 	while (shift < 10 && (u64)packets << (shift + 1) <= g.lanes())
 		shift++;
 	return shift;
+}
+
+// The words of the tile's packets go to staging memory: 1 << shift lanes of neighbouring numbers, which copy
+// neighbouring words, share a packet.
+template <class Word, class Group> OG_FN void copy_tile(Group &g, const og_pool &pool, u32 count, u32 shift)
+{
+	g.template copy<Word>(count << shift, pool.base, pool.staging, [&](u32 i, u32 round) {
+		const u32 part = i & ((1u << shift) - 1);
+		return word_of(pool, g.scratch.packets[i >> shift], sizeof(Word), (round << shift) + part);
+	});
+}
+
+// Packets of a tile, whose descriptors are in scratch memory, each put there by the lane that `each` gives its number:
+// they are copied to staging memory, and their addresses swapped there and where they came from.
+template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 count)
+{
+	const og_pool &pool = p.pool;
+	u32 long_ones = 0;
+	g.each(count, [&](u32 i) {
+		const og_packet packet = g.scratch.packets[i];
+		long_ones |= packet.offset % sizeof(Wide) + packet.len > sizeof(Wide) << Group::SHORT_SHARED_BY;
+	});
+	u32 least = Group::SHORT_SHARED_BY;
+	if (g.any(long_ones))
+		least = Group::SHARED_BY;
+	const u32 shift = parts_shift(g, count, least);
+	if ((((u64)pool.base | (u64)pool.staging | 1ull << pool.chunk_shift) & (sizeof(Wide) - 1)) == 0)
+		copy_tile<Wide>(g, pool, count, shift);
+	else
+		copy_tile<u8>(g, pool, count, shift);
+	// Other lanes have copied a packet's addresses, by its descriptor, which the next tile overwrites.
+	g.sync();
+	if (p.work.swap) {
+		g.each(count, [&](u32 i) {
+			const og_packet packet = g.scratch.packets[i];
+			if (packet.len < 12)
+				return;
+			u8 *bytes = pool.staging + place_of(pool, packet);
+			swap_addresses(bytes);
+			write_back(bytes, pool.base + place_of(pool, packet));
+		});
+	}
 }
 
 // Packets from..to of a burst: swap, then results, then what is left of the forced time. Returns how many results of
@@ -53,6 +96,9 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 	const u32 kind = p.work.kind, skip = p.work.skip;
 	const u64 begun = p.work.forced_ns ? g.now() : 0;
 	Scratch &scratch = g.scratch;
+	const bool staged = p.pool.staging != nullptr;
+	const bool swap_here = p.work.swap && !staged;
+	u8 *const memory = staged ? p.pool.staging : p.pool.base;
 	u32 hits = 0;
 
 	for (u32 tile = from; tile < to; tile += OG_TILE) {
@@ -62,15 +108,17 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 			og_packet packet = g.load(burst.packets + tile + i);
 			if (!inside(p.pool, packet))
 				packet.len = 0;
-			if (p.work.swap && packet.len >= 12)
-				swap_addresses(bytes_of(p.pool, packet));
+			if (swap_here && packet.len >= 12)
+				swap_addresses(memory + place_of(p.pool, packet));
 			scratch.packets[i] = packet;
 			scratch.partial[i] = partial_of_nothing(kind);
 		});
 
+		if (staged)
+			stage(g, p, count);
 		if (kind != OG_NOTHING) {
 			g.sync();
-			const u32 shift = parts_shift(g, count), parts = 1u << shift;
+			const u32 shift = parts_shift(g, count, Group::SHARED_BY), parts = 1u << shift;
 			g.each(count << shift, [&](u32 i) {
 				const og_packet packet = scratch.packets[i >> shift];
 				if (packet.len == 0)
@@ -78,7 +126,7 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 				u32 &partial = scratch.partial[i >> shift];
 				const u32 part = i & (parts - 1);
 				const u32 len = packet.len > skip ? packet.len - skip : 0;
-				const u8 *payload = bytes_of(p.pool, packet) + (packet.len - len);
+				const u8 *payload = memory + place_of(p.pool, packet) + (packet.len - len);
 				switch (kind) {
 				case OG_CRC32C:
 					g.exclusive_or(partial, crc32c_part(payload, len, part, parts));

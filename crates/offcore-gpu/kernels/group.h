@@ -5,7 +5,11 @@
 //   each(n, f)         f(0) .. f(n - 1), each by one lane, whatever n is: number i is always lane i % lanes()'s
 //   sync()             what any lane did before is seen by all of them behind it; no lane goes on before all are here
 //   broadcast(x)       the first lane's x, at every lane
+//   any(x)             whether any lane's x is not 0, at every lane; it is a sync, too
 //   sum(x)             the sum of every lane's x, at the first lane
+//   copy<Word>(n, from, to, place)   words from memory to memory, n series of them, each by one lane as numbers of
+//                      `each` are: word r of series i is place(i, r) bytes from both, and a series ends where that is
+//                      OG_NOWHERE
 //   add, minimum, exclusive_or   on a partial result of the scratch memory, that other lanes change too
 //   tally(p, x)        adds x to a counter that other groups change too and returns what it was; orders all around it
 //   take(p)            what such a counter is; it is 0 then
@@ -18,7 +22,7 @@
 //   relax(tries)       what a lane does between two looks at memory
 //   scratch            memory of the group alone
 //
-// sync, broadcast, sum and wait_until are called by all lanes at the same place. On a GPU a group is a block of
+// sync, broadcast, any, sum and wait_until are called by all lanes at the same place. On a GPU a group is a block of
 // threads. On the host it is one thread, which does the work of one lane after the other: between two syncs no lane may
 // need another's work.
 #pragma once
@@ -28,6 +32,8 @@
 #define OG_TILE 1024u
 // Lanes of a block of a GPU, at most.
 #define OG_MAX_LANES 1024u
+// No place in a memory.
+#define OG_NOWHERE 0xffffffffffffffffull
 
 #ifdef __CUDACC__
 #define OG_FN __device__ __forceinline__
@@ -68,12 +74,19 @@ OG_FN og_packet packet_of(u64 word)
 
 #ifdef __CUDACC__
 
+// As much as one lane copies at a time.
+typedef uint4 Wide;
+
 struct Block {
 	Scratch &scratch;
 
 	// Lanes that share a packet, as a power of two, when there are more packets than lanes: the lanes of a warp read
 	// bytes that are beside each other.
 	static constexpr u32 SHARED_BY = 5;
+	// Those that share one which is copied and whose bytes are in 1 << SHORT_SHARED_BY words: more packets at once.
+	static constexpr u32 SHORT_SHARED_BY = 3;
+	// Words of a lane that are on their way at the same time when it copies: the memory they come from is far away.
+	static constexpr u32 AHEAD = 4;
 
 	OG_FN u32 lanes() const { return blockDim.x; }
 	OG_FN bool first() const { return threadIdx.x == 0; }
@@ -84,6 +97,35 @@ struct Block {
 		for (u32 i = threadIdx.x; i < count; i += blockDim.x)
 			f(i);
 	}
+
+	// AHEAD series at a time: all are read before any is written, which the compiler could not know to be allowed.
+	// Words that are not wide are copied where memory is badly aligned, as no device's is: one series at a time.
+	template <class Word, class F> OG_FN void copy(u32 count, const u8 *from, u8 *to, F place) const
+	{
+		constexpr u32 ahead = sizeof(Word) == sizeof(Wide) ? AHEAD : 1;
+		for (u32 i = threadIdx.x; i < count; i += ahead * blockDim.x) {
+			for (u32 round = 0, more = 1; more; round++) {
+				u64 at[ahead];
+				Word words[ahead];
+				more = 0;
+#pragma unroll
+				for (u32 k = 0; k < ahead; k++) {
+					u32 series = i + k * blockDim.x;
+					at[k] = series < count ? place(series, round) : OG_NOWHERE;
+					if (at[k] != OG_NOWHERE) {
+						words[k] = *(const Word *)(from + at[k]);
+						more = 1;
+					}
+				}
+#pragma unroll
+				for (u32 k = 0; k < ahead; k++)
+					if (at[k] != OG_NOWHERE)
+						*(Word *)(to + at[k]) = words[k];
+			}
+		}
+	}
+
+	OG_FN u32 any(u32 value) const { return __syncthreads_or(value != 0) != 0; }
 
 	OG_FN u32 broadcast(u32 value)
 	{
@@ -158,12 +200,18 @@ struct Block {
 
 #else
 
+// Sixteen bytes aligned to sixteen, whatever they are made of.
+struct __attribute__((may_alias, aligned(16))) Wide {
+	u64 halves[2];
+};
+
 struct Thread {
 	Scratch &scratch;
 	const u32 count;
 
 	// One thread has nobody to share a packet with; it does so for lanes that would be idle, as a block does.
 	static constexpr u32 SHARED_BY = 0;
+	static constexpr u32 SHORT_SHARED_BY = 0;
 
 	Thread(Scratch &memory, u32 lanes) : scratch(memory), count(lanes ? lanes : 1) {}
 
@@ -178,6 +226,16 @@ struct Thread {
 				f((u32)i);
 	}
 
+	template <class Word, class F> void copy(u32 n, const u8 *from, u8 *to, F place) const
+	{
+		each(n, [&](u32 i) {
+			u64 at;
+			for (u32 round = 0; (at = place(i, round)) != OG_NOWHERE; round++)
+				*(Word *)(to + at) = *(const Word *)(from + at);
+		});
+	}
+
+	u32 any(u32 value) const { return value != 0; }
 	u32 broadcast(u32 value) const { return value; }
 	u32 sum(u32 value) const { return value; }
 	void add(u32 &partial, u32 value) const { partial += value; }

@@ -12,9 +12,20 @@ OG_FN bool inside(const og_pool &pool, const og_packet &packet)
 	return packet.chunk < pool.chunks && (u64)packet.offset + packet.len <= 1ull << pool.chunk_shift;
 }
 
-OG_FN u8 *bytes_of(const og_pool &pool, const og_packet &packet)
+// Where a packet begins in the pool, and in staging memory.
+OG_FN u64 place_of(const og_pool &pool, const og_packet &packet)
 {
-	return pool.base + ((u64)packet.chunk << pool.chunk_shift) + packet.offset;
+	return ((u64)packet.chunk << pool.chunk_shift) + packet.offset;
+}
+
+// Where word `index` of the words of `size` bytes, a power of two and no more than a chunk, is that a packet has bytes
+// in; OG_NOWHERE behind the last one. They are in the packet's chunk, since that begins and ends with a word.
+OG_FN u64 word_of(const og_pool &pool, const og_packet &packet, u32 size, u32 index)
+{
+	u32 at = (packet.offset & ~(size - 1)) + index * size;
+	if (packet.len == 0 || at >= (u32)packet.offset + packet.len)
+		return OG_NOWHERE;
+	return ((u64)packet.chunk << pool.chunk_shift) + at;
 }
 
 // Destination and source address change places: the first twelve bytes turn by six.
@@ -38,6 +49,23 @@ OG_FN void swap_addresses(u8 *bytes)
 		bytes[i] = bytes[6 + i];
 	for (u32 i = 0; i < 6; i++)
 		bytes[6 + i] = destination[i];
+}
+
+// The first twelve bytes go from where they were changed to where the packet is.
+OG_FN void write_back(const u8 *from, u8 *to)
+{
+#ifdef __CUDACC__
+	if ((((u64)from | (u64)to) & 3) == 0) {
+		const u32 *words = (const u32 *)from;
+		u32 a = words[0], b = words[1], c = words[2];
+		((u32 *)to)[0] = a;
+		((u32 *)to)[1] = b;
+		((u32 *)to)[2] = c;
+		return;
+	}
+#endif
+	for (u32 i = 0; i < 12; i++)
+		to[i] = from[i];
 }
 
 // CRC-32C, bits reflected: bit 31 of a register is the coefficient of x^0.

@@ -6,7 +6,33 @@ use std::thread;
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
-use crate::rig::{COUNTS, KINDS, Rig, lanes};
+use crate::rig::{COUNTS, KINDS, Rig, STAGINGS, lanes};
+
+/// The ways that a kernel comes to a burst.
+pub(crate) const MODES: [&str; 4] = ["burst", "share", "persistent", "graph"];
+
+/// Works on the burst of turn 0, which has been posted, with [`Rig::quit`] behind it.
+///
+/// # Safety
+/// Nobody else is at the rig's memory.
+pub(crate) unsafe fn by(mode: &str, rig: &Rig, packets: usize, number: u32) {
+    let (view, number) = (rig.view(), lanes(number));
+    // SAFETY: the rig's memory is there; the rest is the caller's promise.
+    unsafe {
+        match mode {
+            "burst" => assert!(kernel::burst(&view, number, 0, 1)),
+            "graph" => assert!(kernel::graph_node(&view, number, 0, 1)),
+            "persistent" => kernel::persistent(&view, number, 0, lanes(1), 0),
+            _ => {
+                let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+                let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
+                for block in 0..blocks {
+                    assert!(kernel::share(&view, number, (0, 1), (block, blocks), &tally));
+                }
+            }
+        }
+    }
+}
 
 /// Ends persistent blocks when a test is over, however it ends.
 pub(crate) struct Quit<'a> {
@@ -74,8 +100,12 @@ fn back(rig: &Rig, from_turn: u64, i: usize, bursts: &[Vec<PacketDescriptor>], e
 
 #[test]
 fn two_persistent_blocks_share_the_turns_over_many_laps_and_end_at_quit() {
-    for (blocks, from_turn) in [(1, 0), (2, 0), (2, 5), (3, 1_000_001)] {
-        let rig = Rig::new(256, 4, 64, Kind::Crc32c);
+    let cases = [(1, 0), (2, 0), (2, 5), (3, 1_000_001)];
+    for (staging, (blocks, from_turn)) in
+        STAGINGS.into_iter().flat_map(|staging| cases.map(|case| (staging, case)))
+    {
+        let mut rig = Rig::new(256, 4, 64, Kind::Crc32c);
+        rig.stage(staging);
         // Bursts that are on their way together have no chunk in common.
         let of_burst = |i: usize| {
             let all = rig.packets(256, i as u64).into_iter();
@@ -88,8 +118,9 @@ fn two_persistent_blocks_share_the_turns_over_many_laps_and_end_at_quit() {
 
 #[test]
 fn a_persistent_block_does_every_kind_of_work() {
-    for kind in KINDS {
-        let rig = Rig::new(300, 2, 300, kind);
+    for (staging, kind) in STAGINGS.into_iter().flat_map(|staging| KINDS.map(|kind| (staging, kind))) {
+        let mut rig = Rig::new(300, 2, 300, kind);
+        rig.stage(staging);
         let bursts: Vec<_> = [300, 1, 0, 257, 33].iter().map(|count| rig.packets(*count, 9)).collect();
         persistent(&rig, 1, 256, 0, &bursts, 2);
     }
@@ -105,10 +136,13 @@ fn persistent_blocks_without_a_burst_end_at_quit() {
 fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
     for kind in KINDS {
         for count in COUNTS {
-            let rig = Rig::new(count + 1, 2, count.max(1), kind);
+            let mut rig = Rig::new(count + 1, 2, count.max(1), kind);
             let tally = [AtomicU32::new(0), AtomicU32::new(0)];
             let blocks = count.div_ceil(kernel::SHARE).max(1) as u32;
-            for (turn, backwards) in [(0, false), (1, true), (2, true)] {
+            for (turn, backwards, staging) in
+                [(0, false, None), (1, true, None), (2, true, Some(0)), (3, false, Some(0))]
+            {
+                rig.stage(staging);
                 let packets = rig.packets(count, turn);
                 let mut pool = rig.pool.bytes().to_vec();
                 let expected = rig.expect(&mut pool, &packets);
@@ -125,6 +159,7 @@ fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
                 let case = format!("{kind:?}, {count} packets, turn {turn}");
                 rig.check(turn, count, &expected, &case);
                 rig.check_pool(&pool, &case);
+                rig.check_staging(&packets, &case);
                 assert_eq!(tally.each_ref().map(|word| word.load(Ordering::Relaxed)), [0, 0]);
             }
         }
@@ -135,9 +170,10 @@ fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
 #[test]
 fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
     for blocks in [1, 2, 3, 4, 7] {
-        let rig = Rig::new(1000, 2, 1000, Kind::Crc32c);
+        let mut rig = Rig::new(1000, 2, 1000, Kind::Crc32c);
         let tally = [AtomicU32::new(0), AtomicU32::new(0)];
         for turn in 0..10 {
+            rig.stage(STAGINGS[turn as usize % STAGINGS.len()]);
             let packets = rig.packets(1000, turn);
             let mut pool = rig.pool.bytes().to_vec();
             let expected = rig.expect(&mut pool, &packets);
@@ -153,14 +189,20 @@ fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
             });
             rig.check(turn, 1000, &expected, &format!("{blocks} blocks"));
             rig.check_pool(&pool, &format!("{blocks} blocks"));
+            rig.check_staging(&packets, &format!("{blocks} blocks"));
         }
     }
 }
 
 #[test]
 fn nodes_of_a_graph_wait_for_their_own_slots_and_end_at_quit() {
+    STAGINGS.into_iter().for_each(graph);
+}
+
+fn graph(staging: Option<usize>) {
     const NODES: u64 = 8;
-    let rig = Rig::new(64, NODES as usize, 64, Kind::Match);
+    let mut rig = Rig::new(64, NODES as usize, 64, Kind::Match);
+    rig.stage(staging);
     // Three launches of a graph; the third is met by QUIT in its sixth node.
     let bursts: Vec<_> = (0..NODES * 2 + 5).map(|i| rig.packets(i as usize * 5 % 65, i)).collect();
     let mut pool = rig.pool.bytes().to_vec();
@@ -205,7 +247,8 @@ fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done
             (39, 40),
             (39, full),
         ] {
-            let rig = Rig::new(64, 2, room, kind);
+            let mut rig = Rig::new(64, 2, room, kind);
+            rig.stage(Some(0));
             let mut packets = rig.packets(room.min(64), 1);
             packets.resize(room, PacketDescriptor { chunk: 5, offset: 0, len: 64 });
             let pool = rig.pool.bytes().to_vec();
@@ -224,6 +267,7 @@ fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done
             assert!(unsafe { kernel::share(&rig.view(), lanes(32), (1, 1), (0, 1), &tally) });
             assert!(rig.is_answered(1));
             rig.check_pool(&pool, "too many packets, shared");
+            rig.check_staging(&[], "too many packets");
         }
     }
 }

@@ -8,6 +8,8 @@ mod pitfalls;
 #[cfg(host_kernels)]
 mod rig;
 #[cfg(host_kernels)]
+mod staging;
+#[cfg(host_kernels)]
 mod work;
 
 #[cfg(not(host_kernels))]

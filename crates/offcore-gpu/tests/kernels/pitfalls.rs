@@ -1,12 +1,11 @@
 //! What goes wrong in l2fwd-nv's kernels, and must not here: each test is named for one defect.
 
-use std::sync::atomic::AtomicU32;
 use std::thread;
 
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
-use crate::bodies::Quit;
+use crate::bodies::{MODES, Quit, by};
 use crate::rig::{Rig, lanes};
 
 /// Packets whose twelve first bytes are not symmetrical, so that one that was not swapped is seen.
@@ -22,30 +21,16 @@ fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
 #[test]
 fn a_burst_above_256_is_swapped_to_its_last_packet() {
     for count in [257, 1024, 1025, MAX_BURST] {
-        for mode in ["burst", "share", "persistent", "graph"] {
+        for mode in MODES {
             let rig = Rig::new(count, 2, count, Kind::Nothing);
             let packets = full_packets(&rig, count);
             let mut pool = rig.pool.bytes().to_vec();
             let expected = rig.expect(&mut pool, &packets);
             assert_ne!(pool, rig.pool.bytes());
-            let view = rig.view();
             rig.post(0, &packets);
             rig.quit(1);
             // SAFETY: the rig's memory is there, and nobody else is at it.
-            unsafe {
-                match mode {
-                    "burst" => assert!(kernel::burst(&view, lanes(256), 0, 1)),
-                    "graph" => assert!(kernel::graph_node(&view, lanes(256), 0, 1)),
-                    "persistent" => kernel::persistent(&view, lanes(256), 0, lanes(1), 0),
-                    _ => {
-                        let tally = [AtomicU32::new(0), AtomicU32::new(0)];
-                        let blocks = count.div_ceil(kernel::SHARE) as u32;
-                        for block in 0..blocks {
-                            assert!(kernel::share(&view, lanes(256), (0, 1), (block, blocks), &tally));
-                        }
-                    }
-                }
-            }
+            unsafe { by(mode, &rig, count, 256) };
             let case = format!("{mode}, {count} packets");
             rig.check(0, count, &expected, &case);
             rig.check_pool(&pool, &case);

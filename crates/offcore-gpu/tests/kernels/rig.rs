@@ -10,20 +10,24 @@ use offcore_gpu::layout::{
 };
 use offcore_wire::Sum;
 
-/// Memory that kernels and tests share, by raw pointers alone where a kernel is at it.
+/// Memory that kernels and tests share, by raw pointers alone where a kernel is at it. It begins a line, as a page does.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: *mut u8,
     len: usize,
 }
 
+#[derive(Clone)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
 impl Memory {
     pub(crate) fn new(len: usize) -> Self {
-        let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
-        Self { base: Box::into_raw(words).cast(), len }
+        let lines = vec![Line([0; 64]); len.div_ceil(64)].into_boxed_slice();
+        Self { base: Box::into_raw(lines).cast(), len }
     }
 
-    fn at(&self, offset: usize) -> *mut u8 {
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len);
         self.base.wrapping_add(offset)
     }
@@ -61,11 +65,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from a box of so many words.
+        // SAFETY: it came from a box of so many lines.
         unsafe {
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
-                self.base.cast::<u64>(),
-                self.len.div_ceil(8),
+                self.base.cast::<Line>(),
+                self.len.div_ceil(64),
             )));
         }
     }
@@ -173,6 +177,8 @@ fn letter(numbers: &mut Numbers) -> u8 {
 pub(crate) struct Rig {
     pub(crate) pool: Memory,
     pub(crate) chunk_shift: u32,
+    /// Where packets are worked on, and how far from the beginning of a line it begins.
+    staging: Option<(Memory, usize)>,
     ring: Memory,
     answers: usize,
     slot_stride: usize,
@@ -220,6 +226,7 @@ impl Rig {
         Self {
             pool,
             chunk_shift,
+            staging: None,
             ring: Memory::new(slots * (slot_stride + answer_stride)),
             answers: slots * slot_stride,
             slot_stride,
@@ -231,11 +238,48 @@ impl Rig {
         }
     }
 
+    /// From now on packets are worked on in memory that begins `aside` bytes, at most 64, behind the beginning of a line,
+    /// or, where it is `None`, where they are.
+    pub(crate) fn stage(&mut self, aside: Option<usize>) {
+        self.staging = aside.map(|aside| (Memory::new(self.pool.len + 64), aside));
+        self.poison();
+    }
+
+    /// So that a byte that was not staged is seen.
+    pub(crate) fn poison(&self) {
+        if let Some((staging, _)) = &self.staging {
+            staging.fill(&vec![POISON; staging.len]);
+        }
+    }
+
+    /// Staging memory, which was poisoned before, holds `packets` as they are in the pool, and the poison elsewhere; in
+    /// the words of 16 bytes of a packet's ends it may hold either. Packets have chunks of their own.
+    pub(crate) fn check_staging(&self, packets: &[PacketDescriptor], case: &str) {
+        let Some((staging, aside)) = &self.staging else { return };
+        let (pool, found, chunk_len) = (self.pool.bytes(), staging.bytes(), 1 << self.chunk_shift);
+        let word = if aside.is_multiple_of(16) && chunk_len >= 16 { 16 } else { 1 };
+        let mut expected = vec![POISON; found.len()];
+        for packet in packets {
+            let (begin, len) = (usize::from(packet.offset), usize::from(packet.len));
+            let (chunk, end) = (packet.chunk as usize * chunk_len, begin + len);
+            if len == 0 || end > chunk_len || chunk >= pool.len() {
+                continue;
+            }
+            let words = aside + chunk + begin - begin % word..aside + chunk + end.next_multiple_of(word);
+            expected[words.clone()].copy_from_slice(&found[words]);
+            expected[aside + chunk..][begin..end].copy_from_slice(&pool[chunk..][begin..end]);
+        }
+        self.compare(found, &expected, *aside, &format!("{case}, staging memory"));
+    }
+
     pub(crate) fn view(&self) -> PipelineView {
         PipelineView {
             pool: PoolView {
                 base: self.pool.at(0),
-                staging: std::ptr::null_mut(),
+                staging: self
+                    .staging
+                    .as_ref()
+                    .map_or(std::ptr::null_mut(), |(staging, aside)| staging.at(*aside)),
                 chunk_shift: self.chunk_shift,
                 chunks: (self.pool.len >> self.chunk_shift) as u32,
             },
@@ -309,6 +353,11 @@ impl Rig {
         (self.ring.read(at + 4), (0..packets).map(|i| self.ring.read(at + 8 + i * 4)).collect())
     }
 
+    /// So that a turn can be taken once more.
+    pub(crate) fn clear_answer(&self, turn: u64) {
+        self.ring.lap(self.answer_at(turn)).store(0, Ordering::Relaxed);
+    }
+
     /// So that a result that was not written is seen.
     pub(crate) fn spoil_results(&self, turn: u64) {
         let at = self.answer_at(turn);
@@ -378,18 +427,28 @@ impl Rig {
 
     /// Every byte of the pool is what it should be.
     pub(crate) fn check_pool(&self, expected: &[u8], case: &str) {
-        if let Some(i) =
-            self.pool.bytes().iter().zip(expected).position(|(found, expected)| found != expected)
-        {
-            let (chunk, at) = (i >> self.chunk_shift, i & ((1 << self.chunk_shift) - 1));
-            panic!(
-                "{case}: byte {at} of chunk {chunk}: {:#x}, expected {:#x}",
-                self.pool.bytes()[i],
-                expected[i]
-            );
+        self.compare(self.pool.bytes(), expected, 0, case);
+    }
+
+    /// Compares memory whose first chunk begins `aside` bytes on.
+    fn compare(&self, found: &[u8], expected: &[u8], aside: usize, case: &str) {
+        if found == expected {
+            return;
         }
+        let i =
+            found.iter().zip(expected).position(|(found, expected)| found != expected).expect("they differ");
+        let (chunk, at) = (
+            i.wrapping_sub(aside) >> self.chunk_shift,
+            i.wrapping_sub(aside) & ((1 << self.chunk_shift) - 1),
+        );
+        panic!("{case}: byte {at} of chunk {chunk}: {:#x}, expected {:#x}", found[i], expected[i]);
     }
 }
 
+/// What staging memory holds that nobody has written.
+const POISON: u8 = 0xa5;
+
+/// No staging memory; some that is aligned as a device's is; some for which copies go byte by byte.
+pub(crate) const STAGINGS: [Option<usize>; 3] = [None, Some(0), Some(3)];
 pub(crate) const KINDS: [Kind; 4] = [Kind::Nothing, Kind::Crc32c, Kind::Checksum, Kind::Match];
 pub(crate) const COUNTS: [usize; 12] = [0, 1, 2, 7, 31, 32, 33, 256, 257, 1000, 1024, MAX_BURST];

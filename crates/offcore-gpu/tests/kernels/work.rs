@@ -10,17 +10,25 @@ use offcore_gpu::trie::Trie;
 
 use crate::rig::{COUNTS, KINDS, Numbers, Rig, lanes};
 
-/// One burst, checked as a whole.
-fn one_burst(rig: &Rig, packets: &[PacketDescriptor], number: u32, case: &str) -> Vec<u32> {
-    let mut pool = rig.pool.bytes().to_vec();
+/// One burst, worked on where its packets are and in staging memory, checked as a whole.
+fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &str) -> Vec<u32> {
+    let before = rig.pool.bytes().to_vec();
+    let mut pool = before.clone();
     let expected = rig.expect(&mut pool, packets);
-    rig.spoil_results(0);
-    rig.post(0, packets);
-    let (slot, lap) = rig.place(0);
-    // SAFETY: the rig's memory is there, and nobody else is at it.
-    assert!(unsafe { kernel::burst(&rig.view(), lanes(number), slot, lap) }, "{case}: no burst");
-    rig.check(0, packets.len(), &expected, case);
-    rig.check_pool(&pool, case);
+    for staging in [None, Some(0)] {
+        let case = &format!("{case}, staging {staging:?}");
+        rig.stage(staging);
+        rig.pool.fill(&before);
+        rig.spoil_results(0);
+        rig.clear_answer(0);
+        rig.post(0, packets);
+        let (slot, lap) = rig.place(0);
+        // SAFETY: the rig's memory is there, and nobody else is at it.
+        assert!(unsafe { kernel::burst(&rig.view(), lanes(number), slot, lap) }, "{case}: no burst");
+        rig.check(0, packets.len(), &expected, case);
+        rig.check_pool(&pool, case);
+        rig.check_staging(packets, case);
+    }
     expected
 }
 
@@ -36,7 +44,7 @@ fn every_packet_of_every_burst_is_swapped_and_has_the_result_that_others_find() 
                     (rig.work.kind, rig.work.skip, rig.work.swap) = (kind, skip, swap);
                     let packets = rig.packets(count, count as u64 + u64::from(skip));
                     let case = format!("{kind:?}, {number} lanes, {count} packets, skip {skip}, swap {swap}");
-                    let results = one_burst(&rig, &packets, number, &case);
+                    let results = one_burst(&mut rig, &packets, number, &case);
                     hits += results.iter().filter(|result| **result != 0 && kind == Kind::Match).count();
                 }
             }
@@ -69,7 +77,7 @@ fn results_are_those_of_the_standards() {
             rig.pool.fill(&pool);
             let packet = PacketDescriptor { chunk: 0, offset: 3, len: payload.len() as u16 };
             let case = format!("{kind:?} of {} bytes, {number} lanes", payload.len());
-            assert_eq!(one_burst(&rig, &[packet], number, &case), [expected], "{case}");
+            assert_eq!(one_burst(&mut rig, &[packet], number, &case), [expected], "{case}");
         }
     }
 }
@@ -85,7 +93,7 @@ fn the_longest_packets_have_their_results_whatever_their_bytes() {
             rig.pool.fill(&pool);
             let packets = [(0, 1, 65535), (1, 0, 65535), (2, 65535, 1)]
                 .map(|(chunk, offset, len)| PacketDescriptor { chunk, offset, len });
-            one_burst(&rig, &packets, number, &format!("{kind:?}, {number} lanes"));
+            one_burst(&mut rig, &packets, number, &format!("{kind:?}, {number} lanes"));
         }
     }
 }
@@ -94,7 +102,7 @@ fn the_longest_packets_have_their_results_whatever_their_bytes() {
 fn descriptors_that_point_elsewhere_leave_the_pool_alone_and_have_the_result_0() {
     for kind in KINDS {
         for number in [1, 32, 256] {
-            let rig = Rig::new(8, 2, 16, kind);
+            let mut rig = Rig::new(8, 2, 16, kind);
             let bad = [
                 (8, 0, 64),
                 (u32::MAX, 0, 64),
@@ -110,14 +118,14 @@ fn descriptors_that_point_elsewhere_leave_the_pool_alone_and_have_the_result_0()
             .map(|(chunk, offset, len)| PacketDescriptor { chunk, offset, len });
             let case = format!("{kind:?}, {number} lanes");
             let before = rig.pool.bytes().to_vec();
-            assert_eq!(one_burst(&rig, &bad, number, &case), [0; 10]);
+            assert_eq!(one_burst(&mut rig, &bad, number, &case), [0; 10]);
             rig.check_pool(&before, &case);
 
             // Good ones beside them are worked on, up to the last byte of the pool.
             let mut mixed = bad.to_vec();
             mixed.insert(4, PacketDescriptor { chunk: 2, offset: 7, len: 101 });
             mixed.push(PacketDescriptor { chunk: 7, offset: 1984, len: 64 });
-            one_burst(&rig, &mixed, number, &case);
+            one_burst(&mut rig, &mixed, number, &case);
             assert_ne!(rig.pool.bytes(), before);
         }
     }
@@ -145,7 +153,7 @@ fn thousands_of_patterns_are_found_by_the_tables_that_are_made_of_them() {
             }
         }
         rig.pool.fill(&pool);
-        let results = one_burst(&rig, &packets, number, &format!("{number} lanes"));
+        let results = one_burst(&mut rig, &packets, number, &format!("{number} lanes"));
         let found = results.iter().filter(|result| **result != 0).count();
         assert!(found > 50 && found < 250, "{found} packets of 300 match");
     }
@@ -171,8 +179,10 @@ fn forced_time_is_waited_by_all_lanes_at_once() {
         let mut rig = Rig::new(301, 2, 300, Kind::Nothing);
         rig.work.forced_ns = FORCED.as_nanos() as u32;
         let packets = rig.packets(count, 3);
+        rig.post(0, &packets);
         let since = Instant::now();
-        one_burst(&rig, &packets, number, &format!("{count} packets, {number} lanes"));
+        // SAFETY: the rig's memory is there, and nobody else is at it.
+        assert!(unsafe { kernel::burst(&rig.view(), lanes(number), 0, 1) });
         let waited = since.elapsed();
         assert!(waited >= FORCED * rounds, "{count} packets on {number} lanes took {waited:?}");
     }
