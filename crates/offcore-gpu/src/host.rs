@@ -1,19 +1,23 @@
 //! The device `host`: threads of this machine do what a GPU would, by the same kernels over the same rings.
 //!
 //! It stands in for a GPU where there is none: what it says of packets is what a GPU says, how fast it is says nothing of
-//! one. Its threads are not bound to a core; between bursts they spin for a moment, yield, and then sleep.
+//! one. Its threads are not bound to a core; between bursts they spin for a moment, yield, and then sleep. In place of a
+//! GPU's memory it has memory of this machine, as large as the pool.
 
 use std::num::NonZeroU32;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use offcore_mem::mapping::MemoryError;
+use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::spsc::{self, Consumer, Producer};
 
-use crate::device::{Device, DeviceError, Launch, Launcher, Service, Started, Watch};
+use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
 use crate::kernel;
-use crate::layout::PipelineView;
+use crate::layout::{PipelineView, PoolView};
 
 const NAME: &str = "host";
 /// How long threads may take to end.
@@ -36,6 +40,8 @@ pub enum Fault {
 #[derive(Debug, Default)]
 pub struct HostDevice {
     fault: Option<Fault>,
+    /// Bytes of memory in place of a GPU's, of all services that were started.
+    staging: usize,
 }
 
 impl HostDevice {
@@ -69,6 +75,8 @@ struct State {
     /// Threads at work.
     alive: AtomicUsize,
     threads: usize,
+    /// What is in place of a GPU's memory: there for as long as a thread is, for good if that never ends.
+    staging: Option<Mapping>,
 }
 
 /// One thread's share in [`State::alive`].
@@ -94,6 +102,30 @@ impl Device for HostDevice {
     }
 
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
+        // SAFETY: the caller's promises are those that are asked for.
+        let (launcher, watch) = unsafe { self.serve(service) }?;
+        Ok(Started { launcher: Box::new(launcher), watch: Box::new(watch), slots: None })
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes =
+            vec!["threads of this machine stand in for a GPU: no figure says anything about one".to_owned()];
+        if self.staging > 0 {
+            notes.push(format!(
+                "{} MiB of this machine's memory stand in for a GPU's: packets are copied there and worked on there",
+                self.staging.div_ceil(1 << 20)
+            ));
+        }
+        notes
+    }
+}
+
+impl HostDevice {
+    /// As [`Device::start`].
+    ///
+    /// # Safety
+    /// As for [`Device::start`].
+    unsafe fn serve(&mut self, mut service: Service) -> Result<(HostLauncher, HostWatch), DeviceError> {
         service.check(NAME)?;
         let refuse = |reason: String| DeviceError::Start { device: NAME.into(), reason };
         let one = NonZeroU32::MIN;
@@ -101,7 +133,15 @@ impl Device for HostDevice {
         let blocks = NonZeroU32::new(service.blocks).unwrap_or(one);
         let waiters = if service.launch == Launch::Persistent { blocks } else { one };
         let threads = waiters.get() as usize;
-        let state = Arc::new(State { ending: false.into(), alive: AtomicUsize::new(threads), threads });
+        let staging = match service.memory {
+            Memory::Host => None,
+            Memory::Gpu => Some(memory_for(&service.view.pool).map_err(|error| refuse(error.to_string()))?),
+        };
+        let state =
+            Arc::new(State { ending: false.into(), alive: AtomicUsize::new(threads), threads, staging });
+        let staging = state.staging.as_ref();
+        service.view.pool.staging = staging.map_or(ptr::null_mut(), |memory| memory.base().as_ptr());
+        self.staging += staging.map_or(0, Mapping::len);
         let (launches, to_launch) =
             spsc::ring(service.view.ring.count as usize).map_err(|error| refuse(error.to_string()))?;
         let spawn = |work: Box<dyn FnOnce(&PipelineView) + Send>| {
@@ -134,9 +174,16 @@ impl Device for HostDevice {
             }
         }
         let launches = (service.launch == Launch::Kernel).then_some(launches);
-        let watch = Box::new(HostWatch { state: Arc::clone(&state) });
-        Ok(Started { launcher: Box::new(HostLauncher { launches, handles, state }), watch, slots: None })
+        let watch = HostWatch { state: Arc::clone(&state) };
+        Ok((HostLauncher { launches, handles, state }, watch))
     }
+}
+
+/// As much memory as there is in a pool.
+fn memory_for(pool: &PoolView) -> Result<Mapping, MemoryError> {
+    let len = (pool.chunks as usize) << pool.chunk_shift;
+    // Nobody else maps it: its file is not needed.
+    Mapping::memfd("offcore-device", len, Hugepages::Auto).map(|(memory, _)| memory)
 }
 
 /// Bursts to be launched.

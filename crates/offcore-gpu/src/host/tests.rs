@@ -15,7 +15,7 @@ fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     PipelineView {
         pool: PoolView {
             base: pool.mapping().base().as_ptr(),
-            staging: std::ptr::null_mut(),
+            staging: ptr::null_mut(),
             chunk_shift: pool.chunk_size().trailing_zeros(),
             chunks: pool.chunks() as u32,
         },
@@ -43,14 +43,20 @@ fn check(packet: &Packet, result: u32, number: usize) {
     assert_eq!(result, crc32c::crc32c(&expected[14..]), "packet {number}");
 }
 
-/// Sends `bursts` bursts of `len` packets and looks at every packet that comes back.
-fn every_packet_comes_back(launch: Launch, blocks: u32, lanes: u32, len: usize, bursts: u64) {
-    let pool = Pool::new(8 * len.max(64), 2048, Hugepages::None).unwrap();
+/// Sends `bursts` bursts of `len` packets and looks at every packet that comes back, and at where it was worked on.
+fn every_packet_comes_back(
+    pool: &'static Pool,
+    (launch, memory): (Launch, Memory),
+    (blocks, lanes): (u32, u32),
+    (len, bursts): (usize, u64),
+) {
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
-    let service = Service { view: view(pool, &submitter), launch, blocks, lanes, memory: Memory::Host };
+    let service = Service { view: view(pool, &submitter), launch, blocks, lanes, memory };
     // SAFETY: pool and ring stay until the service has ended, below; packets are looked at when they were answered.
-    let Started { mut launcher, mut watch } = unsafe { HostDevice::new().unwrap().start(service) }.unwrap();
+    let (mut launcher, mut watch) = unsafe { HostDevice::new().unwrap().serve(service) }.unwrap();
+    let state = Arc::clone(&launcher.state);
+    assert_eq!(state.staging.is_some(), memory == Memory::Gpu);
     let (mut next, mut expected, mut burst) = (0, 0, Vec::new());
     let (mut results, mut moved) = (vec![0; len], Instant::now());
     while expected < bursts as usize * len {
@@ -70,25 +76,74 @@ fn every_packet_comes_back(launch: Launch, blocks: u32, lanes: u32, len: usize, 
         let packets = &mut collector.oldest().unwrap().packets;
         for (packet, result) in packets.drain(..).zip(&results) {
             check(&packet, *result, expected);
+            if let Some(staging) = &state.staging {
+                let mut staged = vec![0; packet.len()];
+                let at = packet.bytes().as_ptr().addr() - pool.mapping().base().as_ptr().addr();
+                staging.read_at(at, &mut staged);
+                assert_eq!(staged, packet.bytes(), "packet {expected} where it was worked on");
+            }
             cache.free(packet);
             expected += 1;
         }
         collector.retire();
     }
     assert_eq!(watch.failure(), None);
-    assert!(submitter.quit(launcher.waiters()) && launcher.end());
+    assert!(submitter.quit(launcher.waiters()) && Box::new(launcher).end());
+    // Nobody else has it any more, so it goes when the watch does.
+    drop(watch);
+    assert_eq!(Arc::strong_count(&state), 1);
 }
 
 #[test]
 fn every_packet_of_every_burst_is_worked_on_whatever_launches() {
-    for launch in Launch::ALL {
-        for (blocks, lanes) in [(1, 1), (3, 32), (2, 1024)] {
-            // Bursts of 1 to 4 packets, more than a block of 256 lanes, and more laps than one.
-            for (len, bursts) in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
-                every_packet_comes_back(launch, blocks, lanes, len, bursts);
+    // Bursts of 1 to 4 packets, more than a block of 256 lanes, and more laps than one.
+    for bursts in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
+        let pool = Pool::new(8 * bursts.0.max(64), 2048, Hugepages::None).unwrap();
+        for launch in Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory))) {
+            for block in [(1, 1), (3, 32), (2, 1024)] {
+                every_packet_comes_back(pool, launch, block, bursts);
             }
         }
     }
+}
+
+/// One device, two services.
+#[test]
+fn notes_say_that_there_is_no_gpu_and_how_much_memory_is_in_its_place() {
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let mut device = HostDevice::new().unwrap();
+    let mut notes = Vec::new();
+    for memory in [Memory::Host, Memory::Gpu] {
+        let (submitter, _collector) = ring(4, 1);
+        let service =
+            Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks: 1, lanes: 1, memory };
+        // SAFETY: the service has ended before the ring goes.
+        let Started { launcher, .. } = unsafe { device.start(service) }.unwrap();
+        assert!(launcher.end());
+        notes.push(device.notes());
+    }
+    assert!(notes[0].len() == 1 && notes[0][0].contains("no figure says anything about"), "{notes:?}");
+    let len = pool.chunks() * pool.chunk_size() >> 20;
+    assert_eq!(notes[1][0], notes[0][0]);
+    assert!(
+        notes[1].len() == 2 && notes[1][1].starts_with(&format!("{len} MiB of this machine's")),
+        "{notes:?}"
+    );
+}
+
+/// A pool of a size that nobody has: nothing of it is touched.
+#[test]
+fn memory_that_is_not_to_be_had_is_refused() {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let (submitter, _collector) = ring(4, 1);
+    let mut view = view(pool, &submitter);
+    view.pool.chunks = u32::MAX;
+    let service = Service { view, launch: Launch::Graph, blocks: 1, lanes: 1, memory: Memory::Gpu };
+    let mut device = HostDevice::new().unwrap();
+    // SAFETY: nothing is started.
+    let error = unsafe { device.start(service) }.unwrap_err().to_string();
+    assert!(error.starts_with("host cannot serve a burst ring") && error.contains("MiB"), "{error}");
+    assert_eq!(device.notes().len(), 1);
 }
 
 /// Submits three bursts to a device of which something goes wrong with the second; whether that is noticed.
