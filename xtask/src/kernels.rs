@@ -42,7 +42,7 @@ pub(crate) fn run(project: &Project, update: bool) -> Result<Outcome> {
         findings.push(format!("nvrtc says of the files in {DIR}:\n{}", compiled.log));
     }
     let Some(code) = compiled.code else { return Ok(Outcome::Failed(findings)) };
-    let made = format!("{}{}", head(), without_head(&code));
+    let made = format!("{}{}", head(&sources(&dir)?), without_head(&code));
     let candidate = work.join(PTX);
     write(&candidate, &made)?;
     let refused = assemble(&tools, &candidate)?;
@@ -130,18 +130,47 @@ fn assemble(tools: &Tools, ptx: &Path) -> Result<Vec<String>> {
         } else if kernels.is_empty() {
             findings.push(format!("ptxas for {architecture}: {SOURCE} has no kernel"));
         }
+        findings.extend(kernels.iter().filter_map(|kernel| kernel.too_much(architecture)));
     }
     Ok(findings)
 }
 
 /// What a reader of the PTX is told, in place of the compiler's own words.
-fn head() -> String {
+fn head(sources: &str) -> String {
     format!(
-        "// Made from {SOURCE} by `cargo xtask kernels --update`: {} {}, {}\n\n",
+        "// Made from {SOURCE} by `cargo xtask kernels --update`: {} {}, {}\n// {sources}\n\n",
         NVRTC.name,
         NVRTC.version,
         OPTIONS.join(" ")
     )
+}
+
+/// The files that the kernels are made of, and a hash of names and content, each with a zero behind it. A test of
+/// offcore-gpu (src/ptx.rs) says what the line must be, so that who has no compiler learns of PTX that is too old.
+fn sources(dir: &Path) -> Result<String> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot read {DIR}"))? {
+        let name = entry?.file_name().into_string().unwrap_or_default();
+        if name.ends_with(".cu") || name.ends_with(".h") {
+            names.push(name);
+        }
+    }
+    names.sort();
+    let mut bytes = Vec::new();
+    for name in &names {
+        bytes.extend(name.bytes());
+        bytes.push(0);
+        bytes.extend(fs::read(dir.join(name)).with_context(|| format!("cannot read {DIR}/{name}"))?);
+        bytes.push(0);
+    }
+    Ok(format!("Sources, with their FNV-1a: {} {:016x}", names.join(" "), fnv1a(&bytes)))
+}
+
+/// FNV-1a of 64 bits.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// PTX from its first directive on: above it are comments, which name the build of the compiler.
@@ -209,9 +238,18 @@ mod tests {
 
     #[test]
     fn our_head_names_the_compiler_and_is_a_comment() {
-        let head = head();
+        let head = head("Sources: one.cu");
         assert!(head.contains(NVRTC.version) && head.contains("compute_"), "{head}");
+        assert!(head.ends_with("\n// Sources: one.cu\n\n"), "{head}");
         assert_eq!(without_head(&format!("{head}.version 8.0\n")), ".version 8.0\n");
+    }
+
+    #[test]
+    fn the_hash_is_that_of_its_authors() {
+        // Test vectors of draft-eastlake-fnv, appendix C.
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
     }
 
     #[test]

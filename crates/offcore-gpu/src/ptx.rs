@@ -5,8 +5,34 @@ pub const PTX: &str = include_str!("../kernels/kernels.ptx");
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
     use crate::doctor::Ptx;
+
+    /// As `cargo xtask kernels` writes it: names and content, each with a zero behind it, and FNV-1a of them.
+    #[test]
+    fn the_ptx_was_made_of_the_sources_beside_it() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let names =
+            fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.filter(|name| name.ends_with(".cu") || name.ends_with(".h")).collect();
+        names.sort();
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for name in &names {
+            for byte in [name.as_bytes(), &[0], &fs::read(dir.join(name)).unwrap(), &[0]].concat() {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            }
+        }
+        let expected = format!("// Sources, with their FNV-1a: {} {hash:016x}", names.join(" "));
+        let found = PTX.lines().find(|line| line.starts_with("// Sources"));
+        assert_eq!(
+            found,
+            Some(&*expected),
+            "kernels/kernels.ptx was made of other sources: `cargo xtask kernels --update` makes it anew"
+        );
+    }
 
     #[test]
     fn the_ptx_is_for_every_driver_of_cuda_12_and_for_gpus_from_turing_on() {

@@ -27,6 +27,24 @@ impl fmt::Display for Kernel {
     }
 }
 
+/// Registers of a thread when a block has as many threads as it may have: 1024 share 65536.
+const REGISTERS: u32 = 64;
+
+impl Kernel {
+    /// What is wrong with what it takes on `architecture`.
+    pub(super) fn too_much(&self, architecture: &str) -> Option<String> {
+        let Self { name, registers, spilled, .. } = self;
+        let what = if *registers > REGISTERS {
+            format!("{registers} registers: at most {REGISTERS}, or a block of 1024 threads is not launched")
+        } else if *spilled > 0 {
+            format!("{spilled} bytes spilled: none, or a thread waits for memory where it need not")
+        } else {
+            return None;
+        };
+        Some(format!("{name} on {architecture} has {what}"))
+    }
+}
+
 /// The kernels of ptxas's output, by name.
 pub(super) fn kernels(said: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
@@ -92,6 +110,14 @@ ptxas info    : Used 13 registers, used 1 barriers
             ]
         );
         assert!(complaints(SAID).is_empty());
+    }
+
+    #[test]
+    fn spills_and_registers_that_a_block_does_not_have_are_found() {
+        let found = |registers, spilled| Kernel { registers, spilled, ..Kernel::default() }.too_much("sm_80");
+        assert_eq!(found(64, 0), None);
+        assert!(found(65, 0).unwrap().contains("sm_80 has 65 registers"));
+        assert!(found(32, 4).unwrap().contains("4 bytes spilled"));
     }
 
     #[test]
