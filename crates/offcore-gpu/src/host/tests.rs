@@ -160,7 +160,7 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
     };
     let mut device = HostDevice::new().unwrap().with_fault(fault);
     // SAFETY: as above.
-    let Started { mut launcher, mut watch } = unsafe { device.start(service) }.unwrap();
+    let Started { mut launcher, mut watch, .. } = unsafe { device.start(service) }.unwrap();
     for number in 0..3 {
         let turn = submitter.submit(&mut vec![packet(&mut cache, number)]).unwrap();
         launcher.submitted(turn, 1);
