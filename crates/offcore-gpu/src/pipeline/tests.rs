@@ -6,7 +6,7 @@ use super::*;
 use crate::host::{Fault, HostDevice};
 
 /// With devices that fail, and with those that do not, however busy the machine is.
-const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_millis(300);
 const MUCH_PATIENCE: Duration = Duration::from_secs(10);
 const SKIP: usize = 14;
 
