@@ -4,6 +4,7 @@
 //! [`Launcher`] with the lcore that submits, which says that there is a burst where the device does not look for itself,
 //! and a [`Watch`] with the lcore that collects, which says whether the device is still at work.
 
+use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::str::FromStr;
@@ -200,6 +201,17 @@ pub trait Launcher: fmt::Debug + Send {
     /// Ends the service. The ring's [quit](crate::ring::Submitter::quit) has been called for as many waiters as
     /// [`Launcher::waiters`] says. Returns whether nobody is left at work: if not, the memory has to stay for good.
     fn end(self: Box<Self>) -> bool;
+
+    /// The same for who owns the memory: `memory` keeps it where it is. It is dropped when nobody is left at work and the
+    /// device has let go of it, which may be later, and stays for good if somebody is left.
+    fn end_with(self: Box<Self>, memory: Box<dyn Any + Send>) -> bool {
+        let ended = self.end();
+        if !ended {
+            // Somebody may still use it.
+            std::mem::forget(memory);
+        }
+        ended
+    }
 
     /// How many wait for bursts at a time.
     fn waiters(&self) -> usize;

@@ -1,27 +1,70 @@
 //! Devices by the names that the command line uses: `host`, `cuda:N`.
 
+use crate::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::host::HostDevice;
 
-/// The device that is meant when none is named: the first GPU.
-///
-/// # Errors
-/// When there is none.
-pub fn default() -> Result<String, DeviceError> {
-    let reason = "no GPU was found; --device host takes threads that stand in for one".into();
-    Err(DeviceError::Absent { device: "cuda:0".into(), reason })
-}
-
-/// Opens the device of this name.
+/// Opens the device of this name: `host`, `cuda:N`, in short `N`, or `cuda` for the first GPU.
 ///
 /// # Errors
 /// In words, when there is none, or it cannot be used.
 pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
-    match name {
-        "host" => Ok(Box::new(HostDevice::new()?)),
-        _ => {
-            let reason = "expected cuda:N (GPU N) or host (threads that stand in for a GPU)".into();
-            Err(DeviceError::Absent { device: name.into(), reason })
+    if name == "host" {
+        return Ok(Box::new(HostDevice::new()?));
+    }
+    Ok(Box::new(CudaDevice::open(ordinal(name)?)?))
+}
+
+/// The name of the device that is used where none is named: the first GPU.
+///
+/// # Errors
+/// Where there is none, with what to do instead.
+pub fn default() -> Result<String, DeviceError> {
+    let first = cuda::list().map(|names| names.into_iter().next());
+    match first {
+        Ok(name) => Ok(name.unwrap_or_else(|| "cuda:0".into())),
+        Err(DeviceError::Absent { reason, .. } | DeviceError::Start { reason, .. }) => {
+            let reason = format!("{reason}; or name --device host, threads that stand in for a GPU");
+            Err(DeviceError::Absent { device: "no device".into(), reason })
         }
+    }
+}
+
+/// The number in a GPU's name.
+fn ordinal(name: &str) -> Result<u32, DeviceError> {
+    let number = match name {
+        "cuda" => "0",
+        _ => name.strip_prefix("cuda:").unwrap_or(name),
+    };
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    number.parse().ok().filter(|_| is_number).ok_or_else(|| {
+        let reason = "expected cuda:N (GPU N) or host (threads that stand in for a GPU)".into();
+        DeviceError::Absent { device: name.into(), reason }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_named_by_number() {
+        for (name, wanted) in [("cuda", 0), ("cuda:0", 0), ("cuda:15", 15), ("3", 3)] {
+            assert_eq!(ordinal(name).unwrap(), wanted, "{name}");
+        }
+        for name in ["", "cuda:", "cuda:x", "cuda:-1", "+1", "cuda:99999999999", "gpu0", "hosts", "CUDA:0"] {
+            let text = open(name).unwrap_err().to_string();
+            assert!(text.contains("expected cuda:N (GPU N) or host"), "{name}: {text}");
+        }
+    }
+
+    /// Says the same of a GPU that is there and of one that is not: only words are tested where there is a driver.
+    #[test]
+    fn without_a_driver_everything_says_so() {
+        let Err(text) = cuda::facts() else { return };
+        let error = default().unwrap_err().to_string();
+        assert!(error.contains("--device host") && error.contains(&text), "{error}");
+        let error = open("cuda:0").unwrap_err().to_string();
+        assert!(error.starts_with("cuda:0: ") && error.contains(&text), "{error}");
     }
 }

@@ -5,6 +5,7 @@
 //! * [`device`]: who works on bursts,
 //! * [`devices`]: devices by name,
 //! * [`host`]: threads that stand in for a GPU,
+//! * [`cuda`]: GPUs of NVIDIA,
 //! * [`kernel`]: what kernels do with bursts, by a thread of the host, [`ptx`]: the same for a CUDA driver,
 //! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
 //! * [`patterns`]: sets of patterns that payloads are searched for,
@@ -13,6 +14,7 @@
 //! * [`doctor`]: what is there to run on, and what stands in the way.
 
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod devices;
 pub mod doctor;

@@ -230,11 +230,8 @@ impl Drop for Front {
     fn drop(&mut self) {
         let Some(Serving { launcher: Some(launcher), trie, slots }) = self.serving.take() else { return };
         let told = self.submitter.quit(launcher.waiters());
-        let ended = launcher.end();
-        if !ended {
+        if !launcher.end_with(Box::new((trie, slots, self.submitter.keep()))) {
             tracing::error!(told, "a device has not ended: its memory stays");
-            // Somebody may still read them.
-            std::mem::forget((trie, slots, self.submitter.keep()));
         }
     }
 }

@@ -109,9 +109,8 @@ impl Shared {
     /// Where the slot and the answer of a turn are, and their lap.
     #[inline]
     fn place(&self, turn: u64) -> (usize, usize, u32) {
-        let index = turn as usize & (self.slots - 1);
-        // The lap goes round at 2^32 times the slots, and leaves 0 out: no burst is ever so far from another.
-        let lap = (turn / self.slots as u64 % u64::from(u32::MAX)) as u32 + 1;
+        let (index, lap) = slot_and_lap(self.slots as u32, turn);
+        let index = index as usize;
         (index * self.slot_stride, self.answers + index * self.answer_stride, lap)
     }
 
@@ -246,7 +245,7 @@ impl Submitter {
     }
 
     /// Something that keeps the memory where it is, for as long as it is there.
-    pub(crate) fn keep(&self) -> impl Sized + use<> {
+    pub(crate) fn keep(&self) -> impl Send + use<> {
         Arc::clone(&self.shared)
     }
 
@@ -363,6 +362,13 @@ fn store_fence() {
     }
     #[cfg(not(target_arch = "x86_64"))]
     fence(Ordering::SeqCst);
+}
+
+/// Where the burst of a turn is in a ring of so many slots, and its lap.
+#[inline]
+pub(crate) fn slot_and_lap(slots: u32, turn: u64) -> (u32, u32) {
+    // The lap goes round at 2^32 times the slots, and leaves 0 out: no burst is ever so far from another.
+    (turn as u32 & (slots - 1), (turn / u64::from(slots) % u64::from(u32::MAX)) as u32 + 1)
 }
 
 #[inline(always)]

@@ -1,0 +1,98 @@
+//! The devices `cuda:N`: NVIDIA GPUs, by the CUDA driver. No CUDA is needed to build, and none is linked: the driver's
+//! library is loaded when a device is asked for.
+//!
+//! * `driver`: the library, its errors, and what it gives out,
+//! * `memory`: the host's memory as devices see it, and their own,
+//! * `gpu`: a GPU that is open, and what the services of a process must not do to each other,
+//! * `service`: bursts go to it by kernels, one for each burst or one for all,
+//! * `graph`: or by graphs of kernels,
+//! * `facts`: what the doctor is told.
+
+pub(crate) mod driver;
+mod facts;
+pub(crate) mod gpu;
+mod graph;
+pub(crate) mod memory;
+mod service;
+
+use std::sync::Arc;
+
+use crate::cuda::gpu::Gpu;
+use crate::device::{Device, DeviceError, Service, Started};
+use crate::doctor::Ptx;
+
+pub use facts::facts;
+
+/// What the kernels' PTX asks of a driver and a device.
+pub fn ptx() -> Option<Ptx> {
+    gpu::ptx()
+}
+
+/// The names of the devices that the driver shows: `cuda:0` and so on. There is at least one.
+///
+/// # Errors
+/// No driver or no device, with what to do.
+pub fn list() -> Result<Vec<String>, DeviceError> {
+    let absent = |reason| DeviceError::Absent { device: "cuda".into(), reason };
+    driver::ready().map_err(absent)?;
+    match driver::devices().map_err(|error| absent(error.to_string()))? {
+        0 => Err(absent("the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES".into())),
+        count => Ok((0..count).map(|ordinal| format!("cuda:{ordinal}")).collect()),
+    }
+}
+
+/// A GPU.
+#[derive(Debug)]
+pub struct CudaDevice {
+    name: String,
+    gpu: Arc<Gpu>,
+    /// Of the services, each once.
+    notes: Vec<String>,
+}
+
+impl CudaDevice {
+    /// GPU `ordinal` of those that the driver shows. Its kernels are compiled and tried out.
+    ///
+    /// # Errors
+    /// No driver, no such GPU, one of them too old, and what the driver refuses; with what to do.
+    pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
+        let name = format!("cuda:{ordinal}");
+        match Gpu::open(ordinal) {
+            Ok(gpu) => Ok(Self { name, gpu, notes: Vec::new() }),
+            Err(reason) => Err(DeviceError::Absent { device: name, reason }),
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
+        service.check(&self.name)?;
+        // SAFETY: the caller's promise.
+        let started = unsafe { service::start(&self.gpu, &service) };
+        let (started, note) =
+            started.map_err(|reason| DeviceError::Start { device: self.name.clone(), reason })?;
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+        Ok(started)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let title = self.gpu.title();
+        if self.notes.is_empty() {
+            return vec![title];
+        }
+        self.notes.iter().map(|note| format!("{title}: {note}")).collect()
+    }
+
+    fn profile(&mut self, begin: bool) -> Result<(), DeviceError> {
+        self.gpu.context.profile(begin).map_err(|error| {
+            let reason = format!("its profiler: {error}");
+            DeviceError::Absent { device: self.name.clone(), reason }
+        })
+    }
+}
