@@ -19,14 +19,8 @@ use std::sync::Arc;
 
 use crate::cuda::gpu::Gpu;
 use crate::device::{Device, DeviceError, Service, Started};
-use crate::doctor::Ptx;
 
 pub use facts::facts;
-
-/// What the kernels' PTX asks of a driver and a device.
-pub fn ptx() -> Option<Ptx> {
-    gpu::ptx()
-}
 
 /// The names of the devices that the driver shows: `cuda:0` and so on. There is at least one.
 ///

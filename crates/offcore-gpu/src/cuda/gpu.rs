@@ -6,7 +6,7 @@
 //! is gone. All services of a process are made first; their kernels begin with the first burst of each.
 
 use std::any::Any;
-use std::ffi::CStr;
+use std::ffi::CString;
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,9 +19,8 @@ use crate::cuda::facts::facts_of;
 use crate::cuda::memory::{Allocation, size};
 use crate::doctor::{CudaDevice, Ptx};
 use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
+use crate::ptx::PTX;
 
-/// The kernels, with a zero behind them.
-const PTX: &str = concat!(include_str!("../../kernels/kernels.ptx"), "\0");
 /// Lanes of a warp: a block has no fewer.
 pub(crate) const WARP: u32 = 32;
 /// Kernels of a device that can wait for bursts at the same time, unless the environment says otherwise: one more than
@@ -52,18 +51,13 @@ pub(crate) struct Gpu {
     pub(crate) context: Arc<Context>,
 }
 
-/// What the kernels ask for.
-pub(crate) fn ptx() -> Option<Ptx> {
-    Ptx::parse(PTX)
-}
-
 /// Whether a driver of this CUDA version, and a device of this compute capability if it is about one, can do with the
 /// kernels.
 ///
 /// # Errors
 /// What is too old, and what to do, in words.
 pub(crate) fn suits(driver: u32, device: Option<(u32, u32)>) -> Result<(), String> {
-    let Some(ptx) = ptx() else {
+    let Some(ptx) = Ptx::parse(PTX) else {
         return Err("the kernels' PTX says no version: build this program anew".into());
     };
     let (major, minor) = ptx.version;
@@ -129,10 +123,9 @@ impl Gpu {
                 facts.name
             )
         })?;
-        let text = CStr::from_bytes_with_nul(PTX.as_bytes())
-            .map_err(|error| format!("the kernels' PTX: {error}"))?;
-        let module = Module::load(&context, text)
-            .map_err(|error| format!("the driver refuses the kernels' PTX: {error}"))?;
+        let text = CString::new(PTX).map_err(|error| format!("the kernels' PTX: {error}"))?;
+        let module = Module::load(&context, &text);
+        let module = module.map_err(|error| format!("the driver refuses the kernels' PTX: {error}"))?;
         let kernel = |name| module.kernel(name).map_err(in_words);
         let kernels = Kernels {
             burst: kernel(c"og_burst")?,
@@ -341,12 +334,11 @@ mod tests {
     }
 
     #[test]
-    fn the_embedded_kernels_end_with_one_zero_and_have_three_entries() {
-        let text = CStr::from_bytes_with_nul(PTX.as_bytes()).unwrap().to_str().unwrap();
+    fn the_embedded_kernels_have_the_names_that_are_asked_for() {
         for name in ["og_burst", "og_persistent", "og_graph_node"] {
-            assert!(text.contains(&format!(".visible .entry {name}(")), "{name}");
+            assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
         }
-        assert_eq!(ptx().unwrap().needs_cuda(), Some(12_000));
+        assert!(!PTX.contains('\0'));
     }
 
     #[test]
