@@ -110,11 +110,6 @@ fn load_from(directory: &Path) {
 /// # Errors
 /// Why it is not, and what to do, in words.
 pub(crate) fn ready() -> Result<u32, String> {
-    static READY: OnceLock<Result<u32, String>> = OnceLock::new();
-    READY.get_or_init(initialise).clone()
-}
-
-fn initialise() -> Result<u32, String> {
     if !is_present() {
         return Err(
             "no CUDA driver was found (libcuda.so): install NVIDIA's driver for this kernel, or give its \
