@@ -158,7 +158,7 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
     let note = note(service, pool_len, blocks, lanes);
     let launcher =
         CudaLauncher { state: Arc::clone(&state), resources: Some(resources), view, blocks, lanes, turns: 0 };
-    Ok((Started { launcher: Box::new(launcher), watch: Box::new(CudaWatch { state }) }, note))
+    Ok((Started { launcher: Box::new(launcher), watch: Box::new(CudaWatch { state }), slots: None }, note))
 }
 
 /// What a person should know of a service.
