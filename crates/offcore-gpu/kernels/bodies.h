@@ -37,8 +37,8 @@ OG_FN u32 packets_of(const og_ring &ring, u32 count)
 	return count <= OG_MAX_BURST && count <= described && count <= answered ? count : 0;
 }
 
-// How many parts a payload is cut into, as a power of two from `least` on: lanes that would have no packet take a part of
-// another's.
+// How many parts a packet is cut into, as a power of two from `least` on: lanes that would have no packet take a part
+// of another's.
 template <class Group> OG_FN u32 parts_shift(const Group &g, u32 packets, u32 least)
 {
 	u32 shift = least;

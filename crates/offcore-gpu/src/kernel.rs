@@ -45,11 +45,11 @@ mod host {
     /// Otherwise nothing happens, and `false` comes back.
     ///
     /// # Safety
-    /// `pipeline` describes memory that is there until this returns: the chunks of the pool; slots and answers, their
-    /// strides at least the heads' 8 bytes, their number a power of two and not 0; the trie's tables, with an empty
-    /// entry among the edges, if the work is [`Kind::Match`](crate::layout::Kind::Match) and `states` is not 0. Until
-    /// the burst is answered nobody else writes its slot or touches its packets' bytes or its answer, except to read
-    /// the answer's lap.
+    /// `pipeline` describes memory that is there until this returns: the chunks of the pool, and as much staging memory
+    /// if that is not null; slots and answers, their strides at least the heads' 8 bytes, their number a power of two
+    /// and not 0; the trie's tables, with an empty entry among the edges, if the work is
+    /// [`Kind::Match`](crate::layout::Kind::Match) and `states` is not 0. Until the burst is answered nobody else writes
+    /// its slot or touches its packets' bytes, staged or not, or its answer, except to read the answer's lap.
     pub unsafe fn burst(pipeline: &PipelineView, lanes: NonZeroU32, slot: u32, lap: u32) -> bool {
         // SAFETY: `PipelineView` has the layout of `og_pipeline` (both sides assert it); the rest is the caller's
         // promise.

@@ -123,7 +123,7 @@ fn notes_say_that_there_is_no_gpu_and_how_much_memory_is_in_its_place() {
         notes.push(device.notes());
     }
     assert!(notes[0].len() == 1 && notes[0][0].contains("no figure says anything about"), "{notes:?}");
-    let len = pool.chunks() * pool.chunk_size() >> 20;
+    let len = (pool.chunks() * pool.chunk_size()) >> 20;
     assert_eq!(notes[1][0], notes[0][0]);
     assert!(
         notes[1].len() == 2 && notes[1][1].starts_with(&format!("{len} MiB of this machine's")),
