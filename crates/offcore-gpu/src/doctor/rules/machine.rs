@@ -313,7 +313,7 @@ pub(super) fn registration(given: &Given) -> Finding {
         pool if pool < MOST_AT_ONCE => rule.ok(format!("the pool has {}", bytes(pool))),
         pool => rule.warning(
             format!("the pool has {}", bytes(pool)),
-            "take a smaller pool; what cannot be registered is copied to the GPU",
+            "take a smaller pool (--mbufs): one that the driver does not register is no GPU's",
         ),
     }
 }

@@ -19,7 +19,8 @@ pub(super) fn gdrcopy(facts: &Facts, given: &Given) -> Finding {
         "gdrcopy",
         SYSTEM,
         "the module gdrdrv with libgdrapi, or a driver that maps dma-bufs (CUDA 13.3)",
-        "the processor then writes bursts straight into GPU memory, where the GPU looks for them",
+        "a processor can then write bursts straight into GPU memory, where the GPU looks for them; offcore gpu keeps \
+         them in pinned host memory so far",
     );
     let module = facts.has_module("gdrdrv");
     let file = facts.device_file("/dev/gdrdrv");
@@ -62,7 +63,8 @@ pub(super) fn gpudirect(facts: &Facts) -> Finding {
         "gpudirect",
         SYSTEM,
         "the module nvidia_peermem, or a driver that exports dma-bufs",
-        "a network card then puts packets into GPU memory itself (GPUDirect RDMA); else they are copied there",
+        "a network card can then put packets into GPU memory itself (GPUDirect RDMA); offcore gpu receives into host \
+         memory so far, from where the GPU copies them",
     );
     if !facts.nics.iter().any(|nic| nic.mlx5) {
         return rule.not_applicable(
