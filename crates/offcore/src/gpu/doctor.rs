@@ -249,9 +249,9 @@ mod tests {
     }
 
     const LIMITS: &str = "\
-Limit                     Soft Limit           Hard Limit           Units     
-Max cpu time              unlimited            unlimited            seconds   
-Max locked memory         8388608              unlimited            bytes     
+Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max locked memory         8388608              unlimited            bytes
 ";
 
     #[test]
