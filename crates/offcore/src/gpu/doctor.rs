@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
-use offcore_gpu::doctor::{CudaFacts, Finding, Given, LockedMemory, Ptx, Report, Verdict, examine};
+use offcore_gpu::doctor::{Finding, Given, LockedMemory, Ptx, Report, Verdict, examine};
 use offcore_gpu::ptx::PTX;
 use serde_json::json;
 
@@ -97,7 +97,7 @@ fn given(args: &DoctorArgs, root: &Path) -> Given {
     }
     let directory = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let library_path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let (cuda, cuda_error) = match ask_cuda() {
+    let (cuda, cuda_error) = match offcore_gpu::cuda::facts() {
         Ok(facts) => (Some(facts), None),
         Err(error) => (None, Some(error)),
     };
@@ -109,11 +109,6 @@ fn given(args: &DoctorArgs, root: &Path) -> Given {
         cuda_error,
         ..given
     }
-}
-
-/// What the CUDA driver says.
-fn ask_cuda() -> Result<CudaFacts, String> {
-    Err("it was not asked".into())
 }
 
 /// The limit that holds, of `/proc/self/limits`: soft, hard, unit behind the name.

@@ -194,6 +194,13 @@ pub(super) fn cuda(facts: &Facts, given: &Given) -> Finding {
                 true => rule.problem(found, "look at CUDA_VISIBLE_DEVICES, and at dmesg for lines with NVRM"),
             }
         }
+        // That is a problem already.
+        (None, Some(error)) if facts.driver.is_none() => {
+            rule.not_applicable(format!("{error}; the kernel driver comes first"))
+        }
+        (None, Some(error)) if facts.libcuda.is_none() => {
+            rule.not_applicable(format!("{error}; libcuda comes first"))
+        }
         (None, Some(error)) => rule.problem(
             format!("it did not start: {error}"),
             "correct what else is found here; dmesg | grep NVRM says what the kernel driver thinks",

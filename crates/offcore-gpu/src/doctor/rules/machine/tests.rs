@@ -91,6 +91,25 @@ fn cuda_that_does_not_start_says_why() {
 }
 
 #[test]
+fn what_keeps_cuda_from_starting_is_one_problem() {
+    let mut fake = Fake::good("machine-cuda-cause");
+    fake.given.cuda = None;
+    fake.given.cuda_error = Some("no CUDA driver was found".into());
+    let problems = |fake: &Fake| -> Vec<&'static str> {
+        let findings = fake.report().findings;
+        findings.iter().filter(|f| f.verdict == Verdict::Problem).map(|f| f.check).collect()
+    };
+    assert_eq!(problems(&fake), ["cuda"]);
+    fake.remove("usr/lib/x86_64-linux-gnu/libcuda.so.1");
+    fake.remove("usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06");
+    assert_eq!(problems(&fake), ["libcuda"]);
+    fake.remove("proc/driver/nvidia/version");
+    assert_eq!(problems(&fake), ["kernel-driver"]);
+    let finding = fake.finding("cuda", "system");
+    assert!(finding.found.starts_with("no CUDA driver was found; the kernel driver comes"), "{finding:?}");
+}
+
+#[test]
 fn ptx_newer_than_the_driver_is_a_problem() {
     let mut fake = Fake::good("machine-ptx");
     fake.given.ptx = Some(Ptx { version: (9, 5), target: (7, 5) });
