@@ -53,8 +53,8 @@ pub(super) fn gdrcopy(facts: &Facts, given: &Given) -> Finding {
             "{missing}: bursts stay in pinned host memory and the GPU looks for them over PCIe, a read of about 1 µs \
              each time"
         ),
-        "install GDRCopy (github.com/NVIDIA/gdrcopy) and modprobe gdrdrv, set GDRCOPY_PATH_L if libgdrapi is in no \
-         usual place; or a driver with CUDA 13.3 or later",
+        "nothing for offcore gpu; for programs that use it, install GDRCopy (github.com/NVIDIA/gdrcopy) and modprobe \
+         gdrdrv, set GDRCOPY_PATH_L if libgdrapi is in no usual place; or a driver with CUDA 13.3 or later",
     )
 }
 
@@ -85,8 +85,8 @@ pub(super) fn gpudirect(facts: &Facts) -> Finding {
         }
     }
     let open = facts.driver.as_ref().is_some_and(|driver| driver.open);
-    let advice = "modprobe nvidia-peermem; or NVIDIA's open-source kernel driver (dma-buf: from version 515 on, GPUs \
-                  from Turing on, Linux from 5.12 on)";
+    let advice = "nothing for offcore gpu; for programs that use it, modprobe nvidia-peermem; or NVIDIA's open-source \
+                  kernel driver (dma-buf: from version 515 on, GPUs from Turing on, Linux from 5.12 on)";
     match (dma_buf(facts), open && imports_dma_buf(facts)) {
         (Some(true), _) if imports_dma_buf(facts) => rule.ok("the driver exports dma-bufs"),
         (Some(true), _) => {
