@@ -4,14 +4,15 @@
 //! * `driver`: the library, its errors, and what it gives out,
 //! * `memory`: the host's memory as devices see it, and their own,
 //! * `gpu`: a GPU that is open, and what the services of a process must not do to each other,
-//! * `service`: bursts go to it by kernels, one for each burst or one for all,
-//! * `graph`: or by graphs of kernels,
+//! * `service`: what is made ready for bursts to go to it, `halves`: who launches kernels for them, and who watches,
+//! * `graph`: graphs of kernels,
 //! * `facts`: what the doctor is told.
 
 pub(crate) mod driver;
 mod facts;
 pub(crate) mod gpu;
 mod graph;
+mod halves;
 pub(crate) mod memory;
 mod service;
 

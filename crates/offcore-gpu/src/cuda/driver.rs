@@ -12,6 +12,7 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use cudarc::driver::sys::{self, CUresult};
 
@@ -191,6 +192,30 @@ impl Context {
         // SAFETY: the context is current; both are places for numbers.
         unsafe { call!(cuMemGetInfo_v2(&mut free, &mut total)) }?;
         Ok((free, total))
+    }
+
+    /// Waits until everything is done that was begun without a stream. Copies and fills may be under way when their
+    /// calls are over, and none of this program's streams waits for them.
+    pub(crate) fn settle(&self) -> Result<(), CudaError> {
+        self.enter()?;
+        let mut event = null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the context is current; `event` is a place for an event, which is destroyed once, when nobody asks
+        // for it any more. Null is the stream of calls that name none.
+        unsafe {
+            call!(cuEventCreate(&mut event, flags))?;
+            let recorded = call!(cuEventRecord(event, null_mut()));
+            let done = recorded.and_then(|()| {
+                loop {
+                    match call!(cuEventQuery(event)) {
+                        Err(error) if error.is(CUresult::CUDA_ERROR_NOT_READY) => thread::yield_now(),
+                        done => break done,
+                    }
+                }
+            });
+            call!(cuEventDestroy_v2(event))?;
+            done
+        }
     }
 
     /// Begins or ends the part of the run that a profiler looks at.

@@ -10,7 +10,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
@@ -162,6 +162,7 @@ impl Gpu {
         let words: *mut u32 = at.wrapping_add(128).cast();
         let Kernels { burst, persistent, node } = self.kernels;
         let run = || {
+            self.context.settle()?;
             let stream = Stream::new(&self.context)?;
             // SAFETY: the context is current; the parameters are those of the kernels in kernels.cu. The ring has one
             // slot and answer, and the words two, as the kernels want them. They are there until the stream is idle.
@@ -269,7 +270,7 @@ impl Drop for Seat {
 /// What may be done only while no kernel of this process waits for bursts: who has the yard and sees that
 /// [`Yard::is_quiet`] may allocate, register and free.
 pub(crate) struct Yard {
-    /// Services whose kernels have been launched and wait for bursts.
+    /// Services whose kernels have been launched and wait for bursts, or stand still.
     waiting: u32,
     /// What is to be dropped when there are none.
     kept: Vec<Box<dyn Any + Send>>,
@@ -283,9 +284,19 @@ impl fmt::Debug for Yard {
 
 /// The yard of this process: for all devices, since registered memory is every device's.
 pub(crate) fn yard() -> MutexGuard<'static, Yard> {
-    static YARD: Mutex<Yard> = Mutex::new(Yard { waiting: 0, kept: Vec::new() });
     YARD.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// The same for who must not wait, unless somebody else has it.
+pub(crate) fn yard_at_once() -> Option<MutexGuard<'static, Yard>> {
+    match YARD.try_lock() {
+        Ok(yard) => Some(yard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+static YARD: Mutex<Yard> = Mutex::new(Yard { waiting: 0, kept: Vec::new() });
 
 impl Yard {
     /// Whether no kernel waits for bursts.
@@ -293,7 +304,7 @@ impl Yard {
         self.waiting == 0
     }
 
-    /// A service's kernels are about to be launched, and to wait for bursts.
+    /// A service's kernels are about to be launched, and to wait for bursts; or they stand still.
     pub(crate) fn enter(&mut self) {
         self.waiting += 1;
     }

@@ -41,9 +41,15 @@ impl Schedule {
         self.nodes
     }
 
-    /// Graphs: each slot has a node in one of them.
+    /// Graphs. There are two at least, over the same slots if need be: were a graph launched while its last launch
+    /// waits for bursts, a driver that has the caller wait for that launch would have the bursts wait, too.
     pub(crate) fn graphs(&self) -> u32 {
-        self.slots / self.nodes
+        (self.slots / self.nodes).max(2)
+    }
+
+    /// The first slot of a graph.
+    pub(crate) fn first_slot(&self, graph: u32) -> u32 {
+        graph * self.nodes % self.slots
     }
 
     /// The graph that is to be launched now that the burst of `turn` has been submitted: to be asked until there is
@@ -108,7 +114,7 @@ impl Graphs {
             // SAFETY: the context is current; `graph` is a place for a graph.
             unsafe { call!(cuGraphCreate(&mut graph, 0)) }?;
             made.graphs.push(Exec { graph, exec: null_mut() });
-            let first = index * schedule.nodes();
+            let first = schedule.first_slot(index);
             chain(context, graph, (kernel, lanes), first..first + schedule.nodes(), view, laps)?;
             let mut exec = null_mut();
             // SAFETY: the context is current, the graph is complete, `exec` is a place for what it is made into.
@@ -210,12 +216,13 @@ mod tests {
     }
 
     #[test]
-    fn small_rings_have_one_graph_of_as_many_nodes_as_slots() {
+    fn small_rings_have_two_graphs_of_as_many_nodes_as_slots() {
         for slots in [2, 4, 8] {
             let (schedule, launches) = launches(slots, 3 * u64::from(slots));
-            assert_eq!((schedule.nodes(), schedule.graphs()), (slots, 1));
-            assert_eq!(launches[0], [0, 0]);
-            assert_eq!(launches.concat().len(), 4);
+            assert_eq!((schedule.nodes(), schedule.graphs()), (slots, 2));
+            assert_eq!((schedule.first_slot(0), schedule.first_slot(1)), (0, 0));
+            assert_eq!(launches[0], [0, 1]);
+            assert_eq!(launches.concat(), [0, 1, 0, 1]);
         }
     }
 
@@ -224,7 +231,11 @@ mod tests {
         for slots in [2, 4, 8, 16, 64, 4096] {
             let mut schedule = Schedule::new(slots);
             for turn in 0..3 * u64::from(slots) {
-                while schedule.due(turn).is_some() {}
+                while let Some(graph) = schedule.due(turn) {
+                    // Its nodes are those of the last turns that have been launched.
+                    let first_turn = schedule.launched - u64::from(schedule.nodes());
+                    assert_eq!(u64::from(schedule.first_slot(graph)), first_turn % u64::from(slots));
+                }
                 assert!(schedule.launched > turn + 1, "{slots} slots, turn {turn}");
                 assert!(schedule.launched <= turn + 2 * u64::from(schedule.nodes()));
             }
