@@ -5,7 +5,7 @@
 //! * `memory`: the host's memory as devices see it, and their own,
 //! * `gpu`: a GPU that is open, and what the services of a process must not do to each other,
 //! * `service`: what is made ready for bursts to go to it, `halves`: who launches kernels for them, and who watches,
-//! * `graph`: graphs of kernels,
+//! * `graph`: graphs of kernels, `slots`: bursts in the device's own memory,
 //! * `facts`: what the doctor is told.
 
 pub(crate) mod driver;
@@ -15,6 +15,7 @@ mod graph;
 mod halves;
 pub(crate) mod memory;
 mod service;
+mod slots;
 
 use std::sync::Arc;
 

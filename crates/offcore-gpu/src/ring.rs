@@ -354,7 +354,7 @@ impl Submitter {
 
 /// Nothing that is stored before it is seen after what is stored behind it, whatever the kind of memory.
 #[inline(always)]
-fn store_fence() {
+pub(crate) fn store_fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 CPU has the instruction.
     unsafe {

@@ -39,6 +39,8 @@ pub(crate) struct Kernels {
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) ordinal: u32,
+    /// The driver's CUDA version, as cuDriverGetVersion says it.
+    pub(crate) version: u32,
     pub(crate) facts: CudaDevice,
     pub(crate) kernels: Kernels,
     /// Where packets are worked on with `Memory::Gpu`, by address and length of the pool: services share it, as a
@@ -133,7 +135,17 @@ impl Gpu {
             node: kernel(c"og_graph_node")?,
         };
         let (staging, seats) = (Mutex::default(), [AtomicU32::new(0), AtomicU32::new(0)]);
-        let gpu = Self { ordinal, facts, kernels, staging, seats, multiprocessors, _module: module, context };
+        let gpu = Self {
+            ordinal,
+            version,
+            facts,
+            kernels,
+            staging,
+            seats,
+            multiprocessors,
+            _module: module,
+            context,
+        };
         gpu.try_out().map_err(|error| format!("its kernels do not run: {error}"))?;
         Ok(gpu)
     }

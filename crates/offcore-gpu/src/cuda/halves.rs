@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::cuda::driver::{CudaError, Stream};
 use crate::cuda::gpu::{Yard, place, yard, yard_at_once};
 use crate::cuda::service::{Resources, Work};
-use crate::device::{Launch, Launcher, Started, Watch};
+use crate::device::{DeviceSlots, Launch, Launcher, Started, Watch};
 use crate::kernel::SHARE;
 use crate::layout::PipelineView;
 use crate::ring;
@@ -27,6 +27,7 @@ pub(super) fn halves(
     view: PipelineView,
     stream: Stream,
     resources: Resources,
+    slots: Option<DeviceSlots>,
 ) -> Started {
     let state = Arc::new(State {
         launch,
@@ -40,7 +41,7 @@ pub(super) fn halves(
     });
     let watch = Box::new(CudaWatch { state: Arc::clone(&state) });
     let launcher = CudaLauncher { state, resources: Some(resources), view, blocks, lanes, turns: 0 };
-    Started { launcher: Box::new(launcher), watch, slots: None }
+    Started { launcher: Box::new(launcher), watch, slots }
 }
 
 /// What is shared by the two halves of a service.

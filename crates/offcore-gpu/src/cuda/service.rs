@@ -13,6 +13,7 @@ use crate::cuda::gpu::{Gpu, Seat, WARP, yard};
 use crate::cuda::graph::{Graphs, Schedule};
 use crate::cuda::halves::halves;
 use crate::cuda::memory::{Allocation, Registration, size};
+use crate::cuda::slots;
 use crate::device::{Launch, Memory, Service, Started};
 use crate::kernel::SHARE;
 use crate::layout::{RingView, TrieView};
@@ -29,6 +30,8 @@ pub(super) struct Resources {
     pub(super) seat: Option<Seat>,
     /// Keeps the ring's memory where it is until it is registered no more.
     _memory: Option<Box<dyn Any + Send>>,
+    /// Behind what maps it.
+    _slots: Option<Allocation>,
     pub(super) gpu: Arc<Gpu>,
 }
 
@@ -68,11 +71,11 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
     }
     let Service { mut view, launch, blocks, lanes, memory } = *service;
     let context = &gpu.context;
-    let slots = view.ring.count;
+    let count = view.ring.count;
     let pool_len = (view.pool.chunks as usize) << view.pool.chunk_shift;
     let pool_base = view.pool.base;
     // More blocks than slots would wait for turns that are too far away for a quit.
-    let blocks = if launch == Launch::Persistent { blocks.min(slots) } else { 1 };
+    let blocks = if launch == Launch::Persistent { blocks.min(count) } else { 1 };
     let (kernel, most) = match launch {
         Launch::Kernel => (gpu.kernels.burst, SHARE as u32),
         Launch::Persistent => (gpu.kernels.persistent, u32::MAX),
@@ -100,8 +103,17 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
     let tables = unsafe { trie_at(gpu, &mut view.work.trie)? };
 
     let stream = Stream::new(context).map_err(|error| error.to_string())?;
+    // SAFETY: the ring is as the caller promises, and no burst has been submitted.
+    let (slots_memory, slots, why_not) =
+        match unsafe { slots::slots(gpu, &view, service.view.ring.answers, &stream) } {
+            Ok((memory, slots)) => (Some(memory), Some(slots), None),
+            Err(reason) => (None, None, Some(reason)),
+        };
+    if let Some(memory) = &slots_memory {
+        view.ring.slots = memory.at();
+    }
     let words = |each: u32| {
-        Allocation::zeroed(context, "words of a ring", (slots * each) as usize * size_of::<u32>())
+        Allocation::zeroed(context, "words of a ring", (count * each) as usize * size_of::<u32>())
     };
     let (work, words) = match launch {
         Launch::Kernel => {
@@ -110,7 +122,7 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
         }
         Launch::Persistent => (Work::Persistent, None),
         Launch::Graph => {
-            let (words, schedule) = (words(1)?, Schedule::new(slots));
+            let (words, schedule) = (words(1)?, Schedule::new(count));
             let graphs = Graphs::new(context, &stream, &schedule, (kernel, lanes), (&view, words.at()));
             (Work::Graphs(graphs.map_err(|error| format!("its graphs: {error}"))?, schedule), Some(words))
         }
@@ -125,14 +137,15 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
         _pool: pool,
         seat,
         _memory: None,
+        _slots: slots_memory,
         gpu: Arc::clone(gpu),
     };
-    let note = note(service, pool_len, blocks, lanes);
-    Ok((halves((launch, blocks, lanes), view, stream, resources), note))
+    let note = note(service, pool_len, (blocks, lanes), why_not.as_deref());
+    Ok((halves((launch, blocks, lanes), view, stream, resources, slots), note))
 }
 
-/// What a person should know of a service.
-fn note(service: &Service, pool_len: usize, blocks: u32, lanes: u32) -> String {
+/// What a person should know of a service; `why_not` says why its slots are not at the device, if they are not.
+fn note(service: &Service, pool_len: usize, (blocks, lanes): (u32, u32), why_not: Option<&str>) -> String {
     let pool = size(pool_len);
     let packets = match service.memory {
         Memory::Host => "packets are worked on in host memory",
@@ -143,9 +156,12 @@ fn note(service: &Service, pool_len: usize, blocks: u32, lanes: u32) -> String {
         Launch::Persistent => format!("a persistent kernel of {blocks} blocks of {lanes} lanes"),
         Launch::Graph => format!("graphs of kernels of {lanes} lanes"),
     };
+    let bursts = match why_not {
+        None => "bursts in GPU memory, which the CPU writes through a mapping".into(),
+        Some(reason) => format!("bursts in pinned host memory ({reason})"),
+    };
     format!(
-        "pool of {pool} registered, {packets}; polled memory: bursts in pinned host memory, answers in pinned host \
-         memory; {launch}"
+        "pool of {pool} registered, {packets}; polled memory: {bursts}, answers in pinned host memory; {launch}"
     )
 }
 
@@ -218,10 +234,16 @@ mod tests {
         };
         let service =
             Service { view, launch: Launch::Persistent, blocks: 4, lanes: 256, memory: Memory::Gpu };
-        let note = note(&service, 32 << 20, 2, 256);
-        for part in ["pool of 32 MiB", "GPU memory", "bursts in pinned host memory", "2 blocks of 256 lanes"]
-        {
-            assert!(note.contains(part), "{part}: {note}");
+        let text = note(&service, 32 << 20, (2, 256), Some("why"));
+        let parts =
+            ["pool of 32 MiB", "GPU memory", "bursts in pinned host memory (why)", "2 blocks of 256 lanes"];
+        for part in parts {
+            assert!(text.contains(part), "{part}: {text}");
         }
+        let text = note(&service, 32 << 20, (2, 256), None);
+        assert!(
+            text.contains("bursts in GPU memory") && text.contains("answers in pinned host memory"),
+            "{text}"
+        );
     }
 }
