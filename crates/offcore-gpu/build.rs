@@ -1,8 +1,13 @@
-//! Builds the kernels' source for the host (`kernels/host.cpp`), and does without where there is no C++ compiler.
+//! Builds the kernels' source for the host (`kernels/host.cpp`), and does without where there is no C++ compiler. For tests
+//! (feature `test-switches`) it also builds a stand-in for the CUDA driver's library.
 
+use std::error::Error;
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-fn main() {
+fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rustc-check-cfg=cfg(host_kernels)");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=kernels");
@@ -13,7 +18,7 @@ fn main() {
              offcore gpu; to have it, install g++ (Debian: apt-get install g++) or set CXX, then \
              `cargo clean -p offcore-gpu` and build again"
         );
-        return;
+        return Ok(());
     }
     cc::Build::new()
         .cpp(true)
@@ -29,6 +34,42 @@ fn main() {
         .cpp_link_stdlib(None)
         .compile("offcore_gpu_host");
     println!("cargo::rustc-cfg=host_kernels");
+    if std::env::var_os("CARGO_FEATURE_TEST_SWITCHES").is_some() {
+        fake_cuda()?;
+    }
+    Ok(())
+}
+
+/// Builds `tests/fake_cuda` as a shared library of the names by which the CUDA driver's one is looked for, in a folder of its
+/// own, and says where it is.
+fn fake_cuda() -> Result<(), Box<dyn Error>> {
+    const SOURCES: &str = "tests/fake_cuda";
+    println!("cargo::rerun-if-changed={SOURCES}");
+    let folder = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join("fake_cuda");
+    fs::create_dir_all(&folder)?;
+    let library = folder.join("libcuda.so");
+    let mut sources: Vec<PathBuf> =
+        fs::read_dir(SOURCES)?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cpp"));
+    sources.sort();
+    let mut compiler = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler()?.to_command();
+    // A program that has loaded it by its path finds it by this name, the first that cudarc tries. It stays loaded, since
+    // its threads may still be there.
+    compiler.args(["-shared", "-Wl,-soname,libcuda.so", "-Wl,-z,nodelete", "-Wl,-z,defs", "-pthread"]);
+    compiler.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Ikernels"]);
+    compiler.args(&sources).arg("-o").arg(&library);
+    let output = compiler.output()?;
+    if !output.status.success() {
+        let command: Vec<OsString> = compiler.get_args().map(Into::into).collect();
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{SOURCES} does not compile ({command:?}): {said}").into());
+    }
+    for line in String::from_utf8_lossy(&output.stderr).lines() {
+        println!("cargo::warning={line}");
+    }
+    fs::copy(&library, folder.join("libcuda.so.1"))?;
+    println!("cargo::rustc-env=OFFCORE_FAKE_CUDA={}", library.display());
+    Ok(())
 }
 
 /// Runs the C++ compiler that would be used, which has a name whether it is there or not. Its name, when it does not run.

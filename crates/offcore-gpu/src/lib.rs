@@ -18,6 +18,8 @@ pub mod cuda;
 pub mod device;
 pub mod devices;
 pub mod doctor;
+#[cfg(feature = "test-switches")]
+pub mod fake_cuda;
 pub mod host;
 pub mod kernel;
 pub mod layout;

@@ -1,0 +1,93 @@
+//! The stand-in for the driver's library, one test at a time, and packets whose results are known.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_ulonglong};
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::Library;
+use offcore_gpu::fake_cuda::FAKE_CUDA;
+
+/// The stand-in, for one test: everything of it is as in the beginning.
+#[derive(Debug)]
+pub(crate) struct Fake {
+    library: &'static Library,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Fake {
+    /// Waits until no other test has it. It is loaded by its path; who asks for `libcuda.so` afterwards gets it.
+    pub(crate) fn new() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let library = LIBRARY.get_or_init(|| {
+            let path = FAKE_CUDA.expect("the stand-in is built where the kernels are");
+            // SAFETY: the library that was built for these tests; it does nothing when it is loaded.
+            unsafe { Library::new(path) }.expect("the stand-in can be loaded")
+        });
+        let fake = Self { library, _turn: turn };
+        // What the environment sets is for a process that has one test.
+        if !is_child() {
+            fake.set("reset", 0);
+        }
+        fake
+    }
+
+    /// Sets what goes wrong or what the machine is: `Settings` in `tests/fake_cuda/fake.h`.
+    pub(crate) fn set(&self, name: &str, value: i64) {
+        let c_name = CString::new(name).unwrap();
+        // SAFETY: the function's type, in control.cpp.
+        let known = unsafe {
+            let set = self
+                .library
+                .get::<unsafe extern "C" fn(*const c_char, c_longlong) -> c_int>("offcore_fake_set");
+            set.unwrap()(c_name.as_ptr(), value)
+        };
+        assert_eq!(known, 1, "{name}: there is no such setting");
+    }
+
+    /// Names the devices.
+    pub(crate) fn name(&self, name: &str) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            let set = self.library.get::<unsafe extern "C" fn(*const c_char)>("offcore_fake_name");
+            set.unwrap()(name.as_ptr());
+        }
+    }
+
+    /// How often an entry point has been called.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            let calls =
+                self.library.get::<unsafe extern "C" fn(*const c_char) -> c_ulonglong>("offcore_fake_calls");
+            calls.unwrap()(name.as_ptr())
+        }
+    }
+
+    /// What is alive at the driver: contexts, streams, memory and so on.
+    pub(crate) fn live(&self) -> String {
+        // SAFETY: as above; the text stays until this thread asks again.
+        unsafe {
+            let live = self.library.get::<unsafe extern "C" fn() -> *const c_char>("offcore_fake_live");
+            CStr::from_ptr(live.unwrap()()).to_str().unwrap().to_owned()
+        }
+    }
+}
+
+const CHILD: &str = "OFFCORE_TEST_CHILD";
+
+/// Whether this process runs one test, for another process.
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs a test in a process of its own: for what is decided once in a process, or ends it.
+pub(crate) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command.env(CHILD, "1").envs(environment.iter().copied());
+    command.output().unwrap()
+}

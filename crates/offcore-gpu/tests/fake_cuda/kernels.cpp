@@ -1,0 +1,190 @@
+// What a launch does: the kernels' bodies (kernels/bodies.h), with a thread for each block.
+#include <cstring>
+
+#include "bodies.h"
+#include "fake.h"
+
+namespace fake {
+
+namespace {
+
+// Thrown on a thread whose kernel is to end where it is: the device is lost.
+struct Killed {};
+
+// A block of threads: one thread does their work. It ends where it waits, when its context can no longer be used, and
+// makes the faults that are asked for.
+struct Block : og::Thread {
+	Context &context;
+	// Whether bursts are counted here: one block of each burst does.
+	bool counts;
+
+	Block(og::Scratch &scratch, u32 lanes, Context &context, bool counts)
+		: og::Thread(scratch, lanes), context(context), counts(counts)
+	{
+	}
+
+	void relax(u32 tries) const
+	{
+		if (context.error)
+			throw Killed();
+		og::Thread::relax(tries);
+	}
+
+	// All bodies do this first with a burst.
+	u32 broadcast(u32 count) const
+	{
+		if (counts && count != OG_QUIT)
+			begin();
+		return count;
+	}
+
+	// And this last.
+	void release(u32 *at, u32 lap) const
+	{
+		State &all = state();
+		{
+			Lock lock(all.mutex);
+			const Settings &settings = all.settings;
+			if (settings.lost_before_answer >= 0 && all.bursts > (unsigned long long)settings.lost_before_answer)
+				fail(context, (int)settings.lost_error);
+		}
+		if (context.error)
+			throw Killed();
+		og::Thread::release(at, lap);
+	}
+
+private:
+	void begin() const
+	{
+		State &all = state();
+		Lock lock(all.mutex);
+		const Settings &settings = all.settings;
+		const unsigned long long before = all.bursts++;
+		if (settings.lost_after >= 0 && before >= (unsigned long long)settings.lost_after)
+			fail(context, (int)settings.lost_error);
+		if (settings.hang_after >= 0 && before >= (unsigned long long)settings.hang_after)
+			all.changed.wait(lock, [&] { return context.error != 0; });
+		if (context.error)
+			throw Killed();
+	}
+};
+
+// A kernel's parameters, and memory of the device that it uses.
+struct Arguments {
+	const Lock &lock;
+	Context &context;
+	const Launch &launch;
+	bool sound = true;
+
+	template <class T> T value(size_t i) const
+	{
+		T value;
+		memcpy(&value, launch.parameters[i].data(), sizeof(T));
+		return value;
+	}
+
+	// Where memory is at the host. Of none it does not matter where it is.
+	u8 *host(const char *what, const void *address, u64 len)
+	{
+		if (len == 0)
+			return nullptr;
+		u8 *found = translate(lock, context, (u64)(uintptr_t)address, len);
+		if (!found) {
+			report("%s: %s: %llu bytes at %p are not in one piece of the device's memory",
+			       launch.function->name.c_str(), what, len, address);
+			sound = false;
+		}
+		return found;
+	}
+
+	og_pipeline pipeline()
+	{
+		og_pipeline p = value<og_pipeline>(0);
+		const u64 chunks = (u64)p.pool.chunks << p.pool.chunk_shift;
+		p.pool.base = host("the pool", p.pool.base, chunks);
+		if (p.pool.staging)
+			p.pool.staging = host("the staging memory", p.pool.staging, chunks);
+		p.ring.slots = host("the slots", p.ring.slots, (u64)p.ring.count * p.ring.slot_stride);
+		p.ring.answers = host("the answers", p.ring.answers, (u64)p.ring.count * p.ring.answer_stride);
+		if (p.work.kind == OG_MATCH && p.work.trie.states) {
+			og_trie &trie = p.work.trie;
+			trie.edges = (const u64 *)host("the edges", trie.edges, ((u64)trie.mask + 1) * sizeof(u64));
+			trie.lowest = (const u32 *)host("the patterns' numbers", trie.lowest, (u64)trie.states * sizeof(u32));
+			trie.first = (const u32 *)host("the first states", trie.first, 256 * sizeof(u32));
+		}
+		return p;
+	}
+};
+
+typedef std::function<void(Block &, u32)> Body;
+
+// The body of a kernel, for a block and its number; empty when an address is none of the device's.
+Body body_of(Context &context, const Launch &launch)
+{
+	Lock lock(state().mutex);
+	Arguments arguments{lock, context, launch};
+	const std::string &name = launch.function->name;
+	const og_pipeline p = arguments.pipeline();
+	const u32 blocks = launch.grid;
+	Body body;
+	if (name == "og_burst") {
+		const u32 slot = arguments.value<u32>(1), lap = arguments.value<u32>(2);
+		u32 *tally = (u32 *)arguments.host("the tallies", arguments.value<u32 *>(3), (u64)p.ring.count * 8);
+		body = [=](Block &block, u32 number) { og::share(block, p, slot, lap, number, blocks, tally + 2 * slot); };
+	} else if (name == "og_persistent") {
+		const u32 first = arguments.value<u32>(1), step = arguments.value<u32>(2);
+		const u64 from_turn = arguments.value<u64>(3);
+		body = [=](Block &block, u32 number) { og::persistent(block, p, first + number, step, from_turn); };
+	} else {
+		const u32 slot = arguments.value<u32>(1);
+		u32 *laps = (u32 *)arguments.host("the laps", arguments.value<u32 *>(2), (u64)p.ring.count * 4);
+		body = [=](Block &block, u32) {
+			const u32 last = laps[slot], lap = last + 1 + (last == 0xffffffffu);
+			if (og::graph_node(block, p, slot, lap))
+				laps[slot] = lap;
+		};
+	}
+	return arguments.sound ? body : Body();
+}
+
+} // namespace
+
+std::vector<size_t> parameters_of(const std::string &kernel)
+{
+	if (kernel == "og_burst")
+		return {sizeof(og_pipeline), 4, 4, 8};
+	if (kernel == "og_persistent")
+		return {sizeof(og_pipeline), 4, 4, 8};
+	if (kernel == "og_graph_node")
+		return {sizeof(og_pipeline), 4, 8};
+	return {};
+}
+
+void run(Context &context, const Launch &launch)
+{
+	if (context.error)
+		return;
+	const Body body = body_of(context, launch);
+	if (!body) {
+		Lock lock(state().mutex);
+		fail(context, ILLEGAL_ADDRESS);
+		return;
+	}
+	const bool all_count = launch.function->name != "og_burst";
+	auto block = [&](u32 number) {
+		og::Scratch scratch;
+		Block lanes(scratch, launch.block, context, all_count || number == 0);
+		try {
+			body(lanes, number);
+		} catch (const Killed &) {
+		}
+	};
+	std::vector<std::thread> others;
+	for (u32 number = 1; number < launch.grid; number++)
+		others.emplace_back(block, number);
+	block(0);
+	for (std::thread &other : others)
+		other.join();
+}
+
+} // namespace fake

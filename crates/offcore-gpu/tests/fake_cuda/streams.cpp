@@ -1,0 +1,177 @@
+// Streams, which are threads that do one thing after the other, and events.
+#include <chrono>
+
+#include "fake.h"
+
+namespace fake {
+
+static void serve(Stream *stream)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	for (;;) {
+		all.changed.wait(lock, [&] { return !stream->queue.empty() || stream->ending; });
+		if (stream->queue.empty())
+			return;
+		std::function<void()> work = std::move(stream->queue.front());
+		stream->queue.pop_front();
+		if (!stream->context->error) {
+			lock.unlock();
+			work();
+			work = nullptr;
+			lock.lock();
+		}
+		stream->unfinished--;
+		stream->context->unfinished--;
+		all.changed.notify_all();
+	}
+}
+
+// Waits for one stream, as a driver does without end.
+static void wait_for(Lock &lock, const Stream &stream, const char *call)
+{
+	State &all = state();
+	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.patience);
+	while (stream.unfinished)
+		if (all.changed.wait_until(lock, deadline) == std::cv_status::timeout && stream.unfinished)
+			abort_with("%s waits for kernels that do not end: a driver would wait for ever", call);
+}
+
+void queue(Lock &lock, Context &context, Stream *stream, std::function<void()> work)
+{
+	State &all = state();
+	if (!stream) {
+		for (const Stream *other : std::set<Stream *>(all.streams))
+			if (other->context == &context && other->blocking)
+				wait_for(lock, *other, "a call on the null stream");
+		work();
+		return;
+	}
+	stream->queue.push_back(std::move(work));
+	stream->unfinished++;
+	context.unfinished++;
+	all.changed.notify_all();
+}
+
+} // namespace fake
+
+using namespace fake;
+
+API int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuStreamCreateWithPriority", context))
+		return refused;
+	if (flags > 1)
+		return INVALID_VALUE;
+	*stream = new Stream;
+	(*stream)->context = context;
+	(*stream)->blocking = !flags;
+	all.streams.insert(*stream);
+	std::thread(serve, *stream).detach();
+	return SUCCESS;
+}
+
+// Work that is queued is done all the same.
+API int cuStreamDestroy_v2(Stream *stream)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	int error;
+	if (int refused = enter_to_free(lock, "cuStreamDestroy_v2", context, error))
+		return refused;
+	if (!all.streams.erase(stream))
+		return INVALID_HANDLE;
+	stream->ending = true;
+	all.changed.notify_all();
+	return error;
+}
+
+API int cuStreamQuery(Stream *stream)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuStreamQuery", context))
+		return refused;
+	if (!all.streams.count(stream))
+		return INVALID_HANDLE;
+	return stream->unfinished ? NOT_READY : SUCCESS;
+}
+
+API int cuStreamSynchronize(Stream *stream)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuStreamSynchronize", context))
+		return refused;
+	if (!all.streams.count(stream))
+		return INVALID_HANDLE;
+	wait_for(lock, *stream, "cuStreamSynchronize");
+	return context->error;
+}
+
+API int cuEventCreate(Event **event, unsigned flags)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuEventCreate", context))
+		return refused;
+	// BLOCKING_SYNC, DISABLE_TIMING.
+	if (flags & ~3u)
+		return INVALID_VALUE;
+	*event = new Event{context};
+	all.events.insert(*event);
+	return SUCCESS;
+}
+
+API int cuEventDestroy_v2(Event *event)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	int error;
+	if (int refused = enter_to_free(lock, "cuEventDestroy_v2", context, error))
+		return refused;
+	return all.events.erase(event) ? error : (int)INVALID_HANDLE;
+}
+
+API int cuEventRecord(Event *event, Stream *stream)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuEventRecord", context))
+		return refused;
+	if (!all.events.count(event) || (stream && !all.streams.count(stream)))
+		return INVALID_HANDLE;
+	if (event->context != context || (stream && stream->context != context))
+		return INVALID_HANDLE;
+	const unsigned long long number = ++event->recorded;
+	if (!stream) {
+		queue(lock, *context, nullptr, [=] { event->reached = number; });
+		return SUCCESS;
+	}
+	queue(lock, *context, stream, [=] {
+		Lock lock(state().mutex);
+		event->reached = number;
+	});
+	return SUCCESS;
+}
+
+API int cuEventQuery(Event *event)
+{
+	State &all = state();
+	Lock lock(all.mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuEventQuery", context))
+		return refused;
+	if (!all.events.count(event))
+		return INVALID_HANDLE;
+	return event->reached < event->recorded ? NOT_READY : SUCCESS;
+}
