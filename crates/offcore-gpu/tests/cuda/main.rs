@@ -4,6 +4,14 @@
 #[cfg(host_kernels)]
 mod driver;
 #[cfg(host_kernels)]
+mod faults;
+#[cfg(host_kernels)]
+mod packets;
+#[cfg(host_kernels)]
+mod pipelines;
+#[cfg(host_kernels)]
+mod pitfalls;
+#[cfg(host_kernels)]
 mod rig;
 
 #[cfg(not(host_kernels))]

@@ -1,0 +1,188 @@
+//! Packets through pipelines, each of which is looked at when it comes back.
+
+use std::time::{Duration, Instant};
+
+use offcore_gpu::device::{Device, Launch, Memory};
+use offcore_gpu::layout::Kind;
+use offcore_gpu::patterns::Patterns;
+use offcore_gpu::pipeline::{Back, Front, Setup, Work, Worker, pipeline};
+use offcore_mem::{HEADROOM, Hugepages, Packet, Pool, PoolCache};
+use offcore_wire::Sum;
+
+const SKIP: usize = 14;
+const SLOTS: usize = 4;
+/// Occurs in some packets: 13 apart, as their bytes are.
+const PATTERN: [u8; 3] = [200, 213, 226];
+
+/// What a pipeline does, and with how many packets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) launch: Launch,
+    pub(crate) memory: Memory,
+    pub(crate) kind: Kind,
+    pub(crate) split_at: Option<usize>,
+    pub(crate) burst: usize,
+    pub(crate) bursts: usize,
+    pub(crate) patience: Duration,
+}
+
+impl Case {
+    pub(crate) fn new(launch: Launch, memory: Memory) -> Self {
+        let (kind, patience) = (Kind::Crc32c, Duration::from_secs(10));
+        Self { launch, memory, kind, split_at: None, burst: 64, bursts: 20, patience }
+    }
+
+    /// The packet of this number: lengths from 60 on, now and then several buffers.
+    fn content(number: usize) -> Vec<u8> {
+        let len = if number % 37 == 36 { 5000 } else { 60 + number * 7 % 1400 };
+        (0..len).map(|at| (number.wrapping_mul(2_654_435_761) >> 9).wrapping_add(at * 13) as u8).collect()
+    }
+
+    /// What it must be afterwards, and its result.
+    fn expected(&self, number: usize) -> (Vec<u8>, u32) {
+        let mut bytes = Self::content(number);
+        bytes[..12].rotate_left(6);
+        let payload = bytes.get(self.split_at.unwrap_or(SKIP)..).unwrap_or_default();
+        let result = match self.kind {
+            Kind::Nothing => 0,
+            Kind::Crc32c => crc32c::crc32c(payload),
+            Kind::Checksum => u32::from(Sum::of(payload).checksum()),
+            Kind::Match => u32::from(payload.windows(3).any(|window| window == PATTERN)),
+        };
+        (bytes, result)
+    }
+
+    fn packet(&self, pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
+        let bytes = Self::content(number);
+        let mut packet = cache.take_chain(HEADROOM, bytes.len()).unwrap();
+        pool.segments_mut(&mut packet).flatten().zip(&bytes).for_each(|(to, from)| *to = *from);
+        let Some(at) = self.split_at.filter(|at| !packet.is_segmented() && packet.len() > *at) else {
+            return packet;
+        };
+        let mut header = cache.take_sized(HEADROOM, at).unwrap();
+        header.bytes_mut().copy_from_slice(&packet.bytes()[..at]);
+        packet.bytes_mut()[..at].fill(0xee);
+        packet.pull(at);
+        pool.link(header, packet)
+    }
+}
+
+/// A pool for so many pipelines with bursts of so many packets.
+pub(crate) fn pool(pipelines: usize, burst: usize) -> &'static Pool {
+    Pool::new(16 * pipelines * burst.max(128), 2048, Hugepages::None).unwrap()
+}
+
+/// A pipeline, and how far it has come.
+#[derive(Debug)]
+pub(crate) struct Line {
+    case: Case,
+    pool: &'static Pool,
+    cache: PoolCache,
+    front: Front,
+    back: Back,
+    sent: usize,
+    received: usize,
+    gathered: Vec<Packet>,
+}
+
+impl Line {
+    /// A pipeline on this device; why there is none, in words.
+    pub(crate) fn new(device: &mut dyn Device, pool: &'static Pool, case: Case) -> Result<Self, String> {
+        let Case { launch, memory, kind, split_at, burst, patience, .. } = case;
+        let patterns = Patterns::from_list([PATTERN]).unwrap();
+        let work =
+            Work { kind, swap: true, skip: SKIP as u32, split_at, forced_ns: 0, patterns: Some(&patterns) };
+        let worker = Worker::Device { device, launch, blocks: 2, lanes: 64, memory };
+        let setup = Setup { burst, slots: SLOTS, worker, work, patience, pool, hugepages: Hugepages::None };
+        let (front, back) = pipeline(setup).map_err(|error| error.to_string())?;
+        let (cache, gathered) = (pool.cache(), Vec::new());
+        Ok(Self { case, pool, cache, front, back, sent: 0, received: 0, gathered })
+    }
+
+    /// Submits a burst if there is room, and looks at one if it is back. Whether one was.
+    fn turn(&mut self) -> bool {
+        let Self { case, pool, cache, front, back, sent, received, gathered } = self;
+        if *sent < case.bursts * case.burst && front.room(1) > 0 {
+            gathered.extend((*sent..*sent + case.burst).map(|number| case.packet(pool, cache, number)));
+            *sent += case.burst;
+            assert!(front.submit(gathered) && gathered.is_empty());
+        }
+        let Some(done) = back.done() else { return false };
+        let nonzero = done.results[..done.packets.len()].iter().filter(|result| **result != 0).count();
+        assert_eq!(done.hits as usize, nonzero);
+        for (packet, result) in done.packets.drain(..).zip(done.results) {
+            let found: Vec<u8> = pool.segments(&packet).flatten().copied().collect();
+            assert_eq!((found, *result), case.expected(*received), "{case:?}: packet {received}");
+            *received += 1;
+            cache.free(packet);
+        }
+        back.retire();
+        true
+    }
+
+    /// Until all of its packets are back.
+    pub(crate) fn run_to_the_end(&mut self) {
+        let mut moved = Instant::now();
+        while !self.is_done() {
+            if self.turn() {
+                moved = Instant::now();
+            }
+            assert!(moved.elapsed() < Duration::from_secs(10), "nothing has come back for 10 s");
+            std::thread::yield_now();
+        }
+    }
+
+    /// What has failed, if its device has.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.back.failure()
+    }
+
+    fn is_done(&self) -> bool {
+        self.received == self.case.bursts * self.case.burst
+    }
+
+    /// Ends the pipeline; what has failed, if its device has.
+    fn end(self) -> Option<String> {
+        let Self { front, mut back, .. } = self;
+        drop(front);
+        assert!(back.done().is_none() && !back.is_waiting());
+        back.failure().map(str::to_owned)
+    }
+}
+
+/// Runs pipelines side by side until all of their packets are back, and ends one after the other. What has failed of each;
+/// the devices may be closed then, and all packet buffers are free.
+pub(crate) fn run(mut lines: Vec<Line>) -> Vec<Option<String>> {
+    let mut moved = Instant::now();
+    while lines.iter().any(|line| !line.is_done()) {
+        // Not with `any`: each has its turn.
+        let back =
+            lines.iter_mut().filter(|line| !line.is_done()).map(Line::turn).filter(|back| *back).count();
+        if back > 0 {
+            moved = Instant::now();
+        } else {
+            assert!(moved.elapsed() < Duration::from_secs(10), "nothing has come back for 10 s");
+            std::thread::yield_now();
+        }
+    }
+    let pools: Vec<&Pool> = lines.iter().map(|line| line.pool).collect();
+    let failures: Vec<_> = lines.into_iter().map(Line::end).collect();
+    for pool in pools {
+        let mut cache = pool.cache();
+        let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+        assert_eq!(all.len(), pool.chunks(), "packet buffers that are free");
+        cache.free_all(all);
+    }
+    failures
+}
+
+/// One pipeline. What has failed, or why there is none.
+pub(crate) fn run_one(device: &mut dyn Device, case: Case) -> Result<Option<String>, String> {
+    let line = Line::new(device, pool(1, case.burst), case)?;
+    Ok(run(vec![line]).remove(0))
+}
+
+/// Every way in which bursts go to a device, with every memory.
+pub(crate) fn ways() -> impl Iterator<Item = Case> {
+    Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| Case::new(launch, memory)))
+}

@@ -1,0 +1,98 @@
+//! Pipelines whose bursts a CUDA device works on.
+
+use offcore_gpu::device::{Launch, Memory};
+use offcore_gpu::devices;
+use offcore_gpu::layout::Kind;
+
+use crate::packets::{Case, Line, pool, run, run_one, ways};
+use crate::rig::Fake;
+
+const KINDS: [Kind; 4] = [Kind::Nothing, Kind::Crc32c, Kind::Checksum, Kind::Match];
+
+#[test]
+fn every_packet_has_its_result_by_every_launch_memory_and_work() {
+    let _fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    for case in ways() {
+        for kind in KINDS {
+            // Bursts of one packet, of no round number, of more than a block has, and more laps than one.
+            for (burst, bursts) in [(1, 60), (7, 30), (64, 12), (257, 6), (1024, 5)] {
+                let case = Case { kind, burst, bursts, ..case };
+                assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn packets_that_are_split_have_the_results_of_what_is_behind_the_split() {
+    let _fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    for case in ways() {
+        for (split_at, burst) in [(60, 1), (60, 257), (61, 64)] {
+            let case = Case { split_at: Some(split_at), burst, bursts: 9, ..case };
+            assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_burst_is_worked_on() {
+    let _fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    for case in ways() {
+        let case = Case { burst: 4096, bursts: 2, kind: Kind::Checksum, ..case };
+        assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+    }
+}
+
+#[test]
+fn pipelines_of_one_device_share_the_pool_and_do_not_disturb_each_other() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    let pool = pool(6, 64);
+    // Of different lengths, so that some end long before the others.
+    let lines = ways().enumerate().map(|(i, case)| Case { bursts: 5 + 9 * i, kind: KINDS[i % 4], ..case });
+    let lines = lines.map(|case| Line::new(&mut *device, pool, case).unwrap()).collect();
+    let registered = fake.calls("cuMemHostRegister_v2");
+    assert_eq!(registered, 1 + 6, "the pool once, and each ring");
+    assert_eq!(run(lines), vec![None; 6]);
+    drop(device);
+    assert_eq!(fake.live(), "nothing");
+}
+
+#[test]
+fn two_devices_see_the_same_pool() {
+    let fake = Fake::new();
+    fake.set("devices", 2);
+    let mut devices = ["cuda:0", "cuda:1"].map(|name| devices::open(name).unwrap());
+    let pool = pool(4, 64);
+    let mut lines = Vec::new();
+    for memory in Memory::ALL {
+        for device in &mut devices {
+            lines.push(Line::new(&mut **device, pool, Case::new(Launch::Persistent, memory)).unwrap());
+        }
+    }
+    assert_eq!(run(lines), vec![None; 4]);
+    drop(devices);
+    assert_eq!(fake.live(), "nothing");
+}
+
+#[test]
+fn kernels_may_use_the_hosts_addresses_where_the_device_does() {
+    let fake = Fake::new();
+    fake.set("host_pointers", 1);
+    let mut device = devices::open("cuda:0").unwrap();
+    for case in ways() {
+        assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+    }
+}
+
+#[test]
+fn a_profiler_is_told_where_the_run_begins_and_ends() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    device.profile(true).unwrap();
+    device.profile(false).unwrap();
+    assert_eq!((fake.calls("cuProfilerStart"), fake.calls("cuProfilerStop")), (1, 1));
+}
