@@ -10,6 +10,7 @@ use offcore_dma::share::{SharedChannel, Sharing};
 use offcore_dma::{Channel, Device};
 use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
 use offcore_dsa::sim::SimDevice;
+use offcore_gpu::copier::CudaCopier;
 use offcore_mem::Pool;
 use offcore_stats::lcore;
 
@@ -31,7 +32,6 @@ pub struct Engines {
     /// NUMA node of the packet buffers.
     node: Option<usize>,
     /// The packet buffers, which some devices have to be told of.
-    #[cfg(feature = "dpdk")]
     pool: Option<&'static Pool>,
     /// Whether helper threads that have nothing to do nap.
     naps: bool,
@@ -54,13 +54,7 @@ impl Engines {
     /// Devices that have to be told which memory they reach will reach the packet buffers of `pool`.
     #[must_use]
     pub fn with_pool(self, pool: &'static Pool) -> Self {
-        #[cfg(feature = "dpdk")]
-        return Self { pool: Some(pool), ..self };
-        #[cfg(not(feature = "dpdk"))]
-        {
-            let _ = pool;
-            self
-        }
+        Self { pool: Some(pool), ..self }
     }
 
     /// The channels that `name` stands for: `dsa:auto` is every work queue for users, those of the packet buffers' NUMA
@@ -195,8 +189,8 @@ impl Engines {
         if name == "cpu" {
             return Ok(Arc::new(CpuDevice));
         }
-        let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
-                        dmadev:NAME (a DMA device of DPDK)";
+        let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M, cuda:N (GPU N) \
+                        or dmadev:NAME (a DMA device of DPDK)";
         let (kind, which) = name.split_once(':').ok_or_else(|| format!("channel '{name}': {expected}"))?;
         match kind {
             "core" => {
@@ -204,6 +198,15 @@ impl Engines {
                     .parse()
                     .map_err(|_| format!("channel '{name}': '{which}' is no lcore; {expected}"))?;
                 Ok(Arc::new(CoreDevice::start_with(lcore, self.naps).map_err(|error| error.to_string())?))
+            }
+            "cuda" => {
+                let ordinal = which
+                    .parse()
+                    .map_err(|_| format!("channel '{name}': '{which}' is no GPU's number; {expected}"))?;
+                let device = CudaCopier::open(ordinal, self.pool)
+                    .map_err(|error| format!("channel '{name}': {error}"))?;
+                self.notes.push(device.note());
+                Ok(Arc::new(device))
             }
             "dmadev" => self.dmadev(name, which),
             "dsa" => {

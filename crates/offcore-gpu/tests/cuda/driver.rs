@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUresult};
 use offcore_gpu::layout::{Kind, PipelineView, PoolView, QUIT, RingView, SlotHead, TrieView, WorkView};
 
-use crate::rig::{Fake, in_a_process, is_child};
+use crate::processes::in_a_process;
+use crate::rig::{Fake, is_child};
 
 const PTX: &str = concat!(include_str!("../../kernels/kernels.ptx"), "\0");
 const OK: CUresult = CUresult::CUDA_SUCCESS;

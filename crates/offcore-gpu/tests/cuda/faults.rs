@@ -7,7 +7,8 @@ use offcore_gpu::layout::Kind;
 use offcore_gpu::{cuda, devices};
 
 use crate::packets::{Case, Line, pool, run, run_one, ways};
-use crate::rig::{Fake, in_a_process, is_child, start_process};
+use crate::processes::{in_a_process, start_process};
+use crate::rig::{Fake, is_child};
 
 const ILLEGAL_INSTRUCTION: i64 = 715;
 const OUT_OF_MEMORY: i64 = 2;
@@ -99,6 +100,36 @@ fn the_cpu_goes_on_where_a_kernel_hangs() {
     line.run_to_the_end();
     let failure = line.failure().unwrap();
     assert!(failure.contains("has not answered"), "{case:?}: {failure}");
+}
+
+/// A pipeline that ends gives memory back, and a driver has it wait for every kernel. The one that hangs never ends.
+#[test]
+fn a_pipeline_ends_beside_one_whose_kernel_hangs() {
+    const NAME: &str = "faults::a_pipeline_ends_beside_one_whose_kernel_hangs";
+    if !is_child() {
+        let children = Launch::ALL.map(|launch| start_process(NAME, &[("OFFCORE_TEST_WAY", launch.name())]));
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+        }
+        return;
+    }
+    let fake = Fake::new();
+    let launch: Launch = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
+    let mut device = devices::open("cuda:0").unwrap();
+    let pool = pool(2, 64);
+    let hangs = Case { patience: Duration::from_millis(50), ..Case::new(launch, Memory::Host) };
+    let mut hangs = Line::new(&mut *device, pool, hangs).unwrap();
+    let mut works = Line::new(&mut *device, pool, Case::new(Launch::Kernel, Memory::Gpu)).unwrap();
+    fake.set("hang_after", 7);
+    fake.set("hang_count", 1);
+    hangs.run_to_the_end();
+    works.run_to_the_end();
+    assert!(hangs.failure().unwrap().contains("has not answered"), "{launch}");
+    assert_eq!(works.failure(), None, "{launch}");
+    works.end();
+    hangs.end();
 }
 
 #[test]

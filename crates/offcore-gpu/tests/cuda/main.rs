@@ -1,6 +1,8 @@
 //! Devices of CUDA, on a stand-in for the driver's library (`tests/fake_cuda`): what a machine with a GPU does with the
 //! kernels is not tested here. Where no C++ compiler was there, nothing of it can be tested.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 #[cfg(host_kernels)]
 mod driver;
 #[cfg(host_kernels)]
@@ -11,6 +13,8 @@ mod packets;
 mod pipelines;
 #[cfg(host_kernels)]
 mod pitfalls;
+#[cfg(host_kernels)]
+mod processes;
 #[cfg(host_kernels)]
 mod rig;
 

@@ -142,7 +142,7 @@ impl Line {
     }
 
     /// Ends the pipeline; what has failed, if its device has.
-    fn end(self) -> Option<String> {
+    pub(crate) fn end(self) -> Option<String> {
         let Self { front, mut back, .. } = self;
         drop(front);
         assert!(back.done().is_none() && !back.is_waiting());

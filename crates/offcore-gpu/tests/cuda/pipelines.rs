@@ -79,6 +79,32 @@ fn two_devices_see_the_same_pool() {
 }
 
 #[test]
+fn kernels_have_memory_of_the_devices_for_packets_with_memory_gpu_alone() {
+    for case in ways() {
+        let fake = Fake::new();
+        let mut device = devices::open("cuda:0").unwrap();
+        assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+        assert_eq!(fake.calls("staging") > 0, case.memory == Memory::Gpu, "{case:?}");
+    }
+}
+
+/// Whatever a driver lets the CPU map.
+#[test]
+fn a_device_whose_memory_the_cpu_can_map_does_the_same() {
+    let fake = Fake::new();
+    fake.set("dma_buf", 1);
+    let mut device = devices::open("cuda:0").unwrap();
+    for case in ways() {
+        for (burst, bursts) in [(1, 60), (257, 9)] {
+            let case = Case { burst, bursts, ..case };
+            assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+        }
+    }
+    drop(device);
+    assert_eq!(fake.live(), "nothing");
+}
+
+#[test]
 fn kernels_may_use_the_hosts_addresses_where_the_device_does() {
     let fake = Fake::new();
     fake.set("host_pointers", 1);

@@ -1,7 +1,6 @@
-//! The stand-in for the driver's library, one test at a time, and packets whose results are known.
+//! The stand-in for the driver's library, for one test at a time.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_ulonglong};
-use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
@@ -77,22 +76,10 @@ impl Fake {
     }
 }
 
-const CHILD: &str = "OFFCORE_TEST_CHILD";
+/// In the environment of a process that runs one test: `processes`.
+pub(crate) const CHILD: &str = "OFFCORE_TEST_CHILD";
 
 /// Whether this process runs one test, for another process.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
-}
-
-/// Runs a test in a process of its own: for what is decided once in a process, or ends it.
-pub(crate) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> Output {
-    start_process(test, environment).wait_with_output().unwrap()
-}
-
-/// The same, without waiting for it.
-pub(crate) fn start_process(test: &str, environment: &[(&str, &str)]) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, "1").envs(environment.iter().copied());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

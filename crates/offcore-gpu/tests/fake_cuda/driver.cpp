@@ -83,6 +83,8 @@ static int attribute(int which, int device)
 		return (int)settings.capability % 10;
 	case 91: // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 		return settings.host_pointers != 0;
+	case 124: // DMA_BUF_SUPPORTED
+		return settings.dma_buf != 0;
 	case 19: // CAN_MAP_HOST_MEMORY
 	case 31: // CONCURRENT_KERNELS
 	case 41: // UNIFIED_ADDRESSING

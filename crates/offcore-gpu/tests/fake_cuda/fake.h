@@ -119,6 +119,8 @@ struct Range {
 	Context *context;
 	// Whether the other devices' contexts reach it, too.
 	bool portable;
+	// What the device's own memory is a mapping of.
+	int file;
 };
 
 // What goes wrong, and what the machine is.
@@ -131,11 +133,15 @@ struct Settings {
 	long long registrable = 1LL << 40;
 	// 1: a kernel may use the host's addresses of registered memory.
 	long long host_pointers = 0;
+	// 1: the CPU can map memory of the device.
+	long long dma_buf = 0;
 	// 1: modules are refused as invalid PTX.
 	long long refuse_ptx = 0;
 	// So many bursts are begun, then the device is lost or its kernels hang; -1: it never happens.
 	long long lost_after = -1;
 	long long hang_after = -1;
+	// How many of them hang; -1: all.
+	long long hang_count = -1;
 	// The same, with the burst worked on but for its answer.
 	long long lost_before_answer = -1;
 	// What calls return when the device is lost.
@@ -154,7 +160,8 @@ struct State {
 	// Entry points that fail, and how often each has been called.
 	std::map<std::string, int> failing;
 	std::map<std::string, unsigned long long> calls;
-	unsigned long long bursts = 0;
+	// Bursts that kernels have begun with.
+	long long bursts = 0;
 	std::vector<Context *> contexts;
 	std::set<Module *> modules;
 	std::set<Function *> functions;

@@ -45,7 +45,7 @@ struct Block : og::Thread {
 		{
 			Lock lock(all.mutex);
 			const Settings &settings = all.settings;
-			if (settings.lost_before_answer >= 0 && all.bursts > (unsigned long long)settings.lost_before_answer)
+			if (settings.lost_before_answer >= 0 && all.bursts > settings.lost_before_answer)
 				fail(context, (int)settings.lost_error);
 		}
 		if (context.error)
@@ -59,10 +59,11 @@ private:
 		State &all = state();
 		Lock lock(all.mutex);
 		const Settings &settings = all.settings;
-		const unsigned long long before = all.bursts++;
-		if (settings.lost_after >= 0 && before >= (unsigned long long)settings.lost_after)
+		const long long before = all.bursts++;
+		if (settings.lost_after >= 0 && before >= settings.lost_after)
 			fail(context, (int)settings.lost_error);
-		if (settings.hang_after >= 0 && before >= (unsigned long long)settings.hang_after)
+		const long long hung = before - settings.hang_after;
+		if (settings.hang_after >= 0 && hung >= 0 && (settings.hang_count < 0 || hung < settings.hang_count))
 			all.changed.wait(lock, [&] { return context.error != 0; });
 		if (context.error)
 			throw Killed();
@@ -102,8 +103,10 @@ struct Arguments {
 		og_pipeline p = value<og_pipeline>(0);
 		const u64 chunks = (u64)p.pool.chunks << p.pool.chunk_shift;
 		p.pool.base = host("the pool", p.pool.base, chunks);
-		if (p.pool.staging)
+		if (p.pool.staging) {
+			state().calls["staging"]++;
 			p.pool.staging = host("the staging memory", p.pool.staging, chunks);
+		}
 		p.ring.slots = host("the slots", p.ring.slots, (u64)p.ring.count * p.ring.slot_stride);
 		p.ring.answers = host("the answers", p.ring.answers, (u64)p.ring.count * p.ring.answer_stride);
 		if (p.work.kind == OG_MATCH && p.work.trie.states) {

@@ -1,6 +1,7 @@
 // Memory: of the device, and of the host where it has been registered.
 #include <cstring>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -98,11 +99,19 @@ API int cuMemAlloc_v2(u64 *address, size_t len)
 		used += range.context == context ? range.len : 0;
 	if (used + len > (size_t)all.settings.memory)
 		return OUT_OF_MEMORY;
-	void *host = mmap(nullptr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (host == MAP_FAILED)
+	// A file, so that it can be mapped again: see cuMemGetHandleForAddressRange.
+	const int file = memfd_create("fake CUDA memory", MFD_CLOEXEC);
+	if (file < 0)
 		return OUT_OF_MEMORY;
+	void *host = MAP_FAILED;
+	if (ftruncate(file, (off_t)len) == 0)
+		host = mmap(nullptr, len, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (host == MAP_FAILED) {
+		close(file);
+		return OUT_OF_MEMORY;
+	}
 	memset(host, 0xa5, len);
-	all.allocations[(u8 *)host] = Range{(u8 *)host, len, context, false};
+	all.allocations[(u8 *)host] = Range{(u8 *)host, len, context, false, file};
 	*address = address_at(*context, (u8 *)host);
 	return SUCCESS;
 }
@@ -122,6 +131,7 @@ API int cuMemFree_v2(u64 address)
 	}
 	wait_until_idle(lock, *context, "cuMemFree");
 	munmap(host, all.allocations[host].len);
+	close(all.allocations[host].file);
 	all.allocations.erase(host);
 	return error;
 }
@@ -157,7 +167,7 @@ API int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 	if (used + len > (size_t)all.settings.registrable)
 		return OUT_OF_MEMORY;
 	wait_until_idle(lock, *context, "cuMemHostRegister");
-	all.registrations[(u8 *)host] = Range{(u8 *)host, len, context, (flags & 1) != 0};
+	all.registrations[(u8 *)host] = Range{(u8 *)host, len, context, (flags & 1) != 0, -1};
 	return SUCCESS;
 }
 
@@ -265,11 +275,25 @@ API int cuPointerSetAttribute(const void *value, int attribute, u64 address)
 	return SUCCESS;
 }
 
-API int cuMemGetHandleForAddressRange(void *, u64, size_t, int, unsigned long long)
+// A descriptor by which the CPU can map memory of the device: of whole pages of one allocation, and of all of it here.
+API int cuMemGetHandleForAddressRange(void *handle, u64 address, size_t len, int type, unsigned long long)
 {
-	Lock lock(state().mutex);
+	State &all = state();
+	Lock lock(all.mutex);
 	Context *context;
 	if (int refused = enter(lock, "cuMemGetHandleForAddressRange", context))
 		return refused;
-	return NOT_SUPPORTED;
+	if (!all.settings.dma_buf)
+		return NOT_SUPPORTED;
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	u8 *host = argument(lock, *context, "cuMemGetHandleForAddressRange", address, len);
+	auto found = all.allocations.find(host);
+	// 1: DMA_BUF_FD.
+	if (type != 1 || !len || address % page || len % page || found == all.allocations.end())
+		return INVALID_VALUE;
+	const int file = fcntl(found->second.file, F_DUPFD_CLOEXEC, 0);
+	if (file < 0)
+		return OUT_OF_MEMORY;
+	memcpy(handle, &file, sizeof(file));
+	return SUCCESS;
 }
