@@ -12,6 +12,7 @@ use offcore_mem::{HEADROOM, Hugepages, PoolCache};
 use offcore_stats::StageClock;
 
 use super::*;
+use crate::ring::{RingSetup, ring};
 
 const PACKETS: u64 = 20_000;
 /// No packet waits for so long in a test.
@@ -86,14 +87,34 @@ fn send(mut tx: WorkTx, mut side: Side) {
     assert_eq!(tx.counters().packets(), PACKETS);
 }
 
-/// Numbers of the packets that come out, and the counters of the work.
+/// Numbers of the packets that come out, and the counters of the work that are not 0 in an ordinary run: bursts, results,
+/// packets dropped.
 fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
+    let work = Work { kind, swap: true, skip: 14, ..Work::default() };
+    let (numbers, counters, elsewhere) = through_with(worker, burst, work, on_hit, |_| ());
+    assert_eq!((&counters[MARKED..], elsewhere), (&[0; 4][..], vec![]));
+    (numbers, counters[..MARKED].to_vec())
+}
+
+/// Numbers of the packets that come out, all counters of the work, and numbers of the packets that go elsewhere. `see` is
+/// shown every packet.
+fn through_with(
+    worker: Worker<'_>,
+    burst: usize,
+    work: Work<'_>,
+    on_hit: OnHit,
+    see: impl Fn(&Packet),
+) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let patterns = Patterns::from_list(["mark"]).unwrap();
     let swapped = !matches!(worker, Worker::Nobody);
-    let work = Work { kind, swap: true, skip: 14, split_at: None, forced_ns: 0, patterns: Some(&patterns) };
-    let (tx, mut rx) = work_queues(setup(pool, worker, burst, work), queues(&stats, NEVER, on_hit)).unwrap();
+    let work = Work { patterns: Some(&patterns), ..work };
+    let ring_setup =
+        RingSetup { packets: 8192, pool, waits: false, stats: &stats, name: "elsewhere", index: 0 };
+    let (to, mut elsewhere) = ring(ring_setup).unwrap();
+    let queues = QueuesSetup { elsewhere: Some(Stamping::new(to)), ..queues(&stats, NEVER, on_hit) };
+    let (tx, mut rx) = work_queues(setup(pool, worker, burst, work), queues).unwrap();
     let sender = std::thread::spawn(move || send(tx, Side::new(pool)));
     let (mut side, mut numbers) = (Side::new(pool), Vec::new());
     let mut moved = Instant::now();
@@ -109,17 +130,28 @@ fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<
             continue;
         }
         moved = Instant::now();
+        burst.iter().for_each(&see);
         numbers.extend(burst.iter().map(|packet| number(packet, swapped)));
         side.cache.free_all(burst.drain(..));
+    }
+    let mut others = Vec::new();
+    loop {
+        let mut burst = Burst::new();
+        elsewhere.rx(&mut side.ctx(), &mut burst);
+        if burst.is_empty() {
+            break;
+        }
+        others.extend(burst.iter().map(|packet| number(packet, swapped)));
+        side.cache.free_all(burst);
     }
     sender.join().unwrap();
     assert_eq!(rx.counters().packets(), numbers.len() as u64);
     let counters = (0..WORK_COUNTERS.len()).map(|i| rx.work.counter(i).value()).collect();
-    drop((rx, side));
+    drop((rx, elsewhere, side));
     let mut cache = pool.cache();
     let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
     assert_eq!(all.len(), pool.chunks(), "packet buffers were lost");
-    (numbers, counters)
+    (numbers, counters, others)
 }
 
 #[test]
@@ -149,6 +181,85 @@ fn packets_are_dropped_or_chosen_by_their_result() {
     let chosen = through(Worker::Cpu, 100, Kind::Match, OnHit::Only);
     let marked: Vec<u64> = (0..PACKETS).filter(|number| number % 10 == 0).collect();
     assert_eq!(chosen, (marked, vec![200, PACKETS / 10, PACKETS / 10 * 9]));
+}
+
+/// A packet's DSCP; `make` says IPv4 with none.
+fn dscp_of(packet: &Packet) -> u8 {
+    packet.bytes()[14 + 1] >> 2
+}
+
+/// Split or not, by whomever: they come out as one buffer again, with what is done to them by their result.
+#[test]
+fn packets_are_split_marked_and_sent_elsewhere() {
+    let all: Vec<u64> = (0..PACKETS).collect();
+    let (hits, others): (Vec<u64>, Vec<u64>) = all.iter().partition(|number| *number % 10 == 0);
+    for split_at in [None, Some(24)] {
+        let work = Work { kind: Kind::Match, swap: true, skip: 14, split_at, ..Work::default() };
+        let plain = |packet: &Packet| assert!(packet.is_plain());
+        let bursts = PACKETS.div_ceil(257);
+        let steered = bursts_of(bursts, hits.len() as u64, |counts| counts[STEERED] = hits.len() as u64);
+        let found = through_with(Worker::Cpu, 257, work, OnHit::Steer, plain);
+        assert_eq!(found, (others.clone(), steered.clone(), hits.clone()), "{split_at:?}");
+        for (launch, memory) in
+            Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
+        {
+            let Ok(mut device) = HostDevice::new() else { continue };
+            let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32, memory };
+            let found = through_with(worker, 257, work, OnHit::Steer, plain);
+            assert_eq!(
+                found,
+                (others.clone(), steered.clone(), hits.clone()),
+                "{split_at:?} {launch} {memory}"
+            );
+        }
+    }
+}
+
+/// The counters of so many bursts and results.
+fn bursts_of(bursts: u64, hits: u64, more: impl FnOnce(&mut [u64])) -> Vec<u64> {
+    let mut counters = vec![0; WORK_COUNTERS.len()];
+    (counters[BURSTS], counters[HITS]) = (bursts, hits);
+    more(&mut counters);
+    counters
+}
+
+#[test]
+fn only_ip_packets_are_marked() {
+    let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let patterns = Patterns::from_list(["mark"]).unwrap();
+    for split_at in [None, Some(60)] {
+        let mut side = Side::new(pool);
+        let work =
+            Work { kind: Kind::Match, split_at, skip: 14, patterns: Some(&patterns), ..Work::default() };
+        let name = if split_at.is_some() { "split" } else { "whole" };
+        let queues = QueuesSetup { name, ..queues(&stats, Duration::ZERO, OnHit::Mark(46)) };
+        let (mut tx, mut rx) = work_queues(setup(pool, Worker::Cpu, 64, work), queues).unwrap();
+        let mut burst = Burst::new();
+        // IPv4 that matches, IPv4 that does not, and what is no IP and matches.
+        for (ethertype, payload) in [(0x0800u16, &b"mark"[..]), (0x0800, b"mask"), (0x0806, b"mark")] {
+            let mut packet = side.cache.take_sized(HEADROOM, 200).unwrap();
+            let bytes = packet.bytes_mut();
+            bytes.fill(0);
+            bytes[12..14].copy_from_slice(&ethertype.to_be_bytes());
+            bytes[14] = 0x45;
+            bytes[100..104].copy_from_slice(payload);
+            burst.push(packet);
+        }
+        tx.tx(&mut side.ctx(), &mut burst);
+        tx.poll(&mut side.ctx());
+        rx.rx(&mut side.ctx(), &mut burst);
+        assert_eq!(burst.iter().map(dscp_of).collect::<Vec<_>>(), [46, 0, 0], "{name}");
+        let counted = [BURSTS, HITS, MARKED].map(|which| rx.work.counter(which).value());
+        assert_eq!(counted, [1, 2, 1], "{name}");
+        // What cannot be sent waits, and comes first.
+        rx.take_back(&mut burst);
+        assert!(burst.is_empty());
+        rx.rx(&mut side.ctx(), &mut burst);
+        assert_eq!((burst.len(), rx.counters().packets()), (3, 3));
+        side.cache.free_all(burst);
+        assert!(tx.stop(&mut side.ctx()));
+    }
 }
 
 #[test]
