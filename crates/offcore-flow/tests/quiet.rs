@@ -13,6 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::{FEATURES, Guest};
 use offcore_dma::core::CoreDevice;
@@ -20,10 +21,16 @@ use offcore_dma::{Device, Mode, Mover};
 use offcore_flow::copy::{CopyRx, CopySetup};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
+use offcore_flow::pipeline::{OnHit, QueuesSetup, work_queues};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
-use offcore_mem::{Hugepages, Pool};
+use offcore_gpu::device::{Launch, Memory};
+use offcore_gpu::host::HostDevice;
+use offcore_gpu::layout::Kind;
+use offcore_gpu::patterns::Patterns;
+use offcore_gpu::pipeline;
+use offcore_mem::{Burst, HEADROOM, Hugepages, Pool};
 use offcore_port::vhost::{rx_over, tx_over};
-use offcore_port::{RxCounters, TxCounters};
+use offcore_port::{Context, RxCounters, RxQueue, TxCounters, TxQueue};
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::StageClock;
@@ -184,6 +191,61 @@ fn child(offload: bool, copied: bool) -> ! {
     exit(if ALLOCATIONS.with(Cell::get) == before { 0 } else { ALLOCATED });
 }
 
+/// Moves packets through a pipeline behind the filter, split as they come in, worked on by the core, or by threads that run
+/// beside the filter.
+fn piped(by_device: bool) -> ! {
+    let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let mut device = HostDevice::new();
+    let worker = match &mut device {
+        Ok(device) if by_device => {
+            let (launch, memory) = (Launch::Persistent, Memory::Gpu);
+            pipeline::Worker::Device { device, launch, blocks: 1, lanes: 32, memory }
+        }
+        _ => pipeline::Worker::Cpu,
+    };
+    let patterns = Patterns::from_list(["pattern"]).unwrap();
+    let (patterns, split_at) = (Some(&patterns), Some(60));
+    let setup = pipeline::Setup {
+        burst: 100,
+        slots: 8,
+        worker,
+        work: pipeline::Work { kind: Kind::Match, swap: true, split_at, patterns, ..Default::default() },
+        patience: Duration::from_secs(3600),
+        pool,
+        hugepages: Hugepages::None,
+    };
+    let (burst_timeout, on_hit) = (Duration::from_micros(10), OnHit::Mark(46));
+    let queues =
+        QueuesSetup { burst_timeout, on_hit, elsewhere: None, stats: &stats, name: "pipeline0", index: 0 };
+    let (mut tx, mut rx) = work_queues(setup, queues).unwrap();
+    let (mut mover, mut cache, mut clock) = (Mover::new(), pool.cache(), StageClock::private());
+    let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };
+    // What is set up at first use is set up.
+    let _ = offcore_stats::tsc::hz();
+    forbid_system_calls();
+    let before = ALLOCATIONS.with(Cell::get);
+    let (mut rounds, mut received) = (0u64, 0);
+    let (mut burst, mut done) = (Burst::new(), Burst::new());
+    while received < 100_000 && rounds < 1 << 32 {
+        rounds += 1;
+        while burst.len() < 32 {
+            let Some(mut packet) = ctx.cache.take_sized(HEADROOM, 60 + rounds as usize % 300) else { break };
+            packet.bytes_mut().fill(rounds as u8);
+            burst.push(packet);
+        }
+        tx.tx(&mut ctx, &mut burst);
+        tx.poll(&mut ctx);
+        rx.rx(&mut ctx, &mut done);
+        received += done.len();
+        ctx.cache.free_all(done.drain(..));
+    }
+    if received < 100_000 {
+        exit(LOST);
+    }
+    exit(if ALLOCATIONS.with(Cell::get) == before { 0 } else { ALLOCATED });
+}
+
 /// Allocations of a worker that sleeps so many times and ends.
 fn allocations(sleeps: u64) -> u64 {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
@@ -241,6 +303,9 @@ fn sleeping_allocates_nothing() {
 
 fn run_child(test: &str, mode: &str) {
     if std::env::var(CHILD).is_ok_and(|wanted| wanted == mode) {
+        if mode.contains("piped") {
+            piped(mode.contains("device"));
+        }
         child(mode.contains("offload"), mode.contains("copied"));
     }
     let binary = std::env::current_exe().unwrap();
@@ -269,4 +334,15 @@ fn a_burst_given_on_as_copies_by_the_core_is_quiet() {
 #[test]
 fn a_burst_given_on_as_copies_by_an_engine_is_quiet() {
     run_child("a_burst_given_on_as_copies_by_an_engine_is_quiet", "copied-offload");
+}
+
+#[test]
+fn a_burst_worked_on_by_the_core_is_quiet() {
+    run_child("a_burst_worked_on_by_the_core_is_quiet", "piped");
+}
+
+/// Where there is no stand-in for a device, the core works here, too.
+#[test]
+fn a_burst_worked_on_by_a_device_is_quiet() {
+    run_child("a_burst_worked_on_by_a_device_is_quiet", "piped-device");
 }
