@@ -21,7 +21,8 @@ fn refusal() -> String {
 #[test]
 fn the_cpu_goes_on_where_a_device_is_lost() {
     let fake = Fake::new();
-    for case in ways() {
+    for (case, mapped) in ways().flat_map(|case| [(case, 0), (case, 1)]) {
+        fake.set("dma_buf", mapped);
         // Before it has worked on a burst, and when it has worked on all of its packets but has not said so.
         for fault in ["lost_after", "lost_before_answer"] {
             for (burst, at) in [(1, 5), (64, 5), (300, 0), (64, 19)] {
@@ -82,8 +83,11 @@ fn the_cpu_goes_on_where_launches_are_refused() {
 fn the_cpu_goes_on_where_a_kernel_hangs() {
     const NAME: &str = "faults::the_cpu_goes_on_where_a_kernel_hangs";
     if !is_child() {
-        let start = |way: usize| start_process(NAME, &[("OFFCORE_TEST_WAY", &way.to_string())]);
-        let children: Vec<_> = (0..ways().count()).map(start).collect();
+        let start = |(way, mapped): (usize, &'static str)| {
+            start_process(NAME, &[("OFFCORE_TEST_WAY", &way.to_string()), ("OFFCORE_FAKE_DMA_BUF", mapped)])
+        };
+        let ways = (0..ways().count()).flat_map(|way| [(way, "0"), (way, "1")]);
+        let children: Vec<_> = ways.map(start).collect();
         for child in children {
             let output = child.wait_with_output().unwrap();
             let said = [output.stdout, output.stderr].concat();

@@ -1,5 +1,7 @@
 //! Pipelines whose bursts a CUDA device works on.
 
+use offcore_dma::Device;
+use offcore_gpu::copier::CudaCopier;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::Kind;
@@ -88,18 +90,49 @@ fn kernels_have_memory_of_the_devices_for_packets_with_memory_gpu_alone() {
     }
 }
 
-/// Whatever a driver lets the CPU map.
 #[test]
-fn a_device_whose_memory_the_cpu_can_map_does_the_same() {
+fn bursts_go_to_memory_of_the_devices_where_the_cpu_can_map_it() {
     let fake = Fake::new();
-    fake.set("dma_buf", 1);
-    let mut device = devices::open("cuda:0").unwrap();
-    for case in ways() {
-        for (burst, bursts) in [(1, 60), (257, 9)] {
-            let case = Case { burst, bursts, ..case };
-            assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+    for (exported, mapped) in [(1, true), (0, false)] {
+        fake.set("dma_buf", exported);
+        let mut device = devices::open("cuda:0").unwrap();
+        for case in ways() {
+            for (burst, bursts) in [(1, 60), (257, 9)] {
+                let case = Case { burst, bursts, ..case };
+                assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
+            }
         }
+        for note in device.notes() {
+            assert_eq!(note.contains("bursts in GPU memory"), mapped, "{note}");
+            assert_eq!(note.contains("bursts in pinned host memory"), !mapped, "{note}");
+        }
+        drop(device);
+        assert_eq!(fake.live(), "nothing");
     }
+    // A driver that says that it could, and does not.
+    fake.set("dma_buf", 1);
+    fake.set("cuMemGetHandleForAddressRange", 801);
+    let mut device = devices::open("cuda:0").unwrap();
+    assert_eq!(run_one(&mut *device, Case::new(Launch::Persistent, Memory::Host)), Ok(None));
+    let notes = device.notes().join("\n");
+    assert!(notes.contains("pinned host memory (cuMemGetHandleForAddressRange"), "{notes}");
+}
+
+/// Registered memory is let go of when no kernel waits: a driver would have the caller wait for it.
+#[test]
+fn an_engine_that_is_closed_beside_a_waiting_kernel_waits_for_nothing() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    let pools = [pool(1, 64), pool(1, 64)];
+    let engine = CudaCopier::open(0, Some(pools[1])).unwrap();
+    let channel = engine.open_channel(64).unwrap();
+    let mut line = Line::new(&mut *device, pools[0], Case::new(Launch::Persistent, Memory::Host)).unwrap();
+    line.run_to_the_end();
+    drop(channel);
+    drop(engine);
+    let refused = CudaCopier::open(0, Some(pools[1])).unwrap_err().to_string();
+    assert!(refused.contains("cuda:0") && refused.contains("wait for bursts"), "{refused}");
+    assert_eq!(line.end(), None);
     drop(device);
     assert_eq!(fake.live(), "nothing");
 }
