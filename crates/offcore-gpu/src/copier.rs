@@ -4,8 +4,9 @@
 //! packet buffers. Copies from and to other memory, such as a guest's, never get to the driver: the channel reports them as
 //! page faults, and the core makes them.
 //!
-//! CUDA's documentation says that a copy from host memory to host memory is made before the call returns. A driver that
-//! does so makes the copies of this engine on the calling lcore; what it really does, only a measurement tells.
+//! A copy is two of the driver's, to memory of the device and back: one from host memory to host memory is made, as CUDA's
+//! documentation says, before the call returns, by the caller's lcore. Calls take microseconds of the lcore, whatever the
+//! length: what that is worth, `--mode auto` finds out.
 
 mod channel;
 mod event;
@@ -21,6 +22,10 @@ use crate::cuda::memory::Registration;
 use crate::device::DeviceError;
 
 pub use channel::CudaChannel;
+
+/// Why nothing can be opened.
+const WAITING: &str = "kernels of this process wait for bursts, and nothing can be registered or allocated meanwhile: open \
+                       engines before the first burst is submitted";
 
 /// A CUDA device that copies.
 #[derive(Debug)]
@@ -69,10 +74,7 @@ impl CudaCopier {
         let gpu = Gpu::open(ordinal).map_err(refused)?;
         let yard = yard();
         if !yard.is_quiet() {
-            let reason = "kernels of this process wait for bursts, and nothing can be registered meanwhile: open engines \
-                          before the first burst is submitted"
-                .into();
-            return Err(refused(reason));
+            return Err(refused(WAITING.into()));
         }
         let register = |&(base, len): &(*mut u8, usize)| {
             // SAFETY: the caller's promise.
@@ -98,6 +100,10 @@ impl Device for CudaCopier {
     }
 
     fn open_channel(&self, ring_size: usize) -> Result<Box<dyn Channel>, EngineError> {
+        let yard = yard();
+        if !yard.is_quiet() {
+            return Err(EngineError::Thread { device: self.name.clone(), reason: WAITING.into() });
+        }
         Ok(Box::new(CudaChannel::open(&self.name, &self.inner, ring_size)?))
     }
 }

@@ -6,8 +6,9 @@
 //!    | reported      |  is behind   |                |                 |
 //! ```
 //! A stream makes copies in the order in which they were given to it, so an event behind a burst says of all before it that
-//! they are made. Operations that do not go to the stream (of no bytes, or in memory that the device does not reach) take a
-//! place in the ring all the same, and are finished when all before them are.
+//! they are made, and memory of the device that a copy has gone through may be the next one's at once. Operations that do
+//! not go to the stream (of no bytes, of too many, or in memory that the device does not reach) take a place in the ring all
+//! the same, and are finished when all before them are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,11 +23,17 @@ use offcore_dma::channel::{
 use super::Inner;
 use super::event::Event;
 use crate::cuda::driver::{CudaError, Stream, call};
+use crate::cuda::gpu::yard;
+use crate::cuda::memory::Allocation;
 
 /// The largest ring.
 const MAX_RING: usize = 1 << 14;
 /// Events of a channel, at most: bursts that are marked at the same time. More bursts have one in common.
 const EVENTS: usize = 64;
+/// Bytes of the device's memory that copies go through.
+const THROUGH: usize = 2 << 20;
+/// Where a copy begins there.
+const ALIGN: usize = 256;
 /// How long a channel that is dropped waits for its stream.
 const LAST_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -58,6 +65,9 @@ pub struct CudaChannel {
     stopped: bool,
     resetting: bool,
     stats: ChannelStats,
+    /// Memory of the device, and where the next copy goes through it.
+    through: Option<Allocation>,
+    next: usize,
     stream: Stream,
     device: Arc<Inner>,
 }
@@ -66,6 +76,7 @@ pub struct CudaChannel {
 unsafe impl Send for CudaChannel {}
 
 impl CudaChannel {
+    /// Whoever calls this has the yard, which is quiet.
     pub(super) fn open(name: &str, device: &Arc<Inner>, ring_size: usize) -> Result<Self, EngineError> {
         if !ring_size.is_power_of_two() || ring_size > MAX_RING {
             let device = name.to_owned();
@@ -77,16 +88,16 @@ impl CudaChannel {
             let spare = (0..events).map(|_| Event::new(device.context())).collect::<Result<Vec<_>, _>>()?;
             Ok((stream, spare))
         };
-        let (stream, spare) = made().map_err(|error| {
-            let reason = format!("a stream for a channel: {error}: see nvidia-smi and dmesg");
-            EngineError::Thread { device: name.into(), reason }
-        })?;
+        let refused = |reason| EngineError::Thread { device: name.into(), reason };
+        let (stream, spare) = made()
+            .map_err(|error| refused(format!("a stream for a channel: {error}: see nvidia-smi and dmesg")))?;
+        let through = Allocation::new(device.context(), "a channel", THROUGH).map_err(refused)?;
         let nothing = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         Ok(Self {
             info: ChannelInfo {
                 name: name.into(),
                 ring_size,
-                max_len: u32::MAX,
+                max_len: THROUGH as u32,
                 capabilities: Capabilities::default(),
             },
             entries: vec![(nothing, State::Known(None)); ring_size].into(),
@@ -100,6 +111,8 @@ impl CudaChannel {
             stopped: false,
             resetting: false,
             stats: ChannelStats::default(),
+            through: Some(through),
+            next: 0,
             stream,
             device: Arc::clone(device),
         })
@@ -122,11 +135,21 @@ impl CudaChannel {
         }
         let from = self.device.address(copy.src.addr(), copy.len);
         let to = self.device.address(copy.dst.addr(), copy.len);
-        let outcome = match (from, to) {
-            (Some(from), Some(to)) => {
+        let outcome = match (from, to, &self.through) {
+            (Some(from), Some(to), Some(through)) => {
+                let len = copy.len as usize;
+                if self.next + len > THROUGH {
+                    self.next = 0;
+                }
+                let at = through.at::<u8>().addr() + self.next;
+                self.next += len.next_multiple_of(ALIGN);
                 // SAFETY: the context is current. Both ranges are registered, and whoever submitted the copy promises that
-                // they stay and are nobody else's until its token is back.
-                let given = unsafe { call!(cuMemcpyAsync(to, from, copy.len as usize, self.stream.raw())) };
+                // they stay and are nobody else's until its token is back. `len` is at most the device's memory between
+                // them, where copies before this one are done with it when the stream comes to this one.
+                let given = unsafe {
+                    call!(cuMemcpyAsync(at as u64, from, len, self.stream.raw()))
+                        .and_then(|()| call!(cuMemcpyAsync(to, at as u64, len, self.stream.raw())))
+                };
                 if given.is_ok() {
                     return;
                 }
@@ -224,7 +247,11 @@ impl Channel for CudaChannel {
     unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
         let ops = &ops[..ops.len().min(self.room())];
         for op in ops {
-            let state = if op.len == 0 { State::Known(None) } else { State::Given };
+            let state = match op.len as usize {
+                0 => State::Known(None),
+                1..=THROUGH => State::Given,
+                _ => State::Known(Some(Failure::Refused)),
+            };
             let written = self.written;
             *self.slot(written) = (*op, state);
             self.written += 1;
@@ -338,11 +365,13 @@ impl Drop for CudaChannel {
         while self.reset() == Reset::Pending {
             if began.elapsed() > LAST_PATIENCE {
                 tracing::error!("{}: copies were not answered, the stream is left alone", self.info.name);
-                // The memory stays registered as long as they may touch it.
-                std::mem::forget(Arc::clone(&self.device));
+                // What they may touch stays registered and allocated.
+                std::mem::forget((Arc::clone(&self.device), self.through.take()));
                 return;
             }
             std::thread::yield_now();
         }
+        // Freeing it may wait for kernels that wait for bursts.
+        yard().drop_when_quiet(Box::new(self.through.take()));
     }
 }

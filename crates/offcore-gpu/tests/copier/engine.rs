@@ -20,9 +20,12 @@ fn run(name: &str) {
     let fake = Fake::new();
     let (_, check) = CHECKS.iter().find(|(n, _)| *n == name).unwrap();
     let device = engine();
+    // So that copies are under way when a channel is reset or dropped.
+    fake.set("copy_us", if name.starts_with("after_") { 50 } else { 0 });
     check(&|size| device.open_channel(size).unwrap(), &mut || ());
     // It does not fill.
     assert_eq!(fake.calls("cuMemcpyAsync") == 0, name.contains("fills"), "copies by the device");
+    assert_eq!(fake.calls("host to host"), 0, "copies by the caller");
     drop(device);
     assert_eq!(fake.live(), "nothing");
 }
@@ -114,7 +117,7 @@ fn copies_in_memory_that_the_device_does_not_reach_fail_in_their_turn() {
     let (succeeded, failed) = drain(&mut *channel);
     assert_eq!(succeeded, [0, 2, 4]);
     assert_eq!(failed, [1, 3, 5, 6].map(|token| (token, Failure::PageFault)));
-    assert_eq!(fake.calls("cuMemcpyAsync"), 2, "the driver is not asked for what it does not reach");
+    assert_eq!(fake.calls("cuMemcpyAsync"), 2 * 2, "the driver is not asked for what it does not reach");
     let stats = channel.stats();
     assert_eq!((stats.submitted, stats.completed, stats.failed, stats.bytes), (7, 3, 4, 128));
     // SAFETY: nothing is in flight.
@@ -211,6 +214,10 @@ fn numbers_and_devices_that_cannot_be_are_refused() {
     let refused = device.open_channel(16).unwrap_err().to_string();
     assert!(refused.contains("cuda:0") && refused.contains("cuEventCreate"), "{refused}");
     fake.set("cuEventCreate", 0);
+    fake.set("memory", 1 << 20);
+    let refused = device.open_channel(16).unwrap_err().to_string();
+    assert!(refused.contains("cuda:0") && refused.contains("2 MiB"), "{refused}");
+    fake.set("memory", 1 << 30);
     let refused = CudaCopier::open(3, None).unwrap_err().to_string();
     assert!(refused.contains("cuda:3") && refused.contains("expected cuda:0"), "{refused}");
     drop(device);

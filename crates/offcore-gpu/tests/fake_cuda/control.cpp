@@ -50,6 +50,7 @@ static long long *number(Settings &settings, const std::string &name)
 		{"hang_after", &settings.hang_after},
 		{"hang_count", &settings.hang_count},
 		{"lost_before_answer", &settings.lost_before_answer},
+		{"copy_us", &settings.copy_us},
 		{"lost_error", &settings.lost_error},
 		{"patience", &settings.patience},
 	};

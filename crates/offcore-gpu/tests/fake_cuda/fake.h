@@ -144,6 +144,8 @@ struct Settings {
 	long long hang_count = -1;
 	// The same, with the burst worked on but for its answer.
 	long long lost_before_answer = -1;
+	// Microseconds that a copy takes.
+	long long copy_us = 0;
 	// What calls return when the device is lost.
 	long long lost_error = LAUNCH_FAILED;
 	// Seconds that a call waits for kernels before it ends the process.
@@ -188,6 +190,9 @@ int enter_to_free(const Lock &, const char *name, Context *&context, int &error)
 
 // Waits until the device has nothing to do, for a call that a driver answers only then.
 void wait_until_idle(Lock &, Context &, const char *call);
+
+// The same for one stream.
+void wait_for(Lock &, const Stream &, const char *call);
 
 // Queues work on a stream; null is the null stream, on which it is done before this returns.
 void queue(Lock &, Context &, Stream *, std::function<void()>);

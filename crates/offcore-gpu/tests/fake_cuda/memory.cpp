@@ -1,4 +1,5 @@
 // Memory: of the device, and of the host where it has been registered.
+#include <chrono>
 #include <cstring>
 
 #include <fcntl.h>
@@ -232,9 +233,22 @@ API int cuMemcpyAsync(u64 to, u64 from, size_t len, Stream *stream)
 	u8 *host_from = argument(lock, *context, "cuMemcpyAsync", from, len);
 	if (!host_to || !host_from)
 		return INVALID_VALUE;
-	if (stream && !state().streams.count(stream))
+	State &all = state();
+	if (stream && !all.streams.count(stream))
 		return INVALID_HANDLE;
-	queue(lock, *context, stream, [=] { memcpy(host_to, host_from, len); });
+	const bool of_host = within(all.registrations, host_to, len) && within(all.registrations, host_from, len);
+	const long long takes = all.settings.copy_us;
+	queue(lock, *context, stream, [=] {
+		if (takes)
+			std::this_thread::sleep_for(std::chrono::microseconds(takes));
+		memcpy(host_to, host_from, len);
+	});
+	// From host memory to host memory a copy is made before the call is over.
+	if (of_host) {
+		all.calls["host to host"]++;
+		if (stream)
+			wait_for(lock, *stream, "cuMemcpyAsync of host memory");
+	}
 	return SUCCESS;
 }
 

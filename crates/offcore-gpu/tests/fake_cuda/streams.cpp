@@ -27,8 +27,7 @@ static void serve(Stream *stream)
 	}
 }
 
-// Waits for one stream, as a driver does without end.
-static void wait_for(Lock &lock, const Stream &stream, const char *call)
+void wait_for(Lock &lock, const Stream &stream, const char *call)
 {
 	State &all = state();
 	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.patience);
