@@ -244,13 +244,15 @@ impl Watch<'_> {
 struct Measuring {
     reporter: Reporter,
     measured: Measured,
+    /// When nothing had been received yet.
+    waiting: Instant,
     /// When the warm-up was over: packets and bytes received until then.
     begun: Option<(Instant, u64, u64)>,
 }
 
 impl Measuring {
     fn new(reporter: Reporter, measured: Measured) -> Self {
-        Self { reporter, measured, begun: None }
+        Self { reporter, measured, waiting: Instant::now(), begun: None }
     }
 
     /// What was measured, if enough has been received.
@@ -260,12 +262,16 @@ impl Measuring {
             report.queues.iter().filter(|queue| queue.half == "rx" && queue.port.starts_with("port"));
         let (packets, bytes) =
             received.fold((0, 0), |(packets, bytes), queue| (packets + queue.packets, bytes + queue.bytes));
-        let Some((since, packets_before, bytes_before)) = self.begun else {
-            if packets >= self.measured.warm_up {
-                self.begun = Some((now, packets, bytes));
+        if self.begun.is_none() {
+            match self.measured.warm_up {
+                // Without a warm-up all packets count, from when the first may have come.
+                0 if packets > 0 => self.begun = Some((self.waiting, 0, 0)),
+                0 => self.waiting = now,
+                warm_up if packets >= warm_up => self.begun = Some((now, packets, bytes)),
+                _ => {}
             }
-            return Ok(None);
-        };
+        }
+        let Some((since, packets_before, bytes_before)) = self.begun else { return Ok(None) };
         let (packets, bytes) = (packets - packets_before, bytes - bytes_before);
         if packets < self.measured.packets {
             return Ok(None);
