@@ -12,7 +12,18 @@ pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
     if name == "host" {
         return Ok(Box::new(HostDevice::new()?));
     }
-    Ok(Box::new(CudaDevice::open(ordinal(name)?)?))
+    Ok(Box::new(CudaDevice::open(ordinal(name)?).map_err(with_stand_in)?))
+}
+
+/// The error, with what there is instead of a GPU.
+fn with_stand_in(error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Absent { device, reason } => {
+            let reason = format!("{reason}; or name --device host, threads that stand in for a GPU");
+            DeviceError::Absent { device, reason }
+        }
+        other => other,
+    }
 }
 
 /// The name of the device that is used where none is named: the first GPU.
