@@ -29,6 +29,7 @@ pub mod require;
 mod testpmd_tests;
 #[cfg(test)]
 mod veth_tests;
+pub mod wire;
 
 /// Network namespaces.
 pub use offcore_bench::peer::netns;
@@ -43,3 +44,4 @@ pub use offcore::Offcore;
 pub use require::{Need, exclusive, require};
 pub use tempdir::TempDir;
 pub use testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig, VirtioUser};
+pub use wire::Wire;

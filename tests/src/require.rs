@@ -6,6 +6,8 @@ use std::path::Path;
 
 use offcore_bench::peer::machine::{find_program, free_hugepage_mib};
 
+use crate::offcore::Offcore;
+
 /// Something that a test needs and a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,6 +34,8 @@ pub enum Need {
     Hugepages(u32),
     /// At least this many cores to run on.
     Cores(usize),
+    /// An `offcore` binary with `--device host`: built with a C++ compiler.
+    HostDevice,
 }
 
 /// Checks that everything a test needs is there. Where something is missing the test returns at once:
@@ -78,6 +82,8 @@ impl Need {
                 let here = std::thread::available_parallelism().map_or(1, usize::from);
                 (here < cores).then(|| format!("{here} cores to run on, {cores} needed"))
             }
+            Self::HostDevice => (!has_host_device())
+                .then(|| "offcore without --device host: apt-get install g++, and build it again".to_owned()),
         }
     }
 }
@@ -93,6 +99,13 @@ const GUEST_PROGRAMS: [(&str, &str); 8] = [
     ("dpkg-deb", "dpkg"),
     ("taskset", "util-linux"),
 ];
+
+/// What `offcore gpu doctor` says. That there is no binary at all is for the test to say.
+fn has_host_device() -> bool {
+    let Ok(doctor) = Offcore::run(&["gpu", "doctor", "--all", "--format", "json"]) else { return true };
+    let mut findings = doctor.lines.iter().filter_map(|line| line.json.as_ref());
+    findings.any(|finding| finding["check"] == "host-device" && finding["verdict"] == "ok")
+}
 
 fn program(name: &str, package: &str) -> Option<String> {
     find_program(name).is_none().then(|| format!("no {name}: apt-get install {package}"))

@@ -124,7 +124,7 @@ fn a_million_packets_come_back_from_a_device_that_fails() {
 }
 
 /// A capture of frames of many lengths, written as libpcap does.
-fn write_capture(path: &Path, frames: &[Vec<u8>]) {
+pub(crate) fn write_capture(path: &Path, frames: &[Vec<u8>]) {
     let mut file: Vec<u8> = Vec::new();
     file.extend(0xa1b2_c3d4u32.to_le_bytes());
     file.extend(2u16.to_le_bytes());
@@ -142,7 +142,8 @@ fn write_capture(path: &Path, frames: &[Vec<u8>]) {
     std::fs::write(path, file).unwrap();
 }
 
-fn read_capture(path: &Path) -> Vec<Vec<u8>> {
+/// The frames of a capture.
+pub(crate) fn read_capture(path: &Path) -> Vec<Vec<u8>> {
     let file = std::fs::read(path).unwrap();
     let mut rest = &file[24..];
     let mut frames = Vec::new();

@@ -9,6 +9,7 @@ mod af_xdp;
 mod copy;
 mod dpdk;
 mod dsa;
+mod gpu;
 mod guest;
 mod hostile;
 mod jumbo;

@@ -7,7 +7,7 @@
 //! program is attached to it, or with `ethtool -K INTERFACE gro on`.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
 use offcore_wire::template::UDP_HEADERS_LEN;
@@ -238,6 +238,13 @@ unsafe fn bpf<T>(command: libc::c_int, attribute: &mut T) -> io::Result<libc::c_
 #[derive(Debug)]
 pub struct FrameSink {
     socket: OwnedFd,
+}
+
+/// Frames may be sent by it, too.
+impl AsFd for FrameSink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl FrameSink {

@@ -1,0 +1,284 @@
+//! `offcore gpu`, on threads that stand in for a GPU, between veth pairs: every frame that goes in comes out once, in
+//! order, its addresses swapped where anybody works and the rest as it was, whoever that is and however it is gathered.
+
+mod refused;
+mod traffic;
+mod works;
+
+use std::time::{Duration, Instant};
+
+use peers::offcore::Signal;
+use peers::{Need, Offcore, TempDir, Wire, exclusive, require};
+use serde_json::Value;
+
+use crate::copy::{read_capture, write_capture};
+use crate::switch::{self, Report, full, wait_for_status};
+use traffic::{Network, Stream, exchange, receive};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Cores(2), Need::HostDevice];
+const WORKLOADS: [&str; 5] = ["none", "cpu", "kernel", "persistent", "graph"];
+/// Those of a device.
+const LAUNCHES: [&str; 3] = ["kernel", "persistent", "graph"];
+const BURSTS: [u32; 5] = [1, 7, 64, 257, 1024];
+
+/// The flags of a device, where one works. It has time: the machine may be busy.
+fn device(how: &str) -> impl Iterator<Item = &str> {
+    let by_device = LAUNCHES.iter().any(|launch| how.contains(launch));
+    let flags = if by_device { "--device host --patience 10000" } else { "" };
+    flags.split_whitespace()
+}
+
+/// Starts `offcore gpu` in the namespace and waits until its ports can send.
+fn start(network: &Network, ports: &[&str], how: &str) -> Offcore {
+    let mut args = vec!["gpu"];
+    args.extend(ports.iter().flat_map(|port| ["--port", port]));
+    args.extend("--mbufs 16384 --stats-interval 0.1 --format json".split(' '));
+    args.extend(device(how).chain(how.split_whitespace()));
+    let mut offcore = Offcore::start_in(&network.here, &args).unwrap();
+    (0..ports.len()).for_each(|port| wait_for_status(&mut offcore, port, "is up"));
+    offcore
+}
+
+/// Two ports, each of whose frames leave by the other. There is room for all that are on their way at a time.
+const PAIRED: [&str; 2] = ["af_packet:p0,slots=4096", "af_packet:p1,slots=4096"];
+const PAIR: &str = "--port-topology paired";
+
+/// From each of two wires to the other. Where nobody works, addresses stay where they are.
+fn both_ways(how: &str) -> [Stream; 2] {
+    [(0, 0, 1), (1, 1, 0)]
+        .map(|(number, from, to)| Stream::new(number, from, to).that_swaps(!how.contains("-w none")))
+}
+
+/// Stops it: nothing went wrong, as many packets went in and out at each port as the streams have, and nothing is left on
+/// the wires.
+fn stop(offcore: Offcore, wires: &mut [Wire], streams: &mut [Stream], ports: usize) -> Report {
+    let report = switch::stop(offcore);
+    report.assert_only_drops(&[]);
+    for work in report.0["work"].as_array().unwrap() {
+        assert_eq!((&work["failed"], &work["quarantined"]), (&false.into(), &0.into()), "{report}");
+    }
+    let all: u64 = streams.iter().map(|stream| u64::from(stream.received)).sum();
+    for half in ["rx", "tx"] {
+        let counted: u64 = (0..ports).map(|port| report.packets(port, half)).sum();
+        assert_eq!(counted, all, "{half}: {report}");
+    }
+    assert_eq!(receive(wires, streams), 0, "more frames came than were sent");
+    report
+}
+
+/// A sum over the work of all pipelines.
+fn work(report: &Report, name: &str) -> u64 {
+    let pipelines = report.0["work"].as_array().unwrap_or_else(|| panic!("no work in {report}"));
+    pipelines.iter().map(|work: &Value| work[name].as_u64().unwrap()).sum()
+}
+
+/// So many frames on their way at a time that bursts get full, as far as the ring has room for them.
+fn window(burst: u32) -> u32 {
+    (burst * 3 / 2).max(48)
+}
+
+/// Frames of each stream.
+fn packets() -> u32 {
+    if full() { 50_000 } else { 1500 }
+}
+
+/// Microseconds that a packet waits for others of its burst.
+const BURST_TIMEOUT: u64 = 20_000;
+
+/// Frames go both ways between two ports; burst by burst, and the rest by the burst time-out.
+fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str) {
+    let mut wires = network.wires();
+    // Bursts of 64 go from one lcore to another one.
+    let lcores = if burst == 64 { "0,1" } else { "0" };
+    let how = format!("{PAIR} --lcores {lcores} -b {burst} --burst-timeout {BURST_TIMEOUT} {how}");
+    let since = Instant::now();
+    let offcore = start(network, &ports, &how);
+    let mut streams = both_ways(&how);
+    exchange(&mut wires, &mut streams, packets(), window(burst), &offcore);
+    let report = stop(offcore, &mut wires, &mut streams, 2);
+    let (all, bursts) = (2 * u64::from(packets()), work(&report, "bursts"));
+    // Those that are not full have waited, but for the last one of each pipeline.
+    let waits = since.elapsed().as_micros() as u64 / BURST_TIMEOUT + 1;
+    let most = all / u64::from(burst) + 2 * waits;
+    assert!(bursts >= all.div_ceil(burst.into()) && bursts <= most, "{how}: {bursts} bursts: {report}");
+}
+
+/// Takes a minute: fifty runs, each of which checks some thousands of frames.
+#[test]
+fn every_frame_comes_out_swapped_whoever_works_and_however_it_is_gathered() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new(2, 1);
+    for split in ["", "--split"] {
+        for workload in WORKLOADS {
+            for burst in BURSTS {
+                frames_go_through(&network, PAIRED, burst, &format!("-w {workload} {split}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_frame_comes_out_swapped_between_af_xdp_ports() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new(2, 1);
+    for workload in WORKLOADS {
+        frames_go_through(&network, ["af_xdp:p0", "af_xdp:p1"], 64, &format!("-w {workload}"));
+    }
+}
+
+#[test]
+fn packets_that_are_worked_on_in_the_devices_memory_come_back() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new(2, 1);
+    for workload in LAUNCHES {
+        for split in ["", "--split-at 128"] {
+            frames_go_through(&network, PAIRED, 64, &format!("-w {workload} -m gpu {split}"));
+        }
+    }
+}
+
+/// Flows are spread over the queues, each keeps its order.
+#[test]
+fn two_pipelines_take_two_queues() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new(1, 2);
+    for workload in ["cpu", "kernel", "persistent", "graph"] {
+        let mut wires = network.wires();
+        let how = format!("-p 2 -w {workload} -b 32 --burst-timeout 5000 --lcores 0,1");
+        let offcore = start(&network, &["af_packet:p0,fanout=hash"], &how);
+        let mut streams = [Stream::new(0, 0, 0).of_flows(32)];
+        exchange(&mut wires, &mut streams, 2 * packets(), 48, &offcore);
+        let report = stop(offcore, &mut wires, &mut streams, 1);
+        let pipelines = report.0["work"].as_array().unwrap();
+        assert_eq!(pipelines.len(), 2, "{report}");
+        assert!(pipelines.iter().all(|work| work["bursts"].as_u64() > Some(0)), "{workload}: {report}");
+    }
+}
+
+/// What was taken from a port comes out at the other, though nobody asks for more.
+#[test]
+fn nothing_that_was_accepted_is_lost_by_a_stop() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new(2, 1);
+    for workload in WORKLOADS {
+        for split in ["", "--split"] {
+            let mut wires = network.wires();
+            // Without a stop, the last packets would wait for others for a second.
+            let how = format!("{PAIR} --lcores 0 -w {workload} {split} -b 257 --burst-timeout 1000000");
+            let mut offcore = start(&network, &PAIRED, &how);
+            let mut streams = both_ways(&how);
+            exchange_until(&mut wires, &mut streams, 600);
+            offcore.signal(Signal::TERM).unwrap();
+            // It goes on while it is told to end.
+            streams.iter_mut().for_each(|stream| stream.send(&wires, 50, 2000));
+            let finished = offcore.wait().unwrap();
+            assert_eq!(finished.status.code(), Some(0), "{finished:?}");
+            let report = Report(finished.lines.last().and_then(|line| line.json.clone()).unwrap());
+            assert_eq!((&report.0["report"], &report.0["stopped_by"]), (&"final".into(), &"signal".into()));
+            assert_eq!(report.0["unfinished"], 0, "{report}");
+            report.assert_only_drops(&[]);
+            receive(&mut wires, &mut streams);
+            for (port, stream) in streams.iter().enumerate() {
+                let accepted = report.packets(port, "rx");
+                let came_out = u64::from(stream.received);
+                assert_eq!((came_out, report.packets(1 - port, "tx")), (accepted, accepted), "{report}");
+                assert!(accepted > 0 && accepted <= stream.sent.into(), "{how}: {report}");
+            }
+        }
+    }
+}
+
+/// Sends so many frames of each stream, and takes what comes until a first burst has.
+fn exchange_until(wires: &mut [Wire], streams: &mut [Stream], packets: u32) {
+    let since = Instant::now();
+    while streams.iter().any(|stream| stream.sent < packets || stream.received == 0) {
+        for stream in streams.iter_mut() {
+            let rest = packets - stream.sent;
+            stream.send(wires, rest.min(16), packets);
+        }
+        receive(wires, streams);
+        assert!(since.elapsed() < Duration::from_secs(10), "no first burst for 10 s");
+    }
+}
+
+/// After the packets that warm up, so many are measured, then it stops.
+#[test]
+fn a_run_ends_by_itself_after_the_packets_that_it_measures() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new(1, 1);
+    let mut wires = network.wires();
+    let mut offcore = start(&network, &["af_packet:p0"], "-w kernel -b 32 -z 1000 -v 2000 --lcores 0");
+    let mut streams = [Stream::new(0, 0, 0)];
+    let since = Instant::now();
+    let mut moved = since;
+    while !offcore.has_ended() {
+        streams[0].send(&wires, 16, 64);
+        if receive(&mut wires, &mut streams) > 0 {
+            moved = Instant::now();
+        }
+        assert!(streams[0].sent < 1_000_000, "it goes on and on: {}", offcore.tail());
+        assert!(moved.elapsed() < Duration::from_secs(10), "{}", offcore.tail());
+    }
+    let finished = offcore.wait().unwrap();
+    assert_eq!(finished.status.code(), Some(0), "{finished:?}");
+    let report = Report(finished.lines.last().and_then(|line| line.json.clone()).unwrap());
+    assert_eq!((&report.0["stopped_by"], &report.0["unfinished"]), (&"packets".into(), &0.into()));
+    report.assert_only_drops(&[]);
+    receive(&mut wires, &mut streams);
+    let accepted = report.packets(0, "rx");
+    assert_eq!((u64::from(streams[0].received), report.packets(0, "tx")), (accepted, accepted), "{report}");
+    let measured = &report.0["measured"];
+    let [packets, bytes] = ["packets", "bytes"].map(|name| measured[name].as_u64().unwrap());
+    let [seconds, mpps, gbps] = ["seconds", "mpps", "gbps"].map(|name| measured[name].as_f64().unwrap());
+    assert!(packets >= 2000 && packets <= accepted - 1000, "{report}");
+    assert!(bytes >= 60 * packets && bytes <= report.bytes(0, "rx"), "{report}");
+    assert!(seconds > 0.0 && seconds < since.elapsed().as_secs_f64(), "{report}");
+    let same = |found: f64, expected: f64| (found - expected).abs() < 1e-6 * expected;
+    assert!(same(mpps, packets as f64 / seconds / 1e6), "{report}");
+    // With four bytes of FCS for each.
+    assert!(same(gbps, (bytes + 4 * packets) as f64 * 8.0 / seconds / 1e9), "{report}");
+}
+
+/// All of them count that come before anybody has looked, and the time from when none had come.
+#[test]
+fn a_capture_that_is_soon_over_is_measured_as_a_whole() {
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let [from, to] = ["in", "out"].map(|name| dir.file(name));
+    let frames = vec![vec![2; 100]; 500];
+    write_capture(&from, &frames);
+    let port = format!("pcap:{},{}", from.display(), to.display());
+    let args = ["gpu", "--port", &port, "-v", "500", "--lcores", "0", "--format", "json"];
+    let finished = Offcore::run(&args).unwrap();
+    assert_eq!(finished.status.code(), Some(0), "{finished:?}");
+    let report = Report(finished.lines.last().and_then(|line| line.json.clone()).unwrap());
+    let measured = &report.0["measured"];
+    assert_eq!((&measured["packets"], &measured["bytes"]), (&500.into(), &50_000.into()), "{report}");
+    assert_eq!(read_capture(&to), frames);
+}
+
+/// In words, with the time as it was: no whole seconds.
+#[test]
+fn what_was_measured_is_told_in_words() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let args = "gpu --port gen:size=64,rate=100000 -z 1000 -v 20000 --lcores 0 --stats-interval 0";
+    let finished = Offcore::run(&args.split(' ').collect::<Vec<_>>()).unwrap();
+    assert_eq!(finished.status.code(), Some(0), "{finished:?}");
+    let line = finished.lines.iter().find_map(|line| line.text.trim().strip_prefix("measured: "));
+    let words: Vec<&str> = line.unwrap_or_else(|| panic!("{finished:?}")).split(' ').collect();
+    let [packets, "packets", "received", "in", seconds, "s:", mpps, "Mpps,", _, "Gbit/s"] = words[..] else {
+        panic!("{words:?}")
+    };
+    let (packets, seconds): (u64, f64) = (packets.parse().unwrap(), seconds.parse().unwrap());
+    let (_, decimals) = words[4].split_once('.').unwrap();
+    assert!(packets >= 20_000 && seconds > 0.0 && decimals.len() >= 3, "{words:?}");
+    let rate = packets as f64 / seconds / 1e6;
+    assert!((mpps.parse::<f64>().unwrap() - rate).abs() < 0.001, "{words:?}");
+}
