@@ -8,6 +8,7 @@ pub mod core_cost;
 pub mod demo;
 pub mod dma;
 pub mod end_to_end;
+pub mod gpu;
 pub mod guest;
 pub mod latency;
 pub mod lockstep;

@@ -2,12 +2,13 @@
 
 use serde::Serialize;
 
+use crate::gpu::GpuColumns;
 use crate::sample::Spread;
 
 /// A row. Field names are the interface: scripts read them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// The subcommand: `vhost`, `copy`, `dma`, `model`, or `predict`.
+    /// The subcommand: `vhost`, `copy`, `dma`, `gpu`, `model`, or `predict`.
     pub bench: &'static str,
     /// What was done: `loop`, `guest-to-guest`, `submit_reap`, …
     pub case: String,
@@ -156,6 +157,9 @@ pub struct Row {
     pub peer_cycles_per_packet: Option<f64>,
     /// End to end: whether the front end was busy for more than 90 % of the time, and so was what was measured.
     pub fe_bound: Option<bool>,
+    /// What only `offcore bench gpu` has.
+    #[serde(flatten)]
+    pub gpu: Option<GpuColumns>,
 }
 
 impl Row {

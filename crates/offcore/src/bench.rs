@@ -3,11 +3,13 @@
 //! * [`mod@vhost`]: `offcore bench vhost`
 //! * [`mod@copy`]: `offcore bench copy`
 //! * [`dma`]: `offcore bench dma`
+//! * [`gpu`]: `offcore bench gpu`
 //! * [`model`]: `offcore bench model`
 
 mod cells;
 mod copy;
 mod dma;
+mod gpu;
 mod latency;
 mod model;
 mod vhost;
@@ -36,6 +38,9 @@ pub(crate) enum BenchCommand {
     /// Copies of 64 bytes to 1 MiB: what they cost the core, how fast engines are, what sharing a channel costs
     #[command(after_help = dma::EXAMPLES)]
     Dma(dma::DmaArgs),
+    /// The tables of l2fwd-nv: packets through a GPU; from which burst on a GPU does more than a core
+    #[command(after_help = gpu::EXAMPLES)]
+    Gpu(gpu::GpuArgs),
     /// The simulated DSA's timing against every published figure
     #[command(after_help = model::EXAMPLES)]
     Model(model::ModelArgs),
@@ -48,6 +53,7 @@ impl BenchCommand {
             Self::Vhost(_) => &["bench", "vhost"],
             Self::Copy(_) => &["bench", "copy"],
             Self::Dma(_) => &["bench", "dma"],
+            Self::Gpu(_) => &["bench", "gpu"],
             Self::Model(_) => &["bench", "model"],
         }
     }
@@ -73,6 +79,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Dma(args) => dma::run(args),
+        BenchCommand::Gpu(args) => gpu::run(args),
         BenchCommand::Model(args) => model::run(args),
     }
 }

@@ -1,0 +1,403 @@
+//! The two ends of a measured pipeline: the generator in front, the verifier behind.
+//!
+//! ```text
+//! Generator ── patches, Front::submit ──▶ pipeline ── Back::done ──▶ Verifier
+//!     ◀───────────────── packets that were checked, by a ring ──────────┘
+//! ```
+//! Each has a step that does what there is to do for one burst at most, so one thread can be both.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use offcore_gpu::cpu::CpuWork;
+use offcore_gpu::pipeline::{Back, Front};
+use offcore_mem::{HEADROOM, Packet, Pool};
+use offcore_ring::prefetch;
+use offcore_ring::spsc::{Consumer, Producer};
+use offcore_stats::tsc;
+
+use super::packets::{Check, Content, SAMPLED, mark, patch, stamp, stamped};
+use super::window::{Phase, Seen, Traffic, Window};
+
+/// Packets that are fetched ahead together.
+const AHEAD: usize = 32;
+/// That nothing has come back for so long is an error.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Where bursts begin.
+#[derive(Debug)]
+pub(super) struct Generator {
+    front: Front,
+    /// Packets that were checked.
+    returned: Consumer<Packet>,
+    /// Packets that nobody uses.
+    reserve: Vec<Packet>,
+    /// How many of them are still to come into use.
+    fresh: usize,
+    gathered: Vec<Packet>,
+    /// Number of the next packet to be gathered.
+    next: u64,
+    /// The same when the window began.
+    first: u64,
+    pool: &'static Pool,
+    /// TSC ticks that handing bursts over took, and how many those were.
+    submits: (u64, u64),
+}
+
+impl Generator {
+    /// The front end of a pipeline for bursts of `burst` packets at most. `packets` are used; those that were checked come
+    /// back by `returned`.
+    pub(super) fn new(
+        front: Front,
+        returned: Consumer<Packet>,
+        packets: Vec<Packet>,
+        burst: usize,
+        pool: &'static Pool,
+    ) -> Self {
+        let gathered = Vec::with_capacity(burst);
+        Self {
+            front,
+            returned,
+            reserve: packets,
+            fresh: 0,
+            gathered,
+            next: 0,
+            first: 0,
+            pool,
+            submits: (0, 0),
+        }
+    }
+
+    /// A window begins.
+    pub(super) fn begin(&mut self, window: &Window) {
+        let plan = &window.plan;
+        self.fresh = plan.circulating.min(self.reserve.len());
+        let first = self.reserve.len() - self.fresh;
+        for packet in &mut self.reserve[first..] {
+            packet.set_range(self.pool, HEADROOM, plan.len);
+        }
+        (self.first, self.submits) = (self.next, (0, 0));
+    }
+
+    /// Sends a burst if there is one to send and room for it. Returns whether it did anything.
+    #[inline]
+    pub(super) fn step(&mut self, window: &Window) -> bool {
+        let plan = &window.plan;
+        let marked = match plan.traffic {
+            Traffic::Closed => false,
+            Traffic::EveryOne(_) => true,
+            Traffic::Paced { interval, timeout } => return self.paced(window, interval, timeout),
+        };
+        if self.front.room(1) == 0 {
+            return false;
+        }
+        self.gather(plan.burst, marked);
+        self.gathered.len() == plan.burst && self.submit()
+    }
+
+    /// Whether no more packets are to be sent.
+    #[inline(always)]
+    pub(super) fn has_ended(&self, window: &Window) -> bool {
+        let enough =
+            matches!(window.plan.traffic, Traffic::EveryOne(packets) if self.next - self.first >= packets);
+        enough || window.phase() == Phase::Ending
+    }
+
+    /// What is due is gathered; a burst that is full, or whose first packet has waited for long enough, is sent.
+    #[inline]
+    fn paced(&mut self, window: &Window, interval: f64, timeout: u64) -> bool {
+        let Some(since) = tsc::now().checked_sub(window.origin) else { return false };
+        let due = (since as f64 / interval) as u64 + 1;
+        let behind = due.saturating_sub(self.next - self.first) as usize;
+        let room = window.plan.burst - self.gathered.len();
+        self.gather(self.gathered.len() + behind.min(room), false);
+        let Some(oldest) = (self.gathered.len() as u64).checked_sub(1).map(|more| self.next - 1 - more)
+        else {
+            return false;
+        };
+        let waited = since.saturating_sub(((oldest - self.first) as f64 * interval) as u64);
+        (self.gathered.len() == window.plan.burst || waited >= timeout) && self.submit()
+    }
+
+    /// Patches packets until `wanted` are gathered, or there are no more.
+    #[inline(always)]
+    fn gather(&mut self, wanted: usize, marked: bool) {
+        while self.gathered.len() < wanted {
+            let missing = (wanted - self.gathered.len()).min(AHEAD);
+            let (first, second) = self.returned.peek(missing);
+            first.iter().chain(second).for_each(|packet| prefetch::write(packet.data().as_ptr()));
+            let before = self.gathered.len();
+            if self.fresh > 0 {
+                self.fresh -= 1;
+                self.gathered.extend(self.reserve.pop());
+            } else {
+                self.gathered.extend(self.returned.pop_burst(missing));
+            }
+            if self.gathered.len() == before {
+                return;
+            }
+            for packet in &mut self.gathered[before..] {
+                patch(packet, self.next);
+                if marked {
+                    mark(packet, self.next);
+                }
+                self.next += 1;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn submit(&mut self) -> bool {
+        let Some(first) = self.gathered.first_mut() else { return false };
+        let begun = tsc::now();
+        stamp(first, begun);
+        if !self.front.submit(&mut self.gathered) {
+            return false;
+        }
+        self.submits.0 += tsc::now().wrapping_sub(begun);
+        self.submits.1 += 1;
+        true
+    }
+
+    /// No more packets are sent. How many were, in all windows; and what handing them over took.
+    pub(super) fn finish(&mut self) -> (u64, (u64, u64)) {
+        // What was gathered and not sent is patched again, by the same numbers.
+        self.next -= self.gathered.len() as u64;
+        self.reserve.append(&mut self.gathered);
+        (self.next, self.submits)
+    }
+
+    /// Takes back what was checked. Whether that is all.
+    pub(super) fn settle(&mut self) -> bool {
+        self.reserve.extend(self.returned.pop_burst(usize::MAX));
+        self.front.is_empty()
+    }
+
+    /// The packets, when everything has come back.
+    pub(super) fn into_packets(mut self) -> Vec<Packet> {
+        self.settle();
+        std::mem::take(&mut self.reserve)
+    }
+}
+
+/// What every verifier of a measurement knows.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// What was filled into packets.
+    pub content: Arc<Content>,
+    /// Whether addresses change places.
+    pub swapped: bool,
+    /// The result of the packet in each chunk; none: they are all 0.
+    pub results: Arc<[u32]>,
+    /// The same work by the CPU, without the swap; none: results are 0.
+    pub work: Option<Arc<CpuWork>>,
+    /// Test switch: the packet of this number has a byte changed before it is looked at.
+    #[cfg(test)]
+    pub corrupted: Option<(u64, usize)>,
+}
+
+/// Where bursts come back.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    back: Back,
+    checked: Producer<Packet>,
+    known: Arc<Known>,
+    pool: &'static Pool,
+    /// Number of the next packet.
+    next: u64,
+    /// The same when the window began.
+    first: u64,
+    scratch: Vec<u8>,
+    seen: Seen,
+    /// TSC when counting began, and when the last burst was counted; packets between.
+    counted: Option<(u64, u64, u64)>,
+    error: Option<anyhow::Error>,
+    /// Number of the next packet when somebody last looked for progress, and when there was any.
+    progress: (u64, Instant),
+}
+
+impl Verifier {
+    /// The back end of a pipeline; packets that were checked go to `checked`.
+    pub(super) fn new(back: Back, checked: Producer<Packet>, known: Arc<Known>, pool: &'static Pool) -> Self {
+        Self {
+            back,
+            checked,
+            known,
+            pool,
+            next: 0,
+            first: 0,
+            scratch: Vec::new(),
+            seen: Seen::default(),
+            counted: None,
+            error: None,
+            progress: (0, Instant::now()),
+        }
+    }
+
+    /// A window begins.
+    pub(super) fn begin(&mut self) {
+        (self.first, self.seen, self.counted) = (self.next, Seen::default(), None);
+        self.progress = (self.next, Instant::now());
+    }
+
+    /// Takes a burst that is done and checks it. Returns whether there was one.
+    #[inline]
+    pub(super) fn step(&mut self, window: &Window, lane: usize) -> bool {
+        let begun = tsc::now();
+        let Some(done) = self.back.done() else { return false };
+        let now = tsc::now();
+        let count = done.packets.len();
+        let submitted = done.packets.first().map_or(now, stamped);
+        #[cfg(test)]
+        if let Some((number, at)) = self.known.corrupted
+            && let Some(packet) = done.packets.get_mut(number.wrapping_sub(self.next) as usize)
+        {
+            packet.bytes_mut()[at] ^= 1;
+        }
+        if self.error.is_none() {
+            let check = Check {
+                content: &self.known.content,
+                len: window.plan.len,
+                swapped: self.known.swapped,
+                results: &self.known.results,
+            };
+            let marked = matches!(window.plan.traffic, Traffic::EveryOne(_));
+            let checked = if marked {
+                let by = (self.pool, self.known.work.as_deref());
+                every_one(&check, by, done.packets, done.results, self.next, &mut self.scratch)
+            } else {
+                sampled(&check, done.packets, done.results, self.next, &mut self.scratch)
+            };
+            match checked {
+                Ok(verified) => self.seen.verified += verified,
+                Err(error) => {
+                    self.error = Some(error);
+                    window.fail();
+                }
+            }
+        }
+        // There is room for every packet of the pipeline.
+        self.checked.push_iter(&mut done.packets.drain(..));
+        let retiring = tsc::now();
+        self.back.retire();
+        let taken = now.wrapping_sub(begun) + tsc::now().wrapping_sub(retiring);
+        let first = self.next;
+        self.next += count as u64;
+        self.seen.received += count as u64;
+        if window.phase() == Phase::Measured {
+            self.count(window, lane, (first, count), (submitted, now, taken));
+        }
+        true
+    }
+
+    /// Counting begins when the first burst is back and goes on until the last: whole bursts.
+    #[inline(always)]
+    fn count(
+        &mut self,
+        window: &Window,
+        lane: usize,
+        (first, count): (u64, usize),
+        (submitted, now, taken): (u64, u64, u64),
+    ) {
+        let Some((_, last, packets)) = &mut self.counted else {
+            self.counted = Some((now, now, 0));
+            return;
+        };
+        *last = now;
+        *packets += count as u64;
+        self.seen.bursts += 1;
+        self.seen.collects += taken;
+        match window.plan.traffic {
+            Traffic::Paced { interval, .. } => {
+                for number in first..first + count as u64 {
+                    let due = window.origin + ((number - self.first) as f64 * interval) as u64;
+                    self.seen.latencies.record(now.saturating_sub(due));
+                }
+            }
+            _ => self.seen.latencies.record(now.saturating_sub(submitted)),
+        }
+        window.has_counted(lane, self.seen.bursts);
+    }
+
+    /// Whether everything that will be sent has come back.
+    #[inline(always)]
+    pub(super) fn is_through(&self, window: &Window, lane: usize) -> bool {
+        window.sent(lane) == Some(self.next)
+    }
+
+    /// To be asked now and then: whether nothing will come any more, since nothing has for so long.
+    #[cold]
+    pub(super) fn is_stuck(&mut self, window: &Window) -> bool {
+        if self.progress.0 != self.next {
+            self.progress = (self.next, Instant::now());
+        }
+        let stuck = self.progress.1.elapsed() > DEADLINE;
+        if stuck {
+            self.error.get_or_insert_with(|| anyhow!("nothing has come back for {} s", DEADLINE.as_secs()));
+            window.fail();
+        }
+        stuck
+    }
+
+    /// What was seen in the window.
+    ///
+    /// # Errors
+    /// A packet that was lost, reordered or changed; a device that has failed.
+    pub(super) fn finish(&mut self) -> Result<Seen> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        if let Some(failure) = self.back.failure() {
+            bail!("the device has failed: {failure}");
+        }
+        let mut seen = std::mem::take(&mut self.seen);
+        if let Some((first, last, packets)) = self.counted
+            && last > first
+        {
+            seen.mpps = packets as f64 * 1e3 / tsc::to_ns(last - first);
+        }
+        Ok(seen)
+    }
+}
+
+/// Checks a burst of a timed window; returns how many packets were looked at in full.
+#[inline(always)]
+fn sampled(
+    check: &Check<'_>,
+    packets: &[Packet],
+    results: &[u32],
+    first: u64,
+    scratch: &mut Vec<u8>,
+) -> Result<u64> {
+    let fetch = |packet: &Packet| prefetch::read(packet.data().as_ptr());
+    packets.iter().take(AHEAD).for_each(fetch);
+    let mut verified = 0;
+    for (i, ((packet, result), number)) in packets.iter().zip(results).zip(first..).enumerate() {
+        if let Some(packet) = packets.get(i + AHEAD) {
+            fetch(packet);
+        }
+        check.head(packet, number, Some(*result))?;
+        // Another place in the burst every time.
+        if (number + number / SAMPLED).is_multiple_of(SAMPLED) {
+            check.content(packet, number, scratch)?;
+            verified += 1;
+        }
+    }
+    Ok(verified)
+}
+
+/// Checks every byte and result of a burst.
+fn every_one(
+    check: &Check<'_>,
+    by: (&Pool, Option<&CpuWork>),
+    packets: &mut [Packet],
+    results: &[u32],
+    first: u64,
+    scratch: &mut Vec<u8>,
+) -> Result<u64> {
+    for ((packet, result), number) in packets.iter_mut().zip(results).zip(first..) {
+        check.marked(by, packet, (number, *result), scratch)?;
+    }
+    Ok(packets.len() as u64)
+}

@@ -1,0 +1,323 @@
+//! What all measurements have in common: the device, the pool and its packets, what results must be; and how what is
+//! compared with each other takes turns.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use offcore_gpu::cpu::CpuWork;
+use offcore_gpu::device::{Device, Memory};
+use offcore_gpu::patterns::Patterns;
+use offcore_mem::{HEADROOM, Packet, Pool};
+use offcore_wire::ethernet::FCS_LEN;
+
+use super::ends::Known;
+use super::packets::{Content, LONGEST, SKIP};
+use super::session::{Place, Session, SessionSetup, places};
+use super::window::{Plan, Seen, Traffic};
+use super::{Options, STAND_IN, WorkKind, Workload, baseline, cases};
+use crate::progress::Progress;
+
+/// Bytes of a packet buffer, headroom included.
+const BUFFER: usize = 2048;
+/// Packets on their way in a pipeline, at most, however large its bursts are.
+const ON_THEIR_WAY: usize = 32_768;
+/// The same where each of them takes a forced time.
+const FORCED_ON_THEIR_WAY: usize = 8192;
+/// Bursts that the ends have in hand besides.
+const IN_HAND: usize = 2;
+/// What patterns are made of: the same ones everywhere.
+const SEED: u64 = 5000;
+/// How many there are.
+const PATTERNS: usize = 5000;
+/// Packets that are looked at in full before anything is timed, at least.
+const EVERY_ONE: u64 = 1024;
+
+/// One of the things that take turns: pipelines, or a core by itself.
+#[derive(Clone, Debug)]
+pub(super) struct Subject {
+    /// Who works.
+    pub workload: Workload,
+    /// Where a device works on packets.
+    pub memory: Memory,
+    /// What is done.
+    pub work: WorkKind,
+    /// Nanoseconds that each packet takes at least.
+    pub forced_ns: u32,
+    /// Frame length, FCS included.
+    pub frame: usize,
+    /// Packets of a burst: one cell for each.
+    pub bursts: Vec<usize>,
+}
+
+impl Subject {
+    /// Bursts of `burst` packets on their way at most.
+    pub(super) fn on_their_way(&self, burst: usize, slots: usize) -> usize {
+        let packets = if self.forced_ns == 0 { ON_THEIR_WAY } else { FORCED_ON_THEIR_WAY };
+        let most = (packets / burst).max(4);
+        slots.min(1 << most.ilog2())
+    }
+
+    /// Packets that a pipeline uses.
+    pub(super) fn circulating(&self, burst: usize, slots: usize) -> usize {
+        (self.on_their_way(burst, slots) + IN_HAND) * burst
+    }
+
+    fn longest_burst(&self) -> usize {
+        self.bursts.iter().copied().max().unwrap_or(1)
+    }
+
+    /// What a window of it is.
+    pub(super) fn plan(&self, burst: usize, slots: usize, traffic: Traffic) -> Plan {
+        Plan { burst, len: self.frame - FCS_LEN, circulating: self.circulating(burst, slots), traffic }
+    }
+}
+
+/// What is compared with each other.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// What to call it.
+    pub name: String,
+    /// Who takes turns.
+    pub subjects: Vec<Subject>,
+    /// Windows of each cell.
+    pub windows: usize,
+}
+
+impl Group {
+    /// Windows in all.
+    pub(super) fn steps(&self) -> usize {
+        self.windows * self.subjects.iter().map(|subject| subject.bursts.len()).sum::<usize>()
+    }
+}
+
+/// What was measured of one subject at one burst.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Samples {
+    /// Million packets a second of each window.
+    pub mpps: Vec<f64>,
+    /// Everything else, of all windows together.
+    pub seen: Seen,
+}
+
+impl Samples {
+    fn add(&mut self, seen: &Seen) {
+        self.mpps.push(seen.mpps);
+        self.seen.add(seen);
+    }
+}
+
+/// Everything that is there for as long as there is something to measure.
+#[derive(Debug)]
+pub(super) struct Rig<'a> {
+    pub options: &'a Options,
+    device: Box<dyn Device>,
+    pub places: Vec<Place>,
+    pool: &'static Pool,
+    /// Those that no session has.
+    packets: Vec<Packet>,
+    content: Arc<Content>,
+    works: HashMap<WorkKind, Arc<CpuWork>>,
+    /// By work and packet length: the result of the packet in each chunk.
+    results: HashMap<(WorkKind, usize), Arc<[u32]>>,
+    notes: Vec<String>,
+}
+
+impl<'a> Rig<'a> {
+    /// Makes the pool that `options` needs and fills its packets.
+    pub(super) fn new(options: &'a Options, device: Box<dyn Device>) -> Result<Self> {
+        let device_threads = if device.name() == STAND_IN { options.pipelines } else { 1 };
+        let places = places(&options.lcores, options.pipelines, device_threads)?;
+        let groups = options.cases.iter().flat_map(|&case| cases::groups(options, case));
+        let subjects = groups.flat_map(|group| group.subjects);
+        let each = subjects
+            .flat_map(|s| s.bursts.clone().into_iter().map(move |burst| s.circulating(burst, options.slots)))
+            .max()
+            .unwrap_or(1);
+        let pool = Pool::new((each * options.pipelines).max(64), BUFFER, options.hugepages)?;
+        let content = Arc::new(Content::new(Patterns::random(SEED, PATTERNS, 8..=32)?));
+        let mut cache = pool.cache();
+        let mut packets: Vec<_> = std::iter::from_fn(|| cache.take_sized(HEADROOM, LONGEST)).collect();
+        for packet in &mut packets {
+            content.fill(packet.chunk(), packet.bytes_mut());
+        }
+        let (works, results) = (HashMap::new(), HashMap::new());
+        Ok(Self { options, device, places, pool, packets, content, works, results, notes: Vec::new() })
+    }
+
+    /// The device's name.
+    pub(super) fn device(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Whether the device stands in for a GPU.
+    pub(super) fn is_simulated(&self) -> bool {
+        self.device() == STAND_IN
+    }
+
+    /// What the device had to say.
+    pub(super) fn notes(self) -> Vec<String> {
+        self.notes
+    }
+
+    /// Measures a group: its subjects forwards, then backwards, and so on. What was measured of each at each burst.
+    ///
+    /// # Errors
+    /// As for [`Session::open`] and [`Session::measure`].
+    pub(super) fn alternate(&mut self, group: &Group, progress: &Progress) -> Result<Vec<Vec<Samples>>> {
+        let mut all: Vec<_> =
+            group.subjects.iter().map(|subject| vec![Samples::default(); subject.bursts.len()]).collect();
+        for round in 0..group.windows {
+            let count = group.subjects.len();
+            for turn in 0..count {
+                let index = if round % 2 == 0 { turn } else { count - 1 - turn };
+                let subject = &group.subjects[index];
+                progress.say(&format!("{}, {}", group.name, subject.workload.name()));
+                self.turn(subject, round == 0, &mut all[index], progress)
+                    .with_context(|| format!("{}, {}", group.name, describe(subject)))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// One window of each of the subject's cells.
+    fn turn(
+        &mut self,
+        subject: &Subject,
+        is_first: bool,
+        samples: &mut [Samples],
+        progress: &Progress,
+    ) -> Result<()> {
+        if subject.workload == Workload::Core {
+            return self.core(subject, samples, progress);
+        }
+        let session = self.open(subject)?;
+        for (&burst, samples) in subject.bursts.iter().zip(samples) {
+            if is_first {
+                samples.seen.add(&self.every_one(&session, subject, burst)?);
+            }
+            let plan = subject.plan(burst, self.options.slots, Traffic::Closed);
+            samples.add(&session.measure(plan, self.options.warm_up, self.options.window)?);
+            progress.step();
+        }
+        session.close(&mut self.packets);
+        Ok(())
+    }
+
+    /// Starts the pipelines of a subject.
+    pub(super) fn open(&mut self, subject: &Subject) -> Result<Session> {
+        let known = Arc::new(Known {
+            content: Arc::clone(&self.content),
+            swapped: subject.work == WorkKind::Swap && subject.workload != Workload::None,
+            results: self.results(subject)?,
+            work: if subject.workload == Workload::None { None } else { Some(self.work(subject.work)?) },
+            #[cfg(test)]
+            corrupted: self.options.corrupted,
+        });
+        let options = self.options;
+        let slots = subject.bursts.iter().map(|&burst| subject.on_their_way(burst, options.slots)).max();
+        let setup = SessionSetup {
+            workload: subject.workload,
+            memory: subject.memory,
+            work: subject.work,
+            forced_ns: subject.forced_ns,
+            burst: subject.longest_burst(),
+            slots: slots.unwrap_or(options.slots),
+            blocks_and_lanes: (options.blocks, options.lanes),
+            places: &self.places,
+            known,
+            pool: self.pool,
+            hugepages: options.hugepages,
+            yields: self.is_simulated(),
+        };
+        let session = Session::open(&setup, Some(&mut *self.device), &mut self.packets)?;
+        for note in self.device.notes() {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+        Ok(session)
+    }
+
+    /// Takes back what a session had.
+    pub(super) fn close(&mut self, session: Session) {
+        session.close(&mut self.packets);
+    }
+
+    /// Sends packets round and looks at each in full.
+    pub(super) fn every_one(&self, session: &Session, subject: &Subject, burst: usize) -> Result<Seen> {
+        let circulating = subject.circulating(burst, self.options.slots) as u64;
+        // Forced times would add up.
+        let packets = if subject.forced_ns == 0 { circulating.max(EVERY_ONE) } else { 2 * burst as u64 };
+        let traffic = Traffic::EveryOne(packets.next_multiple_of(burst as u64));
+        let plan = subject.plan(burst, self.options.slots, traffic);
+        let seen = session.measure(plan, Duration::ZERO, Duration::ZERO)?;
+        // Of what is not timed, only the packets count.
+        Ok(Seen { received: seen.received, verified: seen.verified, ..Seen::default() })
+    }
+
+    /// The same work by a core that does nothing else.
+    fn core(&mut self, subject: &Subject, samples: &mut [Samples], progress: &Progress) -> Result<()> {
+        let (results, lcore) = (self.results(subject)?, self.places[0].generator);
+        let work = match subject.work {
+            WorkKind::Swap => Arc::new(CpuWork::new(subject.work.kind(), true, SKIP as u32, 0, None)?),
+            other => self.work(other)?,
+        };
+        for (&burst, samples) in subject.bursts.iter().zip(samples) {
+            let plan = subject.plan(burst, self.options.slots, Traffic::Closed);
+            let used = self.packets.len() - plan.circulating.min(self.packets.len());
+            let seen = baseline::measure(
+                (&work, &results),
+                (self.pool, &mut self.packets[used..]),
+                plan,
+                (lcore, self.options.window),
+            )?;
+            samples.add(&seen);
+            progress.step();
+        }
+        Ok(())
+    }
+
+    /// The work without the swap, for who checks.
+    fn work(&mut self, kind: WorkKind) -> Result<Arc<CpuWork>> {
+        if let Some(work) = self.works.get(&kind) {
+            return Ok(Arc::clone(work));
+        }
+        let patterns = Some(self.content.patterns());
+        let work = Arc::new(CpuWork::new(kind.kind(), false, SKIP as u32, 0, patterns)?);
+        self.works.insert(kind, Arc::clone(&work));
+        Ok(work)
+    }
+
+    /// The result of the packet in each chunk, as the CPU has it; nothing where all are 0.
+    fn results(&mut self, subject: &Subject) -> Result<Arc<[u32]>> {
+        let (kind, len) = (subject.work, subject.frame - FCS_LEN);
+        if subject.workload == Workload::None || matches!(kind, WorkKind::Nothing | WorkKind::Swap) {
+            return Ok(Arc::new([]));
+        }
+        if let Some(known) = self.results.get(&(kind, len)) {
+            return Ok(Arc::clone(known));
+        }
+        let work = self.work(kind)?;
+        let mut by_chunk = vec![0; self.pool.chunks()];
+        let mut results = [0; 64];
+        for packets in self.packets.chunks_mut(results.len()) {
+            packets.iter_mut().for_each(|packet| packet.set_range(self.pool, HEADROOM, len));
+            work.run(self.pool, packets, &mut results);
+            packets.iter().zip(results).for_each(|(packet, found)| by_chunk[packet.chunk() as usize] = found);
+        }
+        let known: Arc<[u32]> = by_chunk.into();
+        self.results.insert((kind, len), Arc::clone(&known));
+        Ok(known)
+    }
+}
+
+/// A subject in words, for errors.
+fn describe(subject: &Subject) -> String {
+    let Subject { workload, memory, work, .. } = subject;
+    match workload {
+        Workload::Device(launch) => format!("{launch}, memory {memory}, work {}", work.name()),
+        _ => format!("{}, work {}", workload.name(), work.name()),
+    }
+}

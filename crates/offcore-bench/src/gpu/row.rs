@@ -1,0 +1,279 @@
+//! Rows of `offcore bench gpu`.
+
+use offcore_gpu::device::Launch;
+use offcore_gpu::kernel::SHARE;
+use offcore_stats::tsc;
+use serde::Serialize;
+
+use super::published::{self, MODEL, Published, UNIT};
+use super::rig::{Rig, Samples, Subject};
+use super::{Case, Workload};
+use crate::row::Row;
+use crate::sample::Spread;
+
+/// As fast as the ends by themselves, within so much: they are the limit.
+const AS_FAST: f64 = 0.9;
+
+/// What rows of this benchmark have besides those of the others.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GpuColumns {
+    /// Who works on bursts: `none`, `cpu`, `kernel`, `persistent`, `graph`; `core`: one core by itself, no pipeline.
+    pub workload: &'static str,
+    /// What is done: `nothing`, `swap`, `crc32c`, `checksum`, `match`.
+    pub work: &'static str,
+    /// Where it is done: `host` or `gpu`.
+    pub memory: &'static str,
+    /// The device: `cuda:0`, `host`; `none` where none takes part.
+    pub device: String,
+    /// Pipelines, each with a generator and a verifier.
+    pub pipelines: usize,
+    /// Lcores of the two: 2, or 1 that is both.
+    pub lcores_per_pipeline: usize,
+    /// Bursts on their way in each pipeline, at most.
+    pub slots: usize,
+    /// Blocks of a device that serve a pipeline, where it polls.
+    pub blocks: Option<u32>,
+    /// Lanes of a block.
+    pub lanes: Option<u32>,
+    /// Thousand bursts a second, of all pipelines.
+    pub kbursts_per_s: f64,
+    /// Nanoseconds that handing a burst over takes the generator's lcore.
+    pub submit_ns_per_burst: Option<f64>,
+    /// Nanoseconds that taking a burst back takes the verifier's, with the work where it does it; no checks.
+    pub collect_ns_per_burst: Option<f64>,
+    /// Million packets a second of generator and verifier by themselves, with these bursts.
+    pub ends_mpps: Option<f64>,
+    /// The published figure on a V100; that on an A100 is `published`.
+    pub published_v100: Option<f64>,
+    /// What the model of the published program says for this cell, in Gbit/s.
+    pub model_gbps: Option<f64>,
+    /// What the model is.
+    pub model: Option<&'static str>,
+    /// Nanoseconds that each packet was made to take.
+    pub forced_ns_per_packet: Option<u64>,
+    /// How long a burst takes at least by that: packets of a core one after the other, those of a block's lanes at the
+    /// same time.
+    pub forced_ns_per_burst: Option<u64>,
+    /// Break-even: what one core does the work with.
+    pub baseline: Option<&'static str>,
+    /// Break-even: million packets a second of that core, with the bursts that suit it best.
+    pub baseline_mpps: Option<f64>,
+    /// Break-even: speed of all pipelines over the core's.
+    pub over_baseline: Option<f64>,
+    /// Break-even: the smallest burst that was measured with which one pipeline is faster than the core, as it is with all
+    /// longer ones; null where it never is.
+    pub break_even_burst: Option<usize>,
+    /// Break-even: the same by the model, from which on bursts take the published program less time than the core.
+    pub model_break_even_burst: Option<usize>,
+}
+
+/// What a row is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell<'a> {
+    /// The case.
+    pub case: Case,
+    /// Who was measured.
+    pub subject: &'a Subject,
+    /// With which bursts.
+    pub burst: usize,
+}
+
+/// How long a burst takes at least when each of its packets takes `ns`. Lanes wait at the same time; the rounds of one
+/// block, and all packets of a core, come one after the other. With a kernel per burst each block has up to
+/// [`SHARE`] packets; blocks are at work at the same time, but for the stand-in's.
+pub(super) fn forced_ns_per_burst(
+    workload: Workload,
+    burst: usize,
+    lanes: u32,
+    ns: u64,
+    stand_in: bool,
+) -> u64 {
+    let rounds = |packets: usize| packets.div_ceil(lanes.max(1) as usize);
+    let times = match workload {
+        Workload::None => 0,
+        Workload::Cpu | Workload::Core => burst,
+        Workload::Device(Launch::Kernel) if stand_in => burst / SHARE * rounds(SHARE) + rounds(burst % SHARE),
+        Workload::Device(Launch::Kernel) => rounds(burst.min(SHARE)),
+        Workload::Device(Launch::Persistent | Launch::Graph) => rounds(burst),
+    };
+    times as u64 * ns
+}
+
+fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
+    let Cell { case, subject, burst } = cell;
+    let (options, device) = (rig.options, subject.workload.is_device());
+    let slots = subject.on_their_way(burst, options.slots);
+    let seen = &samples.seen;
+    let pipelines = if subject.workload == Workload::Core { 0 } else { options.pipelines };
+    let two = rig.places[0].verifier.is_some() && pipelines > 0;
+    let forced = (subject.forced_ns > 0).then(|| u64::from(subject.forced_ns));
+    let per_burst = |ns| forced_ns_per_burst(subject.workload, burst, options.lanes, ns, rig.is_simulated());
+    let each = |ticks: u64, bursts: u64| (bursts > 0).then(|| tsc::to_ns(ticks) / bursts as f64);
+    let name = match subject.workload {
+        Workload::None => "none",
+        Workload::Cpu | Workload::Core => "cpu",
+        Workload::Device(_) => rig.device(),
+    };
+    Row {
+        bench: "gpu",
+        case: case.name().into(),
+        arrangement: "end-to-end",
+        frame: subject.frame,
+        mode: if device { "offload" } else { "cpu" }.into(),
+        engine: name.into(),
+        ring: "none",
+        burst,
+        // Between two cores, or a core and a device, or else in one core's caches.
+        temperature: if device || two { "remote" } else { "hot" }.into(),
+        window: slots * burst,
+        simulated: device && rig.is_simulated(),
+        received: seen.received,
+        verified: seen.verified,
+        gpu: Some(GpuColumns {
+            workload: subject.workload.name(),
+            work: subject.work.name(),
+            memory: subject.memory.name(),
+            device: if device { rig.device().into() } else { "none".into() },
+            pipelines,
+            lcores_per_pipeline: if two { 2 } else { 1 },
+            slots,
+            blocks: device.then_some(options.blocks),
+            lanes: device.then_some(options.lanes),
+            submit_ns_per_burst: each(seen.submits.0, seen.submits.1),
+            collect_ns_per_burst: each(seen.collects, seen.bursts),
+            forced_ns_per_packet: forced,
+            forced_ns_per_burst: forced.map(per_burst),
+            ..GpuColumns::default()
+        }),
+        ..Row::default()
+    }
+}
+
+/// A row that says how many packets a second. `ends` is what the ends reach by themselves, in millions.
+pub(super) fn rate(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, ends: Option<f64>) -> Row {
+    let mut row = row(rig, cell, samples);
+    row.set_rate(Spread::of(&samples.mpps), tsc::hz());
+    let workload = cell.subject.workload;
+    if workload == Workload::Core {
+        row.arrangement = "core-cost";
+    } else {
+        row.set_latencies(samples);
+    }
+    row.bound = Some(match workload {
+        Workload::Core | Workload::Cpu => "core",
+        Workload::None => "generator",
+        Workload::Device(_) if ends.is_some_and(|ends| row.mpps >= AS_FAST * ends) => "generator",
+        Workload::Device(_) => "device",
+    });
+    let mpps = row.mpps;
+    row.set_gpu(|gpu| {
+        gpu.ends_mpps = ends.filter(|_| workload != Workload::Core);
+        gpu.kbursts_per_s = mpps * 1e3 / cell.burst as f64;
+    });
+    row
+}
+
+/// A row that says how long packets take, at a share of a capacity in million packets a second.
+pub(super) fn latency(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, (load, capacity): (f64, f64)) -> Row {
+    let mut row = row(rig, cell, samples);
+    row.set_mpps(Spread::of(&samples.mpps).median);
+    row.set_latencies(samples);
+    let latencies = &samples.seen.latencies;
+    row.arrangement = "open-loop";
+    (row.metric, row.unit) = ("latency", "ns");
+    row.runs = latencies.values() as usize;
+    (row.min, row.max) = (tsc::to_ns(latencies.min()), tsc::to_ns(latencies.max()));
+    row.median = row.p50_ns.unwrap_or_default();
+    row.tsc_hz = tsc::hz();
+    (row.load, row.capacity_mpps) = (Some(load), Some(capacity));
+    let (mpps, bursts) = (row.mpps, samples.seen.bursts.max(1));
+    // Bursts that had waited for long enough had fewer packets.
+    let per_burst = samples.seen.latencies.values() as f64 / bursts as f64;
+    row.set_gpu(|gpu| gpu.kbursts_per_s = mpps * 1e3 / per_burst.max(1.0));
+    row
+}
+
+/// The smallest of `bursts` from which on one pipeline of several, which do `mpps` together, does more than `core`.
+pub(super) fn break_even(bursts: &[usize], mpps: &[f64], pipelines: usize, core: f64) -> Option<usize> {
+    let slower = mpps.iter().rposition(|&mpps| mpps / pipelines as f64 <= core);
+    bursts.get(slower.map_or(0, |at| at + 1)).copied()
+}
+
+impl Row {
+    fn set_gpu(&mut self, enter: impl FnOnce(&mut GpuColumns)) {
+        enter(self.gpu.get_or_insert_default());
+    }
+
+    /// Fills in percentiles.
+    fn set_latencies(&mut self, samples: &Samples) {
+        let latencies = &samples.seen.latencies;
+        let percentile = |part| (latencies.values() > 0).then(|| tsc::to_ns(latencies.percentile(part)));
+        (self.p50_ns, self.p90_ns) = (percentile(0.5), percentile(0.9));
+        (self.p99_ns, self.p999_ns) = (percentile(0.99), percentile(0.999));
+    }
+
+    /// Fills in a published figure, where there is one.
+    pub(super) fn set_published(&mut self, published: Option<Published>) {
+        let Some(Published { gbps, v100 }) = published else { return };
+        (self.published, self.published_unit) = (Some(gbps), Some(UNIT));
+        self.set_gpu(|gpu| gpu.published_v100 = v100);
+    }
+
+    /// Fills in what the model says, where it says anything.
+    pub(super) fn set_model(&mut self, gbps: Option<f64>) {
+        self.set_gpu(|gpu| (gpu.model_gbps, gpu.model) = (gbps, gbps.map(|_| MODEL)));
+    }
+
+    /// Fills in the baseline, `core` million packets a second, and from which burst on a pipeline is faster.
+    pub(super) fn set_baseline(&mut self, subject: &Subject, core: f64, burst: Option<usize>) {
+        let (device, mpps) = (subject.workload.is_device(), self.mpps);
+        self.set_gpu(|gpu| {
+            if device || subject.workload == Workload::Core {
+                gpu.baseline = Some(subject.work.baseline());
+                gpu.baseline_mpps = Some(core);
+                gpu.over_baseline = Some(mpps / core);
+            }
+            if device {
+                gpu.break_even_burst = burst;
+                gpu.model_break_even_burst = published::model_break_even(subject.workload, 1e3 / core);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pitfall 6 of l2fwd-nv: its option `-t` is a time for each packet on a core, and one for each burst on a GPU.
+    #[test]
+    fn pitfall_6_forced_time_is_stated_per_packet_and_per_burst() {
+        let per_burst = |workload, burst, lanes| {
+            [true, false].map(|stand_in| forced_ns_per_burst(workload, burst, lanes, 1000, stand_in))
+        };
+        let [kernel, persistent, graph] = Workload::DEVICE;
+        assert_eq!(per_burst(Workload::None, 64, 256), [0, 0]);
+        // A core: all of them, one after the other.
+        assert_eq!(per_burst(Workload::Cpu, 64, 256), [64_000, 64_000]);
+        // A block: as many rounds as its lanes need.
+        for workload in [persistent, graph] {
+            assert_eq!(per_burst(workload, 64, 256), [1000, 1000]);
+            assert_eq!(per_burst(workload, 1000, 256), [4000, 4000]);
+            assert_eq!(per_burst(workload, 64, 32), [2000, 2000]);
+        }
+        // A kernel has a block for each 256 packets: they wait at the same time, but the stand-in's do not.
+        assert_eq!(per_burst(kernel, 64, 256), [1000, 1000]);
+        assert_eq!(per_burst(kernel, 1000, 256), [4000, 1000]);
+        assert_eq!(per_burst(kernel, 1000, 128), [8000, 2000]);
+    }
+
+    #[test]
+    fn the_break_even_is_where_one_pipeline_is_faster_for_good() {
+        let bursts = [1, 16, 64, 256];
+        assert_eq!(break_even(&bursts, &[1.0, 5.0, 9.0, 20.0], 1, 4.0), Some(16));
+        assert_eq!(break_even(&bursts, &[1.0, 5.0, 9.0, 20.0], 4, 4.0), Some(256));
+        assert_eq!(break_even(&bursts, &[1.0, 5.0, 3.0, 20.0], 1, 4.0), Some(256));
+        assert_eq!(break_even(&bursts, &[5.0; 4], 1, 4.0), Some(1));
+        assert_eq!(break_even(&bursts, &[5.0; 4], 1, 5.0), None);
+    }
+}

@@ -1,0 +1,354 @@
+//! Pipelines with their ends at work on threads of their own: a session, in which windows are measured.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use offcore_gpu::device::{Device, Memory};
+use offcore_gpu::pipeline::{Back, Front, Setup, Worker, pipeline};
+use offcore_mem::{Hugepages, Packet, Pool};
+use offcore_ring::spsc;
+use offcore_stats::lcore;
+
+use super::ends::{Generator, Known, Verifier};
+use super::window::{Plan, Seen, Traffic, Window};
+use super::{WorkKind, Workload};
+
+/// How long a device may take for a burst: what it has to do for all bursts on their way, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bursts that are counted in a window at least, for each pipeline.
+const FEWEST: u64 = 4;
+/// How many times as long a window may be, so that there are so many.
+const LONGEST: u32 = 20;
+/// Steps with nothing to do after which a thread lets others run, where there are others.
+const IDLE: u32 = 64;
+/// Steps with nothing to do after which somebody asks why.
+const VERY_IDLE: u32 = 4096;
+
+/// The lcores of a pipeline's ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The generator's.
+    pub generator: usize,
+    /// The verifier's; none: the generator's thread does that, too.
+    pub verifier: Option<usize>,
+}
+
+/// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each of
+/// `device_threads`, else one. The first lcores are left to others.
+///
+/// # Errors
+/// In words, when there are too few.
+pub(super) fn places(lcores: &[usize], pipelines: usize, device_threads: usize) -> Result<Vec<Place>> {
+    ensure!(
+        pipelines <= lcores.len(),
+        "--pipelines {pipelines}: found {} lcores, expected one for each pipeline at least",
+        lcores.len()
+    );
+    let two = 2 * pipelines + device_threads <= lcores.len();
+    let used = &lcores[lcores.len() - if two { 2 * pipelines } else { pipelines }..];
+    Ok(if two {
+        used.chunks(2).map(|pair| Place { generator: pair[0], verifier: pair.get(1).copied() }).collect()
+    } else {
+        used.iter().map(|&generator| Place { generator, verifier: None }).collect()
+    })
+}
+
+/// What a session is made with.
+#[derive(Debug)]
+pub(super) struct SessionSetup<'a> {
+    /// Who works on bursts.
+    pub workload: Workload,
+    /// Where a device works on packets.
+    pub memory: Memory,
+    /// What is done with packets.
+    pub work: WorkKind,
+    /// Nanoseconds that a packet takes at least.
+    pub forced_ns: u32,
+    /// Packets of a burst at most.
+    pub burst: usize,
+    /// Bursts on their way at most.
+    pub slots: usize,
+    /// Blocks and lanes of a device.
+    pub blocks_and_lanes: (u32, u32),
+    /// The ends of each pipeline.
+    pub places: &'a [Place],
+    /// What the verifiers know.
+    pub known: Arc<Known>,
+    /// The pool of the packets.
+    pub pool: &'static Pool,
+    /// Pages of the burst rings.
+    pub hugepages: Hugepages,
+    /// Whether idle threads let others run.
+    pub yields: bool,
+}
+
+/// Pipelines at work.
+#[derive(Debug)]
+pub(super) struct Session {
+    threads: Vec<Thread>,
+    pipelines: usize,
+}
+
+/// One of its threads.
+#[derive(Debug)]
+struct Thread {
+    windows: Sender<Arc<Window>>,
+    seen: Receiver<Result<Seen>>,
+    handle: JoinHandle<Vec<Packet>>,
+}
+
+impl Session {
+    /// Starts pipelines, which share `packets`; `device` is for workloads that need one.
+    ///
+    /// # Errors
+    /// What the pipelines say, or threads cannot be started.
+    pub(super) fn open(
+        setup: &SessionSetup<'_>,
+        mut device: Option<&mut (dyn Device + 'static)>,
+        packets: &mut Vec<Packet>,
+    ) -> Result<Self> {
+        let pipelines = setup.places.len();
+        let each = packets.len() / pipelines;
+        let mut session = Self { threads: Vec::new(), pipelines };
+        for (lane, place) in setup.places.iter().enumerate() {
+            let (front, back) = one_pipeline(setup, device.as_deref_mut())?;
+            let (checked, returned) = spsc::ring(each.next_power_of_two())?;
+            let own = packets.split_off(packets.len() - each);
+            let generator = Generator::new(front, returned, own, setup.burst, setup.pool);
+            let verifier = Verifier::new(back, checked, Arc::clone(&setup.known), setup.pool);
+            match place.verifier {
+                Some(lcore) => {
+                    session.spawn(place.generator, lane, setup.yields, Ends::Generator(generator))?;
+                    session.spawn(lcore, lane, setup.yields, Ends::Verifier(verifier))?;
+                }
+                None => {
+                    let both = Ends::Both(generator, verifier);
+                    session.spawn(place.generator, lane, setup.yields, both)?;
+                }
+            }
+        }
+        Ok(session)
+    }
+
+    fn spawn(&mut self, lcore: usize, lane: usize, yields: bool, ends: Ends) -> Result<()> {
+        let (windows, to_do) = channel::<Arc<Window>>();
+        let (report, seen) = channel();
+        let work = move || {
+            let mut ends = ends;
+            let pinned = lcore::pin(lcore).map_err(|error| error.to_string());
+            for window in to_do {
+                let found = match &pinned {
+                    Ok(()) => ends.run(&window, lane, yields),
+                    Err(reason) => {
+                        window.fail();
+                        window.has_sent(lane, 0);
+                        Err(anyhow!("{reason}"))
+                    }
+                };
+                let found = found.with_context(|| format!("pipeline {lane}"));
+                if report.send(found).is_err() {
+                    break;
+                }
+            }
+            ends.into_packets()
+        };
+        let handle = thread::Builder::new().name(format!("offcore-ends{lane}")).spawn(work)?;
+        self.threads.push(Thread { windows, seen, handle });
+        Ok(())
+    }
+
+    /// Measures a window of `length`, after `warm_up`. What everybody has seen together.
+    ///
+    /// # Errors
+    /// A packet that was lost, reordered or changed, a device that has failed, or too little in too long a time.
+    pub(super) fn measure(&self, plan: Plan, warm_up: Duration, length: Duration) -> Result<Seen> {
+        let window = Arc::new(Window::new(plan, self.pipelines));
+        for thread in &self.threads {
+            thread.windows.send(Arc::clone(&window)).map_err(|_| anyhow!("a thread has ended"))?;
+        }
+        if !matches!(plan.traffic, Traffic::EveryOne(_)) {
+            wait(warm_up, &window);
+            window.begin_to_measure();
+            wait(length, &window);
+            let more = Instant::now();
+            while window.counted() < FEWEST && !window.has_failed() && more.elapsed() < length * (LONGEST - 1)
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+            window.end();
+        }
+        let found: Vec<_> = self
+            .threads
+            .iter()
+            .map(|thread| thread.seen.recv().unwrap_or_else(|_| Err(anyhow!("a thread has ended"))))
+            .collect();
+        let mut all = Seen::default();
+        for seen in found {
+            all.add(&seen?);
+        }
+        let counts = matches!(plan.traffic, Traffic::EveryOne(_)) || all.bursts > 0;
+        ensure!(counts, "no burst has come back in {:.1} s", (length * LONGEST).as_secs_f64());
+        Ok(all)
+    }
+
+    /// Ends the pipelines; the packets come back.
+    pub(super) fn close(self, packets: &mut Vec<Packet>) {
+        for Thread { windows, handle, .. } in self.threads {
+            drop(windows);
+            if let Ok(own) = handle.join() {
+                packets.extend(own);
+            }
+        }
+    }
+}
+
+/// Waits for so long, or until something is wrong.
+fn wait(length: Duration, window: &Window) {
+    const STEP: Duration = Duration::from_millis(10);
+    let since = Instant::now();
+    while let Some(left) = length.checked_sub(since.elapsed()) {
+        if window.has_failed() {
+            return;
+        }
+        thread::sleep(left.min(STEP));
+    }
+}
+
+fn one_pipeline(
+    setup: &SessionSetup<'_>,
+    device: Option<&mut (dyn Device + 'static)>,
+) -> Result<(Front, Back)> {
+    let (blocks, lanes) = setup.blocks_and_lanes;
+    let worker = match setup.workload {
+        Workload::None => Worker::Nobody,
+        Workload::Cpu | Workload::Core => Worker::Cpu,
+        Workload::Device(launch) => Worker::Device {
+            device: device.with_context(|| format!("workload {launch} needs a device"))?,
+            launch,
+            blocks,
+            lanes,
+            memory: setup.memory,
+        },
+    };
+    let patterns = setup.known.content.patterns();
+    Ok(pipeline(Setup {
+        burst: setup.burst,
+        slots: setup.slots,
+        worker,
+        work: setup.work.of_pipeline(setup.forced_ns, patterns),
+        patience: PATIENCE,
+        pool: setup.pool,
+        hugepages: setup.hugepages,
+    })?)
+}
+
+/// What a thread does: one end of a pipeline, or both.
+enum Ends {
+    Generator(Generator),
+    Verifier(Verifier),
+    Both(Generator, Verifier),
+}
+
+impl Ends {
+    /// Does its part of a window.
+    fn run(&mut self, window: &Window, lane: usize, yields: bool) -> Result<Seen> {
+        let pause = |idle: &mut u32| {
+            *idle += 1;
+            if yields && idle.is_multiple_of(IDLE) { thread::yield_now() } else { std::hint::spin_loop() }
+        };
+        let mut idle = 0u32;
+        match self {
+            Self::Generator(generator) => {
+                generator.begin(window);
+                while !generator.has_ended(window) {
+                    if generator.step(window) { idle = 0 } else { pause(&mut idle) }
+                }
+                let submits = finish(generator, window, lane);
+                while !generator.settle() && !window.has_failed() {
+                    pause(&mut idle);
+                }
+                Ok(Seen { submits, ..Seen::default() })
+            }
+            Self::Verifier(verifier) => {
+                verifier.begin();
+                loop {
+                    if verifier.step(window, lane) {
+                        idle = 0;
+                        continue;
+                    }
+                    let very_idle = idle % VERY_IDLE == VERY_IDLE - 1;
+                    if verifier.is_through(window, lane) || very_idle && verifier.is_stuck(window) {
+                        return verifier.finish();
+                    }
+                    pause(&mut idle);
+                }
+            }
+            Self::Both(generator, verifier) => {
+                generator.begin(window);
+                verifier.begin();
+                let mut submits = None;
+                loop {
+                    let mut busy = false;
+                    if submits.is_none() {
+                        if generator.has_ended(window) {
+                            submits = Some(finish(generator, window, lane));
+                        } else {
+                            busy = generator.step(window);
+                        }
+                    }
+                    if verifier.step(window, lane) || busy {
+                        idle = 0;
+                        continue;
+                    }
+                    let very_idle = idle % VERY_IDLE == VERY_IDLE - 1;
+                    if verifier.is_through(window, lane) || very_idle && verifier.is_stuck(window) {
+                        generator.settle();
+                        let seen = verifier.finish()?;
+                        return Ok(Seen { submits: submits.unwrap_or_default(), ..seen });
+                    }
+                    pause(&mut idle);
+                }
+            }
+        }
+    }
+
+    /// The packets, and the end of what is at work.
+    fn into_packets(self) -> Vec<Packet> {
+        match self {
+            Self::Generator(generator) => generator.into_packets(),
+            Self::Verifier(_) => Vec::new(),
+            Self::Both(generator, verifier) => {
+                let packets = generator.into_packets();
+                drop(verifier);
+                packets
+            }
+        }
+    }
+}
+
+fn finish(generator: &mut Generator, window: &Window, lane: usize) -> (u64, u64) {
+    let (sent, submits) = generator.finish();
+    window.has_sent(lane, sent);
+    submits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_have_lcores_of_their_own_where_the_device_has_one_left() {
+        let place = |generator, verifier| Place { generator, verifier };
+        assert_eq!(places(&[0, 1], 1, 1).unwrap(), [place(1, None)]);
+        assert_eq!(places(&[0, 1, 2], 1, 1).unwrap(), [place(1, Some(2))]);
+        let sixteen: Vec<_> = (0..16).collect();
+        let four = places(&sixteen, 4, 1).unwrap();
+        assert_eq!((four.len(), four[0], four[3]), (4, place(8, Some(9)), place(14, Some(15))));
+        assert_eq!(places(&sixteen, 8, 1).unwrap()[7], place(15, None));
+        let error = places(&[0, 1], 3, 1).unwrap_err().to_string();
+        assert!(error.contains("--pipelines 3: found 2 lcores"), "{error}");
+    }
+}

@@ -1,0 +1,242 @@
+//! The harness itself, on the stand-in: that it measures, and that it notices. Not on a machine without its kernels.
+
+use offcore_gpu::host::{Fault, HostDevice};
+use offcore_gpu::kernel;
+use offcore_stats::lcore;
+
+use super::session::Place;
+use super::*;
+
+fn options(case: Case) -> Options {
+    let lcores = lcore::available().unwrap();
+    Options {
+        cases: vec![case],
+        sizes: vec![64, 1518],
+        windows: 2,
+        window: Duration::from_millis(8),
+        warm_up: Duration::from_millis(2),
+        slots: 4,
+        hugepages: Hugepages::None,
+        ..Options::new(STAND_IN, true, &lcores)
+    }
+}
+
+fn measured(options: &Options) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    run(options, Box::new(HostDevice::new()?), &Progress::hidden(), &mut |row| rows.push(row))?;
+    Ok(rows)
+}
+
+/// What every row has.
+fn is_complete(row: &Row, options: &Options) {
+    let gpu = row.gpu.as_ref().unwrap();
+    assert_eq!((row.bench, row.ring, gpu.pipelines), ("gpu", "none", usize::from(gpu.workload != "core")));
+    let by_device = !["none", "cpu", "core"].contains(&gpu.workload);
+    assert_eq!(row.simulated, by_device, "{row:?}");
+    assert_eq!(gpu.device, if by_device { "host" } else { "none" });
+    assert_eq!(gpu.blocks.is_some() && gpu.lanes == Some(options.lanes), by_device, "{row:?}");
+    assert!(row.verified > 0 && row.received >= row.verified && row.lost == 0, "{row:?}");
+    assert!(row.mpps > 0.0 && row.gbps > 0.0 && gpu.kbursts_per_s > 0.0, "{row:?}");
+    assert_eq!(gpu.submit_ns_per_burst.is_some(), gpu.workload != "core", "{row:?}");
+    if row.metric == "rate" {
+        assert!(row.runs == options.windows && row.min <= row.median && row.median <= row.max, "{row:?}");
+        assert!(row.bound.is_some() && gpu.collect_ns_per_burst.is_some(), "{row:?}");
+        assert_eq!(gpu.ends_mpps.is_some(), gpu.workload != "core", "{row:?}");
+    }
+    if gpu.workload != "core" {
+        let [p50, p99] = [row.p50_ns, row.p99_ns].map(Option::unwrap);
+        assert!(0.0 <= p50 && p50 <= p99, "{row:?}");
+    }
+}
+
+fn workloads(rows: &[Row]) -> Vec<(&'static str, &'static str, usize)> {
+    let named = rows.iter().map(|row| (row.gpu.as_ref().unwrap(), row.burst));
+    named.map(|(gpu, burst)| (gpu.workload, gpu.memory, burst)).collect()
+}
+
+#[test]
+fn the_published_tables_are_complete() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = options(Case::Io);
+    let rows = measured(&options).unwrap();
+    rows.iter().for_each(|row| is_complete(row, &options));
+    assert_eq!(workloads(&rows), [[("none", "host", 64), ("persistent", "gpu", 64)]; 2].concat());
+    let published: Vec<_> = rows.iter().map(|row| (row.frame, row.published)).collect();
+    assert_eq!(published, [(64, Some(18.0)), (64, Some(19.0)), (1518, None), (1518, None)]);
+
+    let options = Options { cases: vec![Case::Workload], bursts: vec![16, 7], ..options };
+    let rows = measured(&options).unwrap();
+    rows.iter().for_each(|row| is_complete(row, &options));
+    assert_eq!(rows.len(), 2 * 8);
+    assert_eq!(
+        workloads(&rows)[2..5],
+        [("kernel", "host", 16), ("persistent", "host", 16), ("graph", "host", 16)]
+    );
+    for row in &rows {
+        let gpu = row.gpu.as_ref().unwrap();
+        let device = gpu.device == "host";
+        assert_eq!(gpu.model_gbps.is_some() && gpu.model.is_some(), device, "{row:?}");
+        assert_eq!(
+            row.published.is_some() && gpu.published_v100.is_some(),
+            device && row.burst == 16,
+            "{row:?}"
+        );
+    }
+}
+
+#[test]
+fn every_row_of_a_forced_time_states_it_per_packet_and_per_burst() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = Options { bursts: vec![16, 300], ..options(Case::Forced) };
+    let rows = measured(&options).unwrap();
+    assert_eq!(rows.len(), 2 * 5);
+    for row in &rows {
+        is_complete(row, &options);
+        let gpu = row.gpu.as_ref().unwrap();
+        let burst = match (gpu.workload, row.burst) {
+            ("none", _) => None,
+            ("cpu", burst) => Some(burst as u64 * 1000),
+            (_, burst) => Some(burst.div_ceil(256) as u64 * 1000),
+        };
+        assert_eq!(gpu.forced_ns_per_packet, burst.map(|_| 1000), "{row:?}");
+        assert_eq!(gpu.forced_ns_per_burst, burst, "{row:?}");
+    }
+}
+
+/// Takes seconds: automata of 5,000 patterns are built for every pipeline.
+#[test]
+fn every_work_is_measured_beside_a_core() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = Options { bursts: vec![64, 5], memories: vec![Memory::Host], ..options(Case::BreakEven) };
+    let rows = measured(&options).unwrap();
+    assert_eq!(rows.len(), 4 * 5 * 2);
+    for row in &rows {
+        is_complete(row, &options);
+        let gpu = row.gpu.as_ref().unwrap();
+        assert_eq!(gpu.baseline_mpps.is_some(), !["none", "cpu"].contains(&gpu.workload), "{row:?}");
+        assert_eq!(gpu.model_break_even_burst.is_some(), gpu.device == "host", "{row:?}");
+        if gpu.work == "match" && gpu.workload != "none" {
+            assert_eq!(gpu.baseline, Some("aho-corasick crate, interleaved"));
+        }
+        // 1 KiB of payload.
+        assert_eq!(row.frame, 1070);
+    }
+    let of_match = rows.iter().filter(|row| row.gpu.as_ref().unwrap().work == "match");
+    let bursts: Vec<_> = of_match.map(|row| row.burst).collect();
+    assert_eq!(bursts, [[5, 64]; 5].concat());
+}
+
+#[test]
+fn packets_that_come_at_a_pace_have_latencies() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = Options { bursts: vec![16], ..options(Case::Latency) };
+    let rows = measured(&options).unwrap();
+    assert_eq!(rows.len(), 4 * 3);
+    for row in &rows {
+        is_complete(row, &options);
+        assert_eq!((row.metric, row.unit, row.arrangement), ("latency", "ns", "open-loop"));
+        assert!(row.load.is_some() && row.capacity_mpps.is_some_and(|mpps| mpps > 0.0), "{row:?}");
+        let parts = [Some(row.min), row.p50_ns, row.p90_ns, row.p99_ns, row.p999_ns, Some(row.max)];
+        assert!(parts.is_sorted_by(|a, b| a <= b), "{row:?}");
+    }
+}
+
+/// With the test switch a byte changes on its way: in an address, a number, a payload; before anything is timed, and later.
+#[test]
+fn a_corrupted_packet_is_found() {
+    if !kernel::BUILT {
+        return;
+    }
+    let sound = Options { bursts: vec![16], memories: vec![Memory::Host], ..options(Case::Workload) };
+    measured(&sound).unwrap();
+    // The first 1024 packets are looked at in full.
+    for (number, at, words) in [
+        (5, 3, "addresses wrong"),
+        (1023, 26, "was expected"),
+        (500, 700, "other bytes"),
+        (100, 1019, "other bytes"),
+        (1500, 3, "addresses wrong"),
+        (1499, 16, "length"),
+    ] {
+        let options = Options { corrupted: Some((number, at)), ..sound.clone() };
+        let error = format!("{:#}", measured(&options).unwrap_err());
+        assert!(
+            error.contains(words) && error.contains("case workload: workload, burst 16, none"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_an_error() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = Options { bursts: vec![16], memories: vec![Memory::Host], ..options(Case::Workload) };
+    let device = HostDevice::new().unwrap().with_fault(Fault::Dies(3));
+    let error = run(&options, Box::new(device), &Progress::hidden(), &mut |_| ()).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(
+        error.contains("kernel") && error.contains("the device has failed: its threads have ended"),
+        "{error}"
+    );
+}
+
+#[test]
+fn each_end_can_have_an_lcore_of_its_own() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = Options { bursts: vec![64], pipelines: 1, ..options(Case::Workload) };
+    let mut rig = Rig::new(&options, Box::new(HostDevice::new().unwrap())).unwrap();
+    let (first, last) = (options.lcores[0], options.lcores[options.lcores.len() - 1]);
+    rig.places = vec![Place { generator: first, verifier: Some(last) }];
+    let mut rows = Vec::new();
+    cases::workload(&mut rig, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in &rows {
+        is_complete(row, &options);
+        assert_eq!(row.gpu.as_ref().unwrap().lcores_per_pipeline, 2);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let Ok(device) = HostDevice::new() else { return };
+    drop(device);
+    let base = options(Case::Workload);
+    for (options, words) in [
+        (Options { bursts: vec![0], ..base.clone() }, "--bursts 0: expected 1 to 4096"),
+        (Options { sizes: vec![1519], ..base.clone() }, "--sizes 1519: expected 64 to 1518"),
+        (Options { slots: 48, ..base.clone() }, "--slots 48: expected a power of two"),
+        (Options { pipelines: base.lcores.len() + 1, ..base.clone() }, "expected one for each pipeline"),
+        (Options { windows: 0, ..base.clone() }, "no window"),
+        (Options { lanes: 2000, bursts: vec![16], ..base.clone() }, "2000 lanes"),
+    ] {
+        let error = format!("{:#}", measured(&options).unwrap_err());
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_device_is_named_or_found() {
+    let error = open(Some("cuda0")).unwrap_err().to_string();
+    assert!(error.contains("cuda0") && error.contains("expected"), "{error}");
+    // A GPU that no machine has: by its number, too.
+    for name in ["cuda:4095", "4095"] {
+        assert!(open(Some(name)).unwrap_err().to_string().contains("cuda:4095"));
+    }
+    if kernel::BUILT {
+        let (device, line) = open(None).unwrap();
+        let stands_in = device.name() == STAND_IN;
+        assert_eq!(line.is_some_and(|line| line.contains("in place of a GPU")), stands_in);
+    }
+}

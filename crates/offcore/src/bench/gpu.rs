@@ -1,0 +1,501 @@
+//! `offcore bench gpu`: l2fwd-nv's published tables, and from which burst on a device does more than a core.
+
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
+use offcore_bench::gpu::{self, Case, GpuColumns, Memory, Options, WorkKind, plot};
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+use offcore_mem::Hugepages;
+use offcore_stats::lcore;
+
+use super::{Format, Rows, frame};
+use crate::Failure;
+use crate::args::{Lcores, choice, hugepages, lcores, within};
+use crate::output::say;
+use crate::report::columns;
+
+/// The examples of `offcore bench gpu --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  All of it on the first GPU, or on threads in its place, in less than four minutes:
+    offcore bench gpu
+
+  The same as objects, one a line, where there must be a GPU:
+    offcore bench gpu --device cuda:0 --format json
+
+  The published workload table, roughly, on threads in place of a GPU:
+    offcore bench gpu --device host --case workload --quick
+
+  From which burst on a pattern match is worth a GPU, drawn:
+    offcore bench gpu --case break-even --work match --plot match.svg
+
+  One pipeline, bursts of 64, packets where they are:
+    offcore bench gpu --case workload --pipelines 1 --bursts 64 --memory host
+
+No port is under it: a generator and a verifier of each pipeline, on lcores of
+their own where there are enough, send packets round and check each of them.
+Threads in place of a GPU (device 'host') give right results; what they take
+says nothing of a GPU.";
+
+/// What `offcore bench gpu` understands.
+#[derive(Args, Debug)]
+pub(crate) struct GpuArgs {
+    /// The device: cuda:N (or N), or host, threads in place of a GPU [default: cuda:0, or host where there is no GPU]
+    #[arg(short = 'g', long, value_name = "NAME")]
+    pub device: Option<String>,
+
+    /// What is measured: io, workload, forced, break-even, latency, or all of them
+    #[arg(long = "case", value_name = "LIST", value_delimiter = ',', value_parser = case(), default_value = "all")]
+    pub cases: Vec<AnyCase>,
+
+    /// Pipelines, 1 to 64, each with a generator and a verifier [default: 4, with device host 1]
+    #[arg(short, long, value_name = "N", value_parser = within(1..=64))]
+    pub pipelines: Option<usize>,
+
+    /// Packets of a burst, 1 to 4096 [default: those of each case]
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = within(1..=4096))]
+    pub bursts: Vec<usize>,
+
+    /// Frame lengths of case io, FCS included [default: 64,128,256,512,1024]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    pub sizes: Vec<usize>,
+
+    /// Work of case break-even: swap, crc32c, checksum, match [default: all four]
+    #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = work())]
+    pub works: Vec<WorkKind>,
+
+    /// Where a device works on packets: host (where they are), gpu (in memory of its own) [default: both; one of them,
+    /// the first, in cases forced and latency]
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = memory())]
+    pub memory: Vec<Memory>,
+
+    /// Bursts on their way in a pipeline, at most: a power of two
+    #[arg(long, value_name = "N", default_value = "64", value_parser = within(2..=4096))]
+    pub slots: usize,
+
+    /// Blocks that serve a pipeline where the device polls, 1 to 64 [default: 4, with device host 1 on a small machine]
+    #[arg(long, value_name = "N", value_parser = within(1..=64))]
+    pub blocks: Option<usize>,
+
+    /// Lanes of a block, 1 to 1024
+    #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
+    pub lanes: usize,
+
+    /// Where generators and verifiers may run [default: everywhere]
+    #[arg(long, value_name = "LIST", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of packet buffers and burst rings: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Fewer cells and windows: about a minute
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub quick: bool,
+
+    /// Draw the tables as an SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
+
+/// A case, or all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnyCase {
+    All,
+    One(Case),
+}
+
+fn case() -> impl TypedValueParser<Value = AnyCase> {
+    let names = Case::ALL.map(Case::name).into_iter().chain(["all"]);
+    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+        "all" => Ok(AnyCase::All),
+        name => name.parse().map(AnyCase::One),
+    })
+}
+
+fn work() -> impl TypedValueParser<Value = WorkKind> {
+    choice(WorkKind::ALL.map(WorkKind::name))
+}
+
+fn memory() -> impl TypedValueParser<Value = Memory> {
+    let named = |name: &str| Memory::ALL.into_iter().find(|memory| memory.name() == name);
+    PossibleValuesParser::new(Memory::ALL.map(Memory::name))
+        .try_map(move |name| named(&name).ok_or("expected host or gpu"))
+}
+
+/// Measures and writes what the flags ask for.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
+    let failed = |error: anyhow::Error| anyhow!("offcore bench gpu: {error:#}");
+    check(args).map_err(Failure::Usage)?;
+    let (device, line) =
+        gpu::open(args.device.as_deref()).map_err(|error| failed(error.context("--device")))?;
+    if let Some(line) = line {
+        say(&line);
+    }
+    let options = options(args, device.name()).map_err(Failure::Usage)?;
+    let mut rows = Rows::new(args.format);
+    let notes =
+        gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
+    for note in notes {
+        say(&note);
+    }
+    Ok(rows.finish(args.plot.as_ref(), plot::draw, table)?)
+}
+
+/// The cases that are measured, each once.
+fn cases(args: &GpuArgs) -> Vec<Case> {
+    let asked = |case: &Case| args.cases.iter().any(|any| [AnyCase::All, AnyCase::One(*case)].contains(any));
+    Case::ALL.into_iter().filter(asked).collect()
+}
+
+/// What no case heeds would be taken for what was measured.
+fn check(args: &GpuArgs) -> Result<(), String> {
+    let cases = cases(args);
+    for (given, flag, case) in
+        [(!args.sizes.is_empty(), "--sizes", Case::Io), (!args.works.is_empty(), "--work", Case::BreakEven)]
+    {
+        if given && !cases.contains(&case) {
+            let name = case.name();
+            return Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out"));
+        }
+    }
+    if !args.slots.is_power_of_two() {
+        return Err(format!(
+            "--slots {}: expected a power of two, such as {}",
+            args.slots,
+            args.slots.next_power_of_two()
+        ));
+    }
+    Ok(())
+}
+
+fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
+    let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
+    let given = args.lcores.as_ref().map_or(&available, |Lcores(given)| given);
+    if let Some(&found) = given.iter().find(|lcore| !available.contains(lcore)) {
+        return Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available }));
+    }
+    let mut options = Options::new(device, args.quick, given);
+    options.cases = cases(args);
+    options.bursts.clone_from(&args.bursts);
+    if !args.sizes.is_empty() {
+        options.sizes.clone_from(&args.sizes);
+    }
+    if !args.works.is_empty() {
+        options.works.clone_from(&args.works);
+    }
+    if !args.memory.is_empty() {
+        options.memories.clone_from(&args.memory);
+    }
+    options.pipelines = args.pipelines.unwrap_or(options.pipelines);
+    options.blocks = args.blocks.map_or(options.blocks, |blocks| blocks as u32);
+    (options.slots, options.lanes, options.hugepages) = (args.slots, args.lanes as u32, args.hugepages);
+    if options.pipelines > given.len() {
+        return Err(format!(
+            "--pipelines {}: found {} lcores, expected one for each pipeline at least; use fewer",
+            options.pipelines,
+            given.len()
+        ));
+    }
+    Ok(options)
+}
+
+fn table(rows: &[Row]) -> String {
+    let tables = Case::ALL.into_iter().filter_map(|case| {
+        let rows: Vec<_> = rows
+            .iter()
+            .filter(|row| row.case == case.name())
+            .filter_map(|row| Some((row, row.gpu.as_ref()?)))
+            .collect();
+        (!rows.is_empty()).then(|| match case {
+            Case::Io | Case::Workload => published(&rows),
+            Case::Forced => forced(&rows),
+            Case::BreakEven => break_even(&rows),
+            Case::Latency => latency(&rows),
+        })
+    });
+    let simulated = rows.iter().any(|row| row.simulated);
+    let note = "device host is threads in place of a GPU: what they take says nothing of one.\n";
+    tables.collect::<Vec<_>>().join("\n") + if simulated { note } else { "" }
+}
+
+type GpuRow<'a> = (&'a Row, &'a GpuColumns);
+
+fn dash(value: Option<impl std::fmt::Display>) -> String {
+    value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
+fn digits(value: Option<f64>, digits: usize) -> String {
+    dash(value.map(|value| format!("{value:.digits$}")))
+}
+
+fn us(ns: Option<f64>) -> String {
+    digits(ns.map(|ns| ns / 1e3), 1)
+}
+
+fn verified(row: &Row) -> String {
+    format!("{}/{}", row.verified, row.received + row.lost)
+}
+
+/// Lines of cells below their heads.
+fn lines<const N: usize>(
+    heads: [&str; N],
+    align: &str,
+    rows: &[GpuRow<'_>],
+    cells: impl Fn(&Row, &GpuColumns) -> [String; N],
+) -> String {
+    let mut all = vec![heads.map(String::from)];
+    all.extend(rows.iter().map(|(row, gpu)| cells(row, gpu)));
+    columns(&all, align)
+}
+
+/// The two published tables.
+fn published(rows: &[GpuRow<'_>]) -> String {
+    let heads = [
+        "case",
+        "frame",
+        "burst",
+        "workload",
+        "memory",
+        "device",
+        "Gbit/s",
+        "Mpps",
+        "min-max",
+        "A100",
+        "V100",
+        "model",
+        "p50 us",
+        "p99",
+        "submit ns",
+        "collect",
+        "bound",
+        "verified",
+    ];
+    lines(heads, "lrrlllrrrrrrrrrrlr", rows, |row, gpu| {
+        [
+            row.case.clone(),
+            row.frame.to_string(),
+            row.burst.to_string(),
+            gpu.workload.into(),
+            gpu.memory.into(),
+            gpu.device.clone(),
+            format!("{:.1}", row.gbps),
+            format!("{:.2}", row.mpps),
+            format!("{:.2}-{:.2}", row.min, row.max),
+            digits(row.published, 0),
+            digits(gpu.published_v100, 0),
+            digits(gpu.model_gbps, 0),
+            us(row.p50_ns),
+            us(row.p99_ns),
+            digits(gpu.submit_ns_per_burst, 0),
+            digits(gpu.collect_ns_per_burst, 0),
+            dash(row.bound),
+            verified(row),
+        ]
+    }) + "A100, V100: Gbit/s as published for l2fwd-nv with four pipelines on a port of 100 Gbit/s (io, memory host: CPU\n\
+          memory); model: of that program, fitted to its second table; p50, p99: from when a burst was handed over\n\
+          until it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an\n\
+          lcore; bound: generator where its own limit (workload none) is within 10 %.\n"
+}
+
+fn forced(rows: &[GpuRow<'_>]) -> String {
+    let heads = [
+        "burst",
+        "ns/packet",
+        "workload",
+        "memory",
+        "device",
+        "ns/burst",
+        "Mpps",
+        "Gbit/s",
+        "min-max",
+        "model",
+        "p50 us",
+        "p99",
+        "bound",
+        "verified",
+    ];
+    lines(heads, "rrlllrrrrrrrlr", rows, |row, gpu| {
+        [
+            row.burst.to_string(),
+            dash(gpu.forced_ns_per_packet),
+            gpu.workload.into(),
+            gpu.memory.into(),
+            gpu.device.clone(),
+            dash(gpu.forced_ns_per_burst),
+            format!("{:.2}", row.mpps),
+            format!("{:.1}", row.gbps),
+            format!("{:.2}-{:.2}", row.min, row.max),
+            digits(gpu.model_gbps, 1),
+            us(row.p50_ns),
+            us(row.p99_ns),
+            dash(row.bound),
+            verified(row),
+        ]
+    }) + "ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of a\n\
+          core one after the other, those of a block's lanes at the same time. So a row of a core and one of a device\n\
+          compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines on an A100.\n"
+}
+
+fn break_even(rows: &[GpuRow<'_>]) -> String {
+    let heads = [
+        "work",
+        "workload",
+        "memory",
+        "device",
+        "burst",
+        "Mpps",
+        "min-max",
+        "Gbit/s",
+        "core's Mpps",
+        "over core",
+        "break-even",
+        "model's",
+        "submit ns",
+        "collect",
+        "bound",
+        "verified",
+    ];
+    let burst = |burst: Option<usize>| dash(burst);
+    lines(heads, "llllrrrrrrrrrrlr", rows, |row, gpu| {
+        [
+            gpu.work.into(),
+            gpu.workload.into(),
+            gpu.memory.into(),
+            gpu.device.clone(),
+            row.burst.to_string(),
+            format!("{:.2}", row.mpps),
+            format!("{:.2}-{:.2}", row.min, row.max),
+            format!("{:.1}", row.gbps),
+            digits(gpu.baseline_mpps, 2),
+            dash(gpu.over_baseline.map(|times| format!("{times:.2}x"))),
+            burst(gpu.break_even_burst),
+            burst(gpu.model_break_even_burst),
+            digits(gpu.submit_ns_per_burst, 0),
+            digits(gpu.collect_ns_per_burst, 0),
+            dash(row.bound),
+            verified(row),
+        ]
+    }) + "Mpps: of all pipelines; core: one that does the same work and nothing else, core's Mpps with the bursts that suit\n\
+          it best (match: aho-corasick crate, interleaved); break-even: the smallest of these bursts with which one\n\
+          pipeline does more than that, and with all longer ones; model's: from which burst on l2fwd-nv on an A100 takes\n\
+          less time for one than that core.\n"
+}
+
+fn latency(rows: &[GpuRow<'_>]) -> String {
+    let heads = [
+        "burst", "workload", "memory", "device", "load", "Mpps", "of Mpps", "p50 us", "p90", "p99", "p99.9",
+        "max", "verified",
+    ];
+    lines(heads, "rlllrrrrrrrrr", rows, |row, gpu| {
+        [
+            row.burst.to_string(),
+            gpu.workload.into(),
+            gpu.memory.into(),
+            gpu.device.clone(),
+            dash(row.load.map(|load| format!("{:.0} %", load * 100.0))),
+            format!("{:.3}", row.mpps),
+            digits(row.capacity_mpps, 3),
+            us(row.p50_ns),
+            us(row.p90_ns),
+            us(row.p99_ns),
+            us(row.p999_ns),
+            us(Some(row.max)),
+            verified(row),
+        ]
+    }) + "latency: from when a packet was due until it is back, packets sent at that share of what a closed loop reaches;\n\
+          it waits for others of its burst for 100 us at most.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::bench::BenchCommand;
+    use clap::Parser;
+
+    fn parsed(flags: &str) -> Result<(GpuArgs, Options), String> {
+        let words = ["offcore", "bench", "gpu"].into_iter().chain(flags.split_whitespace());
+        let command = Cli::try_parse_from(words).map_err(|e| e.to_string())?.command;
+        let Command::Bench { command: BenchCommand::Gpu(args) } = command else { panic!("{flags}") };
+        check(&args)?;
+        let options = options(&args, args.device.as_deref().unwrap_or("host"))?;
+        Ok((args, options))
+    }
+
+    #[test]
+    fn defaults_are_the_whole_of_it() {
+        let (_, options) = parsed("").unwrap();
+        assert_eq!((&options.cases[..], options.pipelines, options.quick), (&Case::ALL[..], 1, false));
+        assert_eq!((options.sizes.len(), options.works.len(), options.memories.len()), (5, 4, 2));
+        let (_, options) = parsed("--case latency,io,io -b 1,4096 --memory gpu --quick").unwrap();
+        assert_eq!(options.cases, [Case::Io, Case::Latency]);
+        assert_eq!((&options.bursts[..], &options.memories[..]), (&[1, 4096][..], &[Memory::Gpu][..]));
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        for (flags, words) in [
+            ("--case tables", &["--case", "io, workload, forced, break-even, latency, all"][..]),
+            ("--bursts 0", &["--bursts", "from 1 to 4096"]),
+            ("--bursts 64,4097", &["--bursts", "4097"]),
+            ("--sizes 63", &["--sizes", "from 64 to 1518"]),
+            ("--sizes 64 --case workload", &["--sizes", "--case io"]),
+            ("--work match --case io", &["--work", "--case break-even"]),
+            ("--work aes", &["--work", "swap, crc32c, checksum, match"]),
+            ("--memory disk", &["--memory", "host, gpu"]),
+            ("--pipelines 0", &["--pipelines", "from 1 to 64"]),
+            ("--slots 100", &["--slots", "such as 128"]),
+            ("--lcores 1023", &["--lcores", "1023"]),
+        ] {
+            let error = parsed(flags).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_example_of_the_help_is_accepted() {
+        let mut seen = 0;
+        for flags in EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore bench gpu")) {
+            parsed(flags).unwrap();
+            seen += 1;
+        }
+        assert_eq!(seen, 5);
+    }
+
+    #[test]
+    fn every_case_has_a_table() {
+        let row = |case: Case| Row {
+            case: case.name().into(),
+            frame: 1024,
+            burst: 64,
+            simulated: true,
+            gbps: 12.34,
+            gpu: Some(GpuColumns {
+                workload: "kernel",
+                work: "swap",
+                memory: "gpu",
+                device: "host".into(),
+                forced_ns_per_packet: Some(100),
+                forced_ns_per_burst: Some(6400),
+                break_even_burst: Some(256),
+                ..GpuColumns::default()
+            }),
+            ..Row::default()
+        };
+        let text = table(&Case::ALL.map(row));
+        for words in ["100  kernel    gpu     host        6400", "12.3", "256", "in place of a GPU", "load"] {
+            assert!(text.contains(words), "no '{words}' in {text}");
+        }
+    }
+}
