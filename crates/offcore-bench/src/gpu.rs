@@ -19,6 +19,7 @@ mod baseline;
 mod cases;
 mod ends;
 mod latency;
+mod pace;
 mod packets;
 pub mod plot;
 mod published;
@@ -45,7 +46,7 @@ use crate::row::Row;
 use rig::Rig;
 pub use row::GpuColumns;
 
-/// The device that is taken where none is named.
+/// The device that is taken where none is named and nothing else is known of.
 pub const DEFAULT_DEVICE: &str = "cuda:0";
 /// The one that stands in for it.
 pub const STAND_IN: &str = "host";
@@ -181,6 +182,7 @@ impl WorkKind {
             kind: self.kind(),
             swap: self == Self::Swap,
             skip: packets::SKIP as u32,
+            split_at: None,
             forced_ns,
             patterns: Some(patterns),
         }
@@ -213,8 +215,8 @@ pub struct Options {
     pub memories: Vec<Memory>,
     /// Bursts on their way at most, in each pipeline: a power of two.
     pub slots: usize,
-    /// Blocks that serve a pipeline, where the device polls.
-    pub blocks: u32,
+    /// Blocks that serve a pipeline, where the device polls; none: a few, and more of them for work that takes longer.
+    pub blocks: Option<u32>,
     /// Lanes of a block.
     pub lanes: u32,
     /// Windows of each cell.
@@ -223,6 +225,10 @@ pub struct Options {
     pub window: Duration,
     /// How long packets go round before it.
     pub warm_up: Duration,
+    /// How long all of it may take: when it becomes clear that it would take longer, cells have fewer windows, but one.
+    pub limit: Duration,
+    /// Packets on their way in a pipeline at most, unless two bursts are more.
+    pub on_their_way: usize,
     /// Fewer cells.
     pub quick: bool,
     /// Pages of packet buffers and burst rings.
@@ -242,26 +248,24 @@ impl Options {
             cases: Case::ALL.into(),
             pipelines: if stand_in { 1 } else { 4.min(lcores.len().saturating_sub(1) / 2).max(1) },
             bursts: Vec::new(),
-            sizes: published::SIZES.into(),
+            sizes: if quick { [64, published::FRAME].into() } else { published::SIZES.into() },
             works: WorkKind::ALL.into(),
             memories: Memory::ALL.into(),
             slots: 64,
-            blocks: if stand_in && lcores.len() < 8 { 1 } else { 4 },
+            blocks: if stand_in && lcores.len() < 8 { Some(1) } else { None },
             lanes: 256,
             windows: if quick { 2 } else { 4 },
             window: Duration::from_millis(200),
             warm_up: Duration::from_millis(30),
+            limit: Duration::from_secs(if quick { 50 } else { 210 }),
+            // What is on its way has to come back after each window, and a stand-in is slow.
+            on_their_way: if stand_in { 1024 } else { 32_768 },
             quick,
             hugepages: Hugepages::Auto,
             lcores: lcores.into(),
             #[cfg(test)]
             corrupted: None,
         }
-    }
-
-    /// Bursts of a case: those given, or else `otherwise`.
-    fn bursts_or(&self, otherwise: &[usize]) -> Vec<usize> {
-        if self.bursts.is_empty() { otherwise.into() } else { self.bursts.clone() }
     }
 
     fn first_memory(&self) -> Memory {
@@ -278,6 +282,7 @@ impl Options {
         range("--pipelines", self.pipelines, 1, 64)?;
         range("--slots", self.slots, 2, 4096)?;
         ensure!(self.slots.is_power_of_two(), "--slots {}: expected a power of two", self.slots);
+        ensure!(!self.memories.is_empty(), "no memory is asked for: expected host, gpu or both");
         ensure!(self.windows > 0 && !self.window.is_zero(), "no window is measured");
         Ok(())
     }
@@ -289,10 +294,10 @@ impl Options {
 /// When it cannot be used.
 pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
     if let Some(name) = name {
-        let number = name.parse::<u32>().map(|number| format!("cuda:{number}"));
-        return Ok((devices::open(number.as_deref().unwrap_or(name))?, None));
+        return Ok((devices::open(name)?, None));
     }
-    let missing = match devices::open(DEFAULT_DEVICE) {
+    let found = devices::default().unwrap_or_else(|_| DEFAULT_DEVICE.into());
+    let missing = match devices::open(&found) {
         Ok(device) => return Ok((device, None)),
         Err(error) => error,
     };
@@ -315,7 +320,7 @@ pub fn run(
 ) -> Result<Vec<String>> {
     options.check()?;
     let mut rig = Rig::new(options, device)?;
-    progress.begin(options.cases.iter().map(|&case| cases::steps(options, case)).sum());
+    progress.begin(rig.pace.steps());
     for &case in &options.cases {
         let measured = match case {
             Case::Io => cases::io(&mut rig, progress, emit),

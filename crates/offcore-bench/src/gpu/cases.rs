@@ -19,7 +19,11 @@ const FORCED_BURSTS: [usize; 4] = [16, 64, 256, 1024];
 const QUICK_FORCED_BURSTS: [usize; 2] = [64, 1024];
 /// Bursts among which the break-even is looked for.
 const BREAK_EVEN_BURSTS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
-const QUICK_BREAK_EVEN_BURSTS: [usize; 3] = [16, 256, 4096];
+const QUICK_BREAK_EVEN_BURSTS: [usize; 2] = [64, 1024];
+/// Bursts of the second published table that say most.
+const QUICK_BURSTS: [usize; 2] = [16, 64];
+/// Blocks that serve a pipeline where bursts take long: several are on their way at a time.
+const MANY_BLOCKS: u32 = 32;
 /// A frame with a payload of 1 KiB: headers and FCS around it.
 const PAYLOAD_FRAME: usize = 1024 + super::packets::SKIP + offcore_wire::ethernet::FCS_LEN;
 
@@ -40,23 +44,45 @@ pub(super) fn groups(options: &Options, case: Case) -> Vec<Group> {
     }
 }
 
-fn subject(workload: Workload, memory: Memory, work: WorkKind, frame: usize, bursts: &[usize]) -> Subject {
-    Subject { workload, memory, work, forced_ns: 0, frame, bursts: bursts.into() }
+/// Blocks for work that takes no time: bursts are what they wait for.
+pub(super) fn few_blocks(options: &Options) -> u32 {
+    options.blocks.unwrap_or(4)
 }
 
-/// The two or three windows of cells that are many.
+/// What is asked for in most cases.
+fn subject(
+    options: &Options,
+    (workload, memory): (Workload, Memory),
+    work: WorkKind,
+    frame: usize,
+    bursts: &[usize],
+) -> Subject {
+    let blocks = few_blocks(options);
+    Subject { workload, memory, work, forced_ns: 0, frame, bursts: bursts.into(), blocks }
+}
+
+/// The windows of cells that are many.
 fn fewer(options: &Options) -> usize {
     options.windows.div_ceil(2).max(2).min(options.windows)
 }
 
+/// Those given, or else those of the case.
+pub(super) fn bursts(options: &Options, all: &[usize], quick: &[usize]) -> Vec<usize> {
+    match options.bursts[..] {
+        [] if options.quick => quick.into(),
+        [] => all.into(),
+        ref given => given.into(),
+    }
+}
+
 fn io_groups(options: &Options) -> Vec<Group> {
-    let bursts = options.bursts_or(&[BURST]);
+    let bursts = bursts(options, &[BURST], &[BURST]);
     let group = |&frame: &usize| {
-        let mut subjects = vec![subject(Workload::None, Memory::Host, WorkKind::Nothing, frame, &bursts)];
+        let of = |who| subject(options, who, WorkKind::Nothing, frame, &bursts);
+        let mut subjects = vec![of((Workload::None, Memory::Host))];
         if options.memories.contains(&Memory::Gpu) {
             // Somebody has to take them there.
-            let carrier = Workload::Device(Launch::Persistent);
-            subjects.push(subject(carrier, Memory::Gpu, WorkKind::Nothing, frame, &bursts));
+            subjects.push(of((Workload::Device(Launch::Persistent), Memory::Gpu)));
         }
         Group { name: format!("io, {frame} B"), subjects, windows: options.windows }
     };
@@ -65,51 +91,51 @@ fn io_groups(options: &Options) -> Vec<Group> {
 
 fn workload_groups(options: &Options) -> Vec<Group> {
     let group = |burst| {
-        let of = |workload, memory| subject(workload, memory, WorkKind::Swap, FRAME, &[burst]);
-        let mut subjects = vec![of(Workload::None, Memory::Host), of(Workload::Cpu, Memory::Host)];
+        let of = |who| subject(options, who, WorkKind::Swap, FRAME, &[burst]);
+        let mut subjects = vec![of((Workload::None, Memory::Host)), of((Workload::Cpu, Memory::Host))];
         for &memory in &options.memories {
-            subjects.extend(Workload::DEVICE.map(|workload| of(workload, memory)));
+            subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
         }
         Group { name: format!("workload, burst {burst}"), subjects, windows: options.windows }
     };
-    options.bursts_or(&BURSTS).into_iter().map(group).collect()
+    bursts(options, &BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }
 
 fn forced_groups(options: &Options) -> Vec<Group> {
-    let (times, bursts) = match options.quick {
-        true => (&QUICK_FORCED[..], &QUICK_FORCED_BURSTS[..]),
-        false => (&FORCED[..], &FORCED_BURSTS[..]),
-    };
+    let times = if options.quick { &QUICK_FORCED[..] } else { &FORCED[..] };
     let memory = options.first_memory();
     let group = |burst| {
-        let mut subjects = vec![subject(Workload::None, Memory::Host, WorkKind::Swap, FRAME, &[burst])];
+        let of = |who| subject(options, who, WorkKind::Swap, FRAME, &[burst]);
+        let mut subjects = vec![of((Workload::None, Memory::Host))];
         for &forced_ns in times {
-            for workload in [Workload::Cpu].into_iter().chain(Workload::DEVICE) {
-                let memory = if workload.is_device() { memory } else { Memory::Host };
-                subjects.push(Subject {
-                    forced_ns,
-                    ..subject(workload, memory, WorkKind::Swap, FRAME, &[burst])
-                });
-            }
+            subjects.push(Subject { forced_ns, ..of((Workload::Cpu, Memory::Host)) });
+            let device = |workload| Subject { forced_ns, ..of((workload, memory)) };
+            subjects.extend(Workload::DEVICE.map(device));
         }
         Group { name: format!("forced, burst {burst}"), subjects, windows: fewer(options) }
     };
-    options.bursts_or(bursts).into_iter().map(group).collect()
+    bursts(options, &FORCED_BURSTS, &QUICK_FORCED_BURSTS).into_iter().map(group).collect()
 }
 
 fn break_even_groups(options: &Options) -> Vec<Group> {
-    let otherwise = if options.quick { &QUICK_BREAK_EVEN_BURSTS[..] } else { &BREAK_EVEN_BURSTS[..] };
-    let mut bursts = options.bursts_or(otherwise);
+    let mut bursts = bursts(options, &BREAK_EVEN_BURSTS, &QUICK_BREAK_EVEN_BURSTS);
     bursts.sort_unstable();
-    let group = |&work: &WorkKind| {
-        let of = |workload, memory| subject(workload, memory, work, PAYLOAD_FRAME, &bursts);
-        let mut subjects = vec![of(Workload::Core, Memory::Host), of(Workload::None, Memory::Host)];
-        for &memory in &options.memories {
-            subjects.extend(Workload::DEVICE.map(|workload| of(workload, memory)));
+    let memories = if options.quick { &options.memories[..1] } else { &options.memories[..] };
+    let group = |(&work, is_first): (&WorkKind, bool)| {
+        let blocks = options.blocks.unwrap_or(MANY_BLOCKS);
+        let of = |who| Subject { blocks, ..subject(options, who, work, PAYLOAD_FRAME, &bursts) };
+        let mut subjects = vec![of((Workload::Core, Memory::Host))];
+        if is_first {
+            // What is done makes no difference to who does nothing.
+            subjects.push(of((Workload::None, Memory::Host)));
+        }
+        for &memory in memories {
+            subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
         }
         Group { name: format!("break-even, {}", work.name()), subjects, windows: fewer(options) }
     };
-    options.works.iter().map(group).collect()
+    let is_first = std::iter::once(true).chain(std::iter::repeat(false));
+    options.works.iter().zip(is_first).map(group).collect()
 }
 
 /// What was measured of the subject of this workload at the burst of index `at`.
@@ -167,17 +193,21 @@ pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMu
 
 /// Work by bursts, beside a core.
 pub(super) fn break_even(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let mut ends = Vec::new();
     for group in groups(rig.options, Case::BreakEven) {
         let measured = rig.alternate(&group, progress)?;
+        let of = |workload| (0..).map_while(|at| of(&group, &measured, workload, at)).collect::<Vec<_>>();
+        if ends.is_empty() {
+            ends = of(Workload::None);
+        }
         // The core at the burst that suits it best.
-        let core = (0..).map_while(|at| of(&group, &measured, Workload::Core, at)).fold(0.0, f64::max);
+        let core = of(Workload::Core).into_iter().fold(0.0, f64::max);
         for (subject, samples) in group.subjects.iter().zip(&measured) {
             let rates: Vec<_> = samples.iter().map(|samples| Spread::of(&samples.mpps).median).collect();
             let found = find_break_even(&subject.bursts, &rates, rig.options.pipelines, core);
-            for ((&burst, samples), at) in subject.bursts.iter().zip(samples).zip(0..) {
-                let ends = of(&group, &measured, Workload::None, at);
+            for ((&burst, samples), ends) in subject.bursts.iter().zip(samples).zip(&ends) {
                 let cell = Cell { case: Case::BreakEven, subject, burst };
-                let mut row = rate(rig, cell, samples, ends);
+                let mut row = rate(rig, cell, samples, Some(*ends));
                 row.set_baseline(subject, core, found);
                 emit(row);
             }

@@ -13,7 +13,7 @@ use super::published::FRAME;
 use super::rig::{Group, Rig, Samples, Subject};
 use super::row::{Cell, latency as row};
 use super::window::Traffic;
-use super::{Case, Options, WorkKind, Workload};
+use super::{Case, Options, WorkKind, Workload, cases};
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::Spread;
@@ -38,11 +38,12 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
             forced_ns: 0,
             frame: FRAME,
             bursts: vec![burst],
+            blocks: cases::few_blocks(options),
         };
         let windows = options.windows.div_ceil(2);
         Group { name: format!("latency, burst {burst}"), subjects: workloads.map(subject).collect(), windows }
     };
-    options.bursts_or(if options.quick { &QUICK_BURSTS } else { &BURSTS }).into_iter().map(group).collect()
+    cases::bursts(options, &BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }
 
 /// Measures it.
@@ -51,6 +52,10 @@ pub(super) fn measure(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnM
         let count = group.subjects.len();
         let mut all = vec![(Vec::new(), vec![Samples::default(); LOADS.len()]); count];
         for round in 0..group.windows {
+            if round > 0 && rig.pace.is_late() {
+                rig.skip(count * WINDOWS * (group.windows - round), progress);
+                break;
+            }
             for turn in 0..count {
                 let index = if round % 2 == 0 { turn } else { count - 1 - turn };
                 let subject = &group.subjects[index];
@@ -78,18 +83,18 @@ fn one_turn(rig: &mut Rig<'_>, subject: &Subject, loads: &mut [Samples], progres
     let burst = subject.bursts[0];
     let session = rig.open(subject)?;
     let every_one = rig.every_one(&session, subject, burst)?;
-    let closed = subject.plan(burst, options.slots, Traffic::Closed);
+    let closed = subject.plan(burst, options, Traffic::Closed);
     let capacity = session.measure(closed, options.warm_up, options.window)?.mpps;
-    progress.step();
+    rig.step(progress);
     for (load, samples) in LOADS.into_iter().zip(&mut *loads) {
         let mpps = capacity * load / options.pipelines as f64;
         let interval = tsc::hz() as f64 / (mpps * 1e6);
         let traffic = Traffic::Paced { interval, timeout: tsc::ticks(TIMEOUT) };
-        let plan = subject.plan(burst, options.slots, traffic);
+        let plan = subject.plan(burst, options, traffic);
         let seen = session.measure(plan, options.warm_up, options.window)?;
         samples.mpps.push(seen.mpps);
         samples.seen.add(&seen);
-        progress.step();
+        rig.step(progress);
     }
     if let Some(first) = loads.first_mut() {
         first.seen.add(&every_one);

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use offcore_gpu::cpu::CpuWork;
-use offcore_gpu::device::{Device, Memory};
+use offcore_gpu::device::{Device, Launch, Memory};
 use offcore_gpu::patterns::Patterns;
+use offcore_gpu::pipeline::{Back, Front, Setup, Worker, pipeline};
 use offcore_mem::{HEADROOM, Packet, Pool};
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::ends::Known;
+use super::pace::Pace;
 use super::packets::{Content, LONGEST, SKIP};
 use super::session::{Place, Session, SessionSetup, places};
 use super::window::{Plan, Seen, Traffic};
@@ -21,9 +23,7 @@ use crate::progress::Progress;
 
 /// Bytes of a packet buffer, headroom included.
 const BUFFER: usize = 2048;
-/// Packets on their way in a pipeline, at most, however large its bursts are.
-const ON_THEIR_WAY: usize = 32_768;
-/// The same where each of them takes a forced time.
+/// Packets on their way in a pipeline, at most, where each of them takes a forced time.
 const FORCED_ON_THEIR_WAY: usize = 8192;
 /// Bursts that the ends have in hand besides.
 const IN_HAND: usize = 2;
@@ -49,19 +49,21 @@ pub(super) struct Subject {
     pub frame: usize,
     /// Packets of a burst: one cell for each.
     pub bursts: Vec<usize>,
+    /// Blocks of a device that polls.
+    pub blocks: u32,
 }
 
 impl Subject {
     /// Bursts of `burst` packets on their way at most.
-    pub(super) fn on_their_way(&self, burst: usize, slots: usize) -> usize {
-        let packets = if self.forced_ns == 0 { ON_THEIR_WAY } else { FORCED_ON_THEIR_WAY };
-        let most = (packets / burst).max(4);
-        slots.min(1 << most.ilog2())
+    pub(super) fn on_their_way(&self, burst: usize, options: &Options) -> usize {
+        let forced = if self.forced_ns == 0 { usize::MAX } else { FORCED_ON_THEIR_WAY };
+        let most = (options.on_their_way.min(forced) / burst).max(2);
+        options.slots.min(1 << most.ilog2())
     }
 
     /// Packets that a pipeline uses.
-    pub(super) fn circulating(&self, burst: usize, slots: usize) -> usize {
-        (self.on_their_way(burst, slots) + IN_HAND) * burst
+    pub(super) fn circulating(&self, burst: usize, options: &Options) -> usize {
+        (self.on_their_way(burst, options) + IN_HAND) * burst
     }
 
     fn longest_burst(&self) -> usize {
@@ -69,8 +71,8 @@ impl Subject {
     }
 
     /// What a window of it is.
-    pub(super) fn plan(&self, burst: usize, slots: usize, traffic: Traffic) -> Plan {
-        Plan { burst, len: self.frame - FCS_LEN, circulating: self.circulating(burst, slots), traffic }
+    pub(super) fn plan(&self, burst: usize, options: &Options, traffic: Traffic) -> Plan {
+        Plan { burst, len: self.frame - FCS_LEN, circulating: self.circulating(burst, options), traffic }
     }
 }
 
@@ -111,8 +113,10 @@ impl Samples {
 /// Everything that is there for as long as there is something to measure.
 #[derive(Debug)]
 pub(super) struct Rig<'a> {
+    /// What was asked for.
     pub options: &'a Options,
     device: Box<dyn Device>,
+    /// Where the ends of each pipeline go.
     pub places: Vec<Place>,
     pool: &'static Pool,
     /// Those that no session has.
@@ -122,6 +126,10 @@ pub(super) struct Rig<'a> {
     /// By work and packet length: the result of the packet in each chunk.
     results: HashMap<(WorkKind, usize), Arc<[u32]>>,
     notes: Vec<String>,
+    /// How long everything takes.
+    pub pace: Pace,
+    /// A pipeline that nobody uses: as long as it is there, the pool stays registered with the device.
+    keeper: Option<(Front, Back)>,
 }
 
 impl<'a> Rig<'a> {
@@ -132,7 +140,7 @@ impl<'a> Rig<'a> {
         let groups = options.cases.iter().flat_map(|&case| cases::groups(options, case));
         let subjects = groups.flat_map(|group| group.subjects);
         let each = subjects
-            .flat_map(|s| s.bursts.clone().into_iter().map(move |burst| s.circulating(burst, options.slots)))
+            .flat_map(|s| s.bursts.clone().into_iter().map(move |burst| s.circulating(burst, options)))
             .max()
             .unwrap_or(1);
         let pool = Pool::new((each * options.pipelines).max(64), BUFFER, options.hugepages)?;
@@ -142,8 +150,44 @@ impl<'a> Rig<'a> {
         for packet in &mut packets {
             content.fill(packet.chunk(), packet.bytes_mut());
         }
-        let (works, results) = (HashMap::new(), HashMap::new());
-        Ok(Self { options, device, places, pool, packets, content, works, results, notes: Vec::new() })
+        let steps = options.cases.iter().map(|&case| cases::steps(options, case)).sum();
+        let mut rig = Self {
+            options,
+            device,
+            places,
+            pool,
+            packets,
+            content,
+            works: HashMap::new(),
+            results: HashMap::new(),
+            notes: Vec::new(),
+            pace: Pace::new(steps, options.limit),
+            keeper: None,
+        };
+        if !rig.is_simulated() {
+            rig.keeper = Some(rig.keep_pool()?);
+        }
+        Ok(rig)
+    }
+
+    /// A pipeline whose device serves nothing, and has what all of them have in common.
+    fn keep_pool(&mut self) -> Result<(Front, Back)> {
+        let all = self.options.memories.contains(&Memory::Gpu);
+        Ok(pipeline(Setup {
+            burst: 1,
+            slots: 2,
+            worker: Worker::Device {
+                device: &mut *self.device,
+                launch: Launch::Kernel,
+                blocks: 1,
+                lanes: 32,
+                memory: if all { Memory::Gpu } else { Memory::Host },
+            },
+            work: WorkKind::Nothing.of_pipeline(0, self.content.patterns()),
+            patience: Duration::from_secs(1),
+            pool: self.pool,
+            hugepages: self.options.hugepages,
+        })?)
     }
 
     /// The device's name.
@@ -157,8 +201,8 @@ impl<'a> Rig<'a> {
     }
 
     /// What the device had to say.
-    pub(super) fn notes(self) -> Vec<String> {
-        self.notes
+    pub(super) fn notes(mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
     }
 
     /// Measures a group: its subjects forwards, then backwards, and so on. What was measured of each at each burst.
@@ -168,8 +212,12 @@ impl<'a> Rig<'a> {
     pub(super) fn alternate(&mut self, group: &Group, progress: &Progress) -> Result<Vec<Vec<Samples>>> {
         let mut all: Vec<_> =
             group.subjects.iter().map(|subject| vec![Samples::default(); subject.bursts.len()]).collect();
+        let count = group.subjects.len();
         for round in 0..group.windows {
-            let count = group.subjects.len();
+            if round > 0 && self.pace.is_late() {
+                self.skip(group.steps() / group.windows * (group.windows - round), progress);
+                break;
+            }
             for turn in 0..count {
                 let index = if round % 2 == 0 { turn } else { count - 1 - turn };
                 let subject = &group.subjects[index];
@@ -179,6 +227,18 @@ impl<'a> Rig<'a> {
             }
         }
         Ok(all)
+    }
+
+    /// A window was measured.
+    pub(super) fn step(&mut self, progress: &Progress) {
+        self.pace.step();
+        progress.step();
+    }
+
+    /// So many windows will not be measured, for want of time.
+    pub(super) fn skip(&mut self, steps: usize, progress: &Progress) {
+        self.pace.skip(steps);
+        progress.steps(steps);
     }
 
     /// One window of each of the subject's cells.
@@ -197,9 +257,9 @@ impl<'a> Rig<'a> {
             if is_first {
                 samples.seen.add(&self.every_one(&session, subject, burst)?);
             }
-            let plan = subject.plan(burst, self.options.slots, Traffic::Closed);
+            let plan = subject.plan(burst, self.options, Traffic::Closed);
             samples.add(&session.measure(plan, self.options.warm_up, self.options.window)?);
-            progress.step();
+            self.step(progress);
         }
         session.close(&mut self.packets);
         Ok(())
@@ -216,7 +276,7 @@ impl<'a> Rig<'a> {
             corrupted: self.options.corrupted,
         });
         let options = self.options;
-        let slots = subject.bursts.iter().map(|&burst| subject.on_their_way(burst, options.slots)).max();
+        let slots = subject.bursts.iter().map(|&burst| subject.on_their_way(burst, options)).max();
         let setup = SessionSetup {
             workload: subject.workload,
             memory: subject.memory,
@@ -224,7 +284,7 @@ impl<'a> Rig<'a> {
             forced_ns: subject.forced_ns,
             burst: subject.longest_burst(),
             slots: slots.unwrap_or(options.slots),
-            blocks_and_lanes: (options.blocks, options.lanes),
+            blocks_and_lanes: (subject.blocks, options.lanes),
             places: &self.places,
             known,
             pool: self.pool,
@@ -247,11 +307,11 @@ impl<'a> Rig<'a> {
 
     /// Sends packets round and looks at each in full.
     pub(super) fn every_one(&self, session: &Session, subject: &Subject, burst: usize) -> Result<Seen> {
-        let circulating = subject.circulating(burst, self.options.slots) as u64;
         // Forced times would add up.
-        let packets = if subject.forced_ns == 0 { circulating.max(EVERY_ONE) } else { 2 * burst as u64 };
+        let least = if subject.forced_ns == 0 { EVERY_ONE } else { 1 };
+        let packets = least.max(2 * burst as u64);
         let traffic = Traffic::EveryOne(packets.next_multiple_of(burst as u64));
-        let plan = subject.plan(burst, self.options.slots, traffic);
+        let plan = subject.plan(burst, self.options, traffic);
         let seen = session.measure(plan, Duration::ZERO, Duration::ZERO)?;
         // Of what is not timed, only the packets count.
         Ok(Seen { received: seen.received, verified: seen.verified, ..Seen::default() })
@@ -265,7 +325,7 @@ impl<'a> Rig<'a> {
             other => self.work(other)?,
         };
         for (&burst, samples) in subject.bursts.iter().zip(samples) {
-            let plan = subject.plan(burst, self.options.slots, Traffic::Closed);
+            let plan = subject.plan(burst, self.options, Traffic::Closed);
             let used = self.packets.len() - plan.circulating.min(self.packets.len());
             let seen = baseline::measure(
                 (&work, &results),
@@ -274,7 +334,7 @@ impl<'a> Rig<'a> {
                 (lcore, self.options.window),
             )?;
             samples.add(&seen);
-            progress.step();
+            self.step(progress);
         }
         Ok(())
     }

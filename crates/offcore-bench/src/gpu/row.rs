@@ -102,7 +102,7 @@ pub(super) fn forced_ns_per_burst(
 fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
     let Cell { case, subject, burst } = cell;
     let (options, device) = (rig.options, subject.workload.is_device());
-    let slots = subject.on_their_way(burst, options.slots);
+    let slots = subject.on_their_way(burst, options);
     let seen = &samples.seen;
     let pipelines = if subject.workload == Workload::Core { 0 } else { options.pipelines };
     let two = rig.places[0].verifier.is_some() && pipelines > 0;
@@ -137,7 +137,7 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
             pipelines,
             lcores_per_pipeline: if two { 2 } else { 1 },
             slots,
-            blocks: device.then_some(options.blocks),
+            blocks: device.then_some(subject.blocks),
             lanes: device.then_some(options.lanes),
             submit_ns_per_burst: each(seen.submits.0, seen.submits.1),
             collect_ns_per_burst: each(seen.collects, seen.bursts),

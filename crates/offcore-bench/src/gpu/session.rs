@@ -17,7 +17,7 @@ use super::window::{Plan, Seen, Traffic, Window};
 use super::{WorkKind, Workload};
 
 /// How long a device may take for a burst: what it has to do for all bursts on their way, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(3);
 /// Bursts that are counted in a window at least, for each pipeline.
 const FEWEST: u64 = 4;
 /// How many times as long a window may be, so that there are so many.
@@ -196,8 +196,8 @@ impl Session {
 
     /// Ends the pipelines; the packets come back.
     pub(super) fn close(self, packets: &mut Vec<Packet>) {
-        for Thread { windows, handle, .. } in self.threads {
-            drop(windows);
+        let handles: Vec<_> = self.threads.into_iter().map(|thread| thread.handle).collect();
+        for handle in handles {
             if let Ok(own) = handle.join() {
                 packets.extend(own);
             }

@@ -1,0 +1,58 @@
+//! How long a run takes, and whether it has to be content with fewer windows.
+
+use std::time::{Duration, Instant};
+
+/// Windows that were measured, and those that are to come.
+#[derive(Debug)]
+pub(super) struct Pace {
+    begun: Instant,
+    limit: Duration,
+    done: usize,
+    steps: usize,
+}
+
+impl Pace {
+    /// For `steps` windows, which should take no longer than `limit`.
+    pub(super) fn new(steps: usize, limit: Duration) -> Self {
+        Self { begun: Instant::now(), limit, done: 0, steps }
+    }
+
+    /// Windows in all.
+    pub(super) fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// A window was measured.
+    pub(super) fn step(&mut self) {
+        self.done += 1;
+    }
+
+    /// So many windows will not be measured.
+    pub(super) fn skip(&mut self, steps: usize) {
+        self.steps -= steps;
+    }
+
+    /// Whether it will take longer, if it goes on as it has so far.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late_after(self.begun.elapsed())
+    }
+
+    fn is_late_after(&self, elapsed: Duration) -> bool {
+        elapsed.as_secs_f64() * self.steps as f64 > self.limit.as_secs_f64() * self.done as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_late_is_in_time_with_fewer_windows() {
+        let mut pace = Pace::new(10, Duration::from_secs(10));
+        (0..4).for_each(|_| pace.step());
+        assert!(!pace.is_late_after(Duration::from_secs(4)));
+        assert!(pace.is_late_after(Duration::from_secs(5)));
+        pace.skip(2);
+        assert!(!pace.is_late_after(Duration::from_secs(5)) && pace.steps() == 8);
+    }
+}
