@@ -76,7 +76,8 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "N", default_value = "64", value_parser = within(2..=4096))]
     pub slots: usize,
 
-    /// Blocks that serve a pipeline where the device polls, 1 to 64 [default: 4, with device host 1 on a small machine]
+    /// Blocks that serve a pipeline where the device polls, 1 to 64 [default: 4, and 32 in case break-even; with
+    /// device host on a small machine 1]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 
@@ -198,7 +199,7 @@ fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
         options.memories.clone_from(&args.memory);
     }
     options.pipelines = args.pipelines.unwrap_or(options.pipelines);
-    options.blocks = args.blocks.map_or(options.blocks, |blocks| blocks as u32);
+    options.blocks = args.blocks.map(|blocks| blocks as u32).or(options.blocks);
     (options.slots, options.lanes, options.hugepages) = (args.slots, args.lanes as u32, args.hugepages);
     if options.pipelines > given.len() {
         return Err(format!(
