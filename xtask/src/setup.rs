@@ -19,7 +19,8 @@ enum SeenBy {
     Library(&'static str),
 }
 
-const PEERS: [Peer; 14] = [
+const PEERS: [Peer; 15] = [
+    Peer::program("g++", "g++"),
     Peer::program("pkg-config", "pkg-config"),
     Peer::program("dpdk", "dpdk-devbind.py"),
     Peer::program("dpdk-dev", "dpdk-testpmd"),
