@@ -29,6 +29,18 @@ OG_FN Burst burst_in(const og_ring &ring, u32 slot)
 	             (u32 *)(to + sizeof(og_answer))};
 }
 
+// Where the burst of a turn is, and its lap.
+struct Place {
+	u32 slot;
+	u32 lap;
+};
+
+OG_FN Place place_of(const og_ring &ring, u64 turn)
+{
+	// As src/ring.rs counts: laps go round at 2^32 and leave 0 out.
+	return Place{(u32)turn & (ring.count - 1), (u32)(turn / ring.count % 0xffffffffu) + 1};
+}
+
 // The packets that are there when a head says `count`: more than slot and answer have room for are none.
 OG_FN u32 packets_of(const og_ring &ring, u32 count)
 {
@@ -219,7 +231,8 @@ template <class Group> OG_FN bool burst(Group &g, const og_pipeline &p, u32 slot
 }
 
 // The share of group `block` of `blocks` in one burst, which is there already; the last of them that is done answers.
-// There need be no more than one for every OG_SHARE packets. `tally` is two words that the groups of a burst have in
+// There need be no more than one for every OG_SHARE packets; one that gets none has a say in who is last all the same, and
+// all of them answer a burst without packets. `tally` is two words that the groups of a burst have in
 // common, 0 before and behind it. False, and nothing is done, when there is no burst.
 template <class Group>
 OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u32 blocks, u32 *tally)
@@ -254,13 +267,12 @@ template <class Group>
 OG_FN void persistent(Group &g, const og_pipeline &p, u32 first, u32 step, u64 from_turn)
 {
 	for (u64 turn = from_turn + first;; turn += step) {
-		// As src/ring.rs counts: laps go round at 2^32 and leave 0 out.
-		u32 lap = (u32)(turn / p.ring.count % 0xffffffffu) + 1;
-		Burst burst = burst_in(p.ring, (u32)turn & (p.ring.count - 1));
-		u32 count = wait_for(g, burst, lap);
+		const Place place = place_of(p.ring, turn);
+		Burst burst = burst_in(p.ring, place.slot);
+		u32 count = wait_for(g, burst, place.lap);
 		if (count == OG_QUIT)
 			return;
-		serve(g, p, burst, lap, count);
+		serve(g, p, burst, place.lap, count);
 	}
 }
 

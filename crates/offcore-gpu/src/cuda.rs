@@ -5,6 +5,7 @@
 //! * `memory`: the host's memory as devices see it, and their own,
 //! * `gpu`: a GPU that is open, and what the services of a process must not do to each other,
 //! * `service`: what is made ready for bursts to go to it, `halves`: who launches kernels for them, and who watches,
+//! * `thread`: the thread that launches a kernel for each burst, or for several that have come,
 //! * `graph`: graphs of kernels, `slots`: bursts in the device's own memory,
 //! * `facts`: what the doctor is told.
 
@@ -16,6 +17,7 @@ mod halves;
 pub(crate) mod memory;
 mod service;
 mod slots;
+mod thread;
 
 use std::sync::Arc;
 

@@ -35,7 +35,7 @@ pub enum DeviceError {
 /// How bursts come to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// A kernel is launched for each burst.
+    /// A kernel is launched for each burst, or for several that have come.
     Kernel,
     /// One kernel serves bursts until it is told to end: it polls the ring.
     Persistent,

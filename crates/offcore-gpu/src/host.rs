@@ -16,16 +16,13 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::spsc::{self, Consumer, Producer};
 
 use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
+use crate::idle::{Idle, NAP};
 use crate::kernel;
 use crate::layout::{PipelineView, PoolView};
 
 const NAME: &str = "host";
 /// How long threads may take to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Looks at the queue of launches before a thread lets others run, and before it sleeps.
-const LOOKS: [u32; 2] = [256, 1024];
-/// How long it sleeps then.
-const NAP: Duration = Duration::from_micros(20);
 
 /// What goes wrong, for tests of who has to notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,21 +197,16 @@ impl LaunchQueue {
     /// As for [`Device::start`].
     unsafe fn serve(mut self, view: &PipelineView, lanes: NonZeroU32) {
         let tally = [const { AtomicU32::new(0) }; 2];
-        let mut looks = 0;
+        let mut idle = Idle::default();
         loop {
             let Some((turn, packets)) = self.to_launch.pop() else {
                 if self.state.ending.load(Ordering::Acquire) {
                     return;
                 }
-                looks += 1;
-                match looks {
-                    0..256 => std::hint::spin_loop(),
-                    _ if looks < LOOKS[1] => thread::yield_now(),
-                    _ => thread::sleep(NAP),
-                }
+                idle.wait();
                 continue;
             };
-            looks = 0;
+            idle.over();
             if self.goes_wrong(turn) {
                 return;
             }

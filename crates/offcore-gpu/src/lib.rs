@@ -23,6 +23,7 @@ pub mod doctor;
 #[cfg(feature = "test-switches")]
 pub mod fake_cuda;
 pub mod host;
+mod idle;
 pub mod kernel;
 pub mod layout;
 pub mod patterns;

@@ -366,7 +366,8 @@ impl Kernel {
         Ok(blocks.max(1) as u32)
     }
 
-    /// Launches it, behind what the stream has to do: `grid` blocks of `lanes` lanes. It allocates nothing.
+    /// Launches it, behind what the stream has to do: `columns` times `rows` blocks of `lanes` lanes. It allocates
+    /// nothing.
     ///
     /// # Safety
     /// The stream's context is current and the kernel's own. Each parameter is the address of a value of the type
@@ -375,13 +376,25 @@ impl Kernel {
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
-        (grid, lanes): (u32, u32),
+        ([columns, rows], lanes): ([u32; 2], u32),
         parameters: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let parameters = parameters.as_mut_ptr();
         // SAFETY: the caller's promise; the values are copied before the call is over.
         unsafe {
-            call!(cuLaunchKernel(self.raw, grid, 1, 1, lanes, 1, 1, 0, stream.raw, parameters, null_mut()))
+            call!(cuLaunchKernel(
+                self.raw,
+                columns,
+                rows,
+                1,
+                lanes,
+                1,
+                1,
+                0,
+                stream.raw,
+                parameters,
+                null_mut(),
+            ))
         }
     }
 }
@@ -411,6 +424,11 @@ impl Stream {
         // SAFETY: the context is current; `raw` is a place for a stream.
         unsafe { call!(cuStreamCreateWithPriority(&mut raw, flags, 0)) }?;
         Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    /// Where it is.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// The stream, for calls that take it.

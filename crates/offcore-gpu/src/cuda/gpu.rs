@@ -17,6 +17,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use crate::cuda::driver::{self, Context, CudaError, Kernel, Module, Stream};
 use crate::cuda::facts::facts_of;
 use crate::cuda::memory::{Allocation, size};
+use crate::cuda::thread::LaunchThread;
 use crate::doctor::{CudaDevice, Ptx};
 use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 use crate::ptx::PTX;
@@ -46,6 +47,8 @@ pub(crate) struct Gpu {
     /// Where packets are worked on with `Memory::Gpu`, by address and length of the pool: services share it, as a
     /// chunk is one service's at a time.
     staging: Mutex<Vec<(usize, usize, Weak<Allocation>)>>,
+    /// Who launches kernels for bursts that have come, while there are such services.
+    pub(super) launch_thread: Mutex<Weak<LaunchThread>>,
     /// Services whose kernels wait for bursts, and multiprocessors that those take.
     seats: [AtomicU32; 2],
     multiprocessors: u32,
@@ -134,13 +137,14 @@ impl Gpu {
             persistent: kernel(c"og_persistent")?,
             node: kernel(c"og_graph_node")?,
         };
-        let (staging, seats) = (Mutex::default(), [AtomicU32::new(0), AtomicU32::new(0)]);
+        let seats = [AtomicU32::new(0), AtomicU32::new(0)];
         let gpu = Self {
             ordinal,
             version,
             facts,
             kernels,
-            staging,
+            staging: Mutex::default(),
+            launch_thread: Mutex::default(),
             seats,
             multiprocessors,
             _module: module,
@@ -179,17 +183,13 @@ impl Gpu {
             // SAFETY: the context is current; the parameters are those of the kernels in kernels.cu. The ring has one
             // slot and answer, and the words two, as the kernels want them. They are there until the stream is idle.
             unsafe {
-                burst.launch(
-                    &stream,
-                    (1, WARP),
-                    &mut [place(&view), place(&0u32), place(&1u32), place(&words)],
-                )?;
+                burst.launch(&stream, ([1, 1], WARP), &mut [place(&view), place(&0u64), place(&words)])?;
                 persistent.launch(
                     &stream,
-                    (1, WARP),
+                    ([1, 1], WARP),
                     &mut [place(&view), place(&0u32), place(&1u32), place(&0u64)],
                 )?;
-                node.launch(&stream, (1, WARP), &mut [place(&view), place(&0u32), place(&words)])?;
+                node.launch(&stream, ([1, 1], WARP), &mut [place(&view), place(&0u32), place(&words)])?;
             }
             stream.wait()
         };

@@ -14,6 +14,7 @@ use crate::cuda::graph::{Graphs, Schedule};
 use crate::cuda::halves::halves;
 use crate::cuda::memory::{Allocation, Registration, size};
 use crate::cuda::slots;
+use crate::cuda::thread::{LaunchThread, MOST};
 use crate::device::{Launch, Memory, Service, Started};
 use crate::kernel::SHARE;
 use crate::layout::{RingView, TrieView};
@@ -37,7 +38,7 @@ pub(super) struct Resources {
 
 /// What is launched.
 pub(super) enum Work {
-    /// A kernel for each burst, with two words for each slot.
+    /// Kernels for bursts that have come, by the launching thread, with two words for each slot.
     Burst { tally: *mut u32 },
     /// One kernel.
     Persistent,
@@ -112,6 +113,10 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
     if let Some(memory) = &slots_memory {
         view.ring.slots = memory.at();
     }
+    let queue = match launch {
+        Launch::Kernel => Some(LaunchThread::shared_at(&gpu.launch_thread)?.queue(count)?),
+        _ => None,
+    };
     let words = |each: u32| {
         Allocation::zeroed(context, "words of a ring", (count * each) as usize * size_of::<u32>())
     };
@@ -141,7 +146,7 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
         gpu: Arc::clone(gpu),
     };
     let note = note(service, pool_len, (blocks, lanes), why_not.as_deref());
-    Ok((halves((launch, blocks, lanes), view, stream, resources, slots), note))
+    Ok((halves((launch, blocks, lanes), view, stream, resources, queue, slots), note))
 }
 
 /// What a person should know of a service; `why_not` says why its slots are not at the device, if they are not.
@@ -152,7 +157,10 @@ fn note(service: &Service, pool_len: usize, (blocks, lanes): (u32, u32), why_not
         Memory::Gpu => "packets are copied to GPU memory and worked on there",
     };
     let launch = match service.launch {
-        Launch::Kernel => format!("a kernel for each burst, a block of {lanes} lanes for {SHARE} packets"),
+        Launch::Kernel => format!(
+            "a thread, bound to no core, launches kernels for bursts as they come, up to {MOST} at once, a block of \
+             {lanes} lanes for {SHARE} packets"
+        ),
         Launch::Persistent => format!("a persistent kernel of {blocks} blocks of {lanes} lanes"),
         Launch::Graph => format!("graphs of kernels of {lanes} lanes"),
     };

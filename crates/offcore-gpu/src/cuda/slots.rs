@@ -132,11 +132,11 @@ unsafe fn is_seen(
     let tally = Allocation::zeroed(&gpu.context, "a try", view.ring.count as usize * 2 * size_of::<u32>())?;
     let words: *mut u32 = tally.at();
     mapping.write_head(SlotHead { lap: 1, count: 0 });
-    let parameters = &mut [place(view), place(&0u32), place(&1u32), place(&words)];
+    let parameters = &mut [place(view), place(&0u64), place(&words)];
     let done = gpu.context.settle().and_then(|()| {
         // SAFETY: the context is current; the kernel's parameters. It reads the slots' memory, writes the first
         // answer, which is registered, and is waited for.
-        unsafe { gpu.kernels.burst.launch(stream, (1, WARP), parameters) }?;
+        unsafe { gpu.kernels.burst.launch(stream, ([1, 1], WARP), parameters) }?;
         stream.wait()
     });
     done.map_err(|error| error.to_string())?;

@@ -77,6 +77,57 @@ fn the_cpu_goes_on_where_launches_are_refused() {
     }
 }
 
+/// Bursts are queued when it happens, and several are in one launch.
+#[test]
+fn the_cpu_goes_on_where_bursts_wait_for_a_launch_of_a_device_that_fails() {
+    let fake = Fake::new();
+    for memory in Memory::ALL {
+        for (fault, value, words) in [
+            ("lost_after", 0, "context is lost"),
+            ("lost_after", 9, "context is lost"),
+            ("lost_before_answer", 30, "context is lost"),
+            ("cuLaunchKernel", ILLEGAL_INSTRUCTION, "takes no more launches: cuLaunchKernel"),
+        ] {
+            let case =
+                Case { slots: 32, burst: 300, mixed: true, bursts: 80, ..Case::new(Launch::Kernel, memory) };
+            let mut device = devices::open("cuda:0").unwrap();
+            let mut line = Line::new(&mut *device, pool(2, 300), case).unwrap();
+            fake.set("launch_us", 5000);
+            line.run_until(1);
+            fake.set(fault, value);
+            let failure = run(vec![line]).remove(0).unwrap_or_else(|| panic!("{fault} {value}: it lives"));
+            assert!(failure.contains(words), "{fault} {value}: {failure}");
+            drop(device);
+            assert_eq!(fake.live(), "nothing", "{fault} {value}");
+            fake.set("reset", 0);
+        }
+    }
+}
+
+/// Given up while a launch is under way or others are queued, it must not launch them when their packets are somebody
+/// else's: those would be swapped again.
+#[test]
+fn a_device_that_was_given_up_launches_nothing_of_what_is_queued() {
+    let fake = Fake::new();
+    for patience in [1, 15, 25] {
+        let case = Case {
+            slots: 16,
+            bursts: 100,
+            patience: Duration::from_millis(patience),
+            ..Case::new(Launch::Kernel, Memory::Host)
+        };
+        let mut device = devices::open("cuda:0").unwrap();
+        let mut line = Line::new(&mut *device, pool(2, 64), case).unwrap();
+        fake.set("launch_us", 20_000);
+        line.run_to_the_end();
+        let failure = line.end();
+        assert!(patience > 1 || failure.unwrap().contains("has not answered"), "{patience} ms");
+        fake.set("launch_us", 0);
+        drop(device);
+        assert_eq!(fake.live(), "nothing", "{patience} ms");
+    }
+}
+
 /// A kernel that hangs cannot be made to end, so it is in a process of its own. It takes 5 s, which a launcher that ends
 /// waits for its kernels.
 #[test]
@@ -97,10 +148,14 @@ fn the_cpu_goes_on_where_a_kernel_hangs() {
     }
     let fake = Fake::new();
     let way: usize = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
-    let case = Case { patience: Duration::from_millis(50), ..ways().nth(way).unwrap() };
+    let case = Case { patience: Duration::from_millis(50), slots: 16, ..ways().nth(way).unwrap() };
     let mut device = devices::open("cuda:0").unwrap();
     let mut line = Line::new(&mut *device, pool(1, case.burst), case).unwrap();
     fake.set("hang_after", 7);
+    if case.launch == Launch::Kernel {
+        // So that others are in the launch of the burst that hangs.
+        fake.set("launch_us", 5000);
+    }
     line.run_to_the_end();
     let failure = line.failure().unwrap();
     assert!(failure.contains("has not answered"), "{case:?}: {failure}");

@@ -10,7 +10,8 @@ use offcore_mem::{HEADROOM, Hugepages, Packet, Pool, PoolCache};
 use offcore_wire::Sum;
 
 const SKIP: usize = 14;
-const SLOTS: usize = 4;
+/// Packets of bursts one after the other, where they are mixed.
+const LENGTHS: [usize; 5] = [1, 1024, 7, 257, 64];
 /// Occurs in some packets: 13 apart, as their bytes are.
 const PATTERN: [u8; 3] = [200, 213, 226];
 
@@ -21,7 +22,10 @@ pub(crate) struct Case {
     pub(crate) memory: Memory,
     pub(crate) kind: Kind,
     pub(crate) split_at: Option<usize>,
+    pub(crate) slots: usize,
     pub(crate) burst: usize,
+    /// Bursts have fewer packets than `burst`, one this many and the next one that many.
+    pub(crate) mixed: bool,
     pub(crate) bursts: usize,
     pub(crate) patience: Duration,
 }
@@ -29,7 +33,17 @@ pub(crate) struct Case {
 impl Case {
     pub(crate) fn new(launch: Launch, memory: Memory) -> Self {
         let (kind, patience) = (Kind::Crc32c, Duration::from_secs(10));
-        Self { launch, memory, kind, split_at: None, burst: 64, bursts: 20, patience }
+        let (slots, burst, bursts) = (4, 64, 20);
+        Self { launch, memory, kind, split_at: None, slots, burst, mixed: false, bursts, patience }
+    }
+
+    /// Packets of the burst of this number.
+    fn len(&self, burst: usize) -> usize {
+        if self.mixed { LENGTHS[burst % LENGTHS.len()].min(self.burst) } else { self.burst }
+    }
+
+    fn packets(&self) -> usize {
+        (0..self.bursts).map(|burst| self.len(burst)).sum()
     }
 
     /// The packet of this number: lengths from 60 on, now and then several buffers.
@@ -78,9 +92,11 @@ pub(crate) struct Line {
     case: Case,
     pool: &'static Pool,
     cache: PoolCache,
-    front: Front,
+    /// `None` when no more bursts will come.
+    front: Option<Front>,
     back: Back,
-    sent: usize,
+    /// Bursts, and packets of them.
+    sent: [usize; 2],
     received: usize,
     gathered: Vec<Packet>,
 }
@@ -88,25 +104,40 @@ pub(crate) struct Line {
 impl Line {
     /// A pipeline on this device; why there is none, in words.
     pub(crate) fn new(device: &mut dyn Device, pool: &'static Pool, case: Case) -> Result<Self, String> {
-        let Case { launch, memory, kind, split_at, burst, patience, .. } = case;
+        let Case { launch, memory, kind, split_at, slots, burst, patience, .. } = case;
         let patterns = Patterns::from_list([PATTERN]).unwrap();
         let work =
             Work { kind, swap: true, skip: SKIP as u32, split_at, forced_ns: 0, patterns: Some(&patterns) };
         let worker = Worker::Device { device, launch, blocks: 2, lanes: 64, memory };
-        let setup = Setup { burst, slots: SLOTS, worker, work, patience, pool, hugepages: Hugepages::None };
+        let setup = Setup { burst, slots, worker, work, patience, pool, hugepages: Hugepages::None };
         let (front, back) = pipeline(setup).map_err(|error| error.to_string())?;
         let (cache, gathered) = (pool.cache(), Vec::new());
-        Ok(Self { case, pool, cache, front, back, sent: 0, received: 0, gathered })
+        Ok(Self { case, pool, cache, front: Some(front), back, sent: [0, 0], received: 0, gathered })
     }
 
-    /// Submits a burst if there is room, and looks at one if it is back. Whether one was.
+    /// Submits a burst if there is one and room for it, and looks at one if it is back. Whether one was.
     fn turn(&mut self) -> bool {
-        let Self { case, pool, cache, front, back, sent, received, gathered } = self;
-        if *sent < case.bursts * case.burst && front.room(1) > 0 {
-            gathered.extend((*sent..*sent + case.burst).map(|number| case.packet(pool, cache, number)));
-            *sent += case.burst;
-            assert!(front.submit(gathered) && gathered.is_empty());
+        self.submit();
+        self.look()
+    }
+
+    /// Whether a burst could be submitted.
+    fn submit(&mut self) -> bool {
+        let Self { case, pool, cache, front, sent: [bursts, packets], gathered, .. } = self;
+        let Some(front) = front.as_mut().filter(|_| *bursts < case.bursts) else { return false };
+        if front.room(1) == 0 {
+            return false;
         }
+        let next = *packets..*packets + case.len(*bursts);
+        gathered.extend(next.clone().map(|number| case.packet(pool, cache, number)));
+        (*bursts, *packets) = (*bursts + 1, next.end);
+        assert!(front.submit(gathered) && gathered.is_empty());
+        true
+    }
+
+    /// Whether a burst was back.
+    fn look(&mut self) -> bool {
+        let Self { case, pool, cache, back, received, .. } = self;
         let Some(done) = back.done() else { return false };
         let nonzero = done.results[..done.packets.len()].iter().filter(|result| **result != 0).count();
         assert_eq!(done.hits as usize, nonzero);
@@ -122,8 +153,20 @@ impl Line {
 
     /// Until all of its packets are back.
     pub(crate) fn run_to_the_end(&mut self) {
+        self.run_until(self.case.packets());
+    }
+
+    /// Submits as many bursts as there is room for, and no more will come.
+    pub(crate) fn fill_and_stop(&mut self) {
+        while self.submit() {}
+        self.case.bursts = self.sent[0];
+        self.front = None;
+    }
+
+    /// Until so many packets are back.
+    pub(crate) fn run_until(&mut self, packets: usize) {
         let mut moved = Instant::now();
-        while !self.is_done() {
+        while self.received < packets {
             if self.turn() {
                 moved = Instant::now();
             }
@@ -138,7 +181,7 @@ impl Line {
     }
 
     fn is_done(&self) -> bool {
-        self.received == self.case.bursts * self.case.burst
+        self.received == self.case.packets()
     }
 
     /// Ends the pipeline; what has failed, if its device has.

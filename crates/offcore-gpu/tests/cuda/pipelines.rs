@@ -1,5 +1,7 @@
 //! Pipelines whose bursts a CUDA device works on.
 
+use std::time::{Duration, Instant};
+
 use offcore_dma::Device;
 use offcore_gpu::copier::CudaCopier;
 use offcore_gpu::device::{Launch, Memory};
@@ -59,6 +61,86 @@ fn pipelines_of_one_device_share_the_pool_and_do_not_disturb_each_other() {
     let registered = fake.calls("cuMemHostRegister_v2");
     assert_eq!(registered, 1 + 6, "the pool once, and each ring");
     assert_eq!(run(lines), vec![None; 6]);
+    drop(device);
+    assert_eq!(fake.live(), "nothing");
+}
+
+/// Waits until so many threads of this process launch kernels: one names itself, and stays for a moment when it has ended.
+fn wait_for_launching_threads(wanted: usize) {
+    let since = Instant::now();
+    while launching_threads() != wanted {
+        assert!(since.elapsed() < Duration::from_secs(10), "{} threads, not {wanted}", launching_threads());
+        std::thread::yield_now();
+    }
+}
+
+fn launching_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // One that ends meanwhile has no name.
+    let names =
+        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
+    names.filter(|name| name.trim_end() == "offcore-launch").count()
+}
+
+/// Bursts that are queued while a launch is under way: of a launch that takes so long that it is always so.
+#[test]
+fn bursts_behind_a_slow_launch_are_launched_together_and_every_packet_has_its_result() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    fake.set("launch_us", 20_000);
+    for memory in Memory::ALL {
+        for (burst, mixed) in [(1, false), (7, false), (64, false), (257, false), (1024, false), (1024, true)]
+        {
+            let (slots, bursts) = (16, 40);
+            let case = Case { burst, mixed, slots, bursts, ..Case::new(Launch::Kernel, memory) };
+            let line = Line::new(&mut *device, pool(2, burst), case).unwrap();
+            let before = fake.calls("cuLaunchKernel");
+            assert_eq!(run(vec![line]), [None], "{case:?}");
+            let launches = fake.calls("cuLaunchKernel") - before;
+            assert!(launches < bursts as u64, "{case:?}: {launches} launches");
+        }
+    }
+    drop(device);
+    assert_eq!(fake.live(), "nothing");
+}
+
+#[test]
+fn pipelines_of_one_device_share_a_thread_that_launches_until_the_last_one_ends() {
+    let fake = Fake::new();
+    fake.set("devices", 2);
+    let mut devices = ["cuda:0", "cuda:1"].map(|name| devices::open(name).unwrap());
+    let pool = pool(8, 257);
+    for _ in 0..3 {
+        wait_for_launching_threads(0);
+        let mut lines = Vec::new();
+        for (i, case) in
+            (0..4).flat_map(|_| Memory::ALL).map(|memory| Case::new(Launch::Kernel, memory)).enumerate()
+        {
+            // Some end long before the others.
+            let case = Case { bursts: 5 + 9 * i, burst: 257, mixed: i % 3 == 0, kind: KINDS[i % 4], ..case };
+            lines.push(Line::new(&mut *devices[i / 2 % 2], pool, case).unwrap());
+            wait_for_launching_threads(1 + usize::from(i >= 2));
+        }
+        assert_eq!(run(lines), vec![None; 8]);
+        wait_for_launching_threads(0);
+    }
+    let mut line = Line::new(&mut *devices[0], pool, Case::new(Launch::Persistent, Memory::Host)).unwrap();
+    assert_eq!(launching_threads(), 0, "who submits the first burst launches kernels that wait for bursts");
+    line.run_to_the_end();
+    assert_eq!(line.end(), None);
+}
+
+#[test]
+fn what_was_submitted_before_the_end_is_worked_on_by_the_device() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    fake.set("launch_us", 20_000);
+    for memory in Memory::ALL {
+        let case = Case { slots: 32, bursts: 100, ..Case::new(Launch::Kernel, memory) };
+        let mut line = Line::new(&mut *device, pool(2, 64), case).unwrap();
+        line.fill_and_stop();
+        assert_eq!(run(vec![line]), [None], "{case:?}");
+    }
     drop(device);
     assert_eq!(fake.live(), "nothing");
 }

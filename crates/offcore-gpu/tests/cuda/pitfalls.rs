@@ -33,6 +33,11 @@ fn which_memory_is_used_and_polled_is_said() {
             for word in ["pool of", words, "polled memory", "answers in"] {
                 assert!(notes.contains(word), "{word}: {notes}");
             }
+            assert_eq!(
+                notes.contains("a thread, bound to no core, launches"),
+                launch == Launch::Kernel,
+                "{notes}"
+            );
         }
     }
 }

@@ -52,6 +52,7 @@ static long long *number(Settings &settings, const std::string &name)
 		{"lost_before_answer", &settings.lost_before_answer},
 		{"copy_us", &settings.copy_us},
 		{"lost_error", &settings.lost_error},
+		{"launch_us", &settings.launch_us},
 		{"patience", &settings.patience},
 	};
 	for (const auto &[known, at] : numbers)

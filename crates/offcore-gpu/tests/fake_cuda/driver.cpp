@@ -19,7 +19,14 @@ int enter(const Lock &, const char *name)
 	return all.initialized ? SUCCESS : NOT_INITIALIZED;
 }
 
-int enter_to_free(const Lock &lock, const char *name, Context *&context, int &error)
+int error_of(Lock &lock, Context &context)
+{
+	if (context.error)
+		state().changed.wait(lock, [&] { return !context.running; });
+	return context.error;
+}
+
+int enter_to_free(Lock &lock, const char *name, Context *&context, int &error)
 {
 	if (int refused = enter(lock, name))
 		return refused;
@@ -28,11 +35,11 @@ int enter_to_free(const Lock &lock, const char *name, Context *&context, int &er
 		return INVALID_CONTEXT;
 	}
 	context = current;
-	error = current->error;
+	error = error_of(lock, *current);
 	return SUCCESS;
 }
 
-int enter(const Lock &lock, const char *name, Context *&context)
+int enter(Lock &lock, const char *name, Context *&context)
 {
 	int error = 0;
 	if (int refused = enter_to_free(lock, name, context, error))

@@ -60,8 +60,9 @@ struct Context {
 	unsigned retained = 0;
 	// What every call returns from now on, kernels of this context end and what is queued is dropped; 0: nothing is wrong.
 	std::atomic<int> error{0};
-	// What its streams have been given and have not finished.
+	// What its streams have been given and have not finished, and what they are at.
 	unsigned unfinished = 0;
+	unsigned running = 0;
 };
 
 struct Stream {
@@ -95,7 +96,8 @@ struct Module {
 // A kernel with its parameters, as they were when it was launched.
 struct Launch {
 	Function *function;
-	unsigned grid, block;
+	// Columns and rows of blocks, threads of a block.
+	unsigned grid, rows, block;
 	std::vector<std::vector<u8>> parameters;
 };
 
@@ -148,6 +150,8 @@ struct Settings {
 	long long copy_us = 0;
 	// What calls return when the device is lost.
 	long long lost_error = LAUNCH_FAILED;
+	// Microseconds that a kernel's launch takes its caller.
+	long long launch_us = 0;
 	// Seconds that a call waits for kernels before it ends the process.
 	long long patience = 10;
 	std::string name = "Offcore stand-in 1";
@@ -182,11 +186,13 @@ typedef std::unique_lock<std::mutex> Lock;
 State &state();
 
 // What a call of `name` begins with: what it returns at once, or SUCCESS. With a context: the calling thread's current one,
-// which has to be sound.
+// which has to be sound. Who is told that it is not is told so when its kernels have been stopped, as by a driver.
 int enter(const Lock &, const char *name);
-int enter(const Lock &, const char *name, Context *&context);
+int enter(Lock &, const char *name, Context *&context);
 // The same for what gives something back, which is done although the context is not sound: `error` is returned then.
-int enter_to_free(const Lock &, const char *name, Context *&context, int &error);
+int enter_to_free(Lock &, const char *name, Context *&context, int &error);
+// The context's error, when its kernels have been stopped; SUCCESS: it is sound.
+int error_of(Lock &, Context &);
 
 // Waits until the device has nothing to do, for a call that a driver answers only then.
 void wait_until_idle(Lock &, Context &, const char *call);

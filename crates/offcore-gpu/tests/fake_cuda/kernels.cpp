@@ -119,9 +119,9 @@ struct Arguments {
 	}
 };
 
-typedef std::function<void(Block &, u32)> Body;
+typedef std::function<void(Block &, u32, u32)> Body;
 
-// The body of a kernel, for a block and its number; empty when an address is none of the device's.
+// The body of a kernel, for a block, its number in its row and its row; empty when an address is none of the device's.
 Body body_of(Context &context, const Launch &launch)
 {
 	Lock lock(state().mutex);
@@ -131,17 +131,24 @@ Body body_of(Context &context, const Launch &launch)
 	const u32 blocks = launch.grid;
 	Body body;
 	if (name == "og_burst") {
-		const u32 slot = arguments.value<u32>(1), lap = arguments.value<u32>(2);
-		u32 *tally = (u32 *)arguments.host("the tallies", arguments.value<u32 *>(3), (u64)p.ring.count * 8);
-		body = [=](Block &block, u32 number) { og::share(block, p, slot, lap, number, blocks, tally + 2 * slot); };
+		const u64 turn = arguments.value<u64>(1);
+		u32 *tally = (u32 *)arguments.host("the tallies", arguments.value<u32 *>(2), (u64)p.ring.count * 8);
+		if (launch.rows > p.ring.count) {
+			report("og_burst: %u bursts of a ring of %u slots", launch.rows, p.ring.count);
+			arguments.sound = false;
+		}
+		body = [=](Block &block, u32 number, u32 row) {
+			const og::Place place = og::place_of(p.ring, turn + row);
+			og::share(block, p, place.slot, place.lap, number, blocks, tally + 2 * place.slot);
+		};
 	} else if (name == "og_persistent") {
 		const u32 first = arguments.value<u32>(1), step = arguments.value<u32>(2);
 		const u64 from_turn = arguments.value<u64>(3);
-		body = [=](Block &block, u32 number) { og::persistent(block, p, first + number, step, from_turn); };
+		body = [=](Block &block, u32 number, u32) { og::persistent(block, p, first + number, step, from_turn); };
 	} else {
 		const u32 slot = arguments.value<u32>(1);
 		u32 *laps = (u32 *)arguments.host("the laps", arguments.value<u32 *>(2), (u64)p.ring.count * 4);
-		body = [=](Block &block, u32) {
+		body = [=](Block &block, u32, u32) {
 			const u32 last = laps[slot], lap = last + 1 + (last == 0xffffffffu);
 			if (og::graph_node(block, p, slot, lap))
 				laps[slot] = lap;
@@ -155,7 +162,7 @@ Body body_of(Context &context, const Launch &launch)
 std::vector<size_t> parameters_of(const std::string &kernel)
 {
 	if (kernel == "og_burst")
-		return {sizeof(og_pipeline), 4, 4, 8};
+		return {sizeof(og_pipeline), 8, 8};
 	if (kernel == "og_persistent")
 		return {sizeof(og_pipeline), 4, 4, 8};
 	if (kernel == "og_graph_node")
@@ -174,18 +181,19 @@ void run(Context &context, const Launch &launch)
 		return;
 	}
 	const bool all_count = launch.function->name != "og_burst";
-	auto block = [&](u32 number) {
+	auto block = [&](u32 number, u32 row) {
 		og::Scratch scratch;
 		Block lanes(scratch, launch.block, context, all_count || number == 0);
 		try {
-			body(lanes, number);
+			body(lanes, number, row);
 		} catch (const Killed &) {
 		}
 	};
 	std::vector<std::thread> others;
-	for (u32 number = 1; number < launch.grid; number++)
-		others.emplace_back(block, number);
-	block(0);
+	for (u32 row = 0; row < launch.rows; row++)
+		for (u32 number = row == 0; number < launch.grid; number++)
+			others.emplace_back(block, number, row);
+	block(0, 0);
 	for (std::thread &other : others)
 		other.join();
 }

@@ -1,4 +1,5 @@
 // Launches of kernels, and graphs of them.
+#include <chrono>
 #include <cstring>
 
 #include "fake.h"
@@ -10,7 +11,7 @@ int make_launch(const Lock &, Launch &launch, Function *function, const unsigned
 {
 	if (!state().functions.count(function))
 		return INVALID_HANDLE;
-	if (!grid[0] || grid[1] != 1 || grid[2] != 1 || !block[0] || block[1] != 1 || block[2] != 1 || block[0] > 1024 ||
+	if (!grid[0] || !grid[1] || grid[1] > 65535 || grid[2] != 1 || !block[0] || block[1] != 1 || block[2] != 1 || block[0] > 1024 ||
 	    !parameters)
 		return INVALID_VALUE;
 	if (block[0] > function->max_threads) {
@@ -22,7 +23,11 @@ int make_launch(const Lock &, Launch &launch, Function *function, const unsigned
 		report("%s: blocks of %u threads, at least 32", function->name.c_str(), block[0]);
 		return INVALID_VALUE;
 	}
-	launch = Launch{function, grid[0], block[0], {}};
+	if (grid[1] != 1 && function->name != "og_burst") {
+		report("%s: a grid of %u rows, and it knows of one", function->name.c_str(), grid[1]);
+		return INVALID_VALUE;
+	}
+	launch = Launch{function, grid[0], grid[1], block[0], {}};
 	for (size_t i = 0; i < function->parameters.size(); i++) {
 		const u8 *from = (const u8 *)parameters[i];
 		if (!from)
@@ -45,6 +50,13 @@ API int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, uns
 	Context *context;
 	if (int refused = enter(lock, "cuLaunchKernel", context))
 		return refused;
+	if (const long long us = all.settings.launch_us) {
+		lock.unlock();
+		std::this_thread::sleep_for(std::chrono::microseconds(us));
+		lock.lock();
+		if (int error = error_of(lock, *context))
+			return error;
+	}
 	// On the null stream a kernel that waits would wait for the caller here.
 	if (shared || extra || !stream)
 		return INVALID_VALUE;

@@ -16,10 +16,12 @@ static void serve(Stream *stream)
 		std::function<void()> work = std::move(stream->queue.front());
 		stream->queue.pop_front();
 		if (!stream->context->error) {
+			stream->context->running++;
 			lock.unlock();
 			work();
 			work = nullptr;
 			lock.lock();
+			stream->context->running--;
 		}
 		stream->unfinished--;
 		stream->context->unfinished--;
@@ -111,7 +113,7 @@ API int cuStreamSynchronize(Stream *stream)
 	if (!all.streams.count(stream))
 		return INVALID_HANDLE;
 	wait_for(lock, *stream, "cuStreamSynchronize");
-	return context->error;
+	return error_of(lock, *context);
 }
 
 API int cuEventCreate(Event **event, unsigned flags)

@@ -194,6 +194,40 @@ fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
     }
 }
 
+/// As a launch for several bursts has it: as many blocks for each as the longest wants.
+#[test]
+fn bursts_of_any_lengths_are_worked_on_by_as_many_blocks_each_at_the_same_time() {
+    const LENGTHS: [usize; 4] = [0, 1, 700, 257];
+    let mut rig = Rig::new(1000, LENGTHS.len(), 1000, Kind::Checksum);
+    rig.stage(Some(0));
+    let tallies = [const { [const { AtomicU32::new(0) }; 2] }; LENGTHS.len()];
+    // The same slot has another length in every lap.
+    for lap in 0..8u64 {
+        let turns = lap * 4..lap * 4 + 4;
+        let bursts: Vec<_> =
+            turns.clone().map(|turn| rig.packets(LENGTHS[(turn + lap) as usize % 4], turn)).collect();
+        let mut pool = rig.pool.bytes().to_vec();
+        let expected: Vec<_> = bursts.iter().map(|packets| rig.expect(&mut pool, packets)).collect();
+        turns.clone().zip(&bursts).for_each(|(turn, packets)| rig.post(turn, packets));
+        thread::scope(|scope| {
+            for (turn, tally) in turns.clone().zip(&tallies) {
+                for block in 0..3 {
+                    let rig = &rig;
+                    // SAFETY: the rig outlives the scope; blocks share a burst by its tally.
+                    scope.spawn(move || unsafe {
+                        assert!(kernel::share(&rig.view(), lanes(32), rig.place(turn), (block, 3), tally));
+                    });
+                }
+            }
+        });
+        for ((turn, packets), expected) in turns.zip(&bursts).zip(&expected) {
+            rig.check(turn, packets.len(), expected, &format!("turn {turn}, {} packets", packets.len()));
+        }
+        rig.check_pool(&pool, "several bursts");
+        assert!(tallies.as_flattened().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+}
+
 #[test]
 fn nodes_of_a_graph_wait_for_their_own_slots_and_end_at_quit() {
     STAGINGS.into_iter().for_each(graph);
