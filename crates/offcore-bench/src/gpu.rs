@@ -33,7 +33,7 @@ mod window;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 pub use offcore_gpu::device::{Device, Launch, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::Kind;
@@ -308,29 +308,39 @@ pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
     Ok((device, Some(line)))
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready. Returns what the device has to say.
+/// What there is to say at the end.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What a person should know about the device.
+    pub notes: Vec<String>,
+    /// What could not be measured, and why: a device that refused or failed; a packet that was lost, reordered or changed,
+    /// or had a wrong result.
+    pub failures: Vec<String>,
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready. What fails is left out, and the rest
+/// measured all the same.
 ///
 /// # Errors
-/// When something cannot be set up, a packet is lost, reordered or changed, a result is wrong, or the device fails.
+/// When nothing can be measured.
 pub fn run(
     options: &Options,
     device: Box<dyn Device>,
     progress: &Progress,
     emit: &mut dyn FnMut(Row),
-) -> Result<Vec<String>> {
+) -> Result<Outcome> {
     options.check()?;
     let mut rig = Rig::new(options, device)?;
     progress.begin(rig.pace.steps());
     for &case in &options.cases {
-        let measured = match case {
+        match case {
             Case::Io => cases::io(&mut rig, progress, emit),
             Case::Workload => cases::workload(&mut rig, progress, emit),
             Case::Forced => cases::forced(&mut rig, progress, emit),
             Case::BreakEven => cases::break_even(&mut rig, progress, emit),
             Case::Latency => latency::measure(&mut rig, progress, emit),
-        };
-        measured.with_context(|| format!("case {}", case.name()))?;
+        }
     }
     progress.end();
-    Ok(rig.notes())
+    Ok(rig.outcome())
 }

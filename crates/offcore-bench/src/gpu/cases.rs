@@ -1,6 +1,5 @@
 //! The cases that measure rates: which cells they have, what takes turns, and the rows that come of it.
 
-use anyhow::Result;
 use offcore_gpu::device::{Launch, Memory};
 
 use super::published::{self, BURST, BURSTS, FRAME};
@@ -141,7 +140,8 @@ fn break_even_groups(options: &Options) -> Vec<Group> {
 /// What was measured of the subject of this workload at the burst of index `at`.
 fn of(group: &Group, measured: &[Vec<Samples>], workload: Workload, at: usize) -> Option<f64> {
     let index = group.subjects.iter().position(|subject| subject.workload == workload)?;
-    Some(Spread::of(&measured[index].get(at)?.mpps).median)
+    let spread = Spread::of(&measured[index].get(at)?.mpps);
+    (spread.runs > 0).then_some(spread.median)
 }
 
 /// Measures a case's groups; `enter` says in each row what only this case knows.
@@ -151,11 +151,12 @@ fn rates(
     progress: &Progress,
     emit: &mut dyn FnMut(Row),
     enter: impl Fn(&mut Row, &Subject, usize),
-) -> Result<()> {
+) {
     for group in groups(rig.options, case) {
-        let measured = rig.alternate(&group, progress)?;
+        let measured = rig.alternate(&group, progress);
         for (subject, samples) in group.subjects.iter().zip(&measured) {
-            for ((&burst, samples), at) in subject.bursts.iter().zip(samples).zip(0..) {
+            let cells = subject.bursts.iter().zip(samples).zip(0..);
+            for ((&burst, samples), at) in cells.filter(|((_, samples), _)| !samples.mpps.is_empty()) {
                 let ends = of(&group, &measured, Workload::None, at);
                 let mut row = rate(rig, Cell { case, subject, burst }, samples, ends);
                 enter(&mut row, subject, burst);
@@ -163,11 +164,10 @@ fn rates(
             }
         }
     }
-    Ok(())
 }
 
 /// The first published table.
-pub(super) fn io(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn io(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Io, progress, emit, |row, subject, burst| {
         if burst == BURST {
             row.set_published(published::io(subject.frame, subject.memory));
@@ -176,7 +176,7 @@ pub(super) fn io(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Ro
 }
 
 /// The second published table.
-pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Workload, progress, emit, |row, subject, burst| {
         row.set_published(published::workload(subject.workload, subject.frame, burst));
         row.set_model(published::model(subject.workload, subject.frame, burst, 0.0));
@@ -184,7 +184,7 @@ pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn Fn
 }
 
 /// Forced times by bursts.
-pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Forced, progress, emit, |row, subject, burst| {
         let forced = row.gpu.as_ref().and_then(|gpu| gpu.forced_ns_per_burst).unwrap_or_default();
         row.set_model(published::model(subject.workload, subject.frame, burst, forced as f64));
@@ -192,10 +192,10 @@ pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMu
 }
 
 /// Work by bursts, beside a core.
-pub(super) fn break_even(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn break_even(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     let mut ends = Vec::new();
     for group in groups(rig.options, Case::BreakEven) {
-        let measured = rig.alternate(&group, progress)?;
+        let measured = rig.alternate(&group, progress);
         let of = |workload| (0..).map_while(|at| of(&group, &measured, workload, at)).collect::<Vec<_>>();
         if ends.is_empty() {
             ends = of(Workload::None);
@@ -205,13 +205,13 @@ pub(super) fn break_even(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn 
         for (subject, samples) in group.subjects.iter().zip(&measured) {
             let rates: Vec<_> = samples.iter().map(|samples| Spread::of(&samples.mpps).median).collect();
             let found = find_break_even(&subject.bursts, &rates, rig.options.pipelines, core);
-            for ((&burst, samples), ends) in subject.bursts.iter().zip(samples).zip(&ends) {
+            let cells = subject.bursts.iter().zip(samples).zip(0..);
+            for ((&burst, samples), at) in cells.filter(|((_, samples), _)| !samples.mpps.is_empty()) {
                 let cell = Cell { case: Case::BreakEven, subject, burst };
-                let mut row = rate(rig, cell, samples, Some(*ends));
+                let mut row = rate(rig, cell, samples, ends.get(at).copied());
                 row.set_baseline(subject, core, found);
                 emit(row);
             }
         }
     }
-    Ok(())
 }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use offcore_stats::tsc;
 
 use super::published::FRAME;
@@ -47,58 +47,46 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
 }
 
 /// Measures it.
-pub(super) fn measure(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn measure(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     for group in groups(rig.options) {
         let count = group.subjects.len();
         let mut all = vec![(Vec::new(), vec![Samples::default(); LOADS.len()]); count];
-        for round in 0..group.windows {
-            if round > 0 && rig.pace.is_late() {
-                rig.skip(count * WINDOWS * (group.windows - round), progress);
-                break;
-            }
-            for turn in 0..count {
-                let index = if round % 2 == 0 { turn } else { count - 1 - turn };
-                let subject = &group.subjects[index];
-                progress.say(&format!("{}, {}", group.name, subject.workload.name()));
-                let (capacities, loads) = &mut all[index];
-                let capacity = one_turn(rig, subject, loads, progress)
-                    .with_context(|| format!("{}, {}", group.name, subject.workload.name()))?;
-                capacities.push(capacity);
-            }
-        }
+        rig.by_turns(&group, progress, |rig, _, index| {
+            let (capacities, loads) = &mut all[index];
+            capacities.push(one_turn(rig, &group.subjects[index], loads, progress)?);
+            Ok(())
+        });
         for (subject, (capacities, samples)) in group.subjects.iter().zip(&all) {
             let capacity = Spread::of(capacities).median;
             let cell = Cell { case: Case::Latency, subject, burst: subject.bursts[0] };
-            for (load, samples) in LOADS.into_iter().zip(samples) {
+            let measured = LOADS.into_iter().zip(samples).filter(|(_, samples)| !samples.mpps.is_empty());
+            for (load, samples) in measured {
                 emit(row(rig, cell, samples, (load, capacity)));
             }
         }
     }
-    Ok(())
 }
 
 /// The capacity, and a window for each load. Returns the capacity in million packets a second.
 fn one_turn(rig: &mut Rig<'_>, subject: &Subject, loads: &mut [Samples], progress: &Progress) -> Result<f64> {
     let options = rig.options;
     let burst = subject.bursts[0];
-    let session = rig.open(subject)?;
-    let every_one = rig.every_one(&session, subject, burst)?;
-    let closed = subject.plan(burst, options, Traffic::Closed);
-    let capacity = session.measure(closed, options.warm_up, options.window)?.mpps;
-    rig.step(progress);
-    for (load, samples) in LOADS.into_iter().zip(&mut *loads) {
-        let mpps = capacity * load / options.pipelines as f64;
-        let interval = tsc::hz() as f64 / (mpps * 1e6);
-        let traffic = Traffic::Paced { interval, timeout: tsc::ticks(TIMEOUT) };
-        let plan = subject.plan(burst, options, traffic);
-        let seen = session.measure(plan, options.warm_up, options.window)?;
-        samples.mpps.push(seen.mpps);
-        samples.seen.add(&seen);
+    rig.in_session(subject, |rig, session| {
+        let every_one = rig.every_one(session, subject, burst)?;
+        let closed = subject.plan(burst, options, Traffic::Closed);
+        let capacity = session.measure(closed, options.warm_up, options.window)?.mpps;
         rig.step(progress);
-    }
-    if let Some(first) = loads.first_mut() {
-        first.seen.add(&every_one);
-    }
-    rig.close(session);
-    Ok(capacity)
+        for (load, samples) in LOADS.into_iter().zip(&mut *loads) {
+            let mpps = capacity * load / options.pipelines as f64;
+            let interval = tsc::hz() as f64 / (mpps * 1e6);
+            let traffic = Traffic::Paced { interval, timeout: tsc::ticks(TIMEOUT) };
+            let plan = subject.plan(burst, options, traffic);
+            samples.add(&session.measure(plan, options.warm_up, options.window)?);
+            rig.step(progress);
+        }
+        if let Some(first) = loads.first_mut() {
+            first.seen.add(&every_one);
+        }
+        Ok(capacity)
+    })
 }

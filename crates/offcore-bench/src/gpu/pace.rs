@@ -38,7 +38,9 @@ impl Pace {
     }
 
     fn is_late_after(&self, elapsed: Duration) -> bool {
-        elapsed.as_secs_f64() * self.steps as f64 > self.limit.as_secs_f64() * self.done as f64
+        // The first few windows tell little of the others.
+        elapsed * 10 > self.limit
+            && elapsed.as_secs_f64() * self.steps as f64 > self.limit.as_secs_f64() * self.done as f64
     }
 }
 
@@ -54,5 +56,8 @@ mod tests {
         assert!(pace.is_late_after(Duration::from_secs(5)));
         pace.skip(2);
         assert!(!pace.is_late_after(Duration::from_secs(5)) && pace.steps() == 8);
+        let mut young = Pace::new(1000, Duration::from_secs(10));
+        young.step();
+        assert!(!young.is_late_after(Duration::from_secs(1)));
     }
 }

@@ -56,7 +56,7 @@ impl Content {
         let header = [0x08, 0x00, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0];
         bytes[12..NUMBER_AT].copy_from_slice(&header);
         let chunk = chunk as usize;
-        if chunk % MATCHING == 0 {
+        if chunk.is_multiple_of(MATCHING) {
             let which = chunk / MATCHING;
             let pattern = self.patterns.iter().nth(which % self.patterns.len()).unwrap_or_default();
             let at = PATTERN_AT + which % 512;

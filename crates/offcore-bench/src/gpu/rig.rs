@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use offcore_gpu::cpu::CpuWork;
 use offcore_gpu::device::{Device, Launch, Memory};
 use offcore_gpu::patterns::Patterns;
@@ -18,7 +18,7 @@ use super::pace::Pace;
 use super::packets::{Content, LONGEST, SKIP};
 use super::session::{Place, Session, SessionSetup, places};
 use super::window::{Plan, Seen, Traffic};
-use super::{Options, STAND_IN, WorkKind, Workload, baseline, cases};
+use super::{Options, Outcome, STAND_IN, WorkKind, Workload, baseline, cases};
 use crate::progress::Progress;
 
 /// Bytes of a packet buffer, headroom included.
@@ -104,7 +104,8 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    fn add(&mut self, seen: &Seen) {
+    /// One window more.
+    pub(super) fn add(&mut self, seen: &Seen) {
         self.mpps.push(seen.mpps);
         self.seen.add(seen);
     }
@@ -126,6 +127,8 @@ pub(super) struct Rig<'a> {
     /// By work and packet length: the result of the packet in each chunk.
     results: HashMap<(WorkKind, usize), Arc<[u32]>>,
     notes: Vec<String>,
+    /// What could not be measured, and why.
+    failures: Vec<String>,
     /// How long everything takes.
     pub pace: Pace,
     /// A pipeline that nobody uses: as long as it is there, the pool stays registered with the device.
@@ -161,6 +164,7 @@ impl<'a> Rig<'a> {
             works: HashMap::new(),
             results: HashMap::new(),
             notes: Vec::new(),
+            failures: Vec::new(),
             pace: Pace::new(steps, options.limit),
             keeper: None,
         };
@@ -200,45 +204,56 @@ impl<'a> Rig<'a> {
         self.device() == STAND_IN
     }
 
-    /// What the device had to say.
-    pub(super) fn notes(mut self) -> Vec<String> {
-        std::mem::take(&mut self.notes)
+    /// What the device had to say, and what could not be measured.
+    pub(super) fn outcome(mut self) -> Outcome {
+        Outcome { notes: std::mem::take(&mut self.notes), failures: std::mem::take(&mut self.failures) }
     }
 
-    /// Measures a group: its subjects forwards, then backwards, and so on. What was measured of each at each burst.
-    ///
-    /// # Errors
-    /// As for [`Session::open`] and [`Session::measure`].
-    pub(super) fn alternate(&mut self, group: &Group, progress: &Progress) -> Result<Vec<Vec<Samples>>> {
+    /// Measures a group by turns. What was measured of each subject at each burst; nothing where that failed.
+    pub(super) fn alternate(&mut self, group: &Group, progress: &Progress) -> Vec<Vec<Samples>> {
         let mut all: Vec<_> =
             group.subjects.iter().map(|subject| vec![Samples::default(); subject.bursts.len()]).collect();
+        self.by_turns(group, progress, |rig, round, index| {
+            rig.turn(&group.subjects[index], round == 0, &mut all[index], progress)
+        });
+        all
+    }
+
+    /// Lets the subjects of a group have turns, forwards, then backwards, and so on: `turn` is told which round it is and
+    /// whose turn. Who fails has no more turns.
+    pub(super) fn by_turns(
+        &mut self,
+        group: &Group,
+        progress: &Progress,
+        mut turn: impl FnMut(&mut Self, usize, usize) -> Result<()>,
+    ) {
         let count = group.subjects.len();
+        let mut failed = vec![false; count];
         for round in 0..group.windows {
             if round > 0 && self.pace.is_late() {
-                self.skip(group.steps() / group.windows * (group.windows - round), progress);
-                break;
+                let left = group.steps() / group.windows * (group.windows - round);
+                self.pace.skip(left);
+                progress.steps(left);
+                return;
             }
-            for turn in 0..count {
-                let index = if round % 2 == 0 { turn } else { count - 1 - turn };
+            for index in (0..count).map(|turn| if round % 2 == 0 { turn } else { count - 1 - turn }) {
                 let subject = &group.subjects[index];
                 progress.say(&format!("{}, {}", group.name, subject.workload.name()));
-                self.turn(subject, round == 0, &mut all[index], progress)
-                    .with_context(|| format!("{}, {}", group.name, describe(subject)))?;
+                if failed[index] {
+                    continue;
+                }
+                if let Err(error) = turn(self, round, index) {
+                    failed[index] = true;
+                    self.failures.push(format!("{}, {}: {error:#}", group.name, describe(subject)));
+                }
             }
         }
-        Ok(all)
     }
 
     /// A window was measured.
     pub(super) fn step(&mut self, progress: &Progress) {
         self.pace.step();
         progress.step();
-    }
-
-    /// So many windows will not be measured, for want of time.
-    pub(super) fn skip(&mut self, steps: usize, progress: &Progress) {
-        self.pace.skip(steps);
-        progress.steps(steps);
     }
 
     /// One window of each of the subject's cells.
@@ -252,21 +267,33 @@ impl<'a> Rig<'a> {
         if subject.workload == Workload::Core {
             return self.core(subject, samples, progress);
         }
-        let session = self.open(subject)?;
-        for (&burst, samples) in subject.bursts.iter().zip(samples) {
-            if is_first {
-                samples.seen.add(&self.every_one(&session, subject, burst)?);
+        self.in_session(subject, |rig, session| {
+            for (&burst, samples) in subject.bursts.iter().zip(samples) {
+                if is_first {
+                    samples.seen.add(&rig.every_one(session, subject, burst)?);
+                }
+                let plan = subject.plan(burst, rig.options, Traffic::Closed);
+                samples.add(&session.measure(plan, rig.options.warm_up, rig.options.window)?);
+                rig.step(progress);
             }
-            let plan = subject.plan(burst, self.options, Traffic::Closed);
-            samples.add(&session.measure(plan, self.options.warm_up, self.options.window)?);
-            self.step(progress);
-        }
+            Ok(())
+        })
+    }
+
+    /// Has something done with the pipelines of a subject.
+    pub(super) fn in_session<T>(
+        &mut self,
+        subject: &Subject,
+        measure: impl FnOnce(&mut Self, &Session) -> Result<T>,
+    ) -> Result<T> {
+        let session = self.open(subject)?;
+        let measured = measure(self, &session);
         session.close(&mut self.packets);
-        Ok(())
+        measured
     }
 
     /// Starts the pipelines of a subject.
-    pub(super) fn open(&mut self, subject: &Subject) -> Result<Session> {
+    fn open(&mut self, subject: &Subject) -> Result<Session> {
         let known = Arc::new(Known {
             content: Arc::clone(&self.content),
             swapped: subject.work == WorkKind::Swap && subject.workload != Workload::None,
@@ -292,17 +319,14 @@ impl<'a> Rig<'a> {
             yields: self.is_simulated(),
         };
         let session = Session::open(&setup, Some(&mut *self.device), &mut self.packets)?;
+        // Once for all services of a kind, whose numbers of bytes and blocks are not the same.
+        let words = |note: &str| note.replace(|c: char| c.is_ascii_digit(), "");
         for note in self.device.notes() {
-            if !self.notes.contains(&note) {
+            if !self.notes.iter().any(|known| words(known) == words(&note)) {
                 self.notes.push(note);
             }
         }
         Ok(session)
-    }
-
-    /// Takes back what a session had.
-    pub(super) fn close(&mut self, session: Session) {
-        session.close(&mut self.packets);
     }
 
     /// Sends packets round and looks at each in full.

@@ -228,12 +228,12 @@ impl Row {
     pub(super) fn set_baseline(&mut self, subject: &Subject, core: f64, burst: Option<usize>) {
         let (device, mpps) = (subject.workload.is_device(), self.mpps);
         self.set_gpu(|gpu| {
-            if device || subject.workload == Workload::Core {
+            if core > 0.0 && (device || subject.workload == Workload::Core) {
                 gpu.baseline = Some(subject.work.baseline());
                 gpu.baseline_mpps = Some(core);
                 gpu.over_baseline = Some(mpps / core);
             }
-            if device {
+            if core > 0.0 && device {
                 gpu.break_even_burst = burst;
                 gpu.model_break_even_burst = published::model_break_even(subject.workload, 1e3 / core);
             }

@@ -119,15 +119,13 @@ impl Session {
             let own = packets.split_off(packets.len() - each);
             let generator = Generator::new(front, returned, own, setup.burst, setup.pool);
             let verifier = Verifier::new(back, checked, Arc::clone(&setup.known), setup.pool);
-            match place.verifier {
-                Some(lcore) => {
-                    session.spawn(place.generator, lane, setup.yields, Ends::Generator(generator))?;
-                    session.spawn(lcore, lane, setup.yields, Ends::Verifier(verifier))?;
-                }
-                None => {
-                    let both = Ends::Both(generator, verifier);
-                    session.spawn(place.generator, lane, setup.yields, both)?;
-                }
+            let (generator, verifier) = (Some(generator), Some(verifier));
+            if let Some(lcore) = place.verifier {
+                let ends = Ends { generator, verifier: None };
+                session.spawn(place.generator, lane, setup.yields, ends)?;
+                session.spawn(lcore, lane, setup.yields, Ends { generator: None, verifier })?;
+            } else {
+                session.spawn(place.generator, lane, setup.yields, Ends { generator, verifier })?;
             }
         }
         Ok(session)
@@ -246,93 +244,58 @@ fn one_pipeline(
 }
 
 /// What a thread does: one end of a pipeline, or both.
-enum Ends {
-    Generator(Generator),
-    Verifier(Verifier),
-    Both(Generator, Verifier),
+struct Ends {
+    generator: Option<Generator>,
+    verifier: Option<Verifier>,
 }
 
 impl Ends {
     /// Does its part of a window.
     fn run(&mut self, window: &Window, lane: usize, yields: bool) -> Result<Seen> {
-        let pause = |idle: &mut u32| {
-            *idle += 1;
+        let Self { generator, verifier } = self;
+        generator.iter_mut().for_each(|generator| generator.begin(window));
+        verifier.iter_mut().for_each(Verifier::begin);
+        let (mut submits, mut idle) = (None, 0u32);
+        loop {
+            let mut busy = false;
+            if let (Some(generator), None) = (&mut *generator, submits) {
+                if generator.has_ended(window) {
+                    let (sent, taken) = generator.finish();
+                    window.has_sent(lane, sent);
+                    submits = Some(taken);
+                } else {
+                    busy = generator.step(window);
+                }
+            }
+            if let Some(verifier) = verifier {
+                busy |= verifier.step(window, lane);
+            }
+            if busy {
+                idle = 0;
+                continue;
+            }
+            idle = idle.wrapping_add(1);
+            let is_over = match (&mut *verifier, &mut *generator) {
+                (Some(verifier), _) => {
+                    verifier.is_through(window, lane)
+                        || idle.is_multiple_of(VERY_IDLE) && verifier.is_stuck(window)
+                }
+                (None, Some(generator)) => submits.is_some() && (generator.settle() || window.has_failed()),
+                (None, None) => true,
+            };
+            if is_over {
+                break;
+            }
             if yields && idle.is_multiple_of(IDLE) { thread::yield_now() } else { std::hint::spin_loop() }
-        };
-        let mut idle = 0u32;
-        match self {
-            Self::Generator(generator) => {
-                generator.begin(window);
-                while !generator.has_ended(window) {
-                    if generator.step(window) { idle = 0 } else { pause(&mut idle) }
-                }
-                let submits = finish(generator, window, lane);
-                while !generator.settle() && !window.has_failed() {
-                    pause(&mut idle);
-                }
-                Ok(Seen { submits, ..Seen::default() })
-            }
-            Self::Verifier(verifier) => {
-                verifier.begin();
-                loop {
-                    if verifier.step(window, lane) {
-                        idle = 0;
-                        continue;
-                    }
-                    let very_idle = idle % VERY_IDLE == VERY_IDLE - 1;
-                    if verifier.is_through(window, lane) || very_idle && verifier.is_stuck(window) {
-                        return verifier.finish();
-                    }
-                    pause(&mut idle);
-                }
-            }
-            Self::Both(generator, verifier) => {
-                generator.begin(window);
-                verifier.begin();
-                let mut submits = None;
-                loop {
-                    let mut busy = false;
-                    if submits.is_none() {
-                        if generator.has_ended(window) {
-                            submits = Some(finish(generator, window, lane));
-                        } else {
-                            busy = generator.step(window);
-                        }
-                    }
-                    if verifier.step(window, lane) || busy {
-                        idle = 0;
-                        continue;
-                    }
-                    let very_idle = idle % VERY_IDLE == VERY_IDLE - 1;
-                    if verifier.is_through(window, lane) || very_idle && verifier.is_stuck(window) {
-                        generator.settle();
-                        let seen = verifier.finish()?;
-                        return Ok(Seen { submits: submits.unwrap_or_default(), ..seen });
-                    }
-                    pause(&mut idle);
-                }
-            }
         }
+        let seen = verifier.as_mut().map(Verifier::finish).transpose()?;
+        Ok(Seen { submits: submits.unwrap_or_default(), ..seen.unwrap_or_default() })
     }
 
     /// The packets, and the end of what is at work.
     fn into_packets(self) -> Vec<Packet> {
-        match self {
-            Self::Generator(generator) => generator.into_packets(),
-            Self::Verifier(_) => Vec::new(),
-            Self::Both(generator, verifier) => {
-                let packets = generator.into_packets();
-                drop(verifier);
-                packets
-            }
-        }
+        self.generator.map(Generator::into_packets).unwrap_or_default()
     }
-}
-
-fn finish(generator: &mut Generator, window: &Window, lane: usize) -> (u64, u64) {
-    let (sent, submits) = generator.finish();
-    window.has_sent(lane, sent);
-    submits
 }
 
 #[cfg(test)]

@@ -22,22 +22,12 @@ fn options(case: Case) -> Options {
     }
 }
 
-/// Where time runs out, cells have one window less, but one.
-#[test]
-fn fewer_windows_are_measured_where_time_runs_out() {
-    if !kernel::BUILT {
-        return;
-    }
-    let options = Options { limit: Duration::ZERO, bursts: vec![16], ..options(Case::Latency) };
-    let options = Options { cases: vec![Case::Workload, Case::Latency], ..options };
-    let rows = measured(&options).unwrap();
-    assert_eq!(rows.len(), 8 + 4 * 3);
-    assert!(rows.iter().filter(|row| row.metric == "rate").all(|row| row.runs == 1));
-}
-
 fn measured(options: &Options) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    run(options, Box::new(HostDevice::new()?), &Progress::hidden(), &mut |row| rows.push(row))?;
+    let device = Box::new(HostDevice::new()?);
+    let Outcome { notes, failures } = run(options, device, &Progress::hidden(), &mut |row| rows.push(row))?;
+    ensure!(failures.is_empty(), "{}", failures.join("; "));
+    assert!(notes.iter().any(|note| note.contains("stand in for a GPU")), "{notes:?}");
     Ok(rows)
 }
 
@@ -183,26 +173,37 @@ fn a_corrupted_packet_is_found() {
     ] {
         let options = Options { corrupted: Some((number, at)), ..sound.clone() };
         let error = format!("{:#}", measured(&options).unwrap_err());
-        assert!(
-            error.contains(words) && error.contains("case workload: workload, burst 16, none"),
-            "{error}"
-        );
+        assert!(error.contains(words) && error.contains("workload, burst 16, none"), "{error}");
     }
 }
 
 #[test]
-fn a_device_that_fails_is_an_error() {
+fn a_device_that_fails_is_said_to_and_the_rest_is_measured() {
     if !kernel::BUILT {
         return;
     }
     let options = Options { bursts: vec![16], memories: vec![Memory::Host], ..options(Case::Workload) };
     let device = HostDevice::new().unwrap().with_fault(Fault::Dies(3));
-    let error = run(&options, Box::new(device), &Progress::hidden(), &mut |_| ()).unwrap_err();
-    let error = format!("{error:#}");
-    assert!(
-        error.contains("kernel") && error.contains("the device has failed: its threads have ended"),
-        "{error}"
-    );
+    let mut rows = Vec::new();
+    let outcome = run(&options, Box::new(device), &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    let failure = outcome.failures.concat();
+    assert!(failure.starts_with("workload, burst 16, kernel, memory host"), "{failure}");
+    assert!(failure.contains("the device has failed: its threads have ended"), "{failure}");
+    let workloads: Vec<_> = workloads(&rows).into_iter().map(|(workload, ..)| workload).collect();
+    assert_eq!(workloads, ["none", "cpu", "persistent", "graph"]);
+}
+
+/// Where time runs out, cells have one window less, but one.
+#[test]
+fn fewer_windows_are_measured_where_time_runs_out() {
+    if !kernel::BUILT {
+        return;
+    }
+    let options = Options { limit: Duration::ZERO, bursts: vec![16], ..options(Case::Latency) };
+    let options = Options { cases: vec![Case::Workload, Case::Latency], ..options };
+    let rows = measured(&options).unwrap();
+    assert_eq!(rows.len(), 8 + 4 * 3);
+    assert!(rows.iter().filter(|row| row.metric == "rate").all(|row| row.runs == 1));
 }
 
 #[test]
@@ -215,7 +216,7 @@ fn each_end_can_have_an_lcore_of_its_own() {
     let (first, last) = (options.lcores[0], options.lcores[options.lcores.len() - 1]);
     rig.places = vec![Place { generator: first, verifier: Some(last) }];
     let mut rows = Vec::new();
-    cases::workload(&mut rig, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    cases::workload(&mut rig, &Progress::hidden(), &mut |row| rows.push(row));
     assert_eq!(rows.len(), 8);
     for row in &rows {
         is_complete(row, &options);
@@ -225,8 +226,9 @@ fn each_end_can_have_an_lcore_of_its_own() {
 
 #[test]
 fn what_cannot_be_is_refused_by_name() {
-    let Ok(device) = HostDevice::new() else { return };
-    drop(device);
+    if !kernel::BUILT {
+        return;
+    }
     let base = options(Case::Workload);
     for (options, words) in [
         (Options { bursts: vec![0], ..base.clone() }, "--bursts 0: expected 1 to 4096"),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use offcore_bench::gpu::{self, Case, GpuColumns, Memory, Options, WorkKind, plot};
+use offcore_bench::gpu::{self, Case, GpuColumns, Memory, Options, Outcome, WorkKind, plot};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_mem::Hugepages;
@@ -145,12 +145,16 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     }
     let options = options(args, device.name()).map_err(Failure::Usage)?;
     let mut rows = Rows::new(args.format);
-    let notes =
+    let Outcome { notes, failures } =
         gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
-    for note in notes {
-        say(&note);
+    notes.iter().for_each(|note| say(note));
+    // What was not measured cannot be drawn.
+    let plot = if failures.is_empty() { args.plot.as_ref() } else { None };
+    rows.finish(plot, plot::draw, table)?;
+    match failures.len() {
+        0 => Ok(()),
+        count => Err(failed(anyhow!("{count} of them failed:\n  {}", failures.join("\n  "))).into()),
     }
-    Ok(rows.finish(args.plot.as_ref(), plot::draw, table)?)
 }
 
 /// The cases that are measured, each once.
