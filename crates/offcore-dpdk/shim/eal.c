@@ -116,13 +116,16 @@ int off_iova_is_va(void)
 	return rte_eal_iova_mode() == RTE_IOVA_VA;
 }
 
-int off_memory_register(void *base, size_t len, size_t page_size)
+int off_memory_register(void *base, size_t len, size_t page_size, int unmapped)
 {
 	unsigned pages = (unsigned)(len / page_size);
 	rte_iova_t *addresses = NULL;
 	int rc;
 
-	if (!off_iova_is_va()) {
+	/* Without addresses for devices: who reaches such memory knows it by its virtual address. */
+	if (unmapped)
+		pages = 0;
+	else if (!off_iova_is_va()) {
 		addresses = calloc(pages, sizeof(*addresses));
 		if (addresses == NULL)
 			return -ENOMEM;

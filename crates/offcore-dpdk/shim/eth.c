@@ -61,11 +61,13 @@ static int map(const struct rte_eth_dev_info *dev, const struct off_eth_config *
 {
 	uint64_t address = (uint64_t)(uintptr_t)config->base;
 
-	if (rte_eal_iova_mode() != RTE_IOVA_VA || dev->device == NULL)
+	if (dev->device == NULL || (!config->unmapped && rte_eal_iova_mode() != RTE_IOVA_VA))
 		return 0;
 	if (rte_dev_dma_map(dev->device, config->base, address, config->len) == 0)
 		return 0;
-	return rte_errno == ENOTSUP || rte_errno == EEXIST ? 0 : -rte_errno;
+	if (rte_errno == EEXIST || (rte_errno == ENOTSUP && !config->unmapped))
+		return 0;
+	return rte_errno > 0 ? -rte_errno : -EIO;
 }
 
 int off_eth_start(uint16_t port, const struct off_eth_config *config, const char **step)

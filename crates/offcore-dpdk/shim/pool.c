@@ -75,15 +75,24 @@ struct fill {
 	bool apart;
 };
 
-void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len)
+void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len, int unmapped)
 {
 	mbuf->buf_addr = buffer;
-	if (rte_eal_iova_mode() == RTE_IOVA_VA)
+	if (unmapped || rte_eal_iova_mode() == RTE_IOVA_VA)
 		rte_mbuf_iova_set(mbuf, (rte_iova_t)(uintptr_t)buffer);
 	else
 		rte_mbuf_iova_set(mbuf, rte_mem_virt2phy(buffer));
 	mbuf->buf_len = (uint16_t)len;
 }
+
+static void free_nothing(void *buffer, void *opaque)
+{
+	(void)buffer;
+	(void)opaque;
+}
+
+/* Of all external buffers: each is its mbuf's alone, and goes back with it. */
+static struct rte_mbuf_ext_shared_info never_shared = { .free_cb = free_nothing, .refcnt = 1 };
 
 static void init_mbuf(struct rte_mempool *pool, void *opaque, void *object, unsigned index)
 {
@@ -96,12 +105,17 @@ static void init_mbuf(struct rte_mempool *pool, void *opaque, void *object, unsi
 	if ((uint8_t *)object != fill->first + index * fill->stride)
 		fill->apart = true;
 	memset(mbuf, 0, sizeof(*mbuf));
-	off_mbuf_restore(mbuf, config->base + (size_t)index * config->chunk_size, config->chunk_size);
+	off_mbuf_restore(mbuf, config->base + (size_t)index * config->chunk_size, config->chunk_size,
+			 config->unmapped);
 	mbuf->data_off = RTE_PKTMBUF_HEADROOM;
 	mbuf->pool = pool;
 	mbuf->nb_segs = 1;
 	mbuf->port = RTE_MBUF_PORT_INVALID;
 	rte_mbuf_refcnt_set(mbuf, 1);
+	if (config->external) {
+		mbuf->shinfo = &never_shared;
+		mbuf->ol_flags = RTE_MBUF_F_EXTERNAL;
+	}
 	fill->count++;
 }
 
@@ -119,7 +133,14 @@ size_t off_pool_headers_len(unsigned chunks)
 
 static int populate(struct rte_mempool *pool, const struct off_pool_config *config, struct rte_mbuf **first)
 {
-	struct rte_pktmbuf_pool_private private = { .mbuf_data_room_size = (uint16_t)config->chunk_size };
+	/*
+	 * Drivers that register buffers by themselves (mlx5) look for external ones at the mbufs, and for others in the
+	 * mempool's own memory.
+	 */
+	struct rte_pktmbuf_pool_private private = {
+		.mbuf_data_room_size = (uint16_t)config->chunk_size,
+		.flags = config->external ? RTE_PKTMBUF_POOL_F_PINNED_EXT_BUF : 0,
+	};
 	struct fill fill = { .config = config, .stride = stride() };
 	int rc = rte_mempool_set_ops_byname(pool, "offcore", config->owner);
 

@@ -28,8 +28,8 @@ int off_eal_init(int argc, char **argv, int said);
 int off_probe(const char *devargs);
 /* Whether addresses for devices are virtual ones. */
 int off_iova_is_va(void);
-/* Makes memory known to DPDK. */
-int off_memory_register(void *base, size_t len, size_t page_size);
+/* Makes memory known to DPDK; `unmapped`: the processor has no address for it. */
+int off_memory_register(void *base, size_t len, size_t page_size, int unmapped);
 /* Maps registered memory for devices that vfio has; -ENOTSUP when vfio has none. */
 int off_memory_map_vfio(void *base, size_t len);
 
@@ -41,6 +41,8 @@ struct off_pool_config {
 	unsigned chunks;
 	unsigned chunk_size; /* at most 32768 */
 	uint8_t *base; /* of the chunks */
+	int external;  /* chunks are not the pool's own memory, but a device's ... */
+	int unmapped;  /* ... that the processor has no address for */
 	size_t page_size;
 	void *headers; /* memory for the mbufs */
 	size_t headers_len;
@@ -54,8 +56,8 @@ int off_pool_create(const struct off_pool_config *config, struct rte_mempool **p
 /* Takes mbufs of 60 bytes each, as a driver does. */
 int off_pool_alloc(struct rte_mempool *pool, struct rte_mbuf **mbufs, unsigned count);
 void off_mbuf_free(struct rte_mbuf *mbuf);
-/* Lets the mbuf, which nobody uses, be about the buffer at this address. */
-void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len);
+/* Lets the mbuf, which nobody uses, be about the buffer at this address; `unmapped` as above. */
+void off_mbuf_restore(struct rte_mbuf *mbuf, uint8_t *buffer, unsigned len, int unmapped);
 
 /* ---- network devices (eth.c) ------------------------------------------------------------------------------ */
 
@@ -77,6 +79,7 @@ struct off_eth_config {
 	struct rte_mempool *pool;
 	void *base; /* of the packet buffers, to be mapped for the device */
 	size_t len;
+	int unmapped; /* they are where only a device that has mapped them gets at them */
 };
 
 struct off_eth_stats {

@@ -49,7 +49,7 @@ fn prefetch(mbuf: *const Mbuf) {
 /// When `burst` has no room for them.
 #[inline(always)]
 pub(crate) unsafe fn receive(pool: &MbufPool, mbufs: &[*mut Mbuf], burst: &mut Burst) -> Received {
-    let base = pool.pool().mapping().base().as_ptr().addr();
+    let base = pool.base();
     let (before, mut made, mut bytes) = (burst.len(), 0, 0);
     assert!(mbufs.len() <= burst.remaining_capacity(), "the burst has no room for what was received");
     for &mbuf in mbufs {
@@ -224,7 +224,7 @@ impl MbufPool {
     fn place(&self, mbuf: *const Mbuf) -> Option<u64> {
         // SAFETY: the mbuf is one that a driver handed over.
         let (address, offset) = unsafe { ((*mbuf).buf_addr.addr(), (*mbuf).rearm.fields.data_off) };
-        let place = address.checked_sub(self.pool().mapping().base().as_ptr().addr())?;
+        let place = address.checked_sub(self.base())?;
         let chunk = place / self.pool().chunk_size();
         let known = chunk < self.pool().chunks() && std::ptr::eq(self.mbuf(chunk as u32), mbuf);
         known.then(|| place as u64 + u64::from(offset))

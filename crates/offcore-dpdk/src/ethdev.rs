@@ -3,13 +3,14 @@
 //! [`Ethdev::open`] finds or makes the device, configures it and starts it. Its queues are [`EthRx`] and [`EthTx`]; when
 //! the last of them is gone and the device itself, it is stopped, and the EAL forgets it if it was made here.
 
+mod direct;
 mod open;
 mod queue;
 
 use std::ffi::CString;
 use std::sync::Arc;
 
-use offcore_mem::Pool;
+use offcore_mem::{DeviceMemory, Pool};
 
 use crate::eal::{self, EalError};
 use crate::ffi::{self, EthConfig, EthInfo, EthLink, EthStats};
@@ -59,6 +60,8 @@ pub struct Request {
     pub rss: Rss,
     /// Whether packets for other addresses are received, too.
     pub promiscuous: bool,
+    /// Memory of a device that packets are received into and sent from, in place of the pool's.
+    pub memory: Option<DeviceMemory>,
 }
 
 /// Why a device cannot be used.
@@ -135,7 +138,10 @@ impl Ethdev {
         open::check(request)?;
         let first = !eal::is_up();
         let note = eal::start()?;
-        let pool = MbufPool::of(pool)?;
+        let pool = match &request.memory {
+            None => MbufPool::of(pool)?,
+            Some(memory) => MbufPool::elsewhere(pool, memory)?,
+        };
         let (port, ours) = open::find(request)?;
         // From here on it is closed when it is dropped.
         let mut device = Self {
@@ -186,6 +192,12 @@ impl Ethdev {
         let longest = usize::from(mtu) + usize::from(info.overhead);
         let room = pool.chunk_size() - HEADROOM;
         let mut rx_offloads = 0;
+        if longest > room && request.memory.is_some() {
+            return Err(EthError::Device(format!(
+                "packets of up to {longest} bytes (MTU {mtu}) do not fit a packet buffer, which has room for {room}, and in a \
+                 device's memory a packet has one: use a larger --mbuf-size, or a smaller mtu=N"
+            )));
+        }
         if longest > room {
             if info.rx_offloads & SCATTER == 0 {
                 return Err(EthError::Device(format!(
@@ -207,7 +219,9 @@ impl Ethdev {
             )));
         }
         let rss = self.rss(request, info)?;
-        let mapping = pool.mapping();
+        let own = (pool.mapping().base().as_ptr(), pool.mapping().len());
+        let memory = self.pool.memory();
+        let (base, len) = memory.map_or(own, |memory| (memory.base(), memory.len()));
         Ok(EthConfig {
             queues: request.queues,
             rx_desc,
@@ -218,8 +232,9 @@ impl Ethdev {
             rss,
             promiscuous: request.promiscuous.into(),
             pool: self.pool.mempool(),
-            base: mapping.base().as_ptr(),
-            len: mapping.len(),
+            base,
+            len,
+            unmapped: memory.is_some_and(|memory| !memory.is_mapped()).into(),
         })
     }
 

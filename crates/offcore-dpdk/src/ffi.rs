@@ -51,6 +51,8 @@ pub(crate) struct PoolConfig {
     pub(crate) chunks: c_uint,
     pub(crate) chunk_size: c_uint,
     pub(crate) base: *mut u8,
+    pub(crate) external: c_int,
+    pub(crate) unmapped: c_int,
     pub(crate) page_size: usize,
     pub(crate) headers: *mut u8,
     pub(crate) headers_len: usize,
@@ -90,6 +92,7 @@ pub(crate) struct EthConfig {
     pub(crate) pool: *mut Mempool,
     pub(crate) base: *mut u8,
     pub(crate) len: usize,
+    pub(crate) unmapped: c_int,
 }
 
 #[repr(C)]
@@ -123,7 +126,7 @@ unsafe extern "C" {
     pub(crate) fn off_eal_init(argc: c_int, argv: *mut *mut c_char, said: c_int) -> c_int;
     pub(crate) fn off_probe(devargs: *const c_char) -> c_int;
     pub(crate) fn off_iova_is_va() -> c_int;
-    pub(crate) fn off_memory_register(base: *mut u8, len: usize, page_size: usize) -> c_int;
+    pub(crate) fn off_memory_register(base: *mut u8, len: usize, page_size: usize, unmapped: c_int) -> c_int;
     pub(crate) fn off_memory_map_vfio(base: *mut u8, len: usize) -> c_int;
 
     pub(crate) fn off_pool_headers_len(chunks: c_uint) -> usize;
@@ -135,7 +138,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn off_pool_alloc(pool: *mut Mempool, mbufs: *mut *mut Mbuf, count: c_uint) -> c_int;
     pub(crate) fn off_mbuf_free(mbuf: *mut Mbuf);
-    pub(crate) fn off_mbuf_restore(mbuf: *mut Mbuf, buffer: *mut u8, len: c_uint);
+    pub(crate) fn off_mbuf_restore(mbuf: *mut Mbuf, buffer: *mut u8, len: c_uint, unmapped: c_int);
 
     pub(crate) fn off_eth_rss(kinds: c_uint) -> u64;
     pub(crate) fn off_eth_find(name: *const c_char) -> c_int;

@@ -3,6 +3,9 @@
 //! ```text
 //! mbuf i --buf_addr--> chunk i of the pool | headroom | data ... |
 //! ```
+//! The chunks may also be in a [device's memory](DeviceMemory), which the network card then receives into and sends from:
+//! handles are the pool's, and nothing here or in [`crate::convert`] reads or writes a packet's bytes.
+//!
 //! The mempool has operations of its own. What a driver takes for received packets is taken from our pool, what it frees
 //! after sending goes back there: through the cache of the worker that is calling the driver (`Lent`), or through one
 //! under a lock where a driver does it at another time (start, stop, threads of its own).
@@ -15,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offcore_mem::mapping::MemoryError;
-use offcore_mem::{Hugepages, Mapping, Packet, Pool, PoolCache};
+use offcore_mem::{DeviceMemory, Hugepages, Mapping, Packet, Pool, PoolCache};
 
 use crate::eal;
 use crate::ffi::{self, Mbuf, Mempool, PoolConfig};
@@ -26,6 +29,16 @@ pub enum PoolError {
     /// No memory for the mbufs.
     #[error("mbufs of the packet buffers: {0}")]
     Memory(#[from] MemoryError),
+    /// A device's memory in which they do not all fit.
+    #[error("packet buffers in the memory of {device}: it has {found} bytes for them, expected {expected}")]
+    Small {
+        /// The device.
+        device: String,
+        /// Bytes that there are.
+        found: usize,
+        /// Bytes of the pool.
+        expected: usize,
+    },
     /// DPDK refused.
     #[error("{what}: {source}")]
     Dpdk {
@@ -40,6 +53,8 @@ pub enum PoolError {
 #[derive(Debug)]
 pub struct MbufPool {
     pool: &'static Pool,
+    /// Where the bytes of its chunks are, if not in the pool.
+    elsewhere: Option<DeviceMemory>,
     mempool: NonNull<Mempool>,
     first: NonNull<Mbuf>,
     /// Bytes from one mbuf to the next.
@@ -60,6 +75,10 @@ unsafe impl Sync for MbufPool {}
 #[derive(Debug)]
 struct Source {
     pool: &'static Pool,
+    /// Where the bytes of its chunks begin.
+    base: usize,
+    /// Whether the CPU has no address for them.
+    unmapped: bool,
     /// While the mempool is filled with its mbufs: their chunks are where they belong.
     filling: AtomicBool,
     /// For threads that lend no cache; there while somebody needs it.
@@ -82,27 +101,55 @@ impl MbufPool {
     /// # Errors
     /// No memory, or what DPDK refused.
     pub fn of(pool: &'static Pool) -> Result<&'static Self, PoolError> {
+        Self::known_or_made(pool, None)
+    }
+
+    /// Mbufs about the same chunks of `memory` in place of the pool's own. They keep it.
+    ///
+    /// # Errors
+    /// As [`MbufPool::of`], and `memory` that is smaller than the pool.
+    pub fn elsewhere(pool: &'static Pool, memory: &DeviceMemory) -> Result<&'static Self, PoolError> {
+        if !memory.holds(pool) {
+            let expected = pool.chunks() * pool.chunk_size();
+            return Err(PoolError::Small { device: memory.device().into(), found: memory.len(), expected });
+        }
+        Self::known_or_made(pool, Some(memory))
+    }
+
+    fn known_or_made(pool: &'static Pool, memory: Option<&DeviceMemory>) -> Result<&'static Self, PoolError> {
         let mut pools = lock(&POOLS);
-        if let Some(known) = pools.iter().find(|known| std::ptr::eq(known.pool, pool)) {
+        let is_it = |known: &&&Self| {
+            let bases = [known.elsewhere.as_ref(), memory].map(|memory| memory.map(DeviceMemory::base));
+            std::ptr::eq(known.pool, pool) && bases[0] == bases[1]
+        };
+        if let Some(known) = pools.iter().find(is_it) {
             return Ok(known);
         }
-        register(pool)?;
-        let made = Box::leak(Box::new(Self::new(pool, pools.len())?));
+        match memory {
+            None => register(pool)?,
+            Some(memory) => register_elsewhere(memory)?,
+        }
+        let made = Box::leak(Box::new(Self::new(pool, memory.cloned(), pools.len())?));
         pools.push(made);
         Ok(made)
     }
 
-    fn new(pool: &'static Pool, number: usize) -> Result<Self, PoolError> {
+    fn new(pool: &'static Pool, elsewhere: Option<DeviceMemory>, number: usize) -> Result<Self, PoolError> {
         let refused = |rc| PoolError::Dpdk {
             what: format!("making mbufs for {} packet buffers", pool.chunks()),
             source: ffi::errno(rc),
         };
         let chunks = pool.chunks() as c_uint;
+        let own = (pool.mapping().base().as_ptr(), pool.mapping().page_size());
+        let (base, page_size) = elsewhere.as_ref().map_or(own, |memory| (memory.base(), memory.page_size()));
+        let unmapped = elsewhere.as_ref().is_some_and(|memory| !memory.is_mapped());
         // SAFETY: asks for a size.
         let len = unsafe { ffi::off_pool_headers_len(chunks) };
         let (headers, _fd) = Mapping::memfd("offcore-mbufs", len, Hugepages::Auto)?;
         let source: &'static Source = Box::leak(Box::new(Source {
             pool,
+            base: base.addr(),
+            unmapped,
             filling: true.into(),
             fallback: Mutex::new(None),
             first: std::ptr::null_mut::<Mbuf>().into(),
@@ -114,8 +161,10 @@ impl MbufPool {
             owner: std::ptr::from_ref(source).cast(),
             chunks,
             chunk_size: pool.chunk_size() as c_uint,
-            base: pool.mapping().base().as_ptr(),
-            page_size: pool.mapping().page_size(),
+            base,
+            external: elsewhere.is_some().into(),
+            unmapped: unmapped.into(),
+            page_size,
             headers: headers.base().as_ptr(),
             headers_len: headers.len(),
         };
@@ -129,12 +178,23 @@ impl MbufPool {
         source.first.store(first.as_ptr(), Ordering::Relaxed);
         source.stride.store(stride, Ordering::Relaxed);
         source.filling.store(false, Ordering::Release);
-        Ok(Self { pool, mempool, first, stride, source, _headers: headers })
+        Ok(Self { pool, elsewhere, mempool, first, stride, source, _headers: headers })
     }
 
     /// The pool of ours.
     pub fn pool(&self) -> &'static Pool {
         self.pool
+    }
+
+    /// Where the bytes of its chunks begin.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> usize {
+        self.source.base
+    }
+
+    /// The device's memory that they are in, if they are not in the pool.
+    pub(crate) fn memory(&self) -> Option<&DeviceMemory> {
+        self.elsewhere.as_ref()
     }
 
     pub(crate) fn mempool(&self) -> *mut Mempool {
@@ -165,9 +225,22 @@ fn register(pool: &'static Pool) -> Result<(), PoolError> {
         });
     }
     // SAFETY: the EAL is up; the memory is the pool's, which is never unmapped.
-    let rc = unsafe { ffi::off_memory_register(mapping.base().as_ptr(), mapping.len(), mapping.page_size()) };
+    let rc =
+        unsafe { ffi::off_memory_register(mapping.base().as_ptr(), mapping.len(), mapping.page_size(), 0) };
     if rc < 0 && rc != -libc::EEXIST {
         let what = format!("making {} bytes of packet buffers known to DPDK", mapping.len());
+        return Err(PoolError::Dpdk { what, source: ffi::errno(rc) });
+    }
+    Ok(())
+}
+
+/// The same for memory of a device's. The mbufs that are made then keep it.
+fn register_elsewhere(memory: &DeviceMemory) -> Result<(), PoolError> {
+    let (len, unmapped) = (memory.len(), c_int::from(!memory.is_mapped()));
+    // SAFETY: the EAL is up; DPDK only writes down where the memory is, which is a device's for as long as it is kept.
+    let rc = unsafe { ffi::off_memory_register(memory.base(), len, memory.page_size(), unmapped) };
+    if rc < 0 && rc != -libc::EEXIST {
+        let what = format!("making {len} bytes in the memory of {} known to DPDK", memory.device());
         return Err(PoolError::Dpdk { what, source: ffi::errno(rc) });
     }
     Ok(())
@@ -226,9 +299,11 @@ impl Source {
             return None;
         }
         let place = chunk * self.pool.chunk_size();
-        let buffer = self.pool.mapping().base().as_ptr().wrapping_add(place);
+        let buffer = std::ptr::with_exposed_provenance_mut::<u8>(self.base).wrapping_add(place);
         // SAFETY: the mbuf is one of the mempool's, all of which have a chunk, and nobody else uses it; this chunk is its.
-        unsafe { ffi::off_mbuf_restore(mbuf, buffer, self.pool.chunk_size() as c_uint) };
+        unsafe {
+            ffi::off_mbuf_restore(mbuf, buffer, self.pool.chunk_size() as c_uint, self.unmapped.into())
+        };
         // SAFETY: as in `give_back`.
         unsafe { self.pool.reclaim(place as u64, 0) }
     }
@@ -290,7 +365,7 @@ unsafe extern "C" fn offcore_dpdk_enqueue(
 
 #[inline(always)]
 fn give_back(source: &Source, cache: &mut PoolCache, mbufs: &[*mut Mbuf]) {
-    let base = source.pool.mapping().base().as_ptr().addr();
+    let base = source.base;
     for &mbuf in mbufs {
         // SAFETY: an mbuf of the mempool, which nobody uses any more.
         let place = unsafe { (*mbuf).buf_addr }.addr().wrapping_sub(base);

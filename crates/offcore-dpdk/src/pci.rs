@@ -20,15 +20,19 @@ pub(crate) fn address(name: &str) -> Option<String> {
     }
 }
 
+/// The kernel's driver that the device at `address` is bound to, by the sysfs at `sys`.
+pub(crate) fn kernel_driver(sys: &Path, address: &str) -> Option<String> {
+    let path = std::fs::read_link(sys.join("bus/pci/devices").join(address).join("driver")).ok()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
 /// Whether DPDK can have the device at `address`, by the sysfs at `sys`; if not, why and what to do.
 pub(crate) fn check(sys: &Path, address: &str) -> Result<(), String> {
     let device = sys.join("bus/pci/devices").join(address);
     if !device.exists() {
         return Err(format!("there is no PCI device {address}: lspci -D lists them"));
     }
-    let driver = std::fs::read_link(device.join("driver")).ok();
-    let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-    match driver.as_deref() {
+    match kernel_driver(sys, address).as_deref() {
         Some(driver) if SHARED.contains(&driver) || GIVING.contains(&driver) => Ok(()),
         None => Err(format!(
             "PCI device {address} is bound to no driver, expected vfio-pci: dpdk-devbind.py -b vfio-pci {address}"

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use offcore_dpdk::ethdev::{Ethdev, Request};
-use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
+use std::sync::Arc;
+
+use offcore_mem::{BURST, Burst, DeviceMemory, HEADROOM, Hugepages, Mapping, Packet, Pool, PoolCache};
 
 fn pool() -> &'static Pool {
     Pool::new(8192, 2048, Hugepages::Auto).unwrap()
@@ -135,4 +137,116 @@ fn what_cannot_be_opened_is_named_with_its_remedy() {
     let mut burst = Burst::new();
     assert_eq!(again.rx(0).rx(&mut cache, &mut burst, 4).bytes, 400);
     cache.free_all(burst.drain(..));
+}
+
+/// A mapping in place of a device's memory, for packets of `pool`.
+fn elsewhere(pool: &Pool) -> (Arc<Mapping>, DeviceMemory) {
+    let len = pool.chunks() * pool.chunk_size();
+    let mapping = Arc::new(Mapping::memfd("offcore-test", len, Hugepages::None).unwrap().0);
+    let place = (mapping.base().as_ptr().expose_provenance(), mapping.len());
+    (Arc::clone(&mapping), DeviceMemory::new("host", place, mapping.page_size(), true, mapping))
+}
+
+/// net_pcap copies what it receives out of a file, and what it sends into one, by the CPU.
+#[test]
+fn packets_are_received_into_and_sent_from_a_devices_memory() {
+    let pool = pool();
+    let mut cache = pool.cache();
+    let (mapping, memory) = elsewhere(pool);
+    let directory = std::env::temp_dir();
+    let [from, to] =
+        ["from", "to"].map(|name| directory.join(format!("offcore-{}-{name}.pcap", std::process::id())));
+    let content = |number: u8| (0..60).map(move |at| number.wrapping_mul(31) + at);
+    // The file's header: times in microseconds, Ethernet; a packet's: no time, 60 bytes, of 60.
+    let mut file: Vec<u8> =
+        [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 65_535, 1u32].iter().flat_map(|word| word.to_le_bytes()).collect();
+    for number in 0..200 {
+        file.extend([0, 0, 60, 60u32].iter().flat_map(|word| word.to_le_bytes()));
+        file.extend(content(number));
+    }
+    std::fs::write(&from, &file).unwrap();
+    let args = format!("rx_pcap={},tx_pcap={}", from.display(), to.display());
+    let request = Request { args: Some(args), memory: Some(memory), ..request("net_pcap0") };
+    let device = Ethdev::open(&request, pool).unwrap();
+    let (mut rx, mut tx) = (device.rx(0), device.tx(0));
+    let (mut burst, mut number) = (Burst::new(), 0);
+    while number < 200 {
+        rx.rx(&mut cache, &mut burst, 32);
+        for packet in &burst {
+            let place = packet.chunk() as usize * pool.chunk_size() + packet.headroom();
+            let mut received = [0; 60];
+            mapping.read_at(place, &mut received);
+            assert!(packet.len() == 60 && content(number).eq(received), "packet {number}");
+            // As a device would.
+            mapping.write_at(place, b"swapped");
+            number += 1;
+        }
+        let count = burst.len();
+        assert_eq!(tx.tx(&mut cache, &mut burst).packets, count);
+    }
+    drop((device, rx, tx));
+    let sent = std::fs::read(&to).unwrap();
+    assert_eq!(sent.len(), file.len());
+    for number in 0..200 {
+        let packet = &sent[24 + usize::from(number) * 76 + 16..][..60];
+        assert!(packet.starts_with(b"swapped") && content(number).skip(7).eq(packet[7..].iter().copied()));
+    }
+    // Nothing of it was in the pool's own memory.
+    let mut own = [0; 64];
+    for place in (0..pool.mapping().len()).step_by(64) {
+        pool.mapping().read_at(place, &mut own);
+        assert_eq!(own, [0; 64], "at {place}");
+    }
+    assert_eq!(free_buffers(&mut cache), pool.chunks());
+    [from, to].iter().for_each(|file| std::fs::remove_file(file).unwrap());
+}
+
+#[test]
+fn net_ring_passes_packets_in_a_devices_memory_on_as_they_are() {
+    let pool = pool();
+    let mut cache = pool.cache();
+    let (mapping, memory) = elsewhere(pool);
+    let request = Request { memory: Some(memory), ..request("net_ring1") };
+    let device = Ethdev::open(&request, pool).unwrap();
+    let (mut rx, mut tx) = (device.rx(0), device.tx(0));
+    let mut burst = Burst::new();
+    for round in 0..1000u32 {
+        let mut sent = Vec::new();
+        for number in 0..32 {
+            let packet = cache.take_sized(HEADROOM - 4, 60 + number).unwrap();
+            let place = packet.chunk() as usize * pool.chunk_size() + packet.headroom();
+            mapping.write_at(place, &(round * 32 + number as u32).to_le_bytes());
+            sent.push((packet.chunk(), packet.headroom(), packet.len()));
+            burst.push(packet);
+        }
+        assert_eq!(tx.tx(&mut cache, &mut burst).packets, 32);
+        assert_eq!(rx.rx(&mut cache, &mut burst, 32).packets, 32);
+        for (number, packet) in burst.drain(..).enumerate() {
+            assert_eq!((packet.chunk(), packet.headroom(), packet.len()), sent[number]);
+            let mut bytes = [0; 4];
+            mapping.read_at(packet.chunk() as usize * pool.chunk_size() + packet.headroom(), &mut bytes);
+            assert_eq!(u32::from_le_bytes(bytes), round * 32 + number as u32);
+            cache.free(packet);
+        }
+    }
+    drop((device, rx, tx));
+    assert_eq!(free_buffers(&mut cache), pool.chunks());
+}
+
+#[test]
+fn a_devices_memory_is_refused_where_it_cannot_be_used() {
+    let pool = pool();
+    let (mapping, _) = elsewhere(pool);
+    let place = |len| (mapping.base().as_ptr().expose_provenance(), len);
+    let of = |len, mapped| Some(DeviceMemory::new("cuda:0", place(len), 4096, mapped, Arc::new(())));
+    let with = |request: Request, words: &[&str]| {
+        let error = Ethdev::open(&request, pool).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{request:?}: {error}");
+    };
+    let small = Request { memory: of(4096, true), ..request("net_null6") };
+    with(small, &["memory of cuda:0", "4096 bytes", "expected 16777216"]);
+    let long = Request { memory: of(mapping.len(), true), mtu: Some(9000), ..request("net_null6") };
+    with(long, &["MTU 9000", "--mbuf-size"]);
+    let far = Request { memory: of(mapping.len(), false), ..request("net_null6") };
+    with(far, &["net_null6 has no PCI address", "mlx5_core", "cuda:0"]);
 }

@@ -1,6 +1,7 @@
 //! Memory that packets live in.
 //!
 //! * [`mapping`]: shared mappings over memfds, with the largest pages to be had,
+//! * [`device`]: a device's memory in place of the pool's,
 //! * [`guest`]: another party's memory: a table of regions, address checks of whole ranges, reference counts held by
 //!   in-flight copies,
 //! * [`lend`]: buffers in the hands of a kernel or a network card, known by where they are,
@@ -9,6 +10,7 @@
 //! * [`segments`]: packets of several buffers,
 //! * [`sigbus`]: what happens when shared memory vanishes under us.
 
+pub mod device;
 pub mod guest;
 pub mod lend;
 pub mod mapping;
@@ -17,6 +19,7 @@ pub mod pool;
 pub mod segments;
 pub mod sigbus;
 
+pub use device::DeviceMemory;
 pub use guest::{GuestMemory, GuestRegion, RegionCache};
 pub use mapping::{Hugepages, Mapping};
 pub use packet::{BURST, Burst, Packet};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{DESCRIPTORS, EthError, Request, c_string};
+use super::{DESCRIPTORS, EthError, Request, c_string, direct};
 use crate::eal;
 use crate::ffi::{self, EthInfo};
 use crate::pci;
@@ -26,7 +26,15 @@ pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     let name = c_string(device)?;
     // SAFETY: the EAL is up, and `name` a C string.
     let port = || u16::try_from(unsafe { ffi::off_eth_find(name.as_ptr()) }).ok();
+    // Memory that the CPU does not reach, which its driver has to be told of before it is there.
+    let memory = request.memory.as_ref().filter(|memory| !memory.is_mapped());
     if let Some(port) = port() {
+        if let Some(memory) = memory {
+            return Err(EthError::Device(format!(
+                "{device} is there already, and its packets were to be in the memory of {}: leave it out of --eal",
+                memory.device()
+            )));
+        }
         return match &request.args {
             Some(args) => Err(EthError::Device(format!(
                 "{device} is there already, so args=[{args}] come too late: say them where it was made (--eal)"
@@ -37,7 +45,14 @@ pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     if let Some(address) = &address {
         pci::check(Path::new("/sys"), address).map_err(EthError::Device)?;
     }
-    let devargs = match &request.args {
+    let args = match memory {
+        None => request.args.clone(),
+        Some(memory) => {
+            let (address, given) = (address.as_deref(), request.args.as_deref());
+            Some(direct::args(Path::new("/sys"), device, address, given, memory.device())?)
+        }
+    };
+    let devargs = match &args {
         Some(args) => format!("{device},{args}"),
         None => device.clone(),
     };
