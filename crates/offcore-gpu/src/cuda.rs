@@ -6,9 +6,11 @@
 //! * `gpu`: a GPU that is open, and what the services of a process must not do to each other,
 //! * `service`: what is made ready for bursts to go to it, `halves`: who launches kernels for them, and who watches,
 //! * `thread`: the thread that launches a kernel for each burst, or for several that have come,
+//! * `direct`: memory of theirs that network cards reach,
 //! * `graph`: graphs of kernels, `slots`: bursts in the device's own memory,
 //! * `facts`: what the doctor is told.
 
+mod direct;
 pub(crate) mod driver;
 mod facts;
 pub(crate) mod gpu;
@@ -20,6 +22,8 @@ mod slots;
 mod thread;
 
 use std::sync::Arc;
+
+use offcore_mem::DeviceMemory;
 
 use crate::cuda::gpu::Gpu;
 use crate::device::{Device, DeviceError, Service, Started};
@@ -44,6 +48,8 @@ pub fn list() -> Result<Vec<String>, DeviceError> {
 pub struct CudaDevice {
     name: String,
     gpu: Arc<Gpu>,
+    /// What network cards put packets into.
+    direct: Option<DeviceMemory>,
     /// Of the services, each once.
     notes: Vec<String>,
 }
@@ -56,7 +62,7 @@ impl CudaDevice {
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
         match Gpu::open(ordinal) {
-            Ok(gpu) => Ok(Self { name, gpu, notes: Vec::new() }),
+            Ok(gpu) => Ok(Self { name, gpu, direct: None, notes: Vec::new() }),
             Err(reason) => Err(DeviceError::Absent { device: name, reason }),
         }
     }
@@ -67,10 +73,23 @@ impl Device for CudaDevice {
         &self.name
     }
 
+    fn pool(&mut self, len: usize) -> Result<DeviceMemory, DeviceError> {
+        let memory = direct::pool(&self.gpu, &self.name, len)
+            .map_err(|reason| DeviceError::Start { device: self.name.clone(), reason })?;
+        self.direct = Some(memory.clone());
+        self.notes.push(
+            "network cards put packets into its memory and fetch them there (GPUDirect RDMA): this has never run on a GPU \
+             or with a network card"
+                .into(),
+        );
+        Ok(memory)
+    }
+
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
         service.check(&self.name)?;
+        let direct = service.direct(&self.name, self.direct.as_ref())?;
         // SAFETY: the caller's promise.
-        let started = unsafe { service::start(&self.gpu, &service) };
+        let started = unsafe { service::start(&self.gpu, &service, direct) };
         let (started, note) =
             started.map_err(|reason| DeviceError::Start { device: self.name.clone(), reason })?;
         if !self.notes.contains(&note) {

@@ -9,6 +9,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::str::FromStr;
 
+use offcore_mem::DeviceMemory;
+
 use crate::layout::PipelineView;
 
 /// Why a device cannot be used.
@@ -80,10 +82,13 @@ pub enum Memory {
     Host,
     /// In memory of its own, where it copies them; what it changes it writes back.
     Gpu,
+    /// In memory of its own, where network cards put them and fetch them (GPUDirect RDMA): see [`Device::pool`]. The CPU
+    /// does not reach them.
+    Direct,
 }
 
 impl Memory {
-    /// Both of them.
+    /// Those with packets in the host's memory.
     pub const ALL: [Self; 2] = [Self::Host, Self::Gpu];
 
     /// The name in options and JSON.
@@ -91,6 +96,7 @@ impl Memory {
         match self {
             Self::Host => "host",
             Self::Gpu => "gpu",
+            Self::Direct => "direct",
         }
     }
 }
@@ -112,9 +118,11 @@ pub struct Service {
     pub blocks: u32,
     /// Lanes of a block: 1 to 1024.
     pub lanes: u32,
-    /// Where packets are worked on. With [`Memory::Gpu`] the device fills in [`PoolView::staging`].
+    /// Where packets are worked on. With [`Memory::Gpu`] the device fills in [`PoolView::staging`], with [`Memory::Direct`]
+    /// [`PoolView::base`].
     ///
     /// [`PoolView::staging`]: crate::layout::PoolView::staging
+    /// [`PoolView::base`]: crate::layout::PoolView::base
     pub memory: Memory,
 }
 
@@ -132,12 +140,50 @@ impl Service {
         }
         Ok(())
     }
+
+    /// The memory that [`Device::pool`] has given, if packets are there.
+    ///
+    /// # Errors
+    /// When they are, and it has given none that is large enough.
+    pub(crate) fn direct(
+        &self,
+        device: &str,
+        memory: Option<&DeviceMemory>,
+    ) -> Result<Option<DeviceMemory>, DeviceError> {
+        if self.memory != Memory::Direct {
+            return Ok(None);
+        }
+        let pool = &self.view.pool;
+        let expected = (pool.chunks as usize) << pool.chunk_shift;
+        match memory {
+            Some(memory) if memory.len() >= expected => Ok(Some(memory.clone())),
+            _ => {
+                let found = memory.map_or(0, DeviceMemory::len);
+                let reason = format!(
+                    "its packets are to be in its memory (--memory direct), where {found} bytes are for them, expected \
+                     {expected}"
+                );
+                Err(DeviceError::Start { device: device.into(), reason })
+            }
+        }
+    }
 }
 
 /// A device: it can serve several rings.
 pub trait Device: fmt::Debug + Send {
     /// Its name: `host`, `cuda:0`.
     fn name(&self) -> &str;
+
+    /// Memory of its own for the packets of a pool of `len` bytes, which network cards reach: where services with
+    /// [`Memory::Direct`] find them that are started afterwards. The device keeps it, too.
+    ///
+    /// # Errors
+    /// When it has none, in words.
+    fn pool(&mut self, len: usize) -> Result<DeviceMemory, DeviceError> {
+        let _ = len;
+        let reason = "its memory is not for network cards: expected --memory host or gpu".into();
+        Err(DeviceError::Absent { device: self.name().into(), reason })
+    }
 
     /// Serves a ring, from turn 0 on.
     ///
@@ -195,6 +241,12 @@ impl<T: fmt::Debug + Send> Keep for T {}
 
 /// The half of a service that goes with the lcore that submits.
 pub trait Launcher: fmt::Debug + Send {
+    /// A burst is about to be submitted with [`Memory::Direct`]; it is called for no other. Whether what network cards have put
+    /// into the device's memory until now is seen by whoever sees the burst: otherwise it must not be submitted.
+    fn arrived(&mut self) -> bool {
+        true
+    }
+
     /// The burst of this turn has been submitted, and has so many packets: called once for each, in order.
     fn submitted(&mut self, turn: u64, packets: usize);
 

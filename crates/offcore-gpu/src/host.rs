@@ -2,7 +2,8 @@
 //!
 //! It stands in for a GPU where there is none: what it says of packets is what a GPU says, how fast it is says nothing of
 //! one. Its threads are not bound to a core; between bursts they spin for a moment, yield, and then sleep. In place of a
-//! GPU's memory it has memory of this machine, as large as the pool.
+//! GPU's memory it has memory of this machine, as large as the pool; ports that copy can stand in for network cards, and put
+//! packets there.
 
 use std::num::NonZeroU32;
 use std::ptr;
@@ -12,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use offcore_mem::mapping::MemoryError;
-use offcore_mem::{Hugepages, Mapping};
+use offcore_mem::{DeviceMemory, Hugepages, Mapping};
 use offcore_ring::spsc::{self, Consumer, Producer};
 
 use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
@@ -39,6 +40,8 @@ pub struct HostDevice {
     fault: Option<Fault>,
     /// Bytes of memory in place of a GPU's, of all services that were started.
     staging: usize,
+    /// Memory in place of a GPU's that packets are received into.
+    direct: Option<DeviceMemory>,
 }
 
 impl HostDevice {
@@ -74,6 +77,8 @@ struct State {
     threads: usize,
     /// What is in place of a GPU's memory: there for as long as a thread is, for good if that never ends.
     staging: Option<Mapping>,
+    /// The same where packets are received there.
+    _direct: Option<DeviceMemory>,
 }
 
 /// One thread's share in [`State::alive`].
@@ -98,6 +103,16 @@ impl Device for HostDevice {
         NAME
     }
 
+    fn pool(&mut self, len: usize) -> Result<DeviceMemory, DeviceError> {
+        let refuse =
+            |error: MemoryError| DeviceError::Start { device: NAME.into(), reason: error.to_string() };
+        let memory = memory_of(len).map_err(refuse)?;
+        let (place, page) = ((memory.base().as_ptr().expose_provenance(), memory.len()), memory.page_size());
+        let memory = DeviceMemory::new(NAME, place, page, true, Arc::new(memory));
+        self.direct = Some(memory.clone());
+        Ok(memory)
+    }
+
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
         // SAFETY: the caller's promises are those that are asked for.
         let (launcher, watch) = unsafe { self.serve(service) }?;
@@ -111,6 +126,12 @@ impl Device for HostDevice {
             notes.push(format!(
                 "{} MiB of this machine's memory stand in for a GPU's: packets are copied there and worked on there",
                 self.staging.div_ceil(1 << 20)
+            ));
+        }
+        if let Some(memory) = &self.direct {
+            notes.push(format!(
+                "{} MiB of this machine's memory stand in for a GPU's: packets are received there and worked on there",
+                memory.len().div_ceil(1 << 20)
             ));
         }
         notes
@@ -130,12 +151,16 @@ impl HostDevice {
         let blocks = NonZeroU32::new(service.blocks).unwrap_or(one);
         let waiters = if service.launch == Launch::Persistent { blocks } else { one };
         let threads = waiters.get() as usize;
+        let direct = service.direct(NAME, self.direct.as_ref())?;
         let staging = match service.memory {
-            Memory::Host => None,
+            Memory::Host | Memory::Direct => None,
             Memory::Gpu => Some(memory_for(&service.view.pool).map_err(|error| refuse(error.to_string()))?),
         };
-        let state =
-            Arc::new(State { ending: false.into(), alive: AtomicUsize::new(threads), threads, staging });
+        if let Some(memory) = &direct {
+            service.view.pool.base = memory.base();
+        }
+        let alive = AtomicUsize::new(threads);
+        let state = Arc::new(State { ending: false.into(), alive, threads, staging, _direct: direct });
         let staging = state.staging.as_ref();
         service.view.pool.staging = staging.map_or(ptr::null_mut(), |memory| memory.base().as_ptr());
         self.staging += staging.map_or(0, Mapping::len);
@@ -178,7 +203,10 @@ impl HostDevice {
 
 /// As much memory as there is in a pool.
 fn memory_for(pool: &PoolView) -> Result<Mapping, MemoryError> {
-    let len = (pool.chunks as usize) << pool.chunk_shift;
+    memory_of((pool.chunks as usize) << pool.chunk_shift)
+}
+
+fn memory_of(len: usize) -> Result<Mapping, MemoryError> {
     // Nobody else maps it: its file is not needed.
     Mapping::memfd("offcore-device", len, Hugepages::Auto).map(|(memory, _)| memory)
 }

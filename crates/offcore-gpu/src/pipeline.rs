@@ -8,7 +8,12 @@
 //!
 //! **Buffer split.** With [`Work::split_at`] packets whose first bytes are in a buffer of their own, of that many bytes, are
 //! the device's without these: it is told of what follows, and the CPU swaps the addresses. All other packets are the CPU's.
+//!
+//! **Packets in the device's memory.** With [`Memory::Direct`] nobody but the device reaches their bytes, and nobody can go on
+//! in its place: when it fails, packets that it has not answered go back to the pool, and so do all that come later. They
+//! are counted ([`Back::take_lost`]). Packets of several buffers pass with the result 0.
 
+mod failure;
 #[cfg(test)]
 #[cfg(host_kernels)]
 mod tests;
@@ -17,16 +22,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use offcore_mem::{Hugepages, Packet, Pool, PoolCache};
+use offcore_mem::{Hugepages, Packet, Pool};
 use offcore_stats::tsc;
-use offcore_wire::virtio_net::HEADER_LEN;
 
 use crate::cpu::{CpuWork, CpuWorkError};
-use crate::device::{Device, DeviceError, DeviceSlots, Launch, Launcher, Memory, Service, Started, Watch};
+use crate::device::{Device, DeviceError, DeviceSlots, Launch, Launcher, Memory, Service, Started};
 use crate::layout::{Kind, PipelineView, PoolView, TrieView, WorkView};
 use crate::patterns::Patterns;
-use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, WorkBurst, burst_ring};
+use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, burst_ring};
 use crate::trie::Trie;
+use failure::Served;
 
 /// How long a burst may be unanswered before anybody asks whether the device still lives.
 const ASK_AFTER: Duration = Duration::from_millis(1);
@@ -117,12 +122,19 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
     };
     let by_device = matches!(worker, Worker::Device { .. });
     let split = split_at.filter(|_| by_device).map(|at| Split { pool, at });
+    let direct = matches!(&worker, Worker::Device { memory: Memory::Direct, .. });
+    if let (Worker::Device { device, .. }, true, Some(_)) = (&worker, direct, split) {
+        let reason = "packets in its memory cannot be split: their first bytes are for the CPU".into();
+        return Err(DeviceError::Start { device: device.name().into(), reason }.into());
+    }
+    let cpu = cpu.filter(|_| !direct);
     // What a device that dies may have swapped has to be known.
     let device_swaps = by_device && swap && split.is_none();
-    let config = RingConfig { slots, burst, keep_addresses: device_swaps, split, hugepages };
+    let keep_addresses = device_swaps && !direct;
+    let config = RingConfig { slots, burst, keep_addresses, split, hugepages };
     let (submitter, collector) = burst_ring(&config)?;
     let failed = Arc::new(AtomicBool::new(false));
-    let mut front = Front { submitter, serving: None, slots, failed: Arc::clone(&failed) };
+    let mut front = Front { submitter, serving: None, slots, direct, failed: Arc::clone(&failed) };
     let mut back = Back {
         collector,
         results: vec![0; burst],
@@ -130,6 +142,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         cpu,
         split,
         serving: None,
+        lost: 0,
         patience: tsc::ticks(patience),
         ask_after: tsc::ticks(ASK_AFTER.min(patience)),
         pool,
@@ -167,6 +180,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         back.serving = Some(Served {
             watch,
             swaps: device_swaps,
+            direct,
             failed,
             failure: None,
             stuck: false,
@@ -191,6 +205,8 @@ pub struct Front {
     submitter: Submitter,
     serving: Option<Serving>,
     slots: usize,
+    /// Network cards put packets into the device's memory.
+    direct: bool,
     /// The device has failed: it is told nothing any more.
     failed: Arc<AtomicBool>,
 }
@@ -210,6 +226,13 @@ impl Front {
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> bool {
         if self.failed.load(Ordering::Relaxed) {
+            return self.submitter.hide(packets).is_some();
+        }
+        if self.direct
+            && let Some(launcher) = self.serving.as_mut().and_then(|serving| serving.launcher.as_mut())
+            && !launcher.arrived()
+        {
+            self.failed.store(true, Ordering::Relaxed);
             return self.submitter.hide(packets).is_some();
         }
         let count = packets.len();
@@ -249,26 +272,11 @@ pub struct Back {
     /// What of a packet is the device's.
     split: Option<Split>,
     serving: Option<Served>,
+    /// Packets that nobody could work on.
+    lost: u64,
     patience: u64,
     ask_after: u64,
     pool: &'static Pool,
-}
-
-/// A device at work, for who collects.
-#[derive(Debug)]
-struct Served {
-    watch: Box<dyn Watch>,
-    /// Whether it writes packets.
-    swaps: bool,
-    /// What the front end has to know.
-    failed: Arc<AtomicBool>,
-    failure: Option<String>,
-    /// It has failed, but may still be at work.
-    stuck: bool,
-    /// Packets that it may write.
-    quarantine: Vec<Packet>,
-    /// Packets of the oldest burst that have been looked at for that.
-    aside: usize,
 }
 
 /// A burst that has been worked on.
@@ -310,12 +318,18 @@ impl Back {
         self.collector.is_waiting()
     }
 
-    /// Why the CPU works in the device's place, if it does.
+    /// Why the device works no more, and the CPU in its place if it can, if it is so.
     pub fn failure(&self) -> Option<&str> {
         self.serving.as_ref()?.failure.as_deref()
     }
 
-    /// Packets that went on as copies because a device that stands still may yet write them.
+    /// Packets that nobody could work on, since the device has failed and they are in its memory, and that went back to the
+    /// pool: so many more since the last time.
+    pub fn take_lost(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Packets that went on as copies, or were lost, because a device that stands still may yet write them.
     pub fn quarantined(&self) -> usize {
         self.serving.as_ref().map_or(0, |serving| serving.quarantine.len())
     }
@@ -353,57 +367,6 @@ impl Back {
             None => Some(hits),
         }
     }
-
-    /// The oldest burst, if there is one, has not been answered: its device may be dead, or stand still.
-    #[inline]
-    fn unanswered(&mut self) -> Option<u32> {
-        let (since, shown) = self.collector.oldest().map(|burst| (burst.since, burst.shown))?;
-        if !shown || self.serving.as_ref().is_some_and(|serving| serving.failure.is_some()) {
-            return self.replace();
-        }
-        let waited = tsc::now().wrapping_sub(since);
-        if waited > self.ask_after { self.look_after(waited) } else { None }
-    }
-
-    #[cold]
-    fn look_after(&mut self, waited: u64) -> Option<u32> {
-        let Served { watch, failed, failure, stuck, .. } = self.serving.as_mut()?;
-        let silent = || format!("it has not answered for {:.1} ms", tsc::to_ns(waited) / 1e6);
-        let found = match watch.failure() {
-            Some(failure) => failure,
-            None if waited > self.patience && watch.give_up() => silent(),
-            // It was asked to give up, and had as long again to do so.
-            None if waited > 2 * self.patience => {
-                *stuck = true;
-                format!("{} and does not end: packets that it may write go on as copies", silent())
-            }
-            None => return None,
-        };
-        tracing::error!("a device has failed ({found}): the CPU goes on in its place");
-        *failure = Some(found);
-        failed.store(true, Ordering::Relaxed);
-        // It may have answered just before.
-        self.answered()
-    }
-
-    /// Works on a burst that a failed device may have worked on in part, or was not told of; `None` while a copy is wanted
-    /// and the pool is dry.
-    #[cold]
-    fn replace(&mut self) -> Option<u32> {
-        let Self { collector, results, cpu, pool, serving, .. } = self;
-        let (Some(burst), Some(cpu), Some(serving)) = (collector.oldest(), cpu, serving) else {
-            return Some(0);
-        };
-        if serving.stuck {
-            serving.put_aside(burst, pool)?;
-        }
-        for (packet, addresses) in burst.packets.iter_mut().zip(&burst.addresses) {
-            if !packet.is_segmented() && packet.len() >= addresses.len() {
-                packet.bytes_mut()[..addresses.len()].copy_from_slice(addresses); // copy-ok: addresses, as they were
-            }
-        }
-        Some(cpu.run(pool, &mut burst.packets, results))
-    }
 }
 
 impl Drop for Back {
@@ -413,42 +376,6 @@ impl Drop for Back {
             self.pool.cache().free_all(quarantine.drain(..));
         }
     }
-}
-
-impl Served {
-    /// Puts copies in the place of the packets that a device that stands still may write. `None`, and those that are done
-    /// stay done, when the pool has no more buffers.
-    fn put_aside(&mut self, burst: &mut WorkBurst, pool: &'static Pool) -> Option<()> {
-        let mut cache = pool.cache();
-        if !self.quarantine.is_empty() && self.watch.give_up() {
-            self.stuck = false;
-            cache.free_all(self.quarantine.drain(..));
-            return Some(());
-        }
-        if !self.swaps || !burst.shown {
-            return Some(());
-        }
-        for packet in &mut burst.packets[self.aside..] {
-            if !packet.is_segmented() {
-                let copy = copied(&mut cache, packet)?;
-                self.quarantine.push(std::mem::replace(packet, copy));
-            }
-            self.aside += 1;
-        }
-        self.aside = 0;
-        Some(())
-    }
-}
-
-/// A packet of one buffer again, in another one.
-fn copied(cache: &mut PoolCache, packet: &Packet) -> Option<Packet> {
-    let mut copy = cache.take_sized(packet.headroom(), packet.len())?;
-    copy.bytes_mut().copy_from_slice(packet.bytes()); // copy-ok: its device stands still, once
-    if packet.has_offload() {
-        copy.headroom_mut(HEADER_LEN).copy_from_slice(packet.headroom_bytes(HEADER_LEN)); // copy-ok: a header
-        copy.set_offload(true);
-    }
-    Some(copy)
 }
 
 /// Works on those packets of an answered burst that were not the device's. Returns how many of their results are not 0.

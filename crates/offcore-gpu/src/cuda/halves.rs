@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cuda::direct;
 use crate::cuda::driver::{CudaError, Kernel, Stream};
 use crate::cuda::gpu::{Yard, place, yard, yard_at_once};
 use crate::cuda::service::{Resources, Work};
@@ -139,6 +140,21 @@ impl fmt::Debug for CudaLauncher {
 }
 
 impl Launcher for CudaLauncher {
+    fn arrived(&mut self) -> bool {
+        let Some(resources) = &self.resources else { return true };
+        if !resources.flushes {
+            return true;
+        }
+        match resources.gpu.context.enter().and_then(|()| direct::flush()) {
+            Ok(()) => true,
+            Err(error) => {
+                let _ = self.state.refused.set(error);
+                self.state.stopped.store(true, Ordering::SeqCst);
+                false
+            }
+        }
+    }
+
     #[inline]
     fn submitted(&mut self, turn: u64, packets: usize) {
         self.turns = turn + 1;

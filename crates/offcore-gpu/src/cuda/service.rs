@@ -8,6 +8,9 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use offcore_mem::DeviceMemory;
+
+use crate::cuda::direct;
 use crate::cuda::driver::Stream;
 use crate::cuda::gpu::{Gpu, Seat, WARP, yard};
 use crate::cuda::graph::{Graphs, Schedule};
@@ -27,7 +30,10 @@ pub(super) struct Resources {
     _tables: [Option<Allocation>; 3],
     _staging: Option<Arc<Allocation>>,
     _ring: [Option<Registration>; 2],
-    _pool: Registration,
+    _pool: Option<Registration>,
+    _direct: Option<DeviceMemory>,
+    /// Whether what network cards have written there has to be waited for.
+    pub(super) flushes: bool,
     pub(super) seat: Option<Seat>,
     /// Keeps the ring's memory where it is until it is registered no more.
     _memory: Option<Box<dyn Any + Send>>,
@@ -63,7 +69,11 @@ impl Resources {
 ///
 /// # Safety
 /// As for [`Device::start`](crate::device::Device::start).
-pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started, String), String> {
+pub(super) unsafe fn start(
+    gpu: &Arc<Gpu>,
+    service: &Service,
+    direct: Option<DeviceMemory>,
+) -> Result<(Started, String), String> {
     let yard = yard();
     if !yard.is_quiet() {
         return Err("kernels of this process already wait for bursts, and nothing can be registered meanwhile: start \
@@ -92,11 +102,17 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
     // SAFETY: the pool and the ring stay where they are until the service has ended: the caller's promise. What is left
     // behind then keeps the ring's memory.
     let (pool, ring) = unsafe {
-        (Registration::new(context, "the packet pool", pool_base, pool_len)?, ring_at(gpu, &mut view.ring)?)
+        let pool = match &direct {
+            None => Some(Registration::new(context, "the packet pool", pool_base, pool_len)?),
+            Some(_) => None,
+        };
+        (pool, ring_at(gpu, &mut view.ring)?)
     };
-    view.pool.base = pool.at();
+    let elsewhere = direct.as_ref().map(DeviceMemory::base);
+    view.pool.base = pool.as_ref().map(Registration::at).or(elsewhere).unwrap_or(pool_base);
+    let flushes = direct.is_some() && direct::flushes(gpu)?;
     let staging = match memory {
-        Memory::Host => None,
+        Memory::Host | Memory::Direct => None,
         Memory::Gpu => Some(gpu.staging(pool_base.addr(), pool_len)?),
     };
     view.pool.staging = staging.as_ref().map_or(std::ptr::null_mut(), |memory| memory.at());
@@ -140,6 +156,8 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
         _staging: staging,
         _ring: ring,
         _pool: pool,
+        _direct: direct,
+        flushes,
         seat,
         _memory: None,
         _slots: slots_memory,
@@ -153,8 +171,9 @@ pub(super) unsafe fn start(gpu: &Arc<Gpu>, service: &Service) -> Result<(Started
 fn note(service: &Service, pool_len: usize, (blocks, lanes): (u32, u32), why_not: Option<&str>) -> String {
     let pool = size(pool_len);
     let packets = match service.memory {
-        Memory::Host => "packets are worked on in host memory",
-        Memory::Gpu => "packets are copied to GPU memory and worked on there",
+        Memory::Host => "registered, packets are worked on in host memory",
+        Memory::Gpu => "registered, packets are copied to GPU memory and worked on there",
+        Memory::Direct => "in GPU memory, packets are worked on there",
     };
     let launch = match service.launch {
         Launch::Kernel => format!(
@@ -168,9 +187,7 @@ fn note(service: &Service, pool_len: usize, (blocks, lanes): (u32, u32), why_not
         None => "bursts in GPU memory, which the CPU writes through a mapping".into(),
         Some(reason) => format!("bursts in pinned host memory ({reason})"),
     };
-    format!(
-        "pool of {pool} registered, {packets}; polled memory: {bursts}, answers in pinned host memory; {launch}"
-    )
+    format!("pool of {pool} {packets}; polled memory: {bursts}, answers in pinned host memory; {launch}")
 }
 
 /// Registers the ring's memory, and says in `ring` where the device sees it.

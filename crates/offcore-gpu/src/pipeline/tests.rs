@@ -1,8 +1,11 @@
+mod direct;
+
 use std::time::Instant;
 
 use offcore_mem::{HEADROOM, PoolCache};
 
 use super::*;
+use crate::device::Watch;
 use crate::host::{Fault, HostDevice};
 
 /// With devices that fail, and with those that do not, however busy the machine is.

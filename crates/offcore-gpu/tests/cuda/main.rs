@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[cfg(host_kernels)]
+mod direct;
+#[cfg(host_kernels)]
 mod driver;
 #[cfg(host_kernels)]
 mod faults;

@@ -90,6 +90,11 @@ static int attribute(int which, int device)
 		return (int)settings.capability % 10;
 	case 91: // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 		return settings.host_pointers != 0;
+	case 116: // GPU_DIRECT_RDMA_SUPPORTED
+	case 117: // GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: by the host
+		return settings.gpudirect != 0;
+	case 118: // GPU_DIRECT_RDMA_WRITES_ORDERING: for the device itself
+		return settings.gpudirect == 2 ? 100 : 0;
 	case 124: // DMA_BUF_SUPPORTED
 		return settings.dma_buf != 0;
 	case 19: // CAN_MAP_HOST_MEMORY

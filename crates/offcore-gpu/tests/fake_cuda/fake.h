@@ -137,6 +137,8 @@ struct Settings {
 	long long host_pointers = 0;
 	// 1: the CPU can map memory of the device.
 	long long dma_buf = 0;
+	// 1: network cards reach its memory, and the CPU has to wait for what they write; 2: it does not have to.
+	long long gpudirect = 0;
 	// 1: modules are refused as invalid PTX.
 	long long refuse_ptx = 0;
 	// So many bursts are begun, then the device is lost or its kernels hang; -1: it never happens.

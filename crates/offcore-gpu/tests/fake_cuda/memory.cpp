@@ -289,6 +289,16 @@ API int cuPointerSetAttribute(const void *value, int attribute, u64 address)
 	return SUCCESS;
 }
 
+API int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+	Lock lock(state().mutex);
+	Context *context;
+	if (int refused = enter(lock, "cuFlushGPUDirectRDMAWrites", context))
+		return refused;
+	// The current context's device; seen by itself, or by all.
+	return target != 0 || (scope != 100 && scope != 200) ? INVALID_VALUE : SUCCESS;
+}
+
 // A descriptor by which the CPU can map memory of the device: of whole pages of one allocation, and of all of it here.
 API int cuMemGetHandleForAddressRange(void *handle, u64 address, size_t len, int type, unsigned long long)
 {

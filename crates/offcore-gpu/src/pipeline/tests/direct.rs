@@ -1,0 +1,189 @@
+//! Packets in a device's memory, where the test puts them in a network card's place.
+
+use offcore_mem::DeviceMemory;
+
+use super::*;
+
+/// Bytes of a packet of one buffer.
+fn bytes(number: usize) -> Vec<u8> {
+    content(if number % 37 == 36 { 0 } else { number })
+}
+
+/// Where the packet's bytes are in the device's memory.
+fn place(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> *mut u8 {
+    memory.base().wrapping_add(packet.chunk() as usize * pool.chunk_size() + packet.headroom())
+}
+
+/// A packet as a card receives it: the pool has something else in its place.
+fn received(memory: &DeviceMemory, pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
+    let bytes = bytes(number);
+    let mut packet = cache.take_sized(HEADROOM, bytes.len()).unwrap();
+    packet.bytes_mut().fill(0xee);
+    // SAFETY: the memory is as large as the pool, and the chunk is nobody else's.
+    unsafe { place(memory, pool, &packet).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    packet
+}
+
+/// What a card would send.
+fn to_be_sent(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> Vec<u8> {
+    // SAFETY: as above, and the device has answered.
+    unsafe { std::slice::from_raw_parts(place(memory, pool, packet), packet.len()) }.to_vec()
+}
+
+fn setup<'a, 'd>(
+    device: &'d mut dyn Device,
+    launch: Launch,
+    pool: &'static Pool,
+    (kind, patterns): (Kind, &'a Patterns),
+    burst: usize,
+) -> Setup<'a, 'd> {
+    let worker = Worker::Device { device, launch, blocks: 2, lanes: 64, memory: Memory::Direct };
+    let work = work(kind, Some(patterns));
+    Setup { burst, slots: 4, worker, work, patience: PATIENCE, pool, hugepages: Hugepages::None }
+}
+
+/// Sends bursts and looks at what comes back; how many packets were lost.
+fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bursts: usize) -> u64 {
+    let pool = Pool::new(16 * burst.max(128), 2048, Hugepages::None).unwrap();
+    let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
+    let mut cache = pool.cache();
+    let patterns = Patterns::from_list([pattern()]).unwrap();
+    let mut setup = setup(device, launch, pool, (kind, &patterns), burst);
+    if bursts * burst < 1000 {
+        setup.patience = MUCH_PATIENCE;
+    }
+    let (mut front, mut back) = pipeline(setup).unwrap();
+    let (mut sent, mut came, mut lost, mut gathered) = (0, 0, 0, Vec::new());
+    let mut moved = Instant::now();
+    while came < bursts * burst {
+        if sent < bursts * burst && front.room(1) > 0 {
+            gathered.extend((sent..sent + burst).map(|number| received(&memory, pool, &mut cache, number)));
+            sent += burst;
+            assert!(front.submit(&mut gathered) && gathered.is_empty());
+        }
+        let Some(done) = back.done() else {
+            assert!(moved.elapsed() < Duration::from_secs(10), "nothing has come back for 10 s");
+            std::thread::yield_now();
+            continue;
+        };
+        moved = Instant::now();
+        for (packet, result) in done.packets.drain(..).zip(done.results) {
+            let number = if came % 37 == 36 { 0 } else { came };
+            let found = (to_be_sent(&memory, pool, &packet), *result);
+            assert_eq!(found, expected(number, kind, SKIP), "{launch}: packet {came}");
+            assert!(packet.bytes().iter().all(|byte| *byte == 0xee), "{launch}: packet {came} in the pool");
+            came += 1;
+            cache.free(packet);
+        }
+        back.retire();
+        let now = back.take_lost();
+        (lost, came) = (lost + now, came + now as usize);
+    }
+    assert!(front.is_empty());
+    drop((front, back));
+    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+    assert_eq!(all.len(), pool.chunks());
+    cache.free_all(all);
+    lost
+}
+
+#[test]
+fn packets_are_worked_on_in_the_devices_memory_and_the_pool_is_left_alone() {
+    for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
+        for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (300, 3)] {
+            for launch in Launch::ALL {
+                let mut device = HostDevice::new().unwrap();
+                assert_eq!(through(&mut device, launch, kind, burst, bursts), 0);
+                let notes = device.notes().join("\n");
+                assert!(notes.contains("packets are received there"), "{notes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_failed_device_has_not_answered_is_lost_and_counted() {
+    for fault in [Fault::Dies(5), Fault::Stuck(5)] {
+        for burst in [1, 64] {
+            let mut device = HostDevice::new().unwrap().with_fault(fault);
+            let bursts = 1024 / burst;
+            let lost = through(&mut device, Launch::Kernel, Kind::Crc32c, burst, bursts);
+            assert_eq!(lost, (burst * (bursts - 5)) as u64, "{fault:?}");
+        }
+    }
+}
+
+#[test]
+fn packets_of_several_buffers_pass() {
+    let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
+    let mut device = HostDevice::new().unwrap();
+    let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
+    let (mut cache, patterns) = (pool.cache(), Patterns::from_list([pattern()]).unwrap());
+    let setup = setup(&mut device, Launch::Persistent, pool, (Kind::Crc32c, &patterns), 2);
+    let (mut front, mut back) = pipeline(setup).unwrap();
+    let jumbo = cache.take_chain(HEADROOM, 5000).unwrap();
+    let mut packets = vec![jumbo, received(&memory, pool, &mut cache, 1)];
+    assert!(front.submit(&mut packets));
+    let since = Instant::now();
+    while back.done().is_none() {
+        assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back");
+    }
+    let done = back.done().unwrap();
+    assert_eq!((done.results[0], done.results[1], done.hits), (0, expected(1, Kind::Crc32c, SKIP).1, 1));
+    cache.free_all(done.packets.drain(..));
+    back.retire();
+}
+
+#[test]
+fn what_a_device_that_stands_still_may_write_is_not_used_again_until_it_has_ended() {
+    let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
+    let (mut cache, patterns) = (pool.cache(), Patterns::from_list([pattern()]).unwrap());
+    let mut device = Standing::default();
+    let still = Arc::clone(&device.still);
+    let setup = setup(&mut device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
+    let (mut front, mut back) = pipeline(setup).unwrap();
+    let mut lost = |front: &mut Front, back: &mut Back, submit: usize| {
+        for _ in 0..submit {
+            let mut packets = vec![packet(pool, &mut cache, 0), packet(pool, &mut cache, 1)];
+            assert!(front.submit(&mut packets));
+        }
+        let since = Instant::now();
+        while back.done().is_none() {
+            assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back");
+        }
+        assert!(back.done().unwrap().packets.is_empty());
+        back.retire();
+        (back.take_lost(), back.quarantined())
+    };
+    assert_eq!(lost(&mut front, &mut back, 2), (2, 2));
+    assert!(back.failure().unwrap().contains("stay behind"), "{:?}", back.failure());
+    assert_eq!(lost(&mut front, &mut back, 0), (2, 4));
+    // The device is told of no more of them.
+    assert_eq!(lost(&mut front, &mut back, 1), (2, 4));
+    still.store(false, Ordering::Relaxed);
+    assert_eq!(lost(&mut front, &mut back, 1), (2, 0));
+    drop((front, back));
+    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+    assert_eq!(all.len(), pool.chunks());
+    cache.free_all(all);
+}
+
+#[test]
+fn what_cannot_be_with_packets_in_a_devices_memory_is_refused() {
+    let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
+    let patterns = Patterns::from_list([pattern()]).unwrap();
+    let mut device = HostDevice::new().unwrap();
+    let refused = |device: &mut HostDevice, split_at| {
+        let mut setup = setup(device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
+        setup.work.split_at = split_at;
+        pipeline(setup).unwrap_err().to_string()
+    };
+    let text = refused(&mut device, None);
+    assert!(text.contains("0 bytes are for them, expected 262144"), "{text}");
+    device.pool(262_144).unwrap();
+    let text = refused(&mut device, Some(60));
+    assert!(text.contains("cannot be split"), "{text}");
+    // A device that has none.
+    let text = Standing::default().pool(4096).unwrap_err().to_string();
+    assert!(text.contains("standing") && text.contains("not for network cards"), "{text}");
+}

@@ -1,0 +1,106 @@
+//! Packets that a network card has put into a device's memory: here the test puts them there.
+
+use std::ffi::{c_int, c_ulonglong};
+use std::time::{Duration, Instant};
+
+use libloading::Library;
+
+use offcore_gpu::device::{Launch, Memory};
+use offcore_gpu::devices;
+use offcore_gpu::fake_cuda::FAKE_CUDA;
+use offcore_gpu::layout::Kind;
+use offcore_gpu::pipeline::{Setup, Work, Worker, pipeline};
+use offcore_mem::{HEADROOM, Hugepages, Packet, Pool};
+
+use crate::rig::Fake;
+
+const BURSTS: usize = 4;
+const BURST: usize = 64;
+
+/// Writes to a device's memory, as a network card would. A device is open, and no kernel runs.
+fn write(at: *mut u8, bytes: &[u8]) {
+    // SAFETY: the stand-in, which is loaded already; the function's type, in memory.cpp, which checks the address.
+    let done = unsafe {
+        let library = Library::new(FAKE_CUDA.unwrap()).unwrap();
+        let copy =
+            library.get::<unsafe extern "C" fn(c_ulonglong, *const u8, usize) -> c_int>("cuMemcpyHtoD_v2");
+        copy.unwrap()(at.addr() as c_ulonglong, bytes.as_ptr(), bytes.len())
+    };
+    assert_eq!(done, 0);
+}
+
+fn content(number: usize) -> Vec<u8> {
+    (0..60 + number * 7 % 1400).map(|at| (number * 31 + at * 13) as u8).collect()
+}
+
+/// Every packet's result is that of what is in the device's memory, with its addresses exchanged. Returns how often it was
+/// waited for.
+fn results_are_of_the_devices_memory(fake: &Fake, launch: Launch) -> u64 {
+    let mut device = devices::open("cuda:0").unwrap();
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
+    assert!(memory.base().addr().is_multiple_of(65_536) && !memory.is_mapped() && memory.holds(pool));
+    assert_eq!(memory.device(), "cuda:0");
+    let mut cache = pool.cache();
+    let mut packets: Vec<Packet> = (0..BURSTS * BURST)
+        .map(|number| {
+            let bytes = content(number);
+            let packet = cache.take_sized(HEADROOM, bytes.len()).unwrap();
+            let place = packet.chunk() as usize * pool.chunk_size() + packet.headroom();
+            write(memory.base().wrapping_add(place), &bytes);
+            packet
+        })
+        .collect();
+    let registered = fake.calls("cuMemHostRegister_v2");
+    let worker =
+        Worker::Device { device: &mut *device, launch, blocks: 2, lanes: 64, memory: Memory::Direct };
+    let work = Work { kind: Kind::Crc32c, swap: true, ..Work::default() };
+    let (slots, patience) = (BURSTS, Duration::from_secs(10));
+    let setup = Setup { burst: BURST, slots, worker, work, patience, pool, hugepages: Hugepages::None };
+    let (mut front, mut back) = pipeline(setup).unwrap();
+    assert_eq!(fake.calls("cuMemHostRegister_v2"), registered + 1, "the ring alone");
+    for _ in 0..BURSTS {
+        assert!(front.submit(&mut packets.drain(..BURST).collect()));
+    }
+    let (mut number, since) = (0, Instant::now());
+    while number < BURSTS * BURST {
+        assert!(since.elapsed() < Duration::from_secs(10), "a burst does not come back");
+        let Some(done) = back.done() else { continue };
+        for (packet, result) in done.packets.drain(..).zip(done.results) {
+            let mut expected = content(number);
+            expected[..12].rotate_left(6);
+            assert_eq!(*result, crc32c::crc32c(&expected), "{launch}: packet {number}");
+            number += 1;
+            cache.free(packet);
+        }
+        back.retire();
+    }
+    let notes = device.notes().join("\n");
+    assert!(notes.contains("never run on a GPU") && notes.contains("in GPU memory"), "{notes}");
+    let waits = fake.calls("cuFlushGPUDirectRDMAWrites");
+    drop((front, back, device, memory));
+    assert_eq!(fake.live(), "nothing");
+    waits
+}
+
+#[test]
+fn packets_are_worked_on_where_a_card_has_put_them() {
+    for launch in Launch::ALL {
+        let fake = Fake::new();
+        fake.set("gpudirect", 1);
+        assert_eq!(results_are_of_the_devices_memory(&fake, launch), BURSTS as u64, "once for each burst");
+        drop(fake);
+        // A device that sees a card's writes in order.
+        let fake = Fake::new();
+        fake.set("gpudirect", 2);
+        assert_eq!(results_are_of_the_devices_memory(&fake, launch), 0);
+    }
+}
+
+#[test]
+fn a_device_that_cards_do_not_reach_is_refused() {
+    let fake = Fake::new();
+    let text = devices::open("cuda:0").unwrap().pool(1 << 20).unwrap_err().to_string();
+    assert!(text.contains("cuda:0") && text.contains("--memory gpu"), "{text}");
+    assert_eq!(fake.live(), "nothing");
+}
