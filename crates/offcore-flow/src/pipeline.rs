@@ -10,13 +10,17 @@
 //!
 //! Where packets are to be split, [`WorkTx`] moves the first bytes of each into a buffer of their own, and [`WorkRx`] moves
 //! them back.
+//!
+//! Where packets are in the device's memory ([`Memory::Direct`]) nothing here reads or writes them. Packets of several buffers
+//! are dropped (`too_big`), and so are those that a failed device leaves behind, and all behind them (`failed`).
 
 use std::time::Duration;
 
-use offcore_gpu::pipeline::{Back, Front, PipelineError, Setup};
+use offcore_gpu::device::Memory;
+use offcore_gpu::pipeline::{Back, Front, PipelineError, Setup, Worker};
 use offcore_gpu::ring::Split;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
-use offcore_port::{Accepts, Context, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use offcore_port::{Accepts, Context, Drop, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{Stage, tsc};
@@ -27,8 +31,8 @@ use crate::ring::bytes;
 
 /// Counters of the work, in the statistics page, whose block is called `NAME/workN`: bursts that came back, packets in
 /// them whose result was not 0, and what became of packets by their result: dropped, marked (those that are not IP cannot
-/// be), sent elsewhere; and whether the CPU works in the place of a device that has failed (1), which then holds back so
-/// many packets.
+/// be), sent elsewhere; and whether the device has failed, and the CPU works in its place if it can (1), and how many packets
+/// the device then holds back.
 pub const WORK_COUNTERS: [&str; 7] =
     ["bursts", "hits", "dropped", "marked", "steered", "failed", "quarantined"];
 const BURSTS: usize = 0;
@@ -79,6 +83,7 @@ pub struct QueuesSetup<'a> {
 pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(WorkTx, WorkRx), PortError> {
     let QueuesSetup { burst_timeout, on_hit, elsewhere, stats, name, index } = queues;
     let (pool, burst) = (pipeline.pool, pipeline.burst);
+    let direct = matches!(&pipeline.worker, Worker::Device { memory: Memory::Direct, .. });
     let split = pipeline.work.split_at.map(|at| Split { pool, at });
     let refuse = |error: PipelineError| PortError::Other { port: name.into(), reason: error.to_string() };
     let (front, back) = offcore_gpu::pipeline::pipeline(pipeline).map_err(refuse)?;
@@ -89,6 +94,7 @@ pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(
         timeout: tsc::ticks(burst_timeout),
         since: 0,
         pool,
+        direct,
         split,
         counters: TxCounters::new(stats, name, index)?,
     };
@@ -99,6 +105,7 @@ pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(
         elsewhere,
         returned: Burst::new(),
         pool,
+        direct,
         split,
         counters: RxCounters::new(stats, name, index)?,
         work: stats.block(&format!("{name}/work{index}"), &WORK_COUNTERS)?,
@@ -117,6 +124,8 @@ pub struct WorkTx {
     /// TSC when the first of the gathered packets came.
     since: u64,
     pool: &'static Pool,
+    /// Packets are in the device's memory.
+    direct: bool,
     split: Option<Split>,
     counters: TxCounters,
 }
@@ -138,6 +147,19 @@ impl WorkTx {
         true
     }
 
+    /// Drops packets of several buffers.
+    #[cold]
+    fn drop_segmented(&self, burst: &mut Burst, cache: &mut PoolCache) {
+        for packet in std::mem::take(burst) {
+            if packet.is_segmented() {
+                self.counters.drop(Drop::TooBig, 1);
+                cache.free(packet);
+            } else {
+                burst.push(packet);
+            }
+        }
+    }
+
     #[inline]
     fn is_due(&self) -> bool {
         !self.gathered.is_empty() && tsc::now().wrapping_sub(self.since) >= self.timeout
@@ -146,6 +168,9 @@ impl WorkTx {
 
 impl TxQueue for WorkTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if self.direct && burst.iter().any(Packet::is_segmented) {
+            self.drop_segmented(burst, ctx.cache);
+        }
         while !burst.is_empty() {
             if self.gathered.len() == self.burst && !self.hand_on() {
                 break;
@@ -229,6 +254,8 @@ pub struct WorkRx {
     /// What could not be sent: it comes first.
     returned: Burst,
     pool: &'static Pool,
+    /// Packets are in the device's memory.
+    direct: bool,
     split: Option<Split>,
     counters: RxCounters,
     work: Block,
@@ -265,7 +292,9 @@ impl WorkRx {
             let hit = done.results[self.next] != 0;
             self.next += 1;
             // Whoever worked on it has left its head far away.
-            prefetch::write(packet.data().as_ptr());
+            if !self.direct {
+                prefetch::write(packet.data().as_ptr());
+            }
             if let Some(split) = &self.split {
                 packet = joined(packet, split, ctx.cache);
             }
@@ -279,6 +308,7 @@ impl WorkRx {
             if self.back.failure().is_some() {
                 self.work.counter(FAILED).set(1);
                 self.work.counter(QUARANTINED).set(self.back.quarantined() as u64);
+                self.counters.drop(Drop::Failed, self.back.take_lost());
             }
         }
         self.settle(hits, ctx);

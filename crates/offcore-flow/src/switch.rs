@@ -33,10 +33,9 @@ use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
 use bridging::Bridging;
 use mirroring::Target;
-use working::Devices;
 
 pub use copying::Copying;
-pub use working::{Working, Workload};
+pub use working::{Devices, Working, Workload};
 
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 4 << 20;
@@ -255,10 +254,23 @@ struct Assembly<'a> {
 /// [`SwitchError`]; nothing runs then.
 pub fn start(
     config: &SwitchConfig,
-    mut ports: Vec<Box<dyn Port>>,
+    ports: Vec<Box<dyn Port>>,
     pool: &'static Pool,
 ) -> Result<Running, SwitchError> {
-    check(config, &ports, pool)?;
+    start_with(config, ports, pool, Devices::open(config, pool)?)
+}
+
+/// The same with devices that have been opened already: before ports whose packets are in the memory of one.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(
+    config: &SwitchConfig,
+    mut ports: Vec<Box<dyn Port>>,
+    pool: &'static Pool,
+    mut devices: Devices,
+) -> Result<Running, SwitchError> {
+    check(config, &ports, pool, &devices)?;
     let page = StatsPage::new(STATS_PAGE)?;
     let count = mirroring::forwarding(config, ports.len());
     let routes = routes(config, &ports[..count]);
@@ -267,7 +279,6 @@ pub fn start(
     let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle).with_pool(pool);
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
-    let mut devices = working::open(config)?;
     let targets = Vec::new();
     let mut assembly = Assembly { config, pool, dma, sharers, engines, page, workers: Vec::new(), targets };
     for &lcore in &config.lcores {
@@ -294,7 +305,7 @@ pub fn start(
         notes.extend(dead_ends(config, &queues.collect::<Vec<_>>()));
     }
     notes.extend(assembly.engines.notes().iter().cloned());
-    notes.extend(devices.values().flat_map(|device| device.notes()));
+    notes.extend(devices.notes());
     let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
@@ -315,7 +326,12 @@ pub fn start(
     Ok(running)
 }
 
-fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<(), SwitchError> {
+fn check(
+    config: &SwitchConfig,
+    ports: &[Box<dyn Port>],
+    pool: &Pool,
+    devices: &Devices,
+) -> Result<(), SwitchError> {
     let refuse = |text: String| Err(SwitchError::Config(text));
     if ports.is_empty() {
         return refuse("no port: give at least one --port, or --demo".into());
@@ -333,7 +349,7 @@ fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], pool: &Pool) -> Result<
         }
     }
     copying::check(config, mirroring::forwarding(config, ports.len())).map_err(SwitchError::Config)?;
-    working::check(config, ports.len()).map_err(SwitchError::Config)?;
+    working::check(config, ports, devices).map_err(SwitchError::Config)?;
     let longest = pool.longest() + ethernet::FCS_LEN;
     if config.txpkts > longest {
         return refuse(format!(
@@ -520,7 +536,7 @@ impl Running {
     /// Tells profilers that the run begins, if they are to look at it.
     fn begin_profile(&mut self, config: &SwitchConfig) -> Result<(), SwitchError> {
         if config.working.as_ref().is_some_and(|working| working.profile) {
-            self.devices.values_mut().try_for_each(|device| device.profile(true))?;
+            self.devices.each().try_for_each(|device| device.profile(true))?;
             self.profiling = true;
         }
         Ok(())
@@ -538,7 +554,7 @@ impl Running {
         let left = self.workers.drain(..).map(|w| w.join().unwrap_or(0)).sum();
         self.bridging.iter().for_each(Bridging::publish);
         if std::mem::take(&mut self.profiling) {
-            for error in self.devices.values_mut().filter_map(|device| device.profile(false).err()) {
+            for error in self.devices.each().filter_map(|device| device.profile(false).err()) {
                 tracing::warn!("the profiler was not told that the run has ended: {error}");
             }
         }

@@ -3,6 +3,8 @@
 //! Its packet buffers are the pool's: DPDK knows the pool as external memory, and has an mbuf for each of its buffers
 //! (`offcore_dpdk::mempool`). Packets of several buffers go both ways where the device can.
 //!
+//! They can also be in a device's memory ([`DpdkPort::open`]): no byte of a packet is read or written here.
+//!
 //! What the device drops is counted with queue 0 within a fifth of a second: packets that found a queue full as `full`,
 //! broken ones as `malformed`, those for which the driver had no packet buffer as `no_buffer`.
 
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use offcore_dpdk::ethdev::{EthRx, EthTx, Ethdev, Link, Request, Rss};
-use offcore_mem::{Burst, Pool};
+use offcore_mem::{Burst, DeviceMemory, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet::{self, MacAddr};
 
@@ -31,6 +33,7 @@ pub struct DpdkPort {
     pool: &'static Pool,
     slots: Slots,
     shared: Arc<Shared>,
+    memory: Option<DeviceMemory>,
     link: Link,
     tended: u32,
 }
@@ -46,13 +49,18 @@ struct Shared {
 }
 
 impl DpdkPort {
-    /// Opens and starts the device; the EAL starts with the first. Packets will be chunks of `pool`.
+    /// Opens and starts the device; the EAL starts with the first. Packets will be chunks of `pool`, and their bytes in `memory`
+    /// if that is given.
     ///
     /// # Errors
     /// What was found, what was expected, what to do.
-    pub fn open(spec: &DpdkSpec, pool: &'static Pool) -> Result<Self, PortError> {
+    pub fn open(
+        spec: &DpdkSpec,
+        pool: &'static Pool,
+        memory: Option<&DeviceMemory>,
+    ) -> Result<Self, PortError> {
         let name = spec.to_string();
-        let device = Ethdev::open(&request(spec), pool)
+        let device = Ethdev::open(&Request { memory: memory.cloned(), ..request(spec) }, pool)
             .map_err(|error| PortError::Other { port: name.clone(), reason: error.to_string() })?;
         device.notes().iter().for_each(|note| tracing::info!("{name}: {note}"));
         let mut port = Self {
@@ -61,6 +69,7 @@ impl DpdkPort {
             pool,
             slots: Slots::new(spec.queues),
             shared: Arc::default(),
+            memory: memory.cloned(),
             link: Link::default(),
             tended: 0,
         };
@@ -103,6 +112,7 @@ fn request(spec: &DpdkSpec) -> Request {
             Some(hashes) => Rss::Of(hashes.iter().map(bit).fold(0, |all, bit| all | bit)),
         },
         promiscuous: spec.promisc,
+        memory: None,
     }
 }
 
@@ -139,6 +149,10 @@ impl Port for DpdkPort {
             shared: Arc::clone(&self.shared),
             failed: (index == 0).then_some(0),
         }))
+    }
+
+    fn memory(&self) -> Option<&DeviceMemory> {
+        self.memory.as_ref()
     }
 
     fn tend(&mut self) {

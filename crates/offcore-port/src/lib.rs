@@ -27,7 +27,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 
 use offcore_dma::Mover;
-use offcore_mem::Burst;
+use offcore_mem::{Burst, DeviceMemory};
 use offcore_stats::page::{PageError, StatsPage};
 use offcore_vhost::Binding;
 pub use offcore_vhost::Context;
@@ -176,6 +176,11 @@ pub trait Port: fmt::Debug + Send {
     /// Whether the port's queues make copies that an engine can take (`--dma` applies).
     fn offloads(&self) -> bool {
         false
+    }
+
+    /// The memory of a device that its packets are in, if they are not in the pool: nobody else reaches their bytes.
+    fn memory(&self) -> Option<&DeviceMemory> {
+        None
     }
 
     /// Looks after what the port hangs on, such as an interface that went away and is there again. The control thread

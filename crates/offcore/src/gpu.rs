@@ -17,6 +17,7 @@ use std::time::Duration;
 use offcore_flow::pipeline::OnHit;
 use offcore_flow::switch::{Working, Workload};
 use offcore_flow::{DmaMap, SwitchConfig};
+use offcore_gpu::device::Memory;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
 use offcore_mem::BURST;
@@ -78,6 +79,8 @@ fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         plan::check_ports_end(&ports)?;
     }
     let working = working(args, elsewhere)?;
+    working.check_direct()?;
+    check_ports(&working, &ports)?;
     let config = SwitchConfig {
         topology: args.port_topology,
         lcores: lcores(args, pipelines)?,
@@ -86,6 +89,20 @@ fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         ..SwitchConfig::default()
     };
     Ok((config, ports))
+}
+
+/// Refuses ports whose packets cannot be in a device's memory.
+fn check_ports(working: &Working, ports: &[PortSpec]) -> Result<(), String> {
+    if working.memory != Memory::Direct {
+        return Ok(());
+    }
+    match ports.iter().find(|port| !matches!(port, PortSpec::Dpdk(_))) {
+        Some(other) => Err(format!(
+            "--memory direct has packets in the device's memory, where {other} neither puts them nor finds them: expected \
+             ports dpdk: alone, of network cards under mlx5_core"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// What pipelines do, as the flags say.

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     args.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    let (ports, _) = ports::open(&args.ports, pool).map_err(|error| failure(error.into()))?;
+    let (ports, _) = ports::open(&args.ports, pool, None).map_err(|error| failure(error.into()))?;
     let interfaces = Interfaces::open(&args.ports, &ports);
     let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;
     let running = pktgen::start(config, ports, pool).map_err(failure)?;

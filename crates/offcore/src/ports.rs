@@ -1,6 +1,6 @@
 //! Ports as described on the command line, opened.
 
-use offcore_mem::Pool;
+use offcore_mem::{DeviceMemory, Pool};
 use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::generator::{GenCounters, GenPort};
@@ -23,18 +23,19 @@ pub(crate) struct Observed {
     links: Vec<bool>,
 }
 
-/// Opens the ports in order.
+/// Opens the ports in order. Packets are in `memory`, if it is given, and in the pool otherwise.
 ///
 /// # Errors
 /// The first that cannot be opened; those before it are closed again.
 pub(crate) fn open(
     specs: &[PortSpec],
     pool: &'static Pool,
+    memory: Option<&DeviceMemory>,
 ) -> Result<(Vec<Box<dyn Port>>, Observed), PortError> {
     let mut ports = Vec::with_capacity(specs.len());
     let mut generators = Vec::with_capacity(specs.len());
     for spec in specs {
-        let (port, generator) = open_one(spec, pool)?;
+        let (port, generator) = open_one(spec, pool, memory)?;
         ports.push(port);
         generators.push(generator);
     }
@@ -42,7 +43,11 @@ pub(crate) fn open(
     Ok((ports, Observed { generators, links: specs.iter().map(link).collect() }))
 }
 
-fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Option<GenCounters>), PortError> {
+fn open_one(
+    spec: &PortSpec,
+    pool: &'static Pool,
+    memory: Option<&DeviceMemory>,
+) -> Result<(Box<dyn Port>, Option<GenCounters>), PortError> {
     Ok(match spec {
         PortSpec::Gen(spec) => {
             let port = GenPort::open(spec, pool)?;
@@ -51,7 +56,7 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
         }
         PortSpec::AfPacket(spec) => (Box::new(AfPacketPort::open(spec, pool)?), None),
         PortSpec::AfXdp(spec) => (Box::new(AfXdpPort::open(spec, pool)?), None),
-        PortSpec::Dpdk(spec) => (dpdk(spec, pool)?, None),
+        PortSpec::Dpdk(spec) => (dpdk(spec, pool, memory)?, None),
         PortSpec::Pcap(spec) => (Box::new(PcapPort::open(spec)?), None),
         PortSpec::Tap(spec) => (Box::new(TapPort::open(spec, pool)?), None),
         PortSpec::Vhost(vhost) => {
@@ -63,14 +68,18 @@ fn open_one(spec: &PortSpec, pool: &'static Pool) -> Result<(Box<dyn Port>, Opti
 }
 
 #[cfg(feature = "dpdk")]
-fn dpdk(spec: &DpdkSpec, pool: &'static Pool) -> Result<Box<dyn Port>, PortError> {
-    let port = offcore_port::dpdk::DpdkPort::open(spec, pool)?;
+fn dpdk(
+    spec: &DpdkSpec,
+    pool: &'static Pool,
+    memory: Option<&DeviceMemory>,
+) -> Result<Box<dyn Port>, PortError> {
+    let port = offcore_port::dpdk::DpdkPort::open(spec, pool, memory)?;
     port.notes().iter().for_each(|note| crate::output::say(note));
     Ok(Box::new(port))
 }
 
 #[cfg(not(feature = "dpdk"))]
-fn dpdk(spec: &DpdkSpec, _: &'static Pool) -> Result<Box<dyn Port>, PortError> {
+fn dpdk(spec: &DpdkSpec, _: &'static Pool, _: Option<&DeviceMemory>) -> Result<Box<dyn Port>, PortError> {
     Err(PortError::Other { port: spec.to_string(), reason: crate::eal::WITHOUT.into() })
 }
 

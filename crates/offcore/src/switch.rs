@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use offcore_flow::report::{Report, Reporter};
+use offcore_flow::switch::{Devices, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError};
 use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
@@ -88,8 +89,11 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     watching.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = watching.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    let (ports, observed) = ports::open(watching.ports, pool).map_err(|error| failure(error.into()))?;
-    let running = offcore_flow::switch::start(config, ports, pool).map_err(failure)?;
+    // Before the ports: their packets may be in the memory of one.
+    let devices = Devices::open(config, pool).map_err(|error| failure(error.into()))?;
+    let opened = ports::open(watching.ports, pool, devices.memory());
+    let (ports, observed) = opened.map_err(|error| failure(error.into()))?;
+    let running = start_with(config, ports, pool, devices).map_err(failure)?;
     running.notes().iter().for_each(|note| say(note));
     if config.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
         say(

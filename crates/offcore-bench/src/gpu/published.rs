@@ -53,7 +53,7 @@ pub(super) fn io(frame: usize, memory: Memory) -> Option<Published> {
     let [cpu, v100, a100] = IO[SIZES.iter().position(|&size| size == frame)?];
     Some(match memory {
         Memory::Host => Published { gbps: cpu, v100: None },
-        Memory::Gpu => Published { gbps: a100, v100: Some(v100) },
+        Memory::Gpu | Memory::Direct => Published { gbps: a100, v100: Some(v100) },
     })
 }
 

@@ -1,5 +1,7 @@
 //! Two threads, as two workers, with a burst ring between them.
 
+mod direct;
+
 use std::time::Instant;
 
 use offcore_dma::Mover;

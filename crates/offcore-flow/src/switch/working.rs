@@ -15,7 +15,7 @@ use offcore_gpu::devices;
 use offcore_gpu::layout::{Kind, MAX_BURST};
 use offcore_gpu::patterns::Patterns;
 use offcore_gpu::pipeline::{Setup, Work, Worker};
-use offcore_mem::Hugepages;
+use offcore_mem::{DeviceMemory, Hugepages, Pool};
 use offcore_port::Port;
 
 use super::{Assembly, Route, SwitchConfig, SwitchError};
@@ -117,7 +117,7 @@ impl Default for Working {
 }
 
 /// Refuses what cannot be.
-pub(super) fn check(config: &SwitchConfig, ports: usize) -> Result<(), String> {
+pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], devices: &Devices) -> Result<(), String> {
     let Some(working) = &config.working else { return Ok(()) };
     if config.forward != Forward::Io {
         return Err(format!("pipelines do not forward by mode '{}': expected io", config.forward));
@@ -137,27 +137,98 @@ pub(super) fn check(config: &SwitchConfig, ports: usize) -> Result<(), String> {
         ));
     }
     match working.elsewhere {
-        Some(elsewhere) if elsewhere >= ports => {
-            Err(format!("--steer: port {elsewhere} of {ports}, counted from 0"))
+        Some(elsewhere) if elsewhere >= ports.len() => {
+            return Err(format!("--steer: port {elsewhere} of {}, counted from 0", ports.len()));
         }
-        _ => Ok(()),
+        _ => {}
+    }
+    working.check_direct()?;
+    let base = |memory: Option<&DeviceMemory>| memory.map(DeviceMemory::base);
+    match ports.iter().find(|port| base(port.memory()) != base(devices.memory())) {
+        Some(port) => Err(format!(
+            "--memory {}: the packets of {} are elsewhere: expected a port dpdk: whose network card reaches the memory of {}",
+            working.memory,
+            port.name(),
+            working.devices.join(",")
+        )),
+        None => Ok(()),
+    }
+}
+
+impl Working {
+    /// Refuses what cannot be where packets are in the device's memory ([`Memory::Direct`]).
+    ///
+    /// # Errors
+    /// What stands against it, by the flags' names.
+    pub fn check_direct(&self) -> Result<(), String> {
+        if self.memory != Memory::Direct {
+            return Ok(());
+        }
+        let refuse = |text: &str| Err(format!("--memory direct has packets in the device's memory: {text}"));
+        if !matches!(self.workload, Workload::Device(_)) {
+            return refuse(&format!(
+                "--workload {} takes none; add -w kernel, persistent or graph",
+                self.workload.name()
+            ));
+        }
+        if self.devices.len() > 1 {
+            return refuse(&format!("they can be in one alone; --device names {}", self.devices.join(",")));
+        }
+        if self.split_at.is_some() {
+            return refuse("--split puts their first bytes into the CPU's, which cannot be; leave it out");
+        }
+        if matches!(self.on_hit, OnHit::Mark(_)) {
+            return refuse("--on-match mark writes them by the CPU, which cannot be; choose another");
+        }
+        Ok(())
     }
 }
 
 /// The devices of a switch, each opened once.
-pub(super) type Devices = BTreeMap<String, Box<dyn Device>>;
+#[derive(Debug, Default)]
+pub struct Devices {
+    opened: BTreeMap<String, Box<dyn Device>>,
+    memory: Option<DeviceMemory>,
+}
 
-/// Opens those that are named.
-pub(super) fn open(config: &SwitchConfig) -> Result<Devices, DeviceError> {
-    let names = config.working.iter().filter(|working| matches!(working.workload, Workload::Device(_)));
-    let names = names.flat_map(|working| &working.devices);
-    let mut opened = Devices::new();
-    for name in names {
-        if !opened.contains_key(name) {
-            opened.insert(name.clone(), devices::open(name)?);
+impl Devices {
+    /// Opens those that the configuration names; with [`Memory::Direct`] the device gives memory for the packets of `pool`.
+    ///
+    /// # Errors
+    /// What a device says, in words.
+    pub fn open(config: &SwitchConfig, pool: &Pool) -> Result<Self, DeviceError> {
+        let mut devices = Self::default();
+        let Some(working) = &config.working else { return Ok(devices) };
+        if !matches!(working.workload, Workload::Device(_)) {
+            return Ok(devices);
         }
+        for name in &working.devices {
+            if !devices.opened.contains_key(name) {
+                devices.opened.insert(name.clone(), devices::open(name)?);
+            }
+        }
+        if working.memory == Memory::Direct
+            && let Some(device) = devices.opened.values_mut().next()
+        {
+            devices.memory = Some(device.pool(pool.chunks() * pool.chunk_size())?);
+        }
+        Ok(devices)
     }
-    Ok(opened)
+
+    /// The memory that packets are to be in, if not in the pool: what ports are opened with.
+    pub fn memory(&self) -> Option<&DeviceMemory> {
+        self.memory.as_ref()
+    }
+
+    /// What a person should know about them.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.opened.values().flat_map(|device| device.notes()).collect()
+    }
+
+    /// Each of them.
+    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Box<dyn Device>> {
+        self.opened.values_mut()
+    }
 }
 
 impl Assembly<'_> {
@@ -182,7 +253,7 @@ impl Assembly<'_> {
             Workload::Device(launch) => {
                 let name = &working.devices[index % working.devices.len()];
                 let device =
-                    devices.get_mut(name).ok_or_else(|| SwitchError::Config(format!("no {name}")))?;
+                    devices.opened.get_mut(name).ok_or_else(|| SwitchError::Config(format!("no {name}")))?;
                 let (blocks, lanes, memory) = (working.blocks, working.lanes, working.memory);
                 Worker::Device { device: &mut **device, launch, blocks, lanes, memory }
             }

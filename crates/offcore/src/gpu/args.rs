@@ -50,6 +50,10 @@ Examples:
   Headers stay in the CPU's memory, payloads are worked on in the GPU's:
     offcore gpu --port af_xdp:eth0 -w kernel -g 0 -m gpu -s --work crc32c
 
+  Packets never are in host memory: the network card puts them into the GPU's
+  (GPUDirect RDMA; untested):
+    offcore gpu --port dpdk:0000:3b:00.0 -w persistent -g 0 --memory direct
+
   Ten million packets measured after a million, as l2fwd-nv does by itself:
     offcore gpu --port af_xdp:eth0 -w persistent -z 1000000 -v 10000000
 
@@ -120,8 +124,8 @@ pub(crate) struct RunArgs {
     #[arg(short = 'g', long = "device", visible_alias = "gpu", value_name = "LIST")]
     pub devices: Option<DeviceList>,
 
-    /// Where a device works on packets: in host memory, where they are (host or 0), or in its own, where it copies them
-    /// (gpu or 1) [default: host]
+    /// Where a device works on packets: in host memory, where they are (host or 0), in its own, where it copies them (gpu or
+    /// 1), or where network cards put them (direct or 2: GPUDirect RDMA, untested; ports dpdk: alone) [default: host]
     #[arg(short, long, visible_alias = "mempool", value_name = "TYPE", value_parser = memory)]
     pub memory: Option<Memory>,
 
@@ -344,7 +348,8 @@ fn memory(text: &str) -> Result<Memory, String> {
     match text {
         "0" | "host" => Ok(Memory::Host),
         "1" | "gpu" => Ok(Memory::Gpu),
-        _ => Err("expected host (0) or gpu (1)".into()),
+        "2" | "direct" => Ok(Memory::Direct),
+        _ => Err("expected host (0), gpu (1) or direct (2)".into()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use offcore_flow::report::WorkReport;
+use offcore_flow::report::{QueueReport, WorkReport};
 
 use crate::report::{Line, Measurement, columns, costs, heading, queues};
 
@@ -13,7 +13,7 @@ pub(super) fn tables(line: &Line<'_>) -> String {
         text += &measurement(measured);
     }
     text += &queues(&line.report.queues);
-    text += &work(&line.report.work);
+    text += &work(&line.report.work, &line.report.queues);
     text += &costs(line);
     text
 }
@@ -24,7 +24,7 @@ fn measurement(measured: &Measurement) -> String {
     format!("  measured: {packets} packets received in {seconds:.6} s: {mpps:.3} Mpps, {gbps:.3} Gbit/s\n")
 }
 
-fn work(pipelines: &[WorkReport]) -> String {
+fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
     let heads = ["pipeline", "bursts", "with a result", "marked", "dropped", "sent elsewhere"];
     let mut rows = vec![heads.map(String::from)];
     rows.extend(pipelines.iter().map(|work| {
@@ -42,8 +42,13 @@ fn work(pipelines: &[WorkReport]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "  {} queue {}: its device has failed: the CPU works in its place",
-            work.pipeline, work.queue
+            "  {} queue {}: its device has failed: {}",
+            work.pipeline,
+            work.queue,
+            match lost(work, queues) {
+                0 => "the CPU works in its place".to_owned(),
+                lost => format!("{lost} packets that are in its memory were dropped"),
+            }
         );
         if work.quarantined > 0 {
             let held = work.quarantined;
@@ -54,6 +59,14 @@ fn work(pipelines: &[WorkReport]) -> String {
         }
     }
     text
+}
+
+/// Packets that nobody could work on in the place of a device that has failed.
+fn lost(work: &WorkReport, queues: &[QueueReport]) -> u64 {
+    let is_it =
+        |queue: &&QueueReport| (&queue.port, queue.queue, &*queue.half) == (&work.pipeline, work.queue, "rx");
+    let drops = queues.iter().filter(is_it).flat_map(|queue| &queue.drops);
+    drops.filter(|(reason, _)| reason == "failed").map(|(_, packets)| packets).sum()
 }
 
 #[cfg(test)]
@@ -81,12 +94,25 @@ mod tests {
             quarantined,
         };
         let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let text = squeeze(&work(&[work_report(false, 0)]));
+        let text = squeeze(&work(&[work_report(false, 0)], &[]));
         assert_eq!(
             text,
             "pipeline bursts with a result marked dropped sent elsewhere pipeline0 queue 1 5 4 2 3 1"
         );
-        let text = work(&[work_report(true, 7)]);
+        let text = work(&[work_report(true, 7)], &[]);
         assert!(text.contains("the CPU works in its place") && text.contains("7 packet buffers"), "{text}");
+        let queue = QueueReport {
+            port: "pipeline0".into(),
+            half: "rx".into(),
+            queue: 1,
+            packets: 0,
+            bytes: 0,
+            packets_per_second: 0.0,
+            bits_per_second: 0.0,
+            drops: vec![("full".into(), 8), ("failed".into(), 9)],
+            starved: 0,
+        };
+        let text = work(&[work_report(true, 0)], &[queue]);
+        assert!(text.contains("9 packets that are in its memory were dropped"), "{text}");
     }
 }

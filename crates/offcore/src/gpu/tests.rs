@@ -83,7 +83,13 @@ fn contradictions_are_refused_by_name() {
         ("-b 4097", "from 1 to 4096"),
         ("-w 5", "persistent (3)"),
         ("-w gpu", "persistent (3)"),
-        ("-w 2 -m 2", "gpu (1)"),
+        ("-w 2 -m 3", "gpu (1) or direct (2)"),
+        ("-m 2", "--memory is for a device"),
+        ("-w 0 -m direct", "--memory is for a device"),
+        ("-w 2 -m 2", "gen: neither puts them"),
+        ("-w 2 -m 2 -g 0,1", "--device names cuda:0,cuda:1"),
+        ("-w 2 -m 2 -s", "--split puts their first bytes"),
+        ("-w 2 -m 2 --work match --patterns p --on-match mark", "--on-match mark writes them"),
         ("-t 20000001", "from 0 to 20000000"),
         ("-p 0", "from 1"),
         ("-d 0", "from 1"),
@@ -111,6 +117,18 @@ fn contradictions_are_refused_by_name() {
     }
     let error = gpu("").unwrap_err();
     assert!(error.contains("--port"), "{error}");
+}
+
+#[test]
+fn packets_in_a_devices_memory_are_for_ports_of_dpdk() {
+    for memory in ["-m 2", "--memory direct"] {
+        let (config, ports) = gpu(&format!("--port dpdk:net_null0 -w 3 {memory}")).unwrap();
+        assert_eq!((config.working.unwrap().memory, ports.len()), (Memory::Direct, 1));
+    }
+    let flags = "--port dpdk:net_null0 -w 3 -m 2 --work match --patterns p --steer";
+    gpu(&format!("{flags} dpdk:net_null1")).unwrap();
+    let error = gpu(&format!("{flags} tap:t")).unwrap_err();
+    assert!(error.contains("tap:t") && error.contains("ports dpdk: alone"), "{error}");
 }
 
 #[test]

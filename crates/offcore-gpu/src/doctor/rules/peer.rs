@@ -63,8 +63,9 @@ pub(super) fn gpudirect(facts: &Facts) -> Finding {
         "gpudirect",
         SYSTEM,
         "the module nvidia_peermem, or a driver that exports dma-bufs",
-        "a network card can then put packets into GPU memory itself (GPUDirect RDMA); offcore gpu receives into host \
-         memory so far, from where the GPU copies them",
+        "a network card can then put packets into GPU memory itself (GPUDirect RDMA): offcore gpu --memory direct, which is \
+         untested and whose driver needs nvidia_peermem; otherwise it receives into host memory, from where the GPU copies \
+         them",
     );
     if !facts.nics.iter().any(|nic| nic.mlx5) {
         return rule.not_applicable(
@@ -85,8 +86,8 @@ pub(super) fn gpudirect(facts: &Facts) -> Finding {
         }
     }
     let open = facts.driver.as_ref().is_some_and(|driver| driver.open);
-    let advice = "nothing for offcore gpu; for programs that use it, modprobe nvidia-peermem; or NVIDIA's open-source \
-                  kernel driver (dma-buf: from version 515 on, GPUs from Turing on, Linux from 5.12 on)";
+    let advice = "modprobe nvidia-peermem for offcore gpu --memory direct; nothing for the others. Programs that take dma-bufs: \
+                  NVIDIA's open-source kernel driver (from version 515 on, GPUs from Turing on, Linux from 5.12 on)";
     match (dma_buf(facts), open && imports_dma_buf(facts)) {
         (Some(true), _) if imports_dma_buf(facts) => rule.ok("the driver exports dma-bufs"),
         (Some(true), _) => {
