@@ -86,7 +86,7 @@ fn contradictions_are_refused_by_name() {
         ("-w 2 -m 3", "gpu (1) or direct (2)"),
         ("-m 2", "--memory is for a device"),
         ("-w 0 -m direct", "--memory is for a device"),
-        ("-w 2 -m 2", "gen: neither puts them"),
+        ("-w 2 -m 2", "gen:size=64 neither puts them"),
         ("-w 2 -m 2 -g 0,1", "--device names cuda:0,cuda:1"),
         ("-w 2 -m 2 -s", "--split puts their first bytes"),
         ("-w 2 -m 2 --work match --patterns p --on-match mark", "--on-match mark writes them"),
