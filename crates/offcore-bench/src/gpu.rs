@@ -1,14 +1,16 @@
-//! `offcore bench gpu`: l2fwd-nv's published tables, re-measured; what a device takes for a burst, how long packets take,
-//! and from which burst on a device does more than a core.
+//! `offcore bench gpu`: l2fwd-nv's published tables, re-measured; what a device takes for a burst, how long packets
+//! take, and from which burst on a device does more than a core.
 //!
-//! No port is under it: a generator submits packets to a pipeline, a verifier takes them from it and checks them, and they
-//! go round. Each end has an lcore of its own where there are enough; with fewer, one lcore is both ends of a pipeline.
-//! How much these two manage by themselves is measured in the same way, by pipelines in which nobody works (workload
+//! No port is under it: a generator submits packets to a pipeline, a verifier takes them from it and checks them, and
+//! they go round. Each end has an lcore of its own where there are enough; with fewer, one lcore is both ends of a
+//! pipeline. How much these two manage by themselves is measured in the same way, by pipelines in which nobody works
+//! (workload
 //! `none`): rows say whether that, or whoever works, is the limit.
 //!
-//! What is compared with each other takes turns, forwards and backwards, each with pipelines of its own that are started
-//! for it: a device that waits for bursts is no neighbour of one that is measured. Before the first window every packet's
-//! every byte and result is checked, and one packet in 64 in the windows; length, order, addresses and result of all.
+//! What is compared with each other takes turns, forwards and backwards, each with pipelines of its own that are
+//! started for it: a device that waits for bursts is no neighbour of one that is measured. Before the first window
+//! every packet's every byte and result is checked, and one packet in 64 in the windows; length, order, addresses and
+//! result of all.
 //!
 //! * `io`, `workload`: the two tables,
 //! * `forced`: a forced time for each packet, by bursts,
@@ -225,7 +227,8 @@ pub struct Options {
     pub window: Duration,
     /// How long packets go round before it.
     pub warm_up: Duration,
-    /// How long all of it may take: when it becomes clear that it would take longer, cells have fewer windows, but one.
+    /// How long all of it may take: when it becomes clear that it would take longer, cells have fewer windows, but
+    /// one.
     pub limit: Duration,
     /// Packets on their way in a pipeline at most, unless two bursts are more.
     pub on_their_way: usize,
@@ -313,13 +316,13 @@ pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
 pub struct Outcome {
     /// What a person should know about the device.
     pub notes: Vec<String>,
-    /// What could not be measured, and why: a device that refused or failed; a packet that was lost, reordered or changed,
-    /// or had a wrong result.
+    /// What could not be measured, and why: a device that refused or failed; a packet that was lost, reordered or
+    /// changed, or had a wrong result.
     pub failures: Vec<String>,
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready. What fails is left out, and the rest
-/// measured all the same.
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready. What fails is left out, and the
+/// rest measured all the same.
 ///
 /// # Errors
 /// When nothing can be measured.

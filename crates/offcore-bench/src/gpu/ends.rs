@@ -46,8 +46,8 @@ pub(super) struct Generator {
 }
 
 impl Generator {
-    /// The front end of a pipeline for bursts of `burst` packets at most. `packets` are used; those that were checked come
-    /// back by `returned`.
+    /// The front end of a pipeline for bursts of `burst` packets at most. `packets` are used; those that were checked
+    /// come back by `returned`.
     pub(super) fn new(
         front: Front,
         returned: Consumer<Packet>,

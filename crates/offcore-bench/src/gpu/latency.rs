@@ -1,8 +1,8 @@
 //! Case `latency`: how long packets take when they come at a pace of their own.
 //!
-//! First a closed loop tells how much the pipelines can carry. Then packets are due at 50, 80 and 95 % of that, each at its
-//! time. One that is due waits for others of its burst, at most for [`TIMEOUT`]. A latency is the time from when a packet
-//! was *due* until it is back, so gathering counts, and so does what waits behind a stall.
+//! First a closed loop tells how much the pipelines can carry. Then packets are due at 50, 80 and 95 % of that, each
+//! at its time. One that is due waits for others of its burst, at most for [`TIMEOUT`]. A latency is the time from
+//! when a packet was *due* until it is back, so gathering counts, and so does what waits behind a stall.
 
 use std::time::Duration;
 

@@ -4,10 +4,10 @@
 //! byte 0      12    14        16      18      26        34       42 ...
 //!      | MACs | IPv4: 45 00 | length | ...   | number  | stamp  | payload: of the chunk's own
 //! ```
-//! Frames are UDP over IPv4 to look at. The generator patches both MAC addresses, the length and the number of the packet
-//! (in place of the IP addresses), and in the first packet of a burst the time (in place of the UDP header). Everything
-//! else was filled in once. Addresses are made of the number, so whether they changed places is seen however often a
-//! buffer has been used.
+//! Frames are UDP over IPv4 to look at. The generator patches both MAC addresses, the length and the number of the
+//! packet (in place of the IP addresses), and in the first packet of a burst the time (in place of the UDP header).
+//! Everything else was filled in once. Addresses are made of the number, so whether they changed places is seen
+//! however often a buffer has been used.
 
 use anyhow::{Result, bail, ensure};
 use offcore_gpu::cpu::CpuWork;

@@ -1,8 +1,8 @@
 //! The published figures of l2fwd-nv, and a model fitted to them.
 //!
-//! The tables are those of its README (November 2021): four pipelines, a 100 Gbit/s port, frames with their FCS. The model
-//! says what such a program takes for a burst whatever is in it; it was fitted to the second table, where its error is
-//! 8.7 % (root mean square of the logarithm) over the 24 cells, mostly by those of graphs.
+//! The tables are those of its README (November 2021): four pipelines, a 100 Gbit/s port, frames with their FCS. The
+//! model says what such a program takes for a burst whatever is in it; it was fitted to the second table, where its
+//! error is 8.7 % (root mean square of the logarithm) over the 24 cells, mostly by those of graphs.
 
 use offcore_gpu::device::{Launch, Memory};
 
@@ -74,8 +74,8 @@ const fn burst_us(launch: Launch) -> f64 {
     }
 }
 
-/// Gbit/s by the model: a burst takes as long as it takes, and holds two packets fewer than it could, since the program
-/// does not wait for the last four. With `forced_ns_per_burst`, as long beside that.
+/// Gbit/s by the model: a burst takes as long as it takes, and holds two packets fewer than it could, since the
+/// program does not wait for the last four. With `forced_ns_per_burst`, as long beside that.
 pub(super) fn model(workload: Workload, frame: usize, burst: usize, forced_ns_per_burst: f64) -> Option<f64> {
     let bits = frame as f64 * 8.0;
     match workload {

@@ -219,8 +219,8 @@ impl<'a> Rig<'a> {
         all
     }
 
-    /// Lets the subjects of a group have turns, forwards, then backwards, and so on: `turn` is told which round it is and
-    /// whose turn. Who fails has no more turns.
+    /// Lets the subjects of a group have turns, forwards, then backwards, and so on: `turn` is told which round it is
+    /// and whose turn. Who fails has no more turns.
     pub(super) fn by_turns(
         &mut self,
         group: &Group,

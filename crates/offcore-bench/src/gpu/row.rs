@@ -60,8 +60,8 @@ pub struct GpuColumns {
     pub baseline_mpps: Option<f64>,
     /// Break-even: speed of all pipelines over the core's.
     pub over_baseline: Option<f64>,
-    /// Break-even: the smallest burst that was measured with which one pipeline is faster than the core, as it is with all
-    /// longer ones; null where it never is.
+    /// Break-even: the smallest burst that was measured with which one pipeline is faster than the core, as it is
+    /// with all longer ones; null where it never is.
     pub break_even_burst: Option<usize>,
     /// Break-even: the same by the model, from which on bursts take the published program less time than the core.
     pub model_break_even_burst: Option<usize>,

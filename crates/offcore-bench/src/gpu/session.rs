@@ -36,7 +36,8 @@ pub(super) struct Place {
     pub verifier: Option<usize>,
 }
 
-/// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each of
+/// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each
+/// of
 /// `device_threads`, else one. The first lcores are left to others.
 ///
 /// # Errors

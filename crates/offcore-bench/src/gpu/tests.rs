@@ -154,7 +154,8 @@ fn packets_that_come_at_a_pace_have_latencies() {
     }
 }
 
-/// With the test switch a byte changes on its way: in an address, a number, a payload; before anything is timed, and later.
+/// With the test switch a byte changes on its way: in an address, a number, a payload; before anything is timed, and
+/// later.
 #[test]
 fn a_corrupted_packet_is_found() {
     if !kernel::BUILT {

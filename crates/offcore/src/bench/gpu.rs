@@ -234,6 +234,32 @@ fn table(rows: &[Row]) -> String {
     tables.collect::<Vec<_>>().join("\n") + if simulated { note } else { "" }
 }
 
+/// What stands below the two published tables.
+const PUBLISHED_NOTE: &str = "\
+A100, V100: Gbit/s as published for l2fwd-nv with four pipelines on a port of 100 Gbit/s (io, memory host: CPU
+memory); model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
+it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an lcore;
+bound: generator where its own limit (workload none) is within 10 %.
+";
+/// The same below forced times.
+const FORCED_NOTE: &str = "\
+ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of
+a core one after the other, those of a block's lanes at the same time. So a row of a core and one of a device
+compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines on an A100.
+";
+/// The same below the break-even.
+const BREAK_EVEN_NOTE: &str = "\
+Mpps: of all pipelines; core: one that does the same work and nothing else, core's Mpps with the bursts that
+suit it best (match: aho-corasick crate, interleaved); break-even: the smallest of these bursts with which one
+pipeline does more than that, and with all longer ones; model's: from which burst on l2fwd-nv on an A100 takes
+less time for one than that core.
+";
+/// The same below latencies.
+const LATENCY_NOTE: &str = "\
+latency: from when a packet was due until it is back, packets sent at that share of what a closed loop
+reaches; it waits for others of its burst for 100 us at most.
+";
+
 type GpuRow<'a> = (&'a Row, &'a GpuColumns);
 
 fn dash(value: Option<impl std::fmt::Display>) -> String {
@@ -307,10 +333,7 @@ fn published(rows: &[GpuRow<'_>]) -> String {
             dash(row.bound),
             verified(row),
         ]
-    }) + "A100, V100: Gbit/s as published for l2fwd-nv with four pipelines on a port of 100 Gbit/s (io, memory host: CPU\n\
-          memory); model: of that program, fitted to its second table; p50, p99: from when a burst was handed over\n\
-          until it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an\n\
-          lcore; bound: generator where its own limit (workload none) is within 10 %.\n"
+    }) + PUBLISHED_NOTE
 }
 
 fn forced(rows: &[GpuRow<'_>]) -> String {
@@ -347,9 +370,7 @@ fn forced(rows: &[GpuRow<'_>]) -> String {
             dash(row.bound),
             verified(row),
         ]
-    }) + "ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of a\n\
-          core one after the other, those of a block's lanes at the same time. So a row of a core and one of a device\n\
-          compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines on an A100.\n"
+    }) + FORCED_NOTE
 }
 
 fn break_even(rows: &[GpuRow<'_>]) -> String {
@@ -391,10 +412,7 @@ fn break_even(rows: &[GpuRow<'_>]) -> String {
             dash(row.bound),
             verified(row),
         ]
-    }) + "Mpps: of all pipelines; core: one that does the same work and nothing else, core's Mpps with the bursts that suit\n\
-          it best (match: aho-corasick crate, interleaved); break-even: the smallest of these bursts with which one\n\
-          pipeline does more than that, and with all longer ones; model's: from which burst on l2fwd-nv on an A100 takes\n\
-          less time for one than that core.\n"
+    }) + BREAK_EVEN_NOTE
 }
 
 fn latency(rows: &[GpuRow<'_>]) -> String {
@@ -418,8 +436,7 @@ fn latency(rows: &[GpuRow<'_>]) -> String {
             us(Some(row.max)),
             verified(row),
         ]
-    }) + "latency: from when a packet was due until it is back, packets sent at that share of what a closed loop reaches;\n\
-          it waits for others of its burst for 100 us at most.\n"
+    }) + LATENCY_NOTE
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ fn names_of_nothing() {
     for (flag, value, expected) in [
         ("--workload", "5", "persistent"),
         ("--workload", "fast", "persistent"),
-        ("--memory", "2", "host"),
+        ("--memory", "3", "host"),
         ("--work", "md5", "crc32c"),
         ("--on-match", "shout", "steer"),
         ("--device", "hots", "host"),
