@@ -168,6 +168,10 @@ impl WorkTx {
 
 impl TxQueue for WorkTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        // Stopped: there is nobody to hand them to, and the worker drops and counts them.
+        if self.front.is_none() {
+            return;
+        }
         if self.direct && burst.iter().any(Packet::is_segmented) {
             self.drop_segmented(burst, ctx.cache);
         }

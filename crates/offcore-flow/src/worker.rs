@@ -371,7 +371,9 @@ impl Stream {
             self.tx.tx(ctx, &mut burst);
             self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
         }
-        crossing + receiving + forwarded + usize::from(!self.tx.stop(ctx))
+        // A queue that has stopped takes no more: first comes what is still to come from the other side.
+        let coming = crossing + receiving + forwarded;
+        coming + usize::from(coming > 0 || !self.tx.stop(ctx))
     }
 }
 

@@ -7,8 +7,8 @@
 
 use std::num::NonZeroU32;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -166,35 +166,47 @@ impl HostDevice {
         self.staging += staging.map_or(0, Mapping::len);
         let (launches, to_launch) =
             spsc::ring(service.view.ring.count as usize).map_err(|error| refuse(error.to_string()))?;
+        // Set when all threads are there: where one could not be started the others must not begin, since nobody has
+        // promised them the memory then.
+        let begun = Arc::new(OnceLock::new());
         let spawn = |work: Box<dyn FnOnce(&PipelineView) + Send>| {
+            let begun = Arc::clone(&begun);
             let (alive, view) = (Alive(Arc::clone(&state)), Sent(service.view));
             thread::Builder::new()
                 .name("offcore-device".into())
                 .spawn(move || {
                     let _alive = alive;
                     let Sent(view) = { view };
-                    work(&view);
+                    if *begun.wait() {
+                        work(&view);
+                    }
                 })
                 .map_err(|error| refuse(format!("starting a thread: {error}")))
         };
         let mut handles = Vec::with_capacity(threads);
-        match service.launch {
-            Launch::Persistent => {
-                for block in 0..blocks.get() {
-                    // SAFETY: the caller's promises cover the time until the thread has ended.
-                    handles.push(spawn(Box::new(move |view| unsafe {
-                        kernel::persistent(view, lanes, block, blocks, 0);
-                    }))?);
+        let all = || -> Result<(), DeviceError> {
+            match service.launch {
+                Launch::Persistent => {
+                    for block in 0..blocks.get() {
+                        // SAFETY: the caller's promises cover the time until the thread has ended.
+                        handles.push(spawn(Box::new(move |view| unsafe {
+                            kernel::persistent(view, lanes, block, blocks, 0);
+                        }))?);
+                    }
+                }
+                // SAFETY: as above.
+                Launch::Graph => handles.push(spawn(Box::new(move |view| unsafe { graphs(view, lanes) }))?),
+                Launch::Kernel => {
+                    let queue = LaunchQueue { to_launch, state: Arc::clone(&state), fault: self.fault };
+                    // SAFETY: as above.
+                    handles.push(spawn(Box::new(move |view| unsafe { queue.serve(view, lanes) }))?);
                 }
             }
-            // SAFETY: as above.
-            Launch::Graph => handles.push(spawn(Box::new(move |view| unsafe { graphs(view, lanes) }))?),
-            Launch::Kernel => {
-                let queue = LaunchQueue { to_launch, state: Arc::clone(&state), fault: self.fault };
-                // SAFETY: as above.
-                handles.push(spawn(Box::new(move |view| unsafe { queue.serve(view, lanes) }))?);
-            }
-        }
+            Ok(())
+        };
+        let made = all();
+        let _ = begun.set(made.is_ok());
+        made?;
         let launches = (service.launch == Launch::Kernel).then_some(launches);
         let watch = HostWatch { state: Arc::clone(&state) };
         Ok((HostLauncher { launches, handles, state }, watch))

@@ -33,7 +33,7 @@ use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, burst_ring
 use crate::trie::Trie;
 use failure::Served;
 
-/// How long a burst may be unanswered before anybody asks whether the device still lives.
+/// How long a device may answer nothing before anybody asks whether it still lives, and between two such questions.
 const ASK_AFTER: Duration = Duration::from_millis(1);
 
 /// Why there is no pipeline.
@@ -100,7 +100,7 @@ pub struct Setup<'a, 'd> {
     pub worker: Worker<'d>,
     /// What is done.
     pub work: Work<'a>,
-    /// How long a device may take for a burst until it is taken to stand still.
+    /// How long a device that has bursts may answer none until it is taken to stand still: more than one takes.
     pub patience: Duration,
     /// The pool of the packets.
     pub pool: &'static Pool,
@@ -145,6 +145,8 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         lost: 0,
         patience: tsc::ticks(patience),
         ask_after: tsc::ticks(ASK_AFTER.min(patience)),
+        answered_at: 0,
+        asked_at: 0,
         pool,
     };
     if let Worker::Device { device, launch, blocks, lanes, memory } = worker {
@@ -179,7 +181,8 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         let quarantine = Vec::new();
         back.serving = Some(Served {
             watch,
-            swaps: device_swaps,
+            // What it copies into memory of its own is every pipeline's of that pool.
+            swaps: device_swaps || memory == Memory::Gpu && split.is_none(),
             direct,
             failed,
             failure: None,
@@ -276,6 +279,10 @@ pub struct Back {
     lost: u64,
     patience: u64,
     ask_after: u64,
+    /// TSC when the last answer was found.
+    answered_at: u64,
+    /// TSC when it was last asked whether the device still lives.
+    asked_at: u64,
     pool: &'static Pool,
 }
 
@@ -354,9 +361,14 @@ impl Back {
 
     #[inline]
     fn answered(&mut self) -> Option<u32> {
+        // Copies are in the place of some of its packets: an answer is no longer about all of them.
+        if self.serving.as_ref().is_some_and(|serving| serving.aside > 0) {
+            return self.replace();
+        }
         let Some(hits) = self.collector.answer(&mut self.results) else {
             return self.unanswered();
         };
+        self.answered_at = tsc::now();
         let Self { collector, results, cpu, pool, split, .. } = self;
         let (packets, Some(cpu)) = (&mut collector.oldest()?.packets, cpu) else { return Some(hits) };
         match split {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use offcore_flow::pipeline::OnHit;
 use offcore_flow::switch::{Working, Workload};
 use offcore_flow::{DmaMap, SwitchConfig};
+use offcore_gpu::device::Launch;
 use offcore_gpu::device::Memory;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
@@ -122,6 +123,10 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
             "{flag} is for a device, and --workload {name} takes none: add -w kernel, persistent or graph"
         ));
     }
+    if by_device && args.blocks.is_some() && args.workload != Workload::Device(Launch::Persistent) {
+        return Err(format!("--blocks is for --workload persistent, found {name}: leave it out"));
+    }
+    check_patience(args, by_device)?;
     if args.workload == Workload::Nobody {
         let nothing = [
             ("--work", args.work != WorkKind::Swap),
@@ -174,6 +179,21 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
         hugepages: args.hugepages(),
         profile: args.profile,
     })
+}
+
+/// Refuses forced times that make a burst take longer than a device is waited for.
+fn check_patience(args: &RunArgs, by_device: bool) -> Result<(), String> {
+    let lanes = args.lanes.unwrap_or(args::LANES);
+    let patience = args.patience.unwrap_or(args::PATIENCE_MS);
+    let forced_ms = args.burst.div_ceil(lanes) * args.packet_time / 1_000_000;
+    if by_device && forced_ms >= patience {
+        return Err(format!(
+            "--packet-time {}: a burst of {} packets takes {lanes} lanes {forced_ms} ms, and a device is waited for \
+             --patience {patience} ms: raise that, or take smaller bursts",
+            args.packet_time, args.burst
+        ));
+    }
+    Ok(())
 }
 
 fn split_at(args: &RunArgs) -> Result<Option<usize>, String> {

@@ -36,7 +36,7 @@ pub(crate) struct Measurement {
     pub packets: u64,
     /// Their bytes, without FCS.
     pub bytes: u64,
-    /// Seconds from the first to the last of them.
+    /// Seconds from before the first to behind the last of them, as seen every millisecond.
     pub seconds: f64,
     /// Million packets a second.
     pub mpps: f64,

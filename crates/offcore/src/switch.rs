@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use offcore_flow::report::{Report, Reporter};
+use offcore_flow::report::{QueueReport, Report, Reporter};
 use offcore_flow::switch::{Devices, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError};
 use offcore_port::PortError;
@@ -71,7 +71,8 @@ pub(crate) struct Watching<'a> {
     pub tables: fn(&Line<'_>) -> String,
 }
 
-/// What is measured before a switch stops: received packets.
+/// What is measured before a switch of pipelines stops: packets that they took in, which leaves out what they had no room
+/// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Measured {
     /// So many.
@@ -262,10 +263,13 @@ impl Measuring {
     /// What was measured, if enough has been received.
     fn measurement(&mut self, now: Instant) -> anyhow::Result<Option<Measurement>> {
         let report = self.reporter.report("measuring")?;
-        let received =
-            report.queues.iter().filter(|queue| queue.half == "rx" && queue.port.starts_with("port"));
-        let (packets, bytes) =
-            received.fold((0, 0), |(packets, bytes), queue| (packets + queue.packets, bytes + queue.bytes));
+        // What a pipeline had no room for was received, too, and is no throughput.
+        let taken_in = |queue: &&QueueReport| queue.half == "tx" && queue.port.starts_with("pipeline");
+        let (packets, bytes) = report
+            .queues
+            .iter()
+            .filter(taken_in)
+            .fold((0, 0), |(packets, bytes), queue| (packets + queue.packets, bytes + queue.bytes));
         if self.begun.is_none() {
             match self.measured.warm_up {
                 // Without a warm-up all packets count, from when the first may have come.

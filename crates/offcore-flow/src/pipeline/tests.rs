@@ -185,6 +185,22 @@ fn packets_are_dropped_or_chosen_by_their_result() {
     assert_eq!(chosen, (marked, vec![200, PACKETS / 10, PACKETS / 10 * 9]));
 }
 
+/// Bursts so small that l2fwd-nv never fills them are gathered and come back, on a device as on the core.
+#[test]
+fn pitfall_3_bursts_of_one_to_four_packets_are_gathered() {
+    let all: Vec<u64> = (0..PACKETS).collect();
+    for burst in 1..=4 {
+        let bursts = PACKETS.div_ceil(burst as u64);
+        let found = through(Worker::Cpu, burst, Kind::Match, OnHit::Pass);
+        assert_eq!(found, (all.clone(), vec![bursts, PACKETS / 10, 0]));
+        let Ok(mut device) = HostDevice::new() else { continue };
+        let (launch, memory) = (Launch::Persistent, Memory::Host);
+        let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32, memory };
+        let found = through(worker, burst, Kind::Match, OnHit::Pass);
+        assert_eq!(found, (all.clone(), vec![bursts, PACKETS / 10, 0]));
+    }
+}
+
 /// A packet's DSCP; `make` says IPv4 with none.
 fn dscp_of(packet: &Packet) -> u8 {
     packet.bytes()[14 + 1] >> 2
@@ -265,7 +281,7 @@ fn only_ip_packets_are_marked() {
 }
 
 #[test]
-fn a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before() {
+fn pitfall_4_a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before() {
     let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let mut side = Side::new(pool);
@@ -293,7 +309,7 @@ fn a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before() {
 }
 
 #[test]
-fn a_full_pipeline_takes_no_more_and_keeps_what_it_has() {
+fn pitfall_5_a_full_pipeline_takes_no_more_and_keeps_what_it_has() {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let mut side = Side::new(pool);

@@ -183,7 +183,7 @@ impl CudaChannel {
     /// Finds out what is finished.
     fn collect(&mut self) {
         if self.device.context().enter().is_err() {
-            return;
+            return self.pass();
         }
         while let Some((event, position)) = self.marks.front() {
             match event.is_reached() {
@@ -278,6 +278,7 @@ impl Channel for CudaChannel {
                 }
             }
             self.issued = self.written;
+            self.pass();
             return;
         }
         while self.issued < self.written {

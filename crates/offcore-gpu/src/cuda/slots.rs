@@ -131,6 +131,8 @@ unsafe fn is_seen(
 ) -> Result<bool, String> {
     let tally = Allocation::zeroed(&gpu.context, "a try", view.ring.count as usize * 2 * size_of::<u32>())?;
     let words: *mut u32 = tally.at();
+    // The slots have been set to 0 by then: that is not waited for otherwise.
+    gpu.context.settle().map_err(|error| error.to_string())?;
     mapping.write_head(SlotHead { lap: 1, count: 0 });
     let parameters = &mut [place(view), place(&0u64), place(&words)];
     let done = gpu.context.settle().and_then(|()| {

@@ -18,7 +18,7 @@ const LOST: &str = "its packets are in its memory, and are dropped as `failed`, 
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) watch: Box<dyn Watch>,
-    /// Whether it writes packets.
+    /// Whether it writes packets, or copies of them that others have, too.
     pub(super) swaps: bool,
     /// Whether nobody else reaches them.
     pub(super) direct: bool,
@@ -41,8 +41,14 @@ impl Back {
         if !shown || self.serving.as_ref().is_some_and(|serving| serving.failure.is_some()) {
             return self.replace();
         }
-        let waited = tsc::now().wrapping_sub(since);
-        if waited > self.ask_after { self.look_after(waited) } else { None }
+        // What the device takes for one burst, and not for all that are before it.
+        let now = tsc::now();
+        let waited = now.saturating_sub(since.max(self.answered_at));
+        if waited <= self.ask_after || now.saturating_sub(self.asked_at) <= self.ask_after {
+            return None;
+        }
+        self.asked_at = now;
+        self.look_after(waited)
     }
 
     #[cold]
@@ -74,7 +80,7 @@ impl Back {
     /// Works on a burst that a failed device may have worked on in part, or was not told of; `None` while a copy is wanted
     /// and the pool is dry.
     #[cold]
-    fn replace(&mut self) -> Option<u32> {
+    pub(super) fn replace(&mut self) -> Option<u32> {
         if self.serving.as_ref().is_some_and(|serving| serving.direct) {
             return self.lose();
         }
@@ -121,6 +127,7 @@ impl Served {
         let free = !self.quarantine.is_empty() && self.watch.give_up();
         if free {
             self.stuck = false;
+            self.aside = 0;
             pool.cache().free_all(self.quarantine.drain(..));
         }
         free

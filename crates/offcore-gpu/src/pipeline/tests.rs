@@ -372,6 +372,79 @@ fn what_a_device_that_stands_still_may_write_stays_behind_until_it_has_ended() {
     cache.free_all(all);
 }
 
+/// A device that answers when it is told to, and counts how often it is asked whether it lives.
+#[derive(Debug, Clone, Default)]
+struct Asked(Arc<AtomicBool>, Arc<std::sync::atomic::AtomicUsize>);
+
+impl Device for Asked {
+    fn name(&self) -> &str {
+        "asked"
+    }
+
+    unsafe fn start(&mut self, _: Service) -> Result<Started, DeviceError> {
+        Ok(Started { launcher: Box::new(self.clone()), watch: Box::new(self.clone()), slots: None })
+    }
+}
+
+impl Launcher for Asked {
+    fn submitted(&mut self, _: u64, _: usize) {}
+
+    fn end(self: Box<Self>) -> bool {
+        true
+    }
+
+    fn waiters(&self) -> usize {
+        0
+    }
+}
+
+impl Watch for Asked {
+    fn failure(&mut self) -> Option<String> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.load(Ordering::Relaxed).then(|| "it was told to".into())
+    }
+
+    fn give_up(&mut self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_device_is_asked_once_a_millisecond_at_most_whether_it_lives() {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let mut device = Asked::default();
+    let (dead, asked) = (Arc::clone(&device.0), Arc::clone(&device.1));
+    let worker = Worker::Device {
+        device: &mut device,
+        launch: Launch::Kernel,
+        blocks: 1,
+        lanes: 1,
+        memory: Memory::Host,
+    };
+    let work = work(Kind::Nothing, None);
+    let setup =
+        Setup { burst: 1, slots: 2, worker, work, patience: MUCH_PATIENCE, pool, hugepages: Hugepages::None };
+    let (mut front, mut back) = pipeline(setup).unwrap();
+    assert!(front.submit(&mut vec![packet(pool, &mut cache, 0)]));
+    let (since, mut looks) = (Instant::now(), 0);
+    while since.elapsed() < Duration::from_millis(20) || looks < 1000 {
+        assert!(back.done().is_none());
+        looks += 1;
+    }
+    let most = since.elapsed().as_millis() as usize + 1;
+    let times = asked.load(Ordering::Relaxed);
+    assert!((1..=most).contains(&times), "asked {times} times in {most} ms, in {looks} looks");
+    dead.store(true, Ordering::Relaxed);
+    let since = Instant::now();
+    while back.done().is_none() {
+        assert!(since.elapsed() < Duration::from_secs(10), "nobody has noticed for 10 s");
+    }
+    assert_eq!(back.failure(), Some("it was told to"));
+    cache.free_all(back.done().unwrap().packets.drain(..));
+    back.retire();
+}
+
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();

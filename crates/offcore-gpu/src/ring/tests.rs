@@ -253,3 +253,33 @@ fn numbers_that_cannot_be_are_named() {
         assert!(error.contains(words), "{error}");
     }
 }
+
+/// Each side polls what the other one writes: the CPU reads nothing in slots, which may be at the device, behind a bus.
+/// (That devices read nothing in answers is seen in tests/kernels.)
+#[test]
+fn pitfall_7_the_cpu_never_reads_a_slot() {
+    let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let (mut submitter, mut collector) = burst_ring(&config(2, 8)).unwrap();
+    let view = submitter.view();
+    // Lap, number and the first seven packets are one line, which a device reads at once.
+    assert_eq!((view.slots.addr() % 64, view.slot_stride % 64), (0, 0));
+    for turn in 0..6u64 {
+        let mut packets = vec![cache.take_sized(HEADROOM, 60).unwrap()];
+        assert_eq!(submitter.submit(&mut packets), Some(turn));
+        let (slot, answer, lap) = submitter.shared.place(turn);
+        // SAFETY: places of the ring, whose device is this test.
+        unsafe {
+            // Whatever the slot says afterwards is nothing to the CPU.
+            view.slots.cast_mut().add(slot).write_bytes(0xee, view.slot_stride as usize);
+            let head = submitter.shared.mapping.base().as_ptr().add(answer).cast::<u32>();
+            head.add(1).write(1);
+            head.add(2).write(turn as u32 + 7);
+            AtomicU32::from_ptr(head).store(lap, Ordering::Release);
+        }
+        let mut results = [0; 8];
+        assert_eq!((collector.answer(&mut results), results[0]), (Some(1), turn as u32 + 7));
+        cache.free_all(collector.oldest().unwrap().packets.drain(..));
+        collector.retire();
+    }
+}

@@ -8,7 +8,7 @@ use crate::rig::Fake;
 
 /// l2fwd-nv: one block of 256 threads, so that packets from the 257th on are sent as they came.
 #[test]
-fn a_burst_above_256_is_swapped_to_its_last_packet() {
+fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
     let _fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     for case in ways() {
@@ -21,7 +21,7 @@ fn a_burst_above_256_is_swapped_to_its_last_packet() {
 
 /// l2fwd-nv: falls back to polling over the bus where a library is missing, and prints nothing.
 #[test]
-fn which_memory_is_used_and_polled_is_said() {
+fn pitfall_8_which_memory_is_used_and_polled_is_said() {
     let _fake = Fake::new();
     for (memory, words) in [(Memory::Host, "in host memory"), (Memory::Gpu, "GPU memory")] {
         for launch in Launch::ALL {
@@ -44,7 +44,7 @@ fn which_memory_is_used_and_polled_is_said() {
 
 /// l2fwd-nv: graphs are never destroyed, and pipelines never deleted.
 #[test]
-fn nothing_is_left_at_the_driver_when_pipelines_have_ended() {
+fn pitfall_9_nothing_is_left_at_the_driver_when_pipelines_have_ended() {
     let fake = Fake::new();
     for case in ways() {
         let mut device = devices::open("cuda:0").unwrap();
@@ -61,7 +61,7 @@ fn nothing_is_left_at_the_driver_when_pipelines_have_ended() {
 
 /// DPDK's gpudev: a table of PCI addresses, which knows no GPU that is newer than itself.
 #[test]
-fn a_device_of_any_name_and_the_newest_compute_capability_is_used() {
+fn pitfall_10_a_device_of_any_name_and_the_newest_compute_capability_is_used() {
     let fake = Fake::new();
     for (name, capability) in
         [("NVIDIA H200", 90), ("NVIDIA B300 SXM6 AC", 103), ("Übermorgen\t9000", 199), ("", 75)]

@@ -204,8 +204,10 @@ fn bursts_of_any_lengths_are_worked_on_by_as_many_blocks_each_at_the_same_time()
     // The same slot has another length in every lap.
     for lap in 0..8u64 {
         let turns = lap * 4..lap * 4 + 4;
-        let bursts: Vec<_> =
-            turns.clone().map(|turn| rig.packets(LENGTHS[(turn + lap) as usize % 4], turn)).collect();
+        // A chunk is in one burst at a time.
+        let mut all = rig.packets(LENGTHS.iter().sum(), lap);
+        let length = |turn: u64| LENGTHS[(turn + lap) as usize % 4];
+        let bursts: Vec<_> = turns.clone().map(|turn| all.split_off(all.len() - length(turn))).collect();
         let mut pool = rig.pool.bytes().to_vec();
         let expected: Vec<_> = bursts.iter().map(|packets| rig.expect(&mut pool, packets)).collect();
         turns.clone().zip(&bursts).for_each(|(turn, packets)| rig.post(turn, packets));

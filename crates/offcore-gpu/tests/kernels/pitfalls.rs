@@ -19,7 +19,7 @@ fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
 
 /// l2fwd-nv: one block of 256 threads, so that packets from the 257th on are sent as they came.
 #[test]
-fn a_burst_above_256_is_swapped_to_its_last_packet() {
+fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
     for count in [257, 1024, 1025, MAX_BURST] {
         for mode in MODES {
             let rig = Rig::new(count, 2, count, Kind::Nothing);
@@ -41,7 +41,7 @@ fn a_burst_above_256_is_swapped_to_its_last_packet() {
 /// l2fwd-nv: the persistent kernel looks at slot 0's packets whatever slot it is at, and the sender clears them, so
 /// that all slots go unswapped until slot 0 is filled again.
 #[test]
-fn packets_are_those_of_the_current_slot_also_when_slot_0_has_been_cleared() {
+fn pitfall_2_packets_are_those_of_the_current_slot_also_when_slot_0_has_been_cleared() {
     let rig = Rig::new(64, 8, 16, Kind::Checksum);
     thread::scope(|scope| {
         let mut quit = Quit { rig: &rig, turn: 0, blocks: 1 };
@@ -66,8 +66,26 @@ fn packets_are_those_of_the_current_slot_also_when_slot_0_has_been_cleared() {
 }
 
 /// l2fwd-nv: receives until there are `burst - 4` packets, so that bursts of up to 4 never come or never end.
+/// A device writes answers and reads nothing of them: they may be behind a bus.
 #[test]
-fn bursts_of_one_to_four_packets_are_worked_on() {
+fn pitfall_7_a_device_never_reads_an_answer() {
+    let rig = Rig::new(64, 2, 64, Kind::Crc32c);
+    for turn in 0..6 {
+        let packets = full_packets(&rig, 64);
+        let mut pool = rig.pool.bytes().to_vec();
+        let expected = rig.expect(&mut pool, &packets);
+        rig.spoil_results(turn);
+        rig.post(turn, &packets);
+        let (slot, lap) = rig.place(turn);
+        // SAFETY: the rig is there, and this is its only user.
+        assert!(unsafe { kernel::burst(&rig.view(), lanes(32), slot, lap) });
+        rig.check(turn, 64, &expected, "behind a scribble");
+        rig.check_pool(&pool, "behind a scribble");
+    }
+}
+
+#[test]
+fn pitfall_3_bursts_of_one_to_four_packets_are_worked_on() {
     for count in 1..=4 {
         for number in [1, 32, 256] {
             let rig = Rig::new(8, 2, 4, Kind::Crc32c);

@@ -213,7 +213,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=1024))]
     pub lanes: Option<usize>,
 
-    /// Milliseconds that a device may take for a burst, until the CPU goes on in its place [default: 1000]
+    /// Milliseconds that a device which has bursts may answer none, until the CPU goes on in its place: more than it takes
+    /// for one [default: 1000]
     #[arg(long, value_name = "MS", value_parser = within(1..=3_600_000))]
     pub patience: Option<usize>,
 

@@ -1,6 +1,6 @@
 use clap::Parser;
 use offcore_flow::Topology;
-use offcore_gpu::device::{Launch, Memory};
+use offcore_gpu::device::Memory;
 
 use super::*;
 use crate::args::{Cli, Command};
@@ -111,6 +111,8 @@ fn contradictions_are_refused_by_name() {
         ("-s --skip 4", "leave --skip out"),
         ("--port pcap:a.pcap -p 2", "has one queue"),
         ("-z 5", "--packets"),
+        ("-w kernel --blocks 4", "is for --workload persistent"),
+        ("-w graph -b 4096 --lanes 32 -t 20000000", "raise that"),
     ] {
         let error = gpu(&format!("--port gen: {flags}")).unwrap_err();
         assert!(error.contains(words), "{flags}: {error}");
