@@ -454,7 +454,7 @@ pub(crate) fn lcores(text: &str) -> Result<Lcores, String> {
     }
 }
 
-fn mbuf_size(text: &str) -> Result<usize, String> {
+pub(crate) fn mbuf_size(text: &str) -> Result<usize, String> {
     let expected = "expected a power of two from 2048 to 32768, 256 bytes of headroom included";
     let found: usize = text.parse().map_err(|_| expected.to_string())?;
     match found {

@@ -38,7 +38,8 @@ Examples:
   seconds; needs no root, no GPU and no hardware:
     offcore gpu --port gen:size=1024 -w persistent --device host --duration 2
 
-  The same by the CPU, then by a GPU, as l2fwdnv -w 3 -b 64 -p 2:
+  The same by the CPU; then packets of a network interface by a GPU, as
+  l2fwdnv -w 3 -b 64 -p 2:
     offcore gpu --port gen:size=1024 -w cpu --duration 2
     offcore gpu --port af_xdp:eth0 -w 3 -b 64 -p 2 -g 0
 
@@ -51,7 +52,7 @@ Examples:
     offcore gpu --port af_xdp:eth0 -w kernel -g 0 -m gpu -s --work crc32c
 
   Packets never are in host memory: the network card puts them into the GPU's
-  (GPUDirect RDMA; untested):
+  (GPUDirect RDMA; untested; ports dpdk: need a build with --features dpdk):
     offcore gpu --port dpdk:0000:3b:00.0 -w persistent -g 0 --memory direct
 
   Ten million packets measured after a million, as l2fwd-nv does by itself:
@@ -125,7 +126,8 @@ pub(crate) struct RunArgs {
     pub devices: Option<DeviceList>,
 
     /// Where a device works on packets: in host memory, where they are (host or 0), in its own, where it copies them (gpu or
-    /// 1), or where network cards put them (direct or 2: GPUDirect RDMA, untested; ports dpdk: alone) [default: host]
+    /// 1), or where network cards put them (direct or 2: GPUDirect RDMA, untested; ports dpdk:
+    /// alone, and so a build with --features dpdk) [default: host]
     #[arg(short, long, visible_alias = "mempool", value_name = "TYPE", value_parser = memory)]
     pub memory: Option<Memory>,
 
@@ -321,9 +323,10 @@ impl FromStr for DeviceList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let device = |name: &str| match name.trim_start_matches("cuda:") {
+        let device = |name: &str| match name {
             "host" => Ok("host".to_owned()),
-            number => match number.parse::<u16>() {
+            "cuda" => Ok("cuda:0".to_owned()),
+            _ => match name.strip_prefix("cuda:").unwrap_or(name).parse::<u16>() {
                 Ok(number) => Ok(format!("cuda:{number}")),
                 Err(_) => {
                     Err(format!("'{name}' is no device: expected host, cuda:N, or the number of a GPU"))

@@ -12,7 +12,7 @@ use offcore_gpu::ptx::PTX;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::{Format, PoolArgs, within};
+use crate::args::{Format, mbuf_size, within};
 use crate::output::write;
 
 /// The examples of `offcore gpu doctor --help`. A test parses each line that begins with `offcore`.
@@ -39,9 +39,13 @@ pub(crate) struct DoctorArgs {
     #[arg(long = "nic", value_name = "NAME")]
     pub nics: Vec<String>,
 
-    /// The packet buffers that are wanted.
-    #[command(flatten)]
-    pub pool: PoolArgs,
+    /// Packet buffers that the pool will have
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24))]
+    pub mbufs: usize,
+
+    /// Bytes that a packet buffer will have, 256 of headroom included: a power of two from 2048 to 32768
+    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size)]
+    pub mbuf_size: usize,
 
     /// Bytes of the longest frame, FCS included
     #[arg(long, value_name = "BYTES", default_value_t = 1518, value_parser = within(64..=65535))]
@@ -86,7 +90,7 @@ fn given(args: &DoctorArgs, root: &Path) -> Given {
     let limits = fs::read_to_string(root.join("proc/self/limits")).unwrap_or_default();
     let given = Given {
         locked_memory: locked_memory(&limits),
-        pool_bytes: args.pool.mbufs as u64 * args.pool.mbuf_size as u64,
+        pool_bytes: args.mbufs as u64 * args.mbuf_size as u64,
         frame_bytes: args.frame - FCS,
         nics: args.nics.clone(),
         ptx: Ptx::parse(PTX),
@@ -345,6 +349,10 @@ Max locked memory         8388608              unlimited            bytes
         let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore gpu doctor"));
         let parsed: Vec<_> = lines.map(|line| parse(line).unwrap()).collect();
         assert_eq!(parsed.len(), 3);
+        let refused = parse("--hugepages 2M").err().unwrap();
+        assert!(refused.contains("--hugepages"), "a doctor makes no pool: {refused}");
+        let refused = parse("--mbuf-size 3000").err().unwrap();
+        assert!(refused.contains("the next one is 4096"), "{refused}");
         let refused = parse("--frame 63").err().unwrap();
         assert!(refused.contains("--frame") && refused.contains("64 to 65535"), "{refused}");
     }

@@ -61,8 +61,12 @@ fn l2fwd_nvs_letters_and_words_mean_the_same() {
 fn devices_are_numbers_or_names() {
     let devices = |list: &str| working(&format!("-w 2 -g {list}")).devices;
     assert_eq!(devices("0,cuda:1,host"), ["cuda:0", "cuda:1", "host"]);
-    let error = gpu("--port gen: -w 2 -g gpu0").unwrap_err();
-    assert!(error.contains("'gpu0' is no device"), "{error}");
+    assert_eq!(devices("cuda"), ["cuda:0"]);
+    for name in ["gpu0", "cuda:host", "cuda:cuda:0", "cuda:", "cuda0", "0,cuda:cuda"] {
+        let error = gpu(&format!("--port gen: -w 2 -g {name}")).unwrap_err();
+        let named = name.rsplit(',').next().unwrap();
+        assert!(error.contains(&format!("'{named}' is no device")), "{error}");
+    }
 }
 
 #[test]
