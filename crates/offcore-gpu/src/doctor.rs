@@ -173,7 +173,8 @@ mod tests {
 
     #[test]
     fn a_machine_as_wanted_has_no_warning() {
-        let fake = Fake::good("good");
+        let mut fake = Fake::good("good");
+        fake.cuda().driver_version = 13_030;
         let report = examine(&fake.root, &fake.given);
         let bad: Vec<_> = report.findings.iter().filter(|f| f.verdict >= Verdict::Warning).collect();
         assert!(bad.is_empty(), "{bad:#?}");

@@ -74,7 +74,12 @@ pub(super) fn all(facts: &Facts, given: &Given) -> Vec<Finding> {
     }
     findings.extend([machine::hugepages(facts, given), machine::locked_memory(facts, given)]);
     if has_gpu {
-        findings.extend([machine::registration(given), peer::gdrcopy(facts, given), peer::gpudirect(facts)]);
+        findings.extend([
+            machine::registration(given),
+            peer::slots(facts),
+            peer::gdrcopy(facts, given),
+            peer::gpudirect(facts),
+        ]);
     }
     for gpu in &facts.gpus {
         findings.push(gpu::driver(facts, gpu));

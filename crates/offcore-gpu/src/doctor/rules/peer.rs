@@ -1,4 +1,4 @@
-//! Who besides the GPU reaches its memory: the processor by GDRCopy or dma-buf, network cards by GPUDirect RDMA.
+//! Who besides the GPU reaches its memory: the processor by a mapped dma-buf, network cards by GPUDirect RDMA.
 
 use super::{Rule, SYSTEM};
 use crate::doctor::{Facts, Finding, Given};
@@ -14,32 +14,61 @@ fn dma_buf(facts: &Facts) -> Option<bool> {
     Some(!devices.is_empty() && devices.iter().all(|device| device.dma_buf == Some(true)))
 }
 
+/// Where a pipeline's slots can be. The device tries it at the start of each run, whatever the driver's version.
+pub(super) fn slots(facts: &Facts) -> Finding {
+    let rule = Rule::new(
+        "slots",
+        SYSTEM,
+        "a driver that exports GPU memory as dma-bufs and lets the processor map them (CUDA 13.3)",
+        "the processor then writes a ring's slots, which say where a burst's packets are, straight into GPU memory; in \
+         pinned host memory the GPU looks for them over PCIe, a read of about 1 µs each time. Answers are in pinned \
+         host memory in any case, and a run's notes say where its slots are",
+    );
+    let version = facts.cuda.as_ref().map_or(0, |cuda| cuda.driver_version);
+    let newer = "a driver with CUDA 13.3 or later";
+    match dma_buf(facts) {
+        Some(true) if version >= MAPS_DMA_BUF => {
+            rule.ok("the driver exports dma-bufs and lets them be mapped: slots go into GPU memory")
+        }
+        Some(true) => rule.not_known(
+            format!(
+                "the driver exports dma-bufs, and is for CUDA {}.{}: whether it lets them be mapped is tried by each run",
+                version / 1000,
+                version % 1000 / 10
+            ),
+            format!("look at the notes of a run; where they name pinned host memory, {newer}"),
+        ),
+        Some(false) => rule.warning(
+            "the driver does not export every GPU's memory: slots stay in pinned host memory there",
+            format!(
+                "NVIDIA's open-source kernel driver (GPUs from Turing on, Linux from 5.12 on), best {newer}"
+            ),
+        ),
+        None => rule.not_known(
+            "CUDA was not asked whether the driver exports dma-bufs",
+            "let CUDA be asked (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED), or look at the notes of a run",
+        ),
+    }
+}
+
+/// GDRCopy, which l2fwd-nv uses and offcore gpu does not.
 pub(super) fn gdrcopy(facts: &Facts, given: &Given) -> Finding {
     let rule = Rule::new(
         "gdrcopy",
         SYSTEM,
-        "the module gdrdrv with libgdrapi, or a driver that maps dma-bufs (CUDA 13.3)",
-        "a processor can then write bursts straight into GPU memory, where the GPU looks for them; offcore gpu keeps \
-         them in pinned host memory so far",
+        "nothing",
+        "offcore gpu does not use it: slots get into GPU memory through a mapped dma-buf. DPDK's programs use it",
     );
     let module = facts.has_module("gdrdrv");
     let file = facts.device_file("/dev/gdrdrv");
     let library = facts.libgdrapi.as_ref().map(|library| library.path.display().to_string());
-    if let (true, Some(file), Some(library)) = (module, file, &library)
-        && file.usable
+    if let (Some(asked), Some(library)) = (given.gdrcopy_path.as_deref(), &library)
+        && !std::path::Path::new(library).starts_with(asked)
     {
-        return match given.gdrcopy_path.as_deref() {
-            Some(asked) if !std::path::Path::new(library).starts_with(asked) => rule.warning(
-                format!("there is no libgdrapi in {} (GDRCOPY_PATH_L), but {library}", asked.display()),
-                "correct GDRCOPY_PATH_L, or unset it",
-            ),
-            _ => rule.ok(format!("gdrdrv is loaded, {library}")),
-        };
-    }
-    if dma_buf(facts) == Some(true)
-        && facts.cuda.as_ref().is_some_and(|cuda| cuda.driver_version >= MAPS_DMA_BUF)
-    {
-        return rule.ok("the driver maps dma-bufs: gdrdrv is not needed");
+        return rule.warning(
+            format!("there is no libgdrapi in {} (GDRCOPY_PATH_L), but {library}", asked.display()),
+            "correct GDRCOPY_PATH_L, or unset it",
+        );
     }
     let missing = [
         (!module).then(|| "gdrdrv is not loaded".to_owned()),
@@ -48,14 +77,10 @@ pub(super) fn gdrcopy(facts: &Facts, given: &Given) -> Finding {
         library.is_none().then(|| "there is no libgdrapi".to_owned()),
     ];
     let missing = missing.into_iter().flatten().collect::<Vec<_>>().join(", ");
-    rule.warning(
-        format!(
-            "{missing}: bursts stay in pinned host memory and the GPU looks for them over PCIe, a read of about 1 µs \
-             each time"
-        ),
-        "nothing for offcore gpu; for programs that use it, install GDRCopy (github.com/NVIDIA/gdrcopy) and modprobe \
-         gdrdrv, set GDRCOPY_PATH_L if libgdrapi is in no usual place; or a driver with CUDA 13.3 or later",
-    )
+    rule.not_applicable(match library {
+        Some(library) if missing.is_empty() => format!("gdrdrv is loaded, {library}: not used"),
+        _ => format!("{missing}: not needed"),
+    })
 }
 
 pub(super) fn gpudirect(facts: &Facts) -> Finding {
@@ -119,42 +144,43 @@ mod tests {
     use crate::doctor::fixture::Fake;
 
     #[test]
-    fn without_gdrdrv_the_fall_back_is_said() {
-        let fake = Fake::good("peer-gdrdrv");
-        assert_eq!(fake.finding("gdrcopy", "system").verdict, Verdict::Ok);
-        fake.remove("sys/module/gdrdrv");
+    fn gdrcopy_is_not_needed_whatever_there_is_of_it() {
+        let mut fake = Fake::good("peer-gdrcopy");
         let finding = fake.finding("gdrcopy", "system");
-        assert_eq!(finding.verdict, Verdict::Warning);
-        assert!(
-            finding.found.contains("gdrdrv is not loaded: bursts stay in pinned host memory"),
-            "{finding:?}"
-        );
-        assert!(finding.advice.contains("modprobe gdrdrv"), "{finding:?}");
-    }
-
-    #[test]
-    fn each_missing_part_of_gdrcopy_is_named() {
-        let mut fake = Fake::good("peer-parts");
+        assert_eq!(finding.verdict, Verdict::NotApplicable);
+        assert!(finding.found.starts_with("gdrdrv is loaded, "), "{finding:?}");
         fake.remove("usr/lib/x86_64-linux-gnu/libgdrapi.so.2");
-        assert!(fake.finding("gdrcopy", "system").found.starts_with("there is no libgdrapi:"));
+        assert_eq!(fake.finding("gdrcopy", "system").found, "there is no libgdrapi: not needed");
         fake.remove("dev/gdrdrv");
         let found = fake.finding("gdrcopy", "system").found;
-        assert!(found.starts_with("there is no /dev/gdrdrv, there is no libgdrapi:"), "{found}");
-        fake.set("dev/gdrdrv", "");
+        assert_eq!(found, "there is no /dev/gdrdrv, there is no libgdrapi: not needed");
+        fake.remove("sys/module/gdrdrv");
+        let finding = fake.finding("gdrcopy", "system");
+        assert_eq!(finding.found, "gdrdrv is not loaded, there is no libgdrapi: not needed");
+        assert_eq!((finding.verdict, finding.advice.as_str()), (Verdict::NotApplicable, ""));
         fake.set("usr/lib64/libgdrapi.so", "");
         fake.given.gdrcopy_path = Some("/opt/gdr".into());
         let finding = fake.finding("gdrcopy", "system");
+        assert_eq!(finding.verdict, Verdict::Warning, "a variable that names the wrong place");
         assert!(finding.found.contains("/opt/gdr (GDRCOPY_PATH_L)"), "{finding:?}");
     }
 
     #[test]
-    fn a_driver_that_maps_dma_bufs_needs_no_gdrdrv() {
-        let mut fake = Fake::good("peer-map");
-        fake.remove("sys/module/gdrdrv");
+    fn slots_go_where_the_driver_lets_dma_bufs_be_mapped() {
+        let mut fake = Fake::good("peer-slots");
         fake.cuda().driver_version = 13_030;
-        assert_eq!(fake.finding("gdrcopy", "system").verdict, Verdict::Ok);
+        assert_eq!(fake.finding("slots", "system").verdict, Verdict::Ok);
+        fake.cuda().driver_version = 12_080;
+        let finding = fake.finding("slots", "system");
+        assert!(finding.verdict == Verdict::NotKnown && finding.found.contains("CUDA 12.8"), "{finding:?}");
         fake.cuda().devices[0].dma_buf = Some(false);
-        assert_eq!(fake.finding("gdrcopy", "system").verdict, Verdict::Warning);
+        let finding = fake.finding("slots", "system");
+        assert!(
+            finding.verdict == Verdict::Warning && finding.found.contains("pinned host memory"),
+            "{finding:?}"
+        );
+        fake.given.cuda = None;
+        assert_eq!(fake.finding("slots", "system").verdict, Verdict::NotKnown);
     }
 
     #[test]
