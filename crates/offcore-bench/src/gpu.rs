@@ -4,8 +4,7 @@
 //! No port is under it: a generator submits packets to a pipeline, a verifier takes them from it and checks them, and
 //! they go round. Each end has an lcore of its own where there are enough; with fewer, one lcore is both ends of a
 //! pipeline. How much these two manage by themselves is measured in the same way, by pipelines in which nobody works
-//! (workload
-//! `none`): rows say whether that, or whoever works, is the limit.
+//! (workload `none`): rows say whether that, or whoever works, is the limit.
 //!
 //! What is compared with each other takes turns, forwards and backwards, each with pipelines of its own that are
 //! started for it: a device that waits for bursts is no neighbour of one that is measured. Before the first window
@@ -36,6 +35,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
+use offcore_gpu::cuda::CudaDevice;
 pub use offcore_gpu::device::{Device, Launch, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::Kind;
@@ -48,9 +48,7 @@ use crate::row::Row;
 use rig::Rig;
 pub use row::GpuColumns;
 
-/// The device that is taken where none is named and nothing else is known of.
-pub const DEFAULT_DEVICE: &str = "cuda:0";
-/// The one that stands in for it.
+/// The device that stands in for a GPU.
 pub const STAND_IN: &str = "host";
 
 /// What is measured.
@@ -217,7 +215,7 @@ pub struct Options {
     pub memories: Vec<Memory>,
     /// Bursts on their way at most, in each pipeline: a power of two.
     pub slots: usize,
-    /// Blocks that serve a pipeline, where the device polls; none: a few, and more of them for work that takes longer.
+    /// Blocks that serve a pipeline of workload `persistent`; none: a few, and more for work that takes longer.
     pub blocks: Option<u32>,
     /// Lanes of a block.
     pub lanes: u32,
@@ -227,8 +225,8 @@ pub struct Options {
     pub window: Duration,
     /// How long packets go round before it.
     pub warm_up: Duration,
-    /// How long all of it may take: when it becomes clear that it would take longer, cells have fewer windows, but
-    /// one.
+    /// How long all of it may take: when it becomes clear that it would take longer, cells have fewer windows, though
+    /// one at least.
     pub limit: Duration,
     /// Packets on their way in a pipeline at most, unless two bursts are more.
     pub on_their_way: usize,
@@ -299,13 +297,14 @@ pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
     if let Some(name) = name {
         return Ok((devices::open(name)?, None));
     }
-    let found = devices::default().unwrap_or_else(|_| DEFAULT_DEVICE.into());
-    let missing = match devices::open(&found) {
-        Ok(device) => return Ok((device, None)),
+    // Not by its name: errors of that say what to name instead, which is what is done here.
+    let missing = match CudaDevice::open(0) {
+        Ok(device) => return Ok((Box::new(device), None)),
         Err(error) => error,
     };
     let line = format!(
-        "{missing}: measuring with --device {STAND_IN}, threads in place of a GPU; what they take says nothing of one"
+        "measuring with --device {STAND_IN}, threads in place of a GPU: what they take says nothing of one (no GPU was \
+         found: {missing})"
     );
     let device = devices::open(STAND_IN).map_err(|error| anyhow!("{missing}; {error}"))?;
     Ok((device, Some(line)))

@@ -26,7 +26,7 @@ pub struct Row {
     pub ring: &'static str,
     /// Packets in a burst.
     pub burst: usize,
-    /// `hot`, `remote` or `cold`.
+    /// `hot`, `remote` or `cold`; `none` where the buffers are none of these.
     pub temperature: String,
     /// Packets in flight.
     pub window: usize,

@@ -28,8 +28,7 @@ const PAYLOAD_FRAME: usize = 1024 + super::packets::SKIP + offcore_wire::etherne
 
 /// Windows of a case, for the progress bar.
 pub(super) fn steps(options: &Options, case: Case) -> usize {
-    let windows = groups(options, case).iter().map(Group::steps).sum::<usize>();
-    if case == Case::Latency { windows * latency::WINDOWS } else { windows }
+    groups(options, case).iter().map(Group::steps).sum()
 }
 
 /// What a case compares with each other.
@@ -83,7 +82,7 @@ fn io_groups(options: &Options) -> Vec<Group> {
             // Somebody has to take them there.
             subjects.push(of((Workload::Device(Launch::Persistent), Memory::Gpu)));
         }
-        Group { name: format!("io, {frame} B"), subjects, windows: options.windows }
+        Group { name: format!("io, {frame} B"), subjects, each: 1, windows: options.windows }
     };
     options.sizes.iter().map(group).collect()
 }
@@ -95,7 +94,7 @@ fn workload_groups(options: &Options) -> Vec<Group> {
         for &memory in &options.memories {
             subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
         }
-        Group { name: format!("workload, burst {burst}"), subjects, windows: options.windows }
+        Group { name: format!("workload, burst {burst}"), subjects, each: 1, windows: options.windows }
     };
     bursts(options, &BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }
@@ -111,7 +110,7 @@ fn forced_groups(options: &Options) -> Vec<Group> {
             let device = |workload| Subject { forced_ns, ..of((workload, memory)) };
             subjects.extend(Workload::DEVICE.map(device));
         }
-        Group { name: format!("forced, burst {burst}"), subjects, windows: fewer(options) }
+        Group { name: format!("forced, burst {burst}"), subjects, each: 1, windows: fewer(options) }
     };
     bursts(options, &FORCED_BURSTS, &QUICK_FORCED_BURSTS).into_iter().map(group).collect()
 }
@@ -131,7 +130,7 @@ fn break_even_groups(options: &Options) -> Vec<Group> {
         for &memory in memories {
             subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
         }
-        Group { name: format!("break-even, {}", work.name()), subjects, windows: fewer(options) }
+        Group { name: format!("break-even, {}", work.name()), subjects, each: 1, windows: fewer(options) }
     };
     let is_first = std::iter::once(true).chain(std::iter::repeat(false));
     options.works.iter().zip(is_first).map(group).collect()
@@ -178,7 +177,7 @@ pub(super) fn io(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Ro
 /// The second published table.
 pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Workload, progress, emit, |row, subject, burst| {
-        row.set_published(published::workload(subject.workload, subject.frame, burst));
+        row.set_published(published::workload(subject.workload, subject.memory, subject.frame, burst));
         row.set_model(published::model(subject.workload, subject.frame, burst, 0.0));
     })
 }
@@ -186,8 +185,8 @@ pub(super) fn workload(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn Fn
 /// Forced times by bursts.
 pub(super) fn forced(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnMut(Row)) {
     rates(rig, Case::Forced, progress, emit, |row, subject, burst| {
-        let forced = row.gpu.as_ref().and_then(|gpu| gpu.forced_ns_per_burst).unwrap_or_default();
-        row.set_model(published::model(subject.workload, subject.frame, burst, forced as f64));
+        let forced = f64::from(subject.forced_ns);
+        row.set_model(published::model(subject.workload, subject.frame, burst, forced));
     })
 }
 

@@ -291,7 +291,7 @@ impl Verifier {
         true
     }
 
-    /// Counting begins when the first burst is back and goes on until the last: whole bursts.
+    /// Counting begins when the first burst is back and goes on until the last: whole bursts. (But see [`span`].)
     #[inline(always)]
     fn count(
         &mut self,
@@ -344,7 +344,7 @@ impl Verifier {
     ///
     /// # Errors
     /// A packet that was lost, reordered or changed; a device that has failed.
-    pub(super) fn finish(&mut self) -> Result<Seen> {
+    pub(super) fn finish(&mut self, window: &Window) -> Result<Seen> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
@@ -355,9 +355,19 @@ impl Verifier {
         if let Some((first, last, packets)) = self.counted
             && last > first
         {
-            seen.mpps = packets as f64 * 1e3 / tsc::to_ns(last - first);
+            seen.mpps = packets as f64 * 1e3 / tsc::to_ns(span((first, last), seen.bursts, window.ended()));
         }
         Ok(seen)
+    }
+}
+
+/// TSC ticks that `bursts` took which were counted after the one at `first`, until the one at `last`; until the end of
+/// the window where the last is more than two such bursts older: nothing came any more, and that is part of it.
+fn span((first, last): (u64, u64), bursts: u64, ended: Option<u64>) -> u64 {
+    let (counted, each) = (last - first, (last - first) / bursts.max(1));
+    match ended {
+        Some(ended) if ended.saturating_sub(last) > 2 * each => ended - first,
+        _ => counted,
     }
 }
 
@@ -400,4 +410,20 @@ fn every_one(
         check.marked(by, packet, (number, *result), scratch)?;
     }
     Ok(packets.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_at_the_end_of_a_window_is_part_of_it() {
+        // Ten bursts, one every 100 ticks.
+        assert_eq!(span((1000, 2000), 10, None), 1000);
+        assert_eq!(span((1000, 2000), 10, Some(2150)), 1000);
+        assert_eq!(span((1000, 2000), 10, Some(2201)), 1201);
+        assert_eq!(span((1000, 2000), 10, Some(9000)), 8000);
+        // The last was counted just before the end was noticed.
+        assert_eq!(span((1000, 2000), 10, Some(1990)), 1000);
+    }
 }

@@ -20,8 +20,8 @@ use crate::sample::Spread;
 
 /// Shares of the capacity that are offered.
 pub(super) const LOADS: [f64; 3] = [0.5, 0.8, 0.95];
-/// Windows of a cell: the capacity's, and one for each load.
-pub(super) const WINDOWS: usize = 1 + LOADS.len();
+/// Windows of a cell in each turn: the capacity's, and one for each load.
+const WINDOWS: usize = 1 + LOADS.len();
 /// How long a packet waits for others of its burst, at most.
 const TIMEOUT: Duration = Duration::from_micros(100);
 const BURSTS: [usize; 2] = [16, 64];
@@ -41,7 +41,8 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
             blocks: cases::few_blocks(options),
         };
         let windows = options.windows.div_ceil(2);
-        Group { name: format!("latency, burst {burst}"), subjects: workloads.map(subject).collect(), windows }
+        let subjects = workloads.map(subject).collect();
+        Group { name: format!("latency, burst {burst}"), subjects, each: WINDOWS, windows }
     };
     cases::bursts(options, &BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }

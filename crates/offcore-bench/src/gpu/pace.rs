@@ -22,6 +22,11 @@ impl Pace {
         self.steps
     }
 
+    /// Windows that were measured.
+    pub(super) fn done(&self) -> usize {
+        self.done
+    }
+
     /// A window was measured.
     pub(super) fn step(&mut self) {
         self.done += 1;

@@ -60,7 +60,10 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
         (PANEL.0 * u32::try_from(columns)?, HEAD + PANEL.1 * u32::try_from(panels.len().div_ceil(columns))?);
     let title = match rows.iter().find(|(row, _)| row.mode == "offload") {
         Some((row, _)) if row.simulated => "Packets through a GPU's stand-in on threads (no GPU)".into(),
-        Some((_, gpu)) => format!("Packets through {}, {} pipelines", gpu.device, gpu.pipelines),
+        Some((_, gpu)) => {
+            let device = gpu.device_name.as_ref().unwrap_or(&gpu.device);
+            format!("Packets through {device}, {} pipelines", gpu.pipelines)
+        }
         None => "Packets through pipelines without a device".into(),
     };
     let mut svg = String::new();
@@ -139,10 +142,11 @@ fn lines(rows: &[GpuRow<'_>], point: impl Fn(&Row, &GpuColumns) -> (String, (f64
 fn published(rows: &[GpuRow<'_>], at: impl Fn(&Row) -> f64) -> Vec<Line> {
     let with: Vec<_> = rows.iter().copied().filter(|(row, _)| row.published.is_some()).collect();
     let mut lines = lines(&with, |row, gpu| {
-        let name = if gpu.workload == "none" {
-            "published, CPU memory".into()
-        } else {
-            format!("published, {}", gpu.workload)
+        let name = match gpu.memory {
+            // The first table is of memories, the second one of workloads.
+            "host" if row.case == Case::Io.name() => "published, CPU memory".into(),
+            _ if row.case == Case::Io.name() => "published, A100 memory".into(),
+            _ => format!("published, {}", gpu.workload),
         };
         (name, (at(row), row.published.unwrap_or_default()))
     });
@@ -246,7 +250,15 @@ mod tests {
         }
         draw(&rows, &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
-        for words in ["Forwarding", "MAC swap", "match", "graph, memory gpu", "published, graph", "no GPU"] {
+        for words in [
+            "Forwarding",
+            "MAC swap",
+            "match",
+            "graph, memory gpu",
+            "published, graph",
+            "published, A100 memory",
+            "no GPU",
+        ] {
             assert!(svg.contains(words), "no '{words}' in {svg}");
         }
         // Two points for each of two lines and three panels.

@@ -9,9 +9,11 @@ use offcore_gpu::device::{Launch, Memory};
 use super::Workload;
 
 /// What the figures were measured on.
-pub(super) const UNIT: &str = "gbps, l2fwd-nv, four pipelines, one port of 100 Gbit/s; A100, or CPU memory";
+pub(super) const UNIT: &str =
+    "gbps, l2fwd-nv, four pipelines, one port of 100 Gbit/s; packets in an A100's memory, or in CPU memory";
 /// What the model is.
-pub(super) const MODEL: &str = "model of l2fwd-nv on an A100 with four pipelines, fitted to its table";
+pub(super) const MODEL: &str =
+    "model of l2fwd-nv on an A100, four pipelines, packets in its memory, fitted to its table";
 
 /// Frame lengths of the first table.
 pub(super) const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];
@@ -57,9 +59,12 @@ pub(super) fn io(frame: usize, memory: Memory) -> Option<Published> {
     })
 }
 
-/// MAC swap, packets in GPU memory.
-pub(super) fn workload(workload: Workload, frame: usize, burst: usize) -> Option<Published> {
+/// MAC swap. The table is of packets in GPU memory: there is nothing beside those in another.
+pub(super) fn workload(workload: Workload, memory: Memory, frame: usize, burst: usize) -> Option<Published> {
     let Workload::Device(launch) = workload else { return None };
+    if memory == Memory::Host {
+        return None;
+    }
     let row = WORKLOADS[BURSTS.iter().position(|&known| known == burst)?];
     let (v100, a100) = row[Launch::ALL.iter().position(|&known| known == launch)?];
     (frame == FRAME).then_some(Published { gbps: a100, v100: Some(v100) })
@@ -75,27 +80,28 @@ const fn burst_us(launch: Launch) -> f64 {
 }
 
 /// Gbit/s by the model: a burst takes as long as it takes, and holds two packets fewer than it could, since the
-/// program does not wait for the last four. With `forced_ns_per_burst`, as long beside that.
-pub(super) fn model(workload: Workload, frame: usize, burst: usize, forced_ns_per_burst: f64) -> Option<f64> {
+/// program does not wait for the last four. A forced time, in nanoseconds a packet, comes beside that: its lanes wait for
+/// all packets of a burst at the same time, its cores for one after the other.
+pub(super) fn model(workload: Workload, frame: usize, burst: usize, forced_ns: f64) -> Option<f64> {
     let bits = frame as f64 * 8.0;
     match workload {
         Workload::Device(launch) => {
-            let us = burst_us(launch) + forced_ns_per_burst / 1e3 / PIPELINES;
+            let us = burst_us(launch) + forced_ns / 1e3 / PIPELINES;
             Some((bits * (burst as f64 - 2.0).max(0.0) / us / 1e3).min(CAP))
         }
         // Where the core works, only the forced time is in it: the model is of l2fwd-nv's second table.
-        Workload::Cpu if forced_ns_per_burst > 0.0 => {
-            let ns = forced_ns_per_burst / burst as f64 + CORE_NS;
-            Some((bits * PIPELINES / ns).min(CAP))
-        }
+        Workload::Cpu if forced_ns > 0.0 => Some((bits * PIPELINES / (forced_ns + CORE_NS)).min(CAP)),
         _ => None,
     }
 }
 
-/// The burst from which on such a program has less work for its cores than a core that takes `core_ns` for a packet.
+/// The burst from which on one of the program's pipelines, with the others at work beside it, takes less time for it
+/// than a core that takes `core_ns` for a packet.
 pub(super) fn model_break_even(workload: Workload, core_ns: f64) -> Option<usize> {
     match workload {
-        Workload::Device(launch) => Some((burst_us(launch) * 1e3 / core_ns).ceil().max(1.0) as usize),
+        Workload::Device(launch) => {
+            Some((PIPELINES * burst_us(launch) * 1e3 / core_ns).ceil().max(1.0) as usize)
+        }
         _ => None,
     }
 }
@@ -108,11 +114,13 @@ mod tests {
     fn published_figures_are_those_of_the_tables() {
         assert_eq!(io(64, Memory::Host), Some(Published { gbps: 18.0, v100: None }));
         assert_eq!(io(1024, Memory::Gpu), Some(Published { gbps: 97.0, v100: Some(94.0) }));
-        assert_eq!((io(1518, Memory::Host), workload(Workload::Cpu, 1024, 16)), (None, None));
-        let of = |launch, burst| workload(Workload::Device(launch), 1024, burst).unwrap();
+        assert_eq!((io(1518, Memory::Host), workload(Workload::Cpu, Memory::Host, 1024, 16)), (None, None));
+        let of = |launch, burst| workload(Workload::Device(launch), Memory::Gpu, 1024, burst).unwrap();
         assert_eq!(of(Launch::Kernel, 16), Published { gbps: 23.0, v100: Some(18.0) });
         assert_eq!(of(Launch::Graph, 32), Published { gbps: 85.0, v100: Some(62.0) });
-        assert_eq!(workload(Workload::Device(Launch::Graph), 512, 32), None);
+        assert_eq!(workload(Workload::Device(Launch::Graph), Memory::Gpu, 512, 32), None);
+        // The second table is of packets in GPU memory.
+        assert_eq!(workload(Workload::Device(Launch::Graph), Memory::Host, 1024, 32), None);
     }
 
     #[test]
@@ -125,11 +133,14 @@ mod tests {
             }
         }
         // A microsecond a packet: a core does a million a second; a block of lanes waits once for a burst.
-        let core = model(Workload::Cpu, FRAME, 64, 64_000.0).unwrap();
+        let core = model(Workload::Cpu, FRAME, 64, 1000.0).unwrap();
         assert!((core - 4.0 * 8.192 / 1.01).abs() < 0.01, "{core}");
         let block = model(Workload::Device(Launch::Persistent), FRAME, 64, 1000.0).unwrap();
         assert_eq!(block, 97.0);
+        let waits = model(Workload::Device(Launch::Persistent), FRAME, 64, 100_000.0).unwrap();
+        assert!((waits - 8.192 * 62.0 / 27.29).abs() < 0.01, "{waits}");
         assert_eq!(model(Workload::None, FRAME, 64, 0.0), None);
-        assert_eq!(model_break_even(Workload::Device(Launch::Kernel), 9.0), Some(556));
+        // A burst every 5 us of four pipelines: 20 us of one of them, in which a core does 2222 packets.
+        assert_eq!(model_break_even(Workload::Device(Launch::Kernel), 9.0), Some(2223));
     }
 }

@@ -66,6 +66,12 @@ impl Subject {
         (self.on_their_way(burst, options) + IN_HAND) * burst
     }
 
+    /// Slots of its pipelines: enough for each of its bursts.
+    pub(super) fn slots(&self, options: &Options) -> usize {
+        let each = self.bursts.iter().map(|&burst| self.on_their_way(burst, options));
+        each.max().unwrap_or(options.slots)
+    }
+
     fn longest_burst(&self) -> usize {
         self.bursts.iter().copied().max().unwrap_or(1)
     }
@@ -83,14 +89,21 @@ pub(super) struct Group {
     pub name: String,
     /// Who takes turns.
     pub subjects: Vec<Subject>,
-    /// Windows of each cell.
+    /// Windows of each cell in a turn.
+    pub each: usize,
+    /// Turns of each cell.
     pub windows: usize,
 }
 
 impl Group {
     /// Windows in all.
     pub(super) fn steps(&self) -> usize {
-        self.windows * self.subjects.iter().map(|subject| subject.bursts.len()).sum::<usize>()
+        self.windows * self.subjects.iter().map(|subject| self.turn(subject)).sum::<usize>()
+    }
+
+    /// Windows of a turn of `subject`.
+    fn turn(&self, subject: &Subject) -> usize {
+        self.each * subject.bursts.len()
     }
 }
 
@@ -117,6 +130,8 @@ pub(super) struct Rig<'a> {
     /// What was asked for.
     pub options: &'a Options,
     device: Box<dyn Device>,
+    /// What the device is, in words: a GPU's name, its memory.
+    pub device_name: String,
     /// Where the ends of each pipeline go.
     pub places: Vec<Place>,
     pool: &'static Pool,
@@ -156,6 +171,7 @@ impl<'a> Rig<'a> {
         let steps = options.cases.iter().map(|&case| cases::steps(options, case)).sum();
         let mut rig = Self {
             options,
+            device_name: title(&*device),
             device,
             places,
             pool,
@@ -220,7 +236,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Lets the subjects of a group have turns, forwards, then backwards, and so on: `turn` is told which round it is
-    /// and whose turn. Who fails has no more turns.
+    /// and whose turn. Who fails has no more turns, and takes no more time.
     pub(super) fn by_turns(
         &mut self,
         group: &Group,
@@ -231,23 +247,32 @@ impl<'a> Rig<'a> {
         let mut failed = vec![false; count];
         for round in 0..group.windows {
             if round > 0 && self.pace.is_late() {
-                let left = group.steps() / group.windows * (group.windows - round);
-                self.pace.skip(left);
-                progress.steps(left);
+                let rest = group.subjects.iter().zip(&failed).filter(|(_, failed)| !**failed);
+                let each = rest.map(|(subject, _)| group.turn(subject)).sum::<usize>();
+                self.skip(each * (group.windows - round), progress);
                 return;
             }
             for index in (0..count).map(|turn| if round % 2 == 0 { turn } else { count - 1 - turn }) {
                 let subject = &group.subjects[index];
-                progress.say(&format!("{}, {}", group.name, subject.workload.name()));
                 if failed[index] {
                     continue;
                 }
+                progress.say(&format!("{}, {}", group.name, subject.workload.name()));
+                let before = self.pace.done();
                 if let Err(error) = turn(self, round, index) {
                     failed[index] = true;
+                    let measured = self.pace.done() - before;
+                    self.skip(group.turn(subject) * (group.windows - round) - measured, progress);
                     self.failures.push(format!("{}, {}: {error:#}", group.name, describe(subject)));
                 }
             }
         }
+    }
+
+    /// So many windows will not be measured.
+    fn skip(&mut self, steps: usize, progress: &Progress) {
+        self.pace.skip(steps);
+        progress.steps(steps);
     }
 
     /// A window was measured.
@@ -303,14 +328,13 @@ impl<'a> Rig<'a> {
             corrupted: self.options.corrupted,
         });
         let options = self.options;
-        let slots = subject.bursts.iter().map(|&burst| subject.on_their_way(burst, options)).max();
         let setup = SessionSetup {
             workload: subject.workload,
             memory: subject.memory,
             work: subject.work,
             forced_ns: subject.forced_ns,
             burst: subject.longest_burst(),
-            slots: slots.unwrap_or(options.slots),
+            slots: subject.slots(options),
             blocks_and_lanes: (subject.blocks, options.lanes),
             places: &self.places,
             known,
@@ -395,6 +419,14 @@ impl<'a> Rig<'a> {
         self.results.insert((kind, len), Arc::clone(&known));
         Ok(known)
     }
+}
+
+/// What a device is, in words: what all of its notes begin with, without the name that options have for it.
+fn title(device: &dyn Device) -> String {
+    let notes = device.notes();
+    let first = notes.first().map_or("", String::as_str);
+    let title = first.split_once(": ").map_or(first, |(title, _)| title);
+    title.strip_prefix(device.name()).unwrap_or(title).trim().to_owned()
 }
 
 /// A subject in words, for errors.

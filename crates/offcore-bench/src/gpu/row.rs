@@ -10,9 +10,12 @@ use super::rig::{Rig, Samples, Subject};
 use super::{Case, Workload};
 use crate::row::Row;
 use crate::sample::Spread;
+use crate::temperature::Temperature;
 
 /// As fast as the ends by themselves, within so much: they are the limit.
 const AS_FAST: f64 = 0.9;
+/// Lanes of a GPU that go together: it has no blocks of fewer.
+const WARP: u32 = 32;
 
 /// What rows of this benchmark have besides those of the others.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -25,15 +28,19 @@ pub struct GpuColumns {
     pub memory: &'static str,
     /// The device: `cuda:0`, `host`; `none` where none takes part.
     pub device: String,
+    /// What the device is, in words: a GPU's name and memory, or that threads stand in for one; null where none takes
+    /// part.
+    pub device_name: Option<String>,
     /// Pipelines, each with a generator and a verifier.
     pub pipelines: usize,
     /// Lcores of the two: 2, or 1 that is both.
     pub lcores_per_pipeline: usize,
     /// Bursts on their way in each pipeline, at most.
     pub slots: usize,
-    /// Blocks of a device that serve a pipeline, where it polls.
+    /// Blocks that serve a pipeline: of workload `persistent`. A kernel has one for each 256 packets, a graph one for
+    /// each burst.
     pub blocks: Option<u32>,
-    /// Lanes of a block.
+    /// Lanes of a block, as they run: on a GPU 32 at least, with a kernel per burst 256 at most.
     pub lanes: Option<u32>,
     /// Thousand bursts a second, of all pipelines.
     pub kbursts_per_s: f64,
@@ -60,10 +67,10 @@ pub struct GpuColumns {
     pub baseline_mpps: Option<f64>,
     /// Break-even: speed of all pipelines over the core's.
     pub over_baseline: Option<f64>,
-    /// Break-even: the smallest burst that was measured with which one pipeline is faster than the core, as it is
-    /// with all longer ones; null where it never is.
+    /// Break-even: the smallest burst that was measured with which one pipeline's share of `pipelines` at once is more
+    /// than the core does, as it is with all longer ones; null where it never is.
     pub break_even_burst: Option<usize>,
-    /// Break-even: the same by the model, from which on bursts take the published program less time than the core.
+    /// Break-even: the same by the model, one pipeline's share of four at once.
     pub model_break_even_burst: Option<usize>,
 }
 
@@ -99,6 +106,25 @@ pub(super) fn forced_ns_per_burst(
     times as u64 * ns
 }
 
+/// Lanes of a block that run where `asked` were asked for.
+fn lanes_of(launch: Launch, asked: u32, stand_in: bool) -> u32 {
+    match launch {
+        _ if stand_in => asked,
+        Launch::Kernel => asked.clamp(WARP, SHARE as u32),
+        Launch::Persistent | Launch::Graph => asked.max(WARP),
+    }
+}
+
+/// How warm buffers are by the words that all benchmarks have for it. Those that one core goes over by itself, one after
+/// the other, are none of these where they are more than a few.
+fn temperature(shared: bool, buffers: usize) -> &'static str {
+    match shared {
+        true => Temperature::Remote.name(),
+        false if buffers <= Temperature::Hot.buffers() => Temperature::Hot.name(),
+        false => "none",
+    }
+}
+
 fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
     let Cell { case, subject, burst } = cell;
     let (options, device) = (rig.options, subject.workload.is_device());
@@ -107,7 +133,16 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
     let pipelines = if subject.workload == Workload::Core { 0 } else { options.pipelines };
     let two = rig.places[0].verifier.is_some() && pipelines > 0;
     let forced = (subject.forced_ns > 0).then(|| u64::from(subject.forced_ns));
-    let per_burst = |ns| forced_ns_per_burst(subject.workload, burst, options.lanes, ns, rig.is_simulated());
+    let (lanes, blocks) = match subject.workload {
+        Workload::Device(launch) => {
+            let blocks = subject.blocks.min(subject.slots(options) as u32);
+            let polls = launch == Launch::Persistent;
+            (Some(lanes_of(launch, options.lanes, rig.is_simulated())), polls.then_some(blocks))
+        }
+        _ => (None, None),
+    };
+    let per_burst =
+        |ns| forced_ns_per_burst(subject.workload, burst, lanes.unwrap_or(1), ns, rig.is_simulated());
     let each = |ticks: u64, bursts: u64| (bursts > 0).then(|| tsc::to_ns(ticks) / bursts as f64);
     let name = match subject.workload {
         Workload::None => "none",
@@ -123,8 +158,7 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
         engine: name.into(),
         ring: "none",
         burst,
-        // Between two cores, or a core and a device, or else in one core's caches.
-        temperature: if device || two { "remote" } else { "hot" }.into(),
+        temperature: temperature(device || two, subject.circulating(burst, options)).into(),
         window: slots * burst,
         simulated: device && rig.is_simulated(),
         received: seen.received,
@@ -134,11 +168,12 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
             work: subject.work.name(),
             memory: subject.memory.name(),
             device: if device { rig.device().into() } else { "none".into() },
+            device_name: device.then(|| rig.device_name.clone()),
             pipelines,
             lcores_per_pipeline: if two { 2 } else { 1 },
             slots,
-            blocks: device.then_some(subject.blocks),
-            lanes: device.then_some(options.lanes),
+            blocks,
+            lanes,
             submit_ns_per_burst: each(seen.submits.0, seen.submits.1),
             collect_ns_per_burst: each(seen.collects, seen.bursts),
             forced_ns_per_packet: forced,
@@ -265,6 +300,23 @@ mod tests {
         assert_eq!(per_burst(kernel, 64, 256), [1000, 1000]);
         assert_eq!(per_burst(kernel, 1000, 256), [4000, 1000]);
         assert_eq!(per_burst(kernel, 1000, 128), [8000, 2000]);
+    }
+
+    #[test]
+    fn lanes_are_those_that_run() {
+        let of = |asked| Launch::ALL.map(|launch| lanes_of(launch, asked, false));
+        assert_eq!(of(1), [32, 32, 32]);
+        assert_eq!(of(1024), [256, 1024, 1024]);
+        assert_eq!(Launch::ALL.map(|launch| lanes_of(launch, 1, true)), [1, 1, 1]);
+    }
+
+    #[test]
+    fn only_what_fits_the_words_for_warmth_has_one() {
+        let of = |shared, buffers| temperature(shared, buffers);
+        assert_eq!(
+            [of(true, 8), of(true, 4096), of(false, 32), of(false, 33)],
+            ["remote", "remote", "hot", "none"]
+        );
     }
 
     #[test]

@@ -36,8 +36,7 @@ pub(super) struct Place {
     pub verifier: Option<usize>,
 }
 
-/// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each
-/// of
+/// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each of
 /// `device_threads`, else one. The first lcores are left to others.
 ///
 /// # Errors
@@ -289,7 +288,7 @@ impl Ends {
             }
             if yields && idle.is_multiple_of(IDLE) { thread::yield_now() } else { std::hint::spin_loop() }
         }
-        let seen = verifier.as_mut().map(Verifier::finish).transpose()?;
+        let seen = verifier.as_mut().map(|verifier| verifier.finish(window)).transpose()?;
         Ok(Seen { submits: submits.unwrap_or_default(), ..seen.unwrap_or_default() })
     }
 

@@ -62,6 +62,8 @@ pub(super) struct Window {
     /// TSC when the first packet of every pipeline is due, where there is a pace.
     pub origin: u64,
     phase: AtomicU8,
+    /// TSC when it ended; before that [`u64::MAX`].
+    ended: AtomicU64,
     failed: AtomicBool,
     lanes: Vec<Lane>,
 }
@@ -75,6 +77,7 @@ impl Window {
             // Some time from now, so that everybody is there.
             origin: tsc::now() + tsc::hz() / 1000,
             phase: AtomicU8::new(Phase::WarmUp as u8),
+            ended: AtomicU64::new(u64::MAX),
             failed: AtomicBool::new(false),
             lanes: (0..pipelines).map(lane).collect(),
         }
@@ -83,7 +86,7 @@ impl Window {
     /// What is going on.
     #[inline(always)]
     pub(super) fn phase(&self) -> Phase {
-        match self.phase.load(Ordering::Relaxed) {
+        match self.phase.load(Ordering::Acquire) {
             0 => Phase::WarmUp,
             1 => Phase::Measured,
             _ => Phase::Ending,
@@ -98,7 +101,14 @@ impl Window {
 
     /// No more packets are to be sent.
     pub(super) fn end(&self) {
-        self.phase.store(Phase::Ending as u8, Ordering::Relaxed);
+        self.ended.fetch_min(tsc::now(), Ordering::Relaxed);
+        self.phase.store(Phase::Ending as u8, Ordering::Release);
+    }
+
+    /// TSC when it ended, if it has.
+    pub(super) fn ended(&self) -> Option<u64> {
+        let ended = self.ended.load(Ordering::Relaxed);
+        (ended != u64::MAX).then_some(ended)
     }
 
     /// Something is wrong: no more packets are sent.

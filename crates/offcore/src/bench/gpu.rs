@@ -51,7 +51,8 @@ pub(crate) struct GpuArgs {
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', value_parser = case(), default_value = "all")]
     pub cases: Vec<AnyCase>,
 
-    /// Pipelines, 1 to 64, each with a generator and a verifier [default: 4, with device host 1]
+    /// Pipelines, 1 to 64, each with a generator and a verifier [default: 4, or fewer where there are not two lcores for each
+    /// and one more; with device host 1]
     #[arg(short, long, value_name = "N", value_parser = within(1..=64))]
     pub pipelines: Option<usize>,
 
@@ -67,8 +68,8 @@ pub(crate) struct GpuArgs {
     #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = work())]
     pub works: Vec<WorkKind>,
 
-    /// Where a device works on packets: host (where they are), gpu (in memory of its own) [default: both; one of them,
-    /// the first, in cases forced and latency]
+    /// Where a device works on packets: host (where they are), gpu (in memory of its own) [default: both; the first only
+    /// in cases forced and latency, with --quick in case break-even, too]
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = memory())]
     pub memory: Vec<Memory>,
 
@@ -76,12 +77,12 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "N", default_value = "64", value_parser = within(2..=4096))]
     pub slots: usize,
 
-    /// Blocks that serve a pipeline where the device polls, 1 to 64 [default: 4, and 32 in case break-even; with
+    /// Blocks that serve a pipeline of workload persistent, 1 to 64 [default: 4, and 32 in case break-even; with
     /// device host on a small machine 1]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 
-    /// Lanes of a block, 1 to 1024
+    /// Lanes of a block, 1 to 1024: on a GPU 32 at least, and 256 at most of workload kernel
     #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
     pub lanes: usize,
 
@@ -236,8 +237,10 @@ fn table(rows: &[Row]) -> String {
 
 /// What stands below the two published tables.
 const PUBLISHED_NOTE: &str = "\
-A100, V100: Gbit/s as published for l2fwd-nv with four pipelines on a port of 100 Gbit/s (io, memory host: CPU
-memory); model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
+A100, V100: Gbit/s as published for l2fwd-nv with four pipelines on a port of 100 Gbit/s, packets in the GPU's
+memory (io, memory host: in CPU memory); theirs came from a network card and went to one, ours have no port and no
+card under them, and neither has workload none. Workload kernel takes one lcore more on a GPU, for the thread that
+launches. model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
 it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an lcore;
 bound: generator where its own limit (workload none) is within 10 %.
 ";
@@ -245,14 +248,15 @@ bound: generator where its own limit (workload none) is within 10 %.
 const FORCED_NOTE: &str = "\
 ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of
 a core one after the other, those of a block's lanes at the same time. So a row of a core and one of a device
-compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines on an A100.
+compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines on an A100, where all
+packets of a burst wait at the same time.
 ";
 /// The same below the break-even.
 const BREAK_EVEN_NOTE: &str = "\
 Mpps: of all pipelines; core: one that does the same work and nothing else, core's Mpps with the bursts that
 suit it best (match: aho-corasick crate, interleaved); break-even: the smallest of these bursts with which one
-pipeline does more than that, and with all longer ones; model's: from which burst on l2fwd-nv on an A100 takes
-less time for one than that core.
+pipeline's share of all of them at once is more than that, and with all longer ones; model's: the same of
+l2fwd-nv on an A100, one pipeline's share of four at once.
 ";
 /// The same below latencies.
 const LATENCY_NOTE: &str = "\
