@@ -149,6 +149,7 @@ fn find(device: &str) -> Result<i16, EthError> {
     let address = pci::address(name);
     let name = address.as_deref().unwrap_or(name);
     let c_name = c_string(name)?;
+    let _alone = eal::one_at_a_time();
     // SAFETY: the EAL is up, and the name a C string.
     let number = || i16::try_from(unsafe { ffi::off_dma_find(c_name.as_ptr()) }).ok().filter(|&n| n >= 0);
     if let Some(number) = number() {

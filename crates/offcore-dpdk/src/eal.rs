@@ -125,6 +125,13 @@ pub fn start() -> Result<String, EalError> {
     }
 }
 
+/// For who adds or removes a device: one at a time, since the EAL's list of device arguments, which either goes through and
+/// changes, has no lock of its own.
+pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static DEVICES: Mutex<()> = Mutex::new(());
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Whether the EAL is up.
 pub fn is_up() -> bool {
     matches!(*lock(), State::Up { .. })

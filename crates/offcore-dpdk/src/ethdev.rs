@@ -374,6 +374,7 @@ impl Ethdev {
 
 impl Drop for Ethdev {
     fn drop(&mut self) {
+        let _alone = eal::one_at_a_time();
         // SAFETY: the port is the device's, and nobody has one of its queues.
         unsafe { ffi::off_eth_close(self.port, self.ours.into()) };
         self.pool.settle();

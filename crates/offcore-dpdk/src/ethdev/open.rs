@@ -24,6 +24,7 @@ pub(super) fn find(request: &Request) -> Result<(u16, bool), EthError> {
     let address = pci::address(&request.device);
     let device = address.as_ref().unwrap_or(&request.device);
     let name = c_string(device)?;
+    let _alone = eal::one_at_a_time();
     // SAFETY: the EAL is up, and `name` a C string.
     let port = || u16::try_from(unsafe { ffi::off_eth_find(name.as_ptr()) }).ok();
     // Memory that the CPU does not reach, which its driver has to be told of before it is there.
