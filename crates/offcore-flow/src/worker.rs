@@ -373,7 +373,12 @@ impl Stream {
         }
         // A queue that has stopped takes no more: first comes what is still to come from the other side.
         let coming = crossing + receiving + forwarded;
-        coming + usize::from(coming > 0 || !self.tx.stop(ctx))
+        if coming > 0 {
+            // What it has sent goes on meanwhile: its buffers may be what the other side waits for.
+            self.tx.poll(ctx);
+            return coming;
+        }
+        usize::from(!self.tx.stop(ctx))
     }
 }
 
