@@ -11,7 +11,8 @@
 //! Where packets are to be split, [`WorkTx`] moves the first bytes of each into a buffer of their own, and [`WorkRx`] moves
 //! them back.
 //!
-//! Where packets are in the device's memory ([`Memory::Direct`]) nothing here reads or writes them. Packets of several buffers
+//! Where packets are in the device's memory ([`Memory::Direct`]) nothing here reads or writes them (a stamp goes to the
+//! host's chunk of the same number, which nobody looks at). Packets of several buffers
 //! are dropped (`too_big`), and so are those that a failed device leaves behind, and all behind them (`failed`).
 
 use std::time::Duration;

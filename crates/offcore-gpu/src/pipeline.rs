@@ -170,7 +170,9 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         };
         // SAFETY: the pool is never unmapped. Ring and tables are `front`'s, which ends the service before it lets go of
         // them, or keeps them for good where it does not end. Packets are out of reach from when they are submitted until
-        // their burst is answered or nobody is at work any more: `Back::done` sees to it.
+        // their burst is answered or nobody is at work any more: `Back::done` sees to it. Where a device stands still those
+        // that it may write stay out of reach; others go on, and it may at worst read what is no longer theirs, for an
+        // answer that nobody looks at.
         let Started { launcher, watch, slots } =
             unsafe { device.start(Service { view, launch, blocks, lanes, memory }) }?;
         if let Some(slots) = &slots {

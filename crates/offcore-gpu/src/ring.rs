@@ -273,7 +273,9 @@ impl Submitter {
         let mut burst = self.empty.pop()?;
         let (slot, _, lap) = self.shared.place(self.turn);
         // SAFETY: the slot is inside the slots' memory, with room for as many packets as a burst has. Whoever holds an empty burst
-        // has a slot that no device reads: the burst that was in it has been answered, or the device is gone.
+        // has a slot that no device reads: the burst that was in it has been answered, or the device is gone. One that
+        // stands still may read it, if its failure was found just now; it then meets whole descriptors, each one store, of
+        // packets that it was told of, which are put aside.
         unsafe {
             let head = self.slots.as_ptr().add(slot);
             let descriptors = head.add(size_of::<SlotHead>()).cast::<PacketDescriptor>();

@@ -1,6 +1,6 @@
 //! The published figures of l2fwd-nv, and a model fitted to them.
 //!
-//! The tables are those of its README (November 2021): four pipelines, a 100 Gbit/s port, frames with their FCS. The
+//! The tables are those of its README (November 2021): a 100 Gbit/s port; four pipelines and frames with FCS are assumed. The
 //! model says what such a program takes for a burst whatever is in it; it was fitted to the second table, where its
 //! error is 8.7 % (root mean square of the logarithm) over the 24 cells, mostly by those of graphs.
 
@@ -9,11 +9,10 @@ use offcore_gpu::device::{Launch, Memory};
 use super::Workload;
 
 /// What the figures were measured on.
-pub(super) const UNIT: &str =
-    "gbps, l2fwd-nv, four pipelines, one port of 100 Gbit/s; packets in an A100's memory, or in CPU memory";
+pub(super) const UNIT: &str = "gbps, l2fwd-nv, four pipelines (assumed), one port of 100 Gbit/s; packets in an A100's memory, or in CPU memory";
 /// What the model is.
 pub(super) const MODEL: &str =
-    "model of l2fwd-nv on an A100, four pipelines, packets in its memory, fitted to its table";
+    "model of l2fwd-nv on an A100, four pipelines (assumed), packets in its memory, fitted to its table";
 
 /// Frame lengths of the first table.
 pub(super) const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];

@@ -237,7 +237,7 @@ fn table(rows: &[Row]) -> String {
 
 /// What stands below the two published tables.
 const PUBLISHED_NOTE: &str = "\
-A100, V100: Gbit/s as published for l2fwd-nv with four pipelines on a port of 100 Gbit/s, packets in the GPU's
+A100, V100: Gbit/s as published for l2fwd-nv with four pipelines (assumed) on a port of 100 Gbit/s, packets in the GPU's
 memory (io, memory host: in CPU memory); theirs came from a network card and went to one, ours have no port and no
 card under them, and neither has workload none. Workload kernel takes one lcore more on a GPU, for the thread that
 launches. model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
@@ -248,7 +248,7 @@ bound: generator where its own limit (workload none) is within 10 %.
 const FORCED_NOTE: &str = "\
 ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of
 a core one after the other, those of a block's lanes at the same time. So a row of a core and one of a device
-compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines on an A100, where all
+compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines (assumed) on an A100, where all
 packets of a burst wait at the same time.
 ";
 /// The same below the break-even.
