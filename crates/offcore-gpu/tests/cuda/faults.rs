@@ -1,6 +1,6 @@
 //! Devices that fail, or cannot be used: a clear error, or the CPU goes on and no packet is lost.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::layout::Kind;
@@ -181,8 +181,19 @@ fn a_pipeline_ends_beside_one_whose_kernel_hangs() {
     let hangs = Case { patience: Duration::from_millis(50), ..Case::new(launch, Memory::Host) };
     let mut hangs = Line::new(&mut *device, pool, hangs).unwrap();
     let mut works = Line::new(&mut *device, pool, Case::new(Launch::Kernel, Memory::Gpu)).unwrap();
-    fake.set("hang_after", 7);
+    fake.set("hang_after", 2);
     fake.set("hang_count", 1);
+    // Nobody looks at its bursts before one hangs: late bursts of a busy machine would be given up, and the one that hangs
+    // would be another pipeline's.
+    hangs.fill();
+    let start = Instant::now();
+    while fake.calls("hung") == 0 {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{launch}: no kernel has come to the burst that hangs"
+        );
+        std::thread::yield_now();
+    }
     hangs.run_to_the_end();
     works.run_to_the_end();
     assert!(hangs.failure().unwrap().contains("has not answered"), "{launch}");

@@ -156,9 +156,14 @@ impl Line {
         self.run_until(self.case.packets());
     }
 
-    /// Submits as many bursts as there is room for, and no more will come.
-    pub(crate) fn fill_and_stop(&mut self) {
+    /// Submits as many bursts as there is room for.
+    pub(crate) fn fill(&mut self) {
         while self.submit() {}
+    }
+
+    /// The same, and no more will come.
+    pub(crate) fn fill_and_stop(&mut self) {
+        self.fill();
         self.case.bursts = self.sent[0];
         self.front = None;
     }

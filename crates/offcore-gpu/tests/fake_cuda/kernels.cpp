@@ -63,8 +63,10 @@ private:
 		if (settings.lost_after >= 0 && before >= settings.lost_after)
 			fail(context, (int)settings.lost_error);
 		const long long hung = before - settings.hang_after;
-		if (settings.hang_after >= 0 && hung >= 0 && (settings.hang_count < 0 || hung < settings.hang_count))
+		if (settings.hang_after >= 0 && hung >= 0 && (settings.hang_count < 0 || hung < settings.hang_count)) {
+			all.calls["hung"]++;
 			all.changed.wait(lock, [&] { return context.error != 0; });
+		}
 		if (context.error)
 			throw Killed();
 	}
