@@ -50,12 +50,21 @@ pub fn require(needs: &[Need]) -> Option<()> {
     if missing.is_empty() {
         return Some(());
     }
-    let thread = std::thread::current();
-    let text = format!("{}: {}", thread.name().unwrap_or("a test"), missing.join("; "));
+    let text = missing.join("; ");
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "SKIP under CI=true: {text}");
-    // The print macros would be captured; a failure to print is none of the test.
-    let _ = writeln!(io::stderr(), "SKIP: {text}");
+    say("SKIP", &text);
     None
+}
+
+/// Says what a test checks in place of what this machine cannot do, past the test harness's capture.
+pub fn note(text: &str) {
+    say("NOTE", text);
+}
+
+fn say(what: &str, text: &str) {
+    let thread = std::thread::current();
+    // The print macros would be captured; a failure to print is none of the test.
+    let _ = writeln!(io::stderr(), "{what}: {}: {text}", thread.name().unwrap_or("a test"));
 }
 
 impl Need {
