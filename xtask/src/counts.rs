@@ -11,6 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::project::Project;
+use crate::setup;
 
 const FILE: &str = "counts.toml";
 const TABLE: &str = "[instructions-per-packet]";
@@ -71,9 +72,9 @@ fn differences(kept: &Counts, counted: &Counts) -> Vec<String> {
 fn count(project: &Project) -> Result<Counts> {
     let status = project
         .cargo()
-        .args(["build", "--release", "--quiet", "--package", "offcore-vhost", "--example", "counts"])
-        // Otherwise rustix looks for the vDSO, which valgrind hides.
-        .args(["--features", "rustix/use-libc-auxv"])
+        // Of the whole workspace: as the tests have built it.
+        .args(["build", "--release", "--quiet", "--workspace", "--example", "counts"])
+        .args(setup::features())
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "the example counts does not build");

@@ -1,6 +1,7 @@
 //! What people run while developing Offcore: `cargo xtask setup|test|ci|lint|counts|kernels`.
 
 mod counts;
+mod executables;
 mod kernels;
 mod lint;
 mod project;

@@ -82,9 +82,9 @@ pub(crate) fn run() -> Result<Vec<String>> {
     Ok(missing)
 }
 
-/// Whether the libdpdk that the `dpdk` feature needs is there.
-pub(crate) fn has_libdpdk() -> bool {
-    has_library(LIBDPDK)
+/// Cargo's arguments for the features that can be built here: `dpdk` where its library is.
+pub(crate) fn features() -> &'static [&'static str] {
+    if has_library(LIBDPDK) { &["--features", "offcore/dpdk"] } else { &[] }
 }
 
 /// Whether the `python3` in PATH makes virtual environments: Debian's does with a package of its own.

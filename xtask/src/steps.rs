@@ -4,17 +4,19 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal};
 
-/// How long a step may print nothing. Tests end by themselves when nothing moves; this ends what they did not foresee.
+use crate::executables::Executable;
+
+/// How long tests may print nothing. They end by themselves when nothing moves; this ends what they did not foresee. A
+/// compiler on a busy machine may print nothing for longer.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 /// How long a step may take.
-const LIMIT: Duration = Duration::from_secs(30 * 60);
-/// The same, of a run with soaks.
-const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
+const LIMIT: Duration = Duration::from_secs(120 * 60);
 /// How long the output of an ended program is waited for: what it started may hold its streams open.
 const AFTER_END: Duration = Duration::from_secs(2);
 
@@ -33,7 +35,7 @@ impl Tally {
         self.skipped += other.skipped;
     }
 
-    /// What one line of `cargo test` says: a harness's summary.
+    /// What one line says: a harness's summary.
     fn of_line(line: &str) -> Self {
         let Some(counts) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")) else {
             return Self::default();
@@ -52,6 +54,26 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// What harnesses print.
+#[derive(Debug, Default)]
+struct Seen {
+    tally: Tally,
+    skips: u64,
+}
+
+impl Seen {
+    fn line(&mut self, line: &str) {
+        self.tally.add(Tally::of_line(line));
+        self.skips += u64::from(line.starts_with("SKIP:"));
+    }
+
+    /// A test that cannot run here says so and returns, which its harness takes for a pass.
+    fn tally(&self) -> Tally {
+        let Tally { passed, failed, skipped } = self.tally;
+        Tally { passed: passed.saturating_sub(self.skips), failed, skipped: skipped + self.skips }
     }
 }
 
@@ -84,44 +106,79 @@ struct Done {
 /// A run in progress.
 pub(crate) struct Steps {
     started: Instant,
-    limit: Duration,
     done: Vec<Done>,
 }
 
 impl Steps {
-    /// A run that starts now. In a `full` run a step may take long.
-    pub(crate) fn new(full: bool) -> Self {
-        let limit = if full { FULL_LIMIT } else { LIMIT };
-        Self { started: Instant::now(), limit, done: Vec::new() }
+    /// A run that starts now.
+    pub(crate) fn new() -> Self {
+        Self { started: Instant::now(), done: Vec::new() }
     }
 
     /// Runs a program to its end and shows what it prints. It fails or not; there is nothing to count.
     pub(crate) fn command(&mut self, name: &str, command: &mut Command) {
-        self.run(name, command, false);
+        self.run(name, |_| watch(command, LIMIT, |_| true));
     }
 
-    /// Runs `cargo test` and counts the tests it reports; none at all is a failure.
-    pub(crate) fn tests(&mut self, name: &str, command: &mut Command) {
-        self.run(name, command, true);
-    }
-
-    fn run(&mut self, name: &str, command: &mut Command, has_tests: bool) {
-        let started = self.announce(name);
-        let (mut tally, mut skips) = (Tally::default(), 0);
-        let ended = watch(command, self.limit, |line| {
-            tally.add(Tally::of_line(line));
-            skips += u64::from(line.starts_with("SKIP:"));
+    /// Runs `cargo test --no-run --message-format=json…`; returns what it has built.
+    pub(crate) fn build(&mut self, name: &str, command: &mut Command) -> Vec<Executable> {
+        let mut built = Vec::new();
+        self.run(name, |_| {
+            watch(command, LIMIT, |line| {
+                built.extend(Executable::of_line(line));
+                !line.starts_with('{')
+            })
         });
-        // A test that cannot run here says so and returns, which its harness takes for a pass.
-        tally.passed = tally.passed.saturating_sub(skips);
-        tally.skipped += skips;
-        let mut failure = match ended {
-            Ok(Ended::Exit(status)) if status.success() => None,
-            Ok(Ended::Exit(status)) => Some(status.to_string()),
-            Ok(Ended::Stopped(why)) => Some(why),
-            Err(error) => Some(format!("{error:#}")),
-        };
-        if has_tests && failure.is_none() && tally == Tally::default() {
+        built
+    }
+
+    /// Runs a program and counts the tests it reports; none at all is a failure.
+    pub(crate) fn tests(&mut self, name: &str, command: &mut Command) {
+        self.run(name, |seen| {
+            let seen = seen.insert(Seen::default());
+            watch(command, SILENCE, |line| {
+                seen.line(line);
+                true
+            })
+        });
+    }
+
+    /// Runs programs with names, `jobs` at a time, and counts the tests that they report; none at all is a failure. Of
+    /// several at a time each shows what it has printed when it has ended.
+    pub(crate) fn programs(&mut self, name: &str, programs: Vec<(String, Command)>, jobs: usize) {
+        self.run(name, |seen| {
+            let (queue, failed) = (Mutex::new(programs.into_iter()), Mutex::new(Vec::new()));
+            let seen = Mutex::new(seen.insert(Seen::default()));
+            let next = || lock(&queue).next();
+            let work = || {
+                while let Some((name, mut command)) = next() {
+                    let mut lines = Vec::new();
+                    let ended = watch(&mut command, SILENCE, |line| {
+                        lines.push(line.to_owned());
+                        jobs == 1
+                    });
+                    let mut seen = lock(&seen);
+                    lines.iter().for_each(|line| seen.line(line));
+                    if jobs > 1 {
+                        println!("     {name}\n{}", lines.join("\n"));
+                    }
+                    lock(&failed).extend(ended.err().map(|error| format!("{name}: {error:#}")));
+                }
+            };
+            std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
+            let failed = lock(&failed);
+            ensure!(failed.is_empty(), "{}", failed.join("; "));
+            Ok(())
+        });
+    }
+
+    /// A step, which notes in the option what its harnesses have printed if it has tests.
+    fn run(&mut self, name: &str, step: impl FnOnce(&mut Option<Seen>) -> Result<()>) {
+        let started = self.announce(name);
+        let mut seen = None;
+        let mut failure = step(&mut seen).err().map(|error| format!("{error:#}"));
+        let mut tally = seen.as_ref().map(Seen::tally).unwrap_or_default();
+        if seen.is_some() && failure.is_none() && tally == Tally::default() {
             failure = Some("it ran no tests".to_owned());
         }
         if failure.is_some() && tally.failed == 0 {
@@ -152,11 +209,6 @@ impl Steps {
             }
         }
         self.record(name, started, tally, failure);
-    }
-
-    /// Whether the latest step failed.
-    pub(crate) fn failed(&self) -> bool {
-        self.done.last().is_some_and(|done| done.failure.is_some())
     }
 
     fn announce(&self, name: &str) -> Instant {
@@ -195,6 +247,10 @@ impl Steps {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Minutes and seconds.
 fn clock(duration: Duration) -> String {
     format!("{}:{:02}", duration.as_secs() / 60, duration.as_secs() % 60)
@@ -203,15 +259,12 @@ fn clock(duration: Duration) -> String {
 /// Prints a line, its end included, to the stream it came from.
 type Show = fn(&str);
 
-enum Ended {
-    Exit(ExitStatus),
-    /// It was killed, for this reason.
-    Stopped(String),
-}
-
-/// Runs a program, passes its output on, and gives `look` every line. Kills it and all that it started when it prints
-/// nothing for too long or takes too long.
-fn watch(command: &mut Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended> {
+/// Runs a program, gives `look` every line, and passes on those that it wants shown. Kills the program and all that it
+/// started when it prints nothing for so long, or takes too long.
+///
+/// # Errors
+/// When it ends badly or was killed; the text says which.
+fn watch(command: &mut Command, silence: Duration, mut look: impl FnMut(&str) -> bool) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
     let (sender, lines) = mpsc::channel();
@@ -219,32 +272,30 @@ fn watch(command: &mut Command, limit: Duration, mut look: impl FnMut(&str)) -> 
     let stderr = child.stderr.take().context("standard error is piped")?;
     read_lines(stdout, sender.clone(), |line| print!("{line}"));
     read_lines(stderr, sender, |line| eprint!("{line}"));
+    let end = |status: ExitStatus| if status.success() { Ok(()) } else { Err(anyhow!("{status}")) };
     let started = Instant::now();
     let (mut last_output, mut ended) = (started, None);
     loop {
         match lines.recv_timeout(Duration::from_millis(200)) {
             Ok((line, show)) => {
                 last_output = Instant::now();
-                show(&line);
-                look(line.trim_end());
+                if look(line.trim_end()) {
+                    show(&line);
+                }
             }
-            Err(RecvTimeoutError::Disconnected) => return Ok(Ended::Exit(child.wait()?)),
+            Err(RecvTimeoutError::Disconnected) => return end(child.wait()?),
             Err(RecvTimeoutError::Timeout) => {}
         }
         if let Some((status, when)) = ended {
             if Instant::now().duration_since(when) > AFTER_END {
-                return Ok(Ended::Exit(status));
+                return end(status);
             }
         } else if let Some(status) = child.try_wait()? {
             ended = Some((status, Instant::now()));
-        } else if last_output.elapsed() > SILENCE || started.elapsed() > limit {
-            let why = format!(
-                "stopped after {}, {} after its last output",
-                clock(started.elapsed()),
-                clock(last_output.elapsed())
-            );
+        } else if last_output.elapsed() > silence || started.elapsed() > LIMIT {
+            let (after, silent) = (clock(started.elapsed()), clock(last_output.elapsed()));
             stop(&mut child)?;
-            return Ok(Ended::Stopped(why));
+            bail!("stopped after {after}, {silent} after its last output");
         }
     }
 }
@@ -319,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_step_counts_its_tests_and_its_skips() {
-        let mut steps = Steps::new(false);
+        let mut steps = Steps::new();
         steps.tests(
             "some",
             &mut shell("echo 'SKIP: x: no y' >&2; echo 'test result: ok. 3 passed; 0 failed; 0 ignored'"),
@@ -331,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_step_that_fails_without_a_test_counts_as_one() {
-        let mut steps = Steps::new(false);
+        let mut steps = Steps::new();
         steps.command("some", &mut shell("exit 3"));
         assert_eq!(steps.done[0].tally.failed, 1);
         steps.tests("other", &mut shell("echo test result: ok. 0 passed; 0 failed; 0 ignored"));
@@ -345,8 +396,11 @@ mod tests {
     fn what_takes_too_long_is_killed_with_its_children() {
         let script = "sleep 1000 & echo $!; wait";
         let mut pid = 0;
-        let ended = watch(&mut shell(script), Duration::from_millis(300), |line| pid = line.parse().unwrap());
-        assert!(matches!(ended.unwrap(), Ended::Stopped(_)));
+        let ended = watch(&mut shell(script), Duration::from_millis(300), |line| {
+            pid = line.parse().unwrap();
+            false
+        });
+        assert!(ended.unwrap_err().to_string().contains("stopped after"));
         // It dies when the kernel gets to it, and may stay as a zombie until its new parent collects it.
         let deadline = Instant::now() + Duration::from_secs(10);
         while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
@@ -359,10 +413,13 @@ mod tests {
     fn output_held_open_by_an_orphan_does_not_hold_up_the_step() {
         let mut orphan = 0;
         let started = Instant::now();
-        let ended = watch(&mut shell("sleep 1000 & echo $!"), LIMIT, |line| orphan = line.parse().unwrap());
+        let ended = watch(&mut shell("sleep 1000 & echo $!"), LIMIT, |line| {
+            orphan = line.parse().unwrap();
+            false
+        });
         let took = started.elapsed();
         let _ = rustix::process::kill_process(Pid::from_raw(orphan).unwrap(), Signal::KILL);
-        assert!(matches!(ended.unwrap(), Ended::Exit(status) if status.success()));
+        ended.unwrap();
         assert!(took < Duration::from_secs(60));
     }
 }

@@ -4,12 +4,16 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::executables::Executable;
 use crate::project::{Project, in_ci};
 use crate::steps::{Outcome, Steps};
 use crate::{counts, kernels, lint, setup};
 
-/// The package of the end-to-end tests, which run after everything else and one at a time.
-const PEER_TESTS: &str = "offcore-tests";
+/// The directory of the end-to-end tests, which run after everything else.
+const PEER_TESTS: &str = "tests/";
+
+/// Executables of other tests that run side by side: most of them wait more than they work.
+const JOBS: usize = 2;
 
 /// How long a fuzz target runs.
 const FUZZ_SECONDS: u32 = 300;
@@ -29,14 +33,14 @@ pub(crate) enum Suite {
 /// Runs the suite; returns whether it passed.
 pub(crate) fn run(project: &Project, suite: Suite) -> Result<bool> {
     let full = matches!(suite, Suite::Test { full: true });
-    let mut steps = Steps::new(full);
+    let mut steps = Steps::new();
     steps.check("setup", || {
         let missing = setup::run()?;
         missing.iter().for_each(|line| println!("SKIP: {line}"));
         Ok(if in_ci() && !missing.is_empty() { Outcome::Failed(missing) } else { Outcome::Passed })
     });
     // Known only now: setup may have installed the library.
-    let features: &[&str] = if setup::has_libdpdk() { &["--features", "offcore/dpdk"] } else { &[] };
+    let features = setup::features();
     if matches!(suite, Suite::Ci) {
         checks(project, &mut steps, features);
     }
@@ -73,23 +77,34 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
         let found = lint::run(project)?;
         Ok(Outcome::of(found.iter().map(ToString::to_string).collect()))
     });
-    let test = ["test", "--release", "--no-fail-fast"];
-    steps.tests("tests", cargo(&test).args(["--workspace", "--exclude", PEER_TESTS]).args(features));
+    // One build for all: the tests, the binary that the peers meet, and what is counted.
+    let test = ["test", "--release", "--workspace"];
+    let no_run = ["--no-run", "--message-format=json-render-diagnostics"];
+    let built = steps.build("build", cargo(&test).args(no_run).args(features));
+    let (peers, ours): (Vec<_>, Vec<_>) =
+        built.into_iter().partition(|built| built.name.starts_with(PEER_TESTS));
+    let programs = |executables: Vec<Executable>| {
+        let program = |executable: Executable| {
+            let mut command = executable.command();
+            command.envs(full.then_some(("OFFCORE_FULL", "1")));
+            (executable.name, command)
+        };
+        executables.into_iter().map(program).collect()
+    };
+    // That build has test switches, which no user has.
+    steps.command("check offcore", &mut cargo(&["check", "--package=offcore"]));
+    steps.programs("tests", programs(ours), JOBS);
+    steps.tests("documented examples", cargo(&test).args(["--doc", "--no-fail-fast"]).args(features));
     // The checks that only debug builds make: one owner for each packet buffer, arithmetic that does not overflow.
     let small = ["--package=offcore-mem", "--package=offcore-ring", "--package=offcore-dma"];
     steps.tests("tests with debug assertions", cargo(&["test", "--no-fail-fast"]).args(small));
     steps.tests(
         "loom models",
-        cargo(&test)
-            .args(["--package=offcore-ring", "--lib", "loom"])
+        cargo(&["test", "--release", "--package=offcore-ring", "--lib", "loom"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", project.target.join("loom")),
     );
-    // The tests above were built with switches that no user has. The peers meet the binary that users have.
-    steps.command("build offcore", cargo(&["build", "--release", "--package=offcore"]).args(features));
-    if !steps.failed() {
-        steps.tests("end to end", cargo(&test).args(["--package", PEER_TESTS, "--", "--test-threads=1"]));
-    }
+    steps.programs("end to end", programs(peers), 1);
     if full {
         fuzz(project, steps);
     }
