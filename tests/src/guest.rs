@@ -22,7 +22,7 @@ use offcore_bench::peer::process::Process;
 use image::Image;
 
 /// How long an emulated guest may print nothing: while it boots, or while it runs a command.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A guest's console takes lines of up to 4095 bytes.
 const LONGEST_COMMAND: usize = 4000;
@@ -198,7 +198,7 @@ impl Guest {
     ///
     /// # Errors
     /// When there is no image and none can be built, QEMU ends, the guest says what is wrong, or its console stays
-    /// silent for 60 s.
+    /// silent for 180 s.
     pub fn boot(config: &GuestConfig) -> Result<Self> {
         let mut guest = Self::spawn(config)?;
         guest.wait_ready()?;
@@ -238,7 +238,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the command is longer than 4000 bytes or a line, the guest's kernel panics, QEMU ends, or the console
-    /// stays silent for 60 s. A status other than 0 is no error: see [`Guest::check`].
+    /// stays silent for 180 s. A status other than 0 is no error: see [`Guest::check`].
     pub fn run(&mut self, command: &str) -> Result<Output> {
         ensure!(
             !command.contains('\n') && command.len() <= LONGEST_COMMAND,

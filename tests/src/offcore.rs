@@ -20,6 +20,8 @@ pub struct Offcore {
     process: Process,
     /// How many lines of standard output earlier waits have passed.
     read: usize,
+    /// How long it may show no progress.
+    patience: Duration,
 }
 
 /// A line of standard output.
@@ -71,7 +73,7 @@ impl Offcore {
 
     fn spawn(mut command: Command, args: &[&str]) -> Result<Self> {
         command.args(args);
-        Ok(Self { process: Process::spawn("offcore", command)?, read: 0 })
+        Ok(Self { process: Process::spawn("offcore", command)?, read: 0, patience: PATIENCE })
     }
 
     /// The process id.
@@ -90,10 +92,10 @@ impl Offcore {
     /// Waits for a line of standard output that `wanted` accepts, below the line that ended the last wait.
     ///
     /// # Errors
-    /// When `offcore` ends, or prints no line at all for 10 s, or goes on for 2 minutes without the line wanted.
+    /// When `offcore` ends, or prints no line at all for 30 s, or goes on for 2 minutes without the line wanted.
     pub fn wait_for(&mut self, what: &str, mut wanted: impl FnMut(&Line) -> bool) -> Result<Line> {
         let mut read = self.read;
-        let found = self.process.wait_for(0, PATIENCE, what, |text| {
+        let found = self.process.wait_for(0, self.patience, what, |text| {
             for line in lines(text).skip(read) {
                 read += 1;
                 let line = Line::new(line);
@@ -111,7 +113,7 @@ impl Offcore {
     /// that line. Lines that `counter` finds nothing in are passed.
     ///
     /// # Errors
-    /// When `offcore` ends, or the number has not grown for 10 s.
+    /// When `offcore` ends, or the number has not grown for 30 s.
     pub fn wait_for_count(
         &mut self,
         what: &str,
@@ -130,7 +132,7 @@ impl Offcore {
             if count > last {
                 last = count;
                 moved = Instant::now();
-            } else if moved.elapsed() >= PATIENCE {
+            } else if moved.elapsed() >= self.patience {
                 bail!(
                     "offcore: waited for {what} of {at_least}; it has stayed at {} for {:.1} s\n{}",
                     last.unwrap_or(0),
@@ -177,9 +179,9 @@ impl Offcore {
     /// Waits for `offcore` to end by itself, whatever its status.
     ///
     /// # Errors
-    /// When it has not ended after printing nothing for 10 s, or after 2 minutes.
+    /// When it has not ended after printing nothing for 30 s, or after 2 minutes.
     pub fn wait(mut self) -> Result<Finished> {
-        let status = self.process.wait_for_exit(PATIENCE)?;
+        let status = self.process.wait_for_exit(self.patience)?;
         let stdout = self.process.stdout_from(0);
         let lines = stdout.lines().map(Line::new).collect();
         Ok(Finished { status, lines, stdout, stderr: self.process.stderr() })
@@ -294,6 +296,7 @@ mod tests {
     #[test]
     fn a_count_that_stands_still_is_an_error_though_lines_go_on() {
         let mut offcore = stand_in(r#"while :; do echo '{"rx":5}'; sleep 0.1; done"#);
+        offcore.patience = Duration::from_secs(1);
         let error =
             offcore.wait_for_count("received packets", 6, |j| j["rx"].as_u64()).unwrap_err().to_string();
         assert!(error.contains("stayed at 5"), "{error}");

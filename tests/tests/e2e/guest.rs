@@ -83,7 +83,7 @@ fn ping_both_ways(netns: &Netns, guest: &mut Guest) {
             (0..4).any(|_| complete(&from_host())),
             "no complete round of {size}-byte pings to the guest"
         );
-        let command = format!("ping -c3 -W5 -s {size} {HOST}");
+        let command = format!("ping -A -c3 -W5 -s {size} {HOST}");
         let mut from_guest = || guest.run(&command).unwrap().text;
         assert!(
             (0..4).any(|_| complete(&from_guest())),
@@ -99,10 +99,10 @@ enum Way {
     FromGuest,
 }
 
-/// A TCP stream of a few seconds. The guest's server may still be busy with the stream before, and then refuses the
+/// A TCP stream of a second. The guest's server may still be busy with the stream before, and then refuses the
 /// next one.
 fn iperf(netns: &Netns, way: Way) {
-    let mut args = vec!["-J", "-c", GUEST, "-P", "4", "-t", if full() { "20" } else { "3" }];
+    let mut args = vec!["-J", "-c", GUEST, "-P", "4", "-t", if full() { "20" } else { "1" }];
     if way == Way::FromGuest {
         args.push("-R");
     }
@@ -111,11 +111,11 @@ fn iperf(netns: &Netns, way: Way) {
         serde_json::from_str(&text).unwrap()
     };
     let mut report = stream();
-    for _ in 0..3 {
+    for _ in 0..20 {
         if report["error"].is_null() {
             break;
         }
-        std::thread::sleep(Duration::from_secs(1));
+        std::thread::sleep(Duration::from_millis(200));
         report = stream();
     }
     let bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or_default();

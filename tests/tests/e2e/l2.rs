@@ -105,7 +105,7 @@ impl Lan {
     fn stream(&self, from: usize, to: &str, more: &[&str]) {
         let args = [&["-J", "-c", to], more].concat();
         let mut report = Value::Null;
-        for _ in 0..4 {
+        for _ in 0..20 {
             let text = self.hosts[from].run("iperf3", &args);
             report = serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
             let bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or_default();
@@ -113,7 +113,7 @@ impl Lan {
                 return;
             }
             // The server may still be busy with the stream before.
-            std::thread::sleep(Duration::from_secs(1));
+            std::thread::sleep(Duration::from_millis(200));
         }
         panic!("no stream from host {from} to {to}: {report:#}");
     }
@@ -188,7 +188,7 @@ fn three_stacks_reach_each_other() {
     }
     let neighbours = lan.hosts[0].ip(&["neigh", "show"]).unwrap();
     assert_eq!(neighbours.matches("lladdr").count(), 2, "{neighbours}");
-    let time = if full() { "10" } else { "2" };
+    let time = if full() { "10" } else { "1" };
     let _servers = [1, 2].map(|host| lan.serve(host));
     lan.stream(0, &address(1), &["-t", time]);
     lan.stream(1, &address(2), &["-t", time, "-R"]);
@@ -225,7 +225,7 @@ fn two_workers_share_what_they_know() {
     let lan = Lan { offcore, hosts: hosts.into(), _home: home };
     assert!(lan.ping(0, &address(1)) && lan.ping(1, &address(0)));
     let _server = lan.serve(1);
-    lan.stream(0, &address(1), &["-t", "2", "-P", "8"]);
+    lan.stream(0, &address(1), &["-t", "1", "-P", "8"]);
     let report = lan.stop();
     assert_only_usual_drops(&report);
     for (port, half) in [(0, "rx"), (0, "tx"), (1, "rx"), (1, "tx")] {
@@ -284,8 +284,8 @@ fn vlans_are_apart_and_a_trunk_has_both() {
     assert!(fails(&left, 0, 1) && fails(&left, 0, 3) && fails(&left, 1, 2) && fails(&right, 0, 1));
     // Large packets get and lose their tags, and so do those that wait for their checksum.
     let _servers = [left.serve(0), left.serve(1)];
-    right.stream(0, &address(0), &["-t", "2"]);
-    right.stream(1, &address(1), &["-t", "2", "-R"]);
+    right.stream(0, &address(0), &["-t", "1"]);
+    right.stream(1, &address(1), &["-t", "1", "-R"]);
     for lan in [left, right] {
         let report = lan.stop();
         assert_eq!(report.0["bridge"]["addresses"], 4, "{report}");
@@ -395,7 +395,7 @@ fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
     }
     for host in [0, 1] {
         assert!(lan.ping(host, &address(GUEST)) && lan.ping(host, &address(1 - host)));
-        let ping = format!("ping -c3 -W5 {}", address(host));
+        let ping = format!("ping -A -c3 -W5 {}", address(host));
         assert!(
             (0..4).any(|_| guest.run(&ping).unwrap().text.contains(" 0% packet loss")),
             "{}",
@@ -403,7 +403,7 @@ fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
         );
     }
     let _servers = [0, 1].map(|host| lan.serve(host));
-    let time = if full() { "20" } else { "3" };
+    let time = if full() { "20" } else { "1" };
     for host in [0, 1] {
         lan.stream(host, &address(GUEST), &["-t", time]);
         lan.stream(host, &address(GUEST), &["-t", time, "-R"]);

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal};
 
-/// How long a program may show no progress before a wait on it fails, unless its driver says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a program may show no progress before a wait on it fails, unless its driver says otherwise. On a machine
+/// with six busy threads a core, testpmd starts silently for more than 10 s.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A wait also ends after this many times its patience, however much the program prints meanwhile: a program that
 /// repeats one warning for ever makes output, not progress.
-const MOST_PATIENCES: u32 = 12;
+const MOST_PATIENCES: u32 = 4;
 
 /// The end of a program's output that an error shows, in bytes.
 const TAIL: usize = 4096;
@@ -114,7 +115,7 @@ impl Process {
     /// Waits until `found` recognises something in the standard output from byte `from` on.
     ///
     /// # Errors
-    /// When the program ends first, prints nothing for `patience`, or prints for twelve times that without it. The
+    /// When the program ends first, prints nothing for `patience`, or prints for four times that without it. The
     /// text says that `what` was awaited and shows the end of the output.
     pub fn wait_for<T>(
         &mut self,
@@ -371,7 +372,7 @@ mod tests {
         // Long enough for a busy machine to let the next line come in time.
         let patience = Duration::from_millis(500);
         sh.wait_for(0, patience, "news", |_| None::<()>).unwrap_err();
-        assert!(start.elapsed() >= 12 * patience);
+        assert!(start.elapsed() >= MOST_PATIENCES * patience);
     }
 
     #[test]

@@ -273,7 +273,7 @@ impl Testpmd {
     /// Starts a testpmd and waits for its prompt.
     ///
     /// # Errors
-    /// When it ends instead, or prints nothing for 10 s.
+    /// When it ends instead, or prints nothing for 30 s.
     pub fn start(config: &TestpmdConfig) -> Result<Self> {
         let mut testpmd = Self::spawn(config)?;
         testpmd.wait_ready()?;
@@ -293,7 +293,7 @@ impl Testpmd {
     /// Waits for the first prompt. Every command does so by itself.
     ///
     /// # Errors
-    /// When testpmd ends instead, or prints nothing for 10 s.
+    /// When testpmd ends instead, or prints nothing for 30 s.
     pub fn wait_ready(&mut self) -> Result<()> {
         if !self.ready {
             self.process.wait_for(0, PATIENCE, "its first prompt", |text| {
@@ -309,7 +309,7 @@ impl Testpmd {
     /// about ports (`Port 0: link state change event`).
     ///
     /// # Errors
-    /// When testpmd does not know the command or its arguments, ends, or prints nothing for 10 s.
+    /// When testpmd does not know the command or its arguments, ends, or prints nothing for 30 s.
     pub fn command(&mut self, command: &str) -> Result<String> {
         ensure!(!command.contains(['\n', '\t']), "testpmd commands are one line without tabs: {command:?}");
         self.wait_ready()?;
@@ -445,7 +445,7 @@ impl Testpmd {
     /// Asks for the statistics of a port until `done` accepts them, ten times a second.
     ///
     /// # Errors
-    /// When no packet has been received or sent by the port for 10 s; the text has the last statistics.
+    /// When no packet has been received or sent by the port for 30 s; the text has the last statistics.
     pub fn wait_for_port_stats(
         &mut self,
         port: u16,
@@ -477,7 +477,7 @@ impl Testpmd {
     /// Waits until a port's link is up, which for a vhost port means that the other side is there and ready.
     ///
     /// # Errors
-    /// When it is not within 10 s.
+    /// When it is not within 30 s.
     pub fn wait_link_up(&mut self, port: u16) -> Result<()> {
         let start = Instant::now();
         loop {

@@ -89,7 +89,7 @@ fn a_program_of_somebody_else_is_never_replaced() {
     let mut command = net.switch.command("dpdk-testpmd");
     let prefix = format!("--file-prefix={}", net.switch.name());
     command.args(["--no-pci", "--in-memory", "-m", "256", &prefix, "--lcores", "0@0,1@0"]);
-    command.args(["--vdev", "net_af_xdp0,iface=p0", "--", "-i", "--no-mlockall"]);
+    command.args(["--vdev", "net_af_xdp0,iface=p0", "--", "-i", "--no-mlockall", "--total-num-mbufs=8192"]);
     let mut testpmd = Process::spawn("testpmd", command).unwrap();
     testpmd.wait_for(0, PATIENCE, "a prompt", |text| text.contains("testpmd>").then_some(())).unwrap();
     let attached = || net.has_program("p0") || (sleep(Duration::from_millis(100)), false).1;

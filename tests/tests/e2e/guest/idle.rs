@@ -7,7 +7,7 @@ use peers::{Netns, Offcore, TempDir, exclusive};
 use super::{GUEST, HOST, System, iperf_both_ways, needed, ping_both_ways, stop, wait_for_guest};
 
 /// How long the switch is watched.
-const WATCHED: Duration = Duration::from_secs(3);
+const WATCHED: Duration = Duration::from_millis(1500);
 
 /// The part of a core that all threads of a process use, in per cent, for a while.
 fn load(offcore: &Offcore) -> f64 {
@@ -39,10 +39,10 @@ fn idle(packed: bool) {
     ping_both_ways(&netns, &mut guest);
     let idle = load(&offcore);
     assert!(idle < 5.0, "{idle:.1} % of a core with an idle guest: {}", offcore.tail());
-    // Each of these comes to a switch that sleeps: pings are a second apart.
-    let text = netns.run("ping", &["-c5", "-W5", GUEST]).unwrap();
+    // Each of these comes to a switch that sleeps: a worker does so after some milliseconds without packets.
+    let text = netns.run("ping", &["-c5", "-i0.2", "-W5", GUEST]).unwrap();
     assert!(text.contains(" 0% packet loss"), "{text}");
-    let text = guest.check(&format!("ping -c5 -W5 {}", HOST)).unwrap();
+    let text = guest.check(&format!("ping -c3 -W5 {}", HOST)).unwrap();
     assert!(text.contains(" 0% packet loss"), "{text}");
     iperf_both_ways(&netns);
     let idle = load(&offcore);

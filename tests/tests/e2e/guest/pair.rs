@@ -37,7 +37,7 @@ fn address(number: usize) -> String {
 fn ping(guests: &mut [Guest; 2]) {
     for size in ["56", "8000"] {
         for (from, guest) in guests.iter_mut().enumerate() {
-            let command = format!("ping -c3 -W5 -s {size} {}", address(1 - from));
+            let command = format!("ping -A -c3 -W5 -s {size} {}", address(1 - from));
             let mut complete = || guest.run(&command).unwrap().text.contains(" 0% packet loss");
             assert!((0..4).any(|_| complete()), "no complete round of {size}-byte pings from guest {from}");
         }
@@ -46,11 +46,11 @@ fn ping(guests: &mut [Guest; 2]) {
 
 /// A TCP stream from one guest to the other.
 fn stream(guests: &mut [Guest; 2], from: usize) {
-    let time = if full() { 20 } else { 3 };
+    let time = if full() { 20 } else { 1 };
     let to = address(1 - from);
     // The server may still be busy with the stream before, and then refuses the next one.
     let command = format!(
-        "for i in 1 2 3 4; do iperf3 -J -c {to} -t {time} >/tmp/report && break; sleep 1; done; cat /tmp/report"
+        "for i in $(seq 12); do iperf3 -J -c {to} -t {time} >/tmp/report && break; sleep 0.3; done; cat /tmp/report"
     );
     let text = guests[from].check(&command).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
