@@ -11,37 +11,28 @@ fn dpdk_peer() {
     for file in ["peer/dpdk_peer.c", "peer/dpdk_peer.h"] {
         println!("cargo:rerun-if-changed={file}");
     }
-    let dpdk = match pkg_config::Config::new().cargo_metadata(false).atleast_version("22.11").probe("libdpdk")
-    {
-        Ok(dpdk) => dpdk,
-        Err(error) => {
-            eprintln!(
-                "feature `dpdk` of offcore-bench needs libdpdk 22.11 or later with its headers (Debian 12: apt-get install \
-                 libdpdk-dev pkg-config), or build without the feature: {error}"
-            );
-            std::process::exit(1);
-        }
-    };
+    // What offcore-dpdk's build script has found out about the library.
+    let found = |what: &str| std::env::var(format!("DEP_OFFCORE_DPDK_{what}"));
+    let expected = |what: &str| found(what).expect("offcore-dpdk is built with DPDK");
 
     let mut build = cc::Build::new();
     build
         .file("peer/dpdk_peer.c")
-        .includes(&dpdk.include_paths)
+        .includes(expected("INCLUDE").split(':'))
         .std("gnu11")
         .flag("-include")
         .flag("rte_config.h");
-    // The peer is a yardstick: built the same in every profile, for the instruction set its headers ask for.
+    // The peer is a yardstick: built the same in every profile, for the instruction set of the library itself.
     build.opt_level(3);
-    if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
-        build.flag("-march=corei7");
-    }
+    expected("FLAGS").split_whitespace().for_each(|flag| {
+        build.flag(flag);
+    });
     build.compile("dpdk_peer");
 
-    // By hand: the list of pkg-config names every DPDK library, and loads as many.
-    for path in &dpdk.link_paths {
-        println!("cargo:rustc-link-search=native={}", path.display());
-    }
-    for library in ["rte_vhost", "rte_mbuf", "rte_mempool", "rte_eal"] {
-        println!("cargo:rustc-link-lib=dylib={library}");
+    println!("cargo:rustc-link-lib=dylib=rte_vhost");
+    println!("cargo:rustc-env=OFFCORE_DPDK_TARGET={}", expected("TARGET"));
+    println!("cargo:rustc-env=OFFCORE_DPDK_LIBDIR={}", expected("LIBDIR"));
+    if let Ok(rpath) = found("RPATH") {
+        println!("cargo:rustc-link-arg={rpath}");
     }
 }

@@ -1,9 +1,10 @@
-//! What people run while developing Offcore: `cargo xtask setup|test|ci|lint|counts|kernels`.
+//! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|counts|kernels`.
 
 mod counts;
 mod executables;
 mod kernels;
 mod lint;
+mod peers;
 mod project;
 mod setup;
 mod steps;
@@ -29,6 +30,12 @@ struct Args {
 enum Task {
     /// Install the programs that tests run against, and reserve hugepages; without root, say what is missing
     Setup,
+    /// Build what figures are compared with
+    Peers {
+        /// DPDK from Debian's source package, for this machine's CPU; kept in the user's cache directory
+        #[arg(long, required = true)]
+        native: bool,
+    },
     /// Run every test that a commit must pass
     Test {
         /// Also run the soaks and the long forms of tests
@@ -72,6 +79,7 @@ fn run(task: &Task) -> Result<bool> {
             missing.iter().for_each(|line| println!("SKIP: {line}"));
             true
         }),
+        Task::Peers { .. } => peers::native().map(|()| true),
         Task::Test { full } => suite::run(&project, Suite::Test { full: *full }),
         Task::Ci => suite::run(&project, Suite::Ci),
         Task::Lint => {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 /// Something that a Debian package brings, and how to see whether it is there.
-struct Peer {
+pub(crate) struct Peer {
     package: &'static str,
     what: &'static str,
     seen_by: SeenBy,
@@ -17,6 +17,7 @@ enum SeenBy {
     Program(&'static str),
     /// A library that pkg-config knows, at this version or later.
     Library(&'static str),
+    File(&'static str),
 }
 
 const PEERS: [Peer; 15] = [
@@ -46,14 +47,21 @@ const GUEST_KERNEL: &str = "linux-image-cloud-amd64";
 const HUGEPAGES: u64 = 1024;
 
 impl Peer {
-    const fn program(package: &'static str, program: &'static str) -> Self {
+    /// A program, by its name.
+    pub(crate) const fn program(package: &'static str, program: &'static str) -> Self {
         Self { package, what: program, seen_by: SeenBy::Program(program) }
+    }
+
+    /// A file or directory, by its path.
+    pub(crate) const fn file(package: &'static str, path: &'static str) -> Self {
+        Self { package, what: path, seen_by: SeenBy::File(path) }
     }
 
     fn is_there(&self) -> bool {
         match self.seen_by {
             SeenBy::Program(name) => find_program(name).is_some(),
             SeenBy::Library(name) => has_library(name),
+            SeenBy::File(path) => Path::new(path).exists(),
         }
     }
 }
@@ -85,6 +93,20 @@ pub(crate) fn run() -> Result<Vec<String>> {
 /// Cargo's arguments for the features that can be built here: `dpdk` where its library is.
 pub(crate) fn features() -> &'static [&'static str] {
     if has_library(LIBDPDK) { &["--features", "offcore/dpdk"] } else { &[] }
+}
+
+/// Installs what is missing, as root.
+///
+/// # Errors
+/// When something is missing and this is not root, or it cannot be installed.
+pub(crate) fn install_missing(peers: &[Peer]) -> Result<()> {
+    let wanted: Vec<&str> = peers.iter().filter(|peer| !peer.is_there()).map(|peer| peer.package).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let remedy = format!("apt-get install {}", wanted.join(" "));
+    ensure!(rustix::process::geteuid().is_root(), "missing packages: as root, {remedy}");
+    install(&wanted)
 }
 
 /// Whether the `python3` in PATH makes virtual environments: Debian's does with a package of its own.
