@@ -28,14 +28,11 @@ pub fn run(copier: Copier, len: u32, bursts: usize, other: &OtherCore) -> Result
     let (mut samples, mut submits, mut reaps, mut rejected) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for round in 0..WARM_UP + bursts {
         let steady = round % 64 != 0 || clock.holds();
-        let submitted = subject.submit();
         let engine = Arc::clone(&engine);
-        other.run(move || {
+        let run = move || {
             engine.lock().unwrap_or_else(PoisonError::into_inner).run();
-            Ok(())
-        })?;
-        let (reaped, copies) = subject.reap();
-        ensure!(copies == BURST, "{copies} of {BURST} copies were reported");
+        };
+        let (submitted, reaped) = burst(&mut subject, round as u64, run, other)?;
         if round >= WARM_UP && steady {
             samples.push((submitted + reaped) as f64 / BURST as f64);
             submits.push(submitted as f64 / BURST as f64);
@@ -67,4 +64,54 @@ pub fn run(copier: Copier, len: u32, bursts: usize, other: &OtherCore) -> Result
     row.received = (samples.len() * BURST) as u64;
     row.verified = row.received;
     Ok(row)
+}
+
+/// Submits burst `number`, has `engine` make the copies, reaps them, and compares every byte: TSC ticks of the two. What
+/// is not timed, the other core does.
+fn burst(
+    subject: &mut SubmitReap,
+    number: u64,
+    engine: impl FnOnce() + Send + 'static,
+    other: &OtherCore,
+) -> Result<(u64, u64)> {
+    let contents = subject.contents();
+    other.run(move || {
+        contents.write(number);
+        Ok(())
+    })?;
+    let submitted = subject.submit();
+    other.run(move || {
+        engine();
+        Ok(())
+    })?;
+    let (reaped, copies) = subject.reap();
+    ensure!(copies == BURST, "{copies} of {BURST} copies were reported");
+    let contents = subject.contents();
+    other.run(move || {
+        let arrived = contents.arrived(number);
+        ensure!(arrived == BURST, "{arrived} of {BURST} copies arrived as they were sent");
+        Ok(())
+    })?;
+    Ok((submitted, reaped))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use offcore_dma::Device;
+    use offcore_dma::core::CoreDevice;
+
+    #[test]
+    fn copies_of_other_bytes_are_noticed() {
+        let (device, mut stepper) = CoreDevice::stepped();
+        let mut subject = SubmitReap::new(device.open_channel(64).unwrap(), 100);
+        let other = OtherCore::start(None).unwrap();
+        let contents = subject.contents();
+        let spoilt = move || {
+            contents.write(1);
+            while stepper.step() > 0 {}
+        };
+        let error = burst(&mut subject, 0, spoilt, &other).unwrap_err().to_string();
+        assert!(error.contains("0 of 32 copies arrived"), "{error}");
+    }
 }

@@ -25,6 +25,42 @@ pub struct SubmitReap {
     len: u32,
 }
 
+/// What the copies of a [`SubmitReap`] are made of, for who checks them: any thread, while none is in flight.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    memory: Arc<GuestMemory>,
+    len: usize,
+}
+
+impl Contents {
+    /// Writes the sources of burst `number`; each burst and each copy has bytes of its own.
+    pub fn write(&self, number: u64) {
+        for copy in 0..BURST {
+            self.mapping().write_at(copy * STRIDE as usize, &self.expected(number, copy));
+        }
+    }
+
+    /// How many copies of burst `number` have arrived, every byte of them.
+    pub fn arrived(&self, number: u64) -> usize {
+        let mut found = vec![0; self.len];
+        let arrived = (0..BURST).filter(|&copy| {
+            self.mapping().read_at((BURST + copy) * STRIDE as usize, &mut found);
+            found == self.expected(number, copy)
+        });
+        arrived.count()
+    }
+
+    fn mapping(&self) -> &Mapping {
+        self.memory.regions()[0].mapping()
+    }
+
+    fn expected(&self, number: u64, copy: usize) -> Vec<u8> {
+        let first = (number.wrapping_mul(BURST as u64) + copy as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let words = (0..self.len.div_ceil(8) as u64).flat_map(|word| first.wrapping_add(word).to_ne_bytes());
+        words.take(self.len).collect()
+    }
+}
+
 impl SubmitReap {
     /// Copies of `len` bytes, at most 2048, through `channel`.
     ///
@@ -42,6 +78,11 @@ impl SubmitReap {
         let queue = mover.open_queue(BURST);
         mover.bind(queue, Mode::Offload, &[channel]).expect("the channel was just added");
         Self { mover, queue, memory, clock: StageClock::private(), list: Vec::with_capacity(BURST), len }
+    }
+
+    /// What is copied.
+    pub fn contents(&self) -> Contents {
+        Contents { memory: Arc::clone(&self.memory), len: self.len as usize }
     }
 
     /// Submits a burst; returns the ticks it took.
@@ -77,5 +118,32 @@ impl SubmitReap {
         ring.retire(ready);
         self.memory.release(ready);
         (tsc::now() - start, ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::Device;
+    use crate::core::CoreDevice;
+
+    #[test]
+    fn a_byte_that_does_not_arrive_is_noticed() {
+        let (device, mut stepper) = CoreDevice::stepped();
+        let mut subject = SubmitReap::new(device.open_channel(64).unwrap(), 100);
+        let contents = subject.contents();
+        for number in 0..2 {
+            contents.write(number);
+            assert_eq!(contents.arrived(number), 0, "the last burst's bytes are not this one's");
+            subject.submit();
+            while stepper.step() > 0 {}
+            assert_eq!(subject.reap().1, BURST);
+            assert_eq!(contents.arrived(number), BURST);
+        }
+        let at = (BURST + 5) * STRIDE as usize + 99;
+        let mut byte = [0];
+        contents.mapping().read_at(at, &mut byte);
+        contents.mapping().write_at(at, &[byte[0] ^ 1]);
+        assert_eq!(contents.arrived(1), BURST - 1);
     }
 }

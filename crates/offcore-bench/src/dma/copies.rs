@@ -244,4 +244,41 @@ mod tests {
             assert!(copies.verify().unwrap_err().to_string().contains("copy 7"), "{temperature}");
         }
     }
+
+    /// Correct bytes that an earlier round has left are not this round's: cold data goes round three times.
+    #[test]
+    fn what_an_earlier_pass_has_left_is_not_taken_for_copied() {
+        let mut channel = CpuDevice.open_channel(64).unwrap();
+        let (size, depth) = (1 << 20, 64);
+        let passes = 2 * (COLD / size).div_ceil(depth);
+        let mut copies = Copies::new(size, depth, Temperature::Cold, Hugepages::None).unwrap();
+        for _ in 0..passes {
+            copies.prepare();
+            copies.describe();
+            copies.submit(channel.as_mut(), depth).unwrap();
+            copies.reap(channel.as_mut()).unwrap();
+            copies.verify().unwrap();
+        }
+        copies.prepare();
+        copies.describe();
+        let error = copies.verify().unwrap_err().to_string();
+        assert!(error.contains("copy 0: byte 0 differs"), "{error}");
+    }
+
+    #[test]
+    fn one_wrong_byte_is_found() {
+        for temperature in Temperature::ALL {
+            let mut channel = CpuDevice.open_channel(64).unwrap();
+            let mut copies = Copies::new(100, 8, temperature, Hugepages::None).unwrap();
+            copies.prepare();
+            copies.describe();
+            copies.submit(channel.as_mut(), 8).unwrap();
+            copies.reap(channel.as_mut()).unwrap();
+            let (at, mut byte) = (copies.half + copies.slot(3) * copies.stride + 99, [0]);
+            copies.memory.read_at(at, &mut byte);
+            copies.memory.write_at(at, &[byte[0] ^ 0x80]);
+            let error = copies.verify().unwrap_err().to_string();
+            assert!(error.contains("copy 3: byte 96 differs"), "{temperature}: {error}");
+        }
+    }
 }

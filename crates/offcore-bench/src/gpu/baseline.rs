@@ -6,19 +6,21 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use offcore_gpu::cpu::CpuWork;
 use offcore_mem::{HEADROOM, Packet, Pool};
 use offcore_stats::{lcore, tsc};
 
+use super::packets::{Check, patch};
 use super::window::{Plan, Seen};
 
-/// Measures `work` on `packets`, whose `results` are known by chunk, on `lcore`, for `length`.
+/// Measures `work` on `packets` on `lcore`, for `length`. Before that it is done once, and all packets are looked at as
+/// `check` says.
 ///
 /// # Errors
-/// When the lcore is not to be had, or a result is wrong.
+/// When the lcore is not to be had, or a packet or a result is wrong.
 pub(super) fn measure(
-    (work, results): (&CpuWork, &[u32]),
+    (work, check): (&CpuWork, Check<'_>),
     (pool, packets): (&'static Pool, &mut [Packet]),
     plan: Plan,
     (lcore, length): (usize, Duration),
@@ -27,12 +29,16 @@ pub(super) fn measure(
         lcore::pin(lcore)?;
         let mut found = vec![0; plan.burst];
         let mut seen = Seen::default();
+        let mut scratch = Vec::new();
         for burst in packets.chunks_mut(plan.burst) {
-            burst.iter_mut().for_each(|packet| packet.set_range(pool, HEADROOM, plan.len));
+            for (packet, number) in burst.iter_mut().zip(seen.verified..) {
+                packet.set_range(pool, HEADROOM, plan.len);
+                patch(packet, number);
+            }
             work.run(pool, burst, &mut found);
-            for (packet, found) in burst.iter().zip(&found) {
-                let expected = results.get(packet.chunk() as usize).copied().unwrap_or_default();
-                ensure!(*found == expected, "a result is {found:#x}, expected {expected:#x}");
+            for ((packet, &result), number) in burst.iter().zip(&found).zip(seen.verified..) {
+                check.head(packet, number, Some(result))?;
+                check.content(packet, number, &mut scratch)?;
             }
             seen.verified += burst.len() as u64;
         }
@@ -52,4 +58,47 @@ pub(super) fn measure(
         Ok(seen)
     };
     thread::scope(|scope| scope.spawn(on_lcore).join().map_err(|_| anyhow!("a thread has panicked"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use offcore_gpu::layout::Kind;
+    use offcore_gpu::patterns::Patterns;
+    use offcore_mem::Hugepages;
+
+    use super::super::packets::{Content, SKIP};
+    use super::super::window::Traffic;
+    use super::*;
+
+    /// Measures work on eight packets, of which `spoil` changes what was filled in; it should swap where `swapped`.
+    fn measured(work: (Kind, bool), swapped: bool, spoil: impl FnOnce(&mut [u8])) -> Result<Seen> {
+        let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
+        let content = Content::new(Patterns::random(1, 500, 8..=32).unwrap());
+        let mut cache = pool.cache();
+        let mut packets: Vec<_> = (0..8).map(|_| cache.take_sized(HEADROOM, 100).unwrap()).collect();
+        packets.iter_mut().for_each(|packet| content.fill(packet.chunk(), packet.bytes_mut()));
+        spoil(packets[5].bytes_mut());
+        let plan = Plan { burst: 4, len: 100, circulating: 8, traffic: Traffic::Closed };
+        let work = CpuWork::new(work.0, work.1, SKIP as u32, 0, None).unwrap();
+        let check = Check { content: &content, len: 100, swapped, results: &[] };
+        let lcore = lcore::available().unwrap()[0];
+        measure((&work, check), (pool, &mut packets), plan, (lcore, Duration::ZERO))
+    }
+
+    #[test]
+    fn a_swap_that_is_not_made_is_noticed() {
+        assert_eq!(measured((Kind::Nothing, true), true, |_| ()).unwrap().verified, 8);
+        for (made, wanted) in [(false, true), (true, false)] {
+            let error = measured((Kind::Nothing, made), wanted, |_| ()).unwrap_err().to_string();
+            assert!(error.contains("packet 0") && error.contains("addresses wrong"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_byte_and_a_wrong_result_are_noticed() {
+        let error = measured((Kind::Nothing, true), true, |bytes| bytes[99] ^= 1).unwrap_err().to_string();
+        assert!(error.contains("packet 5") && error.contains("other bytes"), "{error}");
+        let error = measured((Kind::Crc32c, false), false, |_| ()).unwrap_err().to_string();
+        assert!(error.contains("expected 0x0"), "{error}");
+    }
 }

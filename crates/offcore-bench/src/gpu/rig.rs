@@ -15,7 +15,7 @@ use offcore_wire::ethernet::FCS_LEN;
 
 use super::ends::Known;
 use super::pace::Pace;
-use super::packets::{Content, LONGEST, SKIP};
+use super::packets::{Check, Content, LONGEST, SKIP};
 use super::session::{Place, Session, SessionSetup, places};
 use super::window::{Plan, Seen, Traffic};
 use super::{Options, Outcome, STAND_IN, WorkKind, Workload, baseline, cases};
@@ -375,8 +375,10 @@ impl<'a> Rig<'a> {
         for (&burst, samples) in subject.bursts.iter().zip(samples) {
             let plan = subject.plan(burst, self.options, Traffic::Closed);
             let used = self.packets.len() - plan.circulating.min(self.packets.len());
+            let swapped = subject.work == WorkKind::Swap;
+            let check = Check { content: &self.content, len: plan.len, swapped, results: &results };
             let seen = baseline::measure(
-                (&work, &results),
+                (&work, check),
                 (self.pool, &mut self.packets[used..]),
                 plan,
                 (lcore, self.options.window),
