@@ -12,6 +12,7 @@ use offcore_dsa::sim::{Generation, Profile, SimDevice, SimEngine, SimOptions};
 use offcore_stats::tsc;
 
 use crate::model::load::layout;
+use crate::predict::BATCH;
 use crate::sample::Spread;
 
 /// Operations that a channel holds.
@@ -49,6 +50,14 @@ impl Copier {
     /// Whether it is a model.
     pub const fn simulated(self) -> bool {
         matches!(self, Self::DsaSim { .. })
+    }
+
+    /// Copies that it hands over at a time when a burst is long enough.
+    pub(crate) const fn batch(self) -> usize {
+        match self {
+            Self::DsaSim { batch: true } => BATCH,
+            Self::Core | Self::Helper | Self::DsaSim { batch: false } => 1,
+        }
     }
 
     /// A channel of the engine, and what steps it; `None` for the core.

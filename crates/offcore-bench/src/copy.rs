@@ -164,7 +164,11 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
         row.published_unit = row.published.map(|_| PUBLISHED_UNIT);
         let engine_ns = match setup.copier.simulated() {
             // Windows are too short to keep a device busy: it is asked for what it does when it is.
-            true => Some(1e3 / DeviceRate::of_copies((frame - FCS_LEN) as u32, (1, 1, 4))?.mcopies),
+            true => {
+                let device =
+                    DeviceRate::of_copies((frame - FCS_LEN) as u32, (1, 1, 4), setup.copier.batch())?;
+                Some(1e3 / device.mcopies)
+            }
             false => lane.engine_ns_per_copy(),
         };
         if let Some(ns) = engine_ns {

@@ -21,7 +21,7 @@ pub use guides::{GUIDES, Guide};
 pub use measure::{Options, run};
 
 /// Copies in a batch descriptor, and the guide's burst.
-const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 /// Bytes of the virtio-net header, which is copied along.
 const HEADER: usize = 12;
 /// Bytes of a frame that nobody copies.
@@ -130,19 +130,23 @@ impl DeviceRate {
     ///
     /// # Errors
     /// As there.
-    pub fn of(frame: usize, device: (usize, usize, usize)) -> Result<Self> {
-        Self::of_copies((frame - FCS + HEADER) as u32, device)
+    pub fn of(frame: usize, device: (usize, usize, usize), batch: usize) -> Result<Self> {
+        Self::of_copies((frame - FCS + HEADER) as u32, device, batch)
     }
 
     /// Asks the simulator about copies of `bytes` bytes: `groups` groups of `engines` DSA engines and `queues` queues, all
-    /// kept full with batches.
+    /// kept full with batches of `batch` copies; 1 for a descriptor a copy.
     ///
     /// # Errors
     /// When the simulated device does not do what is asked of it.
-    pub fn of_copies(bytes: u32, (groups, queues, engines): (usize, usize, usize)) -> Result<Self> {
+    pub fn of_copies(
+        bytes: u32,
+        (groups, queues, engines): (usize, usize, usize),
+        batch: usize,
+    ) -> Result<Self> {
         let timing = Timing::PUBLISHED;
         let wqs = groups * queues;
-        let loads: Vec<_> = (0..wqs).map(|wq| Load::new(wq, bytes, 4 * BATCH).in_batches(BATCH)).collect();
+        let loads: Vec<_> = (0..wqs).map(|wq| Load::new(wq, bytes, 4 * BATCH).in_batches(batch)).collect();
         let size = 128 / wqs as u32;
         let layout = layout(groups, queues, engines, size, WqMode::Dedicated);
         let outcomes = Bench::new(layout, timing, &loads)?.run(4096)?;
@@ -238,9 +242,12 @@ mod tests {
 
     #[test]
     fn long_copies_fill_the_device_and_short_ones_its_front() {
-        let short = DeviceRate::of(64, (1, 2, 4)).unwrap();
-        let long = DeviceRate::of(1518, (1, 2, 4)).unwrap();
+        let short = DeviceRate::of(64, (1, 2, 4), BATCH).unwrap();
+        let long = DeviceRate::of(1518, (1, 2, 4), BATCH).unwrap();
         assert_eq!((short.bound, long.bound), (Bound::Descriptors, Bound::DeviceBandwidth));
         assert!(short.mcopies > long.mcopies);
+        let direct = DeviceRate::of(64, (1, 1, 4), 1).unwrap();
+        let batches = DeviceRate::of(64, (1, 1, 4), BATCH).unwrap();
+        assert_ne!(direct.mcopies, batches.mcopies, "a descriptor a copy is another load than a batch");
     }
 }

@@ -238,7 +238,7 @@ impl Cell {
                         row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
                     let engine_ns = match setup.copier.simulated() {
                         // Windows are too short to keep a device busy: it is asked for what it does when it is.
-                        true => Some(1e3 / DeviceRate::of(frame, (1, 1, 4))?.mcopies),
+                        true => Some(1e3 / DeviceRate::of(frame, (1, 1, 4), setup.copier.batch())?.mcopies),
                         false => lane.engine_ns_per_copy(),
                     };
                     if let Some(ns) = engine_ns {

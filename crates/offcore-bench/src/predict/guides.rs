@@ -98,7 +98,7 @@ impl Guide {
             Machine { cores: 1, ports: 1, port_gbps: f64::INFINITY, devices: 1, engines: self.layout.2 };
         let mut rows = Vec::new();
         for &(frame, cpu, offload) in self.cells {
-            let device = DeviceRate::of(frame, self.layout)?;
+            let device = DeviceRate::of(frame, self.layout, super::BATCH)?;
             for (mode, published) in [(Mode::Cpu, cpu), (Mode::Offload, offload)] {
                 let (ns, engine, fitted) = match mode {
                     Mode::Cpu => (self.cpu_ns(frame), None, self.fitted_cpu.contains(&frame)),
