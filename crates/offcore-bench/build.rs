@@ -30,7 +30,6 @@ fn dpdk_peer() {
     build.compile("dpdk_peer");
 
     println!("cargo:rustc-link-lib=dylib=rte_vhost");
-    println!("cargo:rustc-env=OFFCORE_DPDK_TARGET={}", expected("TARGET"));
     println!("cargo:rustc-env=OFFCORE_DPDK_LIBDIR={}", expected("LIBDIR"));
     if let Ok(rpath) = found("RPATH") {
         println!("cargo:rustc-link-arg={rpath}");

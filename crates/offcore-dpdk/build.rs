@@ -10,10 +10,10 @@ fn main() {
 mod dpdk {
     use std::path::PathBuf;
 
-    /// The instruction sets beyond SSE4.2 that DPDK's headers have code for: as its configuration calls them, as the
-    /// compiler has them switched off, and as people call them.
-    const INSTRUCTION_SETS: [(&str, &str, &str); 3] =
-        [("AVX", "-mno-avx", "AVX"), ("AVX2", "-mno-avx2", "AVX2"), ("AVX512F", "-mno-avx512f", "AVX-512")];
+    /// The instruction sets beyond SSE4.2 that DPDK's headers have code for: as its configuration calls them, and how the
+    /// compiler has them switched off.
+    const INSTRUCTION_SETS: [(&str, &str); 3] =
+        [("AVX", "-mno-avx"), ("AVX2", "-mno-avx2"), ("AVX512F", "-mno-avx512f")];
 
     pub(super) fn shim() {
         const FILES: [&str; 4] = ["shim/eal.c", "shim/pool.c", "shim/eth.c", "shim/dma.c"];
@@ -31,14 +31,14 @@ mod dpdk {
                 std::process::exit(1);
             }
         };
-        let target = Target::of(&dpdk.include_paths);
+        let flags = target_flags(&dpdk.include_paths);
         let libdir = pkg_config::get_variable("libdpdk", "libdir").expect("libdpdk.pc names its libdir");
 
         let mut build = cc::Build::new();
         build.files(FILES).includes(&dpdk.include_paths).std("gnu11").flag("-include").flag("rte_config.h");
         // Per-packet code of DPDK is in its headers: fast in every profile.
         build.opt_level(3).define("ALLOW_EXPERIMENTAL_API", None);
-        target.flags.iter().for_each(|flag| {
+        flags.iter().for_each(|flag| {
             build.flag(flag);
         });
         build.compile("offcore_dpdk");
@@ -53,8 +53,7 @@ mod dpdk {
         // For the build scripts of crates that depend on this one.
         let include: Vec<_> = dpdk.include_paths.iter().map(|path| path.display().to_string()).collect();
         println!("cargo:include={}", include.join(":"));
-        println!("cargo:flags={}", target.flags.join(" "));
-        println!("cargo:target={}", target.name);
+        println!("cargo:flags={}", flags.join(" "));
         println!("cargo:libdir={libdir}");
         if !libdir.starts_with("/usr/lib") {
             // A build of one's own: programs find it where it is.
@@ -63,43 +62,25 @@ mod dpdk {
         }
     }
 
-    /// What the library was compiled for.
-    struct Target {
-        /// The compiler's options.
-        flags: Vec<String>,
-        /// In words: `corei7, SSE4.2`, `native, AVX2`.
-        name: String,
-    }
-
-    impl Target {
-        /// By the configuration among its headers. The options are the library's, less what it has not got: its
-        /// `native` may have been another machine's.
-        fn of(include_paths: &[PathBuf]) -> Self {
-            let config = include_paths.iter().map(|dir| dir.join("rte_build_config.h"));
-            let config = config.clone().find(|path| path.is_file()).expect("libdpdk has rte_build_config.h");
-            println!("cargo:rerun-if-changed={}", config.display());
-            let config = std::fs::read_to_string(&config).expect("rte_build_config.h can be read");
-            let define = |name| {
-                let mut lines = config.lines().filter_map(|line| line.strip_prefix("#define "));
-                lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::trim)
-            };
-            let machine =
-                define("RTE_MACHINE").expect("rte_build_config.h has RTE_MACHINE").trim_matches('"');
-            if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
-                return Self { flags: Vec::new(), name: machine.into() };
-            }
-            let has = define("RTE_COMPILE_TIME_CPUFLAGS").unwrap_or_default();
-            let has: Vec<_> =
-                has.split(',').filter_map(|flag| flag.trim().strip_prefix("RTE_CPUFLAG_")).collect();
-            let mut flags = vec![format!("-march={machine}")];
-            let mut best = "SSE4.2";
-            for (set, off, name) in INSTRUCTION_SETS {
-                match has.contains(&set) {
-                    true => best = name,
-                    false => flags.push(off.into()),
-                }
-            }
-            Self { flags, name: format!("{machine}, {best}") }
+    /// The compiler's options for what the library was compiled for, by the configuration among its headers. They are
+    /// the library's own, less what it has not got: its `native` may have been another machine's.
+    fn target_flags(include_paths: &[PathBuf]) -> Vec<String> {
+        if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
+            return Vec::new();
         }
+        let mut config = include_paths.iter().map(|dir| dir.join("rte_build_config.h"));
+        let config = config.find(|path| path.is_file()).expect("libdpdk has rte_build_config.h");
+        println!("cargo:rerun-if-changed={}", config.display());
+        let config = std::fs::read_to_string(&config).expect("rte_build_config.h can be read");
+        let define = |name| {
+            let mut lines = config.lines().filter_map(|line| line.strip_prefix("#define "));
+            lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::trim)
+        };
+        let machine = define("RTE_MACHINE").expect("rte_build_config.h has RTE_MACHINE").trim_matches('"');
+        let has = define("RTE_COMPILE_TIME_CPUFLAGS").unwrap_or_default();
+        let has: Vec<_> =
+            has.split(',').filter_map(|flag| flag.trim().strip_prefix("RTE_CPUFLAG_")).collect();
+        let missing = INSTRUCTION_SETS.iter().filter(|(set, _)| !has.contains(set));
+        std::iter::once(format!("-march={machine}")).chain(missing.map(|(_, off)| (*off).into())).collect()
     }
 }

@@ -24,6 +24,8 @@ pub mod guest;
 #[cfg(test)]
 mod netns_tests;
 pub mod offcore;
+#[cfg(test)]
+mod ovs_tests;
 pub mod require;
 #[cfg(test)]
 mod testpmd_tests;

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use offcore_bench::peer::machine::{find_program, free_hugepage_mib};
+use offcore_bench::peer::ovs;
 
 use crate::offcore::Offcore;
 
@@ -18,6 +19,8 @@ pub enum Need {
     Tun,
     /// `dpdk-testpmd`.
     Testpmd,
+    /// Open vSwitch with DPDK, and what it needs.
+    Ovs,
     /// QEMU, and what a guest is built from ([`crate::guest`]).
     Guest,
     /// `ip`.
@@ -75,6 +78,7 @@ impl Need {
             Self::Tun => (!Path::new("/dev/net/tun").exists())
                 .then(|| "no /dev/net/tun: load the module tun, or give the container the device".to_owned()),
             Self::Testpmd => program("dpdk-testpmd", "dpdk-dev"),
+            Self::Ovs => ovs::missing(),
             Self::Guest => GUEST_PROGRAMS.iter().find_map(|(name, package)| program(name, package)),
             Self::Ip => program("ip", "iproute2"),
             Self::Ping => program("ping", "iputils-ping"),

@@ -158,13 +158,13 @@ fn nothing_is_left_behind() {
 /// The benchmark that runs a testpmd beside our back end. What it measures is not asserted: see there for the rates.
 #[test]
 fn the_end_to_end_benchmark_takes_turns_with_testpmd() {
-    use offcore_bench::end_to_end::{EndToEndOptions, run};
+    use offcore_bench::end_to_end::{EndToEndOptions, Peer, run};
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let options = EndToEndOptions {
         pairs: 2,
         window: std::time::Duration::from_millis(50),
-        testpmd: true,
+        peer: Some(Peer::Testpmd),
         ..EndToEndOptions::new(&[1518], true, 0, Some(1))
     };
     let mut rows = Vec::new();
@@ -172,6 +172,9 @@ fn the_end_to_end_benchmark_takes_turns_with_testpmd() {
     let [row] = &rows[..] else { panic!("{rows:?}") };
     assert_eq!((row.peer.as_deref(), row.runs, row.lost), (Some("dpdk-testpmd"), 2, 0));
     assert!(row.verified > 0 && row.verified <= row.received, "{row:?}");
+    let about = &row.about_peer;
+    assert!(about.peer_features.as_ref().unwrap().contains("MRG_RXBUF"), "{row:?}");
+    assert!(about.peer_page_bytes.unwrap() >= 4096, "{row:?}");
     let (ratio, lower) = (row.peer_ratio.unwrap(), row.peer_ratio_lower.unwrap());
     assert!(lower > 0.0 && lower <= ratio, "{row:?}");
     assert!(row.peer_median.unwrap() > 0.0 && row.peer_cycles_per_packet.unwrap() > 0.0, "{row:?}");

@@ -1,5 +1,5 @@
 //! The `end-to-end` arrangement of `offcore bench vhost`: packets a second that a back end on one core returns to a
-//! front end on another, the core copying; ours beside dpdk-testpmd's net_vhost.
+//! front end on another, the core copying; ours beside dpdk-testpmd's net_vhost or Open vSwitch.
 //!
 //! ```text
 //! lcore                                     other lcore
@@ -27,15 +27,17 @@ use offcore_flow::Forward;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::lcore;
 
-use crate::guest::PORT_MAC;
+use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::peer::about::{AboutPeer, feature_names};
 use crate::peer::machine::{find_program, free_hugepage_mib};
+use crate::peer::ovs;
 use crate::peer::tempdir::TempDir;
 use crate::peer::testpmd::Memory;
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::workload::{Ring, Route};
-use back_end::{BUFFERS, BURST, Ours, Theirs};
-use load::{RoundTrips, WINDOW};
+use back_end::{BUFFERS, BURST, Ours, TheirSwitch, Theirs};
+use load::{RoundTrips, WINDOW, Way};
 use paired::{BackEnd, Gathered, Lane, Schedule};
 
 /// Frame lengths of a quick run.
@@ -43,6 +45,39 @@ pub const QUICK_FRAMES: [usize; 3] = [64, 512, 1518];
 
 /// MiB of hugepages for everything: testpmd's memory, our pool, the front ends' buffers.
 const HUGEPAGE_MIB: u32 = 384;
+
+/// What is measured beside ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// dpdk-testpmd with net_vhost.
+    Testpmd,
+    /// Open vSwitch with DPDK, from guest to guest: both sides are learning switches.
+    Ovs,
+}
+
+impl Peer {
+    /// The name in errors and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Testpmd => "dpdk-testpmd",
+            Self::Ovs => "ovs-dpdk",
+        }
+    }
+
+    /// Why it cannot be measured here, and what helps.
+    fn refused(self, route: Route) -> Option<String> {
+        match self {
+            Self::Testpmd => find_program("dpdk-testpmd").is_none().then(|| {
+                "--peer dpdk: there is no dpdk-testpmd: apt-get install dpdk-dev, or leave out --peer".into()
+            }),
+            Self::Ovs if route == Route::Loop => Some(
+                "--peer ovs: a learning switch sends no packet back to its port: use guest-to-guest-e2e"
+                    .into(),
+            ),
+            Self::Ovs => ovs::missing().map(|missing| format!("--peer ovs: {missing}, or leave out --peer")),
+        }
+    }
+}
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -61,8 +96,8 @@ pub struct EndToEndOptions {
     pub pairs: usize,
     /// Length of a window.
     pub window: Duration,
-    /// Whether dpdk-testpmd is measured beside.
-    pub testpmd: bool,
+    /// What is measured beside.
+    pub peer: Option<Peer>,
     /// Pages of both back ends and of the front ends.
     pub hugepages: Hugepages,
     /// The back ends' core.
@@ -84,7 +119,7 @@ impl EndToEndOptions {
             restarts,
             pairs,
             window: Duration::from_millis(400),
-            testpmd: false,
+            peer: None,
             hugepages: Hugepages::Auto,
             lcore,
             other_lcore,
@@ -101,8 +136,8 @@ pub fn run(options: &EndToEndOptions, progress: &Progress, emit: &mut dyn FnMut(
     let Some(other_lcore) = options.other_lcore.filter(|&other| other != options.lcore) else {
         bail!("end to end needs two lcores: one for the back end, one for the front end; see --lcores");
     };
-    if options.testpmd && find_program("dpdk-testpmd").is_none() {
-        bail!("--peer dpdk: there is no dpdk-testpmd: apt-get install dpdk-dev, or leave out --peer");
+    if let Some(refused) = options.peer.and_then(|peer| peer.refused(options.route)) {
+        bail!("{refused}");
     }
     let pages = Pages::choose(options)?;
     let pool = Pool::new(BUFFERS as usize, 2048, pages.ours)?;
@@ -154,7 +189,7 @@ struct Pages {
 impl Pages {
     /// The same pages for everybody.
     fn choose(options: &EndToEndOptions) -> Result<Self> {
-        if !options.testpmd {
+        if options.peer.is_none() {
             return Ok(Self { ours: options.hugepages, theirs: Memory::Ordinary });
         }
         let huge = Self { ours: Hugepages::Size2M, theirs: Memory::Hugepages };
@@ -162,6 +197,11 @@ impl Pages {
         let free = free_hugepage_mib();
         Ok(match options.hugepages {
             Hugepages::Auto if free >= HUGEPAGE_MIB => huge,
+            Hugepages::Auto | Hugepages::None if options.peer == Some(Peer::Ovs) => bail!(
+                "--peer ovs: Open vSwitch has its packet buffers on 2 MiB pages, {HUGEPAGE_MIB} MiB for both sides, of \
+                 which {free} MiB are free: sysctl -w vm.nr_hugepages={}, and no --hugepages none",
+                HUGEPAGE_MIB / 2
+            ),
             Hugepages::Auto | Hugepages::None => ordinary,
             Hugepages::Size2M if free >= HUGEPAGE_MIB => huge,
             Hugepages::Size2M => bail!(
@@ -181,15 +221,21 @@ fn cell(
     pool: &'static Pool,
     progress: &Progress,
 ) -> Result<Row> {
-    let mut gathered = Gathered::default();
+    let mut gathered = Gathered::beside(options.peer.map_or("", Peer::name));
+    let mut about_peer = AboutPeer::default();
     let schedule = Schedule { pairs: options.pairs, window: options.window };
     for _ in 0..options.restarts {
         let dir = TempDir::new()?;
         let ours = our_lane(&link.sockets(&dir, "ours"), options, link, pages, pool)?;
-        let theirs = match options.testpmd {
-            true => Some(their_lane(&link.sockets(&dir, "theirs"), options.lcore, link, pages)?),
-            false => None,
-        };
+        let mut theirs = None;
+        if let Some(peer) = options.peer {
+            let (lane, about) = match peer {
+                Peer::Testpmd => their_lane(&link.sockets(&dir, "theirs"), options.lcore, link, pages),
+                Peer::Ovs => their_switch(options.lcore, link, pages),
+            }
+            .context(peer.name())?;
+            (theirs, about_peer) = (Some(lane), about);
+        }
         gathered.restart(ours, theirs, schedule, progress)?;
     }
     let mut row = Row {
@@ -202,10 +248,17 @@ fn cell(
         burst: BURST,
         temperature: "remote".into(),
         window: WINDOW,
+        forward: Some(forward(options).name()),
+        about_peer,
         ..Row::default()
     };
     gathered.enter(&mut row)?;
     Ok(row)
+}
+
+/// As the peer forwards, so do we.
+fn forward(options: &EndToEndOptions) -> Forward {
+    if options.peer == Some(Peer::Ovs) { Forward::L2 } else { Forward::Mac }
 }
 
 fn our_lane(
@@ -215,24 +268,50 @@ fn our_lane(
     pages: Pages,
     pool: &'static Pool,
 ) -> Result<Lane<Ours, RoundTrips>> {
-    let mut back_end = Ours::start(sockets, options.lcore, pool, (Forward::Mac, options.one_copy))?;
-    let load = RoundTrips::connect(sockets, link.ring, link.frame, Some(PORT_MAC), pages.ours)?;
+    let forward = forward(options);
+    let mut back_end = Ours::start(sockets, options.lcore, pool, (forward, options.one_copy))?;
+    let way = if forward == Forward::L2 { Way::Switched } else { Way::Rewritten(Some(PORT_MAC)) };
+    let mut load = RoundTrips::connect(sockets, link.ring, link.frame, way, pages.ours)?;
+    if forward == Forward::L2 {
+        load.introduce()?;
+    }
     back_end.pause()?;
     Ok(Lane::new(back_end, load))
 }
 
-fn their_lane(
-    sockets: &[PathBuf],
-    lcore: usize,
-    link: Link,
-    pages: Pages,
-) -> Result<Lane<Theirs, RoundTrips>> {
+/// A peer's lane, and what it is.
+type TheirLane = (Lane<Box<dyn BackEnd>, RoundTrips>, AboutPeer);
+
+fn their_lane(sockets: &[PathBuf], lcore: usize, link: Link, pages: Pages) -> Result<TheirLane> {
     let mut back_end = Theirs::start(sockets, lcore, pages.theirs)?;
-    // The address that testpmd writes is its port's own, which it makes up.
-    let load =
-        RoundTrips::connect(sockets, link.ring, link.frame, None, pages.ours).context("dpdk-testpmd")?;
+    let way = Way::Rewritten(None); // Its port's own address, which it makes up.
+    let load = RoundTrips::connect(sockets, link.ring, link.frame, way, pages.ours)?;
     back_end.wait_ready()?;
-    Ok(Lane::new(back_end, load))
+    let about = about(AboutPeer::process(back_end.id())?, &load, pages);
+    Ok((Lane::new(Box::new(back_end), load), about))
+}
+
+fn their_switch(lcore: usize, link: Link, pages: Pages) -> Result<TheirLane> {
+    let mut back_end = TheirSwitch::start(lcore)?;
+    let sockets = back_end.ovs.sockets();
+    let mut load = RoundTrips::connect(&sockets, link.ring, link.frame, Way::Switched, pages.ours)?;
+    back_end.ovs.wait_ready()?;
+    load.introduce()?;
+    back_end.ovs.wait_learned(&PEER_MAC.to_string())?;
+    let mut about = about(AboutPeer::process(back_end.ovs.id())?, &load, pages);
+    let dpdk = about.peer_version.unwrap_or_else(|| "DPDK".into());
+    about.peer_version = Some(format!("{}, {dpdk}", back_end.ovs.version()?));
+    back_end.pause()?;
+    Ok((Lane::new(Box::new(back_end), load), about))
+}
+
+fn about(process: AboutPeer, load: &RoundTrips, pages: Pages) -> AboutPeer {
+    let huge = pages.theirs == Memory::Hugepages;
+    AboutPeer {
+        peer_features: Some(feature_names(load.features())),
+        peer_page_bytes: Some(if huge { 2 << 20 } else { rustix::param::page_size() as u64 }),
+        ..process
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::gpu::GpuColumns;
+use crate::peer::about::AboutPeer;
 use crate::sample::Spread;
 
 /// A row. Field names are the interface: scripts read them.
@@ -157,6 +158,11 @@ pub struct Row {
     pub peer_cycles_per_packet: Option<f64>,
     /// End to end: whether the front end was busy for more than 90 % of the time, and so was what was measured.
     pub fe_bound: Option<bool>,
+    /// End to end: how both sides forward: `mac`, or `l2`, a learning switch.
+    pub forward: Option<&'static str>,
+    /// What the peer is.
+    #[serde(flatten)]
+    pub about_peer: AboutPeer,
     /// What only `offcore bench gpu` has.
     #[serde(flatten)]
     pub gpu: Option<GpuColumns>,

@@ -16,6 +16,7 @@ use crate::alternate::{Against, Alternating, Subject as Alternates};
 use crate::copier::{Copier, Setup};
 use crate::core_cost::{BURST, Lane};
 use crate::lockstep::OtherCore;
+use crate::peer::about::AboutPeer;
 use crate::predict::DeviceRate;
 use crate::progress::Progress;
 use crate::row::Row;
@@ -184,6 +185,17 @@ impl Cell {
         self.lanes.iter().find_map(|(subject, blocks)| Some((subject.peer_name()?, blocks)))
     }
 
+    /// What the peer is.
+    fn about_peer(&self) -> Result<AboutPeer> {
+        #[cfg(feature = "dpdk")]
+        for (subject, _) in self.lanes.iter() {
+            if let Subject::DpdkLib(lane) = subject {
+                return lane.about();
+            }
+        }
+        Ok(AboutPeer::default())
+    }
+
     /// The blocks of our lane in `mode` over the engine of `like`; the core's has no engine.
     fn ours(&self, mode: Mode, like: Copier) -> Option<&[f64]> {
         let copier = if mode == Mode::Cpu { Copier::Core } else { like };
@@ -206,6 +218,7 @@ impl Cell {
         });
         let against: Vec<_> = against.collect();
         let peer = self.peer().map(|(name, blocks)| (name, blocks.to_vec()));
+        let about_peer = self.about_peer()?;
         let rejected = self.lanes.rejected();
         let mut rows = Vec::new();
         for ((subject, blocks), against) in self.lanes.iter_mut().zip(against) {
@@ -252,6 +265,7 @@ impl Cell {
                     if let Some((name, theirs)) = &peer {
                         let pairs: Vec<_> = theirs.iter().copied().zip(blocks.iter().copied()).collect();
                         row.peer = Some((*name).to_string());
+                        row.about_peer = about_peer.clone();
                         row.peer_median = Some(Spread::of(theirs).median);
                         let ratio = paired_ratio(&pairs);
                         row.peer_ratio = ratio.map(|r| r.median);

@@ -230,7 +230,7 @@ impl Cell {
             "the MTU of a veth interface is 1500: at most {LARGEST} bytes a frame"
         );
         let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
-        let mut gathered = Gathered::default();
+        let mut gathered = Gathered::beside("dpdk-testpmd");
         let schedule = Schedule { pairs: options.pairs, window: options.window };
         for _ in 0..options.restarts {
             let (device, far) = (Netns::new()?, Netns::new()?);

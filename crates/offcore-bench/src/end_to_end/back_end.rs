@@ -1,6 +1,6 @@
-//! The back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost, both on the same core; one
-//! works while the other rests. With vhost both forward `mac` from their one port to itself, or from each of two ports to
-//! the other.
+//! The back ends of an end-to-end measurement: our worker, and dpdk-testpmd with net_vhost or Open vSwitch with DPDK, on
+//! the same core; one works while the other rests. With vhost they forward `mac` from their one port to itself, or from
+//! each of two ports to the other; beside Open vSwitch, ours is a learning switch as well.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,17 +11,19 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow, ensure};
 use offcore_dma::{Mode, Mover};
 use offcore_flow::Forward;
+use offcore_flow::bridge::{Bridge, BridgeConfig, COUNTERS as BRIDGE_COUNTERS, Input, Shared};
 use offcore_flow::forward::Addresses;
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::Pool;
 use offcore_port::vhost::{OneCopy, VhostPort};
-use offcore_port::{Port, QueueSetup};
+use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{StageClock, lcore, tsc};
 use offcore_vhost::{BackendConfig, Binding};
 
 use super::paired::BackEnd;
 use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::peer::ovs::Ovs;
 use crate::peer::testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig};
 use crate::sample::ClockCheck;
 
@@ -76,18 +78,13 @@ impl Ours {
             txs.push(port.tx_queue(0, setup(&mut mover, &page, name))?);
             ports.push(Box::new(port) as Box<dyn Port>);
         }
-        // A port's packets go out of the next one: of itself, when there is one only.
-        txs.rotate_left(1);
-        let one_copy = one_copy && sockets.len() > 1;
-        let streams = rxs.into_iter().zip(txs).map(|(mut rx, mut tx)| {
-            let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
-            let one_copy = if one_copy { OneCopy::between(&mut *rx, &mut *tx, &mut mover) } else { None };
-            Stream { rx, tx, addresses, source: None, one_copy }
-        });
-        let streams: Vec<_> = streams.collect();
+        let (streams, bridges) = match forward {
+            Forward::L2 => (Vec::new(), vec![bridge(rxs, txs)]),
+            _ => (streams(rxs, txs, one_copy && sockets.len() > 1, &mut mover), Vec::new()),
+        };
         let worker = Worker {
             streams,
-            bridges: Vec::new(),
+            bridges,
             mirrors: Vec::new(),
             forward,
             burst: BURST,
@@ -135,6 +132,30 @@ impl Ours {
     fn order(&self, order: Order) -> Result<()> {
         self.orders.as_ref().and_then(|orders| orders.send(order).ok()).ok_or_else(gone)
     }
+}
+
+/// A port's packets go out of the next one: of itself, when there is one only.
+fn streams(
+    rxs: Vec<Box<dyn RxQueue>>,
+    mut txs: Vec<Box<dyn TxQueue>>,
+    one_copy: bool,
+    mover: &mut Mover,
+) -> Vec<Stream> {
+    txs.rotate_left(1);
+    let stream = |(mut rx, mut tx): (Box<dyn RxQueue>, Box<dyn TxQueue>)| {
+        let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+        let one_copy = if one_copy { OneCopy::between(&mut *rx, &mut *tx, mover) } else { None };
+        Stream { rx, tx, addresses, source: None, one_copy }
+    };
+    rxs.into_iter().zip(txs).map(stream).collect()
+}
+
+/// A learning switch of all ports.
+fn bridge(rxs: Vec<Box<dyn RxQueue>>, txs: Vec<Box<dyn TxQueue>>) -> Bridge {
+    let shared = Shared::new(&BridgeConfig::default(), rxs.len(), tsc::hz());
+    let counters = rxs.iter().map(|_| Block::private(&BRIDGE_COUNTERS)).collect();
+    let inputs = (0..).zip(rxs).map(|(port, rx)| Input { rx, port, turn: 0 }).collect();
+    Bridge::new(Arc::new(shared), inputs, txs.into_iter().map(|tx| vec![tx]).collect(), counters)
 }
 
 /// The core copies.
@@ -253,6 +274,11 @@ impl Theirs {
         Ok(Self { testpmd, ports, count_cycles: false })
     }
 
+    /// The process id.
+    pub(super) fn id(&self) -> u32 {
+        self.testpmd.id()
+    }
+
     /// Waits until every port's front end is there.
     pub(super) fn wait_ready(&mut self) -> Result<()> {
         (0..self.ports).try_for_each(|port| self.testpmd.wait_link_up(port))
@@ -283,5 +309,41 @@ impl BackEnd for Theirs {
 
     fn moved(&mut self) -> Result<u64> {
         Ok(self.testpmd.all_port_stats()?.iter().map(|port| port.rx_packets).sum())
+    }
+}
+
+/// Open vSwitch with DPDK, which always runs: it is stopped to rest.
+#[derive(Debug)]
+pub(super) struct TheirSwitch {
+    pub(super) ovs: Ovs,
+    count_cycles: bool,
+}
+
+impl TheirSwitch {
+    /// Starts a switch with two ports on `lcore`; it runs.
+    pub(super) fn start(lcore: usize) -> Result<Self> {
+        Ok(Self { ovs: Ovs::start(lcore)?, count_cycles: false })
+    }
+}
+
+impl BackEnd for TheirSwitch {
+    fn resume(&mut self) -> Result<()> {
+        self.ovs.set_running(true)?;
+        if self.count_cycles { self.ovs.clear_counters() } else { Ok(()) }
+    }
+
+    fn pause(&mut self) -> Result<Option<f64>> {
+        let cycles = if self.count_cycles { self.ovs.counters()?.1 } else { None };
+        self.ovs.set_running(false)?;
+        Ok(cycles)
+    }
+
+    fn count_cycles(&mut self, on: bool) -> Result<()> {
+        self.count_cycles = on;
+        Ok(())
+    }
+
+    fn moved(&mut self) -> Result<u64> {
+        Ok(self.ovs.counters()?.0)
     }
 }

@@ -93,6 +93,33 @@ impl Guest {
     }
 }
 
+/// What becomes of a packet's addresses on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// The back end writes [`PEER_MAC`] and, as the source, this one, where it is known.
+    Rewritten(Option<MacAddr>),
+    /// They stay: the receiver is a station that a learning switch knows, of the address [`PEER_MAC`].
+    Switched,
+}
+
+impl Way {
+    /// What a packet is sent with.
+    fn flow(self) -> UdpFlow {
+        match self {
+            Self::Rewritten(_) => UdpFlow::txonly(GUEST_MAC, PORT_MAC),
+            Self::Switched => UdpFlow::txonly(GUEST_MAC, PEER_MAC),
+        }
+    }
+
+    /// The source address that it arrives with, where it is known.
+    fn source(self) -> Option<MacAddr> {
+        match self {
+            Self::Rewritten(source) => source,
+            Self::Switched => Some(GUEST_MAC),
+        }
+    }
+}
+
 /// Front ends and their packets.
 #[derive(Debug)]
 pub(super) struct RoundTrips {
@@ -105,8 +132,7 @@ pub(super) struct RoundTrips {
     /// TX buffers that the back end does not have. The last to come goes first, as with the ring's descriptors.
     free: Vec<u32>,
     frame_len: usize,
-    /// The source address that the back end writes, where it is known.
-    source: Option<MacAddr>,
+    way: Way,
     scratch: Vec<u8>,
     /// Sequence number of the next packet to be sent.
     next: u64,
@@ -122,8 +148,7 @@ pub(super) struct RoundTrips {
 
 impl RoundTrips {
     /// Connects to the back end at `sockets`, of which the first gets what is sent and the last gives it back, and starts
-    /// its virtqueues; nothing is sent yet. Frames are `frame` bytes long, FCS included; the back end writes `source` into
-    /// them.
+    /// its virtqueues; nothing is sent yet. Frames are `frame` bytes long, FCS included.
     ///
     /// # Errors
     /// When the frame length is impossible, memory is short or the back end cannot be had.
@@ -131,7 +156,7 @@ impl RoundTrips {
         sockets: &[PathBuf],
         ring: Ring,
         frame: usize,
-        source: Option<MacAddr>,
+        way: Way,
         hugepages: Hugepages,
     ) -> Result<Self> {
         let guests: Vec<_> =
@@ -146,7 +171,7 @@ impl RoundTrips {
             tx,
             free: scattered().collect(),
             frame_len: frame.saturating_sub(ethernet::FCS_LEN),
-            source,
+            way,
             scratch: vec![0; STRIDE],
             next: 0,
             expected: 0,
@@ -166,8 +191,7 @@ impl RoundTrips {
 
     /// Fills the TX buffers and makes the RX buffers available.
     fn prepare(&mut self) -> Result<()> {
-        let template = UdpTemplate::new(&UdpFlow::txonly(GUEST_MAC, PORT_MAC), self.frame_len)
-            .context("frame length")?;
+        let template = UdpTemplate::new(&self.way.flow(), self.frame_len).context("frame length")?;
         let end = NET_HEADER + self.frame_len;
         for buffer in 0..u32::from(RING) {
             let packet = &mut self.scratch[..end];
@@ -180,6 +204,34 @@ impl RoundTrips {
         scattered().for_each(|buffer| self.post(buffer));
         self.rx.publish();
         Ok(())
+    }
+
+    /// Has the receiver send a packet, by which a switch learns where it is. The back end runs.
+    ///
+    /// # Errors
+    /// When nobody takes the packet.
+    pub(super) fn introduce(&mut self) -> Result<()> {
+        let receiver = self.guests.last().context("there is a guest")?;
+        let mut tx = receiver.queue(1)?;
+        let len = probe::MIN_FRAME_LEN.max(60);
+        let packet = &mut self.scratch[..NET_HEADER + len];
+        packet[..NET_HEADER].fill(0);
+        UdpTemplate::new(&UdpFlow::txonly(PEER_MAC, GUEST_MAC), len)?.write(&mut packet[NET_HEADER..])?;
+        self.rx_mapping().write_at(tx_frame(0) - NET_HEADER, &self.scratch[..NET_HEADER + len]);
+        let at = pointer(self.rx_mapping(), tx_frame(0) - NET_HEADER) as u64;
+        let added = tx.add(at, (NET_HEADER + len) as u32, Direction::Readable, 0);
+        ensure!(added.is_ok(), "the receiver's TX ring is empty and has no room");
+        tx.publish();
+        let start = tsc::now();
+        while tx.used()? == 0 {
+            ensure!(tsc::now() - start < self.patience, "nobody takes the receiver's packet");
+        }
+        Ok(())
+    }
+
+    /// Virtio features negotiated by the guest that sends.
+    pub(super) fn features(&self) -> u64 {
+        self.guests.first().map_or(0, |guest| guest.front_end.features())
     }
 
     /// Keeps [`WINDOW`] packets on their way for `ticks`, and until `packets` have come back.
@@ -312,7 +364,7 @@ impl RoundTrips {
         let header = probe::check_header(frame).with_context(|| format!("packet {sequence}"))?;
         ensure!(header.sequence == sequence, "packet {sequence} has changed while it was looked at");
         ensure!(
-            frame[..6] == PEER_MAC.0 && self.source.is_none_or(|source| frame[6..12] == source.0),
+            frame[..6] == PEER_MAC.0 && self.way.source().is_none_or(|source| frame[6..12] == source.0),
             "packet {sequence}: its addresses are {:02x?}",
             &frame[..12]
         );

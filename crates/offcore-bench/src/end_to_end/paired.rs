@@ -35,6 +35,24 @@ pub(crate) trait BackEnd {
     fn moved(&mut self) -> Result<u64>;
 }
 
+impl<B: BackEnd + ?Sized> BackEnd for Box<B> {
+    fn resume(&mut self) -> Result<()> {
+        (**self).resume()
+    }
+
+    fn pause(&mut self) -> Result<Option<f64>> {
+        (**self).pause()
+    }
+
+    fn count_cycles(&mut self, on: bool) -> Result<()> {
+        (**self).count_cycles(on)
+    }
+
+    fn moved(&mut self) -> Result<u64> {
+        (**self).moved()
+    }
+}
+
 /// The front end: sends to a back end, or counts what comes from it.
 pub(crate) trait Load {
     /// Loads `back_end`, which runs, for `settle`, and then for `length`, of which it tells.
@@ -124,6 +142,8 @@ pub(crate) struct Schedule {
 /// What a cell has gathered over its restarts.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
+    /// What the other side is called.
+    peer: &'static str,
     ours: Vec<f64>,
     theirs: Vec<f64>,
     our_cycles: Vec<f64>,
@@ -137,6 +157,11 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
+    /// Nothing yet; the other side is called `peer`.
+    pub(crate) fn beside(peer: &'static str) -> Self {
+        Self { peer, ..Self::default() }
+    }
+
     /// Measures both sides in turns, ours alone without `theirs`; they have been started anew for it. A pair during which
     /// the core's clock changes is rejected, until as many have been as count: then this clock is what there is.
     ///
@@ -154,7 +179,7 @@ impl Gathered {
             let before = ours.back_end.clock_holds()?;
             let theirs_first = counted % 2 == 1;
             let their_window = |theirs: &mut Option<Lane<B, M>>| {
-                theirs.as_mut().map(|lane| lane.window(window).context("dpdk-testpmd")).transpose()
+                theirs.as_mut().map(|lane| lane.window(window).context(self.peer)).transpose()
             };
             let early = if theirs_first { their_window(&mut theirs)? } else { None };
             let our_window = ours.window(window)?;
@@ -173,8 +198,8 @@ impl Gathered {
         self.rejected += rejected;
         ours.cycles(window / 2)?;
         if let Some(lane) = &mut theirs {
-            lane.cycles(window / 2).context("dpdk-testpmd")?;
-            ensure!(lane.load.lost() == 0, "dpdk-testpmd has lost {} packets", lane.load.lost());
+            lane.cycles(window / 2).context(self.peer)?;
+            ensure!(lane.load.lost() == 0, "{} has lost {} packets", self.peer, lane.load.lost());
             self.theirs.append(&mut lane.mpps);
             self.their_cycles.append(&mut lane.cycles);
             self.their_fe_busy.append(&mut lane.fe_busy);
@@ -210,7 +235,7 @@ impl Gathered {
         if !self.theirs.is_empty() {
             let pairs: Vec<_> = self.ours.iter().copied().zip(self.theirs.iter().copied()).collect();
             let ratio = paired_ratio(&pairs);
-            row.peer = Some("dpdk-testpmd".into());
+            row.peer = Some(self.peer.into());
             row.peer_median = median(&self.theirs);
             row.peer_ratio = ratio.map(|ratio| ratio.median);
             row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);

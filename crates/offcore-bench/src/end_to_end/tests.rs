@@ -9,7 +9,9 @@ pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
     let core = lcore::available().unwrap()[0];
     let sockets = [dir.file("s")];
     let ours = Ours::start(&sockets, core, pool, (mode, true)).unwrap();
-    let load = RoundTrips::connect(&sockets, Ring::Split, 64, Some(PORT_MAC), Hugepages::None).unwrap();
+    let load =
+        RoundTrips::connect(&sockets, Ring::Split, 64, Way::Rewritten(Some(PORT_MAC)), Hugepages::None)
+            .unwrap();
     (ours, load)
 }
 
@@ -89,7 +91,7 @@ fn what_cannot_be_measured_is_refused() {
     };
     assert!(refused(&options).contains("--lcores"));
     options.other_lcore = Some(options.lcore + 1);
-    options.testpmd = true;
+    options.peer = Some(Peer::Testpmd);
     options.hugepages = Hugepages::Size1G;
     let error = refused(&options);
     assert!(error.contains("--hugepages 2M or none") || error.contains("apt-get install dpdk"), "{error}");

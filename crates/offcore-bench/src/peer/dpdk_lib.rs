@@ -31,8 +31,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
+use super::about;
 use packets::Pool;
 pub use packets::{Burst, Prepared, SEQUENCE_OFFSET};
 
@@ -117,6 +118,7 @@ impl DpdkLib {
                 config.mbufs
             );
         }
+        check_library(&about::loaded(std::process::id())?)?;
         let thread = DataThread::claim(config)?;
         let pool = Pool::new(config.mbufs)?;
         let page_size = pool.page_size()?;
@@ -229,6 +231,19 @@ impl Drop for Port {
         // that is gone already, which is what is wanted.
         unsafe { ffi::peer_unregister(self.index) };
     }
+}
+
+/// The shim is compiled for one build of the library; beside another it would be measured in part.
+fn check_library(loaded: &Path) -> Result<()> {
+    let built_for = Path::new(env!("OFFCORE_DPDK_LIBDIR"));
+    let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    ensure!(
+        loaded.parent().is_some_and(|dir| same(dir, built_for)),
+        "{} was loaded, and this program was built for the one in {}: is LD_LIBRARY_PATH set?",
+        loaded.display(),
+        built_for.display()
+    );
+    Ok(())
 }
 
 /// What this process has done to EAL, which starts once and never again.

@@ -16,6 +16,7 @@ use offcore_stats::tsc;
 use offcore_vhost::features::{NET_MRG_RXBUF, RING_INDIRECT_DESC};
 use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
 
+use super::about::{AboutPeer, feature_names};
 use super::dpdk_lib::{Burst, DpdkLib, Offer, Port};
 use crate::core_cost::{BURST, RING};
 use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen, buffers_len};
@@ -109,6 +110,18 @@ impl PeerLane {
             guests: Arc::new(Mutex::new(guests)),
             dpdk: Rc::clone(dpdk),
             temperature,
+        })
+    }
+
+    /// What librte_vhost is, here.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub fn about(&self) -> Result<AboutPeer> {
+        Ok(AboutPeer {
+            peer_features: Some(feature_names(self.sides[0].front_end.features())),
+            peer_page_bytes: Some(self.dpdk.page_size()),
+            ..AboutPeer::process(std::process::id())?
         })
     }
 

@@ -1,8 +1,10 @@
 //! Other people's software that does the same job, driven by the same harness.
 //!
+//! * [`about`]: what a peer is, in a row,
 //! * `dpdk_lib` (feature `dpdk`): librte_vhost, called from the benchmark's own thread,
 //! * [`frames`]: the kernel itself, as a source and a sink of frames on an interface,
 //! * [`netns`]: network namespaces,
+//! * [`ovs`]: Open vSwitch with DPDK, processes of its own,
 //! * [`testpmd`]: dpdk-testpmd, a process of its own, driven over its prompt.
 
 // Calls into C.
@@ -12,10 +14,12 @@ pub mod dpdk_lib;
 #[cfg(feature = "dpdk")]
 pub mod lane;
 // Asks the kernel for frames, and for those that arrive.
+pub mod about;
 #[allow(unsafe_code)]
 pub mod frames;
 pub mod machine;
 pub mod netns;
+pub mod ovs;
 // Starts programs that the kernel ends with this process, which takes a hook between fork and exec.
 #[allow(unsafe_code)]
 pub mod process;

@@ -45,6 +45,9 @@ Examples:
   Packets a second, in turns with dpdk-testpmd, as root:
     offcore bench vhost --case end-to-end --peer dpdk --ring split,packed
 
+  From guest to guest, in turns with Open vSwitch, as root:
+    offcore bench vhost --case guest-to-guest-e2e --peer ovs
+
   From one guest to another: what a packet costs the core, and packets a second:
     offcore bench vhost --case guest-to-guest --ring split --frame 1024,1518
     offcore bench vhost --case guest-to-guest-e2e --frame 1024,1518
@@ -65,7 +68,8 @@ pub(crate) struct VhostArgs {
     pub cells: CellArgs,
 
     /// What is measured: what a packet costs the core, packets a second through a socket, or what a copy costs that
-    /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk]
+    /// somebody else makes [default: core-cost and submit-reap; end-to-end with --peer dpdk; guest-to-guest-e2e with
+    /// --peer ovs]
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',')]
     pub cases: Vec<Case>,
 
@@ -114,6 +118,8 @@ pub(crate) enum Peer {
     DpdkLib,
     /// dpdk-testpmd's net_vhost in place of our back end, end to end.
     Dpdk,
+    /// Open vSwitch with DPDK in place of our back end, from guest to guest, both as learning switches.
+    Ovs,
 }
 
 fn ring() -> impl clap::builder::TypedValueParser<Value = Ring> {
@@ -142,6 +148,7 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
     let cases = match (args.cases.is_empty(), args.peer) {
         (false, _) => args.cases.clone(),
         (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
+        (true, Some(Peer::Ovs)) => vec![Case::GuestToGuestEndToEnd],
         (true, _) => vec![Case::CoreCost, Case::SubmitReap],
     };
     let need = |flag: &str, wanted: &[Case], names| match cases.iter().any(|case| wanted.contains(case)) {
@@ -184,6 +191,7 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
     match args.peer {
         Some(Peer::DpdkLib) => need("--peer dpdk-lib", COSTS, "core-cost or guest-to-guest")?,
         Some(Peer::Dpdk) => need("--peer dpdk", RATES, "end-to-end or guest-to-guest-e2e")?,
+        Some(Peer::Ovs) => need("--peer ovs", &[Case::GuestToGuestEndToEnd], "guest-to-guest-e2e")?,
         None => {}
     }
     if args.cells.plot.is_some() && !cases.contains(&Case::WorkNs) {
@@ -228,7 +236,11 @@ fn measure(
             end_to_end.route = if case == Case::EndToEnd { Route::Loop } else { Route::GuestToGuest };
             end_to_end.rings.clone_from(&options.rings);
             end_to_end.one_copy = options.one_copy;
-            end_to_end.testpmd = args.peer == Some(Peer::Dpdk);
+            end_to_end.peer = match args.peer {
+                Some(Peer::Dpdk) => Some(end_to_end::Peer::Testpmd),
+                Some(Peer::Ovs) => Some(end_to_end::Peer::Ovs),
+                Some(Peer::DpdkLib) | None => None,
+            };
             end_to_end.hugepages = options.hugepages;
             end_to_end::run(&end_to_end, &progress, emit)
         }
@@ -312,9 +324,30 @@ fn table(rows: &[Row]) -> String {
     text += "cycles, ns, Mpps: what a packet costs the core alone; reaches: Mpps of core and engine together;\n\
              copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
              auto: its speed over that of the better of cpu and offload, which alternated with it;\n\
-             peer: our speed over librte_vhost's beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
+             peer: our speed over that of --peer beside it; guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with\n\
              DSA where an engine copies; verified: of the packets sent, those whose content and order were checked.\n";
-    text + &break_even(rows) + &breakdown(rows) + &latencies
+    text + &peers(rows) + &break_even(rows) + &breakdown(rows) + &latencies
+}
+
+/// What the peers are that rows were measured beside.
+fn peers(rows: &[Row]) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for row in rows.iter().filter(|row| row.peer_ratio.is_some()) {
+        let about = &row.about_peer;
+        let or_unknown = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".into());
+        let line = format!(
+            "peer {}: {}, compiled for {}; {} B pages; features {}",
+            row.peer.as_deref().unwrap_or_default(),
+            or_unknown(&about.peer_version),
+            or_unknown(&about.peer_target),
+            about.peer_page_bytes.map_or("? ".into(), |bytes| bytes.to_string()),
+            or_unknown(&about.peer_features),
+        );
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 /// The engine of a row, with what worked beside it.
@@ -468,6 +501,7 @@ mod tests {
             ("--peer vpp", &["--peer", "dpdk-lib"]),
             ("--case end-to-end --peer dpdk-lib", &["--peer dpdk-lib", "core-cost"]),
             ("--case submit-reap --peer dpdk", &["--peer dpdk", "end-to-end"]),
+            ("--case end-to-end --peer ovs", &["--peer ovs", "guest-to-guest-e2e"]),
             ("--case end-to-end --plot a.svg", &["--plot", "work-ns"]),
             ("--case guest-to-guest --peer dpdk", &["--peer dpdk", "guest-to-guest-e2e"]),
             ("--case submit-reap --background", &["--background", "core-cost"]),

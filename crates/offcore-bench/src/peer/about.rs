@@ -1,0 +1,143 @@
+//! What a peer is: its version, the instruction set that it was compiled for, what was negotiated with it, its pages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use offcore_vhost::features;
+use serde::Serialize;
+
+/// Columns of a row that was measured beside a peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct AboutPeer {
+    /// The peer's software: `DPDK 22.11.11`.
+    pub peer_version: Option<String>,
+    /// What its DPDK was compiled for: `corei7, SSE4.2`, `native, AVX2`.
+    pub peer_target: Option<String>,
+    /// The virtio features negotiated with it, by name; of guest to guest the sender's.
+    pub peer_features: Option<String>,
+    /// Bytes of a page under its packet buffers.
+    pub peer_page_bytes: Option<u64>,
+}
+
+impl AboutPeer {
+    /// What process `id` says by the DPDK that it has loaded.
+    ///
+    /// # Errors
+    /// When it has loaded none.
+    pub fn process(id: u32) -> Result<Self> {
+        let library = loaded(id)?;
+        let config = library.ancestors().find_map(config_below);
+        Ok(Self {
+            peer_version: config.as_deref().and_then(version),
+            peer_target: config.as_deref().and_then(target),
+            ..Self::default()
+        })
+    }
+}
+
+/// The librte_vhost that process `id` has loaded.
+///
+/// # Errors
+/// When it has loaded none.
+pub(super) fn loaded(id: u32) -> Result<PathBuf> {
+    let maps = fs::read_to_string(format!("/proc/{id}/maps")).context("the peer's memory map")?;
+    let path = maps.lines().find_map(|line| {
+        let at = line.find('/')?;
+        line[at..].contains("/librte_vhost.so").then(|| PathBuf::from(&line[at..]))
+    });
+    path.context("the peer has not loaded librte_vhost")
+}
+
+/// DPDK's configuration among the headers that were installed below `prefix`, if they were.
+fn config_below(prefix: &Path) -> Option<String> {
+    let arch = format!("include/{}-linux-gnu/dpdk", std::env::consts::ARCH);
+    let dirs = ["include", "include/dpdk", &arch];
+    dirs.iter().find_map(|dir| fs::read_to_string(prefix.join(dir).join("rte_build_config.h")).ok())
+}
+
+fn define<'a>(config: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = config.lines().filter_map(|line| line.strip_prefix("#define "));
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::trim)
+}
+
+fn version(config: &str) -> Option<String> {
+    let [year, month, minor] =
+        ["RTE_VER_YEAR", "RTE_VER_MONTH", "RTE_VER_MINOR"].map(|name| define(config, name));
+    Some(format!("DPDK {}.{:0>2}.{}", year?, month?, minor?))
+}
+
+/// The compiler's name for the CPU, and the best of the instruction sets that DPDK's headers have code for.
+fn target(config: &str) -> Option<String> {
+    let machine = define(config, "RTE_MACHINE")?.trim_matches('"');
+    let flags: Vec<_> = define(config, "RTE_COMPILE_TIME_CPUFLAGS")?.split(',').map(str::trim).collect();
+    let sets = [("AVX512F", "AVX-512"), ("AVX2", "AVX2"), ("AVX", "AVX"), ("SSE4_2", "SSE4.2")];
+    let best = sets.iter().find(|(flag, _)| flags.contains(&format!("RTE_CPUFLAG_{flag}").as_str()));
+    Some(format!("{machine}{}", best.map(|(_, name)| format!(", {name}")).unwrap_or_default()))
+}
+
+/// Feature bits by their names in the specification, without those that every vhost-user device has.
+pub(crate) fn feature_names(bits: u64) -> String {
+    const NAMES: [(u64, &str); 17] = [
+        (features::NET_CSUM, "CSUM"),
+        (features::NET_GUEST_CSUM, "GUEST_CSUM"),
+        (features::NET_MTU, "MTU"),
+        (features::NET_GUEST_TSO4, "GUEST_TSO4"),
+        (features::NET_GUEST_TSO6, "GUEST_TSO6"),
+        (features::NET_GUEST_ECN, "GUEST_ECN"),
+        (features::NET_HOST_TSO4, "HOST_TSO4"),
+        (features::NET_HOST_TSO6, "HOST_TSO6"),
+        (features::NET_HOST_ECN, "HOST_ECN"),
+        (features::NET_MRG_RXBUF, "MRG_RXBUF"),
+        (features::NET_STATUS, "STATUS"),
+        (features::NET_CTRL_VQ, "CTRL_VQ"),
+        (features::NET_MQ, "MQ"),
+        (features::RING_INDIRECT_DESC, "INDIRECT_DESC"),
+        (features::RING_EVENT_IDX, "EVENT_IDX"),
+        (features::RING_PACKED, "RING_PACKED"),
+        (features::RING_IN_ORDER, "IN_ORDER"),
+    ];
+    let known = NAMES
+        .iter()
+        .fold(features::VERSION_1 | features::VHOST_USER_PROTOCOL_FEATURES, |all, (bit, _)| all | bit);
+    let named = NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| (*name).to_owned());
+    let others = (bits & !known != 0).then(|| format!("{:#x}", bits & !known));
+    named.chain(others).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_says_version_and_instruction_set() {
+        let config = |machine, flags| {
+            format!(
+                "#define RTE_COMPILE_TIME_CPUFLAGS {flags}\n#define RTE_MACHINE {machine}\n#define RTE_VER_MINOR 11\n\
+                 #define RTE_VER_MONTH 3\n#define RTE_VER_YEAR 22\n#undef RTE_VER_SUFFIX\n"
+            )
+        };
+        let debian = config("corei7", "RTE_CPUFLAG_SSE,RTE_CPUFLAG_SSE4_2");
+        assert_eq!(version(&debian).as_deref(), Some("DPDK 22.03.11"));
+        assert_eq!(target(&debian).as_deref(), Some("corei7, SSE4.2"));
+        let native = config("\"native\"", "RTE_CPUFLAG_SSE4_2,RTE_CPUFLAG_AVX,RTE_CPUFLAG_AVX2");
+        assert_eq!(target(&native).as_deref(), Some("native, AVX2"));
+        assert_eq!((version(""), target("")), (None, None));
+    }
+
+    #[test]
+    fn features_have_names_and_what_has_none_is_not_left_out() {
+        let bits = features::VERSION_1 | features::NET_MRG_RXBUF | features::RING_PACKED | 1 << 60;
+        assert_eq!(feature_names(bits), "MRG_RXBUF RING_PACKED 0x1000000000000000");
+        assert_eq!(feature_names(features::VERSION_1), "");
+    }
+
+    #[test]
+    fn a_process_without_dpdk_is_none() {
+        // PID 1 or this test process: a test without the feature has no DPDK.
+        if cfg!(not(feature = "dpdk")) {
+            let error = AboutPeer::process(std::process::id()).unwrap_err().to_string();
+            assert!(error.contains("librte_vhost"), "{error}");
+        }
+    }
+}

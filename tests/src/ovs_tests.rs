@@ -1,0 +1,58 @@
+//! Open vSwitch with DPDK beside our learning switch: that the benchmark measures it, and that nothing of it stays.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use offcore_bench::end_to_end::{EndToEndOptions, Peer, run};
+use offcore_bench::peer::ovs::Ovs;
+use offcore_bench::progress::Progress;
+use offcore_bench::workload::{Ring, Route};
+
+use crate::{Need, exclusive, require};
+
+/// What it measures is not asserted: see there for the rates.
+#[test]
+fn the_end_to_end_benchmark_takes_turns_with_open_vswitch() {
+    let Some(()) = require(&[Need::Ovs, Need::Hugepages(384), Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let options = EndToEndOptions {
+        route: Route::GuestToGuest,
+        rings: Ring::ALL.into(),
+        pairs: 2,
+        window: Duration::from_millis(50),
+        peer: Some(Peer::Ovs),
+        ..EndToEndOptions::new(&[512], true, 0, Some(1))
+    };
+    let mut rows = Vec::new();
+    run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    assert_eq!(rows.iter().map(|row| row.ring).collect::<Vec<_>>(), ["split", "packed"]);
+    for row in &rows {
+        assert_eq!(
+            (row.peer.as_deref(), row.forward, row.runs, row.lost),
+            (Some("ovs-dpdk"), Some("l2"), 2, 0)
+        );
+        assert!(row.verified >= 4096 && row.verified <= row.received, "{row:?}");
+        assert!(row.peer_median.unwrap() > 0.0 && row.peer_cycles_per_packet.unwrap() > 0.0, "{row:?}");
+        let about = &row.about_peer;
+        assert!(about.peer_version.as_ref().unwrap().starts_with("Open vSwitch "), "{row:?}");
+        assert_eq!(about.peer_features.as_ref().unwrap().contains("RING_PACKED"), row.ring == "packed");
+    }
+}
+
+#[test]
+fn nothing_of_open_vswitch_is_left_behind() {
+    let Some(()) = require(&[Need::Ovs, Need::Hugepages(256)]) else { return };
+    let _cores = exclusive();
+    let mut ovs = Ovs::start(0).unwrap();
+    let [socket, _] = ovs.sockets();
+    let home = socket.parent().unwrap().to_owned();
+    let proc = PathBuf::from(format!("/proc/{}", ovs.id()));
+    assert!(proc.exists() && socket.exists());
+    // Its TAP devices go with a network namespace of its own.
+    let namespace = |proc: &Path| std::fs::read_link(proc.join("ns/net")).unwrap();
+    assert_ne!(namespace(&proc), namespace(Path::new("/proc/self")));
+    // Stopped, too, it goes.
+    ovs.set_running(false).unwrap();
+    drop(ovs);
+    assert!(!proc.exists() && !home.exists());
+}
