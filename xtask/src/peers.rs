@@ -5,6 +5,7 @@
 //! anew when the version or the CPU is another.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -125,11 +126,7 @@ fn build(version: &str, prefix: &Path) -> Result<()> {
     setup::install_missing(&TOOLS)?;
     let name = prefix.file_name().context("the prefix has a name")?.to_string_lossy();
     let work = prefix.with_file_name(format!("{name}.build"));
-    for dir in [prefix, &work] {
-        if dir.exists() {
-            fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
-        }
-    }
+    remove(&work)?;
     fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
     println!("fetching the source package dpdk {version}");
     let source = fetch(version, &work)?;
@@ -142,8 +139,23 @@ fn build(version: &str, prefix: &Path) -> Result<()> {
     meson.args(["-Dcpu_instruction_set=native", "-Dtests=false", "-Denable_apps=test-pmd"]);
     meson.args([format!("-Denable_drivers={DRIVERS}"), format!("-Ddisable_libs={WITHOUT}")]);
     logged(&mut meson, &work)?;
-    logged(Command::new("ninja").arg("-C").arg(work.join("objects")).arg("install"), &work)?;
-    fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))
+    let ninja = |target: &[&str]| {
+        logged(Command::new("ninja").arg("-C").arg(work.join("objects")).args(target), &work)
+    };
+    ninja(&[])?;
+    // Not before: somebody may be running what is there.
+    remove(prefix)?;
+    ninja(&["install"])?;
+    remove(&work)
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Has apt fetch and unpack the source package, from Debian's mirrors that this machine uses and by lists of its own: the

@@ -20,7 +20,7 @@ enum SeenBy {
     File(&'static str),
 }
 
-const PEERS: [Peer; 15] = [
+const PEERS: [Peer; 16] = [
     Peer::program("g++", "g++"),
     Peer::program("pkg-config", "pkg-config"),
     Peer::program("dpdk", "dpdk-devbind.py"),
@@ -36,6 +36,7 @@ const PEERS: [Peer; 15] = [
     Peer::program("iputils-ping", "ping"),
     Peer::program("valgrind", "valgrind"),
     Peer::program("util-linux", "taskset"),
+    Peer::file("openvswitch-switch-dpdk", "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"),
 ];
 
 const LIBDPDK: &str = "libdpdk >= 22.11";
