@@ -1,6 +1,7 @@
 //! `cargo xtask setup`: the programs that tests run against, and hugepages.
 
 use std::fs;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -144,7 +145,41 @@ fn install(packages: &[&str]) -> Result<()> {
         return Ok(());
     }
     println!("installing {}", packages.join(" "));
+    let _no_daemons = NoDaemons::new()?;
     apt(&[&["install", "--yes", "--no-install-recommends"], packages].concat())
+}
+
+/// While it lives, packages that are installed start no daemons: tests start their own. It is the file that Debian's
+/// policy has for it (invoke-rc.d(8), deb-systemd-invoke(1p)); one that is there already is left alone.
+struct NoDaemons {
+    made: bool,
+}
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoDaemons {
+    fn new() -> Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt;
+        match fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
+            Ok(mut file) => {
+                let made = Self { made: true };
+                file.write_all(b"#!/bin/sh\nexit 101\n").with_context(|| format!("cannot write {POLICY}"))?;
+                Ok(made)
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(Self { made: false }),
+            Err(error) => Err(error).with_context(|| format!("cannot make {POLICY}")),
+        }
+    }
+}
+
+impl Drop for NoDaemons {
+    fn drop(&mut self) {
+        if self.made
+            && let Err(error) = fs::remove_file(POLICY)
+        {
+            eprintln!("cannot remove {POLICY}, which keeps packages from starting daemons: {error}");
+        }
+    }
 }
 
 /// Runs apt-get; its output is shown only where it fails.
