@@ -134,6 +134,12 @@ impl RegionCache {
     pub const fn empty() -> Self {
         Self { guest: 0, len: 0, host: std::ptr::null_mut() }
     }
+
+    /// The region: guest address, length (0 when there is none) and host address.
+    #[inline(always)]
+    pub fn range(&self) -> (u64, u64, *mut u8) {
+        (self.guest, self.len, self.host)
+    }
 }
 
 /// A table of regions. In-flight copies hold references: the mappings are not taken away under them.

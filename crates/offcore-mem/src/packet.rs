@@ -43,6 +43,13 @@ const LEN: u32 = 48;
 // SAFETY: a packet is the only owner of its chunk, in memory that lives as long as the process.
 unsafe impl Send for Packet {}
 
+/// Values, not references to them, as a message would take: those would keep them in memory.
+#[cold]
+#[inline(never)]
+fn no_headroom(wanted: usize, there: usize) -> ! {
+    panic!("{wanted} bytes of headroom wanted, {there} there");
+}
+
 impl Packet {
     /// A handle on `chunk`, whose memory starts at `chunk_base`.
     ///
@@ -76,6 +83,12 @@ impl Packet {
     #[inline(always)]
     pub fn all_plain(packets: &[Self]) -> bool {
         packets.iter().fold(0, |marks, packet| marks | packet.word) & (SEGMENTED | OFFLOAD) == 0
+    }
+
+    /// Whether any of `packets` [is segmented](Packet::is_segmented).
+    #[inline(always)]
+    pub(crate) fn any_segmented(packets: &[Self]) -> bool {
+        packets.iter().fold(0, |marks, packet| marks | packet.word) & SEGMENTED != 0
     }
 
     /// The chunk's index in its pool: of a packet of several buffers, the first one's.
@@ -163,7 +176,9 @@ impl Packet {
     /// When the packet has less headroom.
     #[inline(always)]
     pub fn headroom_bytes(&self, n: usize) -> &[u8] {
-        assert!(n <= self.headroom(), "{n} bytes of headroom wanted, {} there", self.headroom());
+        if n > self.headroom() {
+            no_headroom(n, self.headroom());
+        }
         // SAFETY: the range [offset - n, offset) is inside the chunk that this handle owns.
         unsafe { std::slice::from_raw_parts(self.data().sub(n).as_ptr(), n) }
     }
@@ -174,7 +189,9 @@ impl Packet {
     /// When the packet has less headroom.
     #[inline(always)]
     pub fn headroom_mut(&mut self, n: usize) -> &mut [u8] {
-        assert!(n <= self.headroom(), "{n} bytes of headroom wanted, {} there", self.headroom());
+        if n > self.headroom() {
+            no_headroom(n, self.headroom());
+        }
         // SAFETY: the range [offset - n, offset) is inside the chunk that this handle owns.
         unsafe { std::slice::from_raw_parts_mut(self.data().sub(n).as_ptr(), n) }
     }
@@ -195,7 +212,9 @@ impl Packet {
     /// When the packet has less headroom.
     #[inline(always)]
     pub fn push(&mut self, n: usize) {
-        assert!(n <= self.headroom(), "{n} bytes of headroom wanted, {} there", self.headroom());
+        if n > self.headroom() {
+            no_headroom(n, self.headroom());
+        }
         self.place(self.headroom() - n, self.len() + n);
     }
 

@@ -219,11 +219,26 @@ impl Pool {
     #[inline(always)]
     fn chunk(&self, packet: &Packet) -> u32 {
         let chunk = packet.chunk();
-        assert!(self.owns(packet), "packet {chunk} is not of this pool");
+        if !self.owns(packet) {
+            is_foreign(chunk);
+        }
         #[cfg(debug_assertions)]
         assert!(self.taken[chunk as usize].swap(false, Ordering::Relaxed), "chunk {chunk} is freed twice");
         chunk
     }
+}
+
+#[cold]
+#[inline(never)]
+fn is_foreign(chunk: u32) -> ! {
+    panic!("packet {chunk} is not of this pool");
+}
+
+/// Values, not references to them, as a message would take: those would keep them in memory.
+#[cold]
+#[inline(never)]
+fn does_not_fit(headroom: usize, len: usize, size: usize) -> ! {
+    panic!("{headroom}+{len} bytes in a chunk of {size}");
 }
 
 /// One worker's cache of free chunks.
@@ -275,6 +290,40 @@ impl PoolCache {
         Some(unsafe { self.pool.packet(chunk, headroom, len) })
     }
 
+    /// Takes a packet for each of `items`, of so many bytes as `len` says from `headroom` bytes into the chunk on, and gives
+    /// it to `each`. Ends where the pool has run dry; returns how many there were.
+    ///
+    /// # Panics
+    /// When one does not fit the chunk.
+    #[inline(always)]
+    pub fn take_each<T>(
+        &mut self,
+        headroom: usize,
+        items: &[T],
+        len: impl Fn(&T) -> usize,
+        mut each: impl FnMut(&T, Packet),
+    ) -> usize {
+        let (pool, room) = (self.pool, self.pool.chunk_size().saturating_sub(headroom));
+        let mut left = items;
+        while !left.is_empty() && (self.count > 0 || self.refill()) {
+            let (now, later) = left.split_at(self.count.min(left.len()));
+            // Whatever happens in between, nobody else is given these.
+            self.count -= now.len();
+            let first = self.count;
+            let chunks = &self.slots()[first..first + now.len()];
+            for (item, &chunk) in now.iter().zip(chunks.iter().rev()) {
+                let len = len(item);
+                if len > room {
+                    does_not_fit(headroom, len, pool.chunk_size());
+                }
+                // SAFETY: the index is a magazine's; the range was just checked.
+                each(item, unsafe { pool.packet(chunk, headroom, len) });
+            }
+            left = later;
+        }
+        items.len() - left.len()
+    }
+
     /// Gives a packet's chunk back; of a packet of several buffers, all of its chunks.
     ///
     /// # Panics
@@ -305,9 +354,9 @@ impl PoolCache {
     ///
     /// # Panics
     /// When there are fewer, or one of them is of another pool.
-    #[inline]
+    #[inline(never)]
     pub fn free_front(&mut self, burst: &mut Burst, count: usize) {
-        if burst[..count].iter().any(Packet::is_segmented) {
+        if Packet::any_segmented(&burst[..count]) {
             return self.free_all(burst.drain(..count));
         }
         let mut done = 0;

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::split::DESC_WRITE;
+pub use crate::vector::{Single, Wanted};
 use crate::{Layout, RingError, packed, split};
 
 /// Entries that [`DeviceQueue::look`] reads at once, at most.
@@ -103,17 +104,9 @@ pub trait DeviceQueue {
         direction: Direction,
     ) -> Result<Option<(Buffer, Chain)>, RingError>;
 
-    /// Calls `each` with the buffer and the name of one chain after the other, from the entry `ahead` on, as long as they
-    /// are one buffer in one region that goes `direction`, have been found by [`DeviceQueue::look`], and `each` says yes; at
-    /// most `most` times. Returns how often it said yes. What comes next may be anything: see [`DeviceQueue::walk`].
-    fn singles(
-        &mut self,
-        ahead: u16,
-        most: u16,
-        memory: &GuestMemory,
-        direction: Direction,
-        each: impl FnMut(Buffer, u16) -> bool,
-    ) -> u16;
+    /// The chains from the entry `ahead` on, at most `most`, as long as they are one buffer in one region, as `wanted`, and
+    /// have been found by [`DeviceQueue::look`]. What comes next may be anything: see [`DeviceQueue::walk`].
+    fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single];
 
     /// Calls `visit` with each buffer of the chain that begins at the available entry `ahead`, in order; a buffer across
     /// regions comes in pieces. Buffers of length 0 are left out, but count: at most `max` descriptors are read, whatever
@@ -138,9 +131,13 @@ pub trait DeviceQueue {
     /// [`DeviceQueue::consume`] moves on over it.
     fn push_used(&mut self, chain: Chain, written: u32);
 
-    /// Notes the return of `count` chains that [`DeviceQueue::singles`] has visited, from the entry `ahead` on, before they
-    /// are consumed; `written` says how many bytes were written into each.
-    fn push_used_singles(&mut self, ahead: u16, count: u16, written: impl FnMut(usize) -> u32);
+    /// Notes the return of `count` chains that [`DeviceQueue::singles`] has found, from the entry `ahead` on, before they
+    /// are consumed. Of readable ones nothing was written; of a writable one, whose length is not 0,
+    /// [as many bytes](Single::set_written) as it now says.
+    ///
+    /// # Panics
+    /// When there cannot be so many.
+    fn push_used_singles(&mut self, ahead: u16, count: u16, direction: Direction);
 
     /// Makes the chains returned so far visible to the driver.
     fn publish(&mut self);

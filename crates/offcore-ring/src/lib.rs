@@ -4,6 +4,7 @@
 //! * [`device`], [`driver`]: the two sides, whatever the format,
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
+mod barrier;
 pub mod device;
 pub mod driver;
 mod layout;
@@ -12,6 +13,7 @@ pub mod prefetch;
 pub mod split;
 pub mod spsc;
 mod sync;
+mod vector;
 
 pub use layout::Layout;
 pub use split::RingError;

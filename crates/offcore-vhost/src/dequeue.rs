@@ -14,7 +14,7 @@ use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
 use offcore_dma::{Copy, Mover, QueueId};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
-use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Single, Wanted};
 use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
 use offcore_wire::ethernet;
@@ -198,7 +198,12 @@ impl Dequeue {
                 active.publish();
             }
             ctx.clock.lap(Stage::Publish);
-            check_headers(burst, first_new, offloads, ctx.cache, dequeued);
+            if vring.list.len() == burst.len() - first_new {
+                // SAFETY: each packet is one copy, which has just been made into its buffer, headers included.
+                unsafe { check_copies(&vring.list, burst, first_new, offloads, ctx.cache, dequeued) };
+            } else {
+                check_headers(burst, first_new, offloads, ctx.cache, dequeued);
+            }
             ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Header);
         }
@@ -340,31 +345,38 @@ impl Gatherer<'_> {
         let max_copies = plan.copies.min(LIST);
         let ring = mover.ring(id);
         let (mut taken, mut ahead, mut result) = (0, 0, Ok(Gathered::Some));
-        let longest = cache.pool().chunk_size() - HEADROOM;
+        let wanted_singles = Wanted {
+            direction: Direction::Readable,
+            least: SHORTEST as u32,
+            most: cache.pool().data_room() as u32,
+        };
         loop {
             let most = usize::from(known - ahead).min(max_copies.saturating_sub(list.len())) as u16;
             // Chains of one buffer that fits one packet buffer: nearly all.
-            let run = queue.singles(ahead, most, &config.memory, Direction::Readable, |from, name| {
-                let len = from.len as usize;
-                if len < SHORTEST || len > longest {
-                    return false;
-                }
-                let Some(packet) = cache.take_sized(HEADROOM + NET_HEADER, len - NET_HEADER) else {
-                    return false;
-                };
-                let token = if NOW { 0 } else { id.token(ring.next_slot()) };
-                list.push(Copy { src: from.addr.as_ptr(), dst: start_of(&packet), len: from.len, token });
-                if NOW {
-                    sink.burst.push(packet);
-                } else {
+            let singles = queue.singles(ahead, most, &config.memory, wanted_singles);
+            let run = if NOW {
+                take_now(singles, list, sink.burst, cache) as u16
+            } else {
+                let mut run = 0;
+                for from in &*singles {
+                    let len = from.len() as usize - NET_HEADER;
+                    let Some(packet) = cache.take_sized(HEADROOM + NET_HEADER, len) else { break };
+                    let token = id.token(ring.next_slot());
+                    list.push(Copy {
+                        src: from.addr().as_ptr(),
+                        dst: start_of(&packet),
+                        len: from.len(),
+                        token,
+                    });
                     let slot = ring.push(plan.outstanding(&list[list.len() - 1..]));
                     sink.slots[slot] = InFlight { packet: Some(packet), chains: 1 };
-                    sink.chains.push(Out { chain: Chain::one(name), written: 0 });
+                    sink.chains.push(Out { chain: Chain::one(from.id()), written: 0 });
+                    run += 1;
                 }
-                true
-            });
+                run
+            };
             if NOW {
-                queue.push_used_singles(ahead, run, |_| 0);
+                queue.push_used_singles(ahead, run, Direction::Readable);
             }
             ahead += run;
             taken += usize::from(run);
@@ -416,6 +428,38 @@ impl Gatherer<'_> {
         queue.consume(ahead);
         (taken, result)
     }
+}
+
+/// Takes packet buffers for `singles` and gathers their copies; returns for how many. A function of its own, so that its
+/// loop has the registers for itself.
+#[inline(never)]
+fn take_now(
+    singles: &[Single],
+    list: &mut ArrayVec<Copy, LIST>,
+    burst: &mut Burst,
+    cache: &mut PoolCache,
+) -> usize {
+    let most = singles.len().min(list.remaining_capacity()).min(burst.remaining_capacity());
+    let (copies, packets) = (list.len(), burst.len());
+    // SAFETY: both are inside their vectors' arrays, or end there.
+    let (mut copy, mut place) = unsafe { (list.as_mut_ptr().add(copies), burst.as_mut_ptr().add(packets)) };
+    // They are at least as long as the header.
+    let len = |from: &Single| (from.len() as usize).wrapping_sub(NET_HEADER);
+    let taken = cache.take_each(HEADROOM + NET_HEADER, &singles[..most], len, |from, packet| {
+        let (src, dst) = (from.addr().as_ptr(), start_of(&packet));
+        // SAFETY: called `most` times at most, and so many more there is room for in both.
+        unsafe {
+            copy.write(Copy { src, dst, len: from.len(), token: 0 });
+            place.write(packet);
+            (copy, place) = (copy.add(1), place.add(1));
+        }
+    });
+    // SAFETY: so many more were just written.
+    unsafe {
+        list.set_len(copies + taken);
+        burst.set_len(packets + taken);
+    }
+    taken
 }
 
 /// What became of a list.
@@ -496,6 +540,35 @@ fn start_of(packet: &Packet) -> *mut u8 {
     packet.data().as_ptr().wrapping_sub(NET_HEADER)
 }
 
+/// Bits of the first two bytes of a virtio-net header that asks for something: `flags` and `gso_type`.
+const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
+
+/// Does what [`check_headers`] does, of packets that are each made by one of `copies`.
+///
+/// # Safety
+/// Each of the copies is of two bytes at least, into memory that is there and that nobody writes.
+#[inline(always)]
+unsafe fn check_copies(
+    copies: &[Copy],
+    burst: &mut Burst,
+    first: usize,
+    offloads: Offloads,
+    cache: &mut PoolCache,
+    dequeued: &mut Dequeued,
+) {
+    let (mut asked, mut bytes) = (0, 0);
+    for copy in copies {
+        // SAFETY: as the caller promises.
+        asked |= unsafe { copy.dst.cast::<u16>().read_unaligned() };
+        bytes += u64::from(copy.len);
+    }
+    dequeued.packets += copies.len();
+    dequeued.bytes += bytes - (NET_HEADER * copies.len()) as u64;
+    if asked & ASKS != 0 {
+        check_offloads(burst, first, offloads, cache, dequeued);
+    }
+}
+
 /// Counts the packets from `first` on, and looks at those whose virtio-net header asks for something.
 #[inline(always)]
 fn check_headers(
@@ -505,8 +578,6 @@ fn check_headers(
     cache: &mut PoolCache,
     dequeued: &mut Dequeued,
 ) {
-    /// Bits of the first two bytes of a header that asks for something.
-    const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
     let (mut asked, mut bytes) = (0, 0);
     for packet in &burst[first..] {
         let header = packet.headroom_bytes(NET_HEADER);

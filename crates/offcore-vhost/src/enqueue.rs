@@ -13,7 +13,7 @@ use offcore_dma::mover::Plan;
 use offcore_dma::reorder::ReorderRing;
 use offcore_dma::{Copy, Mover, QueueId};
 use offcore_mem::{Burst, Packet, Pool};
-use offcore_ring::device::{Chain, DeviceQueue, Direction};
+use offcore_ring::device::{Chain, DeviceQueue, Direction, Wanted};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::Stage;
 use offcore_wire::virtio_net::{NetHeader, Offloads};
@@ -322,34 +322,44 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
     ) -> usize {
         let Self { queue, config, list, ahead, room, .. } = self;
         let first = list.len();
-        let most = packets.len().min(room.saturating_sub(first)) as u16;
-        let (mut next, mut bytes) = (0, 0);
-        let run = queue.singles(*ahead, most, &config.memory, Direction::Writable, |to, name| {
-            let Some(packet) = packets.get_mut(next) else { return false };
+        let most = packets.len().min(room.saturating_sub(first)).min(list.remaining_capacity());
+        let wanted = Wanted { direction: Direction::Writable, least: NET_HEADER as u32, most: u32::MAX };
+        let singles = queue.singles(*ahead, most as u16, &config.memory, wanted);
+        // SAFETY: inside the vector's array, or where that ends.
+        let mut copy = unsafe { list.as_mut_ptr().add(first) };
+        let (mut run, mut bytes) = (0, 0);
+        for (packet, to) in packets.iter_mut().zip(singles) {
             let len = (NET_HEADER + packet.len()) as u32;
-            if !packet.is_plain() || to.len < len {
-                return false;
+            if !packet.is_plain() || to.len() < len {
+                break;
             }
             let header = packet.headroom_mut(NET_HEADER);
             // copy-ok: the header of an ordinary packet in one chain, which the core builds
             header.copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
             let token = if NOW { 0 } else { order.token() };
-            list.push(Copy { src: header.as_ptr(), dst: to.addr.as_ptr(), len, token });
-            if !NOW {
-                order.enter(&list[list.len() - 1..], 1);
-                order.chains.push(Out { chain: Chain::one(name), written: len });
+            let made = Copy { src: header.as_ptr(), dst: to.addr().as_ptr(), len, token };
+            // SAFETY: no more singles than there is room for were asked for.
+            unsafe {
+                copy.write(made);
+                copy = copy.add(1);
+            }
+            if NOW {
+                to.set_written(len);
+            } else {
+                order.enter(std::slice::from_ref(&made), 1);
+                order.chains.push(Out { chain: Chain::one(to.id()), written: len });
             }
             bytes += u64::from(len);
-            next += 1;
-            true
-        });
-        if NOW {
-            let mut lens = list[first..].iter().map(|copy| copy.len);
-            queue.push_used_singles(*ahead, run, |_| lens.next().unwrap_or(0));
+            run += 1;
         }
-        *ahead += run;
-        submitted.bytes += bytes - NET_HEADER as u64 * u64::from(run);
-        next
+        // SAFETY: so many more were just written.
+        unsafe { list.set_len(first + run) };
+        if NOW {
+            queue.push_used_singles(*ahead, run as u16, Direction::Writable);
+        }
+        *ahead += run as u16;
+        submitted.bytes += bytes - (NET_HEADER * run) as u64;
+        run
     }
 
     /// Adds any packet, whatever chains it takes. On an error nothing is added or taken.

@@ -9,22 +9,17 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::RingError;
-use crate::device::{Buffer, Chain, DeviceQueue, Direction, Walker};
+use crate::device::{Buffer, Chain, DeviceQueue, Direction, Single, Walker, Wanted};
 use crate::prefetch;
 use crate::split::device::read_unaligned;
 use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_SIZE};
+use crate::vector::{Entry, Level, Word, resolve};
 
-use super::{Descriptor, Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
+use super::lines::{self, Used};
+use super::{Descriptor, Event, Layout, Position, Signal, WINDOW, full_barrier};
 
 /// Longest indirect table we read: no chain may be longer than the largest queue.
 const MAX_INDIRECT: u32 = MAX_SIZE as u32;
-
-/// A private copy of an available descriptor.
-#[derive(Clone, Copy, Debug, Default)]
-struct Entry {
-    addr: u64,
-    word: Word,
-}
 
 /// The device side of one queue.
 #[derive(Debug)]
@@ -34,11 +29,12 @@ pub struct Queue {
     indirect: bool,
     /// The next available descriptor to take.
     next: Position,
-    /// How many from there on are in the window.
+    /// How many from there on are in the window: its first ones.
     known: u32,
-    /// Where in the window the next one is: counts on, and counts modulo [`WINDOW`].
-    first: u32,
     window: Box<[Entry; WINDOW]>,
+    /// Those of the window that [`DeviceQueue::singles`] has found, at the same places.
+    singles: Box<[Single; WINDOW]>,
+    level: Level,
     /// Where the next used descriptor goes.
     used: Position,
     /// Where the first goes that the driver has not seen.
@@ -69,14 +65,22 @@ impl Queue {
             indirect,
             next,
             known: 0,
-            first: 0,
             window: Box::new([Entry::default(); WINDOW]),
+            singles: Box::new([Single::NONE; WINDOW]),
+            level: Level::detect(),
             used: next,
             published: next,
             held: Word::default(),
             signal: Signal { entries: 0, first: true },
             region: RegionCache::empty(),
         })
+    }
+
+    /// The same queue with the loops of `level`.
+    #[cfg(test)]
+    pub(super) fn at_level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
     }
 
     #[inline(always)]
@@ -99,12 +103,12 @@ impl Queue {
         while self.known < most {
             let from = self.next.after(self.known, size);
             let run = (most - self.known).min(from.before_wrap(size));
-            let window = &mut self.window;
-            let mut slot = self.first.wrapping_add(self.known);
-            let found = self.layout.read_available(from, run, |word, addr| {
-                window[slot as usize % WINDOW] = Entry { addr, word };
-                slot = slot.wrapping_add(1);
-            });
+            let window = &mut self.window[self.known as usize..][..run as usize];
+            let state = from.available(size);
+            // SAFETY: the ring goes on for `run` descriptors, and stays mapped as long as the layout; they are aligned to
+            // 16. The level is one that this CPU has.
+            let found = unsafe { lines::read_available(self.level, self.layout.at(from), state, window) };
+            let found = found as u32;
             self.known += found;
             if found < run {
                 return Ok(());
@@ -128,7 +132,7 @@ impl Queue {
     #[inline(always)]
     fn entry(&self, ahead: u32) -> Option<Entry> {
         if ahead < self.known {
-            return Some(self.window[self.first.wrapping_add(ahead) as usize % WINDOW]);
+            return Some(self.window[ahead as usize % WINDOW]);
         }
         self.entry_beyond(ahead)
     }
@@ -218,7 +222,7 @@ impl DeviceQueue for Queue {
         if ahead >= self.known {
             return Ok(None);
         }
-        let Entry { addr, word } = self.window[self.first.wrapping_add(ahead) as usize % WINDOW];
+        let Entry { addr, word } = self.window[ahead as usize % WINDOW];
         if word.flags() & (DESC_NEXT | DESC_INDIRECT) != 0 {
             return Ok(None);
         }
@@ -231,31 +235,13 @@ impl DeviceQueue for Queue {
     }
 
     #[inline(always)]
-    fn singles(
-        &mut self,
-        ahead: u16,
-        most: u16,
-        memory: &GuestMemory,
-        direction: Direction,
-        mut each: impl FnMut(Buffer, u16) -> bool,
-    ) -> u16 {
-        let most = u32::from(most).min(self.known.saturating_sub(ahead.into()));
-        let first = self.first.wrapping_add(ahead.into());
-        let mut region = self.region;
-        let mut visited = 0;
-        while visited < most {
-            let Entry { addr, word } = self.window[first.wrapping_add(visited) as usize % WINDOW];
-            if word.flags() & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != direction.flag() {
-                break;
-            }
-            let Some(addr) = memory.translate(addr, word.len(), &mut region) else { break };
-            if !each(Buffer { addr, len: word.len() }, word.id()) {
-                break;
-            }
-            visited += 1;
-        }
-        self.region = region;
-        visited as u16
+    fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
+        let known = self.known as usize;
+        let from = usize::from(ahead).min(known);
+        let to = known.min(from + usize::from(most));
+        let singles = &mut self.singles[from..to];
+        let found = resolve(self.level, &self.window[from..to], singles, memory, wanted, &mut self.region);
+        &mut singles[..found]
     }
 
     fn walk(
@@ -322,7 +308,10 @@ impl DeviceQueue for Queue {
         let entries = u32::from(entries);
         debug_assert!(entries <= self.room());
         self.next = self.next.after(entries, self.ring_size());
-        self.first = self.first.wrapping_add(entries);
+        if entries < self.known {
+            // copy-ok: descriptors that were looked at and not taken
+            self.window.copy_within(entries as usize..self.known as usize, 0);
+        }
         self.known = self.known.saturating_sub(entries);
     }
 
@@ -344,28 +333,26 @@ impl DeviceQueue for Queue {
     }
 
     #[inline(always)]
-    fn push_used_singles(&mut self, ahead: u16, count: u16, mut written: impl FnMut(usize) -> u32) {
-        let (size, count) = (self.ring_size(), u32::from(count));
-        let first = self.first.wrapping_add(ahead.into());
-        let mut done = 0;
-        while done < count {
+    fn push_used_singles(&mut self, ahead: u16, count: u16, direction: Direction) {
+        let size = self.ring_size();
+        let found = self.singles.get(usize::from(ahead)..).unwrap_or_default();
+        let mut singles = &found[..usize::from(count)];
+        while !singles.is_empty() {
             // As far as the ring goes on: there the flags are the same.
-            let run = (count - done).min(self.used.before_wrap(size));
-            let state = self.used.used(size);
-            let word = |i: u32, written: u32| {
-                let id = self.window[first.wrapping_add(i) as usize % WINDOW].word.id();
-                Word::new(written, id, state | if written > 0 { DESC_WRITE } else { 0 })
-            };
-            let held = if self.used == self.published { 1 } else { 0 };
+            let (run, rest) = singles.split_at(singles.len().min(self.used.before_wrap(size) as usize));
+            let used = used_of(direction, self.used.used(size));
+            let held = usize::from(self.used == self.published);
             if held > 0 {
-                self.held = word(done, written(done as usize));
+                self.held = used.word(&run[0]);
             }
-            self.layout.store_run(self.used.after(held, size), run - held, |i| {
-                let i = done + held + i;
-                word(i, written(i as usize))
-            });
-            self.used = self.used.after(run, size);
-            done += run;
+            if let [_, ..] = run[held..] {
+                let at = self.layout.at(self.used.after(held as u32, size));
+                // SAFETY: the ring goes on for all of `run`, and stays mapped as long as the layout; its descriptors are
+                // aligned to 16. The level is one that this CPU has.
+                unsafe { lines::write_used(self.level, at, &run[held..], used) };
+            }
+            self.used = self.used.after(run.len() as u32, size);
+            singles = rest;
         }
     }
 
@@ -398,9 +385,25 @@ impl DeviceQueue for Queue {
 
     #[inline(always)]
     fn prefetch_used(&self, chains: usize) {
+        if self.used == self.next {
+            // The descriptors are used where they were available: their lines are here.
+            return;
+        }
         let at = self.layout.at(self.used);
         for descriptor in (0..chains).step_by(prefetch::LINE / size_of::<Descriptor>()) {
             prefetch::write(at.wrapping_add(descriptor));
+        }
+    }
+}
+
+/// How descriptors are used, in a turn of these state bits, that go `direction`: written are as many bytes as the single
+/// says, or none.
+#[inline(always)]
+fn used_of(direction: Direction, state: u16) -> Used {
+    match direction {
+        Direction::Readable => Used { keep: Word::new(0, u16::MAX, 0).0, mark: Word::new(0, 0, state).0 },
+        Direction::Writable => {
+            Used { keep: Word::new(u32::MAX, u16::MAX, 0).0, mark: Word::new(0, 0, state | DESC_WRITE).0 }
         }
     }
 }

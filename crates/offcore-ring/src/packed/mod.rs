@@ -11,6 +11,7 @@
 
 pub mod device;
 pub mod driver;
+mod lines;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,8 +21,9 @@ use offcore_mem::GuestMemory;
 
 use crate::RingError;
 use crate::device::LOOK;
-use crate::prefetch;
 use crate::split::{DESC_WRITE, MAX_SIZE};
+use crate::vector::Word;
+use crate::{barrier::full_barrier, prefetch};
 
 /// In a descriptor's flags: the turn in which it was made available (section 2.8.1).
 pub const DESC_AVAIL: u16 = 1 << 7;
@@ -68,31 +70,7 @@ pub struct Descriptor {
     pub flags: u16,
 }
 
-/// Length, id and flags of a descriptor as the eight bytes that they are in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Word(u64);
-
 impl Word {
-    #[inline(always)]
-    fn new(len: u32, id: u16, flags: u16) -> Self {
-        Self(u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48)
-    }
-
-    #[inline(always)]
-    fn len(self) -> u32 {
-        self.0 as u32
-    }
-
-    #[inline(always)]
-    fn id(self) -> u16 {
-        (self.0 >> 32) as u16
-    }
-
-    #[inline(always)]
-    fn flags(self) -> u16 {
-        (self.0 >> 48) as u16
-    }
-
     #[inline(always)]
     fn is(self, state: u16) -> bool {
         self.flags() & STATE == state
@@ -361,72 +339,16 @@ impl Layout {
         self.word(position).store(word.0, Ordering::Relaxed);
     }
 
-    /// The same for `count` descriptors from `from` on; the ring does not end among them.
-    #[inline(always)]
-    fn store_run(&self, from: Position, count: u32, mut word: impl FnMut(u32) -> Word) {
-        let first = self.at(from);
-        for i in 0..count.min(from.before_wrap(self.size.into())) {
-            // SAFETY: `count` ends at the latest where the ring does, so this is the second half of one of its
-            // descriptors, mapped and aligned to 8.
-            let at = unsafe { AtomicU64::from_ptr(first.add(i as usize).cast::<u64>().add(1)) };
-            at.store(word(i).0, Ordering::Relaxed);
-        }
-    }
-
     /// Writes length, id and flags, and makes everything written before visible with them.
     #[inline(always)]
     fn publish(&self, position: Position, word: Word) {
         self.word(position).store(word.0, Ordering::Release);
     }
 
-    /// Reads descriptors from `from` on until one is not available there, the ring ends, or `most` are read; gives each
-    /// to `take` and returns how many there were.
-    #[inline(always)]
-    fn read_available(&self, from: Position, most: u32, mut take: impl FnMut(Word, u64)) -> u32 {
-        let size = self.size.into();
-        let state = from.available(size);
-        let first = self.at(from);
-        let run = most.min(from.before_wrap(size));
-        let mut i = 0;
-        while i < run {
-            // SAFETY: `run` ends at the latest where the ring does, so this is one of its descriptors.
-            let at = unsafe { first.add(i as usize) };
-            if run - i >= PER_LINE && (at as usize).is_multiple_of(prefetch::LINE) {
-                // A line at a time, as long as the driver has made all of it available.
-                let words: [Word; PER_LINE as usize] = std::array::from_fn(|i| {
-                    // SAFETY: `run` ends behind these descriptors; their second halves are mapped and aligned to 8.
-                    Word(
-                        unsafe { AtomicU64::from_ptr(at.add(i).cast::<u64>().add(1)) }
-                            .load(Ordering::Acquire),
-                    )
-                });
-                if words.iter().fold(true, |all, word| all & word.is(state)) {
-                    fetch_ahead(at, i == 0);
-                    for (word, i) in words.into_iter().zip(0..) {
-                        // SAFETY: their first halves. Volatile: read once, whatever the driver does.
-                        take(word, unsafe { at.add(i).cast::<u64>().read_volatile() });
-                    }
-                    i += PER_LINE;
-                    continue;
-                }
-            }
-            // SAFETY: its second half, mapped and aligned to 8.
-            let word = Word(unsafe { AtomicU64::from_ptr(at.cast::<u64>().add(1)) }.load(Ordering::Acquire));
-            if !word.is(state) {
-                return i;
-            }
-            fetch_ahead(at, i == 0);
-            // SAFETY: its first half. Volatile: read once, whatever the driver does.
-            take(word, unsafe { at.cast::<u64>().read_volatile() });
-            i += 1;
-        }
-        run
-    }
-
     /// See [`fetch_ahead`].
     #[inline(always)]
     fn fetch_ahead(&self, position: Position, first: bool) {
-        fetch_ahead(self.at(position), first);
+        fetch_ahead(self.at(position), first, prefetch::read);
     }
 
     #[inline(always)]
@@ -442,14 +364,14 @@ impl Layout {
     }
 }
 
-/// Asks for lines that follow the descriptor at `at`, while a burst is read of which it is the first, or is not. Called
-/// only for one that was found as it should be: where nothing is, the other side is about to write, and would have to
-/// get its line back.
+/// Asks for lines that follow the descriptor at `at`, while a burst is gone through of which it is the first, or is not.
+/// Called only for one that was found as it should be: where nothing is, the other side is about to write, and would have
+/// to get its line back.
 #[inline(always)]
-fn fetch_ahead(at: *const Descriptor, first: bool) {
-    let line = |line: u32| prefetch::read(at.wrapping_add((line * PER_LINE) as usize));
+fn fetch_ahead(at: *const Descriptor, first: bool, fetch: fn(*const Descriptor)) {
+    let line = |line: u32| fetch(at.wrapping_add((line * PER_LINE) as usize));
     if first {
-        (1..LINES_AHEAD).for_each(line);
+        (0..LINES_AHEAD).for_each(line);
     }
     if (at as usize).is_multiple_of(prefetch::LINE) {
         line(LINES_AHEAD);
@@ -459,13 +381,6 @@ fn fetch_ahead(at: *const Descriptor, first: bool) {
 fn checked_size(size: u32) -> Result<u16, RingError> {
     let fits = u16::try_from(size).ok().filter(|size| (1..=MAX_SIZE).contains(size));
     fits.ok_or(RingError::PackedSize(size))
-}
-
-/// A full barrier: what we passed on is visible before the other side's event structure is read, and ours before the
-/// ring is looked at again.
-#[inline(always)]
-fn full_barrier() {
-    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@ use std::ptr::NonNull;
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, RegionCache};
 
 use super::*;
-use crate::device::{Chain, DeviceQueue, Direction};
+use crate::device::{Chain, DeviceQueue, Direction, Single, Wanted};
 use crate::split::{DESC_INDIRECT, DESC_NEXT};
+use crate::vector::Level;
 
 mod device_side;
 mod driver_side;

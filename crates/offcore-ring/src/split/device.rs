@@ -9,12 +9,14 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use super::{
-    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY,
-    UsedElement, full_barrier, need_event, read_descriptor,
+    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
+    lines, need_event, read_descriptor,
 };
+use crate::barrier::full_barrier;
 pub use crate::device::{Buffer, Direction};
-use crate::device::{Chain, DeviceQueue, LOOK, Walker};
+use crate::device::{Chain, DeviceQueue, LOOK, Single, Walker, Wanted};
 use crate::prefetch;
+use crate::vector::{Entry, Level, resolve};
 
 /// Longest indirect table we read: no chain may be longer than the largest queue.
 const MAX_INDIRECT: u32 = super::MAX_SIZE as u32;
@@ -43,8 +45,12 @@ pub struct Queue {
     first_signal: bool,
     region: RegionCache,
     /// The chains that were looked at: as many as `known` says, from `next_avail` on.
-    heads: [u16; LOOK],
+    heads: Box<[u16; LOOK]>,
     known: u16,
+    /// Their descriptors, as [`DeviceQueue::singles`] has read them, and those that it has found to be singles.
+    entries: Box<[Entry; LOOK]>,
+    singles: Box<[Single; LOOK]>,
+    level: Level,
 }
 
 // SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
@@ -67,8 +73,11 @@ impl Queue {
             signalled: used,
             first_signal: true,
             region: RegionCache::empty(),
-            heads: [0; LOOK],
+            heads: Box::new([0; LOOK]),
             known: 0,
+            entries: Box::new([Entry::default(); LOOK]),
+            singles: Box::new([Single::NONE; LOOK]),
+            level: Level::detect(),
         }
     }
 
@@ -144,10 +153,22 @@ impl DeviceQueue for Queue {
         let wanted = wanted.min(LOOK);
         let known = usize::from(self.available(wanted as u16)?).min(wanted);
         self.known = 0;
-        for ahead in 0..known {
-            let head = self.head(ahead as u16)?;
-            self.heads[ahead] = head;
-            prefetch::read(self.layout.desc_at(head));
+        let mut done = 0;
+        while done < known {
+            let position = self.next_avail.wrapping_add(done as u16);
+            let run = (known - done).min(self.layout.before_wrap(position));
+            let heads = &mut self.heads[done..done + run];
+            // SAFETY: the available ring goes on for `run` entries, and stays mapped as long as the layout; it is aligned
+            // to 2. The level is one that this CPU has.
+            let found = unsafe {
+                lines::read_heads(self.level, self.layout.avail_at(position), self.layout.size, heads)
+            };
+            if found < run {
+                let found = heads[found].into();
+                return Err(RingError::Descriptor { found, size: self.layout.size.into() });
+            }
+            heads.iter().for_each(|&head| prefetch::read(self.layout.desc_at(head)));
+            done += run;
         }
         self.known = known as u16;
         Ok(known)
@@ -179,28 +200,18 @@ impl DeviceQueue for Queue {
     }
 
     #[inline(always)]
-    fn singles(
-        &mut self,
-        ahead: u16,
-        most: u16,
-        memory: &GuestMemory,
-        direction: Direction,
-        mut each: impl FnMut(Buffer, u16) -> bool,
-    ) -> u16 {
-        let looked = self.heads[..usize::from(self.known).min(LOOK)].get(usize::from(ahead)..);
-        let mut visited = 0;
-        for &head in looked.unwrap_or_default().iter().take(most.into()) {
-            let desc = self.layout.descriptor(head);
-            if desc.flags & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != direction.flag() {
-                break;
-            }
-            let Some(addr) = memory.translate(desc.addr, desc.len, &mut self.region) else { break };
-            if !each(Buffer { addr, len: desc.len }, head) {
-                break;
-            }
-            visited += 1;
-        }
-        visited
+    fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
+        let known = usize::from(self.known).min(LOOK);
+        let from = usize::from(ahead).min(known);
+        let to = known.min(from + usize::from(most));
+        let entries = &mut self.entries[from..to];
+        let heads = &self.heads[from..to];
+        // SAFETY: `look` has compared the heads with the size, so each descriptor is in the table, which is aligned to 16
+        // and stays mapped as long as the layout. The level is one that this CPU has.
+        unsafe { lines::read_descriptors(self.level, self.layout.desc_at(0), heads, entries) };
+        let singles = &mut self.singles[from..to];
+        let found = resolve(self.level, entries, singles, memory, wanted, &mut self.region);
+        &mut singles[..found]
     }
 
     fn walk(
@@ -261,10 +272,23 @@ impl DeviceQueue for Queue {
     }
 
     #[inline(always)]
-    fn push_used_singles(&mut self, ahead: u16, count: u16, mut written: impl FnMut(usize) -> u32) {
-        for i in 0..count {
-            let head = self.heads[usize::from(ahead + i) % LOOK];
-            self.push_used(Chain::one(head), written(i.into()));
+    fn push_used_singles(&mut self, ahead: u16, count: u16, direction: Direction) {
+        let written = match direction {
+            Direction::Readable => 0,
+            Direction::Writable => u32::MAX,
+        };
+        let found = self.singles.get(usize::from(ahead)..).unwrap_or_default();
+        let mut singles = &found[..usize::from(count)];
+        while !singles.is_empty() {
+            let room = self.layout.before_wrap(self.next_used());
+            let (run, rest) = singles.split_at(singles.len().min(room));
+            // SAFETY: the used ring goes on for all of `run`, and stays mapped as long as the layout; its elements are
+            // aligned to 4. The level is one that this CPU has.
+            unsafe {
+                lines::write_used(self.level, self.layout.used_element(self.next_used()), run, written)
+            };
+            self.next_used = self.next_used.wrapping_add(run.len() as u32);
+            singles = rest;
         }
     }
 

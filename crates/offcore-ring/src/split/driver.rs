@@ -10,8 +10,9 @@ use crate::prefetch;
 use super::device::Direction;
 use super::{
     AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
-    full_barrier, need_event,
+    need_event,
 };
+use crate::barrier::full_barrier;
 pub use crate::driver::Used;
 
 /// The driver side of one queue. `T` names a chain to its owner.

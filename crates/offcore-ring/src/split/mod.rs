@@ -11,6 +11,7 @@
 
 pub mod device;
 pub mod driver;
+mod lines;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -303,6 +304,18 @@ impl Layout {
         Self::u16_at(self.avail, 4 + usize::from(position & self.mask()) * 2)
     }
 
+    /// The entry's address: [`Layout::before_wrap`] says how many follow it.
+    #[inline(always)]
+    fn avail_at(&self, position: u16) -> *const u16 {
+        self.avail_entry(position).as_ptr()
+    }
+
+    /// Entries of either ring from `position` to the ring's end.
+    #[inline(always)]
+    fn before_wrap(&self, position: u16) -> usize {
+        usize::from(self.size - (position & self.mask()))
+    }
+
     #[inline(always)]
     fn used_event(&self) -> &AtomicU16 {
         Self::u16_at(self.avail, 4 + usize::from(self.size) * 2)
@@ -364,12 +377,6 @@ unsafe fn read_descriptor(at: *const Descriptor) -> Descriptor {
 #[inline(always)]
 fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
-}
-
-/// A full barrier: our index store is visible before the other side's event field is read.
-#[inline(always)]
-fn full_barrier() {
-    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]

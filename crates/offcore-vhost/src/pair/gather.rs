@@ -7,7 +7,7 @@ use offcore_dma::mover::Plan;
 use offcore_dma::reorder::ReorderRing;
 use offcore_dma::{Copy, QueueId};
 use offcore_mem::BURST;
-use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Wanted};
 use offcore_ring::{RingError, prefetch};
 use offcore_wire::virtio_net::{self, HEADER_LEN, NetHeader, Offloads};
 
@@ -112,9 +112,8 @@ impl Gather<'_> {
                 entered += 1;
             }
             if self.now {
-                tx.push_used_singles(sent, entered as u16, |_| 0);
-                let mut lens = jobs.iter().map(|job| job.from.len);
-                rx.push_used_singles(received, entered as u16, |_| lens.next().unwrap_or(0));
+                tx.push_used_singles(sent, entered as u16, Direction::Readable);
+                rx.push_used_singles(received, entered as u16, Direction::Writable);
             }
             (sent, received, taken) = (sent + entered as u16, received + entered as u16, taken + entered);
             match verdict {
@@ -162,22 +161,26 @@ impl Gather<'_> {
     ) -> ArrayVec<Job, BURST> {
         let mut jobs: ArrayVec<Job, BURST> = ArrayVec::new();
         let most = usize::from(most).min(room - self.list.len().min(room)).min(BURST) as u16;
-        let found = tx.singles(sent, most, &self.sender.memory, Direction::Readable, |from, name| {
-            if (from.len as usize) < head::LEAST || from.len as usize > MAX_FRAME {
-                return false;
+        let (least, longest) = (head::LEAST as u32, MAX_FRAME as u32);
+        let wanted = Wanted { direction: Direction::Readable, least, most: longest };
+        for from in &*tx.singles(sent, most, &self.sender.memory, wanted) {
+            prefetch::read(from.addr().as_ptr());
+            let buffer = Buffer { addr: from.addr(), len: from.len() };
+            jobs.push(Job { from: buffer, to: from.addr(), name: from.id(), receiving: 0 });
+        }
+        let wanted = Wanted { direction: Direction::Writable, least, most: u32::MAX };
+        let singles = rx.singles(received, jobs.len() as u16, &self.receiver.memory, wanted);
+        let mut matched = 0;
+        for (job, to) in jobs.iter_mut().zip(singles) {
+            if job.from.len > to.len() {
+                break;
             }
-            prefetch::read(from.addr.as_ptr());
-            jobs.push(Job { from, to: from.addr, name, receiving: 0 });
-            true
-        });
-        let mut places = jobs.iter_mut();
-        let matched = rx.singles(received, found, &self.receiver.memory, Direction::Writable, |to, name| {
-            let Some(job) = places.next().filter(|job| job.from.len <= to.len) else { return false };
-            prefetch::write(to.addr.as_ptr());
-            (job.to, job.receiving) = (to.addr, name);
-            true
-        });
-        jobs.truncate(matched.into());
+            prefetch::write(to.addr().as_ptr());
+            (job.to, job.receiving) = (to.addr(), to.id());
+            to.set_written(job.from.len);
+            matched += 1;
+        }
+        jobs.truncate(matched);
         jobs
     }
 

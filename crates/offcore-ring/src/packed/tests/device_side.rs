@@ -330,6 +330,7 @@ enum Op {
     Add { buffers: u8, table: bool },
     Look(u8),
     Take(u8),
+    Pass(u8),
     Return(u8),
     Publish,
     Collect,
@@ -340,6 +341,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (1u8..6, any::<bool>()).prop_map(|(buffers, table)| Op::Add { buffers, table }),
         1 => any::<u8>().prop_map(Op::Look),
         2 => (0u8..9).prop_map(Op::Take),
+        2 => (0u8..40).prop_map(Op::Pass),
         3 => any::<u8>().prop_map(Op::Return),
         2 => Just(Op::Publish),
         2 => Just(Op::Collect),
@@ -350,9 +352,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     /// Chains of every kind come out complete and in order, and go back in any order, whatever the ring's size.
     #[test]
-    fn the_device_agrees_with_the_specifications_driver(ops in ops(), size in 1u16..40) {
+    fn the_device_agrees_with_the_specifications_driver(ops in ops(), size in 1u16..40, level: prop::sample::Index) {
         let guest = guest(size);
-        let (mut model, mut queue) = (Model::new(size), guest.device(false));
+        let levels: Vec<_> = Level::available().collect();
+        let (mut model, mut queue) = (Model::new(size), guest.device(false).at_level(*level.get(&levels)));
         let (mut available, mut held, mut returned, mut visible) = (vec![], vec![], vec![], vec![]);
         let mut serial = 0u32;
         for op in ops {
@@ -390,6 +393,20 @@ proptest! {
                         prop_assert!(!queue.has(ahead).unwrap());
                     }
                     queue.consume(ahead);
+                }
+                Op::Pass(n) => {
+                    queue.look(n.into()).unwrap();
+                    let wanted = Wanted { direction: Direction::Readable, least: 0, most: u32::MAX };
+                    let found: Vec<_> = queue.singles(0, n.into(), &guest.memory, wanted).iter().map(Single::id).collect();
+                    let is_single = |(id, buffers): &&(u16, Vec<(u64, u32)>)| {
+                        buffers.len() == 1 && model.lengths[usize::from(*id)] == Some(1)
+                    };
+                    let expected = available.iter().take(usize::from(n).min(64)).take_while(is_single).map(|(id, _)| *id);
+                    prop_assert!(expected.take(found.len()).eq(found.iter().copied()), "{:?}", found);
+                    queue.push_used_singles(0, found.len() as u16, Direction::Readable);
+                    queue.consume(found.len() as u16);
+                    available.drain(..found.len());
+                    returned.extend(found.into_iter().map(|id| (id, 0)));
                 }
                 Op::Return(pick) if !held.is_empty() => {
                     let chain = held.remove(usize::from(pick) % held.len());

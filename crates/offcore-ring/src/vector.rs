@@ -1,0 +1,345 @@
+//! Descriptors of a burst, four at a time: as many as a cache line holds.
+//!
+//! What descriptors say is looked at in private copies, [`Entry`], which have the form of a packed queue's whatever the
+//! format. [`resolve`] finds the chains of one buffer among them, nearly all that there are. It has two loops, with and
+//! without vectors, and so have [`packed::lines`](crate::packed) and [`split::lines`](crate::split), which touch shared
+//! memory. Which ones a queue uses is settled when it is made, by what the CPU can do; tests compare them.
+
+use core::arch::asm;
+use core::arch::x86_64::{
+    __m256i, _mm256_add_epi64, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi256_pd,
+    _mm256_cmpeq_epi64, _mm256_cmpgt_epi64, _mm256_movemask_pd, _mm256_or_si256, _mm256_set1_epi64x,
+    _mm256_sub_epi64, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64,
+};
+use std::ptr::NonNull;
+
+use offcore_mem::{GuestMemory, RegionCache};
+
+use crate::device::Direction;
+use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+
+/// Descriptors that vectors take at once.
+pub(crate) const FOUR: usize = 4;
+
+/// What a queue's loops are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Ordinary registers.
+    Plain,
+    /// 32-byte vectors.
+    Avx2,
+    /// 64-byte vectors where a whole line is read or written, else 32-byte ones.
+    Avx512,
+}
+
+impl Level {
+    /// The best that this CPU, and the operating system on it, can run.
+    pub(crate) fn detect() -> Self {
+        Self::available().last().unwrap_or(Self::Plain)
+    }
+
+    /// All that this CPU can run, the best last.
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
+        let avx2 = is_x86_feature_detected!("avx2");
+        let avx512 = avx2 && is_x86_feature_detected!("avx512f");
+        [(Self::Plain, true), (Self::Avx2, avx2), (Self::Avx512, avx512)]
+            .into_iter()
+            .filter_map(|(level, there)| there.then_some(level))
+    }
+}
+
+/// Length, id and flags of a packed queue's descriptor as the eight bytes that they are in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Word(pub(crate) u64);
+
+impl Word {
+    #[inline(always)]
+    pub(crate) fn new(len: u32, id: u16, flags: u16) -> Self {
+        Self(u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48)
+    }
+
+    #[inline(always)]
+    pub(crate) fn len(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn flags(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+}
+
+/// A private copy of an available descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub(crate) struct Entry {
+    /// Guest physical address.
+    pub(crate) addr: u64,
+    pub(crate) word: Word,
+}
+
+/// A chain of one buffer, which is in guest memory as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct Single {
+    addr: NonNull<u8>,
+    word: Word,
+}
+
+// SAFETY: a single is an address and numbers; who uses the address argues for it.
+unsafe impl Send for Single {}
+
+impl Single {
+    /// Stands where none has been found yet.
+    pub(crate) const NONE: Self = Self { addr: NonNull::dangling(), word: Word(0) };
+
+    /// One somewhere, with all flags.
+    #[cfg(test)]
+    pub(crate) fn found(len: u32, id: u16) -> Self {
+        Self { addr: NonNull::dangling(), word: Word::new(len, id, u16::MAX) }
+    }
+
+    /// Host address of the buffer's first byte.
+    #[inline(always)]
+    pub fn addr(&self) -> NonNull<u8> {
+        self.addr
+    }
+
+    /// Length of the buffer in bytes.
+    #[inline(always)]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u32 {
+        self.word.len()
+    }
+
+    /// The chain's name: [`Chain::id`](crate::device::Chain::id).
+    #[inline(always)]
+    pub fn id(&self) -> u16 {
+        self.word.id()
+    }
+
+    /// Says how many bytes of the buffer were written, where chains go back by
+    /// [`push_used_singles`](crate::device::DeviceQueue::push_used_singles).
+    #[inline(always)]
+    pub fn set_written(&mut self, len: u32) {
+        self.word.0 = self.word.0 & !u64::from(u32::MAX) | u64::from(len);
+    }
+
+    #[inline(always)]
+    pub(crate) fn word(&self) -> Word {
+        self.word
+    }
+}
+
+/// What singles are asked for: whoever has longer or shorter ones takes them another way.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Which way their buffers go.
+    pub direction: Direction,
+    /// Bytes of a buffer, at least; 0 counts as 1.
+    pub least: u32,
+    /// Bytes of a buffer, at most.
+    pub most: u32,
+}
+
+/// Flags that tell a single.
+const LOOKED_AT: u16 = DESC_NEXT | DESC_INDIRECT | DESC_WRITE;
+
+/// Finds how many of `entries` from the first on are a single as `wanted`, and puts those into `singles`. What
+/// comes next is anything else, or the end.
+#[inline(always)]
+pub(crate) fn resolve(
+    level: Level,
+    entries: &[Entry],
+    singles: &mut [Single],
+    memory: &GuestMemory,
+    wanted: Wanted,
+    region: &mut RegionCache,
+) -> usize {
+    match level {
+        Level::Plain => resolve_each(entries, singles, memory, wanted, region),
+        // SAFETY: such a level is only given to a queue on a CPU that has AVX2.
+        Level::Avx2 | Level::Avx512 => unsafe { resolve_fours(entries, singles, memory, wanted, region) },
+    }
+}
+
+#[inline(always)]
+fn resolve_each(
+    entries: &[Entry],
+    singles: &mut [Single],
+    memory: &GuestMemory,
+    wanted: Wanted,
+    region: &mut RegionCache,
+) -> usize {
+    let mut found = 0;
+    for (&Entry { addr, word }, single) in entries.iter().zip(singles) {
+        let right = word.flags() & LOOKED_AT == wanted.direction.flag();
+        if !right || !(wanted.least.max(1)..=wanted.most).contains(&word.len()) {
+            break;
+        }
+        let Some(addr) = memory.translate(addr, word.len(), region) else { break };
+        *single = Single { addr, word };
+        found += 1;
+    }
+    found
+}
+
+#[target_feature(enable = "avx2")]
+fn resolve_fours(
+    entries: &[Entry],
+    singles: &mut [Single],
+    memory: &GuestMemory,
+    wanted: Wanted,
+    region: &mut RegionCache,
+) -> usize {
+    let mut done = 0;
+    while let (Some(four), Some(into)) = (entries[done..].first_chunk(), singles[done..].first_chunk_mut()) {
+        if !resolve_four(four, into, wanted, region) {
+            // Another region, or the last single.
+            let found = resolve_each(four, into, memory, wanted, region);
+            if found < FOUR {
+                return done + found;
+            }
+        }
+        done += FOUR;
+    }
+    done + resolve_each(&entries[done..], &mut singles[done..], memory, wanted, region)
+}
+
+/// Whether all four are singles in `region`.
+#[target_feature(enable = "avx2")]
+fn resolve_four(
+    entries: &[Entry; FOUR],
+    singles: &mut [Single; FOUR],
+    wanted: Wanted,
+    region: &RegionCache,
+) -> bool {
+    let (guest, len, host) = region.range();
+    let four = |x: u64| _mm256_set1_epi64x(x.cast_signed());
+    let from = entries.as_ptr().cast::<__m256i>();
+    // SAFETY: two entries each, inside the array. The reads take any alignment.
+    let (a, b) = unsafe { (from.read_unaligned(), from.add(1).read_unaligned()) };
+    // In the order 0, 2, 1, 3.
+    let (addrs, words) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    let flags = _mm256_and_si256(words, four(u64::from(LOOKED_AT) << 48));
+    let right = _mm256_cmpeq_epi64(flags, four(u64::from(wanted.direction.flag()) << 48));
+    let lens = _mm256_and_si256(words, four(u32::MAX.into()));
+    let short = _mm256_cmpgt_epi64(four(wanted.least.max(1).into()), lens);
+    let long = _mm256_cmpgt_epi64(lens, four(wanted.most.into()));
+    let offsets = _mm256_sub_epi64(addrs, four(guest));
+    // A region is mapped, so its length has no sign bit; an offset that has one is outside, and one that has none is
+    // compared as it is. Less than nothing is left where the buffer is longer than the region.
+    let left = _mm256_sub_epi64(four(len), lens);
+    let outside = _mm256_or_si256(_mm256_cmpgt_epi64(offsets, left), offsets);
+    let good = _mm256_andnot_si256(_mm256_or_si256(outside, _mm256_or_si256(short, long)), right);
+    if _mm256_movemask_pd(_mm256_castsi256_pd(good)) != 0b1111 {
+        return false;
+    }
+    let hosts = _mm256_add_epi64(offsets, four(host.expose_provenance() as u64));
+    let into = singles.as_mut_ptr().cast::<__m256i>();
+    // SAFETY: two singles each, inside the array, of an address that is not null, since it is inside a mapping, and a word
+    // in any state.
+    unsafe {
+        into.write_unaligned(_mm256_unpacklo_epi64(hosts, words));
+        into.add(1).write_unaligned(_mm256_unpackhi_epi64(hosts, words));
+    }
+    true
+}
+
+/// Reads 32 bytes of shared memory, once.
+///
+/// # Safety
+/// 32 bytes at `from` are mapped.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) unsafe fn load_32(from: *const u8) -> __m256i {
+    let found;
+    // SAFETY: the load takes any alignment; the caller vouches for the memory. Assembly, since the compiler may repeat or
+    // leave out ordinary loads.
+    unsafe {
+        asm!("vmovdqu {}, [{}]", lateout(ymm_reg) found, in(reg) from, options(nostack, preserves_flags, readonly));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use offcore_mem::{GuestRegion, Hugepages, Mapping};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LEN: u64 = 0x1_0000;
+
+    /// Two regions that touch, and one further up.
+    fn memory() -> GuestMemory {
+        let region = |guest| {
+            let (mapping, _fd) = Mapping::memfd("guest", LEN as usize, Hugepages::None).unwrap();
+            GuestRegion::new(guest, guest, LEN, mapping, 0).unwrap()
+        };
+        GuestMemory::new(vec![region(0x4000), region(0x4000 + LEN), region(1 << 40)]).unwrap()
+    }
+
+    /// Addresses at the regions' edges, in them and anywhere.
+    fn addrs() -> impl Strategy<Value = u64> {
+        let edges = [0x4000, 0x4000 + LEN, 0x4000 + 2 * LEN, 1 << 40, (1 << 40) + LEN, 0, 1 << 63, u64::MAX];
+        prop_oneof![
+            8 => 0x4000..0x4000 + LEN - 3000,
+            3 => 0x4000 + LEN..0x4000 + 2 * LEN - 3000,
+            2 => (0..edges.len(), -70i64..70).prop_map(move |(i, by)| edges[i].wrapping_add_signed(by)),
+            1 => any::<u64>(),
+        ]
+    }
+
+    fn lens() -> impl Strategy<Value = u32> {
+        prop_oneof![8 => 1u32..2049, 1 => 0u32..3, 1 => LEN as u32 - 2..LEN as u32 + 2, 1 => any::<u32>()]
+    }
+
+    fn entries() -> impl Strategy<Value = Vec<Entry>> {
+        let flags = prop_oneof![20 => Just(0u16), 1 => any::<u16>()];
+        let entry = (addrs(), lens(), any::<u16>(), flags);
+        let entry = entry.prop_map(|(addr, len, id, flags)| Entry { addr, word: Word::new(len, id, flags) });
+        proptest::collection::vec(entry, 0..40)
+    }
+
+    proptest! {
+        /// Whatever a driver has written, each level finds the same as the plain one, which is [`GuestMemory`]'s word.
+        #[test]
+        fn all_levels_resolve_alike(
+            entries in entries(),
+            writable: bool,
+            room in 0usize..45,
+            warm: bool,
+            (least, most) in (0u32..70, prop_oneof![2000u32..2100, Just(u32::MAX)]),
+        ) {
+            let memory = memory();
+            let mut entries = entries;
+            let direction = if writable { Direction::Writable } else { Direction::Readable };
+            entries.iter_mut().for_each(|entry| entry.word.0 ^= u64::from(direction.flag()) << 48);
+            let run = |level| {
+                let (mut region, mut singles) = (RegionCache::empty(), vec![Single::NONE; room]);
+                if warm {
+                    memory.translate(0x4000, 1, &mut region).unwrap();
+                }
+                let wanted = Wanted { direction, least, most };
+                let found = resolve(level, &entries, &mut singles, &memory, wanted, &mut region);
+                singles.truncate(found);
+                singles
+            };
+            let expected = run(Level::Plain);
+            for level in Level::available() {
+                prop_assert_eq!(run(level), expected.clone(), "{:?}", level);
+            }
+            for (single, entry) in expected.iter().zip(&entries) {
+                let host = memory.translate(entry.addr, entry.word.len(), &mut RegionCache::empty());
+                prop_assert_eq!((Some(single.addr()), single.word()), (host, entry.word));
+            }
+        }
+    }
+}
