@@ -9,6 +9,7 @@
 //! reset; only when the reset has proved the copy dead does the core make it.
 
 mod auto;
+mod choice;
 mod health;
 mod latency;
 mod mode;
@@ -17,14 +18,15 @@ mod policy;
 mod recovery;
 mod shares;
 mod stats;
-mod survey;
+mod tally;
 #[cfg(test)]
 mod tests;
 
+pub use choice::CLASSES;
 pub use health::{FAILURES, FORGET_AFTER};
 pub use mode::Mode;
 pub use plan::Plan;
-pub use policy::{CLASSES, EXPLORE, HYSTERESIS};
+pub use policy::LEASE;
 pub use stats::{ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
 
 use std::time::Duration;
@@ -35,15 +37,15 @@ use offcore_stats::{Stage, StageClock, tsc};
 use crate::channel::{Channel, Completions, Copy, Operation, Token};
 use crate::cpu::Copier;
 use crate::reorder::ReorderRing;
+use auto::Timed;
+use choice::Choice;
 use health::{BackOff, Health};
 use latency::Latency;
 use policy::Policy;
-use survey::Survey;
+use tally::Tally;
 
 /// Channels that one queue can spread its load over, at most.
 pub const MAX_CHANNELS_PER_QUEUE: usize = 8;
-/// Collections of completions from one that is timed for `auto` to the next.
-const POLL_TIMED: u32 = 32;
 /// How long a channel that failed repeatedly is left alone before one burst tries it: at first, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(10));
 
@@ -83,11 +85,12 @@ struct Queue {
     channels: ArrayVec<ChannelId, MAX_CHANNELS_PER_QUEUE>,
     turn: usize,
     copier: Copier,
-    policy: Policy,
+    /// In mode `auto`: who copies, what has been copied, and why the engine is not used just now although it is chosen.
+    choice: Choice,
+    tally: Tally,
+    hindrance: Option<Reason>,
     /// In mode `auto`, when there is a longest time that packets may take.
     latency: Latency,
-    /// TSC when the core had made the last list, if that was timed: what follows is the packets' return.
-    copied: Option<u64>,
     weight: u16,
     /// Copies in channels.
     outstanding: usize,
@@ -141,13 +144,12 @@ pub struct Mover {
     until_idle_check: u32,
     /// Queues in mode `auto`.
     autos: usize,
-    /// One of them wants to try the other way.
-    explore_due: bool,
-    until_poll_timed: u32,
-    /// For `auto`: what whole rounds cost.
-    survey: Survey,
-    /// What reading the TSC twice takes.
-    timing: u64,
+    policy: Policy,
+    /// Their bursts until a round is timed.
+    lease: u32,
+    timed: Timed,
+    /// Work done when the lease before this one ended.
+    settled: u64,
     /// TSC ticks that a packet may take through an engine in mode `auto`.
     max_latency: Option<u64>,
     back_off: BackOff,
@@ -174,10 +176,10 @@ impl Mover {
             until_lost_check: recovery::LOST_CHECK,
             until_idle_check: shares::IDLE_AFTER,
             autos: 0,
-            explore_due: false,
-            until_poll_timed: POLL_TIMED,
-            survey: Survey::default(),
-            timing: (0..32).map(|_| tsc::now().abs_diff(tsc::now())).min().unwrap_or_default(),
+            policy: Policy::new(),
+            lease: 0,
+            timed: Timed::default(),
+            settled: 0,
             max_latency: None,
             back_off: BackOff { first: tsc::ticks(BACK_OFF.0), most: tsc::ticks(BACK_OFF.1) },
             quarantine: true,
@@ -250,9 +252,10 @@ impl Mover {
             channels: ArrayVec::new(),
             turn: 0,
             copier: Copier::default(),
-            policy: Policy::new(),
+            choice: Choice::new(),
+            tally: Tally::default(),
+            hindrance: None,
             latency: Latency::new(),
-            copied: None,
             weight: 1,
             outstanding: 0,
             by_engine: 0,
@@ -284,7 +287,7 @@ impl Mover {
         let queue = self.queue(queue);
         (queue.mode, queue.channels, queue.turn) = (mode, list, 0);
         // What copies cost through other channels says nothing.
-        queue.policy = Policy::new();
+        (queue.choice, queue.tally, queue.hindrance) = (Choice::new(), Tally::default(), None);
         queue.latency = Latency::new();
         self.count_autos();
         self.share_out();
@@ -292,7 +295,8 @@ impl Mover {
     }
 
     fn count_autos(&mut self) {
-        self.autos = self.queues.iter().flatten().filter(|queue| queue.mode == Mode::Auto).count();
+        self.autos = self.queues.iter().flatten().filter(|queue| queue.is_auto()).count();
+        self.begin_anew();
     }
 
     /// Gives a queue a reorder ring of another size.
@@ -346,7 +350,7 @@ impl Mover {
         };
         let (longest_latency, late, latency_pauses) = queue.latency.report();
         Decisions {
-            classes: std::array::from_fn(|class| queue.policy.decision(class)),
+            classes: queue.tally.report(queue.choice, queue.hindrance, self.policy.ticks()),
             longest_latency,
             late,
             latency_pauses,
@@ -401,28 +405,29 @@ impl Mover {
     #[inline(always)]
     pub unsafe fn submit(&mut self, queue: QueueId, plan: Plan, list: &[Copy], clock: &mut StageClock) {
         if plan.auto {
-            // SAFETY: the caller's promises, passed on.
-            return unsafe { self.submit_auto(queue, plan, list, clock) };
+            self.use_lease(queue, list);
         }
         match plan.channel {
-            None => {
+            Some(channel) if plan.by_core == 0 => {
+                // SAFETY: the caller's promises, passed on.
+                unsafe { self.engine_part(queue, &plan, channel, list) };
+                clock.lap(Stage::Submit);
+            }
+            Some(channel) if plan.by_engine > 0 => {
+                // SAFETY: as above.
+                unsafe { self.submit_parted(queue, &plan, channel, list) };
+                clock.lap(Stage::Copy);
+            }
+            _ => {
                 if plan.hindered && !list.is_empty() {
                     self.worked(queue);
                 }
-                let queue = self.queue(queue);
-                // SAFETY: the caller's promises cover the time of the call.
-                unsafe { queue.copier.copy_burst(list) };
-                self.stats.core_copies += list.len() as u64;
-                self.stats.core_bytes += bytes(list);
-                self.stats.overflow += if plan.hindered { list.len() as u64 } else { 0 };
+                // SAFETY: as above.
+                unsafe { self.core_part(queue, &plan, list) };
                 clock.lap(Stage::Copy);
             }
-            Some(channel) => {
-                // SAFETY: the caller's promises, passed on.
-                unsafe { self.hand_over(queue, channel, list) };
-                clock.lap(Stage::Submit);
-            }
         }
+        self.stats.overflow += if plan.hindered { list.len() as u64 } else { u64::from(plan.overflow) };
     }
 
     /// # Safety
@@ -483,11 +488,8 @@ impl Mover {
         if self.until_idle_check == 0 {
             self.look_for_idle();
         }
-        if self.autos > 0 {
-            self.survey.begin();
-        }
-        if self.explore_due {
-            self.explore();
+        if self.lease == 0 && self.autos > 0 {
+            self.begin_timed();
         }
         let mut waiting = false;
         for index in 0..self.channels.len() {
@@ -515,18 +517,16 @@ impl Mover {
         if slot.channel.in_flight() == 0 && !resetting {
             return false;
         }
-        let timed = self.autos > 0 && self.until_poll_timed <= 1;
-        self.collect(index, timed);
+        self.collect(index);
         if resetting {
             self.go_on_resetting(index);
         }
         true
     }
 
-    /// Notes what a channel reports, and with `timed` how long that took; returns how many operations that were.
+    /// Notes what a channel reports; returns how many operations that were.
     #[inline(always)]
-    fn collect(&mut self, index: usize, timed: bool) -> usize {
-        let start = if timed { tsc::now() } else { 0 };
+    fn collect(&mut self, index: usize) -> usize {
         let Self { queues, channels, completions, .. } = self;
         let Some(slot) = channels[index].as_mut() else { return 0 };
         completions.clear();
@@ -541,9 +541,6 @@ impl Mover {
             tokens = &tokens[run..];
         }
         slot.health.succeeded(done as u32);
-        if self.autos > 0 && done > 0 {
-            self.time_poll(timed.then_some(start), done);
-        }
         let failed = self.completions.failed.len();
         if failed > 0 {
             self.recover(index);
@@ -571,6 +568,11 @@ fn bytes(list: &[Copy]) -> u64 {
 }
 
 impl Queue {
+    /// Whether mode `auto` has something to choose.
+    fn is_auto(&self) -> bool {
+        self.mode == Mode::Auto && !self.channels.is_empty()
+    }
+
     /// Notes the completions at the start of `tokens` that are this queue's, the first at least; returns their number.
     #[inline(always)]
     fn completed(&mut self, tokens: &[Token]) -> usize {

@@ -143,9 +143,9 @@ pub struct DecisionReport {
     pub way: &'static str,
     /// Why that last changed.
     pub reason: &'static str,
-    /// TSC ticks that a copy costs the core when it makes it; 0 while not measured.
+    /// TSC ticks of the worker's whole rounds for each copy when the core makes them all; 0 while not measured.
     pub core_ticks: u64,
-    /// TSC ticks that a copy costs the core when an engine makes it; 0 while not measured.
+    /// The same when an engine makes them all.
     pub engine_ticks: u64,
     /// Copies made by the core.
     pub by_core: u64,

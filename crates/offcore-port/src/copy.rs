@@ -283,7 +283,6 @@ impl CopyRx {
         }
         if NOW {
             ctx.cache.free_front(waiting, taken);
-            ctx.mover.published(*queue, taken);
         }
         self.stuck_since = None;
         self.stats.counter(0).add(taken as u64);
@@ -301,7 +300,6 @@ impl CopyRx {
         }
         let ring = ctx.mover.ring(self.queue);
         let (first, mask) = (ring.oldest_slot(), ring.mask());
-        let since = ctx.mover.reaping(self.queue, ready);
         for i in 0..ready {
             let InFlight { source, copy } = &mut self.slots[(first + i) & mask];
             if let Some(copy) = copy.take() {
@@ -314,7 +312,7 @@ impl CopyRx {
             }
         }
         ctx.mover.ring(self.queue).retire(ready);
-        ctx.mover.reaped(self.queue, ready, since);
+        ctx.mover.reaped(self.queue);
         ctx.clock.lap(Stage::Publish);
     }
 

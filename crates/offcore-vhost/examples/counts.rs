@@ -12,11 +12,12 @@ use std::sync::Arc;
 use common::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, start};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cost::SubmitReap;
-use offcore_dma::{Channel, ChannelId, Copy, Device, Mode, cpu};
+use offcore_dma::mover::Way;
+use offcore_dma::{Channel, ChannelId, Copy, Device, Mode, Mover, QueueId, cpu};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
-use offcore_stats::Stage;
+use offcore_stats::{Stage, StageClock};
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, Pair, VringCell};
 
 /// A case by its name.
@@ -25,17 +26,21 @@ type Case = (&'static str, fn() -> usize);
 /// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. With which routine the
 /// core copies in a virtqueue's case depends on how long copies take: fetching ahead has more instructions than plain, and
 /// what is recorded is the case with more.
-const CASES: [Case; 14] = [
+const CASES: [Case; 18] = [
     ("copy-64", || copy(60)),
     ("copy-1518", || copy(1514)),
-    ("dequeue-64", || dequeue(SPLIT, Mode::Cpu)),
-    ("dequeue-offload", || dequeue(SPLIT, Mode::Offload)),
-    ("dequeue-packed-64", || dequeue(PACKED, Mode::Cpu)),
-    ("dequeue-packed-offload", || dequeue(PACKED, Mode::Offload)),
-    ("enqueue-64", || enqueue(SPLIT, Mode::Cpu)),
-    ("enqueue-offload", || enqueue(SPLIT, Mode::Offload)),
-    ("enqueue-packed-64", || enqueue(PACKED, Mode::Cpu)),
-    ("enqueue-packed-offload", || enqueue(PACKED, Mode::Offload)),
+    ("dequeue-64", || dequeue(SPLIT, CPU)),
+    ("dequeue-auto-64", || dequeue(SPLIT, AUTO_CORE)),
+    ("dequeue-auto-offload", || dequeue(SPLIT, AUTO_ENGINE)),
+    ("dequeue-offload", || dequeue(SPLIT, OFFLOAD)),
+    ("dequeue-packed-64", || dequeue(PACKED, CPU)),
+    ("dequeue-packed-offload", || dequeue(PACKED, OFFLOAD)),
+    ("enqueue-64", || enqueue(SPLIT, CPU)),
+    ("enqueue-auto-64", || enqueue(SPLIT, AUTO_CORE)),
+    ("enqueue-auto-offload", || enqueue(SPLIT, AUTO_ENGINE)),
+    ("enqueue-offload", || enqueue(SPLIT, OFFLOAD)),
+    ("enqueue-packed-64", || enqueue(PACKED, CPU)),
+    ("enqueue-packed-offload", || enqueue(PACKED, OFFLOAD)),
     ("pair-64", || pair(SPLIT, Mode::Cpu)),
     ("pair-offload", || pair(SPLIT, Mode::Offload)),
     ("pair-packed-64", || pair(PACKED, Mode::Cpu)),
@@ -46,6 +51,13 @@ const CASES: [Case; 14] = [
 const SPLIT: bool = false;
 const PACKED: bool = true;
 
+/// The mode, and with `auto` what it has chosen.
+type Copying = (Mode, Way);
+const CPU: Copying = (Mode::Cpu, Way::Core);
+const OFFLOAD: Copying = (Mode::Offload, Way::Engine);
+const AUTO_CORE: Copying = (Mode::Auto, Way::Core);
+const AUTO_ENGINE: Copying = (Mode::Auto, Way::Engine);
+
 /// Packets a burst.
 const PACKETS: usize = 32;
 /// Bytes of a packet, without the FCS.
@@ -53,6 +65,10 @@ const LEN: usize = 60;
 /// Bursts before counting starts, and bursts counted: a multiple of the stage clock's sample.
 const WARM_UP: usize = 64;
 const BURSTS: usize = 640;
+/// The same in mode `auto`: they are part of the lease with which a decision begins.
+const BURSTS_OF_LEASE: usize = 48;
+/// Loops that make what `auto` is not to choose dear, whatever a machine's speed.
+const DEAR: u32 = 100_000;
 /// The virtio-net header.
 const HEADER: usize = 12;
 const RING: u16 = 256;
@@ -93,6 +109,46 @@ fn bursts(mut burst: impl FnMut(bool) -> usize) -> usize {
     packets
 }
 
+/// Likewise, with the worker that the bursts are of. In mode `auto` counting starts when the other way has become so dear
+/// that the wanted one was chosen, the core after the engine: then a lease has just begun, in which nothing is timed.
+fn bursts_of(
+    worker: &mut Worker,
+    (mode, wanted): Copying,
+    mut burst: impl FnMut(&mut Worker, Run) -> usize,
+) -> usize {
+    if mode != Mode::Auto {
+        return bursts(|count| burst(worker, Run { count, dear: None }));
+    }
+    let queue = worker.mover.queues().next().expect("the virtqueue has a queue");
+    let ways: &[Way] = if wanted == Way::Core { &[Way::Engine, Way::Core] } else { &[Way::Engine] };
+    for &way in ways {
+        let dear = Some(if way == Way::Core { Way::Engine } else { Way::Core });
+        // All copies are of one class.
+        while class_of(&worker.mover, queue) != way {
+            burst(worker, Run { count: false, dear });
+        }
+    }
+    // Its sample is in every run at the same place.
+    worker.clock = StageClock::private();
+    let packets = (0..BURSTS_OF_LEASE).map(|_| burst(worker, Run { count: true, dear: None })).sum();
+    assert_eq!(packets, BURSTS_OF_LEASE * PACKETS, "every burst moves all its packets");
+    packets
+}
+
+/// How a burst is run: counted or not, and with which way of copying made dear.
+#[derive(Clone, Copy)]
+struct Run {
+    count: bool,
+    dear: Option<Way>,
+}
+
+/// Who makes the copies of a queue whose copies are all of the size measured here.
+fn class_of(mover: &Mover, queue: QueueId) -> Way {
+    let len = (HEADER + LEN) as u32;
+    let classes = mover.decisions(queue).classes;
+    classes.iter().find(|class| len <= class.up_to).map(|class| class.way).unwrap_or_default()
+}
+
 /// A worker with one channel of an engine that copies when it is told to.
 fn worker() -> (Worker, ChannelId, Stepper) {
     let mut worker = Worker::new();
@@ -119,8 +175,20 @@ fn round<R>(ctx: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> R) -> 
     ctx.clock.begin();
     ctx.mover.poll(ctx.clock);
     let result = work(ctx);
+    ctx.mover.end_round();
     ctx.clock.end(Stage::Idle);
     result
+}
+
+/// At the end of a round that began with new packets: takes long if they were copied the way that is to be dear.
+#[inline(always)]
+fn tire(mover: &Mover, dear: Option<Way>) {
+    if let Some(dear) = dear {
+        let way = if mover.in_flight() > 0 { Way::Engine } else { Way::Core };
+        if way == dear {
+            (0..DEAR).for_each(|i| _ = black_box(i));
+        }
+    }
 }
 
 /// The driver's side of a guest that sends bursts.
@@ -155,20 +223,27 @@ impl Sender {
 }
 
 /// Packets from the guest. An engine has made the copies by the second round.
-fn dequeue(packed: bool, mode: Mode) -> usize {
+fn dequeue(packed: bool, copying: Copying) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
-    let cell = cell(&guest, 1, mode, channel);
+    let cell = cell(&guest, 1, copying.0, channel);
     let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let (mut sender, mut received) = (Sender::new(&guest), Burst::new());
-    bursts(|count| {
+    bursts_of(&mut worker, copying, |worker, Run { count, dear }| {
         sender.send();
         let mut ctx = worker.ctx();
-        let mut once =
-            || count_if(count, || round(&mut ctx, |ctx| dequeue.try_dequeue(ctx, &mut received).packets));
-        let mut packets = once();
-        if mode == Mode::Offload {
+        let mut once = |dear| {
+            count_if(count, || {
+                round(&mut ctx, |ctx| {
+                    let packets = dequeue.try_dequeue(ctx, &mut received).packets;
+                    tire(ctx.mover, dear);
+                    packets
+                })
+            })
+        };
+        let mut packets = once(dear);
+        if packets == 0 {
             stepper.step();
-            packets += once();
+            packets += once(None);
         }
         worker.cache.free_all(received.drain(..));
         sender.take_back();
@@ -177,26 +252,27 @@ fn dequeue(packed: bool, mode: Mode) -> usize {
 }
 
 /// Packets to the guest. An engine makes the copies between two rounds.
-fn enqueue(packed: bool, mode: Mode) -> usize {
+fn enqueue(packed: bool, copying: Copying) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
-    let cell = cell(&guest, 0, mode, channel);
+    let cell = cell(&guest, 0, copying.0, channel);
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let mut receiver = Receiver::new(&guest, BUFFER as u32);
-    bursts(|count| {
+    bursts_of(&mut worker, copying, |worker, Run { count, dear }| {
         let mut burst = worker.packets(0, &[LEN; PACKETS]);
         let mut ctx = worker.ctx();
-        let mut once = || {
+        let mut once = |dear| {
             count_if(count, || {
                 round(&mut ctx, |ctx| {
                     enqueue.submit(ctx, &mut burst);
                     enqueue.poll_completed(ctx);
+                    tire(ctx.mover, dear);
                 });
             });
+            ctx.mover.in_flight()
         };
-        once();
-        if mode == Mode::Offload {
+        if once(dear) > 0 {
             stepper.step();
-            once();
+            once(None);
         }
         std::iter::from_fn(|| receiver.receive(&guest)).count()
     })

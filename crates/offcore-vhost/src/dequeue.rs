@@ -204,7 +204,6 @@ impl Dequeue {
             } else {
                 check_headers(burst, first_new, offloads, ctx.cache, dequeued);
             }
-            ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Header);
         }
         result
@@ -221,7 +220,6 @@ impl Dequeue {
             return;
         }
         let (first, mask) = (ring.oldest_slot(), ring.mask());
-        let since = ctx.mover.reaping(vring.queue, ready);
         let Some(active) = vring.active.as_mut() else { return };
         let offloads = active.offloads;
         // Those of the next call as well: their lines come over from the engine while this burst is worked on.
@@ -247,7 +245,7 @@ impl Dequeue {
         }
         check_headers(burst, first_new, offloads, ctx.cache, dequeued);
         vring.left(ctx.mover, ready);
-        ctx.mover.reaped(vring.queue, ready, since);
+        ctx.mover.reaped(vring.queue);
         ctx.clock.lap(Stage::Header);
     }
 

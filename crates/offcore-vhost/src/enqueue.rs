@@ -131,7 +131,6 @@ impl Enqueue {
         }
         let (first, mask) = (ring.oldest_slot(), ring.mask());
         let vring = &mut self.vring;
-        let since = ctx.mover.reaping(vring.queue, ready);
         let Some(active) = vring.active.as_mut() else { return 0 };
         with_queue!(&mut active.queue, queue => {
             for i in 0..ready {
@@ -147,7 +146,7 @@ impl Enqueue {
         });
         active.publish();
         vring.left(ctx.mover, ready);
-        ctx.mover.reaped(vring.queue, ready, since);
+        ctx.mover.reaped(vring.queue);
         ctx.clock.lap(Stage::Publish);
         ready
     }
@@ -231,7 +230,6 @@ impl Enqueue {
                 active.publish();
             }
             ctx.cache.free_front(burst, taken);
-            ctx.mover.published(vring.queue, taken);
             ctx.clock.lap(Stage::Publish);
         } else {
             for (i, packet) in burst.drain(..taken).enumerate() {

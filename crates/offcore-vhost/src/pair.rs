@@ -243,7 +243,6 @@ impl Pair {
                 unsafe { ctx.mover.submit(self.queue, plan, &self.list, ctx.clock) };
                 if now {
                     self.publish_now(first, taken, from, to);
-                    ctx.mover.published(self.queue, taken);
                     ctx.clock.lap(Stage::Publish);
                 }
             }
@@ -298,10 +297,9 @@ impl Pair {
         for i in 0..ready {
             prefetch::write(self.heads.place((first + i) & mask));
         }
-        let since = ctx.mover.reaping(self.queue, ready);
         self.publish(first, ready, from, to, forwarded);
         ctx.mover.ring(self.queue).retire(ready);
-        ctx.mover.reaped(self.queue, ready, since);
+        ctx.mover.reaped(self.queue);
         ctx.clock.lap(Stage::Publish);
     }
 

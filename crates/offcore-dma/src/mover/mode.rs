@@ -8,7 +8,7 @@ pub enum Mode {
     Cpu,
     /// The queue's channels; the core only when all of them are full or out of service, or too small for a packet.
     Offload,
-    /// Whoever costs the core less, measured all the time, for each size of copy.
+    /// Whoever costs the core less, as tried now and then.
     Auto,
 }
 

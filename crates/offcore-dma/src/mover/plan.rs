@@ -1,6 +1,6 @@
 //! The plan of a list: who makes which of its copies, and how many there is room for.
 
-use super::policy::class;
+use super::choice::{ALL, NONE};
 use super::stats::Reason;
 use super::{ChannelId, Mode, Mover, QueueId};
 use crate::channel::Copy;
@@ -16,10 +16,8 @@ pub struct Plan {
     pub copies: usize,
     /// The queue's mode.
     pub(super) auto: bool,
-    /// In mode `auto`: the size of each packet decides; then the fields below are used.
-    pub(super) each: bool,
-    /// Classes whose copies go to the channel.
-    classes: u16,
+    /// Copies of at least so many bytes go to the channel. Unless that is all, the fields below are used.
+    from: u32,
     /// Copies that the channel still has room for.
     room: u32,
     /// Copies entered so far for the channel.
@@ -40,8 +38,7 @@ impl Plan {
             packets,
             copies: usize::MAX,
             auto: false,
-            each: false,
-            classes: 0,
+            from: ALL,
             room: 0,
             by_engine: 0,
             by_core: 0,
@@ -64,11 +61,11 @@ impl Plan {
             return 0;
         }
         let n = copies.len() as u32;
-        if !self.each {
+        if self.from == ALL {
             return n as u16;
         }
         let len = if n == 1 { copies[0].len } else { mean_len(copies) };
-        let wanted = self.classes >> class(len) & 1 != 0;
+        let wanted = len >= self.from;
         if wanted && self.by_engine + n <= self.room {
             self.by_engine += n;
             return n as u16;
@@ -94,15 +91,15 @@ impl Mover {
         let packets = queue.ring.room();
         match queue.mode {
             Mode::Cpu => Plan::core(packets),
-            Mode::Offload => self.plan_offload(id, packets, u16::MAX),
-            Mode::Auto => match queue.policy.wanted() {
-                0 => Plan { auto: true, ..Plan::core(packets) },
+            Mode::Offload => self.plan_offload(id, packets, ALL),
+            Mode::Auto => match queue.choice.from {
+                NONE => Plan { auto: true, ..Plan::core(packets) },
                 // Says yes as long as there is no longest time.
                 _ if !queue.latency.admits() => {
-                    queue.policy.hinder(Some(Reason::Latency));
+                    queue.hindrance = Some(Reason::Latency);
                     Plan { auto: true, ..Plan::core(packets) }
                 }
-                classes => self.plan_offload(id, packets, classes),
+                from => self.plan_offload(id, packets, from),
             },
         }
     }
@@ -123,7 +120,7 @@ impl Mover {
         Plan::core(self.queue(id).ring.room())
     }
 
-    fn plan_offload(&mut self, id: QueueId, packets: usize, classes: u16) -> Plan {
+    fn plan_offload(&mut self, id: QueueId, packets: usize, from: u32) -> Plan {
         let Self { queues, channels, .. } = self;
         let Some(queue) = queues[usize::from(id.0)].as_mut() else { return Plan::core(packets) };
         let auto = queue.mode == Mode::Auto;
@@ -167,28 +164,15 @@ impl Mover {
         let hindrance = match best.1 {
             _ if faults => Reason::Faults,
             Some(channel) if room > 0 => {
-                if auto {
-                    queue.policy.hinder(None);
-                }
-                let each = auto && !queue.policy.all_to_engine();
-                let copies = if each { usize::MAX } else { room };
+                queue.hindrance = None;
+                let copies = if from == ALL { room } else { usize::MAX };
                 let room = u32::try_from(room).unwrap_or(u32::MAX);
-                return Plan {
-                    channel: Some(channel),
-                    copies,
-                    auto,
-                    each,
-                    classes,
-                    room,
-                    ..Plan::core(packets)
-                };
+                return Plan { channel: Some(channel), copies, auto, from, room, ..Plan::core(packets) };
             }
             None if !in_service => Reason::OutOfService,
             _ => Reason::Full,
         };
-        if auto {
-            queue.policy.hinder(Some(hindrance));
-        }
+        queue.hindrance = Some(hindrance);
         Plan { auto, hindered: true, ..Plan::core(packets) }
     }
 }

@@ -112,7 +112,7 @@ impl Mover {
         }
         slot.resetting = false;
         // What completed before the reset did is reported first, so that it is not copied again.
-        while self.collect(index, false) > 0 {}
+        while self.collect(index) > 0 {}
         let Some(slot) = self.channels[index].as_mut() else { return };
         // Cold: once per lost copy.
         let mut dead = Vec::new();

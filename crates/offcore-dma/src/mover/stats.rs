@@ -1,6 +1,6 @@
 //! What the mover counts, and what it has decided and why.
 
-use super::policy::CLASSES;
+use super::choice::CLASSES;
 
 /// What the mover itself counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub enum Reason {
     /// Nothing has changed it yet.
     #[default]
     Initial,
-    /// What was chosen became dearer than the other way.
+    /// What rounds cost changed, and then the other way was cheaper.
     Cheaper,
     /// The other way was tried and found cheaper.
     Explored,
@@ -106,11 +106,12 @@ pub struct Decision {
     pub way: Way,
     /// Why that last changed.
     pub reason: Reason,
-    /// TSC ticks that a copy costs the core when it makes it; 0 while not measured.
+    /// TSC ticks of the worker's whole rounds for each copy when the core makes them all; 0 while not measured. The same
+    /// for every class.
     pub core_ticks: f32,
-    /// TSC ticks that a copy costs the core when an engine makes it: to submit and to reap; 0 while not measured.
+    /// The same when an engine makes them all.
     pub engine_ticks: f32,
-    /// Copies made by the core.
+    /// Copies made by the core. Each lease's are shared out among the classes by the sizes of one burst.
     pub by_core: u64,
     /// Copies given to an engine.
     pub by_engine: u64,

@@ -243,37 +243,77 @@ fn while_the_others_are_idle_a_queue_may_use_the_whole_channel() {
     drain(&mut mover, &mut busy, &mut stepper);
 }
 
+/// Copies of at least `from` bytes go to the engine until something else is tried.
+fn choose(mover: &mut Mover, queue: QueueId, from: u32) {
+    mover.queue(queue).choice = Choice { from, decided: from, ..Choice::new() };
+}
+
 #[test]
 fn one_burst_goes_both_ways_and_order_is_kept() {
     let (mut mover, channels, mut stepper) = sound(2);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
-    let mut held = 0;
+    choose(&mut mover, lane.queue, 33);
+    let mut given = 0;
     for i in 0..2000 {
         mover.poll(&mut StageClock::private());
-        held += lane.reap(&mut mover);
-        // Whatever is cheaper here, each class is tried both ways now and then.
+        lane.reap(&mut mover);
         let lens: Vec<usize> = (0..16).map(|k| if (i + k) % 3 == 0 { 64 } else { 1 + k * 4 }).collect();
-        lane.submit_lens(&mut mover, &lens);
+        given += lane.submit_lens(&mut mover, &lens);
         if i % 3 == 0 {
             stepper.step();
         }
     }
     drain(&mut mover, &mut lane, &mut stepper);
-    assert!(held > 0);
     let [first, ..] = mover.decisions(lane.queue).classes;
-    assert_eq!(first.by_core + first.by_engine, lane.sent as u64);
-    assert!(first.by_core > 0 && first.by_engine > 0, "{first:?}");
-    assert!(first.core_ticks > 0.0 && first.engine_ticks > 0.0, "{first:?}");
+    assert_eq!((first.by_core, first.by_engine), ((lane.sent - given) as u64, given as u64));
+    assert!(first.by_core > 10_000 && first.by_engine > 10_000, "{first:?}");
+    assert!(first.held_by_order > 10_000, "{first:?}");
     assert_eq!(mover.stats().held_by_order, first.held_by_order);
+}
+
+#[test]
+fn auto_tries_both_ways_and_says_what_they_cost() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    let mut given = 0;
+    for _ in 0..5000 {
+        given += round(&mut mover, &mut lane, &mut stepper, 32);
+        mover.end_round();
+    }
+    drain(&mut mover, &mut lane, &mut stepper);
+    let [first, ..] = mover.decisions(lane.queue).classes;
+    assert_eq!((first.by_core, first.by_engine), ((lane.sent - given) as u64, given as u64));
+    assert!(given > 100 && first.by_core > 100, "{first:?}");
+    assert!(first.core_ticks > 0.0 && first.engine_ticks > 0.0, "{first:?}");
+}
+
+#[test]
+fn a_worker_that_does_not_end_its_rounds_copies_itself() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    let given: usize = (0..1000).map(|_| round(&mut mover, &mut lane, &mut stepper, 32)).sum();
+    assert_eq!(given, 0);
+}
+
+#[test]
+fn a_trial_ends_when_queues_come_or_go() {
+    let (mut mover, channels, mut stepper) = sound(1);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    while round(&mut mover, &mut lane, &mut stepper, 32) == 0 {
+        mover.end_round();
+    }
+    assert_eq!(mover.queue(lane.queue).choice.decided, choice::NONE);
+    let other = Lane::new(&mut mover, Mode::Auto, &channels);
+    assert_eq!(round(&mut mover, &mut lane, &mut stepper, 32), 0);
+    drain(&mut mover, &mut lane, &mut stepper);
+    mover.close_queue(other.queue).unwrap();
 }
 
 #[test]
 fn auto_says_why_it_does_not_use_the_engine() {
     let (mut mover, channels, _stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
-    // Choose the engine by hand: a copy that costs the core a hundred times as much.
-    let queue = mover.queue(lane.queue);
-    queue.policy.choose_engine();
+    choose(&mut mover, lane.queue, choice::ALL);
     // Nobody steps the engine, so it fills.
     let given: usize = (0..4).map(|_| lane.submit(&mut mover, 32)).sum();
     assert_eq!(given, RING);
@@ -291,10 +331,10 @@ fn delayed(
 ) -> usize {
     let mut given = 0;
     for round in 0..rounds {
-        mover.queue(lane.queue).policy.choose_engine();
+        choose(mover, lane.queue, choice::ALL);
         mover.poll(&mut StageClock::private());
         if lane.reap(mover) > 0 {
-            mover.reaped(lane.queue, 1, None);
+            mover.reaped(lane.queue);
         }
         given += usize::from(lane.submit(mover, 4) > 0);
         if round % (delay + 1) == delay {
@@ -340,7 +380,7 @@ fn packets_without_copies_do_not_tell_that_an_engine_is_in_time() {
     let (mut mover, channels, _stepper) = sound(1);
     let lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
-    mover.queue(lane.queue).policy.choose_engine();
+    choose(&mut mover, lane.queue, choice::ALL);
     let mut plan = mover.plan(lane.queue);
     assert!(!plan.by_core());
     let outstanding = plan.outstanding(&[]);

@@ -1,0 +1,142 @@
+//! What a queue in mode `auto` has copied, by size class and who did it.
+//!
+//! Bursts only count copies. At a lease's end they are shared out among the classes as the burst was made up that was
+//! looked at: one in a lease.
+
+use super::choice::{CLASSES, Choice, class, up_to, way};
+use super::stats::{Decision, Reason, Way};
+use crate::channel::Copy;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Class {
+    made: [u64; 2],
+    held: u64,
+    changes: u64,
+    reason: Reason,
+}
+
+/// The counters of one queue.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally {
+    classes: [Class; CLASSES],
+    /// Copies of each class of the burst that was looked at last, and half of those before it, and so on.
+    sizes: [u16; CLASSES],
+    /// Not yet shared out: copies by the core, by an engine, and those of the core's behind older ones of an engine.
+    pub(super) open: [u64; 2],
+    pub(super) held: u64,
+}
+
+impl Tally {
+    /// Looks at a burst; returns the classes that there were lately.
+    #[cold]
+    pub(super) fn look(&mut self, list: &[Copy]) -> u16 {
+        self.sizes.iter_mut().for_each(|size| *size /= 2);
+        for copy in list {
+            let size = &mut self.sizes[class(copy.len)];
+            *size = size.saturating_add(1);
+        }
+        (0..CLASSES).filter(|&class| self.sizes[class] > 0).fold(0, |seen, class| seen | 1 << class)
+    }
+
+    /// Shares out what was counted; `from` as in [`Choice`].
+    pub(super) fn settle(&mut self, from: u32) {
+        for by in [Way::Core, Way::Engine] {
+            let open = std::mem::take(&mut self.open[by as usize]);
+            self.share_out(open, by, from, |class| &mut class.made[by as usize]);
+        }
+        let held = std::mem::take(&mut self.held);
+        self.share_out(held, Way::Core, from, |class| &mut class.held);
+    }
+
+    fn share_out(&mut self, copies: u64, by: Way, from: u32, counter: impl Fn(&mut Class) -> &mut u64) {
+        // What goes the other way for once (a trial, a full channel) may be of any class.
+        let fits = |class: usize| way(class, from) == by && self.sizes[class] > 0;
+        let any = !(0..CLASSES).any(fits);
+        let shares: [u64; CLASSES] =
+            std::array::from_fn(|class| if any || fits(class) { self.sizes[class].into() } else { 0 });
+        let all: u64 = shares.iter().sum::<u64>().max(1);
+        let Some(most) = (0..CLASSES).max_by_key(|&class| shares[class]) else { return };
+        let mut left = copies;
+        for (class, share) in self.classes.iter_mut().zip(shares) {
+            let part = copies * share / all;
+            *counter(class) += part;
+            left -= part;
+        }
+        *counter(&mut self.classes[most]) += left;
+    }
+
+    /// The decision changes from `before` to `now`.
+    pub(super) fn decided(&mut self, before: u32, now: u32, reason: Reason) {
+        for (index, class) in self.classes.iter_mut().enumerate() {
+            if way(index, before) != way(index, now) {
+                (class.reason, class.changes) = (reason, class.changes + 1);
+            }
+        }
+    }
+
+    /// What there is to say about each class.
+    pub(super) fn report(
+        &self,
+        choice: Choice,
+        hindrance: Option<Reason>,
+        ticks: [f32; 2],
+    ) -> [Decision; CLASSES] {
+        let mut settled = self.clone();
+        settled.settle(choice.decided);
+        std::array::from_fn(|index| {
+            let Class { made, held, changes, reason } = settled.classes[index];
+            let decided = way(index, choice.decided);
+            let hindrance = hindrance.filter(|_| decided == Way::Engine);
+            Decision {
+                up_to: up_to(index),
+                way: if hindrance.is_some() { Way::Core } else { decided },
+                reason: hindrance.unwrap_or(reason),
+                core_ticks: ticks[Way::Core as usize],
+                engine_ticks: ticks[Way::Engine as usize],
+                by_core: made[Way::Core as usize],
+                by_engine: made[Way::Engine as usize],
+                held_by_order: held,
+                changes,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::choice::NONE;
+    use super::*;
+
+    fn burst(lens: &[(u32, usize)]) -> Vec<Copy> {
+        let copy = |len| Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len, token: 0 };
+        lens.iter().flat_map(|&(len, n)| std::iter::repeat_n(copy(len), n)).collect()
+    }
+
+    #[test]
+    fn copies_are_shared_out_by_size_and_none_is_lost() {
+        let mut tally = Tally::default();
+        let seen = tally.look(&burst(&[(64, 7), (594, 4), (1518, 1)]));
+        assert_eq!(seen.count_ones(), 3);
+        let from = 513;
+        (tally.open, tally.held) = ([701, 500], 10);
+        let choice = Choice { from, decided: from, ..Choice::new() };
+        let report = tally.report(choice, None, [1.0, 2.0]);
+        let by = [64, 594, 1518].map(|len| (report[class(len)].by_core, report[class(len)].by_engine));
+        assert_eq!(by, [(701, 0), (0, 400), (0, 100)]);
+        assert_eq!(report[class(64)].held_by_order, 10);
+        // A trial by the core: all sizes.
+        (tally.open, tally.held) = ([1201, 0], 0);
+        tally.settle(NONE);
+        let report = tally.report(Choice::new(), None, [1.0, 2.0]);
+        assert_eq!(report.iter().map(|class| class.by_core).sum::<u64>(), 1201);
+        assert_eq!(report[class(64)].by_core, 701, "7 of 12, and what is left of the division");
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten() {
+        let mut tally = Tally::default();
+        tally.look(&burst(&[(1518, 32)]));
+        let seen: Vec<u16> = (0..7).map(|_| tally.look(&burst(&[(64, 32)]))).collect();
+        assert_eq!((seen[0].count_ones(), seen[6].count_ones()), (2, 1));
+    }
+}
