@@ -26,7 +26,6 @@ pub use choice::CLASSES;
 pub use health::{FAILURES, FORGET_AFTER};
 pub use mode::Mode;
 pub use plan::Plan;
-pub use policy::LEASE;
 pub use stats::{ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
 
 use std::time::Duration;

@@ -26,7 +26,7 @@ use super::choice::Move;
 use super::stats::Way;
 
 /// Bursts of a lease, over all queues of a worker. Odd, so that what is timed does not keep step with other periods.
-pub const LEASE: u32 = 63;
+pub(super) const LEASE: u32 = 63;
 /// The part of the time that trials may cost.
 const SHARE: f32 = 0.005;
 /// There is a trial at least once in this time of work.
