@@ -409,12 +409,12 @@ impl Mover {
         match plan.channel {
             Some(channel) if plan.by_core == 0 => {
                 // SAFETY: the caller's promises, passed on.
-                unsafe { self.engine_part(queue, &plan, channel, list) };
+                unsafe { self.engine_part(queue, plan.auto, channel, list) };
                 clock.lap(Stage::Submit);
             }
             Some(channel) if plan.by_engine > 0 => {
                 // SAFETY: as above.
-                unsafe { self.submit_parted(queue, &plan, channel, list) };
+                unsafe { self.submit_parted(queue, channel, list) };
                 clock.lap(Stage::Copy);
             }
             _ => {
@@ -422,7 +422,7 @@ impl Mover {
                     self.worked(queue);
                 }
                 // SAFETY: as above.
-                unsafe { self.core_part(queue, &plan, list) };
+                unsafe { self.core_part(queue, plan.auto, list) };
                 clock.lap(Stage::Copy);
             }
         }

@@ -6,7 +6,7 @@ use offcore_stats::tsc;
 use super::choice::{self, Choice, NONE};
 use super::policy::{LEASE, Next, Round};
 use super::stats::{Reason, Way};
-use super::{ChannelId, Mover, Plan, Queue, QueueId};
+use super::{ChannelId, Mover, Queue, QueueId};
 use crate::channel::Copy;
 
 /// Copies of a list that goes partly to the core and partly to an engine, handled at a time.
@@ -48,13 +48,13 @@ impl Mover {
     /// # Safety
     /// As for [`Mover::submit`].
     #[inline(always)]
-    pub(super) unsafe fn core_part(&mut self, id: QueueId, plan: &Plan, list: &[Copy]) {
+    pub(super) unsafe fn core_part(&mut self, id: QueueId, auto: bool, list: &[Copy]) {
         let copies = list.len() as u64;
         let latency = self.max_latency.is_some();
         let queue = self.queue(id);
         // SAFETY: the caller's promises cover the time of the call.
         unsafe { queue.copier.copy_burst(list) };
-        if plan.auto {
+        if auto {
             queue.tally.open[Way::Core as usize] += copies;
             if latency && copies > 0 {
                 queue.latency.passed();
@@ -73,9 +73,9 @@ impl Mover {
     /// # Safety
     /// As for [`Mover::submit`].
     #[inline(always)]
-    pub(super) unsafe fn engine_part(&mut self, id: QueueId, plan: &Plan, channel: ChannelId, list: &[Copy]) {
+    pub(super) unsafe fn engine_part(&mut self, id: QueueId, auto: bool, channel: ChannelId, list: &[Copy]) {
         // Packets without copies say nothing of the engine.
-        if plan.auto && !list.is_empty() {
+        if auto && !list.is_empty() {
             if self.max_latency.is_some() {
                 self.stamp(id);
             }
@@ -85,18 +85,12 @@ impl Mover {
         unsafe { self.hand_over(id, channel, list) };
     }
 
-    /// A list with copies for both.
+    /// A list with copies for both, which only mode `auto` has.
     ///
     /// # Safety
     /// As for [`Mover::submit`].
     #[cold]
-    pub(super) unsafe fn submit_parted(
-        &mut self,
-        queue: QueueId,
-        plan: &Plan,
-        channel: ChannelId,
-        list: &[Copy],
-    ) {
+    pub(super) unsafe fn submit_parted(&mut self, queue: QueueId, channel: ChannelId, list: &[Copy]) {
         for list in list.chunks(PART) {
             let ring = &self.queue(queue).ring;
             // A packet was entered with its outstanding copies, so one that is done already is the core's.
@@ -106,8 +100,8 @@ impl Mover {
             // The engine works while the core does.
             // SAFETY: the caller's promises, passed on.
             unsafe {
-                self.engine_part(queue, plan, channel, &by_engine);
-                self.core_part(queue, plan, &by_core);
+                self.engine_part(queue, true, channel, &by_engine);
+                self.core_part(queue, true, &by_core);
             }
         }
     }
