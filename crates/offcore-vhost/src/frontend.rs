@@ -32,8 +32,8 @@ use crate::features::{
 use crate::message::{Code, MemoryRegion, Reply, Request, VringFd, VringState};
 
 pub use error::FrontEndError;
-pub use queue::DriverQueue;
 use queue::RingMemory;
+pub use queue::{DriverQueue, RingPlace, ring_parts};
 
 /// How long after a failure to connect is tried again.
 const RETRY: Duration = Duration::from_millis(50);
@@ -145,7 +145,19 @@ impl FrontEnd {
     /// # Errors
     /// No back end within the configured patience, or one that does not offer or accept what is needed.
     pub fn connect(config: &FrontEndConfig, memory: &[MemoryFd<'_>]) -> Result<Self, FrontEndError> {
-        let rings = Arc::new(RingMemory::new(config)?);
+        Self::connect_with(config, memory, None)
+    }
+
+    /// As [`FrontEnd::connect`], with the virtqueues at a place in `memory`; without one they get memory of their own.
+    ///
+    /// # Errors
+    /// As for [`FrontEnd::connect`], and when there is no room at that place.
+    pub fn connect_with(
+        config: &FrontEndConfig,
+        memory: &[MemoryFd<'_>],
+        rings: Option<RingPlace>,
+    ) -> Result<Self, FrontEndError> {
+        let rings = Arc::new(RingMemory::new(config, rings)?);
         let (socket, listener) = reach(config)?;
         let mut front_end = Self {
             _listener: listener,
@@ -279,7 +291,7 @@ impl FrontEnd {
     /// Too many regions, a back end that refuses or does not answer.
     pub fn set_memory(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
         let rings = Arc::clone(&self.rings);
-        let regions: Vec<_> = memory.iter().copied().chain([rings.region()]).collect();
+        let regions: Vec<_> = memory.iter().copied().chain(rings.region()).collect();
         let max = self.slots.max(TABLE) - 1;
         if memory.len() > max {
             return Err(FrontEndError::Regions { found: memory.len(), max });

@@ -84,16 +84,34 @@ fn offsets(size: u16, is_packed: bool) -> Offsets {
     Offsets { avail: avail_at, used: used_at, len: (used_at + used).next_multiple_of(ALIGN) }
 }
 
-/// The virtqueues' own memory, as the back end gets to see it.
+/// Where the parts of virtqueue `index` are when a front end's virtqueues of `size` descriptors begin at `address`:
+/// descriptor area, driver area, device area.
+pub fn ring_parts(address: u64, index: u8, size: u16, is_packed: bool) -> (u64, u64, u64) {
+    let offsets = offsets(size, is_packed);
+    let desc = address + u64::from(index) * offsets.len as u64;
+    (desc, desc + offsets.avail as u64, desc + offsets.used as u64)
+}
+
+/// A place for the virtqueues in memory that packets are in, whose guest addresses are its front-end addresses.
+#[derive(Clone, Debug)]
+pub struct RingPlace {
+    /// The memory; [`FrontEnd::connect_with`](super::FrontEnd::connect_with) gets its file, too.
+    pub memory: Arc<GuestMemory>,
+    /// The front-end address of the first virtqueue, aligned to 128 bytes.
+    pub address: u64,
+}
+
+/// The virtqueues' memory, as the back end gets to see it.
 #[derive(Debug)]
 pub(super) struct RingMemory {
-    memory: Arc<GuestMemory>,
-    fd: OwnedFd,
+    place: RingPlace,
+    /// The file of a region that holds nothing else.
+    own: Option<OwnedFd>,
 }
 
 impl RingMemory {
-    /// Memory for all virtqueues of a front end.
-    pub(super) fn new(config: &FrontEndConfig) -> Result<Self, FrontEndError> {
+    /// Memory for all virtqueues of a front end: `place`, or else a region of its own.
+    pub(super) fn new(config: &FrontEndConfig, place: Option<RingPlace>) -> Result<Self, FrontEndError> {
         if config.queue_pairs == 0 || config.queue_pairs > MAX_QUEUE_PAIRS {
             return Err(FrontEndError::Pairs { found: config.queue_pairs });
         }
@@ -102,18 +120,23 @@ impl RingMemory {
         if !(size.is_power_of_two() || packed && (1..=MAX_SIZE).contains(&size)) {
             return Err(RingError::Size(size.into()).into());
         }
+        if let Some(place) = place {
+            return Ok(Self { place, own: None });
+        }
         let each = offsets(size, false).len.max(offsets(size, packed).len);
         let len = each * usize::from(config.queue_pairs) * 2;
         let (mapping, fd) = Mapping::memfd("offcore-rings", len, Hugepages::None)?;
         let (address, len) = (mapping.base().as_ptr() as u64, mapping.len() as u64);
         let region = GuestRegion::new(address, address, len, mapping, 0)?;
-        Ok(Self { memory: Arc::new(GuestMemory::new(vec![region])?), fd })
+        let memory = Arc::new(GuestMemory::new(vec![region])?);
+        Ok(Self { place: RingPlace { memory, address }, own: Some(fd) })
     }
 
-    /// The region of the memory table that holds the rings.
-    pub(super) fn region(&self) -> MemoryFd<'_> {
-        let region = &self.memory.regions()[0];
-        MemoryFd { fd: self.fd.as_fd(), address: region.user(), len: region.len() }
+    /// The region of the memory table that holds nothing but the rings, if there is one.
+    pub(super) fn region(&self) -> Option<MemoryFd<'_>> {
+        let region = &self.place.memory.regions()[0];
+        let fd = self.own.as_ref()?.as_fd();
+        Some(MemoryFd { fd, address: region.user(), len: region.len() })
     }
 
     /// The virtqueues of the configuration that the memory was made for.
@@ -123,17 +146,15 @@ impl RingMemory {
         features: u64,
     ) -> Result<Vec<DriverQueue>, FrontEndError> {
         let packed = is_packed(features);
-        let offsets = offsets(config.queue_size, packed);
         let eventfd = || {
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map(Arc::new)
                 .map_err(|source| FrontEndError::System { what: "eventfd", source: source.into() })
         };
         let queue = |index: u8| {
-            let desc = self.region().address + u64::from(index) * offsets.len as u64;
-            let (avail, used) = (desc + offsets.avail as u64, desc + offsets.used as u64);
-            let layout =
-                Layout::in_memory(&self.memory, (desc, avail, used), config.queue_size.into(), packed)?;
+            let parts = ring_parts(self.place.address, index, config.queue_size, packed);
+            let layout = Layout::in_memory(&self.place.memory, parts, config.queue_size.into(), packed)?;
+            let (desc, avail, used) = parts;
             let addresses = VringAddr { index: index.into(), flags: 0, desc, used, avail, log: 0 };
             Ok(DriverQueue { index, layout, addresses, features, kick: eventfd()?, call: eventfd()? })
         };
