@@ -123,6 +123,16 @@ impl<T> Queue<T> {
         either!(self, side => side.add_chain(buffers, direction, token))
     }
 
+    /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
+    /// for whoever has negotiated INDIRECT_DESC.
+    ///
+    /// # Errors
+    /// The token, when the queue is full.
+    #[inline(always)]
+    pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
+        either!(self, side => side.add_indirect(table, len, token))
+    }
+
     /// See [`DriverQueue::publish`].
     #[inline(always)]
     pub fn publish(&mut self) {

@@ -9,8 +9,8 @@ use crate::prefetch;
 
 use super::device::Direction;
 use super::{
-    AVAIL_NO_INTERRUPT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
-    need_event,
+    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY,
+    UsedElement, need_event,
 };
 use crate::barrier::full_barrier;
 pub use crate::driver::Used;
@@ -110,16 +110,31 @@ impl<T> Queue<T> {
     /// The token, when fewer descriptors are free, or `buffers` is empty.
     #[inline(always)]
     pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
+        self.add_with(buffers, if direction == Direction::Writable { DESC_WRITE } else { 0 }, token)
+    }
+
+    /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
+    /// for whoever has negotiated INDIRECT_DESC.
+    ///
+    /// # Errors
+    /// The token, when the queue is full.
+    #[inline(always)]
+    pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
+        self.add_with(&[(table, len)], DESC_INDIRECT, token)
+    }
+
+    /// Every descriptor of the chain gets `flags`.
+    #[inline(always)]
+    fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
         if buffers.is_empty() || buffers.len() > usize::from(self.free) {
             return Err(token);
         }
         let head = self.free_head;
-        let write = if direction == Direction::Writable { DESC_WRITE } else { 0 };
         let mut index = head;
         for (i, &(addr, len)) in buffers.iter().enumerate() {
             let following = self.next[usize::from(index)];
             let more = i + 1 < buffers.len();
-            let flags = write | if more { DESC_NEXT } else { 0 };
+            let flags = flags | if more { DESC_NEXT } else { 0 };
             let desc = Descriptor { addr, len, flags, next: if more { following } else { 0 } };
             self.write(index, desc);
             index = following;
