@@ -34,7 +34,7 @@ use arrayvec::ArrayVec;
 use offcore_stats::{Stage, StageClock, tsc};
 
 use crate::channel::{Channel, Completions, Copy, Operation, Token};
-use crate::cpu::Copier;
+use crate::cpu::{Copier, Routine};
 use crate::reorder::ReorderRing;
 use auto::Timed;
 use choice::Choice;
@@ -340,6 +340,13 @@ impl Mover {
     pub fn set_weight(&mut self, queue: QueueId, weight: u16) {
         self.queue(queue).weight = weight.max(1);
         self.share_out();
+    }
+
+    /// The routine by which the core makes the queue's copies at present, when it makes them; `None` for a queue that is
+    /// not open.
+    pub fn routine(&self, queue: QueueId) -> Option<Routine> {
+        let queue = self.queues.get(usize::from(queue.0))?.as_ref()?;
+        Some(queue.copier.routine())
     }
 
     /// What has been decided for a queue, and why.

@@ -110,13 +110,13 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Makes operations of the ring, at most [`BUDGET`]; returns how many.
+    /// Makes operations of the ring, at most `most`; returns how many.
     #[inline]
-    fn step(&mut self) -> usize {
+    fn step(&mut self, most: usize) -> usize {
         let Self { ring, copier, .. } = self;
         let mut made = 0;
-        while made < BUDGET {
-            let (run, _) = ring.peek(RELEASED);
+        while made < most {
+            let (run, _) = ring.peek(RELEASED.min(most - made));
             if run.is_empty() {
                 break;
             }
@@ -168,12 +168,18 @@ impl Stepper {
     /// Makes submitted operations, at most 64 of each channel; returns how many were made.
     #[inline]
     pub fn step(&mut self) -> usize {
+        self.step_at_most(BUDGET)
+    }
+
+    /// As [`Stepper::step`], at most `most` of each channel.
+    #[inline]
+    pub fn step_at_most(&mut self, most: usize) -> usize {
         self.shared.stepping.swap(true, Ordering::SeqCst);
         let generation = self.shared.generation.load(Ordering::SeqCst);
         if generation != self.generation {
             self.take_note(generation);
         }
-        let made = self.channels.iter_mut().map(Served::step).sum();
+        let made = self.channels.iter_mut().map(|channel| channel.step(most)).sum();
         self.shared.stepping.store(false, Ordering::Release);
         made
     }
