@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -384,6 +385,27 @@ int peer_wait_ready(unsigned port, unsigned pairs, unsigned timeout_ms)
 		disable_kicks(vid);
 	leave(p);
 	return vid == NONE ? -ENODEV : 0;
+}
+
+int peer_touch(unsigned port)
+{
+	struct rte_vhost_memory *table = NULL;
+	struct port *p = &ports[port];
+	int vid = enter(p), rc = -ENODEV;
+
+	if (vid != NONE && rte_vhost_get_mem_table(vid, &table) == 0) {
+		rc = 0;
+		for (uint32_t i = 0; i < table->nregions; i++) {
+			uint8_t *host = (uint8_t *)(uintptr_t)table->regions[i].host_user_addr;
+
+			/* Written, as a copy would, and left as it is. */
+			for (uint64_t at = 0; at < table->regions[i].size; at += 4096)
+				__atomic_fetch_add(host + at, 0, __ATOMIC_RELAXED);
+		}
+		free(table);
+	}
+	leave(p);
+	return rc;
 }
 
 int peer_features(unsigned port, uint64_t *features)

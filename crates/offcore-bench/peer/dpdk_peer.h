@@ -49,6 +49,8 @@ int peer_unregister(unsigned port);
  * it not to kick, as net_vhost does: 0, or -ETIMEDOUT.
  */
 int peer_wait_ready(unsigned port, unsigned pairs, unsigned timeout_ms);
+/* Data thread. Touches every page of the memory that the connected front end shares: 0, or -ENODEV. */
+int peer_touch(unsigned port);
 /* Data thread. The feature bits that the connected front end has acknowledged, or -ENODEV. */
 int peer_features(unsigned port, uint64_t *features);
 

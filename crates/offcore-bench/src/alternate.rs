@@ -1,160 +1,284 @@
-//! Modes against each other: what is measured in turns inside one run (A B B A), so that a ratio between two of them
+//! Variants against each other: what is measured in turns inside one run (A B B A), so that a ratio between two of them
 //! does not tell what the machine did meanwhile.
+//!
+//! A turn is long enough to forget the one before: its first packets are not timed, and then come at least
+//! [`TURN_BURSTS`] bursts that are. The first blocks of a cell, in which mode `auto` learns, are counted for `auto` and
+//! for what it is compared with, and shown apart; for everything else they are warm-up.
 
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::core_cost::BURST;
 use crate::lockstep::OtherCore;
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{ClockCheck, Ratio, paired_ratio};
+use crate::sample::{ClockCheck, Spread, SumRatio};
 
-/// Turns of each subject that are not counted.
-const WARM_UP: usize = 4;
-/// After so long mode `auto` looks at the other way as seldom as it will: in the beginning it does so more often.
-const SETTLED: Duration = Duration::from_millis(400);
+/// Bursts of a turn that are timed, at least, in every measurement; tests have shorter turns.
+pub const TURN_BURSTS: usize = 256;
+/// Bursts of a turn before those.
+const UNTIMED_BURSTS: usize = 8;
+/// Blocks in which everything settles: some two thousand bursts of each variant, in which mode `auto` has tried the
+/// other way as often as it does when it knows nothing.
+const SETTLING: usize = 4;
 /// Blocks that are counted in any case.
 const FEWEST: usize = 10;
 
-/// One of the things that alternate.
-pub(crate) trait Subject {
-    /// Moves one window of packets; returns the ticks that each cost the core.
-    fn turn(&mut self, other: &OtherCore) -> Result<f64>;
-
-    /// Whether it is of mode `auto`, which has to learn before it is measured.
-    fn is_auto(&self) -> bool;
+/// What some packets took, in TSC ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Packets.
+    pub packets: u64,
+    /// Ticks of the measured core.
+    pub core: u64,
+    /// Ticks of the guests, for their virtqueues and for writing and reading the packets.
+    pub guest: u64,
 }
 
-/// The subjects of a cell, and the ticks a packet of each block that counts; by block, so that they can be paired.
+impl Cost {
+    /// Ticks of the measured core for each packet.
+    pub fn core_per_packet(self) -> f64 {
+        self.core as f64 / self.packets.max(1) as f64
+    }
+
+    fn guest_per_packet(self) -> f64 {
+        self.guest as f64 / self.packets.max(1) as f64
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.core += other.core;
+        self.guest += other.guest;
+    }
+}
+
+/// One of the things that alternate.
+pub trait Subject {
+    /// Moves one window of packets.
+    ///
+    /// # Errors
+    /// When a packet is lost, reordered or changed.
+    fn window(&mut self, other: &OtherCore) -> Result<Cost>;
+}
+
+/// A turn of `subject`, of which so many bursts are timed, at least.
+pub(crate) fn turn(subject: &mut impl Subject, bursts: usize, other: &OtherCore) -> Result<Cost> {
+    let mut windows = |bursts: usize| -> Result<Cost> {
+        let mut cost = Cost::default();
+        while cost.packets < (bursts * BURST) as u64 {
+            cost += subject.window(other)?;
+        }
+        Ok(cost)
+    };
+    windows(UNTIMED_BURSTS.min(bursts))?;
+    windows(bursts)
+}
+
+/// What the blocks of a subject took, in TSC ticks a packet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Blocks {
+    /// The core's, of the blocks in which everything settles.
+    pub settling: Vec<f64>,
+    /// The core's, of those after.
+    pub core: Vec<f64>,
+    /// The guests', of the same blocks.
+    pub guest: Vec<f64>,
+}
+
+impl Blocks {
+    /// The core's, of the whole run.
+    fn whole(&self) -> Vec<f64> {
+        [&self.settling[..], &self.core[..]].concat()
+    }
+
+    /// Core and guests together.
+    pub(crate) fn both(&self) -> Vec<f64> {
+        self.core.iter().zip(&self.guest).map(|(core, guest)| core + guest).collect()
+    }
+
+    /// Tells `row` what the blocks took.
+    pub(crate) fn enter(&self, row: &mut Row, tsc_hz: u64) {
+        row.set_cycles(Spread::of(&self.core), tsc_hz);
+        row.mean = mean(&self.core);
+    }
+}
+
+/// The mean of samples; none without any.
+pub(crate) fn mean(samples: &[f64]) -> Option<f64> {
+    (!samples.is_empty()).then(|| samples.iter().sum::<f64>() / samples.len() as f64)
+}
+
+/// How long a cell is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    /// A B B A blocks, less those in which everything settles.
+    pub blocks: usize,
+    /// Bursts of a turn that are timed, at least.
+    pub bursts: usize,
+    /// How long they may take: then fewer have to do, but never fewer than ten.
+    pub limit: Option<Duration>,
+}
+
+/// How the core's clock behaved during a cell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Steadiness {
+    /// Blocks thrown away because the clock had changed.
+    rejected: usize,
+    /// Blocks that count although it had: too many were thrown away before.
+    unsteady: usize,
+    core_cycles_per_tick: f64,
+}
+
+impl Steadiness {
+    /// Tells `row`.
+    pub(crate) fn enter(self, row: &mut Row) {
+        (row.rejected, row.unsteady) = (self.rejected, self.unsteady);
+        row.core_cycles_per_tick = Some(self.core_cycles_per_tick);
+    }
+}
+
+/// The subjects of a cell and what their blocks took; by block, so that they can be paired.
 #[derive(Debug)]
 pub(crate) struct Alternating<S> {
-    subjects: Vec<(S, Vec<f64>)>,
+    subjects: Vec<(S, Blocks)>,
     /// Who has the first turn of the next block.
     first: usize,
-    rejected: usize,
+    steadiness: Steadiness,
 }
 
 impl<S: Subject> Alternating<S> {
     /// No subjects yet.
     pub(crate) fn new() -> Self {
-        Self { subjects: Vec::new(), first: 0, rejected: 0 }
+        Self { subjects: Vec::new(), first: 0, steadiness: Steadiness::default() }
     }
 
     /// One more.
     pub(crate) fn add(&mut self, subject: S) {
-        self.subjects.push((subject, Vec::new()));
+        self.subjects.push((subject, Blocks::default()));
     }
 
-    /// Blocks thrown away because the core's clock had changed.
-    pub(crate) fn rejected(&self) -> usize {
-        self.rejected
+    /// How the clock behaved.
+    pub(crate) fn steadiness(&self) -> Steadiness {
+        self.steadiness
     }
 
     /// The subjects with their blocks, in the order in which they were added.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&S, &[f64])> {
-        self.subjects.iter().map(|(subject, blocks)| (subject, blocks.as_slice()))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&S, &Blocks)> {
+        self.subjects.iter().map(|(subject, blocks)| (subject, blocks))
     }
 
     /// As [`Alternating::iter`], for what is asked of a subject at the end.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&mut S, &[f64])> {
-        self.subjects.iter_mut().map(|(subject, blocks)| (subject, blocks.as_slice()))
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&mut S, &Blocks)> {
+        self.subjects.iter_mut().map(|(subject, blocks)| (subject, &*blocks))
     }
 
     /// The blocks of the first subject that is `wanted`.
-    pub(crate) fn blocks_of(&self, wanted: impl Fn(&S) -> bool) -> Option<&[f64]> {
+    pub(crate) fn blocks_of(&self, wanted: impl Fn(&S) -> bool) -> Option<&Blocks> {
         self.iter().find(|(subject, _)| wanted(subject)).map(|(_, blocks)| blocks)
     }
 
-    /// Warms up and measures `blocks` blocks. Blocks during which the core's clock changed are thrown away and made
-    /// anew, as long as that is not more often than they count. After `patience` fewer have to do, but never fewer than
-    /// ten.
+    /// Of two subjects that are the same: how far their ratio is from 1.
+    pub(crate) fn noise(&self) -> Option<f64> {
+        let [(_, a), (_, b)] = &self.subjects[..] else { return None };
+        SumRatio::of(&a.core, &b.core).map(SumRatio::noise)
+    }
+
+    /// Measures. Blocks during which the core's clock changed are thrown away and made anew, as long as that is not more
+    /// often than they count; from then on they count, and are counted.
     ///
     /// # Errors
     /// When a packet is lost, reordered or changed.
     pub(crate) fn measure(
         &mut self,
-        blocks: usize,
-        patience: Option<Duration>,
+        schedule: Schedule,
         other: &OtherCore,
         clock: &mut ClockCheck,
         progress: &Progress,
     ) -> Result<()> {
-        for _ in 0..WARM_UP {
-            self.block(other)?;
-        }
-        for (subject, _) in &mut self.subjects {
-            if subject.is_auto() {
-                let started = Instant::now();
-                while started.elapsed() < SETTLED {
-                    subject.turn(other)?;
-                }
+        let Schedule { blocks, bursts, limit } = schedule;
+        for _ in 0..SETTLING {
+            let costs = self.block(bursts, other)?;
+            for ((_, blocks), cost) in self.subjects.iter_mut().zip(costs) {
+                blocks.settling.push(cost.core_per_packet());
             }
         }
         let (mut counted, started) = (0, Instant::now());
         while counted < blocks {
-            if counted >= FEWEST && patience.is_some_and(|patience| started.elapsed() > patience) {
+            if counted >= FEWEST && limit.is_some_and(|limit| started.elapsed() > limit) {
                 progress.steps(blocks - counted);
                 break;
             }
             let before = clock.holds();
-            let ticks = self.block(other)?;
-            if clock.holds() && before || self.rejected >= blocks {
-                for ((_, samples), ticks) in self.subjects.iter_mut().zip(ticks) {
-                    samples.push(ticks);
-                }
-                counted += 1;
-                progress.step();
-            } else {
-                self.rejected += 1;
+            let costs = self.block(bursts, other)?;
+            let steady = clock.holds() && before;
+            if !steady && self.steadiness.rejected < blocks {
+                self.steadiness.rejected += 1;
+                continue;
             }
+            self.steadiness.unsteady += usize::from(!steady);
+            for ((_, blocks), cost) in self.subjects.iter_mut().zip(costs) {
+                blocks.core.push(cost.core_per_packet());
+                blocks.guest.push(cost.guest_per_packet());
+            }
+            counted += 1;
+            progress.step();
         }
+        self.steadiness.core_cycles_per_tick = clock.core_cycles_per_tick();
         Ok(())
     }
 
     /// Every subject forwards, then every subject backwards: A B B A. The next block begins with the next subject: who
-    /// has two turns in a row finds what it left in the caches, and that shall be everybody in turn. Returns the ticks
-    /// a packet of each.
-    fn block(&mut self, other: &OtherCore) -> Result<Vec<f64>> {
+    /// has two turns in a row finds what it left in the caches, and that shall be everybody in turn.
+    fn block(&mut self, bursts: usize, other: &OtherCore) -> Result<Vec<Cost>> {
         let count = self.subjects.len();
-        let mut ticks = vec![0.0; count];
+        let mut costs = vec![Cost::default(); count];
         let order = (0..count).map(|i| (self.first + i) % count);
         for i in order.clone().chain(order.rev()) {
-            ticks[i] += self.subjects[i].0.turn(other)? / 2.0;
+            costs[i] += turn(&mut self.subjects[i].0, bursts, other)?;
         }
         self.first = (self.first + 1) % count.max(1);
-        Ok(ticks)
+        Ok(costs)
     }
 }
 
-/// `auto` against the modes that alternated with it: ratios of speed.
+/// `auto` against the modes that alternated with it: ratios of speed, of all blocks and of those in which it learnt.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Against {
-    cpu: Option<Ratio>,
-    offload: Option<Ratio>,
-    better: Option<Ratio>,
+    cpu: Option<SumRatio>,
+    offload: Option<SumRatio>,
+    better: Option<SumRatio>,
+    settling: Option<f64>,
 }
 
 impl Against {
     /// The blocks of `auto`, and those of the other two where they were measured.
-    pub(crate) fn new(auto: &[f64], cpu: Option<&[f64]>, offload: Option<&[f64]>) -> Self {
-        let ratio = |theirs: Option<&[f64]>| {
-            let pairs: Vec<_> = theirs.into_iter().flatten().copied().zip(auto.iter().copied()).collect();
-            paired_ratio(&pairs)
-        };
-        let (over_cpu, over_offload) = (ratio(cpu), ratio(offload));
+    pub(crate) fn new(auto: &Blocks, cpu: Option<&Blocks>, offload: Option<&Blocks>) -> Self {
+        let ratio = |theirs: Option<&Blocks>| SumRatio::of(&theirs?.whole(), &auto.whole());
+        let settling = |theirs: Option<&Blocks>| Some(SumRatio::of(&theirs?.settling, &auto.settling)?.sums);
+        let both = [(ratio(cpu), settling(cpu)), (ratio(offload), settling(offload))];
         // The better one is the one that `auto` is less far ahead of.
-        let better =
-            [over_cpu, over_offload].into_iter().flatten().min_by(|a, b| a.median.total_cmp(&b.median));
-        Self { cpu: over_cpu, offload: over_offload, better }
+        let better = both.iter().filter_map(|(ratio, settling)| Some(((*ratio)?, *settling)));
+        let better = better.min_by(|a, b| a.0.sums.total_cmp(&b.0.sums));
+        Self {
+            cpu: both[0].0,
+            offload: both[1].0,
+            better: better.map(|(ratio, _)| ratio),
+            settling: better.and_then(|(_, settling)| settling),
+        }
     }
 
     /// Tells `row`.
     pub(crate) fn enter(self, row: &mut Row) {
-        row.auto_over_cpu = self.cpu.map(|ratio| ratio.median);
-        row.auto_over_offload = self.offload.map(|ratio| ratio.median);
-        row.auto_over_better = self.better.map(|ratio| ratio.median);
+        row.auto_over_cpu = self.cpu.map(|ratio| ratio.sums);
+        row.auto_over_offload = self.offload.map(|ratio| ratio.sums);
+        row.auto_over_better = self.better.map(|ratio| ratio.sums);
+        row.auto_over_better_median = self.better.map(|ratio| ratio.median);
         row.auto_over_better_lower = self.better.map(|ratio| ratio.lower);
+        row.auto_settling_over_better = self.settling;
     }
 }
 
@@ -162,46 +286,68 @@ impl Against {
 mod tests {
     use super::*;
 
-    /// Notes whose turn it was.
+    /// Notes how many windows it has moved.
     struct Noted {
-        ticks: f64,
-        auto: bool,
-        turns: usize,
+        ticks: u64,
+        windows: usize,
     }
 
     impl Subject for Noted {
-        fn turn(&mut self, _: &OtherCore) -> Result<f64> {
-            self.turns += 1;
-            Ok(self.ticks)
-        }
-
-        fn is_auto(&self) -> bool {
-            self.auto
+        fn window(&mut self, _: &OtherCore) -> Result<Cost> {
+            self.windows += 1;
+            Ok(Cost { packets: 256, core: 256 * self.ticks, guest: 256 })
         }
     }
 
+    fn blocks(settling: f64, core: f64) -> Blocks {
+        Blocks { settling: vec![settling; 4], core: vec![core; 9], guest: vec![1.0; 9] }
+    }
+
     #[test]
-    fn everyone_has_two_turns_a_block_and_auto_learns_first() {
+    fn everyone_has_two_turns_a_block_whose_first_window_is_not_timed() {
         let other = OtherCore::start(None).unwrap();
         let mut cell = Alternating::new();
-        for (ticks, auto) in [(10.0, false), (20.0, true)] {
-            cell.add(Noted { ticks, auto, turns: 0 });
+        for ticks in [10, 20] {
+            cell.add(Noted { ticks, windows: 0 });
         }
-        cell.measure(12, None, &other, &mut ClockCheck::new(), &Progress::hidden()).unwrap();
-        let blocks = |auto| cell.blocks_of(|noted: &Noted| noted.auto == auto).unwrap();
-        assert_eq!((blocks(false), blocks(true)), (&[10.0; 12][..], &[20.0; 12][..]));
-        let turns: Vec<_> = cell.iter().map(|(noted, _)| noted.turns).collect();
-        let counted = 2 * (WARM_UP + 12 + cell.rejected());
-        assert!(turns[0] == counted && turns[1] > counted, "{turns:?}, {counted} of them counted");
+        let schedule = Schedule { blocks: 12, bursts: TURN_BURSTS, limit: None };
+        cell.measure(schedule, &other, &mut ClockCheck::new(), &Progress::hidden()).unwrap();
+        let turns = 2 * (SETTLING + 12 + cell.steadiness.rejected);
+        for (noted, blocks) in cell.iter() {
+            assert_eq!(blocks.settling, [noted.ticks as f64; SETTLING]);
+            assert_eq!(
+                (&blocks.core[..], &blocks.guest[..]),
+                (&[noted.ticks as f64; 12][..], &[1.0; 12][..])
+            );
+            assert_eq!(noted.windows, turns * (1 + TURN_BURSTS * BURST / 256));
+        }
+        assert!((cell.noise().unwrap() - 0.5).abs() < 1e-9, "half of a thing is not the thing");
+        let mut row = Row::default();
+        cell.iter().next().unwrap().1.enter(&mut row, 1_000_000_000);
+        assert_eq!((row.mean, row.median), (Some(10.0), 10.0));
     }
 
     #[test]
-    fn the_better_mode_is_the_one_that_auto_is_less_far_ahead_of() {
-        let against = Against::new(&[10.0; 9], Some(&[20.0; 9]), Some(&[9.0; 9]));
+    fn an_unsteady_clock_is_told() {
+        let mut cell = Alternating::<Noted>::new();
+        cell.steadiness = Steadiness { rejected: 12, unsteady: 3, core_cycles_per_tick: 1.5 };
+        let mut row = Row::default();
+        cell.steadiness().enter(&mut row);
+        assert_eq!((row.rejected, row.unsteady, row.core_cycles_per_tick), (12, 3, Some(1.5)));
+    }
+
+    #[test]
+    fn auto_is_judged_by_the_better_mode_with_all_that_it_spent() {
+        let auto = blocks(19.0, 10.0);
+        let against = Against::new(&auto, Some(&blocks(20.0, 20.0)), Some(&blocks(9.0, 9.0)));
         let mut row = Row::default();
         against.enter(&mut row);
-        assert_eq!((row.auto_over_cpu, row.auto_over_offload), (Some(2.0), Some(0.9)));
-        assert_eq!((row.auto_over_better, row.auto_over_better_lower), (Some(0.9), Some(0.9)));
+        let spent = 4.0 * 19.0 + 9.0 * 10.0;
+        let near = |ratio: Option<f64>, expected: f64| assert!((ratio.unwrap() - expected).abs() < 1e-9);
+        near(row.auto_over_cpu, 13.0 * 20.0 / spent);
+        near(row.auto_over_better, 13.0 * 9.0 / spent);
+        near(row.auto_over_better_median, 0.9);
+        near(row.auto_settling_over_better, 9.0 / 19.0);
         let mut row = Row::default();
         Against::default().enter(&mut row);
         assert_eq!(row.auto_over_better, None);

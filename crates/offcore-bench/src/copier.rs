@@ -15,6 +15,9 @@ use crate::model::load::layout;
 use crate::predict::BATCH;
 use crate::sample::Spread;
 
+/// Copies that an engine makes from one look of the measured core to the next, at most, unless it makes more in one step:
+/// a running engine completes some at a time.
+pub const PORTION: usize = 32;
 /// Operations that a channel holds.
 pub const CHANNEL: usize = 1024;
 
@@ -71,7 +74,7 @@ impl Copier {
                 let (device, mut stepper) = CoreDevice::stepped();
                 let step = move || {
                     let start = tsc::now();
-                    let copies = stepper.step();
+                    let copies = stepper.step_at_most(PORTION);
                     Worked { copies, ns: (tsc::now() - start) as f64 * 1e9 / tsc::hz() as f64 }
                 };
                 Ok(Some(Engine::new(device.open_channel(CHANNEL)?, step)))
@@ -202,8 +205,17 @@ impl Engine {
 
     /// Runs the engine until it has nothing to do; returns what it did.
     pub fn run(&mut self) -> Worked {
+        self.run_for(usize::MAX)
+    }
+
+    /// Runs the engine until it has made a [`PORTION`] or has nothing to do; returns what it did.
+    pub fn run_portion(&mut self) -> Worked {
+        self.run_for(PORTION)
+    }
+
+    fn run_for(&mut self, copies: usize) -> Worked {
         let mut all = Worked::default();
-        loop {
+        while all.copies < copies {
             let worked = (self.step)();
             if worked.copies == 0 {
                 break;

@@ -21,14 +21,15 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
-use crate::alternate::{Against, Alternating};
+use crate::alternate::{Against, Alternating, Schedule};
 use crate::copier::Setup;
 use crate::core_cost::BURST;
 use crate::lockstep::OtherCore;
+use crate::memory::{page_name, pages_for};
 use crate::predict::DeviceRate;
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{ClockCheck, Spread, paired_ratio};
+use crate::sample::{ClockCheck, SumRatio};
 use crate::temperature::Temperature;
 use lane::{Lane, counterpart, is};
 use nic::Nic;
@@ -63,6 +64,8 @@ pub struct Options {
     pub background: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
+    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::alternate::TURN_BURSTS).
+    pub bursts: usize,
     /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
     pub patience: Option<Duration>,
     /// Pages of the packet buffers.
@@ -81,7 +84,10 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
     let buffers = options.temperatures.iter().map(|&temperature| nic::buffers(temperature)).max();
-    let pool = Pool::new(buffers.unwrap_or(0).max(BURST), BUFFER, options.hugepages)?;
+    let buffers = buffers.unwrap_or(0).max(BURST);
+    // Two MiB more than needed, since what is left of the last page is taken, too.
+    let hugepages = pages_for(options.hugepages, (buffers * BUFFER >> 20) + 2)?;
+    let pool = Pool::new(buffers, BUFFER, hugepages)?;
     let mut clock = ClockCheck::new();
     progress.begin(options.temperatures.len() * options.frames.len() * options.blocks);
     for &temperature in &options.temperatures {
@@ -90,10 +96,13 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let cold = temperature == Temperature::Cold;
             let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
             let mut cell = cell(options, pool, temperature, frame)?;
-            cell.measure(blocks, options.patience, &other, &mut clock, progress)
+            let schedule = Schedule { blocks, bursts: options.bursts, limit: options.patience };
+            cell.measure(schedule, &other, &mut clock, progress)
                 .with_context(|| format!("{temperature}, {frame} B"))?;
             progress.steps(options.blocks - blocks);
-            for row in rows(&mut cell, temperature, frame)? {
+            for mut row in rows(&mut cell, temperature, frame)? {
+                row.pages = Some(page_name(pool.mapping().page_size()));
+                row.bursts_per_turn = Some(options.bursts);
                 emit(row);
             }
         }
@@ -123,8 +132,8 @@ fn cell(
 
 fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) -> Result<Vec<Row>> {
     let hz = tsc::hz();
-    let rejected = cell.rejected();
-    let core = cell.blocks_of(is(Setup::CPU)).map(<[f64]>::to_vec);
+    let steadiness = cell.steadiness();
+    let core = cell.blocks_of(is(Setup::CPU)).cloned();
     let against: Vec<_> = cell
         .iter()
         .map(|(lane, blocks)| match lane.setup.mode {
@@ -150,7 +159,6 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
             temperature: temperature.name().into(),
             window: temperature.window(),
             simulated: setup.copier.simulated(),
-            rejected,
             received: lane.packets(),
             verified: lane.packets(),
             published: published(frame, setup.mode),
@@ -160,7 +168,8 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
             copied_bytes_per_packet: Some(lane.copied_bytes()),
             ..Row::default()
         };
-        row.set_cycles(Spread::of(blocks), hz);
+        blocks.enter(&mut row, hz);
+        steadiness.enter(&mut row);
         row.published_unit = row.published.map(|_| PUBLISHED_UNIT);
         let engine_ns = match setup.copier.simulated() {
             // Windows are too short to keep a device busy: it is asked for what it does when it is.
@@ -177,9 +186,8 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
         if setup.mode == Mode::Offload
             && let Some(core) = &core
         {
-            let pairs: Vec<_> = core.iter().copied().zip(blocks.iter().copied()).collect();
-            let ratio = paired_ratio(&pairs);
-            row.offload_over_cpu = ratio.map(|ratio| ratio.median);
+            let ratio = SumRatio::of(&core.core, &blocks.core);
+            row.offload_over_cpu = ratio.map(|ratio| ratio.sums);
             row.offload_over_cpu_lower = ratio.map(|ratio| ratio.lower);
         }
         against.enter(&mut row);

@@ -1,94 +1,59 @@
 //! Core cost: the TSC ticks that the measured core spends on a packet, and nothing else.
 //!
-//! The guests and the engine's steps run on the other core (with `hot`, on the same one), in their own turns, untimed.
-//! What is timed is the production worker's round: poll, dequeue, address rewriting, enqueue, publishing. With an
-//! engine a window of packets is dequeued (submitted), copied, forwarded (reaped and submitted again), copied, and
-//! published: three timed parts, the waits between them untimed.
+//! The guests run on the other core (with `hot`, on the same one) and the engine always does, in their own turns. What is
+//! timed is the production worker's round: poll, dequeue, address rewriting, enqueue, publishing. With an engine a window
+//! of packets is dequeued (submitted, timed); then the engine makes some copies, untimed, and the worker a round, timed,
+//! in which it reaps what is done, forwards it and publishes, until all packets have been published.
 
-use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use offcore_dma::cpu::Routine;
 use offcore_dma::{Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_ring::Layout;
 use offcore_stats::page::Block;
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock, tsc};
-use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC, VERSION_1};
+use offcore_vhost::features::{NET_HEADER, VERSION_1};
 use offcore_vhost::{Binding, VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
 
+use crate::alternate::{Cost, Subject};
 use crate::background::Background;
 use crate::copier::Engine;
-use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen, buffers_len};
+use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
 use crate::lockstep::OtherCore;
+use crate::memory::{GuestSide, Testbed};
 use crate::temperature::Temperature;
-use crate::workload::{Ring, Route, Workload};
+use crate::workload::{Route, Workload};
 
 /// Packets in a burst.
 pub const BURST: usize = 32;
-/// Size of both virtqueues.
-pub const RING: u16 = 1024;
-/// How often the engine is run for one window, at most.
-const MOST_WAITS: usize = 64;
-/// Where a device sees the guest's memory.
-const GUEST_ADDRESS: u64 = 0x1_0000_0000;
-/// Bytes kept for the two virtqueues of a guest.
-const RINGS: usize = 2 << 20;
-
-/// A guest's memory: buffers, and behind them its virtqueues.
-#[derive(Debug)]
-struct GuestSide {
-    /// The guest's own view.
-    memory: Arc<GuestMemory>,
-    /// The device's: a mapping of its own, as another process would have.
-    device: Arc<GuestMemory>,
-    /// Bytes of buffers.
-    buffers: usize,
-}
-
-impl GuestSide {
-    /// Memory for so many bytes of buffers, on the pages that `hugepages` says.
-    fn new(buffers: usize, hugepages: Hugepages) -> Result<Self> {
-        let (mapping, fd) = Mapping::memfd("bench-guest", buffers + RINGS, hugepages)?;
-        let device = one_region(Mapping::shared(fd.as_fd(), 0, mapping.len())?)?;
-        Ok(Self { memory: one_region(mapping)?, device, buffers })
-    }
-
-    /// A virtqueue behind the buffers, as seen through `view`; the first receives, the second transmits.
-    fn ring(&self, view: &Arc<GuestMemory>, queue: u16, ring: Ring) -> Result<Layout> {
-        let start = GUEST_ADDRESS + (self.buffers + usize::from(queue) * (RINGS / 2)) as u64;
-        let parts = (start, start + 0x2_0000, start + 0x4_0000);
-        Ok(Layout::in_memory(view, parts, RING.into(), ring == Ring::Packed)?)
-    }
-}
-
-fn one_region(mapping: Mapping) -> Result<Arc<GuestMemory>> {
-    let len = mapping.len() as u64;
-    let region = GuestRegion::new(GUEST_ADDRESS, GUEST_ADDRESS, len, mapping, 0)?;
-    Ok(Arc::new(GuestMemory::new(vec![region])?))
-}
-
+/// How often in a row the engine is run for nothing, at most.
+const MOST_IN_VAIN: usize = 64;
+/// A copy that takes longer counts as lost.
+pub(crate) const NEVER_LOST: Duration = Duration::from_secs(600);
 /// A virtqueue as the device has it.
-fn vring(side: &GuestSide, queue: u16, ring: Ring) -> Result<VringConfig> {
+fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<VringConfig> {
+    let ring = bed.workload.ring;
     Ok(VringConfig {
         memory: Arc::clone(&side.device),
-        layout: side.ring(&side.device, queue, ring)?,
+        layout: side.ring(&side.device, slot, queue, ring)?,
         start: VringConfig::next_start(),
         base: ring.base(),
-        features: VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC | ring.features(),
+        features: VERSION_1 | bed.workload.features(),
         call: None,
         kick: None,
         enabled: true,
     })
 }
 
-/// A virtqueue's place in a guest's memory: the receiving one, and the transmitting one.
+/// The virtqueues of a guest: the receiving one, and the transmitting one.
 const RX: u16 = 0;
 const TX: u16 = 1;
 
@@ -100,41 +65,31 @@ pub struct Lane {
     /// The virtqueue that receives, and the one that transmits.
     cells: [Arc<VringCell>; 2],
     engine: Option<Arc<Mutex<Engine>>>,
+    /// Whether the engine has copied anything when it was run last.
+    engine_worked: Arc<AtomicBool>,
     background: Option<Background>,
+    /// Of the queues that the core may copy for.
+    routines: [Routines; 2],
     temperature: Temperature,
     frame_len: usize,
 }
 
 impl Lane {
-    /// A lane whose virtqueues are bound to `engine`'s channel in `mode`.
+    /// A lane whose virtqueues are bound to `engine`'s channel in `mode`, in `bed` beside the other lanes of its cell.
     ///
     /// # Errors
-    /// When memory cannot be had, or the engine's channel is taken already.
-    pub fn new(
-        workload: &Workload,
-        (mode, mut engine): (Mode, Option<Engine>),
-        pool: &'static Pool,
-        hugepages: Hugepages,
-    ) -> Result<Self> {
-        let &Workload { route, ring, temperature, frame, one_copy } = workload;
-        let one_way = buffers_len(temperature);
-        let (guests, [rx, tx]) = match route {
-            Route::Loop => {
-                let side = GuestSide::new(2 * one_way, hugepages)?;
-                let rings = (side.ring(&side.memory, RX, ring)?, side.ring(&side.memory, TX, ring)?);
-                let guests = Guests::looped(Arc::clone(&side.memory), rings, temperature, frame)?;
-                (guests, [vring(&side, RX, ring)?, vring(&side, TX, ring)?])
-            }
-            Route::GuestToGuest => {
-                let [from, to] = [GuestSide::new(one_way, hugepages)?, GuestSide::new(one_way, hugepages)?];
-                let sender = (Arc::clone(&from.memory), from.ring(&from.memory, TX, ring)?);
-                let receiver = (Arc::clone(&to.memory), to.ring(&to.memory, RX, ring)?);
-                let guests = Guests::two(sender, receiver, temperature, frame)?;
-                (guests, [vring(&to, RX, ring)?, vring(&from, TX, ring)?])
-            }
-        };
+    /// When the testbed is full, or the engine's channel is taken already.
+    pub fn new(bed: &Testbed, (mode, mut engine): (Mode, Option<Engine>)) -> Result<Self> {
+        let Testbed { workload, pool, from, to, traffic, .. } = bed;
+        let &Workload { route, ring, temperature, frame, one_copy, .. } = workload;
+        let slot = bed.take_slot()?;
+        let rings = (to.ring(&to.memory, slot, RX, ring)?, from.ring(&from.memory, slot, TX, ring)?);
+        let guests = Guests::new(traffic, rings, from.tables(slot));
+        let [rx, tx] = [vring(bed, to, slot, RX)?, vring(bed, from, slot, TX)?];
         let cells = [Arc::new(VringCell::new(RX)), Arc::new(VringCell::new(TX))];
         let mut mover = Mover::new();
+        // Whoever steps the engine may be taken off its core for long; no copy is lost by that.
+        mover.set_lost_after(tsc::ticks(NEVER_LOST));
         if let Some(engine) = &mut engine {
             let channel = engine.take_channel().context("the engine's channel belongs to another lane")?;
             mover.add_channel(channel);
@@ -177,7 +132,9 @@ impl Lane {
             worker,
             cells,
             engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
+            engine_worked: Arc::default(),
             background: None,
+            routines: Default::default(),
             temperature,
             frame_len: frame - FCS_LEN,
         })
@@ -209,6 +166,12 @@ impl Lane {
         (self.copied_bytes() / (self.frame_len + NET_HEADER) as f64).round().max(1.0)
     }
 
+    /// From now on data of this temperature: at most that of the testbed's workload.
+    pub(crate) fn become_as(&mut self, temperature: Temperature) {
+        self.temperature = temperature;
+        lock(&self.guests).become_as(temperature);
+    }
+
     /// What the guests have seen.
     pub fn seen(&self) -> Seen {
         lock(&self.guests).seen()
@@ -234,56 +197,36 @@ impl Lane {
         (tsc::now() - start) as f64 / ROUNDS as f64
     }
 
-    /// Moves one window of packets through; returns the ticks that each cost the core.
-    ///
-    /// # Errors
-    /// When a packet is lost, reordered or changed.
-    pub fn turn(&mut self, other: &OtherCore) -> Result<f64> {
-        let window = self.temperature.window();
-        self.on_guests(other, move |guests| guests.transmit(window))?;
-        let bursts = window / BURST;
-        let mut ticks = self.first_rounds(bursts, other)?;
-        // In mode `auto` the core may have made all copies: then there is nothing to wait for.
-        if self.in_flight() > 0 {
-            self.run_engine(other)?;
-            if self.cells[1].in_flight() > 0 {
-                ticks += self.rounds(bursts);
-                self.run_engine(other)?;
-            }
-            // An engine whose queue is shorter than the window gets the rest as it makes room: then there is more to
-            // wait for.
-            for _ in 0..MOST_WAITS {
-                ticks += self.publish(bursts + 2);
-                if self.in_flight() == 0 {
-                    break;
-                }
-                self.run_engine(other)?;
-            }
-            if self.in_flight() > 0 {
-                bail!("{} packets are not published, and the engine has nothing to do", self.in_flight());
+    /// The routines by which the core copies, as most windows had it: out of the guest's memory and into it, or from guest
+    /// to guest. `None` where the core has made no copy.
+    pub fn copy_routine(&self) -> Option<String> {
+        let made = self.worker.mover.stats().core_copies > 0;
+        let names: Vec<_> = self.routines.iter().filter_map(Routines::most).map(Routine::name).collect();
+        made.then(|| names.join("+"))
+    }
+
+    fn note_routines(&mut self) {
+        let mover = &self.worker.mover;
+        // From guest to guest, the queue of the one copy was opened last, and no other copies.
+        let only = if self.worker.streams[0].one_copy.is_some() { 2 } else { 0 };
+        for (queue, routines) in mover.queues().skip(only).zip(&mut self.routines) {
+            if let Some(routine) = mover.routine(queue) {
+                routines.note(routine);
             }
         }
-        self.on_guests(other, move |guests| {
-            guests.collect()?;
-            match guests.outstanding() {
-                0 => Ok(()),
-                n => bail!("{n} of {window} packets did not arrive"),
-            }
-        })?;
-        Ok(ticks as f64 / window as f64)
     }
 
     /// The shares of the core's cycles that switching, virtqueues and copies take (Figure 3 of the vhost guide), by the
-    /// stage clock over `turns` windows.
+    /// stage clock over so many windows.
     ///
     /// # Errors
-    /// As for [`Lane::turn`].
-    pub fn breakdown(&mut self, other: &OtherCore, turns: usize) -> Result<[f64; 3]> {
+    /// As for [`Lane::window`].
+    pub fn breakdown(&mut self, other: &OtherCore, windows: usize) -> Result<[f64; 3]> {
         let before = self.groups();
-        for turn in 0..turns {
-            self.turn(other)?;
-            // One round in 64 is sampled. An empty one now and then, and it is not the same of every turn.
-            if turn % 3 == 0 {
+        for window in 0..windows {
+            self.window(other)?;
+            // One round in 64 is sampled. An empty one now and then, and it is not the same of every window.
+            if window % 3 == 0 {
                 self.worker.round();
             }
         }
@@ -306,18 +249,6 @@ impl Lane {
     /// Packets of either direction that wait for their copies.
     fn in_flight(&self) -> u64 {
         self.cells.iter().map(|cell| cell.in_flight()).sum()
-    }
-
-    /// At most so many rounds, until nothing is in flight.
-    fn publish(&mut self, rounds: usize) -> u64 {
-        let start = tsc::now();
-        for _ in 0..rounds {
-            if self.in_flight() == 0 {
-                break;
-            }
-            self.worker.round();
-        }
-        tsc::now() - start
     }
 
     /// As [`Lane::rounds`], with the copier beside where there is one.
@@ -343,12 +274,16 @@ impl Lane {
         tsc::now() - start
     }
 
-    fn run_engine(&mut self, other: &OtherCore) -> Result<()> {
-        let Some(engine) = self.engine.as_ref().map(Arc::clone) else { return Ok(()) };
-        self.elsewhere(other, move || {
-            lock(&engine).run();
+    /// Some copies by the engine, always on the other core: on this one it would leave the packets in its caches. Returns
+    /// whether it has made any.
+    fn run_engine(&mut self, other: &OtherCore) -> Result<bool> {
+        let Some(engine) = self.engine.as_ref().map(Arc::clone) else { return Ok(false) };
+        let made = Arc::clone(&self.engine_worked);
+        other.run(move || {
+            made.store(lock(&engine).run_portion().copies > 0, Ordering::Relaxed);
             Ok(())
-        })
+        })?;
+        Ok(self.engine_worked.load(Ordering::Relaxed))
     }
 
     fn on_guests(
@@ -363,6 +298,52 @@ impl Lane {
     /// Hot data stays with the measured core; otherwise the other core does it.
     fn elsewhere(&self, other: &OtherCore, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         if self.temperature == Temperature::Hot { job() } else { other.run(job) }
+    }
+}
+
+impl Subject for Lane {
+    /// Fails when a packet is lost, reordered or changed.
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
+        let window = self.temperature.window();
+        let before = lock(&self.guests).ticks();
+        self.on_guests(other, move |guests| guests.transmit(window))?;
+        let mut core = self.first_rounds(window / BURST, other)?;
+        // In mode `auto` the core may have made all copies: then there is nothing to wait for.
+        let mut in_vain = 0;
+        while self.in_flight() > 0 {
+            in_vain = if self.run_engine(other)? { 0 } else { in_vain + 1 };
+            core += self.rounds(1);
+            if in_vain > MOST_IN_VAIN {
+                bail!("{} packets are not published, and the engine has nothing to do", self.in_flight());
+            }
+        }
+        self.note_routines();
+        self.on_guests(other, move |guests| {
+            guests.collect()?;
+            match guests.outstanding() {
+                0 => Ok(()),
+                n => bail!("{n} of {window} packets did not arrive"),
+            }
+        })?;
+        let guest = lock(&self.guests).ticks() - before;
+        Ok(Cost { packets: window as u64, core, guest })
+    }
+}
+
+/// How often each routine was the present one of a queue.
+#[derive(Clone, Debug, Default)]
+struct Routines(Vec<(Routine, u64)>);
+
+impl Routines {
+    fn note(&mut self, routine: Routine) {
+        match self.0.iter_mut().find(|(known, _)| *known == routine) {
+            Some((_, times)) => *times += 1,
+            None => self.0.push((routine, 1)),
+        }
+    }
+
+    fn most(&self) -> Option<Routine> {
+        self.0.iter().max_by_key(|(_, times)| *times).map(|(routine, _)| *routine)
     }
 }
 

@@ -6,17 +6,18 @@ use anyhow::Result;
 use offcore_mem::Hugepages;
 use serde::Serialize;
 
+use crate::alternate::TURN_BURSTS;
 use crate::copier::Setup;
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::temperature::Temperature;
 use crate::vhost::{self, FRAMES};
-use crate::workload::{Ring, Route};
+use crate::workload::{GuestKind, Ring, Route};
 
 /// A B B A blocks of a packet size.
-const BLOCKS: usize = 2000;
+const BLOCKS: usize = 200;
 /// The same with `--quick`.
-const QUICK_BLOCKS: usize = 60;
+const QUICK_BLOCKS: usize = 20;
 /// How long one packet size may take, however busy the machine is.
 const PATIENCE: Duration = Duration::from_millis(2500);
 
@@ -75,14 +76,18 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
     let measure = vhost::Options {
         route: Route::Loop,
         rings: vec![Ring::Split],
+        guests: vec![GuestKind::Simple],
         one_copy: true,
         frames: FRAMES.to_vec(),
+        imix: false,
         temperatures: vec![Temperature::Remote],
         setups: vec![Setup::CPU, Setup::HELPER],
         background: false,
         breakdown: false,
         dpdk_lib: false,
+        noise_floor: false,
         blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },
+        bursts: TURN_BURSTS,
         patience: Some(PATIENCE),
         hugepages: options.hugepages,
         lcore: options.lcore,

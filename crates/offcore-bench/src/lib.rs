@@ -1,6 +1,6 @@
 //! The published tables, re-measured beside peers.
 
-mod alternate;
+pub mod alternate;
 mod background;
 pub mod copier;
 pub mod copy;
@@ -8,10 +8,12 @@ pub mod core_cost;
 pub mod demo;
 pub mod dma;
 pub mod end_to_end;
+pub mod flip;
 pub mod gpu;
 pub mod guest;
 pub mod latency;
 pub mod lockstep;
+pub mod memory;
 pub mod model;
 pub mod peer;
 pub mod plot;

@@ -6,9 +6,18 @@ use crate::gpu::GpuColumns;
 use crate::peer::about::AboutPeer;
 use crate::sample::Spread;
 
+/// The number of the present description of a row.
+pub const SCHEMA: u32 = 2;
+
 /// A row. Field names are the interface: scripts read them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
+    /// The number of this description of a row: it changes whenever a field changes its meaning or goes.
+    pub schema: u32,
+    /// The model of the machine's CPU.
+    pub cpu: Option<&'static str>,
+    /// What was checked out when the program was built.
+    pub commit: Option<&'static str>,
     /// The subcommand: `vhost`, `copy`, `dma`, `gpu`, `model`, or `predict`.
     pub bench: &'static str,
     /// What was done: `loop`, `guest-to-guest`, `submit_reap`, …
@@ -25,6 +34,10 @@ pub struct Row {
     pub engine: String,
     /// The virtqueues' format: `split` or `packed`; `none` where there are none.
     pub ring: &'static str,
+    /// How the guests use them: `simple` or `linux`.
+    pub guest: Option<&'static str>,
+    /// The virtio features that were negotiated, VERSION_1 left out.
+    pub features: Option<String>,
     /// Packets in a burst.
     pub burst: usize,
     /// `hot`, `remote` or `cold`; `none` where the buffers are none of these.
@@ -47,6 +60,10 @@ pub struct Row {
     pub median: f64,
     /// Largest sample.
     pub max: f64,
+    /// Mean of the samples; their sums make the ratios.
+    pub mean: Option<f64>,
+    /// Bursts of a turn that are timed, at least.
+    pub bursts_per_turn: Option<usize>,
     /// Nanoseconds a packet, at the median.
     pub ns_per_packet: f64,
     /// TSC ticks a packet, at the median.
@@ -103,26 +120,46 @@ pub struct Row {
     pub error: Option<f64>,
     /// Model: whether that is close enough.
     pub pass: Option<bool>,
+    /// Pages of the guests' memory, its virtqueues and our packet buffers: `4K`, `2M` or `1G`.
+    pub pages: Option<&'static str>,
     /// The peer beside which this was measured.
     pub peer: Option<String>,
     /// The peer's median, in the row's unit.
     pub peer_median: Option<f64>,
-    /// Our speed over the peer's: above 1 is faster.
+    /// Our speed over the peer's: above 1 is faster. Core cost: ratio of the sums of all blocks; end to end: median of the
+    /// ratios of paired windows.
     pub peer_ratio: Option<f64>,
+    /// Core cost: median of the ratios of paired blocks.
+    pub peer_ratio_median: Option<f64>,
     /// Lower bound of the ratio by bootstrap.
     pub peer_ratio_lower: Option<f64>,
-    /// `offload`: its speed over `cpu`'s, which alternated with it; above 1 is faster.
+    /// What alternated in the cell, itself included, each as mode and engine.
+    pub variants: Option<String>,
+    /// How far the ratio of a variant to itself was from 1 just before (A/A), as a share: what ratios of the row are less
+    /// far from 1 than this says nothing.
+    pub noise_floor: Option<f64>,
+    /// `offload`: its speed over `cpu`'s, which alternated with it, as a ratio of sums; above 1 is faster.
     pub offload_over_cpu: Option<f64>,
     /// Lower bound of that ratio by bootstrap.
     pub offload_over_cpu_lower: Option<f64>,
-    /// `auto`: its speed over `cpu`'s, which alternated with it; above 1 is faster.
+    /// `auto`: its speed over `cpu`'s, which alternated with it, as a ratio of the sums of the whole run, the beginning
+    /// included, in which it learns; above 1 is faster.
     pub auto_over_cpu: Option<f64>,
-    /// `auto`: its speed over `offload`'s on the same engine.
+    /// `auto`: the same over `offload`'s on the same engine.
     pub auto_over_offload: Option<f64>,
-    /// `auto`: its speed over that of whichever of the two is faster here.
+    /// `auto`: the same over that of whichever of the two is faster here.
     pub auto_over_better: Option<f64>,
-    /// Lower bound of that ratio by bootstrap.
+    /// `auto`: median of the ratios of paired blocks.
+    pub auto_over_better_median: Option<f64>,
+    /// `auto`: lower bound of the ratio of sums by bootstrap.
     pub auto_over_better_lower: Option<f64>,
+    /// `auto`: the ratio of sums of the beginning alone, some two thousand bursts.
+    pub auto_settling_over_better: Option<f64>,
+    /// `auto`, data of changing temperature: its speed over that of whoever knows and takes the better mode at each, as a
+    /// ratio of sums.
+    pub auto_over_oracle: Option<f64>,
+    /// Lower bound of that ratio by bootstrap.
+    pub auto_over_oracle_lower: Option<f64>,
     /// Share of the core's cycles that switching takes (Figure 3 of the vhost guide): headers and forwarding.
     pub share_switching: Option<f64>,
     /// Share of descriptors: fetching available ones, writing used ones.
@@ -142,6 +179,19 @@ pub struct Row {
     /// Bytes that core and engines have copied for each packet, virtio-net headers included: twice its length in a loop;
     /// once, but for the head of 64 bytes that the core writes itself, from guest to guest in one copy.
     pub copied_bytes_per_packet: Option<f64>,
+    /// The core copied, and this engine's channel was attached and idle: what it costs to have one.
+    pub idle_channel: Option<&'static str>,
+    /// `cpu` with an idle channel: its speed over that of `cpu` without, as a ratio of sums.
+    pub idle_channel_over_cpu: Option<f64>,
+    /// The routines by which the core copied: out of the guest's memory and into it, or from guest to guest. Stores past
+    /// the caches (`non-temporal`, `direct`) make the core cheaper and the reader dearer.
+    pub copy_routine: Option<String>,
+    /// Nanoseconds a packet that the guests spent on their virtqueues, on writing packets and on reading them; the mean.
+    pub guest_ns_per_packet: Option<f64>,
+    /// Core and guests together, nanoseconds a packet; the mean.
+    pub both_ns_per_packet: Option<f64>,
+    /// Our speed over the peer's, core and guests together, as a ratio of sums.
+    pub peer_both_ratio: Option<f64>,
     /// Whether a copier on the other core made as many copies as this one while this one was timed.
     pub background: bool,
     /// How many it made for each packet.
@@ -152,6 +202,10 @@ pub struct Row {
     pub bound: Option<&'static str>,
     /// Rounds thrown away because the core's clock had changed.
     pub rejected: usize,
+    /// Rounds that count although it had, since too many were thrown away before: the row is not to be trusted.
+    pub unsteady: usize,
+    /// Core cycles in a TSC tick, by a known loop.
+    pub core_cycles_per_tick: Option<f64>,
     /// End to end: TSC ticks a packet of the rounds that moved packets, as the back end itself counts them.
     pub busy_cycles_per_packet: Option<f64>,
     /// The peer's account of the same (testpmd's record-core-cycles).

@@ -63,21 +63,75 @@ pub fn paired_ratio(pairs: &[(f64, f64)]) -> Option<Ratio> {
     if ratios.is_empty() {
         return None;
     }
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = Random::default();
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            let mut pick: Vec<f64> = (0..ratios.len())
-                .map(|_| {
-                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    ratios[(state >> 33) as usize % ratios.len()]
-                })
-                .collect();
+            let mut pick: Vec<f64> = (0..ratios.len()).map(|_| ratios[random.below(ratios.len())]).collect();
             pick.sort_by(f64::total_cmp);
             middle(&pick)
         })
         .collect();
     medians.sort_by(f64::total_cmp);
     Some(Ratio { median: Spread::of(&ratios).median, lower: medians[RESAMPLES / 20] })
+}
+
+/// A ratio of two things that alternated in blocks of the same length, all blocks together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SumRatio {
+    /// Ratio of the sums over all blocks: what short blocks hide, such as the dear bursts of a trial, is in it.
+    pub sums: f64,
+    /// Median of the pairs' ratios.
+    pub median: f64,
+    /// Lower bound of the ratio of sums, by bootstrap, at 90 % (one-sided 95 %).
+    pub lower: f64,
+    /// Upper bound of the same.
+    pub upper: f64,
+}
+
+impl SumRatio {
+    /// The ratio `a / b` over pairs; `None` without pairs.
+    pub fn of(a: &[f64], b: &[f64]) -> Option<Self> {
+        let pairs: Vec<(f64, f64)> = a.iter().copied().zip(b.iter().copied()).collect();
+        if pairs.is_empty() {
+            return None;
+        }
+        let ratio = |(a, b): (f64, f64)| a / b;
+        let add = |(a, b): (f64, f64), &(c, d): &(f64, f64)| (a + c, b + d);
+        let mut random = Random::default();
+        let mut resampled: Vec<f64> = (0..RESAMPLES)
+            .map(|_| ratio((0..pairs.len()).map(|_| &pairs[random.below(pairs.len())]).fold((0.0, 0.0), add)))
+            .collect();
+        resampled.sort_by(f64::total_cmp);
+        let ratios: Vec<f64> = pairs.iter().copied().map(ratio).collect();
+        Some(Self {
+            sums: ratio(pairs.iter().fold((0.0, 0.0), add)),
+            median: Spread::of(&ratios).median,
+            lower: resampled[RESAMPLES / 20],
+            upper: resampled[RESAMPLES - 1 - RESAMPLES / 20],
+        })
+    }
+
+    /// How far the ratio of a thing to itself is from 1, as far as this one tells: the noise floor of an A/A run.
+    pub fn noise(self) -> f64 {
+        (self.upper - 1.0).max(1.0 - self.lower)
+    }
+}
+
+/// A fixed generator: every run of a bootstrap goes the same way.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Default for Random {
+    fn default() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
 }
 
 /// Watches the core's clock: the TSC does not slow down with it.
@@ -137,5 +191,21 @@ mod tests {
         let ratio = paired_ratio(&noisy).unwrap();
         assert!(ratio.lower <= ratio.median && ratio.lower >= 1.0, "{ratio:?}");
         assert_eq!(paired_ratio(&[]), None);
+    }
+
+    #[test]
+    fn sums_see_what_medians_do_not() {
+        let steady = [10.0; 100];
+        let mut dear_now_and_then = steady;
+        for block in dear_now_and_then.iter_mut().step_by(10) {
+            *block = 20.0;
+        }
+        let ratio = SumRatio::of(&steady, &dear_now_and_then).unwrap();
+        assert_eq!(ratio.median, 1.0);
+        assert!((ratio.sums - 1.0 / 1.1).abs() < 1e-9, "{ratio:?}");
+        assert!(ratio.lower < ratio.sums && ratio.sums < ratio.upper && ratio.upper < 1.0, "{ratio:?}");
+        let same = SumRatio::of(&steady, &steady).unwrap();
+        assert_eq!((same.sums, same.noise()), (1.0, 0.0));
+        assert!(ratio.noise() > 0.09 && SumRatio::of(&[], &[]).is_none());
     }
 }

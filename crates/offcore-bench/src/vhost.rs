@@ -3,26 +3,25 @@
 //! The case is the guide's: a packet is dequeued from a guest, its Ethernet addresses are rewritten, and it is enqueued
 //! to a guest: the same one (`loop`) or another (`guest-to-guest`).
 
+mod cell;
+
 use std::time::Duration;
 
 #[cfg(feature = "dpdk")]
 use anyhow::Context;
 use anyhow::Result;
-use offcore_dma::Mode;
-use offcore_mem::{Hugepages, Pool};
-use offcore_stats::tsc;
+use offcore_mem::Hugepages;
 
-use crate::alternate::{Against, Alternating, Subject as Alternates};
-use crate::copier::{Copier, Setup};
-use crate::core_cost::{BURST, Lane};
+use crate::alternate::Schedule;
+use crate::copier::Setup;
 use crate::lockstep::OtherCore;
-use crate::peer::about::AboutPeer;
-use crate::predict::DeviceRate;
+use crate::memory::{Need, RunMemory, Testbed, page_name};
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{ClockCheck, Spread, paired_ratio};
+use crate::sample::ClockCheck;
 use crate::temperature::Temperature;
-use crate::workload::{Ring, Route, Workload};
+use crate::workload::{GuestKind, IMIX_MEAN, Ring, Route, Workload};
+use cell::{Cell, Kind};
 
 /// Frame lengths of the published table, FCS included.
 pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
@@ -39,8 +38,6 @@ pub(crate) const PUBLISHED: [(usize, f64, f64); 7] = [
 ];
 /// Copies that a packet of the loop takes: out of the guest, into the guest.
 pub(crate) const COPIES: f64 = 2.0;
-/// Windows over which Figure 3's shares are taken.
-const BREAKDOWN: usize = 192;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -49,10 +46,14 @@ pub struct Options {
     pub route: Route,
     /// Formats of virtqueues.
     pub rings: Vec<Ring>,
+    /// How guests use them.
+    pub guests: Vec<GuestKind>,
     /// Whether ours copies a payload from guest to guest once, where it can.
     pub one_copy: bool,
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
+    /// Whether they are those of the Internet mix instead.
+    pub imix: bool,
     /// How warm the data is.
     pub temperatures: Vec<Temperature>,
     /// Who copies: what is measured alternately.
@@ -63,8 +64,12 @@ pub struct Options {
     pub breakdown: bool,
     /// Whether librte_vhost is measured beside.
     pub dpdk_lib: bool,
+    /// Whether the core is measured against itself first, for the noise floor of all ratios.
+    pub noise_floor: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
+    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::alternate::TURN_BURSTS).
+    pub bursts: usize,
     /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
     pub patience: Option<Duration>,
     /// Pages for guests and packet buffers.
@@ -78,54 +83,18 @@ pub struct Options {
 impl Options {
     /// The cells, in their order.
     fn workloads(&self) -> Vec<Workload> {
-        let &Self { route, ref rings, one_copy, ref temperatures, ref frames, .. } = self;
+        let &Self { route, one_copy, imix, ref rings, ref guests, ref temperatures, .. } = self;
+        let frames = if imix { &[IMIX_MEAN][..] } else { &self.frames };
         let all = rings.iter().flat_map(|&ring| {
-            temperatures.iter().flat_map(move |&temperature| {
-                let workload = move |&frame| Workload { route, ring, temperature, frame, one_copy };
-                frames.iter().map(workload)
+            guests.iter().flat_map(move |&guest| {
+                temperatures.iter().flat_map(move |&temperature| {
+                    let workload =
+                        move |&frame| Workload { route, ring, temperature, frame, imix, guest, one_copy };
+                    frames.iter().map(workload)
+                })
             })
         });
         all.collect()
-    }
-}
-
-/// A cell: what is measured alternately in it.
-struct Cell {
-    lanes: Alternating<Subject>,
-}
-
-enum Subject {
-    Ours {
-        setup: Setup,
-        background: bool,
-        lane: Box<Lane>,
-    },
-    #[cfg(feature = "dpdk")]
-    DpdkLib(Box<crate::peer::lane::PeerLane>),
-}
-
-impl Subject {
-    /// What it is called when it is not ours.
-    fn peer_name(&self) -> Option<&'static str> {
-        match self {
-            Self::Ours { .. } => None,
-            #[cfg(feature = "dpdk")]
-            Self::DpdkLib(_) => Some("dpdk-lib"),
-        }
-    }
-}
-
-impl Alternates for Subject {
-    fn is_auto(&self) -> bool {
-        matches!(self, Self::Ours { setup, .. } if setup.mode == Mode::Auto)
-    }
-
-    fn turn(&mut self, other: &OtherCore) -> Result<f64> {
-        match self {
-            Self::Ours { lane, .. } => lane.turn(other),
-            #[cfg(feature = "dpdk")]
-            Self::DpdkLib(lane) => lane.turn(other),
-        }
     }
 }
 
@@ -136,165 +105,38 @@ impl Alternates for Subject {
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
-    let pool = Pool::new(8192, 2048, options.hugepages)?;
-    let peers = Peers::open(options)?;
+    let need = Need { peer_mib: Peers::mib(options), ..Need::of(options.route, &options.temperatures) };
+    let memory = RunMemory::new(need, options.hugepages)?;
+    let peers = Peers::open(options, memory.hugepages)?;
     let mut clock = ClockCheck::new();
     let workloads = options.workloads();
-    progress.begin(workloads.len() * options.blocks);
+    let kinds = Kind::all(options);
+    progress.begin(workloads.len() * kinds.len() * options.blocks);
     for workload in &workloads {
-        progress.say(&workload.to_string());
-        let mut cell = Cell::new(options, &peers, workload, pool)?;
-        let cold = workload.temperature == Temperature::Cold;
-        let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
-        cell.lanes.measure(blocks, options.patience, &other, &mut clock, progress)?;
-        for row in cell.rows(workload, options.breakdown.then_some(&other))? {
-            emit(row);
+        let mut noise = None;
+        for &kind in &kinds {
+            progress.say(&format!("{workload}, {kind}"));
+            let mut cell = Cell::new(kind, options, &peers, &Testbed::new(&memory, workload)?)?;
+            let cold = workload.temperature == Temperature::Cold;
+            let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
+            let schedule = Schedule { blocks, bursts: options.bursts, limit: options.patience };
+            cell.variants.measure(schedule, &other, &mut clock, progress)?;
+            progress.steps(options.blocks - blocks);
+            if kind == Kind::Noise {
+                noise = cell.variants.noise();
+                continue;
+            }
+            let breakdown = (options.breakdown && kind == Kind::Modes).then_some(&other);
+            for mut row in cell.rows(workload, breakdown)? {
+                row.noise_floor = noise;
+                row.bursts_per_turn = Some(options.bursts);
+                row.pages = Some(page_name(memory.page_size()));
+                emit(row);
+            }
         }
     }
     progress.end();
     Ok(())
-}
-
-impl Cell {
-    /// Every lane on the same pages: hugepages for all, or for none when there are too few.
-    fn new(options: &Options, peers: &Peers, workload: &Workload, pool: &'static Pool) -> Result<Self> {
-        let on = |hugepages| -> Result<Self> {
-            let mut cell = Self { lanes: Alternating::new() };
-            for &setup in &options.setups {
-                let open = || Lane::new(workload, (setup.mode, setup.open()?), pool, hugepages);
-                cell.add(Subject::Ours { setup, background: false, lane: Box::new(open()?) });
-                if options.background && setup == Setup::CPU {
-                    let lane = Box::new(open()?.with_background());
-                    cell.add(Subject::Ours { setup, background: true, lane });
-                }
-            }
-            peers.add_lane(&mut cell, workload, hugepages)?;
-            Ok(cell)
-        };
-        match options.hugepages {
-            Hugepages::Auto => on(Hugepages::Size2M).or_else(|_| on(Hugepages::None)),
-            chosen => on(chosen),
-        }
-    }
-
-    fn add(&mut self, subject: Subject) {
-        self.lanes.add(subject);
-    }
-
-    fn peer(&self) -> Option<(&'static str, &[f64])> {
-        self.lanes.iter().find_map(|(subject, blocks)| Some((subject.peer_name()?, blocks)))
-    }
-
-    /// What the peer is.
-    fn about_peer(&self) -> Result<AboutPeer> {
-        #[cfg(feature = "dpdk")]
-        for (subject, _) in self.lanes.iter() {
-            if let Subject::DpdkLib(lane) = subject {
-                return lane.about();
-            }
-        }
-        Ok(AboutPeer::default())
-    }
-
-    /// The blocks of our lane in `mode` over the engine of `like`; the core's has no engine.
-    fn ours(&self, mode: Mode, like: Copier) -> Option<&[f64]> {
-        let copier = if mode == Mode::Cpu { Copier::Core } else { like };
-        let wanted = Setup { mode, copier };
-        self.lanes.blocks_of(
-            |subject| matches!(subject, Subject::Ours { setup, background: false, .. } if *setup == wanted),
-        )
-    }
-
-    /// The rows of all lanes; with the other core, Figure 3's shares are measured for them.
-    fn rows(&mut self, workload: &Workload, breakdown: Option<&OtherCore>) -> Result<Vec<Row>> {
-        let &Workload { route, ring, temperature, frame, .. } = workload;
-        let hz = tsc::hz();
-        let against = self.lanes.iter().map(|(subject, blocks)| match subject {
-            Subject::Ours { setup: Setup { mode: Mode::Auto, copier }, .. } => {
-                let (cpu, offload) = (self.ours(Mode::Cpu, *copier), self.ours(Mode::Offload, *copier));
-                Against::new(blocks, cpu, offload)
-            }
-            _ => Against::default(),
-        });
-        let against: Vec<_> = against.collect();
-        let peer = self.peer().map(|(name, blocks)| (name, blocks.to_vec()));
-        let about_peer = self.about_peer()?;
-        let rejected = self.lanes.rejected();
-        let mut rows = Vec::new();
-        for ((subject, blocks), against) in self.lanes.iter_mut().zip(against) {
-            let mut row = Row {
-                bench: "vhost",
-                case: route.name().into(),
-                arrangement: "core-cost",
-                frame,
-                ring: ring.name(),
-                burst: BURST,
-                temperature: temperature.name().into(),
-                window: temperature.window(),
-                rejected,
-                ..Row::default()
-            };
-            row.set_cycles(Spread::of(blocks), hz);
-            match subject {
-                Subject::Ours { setup, background, lane } => {
-                    let seen = lane.seen();
-                    (row.received, row.verified, row.lost) =
-                        (seen.received, seen.verified, seen.sent - seen.received);
-                    row.empty_poll_cycles = Some(lane.empty_poll());
-                    (row.mode, row.engine) = (setup.mode.to_string(), setup.copier.name().into());
-                    row.simulated = setup.copier.simulated();
-                    row.background = *background;
-                    row.background_copies_per_packet = lane.background_copies();
-                    row.copied_bytes_per_packet = Some(lane.copied_bytes());
-                    row.published = published(frame, setup.mode).filter(|_| route == Route::Loop);
-                    row.published_unit =
-                        row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
-                    let engine_ns = match setup.copier.simulated() {
-                        // Windows are too short to keep a device busy: it is asked for what it does when it is.
-                        true => Some(1e3 / DeviceRate::of(frame, (1, 1, 4), setup.copier.batch())?.mcopies),
-                        false => lane.engine_ns_per_copy(),
-                    };
-                    if let Some(ns) = engine_ns {
-                        row.set_engine(ns, lane.copies());
-                    }
-                    if let Some(other) = breakdown {
-                        let [switching, virtqueue, copy] = lane.breakdown(other, BREAKDOWN)?;
-                        (row.share_switching, row.share_virtqueue) = (Some(switching), Some(virtqueue));
-                        row.share_copy = Some(copy);
-                    }
-                    if let Some((name, theirs)) = &peer {
-                        let pairs: Vec<_> = theirs.iter().copied().zip(blocks.iter().copied()).collect();
-                        row.peer = Some((*name).to_string());
-                        row.about_peer = about_peer.clone();
-                        row.peer_median = Some(Spread::of(theirs).median);
-                        let ratio = paired_ratio(&pairs);
-                        row.peer_ratio = ratio.map(|r| r.median);
-                        row.peer_ratio_lower = ratio.map(|r| r.lower);
-                    }
-                }
-                #[cfg(feature = "dpdk")]
-                Subject::DpdkLib(lane) => {
-                    let seen = lane.seen();
-                    (row.received, row.verified, row.lost) =
-                        (seen.received, seen.verified, seen.sent - seen.received);
-                    (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
-                }
-            }
-            against.enter(&mut row);
-            rows.push(row);
-        }
-        Ok(rows)
-    }
-}
-
-/// The guide's figure. It has none for `auto`, which would have followed the better of the two.
-fn published(frame: usize, mode: Mode) -> Option<f64> {
-    let (_, core, dsa) = PUBLISHED.into_iter().find(|(f, ..)| *f == frame)?;
-    Some(match mode {
-        Mode::Cpu => core,
-        Mode::Offload => dsa,
-        Mode::Auto => return None,
-    })
 }
 
 /// What a peer needs once per process.
@@ -305,27 +147,38 @@ struct Peers {
 
 #[cfg(feature = "dpdk")]
 impl Peers {
-    fn open(options: &Options) -> Result<Self> {
+    /// Packet buffers of librte_vhost's side.
+    const MBUFS: u32 = 16_384;
+
+    /// MiB of memory that the peers take.
+    fn mib(options: &Options) -> usize {
+        if options.dpdk_lib { crate::peer::dpdk_lib::memory_mib(Self::MBUFS) as usize } else { 0 }
+    }
+
+    /// On the same pages as ours.
+    fn open(options: &Options, hugepages: Hugepages) -> Result<Self> {
         use crate::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
-        let mbufs = 16_384;
-        let config = DpdkConfig { pages: Pages::best_for(mbufs), lcore: options.lcore, mbufs };
+        let pages = if hugepages == Hugepages::None { Pages::Ordinary } else { Pages::Huge };
+        let config = DpdkConfig { pages, lcore: options.lcore, mbufs: Self::MBUFS };
         let dpdk =
             options.dpdk_lib.then(|| DpdkLib::open(&config)).transpose().context("opening librte_vhost")?;
         Ok(Self { dpdk: dpdk.map(std::rc::Rc::new) })
     }
 
-    fn add_lane(&self, cell: &mut Cell, workload: &Workload, hugepages: Hugepages) -> Result<()> {
-        if let Some(dpdk) = &self.dpdk {
-            let lane = crate::peer::lane::PeerLane::new(dpdk, workload, hugepages)?;
-            cell.add(Subject::DpdkLib(Box::new(lane)));
-        }
-        Ok(())
+    /// The peer in a testbed.
+    fn lane(&self, bed: &Testbed) -> Result<cell::Variant> {
+        let dpdk = self.dpdk.as_ref().context("no peer was opened")?;
+        Ok(cell::Variant::DpdkLib(Box::new(crate::peer::lane::PeerLane::new(dpdk, bed)?)))
     }
 }
 
 #[cfg(not(feature = "dpdk"))]
 impl Peers {
-    fn open(options: &Options) -> Result<Self> {
+    fn mib(_options: &Options) -> usize {
+        0
+    }
+
+    fn open(options: &Options, _hugepages: Hugepages) -> Result<Self> {
         anyhow::ensure!(
             !options.dpdk_lib,
             "--peer dpdk-lib is not in this build: install libdpdk-dev and build with --features dpdk"
@@ -333,7 +186,7 @@ impl Peers {
         Ok(Self {})
     }
 
-    fn add_lane(&self, _cell: &mut Cell, _workload: &Workload, _hugepages: Hugepages) -> Result<()> {
-        Ok(())
+    fn lane(&self, _bed: &Testbed) -> Result<cell::Variant> {
+        anyhow::bail!("no peer was opened")
     }
 }

@@ -4,24 +4,22 @@
 //! descriptors, and the engine has as long as that takes to make the copies.
 
 use anyhow::Result;
-use offcore_mem::Pool;
 use offcore_stats::tsc;
 
+use crate::alternate::turn;
 use crate::copier::Setup;
 use crate::core_cost::{BURST, Lane};
 use crate::lockstep::OtherCore;
+use crate::memory::{Need, RunMemory, Testbed};
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::Spread;
 use crate::temperature::Temperature;
 use crate::vhost::Options;
-use crate::workload::Workload;
+use crate::workload::{Route, Workload};
 
 /// Nanoseconds of work per packet that the sweep goes through.
 pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];
-/// Turns that are not counted.
-const WARM_UP: usize = 4;
-
 /// Measures every combination of `options`' rings, frames and set-ups over [`WORK_NS`], remote data.
 ///
 /// # Errors
@@ -29,21 +27,20 @@ const WARM_UP: usize = 4;
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
-    let pool = Pool::new(8192, 2048, options.hugepages)?;
-    let turns = options.blocks.div_ceil(4).max(8);
+    let memory = RunMemory::new(Need::of(Route::Loop, &[Temperature::Remote]), options.hugepages)?;
+    let turns = options.blocks.div_ceil(25).max(4);
     progress.begin(options.rings.len() * options.frames.len() * options.setups.len() * WORK_NS.len());
     for (&ring, &frame) in options.rings.iter().flat_map(|ring| options.frames.iter().map(move |f| (ring, f)))
     {
         let workload = Workload { ring, ..Workload::table8(Temperature::Remote, frame) };
+        let bed = Testbed::new(&memory, &workload)?;
         for &setup in &options.setups {
-            let mut lane = Lane::new(&workload, (setup.mode, setup.open()?), pool, options.hugepages)?;
+            let mut lane = Lane::new(&bed, (setup.mode, setup.open()?))?;
             for work_ns in WORK_NS {
                 progress.say(&format!("{workload}, {work_ns} ns of work"));
                 lane.set_work(work_ns);
-                for _ in 0..WARM_UP {
-                    lane.turn(&other)?;
-                }
-                let samples = (0..turns).map(|_| lane.turn(&other)).collect::<Result<Vec<_>>>()?;
+                let turn = |_| Ok(turn(&mut lane, options.bursts, &other)?.core_per_packet());
+                let samples = (0..turns).map(turn).collect::<Result<Vec<_>>>()?;
                 emit(row(&mut lane, setup, &workload, work_ns, &samples));
                 progress.step();
             }

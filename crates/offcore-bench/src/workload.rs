@@ -3,7 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use offcore_vhost::features::RING_PACKED;
+use offcore_vhost::features::{
+    NET_CSUM, NET_GUEST_CSUM, NET_GUEST_TSO4, NET_GUEST_TSO6, NET_HOST_TSO4, NET_HOST_TSO6, NET_MRG_RXBUF,
+    RING_EVENT_IDX, RING_INDIRECT_DESC, RING_PACKED,
+};
 
 use crate::temperature::Temperature;
 
@@ -96,6 +99,62 @@ impl fmt::Display for Route {
     }
 }
 
+/// How a guest uses its virtqueues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GuestKind {
+    /// One descriptor a packet, nothing left to the device, as DPDK's virtio PMD does.
+    #[default]
+    Simple,
+    /// As Linux does: event index, checksums left to the device, and packets of more than 128 bytes sent in two pieces,
+    /// headers and payload, by an indirect table.
+    Linux,
+}
+
+impl GuestKind {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Simple, Self::Linux];
+
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Simple => "simple",
+            Self::Linux => "linux",
+        }
+    }
+
+    /// The feature bits that it asks for, those of the ring's format left out.
+    pub const fn features(self) -> u64 {
+        let simple = NET_MRG_RXBUF | RING_INDIRECT_DESC;
+        match self {
+            Self::Simple => simple,
+            Self::Linux => {
+                let tso = NET_HOST_TSO4 | NET_HOST_TSO6 | NET_GUEST_TSO4 | NET_GUEST_TSO6;
+                simple | RING_EVENT_IDX | NET_CSUM | NET_GUEST_CSUM | tso
+            }
+        }
+    }
+}
+
+impl fmt::Display for GuestKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for GuestKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
+        known.ok_or_else(|| format!("guest '{text}': expected simple or linux"))
+    }
+}
+
+/// Frame lengths of the simple Internet mix, FCS included: seven short ones, four of 594 bytes and a long one.
+pub const IMIX: [usize; 12] = [64, 64, 594, 64, 64, 594, 64, 64, 594, 64, 594, 1518];
+/// Their mean.
+pub const IMIX_MEAN: usize = 362;
+
 /// What a lane moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -105,23 +164,43 @@ pub struct Workload {
     pub ring: Ring,
     /// Where the data is.
     pub temperature: Temperature,
-    /// Frame length in bytes, FCS included.
+    /// Frame length in bytes, FCS included; the mean of a mix.
     pub frame: usize,
+    /// Whether the lengths are those of [`IMIX`], in turn.
+    pub imix: bool,
+    /// How the guests use their virtqueues.
+    pub guest: GuestKind,
     /// Whether ours copies a payload from guest to guest once, where it can.
     pub one_copy: bool,
 }
 
 impl Workload {
+    /// The frame lengths, in the order in which they come round.
+    pub fn frames(&self) -> Vec<usize> {
+        if self.imix { IMIX.to_vec() } else { vec![self.frame] }
+    }
+
+    /// The case's name in JSON.
+    pub const fn case(&self) -> &'static str {
+        if self.imix { "imix" } else { self.route.name() }
+    }
+
+    /// The feature bits that the guests ask for.
+    pub const fn features(&self) -> u64 {
+        self.guest.features() | self.ring.features()
+    }
+
     /// The loop of Table 8 over split virtqueues.
     pub const fn table8(temperature: Temperature, frame: usize) -> Self {
-        Self { route: Route::Loop, ring: Ring::Split, temperature, frame, one_copy: true }
+        let (route, ring, guest) = (Route::Loop, Ring::Split, GuestKind::Simple);
+        Self { route, ring, temperature, frame, imix: false, guest, one_copy: true }
     }
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { route, ring, temperature, frame, .. } = self;
-        write!(f, "{route}, {ring}, {temperature}, {frame} B")
+        let Self { ring, temperature, frame, guest, .. } = self;
+        write!(f, "{}, {ring}, {guest} guest, {temperature}, {frame} B", self.case())
     }
 }
 
@@ -134,7 +213,15 @@ mod tests {
         for ring in Ring::ALL {
             assert_eq!(ring.name().parse::<Ring>().unwrap(), ring);
         }
+        let mean = IMIX.iter().sum::<usize>() as f64 / IMIX.len() as f64;
+        assert_eq!(mean.round(), IMIX_MEAN as f64);
         assert!("chained".parse::<Ring>().unwrap_err().contains("split or packed"));
-        assert_eq!(Workload::table8(Temperature::Hot, 64).to_string(), "loop, split, hot, 64 B");
+        assert_eq!(
+            Workload::table8(Temperature::Hot, 64).to_string(),
+            "loop, split, simple guest, hot, 64 B"
+        );
+        for kind in GuestKind::ALL {
+            assert_eq!(kind.name().parse::<GuestKind>().unwrap(), kind);
+        }
     }
 }

@@ -1,13 +1,17 @@
 //! The lanes of a core-cost measurement, without a clock: that every packet arrives, as often copied as it should be.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::rc::Rc;
+
+use offcore_bench::alternate::Subject;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::core_cost::Lane;
 use offcore_bench::lockstep::OtherCore;
+use offcore_bench::memory::{Need, RunMemory, Testbed};
 use offcore_bench::temperature::Temperature;
-use offcore_bench::workload::{Ring, Route, Workload};
+use offcore_bench::workload::{GuestKind, Ring, Route, Workload};
 use offcore_dma::Mode;
-use offcore_mem::{Hugepages, Pool};
+use offcore_mem::Hugepages;
 
 const TURNS: usize = 20;
 
@@ -15,23 +19,34 @@ fn workloads(frame: usize) -> Vec<Workload> {
     let mut all = Vec::new();
     for route in [Route::Loop, Route::GuestToGuest] {
         for ring in Ring::ALL {
-            let with = |temperature| Workload { route, ring, temperature, frame, one_copy: true };
-            all.extend([Temperature::Hot, Temperature::Remote].map(with));
+            for guest in GuestKind::ALL {
+                let with =
+                    |temperature| Workload { route, ring, guest, ..Workload::table8(temperature, frame) };
+                all.extend([Temperature::Hot, Temperature::Remote].map(with));
+            }
         }
     }
     all
 }
 
+/// Memory for lanes of either route.
+fn memory() -> impl Fn(Route) -> Rc<RunMemory> {
+    let new =
+        |route| Rc::new(RunMemory::new(Need::of(route, &[Temperature::Remote]), Hugepages::None).unwrap());
+    let both = [Route::Loop, Route::GuestToGuest].map(|route| (route, new(route)));
+    move |route| Rc::clone(&both.iter().find(|(of, _)| *of == route).unwrap().1)
+}
+
 #[test]
 fn every_packet_arrives_whoever_copies() {
     let other = OtherCore::start(None).unwrap();
-    let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+    let memory = memory();
     for workload in workloads(1518) {
+        let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
         for setup in Setup::combine(&[Mode::Cpu, Mode::Offload], &Copier::ALL) {
-            let mut lane =
-                Lane::new(&workload, (setup.mode, setup.open().unwrap()), pool, Hugepages::None).unwrap();
+            let mut lane = Lane::new(&bed, (setup.mode, setup.open().unwrap())).unwrap();
             for _ in 0..TURNS {
-                lane.turn(&other).unwrap_or_else(|error| panic!("{workload}, {setup}: {error:#}"));
+                lane.window(&other).unwrap_or_else(|error| panic!("{workload}, {setup}: {error:#}"));
             }
             let seen = lane.seen();
             let sent = (TURNS * workload.temperature.window()) as u64;
@@ -45,12 +60,13 @@ fn every_packet_arrives_whoever_copies() {
 #[test]
 fn two_copies_can_be_asked_for() {
     let other = OtherCore::start(None).unwrap();
-    let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+    let memory = memory();
     for workload in workloads(1024) {
         let workload = Workload { one_copy: false, ..workload };
-        let mut lane = Lane::new(&workload, (Mode::Cpu, None), pool, Hugepages::None).unwrap();
+        let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
+        let mut lane = Lane::new(&bed, (Mode::Cpu, None)).unwrap();
         for _ in 0..TURNS {
-            lane.turn(&other).unwrap();
+            lane.window(&other).unwrap();
         }
         assert_eq!(lane.copies(), 2.0, "{workload}: {} bytes", lane.copied_bytes());
     }
@@ -59,13 +75,14 @@ fn two_copies_can_be_asked_for() {
 #[test]
 fn a_copier_beside_the_core_disturbs_no_packet() {
     let other = OtherCore::start(None).unwrap();
-    let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+    let memory = memory();
     for workload in workloads(512) {
-        let lane = Lane::new(&workload, (Mode::Cpu, None), pool, Hugepages::None).unwrap();
+        let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
+        let lane = Lane::new(&bed, (Mode::Cpu, None)).unwrap();
         assert_eq!(lane.background_copies(), None);
         let mut lane = lane.with_background();
         for _ in 0..TURNS {
-            lane.turn(&other).unwrap();
+            lane.window(&other).unwrap();
         }
         let seen = lane.seen();
         assert_eq!((seen.received, seen.verified), (seen.sent, seen.sent));

@@ -5,11 +5,12 @@
 //! `OFFCORE_FULL=1`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use offcore_bench::guest::{Guests, PEER_MAC, PORT_MAC, buffers_len};
+use offcore_bench::guest::{Guests, PEER_MAC, PORT_MAC, Traffic, buffers_len};
 use offcore_bench::temperature::Temperature;
+use offcore_bench::workload::Workload;
 use offcore_dma::mover::QueueId;
 use offcore_dma::{Channel, Device, Mode, Mover};
 use offcore_dsa::driver::{DsaDevice, Options};
@@ -161,8 +162,9 @@ impl Looped {
             let start = GUEST_ADDRESS + (buffers + index * RING_BYTES) as u64;
             Layout::in_memory(&memory, (start, start + 0x2_0000, start + 0x4_0000), RING, false).unwrap()
         };
-        let guest =
-            Guests::looped(Arc::clone(&memory), (ring(0), ring(1)), Temperature::Remote, frame).unwrap();
+        let workload = Workload::table8(Temperature::Remote, frame);
+        let traffic = Arc::new(Mutex::new(Traffic::new(&memory, &memory, &workload).unwrap()));
+        let guest = Guests::new(&traffic, (ring(0), ring(1)), 0);
         let cells = [Arc::new(VringCell::new(0)), Arc::new(VringCell::new(1))];
         for (cell, layout) in cells.iter().zip([ring(0), ring(1)]) {
             let vring = VringConfig {

@@ -4,11 +4,13 @@
 
 use std::rc::Rc;
 
+use offcore_bench::alternate::Subject;
 use offcore_bench::lockstep::OtherCore;
+use offcore_bench::memory::{Need, RunMemory, Testbed};
 use offcore_bench::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
 use offcore_bench::peer::lane::PeerLane;
 use offcore_bench::temperature::Temperature;
-use offcore_bench::workload::{Ring, Route, Workload};
+use offcore_bench::workload::{GuestKind, Ring, Route, Workload};
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
@@ -18,12 +20,19 @@ fn every_packet_arrives_over_every_route_and_format() {
     let dpdk = Rc::new(DpdkLib::open(&config).unwrap());
     let other = OtherCore::start(None).unwrap();
     for route in [Route::Loop, Route::GuestToGuest] {
+        let memory = RunMemory::new(Need::of(route, &[Temperature::Remote]), Hugepages::None).unwrap();
         for ring in Ring::ALL {
-            for (temperature, frame) in [(Temperature::Hot, 64), (Temperature::Remote, 1518)] {
-                let workload = Workload { route, ring, temperature, frame, one_copy: true };
-                let mut lane = PeerLane::new(&dpdk, &workload, Hugepages::None).unwrap();
+            for (temperature, guest, frame) in [
+                (Temperature::Hot, GuestKind::Simple, 64),
+                (Temperature::Remote, GuestKind::Simple, 1518),
+                (Temperature::Remote, GuestKind::Linux, 64),
+                (Temperature::Remote, GuestKind::Linux, 1518),
+            ] {
+                let workload = Workload { route, ring, guest, ..Workload::table8(temperature, frame) };
+                let bed = Testbed::new(&memory, &workload).unwrap();
+                let mut lane = PeerLane::new(&dpdk, &bed).unwrap();
                 for _ in 0..20 {
-                    lane.turn(&other).unwrap_or_else(|error| panic!("{workload}: {error:#}"));
+                    lane.window(&other).unwrap_or_else(|error| panic!("{workload}: {error:#}"));
                 }
                 let seen = lane.seen();
                 let sent = 20 * temperature.window() as u64;

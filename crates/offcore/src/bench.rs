@@ -15,10 +15,11 @@ mod model;
 mod vhost;
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use anyhow::{Context, anyhow};
 use clap::{Subcommand, ValueEnum};
-use offcore_bench::row::Row;
+use offcore_bench::row::{Row, SCHEMA};
 use offcore_stats::lcore;
 use serde_json::Value;
 
@@ -99,7 +100,8 @@ impl Rows {
     }
 
     /// Another one.
-    pub(crate) fn push(&mut self, row: Row) {
+    pub(crate) fn push(&mut self, mut row: Row) {
+        (row.schema, row.cpu, row.commit) = (SCHEMA, cpu_model(), option_env!("OFFCORE_COMMIT"));
         if self.format == Format::Json && matches!(self.written, Ok(true)) {
             self.written =
                 serde_json::to_string(&row).map_err(Into::into).and_then(|json| write(&(json + "\n")));
@@ -129,6 +131,16 @@ impl Rows {
         };
         Ok(())
     }
+}
+
+/// What Linux calls the CPU.
+fn cpu_model() -> Option<&'static str> {
+    static MODEL: LazyLock<Option<String>> = LazyLock::new(|| {
+        let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+        let line = text.lines().find(|line| line.starts_with("model name"))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    });
+    MODEL.as_deref()
 }
 
 /// A frame length, FCS included.

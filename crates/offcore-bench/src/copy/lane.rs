@@ -1,10 +1,10 @@
 //! One thing to be measured: the packet-copy forwarder of one mode and engine, between the two queues of a network card.
 //!
 //! Timed is the production worker's round: receive handles, copy each packet into a new buffer, rewrite its addresses,
-//! hand it over. With an engine a window of packets is received and submitted (timed), copied (not timed), and reaped,
-//! rewritten and handed over (timed).
+//! hand it over. With an engine a window of packets is received and submitted (timed); then the engine makes some copies,
+//! untimed, and the worker a round, timed, in which it reaps what is done and hands it over, until all are.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
@@ -19,18 +19,18 @@ use offcore_vhost::Binding;
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::nic::Nic;
-use crate::alternate::Subject;
+use crate::alternate::{Cost, Subject};
 use crate::background::Background;
 use crate::copier::{Copier, Engine, Setup};
-use crate::core_cost::BURST;
+use crate::core_cost::{BURST, NEVER_LOST};
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::lockstep::OtherCore;
 use crate::temperature::Temperature;
 
 /// Packets that may be in flight at a time: more than a window.
 const IN_FLIGHT: usize = 1024;
-/// How often the engine is run for one window, at most.
-const MOST_WAITS: usize = 64;
+/// How often in a row the engine is run for nothing, at most.
+const MOST_IN_VAIN: usize = 64;
 
 /// The forwarder.
 #[derive(Debug)]
@@ -39,8 +39,12 @@ pub(super) struct Lane {
     pub(super) setup: Setup,
     nic: Arc<Mutex<Nic>>,
     sent: Arc<AtomicUsize>,
+    /// TSC ticks that the card's queues have taken, which are not the forwarder's.
+    nic_ticks: Arc<AtomicU64>,
     worker: Worker,
     engine: Option<Arc<Mutex<Engine>>>,
+    /// Whether it has copied anything when it was run last.
+    engine_worked: Arc<AtomicBool>,
     background: Option<Background>,
     temperature: Temperature,
     /// Packets forwarded.
@@ -59,14 +63,16 @@ impl Lane {
         temperature: Temperature,
     ) -> Result<Self> {
         let mut mover = Mover::new();
+        // Whoever steps the engine may be taken off its core for long; no copy is lost by that.
+        mover.set_lost_after(tsc::ticks(NEVER_LOST));
         let mut engine = setup.open()?;
         if let Some(engine) = &mut engine {
             mover.add_channel(engine.take_channel().context("the engine's channel belongs to another lane")?);
         }
         let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
-        let (queues, sent) = {
+        let (queues, sent, nic_ticks) = {
             let nic = lock(nic);
-            ((nic.rx_queue(), nic.tx_queue()), nic.sent())
+            ((nic.rx_queue(), nic.tx_queue()), nic.sent(), nic.taken_ticks())
         };
         let copy = CopySetup {
             mover: &mut mover,
@@ -102,8 +108,10 @@ impl Lane {
             setup,
             nic: Arc::clone(nic),
             sent,
+            nic_ticks,
             worker,
             engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
+            engine_worked: Arc::default(),
             background: None,
             temperature,
             packets: 0,
@@ -149,11 +157,13 @@ impl Lane {
     }
 
     fn rounds(&mut self, rounds: usize) -> u64 {
+        let before = self.nic_ticks.load(Ordering::Relaxed);
         let start = tsc::now();
         for _ in 0..rounds {
             self.worker.round();
         }
-        tsc::now() - start
+        let all = tsc::now() - start;
+        all.saturating_sub(self.nic_ticks.load(Ordering::Relaxed) - before)
     }
 
     /// As many rounds as it takes to receive a window, with the copier beside where there is one.
@@ -171,17 +181,16 @@ impl Lane {
         Ok(ticks)
     }
 
-    /// Rounds until a window has been sent, but not more than it may take when the copies are there.
-    fn give_window(&mut self) -> u64 {
-        let window = self.temperature.window();
-        let start = tsc::now();
-        for _ in 0..window / BURST + 2 {
-            if self.sent() == window {
-                break;
-            }
-            self.worker.round();
-        }
-        tsc::now() - start
+    /// Some copies by the engine, always on the other core: on this one it would leave the packets in its caches. Returns
+    /// whether it has made any.
+    fn run_engine(&self, other: &OtherCore) -> Result<bool> {
+        let Some(engine) = self.engine.as_ref().map(Arc::clone) else { return Ok(false) };
+        let made = Arc::clone(&self.engine_worked);
+        other.run(move || {
+            made.store(lock(&engine).run_portion().copies > 0, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(self.engine_worked.load(Ordering::Relaxed))
     }
 
     /// Hot data stays with the measured core; otherwise the other core does it.
@@ -200,11 +209,7 @@ impl Lane {
 }
 
 impl Subject for Lane {
-    fn is_auto(&self) -> bool {
-        self.setup.mode == Mode::Auto
-    }
-
-    fn turn(&mut self, other: &OtherCore) -> Result<f64> {
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.temperature.window();
         self.on_nic(other, Nic::receive)?;
         {
@@ -214,24 +219,17 @@ impl Subject for Lane {
         }
         let mut ticks = self.take_window(other)?;
         // In mode `auto` the core may have made all copies: then there is nothing to wait for.
-        for _ in 0..MOST_WAITS {
-            if self.sent() == window {
-                break;
-            }
-            if let Some(engine) = self.engine.clone() {
-                self.elsewhere(other, move || {
-                    lock(&engine).run();
-                    Ok(())
-                })?;
-            }
-            ticks += self.give_window();
+        let mut in_vain = 0;
+        while self.sent() < window && in_vain < MOST_IN_VAIN {
+            in_vain = if self.run_engine(other)? { 0 } else { in_vain + 1 };
+            ticks += self.rounds(1);
         }
         let sent = self.sent();
         ensure!(sent == window, "{sent} of {window} packets were sent, and the engine has nothing to do");
         lock(&self.nic).take_back(&mut self.worker.cache);
         self.on_nic(other, Nic::check)?;
         self.packets += window as u64;
-        Ok(ticks as f64 / window as f64)
+        Ok(Cost { packets: window as u64, core: ticks, guest: 0 })
     }
 }
 
@@ -263,10 +261,10 @@ mod tests {
     #[test]
     fn a_packet_that_was_not_copied_is_noticed() {
         let (mut lane, other) = lane(Temperature::Hot);
-        lane.turn(&other).unwrap();
+        lane.window(&other).unwrap();
         let as_received = lock(&lane.nic).rx_queue();
         lane.worker.streams[0].rx = as_received;
-        let error = lane.turn(&other).unwrap_err();
+        let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("not copied"), "{error:#}");
     }
 
@@ -275,10 +273,10 @@ mod tests {
         let (mut lane, other) = lane(Temperature::Cold);
         // Buffers that have been copied into come round again with the addresses of their last turn.
         for _ in 0..3 {
-            lane.turn(&other).unwrap();
+            lane.window(&other).unwrap();
         }
         lane.worker.forward = Forward::Io;
-        let error = lane.turn(&other).unwrap_err();
+        let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("addresses"), "{error:#}");
     }
 
@@ -286,7 +284,7 @@ mod tests {
     fn a_packet_that_is_not_sent_is_noticed() {
         let (mut lane, other) = lane(Temperature::Hot);
         lane.worker.forward = Forward::Rxonly;
-        let error = lane.turn(&other).unwrap_err();
+        let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("0 of 32 packets were sent"), "{error:#}");
     }
 }

@@ -10,7 +10,8 @@ fn options(temperature: Temperature) -> Options {
         temperatures: vec![temperature],
         setups: Setup::combine(&[Mode::Cpu, Mode::Offload, Mode::Auto], &Copier::ALL),
         background: true,
-        blocks: 10,
+        blocks: 4,
+        bursts: 1,
         patience: Some(Duration::ZERO),
         hugepages: Hugepages::None,
         lcore: lcores[0],
@@ -36,7 +37,7 @@ fn every_packet_is_copied_and_every_row_is_complete() {
         let rows = measured(&options);
         // The core twice, the engines in two modes each.
         assert_eq!(rows.len(), if temperature == Temperature::Hot { 2 * 8 } else { 6 });
-        let blocks = if temperature == Temperature::Cold { 5 } else { 10 };
+        let blocks = if temperature == Temperature::Cold { 2 } else { 4 };
         for row in rows {
             assert_eq!((row.bench, row.arrangement, row.ring), ("copy", "core-cost", "none"));
             assert_eq!((row.metric, row.unit), ("core_cost", "tsc_cycles_per_packet"));

@@ -163,6 +163,16 @@ impl DpdkLib {
         })
     }
 
+    /// Touches every page of the memory that the connected front end shares: librte_vhost maps it without its pages.
+    ///
+    /// # Errors
+    /// When no front end is connected.
+    pub fn touch(&self, port: &Port) -> Result<()> {
+        // SAFETY: the port is registered, and this is the data thread.
+        let rc = unsafe { ffi::peer_touch(port.index) };
+        count(rc).map(|_| ()).with_context(|| no_front_end(port))
+    }
+
     /// The virtio feature bits that the connected front end has acknowledged.
     ///
     /// # Errors
@@ -347,7 +357,7 @@ fn lock_eal() -> MutexGuard<'static, Eal> {
 const NO_SUCH_CPU: i32 = 6;
 
 /// MiB that EAL is started with: what the pool needs, and 64 for all the rest.
-fn memory_mib(mbufs: u32) -> u64 {
+pub(crate) fn memory_mib(mbufs: u32) -> u64 {
     // 64 bytes of mempool header, 128 of mbuf, 2176 of data, padding.
     const BYTES_PER_MBUF: u64 = 2560;
     (u64::from(mbufs) * BYTES_PER_MBUF).div_ceil(1 << 20) + 64

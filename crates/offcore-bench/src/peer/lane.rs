@@ -6,21 +6,21 @@
 //! packet, not indirect. These guests give it that: rings and bursts are multiples of four, and a packet is one buffer.
 
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::Layout;
 use offcore_stats::tsc;
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_INDIRECT_DESC};
-use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
+use offcore_vhost::{FrontEnd, FrontEndConfig};
 
 use super::about::{AboutPeer, feature_names};
 use super::dpdk_lib::{Burst, DpdkLib, Offer, Port};
-use crate::core_cost::{BURST, RING};
-use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen, buffers_len};
+use crate::alternate::{Cost, Subject};
+use crate::core_cost::BURST;
+use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
 use crate::lockstep::OtherCore;
+use crate::memory::{GuestSide, RING, Testbed};
 use crate::temperature::Temperature;
 use crate::workload::{Ring, Route, Workload};
 
@@ -35,34 +35,28 @@ pub struct PeerLane {
     temperature: Temperature,
 }
 
-/// A guest's memory and connection.
+/// A guest's connection.
 #[derive(Debug)]
 struct Side {
     // Dropped first: the front end goes before the port that it is connected to.
     front_end: FrontEnd,
     port: Port,
-    memory: Arc<GuestMemory>,
     /// RX, then TX.
     rings: [Layout; 2],
 }
 
 impl Side {
-    /// A front end over so many bytes of buffers, connected and not yet started.
-    fn connect(dpdk: &DpdkLib, buffers: usize, ring: Ring, hugepages: Hugepages) -> Result<Self> {
-        let (mapping, fd) = Mapping::memfd("bench-guest", buffers, hugepages)?;
-        let (address, len) = (mapping.base().as_ptr() as u64, mapping.len() as u64);
-        let region = GuestRegion::new(address, address, len, mapping, 0)?;
-        let memory = Arc::new(GuestMemory::new(vec![region])?);
-        let path =
-            std::env::temp_dir().join(format!("offcore-bench-{}-{address:x}.sock", std::process::id()));
+    /// A front end over a guest's memory, its virtqueues in `slot` of it; connected and not yet started.
+    fn connect(dpdk: &DpdkLib, guest: &GuestSide, slot: usize, workload: &Workload) -> Result<Self> {
+        let ring = workload.ring;
+        let place = guest.ring_place(slot);
+        let name = format!("offcore-bench-{}-{:x}.sock", std::process::id(), place.address);
+        let path = std::env::temp_dir().join(name);
         let port = dpdk.register(&path, &Offer { packed: ring == Ring::Packed, ..Offer::default() })?;
-        let config = FrontEndConfig {
-            queue_size: RING,
-            features: NET_MRG_RXBUF | RING_INDIRECT_DESC | ring.features(),
-            ..FrontEndConfig::new(&path)
-        };
-        let shared = MemoryFd::new(memory.regions()[0].mapping(), std::os::fd::AsFd::as_fd(&fd));
-        let front_end = FrontEnd::connect(&config, &[shared]).context("connecting to librte_vhost")?;
+        let config =
+            FrontEndConfig { queue_size: RING, features: workload.features(), ..FrontEndConfig::new(&path) };
+        let front_end = FrontEnd::connect_with(&config, &[guest.shared()], Some(place))
+            .context("connecting to librte_vhost")?;
         ensure!(
             front_end.features() & Ring::Packed.features() == ring.features(),
             "librte_vhost does not agree to {ring} virtqueues"
@@ -71,38 +65,29 @@ impl Side {
             [rx, tx] => [rx.layout(), tx.layout()],
             other => bail!("{} virtqueues, expected 2", other.len()),
         };
-        Ok(Self { front_end, port, memory, rings })
+        Ok(Self { front_end, port, rings })
     }
 }
 
 impl PeerLane {
-    /// A lane.
+    /// A lane in `bed` beside ours.
     ///
     /// # Errors
-    /// When memory is short or a front end cannot connect.
-    pub fn new(dpdk: &Rc<DpdkLib>, workload: &Workload, hugepages: Hugepages) -> Result<Self> {
-        let &Workload { route, ring, temperature, frame, .. } = workload;
-        let one_way = buffers_len(temperature);
-        let connect = |buffers| Side::connect(dpdk, buffers, ring, hugepages);
-        let mut sides = match route {
-            Route::Loop => vec![connect(2 * one_way)?],
-            Route::GuestToGuest => vec![connect(one_way)?, connect(one_way)?],
-        };
+    /// When the testbed is full or a front end cannot connect.
+    pub fn new(dpdk: &Rc<DpdkLib>, bed: &Testbed) -> Result<Self> {
+        let &Workload { route, temperature, .. } = &bed.workload;
+        let slot = bed.take_slot()?;
+        let mut sides = vec![Side::connect(dpdk, &bed.from, slot, &bed.workload)?];
+        if route == Route::GuestToGuest {
+            sides.push(Side::connect(dpdk, &bed.to, slot, &bed.workload)?);
+        }
         // The guests zero their rings, so they are made before those run.
-        let guests = match &sides[..] {
-            [from, to] => {
-                let ([_, tx], [rx, _]) = (from.rings.clone(), to.rings.clone());
-                let (sender, receiver) = ((from.memory.clone(), tx), (to.memory.clone(), rx));
-                Guests::two(sender, receiver, temperature, frame)?
-            }
-            sides => {
-                let [rx, tx] = sides[0].rings.clone();
-                Guests::looped(sides[0].memory.clone(), (rx, tx), temperature, frame)?
-            }
-        };
+        let ([_, tx], [rx, _]) = (sides[0].rings.clone(), sides[sides.len() - 1].rings.clone());
+        let guests = Guests::new(&bed.traffic, (rx, tx), bed.from.tables(slot));
         for side in &mut sides {
             side.front_end.start().context("starting librte_vhost's virtqueues")?;
             dpdk.wait_ready(&side.port, 1, Duration::from_secs(10))?;
+            dpdk.touch(&side.port)?;
         }
         Ok(Self {
             sides,
@@ -119,40 +104,20 @@ impl PeerLane {
     /// When that cannot be found out.
     pub fn about(&self) -> Result<AboutPeer> {
         Ok(AboutPeer {
-            peer_features: Some(feature_names(self.sides[0].front_end.features())),
+            peer_features: Some(feature_names(self.features())),
             peer_page_bytes: Some(self.dpdk.page_size()),
             ..AboutPeer::process(std::process::id())?
         })
     }
 
-    /// What the guests have seen.
-    pub fn seen(&self) -> Seen {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner).seen()
+    /// The virtio feature bits that were negotiated.
+    pub fn features(&self) -> u64 {
+        self.sides[0].front_end.features()
     }
 
-    /// Moves one window of packets through; returns the ticks that each cost the core.
-    ///
-    /// # Errors
-    /// When a packet is lost, reordered or changed.
-    pub fn turn(&mut self, other: &OtherCore) -> Result<f64> {
-        let window = self.temperature.window();
-        self.on_guests(other, move |guests| guests.transmit(window))?;
-        let (from, to) = (&self.sides[0].port, &self.sides[self.sides.len() - 1].port);
-        let start = tsc::now();
-        for _ in 0..window / BURST {
-            self.dpdk.dequeue(from, 0, &mut self.burst, BURST)?;
-            self.burst.rewrite_mac(&PEER_MAC.0, &PORT_MAC.0);
-            self.dpdk.enqueue(to, 0, &mut self.burst)?;
-        }
-        let ticks = tsc::now() - start;
-        self.on_guests(other, move |guests| {
-            guests.collect()?;
-            match guests.outstanding() {
-                0 => Ok(()),
-                n => bail!("librte_vhost: {n} of {window} packets did not arrive"),
-            }
-        })?;
-        Ok(ticks as f64 / window as f64)
+    /// What the guests have seen.
+    pub fn seen(&self) -> Seen {
+        lock(&self.guests).seen()
     }
 
     fn on_guests(
@@ -161,7 +126,37 @@ impl PeerLane {
         f: impl FnOnce(&mut Guests) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let guests = Arc::clone(&self.guests);
-        let job = move || f(&mut guests.lock().unwrap_or_else(PoisonError::into_inner));
+        let job = move || f(&mut lock(&guests));
         if self.temperature == Temperature::Hot { job() } else { other.run(job) }
     }
+}
+
+impl Subject for PeerLane {
+    /// Fails when a packet is lost, reordered or changed.
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
+        let window = self.temperature.window();
+        let before = lock(&self.guests).ticks();
+        self.on_guests(other, move |guests| guests.transmit(window))?;
+        let (from, to) = (&self.sides[0].port, &self.sides[self.sides.len() - 1].port);
+        let start = tsc::now();
+        for _ in 0..window / BURST {
+            self.dpdk.dequeue(from, 0, &mut self.burst, BURST)?;
+            self.burst.rewrite_mac(&PEER_MAC.0, &PORT_MAC.0);
+            self.dpdk.enqueue(to, 0, &mut self.burst)?;
+        }
+        let core = tsc::now() - start;
+        self.on_guests(other, move |guests| {
+            guests.collect()?;
+            match guests.outstanding() {
+                0 => Ok(()),
+                n => bail!("librte_vhost: {n} of {window} packets did not arrive"),
+            }
+        })?;
+        let guest = lock(&self.guests).ticks() - before;
+        Ok(Cost { packets: window as u64, core, guest })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,19 +3,21 @@
 use anyhow::Result;
 use offcore_dma::Mode;
 use offcore_dsa::sim::Timing;
-use offcore_mem::{Hugepages, Pool};
+use offcore_mem::Hugepages;
 use offcore_stats::tsc;
 
 use super::{BATCH, DeviceRate, Interval, Machine, auto, estimate, row};
+use crate::alternate::Subject;
 use crate::copier::{Copier, Setup};
 use crate::core_cost::Lane;
 use crate::lockstep::OtherCore;
+use crate::memory::{Need, RunMemory, Testbed};
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::ClockCheck;
 use crate::temperature::Temperature;
 use crate::vhost::COPIES;
-use crate::workload::Workload;
+use crate::workload::{Route, Workload};
 
 /// Turns of each lane that are not counted.
 const WARM_UP: usize = 8;
@@ -46,13 +48,13 @@ pub struct Options {
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
-    let pool = Pool::new(8192, 2048, options.hugepages)?;
+    let memory = RunMemory::new(Need::of(Route::Loop, &[options.temperature]), options.hugepages)?;
     let mut clock = ClockCheck::new();
     progress.begin(options.frames.len() * options.blocks);
     for &frame in &options.frames {
         progress.say(&format!("{frame} B"));
         let device = DeviceRate::of(frame, (1, 2, options.machine.engines), BATCH)?;
-        let [cpu, offload] = core_costs(options, frame, pool, &other, &mut clock, progress)?;
+        let [cpu, offload] = core_costs(options, frame, &memory, &other, &mut clock, progress)?;
         let offload = with_portal(offload);
         let of_cpu = estimate(&options.machine, frame, cpu, None);
         let of_offload = estimate(&options.machine, frame, offload, Some((device, COPIES)));
@@ -91,33 +93,26 @@ fn with_portal(offload: Interval) -> Interval {
 fn core_costs(
     options: &Options,
     frame: usize,
-    pool: &'static Pool,
+    memory: &RunMemory,
     other: &OtherCore,
     clock: &mut ClockCheck,
     progress: &Progress,
 ) -> Result<[Interval; 2]> {
     let dsa = Setup { mode: Mode::Offload, copier: Copier::DsaSim { batch: true } };
-    let lane = |setup: Setup| {
-        let engine = setup.open()?;
-        Lane::new(
-            &Workload::table8(options.temperature, frame),
-            (setup.mode, engine),
-            pool,
-            options.hugepages,
-        )
-    };
+    let bed = Testbed::new(memory, &Workload::table8(options.temperature, frame))?;
+    let lane = |setup: Setup| Lane::new(&bed, (setup.mode, setup.open()?));
     let (mut cpu, mut offload) = (lane(Setup::CPU)?, lane(dsa)?);
     for _ in 0..WARM_UP {
-        cpu.turn(other)?;
-        offload.turn(other)?;
+        cpu.window(other)?.core_per_packet();
+        offload.window(other)?.core_per_packet();
     }
     let mut samples = [Vec::new(), Vec::new()];
     let mut rejected = 0;
     while samples[0].len() < options.blocks {
         let before = clock.holds();
-        let a = cpu.turn(other)?;
-        let b = offload.turn(other)? + offload.turn(other)?;
-        let block = [(a + cpu.turn(other)?) / 2.0, b / 2.0];
+        let a = cpu.window(other)?.core_per_packet();
+        let b = offload.window(other)?.core_per_packet() + offload.window(other)?.core_per_packet();
+        let block = [(a + cpu.window(other)?.core_per_packet()) / 2.0, b / 2.0];
         if clock.holds() && before || rejected >= options.blocks {
             for (samples, ticks) in samples.iter_mut().zip(block) {
                 samples.push(ticks * 1e9 / tsc::hz() as f64);

@@ -3,6 +3,7 @@
 use anyhow::{Context, anyhow};
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
+use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
 use offcore_bench::copy::{self, FRAMES};
 use offcore_bench::plot;
@@ -195,6 +196,7 @@ fn options(args: &CopyArgs) -> Result<copy::Options, String> {
         setups: cells.setups()?,
         background: cells.background,
         blocks: cells.blocks(),
+        bursts: TURN_BURSTS,
         patience: cells.patience(),
         hugepages: cells.hugepages,
         lcore,

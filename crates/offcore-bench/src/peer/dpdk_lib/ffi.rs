@@ -29,6 +29,7 @@ unsafe extern "C" {
     pub(super) fn peer_register(path: *const c_char, disabled: u64) -> c_int;
     pub(super) fn peer_unregister(port: c_uint) -> c_int;
     pub(super) fn peer_wait_ready(port: c_uint, pairs: c_uint, timeout_ms: c_uint) -> c_int;
+    pub(super) fn peer_touch(port: c_uint) -> c_int;
     pub(super) fn peer_features(port: c_uint, features: *mut u64) -> c_int;
     pub(super) fn peer_dequeue(
         port: c_uint,

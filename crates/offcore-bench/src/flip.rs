@@ -1,0 +1,185 @@
+//! `offcore bench vhost --case flip`: data that is hot for 100 ms and cold for the next 100 ms, and so on, with mode `auto`
+//! against an oracle that knows: at each temperature, the better of the core and the engine there.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use offcore_dma::Mode;
+use offcore_stats::tsc;
+
+use crate::alternate::{Cost, Subject, mean};
+use crate::copier::Setup;
+use crate::core_cost::{BURST, Lane};
+use crate::lockstep::OtherCore;
+use crate::memory::{Need, RunMemory, Testbed, page_name};
+use crate::progress::Progress;
+use crate::row::Row;
+use crate::sample::{Spread, SumRatio};
+use crate::temperature::Temperature;
+use crate::vhost::Options;
+use crate::workload::{Ring, Route, Workload};
+
+/// How long data stays as warm as it is, by the clock on the wall.
+pub const PHASE: Duration = Duration::from_millis(100);
+/// What it is in turn.
+const PHASES: [Temperature; 2] = [Temperature::Hot, Temperature::Cold];
+/// Blocks for as many as `Options` says of shorter ones.
+const BLOCKS: usize = 10;
+
+/// A variant, and what each of its turns took: two phases.
+struct Variant {
+    setup: Setup,
+    lane: Lane,
+    turns: Vec<[Cost; 2]>,
+}
+
+impl Variant {
+    /// One phase after the other. Every packet counts: what following the temperature costs is what is looked for.
+    fn turn(&mut self, other: &OtherCore) -> Result<[Cost; 2]> {
+        let mut costs = [Cost::default(); 2];
+        for (temperature, cost) in PHASES.into_iter().zip(&mut costs) {
+            self.lane.become_as(temperature);
+            let started = Instant::now();
+            while started.elapsed() < PHASE {
+                *cost += self.lane.window(other)?;
+            }
+        }
+        Ok(costs)
+    }
+
+    /// Ticks a packet at each temperature, over all turns.
+    fn means(&self) -> [f64; 2] {
+        [0, 1].map(|phase| {
+            let mut all = Cost::default();
+            self.turns.iter().for_each(|turn| all += turn[phase]);
+            all.core_per_packet()
+        })
+    }
+}
+
+/// Measures every ring and frame length of `options` with its modes and engines; needs all three modes.
+///
+/// # Errors
+/// When a mode is missing, something cannot be set up, or a packet is lost or changed.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let engines: Vec<_> = options.setups.iter().filter(|setup| setup.mode == Mode::Auto).collect();
+    let wanted = |setup: &&Setup| {
+        let offload = Setup { mode: Mode::Offload, ..**setup };
+        options.setups.contains(&Setup::CPU) && options.setups.contains(&offload)
+    };
+    if engines.is_empty() || !engines.iter().all(wanted) {
+        bail!(
+            "case flip compares mode auto with the two others: leave out --mode, and give engine cpu and another"
+        );
+    }
+    offcore_stats::lcore::pin(options.lcore)?;
+    let other = OtherCore::start(options.other_lcore)?;
+    let memory = RunMemory::new(Need::of(Route::Loop, &PHASES), options.hugepages)?;
+    let blocks = options.blocks.div_ceil(BLOCKS).max(3);
+    progress.begin(options.rings.len() * options.frames.len() * blocks);
+    for (&ring, &frame) in options.rings.iter().flat_map(|ring| options.frames.iter().map(move |f| (ring, f)))
+    {
+        let workload = Workload { ring, ..Workload::table8(Temperature::Cold, frame) };
+        progress.say(&format!("flip, {ring}, {frame} B"));
+        let bed = Testbed::new(&memory, &workload)?;
+        let mut variants = Vec::new();
+        for &setup in &options.setups {
+            let lane = Lane::new(&bed, (setup.mode, setup.open()?))?;
+            variants.push(Variant { setup, lane, turns: Vec::new() });
+        }
+        let count = variants.len();
+        for block in 0..blocks {
+            let order = (0..count).map(|i| (block + i) % count);
+            for i in order.clone().chain(order.rev()) {
+                let turn = variants[i].turn(&other).with_context(|| workload.to_string())?;
+                variants[i].turns.push(turn);
+            }
+            progress.step();
+        }
+        for variant in &variants {
+            let mut row = row(variant, &variants, ring, frame);
+            row.pages = Some(page_name(memory.page_size()));
+            emit(row);
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
+    let Setup { mode, copier } = variant.setup;
+    let seen = variant.lane.seen();
+    let names: Vec<_> = all.iter().map(|variant| variant.setup.to_string()).collect();
+    let mut row = Row {
+        bench: "vhost",
+        case: "flip".into(),
+        arrangement: "core-cost",
+        frame,
+        mode: mode.to_string(),
+        engine: copier.name().into(),
+        simulated: copier.simulated(),
+        ring: ring.name(),
+        guest: Some("simple"),
+        burst: BURST,
+        temperature: "hot, cold".into(),
+        variants: Some(names.join(", ")),
+        copy_routine: variant.lane.copy_routine(),
+        received: seen.received,
+        verified: seen.verified,
+        lost: seen.sent - seen.received,
+        ..Row::default()
+    };
+    // Both temperatures count the same, however many packets went through in each.
+    let samples: Vec<f64> = variant
+        .turns
+        .iter()
+        .map(|turn| turn.iter().map(|cost| cost.core_per_packet()).sum::<f64>() / 2.0)
+        .collect();
+    row.set_cycles(Spread::of(&samples), tsc::hz());
+    row.mean = mean(&samples);
+    if mode == Mode::Auto {
+        let of = |setup: Setup| all.iter().find(|variant| variant.setup == setup);
+        let both = of(Setup::CPU).zip(of(Setup { mode: Mode::Offload, copier }));
+        let ratio = both.and_then(|(cpu, offload)| over_oracle(variant, cpu, offload));
+        row.auto_over_oracle = ratio.map(|ratio| ratio.sums);
+        row.auto_over_oracle_lower = ratio.map(|ratio| ratio.lower);
+    }
+    row
+}
+
+/// The speed of `auto` over that of whoever takes, at each temperature, the mode that is the better one there. The packets
+/// are those that `auto` has moved.
+fn over_oracle(auto: &Variant, cpu: &Variant, offload: &Variant) -> Option<SumRatio> {
+    let (by_core, by_engine) = (cpu.means(), offload.means());
+    let pairs = auto.turns.iter().zip(cpu.turns.iter().zip(&offload.turns));
+    let pairs = pairs.map(|(auto, (cpu, offload))| {
+        let ticks = [0, 1].map(|phase| {
+            let better = if by_core[phase] <= by_engine[phase] { cpu } else { offload };
+            better[phase].core_per_packet() * auto[phase].packets as f64
+        });
+        (ticks.iter().sum::<f64>(), auto.iter().map(|cost| cost.core as f64).sum::<f64>())
+    });
+    let (oracle, spent): (Vec<f64>, Vec<f64>) = pairs.unzip();
+    SumRatio::of(&oracle, &spent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use offcore_mem::Hugepages;
+
+    #[test]
+    fn the_oracle_takes_the_better_mode_at_each_temperature() {
+        let need = Need::of(Route::Loop, &[Temperature::Hot]);
+        let memory = RunMemory::new(need, Hugepages::None).unwrap();
+        let bed = Testbed::new(&memory, &Workload::table8(Temperature::Hot, 64)).unwrap();
+        let variant = |hot: u64, cold: u64| Variant {
+            setup: Setup::CPU,
+            lane: Lane::new(&bed, (Mode::Cpu, None)).unwrap(),
+            turns: vec![[hot, cold].map(|ticks| Cost { packets: 10, core: 10 * ticks, guest: 0 }); 5],
+        };
+        // Cold counts, since hot is the core's and cold the engine's: 100 + 200 of 150 + 250.
+        let ratio = over_oracle(&variant(150, 250), &variant(100, 1000), &variant(300, 200)).unwrap();
+        assert!((ratio.sums - 300.0 / 400.0).abs() < 1e-9, "{ratio:?}");
+    }
+}

@@ -1,0 +1,301 @@
+//! A cell of the measurement: the variants that alternate in it, and the rows that come of it.
+//!
+//! For each workload there are up to three. In the first the core is measured against itself, which gives the noise floor;
+//! in the second, the core and the peer alternate and nobody else, so that several variants of ours do not keep our code
+//! warm against one of theirs; in the third, our modes and engines.
+
+use std::fmt;
+
+use anyhow::Result;
+use offcore_dma::Mode;
+use offcore_stats::tsc;
+
+use super::{Options, PUBLISHED, Peers};
+use crate::alternate::{Against, Alternating, Blocks, Cost, Subject, mean};
+use crate::copier::{Copier, Setup};
+use crate::core_cost::{BURST, Lane};
+use crate::lockstep::OtherCore;
+use crate::memory::Testbed;
+use crate::peer::about::{AboutPeer, feature_names};
+use crate::predict::DeviceRate;
+use crate::row::Row;
+use crate::sample::SumRatio;
+use crate::workload::{Route, Workload};
+
+/// Windows over which Figure 3's shares are taken.
+const BREAKDOWN: usize = 192;
+
+/// What alternates in a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The core against itself.
+    Noise,
+    /// The core against the peer.
+    Peer,
+    /// Modes and engines against each other.
+    Modes,
+}
+
+impl Kind {
+    /// The cells that `options` asks for, in their order.
+    pub(super) fn all(options: &Options) -> Vec<Self> {
+        let modes = !options.dpdk_lib || options.background || options.setups.len() > 1;
+        let ratios = options.dpdk_lib || options.setups.len() > 1;
+        let wanted = [
+            (Self::Noise, options.noise_floor && ratios),
+            (Self::Peer, options.dpdk_lib),
+            (Self::Modes, modes),
+        ];
+        wanted.into_iter().filter_map(|(kind, wanted)| wanted.then_some(kind)).collect()
+    }
+
+    /// Our variants.
+    fn setups(self, options: &Options) -> Vec<Setup> {
+        let all = &options.setups;
+        match self {
+            Self::Noise => vec![Setup::CPU; 2],
+            Self::Peer if all.contains(&Setup::CPU) => vec![Setup::CPU],
+            Self::Peer => all.iter().take(1).copied().collect(),
+            // Beside `auto` the core once more with the engine's channel, which it does not use: what is left between
+            // the two is what deciding costs.
+            Self::Modes => {
+                let idle = all.iter().filter(|setup| setup.mode == Mode::Auto && all.contains(&Setup::CPU));
+                let idle = idle.map(|setup| Setup { mode: Mode::Cpu, ..*setup });
+                all.iter().copied().chain(idle).collect()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Noise => "noise floor",
+            Self::Peer => "peer",
+            Self::Modes => "modes",
+        })
+    }
+}
+
+/// One of the things that alternate.
+pub(super) enum Variant {
+    Ours {
+        setup: Setup,
+        background: bool,
+        lane: Box<Lane>,
+    },
+    #[cfg(feature = "dpdk")]
+    DpdkLib(Box<crate::peer::lane::PeerLane>),
+}
+
+impl Variant {
+    /// What it is called when it is not ours.
+    fn peer_name(&self) -> Option<&'static str> {
+        match self {
+            Self::Ours { .. } => None,
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(_) => Some("dpdk-lib"),
+        }
+    }
+
+    fn is(&self, wanted: Setup) -> bool {
+        matches!(self, Self::Ours { setup, background: false, .. } if *setup == wanted)
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ours { setup: Setup { mode: Mode::Cpu, copier }, background: false, .. }
+                if *copier != Copier::Core =>
+            {
+                write!(f, "cpu cpu +{copier} idle")
+            }
+            Self::Ours { setup, background, .. } => {
+                write!(f, "{setup}{}", if *background { " +copier" } else { "" })
+            }
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(_) => f.write_str("cpu dpdk-lib"),
+        }
+    }
+}
+
+impl Subject for Variant {
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
+        match self {
+            Self::Ours { lane, .. } => lane.window(other),
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(lane) => lane.window(other),
+        }
+    }
+}
+
+/// A cell.
+pub(super) struct Cell {
+    pub(super) variants: Alternating<Variant>,
+}
+
+impl Cell {
+    /// All variants in the same testbed.
+    pub(super) fn new(kind: Kind, options: &Options, peers: &Peers, bed: &Testbed) -> Result<Self> {
+        let mut variants = Alternating::new();
+        for setup in kind.setups(options) {
+            let open = || Lane::new(bed, (setup.mode, setup.open()?));
+            variants.add(Variant::Ours { setup, background: false, lane: Box::new(open()?) });
+            if kind == Kind::Modes && options.background && setup == Setup::CPU {
+                let lane = Box::new(open()?.with_background());
+                variants.add(Variant::Ours { setup, background: true, lane });
+            }
+        }
+        if kind == Kind::Peer {
+            variants.add(peers.lane(bed)?);
+        }
+        Ok(Self { variants })
+    }
+
+    fn blocks(&self, mode: Mode, copier: Copier) -> Option<&Blocks> {
+        self.variants.blocks_of(|variant| variant.is(Setup { mode, copier }))
+    }
+
+    /// What the peer is.
+    fn about_peer(&self) -> Result<AboutPeer> {
+        #[cfg(feature = "dpdk")]
+        for (variant, _) in self.variants.iter() {
+            if let Variant::DpdkLib(lane) = variant {
+                return lane.about();
+            }
+        }
+        Ok(AboutPeer::default())
+    }
+
+    /// What is only told by several variants.
+    fn ratios(&self, variant: &Variant, blocks: &Blocks) -> Row {
+        let mut row = Row::default();
+        let (mode, copier) = match variant {
+            Variant::Ours { setup: Setup { mode, copier }, .. } => (mode, copier),
+            #[cfg(feature = "dpdk")]
+            Variant::DpdkLib(_) => return row,
+        };
+        let cpu = self.blocks(Mode::Cpu, Copier::Core);
+        let over_cpu = cpu.and_then(|cpu| SumRatio::of(&cpu.core, &blocks.core));
+        match (mode, copier) {
+            (Mode::Auto, _) => Against::new(blocks, cpu, self.blocks(Mode::Offload, *copier)).enter(&mut row),
+            (Mode::Offload, _) => {
+                row.offload_over_cpu = over_cpu.map(|ratio| ratio.sums);
+                row.offload_over_cpu_lower = over_cpu.map(|ratio| ratio.lower);
+            }
+            (Mode::Cpu, Copier::Core) => {}
+            (Mode::Cpu, _) => row.idle_channel_over_cpu = over_cpu.map(|ratio| ratio.sums),
+        }
+        let peer = self.variants.iter().find_map(|(variant, blocks)| Some((variant.peer_name()?, blocks)));
+        if let Some((name, theirs)) = peer {
+            let ratio = SumRatio::of(&theirs.core, &blocks.core);
+            row.peer = Some(name.into());
+            row.peer_median = Some(crate::sample::Spread::of(&theirs.core).median);
+            row.peer_ratio = ratio.map(|ratio| ratio.sums);
+            row.peer_ratio_median = ratio.map(|ratio| ratio.median);
+            row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
+            row.peer_both_ratio = SumRatio::of(&theirs.both(), &blocks.both()).map(|ratio| ratio.sums);
+        }
+        row
+    }
+
+    /// The rows of all variants; with the other core, Figure 3's shares are measured for them.
+    pub(super) fn rows(&mut self, workload: &Workload, breakdown: Option<&OtherCore>) -> Result<Vec<Row>> {
+        let hz = tsc::hz();
+        let ratios: Vec<_> =
+            self.variants.iter().map(|(variant, blocks)| self.ratios(variant, blocks)).collect();
+        let names: Vec<_> = self.variants.iter().map(|(variant, _)| variant.to_string()).collect();
+        let about_peer = self.about_peer()?;
+        let (names, steadiness) = (names.join(", "), self.variants.steadiness());
+        let mut rows = Vec::new();
+        for ((variant, blocks), ratios) in self.variants.iter_mut().zip(ratios) {
+            let &Workload { ring, temperature, frame, guest, .. } = workload;
+            let mut row = Row {
+                bench: "vhost",
+                case: workload.case().into(),
+                arrangement: "core-cost",
+                frame,
+                ring: ring.name(),
+                guest: Some(guest.name()),
+                burst: BURST,
+                temperature: temperature.name().into(),
+                window: temperature.window(),
+                variants: Some(names.clone()),
+                ..ratios
+            };
+            if row.peer.is_some() {
+                row.about_peer = about_peer.clone();
+            }
+            blocks.enter(&mut row, hz);
+            steadiness.enter(&mut row);
+            row.guest_ns_per_packet = mean(&blocks.guest).map(tsc_ns);
+            row.both_ns_per_packet = mean(&blocks.both()).map(tsc_ns);
+            variant.enter(&mut row, workload)?;
+            if let (Variant::Ours { lane, .. }, Some(other)) = (variant, breakdown) {
+                let [switching, virtqueue, copy] = lane.breakdown(other, BREAKDOWN)?;
+                (row.share_switching, row.share_virtqueue) = (Some(switching), Some(virtqueue));
+                row.share_copy = Some(copy);
+            }
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+}
+
+impl Variant {
+    /// Tells `row` who it is and what it has seen.
+    fn enter(&mut self, row: &mut Row, workload: &Workload) -> Result<()> {
+        let seen = match self {
+            Self::Ours { setup: Setup { mode, copier }, background, lane } => {
+                let idle = *mode == Mode::Cpu && *copier != Copier::Core;
+                let copier = if idle { Copier::Core } else { *copier };
+                row.empty_poll_cycles = Some(lane.empty_poll());
+                (row.mode, row.engine) = (mode.to_string(), copier.name().into());
+                row.simulated = copier.simulated();
+                row.background = *background;
+                row.background_copies_per_packet = lane.background_copies();
+                row.copied_bytes_per_packet = Some(lane.copied_bytes());
+                row.copy_routine = lane.copy_routine();
+                row.published = published(workload, *mode).filter(|_| !idle);
+                row.published_unit = row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
+                let engine_ns = match copier.simulated() {
+                    // Windows are too short to keep a device busy: it is asked for what it does when it is.
+                    true => Some(1e3 / DeviceRate::of(workload.frame, (1, 1, 4), copier.batch())?.mcopies),
+                    false => lane.engine_ns_per_copy().filter(|_| !idle),
+                };
+                if let Some(ns) = engine_ns {
+                    row.set_engine(ns, lane.copies());
+                }
+                row.features = Some(feature_names(workload.features()));
+                lane.seen()
+            }
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(lane) => {
+                (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
+                row.features = Some(feature_names(lane.features()));
+                lane.seen()
+            }
+        };
+        if let Self::Ours { setup: Setup { mode: Mode::Cpu, copier }, .. } = self {
+            row.idle_channel = (*copier != Copier::Core).then(|| copier.name());
+        }
+        (row.received, row.verified, row.lost) = (seen.received, seen.verified, seen.sent - seen.received);
+        Ok(())
+    }
+}
+
+fn tsc_ns(ticks: f64) -> f64 {
+    ticks * 1e9 / tsc::hz() as f64
+}
+
+/// The guide's figure. It has none for `auto`, which would have followed the better of the two.
+fn published(workload: &Workload, mode: Mode) -> Option<f64> {
+    let (_, core, dsa) = PUBLISHED.into_iter().find(|(frame, ..)| *frame == workload.frame)?;
+    match mode {
+        _ if workload.route != Route::Loop => None,
+        Mode::Cpu => Some(core),
+        Mode::Offload => Some(dsa),
+        Mode::Auto => None,
+    }
+}
