@@ -86,7 +86,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     let buffers = options.temperatures.iter().map(|&temperature| nic::buffers(temperature)).max();
     let buffers = buffers.unwrap_or(0).max(BURST);
     // Two MiB more than needed, since what is left of the last page is taken, too.
-    let hugepages = pages_for(options.hugepages, (buffers * BUFFER >> 20) + 2)?;
+    let hugepages = pages_for(options.hugepages, ((buffers * BUFFER) >> 20) + 2)?;
     let pool = Pool::new(buffers, BUFFER, hugepages)?;
     let mut clock = ClockCheck::new();
     progress.begin(options.temperatures.len() * options.frames.len() * options.blocks);
