@@ -167,9 +167,20 @@ impl Lane {
     }
 
     /// From now on data of this temperature: at most that of the testbed's workload.
-    pub(crate) fn become_as(&mut self, temperature: Temperature) {
-        self.temperature = temperature;
+    ///
+    /// # Errors
+    /// As for [`Subject::window`].
+    pub(crate) fn become_as(&mut self, temperature: Temperature, other: &OtherCore) -> Result<()> {
         lock(&self.guests).become_as(temperature);
+        // Of hot data's few buffers each has been posted several times, so they are used up in short windows, in which
+        // each is received in once.
+        self.temperature = Temperature::Hot;
+        let posted = Temperature::Cold.window() / Temperature::Hot.window();
+        for _ in 0..if temperature == Temperature::Hot { 0 } else { posted } {
+            self.window(other)?;
+        }
+        self.temperature = temperature;
+        Ok(())
     }
 
     /// What the guests have seen.

@@ -38,7 +38,7 @@ impl Variant {
     fn turn(&mut self, other: &OtherCore) -> Result<[Cost; 2]> {
         let mut costs = [Cost::default(); 2];
         for (temperature, cost) in PHASES.into_iter().zip(&mut costs) {
-            self.lane.become_as(temperature);
+            self.lane.become_as(temperature, other)?;
             let started = Instant::now();
             while started.elapsed() < PHASE {
                 *cost += self.lane.window(other)?;
