@@ -47,7 +47,9 @@ pub struct Queue {
     /// The chains that were looked at: as many as `known` says, from `next_avail` on.
     heads: Box<[u16; LOOK]>,
     known: u16,
-    /// Their descriptors, as [`DeviceQueue::singles`] has read them, and those that it has found to be singles.
+    /// Their descriptors, as [`DeviceQueue::singles`] has read them up to `read`, and those that it has found to be singles.
+    /// Each is read once, however often a chain of several makes it stop: 64 of those would be 2080 reads.
+    read: u16,
     entries: Box<[Entry; LOOK]>,
     singles: Box<[Single; LOOK]>,
     level: Level,
@@ -75,6 +77,7 @@ impl Queue {
             region: RegionCache::empty(),
             heads: Box::new([0; LOOK]),
             known: 0,
+            read: 0,
             entries: Box::new([Entry::default(); LOOK]),
             singles: Box::new([Single::NONE; LOOK]),
             level: Level::detect(),
@@ -152,7 +155,7 @@ impl DeviceQueue for Queue {
     fn look(&mut self, wanted: usize) -> Result<usize, RingError> {
         let wanted = wanted.min(LOOK);
         let known = usize::from(self.available(wanted as u16)?).min(wanted);
-        self.known = 0;
+        (self.known, self.read) = (0, 0);
         let mut done = 0;
         while done < known {
             let position = self.next_avail.wrapping_add(done as u16);
@@ -204,11 +207,17 @@ impl DeviceQueue for Queue {
         let known = usize::from(self.known).min(LOOK);
         let from = usize::from(ahead).min(known);
         let to = known.min(from + usize::from(most));
-        let entries = &mut self.entries[from..to];
-        let heads = &self.heads[from..to];
+        // `ahead` only grows until the next look, so what is below `read` has been read.
+        let unread = usize::from(self.read).clamp(from, to);
+        self.read = self.read.max(to as u16);
+        let heads = &self.heads[unread..to];
         // SAFETY: `look` has compared the heads with the size, so each descriptor is in the table, which is aligned to 16
         // and stays mapped as long as the layout. The level is one that this CPU has.
-        unsafe { lines::read_descriptors(self.level, self.layout.desc_at(0), heads, entries) };
+        unsafe {
+            let unread = &mut self.entries[unread..to];
+            lines::read_descriptors(self.level, self.layout.desc_at(0), heads, unread);
+        }
+        let entries = &self.entries[from..to];
         let singles = &mut self.singles[from..to];
         let found = resolve(self.level, entries, singles, memory, wanted, &mut self.region);
         &mut singles[..found]

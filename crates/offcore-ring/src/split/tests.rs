@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction};
+use crate::vector::{Single, Wanted};
 
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x4000;
@@ -140,6 +141,33 @@ fn hostile_chains_are_named() {
     let mut long: Vec<_> = (0..100).map(|i| (TABLE, i, desc(0x10000, 1, DESC_NEXT, i as u16 + 1))).collect();
     long.push((DESC, 0, desc(TABLE, 1600, DESC_INDIRECT, 0)));
     assert_eq!(case(&long, &[0]), RingError::TooManyBuffers { head: 0, max: 64 });
+}
+
+/// However often a chain of several stops a run: reading all that follow each time would be quadratic, and a driver could
+/// change them in between.
+#[test]
+fn each_descriptor_of_a_run_is_read_once() {
+    let guest = guest(8);
+    for head in [0, 2, 3] {
+        guest.descriptor(DESC, head, desc(0x1_0000, 100, 0, 0));
+    }
+    guest.descriptor(DESC, 1, desc(0x1_0000, 100, DESC_NEXT, 4));
+    guest.descriptor(DESC, 4, desc(0x1_0000, 100, 0, 0));
+    guest.available(&[0, 1, 2, 3]);
+    let mut queue = device::Queue::new(guest.layout.clone(), 0, false, true);
+    let wanted = Wanted { direction: Direction::Readable, least: 0, most: u32::MAX };
+    let lengths = |queue: &mut device::Queue, ahead| -> Vec<u32> {
+        queue.singles(ahead, 8, &guest.memory, wanted).iter().map(Single::len).collect()
+    };
+    assert_eq!(queue.look(8), Ok(4));
+    assert_eq!(lengths(&mut queue, 0), [100]);
+    for head in [2, 3] {
+        guest.descriptor(DESC, head, desc(0x1_0000, 7, 0, 0));
+    }
+    assert_eq!(lengths(&mut queue, 2), [100, 100], "as they were when the run was read");
+    // A new look is a new run.
+    assert_eq!(queue.look(8), Ok(4));
+    assert_eq!(lengths(&mut queue, 2), [7, 7]);
 }
 
 #[test]
