@@ -318,7 +318,7 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         order: &mut Order<'_>,
         submitted: &mut Submitted,
     ) -> usize {
-        let Self { queue, config, list, ahead, room, .. } = self;
+        let Self { queue, config, list, ahead, room, offloads, .. } = self;
         let first = list.len();
         let most = packets.len().min(room.saturating_sub(first)).min(list.remaining_capacity());
         let wanted = Wanted { direction: Direction::Writable, least: NET_HEADER as u32, most: u32::MAX };
@@ -328,14 +328,20 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         let (mut run, mut bytes) = (0, 0);
         for (packet, to) in packets.iter_mut().zip(singles) {
             let len = (NET_HEADER + packet.len()) as u32;
-            if !packet.is_plain() || to.len() < len {
+            let plain = packet.is_plain();
+            if to.len() < len || (!plain && (packet.is_segmented() || !is_wanted(packet, offloads))) {
                 break;
             }
-            let header = packet.headroom_mut(NET_HEADER);
-            // copy-ok: the header of an ordinary packet in one chain, which the core builds
-            header.copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+            let src = if plain {
+                let header = packet.headroom_mut(NET_HEADER);
+                // copy-ok: the header of an ordinary packet in one chain, which the core builds
+                header.copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+                header.as_ptr()
+            } else {
+                write_header(packet, 1)
+            };
             let token = if NOW { 0 } else { order.token() };
-            let made = Copy { src: header.as_ptr(), dst: to.addr().as_ptr(), len, token };
+            let made = Copy { src, dst: to.addr().as_ptr(), len, token };
             // SAFETY: no more singles than there is room for were asked for.
             unsafe {
                 copy.write(made);
@@ -366,12 +372,8 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
         }
-        if packet.has_offload() {
-            let header = packet.headroom_bytes(NET_HEADER).first_chunk().map(NetHeader::from_bytes);
-            // The guest may have changed its mind since the packet was made ready for it.
-            if !header.is_some_and(|header| self.offloads.allows(&header)) {
-                return Err(Stop::Unwanted);
-            }
+        if packet.has_offload() && !is_wanted(packet, &self.offloads) {
+            return Err(Stop::Unwanted);
         }
         let first = self.list.len();
         let taken = self.packet_in_pieces(packet, order.token())?;
@@ -431,6 +433,13 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         self.ahead = ahead;
         Ok(taken)
     }
+}
+
+/// Whether the guest still takes what a packet asks for: it may have changed its mind since the packet was made ready.
+#[inline(always)]
+fn is_wanted(packet: &Packet, offloads: &Offloads) -> bool {
+    let header = packet.headroom_bytes(NET_HEADER).first_chunk().map(NetHeader::from_bytes);
+    header.is_some_and(|header| offloads.allows(&header))
 }
 
 /// Builds the virtio-net header (virtio 1.2, section 5.1.6) in the headroom; returns where it starts. That of a packet
