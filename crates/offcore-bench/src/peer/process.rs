@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal};
 
 /// How long a program may show no progress before a wait on it fails, unless its driver says otherwise. On a machine
-/// with six busy threads a core, testpmd starts silently for more than 10 s.
+/// with five busy threads a core, testpmd starts silently for more than 10 s.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A wait also ends after this many times its patience, however much the program prints meanwhile: a program that
