@@ -58,7 +58,8 @@ impl Played {
         assert!(self.queue.available(1).unwrap() > 0, "the driver has made a buffer available");
         let mut buffers = Vec::new();
         let memory = &self.config.memory;
-        let chain = self.queue.walk(0, memory, self.direction, 64, |buffer| buffers.push(buffer)).unwrap();
+        let chain =
+            self.queue.walk(0, memory, self.direction, &mut 64, |buffer| buffers.push(buffer)).unwrap();
         self.queue.consume(chain.entries);
         (chain, buffers)
     }

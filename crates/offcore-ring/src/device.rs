@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use offcore_mem::{GuestMemory, RegionCache};
 
+pub use crate::double::Double;
 use crate::split::DESC_WRITE;
 pub use crate::vector::{Single, Wanted};
 use crate::{Layout, RingError, packed, split};
@@ -43,7 +44,7 @@ impl Direction {
 }
 
 /// A buffer of a chain at its host address. The whole range is in guest memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// First byte.
     pub addr: NonNull<u8>,
@@ -105,12 +106,17 @@ pub trait DeviceQueue {
     ) -> Result<Option<(Buffer, Chain)>, RingError>;
 
     /// The chains from the entry `ahead` on, at most `most`, as long as they are one buffer in one region, as `wanted`, and
-    /// have been found by [`DeviceQueue::look`]. What comes next may be anything: see [`DeviceQueue::walk`].
+    /// have been found by [`DeviceQueue::look`]. What comes next may be anything: see [`DeviceQueue::doubles`].
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single];
+
+    /// The same, as long as they are an indirect table of one or two buffers, each in one region, whose lengths together
+    /// are as `wanted`: to be asked for where [`DeviceQueue::singles`] has stopped. What comes next may be anything: see
+    /// [`DeviceQueue::walk`].
+    fn doubles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &[Double];
 
     /// Calls `visit` with each buffer of the chain that begins at the available entry `ahead`, in order; a buffer across
     /// regions comes in pieces. Buffers of length 0 are left out, but count: at most `max` descriptors are read, whatever
-    /// the driver wrote.
+    /// the driver wrote, and they are taken off `max`.
     ///
     /// # Errors
     /// What is wrong with the chain; more than `max` descriptors or pieces are [`RingError::TooManyBuffers`].
@@ -119,7 +125,7 @@ pub trait DeviceQueue {
         ahead: u16,
         memory: &GuestMemory,
         direction: Direction,
-        max: usize,
+        max: &mut usize,
         visit: impl FnMut(Buffer),
     ) -> Result<Chain, RingError>;
 
@@ -131,9 +137,9 @@ pub trait DeviceQueue {
     /// [`DeviceQueue::consume`] moves on over it.
     fn push_used(&mut self, chain: Chain, written: u32);
 
-    /// Notes the return of `count` chains that [`DeviceQueue::singles`] has found, from the entry `ahead` on, before they
-    /// are consumed. Of readable ones nothing was written; of a writable one, whose length is not 0,
-    /// [as many bytes](Single::set_written) as it now says.
+    /// Notes the return of `count` chains that [`DeviceQueue::singles`] or, as readable ones, [`DeviceQueue::doubles`] has
+    /// found, from the entry `ahead` on, before they are consumed. Of readable ones nothing was written; of a writable one,
+    /// whose length is not 0, [as many bytes](Single::set_written) as it now says.
     ///
     /// # Panics
     /// When there cannot be so many.
@@ -230,6 +236,8 @@ pub(crate) struct Walker<'a> {
     pub(crate) region: &'a mut RegionCache,
     /// Buffers visited.
     pub(crate) visited: usize,
+    /// Descriptors read, empty ones included.
+    pub(crate) read: usize,
 }
 
 impl Walker<'_> {
@@ -239,6 +247,7 @@ impl Walker<'_> {
         (addr, len, flags): (u64, u32, u16),
         visit: &mut impl FnMut(Buffer),
     ) -> Result<(), RingError> {
+        self.read += 1;
         if !self.direction.fits(flags) {
             return Err(RingError::Direction { head: self.head });
         }

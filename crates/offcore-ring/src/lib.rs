@@ -6,6 +6,7 @@
 
 mod barrier;
 pub mod device;
+mod double;
 pub mod driver;
 mod layout;
 pub mod packed;

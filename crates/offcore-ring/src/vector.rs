@@ -99,6 +99,12 @@ impl Single {
     /// Stands where none has been found yet.
     pub(crate) const NONE: Self = Self { addr: NonNull::dangling(), word: Word(0) };
 
+    /// One of the chain that `word` names.
+    #[inline(always)]
+    pub(crate) fn new(addr: NonNull<u8>, word: Word) -> Self {
+        Self { addr, word }
+    }
+
     /// One somewhere, with all flags.
     #[cfg(test)]
     pub(crate) fn found(len: u32, id: u16) -> Self {
@@ -241,6 +247,9 @@ fn resolve_four(
     if _mm256_movemask_pd(_mm256_castsi256_pd(good)) != 0b1111 {
         return false;
     }
+    // Lanes are integers, so the region's provenance is exposed. By the letter of Rust's rules a pointer that is read where
+    // an integer was stored has none; relied on is that the compiler takes it for a pointer of exposed provenance. It
+    // points into a mapping, in which no Rust object is.
     let hosts = _mm256_add_epi64(offsets, four(host.expose_provenance() as u64));
     let into = singles.as_mut_ptr().cast::<__m256i>();
     // SAFETY: two singles each, inside the array, of an address that is not null, since it is inside a mapping, and a word

@@ -183,7 +183,7 @@ impl<Driver: DriverQueue<Numbered>, Device: DeviceQueue> Rig<Driver, Device> {
             let expected = self.buffers(numbered);
             let mut found = Vec::new();
             let base = self.memory.translate_user(0, 1).unwrap();
-            let chain = self.device.walk(ahead, &self.memory, self.direction, 64, |buffer| {
+            let chain = self.device.walk(ahead, &self.memory, self.direction, &mut 64, |buffer| {
                 found.push((buffer.addr.as_ptr() as u64 - base.as_ptr() as u64, buffer.len));
             });
             let chain = chain.unwrap();

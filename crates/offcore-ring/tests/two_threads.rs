@@ -108,7 +108,7 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
         while next < burst && queue.has(0).unwrap() {
             let mut buffers: Vec<(NonNull<u8>, u32)> = Vec::new();
             let chain =
-                queue.walk(0, &guest.memory, Direction::Writable, 4, |b| buffers.push((b.addr, b.len)));
+                queue.walk(0, &guest.memory, Direction::Writable, &mut 4, |b| buffers.push((b.addr, b.len)));
             let at = guest.at(place(next));
             assert_eq!(buffers[0], (NonNull::new(at.cast()).unwrap(), next as u32 % 40 + 8));
             let tail = next.is_multiple_of(3) && next % 16 != 0;

@@ -17,8 +17,11 @@ use offcore_dma::{Channel, ChannelId, Copy, Device, Mode, Mover, QueueId, cpu};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
+use offcore_ring::split::DESC_NEXT;
 use offcore_stats::{Stage, StageClock};
+use offcore_vhost::features::{NET_CSUM, NET_GUEST_CSUM};
 use offcore_vhost::{Binding, Context, Dequeue, Enqueue, Pair, VringCell};
+use offcore_wire::virtio_net::{self, NetHeader};
 
 /// A case by its name.
 type Case = (&'static str, fn() -> usize);
@@ -26,21 +29,24 @@ type Case = (&'static str, fn() -> usize);
 /// Sizes are those of frames, with the FCS. An engine's case has none: the core touches no payload. With which routine the
 /// core copies in a virtqueue's case depends on how long copies take: fetching ahead has more instructions than plain, and
 /// what is recorded is the case with more.
-const CASES: [Case; 18] = [
+const CASES: [Case; 21] = [
     ("copy-64", || copy(60)),
     ("copy-1518", || copy(1514)),
-    ("dequeue-64", || dequeue(SPLIT, CPU)),
-    ("dequeue-auto-64", || dequeue(SPLIT, AUTO_CORE)),
-    ("dequeue-auto-offload", || dequeue(SPLIT, AUTO_ENGINE)),
-    ("dequeue-offload", || dequeue(SPLIT, OFFLOAD)),
-    ("dequeue-packed-64", || dequeue(PACKED, CPU)),
-    ("dequeue-packed-offload", || dequeue(PACKED, OFFLOAD)),
-    ("enqueue-64", || enqueue(SPLIT, CPU)),
-    ("enqueue-auto-64", || enqueue(SPLIT, AUTO_CORE)),
-    ("enqueue-auto-offload", || enqueue(SPLIT, AUTO_ENGINE)),
-    ("enqueue-offload", || enqueue(SPLIT, OFFLOAD)),
-    ("enqueue-packed-64", || enqueue(PACKED, CPU)),
-    ("enqueue-packed-offload", || enqueue(PACKED, OFFLOAD)),
+    ("dequeue-64", || dequeue(SPLIT, CPU, Shape::Plain)),
+    ("dequeue-auto-64", || dequeue(SPLIT, AUTO_CORE, Shape::Plain)),
+    ("dequeue-auto-offload", || dequeue(SPLIT, AUTO_ENGINE, Shape::Plain)),
+    ("dequeue-csum-64", || dequeue(SPLIT, CPU, Shape::Csum)),
+    ("dequeue-indirect-512", || dequeue(SPLIT, CPU, Shape::Indirect)),
+    ("dequeue-offload", || dequeue(SPLIT, OFFLOAD, Shape::Plain)),
+    ("dequeue-packed-64", || dequeue(PACKED, CPU, Shape::Plain)),
+    ("dequeue-packed-offload", || dequeue(PACKED, OFFLOAD, Shape::Plain)),
+    ("enqueue-64", || enqueue(SPLIT, CPU, Shape::Plain)),
+    ("enqueue-auto-64", || enqueue(SPLIT, AUTO_CORE, Shape::Plain)),
+    ("enqueue-auto-offload", || enqueue(SPLIT, AUTO_ENGINE, Shape::Plain)),
+    ("enqueue-csum-64", || enqueue(SPLIT, CPU, Shape::Csum)),
+    ("enqueue-offload", || enqueue(SPLIT, OFFLOAD, Shape::Plain)),
+    ("enqueue-packed-64", || enqueue(PACKED, CPU, Shape::Plain)),
+    ("enqueue-packed-offload", || enqueue(PACKED, OFFLOAD, Shape::Plain)),
     ("pair-64", || pair(SPLIT, Mode::Cpu)),
     ("pair-offload", || pair(SPLIT, Mode::Offload)),
     ("pair-packed-64", || pair(PACKED, Mode::Cpu)),
@@ -50,6 +56,45 @@ const CASES: [Case; 18] = [
 /// Whether a guest's virtqueues are packed.
 const SPLIT: bool = false;
 const PACKED: bool = true;
+
+/// What packets are like.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    /// In one piece, asking for nothing.
+    Plain,
+    /// The same, asking for a UDP checksum.
+    Csum,
+    /// Longer, in two pieces, headers and payload, by an indirect table, as a Linux guest sends.
+    Indirect,
+}
+
+impl Shape {
+    /// Bytes, without the FCS.
+    const fn len(self) -> usize {
+        match self {
+            Self::Plain | Self::Csum => LEN,
+            Self::Indirect => 508,
+        }
+    }
+
+    /// Features that it takes.
+    const fn features(self) -> u64 {
+        match self {
+            Self::Plain | Self::Indirect => FEATURES,
+            Self::Csum => FEATURES | NET_CSUM | NET_GUEST_CSUM,
+        }
+    }
+
+    fn header(self) -> [u8; HEADER] {
+        match self {
+            Self::Plain | Self::Indirect => NetHeader::default().to_bytes(),
+            Self::Csum => {
+                let flags = virtio_net::F_NEEDS_CSUM;
+                NetHeader { flags, csum_start: 34, csum_offset: 6, ..NetHeader::default() }.to_bytes()
+            }
+        }
+    }
+}
 
 /// The mode, and with `auto` what it has chosen.
 type Copying = (Mode, Way);
@@ -73,6 +118,11 @@ const DEAR: u32 = 100_000;
 const HEADER: usize = 12;
 const RING: u16 = 256;
 const BUFFER: usize = 2048;
+/// Where the indirect tables of two descriptors are, behind all buffers, and the bytes of each.
+const TABLES: u64 = GUEST + (8 << 20);
+const TABLE: usize = 32;
+/// Bytes of a packet's first piece: virtio-net, Ethernet, IPv4 and UDP headers.
+const HEADERS: usize = HEADER + 42;
 /// Operations that the engine's channel holds.
 const CHANNEL: usize = 1024;
 
@@ -162,10 +212,10 @@ fn channel(device: &CoreDevice) -> Box<dyn Channel> {
 }
 
 /// A virtqueue of a guest whose copies `channel` makes in the mode given.
-fn cell(guest: &Guest, queue: u16, mode: Mode, channel: ChannelId) -> Arc<VringCell> {
+fn cell(guest: &Guest, queue: u16, mode: Mode, channel: ChannelId, shape: Shape) -> Arc<VringCell> {
     let cell = Arc::new(VringCell::new(queue));
     cell.publish(|wanted| wanted.binding = Binding::new(mode, vec![channel]));
-    start(&cell, guest.config(FEATURES));
+    start(&cell, guest.config(shape.features()));
     cell
 }
 
@@ -194,22 +244,45 @@ fn tire(mover: &Mover, dear: Option<Way>) {
 /// The driver's side of a guest that sends bursts.
 struct Sender {
     driver: driver::Queue<()>,
+    shape: Shape,
     next: usize,
 }
 
 impl Sender {
-    fn new(guest: &Guest) -> Self {
-        Self { driver: driver::Queue::new(guest.layout.clone(), false), next: 0 }
+    fn new(guest: &Guest, shape: Shape) -> Self {
+        for i in 0..usize::from(RING) {
+            let buffer = buffer(i);
+            guest.write(buffer, &shape.header());
+            // Of a split virtqueue: the first goes on at the second.
+            for (at, (address, len, flags, next)) in [
+                (buffer, HEADERS, DESC_NEXT, 1u16),
+                (buffer + HEADERS as u64, HEADER + shape.len() - HEADERS, 0, 0),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let descriptor = u128::from(address)
+                    | (len as u128) << 64
+                    | u128::from(flags) << 96
+                    | u128::from(next) << 112;
+                guest.write(table(i) + 16 * at as u64, &descriptor.to_le_bytes());
+            }
+        }
+        Self { driver: driver::Queue::new(guest.layout.clone(), false), shape, next: 0 }
     }
 
     /// Makes a burst available.
     fn send(&mut self) {
         for _ in 0..PACKETS {
-            let address = GUEST + BUFFERS + (self.next * BUFFER) as u64;
+            let len = (HEADER + self.shape.len()) as u32;
+            let added = match self.shape {
+                Shape::Indirect => self.driver.add_indirect(table(self.next), TABLE as u32, ()),
+                Shape::Plain | Shape::Csum => {
+                    self.driver.add(buffer(self.next), len, Direction::Readable, ())
+                }
+            };
+            added.expect("the driver has a free descriptor");
             self.next = (self.next + 1) % usize::from(RING);
-            self.driver
-                .add(address, (HEADER + LEN) as u32, Direction::Readable, ())
-                .expect("the driver has a free descriptor");
         }
         self.driver.publish();
     }
@@ -222,12 +295,20 @@ impl Sender {
     }
 }
 
+fn buffer(index: usize) -> u64 {
+    GUEST + BUFFERS + (index * BUFFER) as u64
+}
+
+fn table(index: usize) -> u64 {
+    TABLES + (index * TABLE) as u64
+}
+
 /// Packets from the guest. An engine has made the copies by the second round.
-fn dequeue(packed: bool, copying: Copying) -> usize {
+fn dequeue(packed: bool, copying: Copying, shape: Shape) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
-    let cell = cell(&guest, 1, copying.0, channel);
+    let cell = cell(&guest, 1, copying.0, channel, shape);
     let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
-    let (mut sender, mut received) = (Sender::new(&guest), Burst::new());
+    let (mut sender, mut received) = (Sender::new(&guest, shape), Burst::new());
     bursts_of(&mut worker, copying, |worker, Run { count, dear }| {
         sender.send();
         let mut ctx = worker.ctx();
@@ -245,6 +326,10 @@ fn dequeue(packed: bool, copying: Copying) -> usize {
             stepper.step();
             packets += once(None);
         }
+        assert!(
+            received.iter().all(|packet| packet.has_offload() == (shape == Shape::Csum)),
+            "marked as asked"
+        );
         worker.cache.free_all(received.drain(..));
         sender.take_back();
         packets
@@ -252,13 +337,19 @@ fn dequeue(packed: bool, copying: Copying) -> usize {
 }
 
 /// Packets to the guest. An engine makes the copies between two rounds.
-fn enqueue(packed: bool, copying: Copying) -> usize {
+fn enqueue(packed: bool, copying: Copying, shape: Shape) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
-    let cell = cell(&guest, 0, copying.0, channel);
+    let cell = cell(&guest, 0, copying.0, channel, shape);
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let mut receiver = Receiver::new(&guest, BUFFER as u32);
     bursts_of(&mut worker, copying, |worker, Run { count, dear }| {
         let mut burst = worker.packets(0, &[LEN; PACKETS]);
+        if shape == Shape::Csum {
+            for packet in &mut burst {
+                packet.headroom_mut(HEADER).copy_from_slice(&shape.header()); // copy-ok: the packet's sender
+                packet.set_offload(true);
+            }
+        }
         let mut ctx = worker.ctx();
         let mut once = |dear| {
             count_if(count, || {
@@ -283,11 +374,12 @@ fn enqueue(packed: bool, copying: Copying) -> usize {
 fn pair(packed: bool, mode: Mode) -> usize {
     let (from, to) = (Guest::with_rings(RING, packed), Guest::with_rings(RING, packed));
     let (mut worker, channel, mut stepper) = worker();
-    let (from_cell, to_cell) = (cell(&from, 1, mode, channel), cell(&to, 0, mode, channel));
+    let (from_cell, to_cell) =
+        (cell(&from, 1, mode, channel, Shape::Plain), cell(&to, 0, mode, channel, Shape::Plain));
     let mut dequeue = Dequeue::attach(&from_cell, &mut worker.mover).expect("the virtqueue is free");
     let mut enqueue = Enqueue::attach(&to_cell, &mut worker.mover).expect("the virtqueue is free");
     let mut pair = Pair::new(&mut worker.mover);
-    let (mut sender, mut receiver) = (Sender::new(&from), Receiver::new(&to, BUFFER as u32));
+    let (mut sender, mut receiver) = (Sender::new(&from, Shape::Plain), Receiver::new(&to, BUFFER as u32));
     bursts(|count| {
         sender.send();
         let mut ctx = worker.ctx();

@@ -6,24 +6,24 @@
 //! 2. The mover makes the copies, or hands them to a channel.
 //! 3. Chains whose copies are all done go back to the guest in order; the header is read from the copy.
 
+mod gather;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
-use offcore_dma::channel::Token;
+use offcore_dma::Mover;
 use offcore_dma::mover::Plan;
-use offcore_dma::{Copy, Mover, QueueId};
-use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
-use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Single, Wanted};
+use offcore_mem::{BURST, Burst};
+use offcore_ring::device::{DeviceQueue, Direction};
 use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
 use offcore_wire::ethernet;
-use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
-use crate::pieces::{self, Piece};
-use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
+use crate::headers::{check_copies, check_headers};
+use crate::vring::{Active, Context, MAX_PIECES, Taken, Vring, burst_limit};
+use gather::{Gather, Gathered, start_of};
 
 /// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
 pub(crate) const MAX_FRAME: usize = 65_535 + ethernet::HEADER_LEN + 8;
@@ -175,12 +175,20 @@ impl Dequeue {
         let Active { queue, config, offloads, .. } = active;
         let offloads = *offloads;
         let first_new = burst.len();
-        let mut sink = Sink { burst, slots: &mut vring.slots, chains: &mut vring.chains, dequeued };
         vring.list.clear();
-        let (mover, list) = (&mut *ctx.mover, &mut *vring.list);
-        let gatherer = Gatherer { config, id: vring.queue, mover, list, cache: ctx.cache };
-        let (taken, result) =
-            with_queue!(queue, queue => gatherer.gather::<_, NOW>(queue, &mut plan, wanted, &mut sink));
+        let gather = Gather {
+            config,
+            id: vring.queue,
+            ring: ctx.mover.ring(vring.queue),
+            plan: &mut plan,
+            list: &mut vring.list,
+            cache: ctx.cache,
+            burst,
+            slots: &mut vring.slots,
+            chains: &mut vring.chains,
+            dequeued,
+        };
+        let (taken, result) = with_queue!(queue, queue => gather.burst::<_, NOW>(queue, wanted));
         if taken == 0 {
             return result;
         }
@@ -289,7 +297,7 @@ fn discard<Q: DeviceQueue>(queue: &mut Q, config: &VringConfig) -> (usize, Resul
     };
     let (mut ahead, mut chains, mut result) = (0, 0, Ok(()));
     while ahead < known {
-        match queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |_| ()) {
+        match queue.walk(ahead, &config.memory, Direction::Readable, &mut { MAX_PIECES }, |_| ()) {
             Ok(chain) => {
                 queue.push_used(chain, 0);
                 ahead += chain.entries;
@@ -303,345 +311,4 @@ fn discard<Q: DeviceQueue>(queue: &mut Q, config: &VringConfig) -> (usize, Resul
     }
     queue.consume(ahead);
     (chains, result)
-}
-
-/// Takes chains of one burst apart.
-struct Gatherer<'a> {
-    config: &'a VringConfig,
-    id: QueueId,
-    mover: &'a mut Mover,
-    list: &'a mut ArrayVec<Copy, LIST>,
-    cache: &'a mut PoolCache,
-}
-
-/// Where they go.
-struct Sink<'a> {
-    burst: &'a mut Burst,
-    slots: &'a mut [InFlight],
-    chains: &'a mut Chains,
-    dequeued: &'a mut Dequeued,
-}
-
-impl Gatherer<'_> {
-    /// Gathers the copies of at most `wanted` packets; how many chains that were, and what it ended with. Packets that
-    /// are complete when their copies are (`NOW`) go to the burst, others into the reorder ring.
-    #[inline(always)]
-    fn gather<Q: DeviceQueue, const NOW: bool>(
-        self,
-        queue: &mut Q,
-        plan: &mut Plan,
-        wanted: usize,
-        sink: &mut Sink<'_>,
-    ) -> (usize, Result<Gathered, RingError>) {
-        let Self { config, id, mover, list, cache } = self;
-        let known = match queue.look(wanted) {
-            Ok(0) => return (0, Ok(Gathered::Some)),
-            Ok(known) => known as u16,
-            Err(error) => return (0, Err(error)),
-        };
-        queue.prefetch_used(known.into());
-        let max_copies = plan.copies.min(LIST);
-        let ring = mover.ring(id);
-        let (mut taken, mut ahead, mut result) = (0, 0, Ok(Gathered::Some));
-        let wanted_singles = Wanted {
-            direction: Direction::Readable,
-            least: SHORTEST as u32,
-            most: cache.pool().data_room() as u32,
-        };
-        loop {
-            let most = usize::from(known - ahead).min(max_copies.saturating_sub(list.len())) as u16;
-            // Chains of one buffer that fits one packet buffer: nearly all.
-            let singles = queue.singles(ahead, most, &config.memory, wanted_singles);
-            let run = if NOW {
-                take_now(singles, list, sink.burst, cache) as u16
-            } else {
-                let mut run = 0;
-                for from in &*singles {
-                    let len = from.len() as usize - NET_HEADER;
-                    let Some(packet) = cache.take_sized(HEADROOM + NET_HEADER, len) else { break };
-                    let token = id.token(ring.next_slot());
-                    list.push(Copy {
-                        src: from.addr().as_ptr(),
-                        dst: start_of(&packet),
-                        len: from.len(),
-                        token,
-                    });
-                    let slot = ring.push(plan.outstanding(&list[list.len() - 1..]));
-                    sink.slots[slot] = InFlight { packet: Some(packet), chains: 1 };
-                    sink.chains.push(Out { chain: Chain::one(from.id()), written: 0 });
-                    run += 1;
-                }
-                run
-            };
-            if NOW {
-                queue.push_used_singles(ahead, run, Direction::Readable);
-            }
-            ahead += run;
-            taken += usize::from(run);
-            if ahead >= known {
-                break;
-            }
-            let before = list.len();
-            let token = id.token(ring.next_slot());
-            let (packet, chain) = match chain(queue, ahead, config, token, max_copies, list, cache) {
-                Ok((packet, chain)) => (Some(packet), chain),
-                Err(Unfit::TooBig(chain)) => {
-                    sink.dequeued.too_big += 1;
-                    (None, chain)
-                }
-                Err(Unfit::TooShort(chain)) => {
-                    sink.dequeued.malformed += 1;
-                    (None, chain)
-                }
-                Err(Unfit::Starved) => {
-                    sink.dequeued.starved = true;
-                    break;
-                }
-                Err(Unfit::ListFull) => {
-                    if taken == 0 {
-                        result = Ok(Gathered::NoRoom);
-                    }
-                    break;
-                }
-                Err(Unfit::Broken(error)) => {
-                    result = Err(error);
-                    break;
-                }
-            };
-            if NOW {
-                queue.push_used(chain, 0);
-                sink.burst.extend(packet);
-            } else {
-                // A chain without a packet takes its place in the order all the same.
-                let slot = ring.push(plan.outstanding(&list[before..]));
-                sink.slots[slot] = InFlight { packet, chains: 1 };
-                sink.chains.push(Out { chain, written: 0 });
-            }
-            ahead += chain.entries;
-            taken += 1;
-            if ahead >= known {
-                break;
-            }
-        }
-        queue.consume(ahead);
-        (taken, result)
-    }
-}
-
-/// Takes packet buffers for `singles` and gathers their copies; returns for how many. A function of its own, so that its
-/// loop has the registers for itself.
-#[inline(never)]
-fn take_now(
-    singles: &[Single],
-    list: &mut ArrayVec<Copy, LIST>,
-    burst: &mut Burst,
-    cache: &mut PoolCache,
-) -> usize {
-    let most = singles.len().min(list.remaining_capacity()).min(burst.remaining_capacity());
-    let (copies, packets) = (list.len(), burst.len());
-    // SAFETY: both are inside their vectors' arrays, or end there.
-    let (mut copy, mut place) = unsafe { (list.as_mut_ptr().add(copies), burst.as_mut_ptr().add(packets)) };
-    // They are at least as long as the header.
-    let len = |from: &Single| (from.len() as usize).wrapping_sub(NET_HEADER);
-    let taken = cache.take_each(HEADROOM + NET_HEADER, &singles[..most], len, |from, packet| {
-        let (src, dst) = (from.addr().as_ptr(), start_of(&packet));
-        // SAFETY: called `most` times at most, and so many more there is room for in both.
-        unsafe {
-            copy.write(Copy { src, dst, len: from.len(), token: 0 });
-            place.write(packet);
-            (copy, place) = (copy.add(1), place.add(1));
-        }
-    });
-    // SAFETY: so many more were just written.
-    unsafe {
-        list.set_len(copies + taken);
-        burst.set_len(packets + taken);
-    }
-    taken
-}
-
-/// What became of a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gathered {
-    /// What could be submitted was, if anything.
-    Some,
-    /// Nothing: the first chain has more copies than fit.
-    NoRoom,
-}
-
-/// Why a chain is not a packet.
-enum Unfit {
-    /// Longer than any packet.
-    TooBig(Chain),
-    /// Shorter than the headers.
-    TooShort(Chain),
-    /// There is no packet buffer: later.
-    Starved,
-    /// Its copies do not fit the list any more: the next one begins with it.
-    ListFull,
-    /// The driver broke the rules.
-    Broken(RingError),
-}
-
-/// Gathers the copies of the chain `ahead` into fresh packet buffers: header into the headroom, payload behind it.
-/// Unless a packet comes of it, nothing is gathered.
-#[cold]
-fn chain<Q: DeviceQueue>(
-    queue: &mut Q,
-    ahead: u16,
-    config: &VringConfig,
-    token: Token,
-    max_copies: usize,
-    list: &mut ArrayVec<Copy, LIST>,
-    cache: &mut PoolCache,
-) -> Result<(Packet, Chain), Unfit> {
-    let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
-    let mut total = 0usize;
-    let walked =
-        queue.walk(ahead, &config.memory, Direction::Readable, MAX_PIECES, |Buffer { addr, len }| {
-            from.push(Piece { addr: addr.as_ptr(), len });
-            total += len as usize;
-        });
-    let chain = walked.map_err(Unfit::Broken)?;
-    if total < SHORTEST {
-        return Err(Unfit::TooShort(chain));
-    }
-    let frame = total - NET_HEADER;
-    let pool = cache.pool();
-    if frame > MAX_FRAME || frame.div_ceil(pool.data_room()) > MAX_PIECES {
-        return Err(Unfit::TooBig(chain));
-    }
-    let packet = cache.take_chain(HEADROOM + NET_HEADER, frame).ok_or(Unfit::Starved)?;
-    let to = pieces_of(pool, &packet);
-    if list.len() + from.len() + to.len() - 1 > max_copies {
-        cache.free(packet);
-        return Err(Unfit::ListFull);
-    }
-    pieces::copies(&from, &to, token, |copy| list.push(copy));
-    Ok((packet, chain))
-}
-
-/// The buffers of a packet, at most [`MAX_PIECES`], with room for the virtio-net header in front of the first.
-pub(crate) fn pieces_of(pool: &Pool, packet: &Packet) -> ArrayVec<Piece, MAX_PIECES> {
-    let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
-    pool.for_each_segment(packet, |addr, len| pieces.push(Piece { addr: addr.as_ptr(), len: len as u32 }));
-    if let Some(first) = pieces.first_mut() {
-        first.addr = first.addr.wrapping_sub(NET_HEADER);
-        first.len += NET_HEADER as u32;
-    }
-    pieces
-}
-
-/// Where the virtio-net header of a packet goes.
-#[inline(always)]
-fn start_of(packet: &Packet) -> *mut u8 {
-    packet.data().as_ptr().wrapping_sub(NET_HEADER)
-}
-
-/// Bits of the first two bytes of a virtio-net header that asks for something: `flags` and `gso_type`.
-const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
-
-/// Does what [`check_headers`] does, of packets that are each made by one of `copies`.
-///
-/// # Safety
-/// Each of the copies is of two bytes at least, into memory that is there and that nobody writes.
-#[inline(always)]
-unsafe fn check_copies(
-    copies: &[Copy],
-    burst: &mut Burst,
-    first: usize,
-    offloads: Offloads,
-    cache: &mut PoolCache,
-    dequeued: &mut Dequeued,
-) {
-    let (mut asked, mut bytes) = (0, 0);
-    for copy in copies {
-        // SAFETY: as the caller promises.
-        asked |= unsafe { copy.dst.cast::<u16>().read_unaligned() };
-        bytes += u64::from(copy.len);
-    }
-    dequeued.packets += copies.len();
-    dequeued.bytes += bytes - (NET_HEADER * copies.len()) as u64;
-    if asked & ASKS != 0 {
-        check_offloads(burst, first, offloads, cache, dequeued);
-    }
-}
-
-/// Counts the packets from `first` on, and looks at those whose virtio-net header asks for something.
-#[inline(always)]
-fn check_headers(
-    burst: &mut Burst,
-    first: usize,
-    offloads: Offloads,
-    cache: &mut PoolCache,
-    dequeued: &mut Dequeued,
-) {
-    let (mut asked, mut bytes) = (0, 0);
-    for packet in &burst[first..] {
-        let header = packet.headroom_bytes(NET_HEADER);
-        // `flags` and `gso_type`, in one.
-        asked |= u16::from_le_bytes([header[0], header[1]]);
-        bytes += packet.len() as u64;
-    }
-    dequeued.packets += burst.len() - first;
-    dequeued.bytes += bytes;
-    if asked & ASKS != 0 || !Packet::all_plain(&burst[first..]) {
-        check_offloads(burst, first, offloads, cache, dequeued);
-    }
-}
-
-/// Marks the packets that ask for something, and drops those that ask for what makes no sense or was not negotiated.
-#[cold]
-fn check_offloads(
-    burst: &mut Burst,
-    first: usize,
-    offloads: Offloads,
-    cache: &mut PoolCache,
-    dequeued: &mut Dequeued,
-) {
-    let mut index = first;
-    while index < burst.len() {
-        let (packet, pool) = (&mut burst[index], cache.pool());
-        let total = pool.total_len(packet);
-        dequeued.bytes += (total - packet.len()) as u64;
-        let bytes = packet.headroom_mut(NET_HEADER);
-        let header = bytes.first_chunk().map(NetHeader::from_bytes).unwrap_or_default();
-        match asked_for(header, total, offloads) {
-            Ok(None) => {}
-            Ok(Some(header)) => {
-                // copy-ok: the header as it was understood, without what else the guest wrote there
-                bytes.copy_from_slice(&header.to_bytes());
-                packet.set_offload(true);
-            }
-            Err(Malformed) => {
-                let packet = burst.remove(index);
-                dequeued.packets -= 1;
-                dequeued.bytes -= total as u64;
-                dequeued.malformed += 1;
-                cache.free(packet);
-                continue;
-            }
-        }
-        index += 1;
-    }
-}
-
-/// A header asks for what makes no sense or was not negotiated.
-#[derive(Debug)]
-pub(crate) struct Malformed;
-
-/// What a header that a guest wrote asks for, if anything, in front of a frame of `total` bytes.
-pub(crate) fn asked_for(
-    header: NetHeader,
-    total: usize,
-    offloads: Offloads,
-) -> Result<Option<NetHeader>, Malformed> {
-    let flags = header.flags & virtio_net::F_NEEDS_CSUM;
-    let header = NetHeader { flags, num_buffers: 0, ..header };
-    // Segments have checksums of their own, so they are left open, too (virtio 1.2, section 5.1.6.2.1).
-    let open = header.needs_checksum() || !header.is_gso();
-    if header.check(total).is_err() || !offloads.allows(&header) || !open {
-        return Err(Malformed);
-    }
-    Ok((header.needs_checksum() || header.is_gso()).then_some(header))
 }

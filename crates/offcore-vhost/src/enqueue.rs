@@ -20,9 +20,8 @@ use offcore_wire::virtio_net::{NetHeader, Offloads};
 
 use crate::cell::VringCell;
 use crate::cell::VringConfig;
-use crate::dequeue::pieces_of;
 use crate::features::NET_HEADER;
-use crate::pieces::{self, Piece};
+use crate::pieces::{self, Piece, pieces_of};
 use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
@@ -162,7 +161,8 @@ impl Enqueue {
         self.vring.close(ctx.mover)
     }
 
-    /// Whether the front end has started and enabled the queue.
+    /// Whether the front end has started and enabled the queue, and not asked since for its end: what then stays in a
+    /// burst is not late but lost.
     #[inline(always)]
     pub fn enabled(&self) -> bool {
         self.vring.is_enabled()
@@ -403,24 +403,30 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         let mut left = from.iter().map(|piece| piece.len).sum::<u32>();
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut taken: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
+        // Of all chains together: who offers many empty buffers has the packet dropped, and nobody waits for it meanwhile.
+        let mut most = MAX_PIECES;
         let mut ahead = self.ahead;
         while left > 0 {
             // Only as many entries were looked at as there are packets.
             if ahead >= self.known && !self.queue.has(ahead)? {
                 return Err(Stop::Full);
             }
-            if (!self.mergeable && !taken.is_empty()) || taken.is_full() || to.is_full() {
+            if (!self.mergeable && !taken.is_empty()) || to.is_full() || most == 0 {
                 return Err(Stop::TooBig);
             }
             let before = left;
             let memory = &self.config.memory;
-            let chain = self.queue.walk(ahead, memory, Direction::Writable, MAX_PIECES, |buffer| {
+            let walked = self.queue.walk(ahead, memory, Direction::Writable, &mut most, |buffer| {
                 let len = buffer.len.min(left);
                 if len > 0 && !to.is_full() {
                     to.push(Piece { addr: buffer.addr.as_ptr(), len });
                     left -= len;
                 }
-            })?;
+            });
+            let chain = match walked {
+                Err(RingError::TooManyBuffers { .. }) if !taken.is_empty() => return Err(Stop::TooBig),
+                walked => walked?,
+            };
             taken.push(Out { chain, written: before - left });
             ahead += chain.entries;
         }

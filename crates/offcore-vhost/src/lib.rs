@@ -12,6 +12,7 @@ pub mod dequeue;
 pub mod enqueue;
 pub mod features;
 pub mod frontend;
+mod headers;
 pub mod message;
 pub mod pair;
 mod pieces;

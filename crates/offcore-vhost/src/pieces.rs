@@ -3,6 +3,10 @@
 use arrayvec::ArrayVec;
 use offcore_dma::Copy;
 use offcore_dma::channel::Token;
+use offcore_mem::{Packet, Pool};
+
+use crate::features::NET_HEADER;
+use crate::vring::MAX_PIECES;
 
 /// A piece of memory: its first byte and its length.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,17 @@ pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl 
         src = s.after(len).or_else(|| from.next());
         dst = d.after(len).or_else(|| to.next());
     }
+}
+
+/// The buffers of a packet, at most [`MAX_PIECES`], with room for the virtio-net header in front of the first.
+pub(crate) fn pieces_of(pool: &Pool, packet: &Packet) -> ArrayVec<Piece, MAX_PIECES> {
+    let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+    pool.for_each_segment(packet, |addr, len| pieces.push(Piece { addr: addr.as_ptr(), len: len as u32 }));
+    if let Some(first) = pieces.first_mut() {
+        first.addr = first.addr.wrapping_sub(NET_HEADER);
+        first.len += NET_HEADER as u32;
+    }
+    pieces
 }
 
 impl Piece {

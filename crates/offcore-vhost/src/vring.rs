@@ -367,10 +367,14 @@ impl Vring {
         self.cell.set_in_flight(ring.in_flight() as u64);
     }
 
-    /// Whether the front end has started and enabled the queue.
+    /// Whether the front end has started and enabled the queue, and not asked since for its end.
     #[inline(always)]
     pub(crate) fn is_enabled(&self) -> bool {
-        self.active.as_ref().is_some_and(|active| active.config.enabled)
+        let config = match &self.pending {
+            Some((_, wanted)) => wanted.vring.as_ref(),
+            None => self.active.as_ref().map(|active| &active.config),
+        };
+        config.is_some_and(|config| config.enabled)
     }
 
     /// Notes `packets` of a pair in this queue's buffers: they hold the memory.

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use common::*;
+use offcore_dma::core::CoreDevice;
+use offcore_dma::{Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::VERSION_1;
 use offcore_vhost::vring::Arm;
-use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
+use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 struct ToGuest {
@@ -170,6 +172,73 @@ fn packets_leave_the_guest_in_order_and_unchanged() {
         }
         driver.used().unwrap();
         while driver.pop().unwrap().is_some() {}
+    }
+}
+
+/// Headers and payload apart in an indirect table, as Linux sends them, cut anywhere; among them packets in one buffer.
+#[test]
+fn packets_in_tables_leave_the_guest_whoever_copies() {
+    for (packed, mode) in
+        [(false, Mode::Cpu), (true, Mode::Cpu), (false, Mode::Offload), (true, Mode::Offload)]
+    {
+        let (guest, mut worker) = (Guest::with_rings(256, packed), Worker::new());
+        let (device, mut stepper) = CoreDevice::stepped();
+        let channel = worker.mover.add_channel(device.open_channel(256).unwrap());
+        let cell = Arc::new(VringCell::new(1));
+        cell.publish(|wanted| wanted.binding = Binding::new(mode, vec![channel]));
+        let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+        start(&cell, guest.config(FEATURES));
+        let mut driver = driver::Queue::new(guest.layout.clone(), false);
+        let (mut sent, mut received) = (0u64, 0u64);
+        let length = |serial: u64| 14 + (serial as usize * 131) % 1500;
+        let mut burst = Burst::new();
+        while received < 3000 {
+            for _ in 0..23 {
+                let bytes = [vec![0; 12], pattern(sent, length(sent))].concat();
+                let address = guest.buffer(sent as usize % 200, 2048);
+                guest.write(address, &bytes);
+                if sent.is_multiple_of(5) {
+                    driver.add(address, bytes.len() as u32, Direction::Readable, ()).unwrap();
+                } else {
+                    let cut = 1 + sent as usize * 7 % (bytes.len() - 1);
+                    let rest = (address + cut as u64, bytes.len() - cut);
+                    let (flags, next) = if packed { (0u16, 0u16) } else { (1, 1) };
+                    let entry = |addr: u64, len: usize, flags: u16, next: u16| {
+                        [
+                            &addr.to_le_bytes()[..],
+                            &(len as u32).to_le_bytes(),
+                            &flags.to_le_bytes(),
+                            &next.to_le_bytes(),
+                        ]
+                        .concat()
+                    };
+                    let table = guest.buffer(200 + sent as usize % 200, 2048);
+                    guest.write(
+                        table,
+                        &[entry(address, cut, flags, next), entry(rest.0, rest.1, 0, 0)].concat(),
+                    );
+                    driver.add_indirect(table, 32, ()).unwrap();
+                }
+                sent += 1;
+            }
+            driver.publish();
+            while received < sent {
+                worker.mover.poll(&mut worker.clock);
+                dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
+                stepper.step();
+                for packet in burst.drain(..) {
+                    assert_eq!(
+                        packet.bytes(),
+                        pattern(received, length(received)),
+                        "packet {received}, {packed} {mode:?}"
+                    );
+                    received += 1;
+                    worker.cache.free(packet);
+                }
+            }
+            driver.used().unwrap();
+            while driver.pop().unwrap().is_some() {}
+        }
     }
 }
 

@@ -154,7 +154,9 @@ fn a_stop_waits_for_what_is_in_flight() {
     assert!(cell.wait(soon).is_err(), "two packets are in flight");
     assert_eq!(virtqueue.guest.memory.in_flight(), 2);
     let mut burst = worker.packets(2, &[60]);
+    assert!(virtqueue.enqueue.enabled());
     assert_eq!(virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst).packets, 0, "nothing new is taken");
+    assert!(!virtqueue.enqueue.enabled(), "and what is left has nowhere to go");
     assert_eq!(stepper.step(), 2);
     assert_eq!(virtqueue.poll(&mut worker), 2);
     virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst);

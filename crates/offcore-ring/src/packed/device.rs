@@ -4,12 +4,14 @@
 //! [`DeviceQueue::push_used`] writes used descriptors over the available ones, all but the first of a burst, which
 //! [`DeviceQueue::publish`] writes last: the driver waits for that one and sees the burst as a whole.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::RingError;
 use crate::device::{Buffer, Chain, DeviceQueue, Direction, Single, Walker, Wanted};
+use crate::double::{Double, Order, Tables};
 use crate::prefetch;
 use crate::split::device::read_unaligned;
 use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_SIZE};
@@ -34,6 +36,7 @@ pub struct Queue {
     window: Box<[Entry; WINDOW]>,
     /// Those of the window that [`DeviceQueue::singles`] has found, at the same places.
     singles: Box<[Single; WINDOW]>,
+    doubles: Box<[Double; WINDOW]>,
     level: Level,
     /// Where the next used descriptor goes.
     used: Position,
@@ -43,6 +46,8 @@ pub struct Queue {
     held: Word,
     signal: Signal,
     region: RegionCache,
+    /// Where indirect tables are.
+    tables: RegionCache,
 }
 
 // SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
@@ -67,12 +72,14 @@ impl Queue {
             known: 0,
             window: Box::new([Entry::default(); WINDOW]),
             singles: Box::new([Single::NONE; WINDOW]),
+            doubles: Box::new([Double::NONE; WINDOW]),
             level: Level::detect(),
             used: next,
             published: next,
             held: Word::default(),
             signal: Signal { entries: 0, first: true },
             region: RegionCache::empty(),
+            tables: RegionCache::empty(),
         })
     }
 
@@ -135,6 +142,14 @@ impl Queue {
             return Some(self.window[ahead as usize % WINDOW]);
         }
         self.entry_beyond(ahead)
+    }
+
+    /// The places in the window of the entries from `ahead` on, at most `most`.
+    #[inline(always)]
+    fn in_window(&self, ahead: u16, most: u16) -> Range<usize> {
+        let known = (self.known as usize).min(WINDOW);
+        let from = usize::from(ahead).min(known);
+        from..known.min(from + usize::from(most))
     }
 
     fn entry_beyond(&self, ahead: u32) -> Option<Entry> {
@@ -236,12 +251,22 @@ impl DeviceQueue for Queue {
 
     #[inline(always)]
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
-        let known = self.known as usize;
-        let from = usize::from(ahead).min(known);
-        let to = known.min(from + usize::from(most));
-        let singles = &mut self.singles[from..to];
-        let found = resolve(self.level, &self.window[from..to], singles, memory, wanted, &mut self.region);
+        let range = self.in_window(ahead, most);
+        let singles = &mut self.singles[range.clone()];
+        let found = resolve(self.level, &self.window[range], singles, memory, wanted, &mut self.region);
         &mut singles[..found]
+    }
+
+    fn doubles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &[Double] {
+        if !self.indirect {
+            return &[];
+        }
+        let range = self.in_window(ahead, most);
+        let Self { region: buffers, tables, .. } = self;
+        let mut tables = Tables { order: Order::Placed, memory, wanted, buffers, tables };
+        let doubles = &mut self.doubles[range.clone()];
+        let found = tables.resolve(&self.window[range.clone()], &mut self.singles[range], doubles);
+        &doubles[..found]
     }
 
     fn walk(
@@ -249,13 +274,14 @@ impl DeviceQueue for Queue {
         ahead: u16,
         memory: &GuestMemory,
         direction: Direction,
-        max: usize,
+        max: &mut usize,
         mut visit: impl FnMut(Buffer),
     ) -> Result<Chain, RingError> {
         let ahead = u32::from(ahead);
         let head = self.index(ahead);
         let mut region = self.region;
-        let mut walker = Walker { head, memory, direction, max, region: &mut region, visited: 0 };
+        let mut walker =
+            Walker { head, memory, direction, max: *max, region: &mut region, visited: 0, read: 0 };
         let mut entries = 0;
         let last = loop {
             let Some(entry) = self.entry(ahead + entries) else {
@@ -265,7 +291,7 @@ impl DeviceQueue for Queue {
                     RingError::Loop { head, size: self.ring_size() }
                 });
             };
-            if entries as usize == max {
+            if entries as usize == *max {
                 return Err(walker.too_many());
             }
             entries += 1;
@@ -282,6 +308,7 @@ impl DeviceQueue for Queue {
                 break entry;
             }
         };
+        *max -= walker.read;
         self.region = region;
         Ok(Chain { id: last.word.id(), entries: entries as u16 })
     }
@@ -307,6 +334,10 @@ impl DeviceQueue for Queue {
     fn consume(&mut self, entries: u16) {
         let entries = u32::from(entries);
         debug_assert!(entries <= self.room());
+        if entries == 0 {
+            // The window stays as it is: a receiver without buffers has this done in every round.
+            return;
+        }
         self.next = self.next.after(entries, self.ring_size());
         if entries < self.known {
             // copy-ok: descriptors that were looked at and not taken

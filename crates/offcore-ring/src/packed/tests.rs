@@ -79,7 +79,7 @@ impl Guest {
     ) -> Result<(Vec<(u64, u32)>, Chain), RingError> {
         let (first, second) = (self.at(0).as_ptr() as u64, self.at(SEAM).as_ptr() as u64);
         let mut buffers = Vec::new();
-        let chain = queue.walk(ahead, &self.memory, direction, 80, |buffer| {
+        let chain = queue.walk(ahead, &self.memory, direction, &mut 80, |buffer| {
             let host = buffer.addr.as_ptr() as u64;
             let guest =
                 if (first..first + SEAM).contains(&host) { host - first } else { host - second + SEAM };

@@ -3,6 +3,7 @@
 //! What a burst needs is [`DeviceQueue`]'s; beneath it [`Queue::available`] reads the driver's index, and
 //! [`Queue::head`] an entry of the available ring.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
@@ -15,6 +16,7 @@ use super::{
 use crate::barrier::full_barrier;
 pub use crate::device::{Buffer, Direction};
 use crate::device::{Chain, DeviceQueue, LOOK, Single, Walker, Wanted};
+use crate::double::{Double, Order, Tables};
 use crate::prefetch;
 use crate::vector::{Entry, Level, resolve};
 
@@ -44,6 +46,8 @@ pub struct Queue {
     /// It never was: it may wait since before the queue was started here.
     first_signal: bool,
     region: RegionCache,
+    /// Where indirect tables are.
+    tables: RegionCache,
     /// The chains that were looked at: as many as `known` says, from `next_avail` on.
     heads: Box<[u16; LOOK]>,
     known: u16,
@@ -52,6 +56,7 @@ pub struct Queue {
     read: u16,
     entries: Box<[Entry; LOOK]>,
     singles: Box<[Single; LOOK]>,
+    doubles: Box<[Double; LOOK]>,
     level: Level,
 }
 
@@ -75,13 +80,22 @@ impl Queue {
             signalled: used,
             first_signal: true,
             region: RegionCache::empty(),
+            tables: RegionCache::empty(),
             heads: Box::new([0; LOOK]),
             known: 0,
             read: 0,
             entries: Box::new([Entry::default(); LOOK]),
             singles: Box::new([Single::NONE; LOOK]),
+            doubles: Box::new([Double::NONE; LOOK]),
             level: Level::detect(),
         }
+    }
+
+    /// The same queue with the loops of `level`.
+    #[cfg(test)]
+    pub(super) fn at_level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
     }
 
     /// How many chains are available, reading the driver's index only when fewer than `wanted` are known.
@@ -138,6 +152,14 @@ impl Queue {
     #[inline(always)]
     fn next_used(&self) -> u16 {
         self.next_used as u16
+    }
+
+    /// The entries from `ahead` on, at most `most`, that [`DeviceQueue::look`] has found.
+    #[inline(always)]
+    fn looked_at_from(&self, ahead: u16, most: u16) -> Range<usize> {
+        let known = usize::from(self.known).min(LOOK);
+        let from = usize::from(ahead).min(known);
+        from..known.min(from + usize::from(most))
     }
 }
 
@@ -204,9 +226,7 @@ impl DeviceQueue for Queue {
 
     #[inline(always)]
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
-        let known = usize::from(self.known).min(LOOK);
-        let from = usize::from(ahead).min(known);
-        let to = known.min(from + usize::from(most));
+        let Range { start: from, end: to } = self.looked_at_from(ahead, most);
         // `ahead` only grows until the next look, so what is below `read` has been read.
         let unread = usize::from(self.read).clamp(from, to);
         self.read = self.read.max(to as u16);
@@ -223,21 +243,37 @@ impl DeviceQueue for Queue {
         &mut singles[..found]
     }
 
+    fn doubles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &[Double] {
+        if !self.indirect {
+            return &[];
+        }
+        // What `singles` has read, where it has stopped.
+        let Range { start: from, end: to } = self.looked_at_from(ahead, most);
+        let to = to.min(self.read.into()).max(from);
+        let Self { region: buffers, tables, .. } = self;
+        let mut tables = Tables { order: Order::Linked, memory, wanted, buffers, tables };
+        let doubles = &mut self.doubles[from..to];
+        let found = tables.resolve(&self.entries[from..to], &mut self.singles[from..to], doubles);
+        &doubles[..found]
+    }
+
     fn walk(
         &mut self,
         ahead: u16,
         memory: &GuestMemory,
         direction: Direction,
-        max: usize,
+        max: &mut usize,
         mut visit: impl FnMut(Buffer),
     ) -> Result<Chain, RingError> {
         let head = self.looked_at(ahead)?;
         let desc = self.layout.descriptor(head);
-        let mut walker = Walker { head, memory, direction, max, region: &mut self.region, visited: 0 };
+        let region = &mut self.region;
+        let mut walker = Walker { head, memory, direction, max: *max, region, visited: 0, read: 0 };
         if desc.flags & DESC_INDIRECT == 0 {
             // `chain` checks each index against the size before it asks for the descriptor.
             let layout = &self.layout;
             chain(&mut walker, desc, layout.size.into(), |i| Ok(layout.descriptor(i)), &mut visit)?;
+            *max -= walker.read;
             return Ok(Chain::one(head));
         }
         let entries = desc.len / 16;
@@ -262,6 +298,7 @@ impl DeviceQueue for Queue {
         };
         let first = entry(0)?;
         chain(&mut walker, first, entries, entry, &mut visit)?;
+        *max -= walker.read;
         Ok(Chain::one(head))
     }
 

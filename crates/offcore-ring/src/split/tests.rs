@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction};
-use crate::vector::{Single, Wanted};
+use crate::vector::{Level, Single, Wanted};
 
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x4000;
@@ -53,7 +53,7 @@ impl Guest {
         let mut queue = device::Queue::new(self.layout.clone(), 0, false, true);
         queue.look(1)?;
         let mut buffers = Vec::new();
-        queue.walk(0, &self.memory, direction, 64, |b| {
+        queue.walk(0, &self.memory, direction, &mut 64, |b| {
             buffers.push((b.addr.as_ptr() as u64 - self.base.as_ptr() as u64, b.len));
         })?;
         Ok(buffers)
@@ -227,7 +227,7 @@ fn indirect_needs_the_feature() {
     guest.available(&[0]);
     let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
     queue.available(1).unwrap();
-    let walked = queue.walk(0, &guest.memory, Direction::Readable, 64, |_| ());
+    let walked = queue.walk(0, &guest.memory, Direction::Readable, &mut 64, |_| ());
     assert_eq!(walked, Err(RingError::IndirectNotAllowed { head: 0 }));
 }
 
@@ -252,6 +252,7 @@ enum Op {
     Add(u8),
     Publish,
     Take(u8),
+    Pass(u8),
     Return(u8),
     Collect(u8),
 }
@@ -259,8 +260,10 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         (1u8..5).prop_map(Op::Add),
+        Just(Op::Add(1)),
         Just(Op::Publish),
         (1u8..9).prop_map(Op::Take),
+        (1u8..40).prop_map(Op::Pass),
         (1u8..9).prop_map(Op::Return),
         (1u8..9).prop_map(Op::Collect),
     ];
@@ -271,10 +274,11 @@ proptest! {
     /// Chains come out of the device side, and back to the driver side, in order and complete, whatever the mix of
     /// operations, with and without the event index; nobody misses a notification.
     #[test]
-    fn both_sides_agree_with_a_queue(ops in ops(), event_idx: bool, size_bits in 2u32..6) {
+    fn both_sides_agree_with_a_queue(ops in ops(), event_idx: bool, size_bits in 2u32..6, level: prop::sample::Index) {
         let guest = guest(1 << size_bits);
         let mut driver = driver::Queue::new(guest.layout.clone(), event_idx);
-        let mut device = device::Queue::new(guest.layout.clone(), 0, event_idx, true);
+        let levels: Vec<_> = Level::available().collect();
+        let mut device = device::Queue::new(guest.layout.clone(), 0, event_idx, true).at_level(*level.get(&levels));
         let (mut added, mut published, mut held, mut returned) =
             (VecDeque::new(), VecDeque::new(), VecDeque::new(), VecDeque::new());
         let mut serial = 0u32;
@@ -306,7 +310,7 @@ proptest! {
                         let mut buffers = 0;
                         let (serial, chain) = published.pop_front().unwrap();
                         let mut lengths_agree = true;
-                        let chain_out = device.walk(ahead, &guest.memory, Direction::Readable, 64, |b| {
+                        let chain_out = device.walk(ahead, &guest.memory, Direction::Readable, &mut 64, |b| {
                             buffers += 1;
                             lengths_agree &= b.len == serial % 64 + 1;
                         }).unwrap();
@@ -316,11 +320,24 @@ proptest! {
                     }
                     device.consume(n);
                 }
+                Op::Pass(n) => {
+                    let ready = device.look(n.into()).unwrap();
+                    prop_assert_eq!(ready, published.len().min(n.into()));
+                    let wanted = Wanted { direction: Direction::Readable, least: 0, most: u32::MAX };
+                    let found: Vec<_> =
+                        device.singles(0, n.into(), &guest.memory, wanted).iter().map(Single::len).collect();
+                    let expected = published.iter().take(ready).take_while(|&&(_, buffers): &&(u32, u8)| buffers == 1);
+                    let expected: Vec<_> = expected.map(|(serial, _)| serial % 64 + 1).collect();
+                    prop_assert_eq!(&found, &expected);
+                    device.push_used_singles(0, found.len() as u16, Direction::Readable);
+                    device.consume(found.len() as u16);
+                    returned.extend(published.drain(..found.len()).map(|(serial, _)| (serial, 0)));
+                }
                 Op::Return(n) => {
                     for _ in 0..n {
                         let Some((serial, chain)) = held.pop_front() else { break };
                         device.push_used(chain, serial);
-                        returned.push_back(serial);
+                        returned.push_back((serial, serial));
                     }
                     device.publish();
                     if !event_idx {
@@ -331,8 +348,7 @@ proptest! {
                     prop_assert!(usize::from(driver.used().unwrap()) <= returned.len());
                     for _ in 0..n {
                         let Some(used) = driver.pop().unwrap() else { break };
-                        prop_assert_eq!(Some(used.token), returned.pop_front());
-                        prop_assert_eq!(used.token, used.len);
+                        prop_assert_eq!(Some((used.token, used.len)), returned.pop_front());
                     }
                 }
             }

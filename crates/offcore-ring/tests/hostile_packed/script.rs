@@ -109,10 +109,11 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
                     }
                     let single = queue.single(ahead, &memory.guest, direction);
                     let mut buffers = 0;
-                    let walked = queue.walk(ahead, &memory.guest, direction, MAX_BUFFERS, |buffer| {
-                        buffers += 1;
-                        memory.check(buffer);
-                    });
+                    let walked =
+                        queue.walk(ahead, &memory.guest, direction, &mut { MAX_BUFFERS }, |buffer| {
+                            buffers += 1;
+                            memory.check(buffer);
+                        });
                     assert!(buffers <= MAX_BUFFERS);
                     match walked {
                         Ok(chain) => {

@@ -134,7 +134,7 @@ impl RingMemory {
 
     /// The region of the memory table that holds nothing but the rings, if there is one.
     pub(super) fn region(&self) -> Option<MemoryFd<'_>> {
-        let region = &self.place.memory.regions()[0];
+        let region = self.place.memory.regions().first()?;
         let fd = self.own.as_ref()?.as_fd();
         Some(MemoryFd { fd, address: region.user(), len: region.len() })
     }

@@ -14,10 +14,14 @@ use offcore_wire::virtio_net::{self, HEADER_LEN, NetHeader, Offloads};
 use super::Forwarded;
 use super::head::{self, Heads};
 use crate::cell::VringConfig;
-use crate::dequeue::{MAX_FRAME, asked_for};
+use crate::dequeue::MAX_FRAME;
 use crate::features::NET_HEADER;
+use crate::headers::asked_for;
 use crate::pieces::{self, Piece};
 use crate::vring::{Chains, LIST, MAX_PIECES, Out};
+
+/// Packets that a run is to have at most after one that was cut short.
+const SHORT_REACH: u16 = 4;
 
 /// What a list ended with.
 pub(super) enum End {
@@ -97,11 +101,12 @@ impl Gather<'_> {
         rx.prefetch_used(ready.into());
         let (mut sent, mut received, mut taken) = (0, 0, 0);
         let room = plan.copies.min(LIST);
+        let mut reach = u16::MAX;
         let end = loop {
             if sent >= known || taken >= wanted {
                 break End::Done;
             }
-            let most = (known - sent).min((wanted - taken) as u16);
+            let most = (known - sent).min((wanted - taken) as u16).min(reach);
             let jobs = self.jobs(tx, rx, (sent, received), most, room);
             let (mut entered, mut verdict) = (0, Verdict::Send);
             for job in &jobs {
@@ -116,8 +121,12 @@ impl Gather<'_> {
                 rx.push_used_singles(received, entered as u16, Direction::Writable);
             }
             (sent, received, taken) = (sent + entered as u16, received + entered as u16, taken + entered);
+            // What was looked at in vain is looked at again: where a run was cut short, the next one reaches less far, so
+            // that what two guests have arranged between each other stays linear.
+            let full = entered == usize::from(most);
+            reach = if full { reach.saturating_mul(2) } else { SHORT_REACH };
             match verdict {
-                Verdict::Send if entered == usize::from(most) => continue,
+                Verdict::Send if full => continue,
                 Verdict::Send => {}
                 Verdict::Drop => {
                     // Its chain goes back; the receiver's is the next one's.
@@ -241,6 +250,20 @@ impl Gather<'_> {
         }
     }
 
+    /// The same, for a packet of `total` bytes that is too long for its receiver: what it takes of both rings.
+    fn drop_too_big<F: DeviceQueue>(
+        &mut self,
+        tx: &mut F,
+        taken: usize,
+        chain: Chain,
+        total: usize,
+    ) -> (u16, u16) {
+        self.forwarded.too_big += 1;
+        self.forwarded.too_big_bytes += (total - NET_HEADER) as u64;
+        self.drop(tx, taken, chain);
+        (chain.entries, 0)
+    }
+
     /// Decides on the head of `slot`, of `len` bytes of a packet of `total`, that is to go to `chains` chains, and
     /// rewrites it.
     #[inline(always)]
@@ -284,7 +307,8 @@ impl Gather<'_> {
     ) -> Result<(u16, u16), End> {
         let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut total = 0usize;
-        let walked = tx.walk(sent, &self.sender.memory, Direction::Readable, MAX_PIECES, |buffer| {
+        let mut most = MAX_PIECES;
+        let walked = tx.walk(sent, &self.sender.memory, Direction::Readable, &mut most, |buffer| {
             from.push(Piece { addr: buffer.addr.as_ptr(), len: buffer.len });
             total += buffer.len as usize;
         });
@@ -300,25 +324,29 @@ impl Gather<'_> {
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut out: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
         let (mut left, mut ahead) = (total as u32, received);
+        // Of all chains together, as on the ordinary way.
+        let mut most = MAX_PIECES;
         while left > 0 {
             if !rx.has(ahead).map_err(End::Receiver)? {
                 return Err(End::Ordinary);
             }
-            if (!self.mergeable && !out.is_empty()) || out.is_full() || to.is_full() {
-                self.forwarded.too_big += 1;
-                self.forwarded.too_big_bytes += (total - NET_HEADER) as u64;
-                self.drop(tx, taken, chain);
-                return Ok((chain.entries, 0));
+            if (!self.mergeable && !out.is_empty()) || to.is_full() || most == 0 {
+                return Ok(self.drop_too_big(tx, taken, chain, total));
             }
             let before = left;
-            let walked = rx.walk(ahead, &self.receiver.memory, Direction::Writable, MAX_PIECES, |buffer| {
+            let walked = rx.walk(ahead, &self.receiver.memory, Direction::Writable, &mut most, |buffer| {
                 let len = buffer.len.min(left);
                 if len > 0 && !to.is_full() {
                     to.push(Piece { addr: buffer.addr.as_ptr(), len });
                     left -= len;
                 }
             });
-            let receiving = walked.map_err(End::Receiver)?;
+            let receiving = match walked {
+                Err(RingError::TooManyBuffers { .. }) if !out.is_empty() => {
+                    return Ok(self.drop_too_big(tx, taken, chain, total));
+                }
+                walked => walked.map_err(End::Receiver)?,
+            };
             out.push(Out { chain: receiving, written: before - left });
             ahead += receiving.entries;
         }

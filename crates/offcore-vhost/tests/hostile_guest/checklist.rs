@@ -1,7 +1,6 @@
 //! What has gone wrong in other back ends' split data path, by the name of the report or of the fix (DPDK's commit).
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use offcore_ring::RingError;
 use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
@@ -322,7 +321,7 @@ fn fix_6ec1778134_empty_buffers_count() {
     let table = BUFFERS;
     let entries: Vec<_> = (0..4096).map(|i| (table, i, (0, 0, DESC_NEXT, i + 1))).collect();
     breaks(&[(table, 65536, DESC_INDIRECT, 0)], &entries, many);
-    // Towards the guest, with mergeable buffers: each packet looks at many chains before it is given up.
+    // Towards the guest, with mergeable buffers: a packet is given up after the first chain, and not after all of them.
     let mut rig = rig(Engine::Core, ALL);
     for i in 0..64 {
         rig.arena.descriptor(table, i, desc(0, 0, DESC_WRITE | if i < 63 { DESC_NEXT } else { 0 }, i + 1));
@@ -331,9 +330,8 @@ fn fix_6ec1778134_empty_buffers_count() {
         rig.rx(head, &[(table, 1024, DESC_INDIRECT, 0)]);
         rig.arena.descriptor(RX.desc, head, desc(table, 1024, DESC_INDIRECT, 0));
     }
-    let before = Instant::now();
     rig.give(&[1500; 64]);
-    assert!(before.elapsed().as_millis() < 1000, "{:?}", before.elapsed());
+    assert!(rig.held.is_empty(), "{} packets wait for more chains", rig.held.len());
     rig.finish();
 }
 

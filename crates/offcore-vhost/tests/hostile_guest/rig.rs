@@ -81,7 +81,7 @@ pub(crate) struct Rig {
     pub(crate) dequeue: Dequeue,
     pub(crate) neighbour: Neighbour,
     pub(crate) stepper: Stepper,
-    held: Burst,
+    pub(crate) held: Burst,
     serial: u64,
     pool: &'static Pool,
     /// The last packet that came from the hostile guest.

@@ -1,0 +1,187 @@
+//! Doubles against the walk, which is the general way.
+
+use std::sync::Arc;
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use proptest::prelude::*;
+
+use super::*;
+use crate::device::{Chain, DeviceQueue, Direction};
+use crate::{packed, split};
+
+/// Two regions that touch.
+const LEN: u64 = 0x1_0000;
+const DESC: u64 = 0x1000;
+const AVAIL: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const TABLES: u64 = 0x8000;
+const SIZE: u16 = 16;
+
+struct Guest {
+    memory: Arc<GuestMemory>,
+}
+
+/// A descriptor's words: address; length, and two fields whose meaning the format settles.
+type Raw = (u64, u32, u16, u16);
+
+impl Guest {
+    fn new() -> Self {
+        let region = |guest| {
+            let (mapping, _fd) = Mapping::memfd("guest", LEN as usize, Hugepages::None).unwrap();
+            GuestRegion::new(guest, guest, LEN, mapping, 0).unwrap()
+        };
+        Self { memory: Arc::new(GuestMemory::new(vec![region(0), region(LEN)]).unwrap()) }
+    }
+
+    /// Writes what is inside the first region.
+    fn write(&self, address: u64, bytes: &[u8]) {
+        let mapping = self.memory.regions()[0].mapping();
+        if address.checked_add(bytes.len() as u64).is_some_and(|end| end <= LEN) {
+            mapping.write_at(address as usize, bytes);
+        }
+    }
+
+    fn descriptor(&self, address: u64, (addr, len, a, b): Raw) {
+        let raw = u128::from(addr) | u128::from(len) << 64 | u128::from(a) << 96 | u128::from(b) << 112;
+        self.write(address, &raw.to_le_bytes());
+    }
+
+    /// Makes chains available whose heads are address, length and flags.
+    fn split(&self, heads: &[(u64, u32, u16)]) -> split::device::Queue {
+        let layout = split::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+        for (i, &(addr, len, flags)) in heads.iter().enumerate() {
+            self.descriptor(DESC + i as u64 * 16, (addr, len, flags, 0));
+            self.write(AVAIL + 4 + i as u64 * 2, &(i as u16).to_le_bytes());
+        }
+        self.write(AVAIL + 2, &(heads.len() as u16).to_le_bytes());
+        split::device::Queue::new(layout, 0, false, true)
+    }
+
+    /// The same in a packed ring.
+    fn packed(&self, heads: &[(u64, u32, u16)]) -> packed::device::Queue {
+        let layout = packed::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+        for (i, &(addr, len, flags)) in heads.iter().enumerate() {
+            let raw = (addr, len, i as u16 + 100, flags | packed::DESC_AVAIL);
+            self.descriptor(DESC + i as u64 * 16, raw);
+        }
+        packed::device::Queue::new(layout, packed::FRESH_BASE, false, true).unwrap()
+    }
+}
+
+/// How many doubles there are from the first single on that there is not; each is what the walk finds.
+fn compared<Q: DeviceQueue>(queue: &mut Q, memory: &GuestMemory, wanted: Wanted) -> usize {
+    let known = queue.look(SIZE.into()).unwrap() as u16;
+    let ahead = queue.singles(0, known, memory, wanted).len() as u16;
+    let doubles = queue.doubles(ahead, known - ahead, memory, wanted).to_vec();
+    for (i, double) in doubles.iter().enumerate() {
+        let mut buffers = Vec::new();
+        let direction = wanted.direction;
+        let walked = queue.walk(ahead + i as u16, memory, direction, &mut 64, |buffer| buffers.push(buffer));
+        assert_eq!(walked, Ok(Chain::one(double.id)));
+        let mut expected = vec![double.first, double.second];
+        expected.retain(|buffer| buffer.len > 0);
+        assert_eq!(buffers, expected);
+        let total: u32 = buffers.iter().map(|buffer| buffer.len).sum();
+        assert!((wanted.least..=wanted.most).contains(&total));
+    }
+    doubles.len()
+}
+
+fn wanted(direction: Direction) -> Wanted {
+    Wanted { direction, least: 26, most: 1792 }
+}
+
+#[test]
+fn what_linux_and_dpdk_send_is_found() {
+    let guest = Guest::new();
+    let heads: Vec<_> = (0..8).map(|i| (TABLES + i * 32, 32, DESC_INDIRECT)).collect();
+    for i in 0..8 {
+        guest.descriptor(TABLES + i * 32, (0x9000, 12, DESC_NEXT, 1));
+        guest.descriptor(TABLES + i * 32 + 16, (LEN + i * 2048, 1514, 0, 0));
+    }
+    let readable = wanted(Direction::Readable);
+    assert_eq!(compared(&mut guest.split(&heads), &guest.memory, readable), 8);
+    assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, readable), 8);
+    let guest = Guest::new();
+    // Tables of one; of two, of which the first does not go on; and WRITE, which DPDK leaves in a packed queue's table.
+    let heads = [(TABLES, 16, DESC_INDIRECT), (TABLES, 32, DESC_INDIRECT)];
+    guest.descriptor(TABLES, (0x9000, 60, 0, 0));
+    assert_eq!(compared(&mut guest.split(&heads), &guest.memory, readable), 2);
+    guest.descriptor(TABLES, (0x9000, 60, 7, DESC_WRITE));
+    guest.descriptor(TABLES + 16, (0x9100, 60, 7, 0));
+    assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, readable), 2);
+    assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, wanted(Direction::Writable)), 1);
+}
+
+#[test]
+fn no_table_is_read_that_was_not_agreed_on() {
+    let guest = Guest::new();
+    guest.descriptor(TABLES, (0x9000, 60, 0, 0));
+    let heads = [(TABLES, 16, DESC_INDIRECT)];
+    let readable = wanted(Direction::Readable);
+    guest.split(&heads);
+    let layout = split::Layout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    let mut queue = split::device::Queue::new(layout, 0, false, false);
+    assert_eq!(compared(&mut queue, &guest.memory, readable), 0);
+    guest.packed(&heads);
+    let layout = packed::Layout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    let mut queue = packed::device::Queue::new(layout, packed::FRESH_BASE, false, false).unwrap();
+    assert_eq!(compared(&mut queue, &guest.memory, readable), 0);
+}
+
+fn flags() -> impl Strategy<Value = u16> {
+    prop_oneof![6 => Just(0u16), 6 => Just(DESC_NEXT), 2 => Just(DESC_WRITE), 2 => Just(DESC_NEXT | DESC_WRITE), 1 => any::<u16>()]
+}
+
+fn next() -> impl Strategy<Value = u16> {
+    prop_oneof![8 => Just(1u16), 2 => 0u16..4, 1 => any::<u16>()]
+}
+
+/// Buffers: anywhere in memory, at the seam, at the end, or nowhere.
+fn buffers() -> impl Strategy<Value = (u64, u32)> {
+    let addr = prop_oneof![
+        8 => 0..2 * LEN - 4096,
+        1 => LEN - 100..LEN + 1,
+        1 => 2 * LEN - 100..2 * LEN + 100,
+        1 => any::<u64>(),
+    ];
+    let len = prop_oneof![8 => 1u32..900, 1 => Just(0u32), 1 => any::<u32>()];
+    (addr, len)
+}
+
+/// Descriptors of a table: a packed one has its flags where a split one has the next one's index.
+fn entries() -> impl Strategy<Value = Raw> {
+    let entry = (buffers(), flags(), next(), any::<bool>());
+    entry.prop_map(
+        |((addr, len), flags, next, swapped)| {
+            if swapped { (addr, len, next, flags) } else { (addr, len, flags, next) }
+        },
+    )
+}
+
+fn chains() -> impl Strategy<Value = Vec<((u64, u32, u16), [Raw; 2])>> {
+    let table = prop_oneof![8 => (0u64..60).prop_map(|i| TABLES + i * 32), 1 => TABLES..TABLES + 2000, 1 => LEN - 40..LEN + 1, 1 => any::<u64>()];
+    let len = prop_oneof![8 => Just(32u32), 3 => Just(16u32), 1 => 0u32..65, 1 => any::<u32>()];
+    let head = prop_oneof![20 => Just(DESC_INDIRECT), 1 => Just(DESC_INDIRECT | DESC_WRITE), 1 => flags()];
+    let chain = ((table, len, head), [entries(), entries()]);
+    proptest::collection::vec(chain, 1..usize::from(SIZE))
+}
+
+proptest! {
+    /// Whatever a driver has written, a double is what the walk makes of the chain.
+    #[test]
+    fn doubles_are_what_the_walk_finds(chains in chains(), writable: bool, least in 0u32..70, most in 800u32..4000) {
+        let guest = Guest::new();
+        let heads: Vec<_> = chains.iter().map(|&(head, _)| head).collect();
+        for &((table, ..), [first, second]) in &chains {
+            if table >= TABLES {
+                guest.descriptor(table, first);
+                guest.descriptor(table.wrapping_add(16), second);
+            }
+        }
+        let direction = if writable { Direction::Writable } else { Direction::Readable };
+        let wanted = Wanted { direction, least, most };
+        compared(&mut guest.split(&heads), &guest.memory, wanted);
+        compared(&mut guest.packed(&heads), &guest.memory, wanted);
+    }
+}

@@ -1,0 +1,337 @@
+//! Taking the chains of a transmitting guest apart, and packet buffers for what is in them.
+
+use arrayvec::ArrayVec;
+use offcore_dma::channel::Token;
+use offcore_dma::mover::Plan;
+use offcore_dma::reorder::ReorderRing;
+use offcore_dma::{Copy, QueueId};
+use offcore_mem::{Burst, HEADROOM, Packet, PoolCache};
+use offcore_ring::RingError;
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Double, Single, Wanted};
+
+use super::{Dequeued, MAX_FRAME, SHORTEST};
+use crate::cell::VringConfig;
+use crate::features::NET_HEADER;
+use crate::pieces::{self, Piece, pieces_of};
+use crate::vring::{Chains, InFlight, LIST, MAX_PIECES, Out};
+
+/// What became of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gathered {
+    /// What could be submitted was, if anything.
+    Some,
+    /// Nothing: the first chain has more copies than fit.
+    NoRoom,
+}
+
+/// Gathers the copies of one list. Packets that are complete when their copies are go to the burst, others into the
+/// reorder ring.
+pub(super) struct Gather<'a> {
+    pub(super) config: &'a VringConfig,
+    pub(super) id: QueueId,
+    pub(super) ring: &'a mut ReorderRing,
+    pub(super) plan: &'a mut Plan,
+    pub(super) list: &'a mut ArrayVec<Copy, LIST>,
+    pub(super) cache: &'a mut PoolCache,
+    pub(super) burst: &'a mut Burst,
+    pub(super) slots: &'a mut [InFlight],
+    pub(super) chains: &'a mut Chains,
+    pub(super) dequeued: &'a mut Dequeued,
+}
+
+/// Why a chain is not a packet.
+enum Unfit {
+    /// Longer than any packet.
+    TooBig(Chain),
+    /// Shorter than the headers.
+    TooShort(Chain),
+    /// There is no packet buffer: later.
+    Starved,
+    /// Its copies do not fit the list any more: the next one begins with it.
+    ListFull,
+    /// The driver broke the rules.
+    Broken(RingError),
+}
+
+/// A chain of which there are runs.
+trait Found {
+    /// Copies that it takes at most.
+    const COPIES: usize;
+
+    /// The chain's name.
+    fn id(&self) -> u16;
+
+    /// Its first buffer.
+    fn first(&self) -> Buffer;
+
+    /// Its second buffer, of length 0 when it has none.
+    fn second(&self) -> Buffer;
+
+    /// Its length in bytes: no more than was wanted.
+    #[inline(always)]
+    fn len(&self) -> u32 {
+        self.first().len.wrapping_add(self.second().len)
+    }
+
+    /// Calls `push` with the copies to `dst`.
+    #[inline(always)]
+    fn copies(&self, dst: *mut u8, token: Token, mut push: impl FnMut(Copy)) {
+        let (first, second) = (self.first(), self.second());
+        push(Copy { src: first.addr.as_ptr(), dst, len: first.len, token });
+        if second.len > 0 {
+            let dst = dst.wrapping_add(first.len as usize);
+            push(Copy { src: second.addr.as_ptr(), dst, len: second.len, token });
+        }
+    }
+}
+
+impl Found for Single {
+    const COPIES: usize = 1;
+
+    #[inline(always)]
+    fn id(&self) -> u16 {
+        self.id()
+    }
+
+    #[inline(always)]
+    fn first(&self) -> Buffer {
+        Buffer { addr: self.addr(), len: self.len() }
+    }
+
+    #[inline(always)]
+    fn second(&self) -> Buffer {
+        Buffer { addr: self.addr(), len: 0 }
+    }
+}
+
+impl Found for Double {
+    const COPIES: usize = 2;
+
+    #[inline(always)]
+    fn id(&self) -> u16 {
+        self.id
+    }
+
+    #[inline(always)]
+    fn first(&self) -> Buffer {
+        self.first
+    }
+
+    #[inline(always)]
+    fn second(&self) -> Buffer {
+        self.second
+    }
+}
+
+impl Gather<'_> {
+    /// Gathers the copies of at most `wanted` packets, complete at once (`NOW`) or not; how many chains that were, and what
+    /// it ended with.
+    #[inline(always)]
+    pub(super) fn burst<Q: DeviceQueue, const NOW: bool>(
+        mut self,
+        queue: &mut Q,
+        wanted: usize,
+    ) -> (usize, Result<Gathered, RingError>) {
+        let known = match queue.look(wanted) {
+            Ok(0) => return (0, Ok(Gathered::Some)),
+            Ok(known) => known as u16,
+            Err(error) => return (0, Err(error)),
+        };
+        queue.prefetch_used(known.into());
+        let room = self.plan.copies.min(LIST);
+        let memory = &self.config.memory;
+        let wanted = Wanted {
+            direction: Direction::Readable,
+            least: SHORTEST as u32,
+            most: self.cache.pool().data_room() as u32,
+        };
+        let (mut taken, mut ahead) = (0, 0);
+        let result = loop {
+            // Chains of one buffer that fits one packet buffer: nearly all.
+            let most = self.most::<Single>(known - ahead, room);
+            let run = self.run::<_, NOW>(queue.singles(ahead, most, memory, wanted));
+            if NOW {
+                queue.push_used_singles(ahead, run, Direction::Readable);
+            }
+            (ahead, taken) = (ahead + run, taken + usize::from(run));
+            if ahead >= known {
+                break Ok(Gathered::Some);
+            }
+            // Such of two, headers and payload: nearly all others.
+            let most = self.most::<Double>(known - ahead, room);
+            let run = self.run::<_, NOW>(queue.doubles(ahead, most, memory, wanted));
+            if NOW {
+                queue.push_used_singles(ahead, run, Direction::Readable);
+            }
+            (ahead, taken) = (ahead + run, taken + usize::from(run));
+            if ahead >= known {
+                break Ok(Gathered::Some);
+            }
+            if run > 0 {
+                continue;
+            }
+            match self.other::<_, NOW>(queue, ahead, room) {
+                Ok(entries) => (ahead, taken) = (ahead + entries, taken + 1),
+                Err(Unfit::Broken(error)) => break Err(error),
+                Err(Unfit::ListFull) if taken == 0 => break Ok(Gathered::NoRoom),
+                Err(_) => break Ok(Gathered::Some),
+            }
+            if ahead >= known {
+                break Ok(Gathered::Some);
+            }
+        };
+        queue.consume(ahead);
+        (taken, result)
+    }
+
+    /// How many of `left` chains of this kind there is room for in the list, of `room` copies.
+    #[inline(always)]
+    fn most<F: Found>(&self, left: u16, room: usize) -> u16 {
+        usize::from(left).min(room.saturating_sub(self.list.len()) / F::COPIES) as u16
+    }
+
+    /// Takes packet buffers for a run of chains and gathers their copies; returns for how many.
+    #[inline(always)]
+    fn run<F: Found, const NOW: bool>(&mut self, run: &[F]) -> u16 {
+        if NOW { take_now(run, self.list, self.burst, self.cache) as u16 } else { self.take(run) }
+    }
+
+    /// The same, with packets that are not complete at once.
+    #[inline(always)]
+    fn take<F: Found>(&mut self, run: &[F]) -> u16 {
+        let mut taken = 0;
+        for from in run {
+            let len = from.len() as usize - NET_HEADER;
+            let Some(packet) = self.cache.take_sized(HEADROOM + NET_HEADER, len) else { break };
+            let before = self.list.len();
+            let token = self.id.token(self.ring.next_slot());
+            from.copies(start_of(&packet), token, |copy| self.list.push(copy));
+            self.enter(before, Some(packet), Chain::one(from.id()));
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Enters the chain whose copies begin at `before` in the list into the reorder ring.
+    #[inline(always)]
+    fn enter(&mut self, before: usize, packet: Option<Packet>, chain: Chain) {
+        let slot = self.ring.push(self.plan.outstanding(&self.list[before..]));
+        self.slots[slot] = InFlight { packet, chains: 1 };
+        self.chains.push(Out { chain, written: 0 });
+    }
+
+    /// Gathers the copies of the chain `ahead`, whatever it is; how many entries it takes.
+    #[cold]
+    fn other<Q: DeviceQueue, const NOW: bool>(
+        &mut self,
+        queue: &mut Q,
+        ahead: u16,
+        room: usize,
+    ) -> Result<u16, Unfit> {
+        let before = self.list.len();
+        let (packet, chain) = match self.chain(queue, ahead, room) {
+            Ok((packet, chain)) => (Some(packet), chain),
+            Err(Unfit::TooBig(chain)) => {
+                self.dequeued.too_big += 1;
+                (None, chain)
+            }
+            Err(Unfit::TooShort(chain)) => {
+                self.dequeued.malformed += 1;
+                (None, chain)
+            }
+            Err(unfit) => {
+                self.dequeued.starved |= matches!(unfit, Unfit::Starved);
+                return Err(unfit);
+            }
+        };
+        if NOW {
+            queue.push_used(chain, 0);
+            self.burst.extend(packet);
+        } else {
+            // A chain without a packet takes its place in the order all the same.
+            self.enter(before, packet, chain);
+        }
+        Ok(chain.entries)
+    }
+
+    /// Gathers the copies of the chain `ahead` into fresh packet buffers: header into the headroom, payload behind it.
+    /// Unless a packet comes of it, nothing is gathered.
+    fn chain<Q: DeviceQueue>(
+        &mut self,
+        queue: &mut Q,
+        ahead: u16,
+        room: usize,
+    ) -> Result<(Packet, Chain), Unfit> {
+        let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+        let mut total = 0usize;
+        let memory = &self.config.memory;
+        let mut most = MAX_PIECES;
+        let walked = queue.walk(ahead, memory, Direction::Readable, &mut most, |Buffer { addr, len }| {
+            from.push(Piece { addr: addr.as_ptr(), len });
+            total += len as usize;
+        });
+        let chain = walked.map_err(Unfit::Broken)?;
+        if total < SHORTEST {
+            return Err(Unfit::TooShort(chain));
+        }
+        let frame = total - NET_HEADER;
+        let pool = self.cache.pool();
+        if frame > MAX_FRAME || frame.div_ceil(pool.data_room()) > MAX_PIECES {
+            return Err(Unfit::TooBig(chain));
+        }
+        let packet = self.cache.take_chain(HEADROOM + NET_HEADER, frame).ok_or(Unfit::Starved)?;
+        let to = pieces_of(pool, &packet);
+        if self.list.len() + from.len() + to.len() - 1 > room {
+            self.cache.free(packet);
+            return Err(Unfit::ListFull);
+        }
+        let token = self.id.token(self.ring.next_slot());
+        pieces::copies(&from, &to, token, |copy| self.list.push(copy));
+        Ok((packet, chain))
+    }
+}
+
+/// Takes packet buffers for a run of chains and gathers their copies; returns for how many. A function of its own, so that
+/// its loop has the registers for itself.
+#[inline(never)]
+fn take_now<F: Found>(
+    run: &[F],
+    list: &mut ArrayVec<Copy, LIST>,
+    burst: &mut Burst,
+    cache: &mut PoolCache,
+) -> usize {
+    let most = run.len().min(list.remaining_capacity() / F::COPIES).min(burst.remaining_capacity());
+    let (copies, packets) = (list.len(), burst.len());
+    // SAFETY: inside the vector's array, or where that ends.
+    let first = unsafe { list.as_mut_ptr().add(copies) };
+    // SAFETY: likewise.
+    let (mut copy, mut place) = (first, unsafe { burst.as_mut_ptr().add(packets) });
+    // They are at least as long as the header.
+    let len = |from: &F| (from.len() as usize).wrapping_sub(NET_HEADER);
+    let taken = cache.take_each(HEADROOM + NET_HEADER, &run[..most], len, |from, packet| {
+        from.copies(start_of(&packet), 0, |made| {
+            // SAFETY: called `most` times at most, and so many times `COPIES` there is room for.
+            unsafe {
+                copy.write(made);
+                copy = copy.add(1);
+            }
+        });
+        // SAFETY: as above, one each.
+        unsafe {
+            place.write(packet);
+            place = place.add(1);
+        }
+    });
+    // SAFETY: so many more were just written; `copy` has come from `first`.
+    unsafe {
+        list.set_len(copies + copy.offset_from_unsigned(first));
+        burst.set_len(packets + taken);
+    }
+    taken
+}
+
+/// Where the virtio-net header of a packet goes.
+#[inline(always)]
+pub(super) fn start_of(packet: &Packet) -> *mut u8 {
+    packet.data().as_ptr().wrapping_sub(NET_HEADER)
+}
