@@ -8,6 +8,7 @@ mod content;
 mod control;
 mod ring;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Completions, Copy, Failed, Fill, Token};
@@ -119,23 +120,32 @@ impl<'a> Rig<'a> {
     }
 }
 
+/// Polls after which a thread gives its core up. On a machine with fewer cores than threads the engine needs one now and
+/// then; on a busy one, who gives a core up gets it back after milliseconds.
+const POLLS_TO_YIELD: u32 = 1024;
+
 /// Ten seconds without progress are a failure.
-struct Deadline(Instant);
+struct Deadline {
+    at: Instant,
+    polls: Cell<u32>,
+}
 
 impl Deadline {
     fn new() -> Self {
-        Self(Instant::now() + Duration::from_secs(10))
+        Self { at: Instant::now() + Duration::from_secs(10), polls: Cell::new(0) }
     }
 
     fn check(&self, channel: &dyn Channel) {
         assert!(
-            Instant::now() < self.0,
+            Instant::now() < self.at,
             "{}: no progress for 10 s, {} operations in flight",
             channel.info().name,
             channel.in_flight()
         );
-        // On a machine with fewer cores than threads the engine needs one now and then.
-        std::thread::yield_now();
+        self.polls.set(self.polls.get() + 1);
+        if self.polls.get().is_multiple_of(POLLS_TO_YIELD) {
+            std::thread::yield_now();
+        }
     }
 }
 

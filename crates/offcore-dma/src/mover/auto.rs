@@ -177,10 +177,13 @@ impl Mover {
             self.settle();
         }
         let Self { queues, policy, .. } = self;
+        // What comes back from an engine counts, but costs a core that copies nothing.
+        let in_flight = queues.iter().flatten().any(|queue| queue.is_auto() && queue.outstanding > 0);
         let autos = queues.iter_mut().flatten().filter(|queue| queue.is_auto());
         let mut choices: ArrayVec<&mut Choice, MOST> =
             autos.take(MOST).map(|queue| &mut queue.choice).collect();
-        let (engine, moves) = (choices.iter().any(|choice| choice.from != NONE), choice::moves(&choices));
+        let engine = in_flight || choices.iter().any(|choice| choice.from != NONE);
+        let moves = choice::moves(&choices);
         let next = policy.round(&Round { half_copies, ticks, engine, since, moves });
         match next {
             Next::Again => {}

@@ -49,12 +49,15 @@ const FAR: f32 = 1.25;
 /// count. That may take so many legs.
 const FALLING: f32 = 0.9;
 const SETTLING: u32 = 16;
-/// How many times dearer or cheaper than of late two samples in a row make a trial due at once.
+/// How many times dearer or cheaper than of late two samples in a row make a trial due, on a little credit: what has
+/// changed may be the CPU's clock, which both ways have in common.
 const SURPRISE: f32 = 1.4;
 /// What a trial must gain to count for the other way; less counts against it.
 const SLACK: f32 = 0.01;
 /// Gains, less [`SLACK`] each, with which the other way has won.
 const ENOUGH: f32 = 0.3;
+/// Gains with which the next trial does not wait for the budget: it is not likely to cost anything.
+const PROMISING: f32 = 0.015;
 /// The most that one trial counts for and against.
 const MOST: f32 = 0.4;
 /// The part of a new sample in the average.
@@ -66,7 +69,7 @@ pub(super) struct Round {
     /// Copies made by the core twice; those of an engine once when they are submitted, once when their packet returns.
     pub(super) half_copies: u64,
     pub(super) ticks: u64,
-    /// Whether copies go to an engine at present.
+    /// Whether copies go to an engine, or are with one still.
     pub(super) engine: bool,
     /// Half copies since the end of the lease before this one.
     pub(super) since: u64,
@@ -173,7 +176,7 @@ impl Policy {
             phase: Phase::Lease,
             cost: 0.0,
             last: 0.0,
-            budget: saved(),
+            budget: 0.0,
             waited: 0.0,
             base: 0.0,
             excess: 0.0,
@@ -268,10 +271,10 @@ impl Policy {
         }
         let Some(next) = self.next_move(round.moves) else { return Next::Lease };
         let kind = kind(next);
-        let due = self.gains[kind] > 0.0
+        let due = self.gains[kind] > PROMISING
             || self.budget >= self.prices[kind]
             || self.waited >= tsc::ticks(FLOOR) as f32
-            || surprise.is_some() && self.budget > -saved();
+            || surprise.is_some() && self.budget > -saved() / 4.0;
         if !due {
             return Next::Lease;
         }

@@ -66,6 +66,8 @@ struct Story {
     adopted: u32,
     /// Ticks from one trial to the next, the longest.
     pause: (f64, f64),
+    /// How many times slower the CPU is at present.
+    slower: f32,
 }
 
 impl Story {
@@ -82,6 +84,7 @@ impl Story {
             trials: 0,
             adopted: 0,
             pause: (0.0, 0.0),
+            slower: 1.0,
         }
     }
 
@@ -105,8 +108,8 @@ impl Story {
         let mut ticks = Self::cost(world, &lists, &from, self.warm);
         self.warm = if from.iter().all(|&from| from == NONE) { self.warm + 1.0 } else { 0.0 };
         let best = [NONE, ALL].map(|from| Self::cost(world, &lists, &[from; 2], f32::MAX));
-        self.better += f64::from(best[0].min(best[1]));
-        ticks *= 1.0 + 0.1 * self.dice.noise();
+        self.better += f64::from(self.slower * best[0].min(best[1]));
+        ticks *= self.slower * (1.0 + 0.1 * self.dice.noise());
         // An interrupt, in both worlds.
         if self.dice.next().is_multiple_of(200) {
             ticks += 15_000.0;
@@ -188,6 +191,24 @@ fn a_change_of_temperature_is_followed() {
         }
         assert!(story.ratio() > 0.93, "{seed}: {:.4} of an oracle", story.ratio());
         println!("{seed}: {:.4} of an oracle {} {}", story.ratio(), story.trials, story.adopted);
+    }
+}
+
+/// Both ways get dearer by as much, and cheaper again.
+#[test]
+fn a_clock_that_changes_every_millisecond_costs_little() {
+    let worlds = [("hot", HOT, NONE), ("cold", COLD, ALL), ("a cheap engine", near(0.3), ALL)];
+    for (name, world, from) in worlds {
+        let mut story = Story::new(9);
+        for change in 0..300 {
+            story.slower = if change % 2 == 0 { 1.0 } else { 1.7 };
+            story.run(0.001, &world, large);
+        }
+        let said =
+            format!("{name}: {:.4}, {} trials, {} changes", story.ratio(), story.trials, story.adopted);
+        println!("{said}");
+        assert!(story.ratio() > 0.985, "{said}");
+        assert!(story.queues.iter().all(|queue| queue.decided == from), "{said}");
     }
 }
 
