@@ -310,8 +310,6 @@ static void release_port(int port)
 
 int peer_register(const char *path, uint64_t disabled)
 {
-	/* net_vhost's defaults: offload flags as the specification has them, no TSO from the guest. */
-	uint64_t without = disabled | UINT64_C(1) << VIRTIO_NET_F_HOST_TSO4 | UINT64_C(1) << VIRTIO_NET_F_HOST_TSO6;
 	int port;
 
 	if (strlen(path) >= PATH_BYTES)
@@ -322,11 +320,12 @@ int peer_register(const char *path, uint64_t disabled)
 	port = claim_port(path);
 	if (port < 0)
 		return port;
+	/* Offload flags as the specification has them, which is net_vhost's default. */
 	if (rte_vhost_driver_register(path, RTE_VHOST_USER_NET_COMPLIANT_OL_FLAGS) != 0) {
 		release_port(port);
 		return -EINVAL;
 	}
-	if (rte_vhost_driver_disable_features(path, without) != 0 ||
+	if (rte_vhost_driver_disable_features(path, disabled) != 0 ||
 	    rte_vhost_driver_callback_register(path, &device_ops) != 0 || rte_vhost_driver_start(path) != 0) {
 		rte_vhost_driver_unregister(path);
 		release_port(port);
@@ -463,6 +462,29 @@ int peer_enqueue(unsigned port, unsigned pair, struct rte_mbuf **mbufs, unsigned
 	return (int)n;
 }
 
+/*
+ * librte_vhost says of a received packet whose sender left the checksum to the device that there is none
+ * (RX_L4_CKSUM_NONE). testpmd's mode mac forgets that; a switch between guests asks the port that sends for it, and
+ * librte_vhost then has it in the header that the receiving guest reads. librte_vhost has parsed the packet.
+ */
+static inline uint64_t request_checksum(struct rte_mbuf *mbuf)
+{
+	uint64_t l4, l3;
+
+	mbuf->l2_len = sizeof(struct rte_ether_hdr);
+	mbuf->l3_len = sizeof(struct rte_ipv4_hdr);
+	if ((mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK) != RTE_MBUF_F_RX_L4_CKSUM_NONE)
+		return 0;
+	l4 = (mbuf->packet_type & RTE_PTYPE_L4_MASK) == RTE_PTYPE_L4_TCP ? RTE_MBUF_F_TX_TCP_CKSUM
+									 : RTE_MBUF_F_TX_UDP_CKSUM;
+	l3 = RTE_MBUF_F_TX_IPV4;
+	if (unlikely(RTE_ETH_IS_IPV6_HDR(mbuf->packet_type))) {
+		mbuf->l3_len = sizeof(struct rte_ipv6_hdr);
+		l3 = RTE_MBUF_F_TX_IPV6;
+	}
+	return l3 | l4;
+}
+
 void peer_mac(struct rte_mbuf **mbufs, unsigned count, const uint8_t *destination, const uint8_t *source)
 {
 	struct rte_ether_addr to, from;
@@ -472,15 +494,15 @@ void peer_mac(struct rte_mbuf **mbufs, unsigned count, const uint8_t *destinatio
 	for (unsigned i = 0; i < count; i++) {
 		struct rte_mbuf *mbuf = mbufs[i];
 		struct rte_ether_hdr *ether;
+		uint64_t request;
 
 		if (likely(i + 1 < count))
 			rte_prefetch0(rte_pktmbuf_mtod(mbufs[i + 1], void *));
 		ether = rte_pktmbuf_mtod(mbuf, struct rte_ether_hdr *);
 		rte_ether_addr_copy(&to, &ether->dst_addr);
 		rte_ether_addr_copy(&from, &ether->src_addr);
-		mbuf->ol_flags &= RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL;
-		mbuf->l2_len = sizeof(struct rte_ether_hdr);
-		mbuf->l3_len = sizeof(struct rte_ipv4_hdr);
+		request = request_checksum(mbuf);
+		mbuf->ol_flags = (mbuf->ol_flags & (RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL)) | request;
 		mbuf->vlan_tci = 0;
 		mbuf->vlan_tci_outer = 0;
 	}

@@ -1,9 +1,10 @@
 //! Variants against each other: what is measured in turns inside one run (A B B A), so that a ratio between two of them
 //! does not tell what the machine did meanwhile.
 //!
-//! A turn is long enough to forget the one before: its first packets are not timed, and then come at least
-//! [`TURN_BURSTS`] bursts that are. The first blocks of a cell, in which mode `auto` learns, are counted for `auto` and
-//! for what it is compared with, and shown apart; for everything else they are warm-up.
+//! A turn is long enough to forget the one before: the first packets do not count, and then come at least
+//! [`TURN_BURSTS`] bursts that do. The first blocks of a cell, in which mode `auto` learns, count for `auto` and for what
+//! it is compared with, and are shown apart; for everything else they are warm-up. So do the first packets of each turn,
+//! since `auto` makes its trials when some time has passed, and the others' turns have.
 
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
@@ -14,17 +15,17 @@ use crate::core_cost::BURST;
 use crate::lockstep::OtherCore;
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{ClockCheck, Spread, SumRatio};
+use crate::sample::{Bounds, ClockCheck, Spread, SumRatio};
 
 /// Bursts of a turn that are timed, at least, in every measurement; tests have shorter turns.
 pub const TURN_BURSTS: usize = 256;
 /// Bursts of a turn before those.
-const UNTIMED_BURSTS: usize = 8;
+const START_BURSTS: usize = 8;
 /// Blocks in which everything settles: some two thousand bursts of each variant, in which mode `auto` has tried the
 /// other way as often as it does when it knows nothing.
 const SETTLING: usize = 4;
-/// Blocks that are counted in any case.
-const FEWEST: usize = 10;
+/// Blocks of a cell that are counted in any case.
+pub(crate) const FEWEST: usize = 10;
 
 /// What some packets took, in TSC ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,8 +66,33 @@ pub trait Subject {
     fn window(&mut self, other: &OtherCore) -> Result<Cost>;
 }
 
+/// What a turn took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turn {
+    /// Its first packets, which find what others have left in the caches.
+    start: Cost,
+    /// The others.
+    pub(crate) timed: Cost,
+}
+
+impl Turn {
+    /// All packets.
+    fn whole(self) -> Cost {
+        let mut whole = self.start;
+        whole += self.timed;
+        whole
+    }
+}
+
+impl AddAssign for Turn {
+    fn add_assign(&mut self, other: Self) {
+        self.start += other.start;
+        self.timed += other.timed;
+    }
+}
+
 /// A turn of `subject`, of which so many bursts are timed, at least.
-pub(crate) fn turn(subject: &mut impl Subject, bursts: usize, other: &OtherCore) -> Result<Cost> {
+pub(crate) fn turn(subject: &mut impl Subject, bursts: usize, other: &OtherCore) -> Result<Turn> {
     let mut windows = |bursts: usize| -> Result<Cost> {
         let mut cost = Cost::default();
         while cost.packets < (bursts * BURST) as u64 {
@@ -74,25 +100,32 @@ pub(crate) fn turn(subject: &mut impl Subject, bursts: usize, other: &OtherCore)
         }
         Ok(cost)
     };
-    windows(UNTIMED_BURSTS.min(bursts))?;
-    windows(bursts)
+    Ok(Turn { start: windows(START_BURSTS.min(bursts))?, timed: windows(bursts)? })
 }
 
 /// What the blocks of a subject took, in TSC ticks a packet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blocks {
-    /// The core's, of the blocks in which everything settles.
+    /// The core's, of the blocks in which everything settles, with the starts of their turns.
     pub settling: Vec<f64>,
     /// The core's, of those after.
     pub core: Vec<f64>,
     /// The guests', of the same blocks.
     pub guest: Vec<f64>,
+    /// The core's, of the same blocks with the starts of their turns.
+    pub with_starts: Vec<f64>,
 }
 
 impl Blocks {
     /// The core's, of the whole run.
     fn whole(&self) -> Vec<f64> {
-        [&self.settling[..], &self.core[..]].concat()
+        [&self.settling[..], &self.with_starts[..]].concat()
+    }
+
+    fn push(&mut self, turns: Turn) {
+        self.core.push(turns.timed.core_per_packet());
+        self.guest.push(turns.timed.guest_per_packet());
+        self.with_starts.push(turns.whole().core_per_packet());
     }
 
     /// Core and guests together.
@@ -119,8 +152,22 @@ pub(crate) struct Schedule {
     pub blocks: usize,
     /// Bursts of a turn that are timed, at least.
     pub bursts: usize,
-    /// How long they may take: then fewer have to do, but never fewer than ten.
+    /// How long they may take: then fewer have to do.
     pub limit: Option<Duration>,
+    /// But never fewer than these.
+    pub fewest: usize,
+}
+
+impl Schedule {
+    /// One of the parts that a cell is measured in, its subjects made anew for each.
+    pub(crate) fn part_of(self, parts: usize) -> Self {
+        Self {
+            blocks: self.blocks.div_ceil(parts),
+            limit: self.limit.map(|limit| limit / parts as u32),
+            fewest: self.fewest.div_ceil(parts),
+            ..self
+        }
+    }
 }
 
 /// How the core's clock behaved during a cell.
@@ -134,6 +181,20 @@ pub(crate) struct Steadiness {
 }
 
 impl Steadiness {
+    /// Whether a block counts. One during which the clock changed does not, and is to be made anew, until `most` such have
+    /// been thrown away: then this clock is what there is.
+    pub(crate) fn counts(&mut self, steady: bool, most: usize) -> bool {
+        let rejected = !steady && self.rejected < most;
+        self.rejected += usize::from(rejected);
+        self.unsteady += usize::from(!steady && !rejected);
+        !rejected
+    }
+
+    /// Notes the clock as it was in the end.
+    pub(crate) fn note(&mut self, clock: &ClockCheck) {
+        self.core_cycles_per_tick = clock.core_cycles_per_tick();
+    }
+
     /// Tells `row`.
     pub(crate) fn enter(self, row: &mut Row) {
         (row.rejected, row.unsteady) = (self.rejected, self.unsteady);
@@ -147,13 +208,15 @@ pub(crate) struct Alternating<S> {
     subjects: Vec<(S, Blocks)>,
     /// Who has the first turn of the next block.
     first: usize,
+    /// Blocks that were counted before the subjects were made anew.
+    half: usize,
     steadiness: Steadiness,
 }
 
 impl<S: Subject> Alternating<S> {
     /// No subjects yet.
     pub(crate) fn new() -> Self {
-        Self { subjects: Vec::new(), first: 0, steadiness: Steadiness::default() }
+        Self { subjects: Vec::new(), first: 0, half: 0, steadiness: Steadiness::default() }
     }
 
     /// One more.
@@ -181,14 +244,28 @@ impl<S: Subject> Alternating<S> {
         self.iter().find(|(subject, _)| wanted(subject)).map(|(_, blocks)| blocks)
     }
 
-    /// Of two subjects that are the same: how far their ratio is from 1.
-    pub(crate) fn noise(&self) -> Option<f64> {
-        let [(_, a), (_, b)] = &self.subjects[..] else { return None };
-        SumRatio::of(&a.core, &b.core).map(SumRatio::noise)
+    /// The subjects, to be made anew. What is measured next comes behind the blocks that there are.
+    pub(crate) fn renew(&mut self) -> impl DoubleEndedIterator<Item = &mut S> + ExactSizeIterator {
+        self.half = self.counted();
+        self.subjects.iter_mut().map(|(subject, _)| subject)
     }
 
-    /// Measures. Blocks during which the core's clock changed are thrown away and made anew, as long as that is not more
-    /// often than they count; from then on they count, and are counted.
+    fn counted(&self) -> usize {
+        self.subjects.first().map_or(0, |(_, blocks)| blocks.core.len())
+    }
+
+    /// Of two subjects that are the same: the noise floor.
+    pub(crate) fn noise(&self) -> Option<Bounds> {
+        let [(_, a), (_, b)] = &self.subjects[..] else { return None };
+        self.bounds(a, b)
+    }
+
+    /// Of the ratio of what `a` costs the core to what `b` does.
+    pub(crate) fn bounds(&self, a: &Blocks, b: &Blocks) -> Option<Bounds> {
+        Bounds::of(&a.core, &b.core, self.half)
+    }
+
+    /// Measures.
     ///
     /// # Errors
     /// When a packet is lost, reordered or changed.
@@ -199,49 +276,53 @@ impl<S: Subject> Alternating<S> {
         clock: &mut ClockCheck,
         progress: &Progress,
     ) -> Result<()> {
-        let Schedule { blocks, bursts, limit } = schedule;
+        let Schedule { blocks, bursts, limit, fewest } = schedule;
         for _ in 0..SETTLING {
-            let costs = self.block(bursts, other)?;
-            for ((_, blocks), cost) in self.subjects.iter_mut().zip(costs) {
-                blocks.settling.push(cost.core_per_packet());
+            let (turns, _) = self.block(bursts, other, clock)?;
+            for ((_, blocks), turns) in self.subjects.iter_mut().zip(turns) {
+                blocks.settling.push(turns.whole().core_per_packet());
             }
         }
         let (mut counted, started) = (0, Instant::now());
+        let most = self.steadiness.rejected + blocks;
         while counted < blocks {
-            if counted >= FEWEST && limit.is_some_and(|limit| started.elapsed() > limit) {
+            if counted >= fewest && limit.is_some_and(|limit| started.elapsed() > limit) {
                 progress.steps(blocks - counted);
                 break;
             }
-            let before = clock.holds();
-            let costs = self.block(bursts, other)?;
-            let steady = clock.holds() && before;
-            if !steady && self.steadiness.rejected < blocks {
-                self.steadiness.rejected += 1;
+            let (turns, steady) = self.block(bursts, other, clock)?;
+            if !self.steadiness.counts(steady, most) {
                 continue;
             }
-            self.steadiness.unsteady += usize::from(!steady);
-            for ((_, blocks), cost) in self.subjects.iter_mut().zip(costs) {
-                blocks.core.push(cost.core_per_packet());
-                blocks.guest.push(cost.guest_per_packet());
+            for ((_, blocks), turns) in self.subjects.iter_mut().zip(turns) {
+                blocks.push(turns);
             }
             counted += 1;
             progress.step();
         }
-        self.steadiness.core_cycles_per_tick = clock.core_cycles_per_tick();
+        self.steadiness.note(clock);
         Ok(())
     }
 
     /// Every subject forwards, then every subject backwards: A B B A. The next block begins with the next subject: who
-    /// has two turns in a row finds what it left in the caches, and that shall be everybody in turn.
-    fn block(&mut self, bursts: usize, other: &OtherCore) -> Result<Vec<Cost>> {
+    /// has two turns in a row finds what it left in the caches, and that shall be everybody in turn. Returns both turns of
+    /// each, and whether the clock was the same before and after every turn.
+    fn block(
+        &mut self,
+        bursts: usize,
+        other: &OtherCore,
+        clock: &mut ClockCheck,
+    ) -> Result<(Vec<Turn>, bool)> {
         let count = self.subjects.len();
-        let mut costs = vec![Cost::default(); count];
+        let mut turns = vec![Turn::default(); count];
         let order = (0..count).map(|i| (self.first + i) % count);
+        let mut steady = clock.holds();
         for i in order.clone().chain(order.rev()) {
-            costs[i] += turn(&mut self.subjects[i].0, bursts, other)?;
+            turns[i] += turn(&mut self.subjects[i].0, bursts, other)?;
+            steady &= clock.holds();
         }
         self.first = (self.first + 1) % count.max(1);
-        Ok(costs)
+        Ok((turns, steady))
     }
 }
 
@@ -299,8 +380,14 @@ mod tests {
         }
     }
 
-    fn blocks(settling: f64, core: f64) -> Blocks {
-        Blocks { settling: vec![settling; 4], core: vec![core; 9], guest: vec![1.0; 9] }
+    fn blocks(settling: f64, core: f64, with_starts: f64) -> Blocks {
+        let nine = |ticks| vec![ticks; 9];
+        Blocks {
+            settling: vec![settling; 4],
+            core: nine(core),
+            guest: nine(1.0),
+            with_starts: nine(with_starts),
+        }
     }
 
     #[test]
@@ -310,36 +397,45 @@ mod tests {
         for ticks in [10, 20] {
             cell.add(Noted { ticks, windows: 0 });
         }
-        let schedule = Schedule { blocks: 12, bursts: TURN_BURSTS, limit: None };
-        cell.measure(schedule, &other, &mut ClockCheck::new(), &Progress::hidden()).unwrap();
-        let turns = 2 * (SETTLING + 12 + cell.steadiness.rejected);
+        let whole = Schedule { blocks: 12, bursts: TURN_BURSTS, limit: None, fewest: FEWEST };
+        let (schedule, mut clock) = (whole.part_of(2), ClockCheck::new());
+        cell.measure(schedule, &other, &mut clock, &Progress::hidden()).unwrap();
+        // Made anew, both are dearer: that is in the blocks after the first half.
+        cell.renew().for_each(|noted| noted.ticks += 5);
+        cell.measure(schedule, &other, &mut clock, &Progress::hidden()).unwrap();
+        let turns = 2 * (2 * SETTLING + 12 + cell.steadiness.rejected);
         for (noted, blocks) in cell.iter() {
-            assert_eq!(blocks.settling, [noted.ticks as f64; SETTLING]);
-            assert_eq!(
-                (&blocks.core[..], &blocks.guest[..]),
-                (&[noted.ticks as f64; 12][..], &[1.0; 12][..])
-            );
+            let both = |each: usize| {
+                let ticks = noted.ticks as f64;
+                [vec![ticks - 5.0; each], vec![ticks; each]].concat()
+            };
+            assert_eq!(blocks.settling, both(SETTLING));
+            assert_eq!((&blocks.core, &blocks.with_starts), (&both(6), &both(6)));
+            assert_eq!(blocks.guest, [1.0; 12]);
             assert_eq!(noted.windows, turns * (1 + TURN_BURSTS * BURST / 256));
         }
-        assert!((cell.noise().unwrap() - 0.5).abs() < 1e-9, "half of a thing is not the thing");
+        let noise = cell.noise().unwrap();
+        assert_eq!((noise.lower, noise.upper), (0.5, 15.0 / 25.0), "a half, and then not a half");
         let mut row = Row::default();
         cell.iter().next().unwrap().1.enter(&mut row, 1_000_000_000);
-        assert_eq!((row.mean, row.median), (Some(10.0), 10.0));
+        assert_eq!((row.mean, row.median), (Some(12.5), 12.5));
     }
 
     #[test]
     fn an_unsteady_clock_is_told() {
-        let mut cell = Alternating::<Noted>::new();
-        cell.steadiness = Steadiness { rejected: 12, unsteady: 3, core_cycles_per_tick: 1.5 };
+        let mut steadiness = Steadiness { core_cycles_per_tick: 1.5, ..Steadiness::default() };
+        let counted = [true, false, false, false, true].map(|steady| steadiness.counts(steady, 2));
+        assert_eq!(counted, [true, false, false, true, true], "the third that is unsteady has to do");
         let mut row = Row::default();
-        cell.steadiness().enter(&mut row);
-        assert_eq!((row.rejected, row.unsteady, row.core_cycles_per_tick), (12, 3, Some(1.5)));
+        steadiness.enter(&mut row);
+        assert_eq!((row.rejected, row.unsteady, row.core_cycles_per_tick), (2, 1, Some(1.5)));
     }
 
     #[test]
     fn auto_is_judged_by_the_better_mode_with_all_that_it_spent() {
-        let auto = blocks(19.0, 10.0);
-        let against = Against::new(&auto, Some(&blocks(20.0, 20.0)), Some(&blocks(9.0, 9.0)));
+        // What it spends on trials at the starts of turns counts.
+        let auto = blocks(19.0, 7.0, 10.0);
+        let against = Against::new(&auto, Some(&blocks(20.0, 1.0, 20.0)), Some(&blocks(9.0, 1.0, 9.0)));
         let mut row = Row::default();
         against.enter(&mut row);
         let spent = 4.0 * 19.0 + 9.0 * 10.0;

@@ -21,7 +21,7 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
-use crate::alternate::{Against, Alternating, Schedule};
+use crate::alternate::{Against, Alternating, FEWEST, Schedule};
 use crate::copier::Setup;
 use crate::core_cost::BURST;
 use crate::lockstep::OtherCore;
@@ -96,7 +96,8 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let cold = temperature == Temperature::Cold;
             let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
             let mut cell = cell(options, pool, temperature, frame)?;
-            let schedule = Schedule { blocks, bursts: options.bursts, limit: options.patience };
+            let schedule =
+                Schedule { blocks, bursts: options.bursts, limit: options.patience, fewest: FEWEST };
             cell.measure(schedule, &other, &mut clock, progress)
                 .with_context(|| format!("{temperature}, {frame} B"))?;
             progress.steps(options.blocks - blocks);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use offcore_dma::cpu::Routine;
 use offcore_dma::{Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
@@ -19,7 +19,7 @@ use offcore_port::{RxCounters, TxCounters};
 use offcore_stats::page::Block;
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock, tsc};
-use offcore_vhost::features::{NET_HEADER, VERSION_1};
+use offcore_vhost::features::{NET_HEADER, OFFERED, VERSION_1};
 use offcore_vhost::{Binding, VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
 
@@ -29,6 +29,7 @@ use crate::copier::Engine;
 use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
 use crate::lockstep::OtherCore;
 use crate::memory::{GuestSide, Testbed};
+use crate::peer::about::feature_names;
 use crate::temperature::Temperature;
 use crate::workload::{Route, Workload};
 
@@ -38,15 +39,17 @@ pub const BURST: usize = 32;
 const MOST_IN_VAIN: usize = 64;
 /// A copy that takes longer counts as lost.
 pub(crate) const NEVER_LOST: Duration = Duration::from_secs(600);
+
 /// A virtqueue as the device has it.
 fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<VringConfig> {
-    let ring = bed.workload.ring;
+    let (ring, asked) = (bed.workload.ring, bed.workload.features());
+    ensure!(asked & !OFFERED == 0, "our back end does not offer {}", feature_names(asked & !OFFERED));
     Ok(VringConfig {
         memory: Arc::clone(&side.device),
         layout: side.ring(&side.device, slot, queue, ring)?,
         start: VringConfig::next_start(),
         base: ring.base(),
-        features: VERSION_1 | bed.workload.features(),
+        features: VERSION_1 | asked,
         call: None,
         kick: None,
         enabled: true,

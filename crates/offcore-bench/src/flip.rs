@@ -7,14 +7,14 @@ use anyhow::{Context, Result, bail};
 use offcore_dma::Mode;
 use offcore_stats::tsc;
 
-use crate::alternate::{Cost, Subject, mean};
+use crate::alternate::{Cost, FEWEST, Steadiness, Subject, mean};
 use crate::copier::Setup;
 use crate::core_cost::{BURST, Lane};
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed, page_name};
 use crate::progress::Progress;
 use crate::row::Row;
-use crate::sample::{Spread, SumRatio};
+use crate::sample::{Bounds, ClockCheck, Spread, SumRatio};
 use crate::temperature::Temperature;
 use crate::vhost::Options;
 use crate::workload::{Ring, Route, Workload};
@@ -23,8 +23,8 @@ use crate::workload::{Ring, Route, Workload};
 pub const PHASE: Duration = Duration::from_millis(100);
 /// What it is in turn.
 const PHASES: [Temperature; 2] = [Temperature::Hot, Temperature::Cold];
-/// Blocks for as many as `Options` says of shorter ones.
-const BLOCKS: usize = 10;
+/// One block for as many as `Options` says of shorter ones.
+const SHORTER: usize = 10;
 
 /// A variant, and what each of its turns took: two phases.
 struct Variant {
@@ -34,6 +34,10 @@ struct Variant {
 }
 
 impl Variant {
+    fn new(setup: Setup, bed: &Testbed) -> Result<Self> {
+        Ok(Self { setup, lane: Lane::new(bed, (setup.mode, setup.open()?))?, turns: Vec::new() })
+    }
+
     /// One phase after the other. Every packet counts: what following the temperature costs is what is looked for.
     fn turn(&mut self, other: &OtherCore) -> Result<[Cost; 2]> {
         let mut costs = [Cost::default(); 2];
@@ -45,6 +49,14 @@ impl Variant {
             }
         }
         Ok(costs)
+    }
+
+    /// Ticks a packet of each turn. Both temperatures count the same, however many packets went through in each.
+    fn samples(&self) -> Vec<f64> {
+        self.turns
+            .iter()
+            .map(|turn| turn.iter().map(|cost| cost.core_per_packet()).sum::<f64>() / 2.0)
+            .collect()
     }
 
     /// Ticks a packet at each temperature, over all turns.
@@ -75,35 +87,78 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
     let memory = RunMemory::new(Need::of(Route::Loop, &PHASES), options.hugepages)?;
-    let blocks = options.blocks.div_ceil(BLOCKS).max(3);
+    let mut clock = ClockCheck::new();
+    let blocks = options.blocks.div_ceil(SHORTER).max(FEWEST);
     progress.begin(options.rings.len() * options.frames.len() * blocks);
     for (&ring, &frame) in options.rings.iter().flat_map(|ring| options.frames.iter().map(move |f| (ring, f)))
     {
         let workload = Workload { ring, ..Workload::table8(Temperature::Cold, frame) };
         progress.say(&format!("flip, {ring}, {frame} B"));
         let bed = Testbed::new(&memory, &workload)?;
-        let mut variants = Vec::new();
-        for &setup in &options.setups {
-            let lane = Lane::new(&bed, (setup.mode, setup.open()?))?;
-            variants.push(Variant { setup, lane, turns: Vec::new() });
-        }
-        let count = variants.len();
-        for block in 0..blocks {
-            let order = (0..count).map(|i| (block + i) % count);
-            for i in order.clone().chain(order.rev()) {
-                let turn = variants[i].turn(&other).with_context(|| workload.to_string())?;
-                variants[i].turns.push(turn);
-            }
-            progress.step();
-        }
-        for variant in &variants {
-            let mut row = row(variant, &variants, ring, frame);
+        let variants = options.setups.iter().map(|&setup| Variant::new(setup, &bed));
+        let mut cell = Flipping { variants: variants.collect::<Result<_>>()?, ..Flipping::default() };
+        // The core once more, for the noise floor.
+        cell.variants.push(Variant::new(Setup::CPU, &bed)?);
+        cell.measure(blocks, &other, &mut clock, progress).with_context(|| workload.to_string())?;
+        let noise = cell.noise();
+        let (variants, steadiness) = (&cell.variants[..options.setups.len()], cell.steadiness);
+        for variant in variants {
+            let mut row = row(variant, variants, ring, frame);
             row.pages = Some(page_name(memory.page_size()));
+            row.set_noise(noise);
+            steadiness.enter(&mut row);
             emit(row);
         }
     }
     progress.end();
     Ok(())
+}
+
+/// What alternates.
+#[derive(Default)]
+struct Flipping {
+    variants: Vec<Variant>,
+    steadiness: Steadiness,
+}
+
+impl Flipping {
+    /// Every variant forwards, then backwards, in as many blocks. Those during which the clock changed are made anew, as
+    /// in the other cases.
+    fn measure(
+        &mut self,
+        blocks: usize,
+        other: &OtherCore,
+        clock: &mut ClockCheck,
+        progress: &Progress,
+    ) -> Result<()> {
+        let Self { variants, steadiness } = self;
+        let count = variants.len();
+        let mut counted = 0;
+        while counted < blocks {
+            let order = (0..count).map(|i| (counted + i) % count);
+            let mut turns = Vec::with_capacity(2 * count);
+            let mut steady = clock.holds();
+            for i in order.clone().chain(order.rev()) {
+                turns.push((i, variants[i].turn(other)?));
+                steady &= clock.holds();
+            }
+            if !steadiness.counts(steady, blocks) {
+                continue;
+            }
+            turns.into_iter().for_each(|(i, turn)| variants[i].turns.push(turn));
+            counted += 1;
+            progress.step();
+        }
+        steadiness.note(clock);
+        Ok(())
+    }
+
+    /// The core against itself: the first of it and the one that was added.
+    fn noise(&self) -> Option<Bounds> {
+        let mut cpu = self.variants.iter().filter(|variant| variant.setup == Setup::CPU);
+        let (a, b) = (cpu.next()?.samples(), cpu.next()?.samples());
+        Bounds::of(&a, &b, a.len() / 2)
+    }
 }
 
 fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
@@ -129,12 +184,7 @@ fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
         lost: seen.sent - seen.received,
         ..Row::default()
     };
-    // Both temperatures count the same, however many packets went through in each.
-    let samples: Vec<f64> = variant
-        .turns
-        .iter()
-        .map(|turn| turn.iter().map(|cost| cost.core_per_packet()).sum::<f64>() / 2.0)
-        .collect();
+    let samples = variant.samples();
     row.set_cycles(Spread::of(&samples), tsc::hz());
     row.mean = mean(&samples);
     if mode == Mode::Auto {

@@ -82,7 +82,21 @@ impl Need {
 
     /// Bytes of buffers of each guest.
     fn buffers(self) -> usize {
-        buffers_len(self.temperature) * if self.route == Route::Loop { 2 } else { 1 }
+        let all = buffers_len(self.temperature) * if self.route == Route::Loop { 2 } else { 1 };
+        // What comes behind them begins at a page.
+        all.next_multiple_of(SMALL_PAGE)
+    }
+
+    /// MiB of the guests' memory.
+    fn guests_mib(self) -> usize {
+        let bytes = self.route.guests() * (self.buffers() + SLOTS * SLOT);
+        // Each mapping is rounded up to whole pages.
+        (bytes >> 20) + 2 * self.route.guests()
+    }
+
+    /// The guests that send and receive.
+    fn guests(self, hugepages: Hugepages) -> Result<Vec<Arc<GuestSide>>> {
+        (0..self.route.guests()).map(|_| GuestSide::new(self.buffers(), hugepages).map(Arc::new)).collect()
     }
 }
 
@@ -103,13 +117,26 @@ impl RunMemory {
     /// # Errors
     /// When there is not so much of it.
     pub fn new(need: Need, hugepages: Hugepages) -> Result<Self> {
-        let bytes = need.route.guests() * (need.buffers() + SLOTS * SLOT) + CHUNKS.0 * CHUNKS.1;
-        // Each mapping is rounded up to whole pages.
-        let mib = (bytes >> 20) + 2 * (need.route.guests() + 1) + need.peer_mib;
+        // The least is made anew while it is still there.
+        let anew = Need { temperature: Temperature::Remote, ..need };
+        let pool_mib = ((CHUNKS.0 * CHUNKS.1) >> 20) + 2;
+        let mib = need.guests_mib() + anew.guests_mib() + pool_mib + need.peer_mib;
         let hugepages = pages_for(hugepages, mib)?;
         let pool = Pool::new(CHUNKS.0, CHUNKS.1, hugepages)?;
-        let guest = |_| GuestSide::new(need.buffers(), hugepages).map(Arc::new);
-        Ok(Self { pool, hugepages, guests: (0..need.route.guests()).map(guest).collect::<Result<_>>()? })
+        Ok(Self { pool, hugepages, guests: need.guests(hugepages)? })
+    }
+
+    /// Makes the guests' memory anew, as much as `workload` takes, so that what it costs is not that of one placement.
+    /// Cold data stays where it is once it is there: its buffers are everywhere.
+    ///
+    /// # Errors
+    /// When there is not so much memory any more.
+    pub fn renew(&mut self, workload: &Workload) -> Result<()> {
+        let need = Need::of(workload.route, &[workload.temperature]);
+        if workload.temperature != Temperature::Cold || self.guests[0].buffers != need.buffers() {
+            self.guests = need.guests(self.hugepages)?;
+        }
+        Ok(())
     }
 
     /// Bytes of a page of the guests' memory, and of the packet buffers.
@@ -132,7 +159,8 @@ pub struct GuestSide {
 
 impl GuestSide {
     fn new(buffers: usize, hugepages: Hugepages) -> Result<Self> {
-        let (mapping, fd) = Mapping::memfd("bench-guest", buffers + SLOTS * SLOT, hugepages)?;
+        let (mapping, fd) =
+            Mapping::memfd("bench-guest", buffers + SLOTS * SLOT, hugepages).context("memory of a guest")?;
         let other = Mapping::shared(fd.as_fd(), 0, mapping.len())?;
         // Mapped without its pages, as in the product: what touches them first would pay for a fault each.
         for offset in (0..other.len()).step_by(SMALL_PAGE) {

@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use crate::gpu::GpuColumns;
 use crate::peer::about::AboutPeer;
-use crate::sample::Spread;
+use crate::sample::{Bounds, Spread};
 
 /// The number of the present description of a row.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// A row. Field names are the interface: scripts read them.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -135,9 +135,13 @@ pub struct Row {
     pub peer_ratio_lower: Option<f64>,
     /// What alternated in the cell, itself included, each as mode and engine.
     pub variants: Option<String>,
-    /// How far the ratio of a variant to itself was from 1 just before (A/A), as a share: what ratios of the row are less
-    /// far from 1 than this says nothing.
+    /// How far the ratio of a variant to itself may be from 1, by what was measured just before (A/A), as a share: a ratio
+    /// of the row that is less far from 1 says nothing.
     pub noise_floor: Option<f64>,
+    /// The interval of that ratio: 90 % by bootstrap, and both halves of the blocks.
+    pub noise_lower: Option<f64>,
+    /// As above.
+    pub noise_upper: Option<f64>,
     /// `offload`: its speed over `cpu`'s, which alternated with it, as a ratio of sums; above 1 is faster.
     pub offload_over_cpu: Option<f64>,
     /// Lower bound of that ratio by bootstrap.
@@ -248,6 +252,13 @@ impl Row {
         self.mpps = mpps;
         self.gbps = mpps * self.frame as f64 * 8.0 / 1e3;
         self.gbps_l1 = mpps * (self.frame + 20) as f64 * 8.0 / 1e3;
+    }
+
+    /// Says how far ratios are from 1 for no reason.
+    pub(crate) fn set_noise(&mut self, noise: Option<Bounds>) {
+        self.noise_floor = noise.map(Bounds::noise_floor);
+        (self.noise_lower, self.noise_upper) =
+            (noise.map(|noise| noise.lower), noise.map(|noise| noise.upper));
     }
 
     /// Says what core and engine reach together: `copies` copies a packet.

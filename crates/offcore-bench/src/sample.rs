@@ -1,15 +1,23 @@
 //! Samples: medians, paired ratios, and whether the clock held still.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 
 use offcore_stats::tsc;
 
-/// Iterations of the loop that tells how fast the core runs.
-const CLOCK_LOOP: u64 = 20_000;
-/// How far the loop may be off before a round is rejected.
+/// Iterations of the loop that tells how fast the core runs, and how often it runs for a sample, the fastest of which
+/// counts: an interrupt is not the clock.
+const CLOCK_LOOP: u64 = 7_000;
+const CLOCK_LOOPS: usize = 3;
+/// Samples whose median is the clock that is usual.
+const CLOCK_SAMPLES: usize = 31;
+/// How far a sample may be off before what was measured beside it is rejected.
 const CLOCK_TOLERANCE: f64 = 0.05;
 /// Resamplings of the bootstrap.
 const RESAMPLES: usize = 2000;
+/// Samples that follow each other and are drawn together by the bootstrap of a ratio of sums: what disturbs a machine
+/// lasts longer than one.
+const RUN: usize = 4;
 
 /// Minimum, median and maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -97,9 +105,17 @@ impl SumRatio {
         }
         let ratio = |(a, b): (f64, f64)| a / b;
         let add = |(a, b): (f64, f64), &(c, d): &(f64, f64)| (a + c, b + d);
+        // Few samples make short runs, so that there are some to draw from.
+        let run = RUN.min(pairs.len() / 4).max(1);
         let mut random = Random::default();
         let mut resampled: Vec<f64> = (0..RESAMPLES)
-            .map(|_| ratio((0..pairs.len()).map(|_| &pairs[random.below(pairs.len())]).fold((0.0, 0.0), add)))
+            .map(|_| {
+                let runs = (0..pairs.len().div_ceil(run)).flat_map(|_| {
+                    let first = random.below(pairs.len());
+                    (first..first + run).map(|at| at % pairs.len())
+                });
+                ratio(runs.map(|at| &pairs[at]).fold((0.0, 0.0), add))
+            })
             .collect();
         resampled.sort_by(f64::total_cmp);
         let ratios: Vec<f64> = pairs.iter().copied().map(ratio).collect();
@@ -110,9 +126,33 @@ impl SumRatio {
             upper: resampled[RESAMPLES - 1 - RESAMPLES / 20],
         })
     }
+}
 
-    /// How far the ratio of a thing to itself is from 1, as far as this one tells: the noise floor of an A/A run.
-    pub fn noise(self) -> f64 {
+/// Between which bounds a ratio of sums is, of two things that were made anew after half of their samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// The least of the bootstrap's lower bound and of either half's ratio of sums.
+    pub lower: f64,
+    /// The greatest of its upper bound and of these.
+    pub upper: f64,
+}
+
+impl Bounds {
+    /// By the samples of both, of which the first `half` are the one half, the rest the other; `None` without any.
+    pub fn of(a: &[f64], b: &[f64], half: usize) -> Option<Self> {
+        let whole = SumRatio::of(a, b)?;
+        let half = half.min(a.len()).min(b.len());
+        let halves = [SumRatio::of(&a[..half], &b[..half]), SumRatio::of(&a[half..], &b[half..])];
+        let halves = halves.into_iter().flatten().map(|ratio| ratio.sums);
+        let (lower, upper) = (whole.lower, whole.upper);
+        Some(halves.fold(Self { lower, upper }, |all, ratio| Self {
+            lower: all.lower.min(ratio),
+            upper: all.upper.max(ratio),
+        }))
+    }
+
+    /// Of a thing to itself (A/A): how far from 1 a ratio may be for no reason.
+    pub fn noise_floor(self) -> f64 {
         (self.upper - 1.0).max(1.0 - self.lower)
     }
 }
@@ -137,26 +177,37 @@ impl Random {
 /// Watches the core's clock: the TSC does not slow down with it.
 #[derive(Debug)]
 pub struct ClockCheck {
-    fastest: u64,
+    /// Ticks of the loop, the oldest first.
+    recent: VecDeque<u64>,
 }
 
 impl ClockCheck {
     /// Measures the loop a few times.
     pub fn new() -> Self {
-        let fastest = (0..50).map(|_| dependent_loop()).min().unwrap_or(1);
-        Self { fastest }
+        Self { recent: (0..CLOCK_SAMPLES).map(|_| clock_sample()).collect() }
     }
 
-    /// Whether the core runs as fast as it did at its fastest, within 5 %.
+    /// Whether the core runs as fast as it usually did of late, within 5 %.
     pub fn holds(&mut self) -> bool {
-        let now = dependent_loop();
-        self.fastest = self.fastest.min(now);
-        now as f64 <= self.fastest as f64 * (1.0 + CLOCK_TOLERANCE)
+        self.note(clock_sample())
+    }
+
+    /// The median moves on with what is noted: neither a sample that was faster by accident nor a clock that has changed
+    /// for good rejects everything that comes after.
+    fn note(&mut self, ticks: u64) -> bool {
+        let off = ticks as f64 / self.usual() - 1.0;
+        self.recent.pop_front();
+        self.recent.push_back(ticks);
+        off.abs() <= CLOCK_TOLERANCE
+    }
+
+    fn usual(&self) -> f64 {
+        Spread::of(&self.recent.iter().map(|&ticks| ticks as f64).collect::<Vec<_>>()).median
     }
 
     /// Core cycles a TSC tick: a multiplication that depends on the one before takes three.
     pub fn core_cycles_per_tick(&self) -> f64 {
-        3.0 * CLOCK_LOOP as f64 / self.fastest as f64
+        3.0 * CLOCK_LOOP as f64 / self.usual()
     }
 }
 
@@ -164,6 +215,10 @@ impl Default for ClockCheck {
     fn default() -> Self {
         Self::new()
     }
+}
+
+fn clock_sample() -> u64 {
+    (0..CLOCK_LOOPS).map(|_| dependent_loop()).min().unwrap_or(1)
 }
 
 fn dependent_loop() -> u64 {
@@ -205,7 +260,43 @@ mod tests {
         assert!((ratio.sums - 1.0 / 1.1).abs() < 1e-9, "{ratio:?}");
         assert!(ratio.lower < ratio.sums && ratio.sums < ratio.upper && ratio.upper < 1.0, "{ratio:?}");
         let same = SumRatio::of(&steady, &steady).unwrap();
-        assert_eq!((same.sums, same.noise()), (1.0, 0.0));
-        assert!(ratio.noise() > 0.09 && SumRatio::of(&[], &[]).is_none());
+        assert_eq!((same.sums, same.lower, same.upper), (1.0, 1.0, 1.0));
+        assert!(SumRatio::of(&[], &[]).is_none());
+    }
+
+    #[test]
+    fn what_lasts_for_several_samples_makes_a_wider_interval() {
+        // As many dear samples, scattered and in a row.
+        let width = |dear: fn(usize) -> bool| {
+            let samples: Vec<f64> = (0..100).map(|i| if dear(i) { 20.0 } else { 10.0 }).collect();
+            let ratio = SumRatio::of(&samples, &[10.0; 100]).unwrap();
+            ratio.upper - ratio.lower
+        };
+        let (scattered, in_a_row) = (width(|i| i % 5 == 0), width(|i| i >= 80));
+        assert!(in_a_row > 1.5 * scattered, "{in_a_row} {scattered}");
+    }
+
+    #[test]
+    fn the_noise_floor_spans_both_halves() {
+        let (a, mut b) = ([10.0; 20], [10.0; 20]);
+        let floor = |b: &[f64]| Bounds::of(&a, b, 10).unwrap();
+        assert_eq!((floor(&b), floor(&b).noise_floor()), (Bounds { lower: 1.0, upper: 1.0 }, 0.0));
+        // Made anew, one of them is 10 % dearer, before that 10 % cheaper: all together they are the same.
+        b[..10].fill(9.0);
+        b[10..].fill(11.0);
+        let floor = floor(&b);
+        assert_eq!((floor.lower, floor.upper), (10.0 / 11.0, 10.0 / 9.0));
+        assert!((floor.noise_floor() - 1.0 / 9.0).abs() < 1e-9);
+        assert_eq!(Bounds::of(&[], &[], 3), None);
+    }
+
+    #[test]
+    fn one_fast_sample_rejects_no_later_one_and_a_new_clock_becomes_usual() {
+        let mut clock = ClockCheck { recent: VecDeque::from([1000; CLOCK_SAMPLES]) };
+        assert!(clock.note(1040) && !clock.note(1060) && !clock.note(900));
+        assert!((0..100).all(|_| clock.note(1000)));
+        let off = (0..CLOCK_SAMPLES).filter(|_| !clock.note(1200)).count();
+        assert_eq!(off, CLOCK_SAMPLES / 2 + 1);
+        assert!(clock.note(1200) && !clock.note(1000));
     }
 }

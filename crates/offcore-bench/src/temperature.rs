@@ -32,7 +32,8 @@ impl Temperature {
         match self {
             Self::Hot => 32,
             Self::Remote => 256,
-            Self::Cold => (256 << 20) / BUFFER,
+            // So many at a time are whole pages.
+            Self::Cold => (256_usize << 20).div_ceil(STRIDE).next_multiple_of(64),
         }
     }
 
@@ -59,8 +60,11 @@ impl Temperature {
     }
 }
 
-/// Bytes between two guest buffers.
+/// Bytes of a guest buffer.
 pub const BUFFER: usize = 2048;
+/// Bytes between the beginnings of two: as many lines as a DPDK packet buffer has, an odd number, so that packets do not
+/// crowd the same sets of a cache.
+pub const STRIDE: usize = 37 * 64;
 
 impl fmt::Display for Temperature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

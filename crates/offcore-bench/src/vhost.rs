@@ -12,7 +12,7 @@ use anyhow::Context;
 use anyhow::Result;
 use offcore_mem::Hugepages;
 
-use crate::alternate::Schedule;
+use crate::alternate::{FEWEST, Schedule};
 use crate::copier::Setup;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed, page_name};
@@ -106,7 +106,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
     let need = Need { peer_mib: Peers::mib(options), ..Need::of(options.route, &options.temperatures) };
-    let memory = RunMemory::new(need, options.hugepages)?;
+    let mut memory = RunMemory::new(need, options.hugepages)?;
     let peers = Peers::open(options, memory.hugepages)?;
     let mut clock = ClockCheck::new();
     let workloads = options.workloads();
@@ -116,19 +116,26 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         let mut noise = None;
         for &kind in &kinds {
             progress.say(&format!("{workload}, {kind}"));
-            let mut cell = Cell::new(kind, options, &peers, &Testbed::new(&memory, workload)?)?;
-            let cold = workload.temperature == Temperature::Cold;
-            let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
-            let schedule = Schedule { blocks, bursts: options.bursts, limit: options.patience };
-            cell.variants.measure(schedule, &other, &mut clock, progress)?;
-            progress.steps(options.blocks - blocks);
+            let mut anew = || {
+                memory.renew(workload)?;
+                Testbed::new(&memory, workload)
+            };
+            let mut cell = Cell::new(kind, options, &peers, &anew()?)?;
+            let schedule = schedule(options, workload).part_of(kind.parts());
+            for part in 0..kind.parts() {
+                if part > 0 {
+                    cell.renew(&peers, &anew()?)?;
+                }
+                cell.variants.measure(schedule, &other, &mut clock, progress)?;
+            }
+            progress.steps(options.blocks.saturating_sub(schedule.blocks * kind.parts()));
             if kind == Kind::Noise {
                 noise = cell.variants.noise();
                 continue;
             }
             let breakdown = (options.breakdown && kind == Kind::Modes).then_some(&other);
             for mut row in cell.rows(workload, breakdown)? {
-                row.noise_floor = noise;
+                row.set_noise(noise);
                 row.bursts_per_turn = Some(options.bursts);
                 row.pages = Some(page_name(memory.page_size()));
                 emit(row);
@@ -137,6 +144,13 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     }
     progress.end();
     Ok(())
+}
+
+/// How long a cell is measured.
+fn schedule(options: &Options, workload: &Workload) -> Schedule {
+    let cold = workload.temperature == Temperature::Cold;
+    let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
+    Schedule { blocks, bursts: options.bursts, limit: options.patience, fewest: FEWEST }
 }
 
 /// What a peer needs once per process.

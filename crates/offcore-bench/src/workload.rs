@@ -102,7 +102,7 @@ impl fmt::Display for Route {
 /// How a guest uses its virtqueues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GuestKind {
-    /// One descriptor a packet, nothing left to the device, as DPDK's virtio PMD does.
+    /// One descriptor a packet, nothing left to the device, as DPDK's virtio driver does, but for its IN_ORDER.
     #[default]
     Simple,
     /// As Linux does: event index, checksums left to the device, and packets of more than 128 bytes sent in two pieces,

@@ -254,7 +254,7 @@ fn every_ring_echoes_every_byte() {
     let on_huge = config().pages == Pages::Huge;
     assert_eq!(dpdk.page_size() > 4096, on_huge, "pages of {} bytes", dpdk.page_size());
     for (packed, mergeable) in [(false, true), (false, false), (true, true)] {
-        let offer = Offer { packed, mergeable };
+        let offer = Offer { packed, mergeable, ..Offer::default() };
         let port = dpdk.register(&scratch.socket(), &offer).unwrap();
         // The front end could do both: what is negotiated is the offer's doing.
         let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=1,mrg_rxbuf=1", 2);

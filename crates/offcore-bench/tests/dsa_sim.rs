@@ -284,13 +284,17 @@ fn without_recovery_it_is_noticed() {
     assert!(error.starts_with("packet"), "{error}");
 }
 
+/// A late copy must land in memory that is in use again, between the moments at which a packet is copied there and looked
+/// at. Most runs have one; how late that is takes another clock than what counts as lost, so there are several kinds of run.
 #[test]
 fn without_the_quarantine_it_is_noticed() {
-    // Late by far more than what counts as lost: they land in memory that is in use again.
-    let options = "profile=vhost,seed=7,fault=late:0.01:20000";
-    let mut looped = Loop::new(options, &["wq0.0", "wq0.1"], &[1518]);
-    looped.mover.switch_off_quarantine();
-    let error = looped.run(300_000).unwrap_err();
+    let noticed = (0..32).find_map(|seed| {
+        let options = format!("profile=vhost,seed={seed},fault=late:0.01:{}", 5000 << (seed % 4));
+        let mut looped = Loop::new(&options, &["wq0.0", "wq0.1"], &[1518]);
+        looped.mover.switch_off_quarantine();
+        looped.run(300_000).err()
+    });
+    let error = noticed.unwrap();
     assert!(error.starts_with("packet"), "{error}");
 }
 

@@ -171,7 +171,7 @@ fn here(rows: &[Row], options: &Options) -> String {
     text += &columns(&cells, "rlrrrlrrl");
     text += "core ns: what a packet costs a core, measured here with a burst of 32 (portal stores are the simulator's);\n\
              device ns: what a copy takes of a busy device, by the model; from-to: four fifths of what was measured,\n\
-             and 15 % either way for the device; auto: the better of the two, at least 97 % of it.\n";
+             and 15 % either way for the device; auto: 95 % of the better of the two, 89 % at least.\n";
     text
 }
 

@@ -32,6 +32,7 @@ use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
 use super::paired::{BackEnd, Load, Window};
 use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
+use crate::temperature::STRIDE;
 use crate::workload::Ring;
 
 /// Descriptors of each virtqueue, and buffers of each direction: virtio's usual size.
@@ -45,9 +46,6 @@ const CONTENT_EVERY: u32 = 64;
 /// Packets that are checked byte by byte before anything is timed.
 const ALL_CHECKED: u64 = 4096;
 
-/// Bytes between two buffers: as many lines as a DPDK packet buffer has, an odd number, so that frames do not crowd the
-/// same sets of a cache.
-const STRIDE: usize = 37 * prefetch::LINE;
 /// Where a frame begins in its buffer, as in a packet buffer; the virtio-net header is before it.
 const FRAME: usize = HEADROOM;
 /// Where the sequence number is in a frame.

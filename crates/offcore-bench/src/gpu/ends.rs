@@ -267,7 +267,7 @@ impl Verifier {
                 let by = (self.pool, self.known.work.as_deref());
                 every_one(&check, by, done.packets, done.results, self.next, &mut self.scratch)
             } else {
-                sampled(&check, done.packets, done.results, self.next, &mut self.scratch)
+                sampled(&check, done.packets, done.results, (self.next, self.first), &mut self.scratch)
             };
             match checked {
                 Ok(verified) => self.seen.verified += verified,
@@ -377,7 +377,7 @@ fn sampled(
     check: &Check<'_>,
     packets: &[Packet],
     results: &[u32],
-    first: u64,
+    (first, windows_first): (u64, u64),
     scratch: &mut Vec<u8>,
 ) -> Result<u64> {
     let fetch = |packet: &Packet| prefetch::read(packet.data().as_ptr());
@@ -388,8 +388,9 @@ fn sampled(
             fetch(packet);
         }
         check.head(packet, number, Some(*result))?;
-        // Another place in the burst every time.
-        if (number + number / SAMPLED).is_multiple_of(SAMPLED) {
+        // A window's first one, and another place in the burst every time.
+        let of_window = number - windows_first;
+        if (of_window + of_window / SAMPLED).is_multiple_of(SAMPLED) {
             check.content(packet, number, scratch)?;
             verified += 1;
         }

@@ -32,15 +32,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use offcore_vhost::features::{NET_HOST_TSO4, NET_HOST_TSO6, NET_MRG_RXBUF, RING_PACKED};
 
 use super::about;
 use packets::Pool;
 pub use packets::{Burst, Prepared, SEQUENCE_OFFSET};
-
-/// Feature bit `VIRTIO_NET_F_MRG_RXBUF` (virtio 1.2, 5.1.3).
-const MRG_RXBUF: u64 = 1 << 15;
-/// Feature bit `VIRTIO_F_RING_PACKED` (virtio 1.2, 6).
-const RING_PACKED: u64 = 1 << 34;
 
 /// What a ring, a burst and the data thread's cache can hold between them.
 const MIN_MBUFS: u32 = 1024;
@@ -73,19 +69,21 @@ pub struct DpdkConfig {
     pub mbufs: u32,
 }
 
-/// Features that a socket offers or not; all others are librte_vhost's defaults, without TSO.
+/// Features that a socket offers or not; all others are librte_vhost's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// `VIRTIO_F_RING_PACKED`; without it the ring is split.
     pub packed: bool,
     /// `VIRTIO_NET_F_MRG_RXBUF`.
     pub mergeable: bool,
+    /// `VIRTIO_NET_F_HOST_TSO4` and `VIRTIO_NET_F_HOST_TSO6`: net_vhost's argument `tso`.
+    pub tso: bool,
 }
 
 impl Default for Offer {
-    /// Split ring, mergeable buffers.
+    /// As net_vhost: split ring, mergeable buffers, no TSO from the guest.
     fn default() -> Self {
-        Self { packed: false, mergeable: true }
+        Self { packed: false, mergeable: true, tso: false }
     }
 }
 
@@ -135,13 +133,12 @@ impl DpdkLib {
     /// # Errors
     /// When something exists at `path`, or it is too long for a socket, or there are too many ports.
     pub fn register(&self, path: &Path, offer: &Offer) -> Result<Port> {
-        let mut disabled = 0;
-        if !offer.packed {
-            disabled |= RING_PACKED;
-        }
-        if !offer.mergeable {
-            disabled |= MRG_RXBUF;
-        }
+        let optional = [
+            (offer.packed, RING_PACKED),
+            (offer.mergeable, NET_MRG_RXBUF),
+            (offer.tso, NET_HOST_TSO4 | NET_HOST_TSO6),
+        ];
+        let disabled = optional.iter().filter(|(offered, _)| !offered).fold(0, |all, (_, bits)| all | bits);
         let name = CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: EAL is up and `name` is a C string.
         let rc = unsafe { ffi::peer_register(name.as_ptr(), disabled) };

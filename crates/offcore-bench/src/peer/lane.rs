@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use offcore_ring::Layout;
 use offcore_stats::tsc;
+use offcore_vhost::features::{NET_HOST_TSO4, NET_HOST_TSO6, VERSION_1, VHOST_USER_PROTOCOL_FEATURES};
 use offcore_vhost::{FrontEnd, FrontEndConfig};
 
 use super::about::{AboutPeer, feature_names};
@@ -52,14 +53,19 @@ impl Side {
         let place = guest.ring_place(slot);
         let name = format!("offcore-bench-{}-{:x}.sock", std::process::id(), place.address);
         let path = std::env::temp_dir().join(name);
-        let port = dpdk.register(&path, &Offer { packed: ring == Ring::Packed, ..Offer::default() })?;
+        let tso = workload.features() & (NET_HOST_TSO4 | NET_HOST_TSO6) != 0;
+        let port = dpdk.register(&path, &Offer { packed: ring == Ring::Packed, tso, ..Offer::default() })?;
         let config =
             FrontEndConfig { queue_size: RING, features: workload.features(), ..FrontEndConfig::new(&path) };
         let front_end = FrontEnd::connect_with(&config, &[guest.shared()], Some(place))
             .context("connecting to librte_vhost")?;
+        let agreed = front_end.features();
+        // What ours has: see `Lane`.
+        let differs = (agreed ^ workload.features()) & !(VERSION_1 | VHOST_USER_PROTOCOL_FEATURES);
         ensure!(
-            front_end.features() & Ring::Packed.features() == ring.features(),
-            "librte_vhost does not agree to {ring} virtqueues"
+            differs == 0,
+            "librte_vhost has agreed to other features than ours, and is not to be compared with it: {} is not the same",
+            feature_names(differs)
         );
         let rings = match front_end.queues() {
             [rx, tx] => [rx.layout(), tx.layout()],

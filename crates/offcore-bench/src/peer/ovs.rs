@@ -14,6 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use offcore_stats::lcore;
 use rustix::process::Signal;
 
 use super::machine::find_program;
@@ -68,11 +69,15 @@ impl Ovs {
         wait_until("the database's socket", || Ok(dir.file("db").exists()))?;
 
         let extra = format!("--no-pci --no-telemetry --single-file-segments --socket-mem {MEMORY_MIB}");
-        let mask = 1u128.checked_shl(u32::try_from(core)?).context("Open vSwitch's masks have 128 cores")?;
+        // Its main thread, which wakes up now and then, on another core: on the PMD thread's it would be measured.
+        let main = lcore::available()?.into_iter().find(|&other| other != core).unwrap_or(core);
+        let mask = |core: usize| -> Result<u128> {
+            1u128.checked_shl(u32::try_from(core)?).context("Open vSwitch's masks have 128 cores")
+        };
         let settings = [
             "dpdk-init=true".into(),
-            format!("pmd-cpu-mask={mask:#x}"),
-            format!("dpdk-lcore-mask={mask:#x}"),
+            format!("pmd-cpu-mask={:#x}", mask(core)?),
+            format!("dpdk-lcore-mask={:#x}", mask(main)?),
             format!("dpdk-extra=\"{extra} --file-prefix={}\"", unique_name()),
         ];
         let mut configure = vsctl(&dir);

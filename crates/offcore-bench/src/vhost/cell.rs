@@ -14,6 +14,7 @@ use super::{Options, PUBLISHED, Peers};
 use crate::alternate::{Against, Alternating, Blocks, Cost, Subject, mean};
 use crate::copier::{Copier, Setup};
 use crate::core_cost::{BURST, Lane};
+use crate::guest::Seen;
 use crate::lockstep::OtherCore;
 use crate::memory::Testbed;
 use crate::peer::about::{AboutPeer, feature_names};
@@ -47,6 +48,14 @@ impl Kind {
             (Self::Modes, modes),
         ];
         wanted.into_iter().filter_map(|(kind, wanted)| wanted.then_some(kind)).collect()
+    }
+
+    /// Parts in which the cell is measured.
+    pub(super) fn parts(self) -> usize {
+        match self {
+            Self::Noise | Self::Peer => 2,
+            Self::Modes => 1,
+        }
     }
 
     /// Our variants.
@@ -89,12 +98,36 @@ pub(super) enum Variant {
 }
 
 impl Variant {
+    /// Ours, with nothing beside it.
+    fn ours(setup: Setup, bed: &Testbed) -> Result<Self> {
+        let lane = Lane::new(bed, (setup.mode, setup.open()?))?;
+        Ok(Self::Ours { setup, background: false, lane: Box::new(lane) })
+    }
+
+    /// Of ours, the mode and the engine.
+    fn setup(&self) -> Option<Setup> {
+        match self {
+            Self::Ours { setup, .. } => Some(*setup),
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(_) => None,
+        }
+    }
+
     /// What it is called when it is not ours.
     fn peer_name(&self) -> Option<&'static str> {
         match self {
             Self::Ours { .. } => None,
             #[cfg(feature = "dpdk")]
             Self::DpdkLib(_) => Some("dpdk-lib"),
+        }
+    }
+
+    /// What the guests have seen.
+    fn seen(&self) -> Seen {
+        match self {
+            Self::Ours { lane, .. } => lane.seen(),
+            #[cfg(feature = "dpdk")]
+            Self::DpdkLib(lane) => lane.seen(),
         }
     }
 
@@ -133,6 +166,8 @@ impl Subject for Variant {
 /// A cell.
 pub(super) struct Cell {
     pub(super) variants: Alternating<Variant>,
+    /// What the guests of each saw before it was made anew.
+    earlier: Vec<Seen>,
 }
 
 impl Cell {
@@ -140,17 +175,29 @@ impl Cell {
     pub(super) fn new(kind: Kind, options: &Options, peers: &Peers, bed: &Testbed) -> Result<Self> {
         let mut variants = Alternating::new();
         for setup in kind.setups(options) {
-            let open = || Lane::new(bed, (setup.mode, setup.open()?));
-            variants.add(Variant::Ours { setup, background: false, lane: Box::new(open()?) });
+            variants.add(Variant::ours(setup, bed)?);
             if kind == Kind::Modes && options.background && setup == Setup::CPU {
-                let lane = Box::new(open()?.with_background());
-                variants.add(Variant::Ours { setup, background: true, lane });
+                let lane = Lane::new(bed, (setup.mode, setup.open()?))?.with_background();
+                variants.add(Variant::Ours { setup, background: true, lane: Box::new(lane) });
             }
         }
         if kind == Kind::Peer {
             variants.add(peers.lane(bed)?);
         }
-        Ok(Self { variants })
+        let earlier = variants.iter().map(|_| Seen::default()).collect();
+        Ok(Self { variants, earlier })
+    }
+
+    /// Makes all variants anew, in another testbed and in the other order, so that each gets another's place.
+    pub(super) fn renew(&mut self, peers: &Peers, bed: &Testbed) -> Result<()> {
+        for (variant, seen) in self.variants.renew().zip(&mut self.earlier).rev() {
+            *seen += variant.seen();
+            *variant = match variant.setup() {
+                Some(setup) => Variant::ours(setup, bed)?,
+                None => peers.lane(bed)?,
+            };
+        }
+        Ok(())
     }
 
     fn blocks(&self, mode: Mode, copier: Copier) -> Option<&Blocks> {
@@ -194,7 +241,7 @@ impl Cell {
             row.peer_median = Some(crate::sample::Spread::of(&theirs.core).median);
             row.peer_ratio = ratio.map(|ratio| ratio.sums);
             row.peer_ratio_median = ratio.map(|ratio| ratio.median);
-            row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
+            row.peer_ratio_lower = self.variants.bounds(theirs, blocks).map(|bounds| bounds.lower);
             row.peer_both_ratio = SumRatio::of(&theirs.both(), &blocks.both()).map(|ratio| ratio.sums);
         }
         row
@@ -209,7 +256,10 @@ impl Cell {
         let about_peer = self.about_peer()?;
         let (names, steadiness) = (names.join(", "), self.variants.steadiness());
         let mut rows = Vec::new();
-        for ((variant, blocks), ratios) in self.variants.iter_mut().zip(ratios) {
+        for (((variant, blocks), ratios), mut seen) in
+            self.variants.iter_mut().zip(ratios).zip(self.earlier.iter().copied())
+        {
+            seen += variant.seen();
             let &Workload { ring, temperature, frame, guest, .. } = workload;
             let mut row = Row {
                 bench: "vhost",
@@ -232,6 +282,8 @@ impl Cell {
             row.guest_ns_per_packet = mean(&blocks.guest).map(tsc_ns);
             row.both_ns_per_packet = mean(&blocks.both()).map(tsc_ns);
             variant.enter(&mut row, workload)?;
+            (row.received, row.verified, row.lost) =
+                (seen.received, seen.verified, seen.sent - seen.received);
             if let (Variant::Ours { lane, .. }, Some(other)) = (variant, breakdown) {
                 let [switching, virtqueue, copy] = lane.breakdown(other, BREAKDOWN)?;
                 (row.share_switching, row.share_virtqueue) = (Some(switching), Some(virtqueue));
@@ -244,9 +296,9 @@ impl Cell {
 }
 
 impl Variant {
-    /// Tells `row` who it is and what it has seen.
+    /// Tells `row` who it is.
     fn enter(&mut self, row: &mut Row, workload: &Workload) -> Result<()> {
-        let seen = match self {
+        match self {
             Self::Ours { setup: Setup { mode, copier }, background, lane } => {
                 let idle = *mode == Mode::Cpu && *copier != Copier::Core;
                 let copier = if idle { Copier::Core } else { *copier };
@@ -268,19 +320,16 @@ impl Variant {
                     row.set_engine(ns, lane.copies());
                 }
                 row.features = Some(feature_names(workload.features()));
-                lane.seen()
             }
             #[cfg(feature = "dpdk")]
             Self::DpdkLib(lane) => {
                 (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
                 row.features = Some(feature_names(lane.features()));
-                lane.seen()
             }
-        };
+        }
         if let Self::Ours { setup: Setup { mode: Mode::Cpu, copier }, .. } = self {
             row.idle_channel = (*copier != Copier::Core).then(|| copier.name());
         }
-        (row.received, row.verified, row.lost) = (seen.received, seen.verified, seen.sent - seen.received);
         Ok(())
     }
 }

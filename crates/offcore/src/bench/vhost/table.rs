@@ -8,7 +8,7 @@ use crate::report::columns;
 
 /// All rows, for people.
 pub(super) fn table(rows: &[Row]) -> String {
-    const HEADS: [&str; 23] = [
+    const HEADS: [&str; 24] = [
         "case",
         "ring",
         "data",
@@ -17,6 +17,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         "engine",
         "cycles",
         "min-max",
+        "blocks",
         "ns",
         "guest",
         "Mpps",
@@ -38,7 +39,8 @@ pub(super) fn table(rows: &[Row]) -> String {
     let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
     cells.extend(rows.iter().filter(|row| !latency_table::is_latency(row)).map(|row| {
         let over_cpu = row.offload_over_cpu.or(row.idle_channel_over_cpu);
-        let ratio = over_cpu.or(row.auto_over_better).or(row.peer_ratio);
+        let over_best = row.auto_over_better.or(row.auto_over_oracle);
+        let ratio = over_cpu.or(over_best).or(row.peer_ratio);
         [
             match row.work_ns {
                 0 => row.case.clone(),
@@ -54,6 +56,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             engine_name(row),
             format!("{:.0}{}", row.cycles_per_packet, if row.unsteady > 0 { "!" } else { "" }),
             format!("{:.0}-{:.0}", row.min, row.max),
+            format!("{}/{}", row.runs, row.runs + row.rejected),
             format!("{:.1}", row.ns_per_packet),
             or_dash(row.guest_ns_per_packet.map(|ns| format!("{ns:.0}"))),
             format!("{:.2}", row.mpps),
@@ -61,8 +64,11 @@ pub(super) fn table(rows: &[Row]) -> String {
             or_dash(row.bound.or(row.fe_bound.unwrap_or_default().then_some("front end")).map(String::from)),
             or_dash(row.copied_bytes_per_packet.map(|bytes| format!("{bytes:.0}"))),
             times(over_cpu),
-            times(row.auto_over_better.or(row.auto_over_oracle)),
-            times(row.peer_ratio),
+            times(over_best),
+            match row.peer_ratio_lower {
+                Some(lower) => format!("{} >{lower:.2}", times(row.peer_ratio)),
+                None => times(row.peer_ratio),
+            },
             times(row.peer_both_ratio),
             or_dash(ratio.and(row.noise_floor).map(|share| format!("{:.1} %", share * 100.0))),
             or_dash(row.published.map(|mpps| format!("{mpps:.2}"))),
@@ -75,13 +81,15 @@ pub(super) fn table(rows: &[Row]) -> String {
     if cells.len() == 1 {
         return latencies;
     }
-    let mut text = columns(&cells, "lllrllrrrrrrlrrrrrrrllr");
-    text += "cycles, ns, Mpps: what a packet costs the core alone, the median; guest: nanoseconds of the guests' core for it;\n\
-             reaches: Mpps of core and engine together; copied: bytes that core and engine copied for a packet; +copier:\n\
-             another one on the other core beside; idle: with an engine's channel that nothing is given to;\n\
+    let mut text = columns(&cells, "lllrllrrrrrrrlrrrrrrrllr");
+    text += "cycles, ns, Mpps: what a packet costs the core alone, the median; blocks: those that count, of those that were\n\
+             measured; guest: nanoseconds of the guests' core for a packet; reaches: Mpps of core and engine together;\n\
+             copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
+             idle: with an engine's channel that nothing is given to;\n\
              over cpu: its speed over that of cpu; auto: over that of the better of cpu and offload, all that it spent on\n\
-             learning included, in case flip over that of who knows; peer: ours over that of --peer; with guest: the same of core and guest together; all of\n\
-             them ratios of sums of what alternated. noise: how far from 1 such a ratio is between two that are the same;\n\
+             learning included, in case flip over that of who knows; peer: ours over that of --peer, and its lower bound at\n\
+             90 %; with guest: the same of core and guest together; all of them ratios of sums of what alternated, end to\n\
+             end medians. noise: how far from 1 the ratio of what two equal things cost the core was in this run;\n\
              guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with DSA where an engine copies; pages: of all memory,\n\
              or ours/the peer's packet buffers; routine: by which the core copied, out of the guest+into it; verified: of\n\
              the packets sent, those whose content and order were checked.\n";
@@ -286,15 +294,20 @@ mod tests {
         assert!(busy.contains(" front end "), "{busy}");
         let doubtful = Row {
             unsteady: 2,
+            runs: 7,
+            rejected: 2,
             core_cycles_per_tick: Some(1.7),
             pages: Some("2M"),
             about_peer: AboutPeer { peer_page_bytes: Some(4096), ..AboutPeer::default() },
             peer_ratio: Some(1.25),
+            peer_ratio_lower: Some(1.21),
             noise_floor: Some(0.015),
             ..row.clone()
         };
         let text = table(std::slice::from_ref(&doubtful));
-        for words in [" 80! ", "1.25x", "1.5 %", "2M/4K", "1.70 core cycles", "in 1 rows, marked !"] {
+        for words in
+            [" 80! ", " 7/9 ", "1.25x >1.21", "1.5 %", "2M/4K", "1.70 core cycles", "in 1 rows, marked !"]
+        {
             assert!(text.contains(words), "{words}: {text}");
         }
         let shares = [0.25, 0.15, 0.6].map(Some);
