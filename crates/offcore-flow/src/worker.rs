@@ -134,7 +134,6 @@ impl Worker {
     }
 
     /// One round over every stream; returns the packets received or generated.
-    #[inline]
     pub fn round(&mut self) -> usize {
         self.clock.begin();
         self.mover.poll(&mut self.clock);
@@ -270,7 +269,6 @@ struct Work<'a> {
 }
 
 impl Stream {
-    #[inline]
     fn round(&mut self, forward: Forward, work: u64, ctx: &mut Context<'_>) -> usize {
         let (packets, next) = self.in_one_copy(forward, ctx);
         self::work(work, packets, ctx);
@@ -286,7 +284,6 @@ impl Stream {
     }
 
     /// From a guest to a guest in one copy; how many packets have arrived, and what else is to be done.
-    #[inline]
     fn in_one_copy(&mut self, forward: Forward, ctx: &mut Context<'_>) -> (usize, Next) {
         let Self { rx, tx, addresses, one_copy, .. } = self;
         let Some(one_copy) = one_copy else { return (0, Next::Ordinary) };
@@ -302,7 +299,6 @@ impl Stream {
     }
 
     /// Through packet buffers; takes no new packets unless `take`.
-    #[inline]
     fn ordinary(&mut self, forward: Forward, work: u64, take: bool, ctx: &mut Context<'_>) -> usize {
         let mut burst = Burst::new();
         if take && forward != Forward::Txonly {

@@ -33,7 +33,9 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use args::{Cli, Command};
 use output::say;
@@ -94,18 +96,17 @@ fn usage(names: &[&str], text: &str) -> ExitCode {
 
 fn start_logging(verbose: u8) -> Result<(), String> {
     let filter = match (verbose, std::env::var("OFFCORE_LOG")) {
-        (0, Ok(text)) => EnvFilter::try_new(&text).map_err(|error| {
+        (0, Ok(text)) if !text.is_empty() => text.parse().map_err(|error| {
             format!("OFFCORE_LOG='{text}': {error}; expected a level, or levels by crate such as offcore_vhost=debug")
         })?,
-        (0, Err(_)) => EnvFilter::new("warn"),
-        (1, _) => EnvFilter::new("info"),
-        (2, _) => EnvFilter::new("debug"),
-        (_, _) => EnvFilter::new("trace"),
+        (0, _) => Targets::new().with_default(LevelFilter::WARN),
+        (1, _) => Targets::new().with_default(LevelFilter::INFO),
+        (2, _) => Targets::new().with_default(LevelFilter::DEBUG),
+        (_, _) => Targets::new().with_default(LevelFilter::TRACE),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry().with(lines).with(filter).init();
     Ok(())
 }
