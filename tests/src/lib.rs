@@ -43,7 +43,7 @@ pub use offcore_bench::peer::testpmd;
 pub use guest::{Guest, GuestConfig, Nic};
 pub use netns::Netns;
 pub use offcore::Offcore;
-pub use require::{Need, exclusive, require};
+pub use require::{Need, exclusive, one_core, require};
 pub use tempdir::TempDir;
 pub use testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig, VirtioUser};
 pub use wire::Wire;

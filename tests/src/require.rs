@@ -1,8 +1,9 @@
 //! What a test needs of the machine, and how it says that it cannot run without.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use offcore_bench::peer::machine::{find_program, free_hugepage_mib};
 use offcore_bench::peer::ovs;
@@ -131,31 +132,85 @@ pub struct Exclusive {
     _lock: File,
 }
 
-/// Waits until no other test, of this process or another, holds the cores, then holds them until the result is
-/// dropped. A test that keeps a core busy (a polling port, a testpmd) calls this first.
+/// Waits until no other test, of this process or another, holds a core, then holds both until the result is dropped. A
+/// test that keeps a core busy (a polling port, a testpmd) calls this first.
 ///
 /// Calling it a second time while the first result lives waits for ever.
 ///
 /// # Panics
 /// When the lock file in the temporary directory cannot be opened or locked.
 pub fn exclusive() -> Exclusive {
-    let path = std::env::temp_dir().join("offcore-tests.lock");
+    let path = both_cores();
     match lock(&path) {
         Ok(lock) => Exclusive { _lock: lock },
         Err(e) => panic!("cannot lock {}: {e}", path.display()),
     }
 }
 
+/// Held by a test that keeps one core busy. See [`one_core`].
+#[derive(Debug)]
+#[must_use = "the core is given back when this is dropped"]
+pub struct OneCore {
+    number: usize,
+    _one: File,
+    _not_both: File,
+}
+
+impl OneCore {
+    /// The core's number, 0 or 1: what keeps it busy is pinned to it.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+}
+
+/// Waits for one of the two cores and holds it until the result is dropped. A test calls this first that keeps one core
+/// busy (with a guest), and on the other has no more than workers that sleep when they have nothing to do.
+///
+/// # Panics
+/// When a lock file in the temporary directory cannot be opened or locked.
+pub fn one_core() -> OneCore {
+    let hold = || -> io::Result<OneCore> {
+        let not_both = open(&both_cores())?;
+        uninterrupted(|| not_both.lock_shared())?;
+        let cores = [0, 1].map(|core| std::env::temp_dir().join(format!("offcore-tests.core{core}.lock")));
+        let cores = [open(&cores[0])?, open(&cores[1])?];
+        loop {
+            for (number, core) in cores.iter().enumerate() {
+                match core.try_lock() {
+                    Ok(()) => return Ok(OneCore { number, _one: core.try_clone()?, _not_both: not_both }),
+                    Err(TryLockError::WouldBlock) => {}
+                    Err(TryLockError::Error(e)) => return Err(e),
+                }
+            }
+            // Nobody can wait for either of two locks.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    hold().unwrap_or_else(|e| panic!("cannot lock a core in {}: {e}", std::env::temp_dir().display()))
+}
+
+fn both_cores() -> PathBuf {
+    std::env::temp_dir().join("offcore-tests.lock")
+}
+
 /// Waits until nobody else, in this process or another, holds the file's lock, and holds it until the result is
 /// dropped. The file is made where it is not there.
 pub(crate) fn lock(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    uninterrupted(|| file.lock())?;
+    Ok(file)
+}
+
+fn open(path: &Path) -> io::Result<File> {
     // Another user's file in a sticky directory can be opened, but not with O_CREAT.
-    let file = File::open(path).or_else(|_| File::options().append(true).create(true).open(path))?;
+    File::open(path).or_else(|_| File::options().append(true).create(true).open(path))
+}
+
+fn uninterrupted(mut wait: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     loop {
-        match file.lock() {
-            Ok(()) => return Ok(file),
+        match wait() {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            outcome => return outcome,
         }
     }
 }
@@ -165,7 +220,6 @@ mod tests {
     use super::*;
     use std::process::Command;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Duration;
 
     #[test]
     fn what_is_there_is_found() {
@@ -228,5 +282,30 @@ mod tests {
         let try_lock = || Command::new("flock").args(["-n"]).arg(&lock).arg("true").status().unwrap();
         assert_eq!(try_lock().code(), Some(1));
         drop(held);
+    }
+
+    #[test]
+    fn two_hold_a_core_each() {
+        static HOLDERS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+        let hold = || {
+            let core = one_core();
+            assert_eq!(HOLDERS[core.number()].fetch_add(1, Ordering::SeqCst), 0, "two on one core");
+            std::thread::sleep(Duration::from_millis(20));
+            HOLDERS[core.number()].fetch_sub(1, Ordering::SeqCst);
+        };
+        let hold_both = || {
+            let _cores = exclusive();
+            assert_eq!(
+                HOLDERS.each_ref().map(|held| held.load(Ordering::SeqCst)),
+                [0, 0],
+                "one of both is held"
+            );
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(hold);
+                scope.spawn(hold_both);
+            }
+        });
     }
 }

@@ -12,6 +12,9 @@ use crate::{counts, kernels, lint, setup};
 /// The directory of the end-to-end tests, which run after everything else.
 const PEER_TESTS: &str = "tests/";
 
+/// End-to-end tests at a time: most of them wait for a core or for both.
+const PEER_THREADS: &str = "6";
+
 /// Executables of other tests that run side by side: most of them wait more than they work.
 const JOBS: usize = 2;
 
@@ -83,7 +86,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     let built = steps.build("build", cargo(&test).args(no_run).args(features));
     let (peers, ours): (Vec<_>, Vec<_>) =
         built.into_iter().partition(|built| built.name.starts_with(PEER_TESTS));
-    let programs = |executables: Vec<Executable>| {
+    let programs = |executables: Vec<Executable>| -> Vec<(String, Command)> {
         let program = |executable: Executable| {
             let mut command = executable.command();
             command.envs(full.then_some(("OFFCORE_FULL", "1")));
@@ -100,11 +103,16 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     steps.tests("tests with debug assertions", cargo(&["test", "--no-fail-fast"]).args(small));
     steps.tests(
         "loom models",
-        cargo(&["test", "--release", "--package=offcore-ring", "--lib", "loom"])
+        // What optimising loom itself would take is more than its models do.
+        cargo(&["test", "--package=offcore-ring", "--lib", "loom"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", project.target.join("loom")),
     );
-    steps.programs("end to end", programs(peers), 1);
+    let mut peers = programs(peers);
+    for (_, command) in &mut peers {
+        command.env("RUST_TEST_THREADS", PEER_THREADS);
+    }
+    steps.programs("end to end", peers, 1);
     if full {
         fuzz(project, steps);
     }

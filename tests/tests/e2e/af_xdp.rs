@@ -11,9 +11,9 @@ mod refusals;
 use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, Netns, Offcore, exclusive, require};
+use peers::{Need, Netns, Offcore, exclusive, one_core, require};
 
-use crate::switch::{self, Copies, Report, arguments, full, wait_for_status};
+use crate::switch::{self, Copies, Report, arguments_on, full, wait_for_status};
 
 const CLIENT: &str = "10.77.0.1";
 const SERVER: &str = "10.77.0.2";
@@ -25,15 +25,18 @@ struct Net {
     client: Netns,
     server: Netns,
     switch: Netns,
+    /// Those of the switch.
+    lcores: String,
     queues: u16,
     mtu: u16,
 }
 
 impl Net {
-    /// Interfaces with `queues` queues each and frames of `mtu` bytes of payload.
-    fn new(queues: u16, mtu: u16) -> Self {
+    /// Interfaces with `queues` queues each and frames of `mtu` bytes of payload, for a switch on these lcores.
+    fn new(lcores: impl ToString, queues: u16, mtu: u16) -> Self {
         let netns = || Netns::new().unwrap();
-        let net = Self { client: netns(), server: netns(), switch: netns(), queues, mtu };
+        let lcores = lcores.to_string();
+        let net = Self { client: netns(), server: netns(), switch: netns(), lcores, queues, mtu };
         net.connect_client();
         net.connect(&net.server, "vs", "p1", SERVER);
         net
@@ -61,11 +64,16 @@ impl Net {
     /// A switch between the two ports, each with these options; both links are up.
     fn start(&self, options: &str, more: &[&str]) -> Offcore {
         let ports = ["p0", "p1"].map(|name| format!("af_xdp:{name},queues={}{options}", self.queues));
-        let mut offcore = start_in(&self.switch, &ports.each_ref().map(String::as_str), more);
+        let mut offcore = self.start_with(&ports.each_ref().map(String::as_str), more);
         for (port, name) in ["p0", "p1"].into_iter().enumerate() {
             wait_for_status(&mut offcore, port, &format!("interface {name} is up"));
         }
         offcore
+    }
+
+    /// A switch with these ports.
+    fn start_with(&self, ports: &[&str], more: &[&str]) -> Offcore {
+        start_in(&self.switch, &self.lcores, ports, more)
     }
 
     /// Pings the server, `size` bytes of payload in one piece.
@@ -112,13 +120,9 @@ impl Net {
     }
 }
 
-/// Starts a switch in a namespace; `more` may say which lcores it has.
-fn start_in(netns: &Netns, ports: &[&str], more: &[&str]) -> Offcore {
-    let mut args = arguments(ports, Copies::Core, 1, more);
-    if more.contains(&"--lcores") {
-        let ours = args.iter().position(|arg| arg == "--lcores").unwrap();
-        args.drain(ours..ours + 2);
-    }
+/// Starts a switch in a namespace.
+fn start_in(netns: &Netns, lcores: &str, ports: &[&str], more: &[&str]) -> Offcore {
+    let args = arguments_on(lcores, ports, Copies::Core, 1, more);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     Offcore::start_in(netns, &args).unwrap()
 }
@@ -135,20 +139,19 @@ fn stop(offcore: Offcore, net: &Net) -> Report {
 }
 
 /// Both stacks reach each other through ports with these options, of which the status line says `expected`.
-fn stacks_talk(queues: u16, options: &str, more: &[&str], expected: &str) -> Option<Report> {
-    needed()?;
-    let _cores = exclusive();
-    let net = Net::new(queues, 1500);
+fn stacks_talk(net: &Net, options: &str, more: &[&str], expected: &str) -> Report {
     let mut offcore = net.start(options, more);
     wait_for_status(&mut offcore, 1, expected);
     net.ping_until_answered();
     net.streams();
     assert!(net.has_program("p0") && net.has_program("p1"));
-    Some(stop(offcore, &net))
+    stop(offcore, net)
 }
 
 #[test]
 fn stacks_talk_in_every_mode_that_veth_has() {
+    let Some(()) = needed() else { return };
+    let core = one_core();
     for (mode, expected) in [
         ("", "copy mode, program in the driver"),
         (",mode=copy", "copy mode, program in the driver"),
@@ -156,13 +159,15 @@ fn stacks_talk_in_every_mode_that_veth_has() {
         (",need_wakeup=off,ring_size=256,promisc=off", "copy mode, program in the driver"),
         (",busy_poll=64", "copy mode, program in the driver"),
     ] {
-        stacks_talk(1, mode, &[], expected);
+        stacks_talk(&Net::new(core.number(), 1, 1500), mode, &[], expected);
     }
 }
 
 #[test]
 fn flows_spread_over_the_queues() {
-    let Some(report) = stacks_talk(2, "", &[], "queues 0 to 1: copy mode") else { return };
+    let Some(()) = needed() else { return };
+    let core = one_core();
+    let report = stacks_talk(&Net::new(core.number(), 2, 1500), "", &[], "queues 0 to 1: copy mode");
     for port in [0, 1] {
         for half in ["rx", "tx"] {
             let packets = report.packets_by_queue(port, half);
@@ -173,23 +178,25 @@ fn flows_spread_over_the_queues() {
 
 #[test]
 fn two_workers_may_share_a_socket() {
-    if require(&[Need::Cores(2)]).is_some() {
-        stacks_talk(2, "", &["--lcores", "0,1"], "queues 0 to 1");
-    }
+    let (Some(()), Some(())) = (needed(), require(&[Need::Cores(2)])) else { return };
+    let _cores = exclusive();
+    stacks_talk(&Net::new("0,1", 2, 1500), "", &[], "queues 0 to 1");
 }
 
 #[test]
 fn packets_wake_a_worker_that_sleeps() {
-    stacks_talk(1, "", &["--idle", "sleep"], "copy mode");
+    let Some(()) = needed() else { return };
+    let core = one_core();
+    stacks_talk(&Net::new(core.number(), 1, 1500), "", &["--idle", "sleep"], "copy mode");
 }
 
 #[test]
 fn packets_of_other_queues_go_to_the_kernel() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(2, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 2, 1500);
     net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
-    let mut offcore = start_in(&net.switch, &["af_xdp:p0,first=1", "af_xdp:p1"], &[]);
+    let mut offcore = net.start_with(&["af_xdp:p0,first=1", "af_xdp:p1"], &[]);
     wait_for_status(&mut offcore, 0, "queue 1: copy mode");
     // The program passes on what comes to queue 0. Datagrams from many ports take one queue or the other, and the
     // kernel answers those that reach it: nobody listens there.

@@ -8,7 +8,7 @@ mod works;
 use std::time::{Duration, Instant};
 
 use peers::offcore::Signal;
-use peers::{Need, Offcore, TempDir, Wire, exclusive, require};
+use peers::{Need, Offcore, TempDir, Wire, exclusive, one_core, require};
 use serde_json::Value;
 
 use crate::copy::{read_capture, write_capture};
@@ -19,7 +19,7 @@ const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Cores(2), Need::HostDevice]
 const WORKLOADS: [&str; 5] = ["none", "cpu", "kernel", "persistent", "graph"];
 /// Those of a device.
 const LAUNCHES: [&str; 3] = ["kernel", "persistent", "graph"];
-const BURSTS: [u32; 5] = [1, 7, 64, 257, 1024];
+const BURSTS: [u32; 4] = [1, 7, 257, 1024];
 
 /// The flags of a device, where one works. It has time: the machine may be busy.
 fn device(how: &str) -> impl Iterator<Item = &str> {
@@ -32,7 +32,9 @@ fn device(how: &str) -> impl Iterator<Item = &str> {
 fn start(network: &Network, ports: &[&str], how: &str) -> Offcore {
     let mut args = vec!["gpu"];
     args.extend(ports.iter().flat_map(|port| ["--port", port]));
-    args.extend("--mbufs 16384 --stats-interval 0.1 --format json".split(' '));
+    args.extend(
+        "--mbufs 16384 --stats-interval 0.1 --format json --lcores".split(' ').chain([&*network.lcores]),
+    );
     args.extend(device(how).chain(how.split_whitespace()));
     let mut offcore = Offcore::start_in(&network.here, &args).unwrap();
     (0..ports.len()).for_each(|port| wait_for_status(&mut offcore, port, "is up"));
@@ -88,9 +90,7 @@ const BURST_TIMEOUT: u64 = 20_000;
 /// Frames go both ways between two ports; burst by burst, and the rest by the burst time-out.
 fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str) {
     let mut wires = network.wires();
-    // Bursts of 64 go from one lcore to another one.
-    let lcores = if burst == 64 { "0,1" } else { "0" };
-    let how = format!("{PAIR} --lcores {lcores} -b {burst} --burst-timeout {BURST_TIMEOUT} {how}");
+    let how = format!("{PAIR} -b {burst} --burst-timeout {BURST_TIMEOUT} {how}");
     let since = Instant::now();
     let offcore = start(network, &ports, &how);
     let mut streams = both_ways(&how);
@@ -103,12 +103,12 @@ fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str)
     assert!(bursts >= all.div_ceil(burst.into()) && bursts <= most, "{how}: {bursts} bursts: {report}");
 }
 
-/// Takes a minute: fifty runs, each of which checks some thousands of frames.
+/// Forty runs, each of which checks some thousands of frames.
 #[test]
 fn every_frame_comes_out_swapped_whoever_works_and_however_it_is_gathered() {
     let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
-    let network = Network::new(2, 1);
+    let core = one_core();
+    let network = Network::new(core.number(), 2, 1);
     for split in ["", "--split"] {
         for workload in WORKLOADS {
             for burst in BURSTS {
@@ -119,10 +119,22 @@ fn every_frame_comes_out_swapped_whoever_works_and_however_it_is_gathered() {
 }
 
 #[test]
+fn every_frame_comes_out_swapped_from_one_lcore_to_another() {
+    let Some(()) = require(NEEDS) else { return };
+    let _cores = exclusive();
+    let network = Network::new("0,1", 2, 1);
+    for workload in WORKLOADS {
+        for split in ["", "--split"] {
+            frames_go_through(&network, PAIRED, 64, &format!("-w {workload} {split}"));
+        }
+    }
+}
+
+#[test]
 fn every_frame_comes_out_swapped_between_af_xdp_ports() {
     let Some(()) = require(NEEDS) else { return };
     let _cores = exclusive();
-    let network = Network::new(2, 1);
+    let network = Network::new("0,1", 2, 1);
     for workload in WORKLOADS {
         frames_go_through(&network, ["af_xdp:p0", "af_xdp:p1"], 64, &format!("-w {workload}"));
     }
@@ -132,7 +144,7 @@ fn every_frame_comes_out_swapped_between_af_xdp_ports() {
 fn packets_that_are_worked_on_in_the_devices_memory_come_back() {
     let Some(()) = require(NEEDS) else { return };
     let _cores = exclusive();
-    let network = Network::new(2, 1);
+    let network = Network::new("0,1", 2, 1);
     for workload in LAUNCHES {
         for split in ["", "--split-at 128"] {
             frames_go_through(&network, PAIRED, 64, &format!("-w {workload} -m gpu {split}"));
@@ -145,10 +157,10 @@ fn packets_that_are_worked_on_in_the_devices_memory_come_back() {
 fn two_pipelines_take_two_queues() {
     let Some(()) = require(NEEDS) else { return };
     let _cores = exclusive();
-    let network = Network::new(1, 2);
+    let network = Network::new("0,1", 1, 2);
     for workload in ["cpu", "kernel", "persistent", "graph"] {
         let mut wires = network.wires();
-        let how = format!("-p 2 -w {workload} -b 32 --burst-timeout 5000 --lcores 0,1");
+        let how = format!("-p 2 -w {workload} -b 32 --burst-timeout 5000");
         let offcore = start(&network, &["af_packet:p0,fanout=hash"], &how);
         let mut streams = [Stream::new(0, 0, 0).of_flows(32)];
         exchange(&mut wires, &mut streams, 2 * packets(), 48, &offcore);
@@ -163,13 +175,13 @@ fn two_pipelines_take_two_queues() {
 #[test]
 fn nothing_that_was_accepted_is_lost_by_a_stop() {
     let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
-    let network = Network::new(2, 1);
+    let core = one_core();
+    let network = Network::new(core.number(), 2, 1);
     for workload in WORKLOADS {
         for split in ["", "--split"] {
             let mut wires = network.wires();
             // Without a stop, the last packets would wait for others for a second.
-            let how = format!("{PAIR} --lcores 0 -w {workload} {split} -b 257 --burst-timeout 1000000");
+            let how = format!("{PAIR} -w {workload} {split} -b 257 --burst-timeout 1000000");
             let mut offcore = start(&network, &PAIRED, &how);
             let mut streams = both_ways(&how);
             exchange_until(&mut wires, &mut streams, 600);
@@ -210,10 +222,10 @@ fn exchange_until(wires: &mut [Wire], streams: &mut [Stream], packets: u32) {
 #[test]
 fn a_run_ends_by_itself_after_the_packets_that_it_measures() {
     let Some(()) = require(NEEDS) else { return };
-    let _cores = exclusive();
-    let network = Network::new(1, 1);
+    let core = one_core();
+    let network = Network::new(core.number(), 1, 1);
     let mut wires = network.wires();
-    let mut offcore = start(&network, &["af_packet:p0"], "-w kernel -b 32 -z 1000 -v 2000 --lcores 0");
+    let mut offcore = start(&network, &["af_packet:p0"], "-w kernel -b 32 -z 1000 -v 2000");
     let mut streams = [Stream::new(0, 0, 0)];
     let since = Instant::now();
     let mut moved = since;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use peers::guest::{Guest, GuestConfig, Nic};
-use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
+use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core, require};
 use serde_json::Value;
 
 use crate::switch::{self, Copies, Report, arguments, full, latest, stop_with_log};
@@ -75,7 +75,7 @@ struct Lan {
 }
 
 impl Lan {
-    /// A switch with so many TAP ports, then `ports`, and these flags.
+    /// A switch with so many TAP ports, then `ports`, and these flags. It leaves its lcore to the stacks when it can.
     fn new(hosts: usize, ports: &[&str], more: &[&str]) -> Self {
         Self::with(0, &vec![Attach::Tap; hosts], ports, more)
     }
@@ -88,7 +88,7 @@ impl Lan {
         attached().for_each(|(number, (kind, host))| kind.prepare(number, &home, host));
         let names: Vec<String> = attached().map(|(number, (kind, _))| kind.port(number)).collect();
         let ports: Vec<&str> = names.iter().map(String::as_str).chain(ports.iter().copied()).collect();
-        let more = [&["--forward", "l2"], more].concat();
+        let more = [&["--forward", "l2", "--idle", "sleep"], more].concat();
         let args = arguments(&ports, Copies::Core, 1, &more);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut offcore = Offcore::start_in(&home, &args).unwrap();
@@ -179,7 +179,7 @@ fn assert_only_usual_drops(report: &Report) {
 #[test]
 fn three_stacks_reach_each_other() {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let _core = one_core();
     let lan = Lan::new(3, &[], &[]);
     for from in 0..3 {
         for to in (0..3).filter(|to| *to != from) {
@@ -237,7 +237,7 @@ fn two_workers_share_what_they_know() {
 #[test]
 fn a_station_that_moves_is_followed() {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let _core = one_core();
     let mut lan = Lan::new(3, &[], &[]);
     let mac = "02:00:00:00:77:01";
     let bring = |lan: &Lan, host: usize| {
@@ -264,12 +264,11 @@ fn a_station_that_moves_is_followed() {
 #[test]
 fn vlans_are_apart_and_a_trunk_has_both() {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let _core = one_core();
     let dir = TempDir::new().unwrap();
     let (socket, capture_file) = (dir.file("trunk"), dir.file("trunk.pcap"));
     let mirror = format!("2=pcap:-,{}", capture_file.display());
-    let rules =
-        ["--vlan", "0=access:10", "--vlan", "1=access:20", "--vlan", "2=trunk:10,20", "--idle", "sleep"];
+    let rules = ["--vlan", "0=access:10", "--vlan", "1=access:20", "--vlan", "2=trunk:10,20"];
     let back_end = format!("vhost:{}", socket.display());
     let left = Lan::with(0, &[Attach::Tap; 2], &[&back_end], &[&rules[..], &["--mirror", &mirror]].concat());
     let right = Lan::with(2, &[Attach::Tap; 2], &[&format!("virtio-user:{}", socket.display())], &rules);
@@ -314,7 +313,7 @@ fn capture(path: &std::path::Path, more: &[&str]) -> Vec<String> {
 #[test]
 fn a_mirror_has_exactly_the_packets_of_its_port() {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let _core = one_core();
     let dir = TempDir::new().unwrap();
     let (all, sent) = (dir.file("all.pcap"), dir.file("sent.pcap"));
     let mirrors = [format!("0=pcap:-,{}", all.display()), format!("1:tx=pcap:-,{}", sent.display())];
@@ -381,12 +380,15 @@ fn a_storm_is_limited() {
 /// A guest, and two stacks on these ports: everybody reaches everybody, by pings and TCP streams.
 fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
     let Some(()) = needed().and(require(&[Need::Guest, Need::Cores(2)])) else { return };
-    let _alone = exclusive();
+    let core = one_core();
     let dir = TempDir::new().unwrap();
     let lan = Lan::with(0, &kinds, &[&format!("vhost:{}", dir.file("g").display())], &[]);
     let nic = Nic::new(dir.file("g"), "52:54:00:00:02:09", &format!("{}/24", address(GUEST)));
-    let config =
-        GuestConfig { core: Some(1), nics: vec![Nic { offloads: true, ..nic }], ..GuestConfig::default() };
+    let config = GuestConfig {
+        core: Some(core.number()),
+        nics: vec![Nic { offloads: true, ..nic }],
+        ..GuestConfig::default()
+    };
     let mut guest = Guest::boot(&config).unwrap();
     guest.start_iperf3_server().unwrap();
     let deadline = Instant::now() + PATIENCE;

@@ -45,16 +45,29 @@ pub(crate) fn full() -> bool {
     std::env::var_os("OFFCORE_FULL").is_some_and(|full| full == "1")
 }
 
+/// The flags of a switch that leaves its lcores to guests and stacks while it has nothing to do. With everything asked
+/// for it polls.
+pub(crate) fn idle() -> &'static [&'static str] {
+    if full() { &[] } else { &["--idle", "sleep"] }
+}
+
 /// The arguments of a switch between `ports` with one worker on lcore 0 and five reports a second, the copies of whose
 /// first `queues` queues are made as `copies` says.
 pub(crate) fn arguments(ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Vec<String> {
-    arguments_on(0, ports, copies, queues, more)
+    arguments_on("0", ports, copies, queues, more)
 }
 
-fn arguments_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Vec<String> {
+/// As [`arguments`], with the worker on other lcores.
+pub(crate) fn arguments_on(
+    lcores: &str,
+    ports: &[&str],
+    copies: Copies,
+    queues: u16,
+    more: &[&str],
+) -> Vec<String> {
     let mut args: Vec<String> = vec!["switch".into()];
     args.extend(ports.iter().flat_map(|port| ["--port".into(), (*port).into()]));
-    args.extend(["--lcores".into(), lcore.to_string()]);
+    args.extend(["--lcores", lcores].map(String::from));
     args.extend(["--stats-interval", "0.2", "--format", "json"].map(String::from));
     args.extend(copies.map(queues).into_iter().flat_map(|map| ["--dma".into(), map]));
     args.extend(copies.flags().iter().map(|flag| (*flag).to_owned()));
@@ -69,7 +82,7 @@ pub(crate) fn start(ports: &[&str], copies: Copies, queues: u16, more: &[&str]) 
 
 /// As [`start`], with the worker on another lcore.
 pub(crate) fn start_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Offcore {
-    let args = arguments_on(lcore, ports, copies, queues, more);
+    let args = arguments_on(&lcore.to_string(), ports, copies, queues, more);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     Offcore::start(&args).unwrap()
 }

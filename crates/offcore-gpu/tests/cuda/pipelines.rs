@@ -82,22 +82,25 @@ fn launching_threads() -> usize {
     names.filter(|name| name.trim_end() == "offcore-launch").count()
 }
 
-/// Bursts that are queued while a launch is under way: of a launch that takes so long that it is always so.
+/// Bursts that are queued while a launch is under way: of a launch that takes longer than a burst does to be made, however
+/// busy the machine is.
 #[test]
 fn bursts_behind_a_slow_launch_are_launched_together_and_every_packet_has_its_result() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
-    fake.set("launch_us", 20_000);
     for memory in Memory::ALL {
         for (burst, mixed) in [(1, false), (7, false), (64, false), (257, false), (1024, false), (1024, true)]
         {
             let (slots, bursts) = (16, 40);
             let case = Case { burst, mixed, slots, bursts, ..Case::new(Launch::Kernel, memory) };
-            let line = Line::new(&mut *device, pool(2, burst), case).unwrap();
-            let before = fake.calls("cuLaunchKernel");
-            assert_eq!(run(vec![line]), [None], "{case:?}");
-            let launches = fake.calls("cuLaunchKernel") - before;
-            assert!(launches < bursts as u64, "{case:?}: {launches} launches");
+            let together = [20_000, 100_000, 500_000].into_iter().any(|launch_us| {
+                fake.set("launch_us", launch_us);
+                let line = Line::new(&mut *device, pool(2, burst), case).unwrap();
+                let before = fake.calls("cuLaunchKernel");
+                assert_eq!(run(vec![line]), [None], "{case:?}");
+                fake.calls("cuLaunchKernel") - before < bursts as u64
+            });
+            assert!(together, "{case:?}: a launch for each burst");
         }
     }
     drop(device);

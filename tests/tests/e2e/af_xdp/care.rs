@@ -1,6 +1,6 @@
 //! Interfaces that go down and come up, are deleted and made again, and are left as they were found.
 
-use peers::{Offcore, exclusive};
+use peers::{Offcore, one_core};
 use rustix::process::Signal;
 
 use super::{Net, SERVER, needed, stop};
@@ -19,8 +19,8 @@ fn lose_some(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
 #[test]
 fn a_link_that_goes_down_drops_packets_and_comes_up_again() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(1, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 1, 1500);
     let mut offcore = net.start("", &[]);
     net.ping_until_answered();
     // Our side of the link, then the other side, which takes the carrier away.
@@ -42,9 +42,9 @@ fn a_link_that_goes_down_drops_packets_and_comes_up_again() {
 #[test]
 fn an_interface_that_is_made_again_is_taken_over_again() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
+    let core = one_core();
     for mode in ["", ",mode=skb"] {
-        let net = Net::new(1, 1500);
+        let net = Net::new(core.number(), 1, 1500);
         // Both ports keep half of these: had buffers been lost with a socket, there would soon be none.
         let mut offcore = net.start(mode, &["--mbufs", "8192"]);
         for _ in 0..6 {
@@ -64,8 +64,8 @@ fn an_interface_that_is_made_again_is_taken_over_again() {
 #[test]
 fn an_interface_made_again_between_two_looks_is_another_one() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(1, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 1, 1500);
     let mut offcore = net.start("", &[]);
     net.ping_until_answered();
     offcore.signal(Signal::STOP).unwrap();
@@ -80,8 +80,8 @@ fn an_interface_made_again_between_two_looks_is_another_one() {
 #[test]
 fn a_switch_that_was_killed_leaves_no_program_and_can_be_started_again_at_once() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(2, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 2, 1500);
     for _ in 0..3 {
         let mut offcore = net.start("", &[]);
         net.ping_until_answered();

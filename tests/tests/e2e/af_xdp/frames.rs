@@ -3,7 +3,7 @@
 use std::fs;
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, TempDir, exclusive, require};
+use peers::{Need, TempDir, exclusive, one_core, require};
 
 use super::{Net, PATIENCE, needed, start_in, stop};
 use crate::switch::{self, wait_for_status};
@@ -54,9 +54,9 @@ fn captured(file: &[u8]) -> Vec<Vec<u8>> {
 fn tcpdump_sees_what_was_sent_byte_by_byte() {
     let Some(()) = needed() else { return };
     let Some(()) = require(&[Need::Tcpdump]) else { return };
-    let _cores = exclusive();
+    let core = one_core();
     for mode in ["", ",mode=skb"] {
-        let (net, dir) = (Net::new(1, 1500), TempDir::new().unwrap());
+        let (net, dir) = (Net::new(core.number(), 1, 1500), TempDir::new().unwrap());
         let sent = frames();
         fs::write(dir.file("in"), capture(&sent)).unwrap();
         let seen = dir.file("seen").display().to_string();
@@ -72,7 +72,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
 
         // From the file to the client's stack; what that sends, to another file.
         let files = format!("pcap:{},{}", dir.file("in").display(), dir.file("out").display());
-        let mut offcore = start_in(&net.switch, &[&files, &format!("af_xdp:p0{mode}")], &[]);
+        let mut offcore = net.start_with(&[&files, &format!("af_xdp:p0{mode}")], &[]);
         switch::wait_for_packets(&mut offcore, 1, "tx", sent.len() as u64);
         tcpdump.wait_for_exit(PATIENCE).unwrap();
         let report = stop(offcore, &net);
@@ -91,13 +91,13 @@ fn a_million_packets_between_two_of_our_ports_are_what_was_sent() {
     let Some(()) = needed() else { return };
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
-    let net = Net::new(1, 1500);
+    let net = Net::new(0, 1, 1500);
     // The sender sends no faster than the receiver, on a busy machine, takes.
     let rate = PACKETS / 10;
     let here =
         |port: &str, size| [format!("af_xdp:{port}"), format!("gen:size={size},count={PACKETS},rate={rate}")];
     let start = |netns, ports: [String; 2], lcore, state| {
-        let mut offcore = start_in(netns, &ports.each_ref().map(String::as_str), &["--lcores", lcore]);
+        let mut offcore = start_in(netns, lcore, &ports.each_ref().map(String::as_str), &[]);
         wait_for_status(&mut offcore, 0, state);
         offcore
     };
@@ -133,9 +133,9 @@ fn a_million_packets_between_two_of_our_ports_are_what_was_sent() {
 #[test]
 fn jumbo_frames_come_and_go_in_several_buffers() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
+    let core = one_core();
     for mode in [",mode=copy", ",mode=skb"] {
-        let net = Net::new(1, 9000);
+        let net = Net::new(core.number(), 1, 9000);
         let offcore = net.start(mode, &[]);
         net.ping_until_answered();
         for size in [56, 1750, 1751, 3600, 8972] {
@@ -150,8 +150,8 @@ fn jumbo_frames_come_and_go_in_several_buffers() {
 #[test]
 fn larger_packet_buffers_hold_larger_frames_in_one_piece() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(1, 3000);
+    let core = one_core();
+    let net = Net::new(core.number(), 1, 3000);
     let offcore = net.start("", &["--mbuf-size", "4096"]);
     net.ping_until_answered();
     assert!((0..4).any(|_| net.ping(2972)), "{}", offcore.tail());

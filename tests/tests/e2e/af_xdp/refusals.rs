@@ -5,14 +5,14 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
-use peers::{Need, exclusive, require};
+use peers::{Need, one_core, require};
 
-use super::{Net, PATIENCE, needed, start_in, stop};
+use super::{Net, PATIENCE, needed, stop};
 use crate::switch::{Copies, arguments};
 
 /// Runs a switch on `port` and a generator to its end, which has to be a refusal; what it says.
 fn refused(net: &Net, port: &str, more: &[&str]) -> String {
-    let finished = start_in(&net.switch, &[port, "gen:"], more).wait().unwrap();
+    let finished = net.start_with(&[port, "gen:"], more).wait().unwrap();
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
     finished.stderr
 }
@@ -26,8 +26,8 @@ fn assert_says(text: &str, parts: &[&str]) {
 #[test]
 fn what_an_interface_lacks_is_named_with_its_remedy() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(2, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 2, 1500);
     for (port, more, parts) in [
         ("af_xdp:p7", &[][..], &["interface 'p7' does not exist", "ip link"][..]),
         ("af_xdp:p0,mode=zc", &[], &["has no zero-copy", "mode=copy"]),
@@ -44,8 +44,8 @@ fn what_an_interface_lacks_is_named_with_its_remedy() {
 #[test]
 fn an_mtu_that_is_too_large_is_named_with_its_remedy() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(1, 40000);
+    let core = one_core();
+    let net = Net::new(core.number(), 1, 40000);
     let text = refused(&net, "af_xdp:p0,mode=skb", &[]);
     assert_says(&text, &["MTU 40000", "17 packet buffers of 1792", "lower the MTU"]);
     net.assert_no_programs();
@@ -54,7 +54,7 @@ fn an_mtu_that_is_too_large_is_named_with_its_remedy() {
 #[test]
 fn who_may_not_is_told_what_it_takes() {
     let Some(()) = needed() else { return };
-    let net = Net::new(1, 1500);
+    let net = Net::new(0, 1, 1500);
     let args = arguments(&["af_xdp:p0", "gen:"], Copies::Core, 1, &[]);
     let run = |drop: &str| {
         let mut command: Command = net.switch.command("setpriv");
@@ -71,8 +71,8 @@ fn who_may_not_is_told_what_it_takes() {
 #[test]
 fn a_port_of_another_switch_is_left_alone() {
     let Some(()) = needed() else { return };
-    let _cores = exclusive();
-    let net = Net::new(1, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 1, 1500);
     let offcore = net.start("", &[]);
     let text = refused(&net, "af_xdp:p0", &[]);
     assert_says(&text, &["'p0' has XDP program", "'offcore_af_xdp'", "attached by link", "end the process"]);
@@ -84,11 +84,13 @@ fn a_port_of_another_switch_is_left_alone() {
 fn a_program_of_somebody_else_is_never_replaced() {
     let Some(()) = needed() else { return };
     let Some(()) = require(&[Need::Testpmd]) else { return };
-    let _cores = exclusive();
-    let net = Net::new(1, 1500);
+    let core = one_core();
+    let net = Net::new(core.number(), 1, 1500);
     let mut command = net.switch.command("dpdk-testpmd");
     let prefix = format!("--file-prefix={}", net.switch.name());
-    command.args(["--no-pci", "--in-memory", "-m", "256", &prefix, "--lcores", "0@0,1@0"]);
+    command.args(["--no-pci", "--in-memory", "-m", "256", &prefix]);
+    let core = core.number();
+    command.args(["--lcores", &format!("0@{core},1@{core}")]);
     command.args(["--vdev", "net_af_xdp0,iface=p0", "--", "-i", "--no-mlockall", "--total-num-mbufs=8192"]);
     let mut testpmd = Process::spawn("testpmd", command).unwrap();
     testpmd.wait_for(0, PATIENCE, "a prompt", |text| text.contains("testpmd>").then_some(())).unwrap();

@@ -23,13 +23,16 @@ const MAGIC: &[u8] = b"OFGP";
 pub(super) struct Network {
     pub(super) here: Netns,
     there: Netns,
+    /// Those of what is between.
+    pub(super) lcores: String,
     pairs: usize,
 }
 
 impl Network {
-    /// So many pairs, of so many queues each.
-    pub(super) fn new(pairs: usize, queues: usize) -> Self {
-        let network = Self { here: Netns::new().unwrap(), there: Netns::new().unwrap(), pairs };
+    /// So many pairs, of so many queues each, for a program on these lcores.
+    pub(super) fn new(lcores: impl ToString, pairs: usize, queues: usize) -> Self {
+        let netns = || Netns::new().unwrap();
+        let network = Self { here: netns(), there: netns(), lcores: lcores.to_string(), pairs };
         let Self { here, there, .. } = &network;
         for netns in [here, there] {
             // Otherwise every new interface has something to say.

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use peers::{Need, Offcore, TempDir, exclusive, require};
+use peers::{Need, Offcore, TempDir, one_core, require};
 
 use super::traffic::{HEADERS, checksum, mix, noise, swapped, udp_frame};
 use super::{device, work};
@@ -36,13 +36,14 @@ struct Outcome {
 }
 
 /// Sends frames through, with patterns in a file; `how` has the rest.
-fn through(frames: &[Vec<u8>], patterns: &[Vec<u8>], how: &str) -> Outcome {
+fn through(lcore: usize, frames: &[Vec<u8>], patterns: &[Vec<u8>], how: &str) -> Outcome {
     let dir = TempDir::new().unwrap();
     let file = |name: &str| dir.file(name).display().to_string();
     write_capture(&dir.file("in"), frames);
     fs::write(file("patterns"), pattern_file(patterns)).unwrap();
     let port = format!("pcap:{},{}", file("in"), file("out"));
-    let mut args = vec!["gpu", "--port", &port, "--lcores", "0"];
+    let lcore = lcore.to_string();
+    let mut args = vec!["gpu", "--port", &port, "--lcores", &lcore];
     args.extend(["--format", "json", "--stats-interval", "0.1"]);
     args.extend(device(how).chain(how.split_whitespace()));
     let (name, steer) = (file("patterns"), format!("pcap:-,{}", file("steered")));
@@ -163,7 +164,7 @@ fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], how: &str) {
 #[test]
 fn what_a_search_finds_decides_what_comes_out_where() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
-    let _cores = exclusive();
+    let core = one_core();
     let patterns = patterns();
     let frames = frames(&patterns);
     let search = |skip| frames.iter().map(|frame| is_match(frame, skip, &patterns)).collect::<Vec<_>>();
@@ -193,7 +194,7 @@ fn what_a_search_finds_decides_what_comes_out_where() {
             ("steer", &missed, &hit, [0, 0, hits]),
         ] {
             let how = format!("-w {worker} -b 100 --work match --on-match {on_match}");
-            let outcome = through(&frames, &patterns, &how);
+            let outcome = through(core.number(), &frames, &patterns, &how);
             assert_same(&outcome.out, out, &how);
             assert_same(&outcome.steered, steered, &how);
             let report = &outcome.report;
@@ -210,13 +211,13 @@ fn what_a_search_finds_decides_what_comes_out_where() {
 #[test]
 fn addresses_stay_where_they_are_told_to() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
-    let _cores = exclusive();
+    let core = one_core();
     let patterns = patterns();
     let frames = frames(&patterns);
     for work in ["match", "crc32c", "checksum"] {
         for worker in ["cpu", "kernel"] {
             let how = format!("-w {worker} --work {work} --no-swap");
-            assert_same(&through(&frames, &patterns, &how).out, &frames, &how);
+            assert_same(&through(core.number(), &frames, &patterns, &how).out, &frames, &how);
         }
     }
 }
@@ -255,7 +256,7 @@ fn make_checksum_zero(payload: &mut [u8]) {
 #[test]
 fn sums_over_payloads_are_what_they_are_bit_by_bit() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
-    let _cores = exclusive();
+    let core = one_core();
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     for (kind, make_zero) in
         [("crc32c", make_crc_zero as fn(&mut [u8])), ("checksum", make_checksum_zero as fn(&mut [u8]))]
@@ -273,7 +274,7 @@ fn sums_over_payloads_are_what_they_are_bit_by_bit() {
             let hits = frames.iter().filter(|frame| result(frame) != 0).count();
             assert!(hits > 500 && hits < 800, "{hits} frames have a result");
             let how = format!("-w {worker} -b 64 --work {kind}");
-            let outcome = through(&frames, &[], &how);
+            let outcome = through(core.number(), &frames, &[], &how);
             let expected: Vec<_> = frames.into_iter().map(swapped).collect();
             assert_same(&outcome.out, &expected, &how);
             assert_eq!(work(&outcome.report, "hits"), hits as u64, "{how}: {}", outcome.report);

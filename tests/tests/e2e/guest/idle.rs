@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use peers::{Netns, Offcore, TempDir, exclusive};
+use peers::{Netns, Offcore, TempDir, one_core};
 
 use super::{GUEST, HOST, System, iperf_both_ways, needed, ping_both_ways, stop, wait_for_guest};
 
@@ -28,13 +28,13 @@ fn ticks(pid: u32) -> u64 {
 /// An idle guest costs less than a twentieth of a core, and its pings are answered.
 fn idle(packed: bool) {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let core = one_core();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let system = System { packed, ..System::PLAIN };
     let offcore = system.start(&netns, &dir, &["--idle", "sleep"]);
     let waiting = load(&offcore);
     assert!(waiting < 5.0, "{waiting:.1} % of a core without a guest: {}", offcore.tail());
-    let mut guest = system.boot(&dir);
+    let mut guest = system.boot(core.number(), &dir);
     wait_for_guest(&netns);
     ping_both_ways(&netns, &mut guest);
     let idle = load(&offcore);

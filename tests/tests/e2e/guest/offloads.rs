@@ -1,6 +1,6 @@
 //! Two queues, and what guest and kernel leave to their interfaces: checksums and the segmentation of TCP.
 
-use peers::{Guest, Netns, Offcore, TempDir, exclusive};
+use peers::{Guest, Netns, Offcore, TempDir, one_core};
 
 use super::{GUEST, System, TAP, Way, iperf, needed, ping_both_ways, stop, wait_for_guest};
 use crate::switch::{self, Copies, Report};
@@ -59,11 +59,11 @@ fn assert_streams(netns: &Netns, offcore: &mut Offcore, offloads: [bool; 2]) {
 /// One guest with two queues: with offloads and without, with two queues in use and with one.
 fn offloads_and_queues(packed: bool, copies: Copies) {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let core = one_core();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let system = System { packed, queues: 2, offloads: [true; 2], copies };
-    let mut offcore = system.start(&netns, &dir, &[]);
-    let mut guest = system.boot(&dir);
+    let mut offcore = system.start(&netns, &dir, switch::idle());
+    let mut guest = system.boot(core.number(), &dir);
     wait_for_guest(&netns);
 
     ping_both_ways(&netns, &mut guest);
@@ -106,11 +106,11 @@ fn offloads_and_queues_on_packed_rings() {
 #[test]
 fn large_packets_for_a_guest_without_offloads() {
     let Some(()) = needed() else { return };
-    let _alone = exclusive();
+    let core = one_core();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let system = System { offloads: [false, true], ..System::PLAIN };
-    let mut offcore = system.start(&netns, &dir, &[]);
-    let mut guest = system.boot(&dir);
+    let mut offcore = system.start(&netns, &dir, switch::idle());
+    let mut guest = system.boot(core.number(), &dir);
     wait_for_guest(&netns);
     ping_both_ways(&netns, &mut guest);
     assert_streams(&netns, &mut offcore, system.offloads);

@@ -17,7 +17,7 @@ impl Side {
         let Self { packed, offloads } = self;
         let nic = Nic::new(socket(dir, number), &mac(number), &format!("{}/24", address(number)));
         let nics = vec![Nic { packed, offloads, ..nic }];
-        Guest::spawn(&GuestConfig { core: Some(1), nics, ..GuestConfig::default() }).unwrap()
+        Guest::spawn(&GuestConfig { core: Some(number), nics, ..GuestConfig::default() }).unwrap()
     }
 }
 
@@ -82,7 +82,8 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     let _alone = exclusive();
     let dir = TempDir::new().unwrap();
     let ports = [0, 1].map(|number| format!("vhost:{}", socket(&dir, number).display()));
-    let mut offcore = switch::start(&ports.each_ref().map(String::as_str), copies, 1, &[]);
+    // On each core a guest.
+    let mut offcore = switch::start(&ports.each_ref().map(String::as_str), copies, 1, switch::idle());
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     let mut guests = [0, 1].map(|number| sides[number].boot(&dir, number));
     for guest in &mut guests {

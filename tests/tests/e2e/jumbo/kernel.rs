@@ -4,6 +4,8 @@
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use peers::one_core;
+
 use super::*;
 
 const TAP: &str = "tap0";
@@ -98,7 +100,7 @@ fn pings_and_streams(pair: &Pair, offloads: bool) {
 fn pings_and_streams_with_an_mtu_of_9000() {
     let needs = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Iperf3, Need::Ethtool, Need::Cores(2)];
     let Some(()) = require(&needs) else { return };
-    let _cores = exclusive();
+    let _core = one_core();
     for (index, pair) in PAIRS.iter().enumerate() {
         for offloads in [true, false] {
             if switch::full() || offloads == index.is_multiple_of(2) {
