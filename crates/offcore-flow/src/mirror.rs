@@ -9,7 +9,8 @@
 //! Each queue of the port is wrapped, and the forwarding behind it is as before. Copies go over a ring to the worker that
 //! owns the mirror's TX queue, with the time of their burst in the headroom, and are sent in the order of these times: a
 //! capture has an answer after its question. Between queues of one worker the order is exact, between workers as exact as
-//! a ring is fast. What the mirror is too slow for is dropped there, and counted with the rings of `mirrorN`.
+//! a ring is fast. What the mirror is too slow for is dropped there, and counted with the rings of `mirrorN`. The last
+//! quarter of the pool is for the traffic itself: while no more is free, no copy is made.
 
 use std::str::FromStr;
 
@@ -25,6 +26,8 @@ use crate::ring::{RingRx, RingTx};
 /// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
 const STAMP: usize = 8;
 const STAMPED: usize = STAMP + virtio_net::HEADER_LEN;
+/// One in so many packet buffers is never a copy's: a mirror that stands still must not cost the ports their packets.
+const KEPT: usize = 4;
 
 /// Which of a port's packets are mirrored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,7 +117,11 @@ impl Tap {
     /// Copies of the packets; those that there is no packet buffer for are counted as dropped.
     fn copies(&mut self, packets: &[Packet], ctx: &mut Context<'_>) -> Burst {
         let mut copies = Burst::new();
-        let missing = self.duplicator.duplicate(packets, ctx.cache, &mut copies);
+        let enough = ctx.cache.available() > ctx.cache.pool().chunks() / KEPT;
+        let missing = match enough {
+            true => self.duplicator.duplicate(packets, ctx.cache, &mut copies),
+            false => packets.len(),
+        };
         if missing > 0 {
             self.to.ring.counters().drop(Drop::NoBuffer, missing as u64);
         }

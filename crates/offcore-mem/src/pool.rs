@@ -258,6 +258,13 @@ impl PoolCache {
         self.pool
     }
 
+    /// Free chunks that this cache can take: its own, and the pool's in whole magazines. It is a number of a moment that
+    /// others change.
+    #[inline]
+    pub fn available(&self) -> usize {
+        self.pool.available() + self.count + if self.spare_full { MAGAZINE } else { 0 }
+    }
+
     /// An empty packet at the standard headroom; `None` when the pool has run dry.
     #[inline(always)]
     pub fn take(&mut self) -> Option<Packet> {

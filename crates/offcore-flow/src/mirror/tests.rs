@@ -114,6 +114,30 @@ fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
 }
 
 #[test]
+fn a_mirror_that_stands_still_leaves_the_traffic_a_quarter_of_the_pool() {
+    let mut setup = Setup::new();
+    let (mut from, source) = setup.ring("source", 64);
+    let (copies, end) = setup.ring("m0", 2048);
+    let mut rx = MirrorRx::new(Box::new(source), copies);
+    for _ in 0..64 {
+        let mut packets = setup.packets(0..32);
+        with!(setup, ctx => from.tx(ctx, &mut packets));
+        let mut burst = Burst::new();
+        with!(setup, ctx => rx.rx(ctx, &mut burst));
+        assert_eq!(burst.len(), 32);
+        setup.cache.free_all(burst);
+    }
+    let counters = rx.tap.to.ring.counters();
+    let (kept, dropped) = (counters.packets(), counters.dropped(Drop::NoBuffer));
+    assert_eq!(kept + dropped, 64 * 32);
+    // A burst and what is in the ring may be less than that quarter, by less than a burst.
+    let free = setup.cache.available() as u64;
+    assert_eq!(kept + free, 1024);
+    assert!((256 - 32..256 + 64).contains(&free), "{free} of 1024 left");
+    drop(end);
+}
+
+#[test]
 fn what_a_port_does_not_take_is_not_mirrored() {
     let mut setup = Setup::new();
     let (to, _sink) = setup.ring("sink", 4);
