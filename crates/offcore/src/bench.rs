@@ -119,16 +119,17 @@ impl Rows {
         draw: impl FnOnce(&[Row], &std::path::Path) -> anyhow::Result<()>,
         table: impl FnOnce(&[Row]) -> String,
     ) -> anyhow::Result<()> {
-        if let Some(path) = plot {
-            draw(&self.rows, path)
-                .with_context(|| format!("--plot {}", path.display()))
-                .map_err(|error| anyhow!("{error:#}"))?;
-        }
         match self.format {
             Format::Json => self.written?,
             Format::Csv => write(&csv(&self.rows)?)?,
             Format::Table => write(&table(&self.rows))?,
         };
+        // Last: rows that took minutes are not lost with a file that cannot be written.
+        if let Some(path) = plot {
+            draw(&self.rows, path)
+                .with_context(|| format!("--plot {}", path.display()))
+                .map_err(|error| anyhow!("{error:#}"))?;
+        }
         Ok(())
     }
 }
