@@ -4,13 +4,18 @@
 //! that take several buffers. To a port that can do as much they go as they are. For any other port the core does here
 //! what was left to do: it completes checksums, segments, and copies several buffers into one.
 
-use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
 use offcore_stats::Stage;
 use offcore_wire::checksum::{self, Sum};
 use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 
 use crate::{Context, Drop, TxQueue};
+
+/// Segments that one call makes at most: twice as many as a burst of packets of 64 KiB becomes with TCP's default segment
+/// size of 536 bytes (RFC 9293, 3.7.1). Segments of a few bytes are allowed, but a guest that asks for many of them has
+/// its packets dropped; without a bound one burst would keep the core from everybody else for tens of milliseconds.
+const SEGMENTS: usize = BURST * 256;
 
 /// Which packets a TX queue takes that are not [plain](Packet::is_plain). The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +37,8 @@ impl Accepts {
 }
 
 /// Leaves in `burst` only packets that `tx` takes, made of those that were there, in their order. When they become more
-/// than a burst holds, the first are sent. Those that nothing can be made of are dropped and counted with `tx`.
+/// than a burst holds, the first are sent. Those that nothing can be made of, and those that would become more segments
+/// than a call makes, are dropped and counted with `tx`.
 pub fn settle(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
     let accepts = tx.accepts();
     if burst.iter().all(|packet| accepts.takes(packet)) {
@@ -44,7 +50,7 @@ pub fn settle(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
 #[cold]
 fn settle_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
     let packets = std::mem::take(burst);
-    let mut out = Out { tx, burst };
+    let mut out = Out { tx, burst, segments: SEGMENTS };
     for packet in packets {
         match settled(accepts, packet, ctx.cache) {
             Settled::Packet(packet) => out.push(packet, ctx),
@@ -145,6 +151,8 @@ fn segment(
     if segmenter.longest() > pool.data_room() && !accepts.segments {
         return Err((Drop::TooBig, 1));
     }
+    let count = segmenter.segments().count();
+    out.segments = out.segments.checked_sub(count).ok_or((Drop::TooBig, 1))?;
     let header_len = segmenter.header_len();
     let mut payload = Reader::new(pool.segments(packet));
     payload.read(&mut front[..header_len]);
@@ -172,6 +180,8 @@ fn reason(error: GsoError) -> Drop {
 struct Out<'a> {
     tx: &'a mut dyn TxQueue,
     burst: &'a mut Burst,
+    /// Segments that may still be made.
+    segments: usize,
 }
 
 impl Out<'_> {

@@ -6,7 +6,7 @@ mod common;
 
 use common::tcp::{are_segments, whole};
 use common::{Worker, frame, pool};
-use offcore_mem::{Burst, Packet};
+use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::settle::settle;
 use offcore_port::{Accepts, Context, Drop, TxCounters, TxQueue};
 use offcore_wire::checksum;
@@ -221,6 +221,27 @@ fn nonsense_is_dropped_and_counted() {
     send_one(&mut worker, &mut sink, &NetHeader { gso_size: 4000, gso_type: GSO_TCPV4, ..header }, &bytes);
     assert_eq!((sink.counters.dropped(Drop::TooBig), sink.counters.dropped_total()), (1, 7));
     assert!(sink.sent.is_empty());
+}
+
+/// A guest whose packets ask for segments of eight bytes, which TCP allows.
+#[test]
+fn a_burst_becomes_so_many_segments_at_most() {
+    let mut worker = Worker::new(pool(4096));
+    let mut sink = Sink::new(NONE, false);
+    let (header, bytes) = whole(false, 64_000, 8);
+    let (ordinary, its_bytes) = whole(false, 5000, 1448);
+    send(&mut worker, &mut sink, |worker| {
+        let mut burst: Burst = (0..BURST - 1).map(|_| worker.packet_with(&header, &bytes)).collect();
+        burst.insert(0, worker.packet_with(&ordinary, &its_bytes));
+        burst
+    });
+    // There may be 16384: four, and two packets of 8000.
+    assert_eq!(sink.sent.len(), 4 + 2 * 8000);
+    assert_eq!(sink.counters.dropped(Drop::TooBig), BURST as u64 - 3);
+    // The next burst has a bound of its own, and a packet within it passes.
+    let (header, bytes) = whole(false, 40_000, 8);
+    send_one(&mut worker, &mut sink, &header, &bytes);
+    assert_eq!(sink.sent.len(), 4 + 2 * 8000 + 5000);
 }
 
 #[test]
