@@ -10,6 +10,7 @@ pub mod cell;
 pub mod connection;
 pub mod dequeue;
 pub mod enqueue;
+pub mod eventfd;
 pub mod features;
 pub mod frontend;
 mod headers;

@@ -4,8 +4,7 @@
 //! acknowledges when nothing is in flight any more. Packets stand in the order of the mover's reorder ring; beside it is
 //! what is needed when a packet is published: its buffer and its chains.
 
-use std::io::IoSliceMut;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -15,9 +14,9 @@ use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
 use offcore_wire::virtio_net::Offloads;
-use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::cell::{Binding, Report, VringCell, VringConfig, Wanted};
+use crate::eventfd;
 use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
 
 /// Copies gathered before they are submitted, at most.
@@ -100,7 +99,7 @@ impl Active {
     pub(crate) fn disarm(&mut self) {
         self.queue.set_notification(false);
         if let Some(kick) = &self.config.kick {
-            empty(kick);
+            eventfd::empty(kick);
         }
     }
 
@@ -120,22 +119,8 @@ impl Active {
     #[cold]
     fn notify(&self) {
         if let Some(call) = &self.config.call {
-            // A full eventfd counter already holds a notification; any other failure is the front end's doing.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            eventfd::signal(call.as_fd());
         }
-    }
-}
-
-/// Empties an eventfd, which is empty most of the time. Whoever has it, too, can make reads of it block, at any moment, so
-/// this one asks not to.
-#[cold]
-pub(crate) fn empty(event: &OwnedFd) {
-    let mut counter = [0u8; 8];
-    let mut into = [IoSliceMut::new(&mut counter)];
-    // An eventfd has no position, which is said by the largest one.
-    if rustix::io::preadv2(event, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
-        // Linux before 5.8.
-        let _ = rustix::io::read(event, &mut counter);
     }
 }
 

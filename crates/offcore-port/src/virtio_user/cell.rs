@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offcore_mem::{Packet, Pool, PoolCache};
 use offcore_ring::{RingError, driver};
+use offcore_vhost::eventfd;
 use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, received, transmitted};
 use offcore_vhost::frontend::DriverQueue;
 use offcore_wire::virtio_net::Offloads;
@@ -53,8 +54,7 @@ impl Ring {
 
     #[cold]
     fn kick(&self) {
-        // A full eventfd has been kicked enough.
-        let _ = rustix::io::write(self.queue.kick(), &1u64.to_ne_bytes());
+        eventfd::signal(self.queue.kick());
     }
 
     /// Asks the back end to notify when it returns a chain.

@@ -7,7 +7,7 @@
 mod memory;
 mod rings;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
@@ -16,6 +16,7 @@ use rustix::fs::FileType;
 use super::device::{Device, DeviceEvents};
 use super::ring::Ring;
 use super::{BackendConfig, ControlError, MAX_SLOTS, MIN_MTU};
+use crate::eventfd;
 use crate::features::{
     PROTOCOL_BACKEND_REQ, PROTOCOL_NET_MTU, PROTOCOL_OFFERED, PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE,
     PROTOCOL_STATUS, STATUS_FEATURES_OK, VERSION_1,
@@ -203,8 +204,7 @@ impl Session {
             ring.broken = cell.report().broken;
             if let Some(source) = ring.broken {
                 if let Some(err) = &ring.err {
-                    // A counter that is full has told it already.
-                    let _ = rustix::io::write(err, &1u64.to_ne_bytes());
+                    eventfd::signal(err.as_fd());
                 }
                 broken.push(ControlError::Broken { queue: ring.queue, source });
             }

@@ -401,6 +401,23 @@ fn a_worker_that_does_not_answer_costs_the_connection_and_keeps_the_memory() {
     assert_eq!(third.base(0), Some(Reply::Vring(VringState { index: 0, num: 0 })));
 }
 
+/// The front end has filled its error eventfd, and made it one that blocks after it was handed over.
+#[test]
+fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
+    let backend = backend("full", PATIENCE, ());
+    let (first, _second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
+    let mut peer = Peer::new(&backend);
+    let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let event = VringFd { index: 0, fd: Some(err.as_fd()) };
+    assert_eq!(peer.ask(Request::SetVringErr(event)), Some(Reply::Value(0)));
+    (0..2).for_each(|index| peer.start(index));
+    rustix::fs::fcntl_setfl(&err, rustix::fs::OFlags::empty()).unwrap();
+    rustix::io::write(&err, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    first.break_down(RingError::Descriptor { found: 999, size: 256 });
+    until("seen", || backend.device().status().last_error.is_some());
+    assert!(peer.table().is_some(), "the control thread goes on");
+}
+
 #[test]
 fn a_broken_virtqueue_is_seen_and_told_and_stays_down_until_it_is_begun_anew() {
     let backend = backend("broken", PATIENCE, ());

@@ -10,9 +10,9 @@ use rustix::event::EventfdFlags;
 
 use super::{FrontEndConfig, FrontEndError, MemoryFd};
 use crate::backend::MAX_QUEUE_PAIRS;
+use crate::eventfd;
 use crate::features::is_packed;
 use crate::message::VringAddr;
-use crate::vring::empty;
 
 /// Ring parts do not share cache lines, nor the pairs of them that are fetched together.
 const ALIGN: usize = 128;
@@ -57,7 +57,7 @@ impl DriverQueue {
 
     /// Empties [`call`](Self::call), without waiting even where the back end has made reads of it block.
     pub fn forget_calls(&self) {
-        empty(&self.call);
+        eventfd::empty(&self.call);
     }
 
     pub(super) fn addresses(&self) -> VringAddr {

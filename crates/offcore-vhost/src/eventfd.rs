@@ -1,0 +1,192 @@
+//! Eventfds that somebody else has, too: they are signalled and emptied without ever waiting.
+//!
+//! A write to an eventfd whose counter is full waits, unless a flag of the open file says otherwise; everybody who has the
+//! file can change the flag, at any moment, and fill the counter. Eventfds know no write that asks not to wait for itself
+//! (`RWF_NOWAIT`). What never waits is the kernel's own signal, which it gives when an asynchronous read is complete
+//! (`IOCB_FLAG_RESFD`, io_submit(2)): so a read of nothing is submitted, which is complete at once.
+
+use std::cell::RefCell;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+/// Completions that are collected at a time.
+const EVENTS: usize = 32;
+
+thread_local! {
+    /// Made at the first signal of a thread; `None` where the system has no asynchronous reads for it.
+    static SIGNALLER: RefCell<Option<Option<Signaller>>> = const { RefCell::new(None) };
+}
+
+/// Adds one to the counter of an eventfd, or nothing if it is full: it holds a signal then already. Errors are the doing
+/// of whoever gave the descriptor, and have no consequences.
+///
+/// Where the system gives this thread no asynchronous reads (`fs.aio-max-nr`, a sandbox), it is a plain write, which waits
+/// as long as the eventfd is full and blocking.
+#[cold]
+pub fn signal(event: BorrowedFd<'_>) {
+    let signalled = SIGNALLER.with_borrow_mut(|signaller| {
+        let signaller = signaller.get_or_insert_with(|| Signaller::new().ok());
+        signaller.as_ref().is_some_and(|signaller| signaller.signal(event).is_ok())
+    });
+    if !signalled {
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    }
+}
+
+/// Empties an eventfd, which is empty most of the time.
+#[cold]
+pub(crate) fn empty(event: &OwnedFd) {
+    let mut counter = [0u8; 8];
+    let mut into = [IoSliceMut::new(&mut counter)];
+    // An eventfd has no position, which is said by the largest one.
+    if rustix::io::preadv2(event, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
+        // Linux before 5.8.
+        let _ = rustix::io::read(event, &mut counter);
+    }
+}
+
+/// A thread's asynchronous reads of nothing.
+#[derive(Debug)]
+struct Signaller {
+    /// The kernel's `aio_context_t`.
+    context: libc::c_ulong,
+    nothing: OwnedFd,
+}
+
+/// `struct iocb` of linux/aio_abi.h, little-endian.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    file: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    event: u32,
+}
+
+const _: () = assert!(size_of::<Iocb>() == 64 && cfg!(target_endian = "little"), "linux/aio_abi.h");
+
+/// `struct io_event`: whose fields nobody looks at.
+type IoEvent = [u64; 4];
+
+/// `IOCB_CMD_PREAD`.
+const READ: u16 = 0;
+/// `IOCB_FLAG_RESFD`.
+const HAS_EVENT: u32 = 1;
+
+impl Signaller {
+    fn new() -> Result<Self, Errno> {
+        let nothing = rustix::fs::memfd_create("offcore-nothing", MemfdFlags::CLOEXEC)?;
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: io_setup(2) writes the context to where the pointer says, and nothing else.
+        returned(unsafe { libc::syscall(libc::SYS_io_setup, EVENTS as libc::c_long, &raw mut context) })?;
+        Ok(Self { context, nothing })
+    }
+
+    fn signal(&self, event: BorrowedFd<'_>) -> Result<(), Errno> {
+        let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned();
+        let mut read = Iocb {
+            opcode: READ,
+            file: number(self.nothing.as_fd()),
+            flags: HAS_EVENT,
+            event: number(event),
+            ..Iocb::default()
+        };
+        match self.submit(&mut read) {
+            // The completions of the last ones have not been collected.
+            Err(Errno::AGAIN) => {
+                self.collect()?;
+                self.submit(&mut read)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn submit(&self, read: &mut Iocb) -> Result<(), Errno> {
+        let mut list = [&raw mut *read];
+        // SAFETY: the list has one block, of which the kernel keeps a copy; a read of no bytes touches no memory.
+        returned(unsafe {
+            libc::syscall(libc::SYS_io_submit, self.context, 1 as libc::c_long, list.as_mut_ptr())
+        })
+    }
+
+    fn collect(&self) -> Result<(), Errno> {
+        let mut events = [IoEvent::default(); EVENTS];
+        let (none, all) = (0 as libc::c_long, EVENTS as libc::c_long);
+        let no_time = std::ptr::null_mut::<libc::timespec>();
+        // SAFETY: there is room for as many events as are asked for; at least none is asked for, so it does not wait.
+        returned(unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.context, none, all, events.as_mut_ptr(), no_time)
+        })
+    }
+}
+
+impl Drop for Signaller {
+    fn drop(&mut self) {
+        // SAFETY: the context is this thread's, which makes no more use of it.
+        let _ = unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+/// What a system call that failed says.
+fn returned(value: libc::c_long) -> Result<(), Errno> {
+    match value {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn counter(event: &OwnedFd) -> u64 {
+        let mut counter = [0; 8];
+        rustix::io::read(event, &mut counter).unwrap();
+        u64::from_ne_bytes(counter)
+    }
+
+    #[test]
+    fn signals_are_counted_and_taken_back() {
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        // More than there is room for completions.
+        for _ in 0..10_000 {
+            signal(event.as_fd());
+        }
+        assert_eq!(counter(&event), 10_000);
+        signal(event.as_fd());
+        empty(&event);
+        empty(&event);
+        assert_eq!(rustix::io::read(&event, &mut [0; 8]), Err(Errno::AGAIN));
+    }
+
+    /// On a thread of its own, so that a signal that waits is a failure and not the end of the tests.
+    #[test]
+    fn a_full_eventfd_that_blocks_is_not_waited_for() {
+        let event = std::sync::Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
+        rustix::io::write(&*event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (done, wait) = std::sync::mpsc::channel();
+        let shared = std::sync::Arc::clone(&event);
+        let signals = std::thread::spawn(move || {
+            for _ in 0..1000 {
+                signal(shared.as_fd());
+            }
+            empty(&shared);
+            empty(&shared);
+            done.send(()).unwrap();
+        });
+        wait.recv_timeout(std::time::Duration::from_secs(10)).expect("a signal waits");
+        signals.join().unwrap();
+    }
+}
