@@ -191,6 +191,19 @@ pub enum ControlError {
         /// Why.
         source: MemoryError,
     },
+    /// A memory region whose pages somebody could hold back.
+    #[error(
+        "{code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs), \
+         hugetlbfs, ext4, xfs or btrfs"
+    )]
+    FileSystem {
+        /// The request.
+        code: Code,
+        /// Guest physical address.
+        guest: u64,
+        /// The file system's number in linux/magic.h.
+        found: i64,
+    },
     /// The memory table makes no sense.
     #[error("{code}: {source}")]
     Table {

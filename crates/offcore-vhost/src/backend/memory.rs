@@ -8,8 +8,15 @@ use offcore_mem::{GuestMemory, GuestRegion, Mapping};
 use super::ControlError;
 use crate::message::{Code, MemoryRegion};
 
-/// The file system of hugepages (linux/magic.h).
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+/// File systems of whose pages the kernel disposes alone (linux/magic.h): memfds and shared memory, hugepages, and disks
+/// of this machine. On others (FUSE, a network's) whoever serves the file could keep a worker that touches a page waiting.
+const FILE_SYSTEMS: [i64; 6] = [TMPFS, HUGETLBFS, RAMFS, EXT4, XFS, BTRFS];
+const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
+const RAMFS: i64 = 0x8584_58f6;
+const EXT4: i64 = 0xef53;
+const XFS: i64 = 0x5846_5342;
+const BTRFS: i64 = 0x9123_683e;
 
 /// Maps the regions of a memory table. The files are closed; the mappings stay as long as the table.
 pub(super) fn table(regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<GuestMemory, ControlError> {
@@ -21,13 +28,7 @@ pub(super) fn table(regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<GuestMemory
 /// Maps one region, for the request `code`.
 pub(super) fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd) -> Result<GuestRegion, ControlError> {
     let &MemoryRegion { guest, size, user, mmap_offset } = region;
-    let page = page_size(fd)
-        .map_err(|source| ControlError::Mapping {
-            code,
-            guest,
-            source: MemoryError::System { what: "fstatfs", len: 0, source },
-        })?
-        .max(1);
+    let page = page_size(code, guest, fd)?;
     // A region need not begin or end at a page, least of all at a hugepage, but a mapping does.
     let begin = mmap_offset - mmap_offset % page;
     let range = || {
@@ -48,8 +49,30 @@ pub(super) fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd) -> Result<Gue
 }
 
 /// Bytes of a page of the file.
-fn page_size(fd: &OwnedFd) -> Result<u64, rustix::io::Errno> {
-    let stat = rustix::fs::fstatfs(fd)?;
-    let huge = (stat.f_type == HUGETLBFS_MAGIC).then(|| u64::try_from(stat.f_bsize).ok()).flatten();
-    Ok(huge.unwrap_or(rustix::param::page_size() as u64))
+fn page_size(code: Code, guest: u64, fd: &OwnedFd) -> Result<u64, ControlError> {
+    let stat = rustix::fs::fstatfs(fd).map_err(|source| {
+        let source = MemoryError::System { what: "fstatfs", len: 0, source };
+        ControlError::Mapping { code, guest, source }
+    })?;
+    if !FILE_SYSTEMS.contains(&stat.f_type) {
+        return Err(ControlError::FileSystem { code, guest, found: stat.f_type });
+    }
+    let huge = (stat.f_type == HUGETLBFS).then(|| u64::try_from(stat.f_bsize).ok()).flatten();
+    Ok(huge.unwrap_or(rustix::param::page_size() as u64).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_somebody_could_hold_back_is_refused() {
+        let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };
+        let (_mapping, fd) = Mapping::memfd("guest", 4096, offcore_mem::Hugepages::None).unwrap();
+        assert!(map(Code::ADD_MEM_REG, &region, &fd).is_ok());
+        // Any file that is in none of these file systems.
+        let fd = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
+        let error = map(Code::ADD_MEM_REG, &region, &fd).unwrap_err();
+        assert!(matches!(error, ControlError::FileSystem { guest: 0, found: 0x9fa0, .. }), "{error}");
+    }
 }

@@ -405,7 +405,7 @@ fn a_worker_that_does_not_answer_costs_the_connection_and_keeps_the_memory() {
 #[test]
 fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
     let backend = backend("full", PATIENCE, ());
-    let (first, _second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
+    let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
     let mut peer = Peer::new(&backend);
     let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let event = VringFd { index: 0, fd: Some(err.as_fd()) };
@@ -413,6 +413,8 @@ fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
     (0..2).for_each(|index| peer.start(index));
     rustix::fs::fcntl_setfl(&err, rustix::fs::OFlags::empty()).unwrap();
     rustix::io::write(&err, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    first.advance_to(5);
+    second.advance_to(6);
     first.break_down(RingError::Descriptor { found: 999, size: 256 });
     until("seen", || backend.device().status().last_error.is_some());
     assert!(peer.table().is_some(), "the control thread goes on");
