@@ -301,10 +301,7 @@ impl Vring {
                 self.active = Some(active);
                 self.resize(mover, size);
             }
-            Some(Err(error)) => {
-                tracing::warn!(queue = self.cell.queue(), %error, "virtqueue cannot start");
-                self.report.broken = Some(error);
-            }
+            Some(Err(error)) => self.report.broken = Some(error),
         }
     }
 
@@ -321,10 +318,10 @@ impl Vring {
         self.chains = Chains::new(size);
     }
 
-    /// The queue is broken: it takes no more chains until the front end starts it anew.
+    /// The queue is broken: it takes no more chains until the front end starts it anew. The control side says so: a guest
+    /// that breaks its queues in turn must not have the worker wait for whoever reads the log.
     #[cold]
     pub(crate) fn break_down(&mut self, error: RingError) {
-        tracing::warn!(queue = self.cell.queue(), %error, "virtqueue is broken: the guest must reset it");
         if let Some(active) = &self.active {
             self.report.base = active.queue.base();
         }

@@ -237,7 +237,7 @@ pub enum ControlError {
     #[error("guest memory has vanished: a file of the memory table was truncated while the device used it")]
     Vanished,
     /// A virtqueue broke.
-    #[error("virtqueue {queue} is broken: {source}")]
+    #[error("virtqueue {queue} is broken until the guest resets it: {source}")]
     Broken {
         /// Index of the virtqueue.
         queue: u16,

@@ -439,7 +439,7 @@ fn a_broken_virtqueue_is_seen_and_told_and_stays_down_until_it_is_begun_anew() {
     let status = backend.device().status();
     assert_eq!(
         status.last_error.unwrap().to_string(),
-        "virtqueue 0 is broken: descriptor 999 of a table of 256"
+        "virtqueue 0 is broken until the guest resets it: descriptor 999 of a table of 256"
     );
     assert_eq!((status.vrings[0].broken, status.vrings[1].broken), (Some(error), None));
     assert!(peer.connection.is_alive());
