@@ -29,7 +29,7 @@ use offcore_stats::lcore;
 
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::about::{AboutPeer, feature_names};
-use crate::peer::machine::{find_program, free_hugepage_mib};
+use crate::peer::machine::{self, find_program, free_hugepage_mib};
 use crate::peer::ovs;
 use crate::peer::tempdir::TempDir;
 use crate::peer::testpmd::Memory;
@@ -197,17 +197,18 @@ impl Pages {
         let free = free_hugepage_mib();
         Ok(match options.hugepages {
             Hugepages::Auto if free >= HUGEPAGE_MIB => huge,
-            Hugepages::Auto | Hugepages::None if options.peer == Some(Peer::Ovs) => bail!(
-                "--peer ovs: Open vSwitch has its packet buffers on 2 MiB pages, {HUGEPAGE_MIB} MiB for both sides, of \
-                 which {free} MiB are free: sysctl -w vm.nr_hugepages={}, and no --hugepages none",
-                HUGEPAGE_MIB / 2
+            Hugepages::None if options.peer == Some(Peer::Ovs) => {
+                bail!(
+                    "--peer ovs: Open vSwitch has its packet buffers on 2 MiB pages: leave --hugepages none out"
+                )
+            }
+            Hugepages::Auto if options.peer == Some(Peer::Ovs) => bail!(
+                "--peer ovs: Open vSwitch has its packet buffers on 2 MiB pages: {}",
+                machine::more_hugepages(HUGEPAGE_MIB)
             ),
             Hugepages::Auto | Hugepages::None => ordinary,
             Hugepages::Size2M if free >= HUGEPAGE_MIB => huge,
-            Hugepages::Size2M => bail!(
-                "{free} MiB of free 2 MiB pages; {HUGEPAGE_MIB} needed for both sides: sysctl -w vm.nr_hugepages={}",
-                HUGEPAGE_MIB / 2
-            ),
+            Hugepages::Size2M => bail!("{}", machine::more_hugepages(HUGEPAGE_MIB)),
             Hugepages::Size1G => bail!("both sides get 2 MiB pages or ordinary ones: --hugepages 2M or none"),
         })
     }

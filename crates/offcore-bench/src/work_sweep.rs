@@ -9,6 +9,7 @@ use offcore_stats::tsc;
 use crate::alternate::turn;
 use crate::copier::Setup;
 use crate::core_cost::{BURST, Lane};
+use crate::guest::Seen;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed};
 use crate::progress::Progress;
@@ -39,9 +40,10 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             for work_ns in WORK_NS {
                 progress.say(&format!("{workload}, {work_ns} ns of work"));
                 lane.set_work(work_ns);
+                let before = lane.seen();
                 let turn = |_| Ok(turn(&mut lane, options.bursts, &other)?.timed.core_per_packet());
                 let samples = (0..turns).map(turn).collect::<Result<Vec<_>>>()?;
-                emit(row(&mut lane, setup, &workload, work_ns, &samples));
+                emit(row(&mut lane, &before, setup, &workload, work_ns, &samples));
                 progress.step();
             }
         }
@@ -50,8 +52,17 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-fn row(lane: &mut Lane, setup: Setup, workload: &Workload, work_ns: u64, samples: &[f64]) -> Row {
+/// `before` is what the guests had seen when these samples began.
+fn row(
+    lane: &mut Lane,
+    before: &Seen,
+    setup: Setup,
+    workload: &Workload,
+    work_ns: u64,
+    samples: &[f64],
+) -> Row {
     let seen = lane.seen();
+    let received = seen.received - before.received;
     let mut row = Row {
         bench: "vhost",
         case: "work".into(),
@@ -65,9 +76,9 @@ fn row(lane: &mut Lane, setup: Setup, workload: &Workload, work_ns: u64, samples
         temperature: Temperature::Remote.name().into(),
         window: Temperature::Remote.window(),
         work_ns,
-        received: seen.received,
-        verified: seen.verified,
-        lost: seen.sent - seen.received,
+        received,
+        verified: seen.verified - before.verified,
+        lost: seen.sent - before.sent - received,
         ..Row::default()
     };
     row.set_cycles(Spread::of(samples), tsc::hz());

@@ -47,8 +47,9 @@ pub enum MemoryError {
     },
     /// Not enough hugepages.
     #[error(
-        "{len} bytes of {page_size} MiB hugepages are not to be had ({source}): set /proc/sys/vm/nr_hugepages, or use \
-         --hugepages none"
+        "{len} bytes of {page_size} MiB hugepages are not to be had ({source}): set \
+         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, or use --hugepages none",
+        page_size << 10
     )]
     Hugepages {
         /// Bytes wanted.

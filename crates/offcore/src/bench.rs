@@ -9,12 +9,13 @@
 mod cells;
 mod copy;
 mod dma;
+mod end_to_end;
 mod gpu;
 mod latency;
 mod model;
 mod vhost;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use anyhow::{Context, anyhow};
@@ -25,7 +26,7 @@ use serde_json::Value;
 
 use crate::Failure;
 use crate::args::Lcores;
-use crate::output::write;
+use crate::output::{say, told, write};
 
 /// What `offcore bench` measures.
 #[derive(Debug, Subcommand)]
@@ -116,7 +117,7 @@ impl Rows {
     pub(crate) fn finish(
         self,
         plot: Option<&PathBuf>,
-        draw: impl FnOnce(&[Row], &std::path::Path) -> anyhow::Result<()>,
+        draw: impl FnOnce(&[Row], &Path) -> anyhow::Result<()>,
         table: impl FnOnce(&[Row]) -> String,
     ) -> anyhow::Result<()> {
         match self.format {
@@ -128,7 +129,7 @@ impl Rows {
         if let Some(path) = plot {
             draw(&self.rows, path)
                 .with_context(|| format!("--plot {}", path.display()))
-                .map_err(|error| anyhow!("{error:#}"))?;
+                .map_err(|error| told(&error))?;
         }
         Ok(())
     }
@@ -142,6 +143,22 @@ fn cpu_model() -> Option<&'static str> {
         Some(line.split_once(':')?.1.trim().to_owned())
     });
     MODEL.as_deref()
+}
+
+/// A file for a plot, in a directory that is there.
+pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.extension().is_none_or(|extension| extension != "svg") {
+        return Err("expected a name that ends in .svg, which is what is drawn".into());
+    }
+    if path.is_dir() {
+        return Err("a directory has that name".into());
+    }
+    if !folder.is_dir() {
+        return Err(format!("there is no directory {}", folder.display()));
+    }
+    Ok(path)
 }
 
 /// A frame length, FCS included.
@@ -169,6 +186,9 @@ pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>
         if !available.contains(&found) {
             return Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available }));
         }
+    }
+    if other.is_none() {
+        say("warning: one lcore plays everybody: the data stays in its cache, also what is called remote");
     }
     Ok((lcore.ok_or("--lcores: this process may run on no lcore")?, other))
 }

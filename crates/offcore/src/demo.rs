@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::args::{Format, SwitchArgs};
-use crate::output::{say, write};
+use crate::output::{say, told, write};
 use crate::report::columns;
 
 /// Runs the demo and shows what came out.
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     let options = demo::Options { quick: args.quick, hugepages: Hugepages::Auto, lcore, other_lcore };
     let result = demo::run(&options, &Progress::visible());
     // Our errors name their causes themselves, anyhow's contexts do not.
-    let result = result.map_err(|error| anyhow!("--demo: {error:#}"))?;
+    let result = result.map_err(|error| anyhow!("--demo: {}", told(&error)))?;
     match args.format {
         Format::Table => write(&format!("{}\n{}\n", table(&result), sentence(&result.rows)))?,
         Format::Json => write(&json(&result)?)?,

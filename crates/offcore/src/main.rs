@@ -96,7 +96,7 @@ fn usage(names: &[&str], text: &str) -> ExitCode {
 
 fn start_logging(verbose: u8) -> Result<(), String> {
     let filter = match (verbose, std::env::var("OFFCORE_LOG")) {
-        (0, Ok(text)) if !text.is_empty() => text.parse().map_err(|error| {
+        (0, Ok(text)) if !text.is_empty() => log_filter(&text).map_err(|error| {
             format!("OFFCORE_LOG='{text}': {error}; expected a level, or levels by crate such as offcore_vhost=debug")
         })?,
         (0, _) => Targets::new().with_default(LevelFilter::WARN),
@@ -109,4 +109,12 @@ fn start_logging(verbose: u8) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal());
     tracing_subscriber::registry().with(lines).with(filter).init();
     Ok(())
+}
+
+/// `tracing` takes any word for the name of a crate, and a level that is misspelt would switch everything else off.
+fn log_filter(text: &str) -> Result<Targets, String> {
+    for part in text.split(',').filter(|part| !part.contains('=')) {
+        part.trim().parse::<LevelFilter>().map_err(|_| format!("'{part}' is no level"))?;
+    }
+    text.parse().map_err(|error: tracing_subscriber::filter::ParseError| error.to_string())
 }

@@ -9,6 +9,18 @@ pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// An error and its causes, each once: our errors name their causes themselves, anyhow's contexts do not.
+pub(crate) fn told(error: &anyhow::Error) -> anyhow::Error {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text = text + colon + &cause;
+        }
+    }
+    anyhow!(text)
+}
+
 /// Writes results to stdout; `false` when nobody reads them any more, as behind `| head`.
 ///
 /// # Errors

@@ -14,6 +14,7 @@ use offcore_mem::Hugepages;
 use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores, within};
 use crate::bench::{Format, Rows, frame, two_lcores};
+use crate::output::told;
 use crate::report::columns;
 
 /// A B B A blocks of a frame length.
@@ -110,7 +111,7 @@ fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
 /// # Errors
 /// [`Failure::Usage`] for lcores that are not to be had, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
-    let failed = |error: anyhow::Error| anyhow!("offcore predict: {error:#}");
+    let failed = |error: anyhow::Error| anyhow!("offcore predict: {}", told(&error));
     let mut rows = Rows::new(args.format);
     match args.machine {
         Whose::Here => {
@@ -119,11 +120,32 @@ pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
             Ok(rows.finish(None, |_, _| Ok(()), |rows| here(rows, &options))?)
         }
         Whose::Guide => {
+            of_this_machine(args).map_err(Failure::Usage)?;
             for guide in GUIDES {
                 guide.rows().map_err(failed)?.into_iter().for_each(|row| rows.push(row));
             }
             Ok(rows.finish(None, |_, _| Ok(()), |rows| GUIDES.iter().map(|g| guide(g, rows)).collect())?)
         }
+    }
+}
+
+/// What describes or measures a machine does not change the guides'.
+fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
+    let given = [
+        (args.cores != 1, "--cores"),
+        (args.ports != 1, "--ports"),
+        (args.port_gbps != 100, "--port-gbps"),
+        (args.devices != 1, "--devices"),
+        (args.engines != 4, "--engines"),
+        (!args.frames.is_empty(), "--frame"),
+        (args.temperature != Temperature::Remote, "--temperature"),
+        (args.lcores.is_some(), "--lcores"),
+    ];
+    match given.into_iter().find(|(given, _)| *given) {
+        Some((_, flag)) => {
+            Err(format!("{flag} goes with --machine here: the guides' machines are what they are"))
+        }
+        None => Ok(()),
     }
 }
 

@@ -369,7 +369,7 @@ pub const OUTSIDE: [(&str, &str); 5] = [
     ),
     ("migration up to 4 times one core (DSA-2LM)", "the core's copy decides"),
     ("IPC up to 2.1 times, latency -72 % (Rocket)", "that system's software decides"),
-    ("388 cycles a packet of asynchronous vhost (vhost guide)", "software; a parameter of offcore predict"),
+    ("388 cycles a packet of asynchronous vhost (vhost guide)", "software"),
 ];
 
 #[cfg(test)]

@@ -13,11 +13,22 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 
 /// MiB of 2 MiB hugepages that nobody uses or has reserved.
 pub fn free_hugepage_mib() -> u32 {
-    let count = |name: &str| -> u32 {
-        std::fs::read_to_string(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").join(name))
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0)
-    };
-    count("free_hugepages").saturating_sub(count("resv_hugepages")).saturating_mul(2)
+    hugepages("free_hugepages").saturating_sub(hugepages("resv_hugepages")).saturating_mul(2)
+}
+
+/// What to say where fewer than `needed` MiB of 2 MiB pages are free: how many there are, and the command that adds what
+/// is missing to those that others use.
+pub fn more_hugepages(needed: u32) -> String {
+    let free = free_hugepage_mib();
+    let all = hugepages("nr_hugepages").saturating_add(needed.saturating_sub(free).div_ceil(2));
+    format!(
+        "{needed} MiB of 2 MiB pages are needed for both sides and {free} MiB are free: sysctl -w vm.nr_hugepages={all}"
+    )
+}
+
+fn hugepages(name: &str) -> u32 {
+    std::fs::read_to_string(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").join(name))
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
 }

@@ -10,7 +10,7 @@ use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
-use super::{Format, frame};
+use super::{Format, frame, plot_file};
 use crate::args::{Lcores, choice, hugepages, lcores};
 
 /// A B B A blocks of a cell; the design asks for 200.
@@ -24,7 +24,7 @@ const QUICK_PATIENCE: Duration = Duration::from_millis(500);
 /// Flags of `offcore bench vhost` and `offcore bench copy`.
 #[derive(Args, Debug)]
 pub(crate) struct CellArgs {
-    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518, and fewer where a case says so]
+    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; flip: 512,1518; latency: 64,512,1518]
     #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
     pub frames: Vec<usize>,
 
@@ -57,7 +57,7 @@ pub(crate) struct CellArgs {
     pub quick: bool,
 
     /// Draw the core costs as an SVG
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
     /// A table for people, JSON with one object a line, or CSV

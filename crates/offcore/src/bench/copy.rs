@@ -1,6 +1,6 @@
 //! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), and the ports it needs, over veth.
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, bail};
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
@@ -12,10 +12,10 @@ use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 
 use super::cells::{CellArgs, or};
-use super::{Rows, two_lcores};
+use super::{Rows, end_to_end, two_lcores};
 use crate::Failure;
 use crate::args::choice;
-use crate::output::say;
+use crate::output::told;
 use crate::report::columns;
 
 /// Rounds of 32768 packets of case conversion.
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))
             .context("offcore bench copy")
-            .map_err(|error| anyhow!("{error:#}"))?;
+            .map_err(|error| told(&error))?;
     }
     Ok(rows.finish(args.cells.plot.as_ref(), plot::packet_copy, table)?)
 }
@@ -163,11 +163,7 @@ fn measure(
         Case::EndToEnd => {
             let options = veth_options(args, options);
             match options.missing() {
-                Some(missing) => {
-                    // Whoever reads rows reads no such line.
-                    say(&format!("SKIP: end-to-end: {missing}"));
-                    Ok(())
-                }
+                Some(missing) => bail!("end-to-end: {missing}"),
                 None => veth::run(&options, &progress, emit),
             }
         }
@@ -183,8 +179,7 @@ fn conversion(args: &CopyArgs, options: &copy::Options, emit: &mut dyn FnMut(Row
 
 #[cfg(not(feature = "dpdk"))]
 fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
-    say(&format!("SKIP: conversion: {}", crate::eal::WITHOUT));
-    Ok(())
+    bail!("conversion: {}", crate::eal::WITHOUT)
 }
 
 fn options(args: &CopyArgs) -> Result<copy::Options, String> {
@@ -216,7 +211,8 @@ fn veth_options(args: &CopyArgs, options: &copy::Options) -> VethOptions {
 
 fn table(rows: &[Row]) -> String {
     let of = |arrangement: &str| rows.iter().filter(|row| row.arrangement == arrangement).collect::<Vec<_>>();
-    let tables = [core_costs(&of("core-cost")), end_to_end(&of("end-to-end"))];
+    let counted = "by the far interface's counter or, with rxonly, the port's own";
+    let tables = [core_costs(&of("core-cost")), end_to_end::table(&of("end-to-end"), counted, "sender")];
     tables.into_iter().filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
@@ -260,40 +256,6 @@ fn core_costs(rows: &[&Row]) -> String {
            the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
            Xeon Gold 6438N, software for mode cpu, DSA for offload; verified: of the packets sent, those whose content\n\
            and order were checked.\n"
-}
-
-fn end_to_end(rows: &[&Row]) -> String {
-    const HEADS: [&str; 13] = [
-        "port", "case", "frame", "Mpps", "min-max", "Gbit/s", "cycles", "peer", "peer's", "ratio",
-        "at least", "bound", "verified",
-    ];
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut cells = vec![HEADS.map(String::from)];
-    cells.extend(rows.iter().map(|row| {
-        let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
-        let whole = |cycles: Option<f64>| or_dash(cycles.map(|cycles| format!("{cycles:.0}")));
-        [
-            row.port.unwrap_or("-").into(),
-            row.case.clone(),
-            row.frame.to_string(),
-            format!("{:.2}", row.mpps),
-            format!("{:.2}-{:.2}", row.min, row.max),
-            format!("{:.1}", row.gbps),
-            whole(row.busy_cycles_per_packet),
-            or_dash(row.peer_median.map(|mpps| format!("{mpps:.2}"))),
-            whole(row.peer_cycles_per_packet),
-            times(row.peer_ratio),
-            times(row.peer_ratio_lower),
-            or_dash(row.fe_bound.unwrap_or_default().then(|| "sender".into())),
-            row.verified.to_string(),
-        ]
-    }));
-    columns(&cells, "llrrrrrrrrrlr")
-        + "Mpps: packets a second, by the far interface's counter or, with rxonly, the port's own; cycles: TSC of a round\n\
-           that moved packets, a packet; peer, peer's: the same of dpdk-testpmd, in turns; ratio: our speed over its, with\n\
-           the lower bound of 90 %; bound: the sender was too slow for both, and that is what was measured.\n"
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::cells::{or, temperature};
 use super::{Format, Rows, two_lcores};
 use crate::Failure;
 use crate::args::{Lcores, hugepages, lcores, within};
+use crate::output::told;
 use crate::report::columns;
 
 /// Rounds of a combination, and how long it may take.
@@ -134,7 +135,7 @@ pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
         let options = sharing_options(args).map_err(Failure::Usage)?;
         sharing::run(&options, &Progress::visible(), &mut emit)
     };
-    measured.map_err(|error| anyhow!("offcore bench dma: {error:#}"))?;
+    measured.map_err(|error| anyhow!("offcore bench dma: {}", told(&error)))?;
     Ok(rows.finish(None, |_, _| Ok(()), table)?)
 }
 

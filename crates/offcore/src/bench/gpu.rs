@@ -11,10 +11,10 @@ use offcore_bench::row::Row;
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
-use super::{Format, Rows, frame};
+use super::{Format, Rows, frame, plot_file};
 use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores, within};
-use crate::output::say;
+use crate::output::{say, told};
 use crate::report::columns;
 
 /// The examples of `offcore bench gpu --help`. A test parses each line that begins with `offcore`.
@@ -99,7 +99,7 @@ pub(crate) struct GpuArgs {
     pub quick: bool,
 
     /// Draw the tables as an SVG
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
     /// A table for people, JSON with one object a line, or CSV
@@ -137,7 +137,7 @@ fn memory() -> impl TypedValueParser<Value = Memory> {
 /// # Errors
 /// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
-    let failed = |error: anyhow::Error| anyhow!("offcore bench gpu: {error:#}");
+    let failed = |error: anyhow::Error| anyhow!("offcore bench gpu: {}", told(&error));
     check(args).map_err(Failure::Usage)?;
     let (device, line) =
         gpu::open(args.device.as_deref()).map_err(|error| failed(error.context("--device")))?;

@@ -10,8 +10,9 @@ use offcore_bench::model::{self, TOLERANCE, plot};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 
-use super::{Format, Rows};
+use super::{Format, Rows, plot_file};
 use crate::Failure;
+use crate::output::told;
 use crate::report::columns;
 
 /// The examples of `offcore bench model --help`. A test parses each line that begins with `offcore`.
@@ -32,7 +33,7 @@ its virtual clock; nothing is measured on this machine.";
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
     /// Draw the errors as an SVG
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
     /// A table for people, JSON with one object a line, or CSV
@@ -47,7 +48,7 @@ pub(crate) struct ModelArgs {
 pub(crate) fn run(args: &ModelArgs) -> Result<(), Failure> {
     let mut rows = Rows::new(args.format);
     model::run(&Progress::visible(), &mut |row| rows.push(row))
-        .map_err(|error| anyhow!("offcore bench model: {error:#}"))?;
+        .map_err(|error| anyhow!("offcore bench model: {}", told(&error)))?;
     Ok(rows.finish(args.plot.as_ref(), plot::errors, table)?)
 }
 

@@ -4,7 +4,7 @@ mod table;
 
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::Copier;
@@ -26,6 +26,7 @@ use super::cells::{CellArgs, or};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{choice, within};
+use crate::output::told;
 use table::table;
 
 /// The examples of `offcore bench vhost --help`. A test parses each line that begins with `offcore`.
@@ -163,7 +164,7 @@ pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))
             .context("offcore bench vhost")
-            .map_err(|error| anyhow!("{error:#}"))?;
+            .map_err(|error| told(&error))?;
     }
     let drawn = if args.cases.contains(&Case::WorkNs) { plot::work_sweep } else { plot::core_cost };
     Ok(rows.finish(args.cells.plot.as_ref(), drawn, table)?)

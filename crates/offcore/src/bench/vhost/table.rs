@@ -3,7 +3,7 @@
 use offcore_bench::memory::page_name;
 use offcore_bench::row::Row;
 
-use super::super::latency as latency_table;
+use super::super::{end_to_end, latency as latency_table};
 use crate::report::columns;
 
 /// All rows, for people.
@@ -37,7 +37,11 @@ pub(super) fn table(rows: &[Row]) -> String {
     let mut cells = vec![HEADS.map(String::from)];
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
-    cells.extend(rows.iter().filter(|row| !latency_table::is_latency(row)).map(|row| {
+    let (far, near): (Vec<&Row>, Vec<&Row>) = rows
+        .iter()
+        .filter(|row| !latency_table::is_latency(row))
+        .partition(|row| row.arrangement == "end-to-end");
+    cells.extend(near.into_iter().map(|row| {
         let over_cpu = row.offload_over_cpu.or(row.idle_channel_over_cpu);
         let over_best = row.auto_over_better.or(row.auto_over_oracle);
         let ratio = over_cpu.or(over_best).or(row.peer_ratio);
@@ -61,7 +65,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             or_dash(row.guest_ns_per_packet.map(|ns| format!("{ns:.0}"))),
             format!("{:.2}", row.mpps),
             or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
-            or_dash(row.bound.or(row.fe_bound.unwrap_or_default().then_some("front end")).map(String::from)),
+            or_dash(row.bound.map(String::from)),
             or_dash(row.copied_bytes_per_packet.map(|bytes| format!("{bytes:.0}"))),
             times(over_cpu),
             times(over_best),
@@ -78,8 +82,9 @@ pub(super) fn table(rows: &[Row]) -> String {
         ]
     }));
     let latencies = latency_table::table(rows);
+    let far = end_to_end::table(&far, "at the far side", "front end");
     if cells.len() == 1 {
-        return latencies;
+        return [far, peers(rows), latencies].concat();
     }
     let mut text = columns(&cells, "lllrllrrrrrrrlrrrrrrrllr");
     text += "cycles, ns, Mpps: what a packet costs the core alone, the median; blocks: those that count, of those that were\n\
@@ -88,12 +93,13 @@ pub(super) fn table(rows: &[Row]) -> String {
              idle: with an engine's channel that nothing is given to;\n\
              over cpu: its speed over that of cpu; auto: over that of the better of cpu and offload, all that it spent on\n\
              learning included, in case flip over that of who knows; peer: ours over that of --peer, and its lower bound at\n\
-             90 %; with guest: the same of core and guest together; all of them ratios of sums of what alternated, end to\n\
-             end medians. noise: how far from 1 the ratio of what two equal things cost the core was in this run;\n\
+             90 %; with guest: the same of core and guest together; all of them ratios of sums of what alternated.\n\
+             noise: how far from 1 the ratio of what two equal things cost the core was in this run;\n\
              guide's: Mpps of a whole Xeon 8471N core at 1.8 GHz, with DSA where an engine copies; pages: of all memory,\n\
              or ours/the peer's packet buffers; routine: by which the core copied, out of the guest+into it; verified: of\n\
              the packets sent, those whose content and order were checked.\n";
-    text + &clock(rows) + &peers(rows) + &break_even(rows) + &breakdown(rows) + &latencies
+    let blank = if far.is_empty() { "" } else { "\n" };
+    text + &clock(rows) + &peers(rows) + &break_even(rows) + &breakdown(rows) + blank + &far + &latencies
 }
 
 /// The pages of both sides.
@@ -290,8 +296,11 @@ mod tests {
         assert!(!text.contains("Figure 3") && line.contains("engine     144"), "{text}");
         let beside = table(&[Row { background: true, ..row.clone() }]);
         assert!(beside.contains("core:1 +copier"), "{beside}");
-        let busy = table(&[Row { bound: None, fe_bound: Some(true), ..row.clone() }]);
-        assert!(busy.contains(" front end "), "{busy}");
+        let (min, max) = (3.4, 4.6);
+        let busy =
+            Row { arrangement: "end-to-end", mpps: 4.1, min, max, fe_bound: Some(true), ..row.clone() };
+        let text = table(&[busy]);
+        assert!(text.contains(" 4.10  3.40-4.60 ") && text.contains(" front end "), "{text}");
         let doubtful = Row {
             unsteady: 2,
             runs: 7,
