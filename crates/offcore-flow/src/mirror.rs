@@ -10,7 +10,7 @@
 //! owns the mirror's TX queue, with the time of their burst in the headroom, and are sent in the order of these times: a
 //! capture has an answer after its question. Between queues of one worker the order is exact, between workers as exact as
 //! a ring is fast. What the mirror is too slow for is dropped there, and counted with the rings of `mirrorN`. The last
-//! quarter of the pool is for the traffic itself: while no more is free, no copy is made.
+//! eighth of the pool is for the traffic itself: while no more is free, no copy is made.
 
 use std::str::FromStr;
 
@@ -26,8 +26,9 @@ use crate::ring::{RingRx, RingTx};
 /// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
 const STAMP: usize = 8;
 const STAMPED: usize = STAMP + virtio_net::HEADER_LEN;
-/// One in so many packet buffers is never a copy's: a mirror that stands still must not cost the ports their packets.
-const KEPT: usize = 4;
+/// One in so many packet buffers is not for copies: a mirror that stands still must not cost the ports their packets.
+/// Ports may keep buffers for good (fill rings), so this is no larger part.
+const KEPT: usize = 8;
 
 /// Which of a port's packets are mirrored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,21 +115,27 @@ impl Tap {
         Self { to: Stamping::new(ring), duplicator: Duplicator::default() }
     }
 
-    /// Copies of the packets; those that there is no packet buffer for are counted as dropped.
+    /// Copies of the first packets, of all of them where there are enough packet buffers.
     fn copies(&mut self, packets: &[Packet], ctx: &mut Context<'_>) -> Burst {
         let mut copies = Burst::new();
-        let enough = ctx.cache.available() > ctx.cache.pool().chunks() / KEPT;
-        let missing = match enough {
-            true => self.duplicator.duplicate(packets, ctx.cache, &mut copies),
-            false => packets.len(),
+        let pool = ctx.cache.pool();
+        let buffers = |packet| pool.total_len(packet).div_ceil(pool.data_room());
+        let wanted = match Packet::all_plain(packets) {
+            true => packets.len(),
+            false => packets.iter().map(buffers).sum(),
         };
-        if missing > 0 {
-            self.to.ring.counters().drop(Drop::NoBuffer, missing as u64);
+        if ctx.cache.available() >= pool.chunks() / KEPT + wanted {
+            // What is missing is counted when it is known which packets were to be mirrored.
+            let _ = self.duplicator.duplicate(packets, ctx.cache, &mut copies);
         }
         copies
     }
 
-    fn send(&mut self, copies: Burst, stamp: u64, ctx: &mut Context<'_>) {
+    /// Sends the copies of the first of `packets` packets; the others' are counted as dropped.
+    fn send(&mut self, copies: Burst, packets: usize, stamp: u64, ctx: &mut Context<'_>) {
+        if copies.len() < packets {
+            self.to.ring.counters().drop(Drop::NoBuffer, (packets - copies.len()) as u64);
+        }
         self.to.send(copies, stamp, ctx);
         ctx.clock.lap(Stage::Copy);
     }
@@ -161,7 +168,7 @@ impl MirrorRx {
         let new = &burst[first + seen..];
         if !new.is_empty() {
             let copies = self.tap.copies(new, ctx);
-            self.tap.send(copies, tsc::now(), ctx);
+            self.tap.send(copies, new.len(), tsc::now(), ctx);
         }
     }
 }
@@ -230,7 +237,7 @@ impl TxQueue for MirrorTx {
             false => before - burst.len(),
         };
         ctx.cache.free_all(copies.drain(taken.min(copies.len())..));
-        self.tap.send(copies, stamp, ctx);
+        self.tap.send(copies, taken, stamp, ctx);
     }
 
     fn accepts(&self) -> Accepts {

@@ -4,7 +4,7 @@
 //! that take several buffers. To a port that can do as much they go as they are. For any other port the core does here
 //! what was left to do: it completes checksums, segments, and copies several buffers into one.
 
-use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
+use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
 use offcore_stats::Stage;
 use offcore_wire::checksum::{self, Sum};
 use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
@@ -12,10 +12,11 @@ use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 
 use crate::{Context, Drop, TxQueue};
 
-/// Segments that one call makes at most: twice as many as a burst of packets of 64 KiB becomes with TCP's default segment
-/// size of 536 bytes (RFC 9293, 3.7.1). Segments of a few bytes are allowed, but a guest that asks for many of them has
-/// its packets dropped; without a bound one burst would keep the core from everybody else for tens of milliseconds.
-const SEGMENTS: usize = BURST * 256;
+/// Segments that a packet becomes at most: twice as many as 64 KiB are with TCP's default segment size of 536 bytes
+/// (RFC 9293, 3.7.1). Segments of a few bytes are allowed, but a packet that would become more of them is dropped; without
+/// a bound one burst would keep the core from everybody else for tens of milliseconds. It is the packet's and not the
+/// burst's, in which packets of several parties may be.
+const SEGMENTS: usize = 256;
 
 /// Which packets a TX queue takes that are not [plain](Packet::is_plain). The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,8 +38,8 @@ impl Accepts {
 }
 
 /// Leaves in `burst` only packets that `tx` takes, made of those that were there, in their order. When they become more
-/// than a burst holds, the first are sent. Those that nothing can be made of, and those that would become more segments
-/// than a call makes, are dropped and counted with `tx`.
+/// than a burst holds, the first are sent. Those that nothing can be made of, and those that would become more than 256
+/// segments, are dropped and counted with `tx`.
 pub fn settle(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
     let accepts = tx.accepts();
     if burst.iter().all(|packet| accepts.takes(packet)) {
@@ -50,7 +51,7 @@ pub fn settle(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
 #[cold]
 fn settle_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
     let packets = std::mem::take(burst);
-    let mut out = Out { tx, burst, segments: SEGMENTS };
+    let mut out = Out { tx, burst };
     for packet in packets {
         match settled(accepts, packet, ctx.cache) {
             Settled::Packet(packet) => out.push(packet, ctx),
@@ -148,11 +149,10 @@ fn segment(
     Reader::new(pool.segments(packet)).read(front);
     let mut segmenter = Segmenter::new(&header(packet), front, total).map_err(|e| (reason(e), 1))?;
     // Segments may be jumbo frames, too.
-    if segmenter.longest() > pool.data_room() && !accepts.segments {
+    let is_long = segmenter.longest() > pool.data_room() && !accepts.segments;
+    if is_long || segmenter.segments().count() > SEGMENTS {
         return Err((Drop::TooBig, 1));
     }
-    let count = segmenter.segments().count();
-    out.segments = out.segments.checked_sub(count).ok_or((Drop::TooBig, 1))?;
     let header_len = segmenter.header_len();
     let mut payload = Reader::new(pool.segments(packet));
     payload.read(&mut front[..header_len]);
@@ -180,8 +180,6 @@ fn reason(error: GsoError) -> Drop {
 struct Out<'a> {
     tx: &'a mut dyn TxQueue,
     burst: &'a mut Burst,
-    /// Segments that may still be made.
-    segments: usize,
 }
 
 impl Out<'_> {

@@ -8,7 +8,7 @@ use offcore_stats::page::{Block, PageError, StatsPage};
 #[repr(u8)]
 pub enum Drop {
     /// RX: longer than any packet, or than a packet buffer where the port takes only one. TX: longer than the port, or the
-    /// guest's buffers, can take, or to be cut into more segments than a burst may become.
+    /// guest's buffers, can take, or to be cut into more than 256 segments.
     TooBig,
     /// RX: shorter than an Ethernet header, or with an impossible virtio-net header. TX: to be segmented, but no TCP
     /// packet that can be.

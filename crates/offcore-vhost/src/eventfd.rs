@@ -1,4 +1,4 @@
-//! Eventfds that somebody else has, too: they are signalled and emptied without ever waiting.
+//! Eventfds that somebody else has, too: they are signalled and emptied without waiting for anybody.
 //!
 //! A write to an eventfd whose counter is full waits, unless a flag of the open file says otherwise; everybody who has the
 //! file can change the flag, at any moment, and fill the counter. Eventfds know no write that asks not to wait for itself
@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -16,24 +17,33 @@ use rustix::io::{Errno, ReadWriteFlags};
 const EVENTS: usize = 32;
 
 thread_local! {
-    /// Made at the first signal of a thread; `None` where the system has no asynchronous reads for it.
-    static SIGNALLER: RefCell<Option<Option<Signaller>>> = const { RefCell::new(None) };
+    /// Made at the first signal of a thread.
+    static SIGNALLER: RefCell<Option<Signaller>> = const { RefCell::new(None) };
 }
 
 /// Adds one to the counter of an eventfd, or nothing if it is full: it holds a signal then already. Errors are the doing
 /// of whoever gave the descriptor, and have no consequences.
 ///
-/// Where the system gives this thread no asynchronous reads (`fs.aio-max-nr`, a sandbox), it is a plain write, which waits
-/// as long as the eventfd is full and blocking.
+/// While the system gives this thread no asynchronous reads (`fs.aio-max-nr`, a sandbox), it is a plain write to an eventfd
+/// that is not full. That waits where somebody fills one that blocks in between.
 #[cold]
 pub fn signal(event: BorrowedFd<'_>) {
     let signalled = SIGNALLER.with_borrow_mut(|signaller| {
-        let signaller = signaller.get_or_insert_with(|| Signaller::new().ok());
+        if signaller.is_none() {
+            *signaller = Signaller::new().ok();
+        }
         signaller.as_ref().is_some_and(|signaller| signaller.signal(event).is_ok())
     });
-    if !signalled {
+    if !signalled && has_room(event) {
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());
     }
+}
+
+/// Whether a write of one would not wait at present.
+fn has_room(event: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::OUT)];
+    rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+        && fds[0].revents().contains(PollFlags::OUT)
 }
 
 /// Empties an eventfd, which is empty most of the time.
@@ -43,7 +53,7 @@ pub(crate) fn empty(event: &OwnedFd) {
     let mut into = [IoSliceMut::new(&mut counter)];
     // An eventfd has no position, which is said by the largest one.
     if rustix::io::preadv2(event, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
-        // Linux before 5.8.
+        // Linux before 5.8, where it waits if somebody else empties it at the same time and has made it block.
         let _ = rustix::io::read(event, &mut counter);
     }
 }
@@ -165,6 +175,7 @@ mod tests {
             signal(event.as_fd());
         }
         assert_eq!(counter(&event), 10_000);
+        assert!(has_room(event.as_fd()));
         signal(event.as_fd());
         empty(&event);
         empty(&event);
@@ -177,6 +188,7 @@ mod tests {
         let event = std::sync::Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
         rustix::io::write(&*event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let (done, wait) = std::sync::mpsc::channel();
+        assert!(!has_room(event.as_fd()));
         let shared = std::sync::Arc::clone(&event);
         let signals = std::thread::spawn(move || {
             for _ in 0..1000 {

@@ -111,10 +111,15 @@ fn start_logging(verbose: u8) -> Result<(), String> {
     Ok(())
 }
 
-/// `tracing` takes any word for the name of a crate, and a level that is misspelt would switch everything else off.
+/// `tracing` takes any word for the name of a crate, spaces and nothing at all included: a level that is misspelt would
+/// switch everything else off.
 fn log_filter(text: &str) -> Result<Targets, String> {
-    for part in text.split(',').filter(|part| !part.contains('=')) {
-        part.trim().parse::<LevelFilter>().map_err(|_| format!("'{part}' is no level"))?;
+    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    for part in &parts {
+        if !part.contains('=') {
+            let level = part.parse::<LevelFilter>().ok().filter(|_| !part.is_empty());
+            level.ok_or_else(|| format!("'{part}' is no level"))?;
+        }
     }
-    text.parse().map_err(|error: tracing_subscriber::filter::ParseError| error.to_string())
+    parts.join(",").parse().map_err(|error: tracing_subscriber::filter::ParseError| error.to_string())
 }

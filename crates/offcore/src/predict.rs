@@ -140,6 +140,8 @@ fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
         (!args.frames.is_empty(), "--frame"),
         (args.temperature != Temperature::Remote, "--temperature"),
         (args.lcores.is_some(), "--lcores"),
+        (args.hugepages != Hugepages::Auto, "--hugepages"),
+        (args.quick, "--quick"),
     ];
     match given.into_iter().find(|(given, _)| *given) {
         Some((_, flag)) => {

@@ -120,7 +120,7 @@ fn usage_errors_exit_with_2_and_name_the_flag() {
 
 #[test]
 fn a_bad_log_filter_is_a_usage_error() {
-    for filter in ["vhost=loud", "debg", "9", "info,offcore_vhost"] {
+    for filter in ["vhost=loud", "debg", "9", "info,offcore_vhost", "info,"] {
         let output = offcore(&["switch", "--port=gen:"]).env("OFFCORE_LOG", filter).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{filter}");
         assert!(stderr(&output).contains(&format!("OFFCORE_LOG='{filter}'")), "{}", stderr(&output));

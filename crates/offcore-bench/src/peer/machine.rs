@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// What the kernel says of 2 MiB pages, and is told.
+const HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
 /// Where `name` is, in PATH or the directories for administrators that an ordinary user's PATH leaves out.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -22,12 +25,12 @@ pub fn more_hugepages(needed: u32) -> String {
     let free = free_hugepage_mib();
     let all = hugepages("nr_hugepages").saturating_add(needed.saturating_sub(free).div_ceil(2));
     format!(
-        "{needed} MiB of 2 MiB pages are needed for both sides and {free} MiB are free: sysctl -w vm.nr_hugepages={all}"
+        "{needed} MiB of 2 MiB pages are needed for both sides and {free} MiB are free: echo {all} > {HUGEPAGES}/nr_hugepages"
     )
 }
 
 fn hugepages(name: &str) -> u32 {
-    std::fs::read_to_string(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").join(name))
+    std::fs::read_to_string(Path::new(HUGEPAGES).join(name))
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(0)
