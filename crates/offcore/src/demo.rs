@@ -27,7 +27,6 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     }
     let options = demo::Options { quick: args.quick, hugepages: Hugepages::Auto, lcore, other_lcore };
     let result = demo::run(&options, &Progress::visible());
-    // Our errors name their causes themselves, anyhow's contexts do not.
     let result = result.map_err(|error| anyhow!("--demo: {}", told(&error)))?;
     match args.format {
         Format::Table => write(&format!("{}\n{}\n", table(&result), sentence(&result.rows)))?,
