@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use offcore_dma::cpu::Routine;
-use offcore_dma::{Mode, Mover};
+use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
@@ -20,7 +20,7 @@ use offcore_stats::page::Block;
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock, tsc};
 use offcore_vhost::features::{NET_HEADER, OFFERED, VERSION_1};
-use offcore_vhost::{Binding, VringCell, VringConfig};
+use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::alternate::{Cost, Subject};

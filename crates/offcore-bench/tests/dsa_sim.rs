@@ -12,7 +12,7 @@ use offcore_bench::guest::{Guests, PEER_MAC, PORT_MAC, Traffic, buffers_len};
 use offcore_bench::temperature::Temperature;
 use offcore_bench::workload::Workload;
 use offcore_dma::mover::QueueId;
-use offcore_dma::{Channel, Device, Mode, Mover};
+use offcore_dma::{Binding, Channel, Context, Device, Mode, Mover};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_flow::forward::{Addresses, Forward, rewrite};
@@ -20,7 +20,7 @@ use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, Poo
 use offcore_ring::Layout;
 use offcore_stats::{StageClock, tsc};
 use offcore_vhost::features::{NET_MRG_RXBUF, VERSION_1};
-use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell, VringConfig};
+use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 /// Where the device sees a guest's memory.
 const GUEST_ADDRESS: u64 = 0x1_0000_0000;

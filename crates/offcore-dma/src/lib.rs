@@ -14,6 +14,7 @@
 
 pub mod channel;
 pub mod conformance;
+mod context;
 pub mod core;
 pub mod cost;
 pub mod cpu;
@@ -23,4 +24,5 @@ pub mod reorder;
 pub mod share;
 
 pub use channel::{Channel, Completions, Copy, Device};
-pub use mover::{ChannelId, Mode, Mover, QueueId};
+pub use context::Context;
+pub use mover::{Binding, ChannelId, Mode, Mover, QueueId};

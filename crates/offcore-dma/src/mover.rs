@@ -24,7 +24,7 @@ mod tests;
 
 pub use choice::CLASSES;
 pub use health::{FAILURES, FORGET_AFTER};
-pub use mode::Mode;
+pub use mode::{Binding, Mode};
 pub use plan::Plan;
 pub use stats::{ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
 

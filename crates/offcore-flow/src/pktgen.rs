@@ -34,12 +34,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use offcore_dma::{Mode, Mover};
+use offcore_dma::{Binding, Mode, Mover};
 use offcore_mem::Pool;
 use offcore_port::{Port, QueueSetup, RxCounters, TxCounters};
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{StageClock, lcore, tsc};
-use offcore_vhost::Binding;
 use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::STAMP_LEN;
 use offcore_wire::traffic::HeaderTemplate;

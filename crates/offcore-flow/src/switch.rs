@@ -12,14 +12,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
-use offcore_dma::{ChannelId, Mode, Mover};
+use offcore_dma::{Binding, ChannelId, Mode, Mover};
 use offcore_gpu::device::DeviceError;
 use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
 use offcore_port::{Port, PortError};
 use offcore_stats::page::{PageError, Reader, StatsPage};
 use offcore_stats::{StageClock, lcore, stage, tsc};
-use offcore_vhost::Binding;
 use offcore_wire::{MacAddr, ethernet};
 
 use crate::bridge::BridgeConfig;

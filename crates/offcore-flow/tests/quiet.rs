@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use common::{FEATURES, Guest};
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Device, Mode, Mover};
+use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::copy::{CopyRx, CopySetup};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
@@ -35,7 +35,7 @@ use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::StageClock;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_vhost::{Binding, VringCell, VringConfig};
+use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
 
 struct Counting;

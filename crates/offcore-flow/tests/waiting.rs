@@ -7,6 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{FEATURES, Guest, Receiver, Worker as Parts, start};
+use offcore_dma::Binding;
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_port::generator::GenPort;
@@ -14,7 +15,7 @@ use offcore_port::spec::PortSpec;
 use offcore_port::vhost::tx_over;
 use offcore_port::{Drop, Port, QueueSetup, TxCounters};
 use offcore_stats::page::{Block, StatsPage};
-use offcore_vhost::{Binding, VringCell};
+use offcore_vhost::VringCell;
 use offcore_wire::virtio_net::HEADER_LEN;
 use offcore_wire::{MacAddr, probe};
 

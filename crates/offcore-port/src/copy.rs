@@ -16,12 +16,11 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_dma::mover::Plan;
-use offcore_dma::{Copy, Mover, QueueId};
+use offcore_dma::{Binding, Copy, Mover, QueueId};
 use offcore_mem::{BURST, Burst, Packet, Pool};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{Stage, tsc};
-use offcore_vhost::Binding;
 
 use crate::{Context, PortError, RxCounters, RxQueue, Wake, room};
 use pieces::{MAX_SEGMENTS, NoCopy};

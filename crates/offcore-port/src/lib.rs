@@ -26,11 +26,10 @@ pub mod virtio_user;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use offcore_dma::Mover;
+pub use offcore_dma::Context;
+use offcore_dma::{Binding, Mover};
 use offcore_mem::{Burst, DeviceMemory};
 use offcore_stats::page::{PageError, StatsPage};
-use offcore_vhost::Binding;
-pub use offcore_vhost::Context;
 use offcore_wire::ethernet::MacAddr;
 
 pub use settle::Accepts;

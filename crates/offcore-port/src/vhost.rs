@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use offcore_dma::Mover;
+use offcore_dma::{Binding, Context, Mover};
 use offcore_mem::Burst;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::dequeue::Dequeued;
 pub use offcore_vhost::pair::Next;
 use offcore_vhost::pair::{Forwarded, Pair};
 use offcore_vhost::vring::{Arm, Taken};
-use offcore_vhost::{Binding, Context, Dequeue, Enqueue, VringCell};
+use offcore_vhost::{Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
 
 use crate::{Accepts, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake};

@@ -13,14 +13,14 @@ use common::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, start};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cost::SubmitReap;
 use offcore_dma::mover::Way;
-use offcore_dma::{Channel, ChannelId, Copy, Device, Mode, Mover, QueueId, cpu};
+use offcore_dma::{Binding, Channel, ChannelId, Context, Copy, Device, Mode, Mover, QueueId, cpu};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_ring::split::DESC_NEXT;
 use offcore_stats::{Stage, StageClock};
 use offcore_vhost::features::{NET_CSUM, NET_GUEST_CSUM};
-use offcore_vhost::{Binding, Context, Dequeue, Enqueue, Pair, VringCell};
+use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell};
 use offcore_wire::virtio_net::{self, NetHeader};
 
 /// A case by its name.

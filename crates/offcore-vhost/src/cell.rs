@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use offcore_dma::{ChannelId, Mode};
+use offcore_dma::Binding;
 use offcore_mem::GuestMemory;
 use offcore_ring::{Layout, RingError};
 use offcore_stats::Counter;
@@ -43,29 +43,6 @@ impl VringConfig {
     pub fn next_start() -> u64 {
         static STARTS: AtomicU64 = AtomicU64::new(0);
         STARTS.fetch_add(1, Ordering::Relaxed)
-    }
-}
-
-/// Who makes a virtqueue's copies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Binding {
-    /// Core, engine, or whichever is cheaper.
-    pub mode: Mode,
-    /// Channels of the owning worker's mover; several share the virtqueue's load.
-    pub channels: Vec<ChannelId>,
-    /// Its part of a channel that other virtqueues need, too, is its weight by the sum of theirs; 0 counts as 1.
-    pub weight: u16,
-}
-
-impl Binding {
-    /// `mode`, and channels used with weight 1.
-    pub const fn new(mode: Mode, channels: Vec<ChannelId>) -> Self {
-        Self { mode, channels, weight: 1 }
-    }
-
-    /// The core makes the copies.
-    pub const fn core() -> Self {
-        Self::new(Mode::Cpu, Vec::new())
     }
 }
 

@@ -11,8 +11,8 @@ mod gather;
 use std::sync::Arc;
 use std::time::Duration;
 
-use offcore_dma::Mover;
 use offcore_dma::mover::Plan;
+use offcore_dma::{Context, Mover};
 use offcore_mem::{BURST, Burst};
 use offcore_ring::device::{DeviceQueue, Direction};
 use offcore_ring::{RingError, prefetch, with_queue};
@@ -22,7 +22,7 @@ use offcore_wire::ethernet;
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
 use crate::headers::{check_copies, check_headers};
-use crate::vring::{Active, Context, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, MAX_PIECES, Taken, Vring, burst_limit};
 use gather::{Gather, Gathered, start_of};
 
 /// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.

@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::mover::Plan;
 use offcore_dma::reorder::ReorderRing;
-use offcore_dma::{Copy, Mover, QueueId};
+use offcore_dma::{Context, Copy, Mover, QueueId};
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::device::{Chain, DeviceQueue, Direction, Wanted};
 use offcore_ring::{RingError, with_queue};
@@ -22,7 +22,7 @@ use crate::cell::VringCell;
 use crate::cell::VringConfig;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, Piece, pieces_of};
-use crate::vring::{Active, Chains, Context, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -20,10 +20,9 @@ mod pieces;
 pub mod vring;
 
 pub use backend::{Backend, BackendConfig, Device, DeviceEvents};
-pub use cell::{Binding, VringCell, VringConfig};
+pub use cell::{VringCell, VringConfig};
 pub use connection::Role;
 pub use dequeue::Dequeue;
 pub use enqueue::Enqueue;
 pub use frontend::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};
 pub use pair::Pair;
-pub use vring::Context;

@@ -18,16 +18,15 @@ mod head;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use offcore_dma::{Copy, Mode, Mover, QueueId};
+use offcore_dma::{Binding, Context, Copy, Mode, Mover, QueueId};
 use offcore_ring::device::DeviceQueue;
 use offcore_ring::{RingError, prefetch, with_queue};
 use offcore_stats::{Stage, tsc};
 
-use crate::cell::Binding;
 use crate::dequeue::Dequeue;
 use crate::enqueue::Enqueue;
 use crate::features::NET_HEADER;
-use crate::vring::{Chains, Context, LIST, Out, Vring, burst_limit};
+use crate::vring::{Chains, LIST, Out, Vring, burst_limit};
 use gather::{End, Gather};
 use head::Heads;
 

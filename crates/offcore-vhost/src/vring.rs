@@ -8,14 +8,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use offcore_dma::{Copy, Mode, Mover, QueueId};
-use offcore_mem::{BURST, GuestMemory, Packet, PoolCache};
+use offcore_dma::{Binding, Copy, Mode, Mover, QueueId};
+use offcore_mem::{BURST, GuestMemory, Packet};
 use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
-use offcore_stats::StageClock;
 use offcore_wire::virtio_net::Offloads;
 
-use crate::cell::{Binding, Report, VringCell, VringConfig, Wanted};
+use crate::cell::{Report, VringCell, VringConfig, Wanted};
 use crate::eventfd;
 use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
 
@@ -23,19 +22,6 @@ use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
 pub(crate) const LIST: usize = 256;
 /// Copies that one packet may need: a chain of more pieces breaks its queue.
 pub(crate) const MAX_PIECES: usize = 64;
-
-/// What a worker lends a virtqueue for one call.
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// The worker's engines.
-    pub mover: &'a mut Mover,
-    /// The worker's free packet buffers.
-    pub cache: &'a mut PoolCache,
-    /// The worker's stage clock.
-    pub clock: &'a mut StageClock,
-    /// Packets to receive in one call, at most [`BURST`].
-    pub burst: usize,
-}
 
 /// What a worker that wants to sleep has to wait for.
 #[derive(Clone, Copy, Debug)]

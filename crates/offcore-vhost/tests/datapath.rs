@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use common::*;
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Device, Mode};
+use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::VERSION_1;
 use offcore_vhost::vring::Arm;
-use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
+use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 struct ToGuest {

@@ -9,8 +9,8 @@ use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{ChannelId, Device, Mode};
-use offcore_vhost::{Binding, Enqueue, VringCell};
+use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_vhost::{Enqueue, VringCell};
 
 /// A virtqueue that a guest receives from, bound to channels.
 struct Virtqueue {

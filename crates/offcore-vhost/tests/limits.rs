@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{ChannelId, Device, Mode};
+use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::{device::Direction, driver};
-use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
+use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 /// A worker with a channel of `ring` operations and one virtqueue bound to it.
 struct Rig {

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Device, Mode};
+use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::{NET_CSUM, NET_GUEST_CSUM, VERSION_1};
 use offcore_vhost::pair::{Forwarded, Next};
-use offcore_vhost::{Binding, Dequeue, Enqueue, Pair, VringCell, VringConfig};
+use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 use proptest::prelude::*;
 
 const HEADER: usize = 12;

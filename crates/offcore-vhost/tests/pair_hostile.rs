@@ -11,13 +11,13 @@ use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{Device, Mode};
+use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use offcore_stats::tsc;
 use offcore_vhost::features::*;
 use offcore_vhost::pair::Next;
-use offcore_vhost::{Binding, Dequeue, Enqueue, Pair, VringCell, VringConfig};
+use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 
 const CHUNKS: usize = 256;
 /// Pairs of guests, and what they and the worker do: as much as takes about five seconds, since copies get lost.

@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use offcore_dma::{Mode, Mover};
+use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_mem::Pool;
 use offcore_port::copy::{CopyRx, CopySetup};
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{StageClock, tsc};
-use offcore_vhost::Binding;
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::nic::Nic;

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use offcore_dma::{Mode, Mover};
+use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::bridge::{Bridge, BridgeConfig, COUNTERS as BRIDGE_COUNTERS, Input, Shared};
 use offcore_flow::forward::Addresses;
@@ -19,7 +19,7 @@ use offcore_port::vhost::{OneCopy, VhostPort};
 use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{StageClock, lcore, tsc};
-use offcore_vhost::{BackendConfig, Binding};
+use offcore_vhost::BackendConfig;
 
 use super::paired::BackEnd;
 use crate::guest::{PEER_MAC, PORT_MAC};

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow};
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Device, Mode, Mover};
+use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
@@ -17,7 +17,7 @@ use offcore_port::vhost::VhostPort;
 use offcore_port::{Port, QueueSetup};
 use offcore_stats::page::{Reader, StatsPage};
 use offcore_stats::{StageClock, lcore};
-use offcore_vhost::{BackendConfig, Binding};
+use offcore_vhost::BackendConfig;
 
 use crate::copier::CHANNEL;
 use crate::guest::{PEER_MAC, PORT_MAC};

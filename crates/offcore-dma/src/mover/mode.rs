@@ -1,5 +1,7 @@
 //! Who copies for a queue.
 
+use super::ChannelId;
+
 /// Who copies for a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -33,6 +35,29 @@ impl std::fmt::Display for Mode {
             Self::Offload => "offload",
             Self::Auto => "auto",
         })
+    }
+}
+
+/// Who makes a queue's copies, and through which channels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Core, engine, or whichever is cheaper.
+    pub mode: Mode,
+    /// Channels of the worker's mover; several share the queue's load.
+    pub channels: Vec<ChannelId>,
+    /// Its part of a channel that other queues need, too, is its weight by the sum of theirs; 0 counts as 1.
+    pub weight: u16,
+}
+
+impl Binding {
+    /// `mode`, and channels used with weight 1.
+    pub const fn new(mode: Mode, channels: Vec<ChannelId>) -> Self {
+        Self { mode, channels, weight: 1 }
+    }
+
+    /// The core makes the copies.
+    pub const fn core() -> Self {
+        Self::new(Mode::Cpu, Vec::new())
     }
 }
 

@@ -6,9 +6,9 @@
 //! two lcores:  RX queue -> copy -> ring | addresses -> TX queue
 //! ```
 
+use offcore_dma::Binding;
 use offcore_mem::BURST;
 use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
-use offcore_vhost::Binding;
 
 use super::{Assembly, Route, SwitchConfig, SwitchError};
 use crate::copy::{CopyRx, CopySetup};

@@ -7,12 +7,11 @@ pub(crate) mod tcp;
 
 use std::time::{Duration, Instant};
 
-use offcore_dma::Mover;
+use offcore_dma::{Binding, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
 use offcore_port::{Context, Port, PortError, QueueSetup, RxQueue, TxQueue};
 use offcore_stats::StageClock;
 use offcore_stats::page::StatsPage;
-use offcore_vhost::Binding;
 use offcore_wire::virtio_net::NetHeader;
 
 /// How long a test waits for something to happen before it fails.

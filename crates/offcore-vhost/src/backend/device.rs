@@ -1,12 +1,13 @@
 //! The device: what applications see of a back end, and how they are told about it.
 
+use offcore_dma::Binding;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{BackendConfig, Status};
-use crate::cell::{Binding, Unanswered, VringCell, Wanted};
+use crate::cell::{Unanswered, VringCell, Wanted};
 
 /// What an application wants to be told. Callbacks are made on the back end's control thread, holding no lock: every
 /// call of [`Device`] can be made from inside them as well as from outside. The front end's next message waits until

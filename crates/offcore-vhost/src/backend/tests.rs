@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use offcore_dma::Binding;
 use offcore_mem::{GuestMemory, Hugepages, Mapping};
 use offcore_ring::RingError;
 
 use super::*;
-use crate::cell::{Binding, Report, VringConfig, Wanted};
+use crate::cell::{Report, VringConfig, Wanted};
 use crate::connection::{Connection, connect};
 use crate::message::{MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
 

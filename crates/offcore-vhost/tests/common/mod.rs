@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use offcore_dma::Mover;
+use offcore_dma::{Context, Mover};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
 use offcore_ring::{Layout, device::Direction, driver};
 use offcore_stats::StageClock;
 use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, RING_PACKED, VERSION_1};
-use offcore_vhost::{Context, VringCell, VringConfig};
+use offcore_vhost::{VringCell, VringConfig};
 
 /// Guest physical address of the buffers; the rings are below.
 pub(crate) const BUFFERS: u64 = 1 << 20;

@@ -4,10 +4,11 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use offcore_dma::Binding;
 use offcore_vhost::backend::{DeviceError, RingState, StartError};
 use offcore_vhost::connection::{Role, SocketError};
 use offcore_vhost::message::Request;
-use offcore_vhost::{Backend, BackendConfig, Binding, Device, DeviceEvents, VringCell};
+use offcore_vhost::{Backend, BackendConfig, Device, DeviceEvents, VringCell};
 
 use crate::peer::*;
 

@@ -4,14 +4,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use offcore_dma::Mover;
+use offcore_dma::{Context, Mover};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
 use offcore_ring::device::Direction;
 use offcore_ring::{Layout, driver, packed};
 use offcore_stats::StageClock;
 use offcore_vhost::features::RING_PACKED;
 use offcore_vhost::message::{MemoryRegion, Request, VringFd};
-use offcore_vhost::{Backend, BackendConfig, Context, Dequeue, VringCell};
+use offcore_vhost::{Backend, BackendConfig, Dequeue, VringCell};
 
 use crate::peer::*;
 

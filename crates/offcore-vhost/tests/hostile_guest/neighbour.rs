@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use offcore_dma::Binding;
 use offcore_mem::Burst;
 use offcore_ring::{device::Direction, driver};
-use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell, VringConfig};
+use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 use crate::common::{FEATURES, Guest, Receiver, Worker, pattern, start};
 

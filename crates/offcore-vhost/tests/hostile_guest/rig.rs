@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{ChannelId, Device, Mode, Mover};
+use offcore_dma::{Binding, ChannelId, Device, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_ring::split::{device::Direction, driver};
 use offcore_stats::{StageClock, tsc};
 use offcore_vhost::dequeue::Dequeued;
-use offcore_vhost::{Binding, Dequeue, Enqueue, VringCell};
+use offcore_vhost::{Dequeue, Enqueue, VringCell};
 
 use crate::arena::{Arena, BUFFERS, RX, TX};
 use crate::common::{Guest, Worker, pattern};

@@ -1,7 +1,7 @@
 //! The back ends over veth: our port and worker, and dpdk-testpmd, both on the same core.
 
 use anyhow::{Context, Result, bail};
-use offcore_dma::{Mode, Mover};
+use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::{Addresses, Source};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
@@ -12,7 +12,6 @@ use offcore_port::spec::PortSpec;
 use offcore_port::{Port, QueueSetup};
 use offcore_stats::StageClock;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_vhost::Binding;
 
 use super::{Cell, Direction, PortKind};
 use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
