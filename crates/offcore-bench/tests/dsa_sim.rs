@@ -269,9 +269,7 @@ fn ten_million_packets_survive_every_fault_and_a_halt() {
 #[test]
 fn without_the_reorder_ring_it_is_noticed() {
     let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[1518]);
-    for queue in looped.guests[0].queues {
-        looped.mover.ring(queue).switch_off();
-    }
+    looped.mover.switch_off_order();
     let error = looped.run(100_000).unwrap_err();
     assert!(error.starts_with("packet"), "{error}");
 }

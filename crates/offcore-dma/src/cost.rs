@@ -6,8 +6,9 @@ use std::sync::Arc;
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, RegionCache};
 use offcore_stats::{StageClock, tsc};
 
-use crate::channel::{Channel, Copy};
-use crate::mover::{Mode, Mover, QueueId};
+use crate::channel::Channel;
+use crate::mover::{Binding, Mode, Mover};
+use crate::{Begun, CopyQueue};
 
 /// Copies in a burst.
 pub const BURST: usize = 32;
@@ -18,10 +19,9 @@ const STRIDE: u64 = 2048;
 #[derive(Debug)]
 pub struct SubmitReap {
     mover: Mover,
-    queue: QueueId,
+    queue: CopyQueue<()>,
     memory: Arc<GuestMemory>,
     clock: StageClock,
-    list: Vec<Copy>,
     len: u32,
 }
 
@@ -75,9 +75,10 @@ impl SubmitReap {
         let memory = Arc::new(GuestMemory::new(vec![region]).expect("one region overlaps nothing"));
         let mut mover = Mover::new();
         let channel = mover.add_channel(channel);
-        let queue = mover.open_queue(BURST);
-        mover.bind(queue, Mode::Offload, &[channel]).expect("the channel was just added");
-        Self { mover, queue, memory, clock: StageClock::private(), list: Vec::with_capacity(BURST), len }
+        let mut queue = CopyQueue::open(&mut mover, BURST);
+        let binding = Binding::new(Mode::Offload, vec![channel]);
+        queue.bind(&mut mover, &binding).expect("the channel was just added");
+        Self { mover, queue, memory, clock: StageClock::private(), len }
     }
 
     /// What is copied.
@@ -85,27 +86,26 @@ impl SubmitReap {
         Contents { memory: Arc::clone(&self.memory), len: self.len as usize }
     }
 
-    /// Submits a burst; returns the ticks it took.
+    /// Submits a burst; returns the ticks it took. There must be room for it in the channel.
     pub fn submit(&mut self) -> u64 {
         let start = tsc::now();
+        let Self { mover, queue, memory, clock, len } = self;
         let mut cache = RegionCache::empty();
-        let mut plan = self.mover.plan(self.queue);
-        let ring = self.mover.ring(self.queue);
-        self.list.clear();
-        for i in 0..BURST as u64 {
-            let src = self.memory.translate(i * STRIDE, self.len, &mut cache);
-            let dst = self.memory.translate((BURST as u64 + i) * STRIDE, self.len, &mut cache);
-            if let (Some(src), Some(dst)) = (src, dst) {
-                let token = self.queue.token(ring.next_slot());
-                let copy = Copy { src: src.as_ptr(), dst: dst.as_ptr(), len: self.len, token };
-                ring.push(plan.outstanding(std::slice::from_ref(&copy)));
-                self.list.push(copy);
+        let plan = queue.plan(mover);
+        if let Begun::Queued(mut batch) = queue.begin(mover, plan) {
+            for i in 0..BURST as u64 {
+                let src = memory.translate(i * STRIDE, *len, &mut cache);
+                let dst = memory.translate((BURST as u64 + i) * STRIDE, *len, &mut cache);
+                if let (Some(src), Some(dst)) = (src, dst) {
+                    batch.copy(src.as_ptr(), dst.as_ptr(), *len);
+                    batch.enter(());
+                }
             }
+            memory.acquire(batch.in_flight());
+            // SAFETY: sources and destinations are disjoint halves of a region that is kept by `memory`, which outlives
+            // the mover: the fields are dropped in order, and a mover finishes its channels' copies when it is dropped.
+            unsafe { batch.submit(clock) };
         }
-        self.memory.acquire(self.list.len());
-        // SAFETY: sources and destinations are disjoint halves of a region that is kept by `memory`, which outlives the
-        // mover: the fields are dropped in order, and a mover finishes its channels' copies when it is dropped.
-        unsafe { self.mover.submit(self.queue, plan, &self.list, &mut self.clock) };
         tsc::now() - start
     }
 
@@ -113,11 +113,11 @@ impl SubmitReap {
     pub fn reap(&mut self) -> (u64, usize) {
         let start = tsc::now();
         self.mover.poll(&mut self.clock);
-        let ring = self.mover.ring(self.queue);
-        let ready = ring.ready();
-        ring.retire(ready);
-        self.memory.release(ready);
-        (tsc::now() - start, ready)
+        let ready = self.queue.ready(&mut self.mover);
+        let packets = ready.len();
+        ready.retire(packets);
+        self.memory.release(packets);
+        (tsc::now() - start, packets)
     }
 }
 

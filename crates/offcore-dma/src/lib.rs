@@ -5,7 +5,8 @@
 //! * [`channel`]: what every engine offers: devices, channels, operations, completions,
 //! * [`cpu`]: the core itself, fetching ahead across the whole list,
 //! * [`core`]: a helper thread on another lcore,
-//! * [`mover`]: chooses who copies, keeps the order of every queue, and finishes what an engine could not,
+//! * [`copy_queue`]: what everything that copies packets uses: room, copies with what keeps their memory alive, order,
+//! * [`mover`]: one worker's channels: chooses who copies, and finishes what an engine could not,
 //! * [`share`]: one channel for several workers, by a lock,
 //! * [`reorder`]: the ring that keeps that order,
 //! * [`cost`]: what submitting and reaping costs, for the benchmark,
@@ -15,6 +16,7 @@
 pub mod channel;
 pub mod conformance;
 mod context;
+pub mod copy_queue;
 pub mod core;
 pub mod cost;
 pub mod cpu;
@@ -25,4 +27,5 @@ pub mod share;
 
 pub use channel::{Channel, Completions, Copy, Device};
 pub use context::Context;
+pub use copy_queue::{Batch, Begun, CopyQueue};
 pub use mover::{Binding, ChannelId, Mode, Mover, QueueId};

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Copy, Device, Mode, Mover, QueueId};
+use offcore_dma::{Begun, Binding, CopyQueue, Device, Mode, Mover};
 use offcore_stats::{StageClock, tsc};
 
 struct Rig {
     mover: Mover,
-    queue: QueueId,
+    queue: CopyQueue<()>,
     stepper: Stepper,
     clock: StageClock,
     bytes: Box<[u8; 128]>,
@@ -20,21 +20,22 @@ fn rig(lost_after: Duration) -> Rig {
     let mut mover = Mover::new();
     mover.set_lost_after(tsc::ticks(lost_after));
     let channel = mover.add_channel(device.open_channel(64).unwrap());
-    let queue = mover.open_queue(64);
-    mover.bind(queue, Mode::Offload, &[channel]).unwrap();
+    let mut queue = CopyQueue::open(&mut mover, 64);
+    queue.bind(&mut mover, &Binding::new(Mode::Offload, vec![channel])).unwrap();
     Rig { mover, queue, stepper, clock: StageClock::private(), bytes: Box::new([0; 128]) }
 }
 
 impl Rig {
     fn submit(&mut self) {
-        let mut plan = self.mover.plan(self.queue);
-        let ring = self.mover.ring(self.queue);
-        let token = self.queue.token(ring.next_slot());
+        let plan = self.queue.plan(&mut self.mover);
+        let Begun::Queued(mut batch) = self.queue.begin(&mut self.mover, plan) else {
+            panic!("the core copies")
+        };
         let base = self.bytes.as_mut_ptr();
-        let list = [Copy { src: base, dst: base.wrapping_add(64), len: 64, token }];
-        ring.push(plan.outstanding(&list));
+        batch.copy(base, base.wrapping_add(64), 64);
+        batch.enter(());
         // SAFETY: two halves of an array that lives as long as the mover, and that nobody else uses.
-        unsafe { self.mover.submit(self.queue, plan, &list, &mut self.clock) };
+        unsafe { batch.submit(&mut self.clock) };
     }
 
     /// Enough polls for the mover to have looked for lost copies.
@@ -45,9 +46,9 @@ impl Rig {
     fn finish(&mut self) {
         self.stepper.step();
         self.mover.poll(&mut self.clock);
-        let ring = self.mover.ring(self.queue);
-        assert_eq!(ring.ready(), 1);
-        ring.retire(1);
+        let ready = self.queue.ready(&mut self.mover);
+        assert_eq!(ready.len(), 1);
+        ready.retire(1);
     }
 }
 

@@ -3,14 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use offcore_dma::channel::{
     Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, EngineError, Fill, Operation, Reset,
 };
-use offcore_dma::{Mode, Mover, QueueId};
+use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mode, Mover};
 use offcore_dsa::config::{Capabilities, OneLine, one_line};
 use offcore_dsa::driver::{Credits, DsaChannel, DsaDevice, Options};
 use offcore_dsa::sim::{DeviceState, Faults, Profile, SimDevice, SimEngine, SimOptions};
@@ -101,6 +100,7 @@ impl Random {
     }
 }
 
+#[derive(Clone, Copy, Debug, Default)]
 struct Packet {
     slot: usize,
     from: usize,
@@ -112,12 +112,12 @@ struct Rig {
     engine: SimEngine,
     channel: Watched,
     mover: Mover,
-    queue: QueueId,
+    queue: CopyQueue<Packet>,
     clock: StageClock,
     random: Random,
     source: Vec<u8>,
     target: Vec<u8>,
-    packets: VecDeque<Packet>,
+    sent: usize,
     verified: usize,
     now: u64,
 }
@@ -145,8 +145,8 @@ impl Rig {
         // A channel that failed too often is tried again at once.
         mover.set_back_off(1, 1);
         let id = mover.add_channel(Box::new(channel.clone()));
-        let queue = mover.open_queue(PACKETS);
-        mover.bind(queue, Mode::Offload, &[id]).unwrap();
+        let mut queue = CopyQueue::open(&mut mover, PACKETS);
+        queue.bind(&mut mover, &Binding::new(Mode::Offload, vec![id])).unwrap();
         let mut random = Random(11);
         let source = (0..1 << 20).map(|_| random.next().to_le_bytes()[0]).collect();
         Self {
@@ -159,56 +159,46 @@ impl Rig {
             random,
             source,
             target: vec![IDLE; PACKETS * SLOT],
-            packets: VecDeque::new(),
+            sent: 0,
             verified: 0,
             now: 0,
         }
     }
 
     fn submit(&mut self) {
-        let mut plan = self.mover.plan(self.queue);
-        let n = BURST.min(plan.packets).min(plan.copies);
-        let mut list = Vec::new();
-        for _ in 0..n {
-            let len = match self.random.below(64) {
-                0 => 0,
-                1 => 4000 + self.random.below(4096),
-                _ => self.random.below(2000),
-            };
-            let from = self.random.below((1 << 20) - SLOT as u64);
-            let slot = self.mover.ring(self.queue).next_slot();
-            let place = &self.target[slot * SLOT..][..SLOT];
-            assert!(
-                place.iter().all(|&byte| byte == IDLE),
-                "something landed after its packet was published"
-            );
-            let dst = self.target.as_mut_ptr().wrapping_add(slot * SLOT);
-            let src = self.source.as_ptr().wrapping_add(from);
-            let copy = Copy { src, dst, len: len as u32, token: self.queue.token(slot) };
-            self.mover.ring(self.queue).push(plan.outstanding(std::slice::from_ref(&copy)));
-            list.push(copy);
-            self.packets.push_back(Packet { slot, from, len });
+        let plan = self.queue.plan(&mut self.mover);
+        let packets: Vec<Packet> =
+            (0..BURST.min(plan.packets).min(plan.copies)).map(|i| self.packet(self.sent + i)).collect();
+        self.sent += packets.len();
+        let Self { queue, mover, clock, source, target, verified, .. } = self;
+        match queue.begin(mover, plan) {
+            Begun::Immediate(batch) => {
+                gather(batch, &packets, (source, target), clock);
+                packets.iter().for_each(|packet| check(packet, (source, target), verified));
+            }
+            Begun::Queued(batch) => gather(batch, &packets, (source, target), clock),
         }
-        // SAFETY: a packet's place is its own until it is retired; source and target outlive the mover's copies.
-        unsafe { self.mover.submit(self.queue, plan, &list, &mut self.clock) };
+    }
+
+    /// Packet `number`, and a place for it.
+    fn packet(&mut self, number: usize) -> Packet {
+        let len = match self.random.below(64) {
+            0 => 0,
+            1 => 4000 + self.random.below(4096),
+            _ => self.random.below(2000),
+        };
+        Packet { slot: number % PACKETS, from: self.random.below((1 << 20) - SLOT as u64), len }
     }
 
     fn poll(&mut self) {
         self.now += STEP;
         self.engine.run_until(self.now);
         self.mover.poll(&mut self.clock);
-        let ring = self.mover.ring(self.queue);
-        let (ready, first, mask) = (ring.ready(), ring.oldest_slot(), ring.mask());
-        ring.retire(ready);
-        for (i, packet) in self.packets.drain(..ready).enumerate() {
-            let Packet { slot, from, len } = packet;
-            assert_eq!(slot, (first + i) & mask, "packets come out in the order in which they went in");
-            let place = &mut self.target[slot * SLOT..][..SLOT];
-            assert!(place[..len] == self.source[from..from + len], "packet {} of {len} bytes", self.verified);
-            assert!(place[len..].iter().all(|&byte| byte == IDLE), "bytes after the copy");
-            place[..len].fill(IDLE);
-            self.verified += 1;
-        }
+        let Self { queue, mover, source, target, verified, .. } = self;
+        let mut ready = queue.ready(mover);
+        let packets = ready.len();
+        (0..packets).for_each(|i| check(ready.holder(i), (source, target), verified));
+        ready.retire(packets);
     }
 
     /// Sends packets until `total` have come out.
@@ -226,18 +216,46 @@ impl Rig {
     /// Lets everything in flight come out, and looks at the accounts.
     fn finish(&mut self) {
         for _ in 0..1_000_000 {
-            if self.packets.is_empty() && self.channel.in_flight() == 0 {
+            if self.sent == self.verified && self.channel.in_flight() == 0 {
                 break;
             }
             self.poll();
         }
-        assert_eq!((self.packets.len(), self.channel.in_flight()), (0, 0));
+        assert_eq!((self.sent - self.verified, self.channel.in_flight()), (0, 0));
         assert_eq!(self.channel.credits().used, 0, "every place has come back");
         assert_eq!(self.channel.room(), PACKETS);
         let stats = self.channel.stats();
         assert_eq!(stats.submitted, stats.completed + stats.failed);
         assert_eq!(self.device.stats().overflowed, 0, "a dedicated queue was never overfilled");
     }
+}
+
+/// Gathers and submits packets.
+fn gather<const IMMEDIATE: bool>(
+    mut batch: Batch<'_, Packet, IMMEDIATE>,
+    packets: &[Packet],
+    (source, target): (&[u8], &mut [u8]),
+    clock: &mut StageClock,
+) {
+    for packet in packets {
+        let place = &mut target[packet.slot * SLOT..][..SLOT];
+        assert!(place.iter().all(|&byte| byte == IDLE), "something landed after its packet was published");
+        batch.copy(source[packet.from..].as_ptr(), place.as_mut_ptr(), packet.len as u32);
+        batch.enter(*packet);
+    }
+    // SAFETY: a packet's place is its own until it is checked; source and target outlive the mover's copies.
+    unsafe { batch.submit(clock) };
+}
+
+/// Checks the packet after the `verified` first, and clears its place.
+fn check(packet: &Packet, (source, target): (&[u8], &mut [u8]), verified: &mut usize) {
+    let &Packet { slot, from, len } = packet;
+    assert_eq!(slot, *verified % PACKETS, "packets come out in the order in which they went in");
+    let place = &mut target[slot * SLOT..][..SLOT];
+    assert!(place[..len] == source[from..from + len], "packet {verified} of {len} bytes");
+    assert!(place[len..].iter().all(|&byte| byte == IDLE), "bytes after the copy");
+    place[..len].fill(IDLE);
+    *verified += 1;
 }
 
 const COPIES: usize = 50_000;

@@ -7,26 +7,23 @@
 //! 1. The mover's plan says who will copy and for how many packets there is room; no more are taken from the queue.
 //! 2. What was taken waits in order, in the rare case that there is no buffer to copy it into or that a packet of
 //!    several buffers has more copies than fit: then nothing more is taken until it is under way.
-//! 3. Copies in flight stand in the mover's reorder ring. When the core copies and nothing older is in flight, packets
-//!    are complete at once and pass it by.
+//! 3. Both buffers of a packet are its holder in the copy queue. When the core copies and nothing older is in flight,
+//!    packets are complete at once and need none.
 
 mod pieces;
 
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use offcore_dma::mover::Plan;
-use offcore_dma::{Binding, Copy, Mover, QueueId};
-use offcore_mem::{BURST, Burst, Packet, Pool};
+use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mover};
+use offcore_mem::{BURST, Burst, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{Stage, tsc};
+use offcore_stats::{Stage, StageClock, tsc};
 
-use crate::{Context, PortError, RxCounters, RxQueue, Wake, room};
+use crate::{Context, PortError, RxCounters, RxQueue, Wake, hand_over, room};
 use pieces::{MAX_SEGMENTS, NoCopy};
 
-/// Copies gathered before they are submitted, at most.
-const LIST: usize = 256;
 /// How long a packet may wait for a buffer to be copied into, while nothing of the queue is in flight that would set one
 /// free. Then it is dropped: all buffers may be those of packets that wait.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -61,16 +58,18 @@ pub struct CopySetup<'a> {
 #[derive(Debug)]
 pub struct CopyRx {
     inner: Box<dyn RxQueue>,
-    queue: QueueId,
-    pool: &'static Pool,
-    slots: Box<[InFlight]>,
-    list: Box<ArrayVec<Copy, LIST>>,
-    /// Copies that the core makes beside the list.
-    short: Box<ArrayVec<Copy, LIST>>,
-    /// Received, to be copied.
-    waiting: Burst,
+    queue: CopyQueue<InFlight>,
+    pending: Pending,
     /// Copied and given on, and taken back.
     returned: Burst,
+}
+
+/// What waits to be copied, and how it is.
+#[derive(Debug)]
+struct Pending {
+    pool: &'static Pool,
+    /// Received, to be copied.
+    waiting: Burst,
     max_frame: usize,
     min_copy: usize,
     at_least: usize,
@@ -80,18 +79,18 @@ pub struct CopyRx {
     stats: Block,
 }
 
-/// What a packet in flight needs when it is complete.
+/// A packet in flight: the buffers that its copies read and write.
 #[derive(Debug, Default)]
 struct InFlight {
     source: Option<Packet>,
     copy: Option<Packet>,
 }
 
-/// What became of a list.
+/// What became of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gathered {
-    /// As many packets as were allowed.
-    Some,
+    /// As many packets as were allowed; whether some of them may be complete already and wait in the queue.
+    Some { complete: bool },
     /// Nothing: the first packet has more copies than fit.
     NoRoom,
     /// The pool has run dry.
@@ -110,75 +109,67 @@ impl CopyRx {
             return Err(refuse(format!("{in_flight} packets in flight: expected 1 to 32768")));
         }
         let stats = stats.block(&format!("{name}/copy"), &COPY_COUNTERS)?;
-        let queue = mover.open_queue(in_flight);
-        mover.bind(queue, binding.mode, &binding.channels).map_err(|error| refuse(error.to_string()))?;
-        mover.set_weight(queue, binding.weight);
-        let slots = mover.ring(queue).mask() + 1;
-        Ok(Self {
-            inner,
-            queue,
+        let mut queue = CopyQueue::open(mover, in_flight);
+        queue.bind(mover, &binding).map_err(|error| refuse(error.to_string()))?;
+        let pending = Pending {
             pool,
-            slots: (0..slots).map(|_| InFlight::default()).collect(),
-            list: Box::default(),
-            short: Box::default(),
             waiting: Burst::new(),
-            returned: Burst::new(),
             max_frame: if max_frame == 0 { usize::MAX } else { max_frame },
             min_copy,
             at_least: 0,
             batch: BURST,
             stuck_since: None,
             stats,
-        })
+        };
+        Ok(Self { inner, queue, pending, returned: Burst::new() })
     }
 
     /// Copies at least `bytes` of every packet of one buffer, as far as the buffer has them: what follows a shorter packet
     /// there is copied, too, and belongs to no packet.
     #[must_use]
     pub fn with_at_least(mut self, bytes: usize) -> Self {
-        self.at_least = bytes;
+        self.pending.at_least = bytes;
         self
     }
 
     /// Submits the copies of at most `packets` packets at a time, 1 to 64.
     #[must_use]
     pub fn with_batch(mut self, packets: usize) -> Self {
-        self.batch = packets.clamp(1, BURST);
+        self.pending.batch = packets.clamp(1, BURST);
         self
     }
 
     /// Packets that were taken from the queue and not yet given on.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
-        mover.ring(self.queue).in_flight() + self.waiting.len() + self.returned.len()
+        self.queue.in_flight(mover) + self.pending.waiting.len() + self.returned.len()
     }
 
-    /// Copies what waits, in lists; what is complete at once, or has become complete meanwhile, is given on.
+    /// Copies what waits, in batches; what is complete at once, or has become complete meanwhile, is given on.
     #[inline]
     fn copy_waiting(&mut self, ctx: &mut Context<'_>, mut plan: Plan, burst: &mut Burst) {
+        let Self { queue, pending, .. } = self;
         let mut reap = false;
         loop {
-            let by_core = plan.by_core();
-            let now = by_core && ctx.mover.ring(self.queue).in_flight() == 0;
-            let gathered = match now {
-                true => self.gather::<true>(ctx, plan, burst),
-                false => self.gather::<false>(ctx, plan, burst),
+            let Context { mover, cache, clock, .. } = &mut *ctx;
+            let gathered = match queue.begin(mover, plan) {
+                Begun::Immediate(batch) => pending.gather(batch, cache, clock, burst),
+                Begun::Queued(batch) => pending.gather(batch, cache, clock, burst),
             };
-            reap |= !now && (by_core || !self.short.is_empty());
             match gathered {
-                Gathered::Some => {}
+                Gathered::Some { complete } => reap |= complete,
                 Gathered::NoRoom => {
-                    plan = ctx.mover.plan_by_core(self.queue);
+                    plan = queue.plan_by_core(mover);
                     continue;
                 }
                 Gathered::Starved => {
-                    self.starved(ctx);
+                    pending.starved(cache, queue.in_flight(mover));
                     break;
                 }
             }
-            if self.waiting.is_empty() {
+            if pending.waiting.is_empty() {
                 break;
             }
-            plan = ctx.mover.plan(self.queue);
+            plan = queue.plan(mover);
             if plan.packets == 0 || burst.is_full() {
                 break;
             }
@@ -188,119 +179,17 @@ impl CopyRx {
         }
     }
 
-    /// Gathers and submits one list. Packets that are complete when their copies are (`NOW`: the core makes them, and
-    /// nothing older is in flight) go to the burst, others into the reorder ring.
-    #[inline(always)]
-    fn gather<const NOW: bool>(
-        &mut self,
-        ctx: &mut Context<'_>,
-        mut plan: Plan,
-        burst: &mut Burst,
-    ) -> Gathered {
-        let Self { queue, pool, slots, list, short, waiting, min_copy, at_least, batch, .. } = self;
-        let most = waiting.len().min(*batch).min(if NOW { burst.remaining_capacity() } else { plan.packets });
-        let room = plan.copies.min(LIST);
-        let size = pool.chunk_size();
-        list.clear();
-        short.clear();
-        let ring = ctx.mover.ring(*queue);
-        let (first, mask) = (ring.next_slot(), ring.mask());
-        let shortest = if NOW || plan.by_core() { 0 } else { *min_copy };
-        let (mut taken, mut bytes, mut gathered) = (0, 0, Gathered::Some);
-        for source in &waiting[..most] {
-            let token = if NOW { 0 } else { queue.token(ring.next_slot()) };
-            let before = list.len();
-            // Short packets of several buffers fill the core's list before there are as many packets.
-            if before == room || short.is_full() {
-                break;
-            }
-            let len = source.len();
-            let copy = if source.is_plain() {
-                let offset = source.headroom();
-                let Some(copy) = ctx.cache.take_sized(offset, len) else {
-                    gathered = Gathered::Starved;
-                    break;
-                };
-                let bytes_of_it = len.max((*at_least).min(size - offset));
-                let (src, dst) = (source.data().as_ptr(), copy.data().as_ptr());
-                let intent = Copy { src, dst, len: bytes_of_it as u32, token };
-                bytes += bytes_of_it;
-                if !NOW && len < shortest {
-                    short.push(intent);
-                } else {
-                    list.push(intent);
-                }
-                copy
-            } else {
-                let by_core = !NOW && shortest > 0 && pool.total_len(source) < shortest;
-                let (list, room) = if by_core { (&mut *short, LIST) } else { (&mut *list, room) };
-                match pieces::copy(source, ctx.cache, token, room, list) {
-                    Ok((copy, total)) => {
-                        bytes += total;
-                        copy
-                    }
-                    Err(NoCopy::Starved) => {
-                        gathered = Gathered::Starved;
-                        break;
-                    }
-                    Err(NoCopy::ListFull) => {
-                        if taken == 0 {
-                            gathered = Gathered::NoRoom;
-                        }
-                        break;
-                    }
-                }
-            };
-            taken += 1;
-            if NOW {
-                burst.push(copy);
-            } else {
-                // What the core is going to make, below, has no outstanding copy.
-                let copies = &list[before..];
-                let slot = ring.push(if copies.is_empty() { 0 } else { plan.outstanding(copies) });
-                slots[slot].copy = Some(copy);
-            }
-        }
-        if taken == 0 {
-            return gathered;
-        }
-        if !NOW {
-            for (i, source) in waiting.drain(..taken).enumerate() {
-                slots[(first + i) & mask].source = Some(source);
-            }
-        }
-        if !list.is_empty() {
-            // SAFETY: sources and destinations are packet buffers of a pool that lives as long as the process. The handles
-            // of both are in `slots` until the packet is ready; or, when the copies are complete at the end of this call,
-            // in `waiting`, and in `burst`, which nobody reads before the call is over.
-            unsafe { ctx.mover.submit(*queue, plan, list, ctx.clock) };
-        }
-        if !short.is_empty() {
-            let plan = ctx.mover.plan_core(*queue);
-            // SAFETY: as above.
-            unsafe { ctx.mover.submit(*queue, plan, short, ctx.clock) };
-        }
-        if NOW {
-            ctx.cache.free_front(waiting, taken);
-        }
-        self.stuck_since = None;
-        self.stats.counter(0).add(taken as u64);
-        self.stats.counter(1).add(bytes as u64);
-        gathered
-    }
-
     /// Gives on what has completed, in order, and frees the buffers that it was received in.
     #[inline]
     fn reap(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        let ring = ctx.mover.ring(self.queue);
-        let ready = ring.ready().min(room(ctx, burst));
-        if ready == 0 {
+        let most = room(ctx, burst);
+        let mut ready = self.queue.ready(ctx.mover);
+        let packets = ready.len().min(most);
+        if packets == 0 {
             return;
         }
-        let ring = ctx.mover.ring(self.queue);
-        let (first, mask) = (ring.oldest_slot(), ring.mask());
-        for i in 0..ready {
-            let InFlight { source, copy } = &mut self.slots[(first + i) & mask];
+        for index in 0..packets {
+            let InFlight { source, copy } = ready.holder(index);
             if let Some(copy) = copy.take() {
                 // Its addresses are rewritten next; an engine has left them far away.
                 prefetch::write(copy.data().as_ptr());
@@ -310,27 +199,105 @@ impl CopyRx {
                 ctx.cache.free(source);
             }
         }
-        ctx.mover.ring(self.queue).retire(ready);
-        ctx.mover.reaped(self.queue);
+        ready.retire(packets);
         ctx.clock.lap(Stage::Publish);
     }
+}
 
-    /// Drops what was received from `first` on and is longer than allowed.
+impl Pending {
+    /// Gathers and submits one batch. Packets that are complete then go to `burst`.
+    #[inline(always)]
+    fn gather<const IMMEDIATE: bool>(
+        &mut self,
+        mut batch: Batch<'_, InFlight, IMMEDIATE>,
+        cache: &mut PoolCache,
+        clock: &mut StageClock,
+        burst: &mut Burst,
+    ) -> Gathered {
+        let Self { pool, waiting, min_copy, at_least, batch: most, .. } = self;
+        let most = waiting.len().min(*most).min(batch.packets()).min(match IMMEDIATE {
+            true => burst.remaining_capacity(),
+            false => BURST,
+        });
+        let size = pool.chunk_size();
+        let (mut taken, mut bytes) = (0, 0);
+        let mut gathered = None;
+        for source in &waiting[..most] {
+            // Short packets of several buffers fill the core's list before there are as many packets.
+            if batch.room() == 0 {
+                break;
+            }
+            let len = source.len();
+            let (copy, short) = if source.is_plain() {
+                let offset = source.headroom();
+                let Some(copy) = cache.take_sized(offset, len) else {
+                    gathered = Some(Gathered::Starved);
+                    break;
+                };
+                let bytes_of_it = len.max((*at_least).min(size - offset));
+                batch.copy(source.data().as_ptr(), copy.data().as_ptr(), bytes_of_it as u32);
+                bytes += bytes_of_it;
+                (copy, len < *min_copy)
+            } else {
+                match pieces::copy(source, cache, &mut batch) {
+                    Ok((copy, total)) => {
+                        bytes += total;
+                        (copy, *min_copy > 0 && pool.total_len(source) < *min_copy)
+                    }
+                    Err(NoCopy::Starved) => {
+                        gathered = Some(Gathered::Starved);
+                        break;
+                    }
+                    Err(NoCopy::ListFull) => {
+                        if taken == 0 {
+                            gathered = Some(Gathered::NoRoom);
+                        }
+                        break;
+                    }
+                }
+            };
+            taken += 1;
+            let packet = InFlight { source: None, copy: Some(copy) };
+            let entered = if short { batch.enter_by_core(packet) } else { batch.enter(packet) };
+            burst.extend(entered.and_then(|packet| packet.copy));
+        }
+        let complete = batch.has_copies_of_the_core();
+        if taken > 0 {
+            if !IMMEDIATE {
+                for (index, source) in waiting.drain(..taken).enumerate() {
+                    batch.holder(index).source = Some(source);
+                }
+            }
+            // SAFETY: sources and destinations are packet buffers of a pool that lives as long as the process. A packet's
+            // holder has the handles of both; or, when the copies are complete at the end of this call, they are in
+            // `waiting`, and in `burst`, which nobody reads before the call is over.
+            unsafe { batch.submit(clock) };
+            if IMMEDIATE {
+                cache.free_front(waiting, taken);
+            }
+            self.stuck_since = None;
+            self.stats.counter(0).add(taken as u64);
+            self.stats.counter(1).add(bytes as u64);
+        }
+        gathered.unwrap_or(Gathered::Some { complete })
+    }
+
+    /// Drops what was received and is longer than allowed.
     #[inline]
-    fn check_lengths(&mut self, ctx: &mut Context<'_>) {
+    fn check_lengths(&mut self, cache: &mut PoolCache) {
         let longest = self.max_frame;
         if self.waiting.iter().any(|packet| packet.is_segmented() || packet.len() > longest) {
-            self.drop_too_long(ctx);
+            self.drop_too_long(cache);
         }
     }
 
     #[cold]
-    fn drop_too_long(&mut self, ctx: &mut Context<'_>) {
+    fn drop_too_long(&mut self, cache: &mut PoolCache) {
         let pool = self.pool;
         for packet in self.waiting.take() {
             if pool.total_len(&packet) > self.max_frame || pool.segment_count(&packet) > MAX_SEGMENTS {
                 self.stats.counter(2).add(1);
-                ctx.cache.free(packet);
+                cache.free(packet);
             } else {
                 self.waiting.push(packet);
             }
@@ -339,15 +306,15 @@ impl CopyRx {
 
     /// The pool has no buffer to copy the first packet into. It waits, since what is in flight will set some free.
     #[cold]
-    fn starved(&mut self, ctx: &mut Context<'_>) {
+    fn starved(&mut self, cache: &mut PoolCache, in_flight: usize) {
         self.stats.counter(4).add(1);
-        if ctx.mover.ring(self.queue).in_flight() > 0 {
+        if in_flight > 0 {
             self.stuck_since = None;
             return;
         }
         let now = tsc::now();
         if now.wrapping_sub(*self.stuck_since.get_or_insert(now)) > tsc::ticks(PATIENCE) {
-            ctx.cache.free(self.waiting.remove(0));
+            cache.free(self.waiting.remove(0));
             self.stats.counter(3).add(1);
         }
     }
@@ -359,20 +326,20 @@ impl RxQueue for CopyRx {
             hand_over(&mut self.returned, burst);
             return;
         }
-        if ctx.mover.ring(self.queue).in_flight() > 0 {
+        if self.queue.in_flight(ctx.mover) > 0 {
             self.reap(ctx, burst);
         }
-        let plan = ctx.mover.plan(self.queue);
-        if self.waiting.is_empty() {
+        let plan = self.queue.plan(ctx.mover);
+        if self.pending.waiting.is_empty() {
             let wanted = room(ctx, burst).min(plan.packets).min(plan.copies);
             if wanted == 0 {
                 return;
             }
             let Context { mover, cache, clock, .. } = ctx;
             let mut inner = Context { mover, cache, clock, burst: wanted };
-            self.inner.rx(&mut inner, &mut self.waiting);
-            self.check_lengths(ctx);
-            if self.waiting.is_empty() {
+            self.inner.rx(&mut inner, &mut self.pending.waiting);
+            self.pending.check_lengths(ctx.cache);
+            if self.pending.waiting.is_empty() {
                 return;
             }
         }
@@ -387,12 +354,12 @@ impl RxQueue for CopyRx {
         let mut left = 0;
         if self.returned.is_empty() {
             self.reap(ctx, burst);
-            if self.waiting.is_empty() {
-                left = self.inner.drain(ctx, &mut self.waiting);
-                self.check_lengths(ctx);
+            if self.pending.waiting.is_empty() {
+                left = self.inner.drain(ctx, &mut self.pending.waiting);
+                self.pending.check_lengths(ctx.cache);
             }
-            let plan = ctx.mover.plan(self.queue);
-            if !self.waiting.is_empty() && plan.packets > 0 && !burst.is_full() {
+            let plan = self.queue.plan(ctx.mover);
+            if !self.pending.waiting.is_empty() && plan.packets > 0 && !burst.is_full() {
                 self.copy_waiting(ctx, plan, burst);
             }
         } else {
@@ -402,7 +369,7 @@ impl RxQueue for CopyRx {
     }
 
     fn arm(&mut self) -> Wake<'_> {
-        match self.waiting.is_empty() && self.returned.is_empty() {
+        match self.pending.waiting.is_empty() && self.returned.is_empty() {
             true => self.inner.arm(),
             false => Wake::Now,
         }
@@ -422,12 +389,6 @@ impl RxQueue for CopyRx {
     fn waits(&self) -> bool {
         self.inner.waits()
     }
-}
-
-/// Moves packets, in order, as many as there is room for.
-fn hand_over(from: &mut Burst, to: &mut Burst) {
-    let packets = from.len().min(to.remaining_capacity());
-    to.extend(from.drain(..packets));
 }
 
 #[cfg(test)]

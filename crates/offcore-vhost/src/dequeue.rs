@@ -11,18 +11,17 @@ mod gather;
 use std::sync::Arc;
 use std::time::Duration;
 
-use offcore_dma::mover::Plan;
-use offcore_dma::{Context, Mover};
-use offcore_mem::{BURST, Burst};
+use offcore_dma::{Batch, Begun, Context, Mover};
+use offcore_mem::{BURST, Burst, PoolCache};
 use offcore_ring::device::{DeviceQueue, Direction};
 use offcore_ring::{RingError, prefetch, with_queue};
-use offcore_stats::{Stage, tsc};
+use offcore_stats::{Stage, StageClock, tsc};
 use offcore_wire::ethernet;
 
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
 use crate::headers::{check_copies, check_headers};
-use crate::vring::{Active, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, InFlight, MAX_PIECES, Taken, Vring, burst_limit};
 use gather::{Gather, Gathered, start_of};
 
 /// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
@@ -75,7 +74,7 @@ impl Dequeue {
     #[inline]
     pub fn try_dequeue(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
-        if ctx.mover.ring(self.vring.queue).in_flight() > 0 {
+        if self.vring.in_flight(ctx.mover) > 0 {
             self.reap(ctx, burst, &mut dequeued);
         }
         if !self.vring.service(ctx.mover) {
@@ -129,8 +128,7 @@ impl Dequeue {
         self.vring.close(ctx.mover)
     }
 
-    /// Submits the copies of newly available chains. When the core makes them and nothing older is in flight, the
-    /// packets are complete at once and need not go through the reorder ring.
+    /// Submits the copies of newly available chains.
     #[inline]
     fn submit_some(
         &mut self,
@@ -138,122 +136,66 @@ impl Dequeue {
         burst: &mut Burst,
         dequeued: &mut Dequeued,
     ) -> Result<(), RingError> {
-        let mut plan = ctx.mover.plan(self.vring.queue);
+        let Vring { copies, active, chains, cell, .. } = &mut self.vring;
+        let Some(active) = active.as_mut() else { return Ok(()) };
+        let Context { mover, cache, clock, burst: most } = &mut *ctx;
+        let (most, already) = (*most, dequeued.packets);
+        let mut call = Call { active, cell, chains, cache, clock, burst, dequeued };
+        let mut plan = copies.plan(mover);
         if !plan.by_core() {
-            let wanted = burst_limit(ctx.burst).min(plan.packets).min(plan.copies);
-            if self.gather::<false>(ctx, plan, wanted, burst, dequeued)? == Gathered::Some {
+            let wanted = burst_limit(most).min(plan.copies);
+            if let Begun::Queued(batch) = copies.begin(mover, plan)
+                && call.submit(batch, wanted)? == Gathered::Some
+            {
                 return Ok(());
             }
             // The first chain alone has more copies than the channel has room for.
-            plan = ctx.mover.plan_by_core(self.vring.queue);
+            plan = copies.plan_by_core(mover);
         }
-        let room = burst.remaining_capacity().min(ctx.burst.saturating_sub(dequeued.packets));
-        if ctx.mover.ring(self.vring.queue).in_flight() == 0 {
-            return self.gather::<true>(ctx, plan, room, burst, dequeued).map(drop);
-        }
-        let result = self.gather::<false>(ctx, plan, room.min(plan.packets), burst, dequeued);
-        self.reap(ctx, burst, dequeued);
-        result.map(drop)
-    }
-
-    /// Gathers and submits one list of at most `wanted` packets, and publishes them if they are complete at once
-    /// (`NOW`).
-    ///
-    /// # Errors
-    /// When the driver broke the rules; chains before the one where it did are submitted.
-    #[inline(always)]
-    fn gather<const NOW: bool>(
-        &mut self,
-        ctx: &mut Context<'_>,
-        mut plan: Plan,
-        wanted: usize,
-        burst: &mut Burst,
-        dequeued: &mut Dequeued,
-    ) -> Result<Gathered, RingError> {
-        let vring = &mut self.vring;
-        let Some(active) = vring.active.as_mut() else { return Ok(Gathered::Some) };
-        let Active { queue, config, offloads, .. } = active;
-        let offloads = *offloads;
-        let first_new = burst.len();
-        vring.list.clear();
-        let gather = Gather {
-            config,
-            id: vring.queue,
-            ring: ctx.mover.ring(vring.queue),
-            plan: &mut plan,
-            list: &mut vring.list,
-            cache: ctx.cache,
-            burst,
-            slots: &mut vring.slots,
-            chains: &mut vring.chains,
-            dequeued,
-        };
-        let (taken, result) = with_queue!(queue, queue => gather.burst::<_, NOW>(queue, wanted));
-        if taken == 0 {
-            return result;
-        }
-        ctx.clock.lap(Stage::Virtqueue);
-        if !NOW {
-            vring.entered(ctx.mover, taken);
-        }
-        // SAFETY: sources are ranges that the guest gave us for reading, checked against its memory, which is held by
-        // `entered` until the chain is published, or by `active` when the copies are complete at the end of this call;
-        // destinations are packet buffers whose handles are in `slots`, or in `burst`, which nobody reads before the
-        // call is over.
-        unsafe { ctx.mover.submit(vring.queue, plan, &vring.list, ctx.clock) };
-        if NOW {
-            if let Some(active) = vring.active.as_mut() {
-                active.publish();
+        let room = call.burst.remaining_capacity().min(most.saturating_sub(already));
+        match copies.begin(mover, plan) {
+            Begun::Immediate(batch) => call.submit(batch, room).map(drop),
+            Begun::Queued(batch) => {
+                let result = call.submit(batch, room);
+                self.reap(ctx, burst, dequeued);
+                result.map(drop)
             }
-            ctx.clock.lap(Stage::Publish);
-            if vring.list.len() == burst.len() - first_new {
-                // SAFETY: each packet is one copy, which has just been made into its buffer, headers included.
-                unsafe { check_copies(&vring.list, burst, first_new, offloads, ctx.cache, dequeued) };
-            } else {
-                check_headers(burst, first_new, offloads, ctx.cache, dequeued);
-            }
-            ctx.clock.lap(Stage::Header);
         }
-        result
     }
 
     /// Publishes what has completed, in order, and moves the packets to `burst`.
     #[inline]
     fn reap(&mut self, ctx: &mut Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
-        let vring = &mut self.vring;
-        let ring = ctx.mover.ring(vring.queue);
-        let done = ring.ready();
-        let ready = done.min(burst.remaining_capacity()).min(ctx.burst);
-        if ready == 0 {
+        let Vring { copies, active, chains, cell, .. } = &mut self.vring;
+        let mut ready = copies.ready(ctx.mover);
+        let done = ready.len();
+        let packets = done.min(burst.remaining_capacity()).min(ctx.burst);
+        if packets == 0 {
             return;
         }
-        let (first, mask) = (ring.oldest_slot(), ring.mask());
-        let Some(active) = vring.active.as_mut() else { return };
+        let Some(active) = active.as_mut() else { return };
         let offloads = active.offloads;
         // Those of the next call as well: their lines come over from the engine while this burst is worked on.
-        for i in ready..done.min(ready + ctx.burst) {
-            if let Some(packet) = &vring.slots[(first + i) & mask].packet {
+        for index in packets..done.min(packets + ctx.burst) {
+            if let Some(packet) = &ready.holder(index).packet {
                 prefetch::write(start_of(packet));
             }
         }
+        let first_new = burst.len();
         with_queue!(&mut active.queue, queue => {
-            for i in 0..ready {
-                let slot = &vring.slots[(first + i) & mask];
-                if let Some(packet) = &slot.packet {
-                    prefetch::write(start_of(packet));
+            for index in 0..packets {
+                if let Some(packet) = ready.holder(index).packet.take() {
+                    prefetch::write(start_of(&packet));
+                    burst.push(packet);
                 }
-                queue.push_used(vring.chains.pop().chain, 0);
+                queue.push_used(chains.pop().chain, 0);
             }
         });
         active.publish();
+        let left = ready.retire(packets);
+        active.release(cell, packets, left);
         ctx.clock.lap(Stage::Publish);
-        let first_new = burst.len();
-        for i in 0..ready {
-            burst.extend(vring.slots[(first + i) & mask].packet.take());
-        }
         check_headers(burst, first_new, offloads, ctx.cache, dequeued);
-        vring.left(ctx.mover, ready);
-        ctx.mover.reaped(vring.queue);
         ctx.clock.lap(Stage::Header);
     }
 
@@ -285,6 +227,62 @@ impl Dequeue {
         if let Err(error) = result {
             self.vring.break_down(error);
         }
+    }
+}
+
+/// What one call takes chains with.
+struct Call<'a> {
+    active: &'a mut Active,
+    cell: &'a VringCell,
+    chains: &'a mut Chains,
+    cache: &'a mut PoolCache,
+    clock: &'a mut StageClock,
+    burst: &'a mut Burst,
+    dequeued: &'a mut Dequeued,
+}
+
+impl Call<'_> {
+    /// Gathers and submits at most `wanted` packets, and publishes them if they are complete at once.
+    ///
+    /// # Errors
+    /// When the driver broke the rules; chains before the one where it did are submitted.
+    #[inline(always)]
+    fn submit<const IMMEDIATE: bool>(
+        &mut self,
+        mut batch: Batch<'_, InFlight, IMMEDIATE>,
+        wanted: usize,
+    ) -> Result<Gathered, RingError> {
+        let Self { active, cell, chains, cache, clock, burst, dequeued } = self;
+        let Active { queue, config, offloads, .. } = &mut **active;
+        let offloads = *offloads;
+        let first_new = burst.len();
+        let wanted = wanted.min(batch.packets());
+        let gather = Gather { config, batch: &mut batch, cache, burst, chains, dequeued };
+        let (taken, result) = with_queue!(queue, queue => gather.burst(queue, wanted));
+        if taken == 0 {
+            return result;
+        }
+        clock.lap(Stage::Virtqueue);
+        if !IMMEDIATE {
+            active.acquire(cell, taken, batch.in_flight());
+        }
+        // SAFETY: sources are ranges that the guest gave us for reading, checked against its memory, which is held by
+        // `acquire` until the chain is published, or by `active` when the copies are complete at the end of this call;
+        // destinations are packet buffers whose handles the holders have, or `burst`, which nobody reads before the call
+        // is over.
+        let list = unsafe { batch.submit(clock) };
+        if IMMEDIATE {
+            active.publish();
+            clock.lap(Stage::Publish);
+            if list.len() == burst.len() - first_new {
+                // SAFETY: each packet is one copy, which has just been made into its buffer, headers included.
+                unsafe { check_copies(list, burst, first_new, offloads, cache, dequeued) };
+            } else {
+                check_headers(burst, first_new, offloads, cache, dequeued);
+            }
+            clock.lap(Stage::Header);
+        }
+        result
     }
 }
 

@@ -8,21 +8,18 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use offcore_dma::channel::Token;
-use offcore_dma::mover::Plan;
-use offcore_dma::reorder::ReorderRing;
-use offcore_dma::{Context, Copy, Mover, QueueId};
-use offcore_mem::{Burst, Packet, Pool};
+use offcore_dma::{Batch, Begun, Context, Mover};
+use offcore_mem::{Burst, Packet, Pool, PoolCache};
 use offcore_ring::device::{Chain, DeviceQueue, Direction, Wanted};
 use offcore_ring::{RingError, with_queue};
-use offcore_stats::Stage;
+use offcore_stats::{Stage, StageClock};
 use offcore_wire::virtio_net::{NetHeader, Offloads};
 
 use crate::cell::VringCell;
 use crate::cell::VringConfig;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, Piece, pieces_of};
-use crate::vring::{Active, Chains, InFlight, LIST, MAX_PIECES, Out, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, InFlight, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,35 +79,40 @@ impl Enqueue {
         if !self.vring.service(ctx.mover) || !self.enabled() {
             return submitted;
         }
+        let Vring { copies, active, chains, cell, .. } = &mut self.vring;
+        let Some(active) = active.as_mut() else { return submitted };
+        let Context { mover, cache, clock, .. } = ctx;
+        let mut call = Call { active, cell, chains, cache, clock, burst, submitted: &mut submitted };
         let mut by_core = false;
-        while !burst.is_empty() {
-            let queue = self.vring.queue;
-            let plan = if by_core { ctx.mover.plan_by_core(queue) } else { ctx.mover.plan(queue) };
-            let before = submitted.packets;
-            let now = plan.by_core() && ctx.mover.ring(self.vring.queue).in_flight() == 0;
-            let stop = if now {
-                self.gather::<true>(ctx, plan, burst, &mut submitted)
-            } else {
-                self.gather::<false>(ctx, plan, burst, &mut submitted)
+        let mut broken = None;
+        while !call.burst.is_empty() {
+            let plan = if by_core { copies.plan_by_core(mover) } else { copies.plan(mover) };
+            let before = call.submitted.packets;
+            let stop = match copies.begin(mover, plan) {
+                Begun::Immediate(batch) => call.submit(batch),
+                Begun::Queued(batch) => call.submit(batch),
             };
             match stop {
                 None => by_core = false,
                 Some(Stop::Full) => break,
                 // One packet alone has more copies than the channel has room for.
-                Some(Stop::ListFull) => by_core = submitted.packets == before,
+                Some(Stop::ListFull) => by_core = call.submitted.packets == before,
                 Some(Stop::TooBig) => {
-                    ctx.cache.free(burst.remove(0));
-                    submitted.too_big += 1;
+                    call.cache.free(call.burst.remove(0));
+                    call.submitted.too_big += 1;
                 }
                 Some(Stop::Unwanted) => {
-                    ctx.cache.free(burst.remove(0));
-                    submitted.unwanted += 1;
+                    call.cache.free(call.burst.remove(0));
+                    call.submitted.unwanted += 1;
                 }
                 Some(Stop::Broken(error)) => {
-                    self.vring.break_down(error);
+                    broken = Some(error);
                     break;
                 }
             }
+        }
+        if let Some(error) = broken {
+            self.vring.break_down(error);
         }
         submitted
     }
@@ -119,35 +121,34 @@ impl Enqueue {
     /// number.
     #[inline]
     pub fn poll_completed(&mut self, ctx: &mut Context<'_>) -> usize {
-        let ring = ctx.mover.ring(self.vring.queue);
-        let ready = ring.ready();
-        if ready == 0 {
-            if ring.in_flight() == 0 {
+        let Vring { copies, active, chains, cell, .. } = &mut self.vring;
+        let mut ready = copies.ready(ctx.mover);
+        let packets = ready.len();
+        if packets == 0 {
+            if ready.retire(0) == 0 {
                 // Lets a change that waited for this happen.
                 self.vring.service(ctx.mover);
             }
             return 0;
         }
-        let (first, mask) = (ring.oldest_slot(), ring.mask());
-        let vring = &mut self.vring;
-        let Some(active) = vring.active.as_mut() else { return 0 };
+        let Some(active) = active.as_mut() else { return 0 };
         with_queue!(&mut active.queue, queue => {
-            for i in 0..ready {
-                let slot = &mut vring.slots[(first + i) & mask];
-                for _ in 0..slot.chains {
-                    let Out { chain, written } = vring.chains.pop();
+            for index in 0..packets {
+                let InFlight { packet, chains: n } = ready.holder(index);
+                for _ in 0..*n {
+                    let Out { chain, written } = chains.pop();
                     queue.push_used(chain, written);
                 }
-                if let Some(packet) = slot.packet.take() {
+                if let Some(packet) = packet.take() {
                     ctx.cache.free(packet);
                 }
             }
         });
         active.publish();
-        vring.left(ctx.mover, ready);
-        ctx.mover.reaped(vring.queue);
+        let left = ready.retire(packets);
+        active.release(cell, packets, left);
         ctx.clock.lap(Stage::Publish);
-        ready
+        packets
     }
 
     /// `rte_vhost_async_get_inflight`: packets submitted and not yet published.
@@ -172,32 +173,31 @@ impl Enqueue {
     pub fn offloads(&self) -> Offloads {
         self.vring.active.as_ref().map(|active| active.offloads).unwrap_or_default()
     }
+}
 
-    /// Gathers and submits one list of copies; says why it ended before the end of the burst. With `NOW` the core makes
-    /// the copies and nothing older is in flight, so the packets are complete, published and freed at once.
+/// What one call delivers packets with.
+struct Call<'a> {
+    active: &'a mut Active,
+    cell: &'a VringCell,
+    chains: &'a mut Chains,
+    cache: &'a mut PoolCache,
+    clock: &'a mut StageClock,
+    burst: &'a mut Burst,
+    submitted: &'a mut Submitted,
+}
+
+impl Call<'_> {
+    /// Gathers and submits one batch; says why it ended before the end of the burst. Packets that are complete then are
+    /// published and freed.
     #[inline(always)]
-    fn gather<const NOW: bool>(
-        &mut self,
-        ctx: &mut Context<'_>,
-        mut plan: Plan,
-        burst: &mut Burst,
-        submitted: &mut Submitted,
-    ) -> Option<Stop> {
-        let wanted = burst_limit(burst.len()).min(plan.packets);
-        let vring = &mut self.vring;
-        let active = vring.active.as_mut().filter(|_| wanted > 0);
-        let Some(Active { queue, config, mergeable, offloads }) = active else { return Some(Stop::Full) };
-        let ring = ctx.mover.ring(vring.queue);
-        let (first, mask) = (ring.next_slot(), ring.mask());
-        let pool = ctx.cache.pool();
-        vring.list.clear();
-        let mut order = Order {
-            id: vring.queue,
-            ring,
-            plan: &mut plan,
-            slots: &mut vring.slots,
-            chains: &mut vring.chains,
-        };
+    fn submit<const IMMEDIATE: bool>(&mut self, mut batch: Batch<'_, InFlight, IMMEDIATE>) -> Option<Stop> {
+        let Self { active, cell, chains, cache, clock, burst, submitted } = self;
+        let wanted = burst_limit(burst.len()).min(batch.packets());
+        if wanted == 0 {
+            return Some(Stop::Full);
+        }
+        let Active { queue, config, mergeable, offloads } = &mut **active;
+        let pool = cache.pool();
         let (taken, stop) = with_queue!(queue, queue => {
             let mut gather = Gather {
                 queue,
@@ -205,90 +205,56 @@ impl Enqueue {
                 mergeable: *mergeable,
                 offloads: *offloads,
                 pool,
-                list: &mut vring.list,
-                room: order.plan.copies.min(LIST),
+                batch: &mut batch,
+                chains,
                 ahead: 0,
                 known: 0,
             };
-            gather.burst::<NOW>(&mut burst[..wanted], &mut order, submitted)
+            gather.burst(&mut burst[..wanted], submitted)
         });
-        ctx.clock.lap(Stage::Virtqueue);
+        clock.lap(Stage::Virtqueue);
         if taken == 0 {
             return stop;
         }
         submitted.packets += taken;
-        if !NOW {
-            vring.entered(ctx.mover, taken);
+        if !IMMEDIATE {
+            active.acquire(cell, taken, batch.in_flight());
+            for (index, packet) in burst.drain(..taken).enumerate() {
+                batch.holder(index).packet = Some(packet);
+            }
         }
-        // SAFETY: sources are packet buffers whose handles stay in `burst` during this call and go into `slots` below,
-        // to come out when the packet is ready; destinations are ranges that the guest gave us for writing, checked
-        // against its memory, which is held by `entered` until the packet is published, or by `active` when the copies
-        // are complete at the end of this call.
-        unsafe { ctx.mover.submit(vring.queue, plan, &vring.list, ctx.clock) };
-        if NOW {
-            if let Some(active) = vring.active.as_mut() {
-                active.publish();
-            }
-            ctx.cache.free_front(burst, taken);
-            ctx.clock.lap(Stage::Publish);
-        } else {
-            for (i, packet) in burst.drain(..taken).enumerate() {
-                vring.slots[(first + i) & mask].packet = Some(packet);
-            }
+        // SAFETY: sources are packet buffers whose handles the holders have, or stay in `burst` during this call;
+        // destinations are ranges that the guest gave us for writing, checked against its memory, which is held by
+        // `acquire` until the packet is published, or by `active` when the copies are complete at the end of this call.
+        unsafe { batch.submit(clock) };
+        if IMMEDIATE {
+            active.publish();
+            cache.free_front(burst, taken);
+            clock.lap(Stage::Publish);
         }
         stop
     }
 }
 
-/// Takes chains apart and gathers the copies of one list.
-struct Gather<'a, Q> {
+/// Takes chains apart and gathers the copies of one batch.
+struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
     queue: &'a mut Q,
     config: &'a VringConfig,
     mergeable: bool,
     offloads: Offloads,
     pool: &'static Pool,
-    list: &'a mut ArrayVec<Copy, LIST>,
-    /// Copies that fit.
-    room: usize,
+    batch: &'a mut Batch<'b, InFlight, IMMEDIATE>,
+    chains: &'a mut Chains,
     /// Entries taken.
     ahead: u16,
     /// Entries that are known to be available.
     known: u16,
 }
 
-/// Where packets stand that are not complete at once.
-struct Order<'a> {
-    id: QueueId,
-    ring: &'a mut ReorderRing,
-    plan: &'a mut Plan,
-    slots: &'a mut [InFlight],
-    chains: &'a mut Chains,
-}
-
-impl Order<'_> {
-    /// The token of the next packet's copies.
-    #[inline(always)]
-    fn token(&self) -> Token {
-        self.id.token(self.ring.next_slot())
-    }
-
-    /// Enters a packet that `copies` make and that takes `chains` chains.
-    #[inline(always)]
-    fn enter(&mut self, copies: &[Copy], chains: u16) {
-        let slot = self.ring.push(self.plan.outstanding(copies));
-        self.slots[slot].chains = chains;
-    }
-}
-
-impl<Q: DeviceQueue> Gather<'_, Q> {
+impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
     /// Adds one packet after the other until one does not fit; how many did, and why it ended.
     #[inline(always)]
-    fn burst<const NOW: bool>(
-        &mut self,
-        packets: &mut [Packet],
-        order: &mut Order<'_>,
-        submitted: &mut Submitted,
-    ) -> (usize, Option<Stop>) {
+    fn burst(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> (usize, Option<Stop>) {
         self.known = match self.queue.look(packets.len()) {
             Ok(known) => known as u16,
             Err(error) => return (0, Some(Stop::Broken(error))),
@@ -296,9 +262,9 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         self.queue.prefetch_used(self.known.into());
         let mut taken = 0;
         let stop = loop {
-            taken += self.singles::<NOW>(&mut packets[taken..], order, submitted);
+            taken += self.singles(&mut packets[taken..], submitted);
             let Some(packet) = packets.get_mut(taken) else { break None };
-            match self.packet::<NOW>(packet, order) {
+            match self.packet(packet, taken) {
                 Ok(()) => {
                     taken += 1;
                     submitted.bytes += self.pool.total_len(packet) as u64;
@@ -312,19 +278,12 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
 
     /// Adds packets that each fit one chain of one buffer, nearly all, until one comes that does not; their number.
     #[inline(always)]
-    fn singles<const NOW: bool>(
-        &mut self,
-        packets: &mut [Packet],
-        order: &mut Order<'_>,
-        submitted: &mut Submitted,
-    ) -> usize {
-        let Self { queue, config, list, ahead, room, offloads, .. } = self;
-        let first = list.len();
-        let most = packets.len().min(room.saturating_sub(first)).min(list.remaining_capacity());
+    fn singles(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> usize {
+        let Self { queue, config, batch, chains, ahead, offloads, .. } = self;
+        let most = packets.len().min(batch.room());
         let wanted = Wanted { direction: Direction::Writable, least: NET_HEADER as u32, most: u32::MAX };
         let singles = queue.singles(*ahead, most as u16, &config.memory, wanted);
-        // SAFETY: inside the vector's array, or where that ends.
-        let mut copy = unsafe { list.as_mut_ptr().add(first) };
+        let mut list = batch.singles();
         let (mut run, mut bytes) = (0, 0);
         for (packet, to) in packets.iter_mut().zip(singles) {
             let len = (NET_HEADER + packet.len()) as u32;
@@ -340,25 +299,19 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
             } else {
                 write_header(packet, 1)
             };
-            let token = if NOW { 0 } else { order.token() };
-            let made = Copy { src, dst: to.addr().as_ptr(), len, token };
             // SAFETY: no more singles than there is room for were asked for.
-            unsafe {
-                copy.write(made);
-                copy = copy.add(1);
-            }
-            if NOW {
-                to.set_written(len);
-            } else {
-                order.enter(std::slice::from_ref(&made), 1);
-                order.chains.push(Out { chain: Chain::one(to.id()), written: len });
+            match unsafe { list.enter(src, to.addr().as_ptr(), len) } {
+                None => to.set_written(len),
+                Some(holder) => {
+                    holder.chains = 1;
+                    chains.push(Out { chain: Chain::one(to.id()), written: len });
+                }
             }
             bytes += u64::from(len);
             run += 1;
         }
-        // SAFETY: so many more were just written.
-        unsafe { list.set_len(first + run) };
-        if NOW {
+        list.finish();
+        if IMMEDIATE {
             queue.push_used_singles(*ahead, run as u16, Direction::Writable);
         }
         *ahead += run as u16;
@@ -366,36 +319,32 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
         run
     }
 
-    /// Adds any packet, whatever chains it takes. On an error nothing is added or taken.
+    /// Adds any packet, number `taken` of the batch, whatever chains it takes. On an error nothing is added or taken.
     #[cold]
-    fn packet<const NOW: bool>(&mut self, packet: &mut Packet, order: &mut Order<'_>) -> Result<(), Stop> {
+    fn packet(&mut self, packet: &mut Packet, taken: usize) -> Result<(), Stop> {
         if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
         }
         if packet.has_offload() && !is_wanted(packet, &self.offloads) {
             return Err(Stop::Unwanted);
         }
-        let first = self.list.len();
-        let taken = self.packet_in_pieces(packet, order.token())?;
-        for &out in &taken {
-            if NOW {
+        let chains = self.packet_in_pieces(packet)?;
+        for &out in &chains {
+            if IMMEDIATE {
                 self.queue.push_used(out.chain, out.written);
             } else {
-                order.chains.push(out);
+                self.chains.push(out);
             }
         }
-        if !NOW {
-            order.enter(&self.list[first..], taken.len() as u16);
+        if !IMMEDIATE {
+            self.batch.holder(taken).chains = chains.len() as u16;
+            self.batch.enter_filled();
         }
         Ok(())
     }
 
     /// A packet that takes several buffers: chains of several descriptors, or (with mergeable buffers) several chains.
-    fn packet_in_pieces(
-        &mut self,
-        packet: &mut Packet,
-        token: Token,
-    ) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
+    fn packet_in_pieces(&mut self, packet: &mut Packet) -> Result<ArrayVec<Out, MAX_PIECES>, Stop> {
         if packet.is_segmented() && self.pool.segment_count(packet) > MAX_PIECES {
             return Err(Stop::TooBig);
         }
@@ -430,12 +379,12 @@ impl<Q: DeviceQueue> Gather<'_, Q> {
             taken.push(Out { chain, written: before - left });
             ahead += chain.entries;
         }
-        if self.list.len() + from.len() + to.len() - 1 > self.room {
+        if from.len() + to.len() - 1 > self.batch.room() {
             return Err(Stop::ListFull);
         }
         write_header(packet, taken.len() as u16);
-        let list = &mut *self.list;
-        pieces::copies(&from, &to, token, |copy| list.push(copy));
+        let token = self.batch.token();
+        pieces::copies(&from, &to, token, |copy| self.batch.list().push(copy));
         self.ahead = ahead;
         Ok(taken)
     }

@@ -17,18 +17,17 @@ mod head;
 
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
-use offcore_dma::{Binding, Context, Copy, Mode, Mover, QueueId};
+use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mode, Mover};
 use offcore_ring::device::DeviceQueue;
 use offcore_ring::{RingError, prefetch, with_queue};
-use offcore_stats::{Stage, tsc};
+use offcore_stats::{Stage, StageClock, tsc};
 
 use crate::dequeue::Dequeue;
 use crate::enqueue::Enqueue;
 use crate::features::NET_HEADER;
-use crate::vring::{Chains, LIST, Out, Vring, burst_limit};
+use crate::vring::{Chains, Out, Vring, burst_limit};
 use gather::{End, Gather};
-use head::Heads;
+use head::Head;
 
 /// Packets of a pair in flight, at most.
 const IN_FLIGHT: usize = 256;
@@ -71,11 +70,9 @@ pub enum Next {
 /// The way from one virtqueue to another in one copy.
 #[derive(Debug)]
 pub struct Pair {
-    queue: QueueId,
-    heads: Heads,
+    copies: CopyQueue<Head>,
     /// Chains of the receiver that belong to packets of several, in order.
     chains: Chains,
-    list: Box<ArrayVec<Copy, LIST>>,
     /// Who copies.
     binding: Binding,
     /// The publications of sender and receiver that it follows.
@@ -92,10 +89,8 @@ impl Pair {
     /// A pair whose copies `mover` makes.
     pub fn new(mover: &mut Mover) -> Self {
         Self {
-            queue: mover.open_queue(IN_FLIGHT),
-            heads: Heads::new(IN_FLIGHT),
+            copies: CopyQueue::open(mover, IN_FLIGHT),
             chains: Chains::new(1),
-            list: Box::default(),
             binding: Binding::core(),
             follows: None,
             watched: None,
@@ -189,12 +184,11 @@ impl Pair {
         let binding = Binding { weight, ..Binding::new(mode, channels) };
         // A change of something else does not make mode `auto` begin anew.
         if binding != self.binding {
-            let bound = mover.bind(self.queue, mode, &binding.channels);
+            let bound = self.copies.bind(mover, &binding);
             debug_assert!(bound.is_ok(), "the virtqueues are bound to them");
             if bound.is_err() {
                 return false;
             }
-            mover.set_weight(self.queue, weight);
             self.binding = binding;
         }
         self.follows = Some((from.applied, to.applied));
@@ -211,56 +205,28 @@ impl Pair {
         mut rewrite: impl FnMut(&mut [u8]),
         forwarded: &mut Forwarded,
     ) {
-        let mut plan = ctx.mover.plan(self.queue);
-        loop {
-            let now = plan.by_core() && ctx.mover.ring(self.queue).in_flight() == 0;
-            let wanted = burst_limit(ctx.burst).min(plan.packets).min(IN_FLIGHT);
-            let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
-            let mut gather = Gather {
-                queue: self.queue,
-                ring: ctx.mover.ring(self.queue),
-                heads: &mut self.heads,
-                chains: &mut self.chains,
-                list: &mut self.list,
-                sender: &sender.config,
-                receiver: &receiver.config,
-                asks: sender.offloads,
-                accepts: receiver.offloads,
-                mergeable: receiver.mergeable,
-                now,
-                forwarded,
+        let mut plan = self.copies.plan(ctx.mover);
+        let end = loop {
+            let wanted = burst_limit(ctx.burst);
+            let mut call = Call { from, to, chains: &mut self.chains, clock: ctx.clock, forwarded };
+            let (taken, end) = match self.copies.begin(ctx.mover, plan) {
+                Begun::Immediate(batch) => call.submit(batch, wanted, &mut rewrite),
+                Begun::Queued(batch) => call.submit(batch, wanted, &mut rewrite),
             };
-            let first = gather.ring.next_slot();
-            let (taken, end) = with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx =>
-                gather.burst(tx, rx, wanted, &mut plan, &mut rewrite)));
-            if taken > 0 {
-                ctx.clock.lap(Stage::Virtqueue);
-                self.entered(from, to, taken);
-                // SAFETY: sources are ranges that the sender gave us for reading, destinations ranges that the receiver
-                // gave us for writing, each checked against its guest's memory, which is held by `entered` until the
-                // packet is published.
-                unsafe { ctx.mover.submit(self.queue, plan, &self.list, ctx.clock) };
-                if now {
-                    self.publish_now(first, taken, from, to);
-                    ctx.clock.lap(Stage::Publish);
-                }
+            if !matches!(end, End::NoRoom) || taken > 0 || plan.by_core() {
+                break end;
             }
-            match end {
-                End::Done => {}
-                // The first packet alone has more copies than the channel has room for.
-                End::NoRoom if taken == 0 && !plan.by_core() => {
-                    plan = ctx.mover.plan_by_core(self.queue);
-                    continue;
-                }
-                End::NoRoom => {}
-                End::Ordinary => {
-                    self.next_is_ordinary = from.lent > 0;
-                    forwarded.next = if from.lent == 0 { Next::Ordinary } else { Next::Nothing };
-                }
-                End::Sender(error) => self.break_down(from, error),
-                End::Receiver(error) => self.break_down(to, error),
+            // The first packet alone has more copies than the channel has room for.
+            plan = self.copies.plan_by_core(ctx.mover);
+        };
+        match end {
+            End::Done | End::NoRoom => {}
+            End::Ordinary => {
+                self.next_is_ordinary = from.lent > 0;
+                forwarded.next = if from.lent == 0 { Next::Ordinary } else { Next::Nothing };
             }
-            return;
+            End::Sender(error) => self.break_down(from, error),
+            End::Receiver(error) => self.break_down(to, error),
         }
     }
 
@@ -269,14 +235,7 @@ impl Pair {
         vring.break_down(error);
     }
 
-    /// Notes `packets` new ones in flight: they hold both guests' memory.
-    #[inline(always)]
-    fn entered(&self, from: &mut Vring, to: &mut Vring, packets: usize) {
-        from.lend(packets);
-        to.lend(packets);
-    }
-
-    /// Publishes what has completed.
+    /// Publishes what has completed: writes the heads and returns the chains.
     #[inline(always)]
     fn complete(
         &mut self,
@@ -285,77 +244,45 @@ impl Pair {
         to: &mut Vring,
         forwarded: &mut Forwarded,
     ) {
-        let ring = ctx.mover.ring(self.queue);
-        let ready = ring.ready();
-        if ready == 0 {
-            let oldest = ring.oldest();
+        let Self { copies, chains, .. } = self;
+        let mut ready = copies.ready(ctx.mover);
+        let packets = ready.len();
+        if packets == 0 {
+            let oldest = ready.oldest();
             return self.watch(oldest);
         }
         self.watched = None;
-        let (first, mask) = (ring.oldest_slot(), ring.mask());
-        for i in 0..ready {
-            prefetch::write(self.heads.place((first + i) & mask));
+        for index in 0..packets {
+            prefetch::write(ready.holder(index).place());
         }
-        self.publish(first, ready, from, to, forwarded);
-        ctx.mover.ring(self.queue).retire(ready);
-        ctx.mover.reaped(self.queue);
-        ctx.clock.lap(Stage::Publish);
-    }
-
-    /// Writes the heads of `packets` from slot `first` on, whose chains have been returned already, and lets both guests see
-    /// them.
-    #[inline(always)]
-    fn publish_now(&mut self, first: usize, packets: usize, from: &mut Vring, to: &mut Vring) {
         let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
-        for i in 0..packets {
-            // SAFETY: the receiver's memory is held until `give_back` below, and the head's places are in it.
-            unsafe { self.heads.write((first + i) & (IN_FLIGHT - 1)) };
-        }
-        receiver.publish();
-        sender.publish();
-        from.give_back(packets);
-        to.give_back(packets);
-    }
-
-    /// Writes the heads of `packets` from slot `first` on and returns their chains.
-    #[inline(always)]
-    fn publish(
-        &mut self,
-        first: usize,
-        packets: usize,
-        from: &mut Vring,
-        to: &mut Vring,
-        forwarded: &mut Forwarded,
-    ) {
-        let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else { return };
-        let mask = IN_FLIGHT - 1;
-        let Self { heads, chains, .. } = self;
         with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx => {
-            for i in 0..packets {
-                let at = (first + i) & mask;
-                let slot = heads.slot(at);
-                tx.push_used(slot.from, 0);
-                if slot.chains == 0 {
+            for index in 0..packets {
+                let head = ready.holder(index);
+                tx.push_used(head.from, 0);
+                if head.chains == 0 {
                     continue;
                 }
                 // SAFETY: the receiver's memory is held until `give_back` below, and the head's places are in it.
-                unsafe { heads.write(at) };
-                if slot.chains == 1 {
-                    rx.push_used(slot.to, slot.frame + NET_HEADER as u32);
+                unsafe { head.write() };
+                if head.chains == 1 {
+                    rx.push_used(head.to, head.frame + NET_HEADER as u32);
                 } else {
-                    for _ in 0..slot.chains {
+                    for _ in 0..head.chains {
                         let Out { chain, written } = chains.pop();
                         rx.push_used(chain, written);
                     }
                 }
                 forwarded.packets += 1;
-                forwarded.bytes += u64::from(slot.frame);
+                forwarded.bytes += u64::from(head.frame);
             }
         }));
         receiver.publish();
         sender.publish();
         from.give_back(packets);
         to.give_back(packets);
+        ready.retire(packets);
+        ctx.clock.lap(Stage::Publish);
     }
 
     /// Looks whether the oldest packet in flight takes too long.
@@ -370,5 +297,70 @@ impl Pair {
             }
             _ => self.watched = Some((oldest, now)),
         }
+    }
+}
+
+/// What one call takes packets with.
+struct Call<'a> {
+    from: &'a mut Vring,
+    to: &'a mut Vring,
+    chains: &'a mut Chains,
+    clock: &'a mut StageClock,
+    forwarded: &'a mut Forwarded,
+}
+
+impl Call<'_> {
+    /// Gathers and submits at most `wanted` packets, and publishes them if they are complete at once. How many there were,
+    /// and why there were no more.
+    #[inline(always)]
+    fn submit<const IMMEDIATE: bool>(
+        &mut self,
+        mut batch: Batch<'_, Head, IMMEDIATE>,
+        wanted: usize,
+        rewrite: &mut impl FnMut(&mut [u8]),
+    ) -> (usize, End) {
+        let Self { from, to, chains, clock, forwarded } = self;
+        let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else {
+            return (0, End::Done);
+        };
+        let wanted = wanted.min(batch.packets());
+        let mut gather = Gather {
+            batch: &mut batch,
+            chains,
+            sender: &sender.config,
+            receiver: &receiver.config,
+            asks: sender.offloads,
+            accepts: receiver.offloads,
+            mergeable: receiver.mergeable,
+            forwarded,
+        };
+        let (taken, end) = with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx =>
+            gather.burst(tx, rx, wanted, rewrite)));
+        if taken == 0 {
+            return (0, end);
+        }
+        clock.lap(Stage::Virtqueue);
+        if IMMEDIATE {
+            for index in 0..taken {
+                // SAFETY: `active` holds the receiver's memory, and the head's places are in it.
+                unsafe { batch.holder(index).write() };
+            }
+        } else {
+            from.lend(taken);
+            to.lend(taken);
+        }
+        // SAFETY: sources are ranges that the sender gave us for reading, destinations ranges that the receiver gave us for
+        // writing, each checked against its guest's memory, which is held by `lend` until the packet is published, or by
+        // `active` when the copies are complete at the end of this call.
+        unsafe { batch.submit(clock) };
+        if IMMEDIATE {
+            let (Some(sender), Some(receiver)) = (&mut from.active, &mut to.active) else {
+                return (taken, end);
+            };
+            receiver.publish();
+            sender.publish();
+            clock.lap(Stage::Publish);
+        }
+        (taken, end)
     }
 }

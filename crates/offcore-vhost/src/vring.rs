@@ -1,15 +1,14 @@
 //! The worker's side of one virtqueue: what enqueue and dequeue share.
 //!
 //! A `Vring` follows its [`VringCell`]: it picks up changes between bursts, takes no new chains while it drains, and
-//! acknowledges when nothing is in flight any more. Packets stand in the order of the mover's reorder ring; beside it is
-//! what is needed when a packet is published: its buffer and its chains.
+//! acknowledges when nothing is in flight any more. What is needed when a packet is published, its buffer and its chains,
+//! is its holder in the copy queue.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
-use offcore_dma::{Binding, Copy, Mode, Mover, QueueId};
-use offcore_mem::{BURST, GuestMemory, Packet};
+use offcore_dma::{Binding, CopyQueue, Mover};
+use offcore_mem::{BURST, Packet};
 use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
 use offcore_wire::virtio_net::Offloads;
@@ -18,8 +17,6 @@ use crate::cell::{Report, VringCell, VringConfig, Wanted};
 use crate::eventfd;
 use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
 
-/// Copies gathered before they are submitted, at most.
-pub(crate) const LIST: usize = 256;
 /// Copies that one packet may need: a chain of more pieces breaks its queue.
 pub(crate) const MAX_PIECES: usize = 64;
 
@@ -89,8 +86,18 @@ impl Active {
         }
     }
 
-    pub(crate) fn memory(&self) -> &GuestMemory {
-        &self.config.memory
+    /// Notes `packets` new ones in flight, of now `in_flight`: they hold the memory.
+    #[inline(always)]
+    pub(crate) fn acquire(&self, cell: &VringCell, packets: usize, in_flight: usize) {
+        self.config.memory.acquire(packets);
+        cell.set_in_flight(in_flight as u64);
+    }
+
+    /// Notes that `packets` were published, which leaves `in_flight`: they let go of the memory.
+    #[inline(always)]
+    pub(crate) fn release(&self, cell: &VringCell, packets: usize, in_flight: usize) {
+        self.config.memory.release(packets);
+        cell.set_in_flight(in_flight as u64);
     }
 
     /// Makes the used elements written so far visible, and tells the driver if it wants to be told.
@@ -163,16 +170,14 @@ impl Chains {
 /// The worker's side of one virtqueue.
 #[derive(Debug)]
 pub(crate) struct Vring {
-    cell: Arc<VringCell>,
+    pub(crate) cell: Arc<VringCell>,
     /// The publication that is in force.
     pub(crate) applied: u32,
     /// A publication that waits until nothing is in flight.
     pending: Option<(u32, Wanted)>,
     pub(crate) active: Option<Active>,
-    pub(crate) queue: QueueId,
-    pub(crate) slots: Box<[InFlight]>,
+    pub(crate) copies: CopyQueue<InFlight>,
     pub(crate) chains: Chains,
-    pub(crate) list: Box<ArrayVec<Copy, LIST>>,
     /// Packets of a pair that are in this queue's buffers.
     pub(crate) lent: usize,
     /// Who copies: what is wanted, or the core where that cannot be.
@@ -189,10 +194,8 @@ impl Vring {
             applied: generation,
             pending: None,
             active: None,
-            queue: mover.open_queue(1),
-            slots: Box::default(),
+            copies: CopyQueue::open(mover, 1),
             chains: Chains::new(1),
-            list: Box::default(),
             lent: 0,
             binding: Binding::core(),
             // Of a ring that rests, the last worker has said where it goes on.
@@ -204,7 +207,7 @@ impl Vring {
 
     /// Packets in flight.
     pub(crate) fn in_flight(&self, mover: &mut Mover) -> usize {
-        mover.ring(self.queue).in_flight()
+        self.copies.in_flight(mover)
     }
 
     /// Follows the cell; returns whether new chains may be taken.
@@ -229,7 +232,7 @@ impl Vring {
     #[cold]
     fn change(&mut self, mover: &mut Mover) {
         let (generation, wanted) = self.cell.pick_up();
-        if mover.ring(self.queue).in_flight() > 0 || self.lent > 0 {
+        if self.in_flight(mover) > 0 || self.lent > 0 {
             // New chains wait; what is in flight is published under the old state as it completes.
             self.pending = Some((generation, wanted));
             return;
@@ -262,16 +265,16 @@ impl Vring {
     /// Lets somebody else copy. What mode `auto` has learnt and counted is forgotten, so this is only for a binding that
     /// is another one.
     fn bind(&mut self, mover: &mut Mover, binding: &Binding) {
-        self.binding = match mover.bind(self.queue, binding.mode, &binding.channels) {
+        self.binding = match self.copies.bind(mover, binding) {
             Ok(()) => binding.clone(),
             Err(error) => {
                 tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
-                let bound = mover.bind(self.queue, Mode::Cpu, &[]);
+                let core = Binding { weight: binding.weight, ..Binding::core() };
+                let bound = self.copies.bind(mover, &core);
                 debug_assert!(bound.is_ok(), "no channel, so none is missing");
-                Binding { weight: binding.weight, ..Binding::core() }
+                core
             }
         };
-        mover.set_weight(self.queue, self.binding.weight);
     }
 
     /// Begins with another ring, or with none. Nothing is in flight.
@@ -295,12 +298,11 @@ impl Vring {
     /// what is used in turn stays in the core's caches. Nothing is in flight.
     fn resize(&mut self, mover: &mut Mover, size: usize) {
         let size = size.next_power_of_two();
-        if self.slots.len() == size {
+        if self.copies.capacity() == size {
             return;
         }
-        let resized = mover.resize_queue(self.queue, size);
+        let resized = self.copies.resize(mover, size);
         debug_assert!(resized.is_ok(), "a ring changes only when nothing is in flight");
-        self.slots = (0..size).map(|_| InFlight::default()).collect();
         self.chains = Chains::new(size);
     }
 
@@ -313,26 +315,6 @@ impl Vring {
         }
         self.report.broken = Some(error);
         self.cell.report_broken(self.report.clone());
-    }
-
-    /// Notes `packets` new ones in flight: they hold the memory.
-    #[inline(always)]
-    pub(crate) fn entered(&mut self, mover: &mut Mover, packets: usize) {
-        if let Some(active) = &self.active {
-            active.memory().acquire(packets);
-        }
-        self.cell.set_in_flight(mover.ring(self.queue).in_flight() as u64);
-    }
-
-    /// Notes that `packets` were published, and lets go of the memory.
-    #[inline(always)]
-    pub(crate) fn left(&mut self, mover: &mut Mover, packets: usize) {
-        if let Some(active) = &self.active {
-            active.memory().release(packets);
-        }
-        let ring = mover.ring(self.queue);
-        ring.retire(packets);
-        self.cell.set_in_flight(ring.in_flight() as u64);
     }
 
     /// Whether the front end has started and enabled the queue, and not asked since for its end.
@@ -348,26 +330,24 @@ impl Vring {
     /// Notes `packets` of a pair in this queue's buffers: they hold the memory.
     #[inline(always)]
     pub(crate) fn lend(&mut self, packets: usize) {
-        if let Some(active) = &self.active {
-            active.memory().acquire(packets);
-        }
         self.lent += packets;
-        self.cell.set_in_flight(self.lent as u64);
+        if let Some(active) = &self.active {
+            active.acquire(&self.cell, packets, self.lent);
+        }
     }
 
     /// Notes that `packets` of a pair were published, and lets go of the memory.
     #[inline(always)]
     pub(crate) fn give_back(&mut self, packets: usize) {
-        if let Some(active) = &self.active {
-            active.memory().release(packets);
-        }
         self.lent -= packets;
-        self.cell.set_in_flight(self.lent as u64);
+        if let Some(active) = &self.active {
+            active.release(&self.cell, packets, self.lent);
+        }
     }
 
     /// Gives the virtqueue back when nothing is in flight; returns whether it did.
     pub(crate) fn close(&mut self, mover: &mut Mover) -> bool {
-        self.lent == 0 && mover.close_queue(self.queue).is_ok()
+        self.lent == 0 && self.copies.close(mover).is_ok()
     }
 }
 

@@ -241,10 +241,7 @@ fn a_million_packets_survive_every_fault() {
 fn without_the_reorder_ring_it_is_noticed() {
     let (channels, _) = channels();
     let mut looped = Loop::new(channels);
-    let queues: Vec<_> = looped.worker.mover.queues().collect();
-    for queue in queues {
-        looped.worker.mover.ring(queue).switch_off();
-    }
+    looped.worker.mover.switch_off_order();
     let error = looped.run(MILLION).unwrap_err();
     assert!(error.starts_with("packet"), "{error}");
 }

@@ -177,8 +177,7 @@ fn a_binding_that_cannot_be_makes_the_core_copy() {
     let mut t = rig(0, 64);
     let mut receiver = Receiver::new(&t.guest, 2048);
     let mut enqueue = t.enqueue();
-    let missing = t.worker.mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
-    t.worker.mover.remove_channel(missing).unwrap();
+    let missing = channel_of_another_mover();
     let channels = vec![t.channel, missing];
     t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels));
     let mut burst = t.worker.packets(0, &[500]);

@@ -411,8 +411,7 @@ fn copies_that_are_late_make_it_take_the_ordinary_way_for_a_while() {
 #[test]
 fn a_binding_that_cannot_be_makes_the_core_copy() {
     let mut rig = Rig::new(PLAIN);
-    let missing = rig.worker.mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
-    rig.worker.mover.remove_channel(missing).unwrap();
+    let missing = channel_of_another_mover();
     rig.rx_cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![missing]));
     assert!(rig.transmit(0, 300, 1));
     rig.round();

@@ -1,8 +1,10 @@
 //! The plan of a list: who makes which of its copies, and how many there is room for.
 
+use super::channels::Channels;
 use super::choice::{ALL, NONE};
+use super::queue::Queue;
 use super::stats::Reason;
-use super::{ChannelId, Mode, Mover, QueueId};
+use super::{ChannelId, Mode};
 use crate::channel::Copy;
 use offcore_stats::tsc;
 
@@ -47,23 +49,31 @@ impl Plan {
         }
     }
 
+    /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
+    /// room for in any channel.
+    #[cold]
+    pub(crate) fn by_core_instead(queue: &Queue) -> Self {
+        let (hindered, auto) = (queue.mode != Mode::Cpu, queue.mode == Mode::Auto);
+        Self { hindered, auto, ..Self::core(queue.ring.room()) }
+    }
+
     /// Whether the core makes every copy: then no packet has outstanding copies once the list is submitted.
     #[inline(always)]
     pub fn by_core(&self) -> bool {
         self.channel.is_none()
     }
 
-    /// How many outstanding copies the packet that `copies` make is entered with in the reorder ring: all of them, or
-    /// none when the core will make them. Ask once for each packet, and submit every list whose packets were asked for.
+    /// Whether some copies go to the channel and others to the core.
     #[inline(always)]
-    pub fn outstanding(&mut self, copies: &[Copy]) -> u16 {
-        if self.by_core() {
-            return 0;
-        }
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.from != ALL
+    }
+
+    /// Of a mixed plan: how many outstanding copies the packet that `copies` make is entered with in the reorder ring, all
+    /// of them, or none when the core will make them. Ask once for each packet.
+    #[inline(always)]
+    pub(crate) fn outstanding(&mut self, copies: &[Copy]) -> u16 {
         let n = copies.len() as u32;
-        if self.from == ALL {
-            return n as u16;
-        }
         let len = if n == 1 { copies[0].len } else { mean_len(copies) };
         let wanted = len >= self.from;
         if wanted && self.by_engine + n <= self.room {
@@ -83,15 +93,14 @@ fn mean_len(copies: &[Copy]) -> u32 {
     u32::try_from(total / copies.len().max(1) as u64).unwrap_or(u32::MAX)
 }
 
-impl Mover {
-    /// Chooses who makes the queue's next copies. Call it anew for every list that is submitted.
+impl Channels {
+    /// Chooses who makes the queue's next copies.
     #[inline(always)]
-    pub fn plan(&mut self, id: QueueId) -> Plan {
-        let queue = self.queue(id);
+    pub(crate) fn plan(&mut self, queue: &mut Queue) -> Plan {
         let packets = queue.ring.room();
         match queue.mode {
             Mode::Cpu => Plan::core(packets),
-            Mode::Offload => self.plan_offload(id, packets, ALL),
+            Mode::Offload => self.plan_offload(queue, packets, ALL),
             Mode::Auto => match queue.choice.from {
                 NONE => Plan { auto: true, ..Plan::core(packets) },
                 // Says yes as long as there is no longest time.
@@ -99,30 +108,12 @@ impl Mover {
                     queue.hindrance = Some(Reason::Latency);
                     Plan { auto: true, ..Plan::core(packets) }
                 }
-                from => self.plan_offload(id, packets, from),
+                from => self.plan_offload(queue, packets, from),
             },
         }
     }
 
-    /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
-    /// room for in any channel.
-    #[cold]
-    pub fn plan_by_core(&mut self, id: QueueId) -> Plan {
-        let queue = self.queue(id);
-        let auto = queue.mode == Mode::Auto;
-        Plan { hindered: queue.mode != Mode::Cpu, auto, ..Plan::core(queue.ring.room()) }
-    }
-
-    /// The core makes the queue's next copies because the queue wants it so, whoever is bound to it: for packets that are
-    /// not worth an engine's while. Nothing is learnt from them.
-    #[inline]
-    pub fn plan_core(&mut self, id: QueueId) -> Plan {
-        Plan::core(self.queue(id).ring.room())
-    }
-
-    fn plan_offload(&mut self, id: QueueId, packets: usize, from: u32) -> Plan {
-        let Self { queues, channels, .. } = self;
-        let Some(queue) = queues[usize::from(id.0)].as_mut() else { return Plan::core(packets) };
+    fn plan_offload(&mut self, queue: &mut Queue, packets: usize, from: u32) -> Plan {
         let auto = queue.mode == Mode::Auto;
         let n = queue.channels.len();
         let left = queue.share.saturating_sub(queue.outstanding);
@@ -131,7 +122,7 @@ impl Mover {
         for i in 0..n {
             let turn = queue.turn + i;
             let candidate = queue.channels[if turn < n { turn } else { turn - n }];
-            let Some(slot) = channels[candidate.index()].as_mut() else { continue };
+            let slot = &mut self.slots[candidate.index()];
             if slot.resetting {
                 continue;
             }

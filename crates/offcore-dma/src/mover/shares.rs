@@ -3,7 +3,8 @@
 //! A queue that alone has had work lately may use all of its channels. Otherwise its share of each is the channel's
 //! ring divided by the weights of the queues that have had work for it lately.
 
-use super::{ChannelId, Mover, Queue};
+use super::queue::Queue;
+use super::{ChannelId, Mover};
 
 /// Polls after which a queue that has submitted nothing no longer counts.
 pub(super) const IDLE_AFTER: u32 = 128;
@@ -34,6 +35,7 @@ impl Mover {
     /// Computes every queue's share anew.
     #[cold]
     pub(super) fn share_out(&mut self) {
+        self.channels.shares_stale = false;
         for index in 0..self.queues.len() {
             let Some(queue) = self.queues[index].as_ref() else { continue };
             let share = queue.channels.iter().map(|&channel| self.share(queue, channel)).sum();
@@ -45,7 +47,7 @@ impl Mover {
 
     /// How many copies `queue` may have in flight in `channel`.
     fn share(&self, queue: &Queue, channel: ChannelId) -> usize {
-        let Some(slot) = self.channels[channel.index()].as_ref() else { return 0 };
+        let slot = &self.channels.slots[channel.index()];
         let others = self.queues.iter().flatten().filter(|other| {
             other.active && !std::ptr::eq(*other, queue) && other.channels.contains(&channel)
         });

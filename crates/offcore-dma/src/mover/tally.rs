@@ -29,9 +29,9 @@ pub(super) struct Tally {
 impl Tally {
     /// Looks at a burst; returns the classes that there were lately.
     #[cold]
-    pub(super) fn look(&mut self, list: &[Copy]) -> u16 {
+    pub(super) fn look<'a>(&mut self, burst: impl IntoIterator<Item = &'a Copy>) -> u16 {
         self.sizes.iter_mut().for_each(|size| *size /= 2);
-        for copy in list {
+        for copy in burst {
             let size = &mut self.sizes[class(copy.len)];
             *size = size.saturating_add(1);
         }

@@ -6,6 +6,7 @@ use super::*;
 use crate::channel::Device;
 use crate::core::{CoreDevice, Stepper};
 use crate::fault::{FaultCounts, Faults, FaultyChannel};
+use crate::{Batch, Begun, CopyQueue};
 
 const RING: usize = 64;
 const LEN: usize = 64;
@@ -14,7 +15,8 @@ const PACKETS: usize = 512;
 
 /// A queue and its packets' memory: every packet has one copy, whose content tells its number.
 struct Lane {
-    queue: QueueId,
+    /// Holds the packets' numbers.
+    queue: CopyQueue<usize>,
     src: Vec<u8>,
     dst: Vec<u8>,
     sent: usize,
@@ -23,32 +25,37 @@ struct Lane {
 
 impl Lane {
     fn new(mover: &mut Mover, mode: Mode, channels: &[ChannelId]) -> Self {
-        let queue = mover.open_queue(PACKETS);
-        mover.bind(queue, mode, channels).unwrap();
+        let mut queue = CopyQueue::open(mover, PACKETS);
+        queue.bind(mover, &Binding::new(mode, channels.to_vec())).unwrap();
         Self { queue, src: vec![0; PACKETS * LEN], dst: vec![0; PACKETS * LEN], sent: 0, received: 0 }
+    }
+
+    fn id(&self) -> QueueId {
+        self.queue.id()
     }
 
     /// Submits a burst of packets of these lengths; returns how many of them a channel has been given.
     fn submit_lens(&mut self, mover: &mut Mover, lens: &[usize]) -> usize {
-        let mut plan = mover.plan(self.queue);
-        let mut list = Vec::new();
-        let mut given = 0;
-        for &len in lens.iter().take(plan.packets.min(plan.copies)) {
-            let at = self.sent % PACKETS * LEN;
-            self.src[at..at + len].fill(self.sent as u8 | 1);
-            self.dst[at..at + len].fill(0);
-            let ring = mover.ring(self.queue);
-            let token = self.queue.token(ring.next_slot());
-            let (src, dst) = (self.src[at..].as_ptr(), self.dst[at..].as_mut_ptr());
-            list.push(Copy { src, dst, len: len as u32, token });
-            let outstanding = plan.outstanding(&list[list.len() - 1..]);
-            ring.push(outstanding);
-            given += usize::from(outstanding);
-            self.sent += 1;
+        let before = mover.decisions(self.id()).by_engine;
+        let plan = self.queue.plan(mover);
+        let lens = &lens[..lens.len().min(plan.packets).min(plan.copies)];
+        match self.queue.begin(mover, plan) {
+            Begun::Immediate(mut batch) => {
+                let numbers = gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
+                // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
+                unsafe { batch.submit(&mut StageClock::private()) };
+                for number in numbers {
+                    assert_eq!(self.dst[number % PACKETS * LEN], number as u8 | 1, "packet {number}");
+                    self.received += 1;
+                }
+            }
+            Begun::Queued(mut batch) => {
+                gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
+                // SAFETY: as above.
+                unsafe { batch.submit(&mut StageClock::private()) };
+            }
         }
-        // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
-        unsafe { mover.submit(self.queue, plan, &list, &mut StageClock::private()) };
-        given
+        (mover.decisions(self.id()).by_engine - before) as usize
     }
 
     fn submit(&mut self, mover: &mut Mover, packets: usize) -> usize {
@@ -57,16 +64,35 @@ impl Lane {
 
     /// Takes what is ready, and checks it; returns how many packets that were.
     fn reap(&mut self, mover: &mut Mover) -> usize {
-        let ring = mover.ring(self.queue);
-        let ready = ring.ready();
-        for _ in 0..ready {
+        let mut ready = self.queue.ready(mover);
+        let packets = ready.len();
+        for i in 0..packets {
             let at = self.received % PACKETS * LEN;
+            assert_eq!(*ready.holder(i), self.received);
             assert_eq!(self.dst[at], self.received as u8 | 1, "packet {} is not complete", self.received);
             self.received += 1;
         }
-        ring.retire(ready);
-        ready
+        ready.retire(packets);
+        packets
     }
+}
+
+/// Enters packets of these lengths; returns the numbers of those that are complete once the batch is submitted.
+fn gather<const IMMEDIATE: bool>(
+    batch: &mut Batch<'_, usize, IMMEDIATE>,
+    (src, dst): (&mut [u8], &mut [u8]),
+    sent: &mut usize,
+    lens: &[usize],
+) -> Vec<usize> {
+    let enter = |&len: &usize| {
+        let at = *sent % PACKETS * LEN;
+        src[at..at + len].fill(*sent as u8 | 1);
+        dst[at..at + len].fill(0);
+        batch.copy(src[at..].as_ptr(), dst[at..].as_mut_ptr(), len as u32);
+        *sent += 1;
+        batch.enter(*sent - 1)
+    };
+    lens.iter().filter_map(enter).collect()
 }
 
 /// A mover with one stepped channel that misbehaves.
@@ -165,7 +191,7 @@ fn faulting_memory_is_charged_to_its_queue_and_not_to_the_channel() {
         round(&mut mover, &mut guilty, &mut stepper, 8);
     }
     drain(&mut mover, &mut guilty, &mut stepper);
-    let (stats, decisions) = (mover.stats(), mover.decisions(guilty.queue));
+    let (stats, decisions) = (mover.stats(), mover.decisions(guilty.id()));
     assert_eq!((decisions.faults, decisions.fault_pauses), (counts.partials.value(), 1));
     assert_eq!((stats.faults, stats.out_of_service), (decisions.faults, 0));
     assert!(guilty.submit(&mut mover, 8) == 0, "the core copies for the guilty queue");
@@ -221,7 +247,8 @@ fn a_flooding_queue_leaves_the_other_its_half() {
 fn a_queue_of_three_times_the_weight_gets_three_times_the_copies() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
-    mover.set_weight(lanes[0].queue, 3);
+    let binding = Binding { weight: 3, ..Binding::new(Mode::Offload, channels) };
+    lanes[0].queue.bind(&mut mover, &binding).unwrap();
     let part = part_of_the_other(&mut mover, &mut lanes, &mut stepper);
     assert!((20..=30).contains(&part), "{part} %");
 }
@@ -252,7 +279,7 @@ fn choose(mover: &mut Mover, queue: QueueId, from: u32) {
 fn one_burst_goes_both_ways_and_order_is_kept() {
     let (mut mover, channels, mut stepper) = sound(2);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
-    choose(&mut mover, lane.queue, 33);
+    choose(&mut mover, lane.id(), 33);
     let mut given = 0;
     for i in 0..2000 {
         mover.poll(&mut StageClock::private());
@@ -264,7 +291,7 @@ fn one_burst_goes_both_ways_and_order_is_kept() {
         }
     }
     drain(&mut mover, &mut lane, &mut stepper);
-    let [first, ..] = mover.decisions(lane.queue).classes;
+    let [first, ..] = mover.decisions(lane.id()).classes;
     assert_eq!((first.by_core, first.by_engine), ((lane.sent - given) as u64, given as u64));
     assert!(first.by_core > 10_000 && first.by_engine > 10_000, "{first:?}");
     assert!(first.held_by_order > 10_000, "{first:?}");
@@ -281,7 +308,7 @@ fn auto_tries_both_ways_and_says_what_they_cost() {
         mover.end_round();
     }
     drain(&mut mover, &mut lane, &mut stepper);
-    let [first, ..] = mover.decisions(lane.queue).classes;
+    let [first, ..] = mover.decisions(lane.id()).classes;
     assert_eq!((first.by_core, first.by_engine), ((lane.sent - given) as u64, given as u64));
     assert!(given > 100 && first.by_core > 100, "{first:?}");
     assert!(first.core_ticks > 0.0 && first.engine_ticks > 0.0, "{first:?}");
@@ -302,22 +329,22 @@ fn a_trial_ends_when_queues_come_or_go() {
     while round(&mut mover, &mut lane, &mut stepper, 32) == 0 {
         mover.end_round();
     }
-    assert_eq!(mover.queue(lane.queue).choice.decided, choice::NONE);
+    assert_eq!(mover.queue(lane.id()).choice.decided, choice::NONE);
     let other = Lane::new(&mut mover, Mode::Auto, &channels);
     assert_eq!(round(&mut mover, &mut lane, &mut stepper, 32), 0);
     drain(&mut mover, &mut lane, &mut stepper);
-    mover.close_queue(other.queue).unwrap();
+    mover.close_queue(other.id()).unwrap();
 }
 
 #[test]
 fn auto_says_why_it_does_not_use_the_engine() {
     let (mut mover, channels, _stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
-    choose(&mut mover, lane.queue, choice::ALL);
+    choose(&mut mover, lane.id(), choice::ALL);
     // Nobody steps the engine, so it fills.
     let given: usize = (0..4).map(|_| lane.submit(&mut mover, 32)).sum();
     assert_eq!(given, RING);
-    let [first, ..] = mover.decisions(lane.queue).classes;
+    let [first, ..] = mover.decisions(lane.id()).classes;
     assert_eq!((first.way, first.reason), (Way::Core, Reason::Full));
     assert_eq!(mover.stats().overflow, 128 - RING as u64);
     assert!(first.held_by_order > 0, "{first:?}");
@@ -331,11 +358,9 @@ fn delayed(
 ) -> usize {
     let mut given = 0;
     for round in 0..rounds {
-        choose(mover, lane.queue, choice::ALL);
+        choose(mover, lane.id(), choice::ALL);
         mover.poll(&mut StageClock::private());
-        if lane.reap(mover) > 0 {
-            mover.reaped(lane.queue);
-        }
+        lane.reap(mover);
         given += usize::from(lane.submit(mover, 4) > 0);
         if round % (delay + 1) == delay {
             stepper.step();
@@ -359,7 +384,7 @@ fn an_engine_that_takes_too_long_is_declined_and_comes_back_when_it_does_not() {
     let given = delayed(600, 1, (&mut mover, &mut lane, &mut stepper));
     drain(&mut mover, &mut lane, &mut stepper);
     assert!((1..=8).contains(&given), "{given} bursts");
-    let decisions = mover.decisions(lane.queue);
+    let decisions = mover.decisions(lane.id());
     let [first, ..] = decisions.classes;
     assert_eq!((first.way, first.reason), (Way::Core, Reason::Latency));
     assert!(decisions.late >= 1 && decisions.latency_pauses == 1, "{decisions:?}");
@@ -368,26 +393,25 @@ fn an_engine_that_takes_too_long_is_declined_and_comes_back_when_it_does_not() {
     let (mut given, start) = (0, std::time::Instant::now());
     while given < 4_000 {
         given += delayed(1_000, 0, (&mut mover, &mut lane, &mut stepper));
-        assert!(start.elapsed().as_secs() < 10, "{given} bursts, {:?}", mover.decisions(lane.queue));
+        assert!(start.elapsed().as_secs() < 10, "{given} bursts, {:?}", mover.decisions(lane.id()));
     }
     drain(&mut mover, &mut lane, &mut stepper);
-    assert!(mover.decisions(lane.queue).longest_latency > 0);
+    assert!(mover.decisions(lane.id()).longest_latency > 0);
 }
 
 /// Packets that are dropped, or shorter than what the core copies of each itself.
 #[test]
 fn packets_without_copies_do_not_tell_that_an_engine_is_in_time() {
     let (mut mover, channels, _stepper) = sound(1);
-    let lane = Lane::new(&mut mover, Mode::Auto, &channels);
+    let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
-    choose(&mut mover, lane.queue, choice::ALL);
-    let mut plan = mover.plan(lane.queue);
-    assert!(!plan.by_core());
-    let outstanding = plan.outstanding(&[]);
-    mover.ring(lane.queue).push(outstanding);
+    choose(&mut mover, lane.id(), choice::ALL);
+    let plan = lane.queue.plan(&mut mover);
+    let Begun::Queued(mut batch) = lane.queue.begin(&mut mover, plan) else { panic!("the core copies") };
+    batch.enter(0);
     // SAFETY: there is no copy.
-    unsafe { mover.submit(lane.queue, plan, &[], &mut StageClock::private()) };
-    assert!(!mover.queue(lane.queue).latency.is_waiting());
+    unsafe { batch.submit(&mut StageClock::private()) };
+    assert!(!mover.queue(lane.id()).latency.is_waiting());
 }
 
 #[test]
@@ -398,7 +422,7 @@ fn without_a_longest_time_a_slow_engine_is_used() {
     drain(&mut mover, &mut lane, &mut stepper);
     // The rest tries the core.
     assert!(given > 100, "{given} bursts");
-    assert_eq!(mover.decisions(lane.queue).late, 0);
+    assert_eq!(mover.decisions(lane.id()).late, 0);
 }
 
 #[test]

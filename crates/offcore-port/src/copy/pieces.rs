@@ -1,12 +1,11 @@
 //! The copies of packets that are more than one plain buffer.
 
 use arrayvec::ArrayVec;
-use offcore_dma::Copy;
-use offcore_dma::channel::Token;
+use offcore_dma::Batch;
 use offcore_mem::{HEADROOM, Packet, PoolCache};
 use offcore_wire::virtio_net::HEADER_LEN;
 
-use super::LIST;
+use super::InFlight;
 
 /// Buffers that a packet may have.
 pub(super) const MAX_SEGMENTS: usize = 64;
@@ -16,29 +15,27 @@ pub(super) const MAX_SEGMENTS: usize = 64;
 pub(super) enum NoCopy {
     /// The pool has not got as many buffers.
     Starved,
-    /// The list, of at most `room` copies, has no room for all of its.
+    /// The batch has no room for all of its copies.
     ListFull,
 }
 
-/// A packet of as many and as long buffers as `source`, at most [`MAX_SEGMENTS`], and the copies on `list` that make it
+/// A packet of as many and as long buffers as `source`, at most [`MAX_SEGMENTS`], and the copies in `batch` that make it
 /// one, with the bytes that they have; unless it comes to that, nothing is gathered and nothing is taken. The header in
 /// front of a packet that asks for something is copied with its first buffer.
 #[cold]
-pub(super) fn copy(
+pub(super) fn copy<const IMMEDIATE: bool>(
     source: &Packet,
     cache: &mut PoolCache,
-    token: Token,
-    room: usize,
-    list: &mut ArrayVec<Copy, LIST>,
+    batch: &mut Batch<'_, InFlight, IMMEDIATE>,
 ) -> Result<(Packet, usize), NoCopy> {
     let pool = cache.pool();
     let mut from: ArrayVec<(*const u8, usize), MAX_SEGMENTS> = ArrayVec::new();
     pool.for_each_segment(source, |data, len| from.push((data.as_ptr().cast_const(), len)));
-    if list.len() + from.len() > room.min(LIST) {
+    if from.len() > batch.room() {
         return Err(NoCopy::ListFull);
     }
     let header = if source.has_offload() { HEADER_LEN } else { 0 };
-    let (first, mut total) = (list.len(), header);
+    let mut total = header;
     // From the last to the first, as packets of several buffers are linked.
     let mut copy: Option<Packet> = None;
     for (index, &(src, len)) in from.iter().enumerate().rev() {
@@ -47,14 +44,14 @@ pub(super) fn copy(
             _ => HEADROOM.min(pool.chunk_size() - len),
         };
         let Some(buffer) = cache.take_sized(headroom, len) else {
-            list.truncate(first);
+            batch.cancel();
             cache.free_all(copy);
             return Err(NoCopy::Starved);
         };
         let dst = buffer.data().as_ptr();
         let lead = if index == 0 { header } else { 0 };
         let (src, dst) = (src.wrapping_sub(lead), dst.wrapping_sub(lead));
-        list.push(Copy { src, dst, len: (len + lead) as u32, token });
+        batch.copy(src, dst, (len + lead) as u32);
         total += len;
         copy = Some(match copy {
             Some(rest) => pool.link(buffer, rest),

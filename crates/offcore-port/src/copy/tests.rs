@@ -252,7 +252,8 @@ impl Bed {
             if nothing && stopping {
                 break;
             }
-            let taken: u64 = [0, 2, 3].iter().map(|&index| self.copy.stats.counter(index).value()).sum();
+            let taken: u64 =
+                [0, 2, 3].iter().map(|&index| self.copy.pending.stats.counter(index).value()).sum();
             // The last of them are in flight then.
             stopping |= taken == self.case.packets;
             if progress.elapsed() > Duration::from_secs(10) {
@@ -267,7 +268,7 @@ impl Bed {
             self.case.max_frame > 0 && form(number, self.case.jumbo).len > self.case.max_frame
         };
         self.too_long += rest.filter(too_long).count() as u64;
-        let counted = [0, 2, 3].map(|index| self.copy.stats.counter(index).value());
+        let counted = [0, 2, 3].map(|index| self.copy.pending.stats.counter(index).value());
         let all = self.case.packets;
         if counted != [all - self.too_long, self.too_long, 0] {
             return Err(format!("counted {counted:?} of {all}, {} too long", self.too_long));
@@ -330,7 +331,7 @@ fn packets_survive_every_fault() {
 #[test]
 fn without_the_reorder_ring_it_is_noticed() {
     let mut bed = Bed::new(Case { faults: two(1), ..Case::default() });
-    bed.mover.ring(bed.copy.queue).switch_off();
+    bed.mover.switch_off_order();
     let error = bed.run().unwrap_err();
     assert!(error.starts_with("packet"), "{error}");
 }
@@ -380,7 +381,7 @@ fn more_short_packets_of_several_buffers_than_a_list_holds_are_several_lists() {
 #[test]
 fn at_least_so_many_bytes_are_copied_and_never_more_than_there_are() {
     let bed = run(Case { at_least: 1700, ..Case::default() }).unwrap();
-    let bytes = bed.copy.stats.counter(1).value();
+    let bytes = bed.copy.pending.stats.counter(1).value();
     assert!(bytes >= 1700 * bed.case.packets * 2 / 3, "{bytes}");
     // Longer than a packet buffer: as far as it goes.
     run(Case { at_least: 5000, ..Case::default() }).unwrap();
@@ -390,7 +391,7 @@ fn at_least_so_many_bytes_are_copied_and_never_more_than_there_are() {
 fn a_pool_that_runs_dry_loses_nothing() {
     for mode in [Mode::Cpu, Mode::Offload] {
         let bed = run(Case { chunks: 192, mode, jumbo: 30, burst: 64, ..Case::default() }).unwrap();
-        assert!(bed.copy.stats.counter(4).value() > 0 || mode == Mode::Cpu, "the pool was never dry");
+        assert!(bed.copy.pending.stats.counter(4).value() > 0 || mode == Mode::Cpu, "the pool was never dry");
     }
 }
 
@@ -407,7 +408,7 @@ fn buffers_that_only_wait_for_each_other_are_given_up() {
         bed.cache.free_all(burst);
         assert!(start.elapsed() < Duration::from_secs(10), "{out} of 63 came out");
     }
-    assert_eq!(bed.copy.stats.counter(3).value(), 1, "one packet made room for the others");
+    assert_eq!(bed.copy.pending.stats.counter(3).value(), 1, "one packet made room for the others");
 }
 
 #[test]

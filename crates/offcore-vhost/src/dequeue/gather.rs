@@ -2,9 +2,8 @@
 
 use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
-use offcore_dma::mover::Plan;
-use offcore_dma::reorder::ReorderRing;
-use offcore_dma::{Copy, QueueId};
+use offcore_dma::copy_queue::List;
+use offcore_dma::{Batch, Copy};
 use offcore_mem::{Burst, HEADROOM, Packet, PoolCache};
 use offcore_ring::RingError;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Double, Single, Wanted};
@@ -13,7 +12,7 @@ use super::{Dequeued, MAX_FRAME, SHORTEST};
 use crate::cell::VringConfig;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, Piece, pieces_of};
-use crate::vring::{Chains, InFlight, LIST, MAX_PIECES, Out};
+use crate::vring::{Chains, InFlight, MAX_PIECES, Out};
 
 /// What became of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +23,12 @@ pub(super) enum Gathered {
     NoRoom,
 }
 
-/// Gathers the copies of one list. Packets that are complete when their copies are go to the burst, others into the
-/// reorder ring.
-pub(super) struct Gather<'a> {
+/// Gathers the copies of one batch. Packets that are complete when it is submitted go to the burst.
+pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) config: &'a VringConfig,
-    pub(super) id: QueueId,
-    pub(super) ring: &'a mut ReorderRing,
-    pub(super) plan: &'a mut Plan,
-    pub(super) list: &'a mut ArrayVec<Copy, LIST>,
+    pub(super) batch: &'a mut Batch<'b, InFlight, IMMEDIATE>,
     pub(super) cache: &'a mut PoolCache,
     pub(super) burst: &'a mut Burst,
-    pub(super) slots: &'a mut [InFlight],
     pub(super) chains: &'a mut Chains,
     pub(super) dequeued: &'a mut Dequeued,
 }
@@ -123,11 +117,10 @@ impl Found for Double {
     }
 }
 
-impl Gather<'_> {
-    /// Gathers the copies of at most `wanted` packets, complete at once (`NOW`) or not; how many chains that were, and what
-    /// it ended with.
+impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
+    /// Gathers the copies of at most `wanted` packets; how many chains that were, and what it ended with.
     #[inline(always)]
-    pub(super) fn burst<Q: DeviceQueue, const NOW: bool>(
+    pub(super) fn burst<Q: DeviceQueue>(
         mut self,
         queue: &mut Q,
         wanted: usize,
@@ -138,7 +131,6 @@ impl Gather<'_> {
             Err(error) => return (0, Err(error)),
         };
         queue.prefetch_used(known.into());
-        let room = self.plan.copies.min(LIST);
         let memory = &self.config.memory;
         let wanted = Wanted {
             direction: Direction::Readable,
@@ -148,9 +140,9 @@ impl Gather<'_> {
         let (mut taken, mut ahead) = (0, 0);
         let result = loop {
             // Chains of one buffer that fits one packet buffer: nearly all.
-            let most = self.most::<Single>(known - ahead, room);
-            let run = self.run::<_, NOW>(queue.singles(ahead, most, memory, wanted));
-            if NOW {
+            let most = self.most::<Single>(known - ahead);
+            let run = self.run(queue.singles(ahead, most, memory, wanted));
+            if IMMEDIATE {
                 queue.push_used_singles(ahead, run, Direction::Readable);
             }
             (ahead, taken) = (ahead + run, taken + usize::from(run));
@@ -158,9 +150,9 @@ impl Gather<'_> {
                 break Ok(Gathered::Some);
             }
             // Such of two, headers and payload: nearly all others.
-            let most = self.most::<Double>(known - ahead, room);
-            let run = self.run::<_, NOW>(queue.doubles(ahead, most, memory, wanted));
-            if NOW {
+            let most = self.most::<Double>(known - ahead);
+            let run = self.run(queue.doubles(ahead, most, memory, wanted));
+            if IMMEDIATE {
                 queue.push_used_singles(ahead, run, Direction::Readable);
             }
             (ahead, taken) = (ahead + run, taken + usize::from(run));
@@ -170,7 +162,7 @@ impl Gather<'_> {
             if run > 0 {
                 continue;
             }
-            match self.other::<_, NOW>(queue, ahead, room) {
+            match self.other(queue, ahead) {
                 Ok(entries) => (ahead, taken) = (ahead + entries, taken + 1),
                 Err(Unfit::Broken(error)) => break Err(error),
                 Err(Unfit::ListFull) if taken == 0 => break Ok(Gathered::NoRoom),
@@ -184,52 +176,41 @@ impl Gather<'_> {
         (taken, result)
     }
 
-    /// How many of `left` chains of this kind there is room for in the list, of `room` copies.
+    /// How many of `left` chains of this kind there is room for.
     #[inline(always)]
-    fn most<F: Found>(&self, left: u16, room: usize) -> u16 {
-        usize::from(left).min(room.saturating_sub(self.list.len()) / F::COPIES) as u16
+    fn most<F: Found>(&self, left: u16) -> u16 {
+        usize::from(left).min(self.batch.room() / F::COPIES) as u16
     }
 
     /// Takes packet buffers for a run of chains and gathers their copies; returns for how many.
     #[inline(always)]
-    fn run<F: Found, const NOW: bool>(&mut self, run: &[F]) -> u16 {
-        if NOW { take_now(run, self.list, self.burst, self.cache) as u16 } else { self.take(run) }
-    }
-
-    /// The same, with packets that are not complete at once.
-    #[inline(always)]
-    fn take<F: Found>(&mut self, run: &[F]) -> u16 {
+    fn run<F: Found>(&mut self, run: &[F]) -> u16 {
+        if IMMEDIATE {
+            return take_now(run, self.batch.list(), self.burst, self.cache) as u16;
+        }
         let mut taken = 0;
         for from in run {
             let len = from.len() as usize - NET_HEADER;
             let Some(packet) = self.cache.take_sized(HEADROOM + NET_HEADER, len) else { break };
-            let before = self.list.len();
-            let token = self.id.token(self.ring.next_slot());
-            from.copies(start_of(&packet), token, |copy| self.list.push(copy));
-            self.enter(before, Some(packet), Chain::one(from.id()));
+            let token = self.batch.token();
+            from.copies(start_of(&packet), token, |copy| self.batch.list().push(copy));
+            self.enter(Some(packet), Chain::one(from.id()));
             taken += 1;
         }
         taken
     }
 
-    /// Enters the chain whose copies begin at `before` in the list into the reorder ring.
+    /// Enters the packet whose copies were added last, or none, and the chain that it comes from.
     #[inline(always)]
-    fn enter(&mut self, before: usize, packet: Option<Packet>, chain: Chain) {
-        let slot = self.ring.push(self.plan.outstanding(&self.list[before..]));
-        self.slots[slot] = InFlight { packet, chains: 1 };
+    fn enter(&mut self, packet: Option<Packet>, chain: Chain) {
         self.chains.push(Out { chain, written: 0 });
+        self.batch.enter(InFlight { packet, chains: 1 });
     }
 
     /// Gathers the copies of the chain `ahead`, whatever it is; how many entries it takes.
     #[cold]
-    fn other<Q: DeviceQueue, const NOW: bool>(
-        &mut self,
-        queue: &mut Q,
-        ahead: u16,
-        room: usize,
-    ) -> Result<u16, Unfit> {
-        let before = self.list.len();
-        let (packet, chain) = match self.chain(queue, ahead, room) {
+    fn other<Q: DeviceQueue>(&mut self, queue: &mut Q, ahead: u16) -> Result<u16, Unfit> {
+        let (packet, chain) = match self.chain(queue, ahead) {
             Ok((packet, chain)) => (Some(packet), chain),
             Err(Unfit::TooBig(chain)) => {
                 self.dequeued.too_big += 1;
@@ -244,24 +225,19 @@ impl Gather<'_> {
                 return Err(unfit);
             }
         };
-        if NOW {
+        if IMMEDIATE {
             queue.push_used(chain, 0);
             self.burst.extend(packet);
         } else {
             // A chain without a packet takes its place in the order all the same.
-            self.enter(before, packet, chain);
+            self.enter(packet, chain);
         }
         Ok(chain.entries)
     }
 
     /// Gathers the copies of the chain `ahead` into fresh packet buffers: header into the headroom, payload behind it.
     /// Unless a packet comes of it, nothing is gathered.
-    fn chain<Q: DeviceQueue>(
-        &mut self,
-        queue: &mut Q,
-        ahead: u16,
-        room: usize,
-    ) -> Result<(Packet, Chain), Unfit> {
+    fn chain<Q: DeviceQueue>(&mut self, queue: &mut Q, ahead: u16) -> Result<(Packet, Chain), Unfit> {
         let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut total = 0usize;
         let memory = &self.config.memory;
@@ -281,12 +257,12 @@ impl Gather<'_> {
         }
         let packet = self.cache.take_chain(HEADROOM + NET_HEADER, frame).ok_or(Unfit::Starved)?;
         let to = pieces_of(pool, &packet);
-        if self.list.len() + from.len() + to.len() - 1 > room {
+        if from.len() + to.len() - 1 > self.batch.room() {
             self.cache.free(packet);
             return Err(Unfit::ListFull);
         }
-        let token = self.id.token(self.ring.next_slot());
-        pieces::copies(&from, &to, token, |copy| self.list.push(copy));
+        let token = self.batch.token();
+        pieces::copies(&from, &to, token, |copy| self.batch.list().push(copy));
         Ok((packet, chain))
     }
 }
@@ -294,12 +270,7 @@ impl Gather<'_> {
 /// Takes packet buffers for a run of chains and gathers their copies; returns for how many. A function of its own, so that
 /// its loop has the registers for itself.
 #[inline(never)]
-fn take_now<F: Found>(
-    run: &[F],
-    list: &mut ArrayVec<Copy, LIST>,
-    burst: &mut Burst,
-    cache: &mut PoolCache,
-) -> usize {
+fn take_now<F: Found>(run: &[F], list: &mut List, burst: &mut Burst, cache: &mut PoolCache) -> usize {
     let most = run.len().min(list.remaining_capacity() / F::COPIES).min(burst.remaining_capacity());
     let (copies, packets) = (list.len(), burst.len());
     // SAFETY: inside the vector's array, or where that ends.

@@ -3,22 +3,20 @@
 use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
-use offcore_dma::mover::Plan;
-use offcore_dma::reorder::ReorderRing;
-use offcore_dma::{Copy, QueueId};
+use offcore_dma::Batch;
 use offcore_mem::BURST;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Wanted};
 use offcore_ring::{RingError, prefetch};
 use offcore_wire::virtio_net::{self, HEADER_LEN, NetHeader, Offloads};
 
 use super::Forwarded;
-use super::head::{self, Heads};
+use super::head::{self, Head};
 use crate::cell::VringConfig;
 use crate::dequeue::MAX_FRAME;
 use crate::features::NET_HEADER;
 use crate::headers::asked_for;
 use crate::pieces::{self, Piece};
-use crate::vring::{Chains, LIST, MAX_PIECES, Out};
+use crate::vring::{Chains, MAX_PIECES, Out};
 
 /// Packets that a run is to have at most after one that was cut short.
 const SHORT_REACH: u16 = 4;
@@ -37,13 +35,10 @@ pub(super) enum End {
     Receiver(RingError),
 }
 
-/// Gathers the copies of one list.
-pub(super) struct Gather<'a> {
-    pub(super) queue: QueueId,
-    pub(super) ring: &'a mut ReorderRing,
-    pub(super) heads: &'a mut Heads,
+/// Gathers the copies of one batch.
+pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
+    pub(super) batch: &'a mut Batch<'b, Head, IMMEDIATE>,
     pub(super) chains: &'a mut Chains,
-    pub(super) list: &'a mut ArrayVec<Copy, LIST>,
     pub(super) sender: &'a VringConfig,
     pub(super) receiver: &'a VringConfig,
     /// What the sender may ask for.
@@ -52,8 +47,6 @@ pub(super) struct Gather<'a> {
     pub(super) accepts: Offloads,
     /// Whether a packet may take several of the receiver's chains.
     pub(super) mergeable: bool,
-    /// The packets are complete when their copies are, so they do not enter the reorder ring.
-    pub(super) now: bool,
     pub(super) forwarded: &'a mut Forwarded,
 }
 
@@ -74,7 +67,7 @@ enum Verdict {
     Ordinary,
 }
 
-impl Gather<'_> {
+impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
     /// Takes at most `wanted` packets; how many entered, and why no more.
     #[inline(always)]
     pub(super) fn burst<F: DeviceQueue, T: DeviceQueue>(
@@ -82,10 +75,8 @@ impl Gather<'_> {
         tx: &mut F,
         rx: &mut T,
         wanted: usize,
-        plan: &mut Plan,
         rewrite: &mut impl FnMut(&mut [u8]),
     ) -> (usize, End) {
-        self.list.clear();
         let known = match tx.look(wanted) {
             Ok(0) => return (0, End::Done),
             Ok(known) => known as u16,
@@ -100,23 +91,22 @@ impl Gather<'_> {
         tx.prefetch_used(known.into());
         rx.prefetch_used(ready.into());
         let (mut sent, mut received, mut taken) = (0, 0, 0);
-        let room = plan.copies.min(LIST);
         let mut reach = u16::MAX;
         let end = loop {
             if sent >= known || taken >= wanted {
                 break End::Done;
             }
             let most = (known - sent).min((wanted - taken) as u16).min(reach);
-            let jobs = self.jobs(tx, rx, (sent, received), most, room);
+            let jobs = self.jobs(tx, rx, (sent, received), most);
             let (mut entered, mut verdict) = (0, Verdict::Send);
             for job in &jobs {
-                verdict = self.enter(job, plan, rewrite, taken + entered);
+                verdict = self.enter(job, rewrite, taken + entered);
                 if !matches!(verdict, Verdict::Send) {
                     break;
                 }
                 entered += 1;
             }
-            if self.now {
+            if IMMEDIATE {
                 tx.push_used_singles(sent, entered as u16, Direction::Readable);
                 rx.push_used_singles(received, entered as u16, Direction::Writable);
             }
@@ -145,7 +135,7 @@ impl Gather<'_> {
                     Err(error) => break End::Receiver(error),
                 }
             }
-            match self.several(tx, rx, (sent, received, taken), room, plan, rewrite) {
+            match self.several(tx, rx, (sent, received, taken), rewrite) {
                 Ok((tx_entries, rx_entries)) => {
                     (sent, received, taken) = (sent + tx_entries, received + rx_entries, taken + 1);
                 }
@@ -166,10 +156,9 @@ impl Gather<'_> {
         rx: &mut T,
         (sent, received): (u16, u16),
         most: u16,
-        room: usize,
     ) -> ArrayVec<Job, BURST> {
         let mut jobs: ArrayVec<Job, BURST> = ArrayVec::new();
-        let most = usize::from(most).min(room - self.list.len().min(room)).min(BURST) as u16;
+        let most = usize::from(most).min(self.batch.room()).min(BURST) as u16;
         let (least, longest) = (head::LEAST as u32, MAX_FRAME as u32);
         let wanted = Wanted { direction: Direction::Readable, least, most: longest };
         for from in &*tx.singles(sent, most, &self.sender.memory, wanted) {
@@ -193,60 +182,42 @@ impl Gather<'_> {
         jobs
     }
 
-    /// The slot of the next packet, `taken` after the first of the list.
+    /// Enters packet number `taken` of the batch if it is to be sent this way.
     #[inline(always)]
-    fn slot(&self, taken: usize) -> usize {
-        (self.ring.next_slot() + if self.now { taken } else { 0 }) & self.ring.mask()
-    }
-
-    /// Enters a packet, `taken` after the first of the list, if it is to be sent this way.
-    #[inline(always)]
-    fn enter(
-        &mut self,
-        job: &Job,
-        plan: &mut Plan,
-        rewrite: &mut impl FnMut(&mut [u8]),
-        taken: usize,
-    ) -> Verdict {
-        let slot = self.slot(taken);
+    fn enter(&mut self, job: &Job, rewrite: &mut impl FnMut(&mut [u8]), taken: usize) -> Verdict {
         let total = job.from.len as usize;
         let len = total.min(head::LEN);
         // SAFETY: the sender's buffer has `total` bytes and the receiver's as many, in memory that both rings hold.
-        unsafe { self.heads.read(slot, job.from.addr, job.to, len) };
-        let verdict = self.look_at(slot, len, total, 1, rewrite);
+        unsafe { self.batch.holder(taken).read(job.from.addr, job.to, len) };
+        let verdict = self.look_at(taken, len, total, 1, rewrite);
         if !matches!(verdict, Verdict::Send) {
             return verdict;
         }
-        let before = self.list.len();
         if total > len {
-            self.list.push(Copy {
-                src: job.from.addr.as_ptr().wrapping_add(len),
-                dst: job.to.as_ptr().wrapping_add(len),
-                len: (total - len) as u32,
-                token: self.queue.token(slot),
-            });
+            let (src, dst) = (job.from.addr.as_ptr(), job.to.as_ptr());
+            self.batch.copy(src.wrapping_add(len), dst.wrapping_add(len), (total - len) as u32);
         }
-        if self.now {
+        if IMMEDIATE {
             self.forwarded.packets += 1;
             self.forwarded.bytes += (total - NET_HEADER) as u64;
         } else {
             let (from, to) = (Chain::one(job.name), (1, Chain::one(job.receiving)));
-            self.heads.enter(slot, from, to, total - NET_HEADER);
-            self.ring.push(plan.outstanding(&self.list[before..]));
+            self.batch.holder(taken).enter(from, to, total - NET_HEADER);
+            self.batch.enter_filled();
         }
         Verdict::Send
     }
 
-    /// Returns the sender's chain of the packet `taken` after the first of the list, which goes nowhere.
+    /// Returns the sender's chain of packet number `taken` of the batch, which goes nowhere.
     #[cold]
     fn drop<F: DeviceQueue>(&mut self, tx: &mut F, taken: usize, chain: Chain) {
-        let slot = self.slot(taken);
-        self.heads.forget(slot);
-        if self.now {
+        let head = self.batch.holder(taken);
+        head.forget();
+        if IMMEDIATE {
             tx.push_used(chain, 0);
         } else {
-            self.heads.enter(slot, chain, (0, Chain::default()), 0);
-            self.ring.push(0);
+            head.enter(chain, (0, Chain::default()), 0);
+            self.batch.enter_filled();
         }
     }
 
@@ -264,18 +235,18 @@ impl Gather<'_> {
         (chain.entries, 0)
     }
 
-    /// Decides on the head of `slot`, of `len` bytes of a packet of `total`, that is to go to `chains` chains, and
+    /// Decides on the head of packet number `taken`, of `len` bytes of a packet of `total`, that is to go to `chains` chains, and
     /// rewrites it.
     #[inline(always)]
     fn look_at(
         &mut self,
-        slot: usize,
+        taken: usize,
         len: usize,
         total: usize,
         chains: u16,
         rewrite: &mut impl FnMut(&mut [u8]),
     ) -> Verdict {
-        let (header, frame) = self.heads.bytes(slot)[..len].split_at_mut(NET_HEADER);
+        let (header, frame) = self.batch.holder(taken).bytes()[..len].split_at_mut(NET_HEADER);
         let plain = header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE;
         let mut written = [0; HEADER_LEN];
         if !plain {
@@ -301,8 +272,6 @@ impl Gather<'_> {
         tx: &mut F,
         rx: &mut T,
         (sent, received, taken): (u16, u16, usize),
-        room: usize,
-        plan: &mut Plan,
         rewrite: &mut impl FnMut(&mut [u8]),
     ) -> Result<(u16, u16), End> {
         let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
@@ -313,7 +282,6 @@ impl Gather<'_> {
             total += buffer.len as usize;
         });
         let chain = walked.map_err(End::Sender)?;
-        let slot = self.slot(taken);
         if !(head::LEAST..=MAX_FRAME + NET_HEADER).contains(&total) {
             let short = total < head::LEAST;
             self.forwarded.malformed += usize::from(short);
@@ -350,15 +318,15 @@ impl Gather<'_> {
             out.push(Out { chain: receiving, written: before - left });
             ahead += receiving.entries;
         }
-        if self.list.len() + from.len() + to.len() > room {
+        if from.len() + to.len() > self.batch.room() {
             return Err(End::NoRoom);
         }
         // SAFETY: the pieces are ranges of both guests' memory, which their rings hold.
-        let len = unsafe { self.heads.read_pieces(slot, &mut from, &mut to) };
+        let len = unsafe { self.batch.holder(taken).read_pieces(&mut from, &mut to) };
         if len < head::LEAST {
             return Err(End::Ordinary);
         }
-        match self.look_at(slot, len, total, out.len() as u16, rewrite) {
+        match self.look_at(taken, len, total, out.len() as u16, rewrite) {
             Verdict::Send => {}
             Verdict::Drop => {
                 self.forwarded.malformed += 1;
@@ -367,11 +335,10 @@ impl Gather<'_> {
             }
             Verdict::Ordinary => return Err(End::Ordinary),
         }
-        let before = self.list.len();
-        let list = &mut *self.list;
-        pieces::copies(&from, &to, self.queue.token(slot), |copy| list.push(copy));
+        let token = self.batch.token();
+        pieces::copies(&from, &to, token, |copy| self.batch.list().push(copy));
         let frame = total - NET_HEADER;
-        if self.now {
+        if IMMEDIATE {
             tx.push_used(chain, 0);
             out.iter().for_each(|out| rx.push_used(out.chain, out.written));
             self.forwarded.packets += 1;
@@ -384,8 +351,8 @@ impl Gather<'_> {
                     (out.len() as u16, Chain::default())
                 }
             };
-            self.heads.enter(slot, chain, to, frame);
-            self.ring.push(plan.outstanding(&self.list[before..]));
+            self.batch.holder(taken).enter(chain, to, frame);
+            self.batch.enter_filled();
         }
         Ok((chain.entries, ahead - received))
     }

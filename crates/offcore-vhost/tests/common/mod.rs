@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use offcore_dma::{Context, Mover};
+use offcore_dma::core::CoreDevice;
+use offcore_dma::{ChannelId, Context, Device, Mover};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
 use offcore_ring::{Layout, device::Direction, driver};
 use offcore_stats::StageClock;
@@ -16,6 +17,14 @@ use offcore_vhost::{VringCell, VringConfig};
 pub(crate) const BUFFERS: u64 = 1 << 20;
 pub(crate) const MEMORY: usize = 16 << 20;
 pub(crate) const GUEST: u64 = 0x4000_0000;
+
+/// A channel that a worker with fewer than eight has not.
+pub(crate) fn channel_of_another_mover() -> ChannelId {
+    let mut mover = Mover::new();
+    let mut channel = || mover.add_channel(CoreDevice::stepped().0.open_channel(64).unwrap());
+    (0..8).for_each(|_| _ = channel());
+    channel()
+}
 
 /// A guest with one virtqueue.
 pub(crate) struct Guest {

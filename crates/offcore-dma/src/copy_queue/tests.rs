@@ -1,0 +1,193 @@
+//! Copy queues over engines that are stepped by hand.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::channel::Device;
+use crate::core::{CoreDevice, Stepper};
+use crate::mover::{ChannelId, Mode};
+
+const IN_FLIGHT: usize = 64;
+const LEN: usize = 16;
+
+/// A queue whose packet `n` is copied to place `n % IN_FLIGHT`, with what that needs.
+struct Bed {
+    mover: Mover,
+    channels: Vec<ChannelId>,
+    steppers: Vec<Stepper>,
+    queue: CopyQueue<usize>,
+    clock: StageClock,
+    source: Vec<u8>,
+    target: Vec<u8>,
+    sent: usize,
+    received: usize,
+}
+
+/// A packet to be entered.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// With so many copies.
+    Plain(usize),
+    /// With one, which the core is to make.
+    ByCore,
+    /// With one, after others were taken back.
+    Cancelled,
+}
+
+impl Bed {
+    fn new(mode: Mode, channels: usize, ring: usize) -> Self {
+        let mut mover = Mover::new();
+        let (channels, steppers): (Vec<_>, Vec<_>) = (0..channels)
+            .map(|_| {
+                let (device, stepper) = CoreDevice::stepped();
+                (mover.add_channel(device.open_channel(ring).unwrap()), stepper)
+            })
+            .unzip();
+        let mut queue = CopyQueue::open(&mut mover, IN_FLIGHT);
+        queue.bind(&mut mover, &Binding::new(mode, channels.clone())).unwrap();
+        let (source, target) = (vec![0; IN_FLIGHT * LEN], vec![0; IN_FLIGHT * LEN]);
+        let clock = StageClock::private();
+        Self { mover, channels, steppers, queue, clock, source, target, sent: 0, received: 0 }
+    }
+
+    /// Submits as many of `kinds` as there is room for; returns whether they were complete at once.
+    fn submit(&mut self, kinds: &[Kind]) -> bool {
+        let plan = self.queue.plan(&mut self.mover);
+        let Self { mover, queue, clock, source, target, sent, .. } = self;
+        let first = *sent;
+        let complete = match queue.begin(mover, plan) {
+            Begun::Immediate(batch) => gather(batch, kinds, (source, target), sent, clock),
+            Begun::Queued(batch) => gather(batch, kinds, (source, target), sent, clock),
+        };
+        assert!(complete.is_empty() || complete == (first..*sent).collect::<Vec<_>>());
+        complete.iter().for_each(|&number| self.check(number));
+        !complete.is_empty()
+    }
+
+    /// Takes what is complete.
+    fn reap(&mut self) -> usize {
+        self.mover.poll(&mut self.clock);
+        let mut ready = self.queue.ready(&mut self.mover);
+        let packets = ready.len();
+        let numbers: Vec<usize> = (0..packets).map(|index| *ready.holder(index)).collect();
+        ready.retire(packets);
+        numbers.iter().for_each(|&number| self.check(number));
+        packets
+    }
+
+    fn check(&mut self, number: usize) {
+        assert_eq!(number, self.received, "packets come out in the order in which they went in");
+        let place = number % IN_FLIGHT * LEN;
+        assert_eq!(self.target[place..][..LEN], [number as u8 | 1; LEN], "packet {number}");
+        self.received += 1;
+    }
+}
+
+fn gather<const IMMEDIATE: bool>(
+    mut batch: Batch<'_, usize, IMMEDIATE>,
+    kinds: &[Kind],
+    (source, target): (&mut [u8], &mut [u8]),
+    sent: &mut usize,
+    clock: &mut StageClock,
+) -> Vec<usize> {
+    let mut complete = Vec::new();
+    for kind in kinds.iter().take(batch.packets()) {
+        let at = *sent % IN_FLIGHT * LEN;
+        let (source, target) = (&mut source[at..][..LEN], &mut target[at..][..LEN]);
+        source.fill(*sent as u8 | 1);
+        target.fill(0);
+        let copies = if let Kind::Plain(copies) = kind { *copies } else { 1 };
+        if batch.room() < copies {
+            break;
+        }
+        if copies == 0 {
+            target.fill(*sent as u8 | 1);
+        }
+        if matches!(kind, Kind::Cancelled) {
+            batch.copy(source.as_ptr(), std::ptr::null_mut(), LEN as u32);
+            batch.cancel();
+        }
+        for (from, to) in source.chunks(LEN / copies.max(1)).zip(target.chunks_mut(LEN / copies.max(1))) {
+            if copies > 0 {
+                batch.copy(from.as_ptr(), to.as_mut_ptr(), from.len() as u32);
+            }
+        }
+        let entered = match kind {
+            Kind::ByCore => batch.enter_by_core(*sent),
+            _ => batch.enter(*sent),
+        };
+        complete.extend(entered);
+        *sent += 1;
+    }
+    // SAFETY: a place is its packet's alone until that is checked; both vectors outlive the mover's copies, which are made
+    // when somebody steps the engine.
+    unsafe { batch.submit(clock) };
+    complete
+}
+
+#[test]
+fn core_copies_are_complete_at_once_unless_older_ones_are_in_flight() {
+    let mut bed = Bed::new(Mode::Cpu, 1, 64);
+    assert!(bed.submit(&[Kind::Plain(1); 8]));
+    assert_eq!(bed.queue.in_flight(&mut bed.mover), 0);
+    let offload = Binding::new(Mode::Offload, bed.channels.clone());
+    bed.queue.bind(&mut bed.mover, &offload).unwrap();
+    assert!(!bed.submit(&[Kind::Plain(1); 8]));
+    bed.queue.bind(&mut bed.mover, &Binding::core()).unwrap();
+    assert!(!bed.submit(&[Kind::Plain(1); 8]), "eight of an engine are before them");
+    assert_eq!((bed.reap(), bed.queue.in_flight(&mut bed.mover)), (0, 16));
+    bed.steppers[0].step();
+    assert_eq!(bed.reap(), 16);
+    assert!(bed.submit(&[Kind::Plain(1); 8]));
+}
+
+#[test]
+fn there_is_no_more_room_than_in_the_channel() {
+    let mut bed = Bed::new(Mode::Offload, 1, 8);
+    bed.submit(&[Kind::Plain(2); 8]);
+    assert_eq!((bed.sent, bed.mover.stats().core_copies), (4, 0));
+    // It is full: the core copies.
+    bed.submit(&[Kind::Plain(2); 8]);
+    assert_eq!((bed.sent, bed.mover.stats().core_copies), (12, 16));
+    assert_eq!(bed.reap(), 0);
+    bed.steppers[0].step();
+    assert_eq!(bed.reap(), 12);
+}
+
+#[test]
+fn what_is_not_worth_it_goes_to_the_core() {
+    let mut bed = Bed::new(Mode::Offload, 1, 64);
+    bed.submit(&[Kind::ByCore, Kind::ByCore, Kind::Plain(1), Kind::ByCore]);
+    assert_eq!((bed.reap(), bed.mover.stats().core_copies), (2, 3));
+    bed.steppers[0].step();
+    assert_eq!(bed.reap(), 2);
+}
+
+proptest! {
+    #[test]
+    fn packets_come_out_complete_and_in_order(
+        rounds in prop::collection::vec((prop::collection::vec(0..7usize, 0..32), 0..4usize), 1..100),
+    ) {
+        let mut bed = Bed::new(Mode::Offload, 2, 16);
+        for (kinds, steps) in rounds {
+            let kinds: Vec<Kind> = kinds.into_iter().map(|kind| match kind {
+                0 => Kind::Plain(0),
+                1 => Kind::Plain(4),
+                2 => Kind::ByCore,
+                3 => Kind::Cancelled,
+                _ => Kind::Plain(1),
+            }).collect();
+            bed.submit(&kinds);
+            // Either engine, both or none.
+            for (index, stepper) in bed.steppers.iter_mut().enumerate() {
+                if steps >> index & 1 == 1 {
+                    stepper.step();
+                }
+            }
+            bed.reap();
+        }
+        bed.steppers.iter_mut().for_each(|stepper| _ = stepper.step());
+        bed.reap();
+        prop_assert_eq!(bed.received, bed.sent);
+    }
+}

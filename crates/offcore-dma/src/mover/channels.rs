@@ -1,0 +1,197 @@
+//! A mover's channels, and how the copies of one queue reach them or the core.
+
+use offcore_stats::{Stage, StageClock, tsc};
+
+use super::ChannelId;
+use super::health::{BackOff, Health};
+use super::plan::Plan;
+use super::policy::Policy;
+use super::queue::Queue;
+use super::stats::{MoverStats, Way};
+use crate::channel::{Channel, Copy, Operation};
+use crate::cpu;
+
+/// A channel and how it does.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) channel: Box<dyn Channel>,
+    pub(super) ring_size: usize,
+    pub(super) resetting: bool,
+    pub(super) health: Health,
+}
+
+/// All of a mover but its queues.
+#[derive(Debug)]
+pub(crate) struct Channels {
+    pub(super) slots: Vec<Slot>,
+    pub(super) stats: MoverStats,
+    pub(super) back_off: BackOff,
+    /// Whether the core finishes what a channel has failed; always, but for a test switch.
+    pub(super) recovery: bool,
+    /// A queue has work for its channels again: shares are to be computed anew.
+    pub(super) shares_stale: bool,
+    pub(super) policy: Policy,
+    /// Bursts of queues in mode `auto` until a round is timed.
+    pub(super) lease: u32,
+    /// TSC ticks that a packet may take through an engine in mode `auto`.
+    pub(crate) max_latency: Option<u64>,
+}
+
+impl Channels {
+    /// No channel: the core copies.
+    pub(super) fn new(back_off: BackOff) -> Self {
+        Self {
+            slots: Vec::new(),
+            stats: MoverStats::default(),
+            back_off,
+            recovery: true,
+            shares_stale: false,
+            policy: Policy::new(),
+            lease: 0,
+            max_latency: None,
+        }
+    }
+
+    /// Makes the copies of `list`, or hands them to the planned channel; with one, the core makes those `beside` it.
+    ///
+    /// # Safety
+    /// As for [`Batch::submit`](crate::Batch::submit).
+    #[inline(always)]
+    pub(crate) unsafe fn submit(
+        &mut self,
+        queue: &mut Queue,
+        plan: Plan,
+        list: &[Copy],
+        beside: &[Copy],
+        clock: &mut StageClock,
+    ) {
+        if plan.auto {
+            self.use_lease(queue, list, beside);
+        }
+        let Some(channel) = plan.channel else {
+            if plan.hindered && !list.is_empty() {
+                self.note_work(queue);
+            }
+            // SAFETY: the caller's promises, passed on.
+            unsafe { self.core_part(queue, list, plan.auto, list.len() as u64) };
+            clock.lap(Stage::Copy);
+            self.stats.overflow += if plan.hindered { list.len() as u64 } else { 0 };
+            return;
+        };
+        // SAFETY: as above.
+        unsafe { self.engine_part(queue, channel, list, plan.auto) };
+        if beside.is_empty() {
+            clock.lap(Stage::Submit);
+        } else {
+            // The engine works while the core does.
+            // SAFETY: as above.
+            unsafe { self.core_part(queue, beside, plan.auto, plan.by_core.into()) };
+            clock.lap(Stage::Copy);
+        }
+        self.stats.overflow += u64::from(plan.overflow);
+    }
+
+    /// The copies that the core makes; in mode `auto`, so many of them because that was decided.
+    ///
+    /// # Safety
+    /// As for [`Channels::submit`].
+    #[inline(always)]
+    unsafe fn core_part(&mut self, queue: &mut Queue, list: &[Copy], auto: bool, decided: u64) {
+        // SAFETY: the caller's promises cover the time of the call.
+        unsafe { queue.copier.copy_burst(list) };
+        if auto {
+            queue.tally.open[Way::Core as usize] += decided;
+            if self.max_latency.is_some() && decided > 0 {
+                queue.latency.passed();
+            }
+            if queue.outstanding > 0 {
+                queue.tally.held += decided;
+                self.stats.held_by_order += decided;
+            }
+        }
+        self.stats.core_copies += list.len() as u64;
+        self.stats.core_bytes += list.iter().map(|copy| u64::from(copy.len)).sum::<u64>();
+    }
+
+    /// The copies that `channel` makes.
+    ///
+    /// # Safety
+    /// As for [`Channels::submit`].
+    #[inline(always)]
+    unsafe fn engine_part(&mut self, queue: &mut Queue, channel: ChannelId, list: &[Copy], auto: bool) {
+        // Packets without copies say nothing of the engine.
+        if list.is_empty() {
+            return;
+        }
+        if auto {
+            if self.max_latency.is_some() {
+                queue.stamp();
+            }
+            queue.tally.open[Way::Engine as usize] += list.len() as u64;
+        }
+        // SAFETY: the caller's promises, passed on.
+        unsafe { self.hand_over(queue, channel, list) };
+    }
+
+    /// # Safety
+    /// As for [`Channels::submit`].
+    #[inline]
+    unsafe fn hand_over(&mut self, queue: &mut Queue, id: ChannelId, list: &[Copy]) {
+        self.note_work(queue);
+        queue.outstanding += list.len();
+        queue.by_engine += list.len() as u64;
+        queue.faults.sent();
+        let slot = &mut self.slots[id.index()];
+        slot.health.sent();
+        // SAFETY: the caller keeps the memory until the packet is ready, which is after its token was reported or its
+        // channel was reset.
+        let accepted = unsafe { slot.channel.copy(list) };
+        slot.channel.submit();
+        if accepted == 0 {
+            // Nothing at all although it had room: a queue that is gone and could not be opened again, say.
+            self.charge(id.index(), 1);
+        }
+        for op in &list[accepted..] {
+            // The channel had said that it had room. Whatever made it change its mind: the core copies.
+            // SAFETY: as above.
+            unsafe { self.redo(Some(queue), &Operation::Copy(*op), 0) };
+        }
+    }
+
+    /// Notes that a queue has work for its channels, whether they take it or not.
+    #[inline(always)]
+    fn note_work(&mut self, queue: &mut Queue) {
+        queue.worked = true;
+        if !queue.active {
+            queue.active = true;
+            self.shares_stale = true;
+        }
+    }
+
+    /// A failure of the channel at `index` that counts `weight`.
+    #[cold]
+    pub(super) fn charge(&mut self, index: usize, weight: u32) {
+        if self.slots[index].health.failed(weight, tsc::now(), self.back_off) {
+            self.stats.out_of_service += 1;
+        }
+    }
+
+    /// Makes an operation of `queue` from byte `done` on, and notes that it is complete.
+    ///
+    /// # Safety
+    /// The operation's memory is valid and no engine touches it any more.
+    #[cold]
+    pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, operation: &Operation, done: u32) {
+        match operation {
+            // SAFETY: the caller's promise.
+            Operation::Copy(copy) => unsafe { cpu::copy_one(copy, done) },
+            // SAFETY: the caller's promise.
+            Operation::Fill(fill) => unsafe { cpu::fill_one(fill, done) },
+        }
+        self.stats.fallbacks += 1;
+        if let Some(queue) = queue {
+            queue.ring.complete(operation.token() as usize & 0xffff);
+            queue.outstanding = queue.outstanding.saturating_sub(1);
+        }
+    }
+}
