@@ -10,7 +10,6 @@ use offcore_dma::share::{SharedChannel, Sharing};
 use offcore_dma::{Channel, Device};
 use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
 use offcore_dsa::sim::SimDevice;
-use offcore_gpu::copier::CudaCopier;
 use offcore_mem::Pool;
 use offcore_stats::lcore;
 
@@ -32,6 +31,7 @@ pub struct Engines {
     /// NUMA node of the packet buffers.
     node: Option<usize>,
     /// The packet buffers, which some devices have to be told of.
+    #[cfg_attr(not(feature = "dpdk"), allow(dead_code, reason = "what DPDK's devices reach"))]
     pool: Option<&'static Pool>,
     /// Whether helper threads that have nothing to do nap.
     naps: bool,
@@ -189,8 +189,8 @@ impl Engines {
         if name == "cpu" {
             return Ok(Arc::new(CpuDevice));
         }
-        let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M, cuda:N (GPU N) \
-                        or dmadev:NAME (a DMA device of DPDK)";
+        let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
+                        dmadev:NAME (a DMA device of DPDK)";
         let (kind, which) = name.split_once(':').ok_or_else(|| format!("channel '{name}': {expected}"))?;
         match kind {
             "core" => {
@@ -198,15 +198,6 @@ impl Engines {
                     .parse()
                     .map_err(|_| format!("channel '{name}': '{which}' is no lcore; {expected}"))?;
                 Ok(Arc::new(CoreDevice::start_with(lcore, self.naps).map_err(|error| error.to_string())?))
-            }
-            "cuda" => {
-                let ordinal = which
-                    .parse()
-                    .map_err(|_| format!("channel '{name}': '{which}' is no GPU's number; {expected}"))?;
-                let device = CudaCopier::open(ordinal, self.pool)
-                    .map_err(|error| format!("channel '{name}': {error}"))?;
-                self.notes.push(device.note());
-                Ok(Arc::new(device))
             }
             "dmadev" => self.dmadev(name, which),
             "dsa" => {

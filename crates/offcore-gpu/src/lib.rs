@@ -6,7 +6,6 @@
 //! * [`devices`]: devices by name,
 //! * [`host`]: threads that stand in for a GPU,
 //! * [`cuda`]: GPUs of NVIDIA,
-//! * [`copier`]: GPUs of NVIDIA as copy engines,
 //! * [`kernel`]: what kernels do with bursts, by a thread of the host, [`ptx`]: the same for a CUDA driver,
 //! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
 //! * [`patterns`]: sets of patterns that payloads are searched for,
@@ -14,7 +13,6 @@
 //! * [`cpu`]: the work as a CPU does it,
 //! * [`doctor`]: what is there to run on, and what stands in the way.
 
-pub mod copier;
 pub mod cpu;
 pub mod cuda;
 pub mod device;

@@ -156,7 +156,6 @@ Channels:
   dsa:auto        every work queue that is enabled for users, those of the
                   packet buffers' NUMA node if there are any
   dsa-simN:wqN.M  a work queue of the simulated device N (--dsa-sim)
-  cuda:N          GPU N; it copies between packet buffers only
   dmadev:NAME     a DMA device of DPDK: a PCI address, or dma_skeleton
   A work queue's name may be followed by /direct (no batch descriptors),
   /memory (copies are not put into the cache), /block (the device waits for

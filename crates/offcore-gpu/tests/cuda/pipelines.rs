@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use offcore_dma::Device;
-use offcore_gpu::copier::CudaCopier;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::Kind;
@@ -204,24 +202,6 @@ fn bursts_go_to_memory_of_the_devices_where_the_cpu_can_map_it() {
 }
 
 /// Registered memory is let go of when no kernel waits: a driver would have the caller wait for it.
-#[test]
-fn an_engine_that_is_closed_beside_a_waiting_kernel_waits_for_nothing() {
-    let fake = Fake::new();
-    let mut device = devices::open("cuda:0").unwrap();
-    let pools = [pool(1, 64), pool(1, 64)];
-    let engine = CudaCopier::open(0, Some(pools[1])).unwrap();
-    let channel = engine.open_channel(64).unwrap();
-    let mut line = Line::new(&mut *device, pools[0], Case::new(Launch::Persistent, Memory::Host)).unwrap();
-    line.run_to_the_end();
-    drop(channel);
-    drop(engine);
-    let refused = CudaCopier::open(0, Some(pools[1])).unwrap_err().to_string();
-    assert!(refused.contains("cuda:0") && refused.contains("wait for bursts"), "{refused}");
-    assert_eq!(line.end(), None);
-    drop(device);
-    assert_eq!(fake.live(), "nothing");
-}
-
 #[test]
 fn kernels_may_use_the_hosts_addresses_where_the_device_does() {
     let fake = Fake::new();

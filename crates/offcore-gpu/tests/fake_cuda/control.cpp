@@ -51,7 +51,6 @@ static long long *number(Settings &settings, const std::string &name)
 		{"hang_after", &settings.hang_after},
 		{"hang_count", &settings.hang_count},
 		{"lost_before_answer", &settings.lost_before_answer},
-		{"copy_us", &settings.copy_us},
 		{"lost_error", &settings.lost_error},
 		{"launch_us", &settings.launch_us},
 		{"patience", &settings.patience},

@@ -148,8 +148,6 @@ struct Settings {
 	long long hang_count = -1;
 	// The same, with the burst worked on but for its answer.
 	long long lost_before_answer = -1;
-	// Microseconds that a copy takes.
-	long long copy_us = 0;
 	// What calls return when the device is lost.
 	long long lost_error = LAUNCH_FAILED;
 	// Microseconds that a kernel's launch takes its caller.

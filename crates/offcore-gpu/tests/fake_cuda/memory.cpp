@@ -223,35 +223,6 @@ API int cuMemcpyHtoD_v2(u64 to, const void *from, size_t len)
 	return SUCCESS;
 }
 
-API int cuMemcpyAsync(u64 to, u64 from, size_t len, Stream *stream)
-{
-	Lock lock(state().mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemcpyAsync", context))
-		return refused;
-	u8 *host_to = argument(lock, *context, "cuMemcpyAsync", to, len);
-	u8 *host_from = argument(lock, *context, "cuMemcpyAsync", from, len);
-	if (!host_to || !host_from)
-		return INVALID_VALUE;
-	State &all = state();
-	if (stream && !all.streams.count(stream))
-		return INVALID_HANDLE;
-	const bool of_host = within(all.registrations, host_to, len) && within(all.registrations, host_from, len);
-	const long long takes = all.settings.copy_us;
-	queue(lock, *context, stream, [=] {
-		if (takes)
-			std::this_thread::sleep_for(std::chrono::microseconds(takes));
-		memcpy(host_to, host_from, len);
-	});
-	// From host memory to host memory a copy is made before the call is over.
-	if (of_host) {
-		all.calls["host to host"]++;
-		if (stream)
-			wait_for(lock, *stream, "cuMemcpyAsync of host memory");
-	}
-	return SUCCESS;
-}
-
 API int cuMemsetD8_v2(u64 to, unsigned char value, size_t count)
 {
 	return set("cuMemsetD8_v2", to, value, count, nullptr);
