@@ -1,6 +1,6 @@
-//! Devices, channels, operations and completions: the interface of every copy engine.
+//! Devices, channels, copies and completions: the interface of every copy engine.
 //!
-//! A [`Device`] gives out channels. A [`Channel`] belongs to one worker: operations are put into its ring in bursts,
+//! A [`Device`] gives out channels. A [`Channel`] belongs to one worker: copies are put into its ring in bursts,
 //! [`Channel::submit`] rings the doorbell, [`Channel::poll`] returns the tokens of what has completed, in any order.
 //! One dynamic call handles a burst, never a single copy.
 
@@ -8,7 +8,7 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-/// Names an operation's packet to the one who submitted it; engines only hand it back.
+/// Names a copy's packet to the one who submitted it; engines only hand it back.
 pub type Token = u32;
 
 /// One copy of `len` bytes. Source and destination do not overlap.
@@ -25,53 +25,8 @@ pub struct Copy {
     pub token: Token,
 }
 
-// SAFETY: an operation is a description; whoever submits it promises that the memory may be touched by an engine.
+// SAFETY: a copy is a description; whoever submits it promises that the memory may be touched by an engine.
 unsafe impl Send for Copy {}
-
-/// One fill of `len` bytes with a repeated 8-byte pattern (little endian, the first byte of the pattern first).
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Fill {
-    /// First byte to write.
-    pub dst: *mut u8,
-    /// The bytes to repeat; the last repetition is cut short when `len` is no multiple of 8.
-    pub pattern: u64,
-    /// Bytes; 0 is allowed.
-    pub len: u32,
-    /// Handed back on completion.
-    pub token: Token,
-}
-
-// SAFETY: as for Copy.
-unsafe impl Send for Fill {}
-
-/// An operation as a channel reports it when it did not succeed.
-#[derive(Clone, Copy, Debug)]
-pub enum Operation {
-    /// A copy.
-    Copy(Copy),
-    /// A fill.
-    Fill(Fill),
-}
-
-impl Operation {
-    /// The operation's token.
-    pub fn token(&self) -> Token {
-        match self {
-            Self::Copy(op) => op.token,
-            Self::Fill(op) => op.token,
-        }
-    }
-
-    /// Bytes to be written.
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> u32 {
-        match self {
-            Self::Copy(op) => op.len,
-            Self::Fill(op) => op.len,
-        }
-    }
-}
 
 /// Why an operation did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,11 +45,11 @@ pub enum Failure {
     Aborted,
 }
 
-/// An operation that failed: the first `done` bytes were written, the rest were not.
+/// A copy that failed: the first `done` bytes were written, the rest were not.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
     /// What was asked for.
-    pub operation: Operation,
+    pub copy: Copy,
     /// Why it failed.
     pub failure: Failure,
     /// Bytes at the start of the destination that are complete.
@@ -128,8 +83,6 @@ impl Completions {
 /// What a channel can do beyond copying.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Fills.
-    pub fill: bool,
     /// Operations may complete in another order than they were submitted in.
     pub out_of_order: bool,
     /// Copies are made inside [`Channel::copy`], by the calling core.
@@ -196,16 +149,6 @@ pub enum EngineError {
         /// The largest.
         max: usize,
     },
-    /// Operations are in flight.
-    #[error(
-        "{device}: {in_flight} operations are in flight: poll until they have completed, or reset the channel"
-    )]
-    InFlight {
-        /// The device.
-        device: String,
-        /// How many.
-        in_flight: usize,
-    },
     /// The engine's thread could not be started or pinned.
     #[error("{device}: {reason}")]
     Thread {
@@ -239,7 +182,7 @@ pub trait Channel: fmt::Debug + Send {
     /// Fixed properties.
     fn info(&self) -> &ChannelInfo;
 
-    /// How many more operations fit; 0 while stopped.
+    /// How many more copies fit.
     fn room(&self) -> usize;
 
     /// Operations accepted and not yet reported.
@@ -252,36 +195,6 @@ pub trait Channel: fmt::Debug + Send {
     /// is reported, or until a [`Channel::reset`] has returned [`Reset::Done`]. (Memory of another process may be
     /// written by it at any time: what is copied is then whatever was there.)
     unsafe fn copy(&mut self, ops: &[Copy]) -> usize;
-
-    /// Puts fills into the ring, as many as fit; returns how many. A channel without the capability takes none.
-    ///
-    /// # Safety
-    /// As for [`Channel::copy`].
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize;
-
-    /// Copies `srcs` one after the other into `dsts` one after the other: pieces are cut where either side's buffer
-    /// ends, and each is one operation with `token`. Takes all pieces or none. Returns their number, `None` when the
-    /// ring has not room for all, or when the two sides differ in length.
-    ///
-    /// # Safety
-    /// As for [`Channel::copy`].
-    unsafe fn copy_sg(
-        &mut self,
-        srcs: &[(*const u8, u32)],
-        dsts: &[(*mut u8, u32)],
-        token: Token,
-    ) -> Option<usize> {
-        let pieces = pieces(srcs, dsts, token);
-        if pieces.clone().count() > self.room() || total(srcs) != total(dsts) {
-            return None;
-        }
-        let mut accepted = 0;
-        for piece in pieces {
-            // SAFETY: a piece is part of the caller's buffers, for which the caller promises what `copy` asks for.
-            accepted += unsafe { self.copy(&[piece]) };
-        }
-        Some(accepted)
-    }
 
     /// Rings the doorbell: everything put into the ring so far may start.
     fn submit(&mut self);
@@ -296,51 +209,8 @@ pub trait Channel: fmt::Debug + Send {
 
     /// Takes out every operation not yet reported. After [`Reset::Done`] they are dead and can be done over; before,
     /// they may still land.
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>);
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>);
 
-    /// Takes no more operations.
-    ///
-    /// # Errors
-    /// [`EngineError::InFlight`].
-    fn stop(&mut self) -> Result<(), EngineError>;
-
-    /// Takes operations again after a stop.
-    fn start(&mut self);
-
-    /// The counters since the last reset of them.
+    /// The counters since the channel was opened.
     fn stats(&self) -> ChannelStats;
-
-    /// Sets the counters to zero; `submitted` then counts what is still in flight.
-    fn reset_stats(&mut self);
-}
-
-fn total<P: std::marker::Copy>(buffers: &[(P, u32)]) -> u64 {
-    buffers.iter().map(|&(_, len)| u64::from(len)).sum()
-}
-
-/// The pieces in which a scatter-gather copy is made.
-fn pieces<'a>(
-    srcs: &'a [(*const u8, u32)],
-    dsts: &'a [(*mut u8, u32)],
-    token: Token,
-) -> impl Iterator<Item = Copy> + Clone + 'a {
-    let (mut s, mut d, mut src_at, mut dst_at) = (0, 0, 0u32, 0u32);
-    std::iter::from_fn(move || {
-        while s < srcs.len() && src_at == srcs[s].1 {
-            (s, src_at) = (s + 1, 0);
-        }
-        while d < dsts.len() && dst_at == dsts[d].1 {
-            (d, dst_at) = (d + 1, 0);
-        }
-        let (&(src, src_len), &(dst, dst_len)) = (srcs.get(s)?, dsts.get(d)?);
-        let len = (src_len - src_at).min(dst_len - dst_at);
-        let piece = Copy {
-            src: src.wrapping_add(src_at as usize),
-            dst: dst.wrapping_add(dst_at as usize),
-            len,
-            token,
-        };
-        (src_at, dst_at) = (src_at + len, dst_at + len);
-        Some(piece)
-    })
 }

@@ -11,7 +11,7 @@ mod ring;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use crate::channel::{Channel, Completions, Copy, Failed, Fill, Token};
+use crate::channel::{Channel, Completions, Copy, Failed, Token};
 use crate::fault::SplitMix;
 
 /// Opens a channel with room for that many operations.
@@ -25,9 +25,6 @@ pub type Check = fn(Open<'_>, Pump<'_>);
 pub const CHECKS: &[(&str, Check)] = &[
     ("every_length_at_odd_offsets", content::every_length_at_odd_offsets),
     ("every_alignment", content::every_alignment),
-    ("scatter_gather", content::scatter_gather),
-    ("fills", content::fills),
-    ("copies_and_fills_mixed", content::copies_and_fills_mixed),
     ("a_full_ring_takes_no_more", ring::a_full_ring_takes_no_more),
     ("rings_wrap_in_bursts_of_every_length", ring::rings_wrap_in_bursts_of_every_length),
     ("each_token_comes_back_once", ring::each_token_comes_back_once),
@@ -36,7 +33,6 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("channels_do_not_mix", ring::channels_do_not_mix),
     ("ring_sizes_are_as_asked", ring::ring_sizes_are_as_asked),
     ("too_long_is_refused", control::too_long_is_refused),
-    ("stop_and_start", control::stop_and_start),
     ("statistics_are_exact", control::statistics_are_exact),
     ("after_a_reset_nothing_lands", control::after_a_reset_nothing_lands),
     ("after_a_drop_nothing_lands", control::after_a_drop_nothing_lands),
@@ -185,12 +181,6 @@ impl Canvas {
     fn copy(&mut self, offset: usize, content: &[u8], token: Token) -> Copy {
         let (dst, len) = self.place(offset, content.iter().copied());
         Copy { src: content.as_ptr(), dst, len, token }
-    }
-
-    /// A fill of `len` bytes at a new place.
-    fn fill(&mut self, offset: usize, pattern: u64, len: usize, token: Token) -> Fill {
-        let (dst, len) = self.place(offset, pattern.to_le_bytes().into_iter().cycle().take(len));
-        Fill { dst, pattern, len, token }
     }
 
     /// Asserts that exactly what was asked for has been written, and starts over.

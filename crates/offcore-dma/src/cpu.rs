@@ -17,7 +17,7 @@ use offcore_stats::tsc;
 use routine::{Burst, Cpu};
 pub use routine::{Routine, Width};
 
-use crate::channel::{Copy, Fill};
+use crate::channel::Copy;
 
 /// Makes every copy of the list, in order, fetching ahead. Without any state; [`Copier`] is better for a queue.
 ///
@@ -127,25 +127,6 @@ pub unsafe fn copy_one(op: &Copy, done: u32) {
     };
     // SAFETY: the rest is part of what the caller promises.
     unsafe { copy_burst(std::slice::from_ref(&rest)) };
-}
-
-/// Makes one fill from byte `done` on.
-///
-/// # Safety
-/// The destination is writable for the fill's length.
-pub unsafe fn fill_one(op: &Fill, done: u32) {
-    let mut at = done.min(op.len) as usize;
-    // The pattern as it stands at byte `at`.
-    let pattern = op.pattern.rotate_right(8 * (done % 8));
-    while at + 8 <= op.len as usize {
-        // SAFETY: eight bytes from `at` are inside the destination.
-        unsafe { op.dst.add(at).cast::<u64>().write_unaligned(pattern.to_le()) };
-        at += 8;
-    }
-    for (i, byte) in (at..op.len as usize).zip(pattern.to_le_bytes()) {
-        // SAFETY: i is below the length.
-        unsafe { op.dst.add(i).write(byte) };
-    }
 }
 
 #[cfg(test)]

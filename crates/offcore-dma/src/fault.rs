@@ -12,10 +12,7 @@ use std::sync::Arc;
 
 use offcore_stats::Counter;
 
-use crate::channel::{
-    Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Failed, Failure, Fill, Operation,
-    Reset,
-};
+use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Failed, Failure, Reset};
 use crate::cpu;
 
 /// What goes wrong, and how often: probabilities are per mille of operations.
@@ -75,7 +72,6 @@ pub struct FaultyChannel {
     counts: Arc<FaultCounts>,
     info: ChannelInfo,
     stats: ChannelStats,
-    stopped: bool,
     /// Polls and resets so far: the clock of delays.
     now: u64,
     /// Operations not yet forgotten; the inner channel's tokens are indices of this list.
@@ -94,7 +90,7 @@ pub struct FaultyChannel {
 
 #[derive(Debug)]
 struct Entry {
-    operation: Operation,
+    copy: Copy,
     /// Bytes given to the inner channel, when the operation is to fail after them.
     cut: Option<u32>,
     delay: u64,
@@ -131,7 +127,6 @@ impl FaultyChannel {
             counts: Arc::default(),
             info,
             stats: ChannelStats::default(),
-            stopped: false,
             now: 0,
             entries: Vec::new(),
             free: Vec::new(),
@@ -151,7 +146,7 @@ impl FaultyChannel {
 
     /// # Safety
     /// As for [`Channel::copy`].
-    unsafe fn accept(&mut self, operation: Operation) {
+    unsafe fn accept(&mut self, copy: Copy) {
         let draw = self.random.below(1000);
         let Faults { error, partial, delay, never, late, .. } = self.faults;
         let bounds = [error, partial, delay, never, late].map({
@@ -162,25 +157,25 @@ impl FaultyChannel {
             }
         });
         let fate = bounds.iter().position(|&hit| hit);
-        let entry = self.remember(operation);
+        let entry = self.remember(copy);
         let report = |failed| Report { entry, due: 0, failed };
         match fate {
             Some(0) => {
                 self.counts.errors.add(1);
-                let failed = Failed { operation, failure: Failure::Hardware, done: 0 };
+                let failed = Failed { copy, failure: Failure::Hardware, done: 0 };
                 self.unsubmitted.push(report(Some(failed)));
             }
             Some(1) => {
                 self.counts.partials.add(1);
-                let cut = self.random.below(operation.len().max(1));
+                let cut = self.random.below(copy.len.max(1));
                 // SAFETY: the caller's promises.
-                unsafe { self.pass_on(entry, operation, Some(cut), 0) };
+                unsafe { self.pass_on(entry, copy, Some(cut), 0) };
             }
             Some(2) => {
                 self.counts.delayed.add(1);
                 let delay = 1 + u64::from(self.random.below(self.faults.delay_polls.max(1)));
                 // SAFETY: as above.
-                unsafe { self.pass_on(entry, operation, None, delay) };
+                unsafe { self.pass_on(entry, copy, None, delay) };
             }
             Some(3) => self.counts.never.add(1),
             Some(_) => {
@@ -189,14 +184,14 @@ impl FaultyChannel {
                 self.late.push(Late { entry, due: self.now + u64::from(self.faults.late_polls) });
             }
             // SAFETY: as above.
-            None => unsafe { self.pass_on(entry, operation, None, 0) },
+            None => unsafe { self.pass_on(entry, copy, None, 0) },
         }
         self.in_flight += 1;
         self.stats.submitted += 1;
     }
 
-    fn remember(&mut self, operation: Operation) -> u32 {
-        let entry = Some(Entry { operation, cut: None, delay: 0, taken: false, held: false });
+    fn remember(&mut self, copy: Copy) -> u32 {
+        let entry = Some(Entry { copy, cut: None, delay: 0, taken: false, held: false });
         if let Some(index) = self.free.pop() {
             self.entries[index as usize] = entry;
             return index;
@@ -224,17 +219,12 @@ impl FaultyChannel {
     ///
     /// # Safety
     /// As for [`Channel::copy`].
-    unsafe fn pass_on(&mut self, index: u32, operation: Operation, cut: Option<u32>, delay: u64) {
+    unsafe fn pass_on(&mut self, index: u32, copy: Copy, cut: Option<u32>, delay: u64) {
         let entry = self.entry(index);
         (entry.cut, entry.delay, entry.held) = (cut, delay, true);
-        let len = cut.unwrap_or(operation.len());
+        let len = cut.unwrap_or(copy.len);
         // SAFETY: the caller's promises, for the whole operation or its beginning.
-        let accepted = unsafe {
-            match operation {
-                Operation::Copy(op) => self.inner.copy(&[Copy { len, token: index, ..op }]),
-                Operation::Fill(op) => self.inner.fill(&[Fill { len, token: index, ..op }]),
-            }
-        };
+        let accepted = unsafe { self.inner.copy(&[Copy { len, token: index, ..copy }]) };
         assert_eq!(accepted, 1, "{} had room and took nothing", self.inner.info().name);
     }
 
@@ -248,12 +238,7 @@ impl FaultyChannel {
             let taken = entry.taken;
             // SAFETY: the owner keeps the memory until the operation is reported or a reset is done; neither has
             // happened, since a report and a finished reset drop the operation from the list.
-            unsafe {
-                match &entry.operation {
-                    Operation::Copy(op) => cpu::copy_one(op, 0),
-                    Operation::Fill(op) => cpu::fill_one(op, 0),
-                }
-            }
+            unsafe { cpu::copy_one(&entry.copy, 0) };
             if taken {
                 self.counts.late_after_taken.add(1);
                 self.forget(index);
@@ -273,7 +258,7 @@ impl FaultyChannel {
                 self.gathered(index, None);
             }
             for failed in &scratch.failed {
-                self.gathered(failed.operation.token(), Some(*failed));
+                self.gathered(failed.copy.token, Some(*failed));
             }
             let full = scratch.is_full();
             self.scratch = scratch;
@@ -294,7 +279,7 @@ impl FaultyChannel {
         let failed = failed
             .map(|failed| (failed.failure, failed.done))
             .or(cut)
-            .map(|(failure, done)| Failed { operation: entry.operation, failure, done });
+            .map(|(failure, done)| Failed { copy: entry.copy, failure, done });
         let due = now + entry.delay;
         self.reports.push(Report { entry: index, due, failed });
     }
@@ -306,7 +291,7 @@ impl FaultyChannel {
         self.inner.take_outstanding(&mut dead);
         let late = std::mem::take(&mut self.late);
         self.counts.late_stopped.add(late.len() as u64);
-        for index in dead.iter().map(Operation::token).chain(late.iter().map(|late| late.entry)) {
+        for index in dead.iter().map(|copy| copy.token).chain(late.iter().map(|late| late.entry)) {
             let entry = self.entry(index);
             entry.held = false;
             if entry.taken {
@@ -323,7 +308,7 @@ impl Channel for FaultyChannel {
 
     fn room(&self) -> usize {
         let own = self.info.ring_size - self.in_flight;
-        if self.stopped { 0 } else { own.min(self.inner.room()) }
+        own.min(self.inner.room())
     }
 
     fn in_flight(&self) -> usize {
@@ -334,16 +319,7 @@ impl Channel for FaultyChannel {
         let n = ops.len().min(self.room());
         for &op in &ops[..n] {
             // SAFETY: the caller's promises.
-            unsafe { self.accept(Operation::Copy(op)) };
-        }
-        n
-    }
-
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        let n = if self.info.capabilities.fill { ops.len().min(self.room()) } else { 0 };
-        for &op in &ops[..n] {
-            // SAFETY: the caller's promises.
-            unsafe { self.accept(Operation::Fill(op)) };
+            unsafe { self.accept(op) };
         }
         n
     }
@@ -369,14 +345,14 @@ impl Channel for FaultyChannel {
                 self.counts.reordered.add(1);
             }
             let report = self.reports.remove(picked);
-            let operation = self.entry(report.entry).operation;
+            let copy = self.entry(report.entry).copy;
             self.forget(report.entry);
             self.in_flight -= 1;
             match report.failed {
                 None => {
-                    completions.tokens.push(operation.token());
+                    completions.tokens.push(copy.token);
                     self.stats.completed += 1;
-                    self.stats.bytes += u64::from(operation.len());
+                    self.stats.bytes += u64::from(copy.len);
                 }
                 Some(failed) => {
                     completions.failed.push(failed);
@@ -401,12 +377,12 @@ impl Channel for FaultyChannel {
         Reset::Done
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         self.reports.clear();
         self.unsubmitted.clear();
         for index in 0..self.entries.len() {
             let Some(entry) = self.entries[index].as_mut().filter(|entry| !entry.taken) else { continue };
-            outstanding.push(entry.operation);
+            outstanding.push(entry.copy);
             entry.taken = true;
             self.in_flight -= 1;
             self.stats.failed += 1;
@@ -417,26 +393,8 @@ impl Channel for FaultyChannel {
         }
     }
 
-    fn stop(&mut self) -> Result<(), EngineError> {
-        if self.in_flight > 0 {
-            return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight: self.in_flight });
-        }
-        self.inner.stop()?;
-        self.stopped = true;
-        Ok(())
-    }
-
-    fn start(&mut self) {
-        self.inner.start();
-        self.stopped = false;
-    }
-
     fn stats(&self) -> ChannelStats {
         self.stats
-    }
-
-    fn reset_stats(&mut self) {
-        self.stats = ChannelStats { submitted: self.in_flight as u64, ..ChannelStats::default() };
     }
 }
 

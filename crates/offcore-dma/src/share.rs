@@ -16,10 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
 
-use crate::channel::{
-    Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Failed, Failure, Fill, Operation,
-    Reset, Token,
-};
+use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Failed, Failure, Reset};
 
 /// How a channel comes to be used by more than one worker, or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,7 +79,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     handle: usize,
-    operation: Operation,
+    copy: Copy,
     /// Neither reported to its handle nor taken out by it.
     live: bool,
     /// Given up by its handle.
@@ -111,8 +108,8 @@ impl SharedChannel {
         // Completions of one handle keep their order; but each is fetched from the channel by whoever polls first.
         info.capabilities.synchronous = false;
         let size = info.ring_size;
-        let nothing = Operation::Fill(Fill { dst: std::ptr::null_mut(), pattern: 0, len: 0, token: 0 });
-        let entry = Entry { handle: 0, operation: nothing, live: false, taken: false, held: false };
+        let copy = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
+        let entry = Entry { handle: 0, copy, live: false, taken: false, held: false };
         let state = State {
             channel: Some(channel),
             // What was reported by the channel and not yet fetched needs its entry, too.
@@ -149,14 +146,7 @@ impl SharedChannel {
         };
         drop(state);
         let shared = Arc::clone(&self.shared);
-        SharedHandle {
-            shared,
-            index,
-            in_flight: 0,
-            share: usize::MAX,
-            stopped: false,
-            stats: Default::default(),
-        }
+        SharedHandle { shared, index, in_flight: 0, share: usize::MAX, stats: Default::default() }
     }
 
     /// How it is shared: by lock.
@@ -209,8 +199,8 @@ impl State {
                 self.report(self.scratch.tokens[i], None);
             }
             for i in 0..self.scratch.failed.len() {
-                let Failed { operation, failure, done } = self.scratch.failed[i];
-                self.report(operation.token(), Some((failure, done)));
+                let Failed { copy, failure, done } = self.scratch.failed[i];
+                self.report(copy.token, Some((failure, done)));
             }
             if !full {
                 return;
@@ -252,7 +242,6 @@ pub struct SharedHandle {
     in_flight: usize,
     /// Operations that it may have in the channel, as of the last time that the lock was held.
     share: usize,
-    stopped: bool,
     stats: ChannelStats,
 }
 
@@ -262,19 +251,53 @@ impl SharedHandle {
         Sharing::Lock
     }
 
-    /// Gives operations to the channel, as many as fit, and submits them.
-    ///
-    /// # Safety
-    /// As for [`Channel::copy`].
-    #[inline(always)]
-    unsafe fn give<O: std::marker::Copy>(
-        &mut self,
-        ops: &[O],
-        describe: impl Fn(O) -> Operation,
-        renamed: impl Fn(O, Token) -> O,
-        give: impl Fn(&mut dyn Channel, &[O]) -> usize,
-    ) -> usize {
-        if ops.is_empty() || self.stopped {
+    /// Takes the reports that are waiting for this handle, as many as fit.
+    fn fetch(&mut self, state: &mut State, completions: &mut Completions) {
+        let seat = &mut state.handles[self.index];
+        while !completions.is_full()
+            && let Some((index, failed)) = seat.reports.pop_front()
+        {
+            let entry = &mut state.entries[index as usize];
+            entry.live = false;
+            let copy = entry.copy;
+            state.free.push(index);
+            self.in_flight -= 1;
+            match failed {
+                None => {
+                    completions.tokens.push(copy.token);
+                    self.stats.completed += 1;
+                    self.stats.bytes += u64::from(copy.len);
+                }
+                Some((failure, done)) => {
+                    completions.failed.push(Failed { copy, failure, done });
+                    self.stats.failed += 1;
+                }
+            }
+        }
+    }
+}
+
+impl Channel for SharedHandle {
+    fn info(&self) -> &ChannelInfo {
+        &self.shared.info
+    }
+
+    fn room(&self) -> usize {
+        if self.shared.closed.load(Ordering::Relaxed) {
+            return 0;
+        }
+        // What others do meanwhile is seen when operations are handed over: then fewer may fit.
+        let free = self.shared.info.ring_size.saturating_sub(self.shared.used.load(Ordering::Relaxed));
+        let own = self.shared.info.ring_size.min(self.share).saturating_sub(self.in_flight);
+        free.min(own)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+        if ops.is_empty() {
             return 0;
         }
         let shared = Arc::clone(&self.shared);
@@ -291,14 +314,14 @@ impl SharedHandle {
         let mut given = 0;
         for part in ops[..ops.len().min(room)].chunks(PART) {
             let names = state.free.iter().rev();
-            let list: ArrayVec<O, PART> =
-                part.iter().zip(names).map(|(&op, &name)| renamed(op, name)).collect();
-            let accepted = give(channel.as_mut(), &list);
-            for &op in &part[..accepted] {
+            let list: ArrayVec<Copy, PART> =
+                part.iter().zip(names).map(|(&op, &token)| Copy { token, ..op }).collect();
+            // SAFETY: the caller's promises; only the tokens are others.
+            let accepted = unsafe { channel.copy(&list) };
+            for &copy in &part[..accepted] {
                 let Some(name) = state.free.pop() else { break };
-                let operation = describe(op);
                 state.entries[name as usize] =
-                    Entry { handle: self.index, operation, live: true, taken: false, held: true };
+                    Entry { handle: self.index, copy, live: true, taken: false, held: true };
             }
             given += accepted;
             if accepted < part.len() {
@@ -311,67 +334,6 @@ impl SharedHandle {
         self.in_flight += given;
         self.stats.submitted += given as u64;
         given
-    }
-
-    /// Takes the reports that are waiting for this handle, as many as fit.
-    fn fetch(&mut self, state: &mut State, completions: &mut Completions) {
-        let seat = &mut state.handles[self.index];
-        while !completions.is_full()
-            && let Some((index, failed)) = seat.reports.pop_front()
-        {
-            let entry = &mut state.entries[index as usize];
-            entry.live = false;
-            let operation = entry.operation;
-            state.free.push(index);
-            self.in_flight -= 1;
-            match failed {
-                None => {
-                    completions.tokens.push(operation.token());
-                    self.stats.completed += 1;
-                    self.stats.bytes += u64::from(operation.len());
-                }
-                Some((failure, done)) => {
-                    completions.failed.push(Failed { operation, failure, done });
-                    self.stats.failed += 1;
-                }
-            }
-        }
-    }
-}
-
-impl Channel for SharedHandle {
-    fn info(&self) -> &ChannelInfo {
-        &self.shared.info
-    }
-
-    fn room(&self) -> usize {
-        if self.stopped || self.shared.closed.load(Ordering::Relaxed) {
-            return 0;
-        }
-        // What others do meanwhile is seen when operations are handed over: then fewer may fit.
-        let free = self.shared.info.ring_size.saturating_sub(self.shared.used.load(Ordering::Relaxed));
-        let own = self.shared.info.ring_size.min(self.share).saturating_sub(self.in_flight);
-        free.min(own)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
-        let renamed = |op, token| Copy { token, ..op };
-        // SAFETY: the caller's promises; only the tokens are others.
-        let give = |channel: &mut dyn Channel, ops: &[Copy]| unsafe { channel.copy(ops) };
-        // SAFETY: as above.
-        unsafe { self.give(ops, Operation::Copy, renamed, give) }
-    }
-
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        let renamed = |op, token| Fill { token, ..op };
-        // SAFETY: the caller's promises; only the tokens are others.
-        let give = |channel: &mut dyn Channel, ops: &[Fill]| unsafe { channel.fill(ops) };
-        // SAFETY: as above.
-        unsafe { self.give(ops, Operation::Fill, renamed, give) }
     }
 
     /// What was accepted has been submitted already, under the same lock.
@@ -406,7 +368,7 @@ impl Channel for SharedHandle {
         Reset::Done
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         let state = &mut *state;
@@ -415,7 +377,7 @@ impl Channel for SharedHandle {
             if entry.handle != self.index || !entry.live {
                 continue;
             }
-            outstanding.push(entry.operation);
+            outstanding.push(entry.copy);
             entry.live = false;
             if entry.held {
                 // The channel will report it; nobody is told then.
@@ -428,26 +390,8 @@ impl Channel for SharedHandle {
         self.in_flight = 0;
     }
 
-    /// Stops this handle; the others go on.
-    fn stop(&mut self) -> Result<(), EngineError> {
-        if self.in_flight > 0 {
-            let device = self.shared.info.name.clone();
-            return Err(EngineError::InFlight { device, in_flight: self.in_flight });
-        }
-        self.stopped = true;
-        Ok(())
-    }
-
-    fn start(&mut self) {
-        self.stopped = false;
-    }
-
     fn stats(&self) -> ChannelStats {
         self.stats
-    }
-
-    fn reset_stats(&mut self) {
-        self.stats = ChannelStats { submitted: self.in_flight as u64, ..ChannelStats::default() };
     }
 }
 

@@ -4,9 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use offcore_dma::channel::{
-    Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Fill, Operation, Reset,
-};
+use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Reset};
 use offcore_dma::conformance::CHECKS;
 use offcore_dma::cpu::CpuChannel;
 
@@ -16,8 +14,6 @@ enum Defect {
     AcceptsTooMany,
     BytesMiscounted,
     FailsNow,
-    FillsPattern,
-    IgnoresStop,
     KeepsAfterReset,
     LosesLastByte,
     OneByteTooMany,
@@ -69,14 +65,6 @@ impl Channel for Saboteur {
         unsafe { self.inner.copy(&ops) }
     }
 
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        let turn = if self.defect == Defect::FillsPattern { 8 } else { 0 };
-        let ops: Vec<Fill> =
-            ops.iter().map(|op| Fill { pattern: op.pattern.rotate_left(turn), ..*op }).collect();
-        // SAFETY: the caller's promises.
-        unsafe { self.inner.fill(&ops) }
-    }
-
     fn submit(&mut self) {
         self.inner.submit();
     }
@@ -93,10 +81,9 @@ impl Channel for Saboteur {
             Defect::TokenTwice if new.len() > 1 => new[0] = new[1],
             Defect::FailsNow => {
                 if let Some(token) = completions.tokens.pop() {
-                    let operation =
-                        Operation::Fill(Fill { dst: std::ptr::null_mut(), pattern: 0, len: 0, token });
+                    let copy = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token };
                     let failure = offcore_dma::channel::Failure::Hardware;
-                    completions.failed.push(offcore_dma::channel::Failed { operation, failure, done: 0 });
+                    completions.failed.push(offcore_dma::channel::Failed { copy, failure, done: 0 });
                 }
             }
             _ => {}
@@ -111,18 +98,10 @@ impl Channel for Saboteur {
         self.inner.reset()
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         if self.defect != Defect::KeepsAfterReset {
             self.inner.take_outstanding(outstanding);
         }
-    }
-
-    fn stop(&mut self) -> Result<(), EngineError> {
-        if self.defect == Defect::IgnoresStop { Ok(()) } else { self.inner.stop() }
-    }
-
-    fn start(&mut self) {
-        self.inner.start();
     }
 
     fn stats(&self) -> ChannelStats {
@@ -131,10 +110,6 @@ impl Channel for Saboteur {
             stats.bytes += 1;
         }
         stats
-    }
-
-    fn reset_stats(&mut self) {
-        self.inner.reset_stats();
     }
 }
 
@@ -154,8 +129,6 @@ fn each_defect_is_caught() {
         (Defect::AcceptsTooMany, "a_full_ring_takes_no_more"),
         (Defect::BytesMiscounted, "statistics_are_exact"),
         (Defect::FailsNow, "each_token_comes_back_once"),
-        (Defect::FillsPattern, "fills"),
-        (Defect::IgnoresStop, "stop_and_start"),
         (Defect::KeepsAfterReset, "after_a_reset_nothing_lands"),
         (Defect::LosesLastByte, "every_length_at_odd_offsets"),
         (Defect::OneByteTooMany, "every_length_at_odd_offsets"),

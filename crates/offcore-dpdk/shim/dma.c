@@ -65,11 +65,6 @@ unsigned off_dma_copy(int16_t dev, const struct off_copy *ops, unsigned count)
 	return n;
 }
 
-int off_dma_fill(int16_t dev, uint64_t pattern, void *dst, uint32_t len)
-{
-	return rte_dma_fill(dev, VCHAN, pattern, (rte_iova_t)(uintptr_t)dst, len, 0);
-}
-
 void off_dma_submit(int16_t dev)
 {
 	rte_dma_submit(dev, VCHAN);

@@ -127,7 +127,6 @@ int off_dma_stop(int16_t dev);
 uint16_t off_dma_capacity(int16_t dev);
 /* Enqueues copies up to the first that is refused or has length 0. */
 unsigned off_dma_copy(int16_t dev, const struct off_copy *ops, unsigned count);
-int off_dma_fill(int16_t dev, uint64_t pattern, void *dst, uint32_t len);
 void off_dma_submit(int16_t dev);
 /* Operations that have completed since, up to `max` or the first that failed; then `*failed` is set. */
 uint16_t off_dma_completed(int16_t dev, uint16_t max, int *failed);

@@ -27,11 +27,10 @@ use crate::{eal, pci};
 
 pub use channel::DmaChannel;
 
-/// `RTE_DMA_CAPA_MEM_TO_MEM`, `_SVA`, `_OPS_COPY`, `_OPS_FILL`.
+/// `RTE_DMA_CAPA_MEM_TO_MEM`, `_SVA`, `_OPS_COPY`.
 const MEM_TO_MEM: u64 = 1;
 const SVA: u64 = 1 << 4;
 const OPS_COPY: u64 = 1 << 32;
-const OPS_FILL: u64 = 1 << 34;
 
 /// The devices opened so far. The EAL keeps them, stopped, for whoever wants them next.
 static OPENED: Mutex<Vec<Arc<Inner>>> = Mutex::new(Vec::new());
@@ -50,7 +49,6 @@ struct Inner {
     /// What DPDK calls it.
     device: String,
     number: i16,
-    fill: bool,
     min_desc: u16,
     max_desc: u16,
     /// Memory that it reaches, as first byte and length; `None` for all.
@@ -93,7 +91,6 @@ impl DmaDevice {
         let inner = Arc::new(Inner {
             device: device.split(',').next().unwrap_or(device).into(),
             number,
-            fill: !lacks(OPS_FILL),
             min_desc: info.min_desc,
             max_desc: info.max_desc,
             reach,

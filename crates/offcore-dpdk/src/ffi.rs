@@ -156,7 +156,6 @@ unsafe extern "C" {
     pub(crate) fn off_dma_stop(dev: i16) -> c_int;
     pub(crate) fn off_dma_capacity(dev: i16) -> u16;
     pub(crate) fn off_dma_copy(dev: i16, ops: *const Copy, count: c_uint) -> c_uint;
-    pub(crate) fn off_dma_fill(dev: i16, pattern: u64, dst: *mut u8, len: u32) -> c_int;
     pub(crate) fn off_dma_submit(dev: i16);
     pub(crate) fn off_dma_completed(dev: i16, max: u16, failed: *mut c_int) -> u16;
     pub(crate) fn off_dma_statuses(dev: i16, max: u16, statuses: *mut u32) -> u16;

@@ -45,9 +45,6 @@ macro_rules! suite {
 suite![
     every_length_at_odd_offsets,
     every_alignment,
-    scatter_gather,
-    fills,
-    copies_and_fills_mixed,
     a_full_ring_takes_no_more,
     rings_wrap_in_bursts_of_every_length,
     each_token_comes_back_once,
@@ -56,7 +53,6 @@ suite![
     channels_do_not_mix,
     ring_sizes_are_as_asked,
     too_long_is_refused,
-    stop_and_start,
     statistics_are_exact,
     after_a_reset_nothing_lands,
     after_a_drop_nothing_lands,

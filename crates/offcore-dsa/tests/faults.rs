@@ -6,9 +6,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use offcore_dma::channel::{
-    Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, EngineError, Fill, Operation, Reset,
-};
+use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, Reset};
 use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mode, Mover};
 use offcore_dsa::config::{Capabilities, OneLine, one_line};
 use offcore_dsa::driver::{Credits, DsaChannel, DsaDevice, Options};
@@ -52,10 +50,6 @@ impl Channel for Watched {
         // SAFETY: the caller's promise, passed on.
         self.with(|channel| unsafe { channel.copy(ops) })
     }
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        // SAFETY: the caller's promise, passed on.
-        self.with(|channel| unsafe { channel.fill(ops) })
-    }
     fn submit(&mut self) {
         self.with(DsaChannel::submit);
     }
@@ -67,20 +61,11 @@ impl Channel for Watched {
     fn reset(&mut self) -> Reset {
         self.with(DsaChannel::reset)
     }
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         self.with(|channel| channel.take_outstanding(outstanding));
-    }
-    fn stop(&mut self) -> Result<(), EngineError> {
-        self.with(DsaChannel::stop)
-    }
-    fn start(&mut self) {
-        self.with(DsaChannel::start);
     }
     fn stats(&self) -> ChannelStats {
         self.with(|channel| channel.stats())
-    }
-    fn reset_stats(&mut self) {
-        self.with(DsaChannel::reset_stats);
     }
 }
 

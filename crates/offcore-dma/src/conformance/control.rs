@@ -1,7 +1,7 @@
-//! Status, stopping, statistics, reset and the end of a channel.
+//! Status, statistics, reset and the end of a channel.
 
 use super::{Canvas, Deadline, Open, Pump, Rig, source};
-use crate::channel::{Channel, ChannelStats, Copy, EngineError, Failure, Operation, Reset, Token};
+use crate::channel::{Channel, ChannelStats, Copy, Failure, Reset, Token};
 
 pub(super) fn too_long_is_refused(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(8), pump);
@@ -13,8 +13,7 @@ pub(super) fn too_long_is_refused(open: Open<'_>, pump: Pump<'_>) {
         assert_eq!(unsafe { rig.channel.copy(&[op]) }, 1);
         rig.channel.submit();
         rig.drain();
-        let refused: Vec<_> =
-            rig.failed.drain(..).map(|f| (f.operation.token(), f.failure, f.done)).collect();
+        let refused: Vec<_> = rig.failed.drain(..).map(|f| (f.copy.token, f.failure, f.done)).collect();
         assert_eq!(refused, [(1, Failure::Refused, 0)]);
     }
     // The channel goes on, and what is allowed succeeds.
@@ -22,30 +21,6 @@ pub(super) fn too_long_is_refused(open: Open<'_>, pump: Pump<'_>) {
     rig.copy_all(&[op], 1);
     rig.expect_tokens([2]);
     canvas.check("after a refusal");
-}
-
-pub(super) fn stop_and_start(open: Open<'_>, pump: Pump<'_>) {
-    let mut rig = Rig::new(open(16), pump);
-    let (source, mut canvas) = (source(100), Canvas::new(16 * 1024));
-    for _ in 0..3 {
-        let ops: Vec<Copy> = (0..10).map(|token| canvas.copy(3, &source, token)).collect();
-        // SAFETY: canvas and source outlive the rig.
-        assert_eq!(unsafe { rig.channel.copy(&ops) }, 10);
-        rig.channel.submit();
-        let refused = rig.channel.stop();
-        assert!(matches!(refused, Err(EngineError::InFlight { in_flight: 10, .. })), "{refused:?}");
-        rig.drain();
-        assert!(rig.channel.stop().is_ok());
-        assert_eq!(rig.channel.room(), 0);
-        // SAFETY: nothing is to be accepted.
-        assert_eq!(unsafe { rig.channel.copy(&ops) }, 0, "a stopped channel takes none");
-        rig.channel.submit();
-        assert_eq!((rig.turn(), rig.channel.in_flight()), (0, 0));
-        rig.channel.start();
-        assert_eq!(rig.channel.room(), 16);
-        rig.expect_tokens(0..10);
-        canvas.check("stop and start");
-    }
 }
 
 pub(super) fn statistics_are_exact(open: Open<'_>, pump: Pump<'_>) {
@@ -81,15 +56,6 @@ pub(super) fn statistics_are_exact(open: Open<'_>, pump: Pump<'_>) {
         }
         canvas.check("statistics");
     }
-    let ops: Vec<Copy> = (0..10).map(|token| canvas.copy(0, &source[..3 * token as usize], token)).collect();
-    // SAFETY: canvas and source outlive the rig.
-    unsafe { rig.channel.copy(&ops) };
-    rig.channel.submit();
-    rig.channel.reset_stats();
-    assert_eq!(rig.channel.stats(), ChannelStats { submitted: 10, ..ChannelStats::default() });
-    rig.tokens.clear();
-    rig.drain();
-    expect(&mut rig, 10);
 }
 
 pub(super) fn after_a_reset_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
@@ -121,9 +87,8 @@ pub(super) fn after_a_reset_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
             assert_eq!(rig.turn(), 0, "taken out and reported");
         }
         canvas.check("after a reset");
-        let mut all: Vec<Token> = outstanding.iter().map(Operation::token).collect();
-        for operation in &outstanding {
-            let Operation::Copy(op) = operation else { panic!("a copy came back as {operation:?}") };
+        let mut all: Vec<Token> = outstanding.iter().map(|copy| copy.token).collect();
+        for op in &outstanding {
             let original = &ops[op.token as usize];
             assert_eq!((op.src, op.dst, op.len), (original.src, original.dst, original.len));
         }

@@ -6,11 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use offcore_ring::spsc::{self, Producer};
 
-use super::engine::{COPY, FILL, described_fill, fill_descriptor};
 use super::{Engine, MAX_RING};
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Fill, Operation, Reset,
-    Token,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Reset, Token,
 };
 
 /// A channel to a copying core.
@@ -21,7 +19,6 @@ pub struct CoreChannel {
     tokens: Box<[Token]>,
     /// Operations reported since the channel was opened; those in flight are the ones written after.
     reported: usize,
-    stopped: bool,
     stats: Counts,
     info: ChannelInfo,
     withdrawn: Arc<AtomicBool>,
@@ -51,19 +48,8 @@ impl CoreChannel {
             ring,
             tokens: vec![0; ring_size].into(),
             reported: 0,
-            stopped: false,
             stats: Counts::default(),
-            info: ChannelInfo {
-                name,
-                ring_size,
-                max_len: u32::MAX,
-                capabilities: Capabilities {
-                    fill: true,
-                    out_of_order: false,
-                    synchronous: false,
-                    simulated: false,
-                },
-            },
+            info: ChannelInfo { name, ring_size, max_len: u32::MAX, capabilities: Capabilities::default() },
             withdrawn,
             engine: engine.clone(),
         })
@@ -71,19 +57,18 @@ impl CoreChannel {
 
     /// Writes descriptors for as many of `ops` as fit.
     #[inline(always)]
-    fn write<O>(&mut self, ops: &[O], describe: impl Fn(&O) -> (Copy, Token)) -> usize {
+    fn write(&mut self, ops: &[Copy]) -> usize {
         let max = ops.len().min(self.room());
         let from = self.ring.written() & (self.tokens.len() - 1);
         let (first, second) = self.ring.spare(max);
         let n = first.len() + second.len();
         let (head, tail) = ops[..n].split_at(first.len());
         let mut bytes = 0;
-        let mut write = |slots: &mut [MaybeUninit<Copy>], tokens: &mut [Token], ops: &[O]| {
+        let mut write = |slots: &mut [MaybeUninit<Copy>], tokens: &mut [Token], ops: &[Copy]| {
             for ((slot, token), op) in slots.iter_mut().zip(tokens).zip(ops) {
-                let described = describe(op);
-                bytes += u64::from(described.0.len);
-                slot.write(described.0);
-                *token = described.1;
+                bytes += u64::from(op.len);
+                slot.write(*op);
+                *token = op.token;
             }
         };
         write(first, &mut self.tokens[from..from + head.len()], head);
@@ -95,22 +80,14 @@ impl CoreChannel {
         n
     }
 
-    /// The operations in flight.
-    fn outstanding(&self) -> impl Iterator<Item = Operation> {
-        (self.reported..self.ring.written()).filter_map(|cursor| {
-            let token = self.tokens[cursor & (self.tokens.len() - 1)];
-            // SAFETY: `write` counts every spare slot that it writes.
-            Some(match unsafe { self.ring.get(cursor) }? {
-                descriptor if descriptor.token == FILL => {
-                    Operation::Fill(Fill { token, ..described_fill(&descriptor) })
-                }
-                descriptor => Operation::Copy(Copy { token, ..descriptor }),
-            })
-        })
+    /// The copies in flight.
+    fn outstanding(&self) -> impl Iterator<Item = Copy> {
+        // SAFETY: `write` counts every spare slot that it writes.
+        (self.reported..self.ring.written()).filter_map(|cursor| unsafe { self.ring.get(cursor) })
     }
 
     fn bytes_in_flight(&self) -> u64 {
-        self.outstanding().map(|operation| u64::from(operation.len())).sum()
+        self.outstanding().map(|op| u64::from(op.len)).sum()
     }
 }
 
@@ -124,7 +101,7 @@ impl Channel for CoreChannel {
         // Usually what has been reported is what limits: a token's place is free then. Slots of operations that were taken
         // out before they were made are free later.
         let taken = self.ring.written() - self.reported.min(self.ring.released_seen());
-        if self.stopped { 0 } else { self.tokens.len() - taken }
+        self.tokens.len() - taken
     }
 
     #[inline]
@@ -133,11 +110,7 @@ impl Channel for CoreChannel {
     }
 
     unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
-        self.write(ops, |op| (Copy { token: COPY, ..*op }, op.token))
-    }
-
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        self.write(ops, |op| (fill_descriptor(op), op.token))
+        self.write(ops)
     }
 
     fn submit(&mut self) {
@@ -171,23 +144,11 @@ impl Channel for CoreChannel {
         if !alive || self.ring.released() == self.ring.published() { Reset::Done } else { Reset::Pending }
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         self.stats.failed += self.in_flight() as u64;
         self.stats.failed_bytes += self.bytes_in_flight();
         outstanding.extend(self.outstanding());
         self.reported = self.ring.written();
-    }
-
-    fn stop(&mut self) -> Result<(), EngineError> {
-        match self.in_flight() {
-            0 => self.stopped = true,
-            in_flight => return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight }),
-        }
-        Ok(())
-    }
-
-    fn start(&mut self) {
-        self.stopped = false;
     }
 
     fn stats(&self) -> ChannelStats {
@@ -197,14 +158,6 @@ impl Channel for CoreChannel {
             failed: self.stats.failed,
             bytes: self.stats.submitted_bytes - self.stats.failed_bytes - self.bytes_in_flight(),
         }
-    }
-
-    fn reset_stats(&mut self) {
-        self.stats = Counts {
-            submitted: self.in_flight() as u64,
-            submitted_bytes: self.bytes_in_flight(),
-            ..Counts::default()
-        };
     }
 }
 

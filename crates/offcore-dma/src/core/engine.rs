@@ -7,32 +7,13 @@ use crossbeam_utils::CachePadded;
 use offcore_ring::spsc::Consumer;
 
 use super::MAX_CHANNELS;
-use crate::channel::{Copy, EngineError, Fill};
-use crate::cpu::{Copier, fill_one};
+use crate::channel::{Copy, EngineError};
+use crate::cpu::Copier;
 
 /// Operations of one channel in one step.
 const BUDGET: usize = 64;
 /// Operations after which completions are shown to the submitter.
 const RELEASED: usize = 32;
-
-/// What a descriptor asks for; it stands where a [`Copy`] has its token.
-pub(super) const COPY: u32 = 0;
-/// A fill: the source address is the pattern.
-pub(super) const FILL: u32 = 1;
-
-/// The descriptor of a fill.
-#[inline(always)]
-pub(super) fn fill_descriptor(op: &Fill) -> Copy {
-    // usize is 64 bits wide on x86-64, the only architecture this crate is for.
-    let pattern = std::ptr::without_provenance(op.pattern as usize);
-    Copy { src: pattern, dst: op.dst, len: op.len, token: FILL }
-}
-
-/// The fill that a descriptor stands for.
-#[inline(always)]
-pub(super) fn described_fill(descriptor: &Copy) -> Fill {
-    Fill { dst: descriptor.dst, pattern: descriptor.src.addr() as u64, len: descriptor.len, token: 0 }
-}
 
 /// What the device, its channels and its engine share.
 #[derive(Debug)]
@@ -123,32 +104,11 @@ impl Served {
             let n = run.len();
             // SAFETY: the submitter promises that the memory of what it publishes may be touched until it is completed,
             // which is shown by the release below, or the channel is withdrawn, which waits for this step.
-            unsafe { make(run, copier) };
+            unsafe { copier.copy_burst(run) };
             ring.release(n);
             made += n;
         }
         made
-    }
-}
-
-/// Makes every operation of `run`, in order.
-///
-/// # Safety
-/// The memory of each may be read and written.
-#[inline(always)]
-unsafe fn make(run: &[Copy], copier: &mut Copier) {
-    if run.iter().all(|descriptor| descriptor.token == COPY) {
-        // SAFETY: these are copies, whose memory the caller vouches for.
-        return unsafe { copier.copy_burst(run) };
-    }
-    for descriptor in run {
-        // SAFETY: as above; a fill's descriptor has its destination and length where a copy's has them.
-        unsafe {
-            match descriptor.token {
-                FILL => fill_one(&described_fill(descriptor), 0),
-                _ => copier.copy_burst(std::slice::from_ref(descriptor)),
-            }
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::channel::{Completions, Copy, Operation, Reset};
+use crate::channel::{Completions, Copy, Reset};
 
 fn copies(source: &[u8], destination: &mut [u8], n: usize) -> Vec<Copy> {
     let len = source.len() / n;
@@ -86,7 +86,7 @@ fn a_dead_engine_is_reset_at_once_and_its_operations_come_back() {
     assert_eq!(channel.reset(), Reset::Done);
     let mut outstanding = Vec::new();
     channel.take_outstanding(&mut outstanding);
-    assert_eq!(outstanding.iter().map(Operation::token).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(outstanding.iter().map(|op| op.token).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert_eq!((channel.in_flight(), channel.stats().failed), (0, 4));
     let mut completions = Completions::default();
     channel.poll(&mut completions);

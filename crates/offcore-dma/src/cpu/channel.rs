@@ -1,9 +1,8 @@
 //! The core behind the channel interface: copies are made where they are handed over.
 
-use super::{Copier, fill_one};
+use super::Copier;
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, EngineError, Fill,
-    Operation, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, EngineError, Reset,
 };
 
 const NAME: &str = "cpu";
@@ -29,16 +28,15 @@ impl Device for CpuDevice {
 pub struct CpuChannel {
     info: ChannelInfo,
     copier: Copier,
-    /// Operations made and not yet reported, from `reported` to `accepted`, at their cursor modulo the ring size.
-    ring: Box<[Operation]>,
+    /// Copies made and not yet reported, from `reported` to `accepted`, at their cursor modulo the ring size.
+    ring: Box<[Copy]>,
     accepted: u64,
     reported: u64,
-    stopped: bool,
     stats: ChannelStats,
 }
 
 impl CpuChannel {
-    /// A channel with room for `ring_size` operations.
+    /// A channel with room for `ring_size` copies.
     ///
     /// # Errors
     /// [`EngineError::RingSize`] when that is no power of two from 1 to 32768.
@@ -51,24 +49,18 @@ impl CpuChannel {
                 max: MAX_RING,
             });
         }
-        let empty = Operation::Fill(Fill { dst: std::ptr::null_mut(), pattern: 0, len: 0, token: 0 });
+        let empty = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         Ok(Self {
             info: ChannelInfo {
                 name: NAME.into(),
                 ring_size,
                 max_len: u32::MAX,
-                capabilities: Capabilities {
-                    fill: true,
-                    out_of_order: false,
-                    synchronous: true,
-                    simulated: false,
-                },
+                capabilities: Capabilities { synchronous: true, ..Capabilities::default() },
             },
             copier: Copier::default(),
             ring: vec![empty; ring_size].into(),
             accepted: 0,
             reported: 0,
-            stopped: false,
             stats: ChannelStats::default(),
         })
     }
@@ -78,19 +70,6 @@ impl CpuChannel {
         // The mask keeps the index below the ring's length, whatever the cast drops.
         (cursor as usize) & (self.ring.len() - 1)
     }
-
-    /// Remembers operations that have just been made.
-    #[inline(always)]
-    fn accept(&mut self, operations: impl ExactSizeIterator<Item = Operation>) -> usize {
-        let n = operations.len();
-        for operation in operations {
-            let at = self.index(self.accepted);
-            self.ring[at] = operation;
-            self.accepted += 1;
-        }
-        self.stats.submitted += n as u64;
-        n
-    }
 }
 
 impl Channel for CpuChannel {
@@ -99,7 +78,7 @@ impl Channel for CpuChannel {
     }
 
     fn room(&self) -> usize {
-        if self.stopped { 0 } else { self.ring.len() - self.in_flight() }
+        self.ring.len() - self.in_flight()
     }
 
     fn in_flight(&self) -> usize {
@@ -110,16 +89,13 @@ impl Channel for CpuChannel {
         let ops = &ops[..ops.len().min(self.room())];
         // SAFETY: the caller promises that the memory of each may be copied now.
         unsafe { self.copier.copy_burst(ops) };
-        self.accept(ops.iter().map(|&op| Operation::Copy(op)))
-    }
-
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        let ops = &ops[..ops.len().min(self.room())];
-        for op in ops {
-            // SAFETY: the caller promises that the memory may be filled now.
-            unsafe { fill_one(op, 0) };
+        for &op in ops {
+            let at = self.index(self.accepted);
+            self.ring[at] = op;
+            self.accepted += 1;
         }
-        self.accept(ops.iter().map(|&op| Operation::Fill(op)))
+        self.stats.submitted += ops.len() as u64;
+        ops.len()
     }
 
     fn submit(&mut self) {}
@@ -127,9 +103,9 @@ impl Channel for CpuChannel {
     fn poll(&mut self, completions: &mut Completions) {
         let n = self.in_flight().min(completions.tokens.remaining_capacity());
         for _ in 0..n {
-            let operation = self.ring[self.index(self.reported)];
-            completions.tokens.push(operation.token());
-            self.stats.bytes += u64::from(operation.len());
+            let op = self.ring[self.index(self.reported)];
+            completions.tokens.push(op.token);
+            self.stats.bytes += u64::from(op.len);
             self.reported += 1;
         }
         self.stats.completed += n as u64;
@@ -139,29 +115,13 @@ impl Channel for CpuChannel {
         Reset::Done
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         self.stats.failed += self.in_flight() as u64;
         outstanding.extend((self.reported..self.accepted).map(|cursor| self.ring[self.index(cursor)]));
         self.reported = self.accepted;
     }
 
-    fn stop(&mut self) -> Result<(), EngineError> {
-        match self.in_flight() {
-            0 => self.stopped = true,
-            in_flight => return Err(EngineError::InFlight { device: NAME.into(), in_flight }),
-        }
-        Ok(())
-    }
-
-    fn start(&mut self) {
-        self.stopped = false;
-    }
-
     fn stats(&self) -> ChannelStats {
         self.stats
-    }
-
-    fn reset_stats(&mut self) {
-        self.stats = ChannelStats { submitted: self.in_flight() as u64, ..ChannelStats::default() };
     }
 }

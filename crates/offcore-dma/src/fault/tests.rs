@@ -56,7 +56,7 @@ impl Rig {
     fn take(&mut self) -> Vec<u32> {
         let mut outstanding = Vec::new();
         self.channel.take_outstanding(&mut outstanding);
-        outstanding.iter().map(Operation::token).collect()
+        outstanding.iter().map(|op| op.token).collect()
     }
 
     fn landed(&self, i: usize) -> bool {
@@ -100,9 +100,9 @@ fn partial_failures_did_what_they_say() {
         rig.completions.clear();
         rig.channel.poll(&mut rig.completions);
         for failed in rig.completions.failed.clone() {
-            let start = failed.operation.token() as usize * LEN;
+            let start = failed.copy.token as usize * LEN;
             let done = start + failed.done as usize;
-            assert_eq!((failed.operation.len() as usize, failed.failure), (LEN, Failure::PageFault));
+            assert_eq!((failed.copy.len as usize, failed.failure), (LEN, Failure::PageFault));
             assert_eq!(rig.destination[start..done], rig.source[start..done]);
             assert!(rig.untouched(done..start + LEN));
             seen += 1;
@@ -130,7 +130,6 @@ fn never_is_never_until_a_reset_gives_it_back() {
     let mut rig = Rig::new(Faults { never: 1000, reset_calls: 3, ..Faults::default() });
     rig.copy_all();
     assert!(rig.poll(1000).is_empty());
-    assert!(matches!(rig.channel.stop(), Err(EngineError::InFlight { in_flight: RING, .. })));
     assert_eq!((rig.channel.room(), rig.reset()), (0, 4));
     assert_eq!(rig.take(), (0..RING as u32).collect::<Vec<_>>());
     assert_eq!((rig.channel.in_flight(), rig.channel.room()), (0, RING));
@@ -203,7 +202,7 @@ fn every_operation_is_reported_or_taken_once() {
         for _ in 0..30 {
             rig.completions.clear();
             rig.channel.poll(&mut rig.completions);
-            let failed = rig.completions.failed.iter().map(|failed| failed.operation.token());
+            let failed = rig.completions.failed.iter().map(|failed| failed.copy.token);
             failed.chain(rig.completions.tokens.iter().copied()).for_each(|token| seen[token as usize] += 1);
             let stats = rig.channel.stats();
             let known = stats.completed + stats.failed + rig.channel.in_flight() as u64;

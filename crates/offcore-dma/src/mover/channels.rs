@@ -8,7 +8,7 @@ use super::plan::Plan;
 use super::policy::Policy;
 use super::queue::Queue;
 use super::stats::{MoverStats, Way};
-use crate::channel::{Channel, Copy, Operation};
+use crate::channel::{Channel, Copy};
 use crate::cpu;
 
 /// A channel and how it does.
@@ -154,7 +154,7 @@ impl Channels {
         for op in &list[accepted..] {
             // The channel had said that it had room. Whatever made it change its mind: the core copies.
             // SAFETY: as above.
-            unsafe { self.redo(Some(queue), &Operation::Copy(*op), 0) };
+            unsafe { self.redo(Some(queue), op, 0) };
         }
     }
 
@@ -176,21 +176,17 @@ impl Channels {
         }
     }
 
-    /// Makes an operation of `queue` from byte `done` on, and notes that it is complete.
+    /// Makes a copy of `queue` from byte `done` on, and notes that it is complete.
     ///
     /// # Safety
-    /// The operation's memory is valid and no engine touches it any more.
+    /// The copy's memory is valid and no engine touches it any more.
     #[cold]
-    pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, operation: &Operation, done: u32) {
-        match operation {
-            // SAFETY: the caller's promise.
-            Operation::Copy(copy) => unsafe { cpu::copy_one(copy, done) },
-            // SAFETY: the caller's promise.
-            Operation::Fill(fill) => unsafe { cpu::fill_one(fill, done) },
-        }
+    pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, copy: &Copy, done: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { cpu::copy_one(copy, done) };
         self.stats.fallbacks += 1;
         if let Some(queue) = queue {
-            queue.ring.complete(operation.token() as usize & 0xffff);
+            queue.ring.complete(copy.token as usize & 0xffff);
             queue.outstanding = queue.outstanding.saturating_sub(1);
         }
     }

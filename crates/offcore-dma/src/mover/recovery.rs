@@ -8,7 +8,7 @@ use offcore_stats::tsc;
 
 use super::health;
 use super::{Mover, QueueId};
-use crate::channel::{Failed, Failure, Operation, Reset};
+use crate::channel::{Copy, Failed, Failure, Reset};
 
 /// Polls between two looks for lost copies.
 pub(super) const LOST_CHECK: u32 = 256;
@@ -18,34 +18,34 @@ impl Mover {
     #[cold]
     pub(super) fn recover(&mut self, index: usize) {
         let failed: ArrayVec<Failed, 16> = self.completions.failed.take();
-        for Failed { operation, failure, done } in failed {
+        for Failed { copy, failure, done } in failed {
             match failure {
                 // The memory is the guest's: another guest's copies through the same channel are not to suffer.
-                Failure::PageFault => self.charge_queue(&operation),
+                Failure::PageFault => self.charge_queue(&copy),
                 Failure::Hardware | Failure::Refused | Failure::Aborted => self.channels.charge(index, 1),
             }
-            // SAFETY: the operation was submitted through this mover, so its memory is valid until its packet is ready,
+            // SAFETY: the copy was submitted through this mover, so its memory is valid until its packet is ready,
             // which it is not before `redo` completes it; the engine has reported it, so it touches it no more.
-            unsafe { self.redo(&operation, if self.channels.recovery { done } else { operation.len() }) };
+            unsafe { self.redo(&copy, if self.channels.recovery { done } else { copy.len }) };
         }
     }
 
     #[cold]
-    fn charge_queue(&mut self, operation: &Operation) {
+    fn charge_queue(&mut self, copy: &Copy) {
         self.channels.stats.faults += 1;
         let back_off = self.channels.back_off;
-        if let Some(queue) = self.queues.get_mut(QueueId::of(operation.token())).and_then(Option::as_mut) {
+        if let Some(queue) = self.queues.get_mut(QueueId::of(copy.token)).and_then(Option::as_mut) {
             queue.faults.failed(1, tsc::now(), back_off);
         }
     }
 
     /// # Safety
     /// As for [`Channels::redo`](super::channels::Channels::redo).
-    unsafe fn redo(&mut self, operation: &Operation, done: u32) {
+    unsafe fn redo(&mut self, copy: &Copy, done: u32) {
         let Self { queues, channels, .. } = self;
-        let queue = queues.get_mut(QueueId::of(operation.token())).and_then(Option::as_mut);
+        let queue = queues.get_mut(QueueId::of(copy.token)).and_then(Option::as_mut);
         // SAFETY: the caller's promise.
-        unsafe { channels.redo(queue, operation, done) };
+        unsafe { channels.redo(queue, copy, done) };
     }
 
     /// A queue whose oldest packet has been outstanding for too long has lost a copy. Which channel has it is not
@@ -97,10 +97,10 @@ impl Mover {
             self.channels.charge(index, health::RESET);
         }
         self.channels.stats.quarantined += dead.len() as u64;
-        for operation in &dead {
+        for copy in &dead {
             // SAFETY: submitted through this mover and not reported, so its packet is not ready and its memory valid;
             // the reset has proved that the engine touches it no more.
-            unsafe { self.redo(operation, 0) };
+            unsafe { self.redo(copy, 0) };
         }
     }
 }

@@ -144,10 +144,10 @@ fn one_handle_s_reset_aborts_the_other_s_operations() {
     assert_eq!(one.reset(), Reset::Done);
     let mut dead = Vec::new();
     one.take_outstanding(&mut dead);
-    assert_eq!(dead.iter().map(Operation::token).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+    assert_eq!(dead.iter().map(|op| op.token).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     let mut completions = Completions::default();
     other.poll(&mut completions);
-    let aborted = completions.failed.iter().map(|f| (f.operation.token(), f.failure, f.done));
+    let aborted = completions.failed.iter().map(|f| (f.copy.token, f.failure, f.done));
     assert_eq!(
         aborted.collect::<VecDeque<_>>(),
         (100..108).map(|t| (t, Failure::Aborted, 0)).collect::<VecDeque<_>>()

@@ -15,8 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Failed, Failure, Fill,
-    Operation, Reset, Token,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Failed, Failure, Reset,
 };
 
 use super::Inner;
@@ -44,7 +43,7 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    operation: Operation,
+    copy: Copy,
     state: State,
 }
 
@@ -61,7 +60,6 @@ pub struct DmaChannel {
     /// Operations in the device, and those before them that were taken out and are in it all the same.
     given: usize,
     lost: usize,
-    stopped: bool,
     /// When a reset began that is not done.
     resetting: Option<Instant>,
     stats: ChannelStats,
@@ -86,22 +84,21 @@ impl DmaChannel {
             let why = format!("it does not start with {descriptors} descriptors: {}", ffi::errno(rc));
             return Err(refused(why));
         }
-        let nothing = Operation::Fill(Fill { dst: std::ptr::null_mut(), pattern: 0, len: 0, token: 0 });
+        let copy = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         let channel = Self {
             info: ChannelInfo {
                 name: name.into(),
                 ring_size,
                 max_len: u32::MAX,
-                capabilities: Capabilities { fill: device.fill, ..Capabilities::default() },
+                capabilities: Capabilities::default(),
             },
             device,
-            entries: vec![Entry { operation: nothing, state: State::Apart(None) }; ring_size].into(),
+            entries: vec![Entry { copy, state: State::Apart(None) }; ring_size].into(),
             reported: 0,
             finished: 0,
             written: 0,
             given: 0,
             lost: 0,
-            stopped: false,
             resetting: None,
             stats: ChannelStats::default(),
         };
@@ -140,9 +137,9 @@ impl DmaChannel {
         (!all).then_some(Some(Failure::PageFault))
     }
 
-    fn write(&mut self, operation: Operation, state: State) {
+    fn write(&mut self, copy: Copy, state: State) {
         let written = self.written;
-        *self.slot(written) = Entry { operation, state };
+        *self.slot(written) = Entry { copy, state };
         self.written += 1;
         self.given += usize::from(state == State::Given);
         self.stats.submitted += 1;
@@ -242,7 +239,7 @@ impl Channel for DmaChannel {
     }
 
     fn room(&self) -> usize {
-        if self.stopped || self.resetting.is_some() {
+        if self.resetting.is_some() {
             return 0;
         }
         (self.entries.len() - self.in_flight()).min(self.capacity())
@@ -257,7 +254,7 @@ impl Channel for DmaChannel {
         let mut at = 0;
         while at < ops.len() {
             if let Some(outcome) = self.apart(&ops[at]) {
-                self.write(Operation::Copy(ops[at]), State::Apart(outcome));
+                self.write(ops[at], State::Apart(outcome));
                 at += 1;
                 continue;
             }
@@ -266,7 +263,7 @@ impl Channel for DmaChannel {
             // reaches. A copy is laid out as the shim has it.
             let given = unsafe { ffi::off_dma_copy(self.device.number, ops[at..].as_ptr(), run as u32) };
             for op in &ops[at..at + given as usize] {
-                self.write(Operation::Copy(*op), State::Given);
+                self.write(*op, State::Given);
             }
             at += given as usize;
             if (given as usize) < run {
@@ -274,29 +271,6 @@ impl Channel for DmaChannel {
             }
         }
         at
-    }
-
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        if !self.device.fill {
-            return 0;
-        }
-        let ops = &ops[..ops.len().min(self.room())];
-        for (at, op) in ops.iter().enumerate() {
-            let state = if op.len == 0 {
-                State::Apart(None)
-            } else if !self.reaches(op.dst.addr(), op.len) {
-                State::Apart(Some(Failure::PageFault))
-            } else {
-                // SAFETY: as for copies.
-                let rc = unsafe { ffi::off_dma_fill(self.device.number, op.pattern, op.dst, op.len) };
-                if rc < 0 {
-                    return at;
-                }
-                State::Given
-            };
-            self.write(Operation::Fill(*op), state);
-        }
-        ops.len()
     }
 
     fn submit(&mut self) {
@@ -310,16 +284,16 @@ impl Channel for DmaChannel {
         self.collect();
         while self.reported < self.finished && !completions.is_full() {
             let reported = self.reported;
-            let Entry { operation, state } = *self.slot(reported);
+            let Entry { copy, state } = *self.slot(reported);
             match state {
                 State::Finished(Some(failure)) => {
                     self.stats.failed += 1;
-                    completions.failed.push(Failed { operation, failure, done: 0 });
+                    completions.failed.push(Failed { copy, failure, done: 0 });
                 }
                 _ => {
                     self.stats.completed += 1;
-                    self.stats.bytes += u64::from(operation.len());
-                    completions.tokens.push(operation.token() as Token);
+                    self.stats.bytes += u64::from(copy.len);
+                    completions.tokens.push(copy.token);
                 }
             }
             self.reported += 1;
@@ -338,34 +312,18 @@ impl Channel for DmaChannel {
         Reset::Pending
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         self.stats.failed += self.in_flight() as u64;
         let all = self.reported..self.written;
         let mask = self.entries.len() - 1;
-        outstanding.extend(all.map(|position| self.entries[position & mask].operation));
+        outstanding.extend(all.map(|position| self.entries[position & mask].copy));
         // Before a reset is done some are in the device: they are finished there, and reported by nobody.
         self.lost += std::mem::take(&mut self.given);
         (self.reported, self.finished) = (self.written, self.written);
     }
 
-    fn stop(&mut self) -> Result<(), EngineError> {
-        match self.in_flight() {
-            0 => self.stopped = true,
-            in_flight => return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight }),
-        }
-        Ok(())
-    }
-
-    fn start(&mut self) {
-        self.stopped = false;
-    }
-
     fn stats(&self) -> ChannelStats {
         self.stats
-    }
-
-    fn reset_stats(&mut self) {
-        self.stats = ChannelStats { submitted: self.in_flight() as u64, ..ChannelStats::default() };
     }
 }
 
@@ -405,7 +363,6 @@ mod tests {
         let device = Inner {
             device: "dma_skeleton".into(),
             number,
-            fill: false,
             min_desc: 32,
             max_desc: 8192,
             reach: Some(ranges),
@@ -438,8 +395,7 @@ mod tests {
             assert!(Instant::now() < deadline, "no progress for 10 s");
             std::thread::yield_now();
         }
-        let failed: Vec<_> =
-            completions.failed.iter().map(|f| (f.operation.token(), f.failure, f.done)).collect();
+        let failed: Vec<_> = completions.failed.iter().map(|f| (f.copy.token, f.failure, f.done)).collect();
         assert_eq!(failed, [(1, Failure::PageFault, 0), (3, Failure::PageFault, 0)]);
         assert_eq!(completions.tokens[..], [0, 2, 4]);
         let stats = channel.stats();

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Fill, Operation, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Reset,
 };
 use offcore_stats::tsc;
 
@@ -54,20 +54,17 @@ pub struct DsaChannel {
     max_transfer: u32,
     /// Flags and code of a copy in the ring.
     copy_word: u32,
-    fill_word: u32,
     /// Units and pieces with the device.
     used: usize,
     limit: usize,
     in_flight: usize,
     /// Operations in flight that are not in the ring.
     aside: usize,
-    stopped: bool,
     stats: Counts,
     // The cold part: what did not go as usual.
     side: Side,
     ended: Ended,
     copy_flags: Flags,
-    fill_flags: Flags,
     resetting: Resetting,
     drain_record: Box<CompletionRecord>,
     drain_limit: u64,
@@ -126,7 +123,6 @@ impl DsaChannel {
         }
         let in_ring = if direct { flags | Flags::RCR } else { flags };
         let capabilities = Capabilities {
-            fill: info.ops.contains(Opcode::Fill),
             out_of_order: true,
             synchronous: false,
             simulated: portal.kind() == SubmitBy::Simulator,
@@ -138,17 +134,14 @@ impl DsaChannel {
             max_batch: max_batch.max(1),
             max_transfer,
             copy_word: Descriptor::new(Opcode::MemoryMove, in_ring).flags_opcode,
-            fill_word: Descriptor::new(Opcode::Fill, in_ring).flags_opcode,
             used: 0,
             limit: share.places(),
             in_flight: 0,
             aside: 0,
-            stopped: false,
             stats: Counts::default(),
             side: Side::new(max_transfer),
             ended: Ended::default(),
             copy_flags: flags | Flags::RCR,
-            fill_flags: flags | Flags::RCR,
             resetting: Resetting::No,
             drain_record: Box::default(),
             drain_limit: tsc::ticks(options.drain_limit),
@@ -176,44 +169,15 @@ impl DsaChannel {
 
     // ---- submission ----
 
-    /// Takes an operation that is empty, or longer than a descriptor may be.
+    /// Takes a copy that is empty, or longer than a descriptor may be.
     #[cold]
-    fn write_odd(&mut self, operation: Operation) {
-        if operation.len() == 0 {
-            self.ended.done.push(operation);
+    fn write_odd(&mut self, copy: Copy) {
+        if copy.len == 0 {
+            self.ended.done.push(copy);
         } else {
-            self.side.add_long(operation);
+            self.side.add_long(copy);
         }
         self.aside += 1;
-    }
-
-    /// Writes descriptors for as many of `ops` as fit.
-    #[inline(always)]
-    fn accept<O>(
-        &mut self,
-        ops: &[O],
-        len: impl Fn(&O) -> u32,
-        fields: impl Fn(&O) -> Fields,
-        operation: impl Fn(&O) -> Operation,
-    ) -> usize {
-        if self.portal.is_none() && !self.try_reopen() {
-            return 0;
-        }
-        let n = ops.len().min(self.room());
-        let max = self.max_transfer;
-        // Neither empty nor longer than the queue allows.
-        let is_plain = |op: &O| len(op).wrapping_sub(1) < max;
-        let mut rest = &ops[..n];
-        loop {
-            let written = self.ring.write(rest, |op| is_plain(op).then(|| fields(op)));
-            let [odd, others @ ..] = &rest[written..] else { break };
-            self.write_odd(operation(odd));
-            rest = others;
-        }
-        self.stats.submitted += n as u64;
-        self.stats.submitted_bytes += ops[..n].iter().map(|op| u64::from(len(op))).sum::<u64>();
-        self.in_flight += n;
-        n
     }
 
     #[inline(always)]
@@ -302,7 +266,7 @@ impl DsaChannel {
         for piece in side.pieces.iter_mut().filter(|piece| !piece.in_flight) {
             let descriptor = Descriptor {
                 completion: address(&side.records[piece.record]),
-                ..describe(&piece.rest, self.copy_flags, self.fill_flags)
+                ..describe(&piece.rest, self.copy_flags)
             };
             if self.used == self.limit || portal.submit(&descriptor) == Submitted::Retry {
                 break;
@@ -325,11 +289,11 @@ impl DsaChannel {
     }
 
     fn bytes_in_flight(&self) -> u64 {
-        let len = |operation: &Operation| u64::from(operation.len());
-        self.in_ring().map(|at| len(&self.ring.operation(at))).sum::<u64>()
+        let len = |copy: &Copy| u64::from(copy.len);
+        self.in_ring().map(|at| len(&self.ring.copy(at))).sum::<u64>()
             + self.side.bytes()
             + self.ended.done.iter().map(len).sum::<u64>()
-            + self.ended.failed.iter().map(|failed| len(&failed.operation)).sum::<u64>()
+            + self.ended.failed.iter().map(|failed| len(&failed.copy)).sum::<u64>()
     }
 }
 
@@ -340,7 +304,7 @@ impl Channel for DsaChannel {
 
     #[inline]
     fn room(&self) -> usize {
-        if self.stopped || (self.portal.is_none() && !self.is_reopening_due()) {
+        if self.portal.is_none() && !self.is_reopening_due() {
             return 0;
         }
         self.ring.size().saturating_sub(self.ring.written - self.ring.oldest + self.aside)
@@ -352,7 +316,11 @@ impl Channel for DsaChannel {
     }
 
     unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
-        let flags_opcode = self.copy_word;
+        if self.portal.is_none() && !self.try_reopen() {
+            return 0;
+        }
+        let n = ops.len().min(self.room());
+        let (max, flags_opcode) = (self.max_transfer, self.copy_word);
         let fields = |op: &Copy| Fields {
             flags_opcode,
             src: op.src.expose_provenance() as u64,
@@ -360,22 +328,19 @@ impl Channel for DsaChannel {
             size: op.len,
             token: op.token,
         };
-        self.accept(ops, |op| op.len, fields, |op| Operation::Copy(*op))
-    }
-
-    unsafe fn fill(&mut self, ops: &[Fill]) -> usize {
-        if !self.info.capabilities.fill {
-            return 0;
+        // Neither empty nor longer than the queue allows.
+        let is_plain = |op: &Copy| op.len.wrapping_sub(1) < max;
+        let mut rest = &ops[..n];
+        loop {
+            let written = self.ring.write(rest, |op| is_plain(op).then(|| fields(op)));
+            let [odd, others @ ..] = &rest[written..] else { break };
+            self.write_odd(*odd);
+            rest = others;
         }
-        let flags_opcode = self.fill_word;
-        let fields = |op: &Fill| Fields {
-            flags_opcode,
-            src: op.pattern,
-            dst: op.dst.expose_provenance() as u64,
-            size: op.len,
-            token: op.token,
-        };
-        self.accept(ops, |op| op.len, fields, |op| Operation::Fill(*op))
+        self.stats.submitted += n as u64;
+        self.stats.submitted_bytes += ops[..n].iter().map(|op| u64::from(op.len)).sum::<u64>();
+        self.in_flight += n;
+        n
     }
 
     #[inline]
@@ -410,26 +375,14 @@ impl Channel for DsaChannel {
         self.work_towards_reset()
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Operation>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
         self.stats.failed += self.in_flight as u64;
         self.stats.failed_bytes += self.bytes_in_flight();
-        outstanding.extend(self.in_ring().map(|at| self.ring.operation(at)));
+        outstanding.extend(self.in_ring().map(|at| self.ring.copy(at)));
         self.side.take(outstanding);
         outstanding.append(&mut self.ended.done);
-        outstanding.extend(self.ended.failed.drain(..).map(|failed| failed.operation));
+        outstanding.extend(self.ended.failed.drain(..).map(|failed| failed.copy));
         self.forget();
-    }
-
-    fn stop(&mut self) -> Result<(), EngineError> {
-        match self.in_flight {
-            0 => self.stopped = true,
-            in_flight => return Err(EngineError::InFlight { device: self.info.name.clone(), in_flight }),
-        }
-        Ok(())
-    }
-
-    fn start(&mut self) {
-        self.stopped = false;
     }
 
     fn stats(&self) -> ChannelStats {
@@ -439,14 +392,6 @@ impl Channel for DsaChannel {
             failed: self.stats.failed,
             bytes: self.stats.submitted_bytes - self.stats.failed_bytes - self.bytes_in_flight(),
         }
-    }
-
-    fn reset_stats(&mut self) {
-        self.stats = Counts {
-            submitted: self.in_flight as u64,
-            submitted_bytes: self.bytes_in_flight(),
-            ..Counts::default()
-        };
     }
 }
 

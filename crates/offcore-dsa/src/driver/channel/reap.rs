@@ -1,6 +1,6 @@
 //! What has completed: usually the oldest units, in order and with success; otherwise in any order, and with anything.
 
-use offcore_dma::channel::{Completions, Failed, Failure, Operation};
+use offcore_dma::channel::{Completions, Copy, Failed, Failure};
 use offcore_ring::prefetch;
 
 use super::DsaChannel;
@@ -120,8 +120,8 @@ impl DsaChannel {
         if unit.batch {
             self.settle_batch(unit, &completed);
         } else {
-            let operation = self.ring.operation(unit.first);
-            self.settle(operation, outcome(&completed, operation.len()));
+            let copy = self.ring.copy(unit.first);
+            self.settle(copy, outcome(&completed, copy.len));
         }
         true
     }
@@ -147,24 +147,24 @@ impl DsaChannel {
             refused => (0, failure(refused)),
         };
         for at in members {
-            let operation = self.ring.operation(at);
+            let copy = self.ring.copy(at);
             let record = &self.ring.records[self.ring.slot(at)];
             let ended = match record.read() {
-                Some(completed) => outcome(&completed, operation.len()),
+                Some(completed) => outcome(&completed, copy.len),
                 None if at - unit.first < processed => Outcome::Done,
                 None => Outcome::Failed(not_run),
             };
             record.clear();
-            self.settle(operation, ended);
+            self.settle(copy, ended);
         }
     }
 
-    /// Notes how an operation of the ring ended; the rest of one that met a page fault is submitted again.
+    /// Notes how a copy of the ring ended; the rest of one that met a page fault is submitted again.
     #[cold]
-    fn settle(&mut self, operation: Operation, outcome: Outcome) {
+    fn settle(&mut self, copy: Copy, outcome: Outcome) {
         match outcome {
-            Outcome::Done => self.ended.done.push(operation),
-            other => self.side.resume(operation, other, &mut self.ended),
+            Outcome::Done => self.ended.done.push(copy),
+            other => self.side.resume(copy, other, &mut self.ended),
         }
     }
 
@@ -177,7 +177,7 @@ impl DsaChannel {
                 Some(completed) if piece.in_flight => {
                     self.used -= 1;
                     let piece = self.side.pieces.swap_remove(at);
-                    let outcome = outcome(&completed, piece.rest.len());
+                    let outcome = outcome(&completed, piece.rest.len);
                     self.side.settle(piece, outcome, &mut self.ended);
                 }
                 _ => at += 1,
@@ -188,8 +188,8 @@ impl DsaChannel {
     /// Moves what has ended beside the ring to the list, as much as fits.
     #[cold]
     pub(super) fn report_ended(&mut self, completions: &mut Completions) {
-        while let Some(operation) = self.ended.done.last()
-            && completions.tokens.try_push(operation.token()).is_ok()
+        while let Some(copy) = self.ended.done.last()
+            && completions.tokens.try_push(copy.token).is_ok()
         {
             self.ended.done.pop();
             self.left();
@@ -210,7 +210,7 @@ impl DsaChannel {
 
     fn count_failed(&mut self, failed: &Failed) {
         self.stats.failed += 1;
-        self.stats.failed_bytes += u64::from(failed.operation.len());
+        self.stats.failed_bytes += u64::from(failed.copy.len);
     }
 }
 

@@ -11,7 +11,7 @@
 
 use std::cell::UnsafeCell;
 
-use offcore_dma::channel::{Copy, Fill, Operation, Token};
+use offcore_dma::channel::{Copy, Token};
 
 use crate::completion::CompletionRecord;
 use crate::descriptor::{Descriptor, Flags, Opcode};
@@ -74,7 +74,7 @@ impl Ring {
     /// Writes descriptors for `ops`, from the first one on, as long as `describe` gives the fields of one; returns how many.
     /// There must be room for all.
     #[inline(always)]
-    pub(super) fn write<O>(&mut self, ops: &[O], describe: impl Fn(&O) -> Option<Fields>) -> usize {
+    pub(super) fn write(&mut self, ops: &[Copy], describe: impl Fn(&Copy) -> Option<Fields>) -> usize {
         let (descriptors, mask) = (&*self.descriptors, self.tokens.len() - 1);
         let tokens = &mut *self.tokens;
         let mut at = self.written;
@@ -129,32 +129,21 @@ impl Ring {
     }
 
     /// What stands at `at`, as it was asked for.
-    pub(super) fn operation(&self, at: usize) -> Operation {
+    pub(super) fn copy(&self, at: usize) -> Copy {
         let (descriptor, token) = (self.descriptor(at), self.tokens[self.slot(at)]);
         let dst = std::ptr::with_exposed_provenance_mut(descriptor.dst as usize);
-        if descriptor.code() == Opcode::Fill as u8 {
-            return Operation::Fill(Fill { dst, pattern: descriptor.src, len: descriptor.size, token });
-        }
         let src = std::ptr::with_exposed_provenance(descriptor.src as usize);
-        Operation::Copy(Copy { src, dst, len: descriptor.size, token })
+        Copy { src, dst, len: descriptor.size, token }
     }
 }
 
-/// An operation's descriptor.
-pub(super) fn describe(operation: &Operation, copy: Flags, fill: Flags) -> Descriptor {
-    match operation {
-        Operation::Copy(op) => Descriptor {
-            src: op.src.expose_provenance() as u64,
-            dst: op.dst.expose_provenance() as u64,
-            size: op.len,
-            ..Descriptor::new(Opcode::MemoryMove, copy)
-        },
-        Operation::Fill(op) => Descriptor {
-            src: op.pattern,
-            dst: op.dst.expose_provenance() as u64,
-            size: op.len,
-            ..Descriptor::new(Opcode::Fill, fill)
-        },
+/// A copy's descriptor.
+pub(super) fn describe(copy: &Copy, flags: Flags) -> Descriptor {
+    Descriptor {
+        src: copy.src.expose_provenance() as u64,
+        dst: copy.dst.expose_provenance() as u64,
+        size: copy.len,
+        ..Descriptor::new(Opcode::MemoryMove, flags)
     }
 }
 

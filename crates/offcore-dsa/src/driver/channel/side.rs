@@ -2,7 +2,7 @@
 //! longer than one descriptor may be.
 
 use arrayvec::ArrayVec;
-use offcore_dma::channel::{Copy, Failed, Failure, Fill, Operation};
+use offcore_dma::channel::{Copy, Failed, Failure};
 
 use super::outcome::Outcome;
 use crate::completion::CompletionRecord;
@@ -12,13 +12,13 @@ pub(super) const PIECES: usize = 32;
 /// How often a rest is submitted again after a page fault.
 const TRIES: u8 = 2;
 
-/// A descriptor's worth of an operation.
+/// A descriptor's worth of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     /// What is still to be done.
-    pub(super) rest: Operation,
+    pub(super) rest: Copy,
     owner: Owner,
-    /// Bytes of the owner's operation before the rest.
+    /// Bytes of the owner before the rest.
     from: u32,
     tries: u8,
     /// Its completion record.
@@ -28,26 +28,26 @@ pub(super) struct Piece {
 
 #[derive(Clone, Copy, Debug)]
 enum Owner {
-    /// An operation that has one piece.
-    Whole(Operation),
-    /// A long operation, by its place in the list.
+    /// A copy that has one piece.
+    Whole(Copy),
+    /// A long copy, by its place in the list.
     Part(usize),
 }
 
-/// An operation longer than a descriptor may be.
+/// A copy longer than a descriptor may be.
 #[derive(Clone, Copy, Debug)]
 struct Long {
-    operation: Operation,
+    copy: Copy,
     /// Bytes of which pieces have been made.
     issued: u32,
     pieces: usize,
     failed: Option<(Failure, u32)>,
 }
 
-/// Operations that have ended, on their way to the next poll's list.
+/// Copies that have ended, on their way to the next poll's list.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    pub(super) done: Vec<Operation>,
+    pub(super) done: Vec<Copy>,
     pub(super) failed: Vec<Failed>,
 }
 
@@ -78,9 +78,9 @@ impl Side {
         self.pieces.is_empty() && self.longs == 0
     }
 
-    /// Takes an operation that is longer than a descriptor may be.
-    pub(super) fn add_long(&mut self, operation: Operation) {
-        let long = Some(Long { operation, issued: 0, pieces: 0, failed: None });
+    /// Takes a copy that is longer than a descriptor may be.
+    pub(super) fn add_long(&mut self, copy: Copy) {
+        let long = Some(Long { copy, issued: 0, pieces: 0, failed: None });
         match self.long.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = long,
             None => self.long.push(long),
@@ -88,11 +88,11 @@ impl Side {
         self.longs += 1;
     }
 
-    /// Takes an operation that met a page fault, to do the rest of it; tells when there is no place.
-    pub(super) fn resume(&mut self, operation: Operation, outcome: Outcome, ended: &mut Ended) {
+    /// Takes a copy that met a page fault, to do the rest of it; tells when there is no place.
+    pub(super) fn resume(&mut self, copy: Copy, outcome: Outcome, ended: &mut Ended) {
         let piece = Piece {
-            rest: operation,
-            owner: Owner::Whole(operation),
+            rest: copy,
+            owner: Owner::Whole(copy),
             from: 0,
             tries: 0,
             record: usize::MAX,
@@ -101,19 +101,19 @@ impl Side {
         self.settle(piece, outcome, ended);
     }
 
-    /// Makes pieces of the long operations, as many as there are places.
+    /// Makes pieces of the long copies, as many as there are places.
     pub(super) fn issue(&mut self) {
         if self.longs == 0 {
             return;
         }
         for (index, place) in self.long.iter_mut().enumerate() {
             let Some(long) = place else { continue };
-            while long.issued < long.operation.len() {
+            while long.issued < long.copy.len {
                 let Some(record) = self.free_records.pop() else { return };
-                let len = (long.operation.len() - long.issued).min(self.max_transfer);
+                let len = (long.copy.len - long.issued).min(self.max_transfer);
                 self.records[record].clear();
                 self.pieces.push(Piece {
-                    rest: part(&long.operation, long.issued, len),
+                    rest: part(&long.copy, long.issued, len),
                     owner: Owner::Part(index),
                     from: long.issued,
                     tries: 0,
@@ -126,20 +126,19 @@ impl Side {
         }
     }
 
-    /// A piece has ended: goes on with the rest of it, or notes how its operation ended.
+    /// A piece has ended: goes on with the rest of it, or notes how its copy ended.
     pub(super) fn settle(&mut self, mut piece: Piece, outcome: Outcome, ended: &mut Ended) {
         let given_up = match outcome {
             Outcome::Done => None,
             Outcome::Failed(failure) => Some(failure),
             Outcome::Partial { bytes, backwards } => {
-                // Only a copy runs backwards: elsewhere the record's result has no meaning.
-                if backwards && matches!(piece.rest, Operation::Copy(_)) {
+                if backwards {
                     // The last bytes are done. They are not counted: should the rest fail as well, the core makes all of
                     // it from `from` on, those bytes once more. Source and destination do not overlap, so it finds the
                     // same there.
-                    piece.rest = part(&piece.rest, 0, piece.rest.len() - bytes);
+                    piece.rest = part(&piece.rest, 0, piece.rest.len - bytes);
                 } else {
-                    piece.rest = part(&piece.rest, bytes, piece.rest.len() - bytes);
+                    piece.rest = part(&piece.rest, bytes, piece.rest.len - bytes);
                     piece.from += bytes;
                 }
                 piece.tries += 1;
@@ -152,7 +151,7 @@ impl Side {
         self.release(piece.record);
         let failed = given_up.map(|failure| (failure, piece.from));
         match piece.owner {
-            Owner::Whole(operation) => end(operation, failed, ended),
+            Owner::Whole(copy) => end(copy, failed, ended),
             Owner::Part(index) => self.end_part(index, failed, ended),
         }
     }
@@ -186,83 +185,63 @@ impl Side {
         }
         if long.failed.is_some() {
             // No more of it: the core makes the rest.
-            long.issued = long.operation.len();
+            long.issued = long.copy.len;
         }
-        if long.pieces == 0 && long.issued == long.operation.len() {
-            let Long { operation, failed, .. } = *long;
+        if long.pieces == 0 && long.issued == long.copy.len {
+            let Long { copy, failed, .. } = *long;
             self.long[index] = None;
             self.longs -= 1;
-            end(operation, failed, ended);
+            end(copy, failed, ended);
         }
     }
 
     /// Forgets everything, after nothing of it touches memory any more; returns what was not done.
-    pub(super) fn take(&mut self, outstanding: &mut Vec<Operation>) {
+    pub(super) fn take(&mut self, outstanding: &mut Vec<Copy>) {
         for piece in self.pieces.drain(..) {
             self.free_records.push(piece.record);
-            if let Owner::Whole(operation) = piece.owner {
-                outstanding.push(operation);
+            if let Owner::Whole(copy) = piece.owner {
+                outstanding.push(copy);
             }
         }
-        outstanding.extend(self.long.drain(..).flatten().map(|long| long.operation));
+        outstanding.extend(self.long.drain(..).flatten().map(|long| long.copy));
         self.longs = 0;
     }
 
-    /// Bytes of the operations here.
+    /// Bytes of the copies here.
     pub(super) fn bytes(&self) -> u64 {
         let whole = self.pieces.iter().map(|piece| match piece.owner {
-            Owner::Whole(operation) => u64::from(operation.len()),
+            Owner::Whole(copy) => u64::from(copy.len),
             Owner::Part(_) => 0,
         });
-        let long = self.long.iter().flatten().map(|long| u64::from(long.operation.len()));
+        let long = self.long.iter().flatten().map(|long| u64::from(long.copy.len));
         whole.sum::<u64>() + long.sum::<u64>()
     }
 }
 
-fn end(operation: Operation, failed: Option<(Failure, u32)>, ended: &mut Ended) {
+fn end(copy: Copy, failed: Option<(Failure, u32)>, ended: &mut Ended) {
     match failed {
-        None => ended.done.push(operation),
-        Some((failure, done)) => ended.failed.push(Failed { operation, failure, done }),
+        None => ended.done.push(copy),
+        Some((failure, done)) => ended.failed.push(Failed { copy, failure, done }),
     }
 }
 
-/// `len` bytes of an operation, from byte `at` on.
-fn part(operation: &Operation, at: u32, len: u32) -> Operation {
-    match *operation {
-        Operation::Copy(op) => Operation::Copy(Copy {
-            src: op.src.wrapping_add(at as usize),
-            dst: op.dst.wrapping_add(at as usize),
-            len,
-            ..op
-        }),
-        Operation::Fill(op) => Operation::Fill(Fill {
-            dst: op.dst.wrapping_add(at as usize),
-            // The pattern begins anew with every descriptor.
-            pattern: op.pattern.rotate_right(8 * (at % 8)),
-            len,
-            ..op
-        }),
-    }
+/// `len` bytes of a copy, from byte `at` on.
+fn part(copy: &Copy, at: u32, len: u32) -> Copy {
+    let (src, dst) = (copy.src.wrapping_add(at as usize), copy.dst.wrapping_add(at as usize));
+    Copy { src, dst, len, ..*copy }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn copy(len: u32) -> Operation {
-        Operation::Copy(Copy {
-            src: std::ptr::without_provenance(0x1000),
-            dst: std::ptr::without_provenance_mut(0x9000),
-            len,
-            token: 7,
-        })
+    fn copy(len: u32) -> Copy {
+        let (src, dst) = (std::ptr::without_provenance(0x1000), std::ptr::without_provenance_mut(0x9000));
+        Copy { src, dst, len, token: 7 }
     }
 
-    fn fields(operation: &Operation) -> (usize, usize, u32) {
-        match operation {
-            Operation::Copy(op) => (op.src.addr(), op.dst.addr(), op.len),
-            Operation::Fill(op) => (op.pattern as usize, op.dst.addr(), op.len),
-        }
+    fn fields(copy: &Copy) -> (usize, usize, u32) {
+        (copy.src.addr(), copy.dst.addr(), copy.len)
     }
 
     #[test]
@@ -289,7 +268,7 @@ mod tests {
         }
         assert!(side.is_empty());
         let failed = ended.failed[0];
-        assert_eq!((failed.failure, failed.done, failed.operation.len()), (Failure::PageFault, 15, 100));
+        assert_eq!((failed.failure, failed.done, failed.copy.len), (Failure::PageFault, 15, 100));
     }
 
     #[test]
@@ -308,7 +287,7 @@ mod tests {
             side.add_long(copy(64 * 3 + 10));
             side.issue();
             let mut pieces: Vec<Piece> = side.pieces.drain(..).collect();
-            assert_eq!(pieces.iter().map(|p| p.rest.len()).collect::<Vec<_>>(), [64, 64, 64, 10]);
+            assert_eq!(pieces.iter().map(|p| p.rest.len).collect::<Vec<_>>(), [64, 64, 64, 10]);
             assert!(pieces.iter().zip(0..).all(|(p, i)| fields(&p.rest).0 == 0x1000 + 64 * i));
             pieces.rotate_left(2);
             for (i, piece) in pieces.into_iter().enumerate() {
@@ -321,7 +300,7 @@ mod tests {
             assert!(side.is_empty() && side.free_records.len() == PIECES);
         }
         assert_eq!(ended.done.len(), 1);
-        assert_eq!((ended.failed[0].operation.len(), ended.failed[0].done), (202, 64));
+        assert_eq!((ended.failed[0].copy.len, ended.failed[0].done), (202, 64));
     }
 
     #[test]
@@ -336,16 +315,5 @@ mod tests {
             parts += 1;
         }
         assert_eq!((parts, ended.done.len()), (100, 1));
-    }
-
-    #[test]
-    fn the_pattern_of_a_fill_goes_on_where_it_stopped() {
-        let fill = Operation::Fill(Fill {
-            dst: std::ptr::without_provenance_mut(0x100),
-            pattern: 0x0807_0605_0403_0201,
-            len: 20,
-            token: 1,
-        });
-        assert_eq!(fields(&part(&fill, 3, 9)), (0x0302_0108_0706_0504, 0x103, 9));
     }
 }

@@ -237,8 +237,8 @@ fn a_copy_that_faults_for_ever_is_handed_to_the_core() {
         rig.poll();
     }
     let failed = rig.seen.failed[0];
-    assert_eq!((failed.operation.token(), failed.failure, failed.done), (1, Failure::PageFault, 12));
-    assert_eq!(failed.operation.len(), LEN as u32);
+    assert_eq!((failed.copy.token, failed.failure, failed.done), (1, Failure::PageFault, 12));
+    assert_eq!(failed.copy.len, LEN as u32);
     assert_eq!((rig.channel.in_flight(), rig.used(), rig.channel.room()), (0, 0, 64));
     // The records that were written are zero again.
     rig.submit(3..64);
@@ -261,8 +261,7 @@ fn every_member_of_a_failed_batch_is_accounted_for() {
     let mut tokens = rig.poll();
     tokens.sort_unstable();
     assert_eq!(tokens, [0, 3]);
-    let mut failed: Vec<_> =
-        rig.seen.failed.iter().map(|f| (f.operation.token(), f.failure, f.done)).collect();
+    let mut failed: Vec<_> = rig.seen.failed.iter().map(|f| (f.copy.token, f.failure, f.done)).collect();
     failed.sort_unstable_by_key(|f| f.0);
     let expected = [
         (1, Failure::Hardware, 0),
@@ -323,7 +322,7 @@ fn a_drain_proves_a_lost_copy_dead() {
         assert_eq!(rig.poll(), [1]);
         let mut outstanding = Vec::new();
         rig.channel.take_outstanding(&mut outstanding);
-        assert_eq!(outstanding.iter().map(Operation::token).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(outstanding.iter().map(|op| op.token).collect::<Vec<_>>(), [0, 2]);
         assert_eq!((rig.channel.in_flight(), rig.used(), rig.channel.room()), (0, 0, 64));
         rig.submit(3..9);
         rig.device.submitted().iter().for_each(run);
@@ -362,7 +361,7 @@ fn nothing_is_handed_over_between_a_reset_and_what_it_proved_dead() {
     assert!(rig.device.submitted().is_empty(), "it would land after it was made by the core");
     let mut outstanding = Vec::new();
     rig.channel.take_outstanding(&mut outstanding);
-    assert_eq!(outstanding.iter().map(Operation::token).collect::<Vec<_>>(), [1]);
+    assert_eq!(outstanding.iter().map(|op| op.token).collect::<Vec<_>>(), [1]);
     rig.submit(2..4);
     rig.device.submitted().iter().for_each(run);
     assert_eq!(rig.poll(), [2, 3]);
