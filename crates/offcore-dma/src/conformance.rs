@@ -1,8 +1,9 @@
 //! What every engine does alike, as tests: one suite, run on each of them.
 //!
-//! [`CHECKS`] lists the checks by name. A check gets a function that opens a channel with a given ring size, and one
-//! that lets the engine make progress (a step, or nothing where a thread or a device does it). It panics with what was
-//! wrong. Completions may come in any order, unless the channel says otherwise, but none may stay out for 10 s.
+//! [`conformance_suite!`](crate::conformance_suite) makes a test for each check of [`CHECKS`]. A check gets a function that
+//! opens a channel with a given ring size, and one that lets the engine make progress (a step, or nothing where a thread
+//! or a device does it). It panics with what was wrong. Completions may come in any order, unless the channel says
+//! otherwise, but none may stay out for 10 s.
 
 mod content;
 mod control;
@@ -19,34 +20,65 @@ pub type Open<'a> = &'a dyn Fn(usize) -> Box<dyn Channel>;
 /// Lets the engine make progress.
 pub type Pump<'a> = &'a mut dyn FnMut();
 /// One check.
-pub type Check = fn(Open<'_>, Pump<'_>);
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    /// Its name.
+    pub name: &'static str,
+    /// Runs it; panics when it fails.
+    pub run: fn(Open<'_>, Pump<'_>),
+}
 
-/// Every check, with its name.
-pub const CHECKS: &[(&str, Check)] = &[
-    ("every_length_at_odd_offsets", content::every_length_at_odd_offsets),
-    ("every_alignment", content::every_alignment),
-    ("a_full_ring_takes_no_more", ring::a_full_ring_takes_no_more),
-    ("rings_wrap_in_bursts_of_every_length", ring::rings_wrap_in_bursts_of_every_length),
-    ("each_token_comes_back_once", ring::each_token_comes_back_once),
-    ("order_is_kept_or_declared_open", ring::order_is_kept_or_declared_open),
-    ("polls_add_what_fits", ring::polls_add_what_fits),
-    ("channels_do_not_mix", ring::channels_do_not_mix),
-    ("ring_sizes_are_as_asked", ring::ring_sizes_are_as_asked),
-    ("too_long_is_refused", control::too_long_is_refused),
-    ("statistics_are_exact", control::statistics_are_exact),
-    ("after_a_reset_nothing_lands", control::after_a_reset_nothing_lands),
-    ("after_a_drop_nothing_lands", control::after_a_drop_nothing_lands),
-    ("a_channel_moves_to_another_thread", control::a_channel_moves_to_another_thread),
-];
+/// The checks of a module, by name.
+macro_rules! checks {
+    ($($module:ident: $($name:ident),+;)+) => {
+        &[$($(Check { name: stringify!($name), run: $module::$name }),+),+]
+    };
+}
 
-/// Runs every check.
-///
-/// # Panics
-/// When one fails.
-pub fn run_all(open: Open<'_>, pump: Pump<'_>) {
-    for (_, check) in CHECKS {
-        check(open, pump);
-    }
+/// Every check.
+pub const CHECKS: &[Check] = checks! {
+    content: every_length_at_odd_offsets, every_alignment;
+    ring: a_full_ring_takes_no_more, rings_wrap_in_bursts_of_every_length, each_token_comes_back_once,
+        order_is_kept_or_declared_open, polls_add_what_fits, channels_do_not_mix, ring_sizes_are_as_asked;
+    control: too_long_is_refused, statistics_are_exact, after_a_reset_nothing_lands, after_a_drop_nothing_lands,
+        a_channel_moves_to_another_thread;
+};
+
+/// Makes a module for each engine, with a test for each check: `conformance_suite! { engine => run }`, where `run` is a
+/// function of a [`Check`](crate::conformance::Check), named from inside the module, that runs it on the engine.
+#[macro_export]
+macro_rules! conformance_suite {
+    ($($engine:ident => $run:expr),+ $(,)?) => {
+        $($crate::conformance_suite! {
+            @ $engine, $run,
+            every_length_at_odd_offsets, every_alignment, a_full_ring_takes_no_more,
+            rings_wrap_in_bursts_of_every_length, each_token_comes_back_once, order_is_kept_or_declared_open,
+            polls_add_what_fits, channels_do_not_mix, ring_sizes_are_as_asked, too_long_is_refused,
+            statistics_are_exact, after_a_reset_nothing_lands, after_a_drop_nothing_lands,
+            a_channel_moves_to_another_thread
+        })+
+    };
+    (@ $engine:ident, $run:expr, $($check:ident),+) => {
+        mod $engine {
+            fn run(name: &str) {
+                let run: fn($crate::conformance::Check) = $run;
+                run(*$crate::conformance::CHECKS.iter().find(|check| check.name == name).unwrap());
+            }
+
+            $(
+                #[test]
+                fn $check() {
+                    run(stringify!($check));
+                }
+            )+
+
+            #[test]
+            fn every_check_is_run() {
+                let all = $crate::conformance::CHECKS.iter().map(|check| check.name);
+                assert!(all.eq([$(stringify!($check)),+]), "the lists of checks differ");
+            }
+        }
+    };
 }
 
 /// A channel under test and what it has reported.

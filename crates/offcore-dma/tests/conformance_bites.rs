@@ -119,8 +119,8 @@ fn caught(defect: Defect, name: &str) -> bool {
         let inner = CpuChannel::new(size).unwrap();
         Box::new(Saboteur { info: inner.info().clone(), inner, defect, last: None })
     };
-    let check = CHECKS.iter().find(|(n, _)| *n == name).unwrap().1;
-    catch_unwind(AssertUnwindSafe(|| check(&open, &mut || ()))).is_err()
+    let check = CHECKS.iter().find(|check| check.name == name).unwrap();
+    catch_unwind(AssertUnwindSafe(|| (check.run)(&open, &mut || ()))).is_err()
 }
 
 #[test]

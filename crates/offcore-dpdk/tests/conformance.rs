@@ -8,56 +8,25 @@
 use std::sync::{Mutex, PoisonError};
 
 use offcore_dma::channel::{Completions, Copy, Device, EngineError};
-use offcore_dma::conformance::CHECKS;
+use offcore_dma::conformance::Check;
 use offcore_dma::share::SharedChannel;
 use offcore_dpdk::dmadev::DmaDevice;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-fn run(name: &str) {
+fn run(check: Check) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (_, check) = CHECKS.iter().find(|(n, _)| *n == name).unwrap();
     let device = DmaDevice::open("dma_skeleton", None).unwrap();
-    if name == "channels_do_not_mix" {
+    if check.name == "channels_do_not_mix" {
         let shared = SharedChannel::new(device.open_channel(1024).unwrap());
-        return check(&|_| Box::new(shared.handle()), &mut || ());
+        return (check.run)(&|_| Box::new(shared.handle()), &mut || ());
     }
-    check(&|size| device.open_channel(size).unwrap(), &mut || ());
+    (check.run)(&|size| device.open_channel(size).unwrap(), &mut || ());
 }
 
-macro_rules! suite {
-    ($($check:ident),* $(,)?) => {
-        $(
-            #[test]
-            fn $check() {
-                run(stringify!($check));
-            }
-        )*
-
-        #[test]
-        fn every_check_is_run() {
-            let here = [$(stringify!($check)),*];
-            assert!(CHECKS.iter().map(|(name, _)| *name).eq(here), "the lists of checks differ");
-        }
-    };
+offcore_dma::conformance_suite! {
+    skeleton => super::run,
 }
-
-suite![
-    every_length_at_odd_offsets,
-    every_alignment,
-    a_full_ring_takes_no_more,
-    rings_wrap_in_bursts_of_every_length,
-    each_token_comes_back_once,
-    order_is_kept_or_declared_open,
-    polls_add_what_fits,
-    channels_do_not_mix,
-    ring_sizes_are_as_asked,
-    too_long_is_refused,
-    statistics_are_exact,
-    after_a_reset_nothing_lands,
-    after_a_drop_nothing_lands,
-    a_channel_moves_to_another_thread,
-];
 
 #[test]
 fn a_second_channel_is_refused_until_the_first_is_gone() {

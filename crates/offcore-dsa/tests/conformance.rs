@@ -7,68 +7,25 @@ use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 
 use offcore_dma::channel::{Channel, Device};
-use offcore_dma::conformance::{CHECKS, Check};
+use offcore_dma::conformance::Check;
 use offcore_dsa::config::{Capabilities, OneLine, one_line};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{Profile, SimDevice, SimOptions};
 use offcore_dsa::wq::WqMode::{self, Dedicated, Shared};
 
-/// Makes a module with a test for each named check, in the arrangement `$run`.
-macro_rules! suite {
-    ($name:ident, $run:expr, [$($check:ident),* $(,)?]) => {
-        mod $name {
-            $(
-                #[test]
-                fn $check() {
-                    super::run($run, super::named(stringify!($check)));
-                }
-            )*
-
-            #[test]
-            fn every_check_is_run() {
-                let here = [$(stringify!($check)),*];
-                assert!(super::CHECKS.iter().map(|(name, _)| *name).eq(here), "the lists of checks differ");
-            }
-        }
-    };
-}
-
-macro_rules! suites {
-    ($($name:ident => $run:expr),* $(,)?) => {
-        $(
-            suite!($name, $run, [
-                every_length_at_odd_offsets,
-                every_alignment,
-                a_full_ring_takes_no_more,
-                rings_wrap_in_bursts_of_every_length,
-                each_token_comes_back_once,
-                order_is_kept_or_declared_open,
-                polls_add_what_fits,
-                channels_do_not_mix,
-                ring_sizes_are_as_asked,
-                too_long_is_refused,
-                statistics_are_exact,
-                after_a_reset_nothing_lands,
-                after_a_drop_nothing_lands,
-                a_channel_moves_to_another_thread,
-            ]);
-        )*
-    };
-}
-
-suites! {
-    stepped_dedicated_batch_1 => super::stepped(super::Dedicated, true, 1),
-    stepped_dedicated_batch_4 => super::stepped(super::Dedicated, true, 4),
-    stepped_dedicated_direct_1 => super::stepped(super::Dedicated, false, 1),
-    stepped_dedicated_direct_4 => super::stepped(super::Dedicated, false, 4),
-    stepped_shared_batch_1 => super::stepped(super::Shared, true, 1),
-    stepped_shared_batch_4 => super::stepped(super::Shared, true, 4),
-    stepped_shared_direct_1 => super::stepped(super::Shared, false, 1),
-    stepped_shared_direct_4 => super::stepped(super::Shared, false, 4),
-    threaded_dedicated_batch_4 => super::threaded(super::Dedicated, true, 4),
-    threaded_dedicated_direct_1 => super::threaded(super::Dedicated, false, 1),
-    threaded_shared_batch_1 => super::threaded(super::Shared, true, 1),
-    threaded_shared_direct_4 => super::threaded(super::Shared, false, 4),
+offcore_dma::conformance_suite! {
+    stepped_dedicated_batch_1 => |check| super::run(super::stepped(super::Dedicated, true, 1), check),
+    stepped_dedicated_batch_4 => |check| super::run(super::stepped(super::Dedicated, true, 4), check),
+    stepped_dedicated_direct_1 => |check| super::run(super::stepped(super::Dedicated, false, 1), check),
+    stepped_dedicated_direct_4 => |check| super::run(super::stepped(super::Dedicated, false, 4), check),
+    stepped_shared_batch_1 => |check| super::run(super::stepped(super::Shared, true, 1), check),
+    stepped_shared_batch_4 => |check| super::run(super::stepped(super::Shared, true, 4), check),
+    stepped_shared_direct_1 => |check| super::run(super::stepped(super::Shared, false, 1), check),
+    stepped_shared_direct_4 => |check| super::run(super::stepped(super::Shared, false, 4), check),
+    threaded_dedicated_batch_4 => |check| super::run(super::threaded(super::Dedicated, true, 4), check),
+    threaded_dedicated_direct_1 => |check| super::run(super::threaded(super::Dedicated, false, 1), check),
+    threaded_shared_batch_1 => |check| super::run(super::threaded(super::Shared, true, 1), check),
+    threaded_shared_direct_4 => |check| super::run(super::threaded(super::Shared, false, 4), check),
 }
 
 /// How the device is laid out and run.
@@ -85,10 +42,6 @@ fn stepped(mode: WqMode, batch: bool, engines: usize) -> Arrangement {
 
 fn threaded(mode: WqMode, batch: bool, engines: usize) -> Arrangement {
     Arrangement { threaded: true, ..stepped(mode, batch, engines) }
-}
-
-fn named(name: &str) -> Check {
-    CHECKS.iter().find(|(n, _)| *n == name).map(|(_, check)| *check).unwrap()
 }
 
 /// Events of the simulator between two polls.
@@ -108,12 +61,12 @@ fn run(arrangement: Arrangement, check: Check) {
         let lcore = *offcore_stats::lcore::available().unwrap().last().unwrap();
         let device = SimDevice::start("dsa-sim0", options, lcore).unwrap();
         let queues = queues(&device, batch);
-        check(&|size| open(&queues, size), &mut || ());
+        (check.run)(&|size| open(&queues, size), &mut || ());
     } else {
         let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
         let engine = RefCell::new(engine);
         let queues = queues(&device, batch);
-        check(&|size| open(&queues, size), &mut || {
+        (check.run)(&|size| open(&queues, size), &mut || {
             for _ in 0..STEPS {
                 engine.borrow_mut().step();
             }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::*;
 use crate::channel::Device;
-use crate::conformance;
+use crate::conformance::Check;
 use crate::core::{CoreDevice, Stepper};
 use crate::fault::{Faults, FaultyChannel};
 
@@ -46,20 +46,23 @@ impl Rig {
     }
 }
 
-#[test]
-fn a_handle_conforms() {
-    let (device, stepper) = CoreDevice::stepped();
-    let stepper = RefCell::new(stepper);
-    conformance::run_all(
-        &|size| Box::new(SharedChannel::new(device.open_channel(size).unwrap()).handle()),
-        &mut || {
-            stepper.borrow_mut().step();
-        },
-    );
+crate::conformance_suite! {
+    handle => super::on_handle,
+    handle_that_reorders => super::on_handle_that_reorders,
 }
 
-#[test]
-fn a_handle_on_a_channel_that_reorders_conforms() {
+fn on_handle(check: Check) {
+    let (device, stepper) = CoreDevice::stepped();
+    let stepper = RefCell::new(stepper);
+    let open = |size| -> Box<dyn Channel> {
+        Box::new(SharedChannel::new(device.open_channel(size).unwrap()).handle())
+    };
+    (check.run)(&open, &mut || {
+        stepper.borrow_mut().step();
+    });
+}
+
+fn on_handle_that_reorders(check: Check) {
     let faults =
         Faults { seed: 3, delay: 300, delay_polls: 7, reorder: 500, reset_calls: 3, ..Faults::default() };
     let (device, stepper) = CoreDevice::stepped();
@@ -68,7 +71,7 @@ fn a_handle_on_a_channel_that_reorders_conforms() {
         let faulty = FaultyChannel::new(device.open_channel(size).unwrap(), faults);
         Box::new(SharedChannel::new(Box::new(faulty)).handle())
     };
-    conformance::run_all(&open, &mut || {
+    (check.run)(&open, &mut || {
         stepper.borrow_mut().step();
     });
 }
