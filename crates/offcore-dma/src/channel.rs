@@ -14,7 +14,7 @@ pub type Token = u32;
 /// One copy of `len` bytes. Source and destination do not overlap.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Copy {
+pub struct CopyOp {
     /// First byte to read.
     pub src: *const u8,
     /// First byte to write.
@@ -26,7 +26,7 @@ pub struct Copy {
 }
 
 // SAFETY: a copy is a description; whoever submits it promises that the memory may be touched by an engine.
-unsafe impl Send for Copy {}
+unsafe impl Send for CopyOp {}
 
 /// Why an operation did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum Failure {
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
     /// What was asked for.
-    pub copy: Copy,
+    pub copy: CopyOp,
     /// Why it failed.
     pub failure: Failure,
     /// Bytes at the start of the destination that are complete.
@@ -194,7 +194,7 @@ pub trait Channel: fmt::Debug + Send {
     /// Each accepted copy's memory must stay valid, and be used by nobody else in a way that conflicts, until its token
     /// is reported, or until a [`Channel::reset`] has returned [`Reset::Done`]. (Memory of another process may be
     /// written by it at any time: what is copied is then whatever was there.)
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize;
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize;
 
     /// Rings the doorbell: everything put into the ring so far may start.
     fn submit(&mut self);
@@ -209,7 +209,7 @@ pub trait Channel: fmt::Debug + Send {
 
     /// Takes out every operation not yet reported. After [`Reset::Done`] they are dead and can be done over; before,
     /// they may still land.
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>);
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>);
 
     /// The counters since the channel was opened.
     fn stats(&self) -> ChannelStats;

@@ -12,7 +12,7 @@ mod ring;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use crate::channel::{Channel, Completions, Copy, Failed, Token};
+use crate::channel::{Channel, Completions, CopyOp, Failed, Token};
 use crate::fault::SplitMix;
 
 /// Opens a channel with room for that many operations.
@@ -116,7 +116,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Makes every copy and waits for all of them. At most `burst` are handed over at once.
-    fn copy_all(&mut self, ops: &[Copy], burst: usize) {
+    fn copy_all(&mut self, ops: &[CopyOp], burst: usize) {
         let mut deadline = Deadline::new();
         let mut at = 0;
         while at < ops.len() {
@@ -210,9 +210,9 @@ impl Canvas {
     }
 
     /// A copy of `content` to a new place.
-    fn copy(&mut self, offset: usize, content: &[u8], token: Token) -> Copy {
+    fn copy(&mut self, offset: usize, content: &[u8], token: Token) -> CopyOp {
         let (dst, len) = self.place(offset, content.iter().copied());
-        Copy { src: content.as_ptr(), dst, len, token }
+        CopyOp { src: content.as_ptr(), dst, len, token }
     }
 
     /// Asserts that exactly what was asked for has been written, and starts over.

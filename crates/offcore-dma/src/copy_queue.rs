@@ -17,7 +17,7 @@
 use arrayvec::ArrayVec;
 use offcore_stats::StageClock;
 
-use crate::channel::{Copy, Token};
+use crate::channel::{CopyOp, Token};
 use crate::mover::{Binding, Channels, Mover, MoverError, Plan, Queue, QueueId};
 use crate::reorder::ReorderRing;
 
@@ -25,7 +25,7 @@ use crate::reorder::ReorderRing;
 pub const LIST: usize = 256;
 
 /// Copies, gathered to be submitted.
-pub type List = ArrayVec<Copy, LIST>;
+pub type List = ArrayVec<CopyOp, LIST>;
 
 /// The packets of one queue whose copies are made elsewhere, in order.
 #[derive(Debug)]
@@ -228,7 +228,7 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
     pub fn copy(&mut self, src: *const u8, dst: *mut u8, len: u32) {
         let token = self.token();
-        self.list.push(Copy { src, dst, len, token });
+        self.list.push(CopyOp { src, dst, len, token });
     }
 
     /// For packets of one copy each, entered in a row.
@@ -313,7 +313,7 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     /// when the batch is immediate, otherwise until its packet's holder comes out of [`CopyQueue::ready`], or the mover
     /// is dropped. So a holder owns what its packet's copies read and write.
     #[inline(always)]
-    pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [Copy] {
+    pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [CopyOp] {
         let Self { queue, channels, list, beside, plan, .. } = self;
         // SAFETY: the caller's promise.
         unsafe { channels.submit(queue, plan, list, if IMMEDIATE { &[] } else { beside }, clock) };
@@ -332,7 +332,7 @@ pub struct Singles<'a, T, const IMMEDIATE: bool> {
     plan: &'a mut Plan,
     entered: &'a mut usize,
     /// Where the next copy goes.
-    next: *mut Copy,
+    next: *mut CopyOp,
 }
 
 impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
@@ -342,7 +342,7 @@ impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
     /// No more packets may be entered than there was [room](Batch::room) for copies.
     #[inline(always)]
     pub unsafe fn enter(&mut self, src: *const u8, dst: *mut u8, len: u32) -> Option<&mut T> {
-        let mut copy = Copy { src, dst, len, token: 0 };
+        let mut copy = CopyOp { src, dst, len, token: 0 };
         let mut holder = None;
         let mut aside = false;
         if !IMMEDIATE {

@@ -17,7 +17,7 @@ use offcore_stats::tsc;
 use routine::{Burst, Cpu};
 pub use routine::{Routine, Width};
 
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 
 /// Makes every copy of the list, in order, fetching ahead. Without any state; [`Copier`] is better for a queue.
 ///
@@ -25,7 +25,7 @@ use crate::channel::Copy;
 /// Each copy's source is readable and its destination writable for its length, and the two do not overlap. Another
 /// process may write either meanwhile: what is copied is then whatever was there.
 #[inline(always)]
-pub unsafe fn copy_burst(ops: &[Copy]) {
+pub unsafe fn copy_burst(ops: &[CopyOp]) {
     // SAFETY: the caller's promises; the loop is one whose instructions this CPU has.
     unsafe { (Cpu::this().ahead)(ops) }
 }
@@ -69,7 +69,7 @@ impl Copier {
     /// # Safety
     /// As for [`copy_burst`].
     #[inline(always)]
-    pub unsafe fn copy_burst(&mut self, ops: &[Copy]) {
+    pub unsafe fn copy_burst(&mut self, ops: &[CopyOp]) {
         self.until_timed -= 1;
         if self.until_timed == 0 {
             // SAFETY: the caller's promises.
@@ -88,7 +88,7 @@ impl Copier {
     }
 
     #[cold]
-    unsafe fn copy_timed(&mut self, ops: &[Copy]) {
+    unsafe fn copy_timed(&mut self, ops: &[CopyOp]) {
         let bytes: u64 = ops.iter().map(|op| u64::from(op.len)).sum();
         let amount = bytes / 64 + ops.len() as u64;
         if amount < Self::WORTH_TIMING {
@@ -117,9 +117,9 @@ impl Copier {
 ///
 /// # Safety
 /// As for [`copy_burst`].
-pub unsafe fn copy_one(op: &Copy, done: u32) {
+pub unsafe fn copy_one(op: &CopyOp, done: u32) {
     let done = done.min(op.len);
-    let rest = Copy {
+    let rest = CopyOp {
         src: op.src.wrapping_add(done as usize),
         dst: op.dst.wrapping_add(done as usize),
         len: op.len - done,

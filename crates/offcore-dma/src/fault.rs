@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use offcore_stats::Counter;
 
-use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Failed, Failure, Reset};
+use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Failed, Failure, Reset};
 use crate::cpu;
 
 /// What goes wrong, and how often: probabilities are per mille of operations.
@@ -90,7 +90,7 @@ pub struct FaultyChannel {
 
 #[derive(Debug)]
 struct Entry {
-    copy: Copy,
+    copy: CopyOp,
     /// Bytes given to the inner channel, when the operation is to fail after them.
     cut: Option<u32>,
     delay: u64,
@@ -146,7 +146,7 @@ impl FaultyChannel {
 
     /// # Safety
     /// As for [`Channel::copy`].
-    unsafe fn accept(&mut self, copy: Copy) {
+    unsafe fn accept(&mut self, copy: CopyOp) {
         let draw = self.random.below(1000);
         let Faults { error, partial, delay, never, late, .. } = self.faults;
         let bounds = [error, partial, delay, never, late].map({
@@ -190,7 +190,7 @@ impl FaultyChannel {
         self.stats.submitted += 1;
     }
 
-    fn remember(&mut self, copy: Copy) -> u32 {
+    fn remember(&mut self, copy: CopyOp) -> u32 {
         let entry = Some(Entry { copy, cut: None, delay: 0, taken: false, held: false });
         if let Some(index) = self.free.pop() {
             self.entries[index as usize] = entry;
@@ -219,12 +219,12 @@ impl FaultyChannel {
     ///
     /// # Safety
     /// As for [`Channel::copy`].
-    unsafe fn pass_on(&mut self, index: u32, copy: Copy, cut: Option<u32>, delay: u64) {
+    unsafe fn pass_on(&mut self, index: u32, copy: CopyOp, cut: Option<u32>, delay: u64) {
         let entry = self.entry(index);
         (entry.cut, entry.delay, entry.held) = (cut, delay, true);
         let len = cut.unwrap_or(copy.len);
         // SAFETY: the caller's promises, for the whole operation or its beginning.
-        let accepted = unsafe { self.inner.copy(&[Copy { len, token: index, ..copy }]) };
+        let accepted = unsafe { self.inner.copy(&[CopyOp { len, token: index, ..copy }]) };
         assert_eq!(accepted, 1, "{} had room and took nothing", self.inner.info().name);
     }
 
@@ -315,7 +315,7 @@ impl Channel for FaultyChannel {
         self.in_flight
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         let n = ops.len().min(self.room());
         for &op in &ops[..n] {
             // SAFETY: the caller's promises.
@@ -377,7 +377,7 @@ impl Channel for FaultyChannel {
         Reset::Done
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         self.reports.clear();
         self.unsubmitted.clear();
         for index in 0..self.entries.len() {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
 
-use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Failed, Failure, Reset};
+use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Failed, Failure, Reset};
 
 /// How a channel comes to be used by more than one worker, or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     handle: usize,
-    copy: Copy,
+    copy: CopyOp,
     /// Neither reported to its handle nor taken out by it.
     live: bool,
     /// Given up by its handle.
@@ -108,7 +108,7 @@ impl SharedChannel {
         // Completions of one handle keep their order; but each is fetched from the channel by whoever polls first.
         info.capabilities.synchronous = false;
         let size = info.ring_size;
-        let copy = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
+        let copy = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         let entry = Entry { handle: 0, copy, live: false, taken: false, held: false };
         let state = State {
             channel: Some(channel),
@@ -296,7 +296,7 @@ impl Channel for SharedHandle {
         self.in_flight
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         if ops.is_empty() {
             return 0;
         }
@@ -314,8 +314,8 @@ impl Channel for SharedHandle {
         let mut given = 0;
         for part in ops[..ops.len().min(room)].chunks(PART) {
             let names = state.free.iter().rev();
-            let list: ArrayVec<Copy, PART> =
-                part.iter().zip(names).map(|(&op, &token)| Copy { token, ..op }).collect();
+            let list: ArrayVec<CopyOp, PART> =
+                part.iter().zip(names).map(|(&op, &token)| CopyOp { token, ..op }).collect();
             // SAFETY: the caller's promises; only the tokens are others.
             let accepted = unsafe { channel.copy(&list) };
             for &copy in &part[..accepted] {
@@ -368,7 +368,7 @@ impl Channel for SharedHandle {
         Reset::Done
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         let state = &mut *state;

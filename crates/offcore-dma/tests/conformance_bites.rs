@@ -4,7 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Reset};
+use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Reset};
 use offcore_dma::conformance::CHECKS;
 use offcore_dma::cpu::CpuChannel;
 
@@ -30,7 +30,7 @@ struct Saboteur {
     inner: CpuChannel,
     defect: Defect,
     info: ChannelInfo,
-    last: Option<Copy>,
+    last: Option<CopyOp>,
 }
 
 impl Channel for Saboteur {
@@ -46,8 +46,8 @@ impl Channel for Saboteur {
         self.inner.in_flight()
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
-        let ops: Vec<Copy> = ops
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
+        let ops: Vec<CopyOp> = ops
             .iter()
             .map(|op| {
                 let len = match self.defect {
@@ -57,7 +57,7 @@ impl Channel for Saboteur {
                     _ => op.len,
                 };
                 let token = if self.defect == Defect::TokensMixed { op.token & 0xffff } else { op.token };
-                Copy { len, token, ..*op }
+                CopyOp { len, token, ..*op }
             })
             .collect();
         self.last = ops.last().copied().or(self.last);
@@ -81,7 +81,7 @@ impl Channel for Saboteur {
             Defect::TokenTwice if new.len() > 1 => new[0] = new[1],
             Defect::FailsNow => {
                 if let Some(token) = completions.tokens.pop() {
-                    let copy = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token };
+                    let copy = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token };
                     let failure = offcore_dma::channel::Failure::Hardware;
                     completions.failed.push(offcore_dma::channel::Failed { copy, failure, done: 0 });
                 }
@@ -98,7 +98,7 @@ impl Channel for Saboteur {
         self.inner.reset()
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         if self.defect != Defect::KeepsAfterReset {
             self.inner.take_outstanding(outstanding);
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use offcore_dma::channel::Copy;
+use offcore_dma::channel::CopyOp;
 
 /// `struct rte_mempool`, used behind pointers only.
 #[repr(C)]
@@ -155,7 +155,7 @@ unsafe extern "C" {
     pub(crate) fn off_dma_start(dev: i16, desc: u16) -> c_int;
     pub(crate) fn off_dma_stop(dev: i16) -> c_int;
     pub(crate) fn off_dma_capacity(dev: i16) -> u16;
-    pub(crate) fn off_dma_copy(dev: i16, ops: *const Copy, count: c_uint) -> c_uint;
+    pub(crate) fn off_dma_copy(dev: i16, ops: *const CopyOp, count: c_uint) -> c_uint;
     pub(crate) fn off_dma_submit(dev: i16);
     pub(crate) fn off_dma_completed(dev: i16, max: u16, failed: *mut c_int) -> u16;
     pub(crate) fn off_dma_statuses(dev: i16, max: u16, statuses: *mut u32) -> u16;

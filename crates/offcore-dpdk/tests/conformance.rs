@@ -7,7 +7,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use offcore_dma::channel::{Completions, Copy, Device, EngineError};
+use offcore_dma::channel::{Completions, CopyOp, Device, EngineError};
 use offcore_dma::conformance::Check;
 use offcore_dma::share::SharedChannel;
 use offcore_dpdk::dmadev::DmaDevice;
@@ -52,9 +52,9 @@ fn what_was_taken_out_before_it_was_done_is_not_reported_and_the_rest_is() {
     let device = DmaDevice::open("dma_skeleton", None).unwrap();
     let mut channel = device.open_channel(32).unwrap();
     let (source, mut destination) = (vec![7u8; 64], vec![0u8; 32 * 64]);
-    let mut copies = |from: u32, count: u32| -> Vec<Copy> {
+    let mut copies = |from: u32, count: u32| -> Vec<CopyOp> {
         let place = destination.as_mut_ptr();
-        let op = |token| Copy {
+        let op = |token| CopyOp {
             src: source.as_ptr(),
             dst: place.wrapping_add(token as usize % 32 * 64),
             len: 64,

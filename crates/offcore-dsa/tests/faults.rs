@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, Reset};
+use offcore_dma::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Device, Reset};
 use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mode, Mover};
 use offcore_dsa::config::{Capabilities, OneLine, one_line};
 use offcore_dsa::driver::{Credits, DsaChannel, DsaDevice, Options};
@@ -46,7 +46,7 @@ impl Channel for Watched {
     fn in_flight(&self) -> usize {
         self.with(|channel| channel.in_flight())
     }
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         // SAFETY: the caller's promise, passed on.
         self.with(|channel| unsafe { channel.copy(ops) })
     }
@@ -61,7 +61,7 @@ impl Channel for Watched {
     fn reset(&mut self) -> Reset {
         self.with(DsaChannel::reset)
     }
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         self.with(|channel| channel.take_outstanding(outstanding));
     }
     fn stats(&self) -> ChannelStats {

@@ -21,7 +21,7 @@ use arrayvec::ArrayVec;
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::duplicate::Duplicator;
 use offcore_port::settle::settle;
-use offcore_port::{Context, Drop, RxQueue, TxQueue};
+use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, tsc};
 use offcore_wire::MacAddr;
@@ -208,7 +208,7 @@ impl Bridge {
             self.limit(port, &mut decisions, tsc::now());
         }
         if decisions.malformed > 0 {
-            self.inputs[input].rx.counters().drop(Drop::Malformed, decisions.malformed);
+            self.inputs[input].rx.counters().drop(DropReason::Malformed, decisions.malformed);
         }
         ctx.clock.lap(Stage::Header);
         let mut packets: ArrayVec<Option<Packet>, BURST> = burst.into_iter().map(Some).collect();
@@ -328,7 +328,7 @@ impl Bridge {
             let wanted = decisions.targets.iter().zip(&*packets).filter(|(targets, _)| is_copied(**targets));
             let wanted = wanted.filter_map(|(_, packet)| packet.as_ref());
             let missing = self.duplicator.duplicate(wanted, ctx.cache, &mut copies);
-            output.tx.counters().drop(Drop::NoBuffer, missing as u64);
+            output.tx.counters().drop(DropReason::NoBuffer, missing as u64);
             ctx.clock.lap(Stage::Copy);
         }
         let mut copies = copies.into_iter();
@@ -369,10 +369,10 @@ struct Decision {
 struct Malformed;
 
 #[cold]
-fn reason(error: TagError) -> Drop {
+fn reason(error: TagError) -> DropReason {
     match error {
-        TagError::Malformed => Drop::Malformed,
-        TagError::NoRoom => Drop::Failed,
+        TagError::Malformed => DropReason::Malformed,
+        TagError::NoRoom => DropReason::Failed,
     }
 }
 
@@ -396,7 +396,7 @@ impl Output {
         }
         self.tx.tx(ctx, &mut self.burst);
         if !self.burst.is_empty() {
-            self.tx.counters().drop_all(Drop::Full, &mut self.burst, ctx.cache);
+            self.tx.counters().drop_all(DropReason::Full, &mut self.burst, ctx.cache);
         }
     }
 }

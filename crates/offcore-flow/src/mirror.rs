@@ -17,7 +17,7 @@ use std::str::FromStr;
 use offcore_mem::{Burst, Packet};
 use offcore_port::duplicate::Duplicator;
 use offcore_port::settle::settle;
-use offcore_port::{Accepts, Context, Drop, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use offcore_port::{Accepts, Context, DropReason, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net;
 
@@ -98,7 +98,7 @@ impl Stamping {
         }
         self.ring.tx(ctx, &mut packets);
         if !packets.is_empty() {
-            self.ring.counters().drop_all(Drop::Full, &mut packets, ctx.cache);
+            self.ring.counters().drop_all(DropReason::Full, &mut packets, ctx.cache);
         }
     }
 }
@@ -134,7 +134,7 @@ impl Tap {
     /// Sends the copies of the first of `packets` packets; the others' are counted as dropped.
     fn send(&mut self, copies: Burst, packets: usize, stamp: u64, ctx: &mut Context<'_>) {
         if copies.len() < packets {
-            self.to.ring.counters().drop(Drop::NoBuffer, (packets - copies.len()) as u64);
+            self.to.ring.counters().drop(DropReason::NoBuffer, (packets - copies.len()) as u64);
         }
         self.to.send(copies, stamp, ctx);
         ctx.clock.lap(Stage::Copy);
@@ -311,7 +311,7 @@ impl MirrorOut {
         }
         settle(&mut *self.tx, ctx, &mut burst);
         self.tx.tx(ctx, &mut burst);
-        self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
+        self.tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
         packets
     }
 

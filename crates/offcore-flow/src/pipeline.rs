@@ -21,7 +21,7 @@ use offcore_gpu::device::Memory;
 use offcore_gpu::pipeline::{Back, Front, PipelineError, Setup, Worker};
 use offcore_gpu::ring::Split;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
-use offcore_port::{Accepts, Context, Drop, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use offcore_port::{Accepts, Context, DropReason, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{Stage, tsc};
@@ -153,7 +153,7 @@ impl WorkTx {
     fn drop_segmented(&self, burst: &mut Burst, cache: &mut PoolCache) {
         for packet in std::mem::take(burst) {
             if packet.is_segmented() {
-                self.counters.drop(Drop::TooBig, 1);
+                self.counters.drop(DropReason::TooBig, 1);
                 cache.free(packet);
             } else {
                 burst.push(packet);
@@ -313,7 +313,7 @@ impl WorkRx {
             if self.back.failure().is_some() {
                 self.work.counter(FAILED).set(1);
                 self.work.counter(QUARANTINED).set(self.back.quarantined() as u64);
-                self.counters.drop(Drop::Failed, self.back.take_lost());
+                self.counters.drop(DropReason::Failed, self.back.take_lost());
             }
         }
         self.settle(hits, ctx);

@@ -436,7 +436,7 @@ fn queue(
         let before = previous.map_or(0, |b| value(b, name));
         (value(block, name) - before) as f64 / elapsed.as_secs_f64().max(1e-9)
     };
-    let reasons = offcore_port::Drop::ALL.map(offcore_port::Drop::name);
+    let reasons = offcore_port::DropReason::ALL.map(offcore_port::DropReason::name);
     let drops = reasons.iter().map(|&r| (r.to_string(), value(block, r))).filter(|(_, n)| *n > 0);
     Some(QueueReport {
         port: port.into(),

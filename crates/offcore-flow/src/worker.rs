@@ -9,7 +9,7 @@ use offcore_dma::{ChannelId, Mover};
 use offcore_mem::{Burst, Packet, PoolCache};
 use offcore_port::settle::settle;
 use offcore_port::vhost::{Next, OneCopy};
-use offcore_port::{Context, Drop, RxQueue, TxQueue};
+use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock, tsc};
 
@@ -349,7 +349,7 @@ impl Stream {
             }
             self.rx.take_back(burst);
         }
-        self.tx.counters().drop_all(Drop::Full, burst, ctx.cache);
+        self.tx.counters().drop_all(DropReason::Full, burst, ctx.cache);
     }
 
     /// Forwards what was already taken from the other side; returns how many packets are still in flight.
@@ -365,7 +365,7 @@ impl Stream {
             rewrite(forward, &self.addresses, &mut burst);
             settle(&mut *self.tx, ctx, &mut burst);
             self.tx.tx(ctx, &mut burst);
-            self.tx.counters().drop_all(Drop::Full, &mut burst, ctx.cache);
+            self.tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
         }
         // A queue that has stopped takes no more: first comes what is still to come from the other side.
         let coming = crossing + receiving + forwarded;

@@ -10,7 +10,7 @@ use common::{FEATURES, Guest, Receiver, Worker as Parts, pattern, start};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
-use offcore_port::{Drop, RxCounters, TxCounters};
+use offcore_port::{DropReason, RxCounters, TxCounters};
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::page::Block;
@@ -21,7 +21,7 @@ use offcore_wire::MacAddr;
 const HEADER: usize = 12;
 
 /// Packets and bytes, and packets dropped for each reason, of the receiving half and of the sending one.
-type Counted = [(u64, u64, [u64; Drop::ALL.len()]); 2];
+type Counted = [(u64, u64, [u64; DropReason::ALL.len()]); 2];
 
 /// Sends frames of these lengths from one guest to another whose buffers have `rx_buffer` bytes.
 fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths: &[usize]) -> Counted {
@@ -60,7 +60,7 @@ fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths:
         worker.round();
     }
     assert_eq!(transmit.used(), Ok(lengths.len() as u16));
-    let drops = |dropped: &dyn Fn(Drop) -> u64| Drop::ALL.map(dropped);
+    let drops = |dropped: &dyn Fn(DropReason) -> u64| DropReason::ALL.map(dropped);
     [
         (received.packets(), received.bytes(), drops(&|reason| received.dropped(reason))),
         (sent.packets(), sent.bytes(), drops(&|reason| sent.dropped(reason))),

@@ -13,7 +13,7 @@ use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
 use offcore_port::generator::GenPort;
 use offcore_port::spec::PortSpec;
 use offcore_port::vhost::tx_over;
-use offcore_port::{Drop, Port, QueueSetup, TxCounters};
+use offcore_port::{DropReason, Port, QueueSetup, TxCounters};
 use offcore_stats::page::{Block, StatsPage};
 use offcore_vhost::VringCell;
 use offcore_wire::virtio_net::HEADER_LEN;
@@ -73,7 +73,7 @@ fn a_full_virtqueue_loses_nothing_of_a_generator() {
             }
         }
         assert_eq!((received, counters.packets()), (PACKETS, PACKETS), "{forward}");
-        assert_eq!(counters.dropped(Drop::Full), 0, "{forward}");
+        assert_eq!(counters.dropped(DropReason::Full), 0, "{forward}");
         assert_eq!(port.report().sent, PACKETS, "{forward}");
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! The program is attached by a link that ends with the process, in whichever way it ends; a program of somebody else is
 //! never replaced. An interface that is deleted takes its sockets along: what is sent meanwhile is dropped and counted
-//! ([`Drop::Down`]), and when an interface of that name is there again, it is taken over anew.
+//! ([`DropReason::Down`]), and when an interface of that name is there again, it is taken over anew.
 //!
 //! The kernel leaves checksums of its own packets to an interface that says it does them, as veth does, and an XDP
 //! socket is not told. So whoever sends through the kernel's stack to an interface that is a port has to compute them:
@@ -37,7 +37,7 @@ use crate::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
 use crate::slots::Slots;
 use crate::spec::AfXdpSpec;
-use crate::{Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+use crate::{DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
 
 use rx::{RxHalf, XdpRx};
 use session::{Halves, Refusal, Session, buffers, longest_frame};
@@ -209,9 +209,9 @@ impl AfXdpPort {
             let (Some(counters), Ok(statistics)) = (&queue.counters, socket.statistics()) else { continue };
             let now = Dropped::of(&statistics);
             for (reason, now, before) in [
-                (Drop::Full, now.full, queue.counted.full),
-                (Drop::NoBuffer, now.no_buffer, queue.counted.no_buffer),
-                (Drop::TooBig, now.too_big, queue.counted.too_big),
+                (DropReason::Full, now.full, queue.counted.full),
+                (DropReason::NoBuffer, now.no_buffer, queue.counted.no_buffer),
+                (DropReason::TooBig, now.too_big, queue.counted.too_big),
             ] {
                 if now > before {
                     counters.drop(reason, now - before);
@@ -344,7 +344,7 @@ impl Port for AfXdpPort {
     }
 }
 
-impl std::ops::Drop for AfXdpPort {
+impl Drop for AfXdpPort {
     fn drop(&mut self) {
         self.let_go();
         for queue in &self.queues {

@@ -19,7 +19,7 @@ use offcore_wire::ethernet::{self, MacAddr};
 use crate::slots::Slots;
 use crate::spec::{DpdkSpec, Hash};
 use crate::{
-    Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, room,
+    Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, room,
 };
 
 /// Calls of `tend` between two looks at what the device counts.
@@ -197,7 +197,7 @@ impl Losses {
         if now == self.counted {
             return;
         }
-        let reasons = [Drop::Full, Drop::Malformed, Drop::NoBuffer];
+        let reasons = [DropReason::Full, DropReason::Malformed, DropReason::NoBuffer];
         for ((now, before), reason) in now.into_iter().zip(&mut self.counted).zip(reasons) {
             // A device that begins to count anew has lost nothing.
             counters.drop(reason, now.saturating_sub(*before));
@@ -225,7 +225,7 @@ impl RxQueue for DpdkRx {
         }
         let receipt = self.queue.rx(ctx.cache, burst, wanted);
         if receipt.malformed > 0 {
-            self.counters.drop(Drop::Malformed, receipt.malformed);
+            self.counters.drop(DropReason::Malformed, receipt.malformed);
         }
         if receipt.packets > 0 {
             self.counters.add(receipt.packets as u64, receipt.bytes);
@@ -257,8 +257,8 @@ impl DpdkTx {
     fn sort_out(&self, ctx: &mut Context<'_>, burst: &mut Burst) {
         for packet in std::mem::take(burst) {
             match self.pool.total_len(&packet) {
-                len if len > self.longest => self.counters.drop(Drop::TooBig, 1),
-                len if len < ethernet::HEADER_LEN => self.counters.drop(Drop::Malformed, 1),
+                len if len > self.longest => self.counters.drop(DropReason::TooBig, 1),
+                len if len < ethernet::HEADER_LEN => self.counters.drop(DropReason::Malformed, 1),
                 _ => {
                     burst.push(packet);
                     continue;
@@ -274,7 +274,7 @@ impl TxQueue for DpdkTx {
         if let Some(counted) = &mut self.failed {
             let now = self.shared.tx_errors.load(Ordering::Relaxed);
             if now != *counted {
-                self.counters.drop(Drop::Failed, now.saturating_sub(*counted));
+                self.counters.drop(DropReason::Failed, now.saturating_sub(*counted));
                 *counted = now;
             }
         }
@@ -282,7 +282,7 @@ impl TxQueue for DpdkTx {
             return;
         }
         if self.shared.down.load(Ordering::Relaxed) {
-            return self.counters.drop_all(Drop::Down, burst, ctx.cache);
+            return self.counters.drop_all(DropReason::Down, burst, ctx.cache);
         }
         let fits = |len: usize| (ethernet::HEADER_LEN..=self.longest).contains(&len);
         if !burst.iter().all(|packet| fits(packet.len()) && !packet.is_segmented()) {

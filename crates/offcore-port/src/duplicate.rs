@@ -1,7 +1,7 @@
 //! Copies of packets, for whoever sends one packet to several ports.
 
 use arrayvec::ArrayVec;
-use offcore_dma::Copy;
+use offcore_dma::CopyOp;
 use offcore_dma::cpu::Copier;
 use offcore_mem::{Burst, HEADROOM, Packet, PoolCache};
 use offcore_wire::virtio_net::HEADER_LEN;
@@ -49,7 +49,7 @@ impl Duplicator {
 /// mutably.
 struct List<'a> {
     copier: &'a mut Copier,
-    ops: ArrayVec<Copy, LIST>,
+    ops: ArrayVec<CopyOp, LIST>,
 }
 
 impl List<'_> {
@@ -90,7 +90,7 @@ impl List<'_> {
         if self.ops.is_full() {
             self.make();
         }
-        self.ops.push(Copy { src, dst, len: len as u32, token: 0 });
+        self.ops.push(CopyOp { src, dst, len: len as u32, token: 0 });
     }
 
     fn make(&mut self) {

@@ -33,7 +33,7 @@ use offcore_stats::page::{PageError, StatsPage};
 use offcore_wire::ethernet::MacAddr;
 
 pub use settle::Accepts;
-pub use stats::{Drop, RxCounters, TxCounters};
+pub use stats::{DropReason, RxCounters, TxCounters};
 
 /// Packets that one call may append to `burst`.
 #[inline(always)]

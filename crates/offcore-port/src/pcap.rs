@@ -23,8 +23,8 @@ use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, PcapWriter, Reco
 use crate::slots::Slots;
 use crate::spec::PcapSpec;
 use crate::{
-    Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake,
-    address, hand_over, room,
+    Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
+    Wake, address, hand_over, room,
 };
 
 /// Where the records of a capture file begin.
@@ -134,7 +134,7 @@ impl Port for PcapPort {
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         self.slots.take_tx(index, &self.name)?;
         let counters = TxCounters::new(setup.stats, setup.port, index)?;
-        Ok(Box::new(PcapTx { sink: self.sink.take(), without: Drop::Down, counters }))
+        Ok(Box::new(PcapTx { sink: self.sink.take(), without: DropReason::Down, counters }))
     }
 
     fn status(&self) -> String {
@@ -230,7 +230,7 @@ impl PcapRx {
     /// The file cannot be read on.
     #[cold]
     fn damaged(&mut self, error: PcapError) {
-        self.counters.drop(Drop::Malformed, 1);
+        self.counters.drop(DropReason::Malformed, 1);
         self.end(reason(error));
     }
 }
@@ -265,11 +265,11 @@ impl RxQueue for PcapRx {
             };
             // What is not read of a packet is passed over.
             if record.len < ethernet::HEADER_LEN {
-                self.counters.drop(Drop::Malformed, 1);
+                self.counters.drop(DropReason::Malformed, 1);
                 continue;
             }
             if record.len > pool.longest() {
-                self.counters.drop(Drop::TooBig, 1);
+                self.counters.drop(DropReason::TooBig, 1);
                 continue;
             }
             let Some(mut packet) = ctx.cache.take_chain(HEADROOM, record.len) else {
@@ -337,7 +337,7 @@ struct PcapTx {
     /// `None`: no file, or it cannot be written any more.
     sink: Option<Sink>,
     /// Why packets are dropped when there is no file.
-    without: Drop,
+    without: DropReason,
     counters: TxCounters,
 }
 
@@ -346,7 +346,7 @@ impl PcapTx {
         let Err(error) = result else { return true };
         if let Some(sink) = self.sink.take() {
             sink.state.end(reason(error));
-            self.without = Drop::Failed;
+            self.without = DropReason::Failed;
         }
         false
     }

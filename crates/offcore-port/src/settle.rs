@@ -10,7 +10,7 @@ use offcore_wire::checksum::{self, Sum};
 use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
 use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, Offloads};
 
-use crate::{Context, Drop, TxQueue};
+use crate::{Context, DropReason, TxQueue};
 
 /// Segments that a packet becomes at most: twice as many as 64 KiB are with TCP's default segment size of 536 bytes
 /// (RFC 9293, 3.7.1). Segments of a few bytes are allowed, but a packet that would become more of them is dropped; without
@@ -85,7 +85,7 @@ enum Settled {
     /// It is to be segmented.
     Segment(Packet),
     /// It cannot be sent.
-    Drop(Packet, Drop),
+    Drop(Packet, DropReason),
 }
 
 fn settled(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Settled {
@@ -101,12 +101,12 @@ fn settled(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Settl
         return Settled::Segment(packet);
     }
     if joined && !fits {
-        return Settled::Drop(packet, Drop::TooBig);
+        return Settled::Drop(packet, DropReason::TooBig);
     }
     if !allowed {
         let parts = pool.segments_mut(&mut packet);
         if checksum::complete_parts(parts, header.csum_start, header.csum_offset).is_err() {
-            return Settled::Drop(packet, Drop::Malformed);
+            return Settled::Drop(packet, DropReason::Malformed);
         }
         packet.set_offload(false);
     }
@@ -118,7 +118,7 @@ fn settled(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Settl
             cache.free(packet);
             Settled::Packet(one)
         }
-        None => Settled::Drop(packet, Drop::NoBuffer),
+        None => Settled::Drop(packet, DropReason::NoBuffer),
     }
 }
 
@@ -141,7 +141,7 @@ fn segment(
     packet: &Packet,
     ctx: &mut Context<'_>,
     out: &mut Out<'_>,
-) -> Result<(), (Drop, u64)> {
+) -> Result<(), (DropReason, u64)> {
     let pool = ctx.cache.pool();
     let total = pool.total_len(packet);
     let mut front = [0; MAX_HEADERS];
@@ -151,7 +151,7 @@ fn segment(
     // Segments may be jumbo frames, too.
     let is_long = segmenter.longest() > pool.data_room() && !accepts.segments;
     if is_long || segmenter.segments().count() > SEGMENTS {
-        return Err((Drop::TooBig, 1));
+        return Err((DropReason::TooBig, 1));
     }
     let header_len = segmenter.header_len();
     let mut payload = Reader::new(pool.segments(packet));
@@ -159,7 +159,7 @@ fn segment(
     let mut segments = segmenter.segments();
     while let Some(segment) = segments.next() {
         let Some(mut one) = ctx.cache.take_chain(HEADROOM, header_len + segment.payload.len()) else {
-            return Err((Drop::NoBuffer, 1 + segments.count() as u64));
+            return Err((DropReason::NoBuffer, 1 + segments.count() as u64));
         };
         let sum = payload.fill(pool, &mut one, header_len);
         let headers = &mut one.bytes_mut()[..header_len];
@@ -169,10 +169,10 @@ fn segment(
     Ok(())
 }
 
-fn reason(error: GsoError) -> Drop {
+fn reason(error: GsoError) -> DropReason {
     match error {
-        GsoError::TooLong { .. } => Drop::TooBig,
-        _ => Drop::Malformed,
+        GsoError::TooLong { .. } => DropReason::TooBig,
+        _ => DropReason::Malformed,
     }
 }
 
@@ -186,7 +186,7 @@ impl Out<'_> {
     fn push(&mut self, packet: Packet, ctx: &mut Context<'_>) {
         if self.burst.is_full() {
             self.tx.tx(ctx, self.burst);
-            self.tx.counters().drop_all(Drop::Full, self.burst, ctx.cache);
+            self.tx.counters().drop_all(DropReason::Full, self.burst, ctx.cache);
         }
         self.burst.push(packet);
     }

@@ -6,7 +6,7 @@ use offcore_stats::page::{Block, PageError, StatsPage};
 /// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Drop {
+pub enum DropReason {
     /// RX: longer than any packet, or than a packet buffer where the port takes only one. TX: longer than the port, or the
     /// guest's buffers, can take, or to be cut into more than 256 segments.
     TooBig,
@@ -23,7 +23,7 @@ pub enum Drop {
     NoBuffer,
 }
 
-impl Drop {
+impl DropReason {
     /// Every reason.
     pub const ALL: [Self; 6] =
         [Self::TooBig, Self::Malformed, Self::Full, Self::Down, Self::Failed, Self::NoBuffer];
@@ -43,7 +43,7 @@ impl Drop {
 
 /// The counters of a block made here, in order: packets, bytes, a drop counter for each reason, and polls that left
 /// packets with the other side because the pool had no free packet buffer.
-const COUNTERS: [&str; 3 + Drop::ALL.len()] =
+const COUNTERS: [&str; 3 + DropReason::ALL.len()] =
     ["packets", "bytes", "too_big", "malformed", "full", "down", "failed", "no_buffer", "starved"];
 
 macro_rules! counters {
@@ -75,13 +75,13 @@ macro_rules! counters {
 
             /// Counts dropped packets.
             #[inline(always)]
-            pub fn drop(&self, reason: Drop, packets: u64) {
+            pub fn drop(&self, reason: DropReason, packets: u64) {
                 self.0.counter(2 + reason as usize).add(packets);
             }
 
             /// Frees every packet of the burst and counts it as dropped.
             #[inline]
-            pub fn drop_all(&self, reason: Drop, burst: &mut Burst, cache: &mut PoolCache) {
+            pub fn drop_all(&self, reason: DropReason, burst: &mut Burst, cache: &mut PoolCache) {
                 self.drop(reason, burst.len() as u64);
                 cache.free_all(burst.drain(..));
             }
@@ -89,7 +89,7 @@ macro_rules! counters {
             /// Counts polls that left packets where they were for want of a packet buffer: nothing was dropped.
             #[inline(always)]
             pub fn starved(&self, polls: u64) {
-                self.0.counter(2 + Drop::ALL.len()).add(polls);
+                self.0.counter(2 + DropReason::ALL.len()).add(polls);
             }
 
             /// Packets so far.
@@ -103,13 +103,13 @@ macro_rules! counters {
             }
 
             /// Packets dropped for `reason` so far.
-            pub fn dropped(&self, reason: Drop) -> u64 {
+            pub fn dropped(&self, reason: DropReason) -> u64 {
                 self.0.counter(2 + reason as usize).value()
             }
 
             /// Packets dropped so far.
             pub fn dropped_total(&self) -> u64 {
-                Drop::ALL.iter().map(|&reason| self.dropped(reason)).sum()
+                DropReason::ALL.iter().map(|&reason| self.dropped(reason)).sum()
             }
         }
     };
@@ -130,13 +130,13 @@ mod tests {
 
     #[test]
     fn reasons_and_counters_agree() {
-        for (reason, name) in Drop::ALL.iter().zip(&COUNTERS[2..8]) {
+        for (reason, name) in DropReason::ALL.iter().zip(&COUNTERS[2..8]) {
             assert_eq!(reason.name(), *name);
         }
         let counters = TxCounters::private();
-        counters.drop(Drop::Full, 3);
+        counters.drop(DropReason::Full, 3);
         counters.add(2, 128);
-        assert_eq!((counters.dropped(Drop::Full), counters.dropped_total()), (3, 3));
+        assert_eq!((counters.dropped(DropReason::Full), counters.dropped_total()), (3, 3));
         assert_eq!((counters.packets(), counters.bytes()), (2, 128));
     }
 }

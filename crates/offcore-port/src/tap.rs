@@ -28,7 +28,9 @@ use crate::netdev::NetDev;
 use crate::settle;
 use crate::slots::Slots;
 use crate::spec::TapSpec;
-use crate::{Accepts, Context, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+use crate::{
+    Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
+};
 
 use rx::TapRx;
 
@@ -292,12 +294,12 @@ impl TxQueue for TapTx {
                 Err(error @ (Errno::IO | Errno::BADFD)) => {
                     self.queue.note(error);
                     let rest = burst.len() - taken;
-                    self.counters.drop(Drop::Down, rest as u64);
+                    self.counters.drop(DropReason::Down, rest as u64);
                     taken = burst.len();
                     break;
                 }
-                Err(Errno::MSGSIZE) => self.counters.drop(Drop::TooBig, 1),
-                Err(_) => self.counters.drop(Drop::Failed, 1),
+                Err(Errno::MSGSIZE) => self.counters.drop(DropReason::TooBig, 1),
+                Err(_) => self.counters.drop(DropReason::Failed, 1),
             }
             taken += 1;
         }

@@ -15,7 +15,9 @@ use offcore_vhost::vring::{Arm, Taken};
 use offcore_vhost::{Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
 
-use crate::{Accepts, Drop, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use crate::{
+    Accepts, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake,
+};
 
 /// A vhost-user port.
 #[derive(Debug)]
@@ -161,9 +163,9 @@ fn count(rx: &VhostRx, tx: &VhostTx, forwarded: &Forwarded) {
     rx.counters.add((packets + too_big) as u64, bytes + too_big_bytes);
     tx.counters.add(packets as u64, bytes);
     if too_long + malformed + too_big > 0 {
-        rx.counters.drop(Drop::TooBig, too_long as u64);
-        rx.counters.drop(Drop::Malformed, malformed as u64);
-        tx.counters.drop(Drop::TooBig, too_big as u64);
+        rx.counters.drop(DropReason::TooBig, too_long as u64);
+        rx.counters.drop(DropReason::Malformed, malformed as u64);
+        tx.counters.drop(DropReason::TooBig, too_big as u64);
     }
 }
 
@@ -185,9 +187,9 @@ impl VhostRx {
 
     #[cold]
     fn count_rare(&self, dequeued: Dequeued) {
-        self.counters.drop(Drop::TooBig, dequeued.too_big as u64);
-        self.counters.drop(Drop::Malformed, dequeued.malformed as u64);
-        self.counters.drop(Drop::Down, dequeued.discarded as u64);
+        self.counters.drop(DropReason::TooBig, dequeued.too_big as u64);
+        self.counters.drop(DropReason::Malformed, dequeued.malformed as u64);
+        self.counters.drop(DropReason::Down, dequeued.discarded as u64);
         self.counters.starved(dequeued.starved.into());
     }
 }
@@ -238,11 +240,11 @@ impl TxQueue for VhostTx {
         let submitted = self.enqueue.submit(ctx, burst);
         self.counters.add(submitted.packets as u64, submitted.bytes);
         if submitted.too_big + submitted.unwanted > 0 {
-            self.counters.drop(Drop::TooBig, submitted.too_big as u64);
-            self.counters.drop(Drop::Failed, submitted.unwanted as u64);
+            self.counters.drop(DropReason::TooBig, submitted.too_big as u64);
+            self.counters.drop(DropReason::Failed, submitted.unwanted as u64);
         }
         if !burst.is_empty() && !self.enqueue.enabled() {
-            self.counters.drop_all(Drop::Down, burst, ctx.cache);
+            self.counters.drop_all(DropReason::Down, burst, ctx.cache);
         }
         self.poll(ctx);
     }

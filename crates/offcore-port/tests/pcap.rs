@@ -11,7 +11,7 @@ use common::{TempDir, Worker, pool, until};
 use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_port::pcap::PcapPort;
 use offcore_port::spec::{PcapSpec, PortSpec};
-use offcore_port::{Drop, Port, RxQueue};
+use offcore_port::{DropReason, Port, RxQueue};
 use offcore_wire::pcap::{MAX_RECORD_LEN, PcapWriter};
 
 /// Bytes in front of each packet of a capture file.
@@ -209,7 +209,10 @@ fn packets_that_do_not_fit_or_are_none_are_counted() {
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
     let received = receive_all(&mut worker, &mut *rx);
     assert_eq!(received, [frames[0].clone(), frames[2].clone(), frames[4].clone()]);
-    assert_eq!((rx.counters().dropped(Drop::TooBig), rx.counters().dropped(Drop::Malformed)), (1, 2));
+    assert_eq!(
+        (rx.counters().dropped(DropReason::TooBig), rx.counters().dropped(DropReason::Malformed)),
+        (1, 2)
+    );
     assert_eq!(worker.free_chunks(), chunks);
 
     // Where nothing fits there is an end to repeating, too.
@@ -336,7 +339,7 @@ fn a_file_cut_off_anywhere_is_noticed() {
         let received = receive_all(&mut worker, &mut *rx).len();
         assert_eq!(received, usize::from(len >= first_end), "{len} bytes");
         let whole_records = len == 24 || len == first_end;
-        assert_eq!(rx.counters().dropped(Drop::Malformed), u64::from(!whole_records), "{len} bytes");
+        assert_eq!(rx.counters().dropped(DropReason::Malformed), u64::from(!whole_records), "{len} bytes");
         let status = port.status();
         assert_eq!(status.contains("ends within record"), !whole_records, "{len} bytes: {status}");
         if !whole_records {
@@ -389,7 +392,7 @@ fn an_output_that_fails_drops_and_says_so() {
         let mut burst: Burst = (0..60).map(|n| worker.packet(&frame(n))).collect();
         worker.tx(&mut *tx, &mut burst);
         assert!(burst.is_empty());
-        (tx.counters().packets(), tx.counters().dropped(Drop::Failed))
+        (tx.counters().packets(), tx.counters().dropped(DropReason::Failed))
     };
     until("the pipe is broken", || send(&mut worker).1 > 0);
     let (packets, failed) = send(&mut worker);
@@ -408,7 +411,7 @@ fn a_port_without_an_output_drops() {
     let mut tx = worker.tx_queue(&mut port, 0).unwrap();
     let mut burst: Burst = (0..3).map(|n| worker.packet(&frame(n))).collect();
     worker.tx(&mut *tx, &mut burst);
-    assert_eq!((tx.counters().packets(), tx.counters().dropped(Drop::Down)), (0, 3));
+    assert_eq!((tx.counters().packets(), tx.counters().dropped(DropReason::Down)), (0, 3));
     assert!(burst.is_empty());
     assert_eq!(worker.free_chunks(), chunks);
     assert!(worker.tx_queue(&mut port, 0).is_err(), "a queue is given out once");

@@ -8,7 +8,7 @@ use common::tcp::{are_segments, whole};
 use common::{Worker, frame, pool};
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::settle::settle;
-use offcore_port::{Accepts, Context, Drop, TxCounters, TxQueue};
+use offcore_port::{Accepts, Context, DropReason, TxCounters, TxQueue};
 use offcore_wire::checksum;
 use offcore_wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NetHeader, Offloads};
 
@@ -64,7 +64,7 @@ fn send(worker: &mut Worker, sink: &mut Sink, packets: impl FnOnce(&mut Worker) 
     let mut burst = packets(worker);
     settle(sink, &mut worker.ctx(), &mut burst);
     sink.tx(&mut worker.ctx(), &mut burst);
-    sink.counters.drop_all(Drop::Full, &mut burst, &mut worker.cache);
+    sink.counters.drop_all(DropReason::Full, &mut burst, &mut worker.cache);
     assert_eq!(worker.free_chunks(), free);
 }
 
@@ -199,7 +199,7 @@ fn several_buffers_are_made_one_where_they_fit() {
     send_one(&mut worker, &mut sink, &NetHeader::default(), &bytes);
     let open = NetHeader { gso_type: GSO_NONE, ..header };
     send_one(&mut worker, &mut sink, &open, &bytes);
-    assert_eq!((sink.sent.len(), sink.counters.dropped(Drop::TooBig)), (4, 2));
+    assert_eq!((sink.sent.len(), sink.counters.dropped(DropReason::TooBig)), (4, 2));
 }
 
 #[test]
@@ -216,10 +216,10 @@ fn nonsense_is_dropped_and_counted() {
     send_one(&mut worker, &mut sink, &header, &bytes[..40]);
     let outside = NetHeader { csum_start: u16::MAX, gso_type: GSO_NONE, ..header };
     send_one(&mut worker, &mut sink, &outside, &bytes[..100]);
-    assert_eq!((sink.counters.dropped(Drop::Malformed), sink.counters.dropped_total()), (6, 6));
+    assert_eq!((sink.counters.dropped(DropReason::Malformed), sink.counters.dropped_total()), (6, 6));
     // Segments that no packet buffer has room for.
     send_one(&mut worker, &mut sink, &NetHeader { gso_size: 4000, gso_type: GSO_TCPV4, ..header }, &bytes);
-    assert_eq!((sink.counters.dropped(Drop::TooBig), sink.counters.dropped_total()), (1, 7));
+    assert_eq!((sink.counters.dropped(DropReason::TooBig), sink.counters.dropped_total()), (1, 7));
     assert!(sink.sent.is_empty());
 }
 
@@ -236,7 +236,7 @@ fn a_packet_becomes_256_segments_at_most() {
         burst
     });
     are_segments(&sink.frames(), &bytes, &header);
-    assert_eq!((sink.sent.len(), sink.counters.dropped(Drop::TooBig)), (256, BURST as u64 - 1));
+    assert_eq!((sink.sent.len(), sink.counters.dropped(DropReason::TooBig)), (256, BURST as u64 - 1));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn what_there_is_no_room_for_is_dropped_and_counted() {
     let mut sink = Sink::new(NONE, false);
     sink.room = 4;
     send_one(&mut worker, &mut sink, &header, &bytes);
-    assert_eq!((sink.sent.len(), sink.counters.dropped(Drop::Full)), (4, 6));
+    assert_eq!((sink.sent.len(), sink.counters.dropped(DropReason::Full)), (4, 6));
 
     let mut sink = Sink::new(NONE, false);
     let mut behind = 0;
@@ -261,5 +261,5 @@ fn what_there_is_no_room_for_is_dropped_and_counted() {
     });
     // Three of ten segments, and all packets behind them.
     assert_eq!(sink.sent.len(), 3 + behind);
-    assert_eq!((sink.counters.dropped(Drop::NoBuffer), sink.counters.dropped_total()), (7, 7));
+    assert_eq!((sink.counters.dropped(DropReason::NoBuffer), sink.counters.dropped_total()), (7, 7));
 }

@@ -10,7 +10,7 @@ use common::{Worker, frame, in_namespace, ip, pool, until};
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::spec::{PortSpec, TapSpec};
 use offcore_port::tap::TapPort;
-use offcore_port::{Drop, Port, PortError, RxQueue, TxQueue};
+use offcore_port::{DropReason, Port, PortError, RxQueue, TxQueue};
 use offcore_wire::{Ipv4Packet, MacAddr, UdpDatagram, UdpEndpoint, UdpFlow, UdpTemplate, checksum};
 
 /// The station on our side of the interface.
@@ -97,7 +97,7 @@ impl Tap {
         assert!(burst.is_empty());
     }
 
-    fn rx_dropped(&self, reason: Drop) -> u64 {
+    fn rx_dropped(&self, reason: DropReason) -> u64 {
         self.rx.iter().map(|rx| rx.counters().dropped(reason)).sum()
     }
 }
@@ -220,7 +220,7 @@ fn a_link_that_is_down_drops_and_comes_back() {
         for _ in 0..3 {
             tap.send(&payload(30), 9);
         }
-        assert_eq!(tap.tx[0].counters().dropped(Drop::Down), 3);
+        assert_eq!(tap.tx[0].counters().dropped(DropReason::Down), 3);
         assert!(tap.port.status().contains("is down"), "{}", tap.port.status());
         tap.receive();
         ip("link set oc0 up");
@@ -239,7 +239,7 @@ fn an_interface_that_disappears_is_said() {
         let mut burst: Burst = (0..5).map(|_| tap.packet(&payload(30), 9)).collect();
         tap.worker.tx(&mut *tap.tx[0], &mut burst);
         assert!(burst.is_empty());
-        assert_eq!(tap.tx[0].counters().dropped(Drop::Down), 5);
+        assert_eq!(tap.tx[0].counters().dropped(DropReason::Down), 5);
         assert!(tap.port.status().contains("was deleted"), "{}", tap.port.status());
         assert_eq!(tap.free_chunks(), tap.chunks);
     });
@@ -257,7 +257,9 @@ fn packets_beyond_the_buffer_are_counted() {
         }
         // 1750 + 42 bytes would just fit, but cannot be told from a longer packet that was cut.
         assert_eq!(tap.receive_one(), payload(1749));
-        until("two packets are dropped", || tap.receive().is_empty() && tap.rx_dropped(Drop::TooBig) == 2);
+        until("two packets are dropped", || {
+            tap.receive().is_empty() && tap.rx_dropped(DropReason::TooBig) == 2
+        });
         assert_eq!(tap.free_chunks(), tap.chunks);
     });
 }

@@ -12,7 +12,7 @@ use common::{PATIENCE, Worker, frame, in_namespace, ip, pool, until};
 use offcore_mem::Burst;
 use offcore_port::spec::PortSpec;
 use offcore_port::tap::TapPort;
-use offcore_port::{Drop, Port, RxQueue, TxQueue};
+use offcore_port::{DropReason, Port, RxQueue, TxQueue};
 use offcore_wire::virtio_net::{GSO_ECN, GSO_NONE, NetHeader, Offloads};
 
 /// A port, its queues, and whoever works them.
@@ -237,8 +237,8 @@ fn what_the_kernel_does_not_take_is_dropped_and_counted() {
             }
         }
         let counters = tap.tx.counters();
-        assert!(counters.dropped(Drop::Failed) > 0, "{counters:?}");
-        assert_eq!(counters.dropped(Drop::Failed), counters.dropped_total());
+        assert!(counters.dropped(DropReason::Failed) > 0, "{counters:?}");
+        assert_eq!(counters.dropped(DropReason::Failed), counters.dropped_total());
         assert_eq!(tap.rx.drain(&mut tap.worker.ctx(), &mut Burst::new()), 0);
         assert_eq!(tap.worker.free_chunks(), 512);
     });

@@ -13,7 +13,7 @@ use offcore_mem::{Burst, Pool};
 use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::spec::PortSpec;
-use offcore_port::{Drop, Port, RxQueue, TxQueue};
+use offcore_port::{DropReason, Port, RxQueue, TxQueue};
 use offcore_wire::virtio_net::NetHeader;
 
 /// The type of our frames.
@@ -149,7 +149,7 @@ fn packets_that_are_no_frames_are_counted_as_dropped() {
                 frames.len() >= 3
             });
             let counters = b.tx[0].counters();
-            let counted = (counters.packets(), counters.bytes(), counters.dropped(Drop::Malformed));
+            let counted = (counters.packets(), counters.bytes(), counters.dropped(DropReason::Malformed));
             assert_eq!(counted, (3, 180, 6), "{kind}");
         }
     });
@@ -222,7 +222,7 @@ fn what_was_lost_before_an_interface_was_made_anew_is_counted() {
             packets == 0
         });
         // The kernel may have sent some packets of its own, and lost those.
-        let lost = a.rx[0].counters().dropped(Drop::Full) as usize;
+        let lost = a.rx[0].counters().dropped(DropReason::Full) as usize;
         assert!(received >= 32 && received + lost >= 300, "{received} received, {lost} lost");
     });
 }

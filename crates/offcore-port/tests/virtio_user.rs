@@ -10,7 +10,7 @@ use common::{TempDir, Worker, pool, until};
 use offcore_mem::Burst;
 use offcore_port::spec::{PortSpec, VirtioUserSpec};
 use offcore_port::virtio_user::VirtioUserPort;
-use offcore_port::{Drop, Port, RxQueue, TxQueue};
+use offcore_port::{DropReason, Port, RxQueue, TxQueue};
 use offcore_ring::Layout;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::split::device;
@@ -198,7 +198,7 @@ impl Setup {
         left
     }
 
-    fn rx_dropped(&self, reason: Drop) -> u64 {
+    fn rx_dropped(&self, reason: DropReason) -> u64 {
         self.rx.counters().dropped(reason)
     }
 
@@ -300,7 +300,7 @@ fn claimed_lengths_are_checked() {
         (65536 + HEADER_LEN + 60, false),
         (u32::MAX as usize, false),
     ] {
-        let before = setup.rx_dropped(Drop::Malformed);
+        let before = setup.rx_dropped(DropReason::Malformed);
         setup.to_us.give(good, &[1; 60], len);
         let received = setup.receive();
         let lengths: Vec<usize> = received.iter().map(Vec::len).collect();
@@ -309,7 +309,7 @@ fn claimed_lengths_are_checked() {
         } else {
             assert!(lengths.is_empty(), "{len} bytes claimed");
         }
-        assert_eq!(setup.rx_dropped(Drop::Malformed) - before, u64::from(!ok), "{len} bytes claimed");
+        assert_eq!(setup.rx_dropped(DropReason::Malformed) - before, u64::from(!ok), "{len} bytes claimed");
     }
     setup.still_receives();
     setup.close();
@@ -327,10 +327,10 @@ fn impossible_headers_are_counted() {
         NetHeader { flags: F_NEEDS_CSUM, csum_start: 59, csum_offset: 0, ..good },
         NetHeader { flags: F_NEEDS_CSUM, csum_start: u16::MAX, csum_offset: u16::MAX, ..good },
     ] {
-        let before = setup.rx_dropped(Drop::Malformed);
+        let before = setup.rx_dropped(DropReason::Malformed);
         setup.to_us.give(bad, &[1; 60], HEADER_LEN + 60);
         assert!(setup.receive().is_empty(), "{bad:?}");
-        assert_eq!(setup.rx_dropped(Drop::Malformed) - before, 1, "{bad:?}");
+        assert_eq!(setup.rx_dropped(DropReason::Malformed) - before, 1, "{bad:?}");
         setup.still_receives();
     }
     setup.close();
@@ -406,14 +406,14 @@ fn a_packet_with_a_buffer_that_makes_no_sense_is_dropped_as_a_whole() {
     let mut setup = Setup::new("");
     let room = HEADER_LEN + ROOM;
     // What is claimed of each buffer, and why the packet is dropped.
-    let cases: [(Vec<usize>, Drop); 7] = [
-        (vec![room, 0, 60], Drop::Malformed),
-        (vec![room, 60, 0], Drop::Malformed),
-        (vec![room, room + 1, 60], Drop::Malformed),
-        (vec![room, u32::MAX as usize, room + 1], Drop::Malformed),
-        (vec![HEADER_LEN + 13, 1000], Drop::Malformed),
-        (vec![room; 37], Drop::TooBig),
-        (vec![HEADER_LEN + 60; 65], Drop::TooBig),
+    let cases: [(Vec<usize>, DropReason); 7] = [
+        (vec![room, 0, 60], DropReason::Malformed),
+        (vec![room, 60, 0], DropReason::Malformed),
+        (vec![room, room + 1, 60], DropReason::Malformed),
+        (vec![room, u32::MAX as usize, room + 1], DropReason::Malformed),
+        (vec![HEADER_LEN + 13, 1000], DropReason::Malformed),
+        (vec![room; 37], DropReason::TooBig),
+        (vec![HEADER_LEN + 60; 65], DropReason::TooBig),
     ];
     for (claims, reason) in cases {
         let before = (setup.rx_dropped(reason), setup.rx.counters().dropped_total());
@@ -482,12 +482,15 @@ fn long_packets_wait_for_descriptors_and_the_longest_are_dropped() {
     // More buffers than the ring has descriptors, and than any packet has.
     assert_eq!(setup.send(&[long(17 * ROOM), long(16 * ROOM), long(65 * ROOM)]), 0);
     assert_eq!(setup.from_us.receive(), long(16 * ROOM));
-    assert_eq!((setup.tx.counters().dropped(Drop::TooBig), setup.tx.counters().dropped_total()), (2, 2));
+    assert_eq!(
+        (setup.tx.counters().dropped(DropReason::TooBig), setup.tx.counters().dropped_total()),
+        (2, 2)
+    );
     setup.close();
     let mut setup = Setup::new("");
     assert_eq!(setup.send(&[long(65_558), long(65_557), long(100_000)]), 0);
     assert_eq!(setup.from_us.receive(), long(65_557));
-    assert_eq!(setup.tx.counters().dropped(Drop::TooBig), 2);
+    assert_eq!(setup.tx.counters().dropped(DropReason::TooBig), 2);
     setup.close();
 }
 
@@ -503,10 +506,10 @@ fn without_mergeable_buffers_the_mtu_says_how_long_a_packet_may_be() {
         }
     }
     for claim in [0, HEADER_LEN + 13, HEADER_LEN + 9023, u32::MAX as usize] {
-        let before = setup.rx_dropped(Drop::Malformed);
+        let before = setup.rx_dropped(DropReason::Malformed);
         setup.to_us.give(NetHeader::default(), &[1; 60], claim);
         assert!(setup.receive().is_empty());
-        assert_eq!(setup.rx_dropped(Drop::Malformed), before + 1, "{claim} bytes claimed");
+        assert_eq!(setup.rx_dropped(DropReason::Malformed), before + 1, "{claim} bytes claimed");
     }
     setup.still_receives();
     assert_eq!(setup.backend.device().status().mtu, Some(9000));
@@ -547,14 +550,14 @@ fn offloads_pass_both_ways_where_they_were_agreed_on() {
     // Segmentation without an open checksum is nothing that can be.
     setup.to_us.send_merged(NetHeader { flags: 0, ..tcp }, &long(9000));
     assert!(setup.receive().is_empty());
-    assert_eq!(setup.rx_dropped(Drop::Malformed), 1);
+    assert_eq!(setup.rx_dropped(DropReason::Malformed), 1);
     setup.close();
 
     let mut setup = Setup::new(",offloads=off");
     assert_eq!(setup.tx.accepts().offloads, Default::default());
     let mut burst = Burst::from_iter([setup.worker.packet_with(&open, &long(100))]);
     setup.worker.tx(&mut *setup.tx, &mut burst);
-    assert_eq!((burst.len(), setup.tx.counters().dropped(Drop::Failed)), (0, 1));
+    assert_eq!((burst.len(), setup.tx.counters().dropped(DropReason::Failed)), (0, 1));
     setup.to_us.send_merged(tcp, &long(9000));
     assert!(setup.receive().is_empty());
     setup.close();
@@ -589,7 +592,7 @@ fn a_ring_that_makes_no_sense_is_broken_alone() {
     }
     setup.from_us.queue.publish();
     assert_eq!(setup.send(&frames(1)), 0);
-    assert_eq!(setup.tx.counters().dropped(Drop::Down), 1);
+    assert_eq!(setup.tx.counters().dropped(DropReason::Down), 1);
     assert_eq!(setup.port.broken().len(), 2);
     assert!(setup.tx.stop(&mut setup.worker.ctx()), "nothing comes back from a broken ring");
     setup.close();
@@ -644,7 +647,7 @@ fn a_back_end_that_goes_away_comes_back() {
     let mut burst = Burst::from_iter([worker.packet(&frame(2))]);
     worker.tx(&mut *tx, &mut burst);
     assert!(burst.is_empty());
-    assert_eq!(tx.counters().dropped(Drop::Down), 1);
+    assert_eq!(tx.counters().dropped(DropReason::Down), 1);
     worker.rx(&mut *rx, &mut burst);
     assert!(burst.is_empty());
     assert_eq!(worker.free_chunks(), chunks, "both queues have taken their packet buffers back");
@@ -688,7 +691,7 @@ fn queues_may_outlive_their_port() {
     drop(port);
     let mut burst = Burst::from_iter([worker.packet(&frame(0))]);
     worker.tx(&mut *tx, &mut burst);
-    assert_eq!(tx.counters().dropped(Drop::Down), 1);
+    assert_eq!(tx.counters().dropped(DropReason::Down), 1);
     worker.rx(&mut *rx, &mut burst);
     assert_eq!(worker.free_chunks(), chunks);
 }

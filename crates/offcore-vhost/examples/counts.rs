@@ -13,7 +13,7 @@ use common::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, start};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cost::SubmitReap;
 use offcore_dma::mover::Way;
-use offcore_dma::{Binding, Channel, ChannelId, Context, Copy, Device, Mode, Mover, QueueId, cpu};
+use offcore_dma::{Binding, Channel, ChannelId, Context, CopyOp, Device, Mode, Mover, QueueId, cpu};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
@@ -407,10 +407,10 @@ fn pair(packed: bool, mode: Mode) -> usize {
 fn copy(len: usize) -> usize {
     let (src, mut dst) = (vec![7u8; PACKETS * BUFFER], vec![0u8; PACKETS * BUFFER]);
     let (from, to) = (src.as_ptr(), dst.as_mut_ptr());
-    let list: Vec<Copy> = (0..PACKETS)
+    let list: Vec<CopyOp> = (0..PACKETS)
         .map(|i| {
             let (src, dst) = (from.wrapping_add(i * BUFFER), to.wrapping_add(i * BUFFER));
-            Copy { src, dst, len: (HEADER + len) as u32, token: 0 }
+            CopyOp { src, dst, len: (HEADER + len) as u32, token: 0 }
         })
         .collect();
     bursts(|count| {

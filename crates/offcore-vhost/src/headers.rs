@@ -1,6 +1,6 @@
 //! The virtio-net headers of packets that guests transmit: what they ask for, checked once, on private copies.
 
-use offcore_dma::Copy;
+use offcore_dma::CopyOp;
 use offcore_mem::{Burst, Packet, PoolCache};
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
@@ -16,7 +16,7 @@ const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
 /// Each of the copies is of two bytes at least, into memory that is there and that nobody writes.
 #[inline(always)]
 pub(crate) unsafe fn check_copies(
-    copies: &[Copy],
+    copies: &[CopyOp],
     burst: &mut Burst,
     first: usize,
     offloads: Offloads,

@@ -1,7 +1,7 @@
 //! Copies between two lists of pieces, whose boundaries need not agree.
 
 use arrayvec::ArrayVec;
-use offcore_dma::Copy;
+use offcore_dma::CopyOp;
 use offcore_dma::channel::Token;
 use offcore_mem::{Packet, Pool};
 
@@ -17,13 +17,13 @@ pub(crate) struct Piece {
 
 /// Calls `push` with the copies that take the bytes of `from`, in order, to those of `to`, as far as the shorter of both
 /// goes: at most as many as both have pieces.
-pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl FnMut(Copy)) {
+pub(crate) fn copies(from: &[Piece], to: &[Piece], token: Token, mut push: impl FnMut(CopyOp)) {
     let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
     let (mut src, mut dst) = (from.next(), to.next());
     while let (Some(s), Some(d)) = (src, dst) {
         let len = s.len.min(d.len);
         if len > 0 {
-            push(Copy { src: s.addr, dst: d.addr, len, token });
+            push(CopyOp { src: s.addr, dst: d.addr, len, token });
         }
         src = s.after(len).or_else(|| from.next());
         dst = d.after(len).or_else(|| to.next());

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use offcore_dma::channel::Completions;
 use offcore_dma::cpu::Routine;
-use offcore_dma::{Channel, Copy};
+use offcore_dma::{Channel, CopyOp};
 use offcore_mem::{Hugepages, Mapping};
 
 use crate::temperature::Temperature;
@@ -30,7 +30,7 @@ pub struct Copies {
     next: usize,
     round: u64,
     cold: bool,
-    list: Vec<Copy>,
+    list: Vec<CopyOp>,
     completions: Box<Completions>,
     scratch: Vec<u8>,
 }
@@ -117,7 +117,7 @@ impl Copies {
         self.list.clear();
         for index in 0..self.depth {
             let at = self.slot(index) * self.stride;
-            self.list.push(Copy {
+            self.list.push(CopyOp {
                 src: base.wrapping_add(at),
                 dst: base.wrapping_add(self.half + at),
                 len: self.size as u32,

@@ -1,7 +1,7 @@
 //! What is copied, byte by byte.
 
 use super::{Canvas, Open, Pump, Rig, source};
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 use crate::fault::SplitMix;
 
 const LONGEST: usize = 64 * 1024;
@@ -15,7 +15,7 @@ pub(super) fn every_length_at_odd_offsets(open: Open<'_>, pump: Pump<'_>) {
     let mut random = SplitMix::new(1);
     let mut rest = &lens[..];
     while !rest.is_empty() {
-        let mut ops: Vec<Copy> = Vec::new();
+        let mut ops: Vec<CopyOp> = Vec::new();
         let mut bytes = 0;
         while let Some((&len, others)) = rest.split_first() {
             bytes += len + 256;
@@ -37,7 +37,7 @@ pub(super) fn every_alignment(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(4096), Canvas::new(64 * 2048));
     for len in [1, 15, 33, 64, 129, 1514] {
         for from in 0..64 {
-            let ops: Vec<Copy> =
+            let ops: Vec<CopyOp> =
                 (0u32..64).map(|to| canvas.copy(to as usize, &source[from..from + len], to)).collect();
             rig.copy_all(&ops, 64);
             rig.expect_tokens(0..64);

@@ -1,14 +1,14 @@
 //! Status, statistics, reset and the end of a channel.
 
 use super::{Canvas, Deadline, Open, Pump, Rig, source};
-use crate::channel::{Channel, ChannelStats, Copy, Failure, Reset, Token};
+use crate::channel::{Channel, ChannelStats, CopyOp, Failure, Reset, Token};
 
 pub(super) fn too_long_is_refused(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(8), pump);
     let max = rig.channel.info().max_len;
     let (source, mut canvas) = (source(64), Canvas::new(1024));
     if max < u32::MAX {
-        let op = Copy { len: max + 1, ..canvas.copy(0, &[], 1) };
+        let op = CopyOp { len: max + 1, ..canvas.copy(0, &[], 1) };
         // SAFETY: the channel says that it refuses this length, so it touches nothing.
         assert_eq!(unsafe { rig.channel.copy(&[op]) }, 1);
         rig.channel.submit();
@@ -41,7 +41,7 @@ pub(super) fn statistics_are_exact(open: Open<'_>, pump: Pump<'_>) {
         assert_eq!(stats.submitted, stats.completed + stats.failed + rig.channel.in_flight() as u64);
     };
     for burst in [1u32, 64, 17, 40] {
-        let ops: Vec<Copy> =
+        let ops: Vec<CopyOp> =
             (0..burst).map(|token| canvas.copy(0, &source[..3 * token as usize], token)).collect();
         // SAFETY: canvas and source outlive the rig.
         accepted += unsafe { rig.channel.copy(&ops) } as u64;
@@ -62,7 +62,7 @@ pub(super) fn after_a_reset_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(64), pump);
     let (source, mut canvas) = (source(256), Canvas::new(64 * 1024));
     for (round, submitted) in [true, false, true, true].into_iter().enumerate() {
-        let ops: Vec<Copy> = (0..64).map(|token| canvas.copy(0, &source, token)).collect();
+        let ops: Vec<CopyOp> = (0..64).map(|token| canvas.copy(0, &source, token)).collect();
         // SAFETY: canvas and source outlive the rig.
         assert_eq!(unsafe { rig.channel.copy(&ops) }, 64);
         if submitted {
@@ -96,7 +96,7 @@ pub(super) fn after_a_reset_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
         all.sort_unstable();
         assert_eq!(all, (0..64).collect::<Vec<_>>(), "reported or taken out, once each");
         // The channel is as new.
-        let ops: Vec<Copy> = (0..64).map(|token| canvas.copy(7, &source, token)).collect();
+        let ops: Vec<CopyOp> = (0..64).map(|token| canvas.copy(7, &source, token)).collect();
         rig.copy_all(&ops, 32);
         rig.expect_tokens(0..64);
         canvas.check("a copy after a reset");
@@ -107,7 +107,7 @@ pub(super) fn after_a_drop_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(256), Canvas::new(64 * 1024));
     for submitted in [true, false] {
         let mut channel = open(64);
-        let ops: Vec<Copy> = (0..64).map(|token| canvas.copy(0, &source, token)).collect();
+        let ops: Vec<CopyOp> = (0..64).map(|token| canvas.copy(0, &source, token)).collect();
         // SAFETY: canvas and source outlive the channel.
         assert_eq!(unsafe { channel.copy(&ops) }, 64);
         if submitted {
@@ -125,7 +125,7 @@ pub(super) fn after_a_drop_nothing_lands(open: Open<'_>, pump: Pump<'_>) {
 
 pub(super) fn a_channel_moves_to_another_thread(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(256), Canvas::new(16 * 1024));
-    let ops: Vec<Copy> = (0..32).map(|token| canvas.copy(0, &source, token)).collect();
+    let ops: Vec<CopyOp> = (0..32).map(|token| canvas.copy(0, &source, token)).collect();
     let mut channel: Box<dyn Channel> = open(32);
     let channel = std::thread::scope(|scope| {
         let submitter = scope.spawn(move || {

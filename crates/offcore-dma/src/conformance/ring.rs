@@ -1,14 +1,14 @@
 //! The ring: capacity, wrapping, tokens, order.
 
 use super::{Canvas, Open, Pump, Rig, source};
-use crate::channel::{Completions, Copy};
+use crate::channel::{Completions, CopyOp};
 use crate::fault::SplitMix;
 
 pub(super) fn a_full_ring_takes_no_more(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(32), pump);
     let (source, mut canvas) = (source(256), Canvas::new(64 * 1024));
     for _ in 0..3 {
-        let ops: Vec<Copy> = (0..40).map(|token| canvas.copy(token as usize, &source, token)).collect();
+        let ops: Vec<CopyOp> = (0..40).map(|token| canvas.copy(token as usize, &source, token)).collect();
         // What does not fit is not to be copied.
         canvas.expected.clone_from(&canvas.memory);
         for op in &ops[..32] {
@@ -36,7 +36,7 @@ pub(super) fn rings_wrap_in_bursts_of_every_length(open: Open<'_>, pump: Pump<'_
         let mut rig = Rig::new(open(size), pump);
         let (source, mut canvas) = (source(2048), Canvas::new(512 * 1024));
         for burst in 1..=2 * size {
-            let ops: Vec<Copy> = (0..3 * size as u32 + 1)
+            let ops: Vec<CopyOp> = (0..3 * size as u32 + 1)
                 .map(|token| {
                     let at = token as usize;
                     canvas.copy(at, &source[at..at + (at * 37 + burst) % 700], token)
@@ -56,7 +56,7 @@ pub(super) fn each_token_comes_back_once(open: Open<'_>, pump: Pump<'_>) {
     // Any number is a token, and several operations may have the same: pieces of one packet do.
     let tokens: Vec<u32> =
         (0..500u32).map(|i| [0, u32::MAX, i, random.below(u32::MAX)][i as usize % 4]).collect();
-    let ops: Vec<Copy> = tokens.iter().map(|&token| canvas.copy(0, &source, token)).collect();
+    let ops: Vec<CopyOp> = tokens.iter().map(|&token| canvas.copy(0, &source, token)).collect();
     rig.copy_all(&ops, 23);
     for _ in 0..100 {
         assert_eq!(rig.turn(), 0, "a completion without an operation");
@@ -70,7 +70,7 @@ pub(super) fn order_is_kept_or_declared_open(open: Open<'_>, pump: Pump<'_>) {
     let (source, mut canvas) = (source(4096), Canvas::new(1 << 20));
     let mut random = SplitMix::new(6);
     // Lengths that differ much: an engine that works on several at a time finishes the short ones first.
-    let ops: Vec<Copy> =
+    let ops: Vec<CopyOp> =
         (0..1000).map(|token| canvas.copy(0, &source[..1 << random.below(10)], token)).collect();
     rig.copy_all(&ops, 32);
     if rig.tokens != (0..1000).collect::<Vec<_>>() {
@@ -83,7 +83,7 @@ pub(super) fn order_is_kept_or_declared_open(open: Open<'_>, pump: Pump<'_>) {
 pub(super) fn polls_add_what_fits(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(512), pump);
     let (source, mut canvas) = (source(8), Canvas::new(512 * 256));
-    let ops: Vec<Copy> = (0..512).map(|token| canvas.copy(0, &source, token)).collect();
+    let ops: Vec<CopyOp> = (0..512).map(|token| canvas.copy(0, &source, token)).collect();
     // SAFETY: canvas and source outlive the rig.
     assert_eq!(unsafe { rig.channel.copy(&ops) }, 512);
     rig.channel.submit();
@@ -115,7 +115,7 @@ pub(super) fn channels_do_not_mix(open: Open<'_>, pump: Pump<'_>) {
     for round in 0..20u32 {
         let mut all = Vec::new();
         for (c, channel) in (0..).zip(&mut channels) {
-            let ops: Vec<Copy> = (0..32)
+            let ops: Vec<CopyOp> = (0..32)
                 .map(|i| canvas.copy(i as usize, &source[..(round + i) as usize], c << 16 | round << 8 | i))
                 .collect();
             // SAFETY: canvas and source outlive the channels.
@@ -139,7 +139,7 @@ pub(super) fn ring_sizes_are_as_asked(open: Open<'_>, pump: Pump<'_>) {
     for size in [2, 8, 128, 1024] {
         let mut rig = Rig::new(open(size), pump);
         assert_eq!((rig.channel.info().ring_size, rig.channel.room()), (size, size));
-        let ops: Vec<Copy> = (0..size as u32).map(|token| canvas.copy(0, &source[..8], token)).collect();
+        let ops: Vec<CopyOp> = (0..size as u32).map(|token| canvas.copy(0, &source[..8], token)).collect();
         // SAFETY: canvas and source outlive the rig.
         assert_eq!(unsafe { rig.channel.copy(&ops) }, size);
         rig.channel.submit();

@@ -8,13 +8,13 @@ use offcore_ring::spsc::{self, Producer};
 
 use super::{Engine, MAX_RING};
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Reset, Token,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Reset, Token,
 };
 
 /// A channel to a copying core.
 #[derive(Debug)]
 pub struct CoreChannel {
-    ring: Producer<Copy>,
+    ring: Producer<CopyOp>,
     /// Tokens of what is in the ring, at the same index.
     tokens: Box<[Token]>,
     /// Operations reported since the channel was opened; those in flight are the ones written after.
@@ -57,14 +57,14 @@ impl CoreChannel {
 
     /// Writes descriptors for as many of `ops` as fit.
     #[inline(always)]
-    fn write(&mut self, ops: &[Copy]) -> usize {
+    fn write(&mut self, ops: &[CopyOp]) -> usize {
         let max = ops.len().min(self.room());
         let from = self.ring.written() & (self.tokens.len() - 1);
         let (first, second) = self.ring.spare(max);
         let n = first.len() + second.len();
         let (head, tail) = ops[..n].split_at(first.len());
         let mut bytes = 0;
-        let mut write = |slots: &mut [MaybeUninit<Copy>], tokens: &mut [Token], ops: &[Copy]| {
+        let mut write = |slots: &mut [MaybeUninit<CopyOp>], tokens: &mut [Token], ops: &[CopyOp]| {
             for ((slot, token), op) in slots.iter_mut().zip(tokens).zip(ops) {
                 bytes += u64::from(op.len);
                 slot.write(*op);
@@ -81,7 +81,7 @@ impl CoreChannel {
     }
 
     /// The copies in flight.
-    fn outstanding(&self) -> impl Iterator<Item = Copy> {
+    fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
         // SAFETY: `write` counts every spare slot that it writes.
         (self.reported..self.ring.written()).filter_map(|cursor| unsafe { self.ring.get(cursor) })
     }
@@ -109,7 +109,7 @@ impl Channel for CoreChannel {
         self.ring.written() - self.reported
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         self.write(ops)
     }
 
@@ -144,7 +144,7 @@ impl Channel for CoreChannel {
         if !alive || self.ring.released() == self.ring.published() { Reset::Done } else { Reset::Pending }
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         self.stats.failed += self.in_flight() as u64;
         self.stats.failed_bytes += self.bytes_in_flight();
         outstanding.extend(self.outstanding());

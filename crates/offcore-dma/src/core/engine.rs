@@ -7,7 +7,7 @@ use crossbeam_utils::CachePadded;
 use offcore_ring::spsc::Consumer;
 
 use super::MAX_CHANNELS;
-use crate::channel::{Copy, EngineError};
+use crate::channel::{CopyOp, EngineError};
 use crate::cpu::Copier;
 
 /// Operations of one channel in one step.
@@ -49,7 +49,7 @@ impl Shared {
     /// Hands a channel to the engine, which finds it at its next step.
     pub(super) fn hand_over(
         &self,
-        ring: Consumer<Copy>,
+        ring: Consumer<CopyOp>,
         withdrawn: Arc<AtomicBool>,
     ) -> Result<(), EngineError> {
         if self.open.fetch_add(1, Ordering::Relaxed) >= MAX_CHANNELS {
@@ -85,7 +85,7 @@ impl Shared {
 /// A channel as the engine sees it.
 #[derive(Debug)]
 pub(super) struct Served {
-    ring: Consumer<Copy>,
+    ring: Consumer<CopyOp>,
     withdrawn: Arc<AtomicBool>,
     copier: Copier,
 }

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::channel::{Completions, Copy, Reset};
+use crate::channel::{Completions, CopyOp, Reset};
 
-fn copies(source: &[u8], destination: &mut [u8], n: usize) -> Vec<Copy> {
+fn copies(source: &[u8], destination: &mut [u8], n: usize) -> Vec<CopyOp> {
     let len = source.len() / n;
     (0..n)
-        .map(|i| Copy {
+        .map(|i| CopyOp {
             src: source[i * len..].as_ptr(),
             dst: destination[i * len..].as_mut_ptr(),
             len: len as u32,

@@ -2,7 +2,7 @@
 
 use super::Copier;
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, Device, EngineError, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Device, EngineError, Reset,
 };
 
 const NAME: &str = "cpu";
@@ -29,7 +29,7 @@ pub struct CpuChannel {
     info: ChannelInfo,
     copier: Copier,
     /// Copies made and not yet reported, from `reported` to `accepted`, at their cursor modulo the ring size.
-    ring: Box<[Copy]>,
+    ring: Box<[CopyOp]>,
     accepted: u64,
     reported: u64,
     stats: ChannelStats,
@@ -49,7 +49,7 @@ impl CpuChannel {
                 max: MAX_RING,
             });
         }
-        let empty = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
+        let empty = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         Ok(Self {
             info: ChannelInfo {
                 name: NAME.into(),
@@ -85,7 +85,7 @@ impl Channel for CpuChannel {
         (self.accepted - self.reported) as usize
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         let ops = &ops[..ops.len().min(self.room())];
         // SAFETY: the caller promises that the memory of each may be copied now.
         unsafe { self.copier.copy_burst(ops) };
@@ -115,7 +115,7 @@ impl Channel for CpuChannel {
         Reset::Done
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         self.stats.failed += self.in_flight() as u64;
         outstanding.extend((self.reported..self.accepted).map(|cursor| self.ring[self.index(cursor)]));
         self.reported = self.accepted;

@@ -7,7 +7,7 @@ use core::arch::x86_64::{
 
 use offcore_ring::prefetch;
 
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 
 /// Operations between the one that is copied and the one whose source is asked for: into the second-level cache,
 /// where four packets do not push each other out.
@@ -25,7 +25,7 @@ macro_rules! loops {
         /// # Safety
         /// As for [`super::copy_burst`], and the CPU has the feature.
         #[target_feature(enable = $feature)]
-        pub(super) unsafe fn $plain(ops: &[Copy]) {
+        pub(super) unsafe fn $plain(ops: &[CopyOp]) {
             for op in ops {
                 // SAFETY: the caller's promises; the feature is enabled here.
                 unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
@@ -35,7 +35,7 @@ macro_rules! loops {
         /// # Safety
         /// As for [`super::copy_burst`], and the CPU has the feature.
         #[target_feature(enable = $feature)]
-        pub(super) unsafe fn $ahead(ops: &[Copy]) {
+        pub(super) unsafe fn $ahead(ops: &[CopyOp]) {
             for op in ops.iter().take(SOURCE_AHEAD) {
                 fetch_source(op);
             }
@@ -61,12 +61,12 @@ loops!(avx2, avx2_ahead, __m256i, "avx2");
 loops!(avx512, avx512_ahead, __m512i, "avx512f");
 
 #[inline(always)]
-pub(super) fn fetch_source(op: &Copy) {
+pub(super) fn fetch_source(op: &CopyOp) {
     for_each_line(op.src, op.len, prefetch::read_l2);
 }
 
 #[inline(always)]
-fn fetch_destination(op: &Copy) {
+fn fetch_destination(op: &CopyOp) {
     for_each_line(op.dst, op.len, prefetch::write);
 }
 
@@ -88,7 +88,7 @@ fn for_each_line(first: *const u8, len: u32, fetch: fn(*const u8)) {
 }
 
 /// A vector register. Its functions are inlined into a function that has the feature enabled.
-pub(super) trait Vector: std::marker::Copy {
+pub(super) trait Vector: Copy {
     const BYTES: usize = size_of::<Self>();
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::choice::Kind;
 use super::{kernel, stream};
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 
 /// The registers that a routine copies through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,7 +35,7 @@ pub enum Routine {
 }
 
 /// A copy loop.
-pub(super) type Burst = unsafe fn(&[Copy]);
+pub(super) type Burst = unsafe fn(&[CopyOp]);
 
 impl Routine {
     /// All of them.
@@ -84,7 +84,7 @@ impl Routine {
     ///
     /// # Safety
     /// As for [`super::copy_burst`].
-    pub unsafe fn run(self, ops: &[Copy]) {
+    pub unsafe fn run(self, ops: &[CopyOp]) {
         assert!(self.is_available(), "this CPU has not the instructions of the copy routine {self}");
         // SAFETY: the caller's promises; the CPU has the instructions.
         unsafe { (self.burst())(ops) }

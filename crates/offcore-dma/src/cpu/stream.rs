@@ -12,7 +12,7 @@ use core::arch::x86_64::{
 use offcore_ring::prefetch::{self, LINE};
 
 use super::kernel::{self, SOURCE_AHEAD, Vector};
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 
 /// A shorter copy goes through the caches: too little of it is whole lines.
 const WORTH_STREAMING: usize = 256;
@@ -65,7 +65,7 @@ macro_rules! loops {
         /// # Safety
         /// As for [`super::copy_burst`], and the CPU has the feature and the instructions.
         #[target_feature(enable = $feature)]
-        pub(super) unsafe fn $name(ops: &[Copy]) {
+        pub(super) unsafe fn $name(ops: &[CopyOp]) {
             // SAFETY: the caller's promises; the feature is enabled here.
             unsafe { burst::<$register, $line>(ops) };
         }
@@ -83,7 +83,7 @@ loops!(direct, __m128i, Direct, "sse2");
 /// # Safety
 /// As for [`super::copy_burst`], and the CPU has `V` and `L`.
 #[inline(always)]
-unsafe fn burst<V: Vector, L: Line>(ops: &[Copy]) {
+unsafe fn burst<V: Vector, L: Line>(ops: &[CopyOp]) {
     for op in ops.iter().take(SOURCE_AHEAD) {
         fetch(op);
     }
@@ -100,7 +100,7 @@ unsafe fn burst<V: Vector, L: Line>(ops: &[Copy]) {
 
 /// Asks for the source's lines, and for the two of the destination that may be written in part only.
 #[inline(always)]
-fn fetch(op: &Copy) {
+fn fetch(op: &CopyOp) {
     kernel::fetch_source(op);
     prefetch::write(op.dst);
     prefetch::write(op.dst.wrapping_add(op.len as usize));

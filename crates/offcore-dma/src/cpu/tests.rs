@@ -24,7 +24,7 @@ fn assert_all_copy(len: usize, from: usize, to: usize, source: &[u8], destinatio
     let destination = &mut destination[..len + 2 * GUARD];
     for routine in available() {
         destination.fill(0xee);
-        let op = Copy {
+        let op = CopyOp {
             src: source[from..].as_ptr(),
             dst: destination[to..].as_mut_ptr(),
             len: len as u32,
@@ -76,8 +76,13 @@ fn a_copier_names_a_routine_that_this_cpu_has() {
     let (src, dst) = (source.as_ptr(), destination.as_mut_ptr());
     let mut copier = Copier::default();
     for len in [64, 1526] {
-        let list: Vec<Copy> = (0..64)
-            .map(|i| Copy { src: src.wrapping_add(i * 2048), dst: dst.wrapping_add(i * 2048), len, token: 0 })
+        let list: Vec<CopyOp> = (0..64)
+            .map(|i| CopyOp {
+                src: src.wrapping_add(i * 2048),
+                dst: dst.wrapping_add(i * 2048),
+                len,
+                token: 0,
+            })
             .collect();
         for _ in 0..1000 {
             // SAFETY: every copy has 2048 bytes of its own in either buffer.
@@ -117,7 +122,7 @@ fn what_a_routine_has_copied_is_there_before_what_is_published_after_it() {
             for round in 1..=ROUNDS {
                 // SAFETY: the source is this thread's alone.
                 unsafe { from.write_bytes(round as u8, COPIES * 2048) };
-                let list: [Copy; COPIES] = std::array::from_fn(|i| Copy {
+                let list: [CopyOp; COPIES] = std::array::from_fn(|i| CopyOp {
                     src: from.wrapping_add(i * 2048),
                     dst: std::ptr::with_exposed_provenance_mut(to + i * 2048),
                     len: LEN as u32,
@@ -141,11 +146,11 @@ fn bursts_of_mixed_lengths_land_where_they_should() {
         let lens: Vec<usize> = (0..1 + round % 64).map(|i| (i * 97 + round * 31) % 1600).collect();
         let (source, _) = buffers(1600);
         let mut destinations: Vec<Vec<u8>> = lens.iter().map(|_| vec![0xee; 1600]).collect();
-        let ops: Vec<Copy> = destinations
+        let ops: Vec<CopyOp> = destinations
             .iter_mut()
             .zip(&lens)
             .enumerate()
-            .map(|(i, (to, &len))| Copy {
+            .map(|(i, (to, &len))| CopyOp {
                 src: source[i..].as_ptr(),
                 dst: to.as_mut_ptr(),
                 len: len as u32,
@@ -167,7 +172,8 @@ fn the_rest_of_a_copy_starts_at_the_byte_that_is_missing() {
         for done in 0..=len + 1 {
             let skipped = done.min(len);
             let mut destination = vec![0xee; len];
-            let op = Copy { src: source.as_ptr(), dst: destination.as_mut_ptr(), len: len as u32, token: 0 };
+            let op =
+                CopyOp { src: source.as_ptr(), dst: destination.as_mut_ptr(), len: len as u32, token: 0 };
             // SAFETY: source and destination have `len` bytes.
             unsafe { copy_one(&op, done as u32) };
             assert_eq!(destination[skipped..], source[skipped..len]);

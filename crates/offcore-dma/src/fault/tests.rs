@@ -25,8 +25,8 @@ impl Rig {
     }
 
     fn copy_all(&mut self) {
-        let ops: Vec<Copy> = (0..RING)
-            .map(|i| Copy {
+        let ops: Vec<CopyOp> = (0..RING)
+            .map(|i| CopyOp {
                 src: self.source[i * LEN..].as_ptr(),
                 dst: self.destination[i * LEN..].as_mut_ptr(),
                 len: LEN as u32,

@@ -9,7 +9,7 @@ use super::choice::{self, Choice, NONE};
 use super::policy::{LEASE, Next, Round};
 use super::queue::Queue;
 use super::stats::Reason;
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 
 /// Queues of a worker that are decided on; others are left to the core.
 const MOST: usize = 64;
@@ -26,7 +26,7 @@ pub(super) struct Timed {
 impl Channels {
     /// A burst of a queue in mode `auto` is submitted.
     #[inline(always)]
-    pub(super) fn use_lease(&mut self, queue: &mut Queue, list: &[Copy], beside: &[Copy]) {
+    pub(super) fn use_lease(&mut self, queue: &mut Queue, list: &[CopyOp], beside: &[CopyOp]) {
         if self.lease == 0 {
             self.look(queue, list, beside);
         } else {
@@ -36,7 +36,7 @@ impl Channels {
 
     /// A burst between two leases: its sizes stand for those of the lease.
     #[cold]
-    fn look(&mut self, queue: &mut Queue, list: &[Copy], beside: &[Copy]) {
+    fn look(&mut self, queue: &mut Queue, list: &[CopyOp], beside: &[CopyOp]) {
         if self.policy.samples() && !(list.is_empty() && beside.is_empty()) {
             queue.choice.seen = queue.tally.look(list.iter().chain(beside));
         }

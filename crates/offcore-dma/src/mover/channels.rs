@@ -8,7 +8,7 @@ use super::plan::Plan;
 use super::policy::Policy;
 use super::queue::Queue;
 use super::stats::{MoverStats, Way};
-use crate::channel::{Channel, Copy};
+use crate::channel::{Channel, CopyOp};
 use crate::cpu;
 
 /// A channel and how it does.
@@ -61,8 +61,8 @@ impl Channels {
         &mut self,
         queue: &mut Queue,
         plan: Plan,
-        list: &[Copy],
-        beside: &[Copy],
+        list: &[CopyOp],
+        beside: &[CopyOp],
         clock: &mut StageClock,
     ) {
         if plan.auto {
@@ -96,7 +96,7 @@ impl Channels {
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline(always)]
-    unsafe fn core_part(&mut self, queue: &mut Queue, list: &[Copy], auto: bool, decided: u64) {
+    unsafe fn core_part(&mut self, queue: &mut Queue, list: &[CopyOp], auto: bool, decided: u64) {
         // SAFETY: the caller's promises cover the time of the call.
         unsafe { queue.copier.copy_burst(list) };
         if auto {
@@ -118,7 +118,7 @@ impl Channels {
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline(always)]
-    unsafe fn engine_part(&mut self, queue: &mut Queue, channel: ChannelId, list: &[Copy], auto: bool) {
+    unsafe fn engine_part(&mut self, queue: &mut Queue, channel: ChannelId, list: &[CopyOp], auto: bool) {
         // Packets without copies say nothing of the engine.
         if list.is_empty() {
             return;
@@ -136,7 +136,7 @@ impl Channels {
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline]
-    unsafe fn hand_over(&mut self, queue: &mut Queue, id: ChannelId, list: &[Copy]) {
+    unsafe fn hand_over(&mut self, queue: &mut Queue, id: ChannelId, list: &[CopyOp]) {
         self.note_work(queue);
         queue.outstanding += list.len();
         queue.by_engine += list.len() as u64;
@@ -181,7 +181,7 @@ impl Channels {
     /// # Safety
     /// The copy's memory is valid and no engine touches it any more.
     #[cold]
-    pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, copy: &Copy, done: u32) {
+    pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, copy: &CopyOp, done: u32) {
         // SAFETY: the caller's promise.
         unsafe { cpu::copy_one(copy, done) };
         self.stats.fallbacks += 1;

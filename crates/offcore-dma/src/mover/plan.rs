@@ -5,7 +5,7 @@ use super::choice::{ALL, NONE};
 use super::queue::Queue;
 use super::stats::Reason;
 use super::{ChannelId, Mode};
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 use offcore_stats::tsc;
 
 /// Who makes the next copies of a queue, and how many there is room for.
@@ -72,7 +72,7 @@ impl Plan {
     /// Of a mixed plan: how many outstanding copies the packet that `copies` make is entered with in the reorder ring, all
     /// of them, or none when the core will make them. Ask once for each packet.
     #[inline(always)]
-    pub(crate) fn outstanding(&mut self, copies: &[Copy]) -> u16 {
+    pub(crate) fn outstanding(&mut self, copies: &[CopyOp]) -> u16 {
         let n = copies.len() as u32;
         let len = if n == 1 { copies[0].len } else { mean_len(copies) };
         let wanted = len >= self.from;
@@ -88,7 +88,7 @@ impl Plan {
 
 /// Bytes of a packet's copies, on average.
 #[cold]
-fn mean_len(copies: &[Copy]) -> u32 {
+fn mean_len(copies: &[CopyOp]) -> u32 {
     let total: u64 = copies.iter().map(|copy| u64::from(copy.len)).sum();
     u32::try_from(total / copies.len().max(1) as u64).unwrap_or(u32::MAX)
 }

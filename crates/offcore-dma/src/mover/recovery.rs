@@ -8,7 +8,7 @@ use offcore_stats::tsc;
 
 use super::health;
 use super::{Mover, QueueId};
-use crate::channel::{Copy, Failed, Failure, Reset};
+use crate::channel::{CopyOp, Failed, Failure, Reset};
 
 /// Polls between two looks for lost copies.
 pub(super) const LOST_CHECK: u32 = 256;
@@ -31,7 +31,7 @@ impl Mover {
     }
 
     #[cold]
-    fn charge_queue(&mut self, copy: &Copy) {
+    fn charge_queue(&mut self, copy: &CopyOp) {
         self.channels.stats.faults += 1;
         let back_off = self.channels.back_off;
         if let Some(queue) = self.queues.get_mut(QueueId::of(copy.token)).and_then(Option::as_mut) {
@@ -41,7 +41,7 @@ impl Mover {
 
     /// # Safety
     /// As for [`Channels::redo`](super::channels::Channels::redo).
-    unsafe fn redo(&mut self, copy: &Copy, done: u32) {
+    unsafe fn redo(&mut self, copy: &CopyOp, done: u32) {
         let Self { queues, channels, .. } = self;
         let queue = queues.get_mut(QueueId::of(copy.token)).and_then(Option::as_mut);
         // SAFETY: the caller's promise.

@@ -5,7 +5,7 @@
 
 use super::choice::{CLASSES, Choice, class, up_to, way};
 use super::stats::{Decision, Reason, Way};
-use crate::channel::Copy;
+use crate::channel::CopyOp;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
@@ -29,7 +29,7 @@ pub(super) struct Tally {
 impl Tally {
     /// Looks at a burst; returns the classes that there were lately.
     #[cold]
-    pub(super) fn look<'a>(&mut self, burst: impl IntoIterator<Item = &'a Copy>) -> u16 {
+    pub(super) fn look<'a>(&mut self, burst: impl IntoIterator<Item = &'a CopyOp>) -> u16 {
         self.sizes.iter_mut().for_each(|size| *size /= 2);
         for copy in burst {
             let size = &mut self.sizes[class(copy.len)];
@@ -107,8 +107,8 @@ mod tests {
     use super::super::choice::NONE;
     use super::*;
 
-    fn burst(lens: &[(u32, usize)]) -> Vec<Copy> {
-        let copy = |len| Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len, token: 0 };
+    fn burst(lens: &[(u32, usize)]) -> Vec<CopyOp> {
+        let copy = |len| CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len, token: 0 };
         lens.iter().flat_map(|&(len, n)| std::iter::repeat_n(copy(len), n)).collect()
     }
 

@@ -29,10 +29,10 @@ impl Rig {
     /// Hands `n` copies to a handle, with tokens from `first` on; returns how many it took.
     fn give(&mut self, handle: usize, first: u32, n: u32) -> usize {
         let dst = self.dst.as_mut_ptr();
-        let ops: Vec<Copy> = (first..first + n)
+        let ops: Vec<CopyOp> = (first..first + n)
             .map(|token| {
                 let dst = dst.wrapping_add(token as usize % 256 * 64);
-                Copy { src: self.src.as_ptr(), dst, len: 64, token }
+                CopyOp { src: self.src.as_ptr(), dst, len: 64, token }
             })
             .collect();
         // SAFETY: the buffers outlive the handles' use of them: every test polls or drops before it ends.
@@ -110,7 +110,7 @@ fn weights_part_the_ring() {
     let (mut heavy, mut light) = (shared.handle_of_weight(3), shared.handle_of_weight(1));
     let mut bytes = [0u8; 128];
     let base = bytes.as_mut_ptr();
-    let list = [Copy { src: base, dst: base.wrapping_add(64), len: 64, token: 0 }; RING];
+    let list = [CopyOp { src: base, dst: base.wrapping_add(64), len: 64, token: 0 }; RING];
     for round in 0..3 {
         // SAFETY: two halves of an array that outlives the copies, which are polled for below.
         let taken = [&mut light, &mut heavy].map(|handle| unsafe { handle.copy(&list) });
@@ -133,8 +133,8 @@ fn one_handle_s_reset_aborts_the_other_s_operations() {
     let (mut one, mut other) = (shared.handle(), shared.handle());
     let mut bytes = [0u8; 128];
     let base = bytes.as_mut_ptr();
-    let list = |first: u32| -> [Copy; 8] {
-        std::array::from_fn(|i| Copy {
+    let list = |first: u32| -> [CopyOp; 8] {
+        std::array::from_fn(|i| CopyOp {
             src: base,
             dst: base.wrapping_add(64),
             len: 64,
@@ -187,7 +187,7 @@ fn two_threads_copy_through_one_channel() {
                 for round in 0..500u32 {
                     let mut dst = vec![0u8; src.len()];
                     let base = dst.as_mut_ptr();
-                    let op = |i: usize| Copy {
+                    let op = |i: usize| CopyOp {
                         src: src[64 * i..].as_ptr(),
                         dst: base.wrapping_add(64 * i),
                         len: 64,
@@ -195,7 +195,7 @@ fn two_threads_copy_through_one_channel() {
                     };
                     let (mut given, mut done) = (0, Vec::new());
                     while done.len() < 32 {
-                        let list: Vec<Copy> = (given..32).map(op).collect();
+                        let list: Vec<CopyOp> = (given..32).map(op).collect();
                         // SAFETY: both vectors live until every copy has been reported.
                         given += unsafe { handle.copy(&list) };
                         let mut completions = Completions::default();

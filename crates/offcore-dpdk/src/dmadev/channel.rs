@@ -15,7 +15,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Failed, Failure, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Failed, Failure,
+    Reset,
 };
 
 use super::Inner;
@@ -43,7 +44,7 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    copy: Copy,
+    copy: CopyOp,
     state: State,
 }
 
@@ -84,7 +85,7 @@ impl DmaChannel {
             let why = format!("it does not start with {descriptors} descriptors: {}", ffi::errno(rc));
             return Err(refused(why));
         }
-        let copy = Copy { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
+        let copy = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         let channel = Self {
             info: ChannelInfo {
                 name: name.into(),
@@ -129,7 +130,7 @@ impl DmaChannel {
     }
 
     /// The outcome of a copy that is not for the device; `None` when it is.
-    fn apart(&self, op: &Copy) -> Option<Option<Failure>> {
+    fn apart(&self, op: &CopyOp) -> Option<Option<Failure>> {
         if op.len == 0 {
             return Some(None);
         }
@@ -137,7 +138,7 @@ impl DmaChannel {
         (!all).then_some(Some(Failure::PageFault))
     }
 
-    fn write(&mut self, copy: Copy, state: State) {
+    fn write(&mut self, copy: CopyOp, state: State) {
         let written = self.written;
         *self.slot(written) = Entry { copy, state };
         self.written += 1;
@@ -249,7 +250,7 @@ impl Channel for DmaChannel {
         self.written - self.reported
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         let ops = &ops[..ops.len().min(self.room())];
         let mut at = 0;
         while at < ops.len() {
@@ -312,7 +313,7 @@ impl Channel for DmaChannel {
         Reset::Pending
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         self.stats.failed += self.in_flight() as u64;
         let all = self.reported..self.written;
         let mask = self.entries.len() - 1;
@@ -371,7 +372,7 @@ mod tests {
         };
         let mut channel = DmaChannel::open("dmadev:near", Arc::new(device), 16).unwrap();
         let place = destination.as_mut_ptr();
-        let op = |token: u32, src: *const u8, at: usize, len| Copy {
+        let op = |token: u32, src: *const u8, at: usize, len| CopyOp {
             src,
             dst: place.wrapping_add(at),
             len,

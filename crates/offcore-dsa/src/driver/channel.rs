@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, Copy, EngineError, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Reset,
 };
 use offcore_stats::tsc;
 
@@ -171,7 +171,7 @@ impl DsaChannel {
 
     /// Takes a copy that is empty, or longer than a descriptor may be.
     #[cold]
-    fn write_odd(&mut self, copy: Copy) {
+    fn write_odd(&mut self, copy: CopyOp) {
         if copy.len == 0 {
             self.ended.done.push(copy);
         } else {
@@ -289,7 +289,7 @@ impl DsaChannel {
     }
 
     fn bytes_in_flight(&self) -> u64 {
-        let len = |copy: &Copy| u64::from(copy.len);
+        let len = |copy: &CopyOp| u64::from(copy.len);
         self.in_ring().map(|at| len(&self.ring.copy(at))).sum::<u64>()
             + self.side.bytes()
             + self.ended.done.iter().map(len).sum::<u64>()
@@ -315,13 +315,13 @@ impl Channel for DsaChannel {
         self.in_flight
     }
 
-    unsafe fn copy(&mut self, ops: &[Copy]) -> usize {
+    unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         if self.portal.is_none() && !self.try_reopen() {
             return 0;
         }
         let n = ops.len().min(self.room());
         let (max, flags_opcode) = (self.max_transfer, self.copy_word);
-        let fields = |op: &Copy| Fields {
+        let fields = |op: &CopyOp| Fields {
             flags_opcode,
             src: op.src.expose_provenance() as u64,
             dst: op.dst.expose_provenance() as u64,
@@ -329,7 +329,7 @@ impl Channel for DsaChannel {
             token: op.token,
         };
         // Neither empty nor longer than the queue allows.
-        let is_plain = |op: &Copy| op.len.wrapping_sub(1) < max;
+        let is_plain = |op: &CopyOp| op.len.wrapping_sub(1) < max;
         let mut rest = &ops[..n];
         loop {
             let written = self.ring.write(rest, |op| is_plain(op).then(|| fields(op)));
@@ -375,7 +375,7 @@ impl Channel for DsaChannel {
         self.work_towards_reset()
     }
 
-    fn take_outstanding(&mut self, outstanding: &mut Vec<Copy>) {
+    fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
         self.stats.failed += self.in_flight as u64;
         self.stats.failed_bytes += self.bytes_in_flight();
         outstanding.extend(self.in_ring().map(|at| self.ring.copy(at)));

@@ -195,7 +195,7 @@ fn what_nobody_may_forward_is_dropped_and_counted() {
     ] {
         assert_eq!(setup.pass(1, bad), NOWHERE, "{bad:?}");
     }
-    assert_eq!(setup.input[1].1.dropped(Drop::Malformed), 5);
+    assert_eq!(setup.input[1].1.dropped(DropReason::Malformed), 5);
     assert_eq!(setup.pass(0, &frame(mac(0), mac(8), Some(4095), b"")), NOWHERE, "a reserved VLAN");
     setup.assert_all_free();
 }
@@ -309,7 +309,7 @@ fn packets_of_several_buffers_with_open_checksums_are_flooded() {
     for port in [1, 3] {
         let sent = setup.sent(port);
         assert_eq!(sent.len(), 2, "port {port}");
-        assert_eq!(setup.output[port].1.dropped(Drop::TooBig), 1);
+        assert_eq!(setup.output[port].1.dropped(DropReason::TooBig), 1);
         assert_ne!(sent[0], short, "the checksum was completed");
         assert_eq!((&sent[0][..16], &sent[0][18..]), (&short[..16], &short[18..]));
     }
@@ -327,7 +327,7 @@ fn what_a_port_has_no_room_for_is_dropped_there_only() {
         setup.round();
     }
     for port in [1, 2] {
-        assert_eq!((setup.sent(port).len(), setup.output[port].1.dropped(Drop::Full)), (20, 40));
+        assert_eq!((setup.sent(port).len(), setup.output[port].1.dropped(DropReason::Full)), (20, 40));
     }
     setup.assert_all_free();
 }
@@ -340,7 +340,7 @@ fn a_dry_pool_costs_copies_and_nothing_else() {
         setup.input[0].0.lock().unwrap().push_back(frame(mac(0), mac(8), None, &[n]));
     }
     setup.round();
-    assert_eq!((setup.sent(1).len(), setup.output[1].1.dropped(Drop::NoBuffer)), (5, 5));
+    assert_eq!((setup.sent(1).len(), setup.output[1].1.dropped(DropReason::NoBuffer)), (5, 5));
     assert_eq!(setup.sent(2).len(), 10);
     setup.cache.free_all(held);
     setup.assert_all_free();

@@ -108,7 +108,7 @@ fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
     let mut burst = Burst::new();
     with!(setup, ctx => rx.rx(ctx, &mut burst));
     assert_eq!(burst.len(), 10);
-    assert_eq!(rx.tap.to.ring.counters().dropped(Drop::Full), 6);
+    assert_eq!(rx.tap.to.ring.counters().dropped(DropReason::Full), 6);
     assert_eq!(setup.received(&mut end), [0, 1, 2, 3]);
     setup.cache.free_all(burst);
 }
@@ -128,7 +128,7 @@ fn a_mirror_that_stands_still_leaves_the_traffic_an_eighth_of_the_pool() {
         setup.cache.free_all(burst);
     }
     let counters = rx.tap.to.ring.counters();
-    let (kept, dropped) = (counters.packets(), counters.dropped(Drop::NoBuffer));
+    let (kept, dropped) = (counters.packets(), counters.dropped(DropReason::NoBuffer));
     assert_eq!(kept + dropped, 64 * 32);
     let free = setup.cache.available() as u64;
     assert_eq!(kept + free, 1024);
@@ -144,7 +144,7 @@ fn a_mirror_that_stands_still_leaves_the_traffic_an_eighth_of_the_pool() {
     for _ in 0..3 {
         with!(setup, ctx => tx.tx(ctx, &mut burst));
     }
-    assert_eq!((burst.len(), tx.tap.to.ring.counters().dropped(Drop::NoBuffer)), (6, 4));
+    assert_eq!((burst.len(), tx.tap.to.ring.counters().dropped(DropReason::NoBuffer)), (6, 4));
     setup.cache.free_all(burst.into_iter().chain(others));
     drop(end);
 }

@@ -3,7 +3,7 @@
 
 use offcore_dma::Mover;
 use offcore_mem::{HEADROOM, Hugepages, PoolCache};
-use offcore_port::Drop;
+use offcore_port::DropReason;
 use offcore_stats::StageClock;
 
 use super::*;
@@ -67,7 +67,7 @@ fn send(mut tx: RingTx, mut side: Side, waits: bool) -> TxCounters {
             continue;
         }
         if !waits {
-            tx.counters().drop_all(Drop::Full, &mut burst, &mut side.cache);
+            tx.counters().drop_all(DropReason::Full, &mut burst, &mut side.cache);
         }
         std::thread::yield_now();
     }
@@ -127,7 +127,7 @@ fn what_waits_arrives_all() {
 #[test]
 fn what_does_not_wait_arrives_or_is_counted() {
     let (received, sent, counters) = received(false);
-    assert_eq!(received + sent.dropped(Drop::Full), PACKETS);
+    assert_eq!(received + sent.dropped(DropReason::Full), PACKETS);
     assert_eq!((sent.packets(), counters.packets()), (received, received));
 }
 
@@ -149,7 +149,7 @@ fn a_full_ring_leaves_what_it_has_no_room_for() {
     }
     assert_eq!((made, burst.len()), (160, 32));
     assert!(matches!(rx.arm(), Wake::Now));
-    tx.counters().drop_all(Drop::Full, &mut burst, &mut side.cache);
+    tx.counters().drop_all(DropReason::Full, &mut burst, &mut side.cache);
     drop(tx);
     let mut out = 0;
     while rx.drain(&mut side.ctx(), &mut burst) > 0 || !burst.is_empty() {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::rx::{BEFORE_TAG, TAG, header_of, mark, tag};
 use super::socket::VNET_HEADER;
-use crate::{Drop, settle};
+use crate::{DropReason, settle};
 
 /// Bytes of the longest packet: the longest IP packet in a tagged frame.
 const LONGEST: usize = u16::MAX as usize + ethernet::HEADER_LEN + TAG;
@@ -25,7 +25,7 @@ pub(super) enum Long {
     /// The pool has run dry; the packet still waits.
     Starved,
     /// It is gone.
-    Dropped(Drop),
+    Dropped(DropReason),
 }
 
 /// `struct tpacket_auxdata`.
@@ -51,13 +51,13 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
     let peek = libc::MSG_PEEK | libc::MSG_TRUNC;
     let Ok((total, auxiliary)) = message(socket, &mut [part(&mut vnet)], peek) else {
         discard(socket);
-        return Long::Dropped(Drop::Failed);
+        return Long::Dropped(DropReason::Failed);
     };
     let tag = tag(auxiliary.status, auxiliary.vlan_tci, auxiliary.vlan_tpid);
     let len = total.saturating_sub(VNET_HEADER) + if tag.is_some() { TAG } else { 0 };
     let asked = match header_of(&vnet, len, tag.is_some()) {
-        _ if len > LONGEST.min(cache.pool().longest()) => Err(Drop::TooBig),
-        _ if len < ethernet::HEADER_LEN + TAG => Err(Drop::Malformed),
+        _ if len > LONGEST.min(cache.pool().longest()) => Err(DropReason::TooBig),
+        _ if len < ethernet::HEADER_LEN + TAG => Err(DropReason::Malformed),
         asked => asked,
     };
     let asked = match asked {
@@ -88,7 +88,7 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
         }
         _ => {
             cache.free(packet);
-            Long::Dropped(Drop::Failed)
+            Long::Dropped(DropReason::Failed)
         }
     }
 }

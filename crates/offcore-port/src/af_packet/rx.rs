@@ -7,7 +7,7 @@
 use std::os::fd::AsFd;
 
 use arrayvec::ArrayVec;
-use offcore_dma::Copy;
+use offcore_dma::CopyOp;
 use offcore_dma::cpu::Copier;
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
 use offcore_stats::Stage;
@@ -18,7 +18,7 @@ use super::long::{self, Long};
 use super::ring::{self, Header, Ring};
 use super::socket::{self, VNET_HEADER};
 use crate::cell::End;
-use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
+use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
 /// Bytes of a VLAN tag.
 pub(super) const TAG: usize = 4;
@@ -49,7 +49,7 @@ impl AfPacketRx {
     #[cold]
     fn count_lost(&self) {
         if let Some(ring) = &self.end.ring {
-            self.counters.drop(Drop::Full, socket::take_dropped(&ring.socket));
+            self.counters.drop(DropReason::Full, socket::take_dropped(&ring.socket));
         }
     }
 }
@@ -59,11 +59,11 @@ enum Nothing {
     /// It is left as it is, for later: the pool has run dry.
     Starved,
     /// The packet is dropped.
-    Dropped(Drop),
+    Dropped(DropReason),
 }
 
 /// Copies to be made.
-type Copies = ArrayVec<Copy, COPIES>;
+type Copies = ArrayVec<CopyOp, COPIES>;
 
 /// The VLAN tag that was taken out of a packet, as it goes on the wire.
 pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
@@ -76,7 +76,7 @@ pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
 }
 
 /// What `vnet` says of a frame of `len` bytes, which has its tag again if it is `tagged`.
-pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, Drop> {
+pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, DropReason> {
     let mut bytes = [0; HEADER_LEN];
     bytes[..VNET_HEADER].copy_from_slice(vnet); // copy-ok: the virtio-net header
     let mut header = NetHeader::from_bytes(&bytes);
@@ -90,7 +90,7 @@ pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> R
             if header.needs_checksum() { header.csum_start.saturating_add(TAG as u16) } else { 0 };
         header.hdr_len = if header.is_gso() { header.hdr_len.saturating_add(TAG as u16) } else { 0 };
     }
-    header.check(len).map_err(|_| Drop::Malformed)?;
+    header.check(len).map_err(|_| DropReason::Malformed)?;
     Ok(header)
 }
 
@@ -116,10 +116,10 @@ fn receive(
         return receive_long(ring, header, cache);
     }
     let Some((vnet, frame)) = ring.frame(ahead, header) else {
-        return Err(Nothing::Dropped(Drop::Malformed));
+        return Err(Nothing::Dropped(DropReason::Malformed));
     };
     if frame.len() < ethernet::HEADER_LEN {
-        return Err(Nothing::Dropped(Drop::Malformed));
+        return Err(Nothing::Dropped(DropReason::Malformed));
     }
     let tag = tag(header.status, header.vlan_tci, header.vlan_tpid);
     let len = frame.len() + if tag.is_some() { TAG } else { 0 };
@@ -137,7 +137,7 @@ fn receive(
         let (now, later) = rest.split_at(room - filled);
         // What is filled already is less than the first buffer.
         let dst = to.as_ptr().wrapping_add(std::mem::take(&mut filled));
-        copies.push(Copy { src: now.as_ptr(), dst, len: now.len() as u32, token: 0 });
+        copies.push(CopyOp { src: now.as_ptr(), dst, len: now.len() as u32, token: 0 });
         rest = later;
     });
     mark(&mut packet, &asked);
@@ -148,7 +148,7 @@ fn receive(
 #[cold]
 fn receive_long(ring: &Ring, header: &Header, cache: &mut PoolCache) -> Result<(Packet, usize), Nothing> {
     if header.status & ring::COPY == 0 {
-        return Err(Nothing::Dropped(Drop::Full));
+        return Err(Nothing::Dropped(DropReason::Full));
     }
     match long::receive(&ring.socket, cache) {
         Long::Packet(packet, len) => Ok((packet, len)),
@@ -195,7 +195,7 @@ impl RxQueue for AfPacketRx {
         }
         ring.advance(slots);
         if status & ring::LOSING != 0 {
-            self.counters.drop(Drop::Full, socket::take_dropped(&ring.socket));
+            self.counters.drop(DropReason::Full, socket::take_dropped(&ring.socket));
         }
         self.counters.add(packets as u64, bytes);
         ctx.clock.lap(Stage::Rx);

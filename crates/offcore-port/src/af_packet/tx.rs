@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use offcore_dma::Copy;
+use offcore_dma::CopyOp;
 use offcore_dma::cpu::Copier;
 use offcore_mem::{BURST, Burst, Packet, Pool};
 use offcore_stats::Stage;
@@ -23,7 +23,7 @@ use super::ring::{self, Ring};
 use super::socket::VNET_HEADER;
 use super::{State, long};
 use crate::cell::End;
-use crate::{Accepts, Context, Drop, TxCounters, TxQueue, settle};
+use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, settle};
 
 /// Rounds that a queue which is stopped gives the kernel to take what it has been asked to send.
 const LAST_ROUNDS: u32 = 1000;
@@ -79,7 +79,7 @@ impl AfPacketTx {
     #[inline]
     fn fill(&mut self, packets: &[Packet], longest: usize) -> usize {
         let Some(Sender { ring, .. }) = &mut self.end.ring else { return 0 };
-        let mut copies: ArrayVec<Copy, BURST> = ArrayVec::new();
+        let mut copies: ArrayVec<CopyOp, BURST> = ArrayVec::new();
         for packet in packets {
             let at = copies.len();
             ring.prefetch(at, 1);
@@ -88,7 +88,7 @@ impl AfPacketTx {
                 break;
             }
             let dst = ring.prepare(at, &vnet(packet), packet.len()).as_ptr();
-            copies.push(Copy { src: packet.data().as_ptr(), dst, len: packet.len() as u32, token: 0 });
+            copies.push(CopyOp { src: packet.data().as_ptr(), dst, len: packet.len() as u32, token: 0 });
         }
         // SAFETY: each copy is from a packet that is ours to a slot that is, and has room for it.
         unsafe { self.copier.copy_burst(&copies) };
@@ -123,7 +123,7 @@ impl AfPacketTx {
 
     /// Takes back what the kernel has not sent, and counts it as dropped.
     #[cold]
-    fn revoke(&mut self, reason: Drop) {
+    fn revoke(&mut self, reason: DropReason) {
         let requested = std::mem::take(&mut self.requested);
         self.requested_bytes = 0;
         let Some(Sender { ring, .. }) = &mut self.end.ring else { return };
@@ -140,7 +140,7 @@ impl AfPacketTx {
     fn send_long(&mut self, packet: &Packet, longest: usize) -> Option<()> {
         let Sender { beside, .. } = self.end.ring.as_ref()?;
         if self.pool.total_len(packet) < ethernet::HEADER_LEN {
-            self.counters.drop(Drop::Malformed, 1);
+            self.counters.drop(DropReason::Malformed, 1);
             return Some(());
         }
         if !packet.is_segmented() && packet.len() <= longest {
@@ -154,7 +154,7 @@ impl AfPacketTx {
         Some(())
     }
 
-    fn drop_all(&mut self, reason: Drop, ctx: &mut Context<'_>, burst: &mut Burst) {
+    fn drop_all(&mut self, reason: DropReason, ctx: &mut Context<'_>, burst: &mut Burst) {
         self.counters.drop_all(reason, burst, ctx.cache);
         ctx.clock.lap(Stage::Tx);
     }
@@ -182,11 +182,11 @@ fn bytes_of(ring: &Ring, slots: usize) -> u64 {
 }
 
 /// Why packets that are not sent for `error` are dropped.
-fn reason(error: Errno) -> Drop {
+fn reason(error: Errno) -> DropReason {
     match error {
-        Errno::NETDOWN | Errno::NXIO | Errno::NODEV | Errno::IO => Drop::Down,
-        Errno::MSGSIZE => Drop::TooBig,
-        _ => Drop::Failed,
+        Errno::NETDOWN | Errno::NXIO | Errno::NODEV | Errno::IO => DropReason::Down,
+        Errno::MSGSIZE => DropReason::TooBig,
+        _ => DropReason::Failed,
     }
 }
 
@@ -196,11 +196,11 @@ impl TxQueue for AfPacketTx {
             return;
         }
         if self.end.is_stale() {
-            self.revoke(Drop::Down);
+            self.revoke(DropReason::Down);
             self.end.follow();
         }
         if !self.state.is_up.load(Ordering::Relaxed) || self.end.ring.is_none() {
-            return self.drop_all(Drop::Down, ctx, burst);
+            return self.drop_all(DropReason::Down, ctx, burst);
         }
         // The kernel does not look whether packets in the ring are longer than the interface takes; beside it, it does.
         let mtu = self.state.mtu.load(Ordering::Relaxed) + ethernet::HEADER_LEN;
@@ -238,7 +238,7 @@ impl TxQueue for AfPacketTx {
         self.kick();
         self.last_rounds += 1;
         if self.requested > 0 && self.last_rounds >= LAST_ROUNDS {
-            self.revoke(Drop::Full);
+            self.revoke(DropReason::Full);
         }
         self.requested == 0
     }

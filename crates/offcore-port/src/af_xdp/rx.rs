@@ -14,7 +14,7 @@ use super::lent::Lent;
 use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
 use crate::cell::End;
-use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
+use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
 /// Buffers that the kernel may lack before it gets new ones, unless the ring is so small that a quarter of it is less.
 const FILL_AT: usize = 32;
@@ -145,7 +145,7 @@ impl RxHalf {
     }
 }
 
-impl std::ops::Drop for RxHalf {
+impl Drop for RxHalf {
     fn drop(&mut self) {
         if !self.partial.is_empty() {
             self.pool.cache().free_all(self.partial.drain(..));
@@ -197,7 +197,7 @@ impl RxQueue for XdpRx {
             half.socket.receive();
         }
         if received.malformed > 0 {
-            self.counters.drop(Drop::Malformed, received.malformed);
+            self.counters.drop(DropReason::Malformed, received.malformed);
         }
         if received.packets > 0 {
             self.counters.add(received.packets, received.bytes);

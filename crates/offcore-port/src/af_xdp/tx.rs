@@ -17,7 +17,7 @@ use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
 use super::{Line, MAX_BUFFERS};
 use crate::cell::End;
-use crate::{Accepts, Context, Drop, TxCounters, TxQueue};
+use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 
 /// A queue that stops waits this long for the next buffer to come back; then closing the socket brings the rest.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -183,7 +183,7 @@ impl TxHalf {
     }
 }
 
-impl std::ops::Drop for TxHalf {
+impl Drop for TxHalf {
     fn drop(&mut self) {
         self.socket.leave(self.lent.take());
     }
@@ -224,7 +224,7 @@ impl XdpTx {
     #[inline]
     fn count(&mut self, sent: Sum, refused: Sum) {
         if refused.packets > 0 {
-            self.counters.drop(Drop::Failed, refused.packets);
+            self.counters.drop(DropReason::Failed, refused.packets);
             self.owed += refused;
         }
         let off =
@@ -291,8 +291,8 @@ fn push_special(
     sum
 }
 
-fn reason(len: usize) -> Drop {
-    if len < ethernet::HEADER_LEN { Drop::Malformed } else { Drop::TooBig }
+fn reason(len: usize) -> DropReason {
+    if len < ethernet::HEADER_LEN { DropReason::Malformed } else { DropReason::TooBig }
 }
 
 impl TxQueue for XdpTx {
@@ -304,7 +304,7 @@ impl TxQueue for XdpTx {
         let half = match self.end.latest() {
             Some(half) if longest > 0 => half,
             _ => {
-                self.counters.drop_all(Drop::Down, burst, ctx.cache);
+                self.counters.drop_all(DropReason::Down, burst, ctx.cache);
                 return;
             }
         };

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::Queue;
-use crate::{Context, Drop, RxCounters, RxQueue, Wake, room};
+use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
 /// Where a packet is read to: its header in front of where packets begin.
 const HEADER_AT: usize = HEADROOM - HEADER_LEN;
@@ -75,7 +75,7 @@ impl TapRx {
     /// Reads one packet into `first` and the spare buffers; `None` when none is waiting. A packet that is refused has
     /// used nothing.
     #[inline]
-    fn receive(&mut self, first: &mut Packet) -> Option<Result<usize, Drop>> {
+    fn receive(&mut self, first: &mut Packet) -> Option<Result<usize, DropReason>> {
         let pool = self.pool;
         first.set_range(pool, HEADER_AT, HEADER_LEN + pool.data_room());
         let room = first.len() + self.spares.len() * pool.chunk_size();
@@ -102,12 +102,12 @@ impl TapRx {
         // The kernel cuts what does not fit and does not say so. There is room to spare, so a packet that fills all
         // of it was cut: the MTU has been raised since.
         if read >= room {
-            return Some(Err(Drop::TooBig));
+            return Some(Err(DropReason::TooBig));
         }
         let header = first.bytes().first_chunk::<HEADER_LEN>().map(NetHeader::from_bytes).unwrap_or_default();
         let len = read.saturating_sub(HEADER_LEN);
         if len < ethernet::HEADER_LEN || header.check(len).is_err() {
-            return Some(Err(Drop::Malformed));
+            return Some(Err(DropReason::Malformed));
         }
         first.set_range(pool, HEADROOM, len.min(pool.data_room()));
         self.ordinary = self.ordinary.saturating_add(1);
@@ -218,7 +218,7 @@ impl RxQueue for TapRx {
     }
 }
 
-impl std::ops::Drop for TapRx {
+impl Drop for TapRx {
     fn drop(&mut self) {
         let spares = mem::take(&mut self.spares);
         if !spares.is_empty() {

@@ -15,7 +15,7 @@ use offcore_wire::virtio_net::{F_NEEDS_CSUM, HEADER_LEN, NetHeader};
 use super::cell::{Cell, Ring};
 use super::queue::{Half, add, add_chain};
 use super::{MAX_FRAME, MAX_SEGMENTS};
-use crate::{Context, Drop, RxCounters, RxQueue, Wake, room, virtio_header};
+use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room, virtio_header};
 
 /// Free descriptors at which an RX ring is filled up, unless it is so small that a quarter of it is less.
 const FILL_AT: u16 = 32;
@@ -163,7 +163,7 @@ fn accept(
     mut packet: Packet,
     len: u32,
     cache: &mut PoolCache,
-) -> Result<Option<Packet>, Drop> {
+) -> Result<Option<Packet>, DropReason> {
     if let Some(mut merging) = ring.merging.take() {
         merging.add(packet, len, cache);
         if merging.left > 0 {
@@ -179,7 +179,7 @@ fn accept(
     let most = if several { pool.total_len(&packet) } else { pool.data_room() };
     let Some(frame_len) = (len as usize).checked_sub(HEADER_LEN).filter(|&len| len <= most) else {
         cache.free(packet);
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     };
     if several {
         cache.truncate(&mut packet, frame_len);
@@ -193,19 +193,24 @@ fn accept(
     }
     if header.num_buffers == 0 || header.num_buffers > ring.driver.size() {
         cache.free(packet);
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
     ring.merging = Some(Merging::new(header, packet, cache));
     Ok(None)
 }
 
 /// Does what the header of a whole packet asks for.
-fn finish(ring: &Ring, header: NetHeader, mut packet: Packet, cache: &mut PoolCache) -> Result<Packet, Drop> {
+fn finish(
+    ring: &Ring,
+    header: NetHeader,
+    mut packet: Packet,
+    cache: &mut PoolCache,
+) -> Result<Packet, DropReason> {
     if virtio_header::apply(header, &mut packet, cache.pool(), ring.offloads) {
         return Ok(packet);
     }
     cache.free(packet);
-    Err(Drop::Malformed)
+    Err(DropReason::Malformed)
 }
 
 /// A packet in several buffers, some of which have come.
@@ -218,7 +223,7 @@ pub(super) struct Merging {
     /// Bytes in them, without the header.
     total: usize,
     /// Why it cannot be received, when it cannot: its buffers are only counted down.
-    refused: Option<Drop>,
+    refused: Option<DropReason>,
 }
 
 impl Merging {
@@ -235,9 +240,9 @@ impl Merging {
         let short = first.len() < ethernet::HEADER_LEN;
         merging.parts.push(first);
         if short {
-            merging.refuse(Drop::Malformed, cache);
+            merging.refuse(DropReason::Malformed, cache);
         } else if usize::from(header.num_buffers) > MAX_SEGMENTS {
-            merging.refuse(Drop::TooBig, cache);
+            merging.refuse(DropReason::TooBig, cache);
         }
         merging
     }
@@ -250,10 +255,10 @@ impl Merging {
             cache.free(part);
         } else if len == 0 || len > pool.data_room() + HEADER_LEN {
             cache.free(part);
-            self.refuse(Drop::Malformed, cache);
+            self.refuse(DropReason::Malformed, cache);
         } else if self.total + len > MAX_FRAME {
             cache.free(part);
-            self.refuse(Drop::TooBig, cache);
+            self.refuse(DropReason::TooBig, cache);
         } else {
             // Only the first one has a header.
             part.set_range(pool, HEADROOM - HEADER_LEN, len);
@@ -262,19 +267,19 @@ impl Merging {
         }
     }
 
-    fn refuse(&mut self, reason: Drop, cache: &mut PoolCache) {
+    fn refuse(&mut self, reason: DropReason, cache: &mut PoolCache) {
         self.refused = Some(reason);
         self.free(cache);
     }
 
     /// The packet, of which all buffers have come.
-    fn finish(mut self, cache: &mut PoolCache) -> Result<Packet, Drop> {
+    fn finish(mut self, cache: &mut PoolCache) -> Result<Packet, DropReason> {
         if let Some(reason) = self.refused {
             return Err(reason);
         }
         let pool = cache.pool();
         let parts = mem::take(&mut self.parts).into_iter().rev();
-        parts.reduce(|rest, front| pool.link(front, rest)).ok_or(Drop::Malformed)
+        parts.reduce(|rest, front| pool.link(front, rest)).ok_or(DropReason::Malformed)
     }
 
     /// Frees the buffers that have come.

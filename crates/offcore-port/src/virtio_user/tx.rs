@@ -12,7 +12,7 @@ use offcore_wire::virtio_net::HEADER_LEN;
 use super::cell::{Cell, Ring};
 use super::queue::{Half, add, add_chain};
 use super::{MAX_FRAME, MAX_SEGMENTS};
-use crate::{Accepts, Context, Drop, TxCounters, TxQueue, settle};
+use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, settle};
 
 /// Sends to one virtqueue.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ enum Unsent {
     /// It has to wait for descriptors.
     Full,
     /// It cannot be sent.
-    Never(Drop),
+    Never(DropReason),
 }
 
 /// Sends packets of one buffer, as many as there are descriptors for; how many were sent, and their bytes.
@@ -69,7 +69,7 @@ fn send_plain(
     for mut packet in burst.drain(..takeable) {
         let len = packet.len();
         if packet.headroom() < HEADER_LEN {
-            counters.drop(Drop::Failed, 1);
+            counters.drop(DropReason::Failed, 1);
             cache.free(packet);
             continue;
         }
@@ -77,7 +77,7 @@ fn send_plain(
         match add(ring, packet, HEADER_LEN + len, Direction::Readable) {
             Ok(()) => (packets, bytes) = (packets + 1, bytes + len as u64),
             Err(packet) => {
-                counters.drop(Drop::Full, 1);
+                counters.drop(DropReason::Full, 1);
                 cache.free(packet);
             }
         }
@@ -114,9 +114,9 @@ fn send_one(ring: &mut Ring, mut packet: Packet, pool: &Pool) -> Result<usize, (
     // The back end may have changed its mind since the packet was made ready for it.
     let unwanted = packet.has_offload() && !ring.offloads.allows(&settle::header(&packet));
     let unsent = if buffers > most || len > MAX_FRAME {
-        Unsent::Never(Drop::TooBig)
+        Unsent::Never(DropReason::TooBig)
     } else if unwanted || packet.headroom() < HEADER_LEN {
-        Unsent::Never(Drop::Failed)
+        Unsent::Never(DropReason::Failed)
     } else if buffers > ring.driver.free().into() {
         Unsent::Full
     } else {
@@ -137,7 +137,7 @@ impl TxQueue for VirtioTx {
         }
         self.reclaim(ctx.cache);
         let Some(ring) = self.half.ring(ctx.cache) else {
-            self.counters.drop_all(Drop::Down, burst, ctx.cache);
+            self.counters.drop_all(DropReason::Down, burst, ctx.cache);
             return;
         };
         let (packets, bytes) = if Packet::all_plain(burst) {

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 use offcore_dma::channel::Token;
 use offcore_dma::copy_queue::List;
-use offcore_dma::{Batch, Copy};
+use offcore_dma::{Batch, CopyOp};
 use offcore_mem::{Burst, HEADROOM, Packet, PoolCache};
 use offcore_ring::RingError;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Double, Single, Wanted};
@@ -69,12 +69,12 @@ trait Found {
 
     /// Calls `push` with the copies to `dst`.
     #[inline(always)]
-    fn copies(&self, dst: *mut u8, token: Token, mut push: impl FnMut(Copy)) {
+    fn copies(&self, dst: *mut u8, token: Token, mut push: impl FnMut(CopyOp)) {
         let (first, second) = (self.first(), self.second());
-        push(Copy { src: first.addr.as_ptr(), dst, len: first.len, token });
+        push(CopyOp { src: first.addr.as_ptr(), dst, len: first.len, token });
         if second.len > 0 {
             let dst = dst.wrapping_add(first.len as usize);
-            push(Copy { src: second.addr.as_ptr(), dst, len: second.len, token });
+            push(CopyOp { src: second.addr.as_ptr(), dst, len: second.len, token });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What has completed: usually the oldest units, in order and with success; otherwise in any order, and with anything.
 
-use offcore_dma::channel::{Completions, Copy, Failed, Failure};
+use offcore_dma::channel::{Completions, CopyOp, Failed, Failure};
 use offcore_ring::prefetch;
 
 use super::DsaChannel;
@@ -161,7 +161,7 @@ impl DsaChannel {
 
     /// Notes how a copy of the ring ended; the rest of one that met a page fault is submitted again.
     #[cold]
-    fn settle(&mut self, copy: Copy, outcome: Outcome) {
+    fn settle(&mut self, copy: CopyOp, outcome: Outcome) {
         match outcome {
             Outcome::Done => self.ended.done.push(copy),
             other => self.side.resume(copy, other, &mut self.ended),

@@ -11,7 +11,7 @@
 
 use std::cell::UnsafeCell;
 
-use offcore_dma::channel::{Copy, Token};
+use offcore_dma::channel::{CopyOp, Token};
 
 use crate::completion::CompletionRecord;
 use crate::descriptor::{Descriptor, Flags, Opcode};
@@ -74,7 +74,7 @@ impl Ring {
     /// Writes descriptors for `ops`, from the first one on, as long as `describe` gives the fields of one; returns how many.
     /// There must be room for all.
     #[inline(always)]
-    pub(super) fn write(&mut self, ops: &[Copy], describe: impl Fn(&Copy) -> Option<Fields>) -> usize {
+    pub(super) fn write(&mut self, ops: &[CopyOp], describe: impl Fn(&CopyOp) -> Option<Fields>) -> usize {
         let (descriptors, mask) = (&*self.descriptors, self.tokens.len() - 1);
         let tokens = &mut *self.tokens;
         let mut at = self.written;
@@ -129,16 +129,16 @@ impl Ring {
     }
 
     /// What stands at `at`, as it was asked for.
-    pub(super) fn copy(&self, at: usize) -> Copy {
+    pub(super) fn copy(&self, at: usize) -> CopyOp {
         let (descriptor, token) = (self.descriptor(at), self.tokens[self.slot(at)]);
         let dst = std::ptr::with_exposed_provenance_mut(descriptor.dst as usize);
         let src = std::ptr::with_exposed_provenance(descriptor.src as usize);
-        Copy { src, dst, len: descriptor.size, token }
+        CopyOp { src, dst, len: descriptor.size, token }
     }
 }
 
 /// A copy's descriptor.
-pub(super) fn describe(copy: &Copy, flags: Flags) -> Descriptor {
+pub(super) fn describe(copy: &CopyOp, flags: Flags) -> Descriptor {
     Descriptor {
         src: copy.src.expose_provenance() as u64,
         dst: copy.dst.expose_provenance() as u64,

@@ -2,7 +2,7 @@
 //! longer than one descriptor may be.
 
 use arrayvec::ArrayVec;
-use offcore_dma::channel::{Copy, Failed, Failure};
+use offcore_dma::channel::{CopyOp, Failed, Failure};
 
 use super::outcome::Outcome;
 use crate::completion::CompletionRecord;
@@ -16,7 +16,7 @@ const TRIES: u8 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     /// What is still to be done.
-    pub(super) rest: Copy,
+    pub(super) rest: CopyOp,
     owner: Owner,
     /// Bytes of the owner before the rest.
     from: u32,
@@ -29,7 +29,7 @@ pub(super) struct Piece {
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     /// A copy that has one piece.
-    Whole(Copy),
+    Whole(CopyOp),
     /// A long copy, by its place in the list.
     Part(usize),
 }
@@ -37,7 +37,7 @@ enum Owner {
 /// A copy longer than a descriptor may be.
 #[derive(Clone, Copy, Debug)]
 struct Long {
-    copy: Copy,
+    copy: CopyOp,
     /// Bytes of which pieces have been made.
     issued: u32,
     pieces: usize,
@@ -47,7 +47,7 @@ struct Long {
 /// Copies that have ended, on their way to the next poll's list.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    pub(super) done: Vec<Copy>,
+    pub(super) done: Vec<CopyOp>,
     pub(super) failed: Vec<Failed>,
 }
 
@@ -79,7 +79,7 @@ impl Side {
     }
 
     /// Takes a copy that is longer than a descriptor may be.
-    pub(super) fn add_long(&mut self, copy: Copy) {
+    pub(super) fn add_long(&mut self, copy: CopyOp) {
         let long = Some(Long { copy, issued: 0, pieces: 0, failed: None });
         match self.long.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = long,
@@ -89,7 +89,7 @@ impl Side {
     }
 
     /// Takes a copy that met a page fault, to do the rest of it; tells when there is no place.
-    pub(super) fn resume(&mut self, copy: Copy, outcome: Outcome, ended: &mut Ended) {
+    pub(super) fn resume(&mut self, copy: CopyOp, outcome: Outcome, ended: &mut Ended) {
         let piece = Piece {
             rest: copy,
             owner: Owner::Whole(copy),
@@ -196,7 +196,7 @@ impl Side {
     }
 
     /// Forgets everything, after nothing of it touches memory any more; returns what was not done.
-    pub(super) fn take(&mut self, outstanding: &mut Vec<Copy>) {
+    pub(super) fn take(&mut self, outstanding: &mut Vec<CopyOp>) {
         for piece in self.pieces.drain(..) {
             self.free_records.push(piece.record);
             if let Owner::Whole(copy) = piece.owner {
@@ -218,7 +218,7 @@ impl Side {
     }
 }
 
-fn end(copy: Copy, failed: Option<(Failure, u32)>, ended: &mut Ended) {
+fn end(copy: CopyOp, failed: Option<(Failure, u32)>, ended: &mut Ended) {
     match failed {
         None => ended.done.push(copy),
         Some((failure, done)) => ended.failed.push(Failed { copy, failure, done }),
@@ -226,21 +226,21 @@ fn end(copy: Copy, failed: Option<(Failure, u32)>, ended: &mut Ended) {
 }
 
 /// `len` bytes of a copy, from byte `at` on.
-fn part(copy: &Copy, at: u32, len: u32) -> Copy {
+fn part(copy: &CopyOp, at: u32, len: u32) -> CopyOp {
     let (src, dst) = (copy.src.wrapping_add(at as usize), copy.dst.wrapping_add(at as usize));
-    Copy { src, dst, len, ..*copy }
+    CopyOp { src, dst, len, ..*copy }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn copy(len: u32) -> Copy {
+    fn copy(len: u32) -> CopyOp {
         let (src, dst) = (std::ptr::without_provenance(0x1000), std::ptr::without_provenance_mut(0x9000));
-        Copy { src, dst, len, token: 7 }
+        CopyOp { src, dst, len, token: 7 }
     }
 
-    fn fields(copy: &Copy) -> (usize, usize, u32) {
+    fn fields(copy: &CopyOp) -> (usize, usize, u32) {
         (copy.src.addr(), copy.dst.addr(), copy.len)
     }
 

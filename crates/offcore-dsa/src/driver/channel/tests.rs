@@ -45,7 +45,7 @@ fn rig(version: &str, ring: usize, options: Options) -> Rig {
 impl Rig {
     /// Copies of `LEN` bytes, each to a place of its own, with the tokens of `range`.
     fn submit(&mut self, range: std::ops::Range<u32>) -> usize {
-        let ops: Vec<Copy> =
+        let ops: Vec<CopyOp> =
             range.map(|token| self.op(token as usize % 512 * 128, LEN as u32, token)).collect();
         // SAFETY: the rig's buffers live as long as its channel, whose device is played below.
         let n = unsafe { self.channel.copy(&ops) };
@@ -53,8 +53,8 @@ impl Rig {
         n
     }
 
-    fn op(&mut self, at: usize, len: u32, token: u32) -> Copy {
-        Copy {
+    fn op(&mut self, at: usize, len: u32, token: u32) -> CopyOp {
+        CopyOp {
             src: self.source.as_ptr().wrapping_add(at),
             dst: self.target.as_mut_ptr().wrapping_add(at),
             len,
@@ -453,7 +453,7 @@ fn choices_are_made_where_the_queue_allows_them() {
     let options = Options { block_on_fault: true, ..Options::default() };
     let mut channel = DsaDevice::open(&tree.roots(), "wq0.0", options).unwrap().open_dsa_channel(8).unwrap();
     device.submitted();
-    let op = Copy { src: rig.source.as_ptr(), dst: rig.target.as_mut_ptr(), len: 1, token: 0 };
+    let op = CopyOp { src: rig.source.as_ptr(), dst: rig.target.as_mut_ptr(), len: 1, token: 0 };
     // SAFETY: as in `submit`.
     unsafe { channel.copy(&[op]) };
     channel.submit();
@@ -484,8 +484,8 @@ fn completed_with_fences(fences: bool, batch: bool) -> usize {
     let (source, mut target) = ([7; LEN], [0; 4 * LEN]);
     let mut seen = Completions::default();
     for _ in 0..8 {
-        let ops: Vec<Copy> = (0..4)
-            .map(|token| Copy {
+        let ops: Vec<CopyOp> = (0..4)
+            .map(|token| CopyOp {
                 src: source.as_ptr(),
                 dst: target.as_mut_ptr().wrapping_add(token as usize * LEN),
                 len: LEN as u32,

@@ -48,7 +48,7 @@ fn packets_of_several_buffers_are_dropped_and_others_are_left_alone() {
     burst.push(side.cache.take_chain(HEADROOM, 5000).unwrap());
     burst.extend(packets(&mut side, 2));
     tx.tx(&mut side.ctx(), &mut burst);
-    assert_eq!((burst.len(), tx.counters().dropped(Drop::TooBig)), (0, 1));
+    assert_eq!((burst.len(), tx.counters().dropped(DropReason::TooBig)), (0, 1));
     let since = Instant::now();
     let mut came = Burst::new();
     while came.len() < 8 {
@@ -70,7 +70,7 @@ fn what_a_failed_device_leaves_behind_is_dropped_as_failed() {
         let (mut tx, mut rx) = work_queues_of(pool, &stats, &mut device.with_fault(fault));
         let mut side = Side::new(pool);
         let (mut came, mut moved, mut left) = (0, Instant::now(), 10 * 8);
-        while came + rx.counters().dropped(Drop::Failed) < 80 {
+        while came + rx.counters().dropped(DropReason::Failed) < 80 {
             assert!(moved.elapsed() < Duration::from_secs(10), "nothing has come for 10 s");
             let mut burst = packets(&mut side, left.min(8));
             let offered = burst.len();
@@ -83,7 +83,7 @@ fn what_a_failed_device_leaves_behind_is_dropped_as_failed() {
             }
             side.cache.free_all(burst);
         }
-        assert_eq!((came, rx.counters().dropped(Drop::Failed)), (16, 64), "{fault:?}");
+        assert_eq!((came, rx.counters().dropped(DropReason::Failed)), (16, 64), "{fault:?}");
         assert_eq!([FAILED, QUARANTINED].map(|which| rx.work.counter(which).value()), [1, 0]);
         assert!(tx.stop(&mut side.ctx()));
         all_are_back(pool, &mut side);

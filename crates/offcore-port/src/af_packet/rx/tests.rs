@@ -148,7 +148,7 @@ fn what_cannot_be_is_dropped_and_counted() {
     let burst = fixture.rx();
     assert_eq!(burst.len(), 1);
     let counters = &fixture.rx.counters;
-    assert_eq!((counters.dropped(Drop::Malformed), counters.dropped(Drop::Full)), (6, 1));
+    assert_eq!((counters.dropped(DropReason::Malformed), counters.dropped(DropReason::Full)), (6, 1));
     assert_eq!((counters.dropped_total(), fixture.waiting()), (7, 0));
     fixture.cache.free_all(burst);
 }
