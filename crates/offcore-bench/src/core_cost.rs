@@ -13,7 +13,10 @@ use anyhow::{Context, Result, bail, ensure};
 use offcore_dma::cpu::Routine;
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::guest_pair::GuestPair;
+use offcore_flow::task::Task;
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
 use offcore_stats::page::Block;
@@ -30,6 +33,7 @@ use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
 use crate::lockstep::OtherCore;
 use crate::memory::{GuestSide, Testbed};
 use crate::peer::about::feature_names;
+use crate::rules::rules;
 use crate::temperature::Temperature;
 use crate::workload::{Route, Workload};
 
@@ -65,6 +69,8 @@ const TX: u16 = 1;
 pub struct Lane {
     guests: Arc<Mutex<Guests>>,
     worker: Worker,
+    /// Whether packets go from guest to guest in one copy.
+    is_pair: bool,
     /// The virtqueue that receives, and the one that transmits.
     cells: [Arc<VringCell>; 2],
     engine: Option<Arc<Mutex<Engine>>>,
@@ -104,26 +110,21 @@ impl Lane {
                 wanted.binding = Binding::new(mode, channels.clone());
             });
         }
-        let mut rx = rx_over(&cells[1], &mut mover, RxCounters::private())?;
-        let mut tx = tx_over(&cells[0], &mut mover, TxCounters::private())?;
-        let one_copy = match route {
-            Route::GuestToGuest if one_copy => OneCopy::between(&mut *rx, &mut *tx, &mut mover),
-            Route::GuestToGuest | Route::Loop => None,
-        };
-        let stream = Stream {
-            rx,
-            tx,
-            addresses: Addresses { source: PORT_MAC, destination: PEER_MAC },
-            source: None,
-            one_copy,
+        let rx = rx_over(&cells[1], &mut mover, RxCounters::private())?;
+        let tx = tx_over(&cells[0], &mut mover, TxCounters::private())?;
+        let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+        let rules = Rules::new(Forward::Mac, addresses, 0);
+        let is_pair = one_copy && route == Route::GuestToGuest;
+        let task: Box<dyn Task> = match is_pair {
+            true => {
+                let guests = OneCopy::between(rx, tx, &mut mover).context("two queues of guests")?;
+                Box::new(GuestPair::new(guests, rules))
+            }
+            false => Box::new(Forwarding::new(rx, tx, rules)),
         };
         let worker = Worker {
-            streams: vec![stream],
-            bridges: Vec::new(),
-            mirrors: Vec::new(),
-            forward: Forward::Mac,
+            tasks: vec![task],
             burst: BURST,
-            work: 0,
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
@@ -133,6 +134,7 @@ impl Lane {
         Ok(Self {
             guests: Arc::new(Mutex::new(guests)),
             worker,
+            is_pair,
             cells,
             engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
             engine_worked: Arc::default(),
@@ -197,8 +199,12 @@ impl Lane {
     }
 
     /// Application work per packet from now on, in nanoseconds.
-    pub fn set_work(&mut self, ns: u64) {
-        self.worker.work = (ns as f64 * tsc::hz() as f64 / 1e9) as u64;
+    ///
+    /// # Errors
+    /// When the worker does not forward.
+    pub fn set_work(&mut self, ns: u64) -> Result<()> {
+        rules(&mut self.worker)?.work = (ns as f64 * tsc::hz() as f64 / 1e9) as u64;
+        Ok(())
     }
 
     /// TSC ticks of a round that finds nothing.
@@ -222,7 +228,7 @@ impl Lane {
     fn note_routines(&mut self) {
         let mover = &self.worker.mover;
         // From guest to guest, the queue of the one copy was opened last, and no other copies.
-        let only = if self.worker.streams[0].one_copy.is_some() { 2 } else { 0 };
+        let only = if self.is_pair { 2 } else { 0 };
         for (queue, routines) in mover.queues().skip(only).zip(&mut self.routines) {
             if let Some(routine) = mover.routine(queue) {
                 routines.note(routine);

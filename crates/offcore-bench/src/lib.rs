@@ -20,6 +20,7 @@ pub mod plot;
 pub mod predict;
 pub mod progress;
 pub mod row;
+mod rules;
 pub mod sample;
 pub mod submit_reap;
 pub mod temperature;

@@ -39,7 +39,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let mut lane = Lane::new(&bed, (setup.mode, setup.open()?))?;
             for work_ns in WORK_NS {
                 progress.say(&format!("{workload}, {work_ns} ns of work"));
-                lane.set_work(work_ns);
+                lane.set_work(work_ns)?;
                 let before = lane.seen();
                 let turn = |_| Ok(turn(&mut lane, options.bursts, &other)?.timed.core_per_packet());
                 let samples = (0..turns).map(turn).collect::<Result<Vec<_>>>()?;

@@ -15,7 +15,7 @@ use offcore_dma::mover::QueueId;
 use offcore_dma::{Binding, Channel, Context, Device, Mode, Mover};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
-use offcore_flow::forward::{Addresses, Forward, rewrite};
+use offcore_flow::forward::{Addresses, Rewrite};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
 use offcore_ring::Layout;
 use offcore_stats::{StageClock, tsc};
@@ -193,7 +193,8 @@ impl Looped {
     fn forward(&mut self, ctx: &mut Context<'_>) {
         if self.held.is_empty() {
             self.dequeue.try_dequeue(ctx, &mut self.held);
-            rewrite(Forward::Mac, &Addresses { source: PORT_MAC, destination: PEER_MAC }, &mut self.held);
+            let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+            Rewrite::Mac(addresses).burst(&mut self.held);
         }
         self.enqueue.submit(ctx, &mut self.held);
         self.enqueue.poll_completed(ctx);

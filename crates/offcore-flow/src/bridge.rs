@@ -26,6 +26,7 @@ use offcore_stats::page::Block;
 use offcore_stats::{Stage, tsc};
 use offcore_wire::MacAddr;
 
+use crate::task::{Task, work};
 use fdb::{Fdb, Learned, MAX_PORTS, Station};
 use limit::FloodLimit;
 use tag::TagError;
@@ -126,6 +127,8 @@ pub struct Bridge {
     /// Each port's counters, of [`COUNTERS`].
     counters: Vec<Block>,
     duplicator: Duplicator,
+    /// Application work per packet, in TSC ticks.
+    work: u64,
 }
 
 /// What is known of the packets of a burst: where they go, a bit for each port, and their VLAN and tag.
@@ -139,33 +142,8 @@ struct Decisions {
     malformed: u64,
 }
 
-impl Bridge {
-    /// One with these RX queues, and of each port these TX queues (at least one) and a block of counters made with
-    /// [`COUNTERS`].
-    ///
-    /// # Panics
-    /// When the numbers of ports differ, or a port has no TX queue.
-    pub fn new(
-        shared: Arc<Shared>,
-        inputs: Vec<Input>,
-        outputs: Vec<Vec<Box<dyn TxQueue>>>,
-        counters: Vec<Block>,
-    ) -> Self {
-        assert_eq!(outputs.len(), counters.len(), "each port has TX queues and counters");
-        assert!(outputs.iter().all(|queues| !queues.is_empty()), "each port has a TX queue");
-        let output = |tx| Output { tx, burst: Burst::new() };
-        let outputs = outputs.into_iter().map(|queues| queues.into_iter().map(output).collect()).collect();
-        Self { shared, inputs, outputs, counters, duplicator: Duplicator::default() }
-    }
-
-    /// Its RX queues.
-    pub fn inputs(&mut self) -> impl Iterator<Item = &mut Input> {
-        self.inputs.iter_mut()
-    }
-
-    /// One round over every queue; returns the packets received. `work` is called with the number of each burst's.
-    #[inline]
-    pub fn round(&mut self, ctx: &mut Context<'_>, mut work: impl FnMut(usize, &mut Context<'_>)) -> usize {
+impl Task for Bridge {
+    fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut packets = 0;
         for index in 0..self.inputs.len() {
             let mut burst = Burst::new();
@@ -176,7 +154,7 @@ impl Bridge {
                 continue;
             }
             packets += burst.len();
-            work(burst.len(), ctx);
+            work(self.work, burst.len(), ctx);
             self.forward(index, ctx, burst);
         }
         for output in self.outputs.iter_mut().flatten() {
@@ -185,8 +163,7 @@ impl Bridge {
         packets
     }
 
-    /// Forwards what was already taken from other sides; returns how many packets are still in flight.
-    pub fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+    fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut left = 0;
         for index in 0..self.inputs.len() {
             let mut burst = Burst::new();
@@ -198,6 +175,31 @@ impl Bridge {
             left += usize::from(!output.tx.stop(ctx));
         }
         left
+    }
+
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
+        self.inputs.iter_mut().for_each(|input| each(&mut *input.rx));
+    }
+}
+
+impl Bridge {
+    /// One with these RX queues, and of each port these TX queues (at least one) and a block of counters made with
+    /// [`COUNTERS`]; `work` is TSC ticks of application work per packet.
+    ///
+    /// # Panics
+    /// When the numbers of ports differ, or a port has no TX queue.
+    pub fn new(
+        shared: Arc<Shared>,
+        inputs: Vec<Input>,
+        outputs: Vec<Vec<Box<dyn TxQueue>>>,
+        counters: Vec<Block>,
+        work: u64,
+    ) -> Self {
+        assert_eq!(outputs.len(), counters.len(), "each port has TX queues and counters");
+        assert!(outputs.iter().all(|queues| !queues.is_empty()), "each port has a TX queue");
+        let output = |tx| Output { tx, burst: Burst::new() };
+        let outputs = outputs.into_iter().map(|queues| queues.into_iter().map(output).collect()).collect();
+        Self { shared, inputs, outputs, counters, duplicator: Duplicator::default(), work }
     }
 
     /// Puts the packets of one burst into those of the ports that they go to.

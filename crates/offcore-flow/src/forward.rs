@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use offcore_mem::{Burst, HEADROOM, PoolCache};
+use offcore_port::Context;
+use offcore_port::vhost::{Next, OneCopy};
 use offcore_wire::ethernet::{EthernetFrameMut, MacAddr};
 use offcore_wire::template::UdpTemplate;
 use offcore_wire::{UdpFlow, ethernet};
@@ -114,13 +116,53 @@ pub struct Addresses {
     pub destination: MacAddr,
 }
 
-/// Rewrites the headers of a burst. Packets are Ethernet frames: ports deliver none shorter than a header.
-#[inline]
-pub fn rewrite(mode: Forward, addresses: &Addresses, burst: &mut Burst) {
-    match mode {
-        Forward::Mac | Forward::Copy => each_frame(burst, |frame| set_addresses(addresses, frame)),
-        Forward::Macswap => each_frame(burst, swap_addresses),
-        Forward::Io | Forward::L2 | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => {}
+/// What is rewritten of packets that are forwarded. They are Ethernet frames: ports deliver none shorter than a header.
+#[derive(Clone, Copy, Debug)]
+pub enum Rewrite {
+    /// Nothing.
+    None,
+    /// Source and destination become these.
+    Mac(Addresses),
+    /// Source and destination change places.
+    Swap,
+}
+
+impl Rewrite {
+    /// What a mode rewrites, with the addresses that `mac` writes.
+    pub fn of(mode: Forward, addresses: Addresses) -> Self {
+        match mode {
+            Forward::Mac | Forward::Copy => Self::Mac(addresses),
+            Forward::Macswap => Self::Swap,
+            Forward::Io | Forward::L2 | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => Self::None,
+        }
+    }
+
+    /// Rewrites the headers of a burst.
+    #[inline]
+    pub fn burst(&self, burst: &mut Burst) {
+        match self {
+            Self::None => {}
+            Self::Mac(addresses) => each_frame(burst, |frame| set_addresses(addresses, frame)),
+            Self::Swap => each_frame(burst, swap_addresses),
+        }
+    }
+
+    /// Makes what was rewritten fit to be rewritten again.
+    pub(crate) fn undo(&self, burst: &mut Burst) {
+        if matches!(self, Self::Swap) {
+            self.burst(burst);
+        }
+    }
+
+    /// Forwards from guest to guest in one copy, rewriting heads: see [`OneCopy::forward`].
+    #[inline]
+    pub(crate) fn heads(&self, ctx: &mut Context<'_>, guests: &mut OneCopy) -> (usize, Next) {
+        // One loop for each, since what is rewritten is not looked at for every packet.
+        match self {
+            Self::None => guests.forward(ctx, |_| ()),
+            Self::Mac(addresses) => guests.forward(ctx, |frame| set_addresses(addresses, frame)),
+            Self::Swap => guests.forward(ctx, swap_addresses),
+        }
     }
 }
 
@@ -133,7 +175,7 @@ fn each_frame(burst: &mut Burst, mut f: impl FnMut(&mut [u8])) {
 
 /// What `mac` does with one frame, or its beginning.
 #[inline(always)]
-pub(crate) fn set_addresses(addresses: &Addresses, frame: &mut [u8]) {
+fn set_addresses(addresses: &Addresses, frame: &mut [u8]) {
     if let Ok(mut frame) = EthernetFrameMut::new_checked(frame) {
         frame.set_src(addresses.source);
         frame.set_dst(addresses.destination);
@@ -142,7 +184,7 @@ pub(crate) fn set_addresses(addresses: &Addresses, frame: &mut [u8]) {
 
 /// What `macswap` does with one frame, or its beginning.
 #[inline(always)]
-pub(crate) fn swap_addresses(frame: &mut [u8]) {
+fn swap_addresses(frame: &mut [u8]) {
     if let Ok(mut frame) = EthernetFrameMut::new_checked(frame) {
         frame.swap_addresses();
     }
@@ -237,7 +279,7 @@ mod tests {
                 assert_eq!((pool.total_len(packet), pool.segment_count(packet)), (9014, 6));
                 assert_eq!(packet.bytes()[16..18], 9000u16.to_be_bytes());
             }
-            rewrite(Forward::Macswap, &addresses, &mut burst);
+            Rewrite::Swap.burst(&mut burst);
             assert_eq!(
                 burst[0].bytes()[6..12],
                 UdpFlow::txonly(addresses.source, addresses.destination).dst.mac.0
@@ -252,11 +294,11 @@ mod tests {
         assert_eq!(burst[0].len(), 60);
         assert_eq!(burst[0].bytes()[..12], [4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2]);
         let addresses = Addresses { source: MacAddr([6; 6]), destination: MacAddr([8; 6]) };
-        rewrite(Forward::Macswap, &addresses, &mut burst);
+        Rewrite::Swap.burst(&mut burst);
         assert_eq!(burst[0].bytes()[..12], [2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4]);
-        rewrite(Forward::Io, &addresses, &mut burst);
+        Rewrite::of(Forward::Io, addresses).burst(&mut burst);
         assert_eq!(burst[0].bytes()[..6], [2; 6]);
-        rewrite(Forward::Mac, &addresses, &mut burst);
+        Rewrite::of(Forward::Mac, addresses).burst(&mut burst);
         assert_eq!(burst[0].bytes()[..12], [8, 8, 8, 8, 8, 8, 6, 6, 6, 6, 6, 6]);
     }
 }

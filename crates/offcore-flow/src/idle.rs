@@ -10,10 +10,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use offcore_port::{RxQueue, Wake};
+use offcore_port::Wake;
 use offcore_stats::page::Block;
 use offcore_stats::tsc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::task::Task;
 
 /// How long a worker polls in vain before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -99,24 +101,38 @@ impl Sleeper {
         self.in_a_row
     }
 
-    /// Sleeps, unless it `generates` packets or one of the queues has something to do after all. The queues are to be
-    /// [disarmed](RxQueue::disarm) then.
-    pub(crate) fn sleep<'a>(&mut self, generates: bool, queues: impl Iterator<Item = &'a mut dyn RxQueue>) {
+    /// Sleeps, unless a task generates packets or one of their queues has something to do after all. The queues are
+    /// [disarmed](offcore_port::RxQueue::disarm) then.
+    pub(crate) fn sleep(&mut self, tasks: &mut [Box<dyn Task>]) {
+        let awake = tasks.iter().any(|task| task.generates()) || self.sleep_armed(tasks);
+        for task in tasks {
+            task.wake_sources(&mut |queue| queue.disarm());
+        }
+        if awake {
+            self.quiet_since = None;
+        }
+        self.in_a_row = if awake { 0 } else { self.in_a_row.wrapping_add(1) };
+    }
+
+    /// Arms the queues and sleeps; returns whether there is something to do.
+    fn sleep_armed(&mut self, tasks: &mut [Box<dyn Task>]) -> bool {
         let mut events: ArrayVec<PollFd<'_>, MOST> = ArrayVec::new();
         let [mut time, short] = self.times;
-        let mut awake = generates;
-        for queue in queues {
-            if awake {
-                break;
-            }
-            match queue.arm() {
-                Wake::Now => awake = true,
-                Wake::Event(fd) if !events.is_full() => {
-                    events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut awake = false;
+        for task in tasks {
+            task.wake_sources(&mut |queue| {
+                if awake {
+                    return;
                 }
-                Wake::Event(_) | Wake::Poll => time = short,
-                Wake::Never => {}
-            }
+                match queue.arm() {
+                    Wake::Now => awake = true,
+                    Wake::Event(fd) if !events.is_full() => {
+                        events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                    }
+                    Wake::Event(_) | Wake::Poll => time = short,
+                    Wake::Never => {}
+                }
+            });
         }
         if !awake {
             let start = tsc::now();
@@ -127,10 +143,7 @@ impl Sleeper {
             woken.add(awake.into());
             ticks.add(tsc::now().wrapping_sub(start));
         }
-        if awake {
-            self.quiet_since = None;
-        }
-        self.in_a_row = if awake { 0 } else { self.in_a_row.wrapping_add(1) };
+        awake
     }
 }
 
@@ -152,7 +165,7 @@ mod tests {
         wait(&sleeper);
         assert!(sleeper.is_due(0));
         // Nothing to wait for: the time passes.
-        sleeper.sleep(false, std::iter::empty());
+        sleeper.sleep(&mut []);
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
         assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));

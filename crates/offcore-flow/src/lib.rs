@@ -7,7 +7,7 @@
 //! * [`simulator`]: simulated devices,
 //! * [`copy`]: packets given on as copies, [`ring`]: packets from one worker to another, [`pipeline`]: the same by way of a
 //!   GPU,
-//! * [`worker`]: one lcore's loop,
+//! * [`worker`]: one lcore's loop, [`task`]: what it does: [`forwarding`], [`guest_pair`], a bridge, a mirror,
 //! * [`idle`]: what it does when there is nothing to do,
 //! * [`switch`]: ports, engines and workers put together,
 //! * [`report`]: what a running switch tells,
@@ -18,6 +18,8 @@ pub mod copy;
 pub mod dma_map;
 pub mod engines;
 pub mod forward;
+pub mod forwarding;
+pub mod guest_pair;
 pub mod idle;
 pub mod mirror;
 pub mod pipeline;
@@ -26,6 +28,7 @@ pub mod report;
 pub mod ring;
 pub mod simulator;
 pub mod switch;
+pub mod task;
 pub mod worker;
 
 pub use dma_map::DmaMap;

@@ -22,6 +22,7 @@ use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net;
 
 use crate::ring::{RingRx, RingTx};
+use crate::task::Task;
 
 /// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
 const STAMP: usize = 8;
@@ -288,15 +289,10 @@ impl MirrorOut {
         let lanes = rings.into_iter().map(|ring| Lane { ring, waiting: Burst::new() }).collect();
         Self { lanes, tx }
     }
+}
 
-    /// The rings' ends.
-    pub fn rings(&mut self) -> impl Iterator<Item = &mut dyn RxQueue> {
-        self.lanes.iter_mut().map(|lane| &mut lane.ring as &mut dyn RxQueue)
-    }
-
-    /// Sends a burst of what has come; returns how many packets.
-    #[inline]
-    pub fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+impl Task for MirrorOut {
+    fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut burst = Burst::new();
         while burst.len() < ctx.burst {
             let oldest = self.lanes.iter_mut().filter_map(|lane| Some((lane.next(ctx)?, lane)));
@@ -315,9 +311,8 @@ impl MirrorOut {
         packets
     }
 
-    /// Sends what was already mirrored; returns how much there is still to wait for: packets, and one for each queue that
-    /// is still mirrored.
-    pub fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+    /// What is left are packets, and one for each queue that is still mirrored.
+    fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut left = self.round(ctx);
         for lane in &mut self.lanes {
             left += lane.waiting.len();
@@ -327,6 +322,10 @@ impl MirrorOut {
             }
         }
         left + usize::from(!self.tx.stop(ctx))
+    }
+
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
+        self.lanes.iter_mut().for_each(|lane| each(&mut lane.ring));
     }
 }
 

@@ -16,7 +16,7 @@ use offcore_dma::{Binding, ChannelId, Mode, Mover};
 use offcore_gpu::device::DeviceError;
 use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
-use offcore_port::{Port, PortError};
+use offcore_port::{Port, PortError, RxQueue, TxQueue};
 use offcore_stats::page::{PageError, Reader, StatsPage};
 use offcore_stats::{StageClock, lcore, stage, tsc};
 use offcore_wire::{MacAddr, ethernet};
@@ -25,11 +25,14 @@ use crate::bridge::BridgeConfig;
 use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
 use crate::forward::{Addresses, Forward, Source, Topology};
+use crate::forwarding::{Forwarding, Rules};
+use crate::guest_pair::GuestPair;
 use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::mirror::Mirror;
 use crate::report::Reporter;
 use crate::simulator::Simulator;
-use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Stream, Worker};
+use crate::task::Task;
+use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
 
@@ -387,12 +390,8 @@ impl Assembly<'_> {
         let mut mover = Mover::new();
         mover.set_max_latency(self.config.max_latency.map(tsc::ticks));
         let worker = Worker {
-            streams: Vec::new(),
-            bridges: Vec::new(),
-            mirrors: Vec::new(),
-            forward: copying::worker_mode(self.config, self.workers.len()),
+            tasks: Vec::new(),
             burst: self.config.burst,
-            work: (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64,
             mover,
             cache: pool.cache(),
             clock: StageClock::new(stages),
@@ -409,21 +408,41 @@ impl Assembly<'_> {
         ports: &mut [Box<dyn Port>],
     ) -> Result<(), SwitchError> {
         let addresses = self.addresses(tx_port, &*ports[tx_port]);
-        let source = match self.config.forward {
-            mode @ (Forward::Txonly | Forward::Flowgen) => {
-                Some(Source::new(mode, &addresses, self.config.txpkts).map_err(SwitchError::Config)?)
-            }
-            _ => None,
-        };
-        let mut rx = self.open_rx(worker, rx_port, queue, ports)?;
-        let mut tx = self.open_tx(worker, tx_port, queue, ports)?;
+        let mut rules = self.rules(worker, addresses);
+        if let mode @ (Forward::Txonly | Forward::Flowgen) = self.config.forward {
+            let source = Source::new(mode, &addresses, self.config.txpkts).map_err(SwitchError::Config)?;
+            rules = rules.with_source(source);
+        }
+        let rx = self.open_rx(worker, rx_port, queue, ports)?;
+        let tx = self.open_tx(worker, tx_port, queue, ports)?;
+        let forwards = matches!(self.config.forward, Forward::Io | Forward::Mac | Forward::Macswap);
+        let worker = &mut self.workers[worker].0;
         // A port's packets to itself are not between guests.
-        let one_copy = match rx_port != tx_port {
-            true => OneCopy::between(&mut *rx, &mut *tx, &mut self.workers[worker].0.mover),
-            false => None,
-        };
-        self.workers[worker].0.streams.push(Stream { rx, tx, addresses, source, one_copy });
+        if forwards && rx_port != tx_port && OneCopy::is_between(&*rx, &*tx) {
+            let guests = OneCopy::between(rx, tx, &mut worker.mover);
+            worker
+                .tasks
+                .extend(guests.map(|guests| Box::new(GuestPair::new(guests, rules)) as Box<dyn Task>));
+        } else {
+            worker.tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
+        }
         Ok(())
+    }
+
+    /// Gives a worker two queues to forward between.
+    fn forward(&mut self, worker: usize, rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, addresses: Addresses) {
+        let rules = self.rules(worker, addresses);
+        self.workers[worker].0.tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
+    }
+
+    /// What a worker does between two queues.
+    fn rules(&self, worker: usize, addresses: Addresses) -> Rules {
+        Rules::new(copying::worker_mode(self.config, worker), addresses, self.work())
+    }
+
+    /// Application work per packet, in TSC ticks.
+    fn work(&self) -> u64 {
+        (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64
     }
 
     /// What `mac` writes into what is sent on a port.

@@ -1,4 +1,4 @@
-//! One lcore's loop: poll completions, receive, rewrite, send; run to completion on its own queues.
+//! One lcore's loop: poll completions, then one round of each task; run to completion on its own queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,24 +6,20 @@ use std::time::{Duration, Instant};
 
 use offcore_dma::mover::{self, Decision, Way};
 use offcore_dma::{ChannelId, Mover};
-use offcore_mem::{Burst, Packet, PoolCache};
-use offcore_port::settle::settle;
-use offcore_port::vhost::{Next, OneCopy};
-use offcore_port::{Context, DropReason, RxQueue, TxQueue};
+use offcore_mem::PoolCache;
+use offcore_port::Context;
 use offcore_stats::page::Block;
-use offcore_stats::{Stage, StageClock, tsc};
+use offcore_stats::{Stage, StageClock};
 
-use crate::bridge::Bridge;
-use crate::forward::{self, Addresses, Forward, Source, rewrite};
 use crate::idle::Sleeper;
-use crate::mirror::MirrorOut;
+use crate::task::Task;
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;
 /// The same in sleeps, the first of which comes after something was done.
 const PUBLISH_ASLEEP: u32 = 100;
 /// A worker that stops gives up when nothing has moved for this long.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The names of [`MOVER_COUNTERS`] for these classes.
 macro_rules! mover_counters {
@@ -61,36 +57,13 @@ pub const CLASS_COUNTERS: [&str; 8] =
 /// Counters of the mover itself.
 const OWN: usize = 11;
 
-/// Packets from one RX queue to one TX queue.
-#[derive(Debug)]
-pub struct Stream {
-    /// Where packets come from; unused by `txonly`.
-    pub rx: Box<dyn RxQueue>,
-    /// Where they go to; unused by `rxonly`.
-    pub tx: Box<dyn TxQueue>,
-    /// Addresses for `mac`.
-    pub addresses: Addresses,
-    /// The generator of `txonly` and `flowgen`.
-    pub source: Option<Source>,
-    /// From a guest to a guest: the way in one copy, taken whenever it can be.
-    pub one_copy: Option<OneCopy>,
-}
-
 /// One lcore's work.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its streams.
-    pub streams: Vec<Stream>,
-    /// Its part of the learning switch, in mode `l2`.
-    pub bridges: Vec<Bridge>,
-    /// The mirrors that it sends to.
-    pub mirrors: Vec<MirrorOut>,
-    /// What to do with packets.
-    pub forward: Forward,
+    /// What it does.
+    pub tasks: Vec<Box<dyn Task>>,
     /// Packets a round takes from one queue, 1 to 64.
     pub burst: usize,
-    /// Application work per packet, in TSC ticks.
-    pub work: u64,
     /// Its engines.
     pub mover: Mover,
     /// Its free packet buffers.
@@ -119,9 +92,7 @@ impl Worker {
                     until_publish = PUBLISH_EVERY;
                     self.publish_stats();
                 }
-                let generates = self.streams.iter().any(|stream| stream.source.is_some());
-                sleeper.sleep(generates, self.rx_queues());
-                self.rx_queues().for_each(|queue| queue.disarm());
+                sleeper.sleep(&mut self.tasks);
             }
             if until_publish == 0 {
                 until_publish = PUBLISH_EVERY;
@@ -133,66 +104,39 @@ impl Worker {
         left
     }
 
-    /// One round over every stream; returns the packets received or generated.
+    /// One round of every task; returns the packets received or generated.
     pub fn round(&mut self) -> usize {
         self.clock.begin();
         self.mover.poll(&mut self.clock);
-        let mut packets = 0;
-        let Self { mover, cache, clock, burst, .. } = self;
+        let Self { mover, cache, clock, burst, tasks, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: *burst };
-        for stream in &mut self.streams {
-            packets += stream.round(self.forward, self.work, &mut ctx);
-        }
-        for bridge in &mut self.bridges {
-            packets += bridge.round(&mut ctx, |packets, ctx| work(self.work, packets, ctx));
-        }
-        for mirror in &mut self.mirrors {
-            packets += mirror.round(&mut ctx);
-        }
+        let packets = tasks.iter_mut().map(|task| task.round(&mut ctx)).sum();
         self.mover.end_round();
         self.clock.end(if packets > 0 { Stage::Header } else { Stage::Idle });
         packets
     }
 
-    /// Every queue that it receives from.
-    fn rx_queues(&mut self) -> impl Iterator<Item = &mut dyn RxQueue> {
-        let streams = self.streams.iter_mut().map(|stream| &mut *stream.rx as &mut dyn RxQueue);
-        let bridges = self.bridges.iter_mut().flat_map(Bridge::inputs);
-        let bridges = bridges.map(|input| &mut *input.rx as &mut dyn RxQueue);
-        streams.chain(bridges).chain(self.mirrors.iter_mut().flat_map(MirrorOut::rings))
-    }
-
+    /// Drains every task until nothing is left in flight; what is left when nothing moves any more. A task that is done
+    /// goes at once: mirrors, here and on other workers, are done when the queues that they copy from are gone.
     fn drain(&mut self) -> usize {
-        let left = self.drain_until(|worker, ctx| {
-            let streams: usize = worker.streams.iter_mut().map(|s| s.drain(worker.forward, ctx)).sum();
-            let bridges: usize = worker.bridges.iter_mut().map(|bridge| bridge.drain(ctx)).sum();
-            worker.mirrors.iter_mut().for_each(|mirror| _ = mirror.round(ctx));
-            streams + bridges
-        });
-        if left > 0 {
-            return left;
-        }
-        // Their queues go first: mirrors, here and on other workers, are done when nothing can come any more.
-        self.streams.clear();
-        self.bridges.clear();
-        self.drain_until(|worker, ctx| worker.mirrors.iter_mut().map(|mirror| mirror.drain(ctx)).sum())
-    }
-
-    /// Calls `drain` until it says that nothing is left in flight; what is left when nothing moves any more.
-    fn drain_until(&mut self, drain: impl Fn(&mut Work<'_>, &mut Context<'_>) -> usize) -> usize {
         let mut last = usize::MAX;
         let mut progress = Instant::now();
         loop {
             self.mover.poll(&mut self.clock);
-            let Self { mover, cache, clock, burst, streams, bridges, mirrors, forward, .. } = self;
+            let Self { mover, cache, clock, burst, tasks, .. } = self;
             let mut ctx = Context { mover, cache, clock, burst: *burst };
-            let left = drain(&mut Work { streams, bridges, mirrors, forward: *forward }, &mut ctx);
+            let mut left = 0;
+            tasks.retain_mut(|task| {
+                let of_it = task.drain(&mut ctx);
+                left += of_it;
+                of_it > 0
+            });
             if left == 0 {
                 return 0;
             }
             if left != last {
                 (last, progress) = (left, Instant::now());
-            } else if progress.elapsed() > DRAIN_PATIENCE {
+            } else if progress.elapsed() > DRAIN_TIMEOUT {
                 tracing::error!(left, "packets in flight were never completed");
                 return left;
             }
@@ -257,140 +201,5 @@ impl Worker {
                 block.counter(i).set(value);
             }
         }
-    }
-}
-
-/// What a worker works on.
-struct Work<'a> {
-    streams: &'a mut [Stream],
-    bridges: &'a mut [Bridge],
-    mirrors: &'a mut [MirrorOut],
-    forward: Forward,
-}
-
-impl Stream {
-    fn round(&mut self, forward: Forward, work: u64, ctx: &mut Context<'_>) -> usize {
-        let (packets, next) = self.in_one_copy(forward, ctx);
-        self::work(work, packets, ctx);
-        match next {
-            Next::Nothing if packets > 0 => packets,
-            Next::Nothing => {
-                ctx.clock.lap(Stage::Idle);
-                0
-            }
-            Next::Ordinary => packets + self.ordinary(forward, work, true, ctx),
-            Next::Finish => packets + self.ordinary(forward, work, false, ctx),
-        }
-    }
-
-    /// From a guest to a guest in one copy; how many packets have arrived, and what else is to be done.
-    fn in_one_copy(&mut self, forward: Forward, ctx: &mut Context<'_>) -> (usize, Next) {
-        let Self { rx, tx, addresses, one_copy, .. } = self;
-        let Some(one_copy) = one_copy else { return (0, Next::Ordinary) };
-        let (rx, tx) = (&mut **rx, &mut **tx);
-        match forward {
-            Forward::Io => one_copy.forward(ctx, rx, tx, |_| ()),
-            Forward::Mac => one_copy.forward(ctx, rx, tx, |frame| forward::set_addresses(addresses, frame)),
-            Forward::Macswap => one_copy.forward(ctx, rx, tx, forward::swap_addresses),
-            Forward::Rxonly | Forward::Txonly | Forward::Flowgen | Forward::Copy | Forward::L2 => {
-                (0, Next::Ordinary)
-            }
-        }
-    }
-
-    /// Through packet buffers; takes no new packets unless `take`.
-    fn ordinary(&mut self, forward: Forward, work: u64, take: bool, ctx: &mut Context<'_>) -> usize {
-        let mut burst = Burst::new();
-        if take && forward != Forward::Txonly {
-            self.rx.rx(ctx, &mut burst);
-        } else {
-            // Nothing is received, but the queue has to follow its front end.
-            self.rx.drain(ctx, &mut burst);
-        }
-        let received = burst.len();
-        if received == 0 {
-            // What a poll that found nothing took belongs to no stage of a packet's way.
-            ctx.clock.lap(Stage::Idle);
-        }
-        self::work(work, received, ctx);
-        match forward {
-            Forward::Rxonly => ctx.cache.free_all(burst.drain(..)),
-            Forward::Flowgen => ctx.cache.free_all(burst.drain(..)),
-            Forward::Txonly | Forward::Io | Forward::Mac | Forward::Macswap | Forward::Copy | Forward::L2 => {
-                rewrite(forward, &self.addresses, &mut burst);
-            }
-        }
-        if let Some(source) = &mut self.source {
-            source.fill(ctx.cache, &mut burst, ctx.burst);
-        }
-        if !Packet::all_plain(&burst) {
-            settle(&mut *self.tx, ctx, &mut burst);
-        }
-        let sent = burst.len();
-        if sent == 0 {
-            self.tx.poll(ctx);
-            return received;
-        }
-        ctx.clock.lap(Stage::Header);
-        self.tx.tx(ctx, &mut burst);
-        if !burst.is_empty() {
-            self.left_over(forward, ctx, &mut burst);
-        }
-        received.max(sent)
-    }
-
-    /// There is no room for these: whoever can wait takes them back, the others' are dropped.
-    #[cold]
-    fn left_over(&mut self, forward: Forward, ctx: &mut Context<'_>, burst: &mut Burst) {
-        if self.source.is_none() {
-            if forward == Forward::Macswap {
-                // They will come this way again.
-                rewrite(forward, &self.addresses, burst);
-            }
-            self.rx.take_back(burst);
-        }
-        self.tx.counters().drop_all(DropReason::Full, burst, ctx.cache);
-    }
-
-    /// Forwards what was already taken from the other side; returns how many packets are still in flight.
-    fn drain(&mut self, forward: Forward, ctx: &mut Context<'_>) -> usize {
-        let (rx, tx) = (&mut *self.rx, &mut *self.tx);
-        let crossing = self.one_copy.as_mut().map_or(0, |one_copy| one_copy.drain(ctx, rx, tx));
-        let mut burst = Burst::new();
-        let receiving = self.rx.drain(ctx, &mut burst);
-        let forwarded = burst.len();
-        if matches!(forward, Forward::Rxonly | Forward::Flowgen) {
-            ctx.cache.free_all(burst.drain(..));
-        } else {
-            rewrite(forward, &self.addresses, &mut burst);
-            settle(&mut *self.tx, ctx, &mut burst);
-            self.tx.tx(ctx, &mut burst);
-            self.tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
-        }
-        // A queue that has stopped takes no more: first comes what is still to come from the other side.
-        let coming = crossing + receiving + forwarded;
-        if coming > 0 {
-            // What it has sent goes on meanwhile: its buffers may be what the other side waits for.
-            self.tx.poll(ctx);
-            return coming;
-        }
-        usize::from(!self.tx.stop(ctx))
-    }
-}
-
-/// Stands for the application's own work on so many packets, in ticks each: what asynchronous copies hide behind.
-#[inline]
-fn work(ticks: u64, packets: usize, ctx: &mut Context<'_>) {
-    if ticks > 0 && packets > 0 {
-        spin(ticks * packets as u64);
-        ctx.clock.lap(Stage::Application);
-    }
-}
-
-#[inline]
-fn spin(ticks: u64) {
-    let start = tsc::now();
-    while tsc::now().wrapping_sub(start) < ticks {
-        std::hint::spin_loop();
     }
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use common::{FEATURES, Guest, Worker as Parts};
 use offcore_flow::forward::{Addresses, Forward, Source};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_port::vhost::{rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
 use offcore_stats::page::Block;
@@ -22,22 +23,15 @@ fn virtqueues_stop_in_every_mode() {
         let (guest, mut parts) = (Guest::new(64), Parts::new());
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
-        let source = matches!(forward, Forward::Txonly | Forward::Flowgen)
-            .then(|| Source::new(forward, &addresses, 64).unwrap());
-        let stream = Stream {
-            rx: rx_over(&cells[1], &mut parts.mover, RxCounters::private()).unwrap(),
-            tx: tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap(),
-            addresses,
-            source,
-            one_copy: None,
-        };
+        let mut rules = Rules::new(forward, addresses, 0);
+        if matches!(forward, Forward::Txonly | Forward::Flowgen) {
+            rules = rules.with_source(Source::new(forward, &addresses, 64).unwrap());
+        }
+        let rx = rx_over(&cells[1], &mut parts.mover, RxCounters::private()).unwrap();
+        let tx = tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap();
         let mut worker = Worker {
-            streams: vec![stream],
-            bridges: Vec::new(),
-            mirrors: Vec::new(),
-            forward,
+            tasks: vec![Box::new(Forwarding::new(rx, tx, rules))],
             burst: 32,
-            work: 0,
             mover: parts.mover,
             cache: parts.cache,
             clock: parts.clock,

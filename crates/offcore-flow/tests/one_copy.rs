@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use common::{FEATURES, Guest, Receiver, Worker as Parts, pattern, start};
 use offcore_flow::forward::{Addresses, Forward};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::guest_pair::GuestPair;
+use offcore_flow::task::Task;
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{DropReason, RxCounters, TxCounters};
 use offcore_ring::device::Direction;
@@ -31,17 +34,18 @@ fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths:
     start(&cells[0], receiver.config(features));
     start(&cells[1], VringConfig { layout: sender.tx_layout.clone(), ..sender.config(features) });
     let (received, sent) = (RxCounters::private(), TxCounters::private());
-    let mut rx = rx_over(&cells[1], &mut parts.mover, received.clone()).unwrap();
-    let mut tx = tx_over(&cells[0], &mut parts.mover, sent.clone()).unwrap();
-    let one_copy = one_copy.then(|| OneCopy::between(&mut *rx, &mut *tx, &mut parts.mover).unwrap());
+    let rx = rx_over(&cells[1], &mut parts.mover, received.clone()).unwrap();
+    let tx = tx_over(&cells[0], &mut parts.mover, sent.clone()).unwrap();
     let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
+    let rules = Rules::new(Forward::Mac, addresses, 0);
+    assert!(OneCopy::is_between(&*rx, &*tx));
+    let task: Box<dyn Task> = match one_copy {
+        true => Box::new(GuestPair::new(OneCopy::between(rx, tx, &mut parts.mover).unwrap(), rules)),
+        false => Box::new(Forwarding::new(rx, tx, rules)),
+    };
     let mut worker = Worker {
-        streams: vec![Stream { rx, tx, addresses, source: None, one_copy }],
-        bridges: Vec::new(),
-        mirrors: Vec::new(),
-        forward: Forward::Mac,
+        tasks: vec![task],
         burst: 32,
-        work: 0,
         mover: parts.mover,
         cache: parts.cache,
         clock: parts.clock,

@@ -20,9 +20,10 @@ use offcore_dma::core::CoreDevice;
 use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::copy::{CopyRx, CopySetup};
 use offcore_flow::forward::{Addresses, Forward};
+use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
 use offcore_flow::pipeline::{OnHit, QueuesSetup, work_queues};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
@@ -132,20 +133,12 @@ fn child(offload: bool, copied: bool) -> ! {
         };
         rx = Box::new(CopyRx::new(rx, setup).unwrap());
     }
-    let stream = Stream {
-        rx,
-        tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
-        addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
-        source: None,
-        one_copy: None,
-    };
+    let tx = tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap();
+    let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
+    let forwarding = Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0));
     let mut worker = Worker {
-        streams: vec![stream],
-        bridges: Vec::new(),
-        mirrors: Vec::new(),
-        forward: Forward::Mac,
+        tasks: vec![Box::new(forwarding)],
         burst: 32,
-        work: 0,
         mover,
         cache: pool.cache(),
         clock: StageClock::private(),
@@ -254,20 +247,13 @@ fn allocations(sleeps: u64) -> u64 {
     let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
     let config = VringConfig { layout: guest.tx_layout.clone(), ..guest.config(FEATURES) };
     cells[1].publish(|wanted| wanted.vring = Some(Arc::new(config)));
-    let stream = Stream {
-        rx: rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap(),
-        tx: tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap(),
-        addresses: Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) },
-        source: None,
-        one_copy: None,
-    };
+    let rx = rx_over(&cells[1], &mut mover, RxCounters::private()).unwrap();
+    let tx = tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap();
+    let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
+    let forwarding = Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0));
     let worker = Worker {
-        streams: vec![stream],
-        bridges: Vec::new(),
-        mirrors: Vec::new(),
-        forward: Forward::Mac,
+        tasks: vec![Box::new(forwarding)],
         burst: 32,
-        work: 0,
         mover,
         cache: pool.cache(),
         clock: StageClock::private(),

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use common::{FEATURES, Guest, Receiver, Worker as Parts, start};
 use offcore_dma::Binding;
 use offcore_flow::forward::{Addresses, Forward};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_port::generator::GenPort;
 use offcore_port::spec::PortSpec;
 use offcore_port::vhost::tx_over;
@@ -41,12 +42,8 @@ fn a_full_virtqueue_loses_nothing_of_a_generator() {
         let tx = tx_over(&cell, &mut parts.mover, counters.clone()).unwrap();
         let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
         let mut worker = Worker {
-            streams: vec![Stream { rx, tx, addresses, source: None, one_copy: None }],
-            bridges: Vec::new(),
-            mirrors: Vec::new(),
-            forward,
+            tasks: vec![Box::new(Forwarding::new(rx, tx, Rules::new(forward, addresses, 0)))],
             burst: 32,
-            work: 0,
             mover: parts.mover,
             cache: parts.cache,
             clock: parts.clock,

@@ -23,6 +23,7 @@ pub mod vhost;
 mod virtio_header;
 pub mod virtio_user;
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
@@ -73,18 +74,14 @@ pub enum Wake<'a> {
     Never,
 }
 
-/// The receiving half of a port's queue.
-pub trait RxQueue: fmt::Debug + Send {
+/// The receiving half of a port's queue. `Any`, so that two queues can be found to be of guests when they are put
+/// together: [`vhost::OneCopy`].
+pub trait RxQueue: Any + fmt::Debug + Send {
     /// Appends received packets to `burst`, as many as it has room for.
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
 
     /// Counters of the queue.
     fn counters(&self) -> &RxCounters;
-
-    /// The queue as one of a vhost port, if it is one: see [`vhost::OneCopy`].
-    fn as_vhost(&mut self) -> Option<&mut vhost::VhostRx> {
-        None
-    }
 
     /// Appends to `burst` what was already on its way, and takes nothing new; returns how many packets are still in
     /// flight. A worker that stops calls it until none is.
@@ -116,8 +113,8 @@ pub trait RxQueue: fmt::Debug + Send {
     }
 }
 
-/// The sending half of a port's queue.
-pub trait TxQueue: fmt::Debug + Send {
+/// The sending half of a port's queue. `Any` as [`RxQueue`] is.
+pub trait TxQueue: Any + fmt::Debug + Send {
     /// Takes packets from the front of `burst`, in order; those it cannot take stay there. Packets that cannot be sent
     /// at all (too big) are taken, freed and counted.
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
@@ -136,11 +133,6 @@ pub trait TxQueue: fmt::Debug + Send {
 
     /// Counters of the queue.
     fn counters(&self) -> &TxCounters;
-
-    /// The queue as one of a vhost port, if it is one: see [`vhost::OneCopy`].
-    fn as_vhost(&mut self) -> Option<&mut vhost::VhostTx> {
-        None
-    }
 
     /// Finishes what is in flight; returns whether nothing is left. Called until it does.
     fn stop(&mut self, ctx: &mut Context<'_>) -> bool {

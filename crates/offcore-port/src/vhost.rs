@@ -3,6 +3,7 @@
 //! The port's TX queue `n` is the guest's RX virtqueue `2n` (enqueue), its RX queue `n` the guest's TX virtqueue
 //! `2n + 1` (dequeue).
 
+use std::any::Any;
 use std::sync::Arc;
 
 use offcore_dma::{Binding, Context, Mover};
@@ -119,38 +120,46 @@ pub fn tx_over(
     Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters }))
 }
 
-/// The way from one vhost port's queue to another's, in one copy.
+/// The queues of two vhost ports, and the way from one to the other in one copy.
 #[derive(Debug)]
 pub struct OneCopy {
+    rx: Box<VhostRx>,
+    tx: Box<VhostTx>,
     pair: Pair,
 }
 
 impl OneCopy {
-    /// The way from `rx` to `tx`, when both are queues of vhost ports that belong to the worker of `mover`.
-    pub fn between(rx: &mut dyn RxQueue, tx: &mut dyn TxQueue, mover: &mut Mover) -> Option<Self> {
-        (rx.as_vhost().is_some() && tx.as_vhost().is_some()).then(|| Self { pair: Pair::new(mover) })
+    /// Whether `rx` and `tx` are queues of vhost ports.
+    pub fn is_between(rx: &dyn RxQueue, tx: &dyn TxQueue) -> bool {
+        let (rx, tx): (&dyn Any, &dyn Any) = (rx, tx);
+        rx.is::<VhostRx>() && tx.is::<VhostTx>()
+    }
+
+    /// The way from `rx` to `tx`, which belong to the worker of `mover`; `None` unless they are queues of vhost ports.
+    pub fn between(rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, mover: &mut Mover) -> Option<Self> {
+        let (rx, tx): (Box<dyn Any>, Box<dyn Any>) = (rx, tx);
+        Some(Self { rx: rx.downcast().ok()?, tx: tx.downcast().ok()?, pair: Pair::new(mover) })
+    }
+
+    /// The two queues.
+    pub fn queues(&mut self) -> (&mut dyn RxQueue, &mut dyn TxQueue) {
+        (&mut *self.rx, &mut *self.tx)
     }
 
     /// Publishes what has arrived and takes new packets, whose heads (the Ethernet header at least) are given to
     /// `rewrite`. Returns how many have arrived, and what else is to be done with the two queues.
     #[inline]
-    pub fn forward(
-        &mut self,
-        ctx: &mut Context<'_>,
-        rx: &mut dyn RxQueue,
-        tx: &mut dyn TxQueue,
-        rewrite: impl FnMut(&mut [u8]),
-    ) -> (usize, Next) {
-        let (Some(rx), Some(tx)) = (rx.as_vhost(), tx.as_vhost()) else { return (0, Next::Ordinary) };
-        let forwarded = self.pair.forward(ctx, &mut rx.dequeue, &mut tx.enqueue, rewrite);
+    pub fn forward(&mut self, ctx: &mut Context<'_>, rewrite: impl FnMut(&mut [u8])) -> (usize, Next) {
+        let Self { rx, tx, pair } = self;
+        let forwarded = pair.forward(ctx, &mut rx.dequeue, &mut tx.enqueue, rewrite);
         count(rx, tx, &forwarded);
         (forwarded.packets, forwarded.next)
     }
 
     /// Publishes what has arrived and takes nothing new; returns how many packets are still in flight.
-    pub fn drain(&mut self, ctx: &mut Context<'_>, rx: &mut dyn RxQueue, tx: &mut dyn TxQueue) -> usize {
-        let (Some(rx), Some(tx)) = (rx.as_vhost(), tx.as_vhost()) else { return 0 };
-        let (forwarded, left) = self.pair.drain(ctx, &mut rx.dequeue, &mut tx.enqueue);
+    pub fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+        let Self { rx, tx, pair } = self;
+        let (forwarded, left) = pair.drain(ctx, &mut rx.dequeue, &mut tx.enqueue);
         count(rx, tx, &forwarded);
         left
     }
@@ -204,10 +213,6 @@ impl RxQueue for VhostRx {
         &self.counters
     }
 
-    fn as_vhost(&mut self) -> Option<&mut VhostRx> {
-        Some(self)
-    }
-
     fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
         let dequeued = self.dequeue.drain(ctx, burst);
         self.count(dequeued);
@@ -255,10 +260,6 @@ impl TxQueue for VhostTx {
 
     fn counters(&self) -> &TxCounters {
         &self.counters
-    }
-
-    fn as_vhost(&mut self) -> Option<&mut VhostTx> {
-        Some(self)
     }
 
     fn accepts(&self) -> Accepts {

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, ensure};
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_mem::Pool;
 use offcore_port::copy::{CopyRx, CopySetup};
 use offcore_stats::page::{Block, StatsPage};
@@ -24,10 +25,13 @@ use crate::copier::{Copier, Engine, Setup};
 use crate::core_cost::{BURST, NEVER_LOST};
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::lockstep::OtherCore;
+use crate::rules::rules;
 use crate::temperature::Temperature;
 
 /// Packets that may be in flight at a time: more than a window.
 const IN_FLIGHT: usize = 1024;
+/// What is written into packets; the source changes with each window.
+const ADDRESSES: Addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
 /// How often in a row the engine is run for nothing, at most.
 const MOST_IN_VAIN: usize = 64;
 
@@ -46,6 +50,7 @@ pub(super) struct Lane {
     engine_worked: Arc<AtomicBool>,
     background: Option<Background>,
     temperature: Temperature,
+    mode: Forward,
     /// Packets forwarded.
     packets: u64,
 }
@@ -83,20 +88,11 @@ impl Lane {
             stats: &StatsPage::new(1 << 16)?,
             name: "port0/rx0",
         };
-        let stream = Stream {
-            rx: Box::new(CopyRx::new(queues.0, copy)?),
-            tx: queues.1,
-            addresses: Addresses { source: PORT_MAC, destination: PEER_MAC },
-            source: None,
-            one_copy: None,
-        };
+        let rx = Box::new(CopyRx::new(queues.0, copy)?);
+        let rules = Rules::new(Forward::Copy, ADDRESSES, 0);
         let worker = Worker {
-            streams: vec![stream],
-            bridges: Vec::new(),
-            mirrors: Vec::new(),
-            forward: Forward::Copy,
+            tasks: vec![Box::new(Forwarding::new(rx, queues.1, rules))],
             burst: BURST,
-            work: 0,
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
@@ -113,6 +109,7 @@ impl Lane {
             engine_worked: Arc::default(),
             background: None,
             temperature,
+            mode: Forward::Copy,
             packets: 0,
         })
     }
@@ -214,7 +211,8 @@ impl Subject for Lane {
         {
             let mut nic = lock(&self.nic);
             nic.lend(&mut self.worker.cache)?;
-            self.worker.streams[0].addresses.source = nic.source();
+            let addresses = Addresses { source: nic.source(), ..ADDRESSES };
+            *rules(&mut self.worker)? = Rules::new(self.mode, addresses, 0);
         }
         let mut ticks = self.take_window(other)?;
         // In mode `auto` the core may have made all copies: then there is nothing to wait for.
@@ -262,7 +260,9 @@ mod tests {
         let (mut lane, other) = lane(Temperature::Hot);
         lane.window(&other).unwrap();
         let as_received = lock(&lane.nic).rx_queue();
-        lane.worker.streams[0].rx = as_received;
+        let tx = lock(&lane.nic).tx_queue();
+        let rules = Rules::new(Forward::Copy, ADDRESSES, 0);
+        lane.worker.tasks = vec![Box::new(Forwarding::new(as_received, tx, rules))];
         let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("not copied"), "{error:#}");
     }
@@ -274,7 +274,7 @@ mod tests {
         for _ in 0..3 {
             lane.window(&other).unwrap();
         }
-        lane.worker.forward = Forward::Io;
+        lane.mode = Forward::Io;
         let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("addresses"), "{error:#}");
     }
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn a_packet_that_is_not_sent_is_noticed() {
         let (mut lane, other) = lane(Temperature::Hot);
-        lane.worker.forward = Forward::Rxonly;
+        lane.mode = Forward::Rxonly;
         let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("0 of 32 packets were sent"), "{error:#}");
     }

@@ -13,7 +13,10 @@ use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::bridge::{Bridge, BridgeConfig, COUNTERS as BRIDGE_COUNTERS, Input, Shared};
 use offcore_flow::forward::Addresses;
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::guest_pair::GuestPair;
+use offcore_flow::task::Task;
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_mem::Pool;
 use offcore_port::vhost::{OneCopy, VhostPort};
 use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
@@ -78,17 +81,13 @@ impl Ours {
             txs.push(port.tx_queue(0, setup(&mut mover, &page, name))?);
             ports.push(Box::new(port) as Box<dyn Port>);
         }
-        let (streams, bridges) = match forward {
-            Forward::L2 => (Vec::new(), vec![bridge(rxs, txs)]),
-            _ => (streams(rxs, txs, one_copy && sockets.len() > 1, &mut mover), Vec::new()),
+        let tasks: Vec<Box<dyn Task>> = match forward {
+            Forward::L2 => vec![Box::new(bridge(rxs, txs))],
+            _ => forwarding(rxs, txs, (forward, one_copy && sockets.len() > 1), &mut mover)?,
         };
         let worker = Worker {
-            streams,
-            bridges,
-            mirrors: Vec::new(),
-            forward,
+            tasks,
             burst: BURST,
-            work: 0,
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
@@ -135,19 +134,22 @@ impl Ours {
 }
 
 /// A port's packets go out of the next one: of itself, when there is one only.
-fn streams(
+fn forwarding(
     rxs: Vec<Box<dyn RxQueue>>,
     mut txs: Vec<Box<dyn TxQueue>>,
-    one_copy: bool,
+    (mode, one_copy): (Forward, bool),
     mover: &mut Mover,
-) -> Vec<Stream> {
+) -> Result<Vec<Box<dyn Task>>> {
     txs.rotate_left(1);
-    let stream = |(mut rx, mut tx): (Box<dyn RxQueue>, Box<dyn TxQueue>)| {
-        let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
-        let one_copy = if one_copy { OneCopy::between(&mut *rx, &mut *tx, mover) } else { None };
-        Stream { rx, tx, addresses, source: None, one_copy }
+    let task = |(rx, tx): (Box<dyn RxQueue>, Box<dyn TxQueue>)| -> Result<Box<dyn Task>> {
+        let rules = Rules::new(mode, Addresses { source: PORT_MAC, destination: PEER_MAC }, 0);
+        if !one_copy {
+            return Ok(Box::new(Forwarding::new(rx, tx, rules)));
+        }
+        let guests = OneCopy::between(rx, tx, mover).context("two queues of guests")?;
+        Ok(Box::new(GuestPair::new(guests, rules)))
     };
-    rxs.into_iter().zip(txs).map(stream).collect()
+    rxs.into_iter().zip(txs).map(task).collect()
 }
 
 /// A learning switch of all ports.
@@ -155,7 +157,7 @@ fn bridge(rxs: Vec<Box<dyn RxQueue>>, txs: Vec<Box<dyn TxQueue>>) -> Bridge {
     let shared = Shared::new(&BridgeConfig::default(), rxs.len(), tsc::hz());
     let counters = rxs.iter().map(|_| Block::private(&BRIDGE_COUNTERS)).collect();
     let inputs = (0..).zip(rxs).map(|(port, rx)| Input { rx, port, turn: 0 }).collect();
-    Bridge::new(Arc::new(shared), inputs, txs.into_iter().map(|tx| vec![tx]).collect(), counters)
+    Bridge::new(Arc::new(shared), inputs, txs.into_iter().map(|tx| vec![tx]).collect(), counters, 0)
 }
 
 /// The core copies.

@@ -11,7 +11,8 @@ use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_mem::Pool;
 use offcore_port::vhost::VhostPort;
 use offcore_port::{Port, QueueSetup};
@@ -63,12 +64,8 @@ impl BackEnd {
         let tx = port.tx_queue(0, setup(&mut mover, &page, &binding))?;
         let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
         let worker = Worker {
-            streams: vec![Stream { rx, tx, addresses, source: None, one_copy: None }],
-            bridges: Vec::new(),
-            mirrors: Vec::new(),
-            forward: Forward::Mac,
+            tasks: vec![Box::new(Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0)))],
             burst: BURST,
-            work: 0,
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),

@@ -103,7 +103,7 @@ impl Setup {
             vec![Box::new(Catch { frames, room, accepts, counters }) as Box<dyn TxQueue>]
         });
         let inputs = inputs.collect();
-        let bridge = Bridge::new(Arc::clone(&shared), inputs, outputs.collect(), counters.clone());
+        let bridge = Bridge::new(Arc::clone(&shared), inputs, outputs.collect(), counters.clone(), 0);
         let pool = Pool::new(POOL, 2048, Hugepages::None).unwrap();
         let (mover, cache, clock) = (Mover::new(), pool.cache(), StageClock::private());
         Self { shared, bridge, cache, mover, clock, input, output, counters }
@@ -112,7 +112,7 @@ impl Setup {
     fn round(&mut self) {
         let Self { bridge, cache, mover, clock, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: 32 };
-        bridge.round(&mut ctx, |_, _| ());
+        bridge.round(&mut ctx);
     }
 
     /// Receives the frame at `port` and makes a round; which ports it was sent to.

@@ -113,8 +113,8 @@ impl Assembly<'_> {
             }
             let block = |port| self.page.block(&format!("bridge/port{port}/lcore{lcore}"), &COUNTERS);
             let counters = (0..count).map(block).collect::<Result<_, _>>()?;
-            let bridge = Bridge::new(Arc::clone(&bridging.shared), inputs, outputs, counters);
-            self.workers[worker].0.bridges.push(bridge);
+            let bridge = Bridge::new(Arc::clone(&bridging.shared), inputs, outputs, counters, self.work());
+            self.workers[worker].0.tasks.push(Box::new(bridge));
         }
         Ok(bridging)
     }

@@ -8,14 +8,13 @@
 
 use offcore_dma::Binding;
 use offcore_mem::BURST;
-use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
+use offcore_port::{Port, QueueSetup, RxQueue};
 
 use super::{Assembly, Route, SwitchConfig, SwitchError};
 use crate::copy::{CopyRx, CopySetup};
 use crate::dma_map::Half;
-use crate::forward::{Addresses, Forward};
+use crate::forward::Forward;
 use crate::ring::{RingSetup, ring};
-use crate::worker::Stream;
 
 /// What [`Forward::Copy`] does beside copying. The defaults are dpdk-dma's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +122,7 @@ impl Assembly<'_> {
         let rx = self.copy_rx(worker, rx_port, queue, ports)?;
         let tx = self.open_tx(sender, tx_port, queue, ports)?;
         if worker == sender {
-            self.push(worker, Box::new(rx), tx, addresses);
+            self.forward(worker, Box::new(rx), tx, addresses);
             return Ok(());
         }
         let name = format!("ring{rx_port}");
@@ -135,8 +134,8 @@ impl Assembly<'_> {
             name: &name,
             index: queue,
         })?;
-        self.push(worker, Box::new(rx), Box::new(to), addresses);
-        self.push(sender, Box::new(from), tx, addresses);
+        self.forward(worker, Box::new(rx), Box::new(to), addresses);
+        self.forward(sender, Box::new(from), tx, addresses);
         Ok(())
     }
 
@@ -168,9 +167,5 @@ impl Assembly<'_> {
             name: &format!("{name}/rx{queue}"),
         };
         Ok(CopyRx::new(inner, setup)?.with_batch(batch).with_at_least(at_least))
-    }
-
-    fn push(&mut self, worker: usize, rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, addresses: Addresses) {
-        self.workers[worker].0.streams.push(Stream { rx, tx, addresses, source: None, one_copy: None });
     }
 }

@@ -113,7 +113,7 @@ impl Assembly<'_> {
         for Target { port, rings } in std::mem::take(&mut self.targets) {
             let worker = routes.iter().find(|route| route.tx_port == port).map_or(0, |route| route.worker);
             let tx = self.open_tx(worker, port, 0, ports)?;
-            self.workers[worker].0.mirrors.push(MirrorOut::new(rings, tx));
+            self.workers[worker].0.tasks.push(Box::new(MirrorOut::new(rings, tx)));
         }
         Ok(())
     }

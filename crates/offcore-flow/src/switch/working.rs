@@ -22,7 +22,6 @@ use super::{Assembly, Route, SwitchConfig, SwitchError};
 use crate::forward::Forward;
 use crate::mirror::Stamping;
 use crate::pipeline::{OnHit, QueuesSetup, work_queues};
-use crate::worker::Stream;
 
 /// Who works on bursts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -285,9 +284,8 @@ impl Assembly<'_> {
         };
         let (to, from) = work_queues(setup, queues)?;
         let addresses = self.addresses(tx_port, &*ports[tx_port]);
-        let stream = |rx, tx| Stream { rx, tx, addresses, source: None, one_copy: None };
-        self.workers[worker].0.streams.push(stream(rx, Box::new(to)));
-        self.workers[sender].0.streams.push(stream(Box::new(from), tx));
+        self.forward(worker, rx, Box::new(to), addresses);
+        self.forward(sender, Box::new(from), tx, addresses);
         Ok(())
     }
 }

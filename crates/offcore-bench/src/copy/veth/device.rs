@@ -4,7 +4,8 @@ use anyhow::{Context, Result, bail};
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::{Addresses, Source};
-use offcore_flow::worker::{MOVER_COUNTERS, Stream, Worker};
+use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_mem::Pool;
 use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
@@ -49,17 +50,13 @@ pub(super) fn ours(
     })?;
     let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
     let forward = cell.direction.forward();
-    let source = match cell.direction {
-        Direction::Txonly => Some(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?),
-        Direction::Rxonly | Direction::Forward => None,
-    };
+    let mut rules = Rules::new(forward, addresses, 0);
+    if cell.direction == Direction::Txonly {
+        rules = rules.with_source(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?);
+    }
     let worker = Worker {
-        streams: vec![Stream { rx, tx, addresses, source, one_copy: None }],
-        bridges: Vec::new(),
-        mirrors: Vec::new(),
-        forward,
+        tasks: vec![Box::new(Forwarding::new(rx, tx, rules))],
         burst: BURST,
-        work: 0,
         mover,
         cache: pool.cache(),
         clock: StageClock::private(),

@@ -1,0 +1,179 @@
+//! From one RX queue to one TX queue.
+
+use offcore_mem::{Burst, Packet};
+use offcore_port::settle::settle;
+use offcore_port::{Context, DropReason, RxQueue, TxQueue};
+use offcore_stats::Stage;
+
+use crate::forward::{Addresses, Forward, Rewrite, Source};
+use crate::task::{Task, work};
+
+/// Packets from one RX queue to one TX queue, through packet buffers.
+#[derive(Debug)]
+pub struct Forwarding {
+    rx: Box<dyn RxQueue>,
+    tx: Box<dyn TxQueue>,
+    rules: Rules,
+}
+
+impl Forwarding {
+    /// From `rx` to `tx`.
+    pub fn new(rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, rules: Rules) -> Self {
+        Self { rx, tx, rules }
+    }
+
+    /// What is done with the packets, to be changed.
+    pub fn rules(&mut self) -> &mut Rules {
+        &mut self.rules
+    }
+}
+
+impl Task for Forwarding {
+    fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+        self.rules.round(&mut *self.rx, &mut *self.tx, true, ctx)
+    }
+
+    fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+        self.rules.drain(&mut *self.rx, &mut *self.tx, 0, ctx)
+    }
+
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
+        each(&mut *self.rx);
+    }
+
+    fn generates(&self) -> bool {
+        self.rules.source.is_some()
+    }
+}
+
+/// What becomes of received packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    /// They are sent.
+    Sent,
+    /// They are dropped.
+    Dropped,
+    /// There are none: nothing is received.
+    None,
+}
+
+/// What is done with packets between two queues.
+#[derive(Debug)]
+pub struct Rules {
+    received: Received,
+    /// What is rewritten of those that are sent.
+    pub rewrite: Rewrite,
+    /// The generator of `txonly` and `flowgen`.
+    source: Option<Source>,
+    /// Application work per packet, in TSC ticks.
+    pub work: u64,
+}
+
+impl Rules {
+    /// Those of a forwarding mode, with the addresses that `mac` writes, and `work` TSC ticks of application work per packet.
+    pub fn new(mode: Forward, addresses: Addresses, work: u64) -> Self {
+        let received = match mode {
+            Forward::Io | Forward::Mac | Forward::Macswap | Forward::Copy | Forward::L2 => Received::Sent,
+            Forward::Rxonly | Forward::Flowgen => Received::Dropped,
+            Forward::Txonly => Received::None,
+        };
+        Self { received, rewrite: Rewrite::of(mode, addresses), source: None, work }
+    }
+
+    /// With packets of `source` beside what is received.
+    #[must_use]
+    pub fn with_source(mut self, source: Source) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Takes a burst from `rx`, or only what was on its way already unless `take`, and sends it to `tx`.
+    pub(crate) fn round(
+        &mut self,
+        rx: &mut dyn RxQueue,
+        tx: &mut dyn TxQueue,
+        take: bool,
+        ctx: &mut Context<'_>,
+    ) -> usize {
+        let mut burst = Burst::new();
+        if take && self.received != Received::None {
+            rx.rx(ctx, &mut burst);
+        } else {
+            // Nothing is received, but the queue has to follow its front end.
+            rx.drain(ctx, &mut burst);
+        }
+        let received = burst.len();
+        if received == 0 {
+            // What a poll that found nothing took belongs to no stage of a packet's way.
+            ctx.clock.lap(Stage::Idle);
+        }
+        work(self.work, received, ctx);
+        if self.received == Received::Dropped {
+            ctx.cache.free_all(burst.drain(..));
+        }
+        self.rewrite.burst(&mut burst);
+        if let Some(source) = &mut self.source {
+            source.fill(ctx.cache, &mut burst, ctx.burst);
+        }
+        if !Packet::all_plain(&burst) {
+            settle(tx, ctx, &mut burst);
+        }
+        let sent = burst.len();
+        if sent == 0 {
+            tx.poll(ctx);
+            return received;
+        }
+        ctx.clock.lap(Stage::Header);
+        tx.tx(ctx, &mut burst);
+        if !burst.is_empty() {
+            self.left_over(rx, tx, ctx, &mut burst);
+        }
+        received.max(sent)
+    }
+
+    /// There is no room for these: whoever can wait takes them back, the others' are dropped.
+    #[cold]
+    fn left_over(
+        &self,
+        rx: &mut dyn RxQueue,
+        tx: &mut dyn TxQueue,
+        ctx: &mut Context<'_>,
+        burst: &mut Burst,
+    ) {
+        if self.source.is_none() {
+            // They will come this way again.
+            self.rewrite.undo(burst);
+            rx.take_back(burst);
+        }
+        tx.counters().drop_all(DropReason::Full, burst, ctx.cache);
+    }
+
+    /// Forwards what was already taken from the other side, of which `crossing` packets are on another way; returns how
+    /// many packets are still in flight.
+    pub(crate) fn drain(
+        &mut self,
+        rx: &mut dyn RxQueue,
+        tx: &mut dyn TxQueue,
+        crossing: usize,
+        ctx: &mut Context<'_>,
+    ) -> usize {
+        let mut burst = Burst::new();
+        let receiving = rx.drain(ctx, &mut burst);
+        let forwarded = burst.len();
+        if self.received == Received::Dropped {
+            ctx.cache.free_all(burst.drain(..));
+        }
+        self.rewrite.burst(&mut burst);
+        settle(tx, ctx, &mut burst);
+        tx.tx(ctx, &mut burst);
+        tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
+        // A queue that has stopped takes no more: first comes what is still to come from the other side.
+        let coming = crossing + receiving + forwarded;
+        if coming > 0 {
+            // What it has sent goes on meanwhile: its buffers may be what the other side waits for.
+            tx.poll(ctx);
+            return coming;
+        }
+        usize::from(!tx.stop(ctx))
+    }
+}

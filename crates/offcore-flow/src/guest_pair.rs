@@ -1,0 +1,58 @@
+//! From one guest to another in one copy, and through packet buffers when that will not do.
+
+use offcore_port::vhost::{Next, OneCopy};
+use offcore_port::{Context, RxQueue};
+use offcore_stats::Stage;
+
+use crate::forwarding::Rules;
+use crate::task::{Task, work};
+
+/// Packets from one guest to another.
+#[derive(Debug)]
+pub struct GuestPair {
+    guests: OneCopy,
+    rules: Rules,
+}
+
+impl GuestPair {
+    /// Between these queues. The rules are those of a mode that forwards what it receives.
+    pub fn new(guests: OneCopy, rules: Rules) -> Self {
+        Self { guests, rules }
+    }
+
+    /// What is done with the packets, to be changed.
+    pub fn rules(&mut self) -> &mut Rules {
+        &mut self.rules
+    }
+}
+
+impl Task for GuestPair {
+    fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+        let Self { guests, rules } = self;
+        // A closure for each, so that none is decided on for every packet.
+        let (packets, next) = rules.rewrite.heads(ctx, guests);
+        work(rules.work, packets, ctx);
+        let take = match next {
+            Next::Nothing => {
+                if packets == 0 {
+                    ctx.clock.lap(Stage::Idle);
+                }
+                return packets;
+            }
+            Next::Ordinary => true,
+            Next::Finish => false,
+        };
+        let (rx, tx) = guests.queues();
+        packets + rules.round(rx, tx, take, ctx)
+    }
+
+    fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
+        let crossing = self.guests.drain(ctx);
+        let (rx, tx) = self.guests.queues();
+        self.rules.drain(rx, tx, crossing, ctx)
+    }
+
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
+        each(self.guests.queues().0);
+    }
+}
