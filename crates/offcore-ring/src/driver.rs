@@ -6,62 +6,13 @@ use crate::{Layout, RingError, packed, split};
 /// A chain that the device has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used<T> {
-    /// What was given to [`DriverQueue::add`].
+    /// What was given to [`Queue::add`].
     pub token: T,
     /// Bytes that the device says it has written: another party's claim.
     pub len: u32,
 }
 
-/// The driver side of a queue. `T` names a chain to its owner.
-pub trait DriverQueue<T> {
-    /// Queue size.
-    fn size(&self) -> u16;
-
-    /// Free descriptors.
-    fn free(&self) -> u16;
-
-    /// Chains in flight: added and not taken by [`DriverQueue::pop`].
-    fn in_flight(&self) -> u16;
-
-    /// Makes one buffer available, not visible before [`DriverQueue::publish`].
-    ///
-    /// # Errors
-    /// The token, when no descriptor is free.
-    fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T>;
-
-    /// Makes a chain of buffers, guest addresses and lengths, available.
-    ///
-    /// # Errors
-    /// The token, when fewer descriptors are free, or `buffers` is empty.
-    fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T>;
-
-    /// Makes the chains added so far visible to the device.
-    fn publish(&mut self);
-
-    /// Whether the device wants to be kicked for what was published since this was last asked.
-    fn needs_kick(&mut self) -> bool;
-
-    /// Asks the device for notifications of used chains, or for none.
-    fn set_notification(&mut self, wanted: bool);
-
-    /// How many chains, as far as they were looked at, the device has returned that [`DriverQueue::pop`] has not taken;
-    /// looks when it knows of none.
-    ///
-    /// # Errors
-    /// What the device did wrong.
-    fn used(&mut self) -> Result<u16, RingError>;
-
-    /// The next returned chain; `None` when [`DriverQueue::used`] last said there is no more.
-    ///
-    /// # Errors
-    /// What the device did wrong.
-    fn pop(&mut self) -> Result<Option<Used<T>>, RingError>;
-
-    /// Takes back every chain in flight: the device is gone and will not return them.
-    fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_;
-}
-
-/// The driver side of a queue of either format.
+/// The driver side of a queue of either format. `T` names a chain to its owner.
 #[derive(Debug)]
 pub enum Queue<T> {
     /// Of a split one.
@@ -89,23 +40,23 @@ impl<T> Queue<T> {
         }
     }
 
-    /// See [`DriverQueue::size`].
+    /// Queue size.
     pub fn size(&self) -> u16 {
         either!(self, side => side.size())
     }
 
-    /// See [`DriverQueue::free`].
+    /// Free descriptors.
     #[inline(always)]
     pub fn free(&self) -> u16 {
         either!(self, side => side.free())
     }
 
-    /// See [`DriverQueue::in_flight`].
+    /// Chains in flight: added and not taken by [`Queue::pop`].
     pub fn in_flight(&self) -> u16 {
         either!(self, side => side.in_flight())
     }
 
-    /// See [`DriverQueue::add`].
+    /// Makes one buffer available, not visible before [`Queue::publish`].
     ///
     /// # Errors
     /// The token, when no descriptor is free.
@@ -114,7 +65,7 @@ impl<T> Queue<T> {
         either!(self, side => side.add(addr, len, direction, token))
     }
 
-    /// See [`DriverQueue::add_chain`].
+    /// Makes a chain of buffers, guest addresses and lengths, available.
     ///
     /// # Errors
     /// The token, when fewer descriptors are free, or `buffers` is empty.
@@ -133,24 +84,25 @@ impl<T> Queue<T> {
         either!(self, side => side.add_indirect(table, len, token))
     }
 
-    /// See [`DriverQueue::publish`].
+    /// Makes the chains added so far visible to the device.
     #[inline(always)]
     pub fn publish(&mut self) {
         either!(self, side => side.publish());
     }
 
-    /// See [`DriverQueue::needs_kick`].
+    /// Whether the device wants to be kicked for what was published since this was last asked.
     #[inline(always)]
     pub fn needs_kick(&mut self) -> bool {
         either!(self, side => side.needs_kick())
     }
 
-    /// See [`DriverQueue::set_notification`].
+    /// Asks the device for notifications of used chains, or for none.
     pub fn set_notification(&mut self, wanted: bool) {
         either!(self, side => side.set_notification(wanted));
     }
 
-    /// See [`DriverQueue::used`].
+    /// How many chains, as far as they were looked at, the device has returned that [`Queue::pop`] has not taken;
+    /// looks when it knows of none.
     ///
     /// # Errors
     /// What the device did wrong.
@@ -159,7 +111,7 @@ impl<T> Queue<T> {
         either!(self, side => side.used())
     }
 
-    /// See [`DriverQueue::pop`].
+    /// The next returned chain; `None` when [`Queue::used`] last said there is no more.
     ///
     /// # Errors
     /// What the device did wrong.
@@ -168,7 +120,7 @@ impl<T> Queue<T> {
         either!(self, side => side.pop())
     }
 
-    /// See [`DriverQueue::take_in_flight`].
+    /// Takes back every chain in flight: the device is gone and will not return them.
     pub fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
         let (split, packed) = match self {
             Self::Split(side) => (Some(side.take_in_flight()), None),
@@ -177,65 +129,3 @@ impl<T> Queue<T> {
         split.into_iter().flatten().chain(packed.into_iter().flatten())
     }
 }
-
-/// The trait for a type that has its methods.
-macro_rules! is_driver_queue {
-    ($queue:ty) => {
-        impl<T> DriverQueue<T> for $queue {
-            fn size(&self) -> u16 {
-                <$queue>::size(self)
-            }
-
-            #[inline(always)]
-            fn free(&self) -> u16 {
-                <$queue>::free(self)
-            }
-
-            fn in_flight(&self) -> u16 {
-                <$queue>::in_flight(self)
-            }
-
-            #[inline(always)]
-            fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T> {
-                <$queue>::add(self, addr, len, direction, token)
-            }
-
-            #[inline(always)]
-            fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
-                <$queue>::add_chain(self, buffers, direction, token)
-            }
-
-            #[inline(always)]
-            fn publish(&mut self) {
-                <$queue>::publish(self);
-            }
-
-            #[inline(always)]
-            fn needs_kick(&mut self) -> bool {
-                <$queue>::needs_kick(self)
-            }
-
-            fn set_notification(&mut self, wanted: bool) {
-                <$queue>::set_notification(self, wanted);
-            }
-
-            #[inline(always)]
-            fn used(&mut self) -> Result<u16, RingError> {
-                <$queue>::used(self)
-            }
-
-            #[inline(always)]
-            fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
-                <$queue>::pop(self)
-            }
-
-            fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
-                <$queue>::take_in_flight(self)
-            }
-        }
-    };
-}
-
-is_driver_queue!(split::driver::Queue<T>);
-is_driver_queue!(packed::driver::Queue<T>);
-is_driver_queue!(Queue<T>);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::device::{Chain, DeviceQueue, Direction};
-use offcore_ring::driver::{self, DriverQueue, Used};
+use offcore_ring::driver::{self, Used};
 use offcore_ring::{Layout, packed, split};
 use proptest::prelude::*;
 
@@ -67,8 +67,8 @@ enum Asked {
 type Numbered = (u32, u8);
 
 /// The two sides, and what is where according to the test.
-struct Rig<Driver, Device> {
-    driver: Driver,
+struct Rig<Device> {
+    driver: driver::Queue<Numbered>,
     device: Device,
     memory: Arc<GuestMemory>,
     direction: Direction,
@@ -84,7 +84,7 @@ struct Rig<Driver, Device> {
     has_notified: bool,
 }
 
-impl<Driver: DriverQueue<Numbered>, Device: DeviceQueue> Rig<Driver, Device> {
+impl<Device: DeviceQueue> Rig<Device> {
     fn buffers(&self, (serial, n): Numbered) -> Vec<(u64, u32)> {
         (0..u32::from(n))
             .map(|i| (BUFFERS + u64::from((serial * 7 + i) % 512) * 64, (serial + i) % 64 + 1))
