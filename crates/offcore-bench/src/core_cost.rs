@@ -22,7 +22,7 @@ use offcore_port::{RxCounters, TxCounters};
 use offcore_stats::page::Block;
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, StageClock, tsc};
-use offcore_vhost::features::{NET_HEADER, OFFERED, VERSION_1};
+use offcore_vhost::features::{NET_HEADER, OFFERED, VIRTIO_F_VERSION_1};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
 
@@ -53,7 +53,7 @@ fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<Vri
         layout: side.ring(&side.device, slot, queue, ring)?,
         start: VringConfig::next_start(),
         base: ring.base(),
-        features: VERSION_1 | asked,
+        features: VIRTIO_F_VERSION_1 | asked,
         call: None,
         kick: None,
         enabled: true,

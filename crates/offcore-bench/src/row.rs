@@ -36,7 +36,7 @@ pub struct Row {
     pub ring: &'static str,
     /// How the guests use them: `simple` or `linux`.
     pub guest: Option<&'static str>,
-    /// The virtio features that were negotiated, VERSION_1 left out.
+    /// The virtio features that were negotiated, VIRTIO_F_VERSION_1 left out.
     pub features: Option<String>,
     /// Packets in a burst.
     pub burst: usize,

@@ -4,8 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use offcore_vhost::features::{
-    NET_CSUM, NET_GUEST_CSUM, NET_GUEST_TSO4, NET_GUEST_TSO6, NET_HOST_TSO4, NET_HOST_TSO6, NET_MRG_RXBUF,
-    RING_EVENT_IDX, RING_INDIRECT_DESC, RING_PACKED,
+    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_NET_F_CSUM,
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_TSO4,
+    VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MRG_RXBUF,
 };
 
 use crate::temperature::Temperature;
@@ -45,7 +46,7 @@ impl Ring {
     pub const fn features(self) -> u64 {
         match self {
             Self::Split => 0,
-            Self::Packed => RING_PACKED,
+            Self::Packed => VIRTIO_F_RING_PACKED,
         }
     }
 }
@@ -124,12 +125,15 @@ impl GuestKind {
 
     /// The feature bits that it asks for, those of the ring's format left out.
     pub const fn features(self) -> u64 {
-        let simple = NET_MRG_RXBUF | RING_INDIRECT_DESC;
+        let simple = VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
         match self {
             Self::Simple => simple,
             Self::Linux => {
-                let tso = NET_HOST_TSO4 | NET_HOST_TSO6 | NET_GUEST_TSO4 | NET_GUEST_TSO6;
-                simple | RING_EVENT_IDX | NET_CSUM | NET_GUEST_CSUM | tso
+                let tso = VIRTIO_NET_F_HOST_TSO4
+                    | VIRTIO_NET_F_HOST_TSO6
+                    | VIRTIO_NET_F_GUEST_TSO4
+                    | VIRTIO_NET_F_GUEST_TSO6;
+                simple | VIRTIO_F_EVENT_IDX | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_GUEST_CSUM | tso
             }
         }
     }

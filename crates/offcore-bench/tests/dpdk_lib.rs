@@ -16,7 +16,7 @@ use offcore_stats::lcore;
 const MBUFS: u32 = 8192;
 const BURST: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(20);
-const RING_PACKED: u64 = 1 << 34;
+const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 const MRG_RXBUF: u64 = 1 << 15;
 /// Set in the process that repeats the test on hugepages, since EAL starts once per process.
 const HUGE: &str = "OFFCORE_TEST_DPDK_HUGE";
@@ -262,7 +262,7 @@ fn every_ring_echoes_every_byte() {
         front_end.command("start");
         dpdk.wait_ready(&port, 2, PATIENCE).unwrap();
         let features = dpdk.features(&port).unwrap();
-        assert_eq!(features & RING_PACKED != 0, packed, "{features:#x}");
+        assert_eq!(features & VIRTIO_F_RING_PACKED != 0, packed, "{features:#x}");
         assert_eq!(features & MRG_RXBUF != 0, mergeable, "{features:#x}");
         for (pair, len, total) in [(0, 60, 5000), (1, 60, 1000), (0, 1514, 5000), (0, 2048, 500)] {
             echo(&dpdk, &port, pair, len, total);

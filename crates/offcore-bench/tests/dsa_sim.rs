@@ -19,7 +19,7 @@ use offcore_flow::forward::{Addresses, Rewrite};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
 use offcore_ring::Layout;
 use offcore_stats::{StageClock, tsc};
-use offcore_vhost::features::{NET_MRG_RXBUF, VERSION_1};
+use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 /// Where the device sees a guest's memory.
@@ -172,7 +172,7 @@ impl Looped {
                 layout,
                 start: VringConfig::next_start(),
                 base: 0,
-                features: VERSION_1 | NET_MRG_RXBUF,
+                features: VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF,
                 call: None,
                 kick: None,
                 enabled: true,

@@ -17,7 +17,7 @@ use offcore_port::{DropReason, RxCounters, TxCounters};
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::page::Block;
-use offcore_vhost::features::VERSION_1;
+use offcore_vhost::features::VIRTIO_F_VERSION_1;
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
 
@@ -80,9 +80,9 @@ fn the_way_does_not_change_what_is_counted() {
             (FEATURES, 1024, &[60, 3000, 100_000, 1500][..]),
             (FEATURES, 128, &[60, 9000, 60][..]),
             // One buffer for one packet, and it is too short.
-            (VERSION_1, 512, &[60, 501, 500, 1500, 64][..]),
+            (VIRTIO_F_VERSION_1, 512, &[60, 501, 500, 1500, 64][..]),
             // More packets than buffers.
-            (VERSION_1, 2048, &[60; 16][..]),
+            (VIRTIO_F_VERSION_1, 2048, &[60; 16][..]),
         ] {
             let [ordinary, one_copy] =
                 [false, true].map(|one_copy| counted(one_copy, packed, features, rx_buffer, lengths));

@@ -105,7 +105,7 @@ impl List<'_> {
 #[cfg(test)]
 mod tests {
     use offcore_mem::{Hugepages, Pool};
-    use offcore_wire::virtio_net::{F_NEEDS_CSUM, NetHeader};
+    use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM};
 
     use super::*;
 
@@ -117,7 +117,12 @@ mod tests {
     fn a_copy_has_the_same_bytes_and_asks_for_the_same() {
         let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
-        let header = NetHeader { flags: F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..Default::default() };
+        let header = NetHeader {
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            csum_start: 14,
+            csum_offset: 2,
+            ..Default::default()
+        };
         let mut packets = Burst::new();
         for (serial, (headroom, len)) in
             [(HEADROOM, 60), (64, 1900), (HEADROOM, 1793), (1000, 9000), (20, 65_000), (HEADROOM, 0)]

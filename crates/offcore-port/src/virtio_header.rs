@@ -35,7 +35,10 @@ fn apply_special(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Of
 #[cfg(test)]
 mod tests {
     use offcore_mem::{HEADROOM, Hugepages, Pool};
-    use offcore_wire::virtio_net::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, GSO_UDP_L4};
+    use offcore_wire::virtio_net::{
+        VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
+        VIRTIO_NET_HDR_GSO_UDP_L4,
+    };
 
     use super::*;
 
@@ -51,14 +54,24 @@ mod tests {
         assert!(apply(NetHeader::default(), &mut packet, pool, NONE));
         assert_eq!(packet.bytes(), [1; 60]);
 
-        let open = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..Default::default() };
+        let open = NetHeader {
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            csum_start: 34,
+            csum_offset: 6,
+            ..Default::default()
+        };
         assert!(apply(open, &mut packet, pool, NONE));
         // The complement of 13 words of 0x0101.
         assert_eq!(packet.bytes()[40..42], [0xf2, 0xf2]);
         assert!(packet.is_plain());
 
         assert!(!apply(NetHeader { csum_start: 59, ..open }, &mut packet, pool, NONE));
-        assert!(!apply(NetHeader { gso_type: GSO_TCPV4, gso_size: 9, ..open }, &mut packet, pool, NONE));
+        assert!(!apply(
+            NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4, gso_size: 9, ..open },
+            &mut packet,
+            pool,
+            NONE
+        ));
         packet.truncate(13);
         assert!(!apply(NetHeader::default(), &mut packet, pool, NONE));
         cache.free(packet);
@@ -68,17 +81,26 @@ mod tests {
     fn what_was_agreed_on_stays_in_front_of_the_packet() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
-        let open = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..Default::default() };
-        let tcp = NetHeader { gso_type: GSO_TCPV4, gso_size: 1448, ..open };
+        let open = NetHeader {
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            csum_start: 34,
+            csum_offset: 6,
+            ..Default::default()
+        };
+        let tcp = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4, gso_size: 1448, ..open };
         for (header, agreed, expected) in [
             (
-                NetHeader { flags: F_NEEDS_CSUM | F_DATA_VALID, num_buffers: 3, ..open },
+                NetHeader {
+                    flags: VIRTIO_NET_HDR_F_NEEDS_CSUM | VIRTIO_NET_HDR_F_DATA_VALID,
+                    num_buffers: 3,
+                    ..open
+                },
                 Offloads::ALL,
                 Some(open),
             ),
             (NetHeader { num_buffers: 3, ..tcp }, Offloads::ALL, Some(tcp)),
             (tcp, Offloads { tso4: false, ..Offloads::ALL }, None),
-            (NetHeader { gso_type: GSO_UDP_L4, ..tcp }, Offloads::ALL, None),
+            (NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP_L4, ..tcp }, Offloads::ALL, None),
             (NetHeader { flags: 0, ..tcp }, Offloads::ALL, None),
             (NetHeader { gso_size: 0, ..tcp }, Offloads::ALL, None),
             (NetHeader { csum_start: 3999, ..open }, Offloads::ALL, None),

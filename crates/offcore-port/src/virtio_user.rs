@@ -27,7 +27,7 @@ use std::sync::Arc;
 use offcore_mem::Pool;
 use offcore_ring::RingError;
 use offcore_vhost::connection::Role;
-use offcore_vhost::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_PACKED};
+use offcore_vhost::features::{self, VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::frontend::{FrontEndConfig, FrontEndError};
 use offcore_wire::ethernet::{self, MacAddr};
 
@@ -47,14 +47,14 @@ const VLAN_TAG: usize = 4;
 /// Buffers of a packet, at most: what longer ones have are none that a back end would take as one.
 const MAX_SEGMENTS: usize = 64;
 /// All about checksums and segmentation.
-const OFFLOADS: u64 = features::NET_CSUM
-    | features::NET_HOST_TSO4
-    | features::NET_HOST_TSO6
-    | features::NET_HOST_ECN
-    | features::NET_GUEST_CSUM
-    | features::NET_GUEST_TSO4
-    | features::NET_GUEST_TSO6
-    | features::NET_GUEST_ECN;
+const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
+    | features::VIRTIO_NET_F_HOST_TSO4
+    | features::VIRTIO_NET_F_HOST_TSO6
+    | features::VIRTIO_NET_F_HOST_ECN
+    | features::VIRTIO_NET_F_GUEST_CSUM
+    | features::VIRTIO_NET_F_GUEST_TSO4
+    | features::VIRTIO_NET_F_GUEST_TSO6
+    | features::VIRTIO_NET_F_GUEST_ECN;
 
 /// A virtio-user port.
 #[derive(Debug)]
@@ -87,9 +87,9 @@ impl VirtioUserPort {
             role: if spec.server { Role::Server } else { Role::Client },
             queue_pairs: spec.queues,
             queue_size: spec.queue_size,
-            features: wanted(spec.packed, RING_PACKED)
-                | wanted(spec.mrg, NET_MRG_RXBUF)
-                | wanted(spec.event_idx, RING_EVENT_IDX)
+            features: wanted(spec.packed, VIRTIO_F_RING_PACKED)
+                | wanted(spec.mrg, VIRTIO_NET_F_MRG_RXBUF)
+                | wanted(spec.event_idx, VIRTIO_F_EVENT_IDX)
                 | wanted(spec.offloads, OFFLOADS),
             mtu: spec.mtu,
             ..FrontEndConfig::new(&spec.path)

@@ -10,7 +10,10 @@ use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::settle::settle;
 use offcore_port::{Accepts, Context, DropReason, TxCounters, TxQueue};
 use offcore_wire::checksum;
-use offcore_wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NetHeader, Offloads};
+use offcore_wire::virtio_net::{
+    NetHeader, Offloads, VIRTIO_NET_HDR_GSO_NONE, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+    VIRTIO_NET_HDR_GSO_UDP,
+};
 
 /// Keeps what is sent, as long as there is room.
 #[derive(Debug)]
@@ -154,7 +157,7 @@ fn open_checksums_are_completed_over_several_buffers() {
     let mut worker = Worker::new(pool(128));
     for (len, segments) in [(300, false), (300, true), (1700, false), (1793, true), (9000, true)] {
         let (header, bytes) = whole(false, len, 1448);
-        let header = NetHeader { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..header };
+        let header = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, gso_size: 0, hdr_len: 0, ..header };
         let mut expected = bytes.clone();
         checksum::complete(&mut expected, header.csum_start, header.csum_offset).unwrap();
         let mut sink = Sink::new(NONE, segments);
@@ -197,7 +200,7 @@ fn several_buffers_are_made_one_where_they_fit() {
     send_one(&mut worker, &mut sink, &header, &bytes);
     are_segments(&sink.frames(), &bytes, &header);
     send_one(&mut worker, &mut sink, &NetHeader::default(), &bytes);
-    let open = NetHeader { gso_type: GSO_NONE, ..header };
+    let open = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, ..header };
     send_one(&mut worker, &mut sink, &open, &bytes);
     assert_eq!((sink.sent.len(), sink.counters.dropped(DropReason::TooBig)), (4, 2));
 }
@@ -210,15 +213,20 @@ fn nonsense_is_dropped_and_counted() {
     let mut no_tcp = bytes.clone();
     no_tcp[23] = 17;
     send_one(&mut worker, &mut sink, &header, &no_tcp);
-    send_one(&mut worker, &mut sink, &NetHeader { gso_type: GSO_UDP, ..header }, &bytes);
-    send_one(&mut worker, &mut sink, &NetHeader { gso_type: GSO_TCPV6, ..header }, &bytes);
+    send_one(&mut worker, &mut sink, &NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP, ..header }, &bytes);
+    send_one(&mut worker, &mut sink, &NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV6, ..header }, &bytes);
     send_one(&mut worker, &mut sink, &NetHeader { gso_size: 1, ..header }, &bytes);
     send_one(&mut worker, &mut sink, &header, &bytes[..40]);
-    let outside = NetHeader { csum_start: u16::MAX, gso_type: GSO_NONE, ..header };
+    let outside = NetHeader { csum_start: u16::MAX, gso_type: VIRTIO_NET_HDR_GSO_NONE, ..header };
     send_one(&mut worker, &mut sink, &outside, &bytes[..100]);
     assert_eq!((sink.counters.dropped(DropReason::Malformed), sink.counters.dropped_total()), (6, 6));
     // Segments that no packet buffer has room for.
-    send_one(&mut worker, &mut sink, &NetHeader { gso_size: 4000, gso_type: GSO_TCPV4, ..header }, &bytes);
+    send_one(
+        &mut worker,
+        &mut sink,
+        &NetHeader { gso_size: 4000, gso_type: VIRTIO_NET_HDR_GSO_TCPV4, ..header },
+        &bytes,
+    );
     assert_eq!((sink.counters.dropped(DropReason::TooBig), sink.counters.dropped_total()), (1, 7));
     assert!(sink.sent.is_empty());
 }

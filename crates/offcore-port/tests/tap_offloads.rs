@@ -13,7 +13,7 @@ use offcore_mem::Burst;
 use offcore_port::spec::PortSpec;
 use offcore_port::tap::TapPort;
 use offcore_port::{DropReason, Port, RxQueue, TxQueue};
-use offcore_wire::virtio_net::{GSO_ECN, GSO_NONE, NetHeader, Offloads};
+use offcore_wire::virtio_net::{NetHeader, Offloads, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_NONE};
 
 /// A port, its queues, and whoever works them.
 struct Tap {
@@ -93,7 +93,7 @@ fn a_packet_to_be_segmented_passes_as_it_is() {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         assert_eq!(a.tx.accepts().offloads, Offloads::ALL);
         for (v6, len) in [(false, 40_000), (true, 64_000), (false, 1_449), (true, 5_000)] {
-            for ecn in [0, GSO_ECN] {
+            for ecn in [0, VIRTIO_NET_HDR_GSO_ECN] {
                 let (header, bytes) = whole(v6, len, 1448);
                 let header = NetHeader { gso_type: header.gso_type | ecn, ..header };
                 a.send(&header, &bytes);
@@ -114,7 +114,7 @@ fn long_packets_may_come_at_any_time() {
     in_namespace("long_packets_may_come_at_any_time", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         let (ordinary, long) = (whole(false, 1000, 1448), whole(false, 50_000, 1448));
-        let open = NetHeader { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..ordinary.0 };
+        let open = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, gso_size: 0, hdr_len: 0, ..ordinary.0 };
         // Runs of ordinary packets after which the port does and does not expect long ones.
         for run in [0, 70, 63, 64, 65, 1, 0, 0, 200] {
             for _ in 0..run {
@@ -135,7 +135,7 @@ fn an_open_checksum_stays_open() {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         for len in [0, 1, 500, 1400] {
             let (header, bytes) = whole(false, len, 1448);
-            let header = NetHeader { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..header };
+            let header = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, gso_size: 0, hdr_len: 0, ..header };
             a.send(&header, &bytes);
             let (found, frame) = b.receive_one(&bytes);
             assert_eq!((NetHeader { hdr_len: 0, ..found }, frame), (header, bytes));

@@ -16,10 +16,12 @@ use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::split::device;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::cell::VringConfig;
-use offcore_vhost::features::{NET_GUEST_CSUM, NET_GUEST_TSO4, NET_MRG_RXBUF};
+use offcore_vhost::features::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_wire::MacAddr;
 use offcore_wire::checksum::Sum;
-use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4, HEADER_LEN, NetHeader};
+use offcore_wire::virtio_net::{
+    HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
+};
 
 const ROOM: usize = 2048 - 256;
 
@@ -323,9 +325,9 @@ fn impossible_headers_are_counted() {
         NetHeader { num_buffers: 0, ..good },
         NetHeader { num_buffers: 257, ..good },
         NetHeader { num_buffers: u16::MAX, ..good },
-        NetHeader { gso_type: GSO_TCPV4, gso_size: 1448, ..good },
-        NetHeader { flags: F_NEEDS_CSUM, csum_start: 59, csum_offset: 0, ..good },
-        NetHeader { flags: F_NEEDS_CSUM, csum_start: u16::MAX, csum_offset: u16::MAX, ..good },
+        NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4, gso_size: 1448, ..good },
+        NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: 59, csum_offset: 0, ..good },
+        NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: u16::MAX, csum_offset: u16::MAX, ..good },
     ] {
         let before = setup.rx_dropped(DropReason::Malformed);
         setup.to_us.give(bad, &[1; 60], HEADER_LEN + 60);
@@ -341,7 +343,7 @@ fn an_open_checksum_that_was_not_asked_for_is_closed() {
     let mut setup = Setup::new(",offloads=off");
     let open = NetHeader {
         num_buffers: 1,
-        flags: F_NEEDS_CSUM,
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
         csum_start: 34,
         csum_offset: 6,
         ..Default::default()
@@ -534,8 +536,13 @@ fn an_mtu_that_the_queue_has_no_room_for_is_refused() {
 
 #[test]
 fn offloads_pass_both_ways_where_they_were_agreed_on() {
-    let open = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..Default::default() };
-    let tcp = NetHeader { gso_type: GSO_TCPV4, gso_size: 1448, hdr_len: 54, ..open };
+    let open = NetHeader {
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        csum_start: 34,
+        csum_offset: 16,
+        ..Default::default()
+    };
+    let tcp = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4, gso_size: 1448, hdr_len: 54, ..open };
     let mut setup = Setup::new("");
     for (header, len) in [(open, 1000), (open, 9000), (tcp, 1700), (tcp, 65_000)] {
         setup.to_us.send_merged(header, &long(len));
@@ -565,7 +572,7 @@ fn offloads_pass_both_ways_where_they_were_agreed_on() {
     // Nobody sends large packets to whom they cannot come in several buffers.
     let mut setup = Setup::new(",mrg=off");
     let features = setup.backend.device().status().features.unwrap();
-    assert_eq!(features & (NET_GUEST_CSUM | NET_GUEST_TSO4), NET_GUEST_CSUM);
+    assert_eq!(features & (VIRTIO_NET_F_GUEST_CSUM | VIRTIO_NET_F_GUEST_TSO4), VIRTIO_NET_F_GUEST_CSUM);
     assert!(setup.tx.accepts().offloads.tso4);
     setup.still_receives();
     setup.close();
@@ -769,7 +776,7 @@ fn what_waiting_would_not_help_is_an_error() {
     let pool = pool(1024);
     let text = |options: &str| format!("virtio-user:{}{options}", dir.file("s").display());
     let error = |options: &str| VirtioUserPort::open(&spec(&text(options)), pool).unwrap_err().to_string();
-    let _backend = start(&dir, Some(NET_MRG_RXBUF), 1);
+    let _backend = start(&dir, Some(VIRTIO_NET_F_MRG_RXBUF), 1);
     let message = error(",queues=2");
     assert!(message.contains("queue pairs") && message.contains("expected at least 2"), "{message}");
     let message = error(",server");

@@ -16,7 +16,7 @@ use offcore_port::generator::GenPort;
 use offcore_port::spec::PortSpec;
 use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Port, RxQueue, TxQueue};
-use offcore_vhost::features::RING_PACKED;
+use offcore_vhost::features::VIRTIO_F_RING_PACKED;
 
 /// Packets on their way at a time: fewer than any ring has room for, so that testpmd, which drops what does not fit,
 /// has nothing to drop.
@@ -234,7 +234,7 @@ fn every_packet_comes_back() {
         let port = format!("virtio-user:{}{options}", socket.display());
         let mut bench = Bench::new(&generator, &port);
         bench.run(COUNT);
-        assert_eq!(bench.features() & RING_PACKED != 0, options.contains("packed"), "{port}");
+        assert_eq!(bench.features() & VIRTIO_F_RING_PACKED != 0, options.contains("packed"), "{port}");
         let report = bench.generator.report();
         assert!(report.is_clean() && report.missing() == 0, "{port}: {report:?}");
         assert_eq!((report.received, report.verified), (COUNT, COUNT), "{port}");

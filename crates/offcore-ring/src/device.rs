@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use offcore_mem::{GuestMemory, RegionCache};
 
 pub use crate::double::Double;
-use crate::split::DESC_WRITE;
+use crate::split::VIRTQ_DESC_F_WRITE;
 pub use crate::vector::{Single, Wanted};
 use crate::{Layout, RingError, packed, split};
 
@@ -32,14 +32,14 @@ impl Direction {
     pub(crate) fn flag(self) -> u16 {
         match self {
             Self::Readable => 0,
-            Self::Writable => DESC_WRITE,
+            Self::Writable => VIRTQ_DESC_F_WRITE,
         }
     }
 
     /// Whether a descriptor with `flags` goes this way.
     #[inline(always)]
     pub(crate) fn fits(self, flags: u16) -> bool {
-        (flags & DESC_WRITE != 0) == (self == Self::Writable)
+        (flags & VIRTQ_DESC_F_WRITE != 0) == (self == Self::Writable)
     }
 }
 

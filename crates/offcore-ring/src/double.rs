@@ -10,7 +10,7 @@ use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::device::Buffer;
 use crate::split::device::read_unaligned;
-use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+use crate::split::{Descriptor, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use crate::vector::{Entry, Single, Wanted, Word};
 
 /// Bytes of a table of one buffer, and of two.
@@ -100,10 +100,10 @@ impl Tables<'_> {
         let way = self.wanted.direction.flag();
         let (goes_on, right) = match self.order {
             Order::Placed => {
-                let goes = |found: Descriptor| way == 0 || found.next & DESC_WRITE != 0;
+                let goes = |found: Descriptor| way == 0 || found.next & VIRTQ_DESC_F_WRITE != 0;
                 (more, goes(first) && (!more || goes(second)))
             }
-            Order::Linked if flags(first) == way | DESC_NEXT => {
+            Order::Linked if flags(first) == way | VIRTQ_DESC_F_NEXT => {
                 (true, more && first.next == 1 && flags(second) == way)
             }
             Order::Linked => (false, flags(first) == way),
@@ -126,13 +126,14 @@ impl Tables<'_> {
 
 #[inline(always)]
 fn is_table(entry: &Entry) -> bool {
-    entry.word.flags() & (DESC_INDIRECT | DESC_NEXT) == DESC_INDIRECT && matches!(entry.word.len(), ONE | TWO)
+    entry.word.flags() & (VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_NEXT) == VIRTQ_DESC_F_INDIRECT
+        && matches!(entry.word.len(), ONE | TWO)
 }
 
 /// Those that mean something in a split queue's table.
 #[inline(always)]
 fn flags(found: Descriptor) -> u16 {
-    found.flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT)
+    found.flags & (VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_WRITE | VIRTQ_DESC_F_INDIRECT)
 }
 
 #[cfg(test)]

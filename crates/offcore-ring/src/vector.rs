@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::device::Direction;
-use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
 /// Descriptors that vectors take at once.
 pub(crate) const FOUR: usize = 4;
@@ -155,7 +155,7 @@ pub struct Wanted {
 }
 
 /// Flags that tell a single.
-const LOOKED_AT: u16 = DESC_NEXT | DESC_INDIRECT | DESC_WRITE;
+const LOOKED_AT: u16 = VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE;
 
 /// Finds how many of `entries` from the first on are a single as `wanted`, and puts those into `singles`. What
 /// comes next is anything else, or the end.

@@ -17,9 +17,9 @@ use offcore_dma::{Binding, Channel, ChannelId, Context, CopyOp, Device, Mode, Mo
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
-use offcore_ring::split::DESC_NEXT;
+use offcore_ring::split::VIRTQ_DESC_F_NEXT;
 use offcore_stats::{Stage, StageClock};
-use offcore_vhost::features::{NET_CSUM, NET_GUEST_CSUM};
+use offcore_vhost::features::{VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM};
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell};
 use offcore_wire::virtio_net::{self, NetHeader};
 
@@ -81,7 +81,7 @@ impl Shape {
     const fn features(self) -> u64 {
         match self {
             Self::Plain | Self::Indirect => FEATURES,
-            Self::Csum => FEATURES | NET_CSUM | NET_GUEST_CSUM,
+            Self::Csum => FEATURES | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_GUEST_CSUM,
         }
     }
 
@@ -89,7 +89,7 @@ impl Shape {
         match self {
             Self::Plain | Self::Indirect => NetHeader::default().to_bytes(),
             Self::Csum => {
-                let flags = virtio_net::F_NEEDS_CSUM;
+                let flags = virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM;
                 NetHeader { flags, csum_start: 34, csum_offset: 6, ..NetHeader::default() }.to_bytes()
             }
         }
@@ -255,7 +255,7 @@ impl Sender {
             guest.write(buffer, &shape.header());
             // Of a split virtqueue: the first goes on at the second.
             for (at, (address, len, flags, next)) in [
-                (buffer, HEADERS, DESC_NEXT, 1u16),
+                (buffer, HEADERS, VIRTQ_DESC_F_NEXT, 1u16),
                 (buffer + HEADERS as u64, HEADER + shape.len() - HEADERS, 0, 0),
             ]
             .into_iter()

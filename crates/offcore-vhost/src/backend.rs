@@ -53,7 +53,7 @@ pub struct BackendConfig {
     pub role: Role,
     /// Queue pairs, 1 to [`MAX_QUEUE_PAIRS`]. There are twice as many virtqueues.
     pub queue_pairs: u16,
-    /// The virtio features to offer: a subset of [`features::OFFERED`]. VERSION_1 is always offered.
+    /// The virtio features to offer: a subset of [`features::OFFERED`]. VIRTIO_F_VERSION_1 is always offered.
     pub features: u64,
     /// The longest MTU that a front end may announce, at least [`MIN_MTU`].
     pub max_mtu: u16,
@@ -77,10 +77,10 @@ impl BackendConfig {
         }
     }
 
-    /// The features offered: NET_MQ means nothing with one queue pair.
+    /// The features offered: VIRTIO_NET_F_MQ means nothing with one queue pair.
     fn offered(&self) -> u64 {
-        let one_pair = if self.queue_pairs == 1 { features::NET_MQ } else { 0 };
-        (self.features | features::VERSION_1) & !one_pair
+        let one_pair = if self.queue_pairs == 1 { features::VIRTIO_NET_F_MQ } else { 0 };
+        (self.features | features::VIRTIO_F_VERSION_1) & !one_pair
     }
 }
 

@@ -3,66 +3,66 @@
 use offcore_wire::virtio_net::Offloads;
 
 /// The device completes partial checksums (VIRTIO_NET_F_CSUM).
-pub const NET_CSUM: u64 = 1 << 0;
+pub const VIRTIO_NET_F_CSUM: u64 = 1 << 0;
 /// The driver accepts packets with partial checksums (VIRTIO_NET_F_GUEST_CSUM).
-pub const NET_GUEST_CSUM: u64 = 1 << 1;
+pub const VIRTIO_NET_F_GUEST_CSUM: u64 = 1 << 1;
 /// The device's configuration names an MTU (VIRTIO_NET_F_MTU). The front end serves it and tells us by NET_SET_MTU.
-pub const NET_MTU: u64 = 1 << 3;
+pub const VIRTIO_NET_F_MTU: u64 = 1 << 3;
 /// The driver accepts large IPv4 TCP packets (VIRTIO_NET_F_GUEST_TSO4).
-pub const NET_GUEST_TSO4: u64 = 1 << 7;
+pub const VIRTIO_NET_F_GUEST_TSO4: u64 = 1 << 7;
 /// The driver accepts large IPv6 TCP packets (VIRTIO_NET_F_GUEST_TSO6).
-pub const NET_GUEST_TSO6: u64 = 1 << 8;
+pub const VIRTIO_NET_F_GUEST_TSO6: u64 = 1 << 8;
 /// The driver accepts large TCP packets with congestion notification (VIRTIO_NET_F_GUEST_ECN).
-pub const NET_GUEST_ECN: u64 = 1 << 9;
+pub const VIRTIO_NET_F_GUEST_ECN: u64 = 1 << 9;
 /// The device segments large IPv4 TCP packets (VIRTIO_NET_F_HOST_TSO4).
-pub const NET_HOST_TSO4: u64 = 1 << 11;
+pub const VIRTIO_NET_F_HOST_TSO4: u64 = 1 << 11;
 /// The device segments large IPv6 TCP packets (VIRTIO_NET_F_HOST_TSO6).
-pub const NET_HOST_TSO6: u64 = 1 << 12;
+pub const VIRTIO_NET_F_HOST_TSO6: u64 = 1 << 12;
 /// The device segments large TCP packets with congestion notification (VIRTIO_NET_F_HOST_ECN).
-pub const NET_HOST_ECN: u64 = 1 << 13;
+pub const VIRTIO_NET_F_HOST_ECN: u64 = 1 << 13;
 /// A packet may take several RX chains (VIRTIO_NET_F_MRG_RXBUF).
-pub const NET_MRG_RXBUF: u64 = 1 << 15;
+pub const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
 /// The device's configuration says whether the link is up (VIRTIO_NET_F_STATUS). The front end serves it.
-pub const NET_STATUS: u64 = 1 << 16;
+pub const VIRTIO_NET_F_STATUS: u64 = 1 << 16;
 /// Control virtqueue (VIRTIO_NET_F_CTRL_VQ), which a front end with several queue pairs serves itself.
-pub const NET_CTRL_VQ: u64 = 1 << 17;
+pub const VIRTIO_NET_F_CTRL_VQ: u64 = 1 << 17;
 /// Several queue pairs (VIRTIO_NET_F_MQ).
-pub const NET_MQ: u64 = 1 << 22;
+pub const VIRTIO_NET_F_MQ: u64 = 1 << 22;
 /// Dirty pages are logged (VHOST_F_LOG_ALL).
-pub const VHOST_LOG_ALL: u64 = 1 << 26;
+pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
 /// Descriptors may point to tables of descriptors (VIRTIO_F_INDIRECT_DESC).
-pub const RING_INDIRECT_DESC: u64 = 1 << 28;
+pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;
 /// Notifications are asked for by ring position (VIRTIO_F_EVENT_IDX).
-pub const RING_EVENT_IDX: u64 = 1 << 29;
+pub const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 /// The vhost-user protocol features can be negotiated (VHOST_USER_F_PROTOCOL_FEATURES).
-pub const VHOST_USER_PROTOCOL_FEATURES: u64 = 1 << 30;
+pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// A modern device (VIRTIO_F_VERSION_1).
-pub const VERSION_1: u64 = 1 << 32;
+pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
 /// Rings have the packed layout (VIRTIO_F_RING_PACKED).
-pub const RING_PACKED: u64 = 1 << 34;
+pub const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 /// Chains are used in the order in which they were made available (VIRTIO_F_IN_ORDER).
-pub const RING_IN_ORDER: u64 = 1 << 35;
+pub const VIRTIO_F_IN_ORDER: u64 = 1 << 35;
 
 /// What the back end offers.
-pub const OFFERED: u64 = NET_CSUM
-    | NET_GUEST_CSUM
-    | NET_GUEST_TSO4
-    | NET_GUEST_TSO6
-    | NET_GUEST_ECN
-    | NET_HOST_TSO4
-    | NET_HOST_TSO6
-    | NET_HOST_ECN
-    | NET_MRG_RXBUF
-    | NET_MTU
-    | NET_STATUS
-    | NET_MQ
-    | NET_CTRL_VQ
-    | RING_INDIRECT_DESC
-    | RING_EVENT_IDX
-    | VHOST_USER_PROTOCOL_FEATURES
-    | VERSION_1
-    | RING_PACKED
-    | RING_IN_ORDER;
+pub const OFFERED: u64 = VIRTIO_NET_F_CSUM
+    | VIRTIO_NET_F_GUEST_CSUM
+    | VIRTIO_NET_F_GUEST_TSO4
+    | VIRTIO_NET_F_GUEST_TSO6
+    | VIRTIO_NET_F_GUEST_ECN
+    | VIRTIO_NET_F_HOST_TSO4
+    | VIRTIO_NET_F_HOST_TSO6
+    | VIRTIO_NET_F_HOST_ECN
+    | VIRTIO_NET_F_MRG_RXBUF
+    | VIRTIO_NET_F_MTU
+    | VIRTIO_NET_F_STATUS
+    | VIRTIO_NET_F_MQ
+    | VIRTIO_NET_F_CTRL_VQ
+    | VIRTIO_F_INDIRECT_DESC
+    | VIRTIO_F_EVENT_IDX
+    | VHOST_USER_F_PROTOCOL_FEATURES
+    | VIRTIO_F_VERSION_1
+    | VIRTIO_F_RING_PACKED
+    | VIRTIO_F_IN_ORDER;
 
 /// Device status: the driver has noticed the device (ACKNOWLEDGE; virtio 1.2, section 2.1).
 pub const STATUS_ACKNOWLEDGE: u8 = 1;
@@ -77,38 +77,38 @@ pub const STATUS_FEATURES_OK: u8 = 8;
 pub const NET_HEADER: usize = offcore_wire::virtio_net::HEADER_LEN;
 
 /// Protocol feature: several queues (VHOST_USER_PROTOCOL_F_MQ).
-pub const PROTOCOL_MQ: u64 = 1 << 0;
+pub const VHOST_USER_PROTOCOL_F_MQ: u64 = 1 << 0;
 /// Protocol feature: every request can be acknowledged (VHOST_USER_PROTOCOL_F_REPLY_ACK).
-pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
+pub const VHOST_USER_PROTOCOL_F_REPLY_ACK: u64 = 1 << 3;
 /// Protocol feature: the front end tells the MTU (VHOST_USER_PROTOCOL_F_NET_MTU).
-pub const PROTOCOL_NET_MTU: u64 = 1 << 4;
+pub const VHOST_USER_PROTOCOL_F_NET_MTU: u64 = 1 << 4;
 /// Protocol feature: a socket for requests of the back end (VHOST_USER_PROTOCOL_F_BACKEND_REQ).
-pub const PROTOCOL_BACKEND_REQ: u64 = 1 << 5;
+pub const VHOST_USER_PROTOCOL_F_BACKEND_REQ: u64 = 1 << 5;
 /// Protocol feature: the device can be reset (VHOST_USER_PROTOCOL_F_RESET_DEVICE).
-pub const PROTOCOL_RESET_DEVICE: u64 = 1 << 13;
+pub const VHOST_USER_PROTOCOL_F_RESET_DEVICE: u64 = 1 << 13;
 /// Protocol feature: regions of memory come and go one by one (VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS).
-pub const PROTOCOL_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+pub const VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 /// Protocol feature: the virtio device status is told (VHOST_USER_PROTOCOL_F_STATUS).
-pub const PROTOCOL_STATUS: u64 = 1 << 16;
+pub const VHOST_USER_PROTOCOL_F_STATUS: u64 = 1 << 16;
 
 /// The protocol features that the back end offers.
-pub const PROTOCOL_OFFERED: u64 = PROTOCOL_MQ
-    | PROTOCOL_REPLY_ACK
-    | PROTOCOL_NET_MTU
-    | PROTOCOL_BACKEND_REQ
-    | PROTOCOL_RESET_DEVICE
-    | PROTOCOL_CONFIGURE_MEM_SLOTS
-    | PROTOCOL_STATUS;
+pub const PROTOCOL_OFFERED: u64 = VHOST_USER_PROTOCOL_F_MQ
+    | VHOST_USER_PROTOCOL_F_REPLY_ACK
+    | VHOST_USER_PROTOCOL_F_NET_MTU
+    | VHOST_USER_PROTOCOL_F_BACKEND_REQ
+    | VHOST_USER_PROTOCOL_F_RESET_DEVICE
+    | VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS
+    | VHOST_USER_PROTOCOL_F_STATUS;
 
 /// Features that mean nothing without others (virtio 1.2, section 5.1.3.1): each with those of which it needs one.
 /// MQ needs CTRL_VQ, too, but the front end serves that queue and DPDK's does not pass the feature on.
 const NEEDS: [(u64, u64); 6] = [
-    (NET_GUEST_TSO4, NET_GUEST_CSUM),
-    (NET_GUEST_TSO6, NET_GUEST_CSUM),
-    (NET_GUEST_ECN, NET_GUEST_TSO4 | NET_GUEST_TSO6),
-    (NET_HOST_TSO4, NET_CSUM),
-    (NET_HOST_TSO6, NET_CSUM),
-    (NET_HOST_ECN, NET_HOST_TSO4 | NET_HOST_TSO6),
+    (VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_CSUM),
+    (VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_CSUM),
+    (VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6),
+    (VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_CSUM),
+    (VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_CSUM),
+    (VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_TSO6),
 ];
 
 /// Of the features chosen those that mean something: without what it needs a feature is none.
@@ -134,10 +134,10 @@ pub const fn effective(chosen: u64) -> u64 {
 pub const fn transmitted(chosen: u64) -> Offloads {
     let chosen = effective(chosen);
     Offloads {
-        checksum: chosen & NET_CSUM != 0,
-        tso4: chosen & NET_HOST_TSO4 != 0,
-        tso6: chosen & NET_HOST_TSO6 != 0,
-        ecn: chosen & NET_HOST_ECN != 0,
+        checksum: chosen & VIRTIO_NET_F_CSUM != 0,
+        tso4: chosen & VIRTIO_NET_F_HOST_TSO4 != 0,
+        tso6: chosen & VIRTIO_NET_F_HOST_TSO6 != 0,
+        ecn: chosen & VIRTIO_NET_F_HOST_ECN != 0,
     }
 }
 
@@ -146,17 +146,17 @@ pub const fn transmitted(chosen: u64) -> Offloads {
 pub const fn received(chosen: u64) -> Offloads {
     let chosen = effective(chosen);
     Offloads {
-        checksum: chosen & NET_GUEST_CSUM != 0,
-        tso4: chosen & NET_GUEST_TSO4 != 0,
-        tso6: chosen & NET_GUEST_TSO6 != 0,
-        ecn: chosen & NET_GUEST_ECN != 0,
+        checksum: chosen & VIRTIO_NET_F_GUEST_CSUM != 0,
+        tso4: chosen & VIRTIO_NET_F_GUEST_TSO4 != 0,
+        tso6: chosen & VIRTIO_NET_F_GUEST_TSO6 != 0,
+        ecn: chosen & VIRTIO_NET_F_GUEST_ECN != 0,
     }
 }
 
 /// Whether the rings have the packed layout.
 #[must_use]
 pub const fn is_packed(features: u64) -> bool {
-    features & RING_PACKED != 0
+    features & VIRTIO_F_RING_PACKED != 0
 }
 
 #[cfg(test)]
@@ -168,17 +168,20 @@ mod tests {
         let all = !0;
         assert_eq!(effective(all), all);
         assert_eq!(
-            effective(all & !NET_CSUM),
-            all & !(NET_CSUM | NET_HOST_TSO4 | NET_HOST_TSO6 | NET_HOST_ECN)
+            effective(all & !VIRTIO_NET_F_CSUM),
+            all & !(VIRTIO_NET_F_CSUM
+                | VIRTIO_NET_F_HOST_TSO4
+                | VIRTIO_NET_F_HOST_TSO6
+                | VIRTIO_NET_F_HOST_ECN)
         );
-        let guest = NET_GUEST_TSO4 | NET_GUEST_TSO6 | NET_GUEST_ECN;
-        assert_eq!(effective(all & !NET_GUEST_CSUM), all & !(NET_GUEST_CSUM | guest));
+        let guest = VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6 | VIRTIO_NET_F_GUEST_ECN;
+        assert_eq!(effective(all & !VIRTIO_NET_F_GUEST_CSUM), all & !(VIRTIO_NET_F_GUEST_CSUM | guest));
         assert_eq!(
-            effective(all & !NET_HOST_TSO4),
-            all & !NET_HOST_TSO4,
+            effective(all & !VIRTIO_NET_F_HOST_TSO4),
+            all & !VIRTIO_NET_F_HOST_TSO4,
             "one version of IP is enough for ECN"
         );
-        let without = all & !(NET_GUEST_TSO4 | NET_GUEST_TSO6);
-        assert_eq!(effective(without), without & !NET_GUEST_ECN);
+        let without = all & !(VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6);
+        assert_eq!(effective(without), without & !VIRTIO_NET_F_GUEST_ECN);
     }
 }

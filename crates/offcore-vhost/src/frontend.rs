@@ -26,8 +26,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::connection::{Connection, Listener, Role, SocketError, connect, poll};
 use crate::features::{
-    NET_MRG_RXBUF, PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE, RING_EVENT_IDX, RING_INDIRECT_DESC,
-    STATUS_DRIVER_OK, VHOST_USER_PROTOCOL_FEATURES, is_packed,
+    STATUS_DRIVER_OK, VHOST_USER_F_PROTOCOL_FEATURES, VHOST_USER_PROTOCOL_F_REPLY_ACK,
+    VHOST_USER_PROTOCOL_F_RESET_DEVICE, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF,
+    is_packed,
 };
 use crate::message::{Code, MemoryRegion, Reply, Request, VringFd, VringState};
 
@@ -51,7 +52,7 @@ pub struct FrontEndConfig {
     pub queue_pairs: u16,
     /// Descriptors of each virtqueue: a power of two up to 32768, or with packed rings any number up to that.
     pub queue_size: u16,
-    /// Virtio features to use if the back end offers them, and with them those that they need. VERSION_1 is required in
+    /// Virtio features to use if the back end offers them, and with them those that they need. VIRTIO_F_VERSION_1 is required in
     /// any case. Large packets (GUEST_TSO4 and the like) are received only along with mergeable buffers.
     pub features: u64,
     /// The MTU to tell the back end, in bytes, if it wants to know.
@@ -70,7 +71,7 @@ impl FrontEndConfig {
             role: Role::Client,
             queue_pairs: 1,
             queue_size: 256,
-            features: NET_MRG_RXBUF | RING_EVENT_IDX | RING_INDIRECT_DESC,
+            features: VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC,
             mtu: None,
             patience: Duration::from_secs(15),
         }
@@ -213,7 +214,7 @@ impl FrontEnd {
             let event = |fd| VringFd { index: queue.index(), fd: Some(fd) };
             self.command(Request::SetVringCall(event(queue.call())))?;
             // Enabled first, so that it starts once and for all.
-            if self.features & VHOST_USER_PROTOCOL_FEATURES != 0 {
+            if self.features & VHOST_USER_F_PROTOCOL_FEATURES != 0 {
                 self.command(Request::SetVringEnable(VringState { index, num: 1 }))?;
             }
             self.command(Request::SetVringKick(event(queue.kick())))?;
@@ -253,7 +254,7 @@ impl FrontEnd {
     /// # Errors
     /// A back end that cannot be reset (it then goes on as before), refuses, or does not answer.
     pub fn reset(&mut self, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
-        if self.protocol & PROTOCOL_RESET_DEVICE == 0 {
+        if self.protocol & VHOST_USER_PROTOCOL_F_RESET_DEVICE == 0 {
             return Err(FrontEndError::NoReset);
         }
         self.command(Request::ResetDevice)?;
@@ -315,7 +316,7 @@ impl FrontEnd {
     /// Sends a request that has no reply of its own; waits for its acknowledgement when those are negotiated.
     fn command(&mut self, request: Request<BorrowedFd<'_>>) -> Result<(), FrontEndError> {
         let code = request.code();
-        let acknowledged = self.protocol & PROTOCOL_REPLY_ACK != 0;
+        let acknowledged = self.protocol & VHOST_USER_PROTOCOL_F_REPLY_ACK != 0;
         self.connection.send_request(request, acknowledged)?;
         if acknowledged {
             match self.reply(code)? {

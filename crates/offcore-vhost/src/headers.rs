@@ -8,7 +8,7 @@ use crate::dequeue::Dequeued;
 use crate::features::NET_HEADER;
 
 /// Bits of the first two bytes of a virtio-net header that asks for something: `flags` and `gso_type`.
-const ASKS: u16 = u16::from_le_bytes([virtio_net::F_NEEDS_CSUM, u8::MAX]);
+const ASKS: u16 = u16::from_le_bytes([virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM, u8::MAX]);
 
 /// Does what [`check_headers`] does, of packets that are each made by one of `copies`.
 ///
@@ -105,7 +105,7 @@ pub(crate) fn asked_for(
     total: usize,
     offloads: Offloads,
 ) -> Result<Option<NetHeader>, Malformed> {
-    let flags = header.flags & virtio_net::F_NEEDS_CSUM;
+    let flags = header.flags & virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM;
     let header = NetHeader { flags, num_buffers: 0, ..header };
     // Segments have checksums of their own, so they are left open, too (virtio 1.2, section 5.1.6.2.1).
     let open = header.needs_checksum() || !header.is_gso();

@@ -15,7 +15,7 @@ use offcore_wire::virtio_net::Offloads;
 
 use crate::cell::{Report, VringCell, VringConfig, Wanted};
 use crate::eventfd;
-use crate::features::{self, NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC};
+use crate::features::{self, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
 
 /// Copies that one packet may need: a chain of more pieces breaks its queue.
 pub(crate) const MAX_PIECES: usize = 64;
@@ -56,12 +56,17 @@ impl Active {
         let mut queue = device::Queue::new(
             config.layout.clone(),
             config.base,
-            has(RING_EVENT_IDX),
-            has(RING_INDIRECT_DESC),
+            has(VIRTIO_F_EVENT_IDX),
+            has(VIRTIO_F_INDIRECT_DESC),
         )?;
         // A worker polls: it needs no kicks.
         queue.set_notification(false);
-        Ok(Self { queue, mergeable: has(NET_MRG_RXBUF), offloads: offloads(config.features), config })
+        Ok(Self {
+            queue,
+            mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
+            offloads: offloads(config.features),
+            config,
+        })
     }
 
     /// Asks the driver to kick when there is something new, and then looks whether there is.

@@ -13,7 +13,7 @@ use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
-use offcore_vhost::features::VERSION_1;
+use offcore_vhost::features::VIRTIO_F_VERSION_1;
 use offcore_vhost::vring::Arm;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -67,7 +67,7 @@ fn packets_reach_the_guest_in_order_and_unchanged() {
 
 #[test]
 fn a_packet_longer_than_its_chain_is_dropped_without_mergeable_buffers() {
-    let mut t = to_guest(8, VERSION_1);
+    let mut t = to_guest(8, VIRTIO_F_VERSION_1);
     let mut receiver = Receiver::new(&t.guest, 100);
     let mut burst = t.worker.packets(0, &[60, 200, 61]);
     let submitted = t.enqueue.submit(&mut t.worker.ctx(), &mut burst);

@@ -13,7 +13,7 @@ use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
-use offcore_vhost::features::{NET_CSUM, NET_GUEST_CSUM, VERSION_1};
+use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM};
 use offcore_vhost::pair::{Forwarded, Next};
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 use proptest::prelude::*;
@@ -312,7 +312,8 @@ fn a_receiver_that_keeps_up_gets_everything_in_one_copy() {
 #[test]
 fn what_cannot_be_a_packet_is_returned_and_counted() {
     for (packed, offload) in [((false, false), false), ((true, true), true)] {
-        let mut rig = Rig::new(Setup { packed, offload, features: (VERSION_1, VERSION_1), ..PLAIN });
+        let mut rig =
+            Rig::new(Setup { packed, offload, features: (VIRTIO_F_VERSION_1, VIRTIO_F_VERSION_1), ..PLAIN });
         assert!(rig.transmit_with([0; HEADER], &[1; 13], 1), "shorter than an Ethernet header");
         assert!(rig.transmit(1, 100, 1));
         assert!(rig.transmit_with([1, 0, 0, 0, 0, 0, 14, 0, 0, 0, 0, 0], &[2; 100], 1), "nothing negotiated");
@@ -335,14 +336,17 @@ fn what_cannot_be_a_packet_is_returned_and_counted() {
 #[test]
 fn open_checksums_go_to_those_who_take_them() {
     let open = [1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 9, 9];
-    let mut rig = Rig::new(Setup { features: (FEATURES | NET_CSUM, FEATURES | NET_GUEST_CSUM), ..PLAIN });
+    let mut rig = Rig::new(Setup {
+        features: (FEATURES | VIRTIO_NET_F_CSUM, FEATURES | VIRTIO_NET_F_GUEST_CSUM),
+        ..PLAIN
+    });
     assert!(rig.transmit_with(open, &pattern(0, 200), 1));
     rig.round();
     let packet = rig.receive().unwrap();
     assert_eq!(packet[..HEADER], [1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 1, 0]);
     assert_eq!((rig.sum.packets, rig.ordinary.1), (1, 0));
 
-    let mut rig = Rig::new(Setup { features: (FEATURES | NET_CSUM, FEATURES), ..PLAIN });
+    let mut rig = Rig::new(Setup { features: (FEATURES | VIRTIO_NET_F_CSUM, FEATURES), ..PLAIN });
     assert!(rig.transmit(0, 200, 1));
     assert!(rig.transmit_with(open, &pattern(1, 200), 1));
     rig.round();

@@ -13,7 +13,7 @@ use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::{Burst, Hugepages, Pool};
-use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use offcore_stats::tsc;
 use offcore_vhost::features::*;
 use offcore_vhost::pair::Next;
@@ -63,8 +63,14 @@ impl Side {
         let (packed, size) = (dice.one_in(2), 8 << dice.below(3));
         let guest = Guest::with_rings(size, packed);
         let parts = if writes { [0, 0x8_0000, 0xa_0000] } else { [0x4_0000, 0x9_0000, 0xc_0000] };
-        let mut features = VERSION_1 | RING_INDIRECT_DESC | RING_EVENT_IDX;
-        for bit in [NET_MRG_RXBUF, NET_CSUM, NET_GUEST_CSUM, NET_HOST_TSO4, NET_GUEST_TSO4] {
+        let mut features = VIRTIO_F_VERSION_1 | VIRTIO_F_INDIRECT_DESC | VIRTIO_F_EVENT_IDX;
+        for bit in [
+            VIRTIO_NET_F_MRG_RXBUF,
+            VIRTIO_NET_F_CSUM,
+            VIRTIO_NET_F_GUEST_CSUM,
+            VIRTIO_NET_F_HOST_TSO4,
+            VIRTIO_NET_F_GUEST_TSO4,
+        ] {
             if !dice.one_in(3) {
                 features |= bit;
             }
@@ -105,7 +111,7 @@ impl Side {
     }
 
     fn flags(&self, dice: &mut Dice) -> u16 {
-        let right = if self.writes { DESC_WRITE } else { 0 };
+        let right = if self.writes { VIRTQ_DESC_F_WRITE } else { 0 };
         if dice.one_in(1500) { dice.next() as u16 & 7 } else { right }
     }
 
@@ -128,7 +134,7 @@ impl Side {
             let entries = 1 + dice.below(most) as u16;
             for i in 0..entries {
                 let (address, len) = (self.address(dice), self.length(dice) / 4 + 20);
-                let next = if i + 1 < entries { DESC_NEXT } else { 0 };
+                let next = if i + 1 < entries { VIRTQ_DESC_F_NEXT } else { 0 };
                 let flags = self.flags(dice) | if self.guest.packed() { 0 } else { next };
                 let tail = if self.guest.packed() {
                     u32::from(flags) << 16
@@ -137,7 +143,7 @@ impl Side {
                 };
                 self.guest.write(table + u64::from(i) * 16, &self.entry(address, len, tail));
             }
-            self.chain(dice, &[(table, u32::from(entries) * 16, DESC_INDIRECT)]);
+            self.chain(dice, &[(table, u32::from(entries) * 16, VIRTQ_DESC_F_INDIRECT)]);
         } else if u32::from(parts) <= size {
             let buffers: Vec<_> = (0..parts)
                 .map(|part| {
@@ -187,7 +193,7 @@ impl Side {
                 let at = (self.next + i as u32) % (2 * size);
                 let (index, wrap) = (at % size, at < size);
                 let state: u16 = if wrap { 1 << 7 } else { 1 << 15 };
-                let more = if i + 1 < count { DESC_NEXT } else { 0 };
+                let more = if i + 1 < count { VIRTQ_DESC_F_NEXT } else { 0 };
                 let tail = u32::from(at as u16) | u32::from(flags | more | state) << 16;
                 let at = GUEST + self.parts[0] + u64::from(index) * 16;
                 // Do not overtake, mostly: a descriptor that is out is not ours to write.
@@ -210,7 +216,7 @@ impl Side {
             // Eight descriptors for each entry.
             let head = (self.next as u16 % (self.size / 8)) * 8;
             for (i, &(address, len, flags)) in buffers.iter().enumerate() {
-                let more = if i + 1 < count { DESC_NEXT } else { 0 };
+                let more = if i + 1 < count { VIRTQ_DESC_F_NEXT } else { 0 };
                 let next = if dice.one_in(1500) { dice.next() as u16 } else { head + i as u16 + 1 };
                 let tail = u32::from(flags | more) | u32::from(next) << 16;
                 let at = GUEST + self.parts[0] + u64::from(head + i as u16) * 16;

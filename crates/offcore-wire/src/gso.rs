@@ -13,7 +13,7 @@ use crate::{
     ip::IpProtocol,
     ipv4, ipv6, tcp,
     tcp::TcpFlags,
-    virtio_net::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, NetHeader},
+    virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6},
 };
 
 /// Longest headers of a packet to be segmented, Ethernet to TCP with all options, in bytes.
@@ -65,9 +65,9 @@ impl Segmenter {
     /// # Errors
     /// [`GsoError`]: the packet is none that can be segmented, and to be dropped.
     pub fn new(header: &NetHeader, front: &[u8], frame_len: usize) -> Result<Self, GsoError> {
-        let version = match header.gso_type & !GSO_ECN {
-            GSO_TCPV4 => Ip::V4,
-            GSO_TCPV6 => Ip::V6,
+        let version = match header.gso_type & !VIRTIO_NET_HDR_GSO_ECN {
+            VIRTIO_NET_HDR_GSO_TCPV4 => Ip::V4,
+            VIRTIO_NET_HDR_GSO_TCPV6 => Ip::V6,
             _ => return Err(GsoError::Type { found: header.gso_type }),
         };
         if header.gso_size < MIN_SIZE {

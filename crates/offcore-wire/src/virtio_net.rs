@@ -1,5 +1,5 @@
 //! The header in front of each packet of a virtio-net device: `struct virtio_net_hdr` of virtio 1.2, 5.1.6, as a modern
-//! device (VERSION_1) has it, 12 bytes, little-endian.
+//! device (VIRTIO_F_VERSION_1) has it, 12 bytes, little-endian.
 //!
 //! It is a value: read from bytes already copied out of guest memory, checked, used, and written as bytes. Reading it
 //! in place would let the guest change a field between its check and its use.
@@ -15,24 +15,24 @@ use crate::{
 pub const HEADER_LEN: usize = 12;
 
 /// `flags`: compute the checksum at `csum_start` and `csum_offset`.
-pub const F_NEEDS_CSUM: u8 = 1;
+pub const VIRTIO_NET_HDR_F_NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum has been verified.
-pub const F_DATA_VALID: u8 = 2;
+pub const VIRTIO_NET_HDR_F_DATA_VALID: u8 = 2;
 /// `flags`: `csum_start` and `csum_offset` carry segment counts of a receive-coalesced packet.
-pub const F_RSC_INFO: u8 = 4;
+pub const VIRTIO_NET_HDR_F_RSC_INFO: u8 = 4;
 
 /// `gso_type`: an ordinary packet.
-pub const GSO_NONE: u8 = 0;
+pub const VIRTIO_NET_HDR_GSO_NONE: u8 = 0;
 /// `gso_type`: TCP over IPv4 to be segmented.
-pub const GSO_TCPV4: u8 = 1;
+pub const VIRTIO_NET_HDR_GSO_TCPV4: u8 = 1;
 /// `gso_type`: UDP over IPv4 to be fragmented (UFO).
-pub const GSO_UDP: u8 = 3;
+pub const VIRTIO_NET_HDR_GSO_UDP: u8 = 3;
 /// `gso_type`: TCP over IPv6 to be segmented.
-pub const GSO_TCPV6: u8 = 4;
+pub const VIRTIO_NET_HDR_GSO_TCPV6: u8 = 4;
 /// `gso_type`: UDP to be segmented (USO).
-pub const GSO_UDP_L4: u8 = 5;
+pub const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 /// Bit of `gso_type`, with TCP only: the packet has ECN set.
-pub const GSO_ECN: u8 = 0x80;
+pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
 
 mod field {
     pub(super) const FLAGS: usize = 0;
@@ -50,7 +50,7 @@ mod field {
 pub struct NetHeader {
     /// Bits `F_*`.
     pub flags: u8,
-    /// One of `GSO_*`, perhaps with [`GSO_ECN`].
+    /// One of `GSO_*`, perhaps with [`VIRTIO_NET_HDR_GSO_ECN`].
     pub gso_type: u8,
     /// Length of the Ethernet, IP and transport headers in bytes: a hint for packets to be segmented.
     pub hdr_len: u16,
@@ -97,13 +97,13 @@ impl NetHeader {
     /// Whether the checksum is left to the receiver of the header ([`crate::checksum::complete`]).
     #[inline]
     pub fn needs_checksum(&self) -> bool {
-        self.flags & F_NEEDS_CSUM != 0
+        self.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM != 0
     }
 
     /// Whether the packet is to be segmented.
     #[inline]
     pub fn is_gso(&self) -> bool {
-        self.gso_type != GSO_NONE
+        self.gso_type != VIRTIO_NET_HDR_GSO_NONE
     }
 
     /// Whether the header leaves work to its receiver: a checksum to complete, or a packet to segment.
@@ -119,7 +119,7 @@ impl NetHeader {
     pub fn essence(&self) -> Self {
         let mut essence = Self::default();
         if self.needs_checksum() {
-            essence.flags = F_NEEDS_CSUM;
+            essence.flags = VIRTIO_NET_HDR_F_NEEDS_CSUM;
             (essence.csum_start, essence.csum_offset) = (self.csum_start, self.csum_offset);
         }
         if self.is_gso() {
@@ -148,8 +148,11 @@ impl NetHeader {
     fn check_gso(&self, frame_len: usize) -> Result<(), NetHeaderError> {
         let gso_type = self.gso_type;
         match gso_type {
-            GSO_UDP | GSO_UDP_L4 => {}
-            _ if matches!(gso_type & !GSO_ECN, GSO_TCPV4 | GSO_TCPV6) => {}
+            VIRTIO_NET_HDR_GSO_UDP | VIRTIO_NET_HDR_GSO_UDP_L4 => {}
+            _ if matches!(
+                gso_type & !VIRTIO_NET_HDR_GSO_ECN,
+                VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_TCPV6
+            ) => {}
             _ => return Err(NetHeaderError::GsoType { gso_type }),
         }
         if self.gso_size == 0 {
@@ -166,13 +169,13 @@ impl NetHeader {
 /// packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Offloads {
-    /// Open checksums ([`F_NEEDS_CSUM`]): `VIRTIO_NET_F_CSUM` or `VIRTIO_NET_F_GUEST_CSUM`, by direction.
+    /// Open checksums ([`VIRTIO_NET_HDR_F_NEEDS_CSUM`]): `VIRTIO_NET_F_CSUM` or `VIRTIO_NET_F_GUEST_CSUM`, by direction.
     pub checksum: bool,
     /// TCP over IPv4 to be segmented: `VIRTIO_NET_F_HOST_TSO4` or `VIRTIO_NET_F_GUEST_TSO4`.
     pub tso4: bool,
     /// TCP over IPv6 to be segmented: `VIRTIO_NET_F_HOST_TSO6` or `VIRTIO_NET_F_GUEST_TSO6`.
     pub tso6: bool,
-    /// The same with ECN ([`GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
+    /// The same with ECN ([`VIRTIO_NET_HDR_GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
     pub ecn: bool,
 }
 
@@ -183,14 +186,14 @@ impl Offloads {
     /// Whether a packet with this header asks for nothing that is not here. UDP to be segmented or fragmented never is.
     #[inline]
     pub const fn allows(&self, header: &NetHeader) -> bool {
-        let segmentation = match header.gso_type & !GSO_ECN {
-            GSO_NONE => header.gso_type == GSO_NONE,
-            GSO_TCPV4 => self.tso4,
-            GSO_TCPV6 => self.tso6,
+        let segmentation = match header.gso_type & !VIRTIO_NET_HDR_GSO_ECN {
+            VIRTIO_NET_HDR_GSO_NONE => header.gso_type == VIRTIO_NET_HDR_GSO_NONE,
+            VIRTIO_NET_HDR_GSO_TCPV4 => self.tso4,
+            VIRTIO_NET_HDR_GSO_TCPV6 => self.tso6,
             _ => false,
         };
-        let ecn = header.gso_type & GSO_ECN == 0 || self.ecn;
-        let checksum = header.flags & F_NEEDS_CSUM == 0 || self.checksum;
+        let ecn = header.gso_type & VIRTIO_NET_HDR_GSO_ECN == 0 || self.ecn;
+        let checksum = header.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM == 0 || self.checksum;
         segmentation && ecn && checksum
     }
 }
@@ -255,8 +258,8 @@ mod tests {
     #[test]
     fn layout_is_the_specifications() {
         let header = NetHeader {
-            flags: F_NEEDS_CSUM,
-            gso_type: GSO_TCPV4,
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
             hdr_len: 0x0203,
             gso_size: 0x0405,
             csum_start: 0x0607,
@@ -270,10 +273,21 @@ mod tests {
     #[test]
     fn plausible_headers_pass() {
         assert_eq!(NetHeader::default().check(0), Ok(()));
-        let tcp = NetHeader { flags: F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..Default::default() };
+        let tcp = NetHeader {
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            csum_start: 34,
+            csum_offset: 16,
+            ..Default::default()
+        };
         assert_eq!(tcp.check(52), Ok(()));
-        for gso_type in [GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, GSO_TCPV4 | GSO_ECN, GSO_TCPV6 | GSO_ECN]
-        {
+        for gso_type in [
+            VIRTIO_NET_HDR_GSO_TCPV4,
+            VIRTIO_NET_HDR_GSO_TCPV6,
+            VIRTIO_NET_HDR_GSO_UDP,
+            VIRTIO_NET_HDR_GSO_UDP_L4,
+            VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN,
+            VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN,
+        ] {
             let gso = NetHeader { gso_type, gso_size: 1448, hdr_len: 66, ..tcp };
             assert_eq!(gso.check(9000), Ok(()));
         }
@@ -285,7 +299,7 @@ mod tests {
     #[test]
     fn impossible_headers_are_named() {
         let csum = |csum_start, csum_offset| NetHeader {
-            flags: F_NEEDS_CSUM,
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
             csum_start,
             csum_offset,
             ..Default::default()
@@ -297,9 +311,17 @@ mod tests {
         assert!(csum(u16::MAX, u16::MAX).check(65_535).is_err());
         assert!(csum(0, 0).check(1).is_err());
 
-        let gso = NetHeader { gso_type: GSO_TCPV4, gso_size: 1448, hdr_len: 66, ..Default::default() };
+        let gso = NetHeader {
+            gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
+            gso_size: 1448,
+            hdr_len: 66,
+            ..Default::default()
+        };
         let without_size = NetHeader { gso_size: 0, ..gso };
-        assert_eq!(without_size.check(9000), Err(NetHeaderError::GsoSize { gso_type: GSO_TCPV4 }));
+        assert_eq!(
+            without_size.check(9000),
+            Err(NetHeaderError::GsoSize { gso_type: VIRTIO_NET_HDR_GSO_TCPV4 })
+        );
         let long_header = NetHeader { hdr_len: 9001, ..gso };
         assert_eq!(
             long_header.check(9000),
@@ -310,20 +332,22 @@ mod tests {
     #[test]
     fn offloads_allow_what_they_name() {
         let none = Offloads::default();
-        let ordinary = NetHeader { flags: F_DATA_VALID, ..Default::default() };
-        let open = NetHeader { flags: F_NEEDS_CSUM, ..Default::default() };
+        let ordinary = NetHeader { flags: VIRTIO_NET_HDR_F_DATA_VALID, ..Default::default() };
+        let open = NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, ..Default::default() };
         let gso = |gso_type| NetHeader { gso_type, gso_size: 1448, ..open };
         assert!(none.allows(&ordinary) && !none.allows(&open) && Offloads::ALL.allows(&open));
         let checksum = Offloads { checksum: true, ..none };
-        assert!(checksum.allows(&open) && !checksum.allows(&gso(GSO_TCPV4)));
+        assert!(checksum.allows(&open) && !checksum.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)));
         let tso4 = Offloads { tso4: true, ..checksum };
-        assert!(tso4.allows(&gso(GSO_TCPV4)) && !tso4.allows(&gso(GSO_TCPV6)));
-        assert!(!tso4.allows(&gso(GSO_TCPV4 | GSO_ECN)));
-        assert!(Offloads { ecn: true, ..tso4 }.allows(&gso(GSO_TCPV4 | GSO_ECN)));
-        assert!(!Offloads { checksum: false, ..tso4 }.allows(&gso(GSO_TCPV4)));
+        assert!(tso4.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)) && !tso4.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV6)));
+        assert!(!tso4.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN)));
+        assert!(
+            Offloads { ecn: true, ..tso4 }.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN))
+        );
+        assert!(!Offloads { checksum: false, ..tso4 }.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)));
         let tso6 = Offloads { tso6: true, ..checksum };
-        assert!(tso6.allows(&gso(GSO_TCPV6)) && !tso6.allows(&gso(GSO_TCPV4)));
-        for gso_type in [GSO_UDP, GSO_UDP_L4, GSO_ECN, 2] {
+        assert!(tso6.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV6)) && !tso6.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)));
+        for gso_type in [VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4, VIRTIO_NET_HDR_GSO_ECN, 2] {
             assert!(!Offloads::ALL.allows(&gso(gso_type)));
         }
     }
@@ -345,18 +369,18 @@ mod tests {
     fn what_is_passed_on_is_what_is_asked_for() {
         let all = NetHeader {
             flags: 0xff,
-            gso_type: GSO_TCPV4,
+            gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
             hdr_len: 54,
             gso_size: 1448,
             csum_start: 34,
             csum_offset: 16,
             num_buffers: 7,
         };
-        assert_eq!(all.essence(), NetHeader { flags: F_NEEDS_CSUM, num_buffers: 0, ..all });
-        let open = NetHeader { gso_type: GSO_NONE, ..all };
+        assert_eq!(all.essence(), NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, num_buffers: 0, ..all });
+        let open = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_NONE, ..all };
         let essence = NetHeader { flags: 1, csum_start: 34, csum_offset: 16, ..Default::default() };
         assert_eq!(open.essence(), essence);
-        let nothing = NetHeader { flags: !F_NEEDS_CSUM, ..open };
+        let nothing = NetHeader { flags: !VIRTIO_NET_HDR_F_NEEDS_CSUM, ..open };
         assert!(all.leaves_work() && open.leaves_work() && !nothing.leaves_work());
         assert_eq!(nothing.essence(), NetHeader::default());
         let gso = NetHeader { flags: 0, ..all };
@@ -374,7 +398,7 @@ mod tests {
         #[test]
         fn a_checked_header_can_be_used(bytes: [u8; HEADER_LEN], low in any::<bool>(), len in 0..200usize) {
             let mut header = NetHeader::from_bytes(&bytes);
-            header.flags |= F_NEEDS_CSUM;
+            header.flags |= VIRTIO_NET_HDR_F_NEEDS_CSUM;
             if low {
                 header.csum_start %= 256;
                 header.csum_offset %= 32;

@@ -8,7 +8,10 @@ use etherparse::{
     PacketBuilder, SlicedPacket, TcpHeader, TcpHeaderSlice, TransportSlice, VlanId,
 };
 use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
-use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, NetHeader};
+use offcore_wire::virtio_net::{
+    NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4,
+    VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4,
+};
 use offcore_wire::{EtherType, IpProtocol, Sum};
 use proptest::{prelude::*, sample::Index};
 
@@ -33,8 +36,8 @@ impl Whole {
 
     fn header(&self, gso_size: u16) -> NetHeader {
         NetHeader {
-            flags: F_NEEDS_CSUM,
-            gso_type: if self.v6 { GSO_TCPV6 } else { GSO_TCPV4 },
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            gso_type: if self.v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 },
             hdr_len: 0,
             gso_size,
             csum_start: self.tcp_at() as u16,
@@ -211,7 +214,7 @@ proptest! {
     ) {
         let mut net = if own_header { whole.header(100) } else { NetHeader::from_bytes(&header) };
         if !own_header && header[11] & 1 == 0 {
-            net.gso_type = [GSO_TCPV4, GSO_TCPV6 | GSO_ECN][usize::from(header[10] & 1)];
+            net.gso_type = [VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN][usize::from(header[10] & 1)];
         }
         let mut frame = whole.frame;
         for (at, value) in changes {
@@ -259,13 +262,16 @@ fn what_cannot_be_cut_is_named() {
         Segmenter::new(&header, &whole.frame, whole.frame.len()).unwrap_err()
     };
     let v4 = sample(false);
-    for gso_type in [0, GSO_UDP, GSO_UDP_L4, GSO_ECN] {
+    for gso_type in [0, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4, VIRTIO_NET_HDR_GSO_ECN] {
         let header = NetHeader { gso_type, ..v4.header(1000) };
         assert_eq!(refused(&v4, header), GsoError::Type { found: gso_type });
     }
     assert_eq!(refused(&v4, v4.header(7)), GsoError::Size { found: 7 });
-    let wrong = NetHeader { gso_type: GSO_TCPV6, ..v4.header(1000) };
-    assert_eq!(refused(&v4, wrong), GsoError::EtherType { found: EtherType::IPV4, gso_type: GSO_TCPV6 });
+    let wrong = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV6, ..v4.header(1000) };
+    assert_eq!(
+        refused(&v4, wrong),
+        GsoError::EtherType { found: EtherType::IPV4, gso_type: VIRTIO_NET_HDR_GSO_TCPV6 }
+    );
     let elsewhere = NetHeader { csum_start: 35, ..v4.header(1000) };
     let expected = GsoError::Checksum { csum_start: 35, csum_offset: 16, tcp_at: 34 };
     assert_eq!(refused(&v4, elsewhere), expected);

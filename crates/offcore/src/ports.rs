@@ -88,11 +88,11 @@ fn backend(spec: &VhostSpec) -> BackendConfig {
     config.role = if spec.client { Role::Client } else { Role::Server };
     config.queue_pairs = spec.queues;
     for (offered, bits) in [
-        (spec.packed, features::RING_PACKED),
-        (spec.in_order, features::RING_IN_ORDER),
-        (spec.mrg, features::NET_MRG_RXBUF),
-        (spec.indirect, features::RING_INDIRECT_DESC),
-        (spec.event_idx, features::RING_EVENT_IDX),
+        (spec.packed, features::VIRTIO_F_RING_PACKED),
+        (spec.in_order, features::VIRTIO_F_IN_ORDER),
+        (spec.mrg, features::VIRTIO_NET_F_MRG_RXBUF),
+        (spec.indirect, features::VIRTIO_F_INDIRECT_DESC),
+        (spec.event_idx, features::VIRTIO_F_EVENT_IDX),
         (spec.offloads, OFFLOADS),
     ] {
         if !offered {
@@ -103,14 +103,14 @@ fn backend(spec: &VhostSpec) -> BackendConfig {
 }
 
 /// Everything that is about checksums and segmentation.
-const OFFLOADS: u64 = features::NET_CSUM
-    | features::NET_GUEST_CSUM
-    | features::NET_HOST_TSO4
-    | features::NET_HOST_TSO6
-    | features::NET_HOST_ECN
-    | features::NET_GUEST_TSO4
-    | features::NET_GUEST_TSO6
-    | features::NET_GUEST_ECN;
+const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
+    | features::VIRTIO_NET_F_GUEST_CSUM
+    | features::VIRTIO_NET_F_HOST_TSO4
+    | features::VIRTIO_NET_F_HOST_TSO6
+    | features::VIRTIO_NET_F_HOST_ECN
+    | features::VIRTIO_NET_F_GUEST_TSO4
+    | features::VIRTIO_NET_F_GUEST_TSO6
+    | features::VIRTIO_NET_F_GUEST_ECN;
 
 impl Observed {
     /// What the ports say now.
@@ -145,12 +145,18 @@ mod tests {
         let config = config_of("vhost:/tmp/a");
         assert_eq!((config.features, config.role, config.queue_pairs), (features::OFFERED, Role::Server, 1));
         let config = config_of("vhost:/tmp/a,client,queues=3,mrg=off,event_idx=off");
-        assert_eq!(features::OFFERED & !config.features, features::NET_MRG_RXBUF | features::RING_EVENT_IDX);
+        assert_eq!(
+            features::OFFERED & !config.features,
+            features::VIRTIO_NET_F_MRG_RXBUF | features::VIRTIO_F_EVENT_IDX
+        );
         assert_eq!((config.role, config.queue_pairs), (Role::Client, 3));
         let config = config_of("vhost:/tmp/a,indirect=off");
-        assert_eq!(features::OFFERED & !config.features, features::RING_INDIRECT_DESC);
+        assert_eq!(features::OFFERED & !config.features, features::VIRTIO_F_INDIRECT_DESC);
         let config = config_of("vhost:/tmp/a,packed=off,in_order=off");
-        assert_eq!(features::OFFERED & !config.features, features::RING_PACKED | features::RING_IN_ORDER);
+        assert_eq!(
+            features::OFFERED & !config.features,
+            features::VIRTIO_F_RING_PACKED | features::VIRTIO_F_IN_ORDER
+        );
         let config = config_of("vhost:/tmp/a,offloads=off");
         assert_eq!(features::OFFERED & !config.features, OFFLOADS);
     }

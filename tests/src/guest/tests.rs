@@ -191,6 +191,6 @@ fn a_guest_has_the_queues_and_rings_it_was_given() {
     let (_, features) = log.rsplit_once("negotiated Virtio features: 0x").expect("testpmd logs them");
     let features = u64::from_str_radix(features.lines().next().unwrap().trim(), 16).unwrap();
     const MRG_RXBUF: u64 = 1 << 15;
-    const RING_PACKED: u64 = 1 << 34;
-    assert_eq!(features & (MRG_RXBUF | RING_PACKED), RING_PACKED, "{features:#x}");
+    const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
+    assert_eq!(features & (MRG_RXBUF | VIRTIO_F_RING_PACKED), VIRTIO_F_RING_PACKED, "{features:#x}");
 }

@@ -5,7 +5,7 @@ use peers::{Need, Offcore, TempDir, exclusive, require};
 use crate::switch::{self, Copies, Report};
 
 /// The virtqueues have the packed layout (VIRTIO_F_RING_PACKED).
-const RING_PACKED: u64 = 1 << 34;
+const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 /// Packets each way, at least.
 const PACKETS: u64 = 1_000_000;
 /// The same when a simulated device and the front end take turns on one core.
@@ -37,7 +37,7 @@ fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
 
     for offcore in [&mut back_end, &mut front_end] {
         let report = switch::wait_for_packets(offcore, 1, "rx", 2 * packets);
-        assert_eq!(report.features(0) & RING_PACKED != 0, !ring.is_empty(), "{report}");
+        assert_eq!(report.features(0) & VIRTIO_F_RING_PACKED != 0, !ring.is_empty(), "{report}");
     }
     // A generator's last burst may still be waiting for room, but nothing is sent early any more.
     let early = |offcore: &Offcore| switch::latest(offcore).dropped("port0 tx down");

@@ -9,10 +9,10 @@ use peers::{Need, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusiv
 use crate::switch::{self, Copies, Report};
 
 /// The features of virtio 1.2 (5.1.3, 6) that a front end's kind shows in.
-const NET_MRG_RXBUF: u64 = 1 << 15;
-const NET_MQ: u64 = 1 << 22;
-const RING_PACKED: u64 = 1 << 34;
-const RING_IN_ORDER: u64 = 1 << 35;
+const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
+const VIRTIO_NET_F_MQ: u64 = 1 << 22;
+const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
+const VIRTIO_F_IN_ORDER: u64 = 1 << 35;
 
 /// Bursts that go round, of 32 packets for each queue: less than a virtqueue holds.
 const BURSTS: u32 = 4;
@@ -91,10 +91,10 @@ impl Case {
     fn assert_negotiated(self, testpmd: &Testpmd, offcore: &Offcore) {
         let features = switch::latest(offcore).features(0);
         for (feature, wanted) in [
-            (NET_MRG_RXBUF, self.mrg_rxbuf),
-            (NET_MQ, self.queues > 1),
-            (RING_PACKED, self.packed),
-            (RING_IN_ORDER, self.in_order),
+            (VIRTIO_NET_F_MRG_RXBUF, self.mrg_rxbuf),
+            (VIRTIO_NET_F_MQ, self.queues > 1),
+            (VIRTIO_F_RING_PACKED, self.packed),
+            (VIRTIO_F_IN_ORDER, self.in_order),
         ] {
             assert_eq!(features & feature != 0, wanted, "feature {feature:#x} of {features:#x}: {self:?}");
         }

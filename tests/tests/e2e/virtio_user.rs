@@ -9,7 +9,7 @@ use crate::switch::{self, Copies, Report};
 const PACKETS: u64 = 100_000;
 
 /// The virtqueues have the packed layout (VIRTIO_F_RING_PACKED).
-const RING_PACKED: u64 = 1 << 34;
+const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 
 /// What is sent, and over what.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ fn out_and_back(case: Case) {
     }
     testpmd.start_forwarding().unwrap();
     let report = switch::wait_for_packets(&mut offcore, 1, "tx", PACKETS);
-    assert_eq!(report.features(0) & RING_PACKED != 0, case.packed, "{report}");
+    assert_eq!(report.features(0) & VIRTIO_F_RING_PACKED != 0, case.packed, "{report}");
     let report = switch::stop(offcore);
     let stats = testpmd.stop_forwarding().unwrap();
     assert_returned(&report, case, stats.port(0).unwrap());

@@ -24,7 +24,7 @@ use offcore_ring::device::Direction;
 use offcore_ring::driver::Queue;
 use offcore_ring::prefetch;
 use offcore_stats::tsc;
-use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
+use offcore_vhost::features::{NET_HEADER, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
 use offcore_wire::probe::{self, PROBE_LEN, ProbeHeader};
 use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
@@ -70,7 +70,7 @@ impl Guest {
         let memory = Arc::new(GuestMemory::new(vec![region])?);
         let config = FrontEndConfig {
             queue_size: RING,
-            features: NET_MRG_RXBUF | RING_INDIRECT_DESC | ring.features(),
+            features: VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC | ring.features(),
             ..FrontEndConfig::new(socket)
         };
         let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());

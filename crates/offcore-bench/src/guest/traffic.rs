@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use offcore_mem::{GuestMemory, Mapping};
-use offcore_ring::split::DESC_NEXT;
+use offcore_ring::split::VIRTQ_DESC_F_NEXT;
 use offcore_vhost::features::NET_HEADER;
 use offcore_wire::UdpFlow;
 use offcore_wire::checksum::Sum;
@@ -31,8 +31,8 @@ const PAYLOAD: usize = 256;
 pub(super) const TABLE: usize = 32;
 /// Its header says: the UDP checksum, which begins at the UDP header, is left to the device.
 const NEEDS_CSUM: NetHeader = NetHeader {
-    flags: virtio_net::F_NEEDS_CSUM,
-    gso_type: virtio_net::GSO_NONE,
+    flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
+    gso_type: virtio_net::VIRTIO_NET_HDR_GSO_NONE,
     hdr_len: 0,
     gso_size: 0,
     csum_start: 34,
@@ -276,7 +276,7 @@ impl Traffic {
         {
             let last = i == pieces.len() - 1;
             // Split: flags, next. Packed: buffer id, flags, and the order in the table is that of the chain.
-            let (flags, next) = if last { (0, 0) } else { (DESC_NEXT, 1) };
+            let (flags, next) = if last { (0, 0) } else { (VIRTQ_DESC_F_NEXT, 1) };
             let words: [u16; 2] = if packed { [0, 0] } else { [flags, next] };
             let bytes = u128::from(address)
                 | (len as u128) << 64

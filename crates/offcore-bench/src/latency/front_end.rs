@@ -18,7 +18,7 @@ use offcore_ring::split::device::Direction;
 use offcore_ring::split::driver::Queue;
 use offcore_ring::{Layout, prefetch};
 use offcore_stats::{Histogram, tsc};
-use offcore_vhost::features::{NET_HEADER, NET_MRG_RXBUF, RING_INDIRECT_DESC};
+use offcore_vhost::features::{NET_HEADER, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
 use offcore_wire::probe::{self, PROBE_LEN, ProbeHeader};
 use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
@@ -104,7 +104,7 @@ impl Paced {
         let memory = Arc::new(GuestMemory::new(vec![region])?);
         let config = FrontEndConfig {
             queue_size: RING,
-            features: NET_MRG_RXBUF | RING_INDIRECT_DESC,
+            features: VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC,
             ..FrontEndConfig::new(socket)
         };
         let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());

@@ -79,27 +79,29 @@ fn target(config: &str) -> Option<String> {
 /// Feature bits by their names in the specification, without those that every vhost-user device has.
 pub(crate) fn feature_names(bits: u64) -> String {
     const NAMES: [(u64, &str); 17] = [
-        (features::NET_CSUM, "CSUM"),
-        (features::NET_GUEST_CSUM, "GUEST_CSUM"),
-        (features::NET_MTU, "MTU"),
-        (features::NET_GUEST_TSO4, "GUEST_TSO4"),
-        (features::NET_GUEST_TSO6, "GUEST_TSO6"),
-        (features::NET_GUEST_ECN, "GUEST_ECN"),
-        (features::NET_HOST_TSO4, "HOST_TSO4"),
-        (features::NET_HOST_TSO6, "HOST_TSO6"),
-        (features::NET_HOST_ECN, "HOST_ECN"),
-        (features::NET_MRG_RXBUF, "MRG_RXBUF"),
-        (features::NET_STATUS, "STATUS"),
-        (features::NET_CTRL_VQ, "CTRL_VQ"),
-        (features::NET_MQ, "MQ"),
-        (features::RING_INDIRECT_DESC, "INDIRECT_DESC"),
-        (features::RING_EVENT_IDX, "EVENT_IDX"),
-        (features::RING_PACKED, "RING_PACKED"),
-        (features::RING_IN_ORDER, "IN_ORDER"),
+        (features::VIRTIO_NET_F_CSUM, "CSUM"),
+        (features::VIRTIO_NET_F_GUEST_CSUM, "GUEST_CSUM"),
+        (features::VIRTIO_NET_F_MTU, "MTU"),
+        (features::VIRTIO_NET_F_GUEST_TSO4, "GUEST_TSO4"),
+        (features::VIRTIO_NET_F_GUEST_TSO6, "GUEST_TSO6"),
+        (features::VIRTIO_NET_F_GUEST_ECN, "GUEST_ECN"),
+        (features::VIRTIO_NET_F_HOST_TSO4, "HOST_TSO4"),
+        (features::VIRTIO_NET_F_HOST_TSO6, "HOST_TSO6"),
+        (features::VIRTIO_NET_F_HOST_ECN, "HOST_ECN"),
+        (features::VIRTIO_NET_F_MRG_RXBUF, "MRG_RXBUF"),
+        (features::VIRTIO_NET_F_STATUS, "STATUS"),
+        (features::VIRTIO_NET_F_CTRL_VQ, "CTRL_VQ"),
+        (features::VIRTIO_NET_F_MQ, "MQ"),
+        (features::VIRTIO_F_INDIRECT_DESC, "INDIRECT_DESC"),
+        (features::VIRTIO_F_EVENT_IDX, "EVENT_IDX"),
+        (features::VIRTIO_F_RING_PACKED, "RING_PACKED"),
+        (features::VIRTIO_F_IN_ORDER, "IN_ORDER"),
     ];
     let known = NAMES
         .iter()
-        .fold(features::VERSION_1 | features::VHOST_USER_PROTOCOL_FEATURES, |all, (bit, _)| all | bit);
+        .fold(features::VIRTIO_F_VERSION_1 | features::VHOST_USER_F_PROTOCOL_FEATURES, |all, (bit, _)| {
+            all | bit
+        });
     let named = NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| (*name).to_owned());
     let others = (bits & !known != 0).then(|| format!("{:#x}", bits & !known));
     named.chain(others).collect::<Vec<_>>().join(" ")
@@ -127,9 +129,12 @@ mod tests {
 
     #[test]
     fn features_have_names_and_what_has_none_is_not_left_out() {
-        let bits = features::VERSION_1 | features::NET_MRG_RXBUF | features::RING_PACKED | 1 << 60;
+        let bits = features::VIRTIO_F_VERSION_1
+            | features::VIRTIO_NET_F_MRG_RXBUF
+            | features::VIRTIO_F_RING_PACKED
+            | 1 << 60;
         assert_eq!(feature_names(bits), "MRG_RXBUF RING_PACKED 0x1000000000000000");
-        assert_eq!(feature_names(features::VERSION_1), "");
+        assert_eq!(feature_names(features::VIRTIO_F_VERSION_1), "");
     }
 
     #[test]

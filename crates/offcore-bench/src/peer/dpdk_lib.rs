@@ -32,7 +32,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use offcore_vhost::features::{NET_HOST_TSO4, NET_HOST_TSO6, NET_MRG_RXBUF, RING_PACKED};
+use offcore_vhost::features::{
+    VIRTIO_F_RING_PACKED, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MRG_RXBUF,
+};
 
 use super::about;
 use packets::Pool;
@@ -134,9 +136,9 @@ impl DpdkLib {
     /// When something exists at `path`, or it is too long for a socket, or there are too many ports.
     pub fn register(&self, path: &Path, offer: &Offer) -> Result<Port> {
         let optional = [
-            (offer.packed, RING_PACKED),
-            (offer.mergeable, NET_MRG_RXBUF),
-            (offer.tso, NET_HOST_TSO4 | NET_HOST_TSO6),
+            (offer.packed, VIRTIO_F_RING_PACKED),
+            (offer.mergeable, VIRTIO_NET_F_MRG_RXBUF),
+            (offer.tso, VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_TSO6),
         ];
         let disabled = optional.iter().filter(|(offered, _)| !offered).fold(0, |all, (_, bits)| all | bits);
         let name = CString::new(path.as_os_str().as_bytes())?;

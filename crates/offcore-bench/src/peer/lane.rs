@@ -12,7 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use offcore_ring::Layout;
 use offcore_stats::tsc;
-use offcore_vhost::features::{NET_HOST_TSO4, NET_HOST_TSO6, VERSION_1, VHOST_USER_PROTOCOL_FEATURES};
+use offcore_vhost::features::{
+    VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_VERSION_1, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
+};
 use offcore_vhost::{FrontEnd, FrontEndConfig};
 
 use super::about::{AboutPeer, feature_names};
@@ -53,7 +55,7 @@ impl Side {
         let place = guest.ring_place(slot);
         let name = format!("offcore-bench-{}-{:x}.sock", std::process::id(), place.address);
         let path = std::env::temp_dir().join(name);
-        let tso = workload.features() & (NET_HOST_TSO4 | NET_HOST_TSO6) != 0;
+        let tso = workload.features() & (VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_TSO6) != 0;
         let port = dpdk.register(&path, &Offer { packed: ring == Ring::Packed, tso, ..Offer::default() })?;
         let config =
             FrontEndConfig { queue_size: RING, features: workload.features(), ..FrontEndConfig::new(&path) };
@@ -61,7 +63,7 @@ impl Side {
             .context("connecting to librte_vhost")?;
         let agreed = front_end.features();
         // What ours has: see `Lane`.
-        let differs = (agreed ^ workload.features()) & !(VERSION_1 | VHOST_USER_PROTOCOL_FEATURES);
+        let differs = (agreed ^ workload.features()) & !(VIRTIO_F_VERSION_1 | VHOST_USER_F_PROTOCOL_FEATURES);
         ensure!(
             differs == 0,
             "librte_vhost has agreed to other features than ours, and is not to be compared with it: {} is not the same",

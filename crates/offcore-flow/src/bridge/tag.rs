@@ -130,7 +130,7 @@ fn moved(header: NetHeader, by: impl Fn(u16) -> u16) -> NetHeader {
 #[cfg(test)]
 mod tests {
     use offcore_mem::{HEADROOM, Hugepages, Pool, PoolCache};
-    use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4};
+    use offcore_wire::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
 
     use super::*;
 
@@ -159,8 +159,8 @@ mod tests {
     fn a_tag_comes_and_goes_and_takes_its_offload_along() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let header = NetHeader {
-            flags: F_NEEDS_CSUM,
-            gso_type: GSO_TCPV4,
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
             hdr_len: 54,
             gso_size: 1000,
             csum_start: 34,
@@ -202,8 +202,12 @@ mod tests {
         assert_eq!(tight.headroom(), VLAN_TAG_LEN);
         // A checksum over the tag itself.
         let mut odd = packet(&mut cache, TAGGED);
-        let header =
-            NetHeader { flags: F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..NetHeader::default() };
+        let header = NetHeader {
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            csum_start: 14,
+            csum_offset: 2,
+            ..NetHeader::default()
+        };
         write_offload(&mut odd, header);
         odd.set_offload(true);
         assert_eq!(retag(&mut odd, Retag::Pop), Err(TagError::Malformed));

@@ -5,7 +5,7 @@ use offcore_dma::Mover;
 use offcore_mem::{HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_port::{Accepts, RxCounters, TxCounters};
 use offcore_stats::StageClock;
-use offcore_wire::virtio_net::{self, F_NEEDS_CSUM, NetHeader, Offloads};
+use offcore_wire::virtio_net::{self, NetHeader, Offloads, VIRTIO_NET_HDR_F_NEEDS_CSUM};
 use proptest::prelude::*;
 
 use super::fdb::Clock;
@@ -284,7 +284,12 @@ fn packets_of_several_buffers_with_open_checksums_are_flooded() {
     let payload: Vec<u8> = (0..1500u32).map(|n| (n % 249) as u8).collect();
     let (short, long) =
         (frame(mac(0), mac(8), None, &payload), frame(mac(0), mac(8), None, &payload.repeat(5)));
-    let header = NetHeader { flags: F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..NetHeader::default() };
+    let header = NetHeader {
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        csum_start: 14,
+        csum_offset: 2,
+        ..NetHeader::default()
+    };
     /// Marks what it receives.
     #[derive(Debug)]
     struct Open(Feed, NetHeader);

@@ -14,7 +14,7 @@ pub struct VhostSpec {
     pub queues: u16,
     /// Connect to the socket instead of listening on it.
     pub client: bool,
-    /// Offer packed virtqueues (RING_PACKED).
+    /// Offer packed virtqueues (VIRTIO_F_RING_PACKED).
     pub packed: bool,
     /// Offer in-order use of buffers (IN_ORDER).
     pub in_order: bool,

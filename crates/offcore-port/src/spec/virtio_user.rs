@@ -19,7 +19,7 @@ pub struct VirtioUserSpec {
     pub queue_size: u16,
     /// Listen on the socket instead of connecting to it.
     pub server: bool,
-    /// Accept packed virtqueues (RING_PACKED).
+    /// Accept packed virtqueues (VIRTIO_F_RING_PACKED).
     pub packed: bool,
     /// Accept mergeable buffers (MRG_RXBUF).
     pub mrg: bool,

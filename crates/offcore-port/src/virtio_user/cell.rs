@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use offcore_mem::{Packet, Pool, PoolCache};
 use offcore_ring::{RingError, driver};
 use offcore_vhost::eventfd;
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, received, transmitted};
+use offcore_vhost::features::{VIRTIO_F_EVENT_IDX, VIRTIO_NET_F_MRG_RXBUF, received, transmitted};
 use offcore_vhost::frontend::DriverQueue;
 use offcore_wire::virtio_net::Offloads;
 
@@ -35,11 +35,11 @@ impl Ring {
     /// A fresh ring, which asks for no notifications: it is polled. To be made before the back end starts its side.
     pub(super) fn new(queue: &DriverQueue) -> Self {
         let features = queue.features();
-        let mut driver = driver::Queue::new(queue.layout(), features & RING_EVENT_IDX != 0);
+        let mut driver = driver::Queue::new(queue.layout(), features & VIRTIO_F_EVENT_IDX != 0);
         driver.set_notification(false);
         let offloads =
             if queue.index().is_multiple_of(2) { received(features) } else { transmitted(features) };
-        let mergeable = features & NET_MRG_RXBUF != 0;
+        let mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
         Self { driver, mergeable, offloads, merging: None, queue: queue.clone() }
     }
 

@@ -10,7 +10,7 @@ use offcore_ring::split::device::Direction;
 use offcore_ring::{RingError, prefetch};
 use offcore_stats::Stage;
 use offcore_wire::ethernet;
-use offcore_wire::virtio_net::{F_NEEDS_CSUM, HEADER_LEN, NetHeader};
+use offcore_wire::virtio_net::{HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM};
 
 use super::cell::{Cell, Ring};
 use super::queue::{Half, add, add_chain};
@@ -152,7 +152,7 @@ fn is_ordinary(ring: &Ring, packet: &mut Packet, len: u32, pool: &Pool) -> bool 
     }
     packet.set_range(pool, HEADROOM, frame_len);
     let header = packet.headroom_bytes(HEADER_LEN);
-    let asks = header[0] & F_NEEDS_CSUM | header[1];
+    let asks = header[0] & VIRTIO_NET_HDR_F_NEEDS_CSUM | header[1];
     asks == 0 && (!ring.mergeable || header[10..] == [1, 0])
 }
 

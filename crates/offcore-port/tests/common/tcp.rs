@@ -1,7 +1,9 @@
 //! TCP packets as a guest or the kernel leaves them to be segmented, and their segments checked.
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
-use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, NetHeader};
+use offcore_wire::virtio_net::{
+    NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+};
 
 /// The sequence number of the packets made here: soon to wrap.
 pub(crate) const SEQ: u32 = u32::MAX - 3000;
@@ -23,8 +25,8 @@ pub(crate) fn whole(v6: bool, payload_len: usize, size: u16) -> (NetHeader, Vec<
         + offcore_wire::Sum::from((frame.len() - tcp_at) as u32);
     frame[tcp_at + 16..tcp_at + 18].copy_from_slice(&pseudo.value().to_be_bytes());
     let header = NetHeader {
-        flags: F_NEEDS_CSUM,
-        gso_type: if v6 { GSO_TCPV6 } else { GSO_TCPV4 },
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        gso_type: if v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 },
         hdr_len: (tcp_at + 20) as u16,
         gso_size: size,
         csum_start: tcp_at as u16,

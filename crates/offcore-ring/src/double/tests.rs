@@ -61,7 +61,7 @@ impl Guest {
     fn packed(&self, heads: &[(u64, u32, u16)]) -> packed::device::Queue {
         let layout = packed::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
-            let raw = (addr, len, i as u16 + 100, flags | packed::DESC_AVAIL);
+            let raw = (addr, len, i as u16 + 100, flags | packed::VIRTQ_DESC_F_AVAIL);
             self.descriptor(DESC + i as u64 * 16, raw);
         }
         packed::device::Queue::new(layout, packed::FRESH_BASE, false, true).unwrap()
@@ -94,9 +94,9 @@ fn wanted(direction: Direction) -> Wanted {
 #[test]
 fn what_linux_and_dpdk_send_is_found() {
     let guest = Guest::new();
-    let heads: Vec<_> = (0..8).map(|i| (TABLES + i * 32, 32, DESC_INDIRECT)).collect();
+    let heads: Vec<_> = (0..8).map(|i| (TABLES + i * 32, 32, VIRTQ_DESC_F_INDIRECT)).collect();
     for i in 0..8 {
-        guest.descriptor(TABLES + i * 32, (0x9000, 12, DESC_NEXT, 1));
+        guest.descriptor(TABLES + i * 32, (0x9000, 12, VIRTQ_DESC_F_NEXT, 1));
         guest.descriptor(TABLES + i * 32 + 16, (LEN + i * 2048, 1514, 0, 0));
     }
     let readable = wanted(Direction::Readable);
@@ -104,10 +104,10 @@ fn what_linux_and_dpdk_send_is_found() {
     assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, readable), 8);
     let guest = Guest::new();
     // Tables of one; of two, of which the first does not go on; and WRITE, which DPDK leaves in a packed queue's table.
-    let heads = [(TABLES, 16, DESC_INDIRECT), (TABLES, 32, DESC_INDIRECT)];
+    let heads = [(TABLES, 16, VIRTQ_DESC_F_INDIRECT), (TABLES, 32, VIRTQ_DESC_F_INDIRECT)];
     guest.descriptor(TABLES, (0x9000, 60, 0, 0));
     assert_eq!(compared(&mut guest.split(&heads), &guest.memory, readable), 2);
-    guest.descriptor(TABLES, (0x9000, 60, 7, DESC_WRITE));
+    guest.descriptor(TABLES, (0x9000, 60, 7, VIRTQ_DESC_F_WRITE));
     guest.descriptor(TABLES + 16, (0x9100, 60, 7, 0));
     assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, readable), 2);
     assert_eq!(compared(&mut guest.packed(&heads), &guest.memory, wanted(Direction::Writable)), 1);
@@ -117,7 +117,7 @@ fn what_linux_and_dpdk_send_is_found() {
 fn no_table_is_read_that_was_not_agreed_on() {
     let guest = Guest::new();
     guest.descriptor(TABLES, (0x9000, 60, 0, 0));
-    let heads = [(TABLES, 16, DESC_INDIRECT)];
+    let heads = [(TABLES, 16, VIRTQ_DESC_F_INDIRECT)];
     let readable = wanted(Direction::Readable);
     guest.split(&heads);
     let layout = split::Layout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
@@ -130,7 +130,7 @@ fn no_table_is_read_that_was_not_agreed_on() {
 }
 
 fn flags() -> impl Strategy<Value = u16> {
-    prop_oneof![6 => Just(0u16), 6 => Just(DESC_NEXT), 2 => Just(DESC_WRITE), 2 => Just(DESC_NEXT | DESC_WRITE), 1 => any::<u16>()]
+    prop_oneof![6 => Just(0u16), 6 => Just(VIRTQ_DESC_F_NEXT), 2 => Just(VIRTQ_DESC_F_WRITE), 2 => Just(VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_WRITE), 1 => any::<u16>()]
 }
 
 fn next() -> impl Strategy<Value = u16> {
@@ -162,7 +162,7 @@ fn entries() -> impl Strategy<Value = Raw> {
 fn chains() -> impl Strategy<Value = Vec<((u64, u32, u16), [Raw; 2])>> {
     let table = prop_oneof![8 => (0u64..60).prop_map(|i| TABLES + i * 32), 1 => TABLES..TABLES + 2000, 1 => LEN - 40..LEN + 1, 1 => any::<u64>()];
     let len = prop_oneof![8 => Just(32u32), 3 => Just(16u32), 1 => 0u32..65, 1 => any::<u32>()];
-    let head = prop_oneof![20 => Just(DESC_INDIRECT), 1 => Just(DESC_INDIRECT | DESC_WRITE), 1 => flags()];
+    let head = prop_oneof![20 => Just(VIRTQ_DESC_F_INDIRECT), 1 => Just(VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE), 1 => flags()];
     let chain = ((table, len, head), [entries(), entries()]);
     proptest::collection::vec(chain, 1..usize::from(SIZE))
 }

@@ -14,7 +14,7 @@ use crate::device::{Buffer, Chain, DeviceQueue, Direction, Single, Walker, Wante
 use crate::double::{Double, Order, Tables};
 use crate::prefetch;
 use crate::split::device::read_unaligned;
-use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_SIZE};
+use crate::split::{MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use crate::vector::{Entry, Level, Word, resolve};
 
 use super::lines::{self, Used};
@@ -177,7 +177,8 @@ impl Queue {
     ) -> Result<(), RingError> {
         let (head, len, flags) = (walker.head, entry.word.len(), entry.word.flags());
         let entries = len / size_of::<Descriptor>() as u32;
-        if flags & DESC_NEXT != 0 || !len.is_multiple_of(16) || entries == 0 || entries > MAX_INDIRECT {
+        if flags & VIRTQ_DESC_F_NEXT != 0 || !len.is_multiple_of(16) || entries == 0 || entries > MAX_INDIRECT
+        {
             return Err(RingError::IndirectTable { head, len, flags });
         }
         if !self.indirect {
@@ -198,7 +199,7 @@ impl Queue {
             // in what a driver transmits not even that: DPDK's (22.11) marks the virtio-net header so.
             let flags = match walker.direction {
                 Direction::Readable => 0,
-                Direction::Writable => found.next & DESC_WRITE,
+                Direction::Writable => found.next & VIRTQ_DESC_F_WRITE,
             };
             walker.descriptor((found.addr, found.len, flags), visit)?;
         }
@@ -238,7 +239,7 @@ impl DeviceQueue for Queue {
             return Ok(None);
         }
         let Entry { addr, word } = self.window[ahead as usize % WINDOW];
-        if word.flags() & (DESC_NEXT | DESC_INDIRECT) != 0 {
+        if word.flags() & (VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT) != 0 {
             return Ok(None);
         }
         if !direction.fits(word.flags()) {
@@ -296,7 +297,7 @@ impl DeviceQueue for Queue {
             }
             entries += 1;
             let flags = entry.word.flags();
-            if flags & DESC_INDIRECT != 0 {
+            if flags & VIRTQ_DESC_F_INDIRECT != 0 {
                 if entries > 1 {
                     return Err(RingError::IndirectNotAllowed { head });
                 }
@@ -304,7 +305,7 @@ impl DeviceQueue for Queue {
                 break entry;
             }
             walker.descriptor((entry.addr, entry.word.len(), flags), &mut visit)?;
-            if flags & DESC_NEXT == 0 {
+            if flags & VIRTQ_DESC_F_NEXT == 0 {
                 break entry;
             }
         };
@@ -349,7 +350,7 @@ impl DeviceQueue for Queue {
     #[inline(always)]
     fn push_used(&mut self, chain: Chain, written: u32) {
         let size = self.ring_size();
-        let flags = self.used.used(size) | if written > 0 { DESC_WRITE } else { 0 };
+        let flags = self.used.used(size) | if written > 0 { VIRTQ_DESC_F_WRITE } else { 0 };
         let word = Word::new(written, chain.id, flags);
         if self.used == self.published {
             self.held = word;
@@ -433,8 +434,9 @@ impl DeviceQueue for Queue {
 fn used_of(direction: Direction, state: u16) -> Used {
     match direction {
         Direction::Readable => Used { keep: Word::new(0, u16::MAX, 0).0, mark: Word::new(0, 0, state).0 },
-        Direction::Writable => {
-            Used { keep: Word::new(u32::MAX, u16::MAX, 0).0, mark: Word::new(0, 0, state | DESC_WRITE).0 }
-        }
+        Direction::Writable => Used {
+            keep: Word::new(u32::MAX, u16::MAX, 0).0,
+            mark: Word::new(0, 0, state | VIRTQ_DESC_F_WRITE).0,
+        },
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::RingError;
 use crate::device::Direction;
 use crate::driver::Used;
-use crate::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
 use super::{Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
 
@@ -124,7 +124,7 @@ impl<T> Queue<T> {
     /// The token, when fewer descriptors are free, or `buffers` is empty.
     #[inline(always)]
     pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
-        self.add_with(buffers, if direction == Direction::Writable { DESC_WRITE } else { 0 }, token)
+        self.add_with(buffers, if direction == Direction::Writable { VIRTQ_DESC_F_WRITE } else { 0 }, token)
     }
 
     /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
@@ -134,7 +134,7 @@ impl<T> Queue<T> {
     /// The token, when the queue is full.
     #[inline(always)]
     pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
-        self.add_with(&[(table, len)], DESC_INDIRECT, token)
+        self.add_with(&[(table, len)], VIRTQ_DESC_F_INDIRECT, token)
     }
 
     /// Every descriptor of the chain gets `flags`.
@@ -146,7 +146,7 @@ impl<T> Queue<T> {
         let size = self.ring_size();
         let id = self.free_id;
         for (i, &(addr, len)) in buffers.iter().enumerate() {
-            let more = if i + 1 < buffers.len() { DESC_NEXT } else { 0 };
+            let more = if i + 1 < buffers.len() { VIRTQ_DESC_F_NEXT } else { 0 };
             let word = Word::new(len, id, flags | more | self.next.available(size));
             self.layout.store_addr(self.next, addr);
             if self.next == self.published {

@@ -261,13 +261,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::packed::{DESC_AVAIL, DESC_USED};
-    use crate::split::DESC_WRITE;
+    use crate::packed::{VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED};
+    use crate::split::VIRTQ_DESC_F_WRITE;
 
     /// Descriptors of any content, most of which say that they are available in the first turn.
     fn ring() -> impl Strategy<Value = Vec<Descriptor>> {
         let flags = prop_oneof![
-            30 => (any::<u16>(),).prop_map(|(other,)| other & !STATE | DESC_AVAIL),
+            30 => (any::<u16>(),).prop_map(|(other,)| other & !STATE | VIRTQ_DESC_F_AVAIL),
             1 => any::<u16>(),
         ];
         let descriptor = (any::<u64>(), any::<u32>(), any::<u16>(), flags);
@@ -279,7 +279,7 @@ mod tests {
         /// Each level finds as many as the plain one, and reads the same, wherever in a line it begins, however many there
         /// are, and whatever a driver wrote.
         #[test]
-        fn all_levels_read_alike(ring in ring(), from in 0usize..9, state in prop_oneof![Just(DESC_AVAIL), Just(DESC_USED)]) {
+        fn all_levels_read_alike(ring in ring(), from in 0usize..9, state in prop_oneof![Just(VIRTQ_DESC_F_AVAIL), Just(VIRTQ_DESC_F_USED)]) {
             let ring = &ring[from.min(ring.len())..];
             let read = |level| {
                 let mut entries = vec![Entry::default(); ring.len()];
@@ -303,7 +303,7 @@ mod tests {
             let run = from.min(ring.len())..ring.len().saturating_sub(beside).max(from.min(ring.len()));
             let singles: Vec<_> = run.clone().map(|i| Single::found(i as u32 * 77 + 1, i as u16 * 13)).collect();
             let (keep, mark) = if writable {
-                (Word::new(u32::MAX, u16::MAX, 0), Word::new(0, 0, STATE | DESC_WRITE))
+                (Word::new(u32::MAX, u16::MAX, 0), Word::new(0, 0, STATE | VIRTQ_DESC_F_WRITE))
             } else {
                 (Word::new(0, u16::MAX, 0), Word::new(0, 0, 0))
             };

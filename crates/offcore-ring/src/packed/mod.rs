@@ -21,21 +21,21 @@ use offcore_mem::GuestMemory;
 
 use crate::RingError;
 use crate::device::LOOK;
-use crate::split::{DESC_WRITE, MAX_SIZE};
+use crate::split::{MAX_SIZE, VIRTQ_DESC_F_WRITE};
 use crate::vector::Word;
 use crate::{barrier::full_barrier, prefetch};
 
 /// In a descriptor's flags: the turn in which it was made available (section 2.8.1).
-pub const DESC_AVAIL: u16 = 1 << 7;
-/// In a descriptor's flags: equal to `DESC_AVAIL` when it is used, different when it is available.
-pub const DESC_USED: u16 = 1 << 15;
+pub const VIRTQ_DESC_F_AVAIL: u16 = 1 << 7;
+/// In a descriptor's flags: equal to `VIRTQ_DESC_F_AVAIL` when it is used, different when it is available.
+pub const VIRTQ_DESC_F_USED: u16 = 1 << 15;
 
 /// In an event structure's flags: notify of everything.
-pub const EVENT_ENABLE: u16 = 0;
+pub const RING_EVENT_FLAGS_ENABLE: u16 = 0;
 /// In an event structure's flags: notify of nothing.
-pub const EVENT_DISABLE: u16 = 1;
+pub const RING_EVENT_FLAGS_DISABLE: u16 = 1;
 /// In an event structure's flags: notify when the descriptor that `off_wrap` names is reached.
-pub const EVENT_DESC: u16 = 2;
+pub const RING_EVENT_FLAGS_DESC: u16 = 2;
 
 /// The value that a fresh queue starts from: descriptor 0, wrap counter 1, on both sides.
 pub const FRESH_BASE: u32 = WRAP as u32 | (WRAP as u32) << 16;
@@ -44,7 +44,7 @@ pub const FRESH_BASE: u32 = WRAP as u32 | (WRAP as u32) << 16;
 const WRAP: u16 = 1 << 15;
 
 /// Both of the bits that tell a descriptor's state.
-const STATE: u16 = DESC_AVAIL | DESC_USED;
+const STATE: u16 = VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED;
 
 /// How many descriptors each side keeps in private copies; a power of two.
 const WINDOW: usize = LOOK;
@@ -66,7 +66,7 @@ pub struct Descriptor {
     pub len: u32,
     /// Which chain: counts in its last descriptor, and in a used one.
     pub id: u16,
-    /// [`DESC_AVAIL`], [`DESC_USED`], and `split::DESC_*`.
+    /// [`VIRTQ_DESC_F_AVAIL`], [`VIRTQ_DESC_F_USED`], and `split::DESC_*`.
     pub flags: u16,
 }
 
@@ -78,7 +78,7 @@ impl Word {
 
     #[inline(always)]
     fn is_writable(self) -> bool {
-        self.flags() & DESC_WRITE != 0
+        self.flags() & VIRTQ_DESC_F_WRITE != 0
     }
 }
 
@@ -138,7 +138,7 @@ impl Position {
     /// The state bits of a descriptor that is made available here.
     #[inline(always)]
     fn available(self, size: u32) -> u16 {
-        if self.wrap(size) { DESC_AVAIL } else { DESC_USED }
+        if self.wrap(size) { VIRTQ_DESC_F_AVAIL } else { VIRTQ_DESC_F_USED }
     }
 
     /// The state bits of a descriptor that is used here.
@@ -155,12 +155,12 @@ struct Event(u32);
 impl Event {
     /// Every notification, or none.
     fn all(wanted: bool) -> Self {
-        Self(u32::from(if wanted { EVENT_ENABLE } else { EVENT_DISABLE }) << 16)
+        Self(u32::from(if wanted { RING_EVENT_FLAGS_ENABLE } else { RING_EVENT_FLAGS_DISABLE }) << 16)
     }
 
     /// One when the descriptor at `position` is reached.
     fn at(position: Position, size: u32) -> Self {
-        Self(u32::from(EVENT_DESC) << 16 | u32::from(position.encode(size)))
+        Self(u32::from(RING_EVENT_FLAGS_DESC) << 16 | u32::from(position.encode(size)))
     }
 
     fn flags(self) -> u16 {
@@ -171,8 +171,8 @@ impl Event {
     #[inline(always)]
     fn is_due(self, now: Position, entries: u32, size: u32) -> bool {
         match self.flags() {
-            EVENT_DISABLE => false,
-            EVENT_DESC => match Position::decode(self.0 as u16, size) {
+            RING_EVENT_FLAGS_DISABLE => false,
+            RING_EVENT_FLAGS_DESC => match Position::decode(self.0 as u16, size) {
                 // The last descriptor passed on is 1 before `now`, the first is `entries` before it.
                 Some(event) => (1..=entries).contains(&now.since(event, size)),
                 // No such descriptor: one notification too many harms nobody.
@@ -214,7 +214,7 @@ impl Signal {
         if event_idx && entries < 2 * size {
             event.is_due(now, entries, size)
         } else {
-            event.flags() != EVENT_DISABLE
+            event.flags() != RING_EVENT_FLAGS_DISABLE
         }
     }
 }

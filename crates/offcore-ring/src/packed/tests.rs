@@ -6,7 +6,7 @@ use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, RegionCache};
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction, Single, Wanted};
-use crate::split::{DESC_INDIRECT, DESC_NEXT};
+use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT};
 use crate::vector::Level;
 
 mod device_side;

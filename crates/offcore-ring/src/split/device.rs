@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use super::{
-    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, Descriptor, Layout, RingError, USED_NO_NOTIFY, UsedElement,
-    lines, need_event, read_descriptor,
+    Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
+    VIRTQ_DESC_F_NEXT, VIRTQ_USED_F_NO_NOTIFY, lines, need_event, read_descriptor,
 };
 use crate::barrier::full_barrier;
 pub use crate::device::{Buffer, Direction};
@@ -213,7 +213,7 @@ impl DeviceQueue for Queue {
     ) -> Result<Option<(Buffer, Chain)>, RingError> {
         let head = self.looked_at(ahead)?;
         let desc = self.layout.descriptor(head);
-        if desc.flags & (DESC_NEXT | DESC_INDIRECT) != 0 {
+        if desc.flags & (VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT) != 0 {
             return Ok(None);
         }
         if !direction.fits(desc.flags) {
@@ -269,7 +269,7 @@ impl DeviceQueue for Queue {
         let desc = self.layout.descriptor(head);
         let region = &mut self.region;
         let mut walker = Walker { head, memory, direction, max: *max, region, visited: 0, read: 0 };
-        if desc.flags & DESC_INDIRECT == 0 {
+        if desc.flags & VIRTQ_DESC_F_INDIRECT == 0 {
             // `chain` checks each index against the size before it asks for the descriptor.
             let layout = &self.layout;
             chain(&mut walker, desc, layout.size.into(), |i| Ok(layout.descriptor(i)), &mut visit)?;
@@ -277,7 +277,7 @@ impl DeviceQueue for Queue {
             return Ok(Chain::one(head));
         }
         let entries = desc.len / 16;
-        if desc.flags & DESC_NEXT != 0
+        if desc.flags & VIRTQ_DESC_F_NEXT != 0
             || !desc.len.is_multiple_of(16)
             || entries == 0
             || entries > MAX_INDIRECT
@@ -358,7 +358,7 @@ impl DeviceQueue for Queue {
         if self.event_idx {
             first || need_event(self.layout.used_event().load(Ordering::Relaxed), new, old)
         } else {
-            self.layout.avail_flags().load(Ordering::Relaxed) & AVAIL_NO_INTERRUPT == 0
+            self.layout.avail_flags().load(Ordering::Relaxed) & VIRTQ_AVAIL_F_NO_INTERRUPT == 0
         }
     }
 
@@ -368,7 +368,9 @@ impl DeviceQueue for Queue {
             let event = if wanted { self.next_avail } else { self.next_avail.wrapping_sub(1) };
             self.layout.avail_event().store(event, Ordering::Relaxed);
         } else {
-            self.layout.used_flags().store(if wanted { 0 } else { USED_NO_NOTIFY }, Ordering::Relaxed);
+            self.layout
+                .used_flags()
+                .store(if wanted { 0 } else { VIRTQ_USED_F_NO_NOTIFY }, Ordering::Relaxed);
         }
         full_barrier();
     }
@@ -394,11 +396,11 @@ fn chain(
         if read as usize == walker.max {
             return Err(walker.too_many());
         }
-        if desc.flags & DESC_INDIRECT != 0 {
+        if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             return Err(RingError::IndirectNotAllowed { head });
         }
         walker.descriptor((desc.addr, desc.len, desc.flags), visit)?;
-        if desc.flags & DESC_NEXT == 0 {
+        if desc.flags & VIRTQ_DESC_F_NEXT == 0 {
             return Ok(());
         }
         if u32::from(desc.next) >= size {

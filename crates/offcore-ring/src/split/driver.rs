@@ -9,8 +9,8 @@ use crate::prefetch;
 
 use super::device::Direction;
 use super::{
-    AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, Layout, RingError, USED_NO_NOTIFY,
-    UsedElement, need_event,
+    Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
+    VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE, VIRTQ_USED_F_NO_NOTIFY, need_event,
 };
 use crate::barrier::full_barrier;
 pub use crate::driver::Used;
@@ -110,7 +110,7 @@ impl<T> Queue<T> {
     /// The token, when fewer descriptors are free, or `buffers` is empty.
     #[inline(always)]
     pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
-        self.add_with(buffers, if direction == Direction::Writable { DESC_WRITE } else { 0 }, token)
+        self.add_with(buffers, if direction == Direction::Writable { VIRTQ_DESC_F_WRITE } else { 0 }, token)
     }
 
     /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
@@ -120,7 +120,7 @@ impl<T> Queue<T> {
     /// The token, when the queue is full.
     #[inline(always)]
     pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
-        self.add_with(&[(table, len)], DESC_INDIRECT, token)
+        self.add_with(&[(table, len)], VIRTQ_DESC_F_INDIRECT, token)
     }
 
     /// Every descriptor of the chain gets `flags`.
@@ -134,7 +134,7 @@ impl<T> Queue<T> {
         for (i, &(addr, len)) in buffers.iter().enumerate() {
             let following = self.next[usize::from(index)];
             let more = i + 1 < buffers.len();
-            let flags = flags | if more { DESC_NEXT } else { 0 };
+            let flags = flags | if more { VIRTQ_DESC_F_NEXT } else { 0 };
             let desc = Descriptor { addr, len, flags, next: if more { following } else { 0 } };
             self.write(index, desc);
             index = following;
@@ -181,7 +181,7 @@ impl<T> Queue<T> {
         if self.event_idx {
             need_event(self.layout.avail_event().load(Ordering::Relaxed), new, old)
         } else {
-            self.layout.used_flags().load(Ordering::Relaxed) & USED_NO_NOTIFY == 0
+            self.layout.used_flags().load(Ordering::Relaxed) & VIRTQ_USED_F_NO_NOTIFY == 0
         }
     }
 
@@ -192,7 +192,9 @@ impl<T> Queue<T> {
             let event = if wanted { next } else { next.wrapping_sub(1) };
             self.layout.used_event().store(event, Ordering::Relaxed);
         } else {
-            self.layout.avail_flags().store(if wanted { 0 } else { AVAIL_NO_INTERRUPT }, Ordering::Relaxed);
+            self.layout
+                .avail_flags()
+                .store(if wanted { 0 } else { VIRTQ_AVAIL_F_NO_INTERRUPT }, Ordering::Relaxed);
         }
         full_barrier();
     }

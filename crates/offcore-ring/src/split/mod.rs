@@ -23,16 +23,16 @@ use offcore_mem::GuestMemory;
 pub const MAX_SIZE: u16 = 32768;
 
 /// The buffer continues in the descriptor named by `next`.
-pub const DESC_NEXT: u16 = 1;
+pub const VIRTQ_DESC_F_NEXT: u16 = 1;
 /// The device writes the buffer (otherwise it reads it).
-pub const DESC_WRITE: u16 = 2;
+pub const VIRTQ_DESC_F_WRITE: u16 = 2;
 /// The buffer holds a table of descriptors.
-pub const DESC_INDIRECT: u16 = 4;
+pub const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 
 /// In the available ring's flags: the driver asks for no notifications.
-pub const AVAIL_NO_INTERRUPT: u16 = 1;
+pub const VIRTQ_AVAIL_F_NO_INTERRUPT: u16 = 1;
 /// In the used ring's flags: the device asks for no notifications.
-pub const USED_NO_NOTIFY: u16 = 1;
+pub const VIRTQ_USED_F_NO_NOTIFY: u16 = 1;
 
 /// A descriptor, as a private copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -84,8 +84,8 @@ fn sizes_and_alignment_are_checked() {
 #[test]
 fn a_chain_is_taken_apart() {
     let guest = guest(8);
-    guest.descriptor(DESC, 3, desc(0x10000, 10, DESC_NEXT, 5));
-    guest.descriptor(DESC, 5, desc(0x20000, 0, DESC_NEXT, 7));
+    guest.descriptor(DESC, 3, desc(0x10000, 10, VIRTQ_DESC_F_NEXT, 5));
+    guest.descriptor(DESC, 5, desc(0x20000, 0, VIRTQ_DESC_F_NEXT, 7));
     guest.descriptor(DESC, 7, desc(0x30000, 30, 0, 0));
     guest.available(&[3]);
     assert_eq!(guest.walk(Direction::Readable).unwrap(), [(0x10000, 10), (0x30000, 30)]);
@@ -96,9 +96,9 @@ fn a_chain_is_taken_apart() {
 fn an_indirect_table_is_taken_apart_at_any_address() {
     for table in [TABLE, TABLE + 3] {
         let guest = guest(8);
-        guest.descriptor(DESC, 0, desc(table, 48, DESC_INDIRECT, 0));
-        guest.descriptor(table, 0, desc(0x10000, 1, DESC_NEXT | DESC_WRITE, 2));
-        guest.descriptor(table, 2, desc(0x20000, 2, DESC_WRITE, 0));
+        guest.descriptor(DESC, 0, desc(table, 48, VIRTQ_DESC_F_INDIRECT, 0));
+        guest.descriptor(table, 0, desc(0x10000, 1, VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_WRITE, 2));
+        guest.descriptor(table, 2, desc(0x20000, 2, VIRTQ_DESC_F_WRITE, 0));
         guest.available(&[0]);
         assert_eq!(guest.walk(Direction::Writable).unwrap(), [(0x10000, 1), (0x20000, 2)]);
     }
@@ -117,29 +117,38 @@ fn hostile_chains_are_named() {
     assert_eq!(case(&[], &[8]), RingError::Descriptor { found: 8, size: 8 });
     assert_eq!(case(&[], &[0; 9]), RingError::Index { ring: "available", found: 9, expected: 0, size: 8 });
     assert_eq!(
-        case(&[(DESC, 0, desc(0, 1, DESC_NEXT, 8))], &[0]),
+        case(&[(DESC, 0, desc(0, 1, VIRTQ_DESC_F_NEXT, 8))], &[0]),
         RingError::Descriptor { found: 8, size: 8 }
     );
-    assert_eq!(case(&[(DESC, 0, desc(0, 1, DESC_NEXT, 0))], &[0]), RingError::Loop { head: 0, size: 8 });
-    assert_eq!(case(&[(DESC, 0, desc(0, 0, DESC_NEXT, 0))], &[0]), RingError::Loop { head: 0, size: 8 });
+    assert_eq!(
+        case(&[(DESC, 0, desc(0, 1, VIRTQ_DESC_F_NEXT, 0))], &[0]),
+        RingError::Loop { head: 0, size: 8 }
+    );
+    assert_eq!(
+        case(&[(DESC, 0, desc(0, 0, VIRTQ_DESC_F_NEXT, 0))], &[0]),
+        RingError::Loop { head: 0, size: 8 }
+    );
     let out = |addr, len| case(&[(DESC, 0, desc(addr, len, 0, 0))], &[0]);
     for (addr, len) in [(1 << 20, 1), ((1 << 20) - 1, 2), (u64::MAX, 1), (u64::MAX, u32::MAX), (0, u32::MAX)]
     {
         assert!(matches!(out(addr, len), RingError::Address { .. }), "{addr:#x}+{len:#x}");
     }
     for len in [0, 15, 17, 0xffff_fff0] {
-        let error = case(&[(DESC, 0, desc(TABLE, len, DESC_INDIRECT, 0))], &[0]);
-        assert_eq!(error, RingError::IndirectTable { head: 0, len, flags: DESC_INDIRECT });
+        let error = case(&[(DESC, 0, desc(TABLE, len, VIRTQ_DESC_F_INDIRECT, 0))], &[0]);
+        assert_eq!(error, RingError::IndirectTable { head: 0, len, flags: VIRTQ_DESC_F_INDIRECT });
     }
-    let flags = DESC_INDIRECT | DESC_NEXT;
+    let flags = VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_NEXT;
     assert!(matches!(case(&[(DESC, 0, desc(TABLE, 16, flags, 1))], &[0]), RingError::IndirectTable { .. }));
-    let nested =
-        [(DESC, 0, desc(TABLE, 16, DESC_INDIRECT, 0)), (TABLE, 0, desc(TABLE, 16, DESC_INDIRECT, 0))];
+    let nested = [
+        (DESC, 0, desc(TABLE, 16, VIRTQ_DESC_F_INDIRECT, 0)),
+        (TABLE, 0, desc(TABLE, 16, VIRTQ_DESC_F_INDIRECT, 0)),
+    ];
     assert_eq!(case(&nested, &[0]), RingError::IndirectNotAllowed { head: 0 });
-    let outside = desc((1 << 20) - 8, 16, DESC_INDIRECT, 0);
+    let outside = desc((1 << 20) - 8, 16, VIRTQ_DESC_F_INDIRECT, 0);
     assert!(matches!(case(&[(DESC, 0, outside)], &[0]), RingError::Address { .. }));
-    let mut long: Vec<_> = (0..100).map(|i| (TABLE, i, desc(0x10000, 1, DESC_NEXT, i as u16 + 1))).collect();
-    long.push((DESC, 0, desc(TABLE, 1600, DESC_INDIRECT, 0)));
+    let mut long: Vec<_> =
+        (0..100).map(|i| (TABLE, i, desc(0x10000, 1, VIRTQ_DESC_F_NEXT, i as u16 + 1))).collect();
+    long.push((DESC, 0, desc(TABLE, 1600, VIRTQ_DESC_F_INDIRECT, 0)));
     assert_eq!(case(&long, &[0]), RingError::TooManyBuffers { head: 0, max: 64 });
 }
 
@@ -151,7 +160,7 @@ fn each_descriptor_of_a_run_is_read_once() {
     for head in [0, 2, 3] {
         guest.descriptor(DESC, head, desc(0x1_0000, 100, 0, 0));
     }
-    guest.descriptor(DESC, 1, desc(0x1_0000, 100, DESC_NEXT, 4));
+    guest.descriptor(DESC, 1, desc(0x1_0000, 100, VIRTQ_DESC_F_NEXT, 4));
     guest.descriptor(DESC, 4, desc(0x1_0000, 100, 0, 0));
     guest.available(&[0, 1, 2, 3]);
     let mut queue = device::Queue::new(guest.layout.clone(), 0, false, true);
@@ -214,7 +223,7 @@ fn a_queue_may_start_at_any_entry() {
 fn empty_buffers_are_counted() {
     let guest = guest(256);
     for i in 0..256 {
-        guest.descriptor(DESC, i, desc(0x10000, 0, DESC_NEXT, i as u16 + 1));
+        guest.descriptor(DESC, i, desc(0x10000, 0, VIRTQ_DESC_F_NEXT, i as u16 + 1));
     }
     guest.available(&[0]);
     assert_eq!(guest.walk(Direction::Readable), Err(RingError::TooManyBuffers { head: 0, max: 64 }));
@@ -223,7 +232,7 @@ fn empty_buffers_are_counted() {
 #[test]
 fn indirect_needs_the_feature() {
     let guest = guest(8);
-    guest.descriptor(DESC, 0, desc(TABLE, 16, DESC_INDIRECT, 0));
+    guest.descriptor(DESC, 0, desc(TABLE, 16, VIRTQ_DESC_F_INDIRECT, 0));
     guest.available(&[0]);
     let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
     queue.available(1).unwrap();
@@ -403,10 +412,10 @@ fn the_driver_writes_a_descriptor_again_only_when_it_changes() {
         driver.pop().unwrap().unwrap();
         guest.layout.descriptor(0)
     };
-    assert_eq!(round(&mut driver, 0, 0), desc(0, 0, DESC_WRITE, 0));
-    assert_eq!(round(&mut driver, 0x800, 64), desc(0x800, 64, DESC_WRITE, 0));
+    assert_eq!(round(&mut driver, 0, 0), desc(0, 0, VIRTQ_DESC_F_WRITE, 0));
+    assert_eq!(round(&mut driver, 0x800, 64), desc(0x800, 64, VIRTQ_DESC_F_WRITE, 0));
     // Somebody else's mark, to see what is written.
     guest.descriptor(DESC, 0, desc(7, 7, 7, 7));
     assert_eq!(round(&mut driver, 0x800, 64), desc(7, 7, 7, 7));
-    assert_eq!(round(&mut driver, 0x800, 65), desc(0x800, 65, DESC_WRITE, 0));
+    assert_eq!(round(&mut driver, 0x800, 65), desc(0x800, 65, VIRTQ_DESC_F_WRITE, 0));
 }

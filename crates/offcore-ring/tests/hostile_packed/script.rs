@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
-use offcore_ring::packed::{DESC_AVAIL, DESC_USED, FRESH_BASE, Layout, device, driver, ring_len};
-use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use offcore_ring::packed::{
+    FRESH_BASE, Layout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED, device, driver, ring_len,
+};
+use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
 const DRIVER_EVENT: usize = 0x100;
 const DEVICE_EVENT: usize = 0x200;
@@ -78,8 +80,8 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
             0..8 => {
                 let chain = if script.u8() < 240 { 1 + script.u8() % 5 } else { script.u8() };
                 for more in (0..chain).rev() {
-                    let state = if wrap { DESC_AVAIL } else { DESC_USED };
-                    let next_flag = if more > 0 { DESC_NEXT } else { 0 };
+                    let state = if wrap { VIRTQ_DESC_F_AVAIL } else { VIRTQ_DESC_F_USED };
+                    let next_flag = if more > 0 { VIRTQ_DESC_F_NEXT } else { 0 };
                     let descriptor = script.descriptor(direction, state | next_flag);
                     memory.write(RING + usize::from(next) * 16, descriptor);
                     next += 1;
@@ -191,10 +193,11 @@ fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
                 let _ = queue.needs_kick();
             }
             6..10 => {
-                let state = if wrap { DESC_AVAIL | DESC_USED } else { 0 };
+                let state = if wrap { VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED } else { 0 };
                 let id = if script.u8() < 240 { u16::from(script.u8()) % size } else { script.u16() };
-                let word =
-                    u128::from(script.u8()) | u128::from(id) << 32 | u128::from(state | DESC_WRITE) << 48;
+                let word = u128::from(script.u8())
+                    | u128::from(id) << 32
+                    | u128::from(state | VIRTQ_DESC_F_WRITE) << 48;
                 memory.write(RING + usize::from(used) * 16, word << 64);
                 used += 1 + u16::from(script.u8()) / 128;
                 if used >= size {
@@ -325,14 +328,18 @@ impl Script<'_> {
 
     /// An available descriptor that is mostly as it should be, as it is in memory.
     fn descriptor(&mut self, direction: Direction, state: u16) -> u128 {
-        let write = if direction == Direction::Writable { DESC_WRITE } else { 0 };
+        let write = if direction == Direction::Writable { VIRTQ_DESC_F_WRITE } else { 0 };
         let near = u64::from(self.u8());
         let (addr, len, flags) = match self.u8() {
             0..160 => (TABLES as u64 + near * 8, near as u32, state | write),
             160..180 => (SEAM as u64 - near, near as u32 * 2, state | write),
             180..220 => {
                 let odd = if near < 8 { near as u32 } else { 0 };
-                (TABLES as u64 + near, near as u32 / 16 * 16 + odd, state & !DESC_NEXT | DESC_INDIRECT)
+                (
+                    TABLES as u64 + near,
+                    near as u32 / 16 * 16 + odd,
+                    state & !VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT,
+                )
             }
             220..230 => (END as u64 - near, u32::from(self.u8()), state | write),
             230..236 => (u64::MAX - near, u32::from(self.u16()) << 16, state | write),

@@ -257,4 +257,5 @@ impl ControlError {
     }
 }
 
-const _: () = assert!(features::VERSION_1 == 1 << 32, "the text of ControlError::Legacy names bit 32");
+const _: () =
+    assert!(features::VIRTIO_F_VERSION_1 == 1 << 32, "the text of ControlError::Legacy names bit 32");

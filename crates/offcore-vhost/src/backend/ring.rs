@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 use super::{ControlError, RingState, VringStatus};
 use crate::cell::VringConfig;
-use crate::features::{VHOST_USER_PROTOCOL_FEATURES, effective, is_packed};
+use crate::features::{VHOST_USER_F_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
 
 /// Where the parts are, in the front end's addresses. Those of a packed ring are its descriptors, the driver's event
@@ -72,7 +72,7 @@ impl Ring {
 
     /// Whether the ring is enabled, or would be if it ran: without the protocol features it is from the start.
     pub(super) fn is_enabled(&self, features: u64) -> bool {
-        self.enable.unwrap_or(features & VHOST_USER_PROTOCOL_FEATURES == 0)
+        self.enable.unwrap_or(features & VHOST_USER_F_PROTOCOL_FEATURES == 0)
     }
 
     /// The ring's parts in host memory; `None` before size and addresses are known.

@@ -18,8 +18,9 @@ use super::ring::Ring;
 use super::{BackendConfig, ControlError, MAX_SLOTS, MIN_MTU};
 use crate::eventfd;
 use crate::features::{
-    PROTOCOL_BACKEND_REQ, PROTOCOL_NET_MTU, PROTOCOL_OFFERED, PROTOCOL_REPLY_ACK, PROTOCOL_RESET_DEVICE,
-    PROTOCOL_STATUS, STATUS_FEATURES_OK, VERSION_1,
+    PROTOCOL_OFFERED, STATUS_FEATURES_OK, VHOST_USER_PROTOCOL_F_BACKEND_REQ, VHOST_USER_PROTOCOL_F_NET_MTU,
+    VHOST_USER_PROTOCOL_F_REPLY_ACK, VHOST_USER_PROTOCOL_F_RESET_DEVICE, VHOST_USER_PROTOCOL_F_STATUS,
+    VIRTIO_F_VERSION_1,
 };
 use crate::message::{Code, Reply, Request};
 
@@ -66,7 +67,7 @@ impl Session {
 
     /// Whether requests are acknowledged when the front end asks for it.
     pub(super) fn acknowledges(&self) -> bool {
-        self.protocol & PROTOCOL_REPLY_ACK != 0
+        self.protocol & VHOST_USER_PROTOCOL_F_REPLY_ACK != 0
     }
 
     /// Carries out a request; the reply, when the request has one of its own.
@@ -115,7 +116,7 @@ impl Session {
         self.features = None;
         let status = self.status;
         self.status &= !STATUS_FEATURES_OK;
-        if found & VERSION_1 == 0 {
+        if found & VIRTIO_F_VERSION_1 == 0 {
             return Err(ControlError::Legacy { found });
         }
         let offered = self.offered;
@@ -144,7 +145,7 @@ impl Session {
     }
 
     fn net_set_mtu(&mut self, found: u64) -> Result<(), ControlError> {
-        self.needs(Code::NET_SET_MTU, PROTOCOL_NET_MTU, "NET_MTU")?;
+        self.needs(Code::NET_SET_MTU, VHOST_USER_PROTOCOL_F_NET_MTU, "NET_MTU")?;
         let max = self.max_mtu;
         let mtu = u16::try_from(found).ok().filter(|mtu| (MIN_MTU..=max).contains(mtu));
         self.mtu = Some(mtu.ok_or(ControlError::Mtu { found, max })?);
@@ -153,7 +154,7 @@ impl Session {
 
     fn set_backend_req_fd(&mut self, fd: OwnedFd) -> Result<(), ControlError> {
         let code = Code::SET_BACKEND_REQ_FD;
-        self.needs(code, PROTOCOL_BACKEND_REQ, "BACKEND_REQ")?;
+        self.needs(code, VHOST_USER_PROTOCOL_F_BACKEND_REQ, "BACKEND_REQ")?;
         let mode = rustix::fs::fstat(&fd).map(|stat| stat.st_mode);
         if !mode.is_ok_and(|mode| FileType::from_raw_mode(mode) == FileType::Socket) {
             return Err(ControlError::NotASocket { code });
@@ -163,7 +164,7 @@ impl Session {
     }
 
     fn set_status(&mut self, found: u64) -> Result<(), ControlError> {
-        self.needs(Code::SET_STATUS, PROTOCOL_STATUS, "STATUS")?;
+        self.needs(Code::SET_STATUS, VHOST_USER_PROTOCOL_F_STATUS, "STATUS")?;
         let status = u8::try_from(found).map_err(|_| ControlError::Status { found })?;
         if status == 0 {
             return self.reset();
@@ -174,7 +175,7 @@ impl Session {
     }
 
     fn reset_device(&mut self) -> Result<(), ControlError> {
-        self.needs(Code::RESET_DEVICE, PROTOCOL_RESET_DEVICE, "RESET_DEVICE")?;
+        self.needs(Code::RESET_DEVICE, VHOST_USER_PROTOCOL_F_RESET_DEVICE, "RESET_DEVICE")?;
         self.reset()
     }
 

@@ -125,7 +125,7 @@ impl Peer {
         peer.connection
             .send_request(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED), false)
             .unwrap();
-        assert_eq!(peer.ask(Request::SetFeatures(features::VERSION_1)), Some(Reply::Value(0)));
+        assert_eq!(peer.ask(Request::SetFeatures(features::VIRTIO_F_VERSION_1)), Some(Reply::Value(0)));
         assert_eq!(peer.table(), Some(Reply::Value(0)));
         peer
     }
@@ -333,7 +333,7 @@ fn a_reset_waits_for_the_workers_and_forgets_what_the_driver_has_set_up() {
         // QEMU 7 asks only now, and goes on from there when the guest goes on.
         assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 })));
         // And everything begins anew, over the same connection.
-        assert_eq!(peer.ask(Request::SetFeatures(features::VERSION_1)), Some(Reply::Value(0)));
+        assert_eq!(peer.ask(Request::SetFeatures(features::VIRTIO_F_VERSION_1)), Some(Reply::Value(0)));
         (0..2).for_each(|index| peer.start(index));
         assert!(backend.cells().iter().all(|cell| cell.wanted().vring.unwrap().base == 0));
     }

@@ -247,7 +247,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         rewrite: &mut impl FnMut(&mut [u8]),
     ) -> Verdict {
         let (header, frame) = self.batch.holder(taken).bytes()[..len].split_at_mut(NET_HEADER);
-        let plain = header[0] & virtio_net::F_NEEDS_CSUM == 0 && header[1] == virtio_net::GSO_NONE;
+        let plain = header[0] & virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM == 0
+            && header[1] == virtio_net::VIRTIO_NET_HDR_GSO_NONE;
         let mut written = [0; HEADER_LEN];
         if !plain {
             let found = header.first_chunk::<HEADER_LEN>().map(NetHeader::from_bytes).unwrap_or_default();

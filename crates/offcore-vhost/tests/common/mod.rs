@@ -10,7 +10,10 @@ use offcore_dma::{ChannelId, Context, Device, Mover};
 use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
 use offcore_ring::{Layout, device::Direction, driver};
 use offcore_stats::StageClock;
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, RING_PACKED, VERSION_1};
+use offcore_vhost::features::{
+    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
+    VIRTIO_NET_F_MRG_RXBUF,
+};
 use offcore_vhost::{VringCell, VringConfig};
 
 /// Guest physical address of the buffers; the rings are below.
@@ -79,7 +82,7 @@ impl Guest {
             layout: self.layout.clone(),
             start: VringConfig::next_start(),
             base: self.begin(),
-            features: if self.packed() { features | RING_PACKED } else { features },
+            features: if self.packed() { features | VIRTIO_F_RING_PACKED } else { features },
             call: None,
             kick: None,
             enabled: true,
@@ -107,8 +110,8 @@ impl Guest {
     }
 }
 
-pub(crate) const FEATURES: u64 = VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC;
-pub(crate) const FEATURES_EVENT: u64 = FEATURES | RING_EVENT_IDX;
+pub(crate) const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
+pub(crate) const FEATURES_EVENT: u64 = FEATURES | VIRTIO_F_EVENT_IDX;
 
 /// What a worker owns.
 pub(crate) struct Worker {

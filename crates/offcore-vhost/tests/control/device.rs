@@ -26,7 +26,7 @@ fn the_device_status_is_kept_and_says_whether_the_features_are_accepted() {
         assert_eq!(peer.ask(Request::SetStatus(status)), 0);
         assert_eq!(peer.ask(Request::GetStatus), status);
     }
-    assert_eq!(peer.ask(Request::SetFeatures(features::NET_MRG_RXBUF)), 1, "legacy");
+    assert_eq!(peer.ask(Request::SetFeatures(features::VIRTIO_NET_F_MRG_RXBUF)), 1, "legacy");
     assert_eq!(peer.ask(Request::SetStatus(0xb)), 0);
     assert_eq!(peer.ask(Request::GetStatus), 3, "not with these features");
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
@@ -107,7 +107,7 @@ fn requests_of_protocol_features_that_were_not_negotiated_are_refused() {
     let guest = Guest::new();
     let mut peer = Peer::negotiated(&dir.socket());
     assert_eq!(peer.ask(guest.table()), 0);
-    peer.send(Request::SetProtocolFeatures(features::PROTOCOL_REPLY_ACK));
+    peer.send(Request::SetProtocolFeatures(features::VHOST_USER_PROTOCOL_F_REPLY_ACK));
     let (_theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
     for (request, why) in [
         (Request::NetSetMtu(1500), "NET_SET_MTU: protocol feature NET_MTU (bit 4) was not"),

@@ -166,7 +166,7 @@ fn legacy_and_invented_features_are_refused() {
     let backend = backend(&dir);
     let guest = Guest::new();
     let mut peer = Peer::with_memory(&dir.socket(), &guest);
-    let legacy = features::NET_MRG_RXBUF;
+    let legacy = features::VIRTIO_NET_F_MRG_RXBUF;
     refused(&backend, &mut peer, Request::SetFeatures(legacy), "VIRTIO_F_VERSION_1 (bit 32) is missing");
     let invented = FEATURES | 1 << 36;
     refused(&backend, &mut peer, Request::SetFeatures(invented), "0x1000000000 of them were not offered");
@@ -176,7 +176,7 @@ fn legacy_and_invented_features_are_refused() {
     assert_eq!(backend.device().status().vrings[0].state, RingState::Stopped);
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);
     assert_eq!(backend.device().status().vrings[0].state, RingState::Disabled);
-    let changed = FEATURES | features::NET_MRG_RXBUF;
+    let changed = FEATURES | features::VIRTIO_NET_F_MRG_RXBUF;
     refused(&backend, &mut peer, Request::SetFeatures(changed), "virtqueue 0 is running with");
     refused(&backend, &mut peer, Request::SetFeatures(0), "virtqueue 0 is running with");
     assert_eq!(backend.device().status().features, Some(FEATURES));

@@ -85,7 +85,10 @@ pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
     let memory = Memory::new();
     let config = FrontEndConfig { queue_pairs: 8, features: config(&dir).features | feature, ..config(&dir) };
     let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
-    assert_eq!(front_end.features() & (features::NET_MQ | feature), features::NET_MQ | feature);
+    assert_eq!(
+        front_end.features() & (features::VIRTIO_NET_F_MQ | feature),
+        features::VIRTIO_NET_F_MQ | feature
+    );
     assert_eq!(front_end.queues().len(), 16);
     for _ in 0..2 {
         front_end.start().unwrap();
@@ -124,12 +127,12 @@ fn the_back_end_learns_the_mtu_and_may_refuse_it() {
             .unwrap();
     let connect = |mtu| FrontEnd::connect(&FrontEndConfig { mtu, ..config(&dir) }, &[]);
     let mut front_end = connect(Some(1500)).unwrap();
-    assert_ne!(front_end.features() & features::NET_MTU, 0);
+    assert_ne!(front_end.features() & features::VIRTIO_NET_F_MTU, 0);
     assert_eq!(backend.device().status().mtu, Some(1500));
     front_end.reset(&[]).unwrap();
     assert_eq!(backend.device().status().mtu, Some(1500), "told again");
     drop(front_end);
-    assert_eq!(connect(None).unwrap().features() & features::NET_MTU, 0);
+    assert_eq!(connect(None).unwrap().features() & features::VIRTIO_NET_F_MTU, 0);
     assert_eq!(backend.device().status().mtu, None);
     let error = connect(Some(1501)).unwrap_err();
     assert!(error.to_string().starts_with("NET_SET_MTU: refused by the back end"), "{error}");
@@ -143,7 +146,7 @@ fn both_sides_see_the_same_ring() {
     let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
     let memory = Memory::new();
     let mut front_end = FrontEnd::connect(&config(&dir), &[memory.region()]).unwrap();
-    let event_idx = front_end.features() & features::RING_EVENT_IDX != 0;
+    let event_idx = front_end.features() & features::VIRTIO_F_EVENT_IDX != 0;
     let Layout::Split(layout) = front_end.queues()[1].layout() else {
         panic!("no packed ring was asked for")
     };

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use offcore_ring::Layout;
 use offcore_vhost::backend::RingState;
-use offcore_vhost::features::{self, RING_PACKED};
+use offcore_vhost::features::{self, VIRTIO_F_RING_PACKED};
 use offcore_vhost::message::{Request, VringAddr, VringFd};
 use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig};
 
@@ -16,7 +16,7 @@ fn backend(dir: &Dir) -> Backend {
 
 fn packed(dir: &Dir, guest: &Guest) -> Peer {
     let mut peer = Peer::with_memory(&dir.socket(), guest);
-    assert_eq!(peer.ask(Request::SetFeatures(FEATURES | RING_PACKED)), 0);
+    assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
     peer
 }
 
@@ -135,11 +135,11 @@ fn the_areas_must_be_in_guest_memory_and_aligned() {
 fn our_front_end_asks_for_packed_rings_and_begins_them_afresh() {
     let dir = Dir::new();
     let backend = backend(&dir);
-    let features = FrontEndConfig::new("").features | RING_PACKED;
+    let features = FrontEndConfig::new("").features | VIRTIO_F_RING_PACKED;
     let config = FrontEndConfig { queue_size: 100, features, ..FrontEndConfig::new(dir.socket()) };
     for _ in 0..2 {
         let mut front_end = FrontEnd::connect(&config, &[]).unwrap();
-        assert_ne!(front_end.features() & RING_PACKED, 0);
+        assert_ne!(front_end.features() & VIRTIO_F_RING_PACKED, 0);
         let base = || backend.cells()[1].wanted().vring.unwrap().base;
         for _ in 0..2 {
             front_end.start().unwrap();
@@ -155,7 +155,7 @@ fn our_front_end_asks_for_packed_rings_and_begins_them_afresh() {
     }
     // Where they are not offered, split rings are asked for, of a size that those can have.
     let split = Dir::new();
-    let offered = features::OFFERED & !RING_PACKED;
+    let offered = features::OFFERED & !VIRTIO_F_RING_PACKED;
     let _backend = Backend::start(
         BackendConfig { features: offered, ..BackendConfig::new(split.socket()) },
         Box::new(()),
@@ -188,5 +188,5 @@ fn a_kick_of_a_running_packed_ring_changes_only_its_descriptor() {
 
 #[test]
 fn eight_packed_queue_pairs_run() {
-    crate::own_front_end::eight_queue_pairs(RING_PACKED, "packed");
+    crate::own_front_end::eight_queue_pairs(VIRTIO_F_RING_PACKED, "packed");
 }

@@ -15,7 +15,7 @@ use offcore_vhost::{Backend, Device, features};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Features of a modern driver over a front end that knows protocol features.
-pub(crate) const FEATURES: u64 = features::VERSION_1 | features::VHOST_USER_PROTOCOL_FEATURES;
+pub(crate) const FEATURES: u64 = features::VIRTIO_F_VERSION_1 | features::VHOST_USER_F_PROTOCOL_FEATURES;
 
 /// A directory for sockets, removed at the end.
 pub(crate) struct Dir(PathBuf);

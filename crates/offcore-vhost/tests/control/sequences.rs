@@ -41,12 +41,12 @@ fn features_are_offered_and_chosen() {
 fn one_pair_offers_no_multiqueue_and_a_port_offers_what_it_was_told_to() {
     let dir = Dir::new();
     let config = BackendConfig {
-        features: features::NET_MRG_RXBUF | features::NET_MQ,
+        features: features::VIRTIO_NET_F_MRG_RXBUF | features::VIRTIO_NET_F_MQ,
         ..BackendConfig::new(dir.socket())
     };
     let _backend = Backend::start(config, Box::new(())).unwrap();
     let offered = Peer::connect(&dir.socket()).ask(Request::GetFeatures);
-    assert_eq!(offered, features::NET_MRG_RXBUF | features::VERSION_1);
+    assert_eq!(offered, features::VIRTIO_NET_F_MRG_RXBUF | features::VIRTIO_F_VERSION_1);
 }
 
 #[test]
@@ -70,12 +70,12 @@ fn a_ring_starts_when_all_of_its_parts_are_there_in_any_order() {
     permutations(&mut order, 0, &mut |order| {
         orders += 1;
         let mut peer = Peer::connect(&dir.socket());
-        peer.send(Request::SetProtocolFeatures(features::PROTOCOL_REPLY_ACK));
+        peer.send(Request::SetProtocolFeatures(features::VHOST_USER_PROTOCOL_F_REPLY_ACK));
         for (sent, part) in order.iter().enumerate() {
             assert_eq!(ring(&backend, 1), RingState::Stopped, "after {sent} of {order:?}");
             let kick = eventfd();
             let request = match part {
-                0 => Request::SetFeatures(features::VERSION_1),
+                0 => Request::SetFeatures(features::VIRTIO_F_VERSION_1),
                 1 => guest.table(),
                 2 => Request::SetVringNum(state(1, 256)),
                 3 => Request::SetVringAddr(addresses(1)),

@@ -9,7 +9,7 @@ use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
 use offcore_ring::device::Direction;
 use offcore_ring::{Layout, driver, packed};
 use offcore_stats::StageClock;
-use offcore_vhost::features::RING_PACKED;
+use offcore_vhost::features::VIRTIO_F_RING_PACKED;
 use offcore_vhost::message::{MemoryRegion, Request, VringFd};
 use offcore_vhost::{Backend, BackendConfig, Dequeue, VringCell};
 
@@ -33,7 +33,8 @@ impl Format {
 
     /// Starts virtqueue 1, whose kick has not come yet.
     fn start(self, peer: &mut Peer) {
-        let (feature, base) = if self == Self::Split { (0, 0) } else { (RING_PACKED, packed::FRESH_BASE) };
+        let (feature, base) =
+            if self == Self::Split { (0, 0) } else { (VIRTIO_F_RING_PACKED, packed::FRESH_BASE) };
         for request in [
             Request::SetFeatures(FEATURES | feature),
             Request::SetVringNum(state(1, self.size())),

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use offcore_ring::RingError;
-use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_INDIRECT_DESC, VERSION_1};
+use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use offcore_vhost::features::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
 
 use crate::arena::{BUFFERS, END, RX, SEAM, START, TX, desc};
 use crate::rig::{Engine, Memories, Rig, Setup};
 
 const SIZE: u16 = 64;
-const ALL: u64 = VERSION_1 | NET_MRG_RXBUF | RING_INDIRECT_DESC;
+const ALL: u64 = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
 
 fn rig(engine: Engine, features: u64) -> Rig {
     let memories = Memories::new();
@@ -27,7 +27,11 @@ impl Rig {
 
     fn rx(&self, head: u16, descs: &[(u64, u32, u16, u16)]) {
         for (i, &(addr, len, flags, next)) in descs.iter().enumerate() {
-            self.arena.descriptor(RX.desc, head + i as u16, desc(addr, len, flags | DESC_WRITE, next));
+            self.arena.descriptor(
+                RX.desc,
+                head + i as u16,
+                desc(addr, len, flags | VIRTQ_DESC_F_WRITE, next),
+            );
         }
         self.arena.offer(RX, SIZE, head);
     }
@@ -88,20 +92,24 @@ fn cve_2018_1059_whole_ranges_are_checked() {
 fn cve_2018_1059_whole_indirect_tables_are_checked() {
     let mut rig = rig(Engine::Core, ALL);
     let table = SEAM - 24;
-    rig.arena.descriptor(table, 0, desc(BUFFERS, 20, DESC_NEXT, 1));
+    rig.arena.descriptor(table, 0, desc(BUFFERS, 20, VIRTQ_DESC_F_NEXT, 1));
     rig.arena.descriptor(table, 2, desc(BUFFERS + 30, 50, 0, 0));
     // Its second entry is one half in each region: it is refused whole, never read in part.
-    rig.arena.descriptor(table, 1, desc(BUFFERS + 20, 10, DESC_NEXT, 2));
-    rig.tx(0, &[(table, 48, DESC_INDIRECT, 0)]);
+    rig.arena.descriptor(table, 1, desc(BUFFERS + 20, 10, VIRTQ_DESC_F_NEXT, 2));
+    rig.tx(0, &[(table, 48, VIRTQ_DESC_F_INDIRECT, 0)]);
     rig.take();
     assert_eq!(rig.broken(1), Some(RingError::Address { addr: SEAM - 8, len: 16 }));
     rig.finish();
     let table = END - 16;
     let tail = RingError::Address { addr: END, len: 16 };
-    breaks(&[(table, 32, DESC_INDIRECT, 0)], &[(table, 0, (BUFFERS, 60, DESC_NEXT, 1))], tail);
+    breaks(
+        &[(table, 32, VIRTQ_DESC_F_INDIRECT, 0)],
+        &[(table, 0, (BUFFERS, 60, VIRTQ_DESC_F_NEXT, 1))],
+        tail,
+    );
     let len = 16 * 32769;
-    let long = RingError::IndirectTable { head: 0, len, flags: DESC_INDIRECT };
-    breaks(&[(BUFFERS, len, DESC_INDIRECT, 0)], &[], long);
+    let long = RingError::IndirectTable { head: 0, len, flags: VIRTQ_DESC_F_INDIRECT };
+    breaks(&[(BUFFERS, len, VIRTQ_DESC_F_INDIRECT, 0)], &[], long);
 }
 
 /// A buffer of length 0 at a bad address was translated to a null pointer and used.
@@ -110,9 +118,9 @@ fn cve_2020_10725_zero_length_at_a_bad_address() {
     for engine in [Engine::Core, Engine::Helper] {
         let mut rig = rig(engine, ALL);
         rig.tx(0, &[(u64::MAX, 0, 0, 0)]);
-        rig.tx(1, &[(0, 0, DESC_NEXT, 2), (BUFFERS, 72, DESC_NEXT, 3), (END, 0, 0, 0)]);
+        rig.tx(1, &[(0, 0, VIRTQ_DESC_F_NEXT, 2), (BUFFERS, 72, VIRTQ_DESC_F_NEXT, 3), (END, 0, 0, 0)]);
         rig.rx(0, &[(u64::MAX, 0, 0, 0)]);
-        rig.rx(1, &[(0, 0, DESC_NEXT, 2), (BUFFERS, 1526, 0, 0)]);
+        rig.rx(1, &[(0, 0, VIRTQ_DESC_F_NEXT, 2), (BUFFERS, 1526, 0, 0)]);
         rig.turn(&[300]);
         rig.stepper.step();
         rig.turn(&[]);
@@ -133,7 +141,7 @@ fn cve_2020_14375_descriptors_are_read_once() {
     rig.give(&[100]);
     // Checked and handed to the engine: what the guest writes now changes nothing.
     for ring in [RX, TX] {
-        rig.arena.descriptor(ring.desc, 0, desc(u64::MAX, u32::MAX, DESC_INDIRECT, 9));
+        rig.arena.descriptor(ring.desc, 0, desc(u64::MAX, u32::MAX, VIRTQ_DESC_F_INDIRECT, 9));
         rig.arena.write_u16(ring.avail + 4, 0xffff);
     }
     rig.turn(&[]);
@@ -196,7 +204,7 @@ fn cve_2022_2132_a_header_over_many_descriptors_and_nothing_else() {
         let mut rig = rig(engine, ALL);
         let pieces = |bytes: u16| -> Vec<_> {
             let last = bytes - 1;
-            let flags = |i| if i == last { 0 } else { DESC_NEXT };
+            let flags = |i| if i == last { 0 } else { VIRTQ_DESC_F_NEXT };
             (0..bytes).map(|i| (BUFFERS + u64::from(i) * 3, 1, flags(i), i + 1)).collect()
         };
         // Byte by byte, one byte each descriptor: a packet of 20 bytes.
@@ -300,18 +308,18 @@ fn fix_285e6b8b18_the_header_is_read_from_the_copy() {
 #[test]
 fn fix_6ec1778134_circles_and_next_out_of_range() {
     let looped = RingError::Loop { head: 0, size: SIZE.into() };
-    breaks(&[(BUFFERS, 1, DESC_NEXT, 0)], &[], looped);
-    breaks(&[(BUFFERS, 1, DESC_NEXT, 1), (BUFFERS, 1, DESC_NEXT, 0)], &[], looped);
+    breaks(&[(BUFFERS, 1, VIRTQ_DESC_F_NEXT, 0)], &[], looped);
+    breaks(&[(BUFFERS, 1, VIRTQ_DESC_F_NEXT, 1), (BUFFERS, 1, VIRTQ_DESC_F_NEXT, 0)], &[], looped);
     let outside = RingError::Descriptor { found: SIZE.into(), size: SIZE.into() };
-    breaks(&[(BUFFERS, 1, DESC_NEXT, SIZE)], &[], outside);
+    breaks(&[(BUFFERS, 1, VIRTQ_DESC_F_NEXT, SIZE)], &[], outside);
     let table = BUFFERS + 0x1000;
-    let pointer = [(table, 32, DESC_INDIRECT, 0)];
+    let pointer = [(table, 32, VIRTQ_DESC_F_INDIRECT, 0)];
     let looped = RingError::Loop { head: 0, size: 2 };
-    breaks(&pointer, &[(table, 0, (BUFFERS, 1, DESC_NEXT, 0))], looped);
+    breaks(&pointer, &[(table, 0, (BUFFERS, 1, VIRTQ_DESC_F_NEXT, 0))], looped);
     let outside = RingError::Descriptor { found: 2, size: 2 };
-    breaks(&pointer, &[(table, 0, (BUFFERS, 1, DESC_NEXT, 2))], outside);
+    breaks(&pointer, &[(table, 0, (BUFFERS, 1, VIRTQ_DESC_F_NEXT, 2))], outside);
     let nested = RingError::IndirectNotAllowed { head: 0 };
-    breaks(&pointer, &[(table, 0, (table, 32, DESC_INDIRECT, 0))], nested);
+    breaks(&pointer, &[(table, 0, (table, 32, VIRTQ_DESC_F_INDIRECT, 0))], nested);
 }
 
 /// The longest chains there can be, of empty buffers: no copies, but much to read, for the worker and so for everybody.
@@ -319,16 +327,20 @@ fn fix_6ec1778134_circles_and_next_out_of_range() {
 fn fix_6ec1778134_empty_buffers_count() {
     let many = RingError::TooManyBuffers { head: 0, max: 64 };
     let table = BUFFERS;
-    let entries: Vec<_> = (0..4096).map(|i| (table, i, (0, 0, DESC_NEXT, i + 1))).collect();
-    breaks(&[(table, 65536, DESC_INDIRECT, 0)], &entries, many);
+    let entries: Vec<_> = (0..4096).map(|i| (table, i, (0, 0, VIRTQ_DESC_F_NEXT, i + 1))).collect();
+    breaks(&[(table, 65536, VIRTQ_DESC_F_INDIRECT, 0)], &entries, many);
     // Towards the guest, with mergeable buffers: a packet is given up after the first chain, and not after all of them.
     let mut rig = rig(Engine::Core, ALL);
     for i in 0..64 {
-        rig.arena.descriptor(table, i, desc(0, 0, DESC_WRITE | if i < 63 { DESC_NEXT } else { 0 }, i + 1));
+        rig.arena.descriptor(
+            table,
+            i,
+            desc(0, 0, VIRTQ_DESC_F_WRITE | if i < 63 { VIRTQ_DESC_F_NEXT } else { 0 }, i + 1),
+        );
     }
     for head in 0..SIZE {
-        rig.rx(head, &[(table, 1024, DESC_INDIRECT, 0)]);
-        rig.arena.descriptor(RX.desc, head, desc(table, 1024, DESC_INDIRECT, 0));
+        rig.rx(head, &[(table, 1024, VIRTQ_DESC_F_INDIRECT, 0)]);
+        rig.arena.descriptor(RX.desc, head, desc(table, 1024, VIRTQ_DESC_F_INDIRECT, 0));
     }
     rig.give(&[1500; 64]);
     assert!(rig.held.is_empty(), "{} packets wait for more chains", rig.held.len());

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, VERSION_1};
+use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use offcore_vhost::features::{
+    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF,
+};
 
 use crate::arena::{Arena, BUFFERS, END, RX, SEAM, START, TX, desc};
 use crate::rig::{ENGINES, Memories, Rig, Setup};
@@ -43,12 +45,18 @@ fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
                     _ => BUFFERS + random.below(0x4_0000),
                 };
                 let (addr, len, flags) = match random.below(16) {
-                    0 => (BUFFERS + random.below(16) * 8, 16 + random.below(8) as u32 * 16, DESC_INDIRECT),
-                    1..4 => (addr, random.below(1600) as u32, [DESC_WRITE, 0][queue] | DESC_NEXT),
+                    0 => (
+                        BUFFERS + random.below(16) * 8,
+                        16 + random.below(8) as u32 * 16,
+                        VIRTQ_DESC_F_INDIRECT,
+                    ),
+                    1..4 => {
+                        (addr, random.below(1600) as u32, [VIRTQ_DESC_F_WRITE, 0][queue] | VIRTQ_DESC_F_NEXT)
+                    }
                     4 if random.below(64) == 0 => {
                         (addr, random.below(1 << 32) as u32, random.below(8) as u16)
                     }
-                    _ => (addr, 14 + random.below(1600) as u32, [DESC_WRITE, 0][queue]),
+                    _ => (addr, 14 + random.below(1600) as u32, [VIRTQ_DESC_F_WRITE, 0][queue]),
                 };
                 let wild = u64::from(random.below(64) == 0);
                 let next = random.below(u64::from(SIZE) + wild) as u16;
@@ -78,8 +86,8 @@ fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
 fn a_guest_that_writes_while_we_read() {
     let mut memories = Memories::new();
     for (i, engine) in ENGINES.into_iter().enumerate() {
-        let mut features = VERSION_1 | RING_INDIRECT_DESC;
-        features |= if i % 2 == 0 { NET_MRG_RXBUF } else { RING_EVENT_IDX };
+        let mut features = VIRTIO_F_VERSION_1 | VIRTIO_F_INDIRECT_DESC;
+        features |= if i % 2 == 0 { VIRTIO_NET_F_MRG_RXBUF } else { VIRTIO_F_EVENT_IDX };
         let setup = Setup { engine, features, size: SIZE, seed: i as u64 };
         memories.arena.clear();
         let mut rig = Rig::new(memories, setup, 0);

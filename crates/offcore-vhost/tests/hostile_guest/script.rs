@@ -3,8 +3,10 @@
 
 use std::cell::RefCell;
 
-use offcore_ring::split::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
-use offcore_vhost::features::{NET_MRG_RXBUF, RING_EVENT_IDX, RING_INDIRECT_DESC, VERSION_1};
+use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use offcore_vhost::features::{
+    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF,
+};
 
 use crate::arena::{BUFFERS, END, RX, Ring, SEAM, START, TX, desc};
 use crate::rig::{ENGINES, Memories, Rig, Setup};
@@ -85,8 +87,8 @@ fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
             chain(script, rig, queue, table, 0, entries);
             let (index, wrong) = (script.index(size), script.u8());
             let len = if wrong < 16 { script.len() } else { u32::from(entries) * 16 };
-            let flags = if wrong < 24 { script.u16() } else { DESC_INDIRECT };
-            if wrong > 32 && rig.setup.features & RING_INDIRECT_DESC == 0 {
+            let flags = if wrong < 24 { script.u16() } else { VIRTQ_DESC_F_INDIRECT };
+            if wrong > 32 && rig.setup.features & VIRTIO_F_INDIRECT_DESC == 0 {
                 return;
             }
             let arena = &rig.arena;
@@ -160,7 +162,7 @@ fn chain(script: &mut Script<'_>, rig: &Rig, queue: usize, table: u64, first: u1
             desc(script.address(), script.len(), 0, next)
         };
         let last = i + 1 == entries;
-        entry.flags = [DESC_WRITE, 0][queue] | if last { 0 } else { DESC_NEXT };
+        entry.flags = [VIRTQ_DESC_F_WRITE, 0][queue] | if last { 0 } else { VIRTQ_DESC_F_NEXT };
         rig.arena.descriptor(table, index, entry);
     }
 }
@@ -188,8 +190,10 @@ impl Script<'_> {
 
     fn setup(&mut self) -> (Setup, u16) {
         let options = self.u8();
-        let mut features = VERSION_1;
-        for (bit, feature) in [(1, NET_MRG_RXBUF), (2, RING_INDIRECT_DESC), (4, RING_EVENT_IDX)] {
+        let mut features = VIRTIO_F_VERSION_1;
+        for (bit, feature) in
+            [(1, VIRTIO_NET_F_MRG_RXBUF), (2, VIRTIO_F_INDIRECT_DESC), (4, VIRTIO_F_EVENT_IDX)]
+        {
             features |= if options & bit != 0 { feature } else { 0 };
         }
         let size = [4, 8, 64, 1024][usize::from(options >> 3 & 3)];
@@ -249,8 +253,8 @@ impl Script<'_> {
     fn descriptor(&mut self, queue: usize, size: u16) -> offcore_ring::split::Descriptor {
         let (addr, len) = (self.address(), self.len());
         let flags = match self.u8() {
-            0..180 => [DESC_WRITE, 0][queue],
-            180..230 => [DESC_WRITE, 0][queue] | DESC_NEXT,
+            0..180 => [VIRTQ_DESC_F_WRITE, 0][queue],
+            180..230 => [VIRTQ_DESC_F_WRITE, 0][queue] | VIRTQ_DESC_F_NEXT,
             _ => self.u16() & 15,
         };
         desc(addr, len, flags, self.head(size))

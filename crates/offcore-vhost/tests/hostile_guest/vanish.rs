@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offcore_vhost::features::{NET_MRG_RXBUF, VERSION_1};
+use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
 
 use crate::arena::{BUFFERS, RX, SEAM, TX, desc};
 use crate::rig::{ENGINES, Engine, Memories, Rig, Setup};
@@ -11,7 +11,7 @@ use crate::rig::{ENGINES, Engine, Memories, Rig, Setup};
 const SIZE: u16 = 64;
 
 fn rig(engine: Engine) -> Rig {
-    let setup = Setup { engine, features: VERSION_1 | NET_MRG_RXBUF, size: SIZE, seed: 1 };
+    let setup = Setup { engine, features: VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF, size: SIZE, seed: 1 };
     Rig::new(Memories::new(), setup, 0)
 }
 
@@ -20,7 +20,7 @@ fn offer_all(rig: &Rig) {
     for head in 0..SIZE {
         let buffers = if head % 2 == 0 { BUFFERS } else { SEAM };
         let buffer = buffers + u64::from(head) * 1024;
-        rig.arena.descriptor(RX.desc, head, desc(buffer, 512, offcore_ring::split::DESC_WRITE, 0));
+        rig.arena.descriptor(RX.desc, head, desc(buffer, 512, offcore_ring::split::VIRTQ_DESC_F_WRITE, 0));
         rig.arena.descriptor(TX.desc, head, desc(buffer + 512, 400, 0, 0));
         rig.arena.offer(RX, SIZE, head);
         rig.arena.offer(TX, SIZE, head);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offcore_dma::Mover;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::StageClock;
-use offcore_wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4};
+use offcore_wire::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
 
 use super::*;
 use crate::af_packet::ring::Direction;
@@ -90,8 +90,8 @@ fn a_tag_goes_back_in_and_the_checksum_moves_with_it() {
     let mut fixture = Fixture::new(1518, 64);
     let plain = frame(200, 1);
     let vnet = NetHeader {
-        flags: F_NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
         hdr_len: 54,
         gso_size: 100,
         csum_start: 34,
@@ -136,12 +136,20 @@ fn what_cannot_be_is_dropped_and_counted() {
     fixture.put(Header { frame: u16::MAX, ..header(100) }, &none, &bytes);
     fixture.put(
         header(100),
-        &NetHeader { flags: F_NEEDS_CSUM, csum_start: 99, csum_offset: 16, ..none },
+        &NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: 99, csum_offset: 16, ..none },
         &bytes,
     );
-    fixture.put(header(100), &NetHeader { flags: F_NEEDS_CSUM, csum_start: u16::MAX, ..none }, &bytes);
+    fixture.put(
+        header(100),
+        &NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: u16::MAX, ..none },
+        &bytes,
+    );
     let tagged = Header { status: ring::USER | ring::VLAN_VALID, ..header(100) };
-    fixture.put(tagged, &NetHeader { flags: F_NEEDS_CSUM, csum_start: u16::MAX, ..none }, &bytes);
+    fixture.put(
+        tagged,
+        &NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: u16::MAX, ..none },
+        &bytes,
+    );
     // Cut, and the kernel had no room for the whole of it.
     fixture.put(Header { len: 60_000, ..header(1000) }, &none, &bytes);
     fixture.put_plain(&bytes);

@@ -22,7 +22,7 @@ fn used_descriptors_become_visible_with_the_first() {
         queue.push_used(chains[2], 7);
         queue.push_used(chains[0], 0);
         assert_eq!(guest.read(0), desc(0x8000, 64, 40, available(turn)), "the driver waits here");
-        assert_eq!(guest.read(1), desc(0x8000, 7, 50, used(turn) | DESC_WRITE));
+        assert_eq!(guest.read(1), desc(0x8000, 7, 50, used(turn) | VIRTQ_DESC_F_WRITE));
         assert_eq!(guest.read(2), desc(0x8000, 0, 40, used(turn)));
         queue.publish();
         assert_eq!(guest.read(0), desc(0x8000, 0, 30, used(turn)));
@@ -33,7 +33,7 @@ fn used_descriptors_become_visible_with_the_first() {
 fn chains_follow_each_other_around_the_end_of_the_ring() {
     let guest = guest(5);
     let mut queue = guest.device(false);
-    let next = available(true) | DESC_NEXT;
+    let next = available(true) | VIRTQ_DESC_F_NEXT;
     // The id of all but the last descriptor means nothing.
     guest.put(0, desc(0x8000, 1, 9, next));
     guest.put(1, desc(0x8100, 2, 8, next));
@@ -49,7 +49,7 @@ fn chains_follow_each_other_around_the_end_of_the_ring() {
     queue.consume(3);
     queue.push_used(chain, 5);
     queue.publish();
-    assert_eq!(guest.read(0), desc(0x8000, 5, 1, used(true) | DESC_WRITE));
+    assert_eq!(guest.read(0), desc(0x8000, 5, 1, used(true) | VIRTQ_DESC_F_WRITE));
     // A chain across the end: 3 and 4 are still out, then 0 and 1 of the next turn.
     queue.consume(2);
     queue.push_used(second, 0);
@@ -65,9 +65,9 @@ fn an_indirect_table_is_taken_as_a_whole_at_any_address() {
         let guest = guest(4);
         let mut queue = guest.device(false);
         // WRITE beside INDIRECT means nothing, nor do any others within the table.
-        guest.put(0, desc(table, 48, 7, available(true) | DESC_INDIRECT | DESC_WRITE));
-        guest.write(table, desc(0x8000, 1, 99, DESC_NEXT));
-        guest.write(table + 16, desc(0x8100, 2, 98, DESC_INDIRECT));
+        guest.put(0, desc(table, 48, 7, available(true) | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE));
+        guest.write(table, desc(0x8000, 1, 99, VIRTQ_DESC_F_NEXT));
+        guest.write(table + 16, desc(0x8100, 2, 98, VIRTQ_DESC_F_INDIRECT));
         guest.write(table + 32, desc(0x8200, 3, 97, 0xfffd));
         assert_eq!(queue.look(1), Ok(1));
         assert!(queue.single(0, &guest.memory, Direction::Readable).unwrap().is_none());
@@ -84,8 +84,8 @@ fn an_indirect_table_is_taken_as_a_whole_at_any_address() {
 fn what_is_transmitted_may_be_marked_writable_in_an_indirect_table() {
     let guest = guest(4);
     let mut queue = guest.device(false);
-    guest.put(0, desc(TABLE, 32, 7, available(true) | DESC_INDIRECT));
-    guest.write(TABLE, desc(0x8000, 12, 0, DESC_WRITE));
+    guest.put(0, desc(TABLE, 32, 7, available(true) | VIRTQ_DESC_F_INDIRECT));
+    guest.write(TABLE, desc(0x8000, 12, 0, VIRTQ_DESC_F_WRITE));
     guest.write(TABLE + 16, desc(0x8100, 60, 0, 0));
     assert_eq!(queue.look(1), Ok(1));
     let (buffers, _) = guest.walk(&mut queue, 0, Direction::Readable).unwrap();
@@ -98,7 +98,7 @@ fn what_is_transmitted_may_be_marked_writable_in_an_indirect_table() {
 fn an_indirect_table_may_be_longer_than_the_ring() {
     let guest = guest(2);
     let mut queue = guest.device(false);
-    guest.put(0, desc(TABLE, 79 * 16, 7, available(true) | DESC_INDIRECT));
+    guest.put(0, desc(TABLE, 79 * 16, 7, available(true) | VIRTQ_DESC_F_INDIRECT));
     (0..79).for_each(|i| guest.write(TABLE + i * 16, desc(0x8000 + i, 1, 0, 0)));
     assert_eq!(guest.walk(&mut queue, 0, Direction::Readable).unwrap().0.len(), 79);
 }
@@ -107,7 +107,7 @@ fn an_indirect_table_may_be_longer_than_the_ring() {
 fn buffers_across_regions_come_in_pieces() {
     let guest = guest(4);
     let mut queue = guest.device(false);
-    guest.put(0, desc(SEAM - 10, 30, 3, available(true) | DESC_WRITE));
+    guest.put(0, desc(SEAM - 10, 30, 3, available(true) | VIRTQ_DESC_F_WRITE));
     assert_eq!(queue.look(4), Ok(1));
     assert!(queue.single(0, &guest.memory, Direction::Writable).unwrap().is_none());
     let (buffers, chain) = guest.walk(&mut queue, 0, Direction::Writable).unwrap();
@@ -120,7 +120,7 @@ fn what_was_looked_at_is_not_read_again() {
     let mut queue = guest.device(false);
     guest.put(0, desc(0x8000, 64, 1, available(true)));
     assert_eq!(queue.look(1), Ok(1));
-    guest.put(0, desc(u64::MAX, u32::MAX, 2, DESC_INDIRECT));
+    guest.put(0, desc(u64::MAX, u32::MAX, 2, VIRTQ_DESC_F_INDIRECT));
     let (buffer, chain) = queue.single(0, &guest.memory, Direction::Readable).unwrap().unwrap();
     assert_eq!((buffer.addr, buffer.len, chain), (guest.at(0x8000), 64, Chain { id: 1, entries: 1 }));
     assert_eq!(guest.walk(&mut queue, 0, Direction::Readable).unwrap().0, [(0x8000, 64)]);
@@ -141,7 +141,7 @@ fn hostile_chains_are_named() {
     let av = available(true);
     let at = |index: u64| RING + index * 16;
     assert_eq!(case(&[]), RingError::PartialChain { head: 0 }, "nothing is available");
-    let next = |index| (at(index), desc(0x8000, 1, 0, av | DESC_NEXT));
+    let next = |index| (at(index), desc(0x8000, 1, 0, av | VIRTQ_DESC_F_NEXT));
     assert_eq!(case(&[next(0)]), RingError::PartialChain { head: 0 });
     assert_eq!(case(&[next(0), next(1), next(2), next(3)]), RingError::Loop { head: 0, size: 4 });
     for (addr, len) in [(END, 1), (END - 1, 2), (u64::MAX, 1), (u64::MAX, u32::MAX), (0, u32::MAX)] {
@@ -149,32 +149,35 @@ fn hostile_chains_are_named() {
         assert_eq!(error, RingError::Address { addr, len });
     }
     for len in [0, 15, 17, 16 * 32769, 0xffff_fff0] {
-        let error = case(&[(at(0), desc(TABLE, len, 0, av | DESC_INDIRECT))]);
-        assert_eq!(error, RingError::IndirectTable { head: 0, len, flags: av | DESC_INDIRECT });
+        let error = case(&[(at(0), desc(TABLE, len, 0, av | VIRTQ_DESC_F_INDIRECT))]);
+        assert_eq!(error, RingError::IndirectTable { head: 0, len, flags: av | VIRTQ_DESC_F_INDIRECT });
     }
-    let flags = av | DESC_INDIRECT | DESC_NEXT;
+    let flags = av | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_NEXT;
     assert_eq!(
         case(&[(at(0), desc(TABLE, 16, 0, flags)), next(1)]),
         RingError::IndirectTable { head: 0, len: 16, flags }
     );
-    let second = (at(1), desc(TABLE, 16, 0, av | DESC_INDIRECT));
+    let second = (at(1), desc(TABLE, 16, 0, av | VIRTQ_DESC_F_INDIRECT));
     assert_eq!(case(&[next(0), second]), RingError::IndirectNotAllowed { head: 0 });
-    let outside = (at(0), desc(END - 16, 32, 0, av | DESC_INDIRECT));
+    let outside = (at(0), desc(END - 16, 32, 0, av | VIRTQ_DESC_F_INDIRECT));
     assert_eq!(case(&[outside]), RingError::Address { addr: END, len: 16 });
-    let around = (at(0), desc(u64::MAX - 15, 32, 0, av | DESC_INDIRECT));
+    let around = (at(0), desc(u64::MAX - 15, 32, 0, av | VIRTQ_DESC_F_INDIRECT));
     assert!(matches!(case(&[around]), RingError::Address { .. }));
     assert_eq!(
-        case(&[(at(0), desc(TABLE, 81 * 16, 0, av | DESC_INDIRECT))]),
+        case(&[(at(0), desc(TABLE, 81 * 16, 0, av | VIRTQ_DESC_F_INDIRECT))]),
         RingError::TooManyBuffers { head: 0, max: 80 },
         "empty buffers count"
     );
-    assert_eq!(case(&[(at(0), desc(0x8000, 1, 0, av | DESC_WRITE))]), RingError::Direction { head: 0 });
+    assert_eq!(
+        case(&[(at(0), desc(0x8000, 1, 0, av | VIRTQ_DESC_F_WRITE))]),
+        RingError::Direction { head: 0 }
+    );
 }
 
 #[test]
 fn indirect_needs_the_feature() {
     let guest = guest(4);
-    guest.put(0, desc(TABLE, 16, 0, available(true) | DESC_INDIRECT));
+    guest.put(0, desc(TABLE, 16, 0, available(true) | VIRTQ_DESC_F_INDIRECT));
     let mut queue = device::Queue::new(guest.layout.clone(), FRESH_BASE, false, false).unwrap();
     assert_eq!(
         guest.walk(&mut queue, 0, Direction::Readable),
@@ -208,7 +211,7 @@ fn long_chains_and_rings_go_beyond_what_is_kept() {
     let guest = guest(200);
     let mut queue = guest.device(false);
     for index in 0..200 {
-        let next = if index % 79 < 78 { DESC_NEXT } else { 0 };
+        let next = if index % 79 < 78 { VIRTQ_DESC_F_NEXT } else { 0 };
         guest.put(index, desc(0x8000, 1, index, available(true) | next));
     }
     assert_eq!(queue.look(1000), Ok(64));
@@ -284,10 +287,12 @@ impl Model {
         let mut ring = Vec::new();
         let (mut index, mut wrap) = (self.next, self.wrap);
         for i in 0..entries {
-            let more = if i + 1 < entries { DESC_NEXT } else { 0 };
+            let more = if i + 1 < entries { VIRTQ_DESC_F_NEXT } else { 0 };
             let (addr, len) = buffers[usize::from(i)];
             let entry = match table {
-                Some(table) => desc(table, buffers.len() as u32 * 16, id, available(wrap) | DESC_INDIRECT),
+                Some(table) => {
+                    desc(table, buffers.len() as u32 * 16, id, available(wrap) | VIRTQ_DESC_F_INDIRECT)
+                }
                 None => desc(addr, len, id, available(wrap) | more),
             };
             ring.push((index, entry));
@@ -314,7 +319,7 @@ impl Model {
         if found.flags & STATE != used(self.used_wrap) || self.free == self.size {
             return None;
         }
-        assert_eq!(found.flags & DESC_WRITE != 0, found.len > 0);
+        assert_eq!(found.flags & VIRTQ_DESC_F_WRITE != 0, found.len > 0);
         let entries = self.lengths[usize::from(found.id)].take().expect("in flight");
         self.free += entries;
         self.used += entries;

@@ -16,11 +16,11 @@ fn a_burst_becomes_visible_with_its_first_descriptor() {
     assert_eq!((queue.free(), queue.in_flight()), (0, 2));
     assert_eq!(queue.add(0, 1, Direction::Readable, 'c'), Err('c'));
     assert_eq!(guest.read(0).flags, 0, "the device waits here");
-    let chain = available(true) | DESC_NEXT;
+    let chain = available(true) | VIRTQ_DESC_F_NEXT;
     assert_eq!(guest.read(1), desc(0x9000, 20, 1, chain));
     assert_eq!(guest.read(2), desc(0xa000, 30, 1, available(true)));
     queue.publish();
-    assert_eq!(guest.read(0), desc(0x8000, 10, 0, available(true) | DESC_WRITE));
+    assert_eq!(guest.read(0), desc(0x8000, 10, 0, available(true) | VIRTQ_DESC_F_WRITE));
 }
 
 #[test]
@@ -33,12 +33,12 @@ fn chains_come_back_in_any_order() {
     queue.publish();
     assert_eq!(queue.used(), Ok(0), "an available descriptor is not a used one");
     // The last chain first: it moves the device on by two.
-    guest.put(0, desc(0, 9, 2, used(true) | DESC_WRITE));
+    guest.put(0, desc(0, 9, 2, used(true) | VIRTQ_DESC_F_WRITE));
     assert_eq!(queue.used(), Ok(1));
     assert_eq!(queue.pop(), Ok(Some(crate::driver::Used { token: 'c', len: 9 })));
     assert_eq!(queue.pop(), Ok(None));
     guest.put(2, desc(0, 7, 0, used(true)));
-    guest.put(4, desc(0, 8, 1, used(true) | DESC_WRITE));
+    guest.put(4, desc(0, 8, 1, used(true) | VIRTQ_DESC_F_WRITE));
     assert_eq!(queue.used(), Ok(2));
     let popped = [queue.pop(), queue.pop(), queue.pop()].map(|used| used.unwrap().map(|u| (u.token, u.len)));
     assert_eq!(popped, [Some(('a', 0)), Some(('b', 8)), None], "a length without WRITE means nothing");
@@ -46,7 +46,7 @@ fn chains_come_back_in_any_order() {
     // Next turn: the used descriptors of this one are not taken for used ones.
     queue.add(0x8000, 1, Direction::Writable, 'd').unwrap();
     queue.publish();
-    assert_eq!(guest.read(0).flags, available(false) | DESC_WRITE);
+    assert_eq!(guest.read(0).flags, available(false) | VIRTQ_DESC_F_WRITE);
     assert_eq!(queue.used(), Ok(0));
 }
 

@@ -17,8 +17,8 @@ fn an_event_is_due_when_its_descriptor_is_passed_in_its_turn() {
             for entries in 0..2 * size {
                 let now = old.after(entries.min(size), size).after(entries.saturating_sub(size), size);
                 for event in (0..size as u16).flat_map(|index| [index, index | WRAP]) {
-                    let found =
-                        Event(u32::from(EVENT_DESC) << 16 | u32::from(event)).is_due(now, entries, size);
+                    let found = Event(u32::from(RING_EVENT_FLAGS_DESC) << 16 | u32::from(event))
+                        .is_due(now, entries, size);
                     assert_eq!(
                         found,
                         expected(old, entries, event, size),
@@ -49,19 +49,19 @@ fn the_driver_is_notified_as_it_asks() {
         let guest = guest(4);
         let mut queue = guest.device(event_idx);
         assert!(!queue.needs_notification(), "nothing was returned");
-        guest.driver_event(3, EVENT_ENABLE);
+        guest.driver_event(3, RING_EVENT_FLAGS_ENABLE);
         for _ in 0..9 {
             serve(&guest, &mut queue, 1);
             assert!(queue.needs_notification());
             assert!(!queue.needs_notification(), "nothing new");
         }
-        guest.driver_event(0, EVENT_DISABLE);
+        guest.driver_event(0, RING_EVENT_FLAGS_DISABLE);
         for _ in 0..9 {
             serve(&guest, &mut queue, 1);
             assert!(!queue.needs_notification());
         }
         // Without the feature the descriptor means nothing, and the reserved value never does.
-        for flags in if event_idx { [3, 3] } else { [EVENT_DESC, 3] } {
+        for flags in if event_idx { [3, 3] } else { [RING_EVENT_FLAGS_DESC, 3] } {
             guest.driver_event(3 | WRAP, flags);
             for _ in 0..9 {
                 serve(&guest, &mut queue, 1);
@@ -73,14 +73,16 @@ fn the_driver_is_notified_as_it_asks() {
 
 #[test]
 fn the_first_notification_is_due_unless_none_is_wanted() {
-    for (flags, due) in [(EVENT_ENABLE, true), (EVENT_DISABLE, false), (EVENT_DESC, true)] {
+    for (flags, due) in
+        [(RING_EVENT_FLAGS_ENABLE, true), (RING_EVENT_FLAGS_DISABLE, false), (RING_EVENT_FLAGS_DESC, true)]
+    {
         let guest = guest(4);
         let mut queue = guest.device(true);
         guest.driver_event(3 | WRAP, flags);
         serve(&guest, &mut queue, 1);
         assert_eq!(queue.needs_notification(), due);
         serve(&guest, &mut queue, 1);
-        assert_eq!(queue.needs_notification(), flags == EVENT_ENABLE);
+        assert_eq!(queue.needs_notification(), flags == RING_EVENT_FLAGS_ENABLE);
     }
 }
 
@@ -91,7 +93,7 @@ fn the_driver_is_notified_at_its_descriptor_in_its_turn() {
     serve(&guest, &mut queue, 1);
     assert!(queue.needs_notification(), "the first");
     // Used: 1, turn 1. The event is descriptor 2 of the next turn.
-    guest.driver_event(2, EVENT_DESC);
+    guest.driver_event(2, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 4);
     assert!(!queue.needs_notification(), "descriptor 2 was used, but in this turn");
     serve(&guest, &mut queue, 2);
@@ -101,14 +103,14 @@ fn the_driver_is_notified_at_its_descriptor_in_its_turn() {
     serve(&guest, &mut queue, 1);
     assert!(!queue.needs_notification(), "passed");
     // A whole turn at once does pass it.
-    guest.driver_event(3 | WRAP, EVENT_DESC);
+    guest.driver_event(3 | WRAP, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 5);
     assert!(queue.needs_notification());
     // Nobody asked for two turns and more: that is not told apart from the ring, but it did pass.
-    guest.driver_event(4, EVENT_DESC);
+    guest.driver_event(4, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 13);
     assert!(queue.needs_notification());
-    guest.driver_event(5, EVENT_DESC);
+    guest.driver_event(5, RING_EVENT_FLAGS_DESC);
     serve(&guest, &mut queue, 1);
     assert!(queue.needs_notification(), "an event at no descriptor is always due");
 }
@@ -122,21 +124,21 @@ fn the_device_asks_for_what_it_does_not_know_of() {
     let guest = guest(4);
     let mut queue = guest.device(true);
     queue.set_notification(true);
-    assert_eq!(event(&guest), (WRAP, EVENT_DESC));
+    assert_eq!(event(&guest), (WRAP, RING_EVENT_FLAGS_DESC));
     queue.set_notification(false);
-    assert_eq!(event(&guest).1, EVENT_DISABLE);
+    assert_eq!(event(&guest).1, RING_EVENT_FLAGS_DISABLE);
     serve(&guest, &mut queue, 3);
     guest.put(3, desc(0x8000, 64, 0, available(true)));
     guest.put(0, desc(0x8000, 64, 0, available(false)));
     assert_eq!(queue.look(4), Ok(2));
     queue.set_notification(true);
-    assert_eq!(event(&guest), (1, EVENT_DESC), "3 and 0 are known, the first of another turn");
+    assert_eq!(event(&guest), (1, RING_EVENT_FLAGS_DESC), "3 and 0 are known, the first of another turn");
 
     let mut plain = guest.device(false);
     plain.set_notification(true);
-    assert_eq!(event(&guest).1, EVENT_ENABLE);
+    assert_eq!(event(&guest).1, RING_EVENT_FLAGS_ENABLE);
     plain.set_notification(false);
-    assert_eq!(event(&guest).1, EVENT_DISABLE);
+    assert_eq!(event(&guest).1, RING_EVENT_FLAGS_DISABLE);
 }
 
 #[test]
@@ -154,16 +156,16 @@ fn the_device_is_kicked_as_it_asks() {
         add(&mut queue, 1);
         assert!(queue.needs_kick(), "the structure is zero: enabled");
         assert!(!queue.needs_kick(), "nothing new");
-        guest.device_event(0, EVENT_DISABLE);
+        guest.device_event(0, RING_EVENT_FLAGS_DISABLE);
         add(&mut queue, 1);
         assert!(!queue.needs_kick());
         // Available: 2. The device waits for 4.
-        guest.device_event(4 | WRAP, EVENT_DESC);
+        guest.device_event(4 | WRAP, RING_EVENT_FLAGS_DESC);
         add(&mut queue, 2);
         assert_eq!(queue.needs_kick(), !event_idx);
         add(&mut queue, 2);
         assert!(queue.needs_kick());
-        guest.device_event(8, EVENT_DESC);
+        guest.device_event(8, RING_EVENT_FLAGS_DESC);
         add(&mut queue, 4);
         assert_eq!(queue.needs_kick(), !event_idx, "descriptor 8 of the next turn");
     }
@@ -178,16 +180,16 @@ fn the_driver_asks_for_what_it_has_not_found() {
     let guest = guest(3);
     let mut queue = driver::Queue::new(guest.layout.clone(), true);
     queue.set_notification(true);
-    assert_eq!(event(&guest), (WRAP, EVENT_DESC));
+    assert_eq!(event(&guest), (WRAP, RING_EVENT_FLAGS_DESC));
     queue.add_chain(&[(0x8000, 1), (0x8000, 2)], Direction::Readable, ()).unwrap();
     queue.publish();
     guest.put(0, desc(0, 0, 0, used(true)));
     assert_eq!(queue.used(), Ok(1));
     queue.set_notification(true);
-    assert_eq!(event(&guest), (2 | WRAP, EVENT_DESC), "the chain had two descriptors");
+    assert_eq!(event(&guest), (2 | WRAP, RING_EVENT_FLAGS_DESC), "the chain had two descriptors");
     queue.set_notification(false);
-    assert_eq!(event(&guest).1, EVENT_DISABLE);
+    assert_eq!(event(&guest).1, RING_EVENT_FLAGS_DISABLE);
     let mut plain = driver::Queue::<()>::new(guest.layout.clone(), false);
     plain.set_notification(true);
-    assert_eq!(event(&guest).1, EVENT_ENABLE);
+    assert_eq!(event(&guest).1, RING_EVENT_FLAGS_ENABLE);
 }

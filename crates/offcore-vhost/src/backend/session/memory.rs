@@ -10,7 +10,7 @@ use offcore_mem::{GuestMemory, GuestRegion};
 
 use super::super::{ControlError, MAX_SLOTS, memory};
 use super::Session;
-use crate::features::PROTOCOL_CONFIGURE_MEM_SLOTS;
+use crate::features::VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS;
 use crate::message::{Code, MemoryRegion};
 
 impl Session {
@@ -31,7 +31,7 @@ impl Session {
     /// describe its memory once more after a reset.
     pub(super) fn add_mem_reg(&mut self, region: &MemoryRegion, fd: &OwnedFd) -> Result<(), ControlError> {
         let code = Code::ADD_MEM_REG;
-        self.needs(code, PROTOCOL_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
+        self.needs(code, VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
         let (_, mut regions) = self.regions_without(region);
         if regions.len() >= MAX_SLOTS {
             return Err(ControlError::Slots { guest: region.guest });
@@ -45,7 +45,7 @@ impl Session {
     /// exchanges a region for a longer one by removing it first.
     pub(super) fn rem_mem_reg(&mut self, region: &MemoryRegion) -> Result<(), ControlError> {
         let code = Code::REM_MEM_REG;
-        self.needs(code, PROTOCOL_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
+        self.needs(code, VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
         let (found, regions) = self.regions_without(region);
         if found == 0 {
             let &MemoryRegion { guest, size, user, .. } = region;
