@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use bitflags::bitflags;
+
 /// Operation status, bits 5:0 of the record's first byte (Table 5-6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u8);
@@ -47,6 +49,22 @@ impl Status {
     /// Whether the operation stopped at a page fault, after the bytes that the record counts.
     pub const fn is_page_fault(self) -> bool {
         matches!(self, Self::PAGE_FAULT | Self::PAGE_REQUEST_INVALID | Self::BATCH_LIST_FAULT)
+    }
+}
+
+bitflags! {
+    /// What was wrong with a data integrity field: DIF Status, byte 1 of the record (section 8.3.17.4).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct DifMismatch: u8 {
+        /// The guard is not the block's CRC.
+        const GUARD = 1 << 0;
+        /// Another application tag was expected.
+        const APPLICATION = 1 << 1;
+        /// Another reference tag was expected.
+        const REFERENCE = 1 << 2;
+        /// All F Detect Error: the field is all ones.
+        const ALL_F = 1 << 3;
+        const _ = !0;
     }
 }
 

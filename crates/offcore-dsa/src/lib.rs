@@ -4,7 +4,7 @@
 //! * [`wq`]: what a work queue can do, as the kernel or the simulator tells it,
 //! * [`portal`]: the door through which descriptors go: MOVDIR64B, ENQCMD, write(), or the simulator,
 //! * [`driver`]: finding work queues, and the copy engine over one of them,
-//! * [`ops`]: every other operation of the device, with the core where the device lacks it,
+//! * [`ops`]: fill, compare, CRC32C and the like, with the core where the device lacks them,
 //! * [`config`]: accel-config's profiles, presets and rules,
 //! * [`doctor`], [`explain`]: what is wrong with a set-up, and what a status code means, in words,
 //! * [`sim`]: the device as the specification has it. What ran on it is labelled `dsa-sim`.

@@ -1,30 +1,58 @@
-//! Every operation of the device, with the core where the device lacks it.
+//! Operations of one work queue: copy, fill, compare, CRC32C, copy with CRC32C, dualcast. What the device cannot do,
+//! the core does.
 //!
-//! * [`Engine`]: operations on one work queue: synchronous on slices ([`Engine::copy`], [`Engine::crc`]),
-//!   or any
-//!   [`Operation`] on raw memory, submitted and polled,
-//! * [`encode`]: the exact descriptor of every operation,
-//! * [`software`]: what the operations compute, on slices: the core's way, and the simulator's.
+//! There is one way to ask for one: an [`Operation`] goes to [`Engine::run`], which waits for it, or to
+//! [`Engine::submit`], and [`Engine::poll`] returns it. What comes back is [`Done`].
 //!
 //! ```
-//! use offcore_dsa::ops::{DoneBy, Engine, Why};
+//! use offcore_dsa::ops::{Crc, DoneBy, Engine, Operation, Why};
 //!
 //! let mut engine = Engine::core();
-//! let crc = engine.crc(b"123456789", Default::default(), 0)?;
-//! assert_eq!(crc.value, 0xe306_9283);
-//! assert_eq!(crc.done_by, DoneBy::Core(Why::NoDevice));
+//! let src = b"123456789"[..].into();
+//! let done = engine.run(Operation::Crc { src, crc: Crc::default(), seed: 0 })?;
+//! assert_eq!(done.crc, 0xe306_9283);
+//! assert_eq!(done.done_by, DoneBy::Core(Why::NoDevice));
 //! # Ok::<(), offcore_dsa::ops::OpsError>(())
 //! ```
 
-mod calls;
-pub mod encode;
+mod crc;
 mod engine;
 mod operation;
 mod outcome;
+mod pattern;
 mod progress;
-pub mod software;
-mod stand_in;
 
+pub use crc::Crc;
 pub use engine::{Completion, Engine, Options, Ticket};
-pub use operation::{Destination, Expected, Operation, Source};
-pub use outcome::{Delta, Done, DoneBy, OpsError, Value, Why};
+pub use operation::{Destination, Operation, Source};
+pub use outcome::{Done, DoneBy, OpsError, Why};
+pub use pattern::Pattern;
+
+/// The offset of the first byte in which the two differ, over the length of the shorter one.
+pub(crate) fn compare(first: &[u8], second: &[u8]) -> Option<usize> {
+    const STEP: usize = 64;
+    let len = first.len().min(second.len());
+    let (first, second) = (&first[..len], &second[..len]);
+    let equal = first.chunks(STEP).zip(second.chunks(STEP)).take_while(|(a, b)| a == b).count() * STEP;
+    let start = equal.min(len);
+    first[start..].iter().zip(&second[start..]).position(|(a, b)| a != b).map(|at| start + at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_first_difference_is_found(
+            bytes in prop::collection::vec(any::<u8>(), 1..400), at: prop::sample::Index,
+        ) {
+            let at = at.index(bytes.len());
+            let mut other = bytes.clone();
+            prop_assert_eq!(compare(&bytes, &other), None);
+            other[at..].iter_mut().for_each(|byte| *byte ^= 0x80);
+            prop_assert_eq!(compare(&bytes, &other), Some(at));
+        }
+    }
+}

@@ -5,6 +5,8 @@
 
 mod arbiter;
 mod checks;
+mod delta;
+mod dif;
 mod engine;
 mod execute;
 mod faults;

@@ -64,7 +64,7 @@ impl fmt::Debug for OpSet {
 }
 
 /// A work queue's properties.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WqInfo {
     /// `wq0.1`: work queue 1 of device 0.
     pub name: String,

@@ -1,10 +1,21 @@
-//! Operations: their descriptors byte for byte, and their results, whoever computes them.
+//! Operations: their results, whoever computes them.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "ops/descriptors.rs"]
-mod descriptors;
 #[path = "ops/on_core.rs"]
 mod on_core;
 #[path = "ops/on_simulator.rs"]
 mod on_simulator;
+
+use offcore_dsa::ops::{Destination, Engine, Operation, Source};
+
+/// Copies `src` to `dst` and returns who did it.
+fn copy(engine: &mut Engine, src: &[u8], dst: &mut [u8]) -> offcore_dsa::ops::Done {
+    engine.run(Operation::Copy { src: src.into(), dst: dst.into() }).unwrap()
+}
+
+/// A copy whose memory nobody else uses until it is over, as the caller knows.
+fn unbounded(src: *const u8, dst: *mut u8, len: usize) -> Operation<'static> {
+    // SAFETY: the tests' buffers outlive their engines, and are not looked at before the operation is over.
+    unsafe { Operation::Copy { src: Source::new(src, len), dst: Destination::new(dst, len) } }
+}

@@ -1,8 +1,7 @@
 //! A completion record and its descriptor, field by field.
 
-use crate::completion::{Completed, Status};
+use crate::completion::{Completed, DifMismatch, Status};
 use crate::descriptor::{Descriptor, Flags, Opcode};
-use crate::ops::software::dif::Mismatch;
 
 use super::Explanation;
 use super::codes::{flag_name, flag_reason, operation_name};
@@ -174,12 +173,12 @@ fn done(descriptor: Option<&Descriptor>, record: &Completed) -> Option<String> {
 }
 
 fn mismatches(result: u8) -> Vec<&'static str> {
-    let mismatch = Mismatch::from_bits_retain(result);
+    let mismatch = DifMismatch::from_bits_retain(result);
     let names = [
-        (Mismatch::GUARD, "guard (the CRC of the block)"),
-        (Mismatch::APPLICATION, "application tag"),
-        (Mismatch::REFERENCE, "reference tag"),
-        (Mismatch::ALL_F, "all bits of the field are 1"),
+        (DifMismatch::GUARD, "guard (the CRC of the block)"),
+        (DifMismatch::APPLICATION, "application tag"),
+        (DifMismatch::REFERENCE, "reference tag"),
+        (DifMismatch::ALL_F, "all bits of the field are 1"),
     ];
     names.into_iter().filter(|(bit, _)| mismatch.contains(*bit)).map(|(_, name)| name).collect()
 }

@@ -5,14 +5,13 @@ use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
 use crate::completion::CompletionRecord;
-use crate::descriptor::Opcode;
+use crate::descriptor::Flags;
 use crate::portal::{Portal, Submitted};
 use crate::wq::{WqInfo, gen_cap};
 
-use super::encode;
 use super::operation::Operation;
-use super::outcome::{Done, DoneBy, OpsError, Value, Why};
-use super::progress::{Progress, Step};
+use super::outcome::{Done, DoneBy, OpsError, Why};
+use super::progress::{Progress, Step, refusal};
 
 /// A shared queue that has no room is asked so often.
 const SUBMIT_TRIES: u32 = 10_000;
@@ -46,9 +45,9 @@ impl Default for Options {
 pub struct Ticket(u64);
 
 /// A completed operation: which, and what came of it.
-pub type Completion = (Ticket, Result<Done<Value>, OpsError>);
+pub type Completion = (Ticket, Result<Done, OpsError>);
 
-/// All operations over one work queue, with the core standing in for the device.
+/// Operations over one work queue, with the core standing in for the device.
 ///
 /// Operations larger than the queue's maximum transfer size are done in pieces; after a page fault the device
 /// goes on where it stopped, or the core does. The result is the same whoever computes it, and
@@ -63,14 +62,13 @@ pub struct Engine {
     wq: WqInfo,
     options: Options,
     tickets: u64,
-    in_flight: usize,
     quiet: Quiet,
 }
 
 #[derive(Debug)]
 struct InFlight {
     ticket: Ticket,
-    operation: Operation,
+    operation: Operation<'static>,
     progress: Progress,
     /// Bytes of the piece that the device has.
     piece: usize,
@@ -99,20 +97,7 @@ impl Engine {
 
     /// An engine without a device: the core does everything.
     pub fn core() -> Self {
-        let wq = WqInfo {
-            name: "no device".into(),
-            mode: Default::default(),
-            size: 0,
-            threshold: 0,
-            max_batch_size: 0,
-            max_transfer_size: 0,
-            block_on_fault: false,
-            ops: Default::default(),
-            gen_cap: 0,
-            version: 0,
-            engines: 0,
-            numa_node: None,
-        };
+        let wq = WqInfo { name: "no device".into(), ..WqInfo::default() };
         Self::with(None, wq, Options::default(), 1)
     }
 
@@ -125,7 +110,6 @@ impl Engine {
             wq,
             options,
             tickets: 0,
-            in_flight: 0,
             quiet: Quiet::NOT,
         }
     }
@@ -142,7 +126,7 @@ impl Engine {
 
     /// Operations in flight; those that [`Self::poll`] has still to return are not.
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.slots.iter().flatten().count()
     }
 
     /// Submits an operation. What the device cannot do, the core has done when this returns, and
@@ -150,46 +134,20 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Lengths that do not fit, memory that overlaps, an inter-domain operation that the device lacks, a full
-    /// queue.
-    ///
-    /// # Safety
-    ///
-    /// Until the operation's ticket has come back from [`Self::poll`], or the engine is dropped, for every
-    /// [`Source`] of the operation: its bytes are valid for reads and nobody writes them; for every
-    /// [`Destination`]: its bytes are valid for reads and writes and nobody else reads or writes them. (The
-    /// source and the destination of one copy may overlap.) An engine that is leaked is never dropped. For
-    /// inter-domain operations: the owner of the memory behind the handle has given it out for this.
-    ///
-    /// [`Source`]: super::Source
-    /// [`Destination`]: super::Destination
-    pub unsafe fn submit(&mut self, operation: Operation) -> Result<Ticket, OpsError> {
+    /// Lengths that differ, memory that overlaps, a full queue.
+    pub fn submit(&mut self, operation: Operation<'static>) -> Result<Ticket, OpsError> {
         operation.check()?;
-        let progress = Progress::new(&operation);
-        let ticket = Ticket(self.tickets);
+        let (progress, ticket) = (Progress::new(&operation), Ticket(self.tickets));
         let work = InFlight { ticket, operation, progress, piece: 0, descriptors: 0, resumed: 0 };
-        match self.refusal(&work) {
-            Some(reason) if operation.is_inter_domain() => {
-                let device = self.device();
-                return Err(OpsError::NotSupported { operation: operation.opcode(), device, reason });
-            }
-            Some(why) => {
-                self.tickets += 1;
-                if operation == Operation::Drain {
-                    self.wait_for_all();
-                }
-                self.finish(work, why);
-            }
-            None => {
-                let limit = self.slots.len();
-                let Some(slot) = self.slots.iter().position(Option::is_none) else {
-                    return Err(OpsError::Full { device: self.device(), limit });
-                };
-                self.tickets += 1;
-                self.in_flight += 1;
-                self.next_piece(slot, work);
+        let free = self.slots.iter().position(Option::is_none);
+        match (self.refusal(&work), free) {
+            (Some(why), _) => self.finish(work, why),
+            (None, Some(slot)) => self.next_piece(slot, work),
+            (None, None) => {
+                return Err(OpsError::Full { wq: self.wq.name.clone(), limit: self.slots.len() });
             }
         }
+        self.tickets += 1;
         Ok(ticket)
     }
 
@@ -197,20 +155,17 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`Self::submit`] and as the operation has them. While the queue is full, this polls instead of
-    /// failing.
-    ///
-    /// # Safety
-    ///
-    /// As [`Self::submit`], until this returns.
-    pub unsafe fn run(&mut self, operation: Operation) -> Result<Done<Value>, OpsError> {
-        let ticket = loop {
-            // SAFETY: as for this function.
-            match unsafe { self.submit(operation) } {
-                Err(OpsError::Full { .. }) => self.collect(),
-                other => break other?,
-            }
-        };
+    /// Lengths that differ, memory that overlaps, a copy onto itself that failed half way. While the queue is full,
+    /// this waits.
+    pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
+        while self.slots.iter().all(Option::is_some) {
+            self.collect();
+            spin_loop();
+        }
+        // SAFETY: only the lifetime changes. The operation is over before this returns: it is refused; or complete;
+        // or the portal is closed, after which the device touches nothing, and the core has completed it.
+        let operation = unsafe { std::mem::transmute::<Operation<'_>, Operation<'static>>(operation) };
+        let ticket = self.submit(operation)?;
         loop {
             if let Some(at) = self.done.iter().position(|(done, _)| *done == ticket)
                 && let Some((_, result)) = self.done.remove(at)
@@ -224,7 +179,7 @@ impl Engine {
 
     /// A completed operation, in no particular order; `None` when there is none now.
     pub fn poll(&mut self) -> Option<Completion> {
-        if self.done.is_empty() && self.in_flight > 0 {
+        if self.done.is_empty() {
             self.collect();
         }
         self.done.pop_front()
@@ -232,13 +187,14 @@ impl Engine {
 
     /// Collects what is complete, and gives the device up when nothing has been for too long.
     fn collect(&mut self) {
-        let mut came = false;
+        let (mut came, mut waiting) = (false, false);
         for slot in 0..self.slots.len() {
             if self.slots[slot].is_some() {
+                waiting = true;
                 came |= self.look(slot);
             }
         }
-        if came || self.in_flight == 0 {
+        if came || !waiting {
             self.quiet = Quiet::NOT;
             return;
         }
@@ -264,23 +220,23 @@ impl Engine {
         let Some(record) = self.records[slot].read() else { return false };
         let Some(mut work) = self.slots[slot].take() else { return false };
         let left = work.progress.left();
-        // SAFETY: the memory is as `submit` asks; the device has finished with the piece, as it wrote the
-        // record.
+        // SAFETY: the memory is as `Source::new` and `Destination::new` ask; the device has finished with the piece, as
+        // it wrote the record.
         let step = unsafe { work.progress.absorb(&work.operation, work.piece, &record) };
         match step {
-            Step::Done(value) => {
+            Step::Done => {
                 let mended = work.progress.mended.map(|address| DoneBy::Both(Why::PageFault { address }));
-                self.complete(&work, Ok(value), mended.unwrap_or(DoneBy::Device));
+                self.tell(&work, Ok(mended.unwrap_or(DoneBy::Device)));
             }
-            Step::Failed(error) => self.complete(&work, Err(error), DoneBy::Device),
-            Step::Core(why) => self.stand_in(work, why),
+            Step::Damaged(why) => self.tell(&work, Err(OpsError::Damaged { why })),
+            Step::Core(why) => self.finish(work, why),
             Step::Next => self.next_piece(slot, work),
             Step::Faulted(address) => {
                 let again = work.resumed < self.options.resumes;
                 if !again || (work.resumed > 0 && work.progress.left() == left) {
-                    self.stand_in(work, Why::PageFault { address });
+                    self.finish(work, Why::PageFault { address });
                 } else {
-                    // SAFETY: the memory is as `submit` asks.
+                    // SAFETY: the memory is as `Source::new` and `Destination::new` ask.
                     unsafe { touch(&work.operation, &work.progress, address) };
                     work.resumed += 1;
                     self.next_piece(slot, work);
@@ -293,20 +249,19 @@ impl Engine {
     /// Gives the next piece of an operation to the device, in this slot; or lets the core finish it.
     fn next_piece(&mut self, slot: usize, mut work: InFlight) {
         if let Some(why) = self.refusal(&work) {
-            return self.stand_in(work, why);
+            return self.finish(work, why);
         }
-        let (descriptor, piece) = match work.progress.piece(&work.operation, &self.wq) {
-            Ok(next) => next,
-            Err(why) => return self.stand_in(work, why),
-        };
-        let opcode = work.operation.opcode();
+        let Some(portal) = &mut self.portal else { return self.finish(work, Why::NoDevice) };
         let record = &self.records[slot];
-        let block = self.options.block_on_fault && self.wq.block_on_fault;
-        let to_cache = self.options.to_cache && self.wq.gen_cap & gen_cap::CACHE_CONTROL_MEMORY != 0;
-        let flags = descriptor.flags() | encode::common_flags(opcode, block, to_cache);
-        let descriptor = encode::with_record(descriptor.with_flags(flags), std::ptr::from_ref(record) as u64);
+        let mut descriptor = work.progress.piece(&work.operation, self.wq.max_transfer_size);
+        descriptor.completion = std::ptr::from_ref(record) as u64;
+        let mut flags = descriptor.flags() | Flags::CRAV | Flags::RCR;
+        flags.set(Flags::BLOCK_ON_FAULT, self.options.block_on_fault && self.wq.block_on_fault);
+        // Reserved in operations that only read (Table 5-3).
+        let to_cache = self.options.to_cache && work.operation.memory().iter().any(|memory| memory.written);
+        flags.set(Flags::CACHE_CONTROL_1, to_cache && self.wq.gen_cap & gen_cap::CACHE_CONTROL_MEMORY != 0);
+        let descriptor = descriptor.with_flags(flags);
         record.clear();
-        let Some(portal) = &mut self.portal else { return self.stand_in(work, Why::NoDevice) };
         portal.fence();
         let accepted = (0..SUBMIT_TRIES).any(|_| {
             let accepted = portal.submit(&descriptor) == Submitted::Accepted;
@@ -316,90 +271,55 @@ impl Engine {
             accepted
         });
         if !accepted {
-            return self.stand_in(work, Why::QueueFull);
+            return self.finish(work, Why::QueueFull);
         }
-        work.piece = piece;
+        work.piece = descriptor.size as usize;
         work.descriptors += 1;
         self.slots[slot] = Some(work);
     }
 
     /// Why no device will do (the next piece of) an operation.
     fn refusal(&self, work: &InFlight) -> Option<Why> {
-        let counts = !matches!(work.operation.opcode(), Opcode::Noop | Opcode::Drain | Opcode::UpdateWindow);
-        if counts && work.operation.len() == 0 {
-            return Some(Why::Nothing);
-        }
         match &self.portal {
+            _ if work.operation.len() == 0 => Some(Why::Nothing),
             None if work.descriptors > 0 => Some(Why::Lost),
             None => Some(Why::NoDevice),
-            Some(_) => work.progress.piece(&work.operation, &self.wq).err(),
+            Some(_) => refusal(&work.operation, &self.wq),
         }
     }
 
-    /// An operation that was in flight is finished by the core.
-    fn stand_in(&mut self, work: InFlight, why: Why) {
-        self.in_flight -= 1;
-        self.finish(work, why);
-    }
-
+    /// The core finishes an operation.
     fn finish(&mut self, mut work: InFlight, why: Why) {
-        let result = if work.operation.is_inter_domain() && why != Why::Nothing {
-            let (operation, device) = (work.operation.opcode(), self.device());
-            Err(OpsError::NotSupported { operation, device, reason: why })
-        } else {
-            // SAFETY: the memory is as `submit` asks, `submit` checked the operation, and no device works on
-            // it: its last piece is complete, was never accepted, or died with its portal.
-            unsafe { work.progress.finish(&work.operation) }
-        };
-        let done_by = if work.descriptors > 0 { DoneBy::Both(why) } else { DoneBy::Core(why) };
-        self.tell(&work, result, done_by);
+        // SAFETY: the memory is as `Source::new` and `Destination::new` ask, `submit` checked the operation, and no
+        // device works on it: its last piece is complete, was never accepted, or died with its portal.
+        unsafe { work.progress.finish(&work.operation) };
+        self.tell(&work, Ok(if work.descriptors > 0 { DoneBy::Both(why) } else { DoneBy::Core(why) }));
     }
 
-    fn complete(&mut self, work: &InFlight, result: Result<Value, OpsError>, done_by: DoneBy) {
-        self.in_flight -= 1;
-        self.tell(work, result, done_by);
-    }
-
-    fn tell(&mut self, work: &InFlight, result: Result<Value, OpsError>, done_by: DoneBy) {
-        let InFlight { ticket, descriptors, resumed, .. } = *work;
-        let result = result.map(|value| Done { value, done_by, descriptors, resumed });
+    fn tell(&mut self, work: &InFlight, done_by: Result<DoneBy, OpsError>) {
+        let InFlight { ticket, progress: Progress { difference, crc, .. }, descriptors, resumed, .. } = *work;
+        let result = done_by.map(|done_by| Done { difference, crc, done_by, descriptors, resumed });
         self.done.push_back((ticket, result));
     }
 
     /// Closes the queue, which stops what the device still had, and finishes it.
     fn give_up(&mut self) {
-        tracing::warn!(
-            wq = self.wq.name,
-            in_flight = self.in_flight,
-            "the device does not answer; closing its queue"
-        );
+        let in_flight = self.in_flight();
+        tracing::warn!(wq = self.wq.name, in_flight, "the device does not answer; closing its queue");
         self.portal = None;
         for slot in 0..self.slots.len() {
             if self.slots[slot].is_none() || self.look(slot) {
                 continue;
             }
             let Some(work) = self.slots[slot].take() else { continue };
-            if work.progress.may_be_damaged(&work.operation) {
-                self.complete(&work, Err(OpsError::Damaged { why: Why::Lost }), DoneBy::Device);
+            // A device that stopped anywhere in a piece may have overwritten what is still to be read.
+            if work.operation.overlaps() {
+                self.tell(&work, Err(OpsError::Damaged { why: Why::Lost }));
             } else {
-                self.stand_in(work, Why::Lost);
+                self.finish(work, Why::Lost);
             }
         }
         self.quiet = Quiet::NOT;
-    }
-
-    pub(super) fn wait_for_all(&mut self) {
-        while self.in_flight > 0 {
-            self.collect();
-            spin_loop();
-        }
-    }
-
-    fn device(&self) -> String {
-        match self.portal {
-            Some(_) => format!("work queue {}", self.wq.name),
-            None => "the core (no device)".into(),
-        }
     }
 }
 
@@ -409,22 +329,19 @@ impl Engine {
 /// # Safety
 ///
 /// The operation's memory is valid and nobody else uses it.
-unsafe fn touch(operation: &Operation, progress: &Progress, fault: u64) {
+unsafe fn touch(operation: &Operation<'_>, progress: &Progress, fault: u64) {
     const PAGE: usize = 4096;
-    let (sources, destinations) = operation.memory();
-    let reads = sources.iter().map(|src| (src.ptr.cast_mut(), src.len, false));
-    let writes = destinations.iter().map(|dst| (dst.ptr, dst.len, true));
-    for (ptr, len, write) in reads.chain(writes).filter(|(_, len, _)| *len > 0) {
-        let start = ptr as usize;
+    for memory in operation.memory() {
+        let start = memory.ptr as usize;
         // The fault's low 12 bits may be masked: its page may begin before the memory.
         let page = (fault as usize & !(PAGE - 1)).max(start) - start;
-        for at in [progress.start.min(len - 1), page].into_iter().filter(|at| *at < len) {
-            // SAFETY: `at` is inside of the memory, which is valid.
-            let byte = unsafe { ptr.add(at) };
-            // SAFETY: as above; a byte that is written back as it was read belongs to nobody else.
+        for at in [progress.start, page].into_iter().filter(|at| *at < memory.len) {
+            // SAFETY: `at` is inside of the memory, which is valid; a byte that is written back as it was read belongs
+            // to nobody else.
             unsafe {
+                let byte = memory.ptr.add(at);
                 let value = byte.read_volatile();
-                if write {
+                if memory.written {
                     byte.write_volatile(value);
                 }
             }

@@ -1,328 +1,185 @@
 //! What can be asked for, and of which memory.
 
+use std::marker::PhantomData;
+
+use arrayvec::ArrayVec;
+
 use crate::descriptor::Opcode;
 
-use super::encode::{DomainAddress, Window};
 use super::outcome::OpsError;
-use super::software::delta::{BLOCK, DELTA, MAX_TRANSFER};
-use super::software::dif::{DestinationFlags, DifFlags, FIELD, SourceFlags, Tags, Update};
-use super::software::{Crc, Pattern};
+use super::{Crc, Pattern};
 
-/// Memory that an operation reads: `len` bytes at an address of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
+/// Memory that an operation reads: a slice, or what [`Source::new`] was told.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
     pub(super) ptr: *const u8,
     pub(super) len: usize,
+    borrowed: PhantomData<&'a [u8]>,
 }
 
-/// Memory that an operation writes: `len` bytes at an address of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Destination {
+/// Memory that an operation writes: a slice, or what [`Destination::new`] was told.
+#[derive(Debug)]
+pub struct Destination<'a> {
     pub(super) ptr: *mut u8,
     pub(super) len: usize,
+    borrowed: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the pair is only an address; who submits it promises what stands there (`Engine::submit`).
-unsafe impl Send for Source {}
-// SAFETY: as above.
-unsafe impl Send for Destination {}
+// SAFETY: it stands for a `&[u8]`, or for memory of which `Source::new` was promised as much.
+unsafe impl Send for Source<'_> {}
+// SAFETY: it stands for a `&mut [u8]`, or for memory of which `Destination::new` was promised as much.
+unsafe impl Send for Destination<'_> {}
 
-impl Source {
-    /// `len` bytes at `ptr`.
-    pub const fn new(ptr: *const u8, len: usize) -> Self {
-        Self { ptr, len }
+impl Source<'_> {
+    /// `len` bytes at `ptr`, an address of this process.
+    ///
+    /// # Safety
+    ///
+    /// Until the operation that it becomes part of is over, its bytes are valid for reads and nobody writes them, but
+    /// for the destination of the same [`Operation::Copy`]. An operation is over when [`Engine::run`] has returned,
+    /// when its ticket has come back from [`Engine::poll`], when it was refused, or when the engine is dropped (one
+    /// that is leaked never is).
+    ///
+    /// [`Engine::run`]: super::Engine::run
+    /// [`Engine::poll`]: super::Engine::poll
+    pub const unsafe fn new(ptr: *const u8, len: usize) -> Self {
+        Self { ptr, len, borrowed: PhantomData }
     }
 
-    pub(super) fn address(self, offset: usize) -> u64 {
+    pub(super) fn address(&self, offset: usize) -> u64 {
         self.ptr.wrapping_add(offset) as u64
     }
 }
 
-impl Destination {
-    /// `len` bytes at `ptr`.
-    pub const fn new(ptr: *mut u8, len: usize) -> Self {
-        Self { ptr, len }
+impl Destination<'_> {
+    /// `len` bytes at `ptr`, an address of this process.
+    ///
+    /// # Safety
+    ///
+    /// Until the operation that it becomes part of is over, as for [`Source::new`], its bytes are valid for reads and
+    /// writes, and nobody else reads or writes them, but for the source of the same [`Operation::Copy`].
+    pub const unsafe fn new(ptr: *mut u8, len: usize) -> Self {
+        Self { ptr, len, borrowed: PhantomData }
     }
 
-    pub(super) fn address(self, offset: usize) -> u64 {
+    pub(super) fn address(&self, offset: usize) -> u64 {
         self.ptr.wrapping_add(offset) as u64
     }
+}
 
-    /// The same memory, to read.
-    pub const fn as_source(self) -> Source {
-        Source { ptr: self.ptr, len: self.len }
+impl<'a> From<&'a [u8]> for Source<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { ptr: bytes.as_ptr(), len: bytes.len(), borrowed: PhantomData }
     }
 }
 
-impl From<&[u8]> for Source {
-    fn from(bytes: &[u8]) -> Self {
-        Self::new(bytes.as_ptr(), bytes.len())
+impl<'a> From<&'a mut [u8]> for Destination<'a> {
+    fn from(bytes: &'a mut [u8]) -> Self {
+        Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), borrowed: PhantomData }
     }
 }
 
-impl From<&mut [u8]> for Destination {
-    fn from(bytes: &mut [u8]) -> Self {
-        Self::new(bytes.as_mut_ptr(), bytes.len())
-    }
-}
-
-/// One operation. The lengths are those of the memory; they need not fit into one descriptor.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// One operation. All of its memory has the same length, which need not fit into one descriptor.
+#[derive(Debug)]
 #[allow(missing_docs)] // The fields' names and types say what they are.
-pub enum Operation {
-    /// Nothing, but through the device.
-    Noop,
-    /// Waits for what was submitted before.
-    Drain,
+pub enum Operation<'a> {
     /// Copies; the two may overlap.
-    Copy { src: Source, dst: Destination },
+    Copy { src: Source<'a>, dst: Destination<'a> },
     /// Fills with a pattern.
-    Fill { pattern: Pattern, dst: Destination },
+    Fill { pattern: Pattern, dst: Destination<'a> },
     /// Finds the first difference.
-    Compare { first: Source, second: Source },
-    /// Finds the first byte that is not the pattern's, which has 8 bytes.
-    ComparePattern { src: Source, pattern: u64 },
-    /// Writes a delta record that turns `original` into `changed`.
-    CreateDelta { original: Source, changed: Source, record: Destination },
-    /// Applies a delta record.
-    ApplyDelta { record: Source, dst: Destination },
+    Compare { first: Source<'a>, second: Source<'a> },
     /// Copies to two destinations.
-    Dualcast { src: Source, first: Destination, second: Destination },
-    /// CRC32C, going on from `seed`.
-    Crc { src: Source, crc: Crc, seed: u32 },
-    /// Copies and computes the CRC.
-    CopyCrc { src: Source, dst: Destination, crc: Crc, seed: u32 },
-    /// Checks data integrity fields.
-    DifCheck { src: Source, dif: DifFlags, flags: SourceFlags, tags: Tags },
-    /// Copies and inserts data integrity fields.
-    DifInsert { src: Source, dst: Destination, dif: DifFlags, flags: DestinationFlags, tags: Tags },
-    /// Copies, checks and removes data integrity fields.
-    DifStrip { src: Source, dst: Destination, dif: DifFlags, flags: SourceFlags, tags: Tags },
-    /// Copies, checks and replaces data integrity fields.
-    DifUpdate { src: Source, dst: Destination, update: Update, source: Tags, destination: Tags },
-    /// Writes only the fields.
-    DixGenerate { src: Source, dst: Destination, dif: DifFlags, flags: DestinationFlags, tags: Tags },
-    /// Writes cache lines back to memory and removes them from the caches.
-    CacheFlush { dst: Destination },
-    /// Copies between domains.
-    InterDomainCopy { src: DomainAddress, dst: DomainAddress, len: usize },
-    /// Fills another domain's memory.
-    InterDomainFill { pattern: Pattern, dst: u64, handle: u16, len: usize },
-    /// Compares across domains.
-    InterDomainCompare { first: DomainAddress, second: DomainAddress, len: usize },
-    /// Compares another domain's memory with a pattern.
-    InterDomainComparePattern { src: u64, handle: u16, pattern: u64, len: usize },
-    /// Changes the window of an Inter-Domain Permissions Table entry.
-    UpdateWindow { handle: u16, window: Window, suppress_drain: bool },
+    Dualcast { src: Source<'a>, first: Destination<'a>, second: Destination<'a> },
+    /// CRC32C, going on from `seed`, which is 0 at the start.
+    Crc { src: Source<'a>, crc: Crc, seed: u32 },
+    /// Copies and computes the CRC32C.
+    CopyCrc { src: Source<'a>, dst: Destination<'a>, crc: Crc, seed: u32 },
 }
 
-impl Operation {
+/// A part of an operation's memory.
+pub(super) struct Memory {
+    what: &'static str,
+    pub(super) ptr: *mut u8,
+    pub(super) len: usize,
+    pub(super) written: bool,
+}
+
+impl Memory {
+    fn read(what: &'static str, src: &Source<'_>) -> Self {
+        Self { what, ptr: src.ptr.cast_mut(), len: src.len, written: false }
+    }
+
+    fn written(what: &'static str, dst: &Destination<'_>) -> Self {
+        Self { what, ptr: dst.ptr, len: dst.len, written: true }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        let (ours, theirs) = (self.ptr as usize, other.ptr as usize);
+        ours < theirs.saturating_add(other.len) && theirs < ours.saturating_add(self.len)
+    }
+}
+
+impl Operation<'_> {
     /// The operation's code.
     pub const fn opcode(&self) -> Opcode {
         match self {
-            Self::Noop => Opcode::Noop,
-            Self::Drain => Opcode::Drain,
             Self::Copy { .. } => Opcode::MemoryMove,
             Self::Fill { .. } => Opcode::Fill,
             Self::Compare { .. } => Opcode::Compare,
-            Self::ComparePattern { .. } => Opcode::ComparePattern,
-            Self::CreateDelta { .. } => Opcode::CreateDelta,
-            Self::ApplyDelta { .. } => Opcode::ApplyDelta,
             Self::Dualcast { .. } => Opcode::Dualcast,
             Self::Crc { .. } => Opcode::CrcGeneration,
             Self::CopyCrc { .. } => Opcode::CopyCrc,
-            Self::DifCheck { .. } => Opcode::DifCheck,
-            Self::DifInsert { .. } => Opcode::DifInsert,
-            Self::DifStrip { .. } => Opcode::DifStrip,
-            Self::DifUpdate { .. } => Opcode::DifUpdate,
-            Self::DixGenerate { .. } => Opcode::DixGenerate,
-            Self::CacheFlush { .. } => Opcode::CacheFlush,
-            Self::InterDomainCopy { .. } => Opcode::InterDomainCopy,
-            Self::InterDomainFill { .. } => Opcode::InterDomainFill,
-            Self::InterDomainCompare { .. } => Opcode::InterDomainCompare,
-            Self::InterDomainComparePattern { .. } => Opcode::InterDomainComparePattern,
-            Self::UpdateWindow { .. } => Opcode::UpdateWindow,
         }
     }
 
-    /// Whether it is about memory that the core cannot reach in the device's stead.
-    pub const fn is_inter_domain(&self) -> bool {
-        self.opcode() as u8 >= Opcode::UpdateWindow as u8
-    }
-
-    /// The bytes that the operation works through: of the source, of the destination where there is no
-    /// source, of the record where one is applied.
-    pub(super) const fn len(&self) -> usize {
-        match *self {
-            Self::Noop | Self::Drain | Self::UpdateWindow { .. } => 0,
-            Self::Copy { src, .. }
-            | Self::ComparePattern { src, .. }
-            | Self::Dualcast { src, .. }
-            | Self::Crc { src, .. }
-            | Self::CopyCrc { src, .. }
-            | Self::DifCheck { src, .. }
-            | Self::DifInsert { src, .. }
-            | Self::DifStrip { src, .. }
-            | Self::DifUpdate { src, .. }
-            | Self::DixGenerate { src, .. } => src.len,
-            Self::Fill { dst, .. } | Self::CacheFlush { dst } => dst.len,
-            Self::Compare { first, .. } => first.len,
-            Self::CreateDelta { original, .. } => original.len,
-            Self::ApplyDelta { record, .. } => record.len,
-            Self::InterDomainCopy { len, .. }
-            | Self::InterDomainFill { len, .. }
-            | Self::InterDomainCompare { len, .. }
-            | Self::InterDomainComparePattern { len, .. } => len,
-        }
-    }
-
-    /// The step that pieces and continuations keep to.
-    pub(super) const fn step(&self) -> usize {
-        match *self {
-            Self::CreateDelta { .. } => BLOCK,
-            Self::ApplyDelta { .. } => DELTA,
-            Self::DifInsert { dif, .. } | Self::DixGenerate { dif, .. } => dif.block(),
-            Self::DifCheck { dif, .. } | Self::DifStrip { dif, .. } => dif.block() + FIELD,
-            Self::DifUpdate { update, .. } => update.dif.block() + FIELD,
-            _ => 1,
-        }
-    }
-
-    /// The memory of this process that the operation reads, and that it writes. Unused places are empty.
-    pub(super) const fn memory(&self) -> ([Source; 2], [Destination; 2]) {
-        const NO_SRC: Source = Source::new(std::ptr::null(), 0);
-        const NO_DST: Destination = Destination::new(std::ptr::null_mut(), 0);
-        match *self {
-            Self::Copy { src, dst }
-            | Self::CopyCrc { src, dst, .. }
-            | Self::DifInsert { src, dst, .. }
-            | Self::DifStrip { src, dst, .. }
-            | Self::DifUpdate { src, dst, .. }
-            | Self::DixGenerate { src, dst, .. }
-            | Self::ApplyDelta { record: src, dst } => ([src, NO_SRC], [dst, NO_DST]),
-            Self::Fill { dst, .. } | Self::CacheFlush { dst } => ([NO_SRC; 2], [dst, NO_DST]),
-            Self::Compare { first, second } => ([first, second], [NO_DST; 2]),
-            Self::ComparePattern { src, .. } | Self::Crc { src, .. } | Self::DifCheck { src, .. } => {
-                ([src, NO_SRC], [NO_DST; 2])
-            }
-            Self::CreateDelta { original, changed, record } => ([original, changed], [record, NO_DST]),
-            Self::Dualcast { src, first, second } => ([src, NO_SRC], [first, second]),
-            Self::Noop
-            | Self::Drain
-            | Self::InterDomainCopy { .. }
-            | Self::InterDomainFill { .. }
-            | Self::InterDomainCompare { .. }
-            | Self::InterDomainComparePattern { .. }
-            | Self::UpdateWindow { .. } => ([NO_SRC; 2], [NO_DST; 2]),
-        }
-    }
-
-    /// Checks the lengths and that nothing overlaps that may not.
-    pub(super) fn check(&self) -> Result<(), OpsError> {
-        let len = self.len();
-        if !len.is_multiple_of(self.step()) {
-            return Err(self.wrong("length", len, Expected::MultipleOf(self.step())));
-        }
-        let same = |what, found| match found == len {
-            true => Ok(()),
-            false => Err(self.wrong(what, found, Expected::Exactly(len))),
-        };
-        let at_least = |what, found, least| match found >= least {
-            true => Ok(()),
-            false => Err(self.wrong(what, found, Expected::AtLeast(least))),
-        };
-        let blocks = len / self.step();
-        match *self {
-            Self::Copy { dst, .. } => same("destination", dst.len),
-            Self::Compare { second, .. } => same("second source", second.len),
-            Self::CreateDelta { original, changed, record } => {
-                if len > MAX_TRANSFER {
-                    return Err(self.wrong("length", len, Expected::AtMost(MAX_TRANSFER)));
-                }
-                same("second source", changed.len)?;
-                self.apart(record, original.into())?;
-                self.apart(record, changed.into())
-            }
-            Self::ApplyDelta { record, dst } => {
-                if dst.len > MAX_TRANSFER {
-                    return Err(self.wrong("destination", dst.len, Expected::AtMost(MAX_TRANSFER)));
-                }
-                if !dst.len.is_multiple_of(BLOCK) {
-                    return Err(self.wrong("destination", dst.len, Expected::MultipleOf(BLOCK)));
-                }
-                self.apart(dst, record.into())
-            }
-            Self::Dualcast { src, first, second } => {
-                same("destination", first.len)?;
-                same("second destination", second.len)?;
-                self.apart(first, src.into())?;
-                self.apart(second, src.into())?;
-                self.apart(first, second.as_source().into())
-            }
-            Self::CopyCrc { src, dst, .. } => {
-                same("destination", dst.len)?;
-                self.apart(dst, src.into())
-            }
-            Self::DifInsert { src, dst, dif, .. } => {
-                at_least("destination", dst.len, blocks * (dif.block() + FIELD))?;
-                self.apart(dst, src.into())
-            }
-            Self::DifStrip { src, dst, dif, .. } => {
-                at_least("destination", dst.len, blocks * dif.block())?;
-                self.apart(dst, src.into())
-            }
-            Self::DifUpdate { src, dst, .. } => {
-                at_least("destination", dst.len, len)?;
-                self.apart(dst, src.into())
-            }
-            Self::DixGenerate { src, dst, .. } => {
-                at_least("destination", dst.len, blocks * FIELD)?;
-                self.apart(dst, src.into())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn wrong(&self, what: &'static str, found: usize, expected: Expected) -> OpsError {
-        OpsError::Length { operation: self.opcode(), what, found, expected }
-    }
-
-    fn apart(&self, dst: Destination, (start, len): (usize, usize)) -> Result<(), OpsError> {
-        match overlaps((dst.ptr as usize, dst.len), (start, len)) {
-            true => Err(OpsError::Overlap { operation: self.opcode() }),
-            false => Ok(()),
-        }
-    }
-}
-
-impl From<Source> for (usize, usize) {
-    fn from(src: Source) -> Self {
-        (src.ptr as usize, src.len)
-    }
-}
-
-/// Whether two ranges, each an address and a length, have a byte in common.
-pub(super) fn overlaps(first: (usize, usize), second: (usize, usize)) -> bool {
-    first.0 < second.0.saturating_add(second.1) && second.0 < first.0.saturating_add(first.1)
-}
-
-/// What a length should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The names say it.
-pub enum Expected {
-    Exactly(usize),
-    AtLeast(usize),
-    AtMost(usize),
-    MultipleOf(usize),
-}
-
-impl std::fmt::Display for Expected {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    /// The memory that the operation reads and writes.
+    pub(super) fn memory(&self) -> ArrayVec<Memory, 3> {
+        let (read, written) = (Memory::read, Memory::written);
         match self {
-            Self::Exactly(bytes) => write!(f, "{bytes}"),
-            Self::AtLeast(bytes) => write!(f, "at least {bytes}"),
-            Self::AtMost(bytes) => write!(f, "at most {bytes}"),
-            Self::MultipleOf(bytes) => write!(f, "a multiple of {bytes}"),
+            Self::Copy { src, dst } | Self::CopyCrc { src, dst, .. } => {
+                ArrayVec::from_iter([read("source", src), written("destination", dst)])
+            }
+            Self::Fill { dst, .. } => ArrayVec::from_iter([written("destination", dst)]),
+            Self::Compare { first, second } => {
+                ArrayVec::from_iter([read("source", first), read("second source", second)])
+            }
+            Self::Dualcast { src, first, second } => ArrayVec::from([
+                read("source", src),
+                written("destination", first),
+                written("second destination", second),
+            ]),
+            Self::Crc { src, .. } => ArrayVec::from_iter([read("source", src)]),
+        }
+    }
+
+    /// The bytes that the operation works through.
+    pub(super) fn len(&self) -> usize {
+        self.memory()[0].len
+    }
+
+    /// Whether bytes that are written are others of the operation, too.
+    pub(super) fn overlaps(&self) -> bool {
+        let memory = self.memory();
+        let shared = |one: &Memory, other: &Memory| (one.written || other.written) && one.overlaps(other);
+        memory.iter().enumerate().any(|(at, one)| memory[..at].iter().any(|other| shared(one, other)))
+    }
+
+    /// Whether it is a copy to higher addresses of itself, which goes from its end.
+    pub(super) fn goes_backwards(&self) -> bool {
+        matches!(self, Self::Copy { src, dst } if dst.ptr.cast_const() > src.ptr) && self.overlaps()
+    }
+
+    /// Checks that the lengths are the same and that nothing overlaps that may not.
+    pub(super) fn check(&self) -> Result<(), OpsError> {
+        let (operation, expected) = (self.opcode(), self.len());
+        if let Some(Memory { what, len, .. }) = self.memory().iter().find(|memory| memory.len != expected) {
+            return Err(OpsError::Length { operation, what, found: *len, expected });
+        }
+        match self {
+            Self::Copy { .. } => Ok(()),
+            _ if self.overlaps() => Err(OpsError::Overlap { operation }),
+            _ => Ok(()),
         }
     }
 }

@@ -6,15 +6,13 @@ use crate::completion::Status;
 use crate::descriptor::Opcode;
 use crate::explain::{operation_name, status_name};
 
-use super::operation::Expected;
-use super::software::delta::ApplyError;
-use super::software::dif::{DifError, Tags};
-
 /// A result, and how it came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done<T> {
-    /// The result.
-    pub value: T,
+pub struct Done {
+    /// Compare: the offset of the first difference; `None`: equal.
+    pub difference: Option<usize>,
+    /// CRC32C and copy with it: the CRC; 0 for the others.
+    pub crc: u32,
     /// Who computed it.
     pub done_by: DoneBy,
     /// Descriptors that the device took for it: one for every piece of at most the queue's maximum transfer
@@ -22,14 +20,6 @@ pub struct Done<T> {
     pub descriptors: u32,
     /// Page faults after which the device went on.
     pub resumed: u32,
-}
-
-impl<T> Done<T> {
-    /// The same with another value.
-    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Done<U> {
-        let Self { value, done_by, descriptors, resumed } = self;
-        Done { value: change(value), done_by, descriptors, resumed }
-    }
 }
 
 /// Who did an operation.
@@ -95,48 +85,10 @@ impl fmt::Display for Why {
     }
 }
 
-/// The result of any operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value {
-    /// Done; there is nothing to say.
-    Nothing,
-    /// The offset of the first difference; `None`: equal.
-    Difference(Option<usize>),
-    /// The CRC.
-    Crc(u32),
-    /// The delta record.
-    Delta(Delta),
-    /// The tags of the block after the last.
-    Tags(Tags),
-    /// The source's and the destination's tags of the block after the last.
-    BothTags(Tags, Tags),
-}
-
-/// A delta record that was created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delta {
-    /// Bytes of the record; 0: no difference.
-    pub size: usize,
-    /// Bytes compared before the record was full; all of them where it is complete.
-    pub compared: usize,
-    /// Whether it holds every difference.
-    pub complete: bool,
-}
-
 /// Why there is no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpsError {
-    /// The core cannot stand in.
-    #[error("{} is not supported by {device}: {reason}", operation_name(*.operation))]
-    NotSupported {
-        /// What was asked for.
-        operation: Opcode,
-        /// The work queue, or that there is none.
-        device: String,
-        /// Why not.
-        reason: Why,
-    },
-    /// The lengths do not fit each other or the operation.
+    /// The lengths are not the same.
     #[error("{}: {what} has {found} bytes, expected {expected}", operation_name(*.operation))]
     Length {
         /// What was asked for.
@@ -145,8 +97,8 @@ pub enum OpsError {
         what: &'static str,
         /// Its bytes.
         found: usize,
-        /// What it should have.
-        expected: Expected,
+        /// Bytes of the operation's first memory.
+        expected: usize,
     },
     /// Memory that is written overlaps other memory of the operation.
     #[error("{}: buffers overlap; only a plain copy may", operation_name(*.operation))]
@@ -155,19 +107,13 @@ pub enum OpsError {
         operation: Opcode,
     },
     /// As many operations are in flight as the queue holds.
-    #[error("{limit} operations are in flight already, all that {device} holds: poll first")]
+    #[error("{limit} operations are in flight already, all that work queue {wq} holds: poll first")]
     Full {
         /// The work queue.
-        device: String,
+        wq: String,
         /// Operations that it holds.
         limit: usize,
     },
-    /// The delta record is not one of this destination.
-    #[error(transparent)]
-    Delta(#[from] ApplyError),
-    /// A data integrity field is not what it should be.
-    #[error(transparent)]
-    Dif(#[from] DifError),
     /// The source may have been overwritten, so nobody can finish it.
     #[error("a copy onto itself failed half way ({why}): source and destination are undefined")]
     Damaged {

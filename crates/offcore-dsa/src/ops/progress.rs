@@ -1,34 +1,29 @@
-//! How far an operation is: the descriptor of its next piece, and what a completion record says about it.
+//! How far an operation is: the descriptor of its next piece, what a completion record says about it, and the core's
+//! way to its end.
 //!
 //! An operation is worked through in pieces of at most the queue's maximum transfer size. A piece that stops
 //! at a page fault shortens what is left, and the next piece is its continuation; so both are the same.
 
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
 use crate::completion::{Completed, Status};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, Flags};
 use crate::wq::{WqInfo, gen_cap};
 
-use super::encode::{self, DomainAddress, Seed};
-use super::operation::{Operation, overlaps};
-use super::outcome::{Delta, OpsError, Value, Why};
-use super::software::delta::{ApplyError, BLOCK, DELTA, MIN_RECORD};
-use super::software::dif::{DifError, FIELD, Mismatch, Tags};
-use super::software::{self, Pattern};
+use super::operation::{Operation, Source};
+use super::outcome::Why;
 
 /// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     /// Bytes done at the front.
     pub(super) start: usize,
     /// The end of what is to be done; less than all when the end is done.
-    pub(super) end: usize,
+    end: usize,
     /// The CRC so far.
     pub(super) crc: u32,
-    /// Bytes of the delta record so far.
-    pub(super) record: usize,
-    /// The next block's tags: the source's, or the destination's where there is no other.
-    pub(super) tags: Tags,
-    /// The next block's tags in the destination of an update.
-    pub(super) destination_tags: Tags,
+    /// The first difference, once it is found.
+    pub(super) difference: Option<usize>,
     /// The core made a piece complete, after a page fault at this address.
     pub(super) mended: Option<u64>,
 }
@@ -37,33 +32,48 @@ pub(super) struct Progress {
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
     /// It is done.
-    Done(Value),
+    Done,
     /// The next piece.
     Next,
     /// The next piece, after a page fault at this address was dealt with.
     Faulted(u64),
     /// The core has to do what is left.
     Core(Why),
-    /// There is no result.
-    Failed(OpsError),
+    /// The source may have been overwritten.
+    Damaged(Why),
 }
+
+/// Why the device cannot do the operation.
+pub(super) fn refusal(operation: &Operation<'_>, wq: &WqInfo) -> Option<Why> {
+    let lacks = |capability| wq.gen_cap & capability == 0;
+    match *operation {
+        _ if !wq.ops.contains(operation.opcode()) => Some(Why::Unsupported),
+        Operation::Copy { .. } if lacks(gen_cap::OVERLAP) && operation.overlaps() => {
+            Some(Why::Form("a copy onto itself"))
+        }
+        Operation::Fill { pattern, .. } if lacks(FILL_16) && pattern.words().0 != pattern.words().1 => {
+            Some(Why::Form("a pattern of 16 bytes"))
+        }
+        Operation::Dualcast { ref first, ref second, .. }
+            if (first.address(0) ^ second.address(0)) & 0xfff != 0 =>
+        {
+            Some(Why::Form("destinations whose addresses differ in bits 11:0"))
+        }
+        _ => None,
+    }
+}
+
+/// GENCAP bit 10: fill takes patterns of 16 bytes.
+const FILL_16: u64 = 1 << 10;
 
 impl Progress {
     /// Nothing is done.
-    pub(super) fn new(operation: &Operation) -> Self {
-        let (tags, destination_tags) = match *operation {
-            Operation::DifCheck { tags, .. }
-            | Operation::DifInsert { tags, .. }
-            | Operation::DifStrip { tags, .. }
-            | Operation::DixGenerate { tags, .. } => (tags, tags),
-            Operation::DifUpdate { source, destination, .. } => (source, destination),
-            _ => Default::default(),
-        };
+    pub(super) fn new(operation: &Operation<'_>) -> Self {
         let crc = match *operation {
             Operation::Crc { seed, .. } | Operation::CopyCrc { seed, .. } => seed,
             _ => 0,
         };
-        Self { start: 0, end: operation.len(), crc, record: 0, tags, destination_tags, mended: None }
+        Self { start: 0, end: operation.len(), crc, difference: None, mended: None }
     }
 
     /// What is left, in bytes.
@@ -71,222 +81,96 @@ impl Progress {
         self.end - self.start
     }
 
-    /// The descriptor of the next piece and the piece's bytes; or why the device cannot do it.
-    pub(super) fn piece(&self, operation: &Operation, wq: &WqInfo) -> Result<(Descriptor, usize), Why> {
-        refuse(operation, wq)?;
-        let step = operation.step();
-        // A transfer size of more than 32 bits cannot be written down.
-        let most = usize::try_from(wq.max_transfer_size.min(1 << 31)).unwrap_or(1 << 31);
-        let len = self.left().min(most / step * step);
-        if len == 0 && operation.len() != 0 {
-            return Err(Why::Form("a block larger than its maximum transfer size"));
-        }
-        Ok((self.descriptor(operation, self.place(operation, len), len, most)?, len))
-    }
-
-    /// Where the next piece of `len` bytes begins. A copy to higher addresses of itself goes from its end.
-    fn place(&self, operation: &Operation, len: usize) -> usize {
-        if goes_backwards(operation) { self.end - len } else { self.start }
-    }
-
-    fn descriptor(
-        &self,
-        operation: &Operation,
-        at: usize,
-        len: usize,
-        most: usize,
-    ) -> Result<Descriptor, Why> {
-        // `most` is at most 2^31, and so is `len`.
-        let size = len as u32;
-        let seed = Seed::Value(self.crc);
-        let tags = self.tags;
-        Ok(match *operation {
-            Operation::Noop => encode::noop(),
-            Operation::Drain => encode::drain(),
-            Operation::Copy { src, dst } => encode::copy(src.address(at), dst.address(at), size),
+    /// The descriptor of the next piece of at most `most` bytes, as sections 8.3.4 to 8.3.13 have it, but for the
+    /// completion record and the flags that depend on the queue.
+    pub(super) fn piece(&self, operation: &Operation<'_>, most: u64) -> Descriptor {
+        // A transfer size is written down with 32 bits.
+        let size = (self.left() as u64).min(most.min(1 << 31)) as u32;
+        let at = self.place(operation, size as usize);
+        let mut descriptor = Descriptor { size, ..Descriptor::new(operation.opcode(), Flags::empty()) };
+        match operation {
+            Operation::Copy { src, dst } | Operation::CopyCrc { src, dst, .. } => {
+                (descriptor.src, descriptor.dst) = (src.address(at), dst.address(at));
+            }
             Operation::Fill { pattern, dst } => {
-                encode::fill(device_pattern(pattern, at), dst.address(at), size)
+                let (lower, upper) = pattern.from_offset(at).words();
+                (descriptor.src, descriptor.dst) = (lower, dst.address(at));
+                // Not every device takes 16 bytes.
+                if lower != upper {
+                    descriptor.specific[0] = upper;
+                    descriptor = descriptor.with_flags(Flags::OP_2);
+                }
             }
             Operation::Compare { first, second } => {
-                encode::compare(first.address(at), second.address(at), size, None)
-            }
-            Operation::ComparePattern { src, pattern } => {
-                encode::compare_pattern(src.address(at), rotated(pattern, at), size, None)
-            }
-            Operation::CreateDelta { original, changed, record } => {
-                let room = (record.len - self.record).min(most) / DELTA * DELTA;
-                if room < MIN_RECORD {
-                    return Err(Why::Form("a delta record of less than 80 bytes"));
-                }
-                let record = (record.address(self.record), room as u32);
-                encode::create_delta(original.address(at), changed.address(at), size, record, None)
-            }
-            Operation::ApplyDelta { record, dst } => {
-                encode::apply_delta(record.address(at), size, dst.address(0), dst.len as u32)
+                (descriptor.src, descriptor.dst) = (first.address(at), second.address(at));
             }
             Operation::Dualcast { src, first, second } => {
-                encode::dualcast(src.address(at), first.address(at), second.address(at), size)
+                (descriptor.src, descriptor.dst) = (src.address(at), first.address(at));
+                descriptor.specific[0] = second.address(at);
             }
-            Operation::Crc { src, crc, .. } => encode::crc(src.address(at), size, crc, seed),
-            Operation::CopyCrc { src, dst, crc, .. } => {
-                encode::copy_crc(src.address(at), dst.address(at), size, crc, seed)
-            }
-            Operation::DifCheck { src, dif, flags, .. } => {
-                encode::dif_check(src.address(at), size, dif, flags, tags)
-            }
-            Operation::DifInsert { src, dst, dif, flags, .. } => {
-                let to = at / dif.block() * (dif.block() + FIELD);
-                encode::dif_insert(src.address(at), dst.address(to), size, dif, flags, tags)
-            }
-            Operation::DifStrip { src, dst, dif, flags, .. } => {
-                let to = at / (dif.block() + FIELD) * dif.block();
-                encode::dif_strip(src.address(at), dst.address(to), size, dif, flags, tags)
-            }
-            Operation::DifUpdate { src, dst, update, .. } => encode::dif_update(
-                src.address(at),
-                dst.address(at),
-                size,
-                update,
-                tags,
-                self.destination_tags,
-            ),
-            Operation::DixGenerate { src, dst, dif, flags, .. } => {
-                let to = at / dif.block() * FIELD;
-                encode::dix_generate(src.address(at), dst.address(to), size, dif, flags, tags)
-            }
-            Operation::CacheFlush { dst } => encode::cache_flush(dst.address(at), size),
-            Operation::InterDomainCopy { src, dst, .. } => {
-                encode::inter_domain_copy(moved(src, at), moved(dst, at), size)
-            }
-            Operation::InterDomainFill { pattern, dst, handle, .. } => {
-                let dst = dst.wrapping_add(at as u64);
-                encode::inter_domain_fill(device_pattern(pattern, at), dst, handle, size)
-            }
-            Operation::InterDomainCompare { first, second, .. } => {
-                encode::inter_domain_compare(moved(first, at), moved(second, at), size, None)
-            }
-            Operation::InterDomainComparePattern { src, handle, pattern, .. } => {
-                let src = src.wrapping_add(at as u64);
-                encode::inter_domain_compare_pattern(src, handle, rotated(pattern, at), size, None)
-            }
-            Operation::UpdateWindow { handle, window, suppress_drain } => {
-                encode::update_window(handle, window, suppress_drain)
-            }
-        })
+            Operation::Crc { src, .. } => descriptor.src = src.address(at),
+        }
+        if let Operation::Crc { crc, .. } | Operation::CopyCrc { crc, .. } = operation {
+            descriptor.specific[0] = self.crc.into();
+            descriptor = descriptor.with_flags(crc.flags());
+        }
+        descriptor
+    }
+
+    /// Where the next piece of `len` bytes begins.
+    fn place(&self, operation: &Operation<'_>, len: usize) -> usize {
+        if operation.goes_backwards() { self.end - len } else { self.start }
     }
 
     /// Takes in the record of the piece of `len` bytes.
     ///
     /// # Safety
     ///
-    /// The operation's memory is valid and nobody else uses it, as `Engine::submit` asks; the device has
-    /// finished with the piece.
-    pub(super) unsafe fn absorb(&mut self, operation: &Operation, len: usize, record: &Completed) -> Step {
+    /// The operation's memory is as `Source::new` and `Destination::new` ask; the device has finished with the piece.
+    pub(super) unsafe fn absorb(
+        &mut self,
+        operation: &Operation<'_>,
+        len: usize,
+        record: &Completed,
+    ) -> Step {
         let done = record.completed as usize;
         match record.status {
-            Status::SUCCESS | Status::FALSE_PREDICATE => {
+            Status::SUCCESS if record.result == 1 && matches!(operation, Operation::Compare { .. }) => {
+                self.difference = Some(self.start + done.min(len));
+                Step::Done
+            }
+            Status::SUCCESS => {
+                self.take_crc(operation, record);
+                self.advance(operation, len);
+                if self.left() == 0 { Step::Done } else { Step::Next }
+            }
+            Status::PAGE_FAULT | Status::PAGE_REQUEST_INVALID if done <= len => {
                 // SAFETY: as for this function.
-                unsafe { self.succeeded(operation, len, record) }
-            }
-            Status::PAGE_FAULT | Status::PAGE_REQUEST_INVALID => {
-                if done > len || !done.is_multiple_of(operation.step()) {
-                    return self.failed(operation, record.status);
-                }
-                // SAFETY: as for this function.
-                unsafe { self.partly(operation, len, done, record) }
-            }
-            Status::DELTA_OFFSET | Status::DELTA_OFFSET_ORDER => {
-                Step::Failed(ApplyError { status: record.status, completed: self.start + done }.into())
-            }
-            Status::DIF_ERROR => {
-                let mismatch = Mismatch::from_bits_retain(record.result);
-                Step::Failed(DifError { mismatch, completed: self.start + done }.into())
+                unsafe { self.partly(operation, len, record) }
             }
             // The checks of section 5.4: nothing was done.
             status if (0x10..0x1f).contains(&status.0) => Step::Core(Why::Refused(status)),
-            status => self.failed(operation, status),
+            status if operation.overlaps() => Step::Damaged(Why::Failed(status)),
+            status => Step::Core(Why::Failed(status)),
         }
-    }
-
-    fn failed(&self, operation: &Operation, status: Status) -> Step {
-        let why = Why::Failed(status);
-        if onto_itself(operation) { Step::Failed(OpsError::Damaged { why }) } else { Step::Core(why) }
-    }
-
-    /// Whether a device that stopped anywhere in a piece may have overwritten what is still to be read.
-    pub(super) fn may_be_damaged(&self, operation: &Operation) -> bool {
-        onto_itself(operation)
     }
 
     /// # Safety
     ///
     /// As [`Self::absorb`].
-    unsafe fn succeeded(&mut self, operation: &Operation, len: usize, record: &Completed) -> Step {
-        let at = self.start + (record.completed as usize).min(len);
-        match *operation {
-            Operation::Compare { .. } | Operation::InterDomainCompare { .. } if record.result == 1 => {
-                return Step::Done(Value::Difference(Some(at)));
-            }
-            Operation::InterDomainComparePattern { .. } if record.result == 1 => {
-                return Step::Done(Value::Difference(Some(at)));
-            }
-            Operation::ComparePattern { src, pattern } if record.result == 1 => {
-                // SAFETY: the memory is valid and nobody writes it; `at` is inside.
-                let rest = unsafe { std::slice::from_raw_parts(src.ptr.add(at), self.start + len - at) };
-                // The device's offset may be before the first difference.
-                let exact = software::compare_pattern(rest, Pattern::of_8(pattern), at as u64);
-                return Step::Done(Value::Difference(Some(at + exact.unwrap_or(0))));
-            }
-            Operation::CreateDelta { .. } => {
-                // SAFETY: as for this function.
-                if !unsafe { self.take_record(operation, record) } {
-                    return self.failed(operation, Status::HARDWARE);
-                }
-                if record.result == 2 {
-                    return self.record_is_full(operation, at - self.start, record);
-                }
-            }
-            _ => self.take_values(operation, record),
-        }
-        self.advance(operation, len);
-        if self.left() == 0 { Step::Done(self.value(operation)) } else { Step::Next }
-    }
-
-    /// A piece of the record is full: what the device was given, which may be less than there is.
-    fn record_is_full(&mut self, operation: &Operation, compared: usize, record: &Completed) -> Step {
-        let Operation::CreateDelta { record: memory, .. } = *operation else { return Step::Next };
-        if !compared.is_multiple_of(BLOCK) || (compared == 0 && record.specific[0] as u32 == 0) {
-            return self.failed(operation, record.status);
-        }
-        self.advance(operation, compared);
-        if memory.len - self.record >= DELTA {
-            return Step::Next;
-        }
-        Step::Done(Value::Delta(Delta { size: self.record, compared: self.start, complete: false }))
-    }
-
-    /// # Safety
-    ///
-    /// As [`Self::absorb`].
-    unsafe fn partly(&mut self, operation: &Operation, len: usize, done: usize, record: &Completed) -> Step {
+    unsafe fn partly(&mut self, operation: &Operation<'_>, len: usize, record: &Completed) -> Step {
+        let done = record.completed as usize;
         if done > 0 {
-            self.take_values(operation, record);
-        }
-        if matches!(operation, Operation::CreateDelta { .. }) {
-            // SAFETY: as for this function.
-            let taken = unsafe { self.take_record(operation, record) };
-            if !taken {
-                return self.failed(operation, Status::HARDWARE);
-            }
+            self.take_crc(operation, record);
         }
         let at = self.place(operation, len);
-        match *operation {
-            Operation::Copy { src, dst } if (record.result == 1) != goes_backwards(operation) => {
+        match operation {
+            Operation::Copy { src, dst } if (record.result == 1) != operation.goes_backwards() => {
                 // What is left of the piece lies inside of what is left of the whole, or is followed by it:
                 // the core makes the piece complete. What the device has not copied yet, it has not
                 // overwritten either.
                 let rest = if record.result == 1 { at..at + len - done } else { at + done..at + len };
-                if onto_itself(operation) || at + len < self.end {
+                if operation.overlaps() || at + len < self.end {
                     // SAFETY: both ranges are inside of the operation's memory; the copy may overlap.
                     unsafe { std::ptr::copy(src.ptr.add(rest.start), dst.ptr.add(rest.start), rest.len()) };
                     self.mended = Some(record.fault_address);
@@ -297,140 +181,64 @@ impl Progress {
             }
             _ => self.advance(operation, done),
         }
-        if self.left() == 0 && operation.len() > 0 {
-            return Step::Done(self.value(operation));
-        }
-        Step::Faulted(record.fault_address)
+        if self.left() == 0 { Step::Done } else { Step::Faulted(record.fault_address) }
     }
 
-    fn advance(&mut self, operation: &Operation, len: usize) {
-        if goes_backwards(operation) {
+    fn advance(&mut self, operation: &Operation<'_>, len: usize) {
+        if operation.goes_backwards() {
             self.end -= len;
         } else {
             self.start += len;
         }
     }
 
-    fn take_values(&mut self, operation: &Operation, record: &Completed) {
-        let [lower, upper] = record.specific;
-        match operation {
-            Operation::Crc { .. } | Operation::CopyCrc { .. } => self.crc = lower as u32,
-            Operation::DifCheck { .. } | Operation::DifStrip { .. } => self.tags = Tags::from_word(lower),
-            Operation::DifInsert { .. } | Operation::DixGenerate { .. } => self.tags = Tags::from_word(upper),
-            Operation::DifUpdate { .. } => {
-                (self.tags, self.destination_tags) = (Tags::from_word(lower), Tags::from_word(upper));
-            }
-            _ => {}
+    fn take_crc(&mut self, operation: &Operation<'_>, record: &Completed) {
+        if let Operation::Crc { .. } | Operation::CopyCrc { .. } = operation {
+            self.crc = record.specific[0] as u32;
         }
     }
 
-    /// Takes in the deltas that a piece has written: their offsets count from the piece. Says whether they
-    /// fit.
+    /// The core does what is left.
     ///
     /// # Safety
     ///
-    /// As [`Self::absorb`].
-    unsafe fn take_record(&mut self, operation: &Operation, record: &Completed) -> bool {
-        let Operation::CreateDelta { record: memory, .. } = *operation else { return false };
-        let size = record.specific[0] as u32 as usize;
-        if !size.is_multiple_of(DELTA) || size > memory.len - self.record {
-            return false;
+    /// The operation's memory is as `Source::new` and `Destination::new` ask; it passed [`Operation::check`]; no
+    /// device works on it any more.
+    pub(super) unsafe fn finish(&mut self, operation: &Operation<'_>) {
+        let (start, len) = (self.start, self.left());
+        if len == 0 {
+            return;
         }
-        if self.start > 0 {
-            // SAFETY: the range is inside of the record's memory, which is ours while the operation is not
-            // done.
-            let deltas = unsafe { std::slice::from_raw_parts_mut(memory.ptr.add(self.record), size) };
-            for delta in deltas.as_chunks_mut::<DELTA>().0 {
-                let offset =
-                    u16::from_le_bytes([delta[0], delta[1]]).wrapping_add((self.start / BLOCK) as u16);
-                [delta[0], delta[1]] = offset.to_le_bytes();
-            }
-        }
-        self.record += size;
-        true
-    }
-
-    /// The result of an operation that is done.
-    pub(super) fn value(&self, operation: &Operation) -> Value {
+        // SAFETY: the range is inside of the memory, which is valid and nobody writes while the slice lives: where
+        // the operation writes something, `Operation::check` saw that it is something else.
+        let bytes = |src: &Source<'_>| unsafe { from_raw_parts(src.ptr.add(start), len) };
+        // SAFETY: both ranges are inside of the operation's memory; the copy may overlap.
+        let copy = |src: &Source<'_>, dst: *mut u8| unsafe {
+            std::ptr::copy(src.ptr.add(start), dst.add(start), len)
+        };
         match operation {
-            Operation::Compare { .. }
-            | Operation::ComparePattern { .. }
-            | Operation::InterDomainCompare { .. }
-            | Operation::InterDomainComparePattern { .. } => Value::Difference(None),
-            Operation::CreateDelta { .. } => {
-                Value::Delta(Delta { size: self.record, compared: operation.len(), complete: true })
+            Operation::Copy { src, dst } => copy(src, dst.ptr),
+            Operation::Fill { pattern, dst } => {
+                // SAFETY: the range is inside of the memory, which is valid and nobody else uses.
+                let dst = unsafe { from_raw_parts_mut(dst.ptr.add(start), len) };
+                pattern.from_offset(start).fill(dst);
             }
-            Operation::Crc { .. } | Operation::CopyCrc { .. } => Value::Crc(self.crc),
-            Operation::DifCheck { .. }
-            | Operation::DifInsert { .. }
-            | Operation::DifStrip { .. }
-            | Operation::DixGenerate { .. } => Value::Tags(self.tags),
-            Operation::DifUpdate { .. } => Value::BothTags(self.tags, self.destination_tags),
-            _ => Value::Nothing,
+            Operation::Compare { first, second } => {
+                self.difference = super::compare(bytes(first), bytes(second)).map(|at| start + at);
+            }
+            Operation::Dualcast { src, first, second } => {
+                copy(src, first.ptr);
+                copy(src, second.ptr);
+            }
+            Operation::Crc { src, crc, .. } => self.crc = crc.of(bytes(src), self.crc),
+            Operation::CopyCrc { src, dst, crc, .. } => {
+                copy(src, dst.ptr);
+                self.crc = crc.of(bytes(src), self.crc);
+            }
         }
+        self.start = self.end;
     }
 }
-
-fn moved(address: DomainAddress, at: usize) -> DomainAddress {
-    DomainAddress { address: address.address.wrapping_add(at as u64), ..address }
-}
-
-fn rotated(pattern: u64, at: usize) -> u64 {
-    Pattern::of_8(pattern).from_offset(at as u64).words().0
-}
-
-/// The pattern from there on; as 8 bytes if they are enough, because not every device takes 16.
-fn device_pattern(pattern: Pattern, at: usize) -> Pattern {
-    let (lower, upper) = pattern.words();
-    let pattern = if lower == upper { Pattern::of_8(lower) } else { pattern };
-    pattern.from_offset(at as u64)
-}
-
-fn onto_itself(operation: &Operation) -> bool {
-    matches!(*operation, Operation::Copy { src, dst }
-        if overlaps((src.ptr as usize, src.len), (dst.ptr as usize, dst.len)))
-}
-
-fn goes_backwards(operation: &Operation) -> bool {
-    matches!(*operation, Operation::Copy { src, dst } if dst.ptr.cast_const() > src.ptr)
-        && onto_itself(operation)
-}
-
-/// Why the device cannot do the operation.
-fn refuse(operation: &Operation, wq: &WqInfo) -> Result<(), Why> {
-    let lacks = |capability| wq.gen_cap & capability == 0;
-    let form = |refused: bool, what| if refused { Err(Why::Form(what)) } else { Ok(()) };
-    if !wq.ops.contains(operation.opcode()) {
-        return Err(Why::Unsupported);
-    }
-    let aligned = |addresses: &[u64]| addresses.iter().all(|address| address.is_multiple_of(8));
-    match *operation {
-        Operation::Copy { .. } => {
-            form(onto_itself(operation) && lacks(gen_cap::OVERLAP), "a copy onto itself")
-        }
-        Operation::Fill { pattern, .. } | Operation::InterDomainFill { pattern, .. } => {
-            form(device_pattern(pattern, 0).size() == 16 && lacks(FILL_16), "a pattern of 16 bytes")
-        }
-        Operation::Dualcast { first, second, .. } => {
-            let differ = (first.address(0) ^ second.address(0)) & 0xfff != 0;
-            form(differ, "destinations whose addresses differ in bits 11:0")
-        }
-        Operation::CreateDelta { original, changed, .. } => {
-            form(!aligned(&[original.address(0), changed.address(0)]), "sources that are not 8-byte aligned")
-        }
-        Operation::ApplyDelta { dst, .. } => {
-            form(!aligned(&[dst.address(0)]), "a destination that is not 8-byte aligned")?;
-            form(dst.len as u64 > wq.max_transfer_size, "a destination larger than its maximum transfer size")
-        }
-        Operation::DixGenerate { dst, .. } => {
-            form(!aligned(&[dst.address(0)]), "a destination that is not 8-byte aligned")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// GENCAP bit 10: fill takes patterns of 16 bytes.
-const FILL_16: u64 = 1 << 10;
 
 #[cfg(test)]
 mod tests;

@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
+use super::{delta, dif::DifFlags};
 use crate::completion::Status;
 use crate::descriptor::{Descriptor, Flags, Opcode};
-use crate::ops::software::{delta, dif::DifFlags};
 use crate::wq::{OpSet, gen_cap};
 
 /// Statuses that are never written to a completion record, and those that only inter-domain operations have.
@@ -374,7 +374,7 @@ fn addresses(descriptor: &Descriptor, op: Opcode, limits: &Limits) -> Result<(),
 /// Bytes that a DIF operation writes.
 fn written(descriptor: &Descriptor, op: Opcode) -> u64 {
     let size = u64::from(descriptor.size);
-    let block = DifFlags::from_bits_retain(descriptor.specific_byte(42)).block() as u64;
+    let block = DifFlags::of(descriptor).block() as u64;
     match op {
         Opcode::DifInsert => size / block * (block + 8),
         Opcode::DifStrip => size / (block + 8) * block,

@@ -1,7 +1,7 @@
 //! Making an operation: what happens in memory at the instant of its completion, and what its record says.
 //!
-//! The results are those of [`crate::ops::software`], on bytes that are read and written through [`super::memory`]; every
-//! operation goes through its data in order, so that it can stop at a page fault and say how far it came.
+//! Bytes are read and written through [`super::memory`]; every operation goes through its data in order, so that it can
+//! stop at a page fault and say how far it came.
 
 mod data;
 mod records;

@@ -3,7 +3,7 @@
 use super::{CHUNK, Operand, Operation, Stop};
 use crate::completion::Status;
 use crate::descriptor::Flags;
-use crate::ops::software::{self, Crc, Pattern};
+use crate::ops::{self, Crc, Pattern};
 use crate::sim::memory::{self, Fault};
 
 /// The same fault, after `before` more bytes of the operation.
@@ -62,7 +62,7 @@ impl Operation<'_> {
         let bytes = self.bytes(size, 1);
         // The chunk's size is a multiple of the pattern's: every piece begins where the pattern does.
         let piece = (bytes as usize).min(CHUNK);
-        software::fill(&mut self.scratch.first[..piece], pattern, 0);
+        pattern.fill(&mut self.scratch.first[..piece]);
         for (start, len) in chunks(bytes, CHUNK) {
             // SAFETY: as the caller promises.
             unsafe { memory::write(dst.wrapping_add(start), &self.scratch.first[..len]) }
@@ -86,7 +86,7 @@ impl Operation<'_> {
             let there = [&read_a, &read_b].map(|read| read.as_ref().err().map_or(len, |fault| fault.done));
             let there = there[0].min(there[1]);
             // A difference before the fault is reported instead of it.
-            if let Some(different) = software::compare(&a[..there], &b[..there]) {
+            if let Some(different) = ops::compare(&a[..there], &b[..there]) {
                 return self.compared(Some(start + different as u64));
             }
             for (read, operand) in [(read_a, Operand::Source), (read_b, Operand::Source2)] {
@@ -106,12 +106,14 @@ impl Operation<'_> {
         let (src, pattern) = (self.descriptor.src, Pattern::of_8(self.descriptor.dst));
         let size = u64::from(self.descriptor.size);
         let bytes = self.bytes(size, 1);
+        // As in a fill, every piece begins where the pattern does.
+        pattern.fill(&mut self.scratch.second[..(bytes as usize).min(CHUNK)]);
         for (start, len) in chunks(bytes, CHUNK) {
             let data = &mut self.scratch.first[..len];
             // SAFETY: as the caller promises.
             let read = unsafe { memory::read(src.wrapping_add(start), data) };
             let there = read.as_ref().err().map_or(len, |fault| fault.done);
-            if let Some(different) = software::compare_pattern(&data[..there], pattern, start) {
+            if let Some(different) = ops::compare(&data[..there], &self.scratch.second) {
                 return self.compared(Some(start + different as u64));
             }
             read.map_err(|fault| at(fault, start, Operand::Source))?;

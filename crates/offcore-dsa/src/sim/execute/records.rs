@@ -3,8 +3,8 @@
 use super::{Operand, Operation, Stop};
 use crate::completion::Status;
 use crate::descriptor::{Flags, Opcode};
-use crate::ops::software::delta::{self, Applier, BLOCK, DELTA};
-use crate::ops::software::dif::{self, DestinationFlags, DifFlags, FIELD, SourceFlags, Tags, Update};
+use crate::sim::delta::{self, Applier, BLOCK, DELTA};
+use crate::sim::dif::{Dif, FIELD};
 use crate::sim::memory::{self, Fault};
 
 /// Bytes of both sources that are compared in one piece.
@@ -106,12 +106,8 @@ impl Operation<'_> {
     /// # Safety
     /// As above.
     pub(super) unsafe fn dif(&mut self, op: Opcode) -> Result<(), Stop> {
-        let update = Update {
-            source: SourceFlags::from_bits_retain(self.descriptor.specific_byte(40)),
-            destination: DestinationFlags::from_bits_retain(self.descriptor.specific_byte(41)),
-            dif: DifFlags::from_bits_retain(self.descriptor.specific_byte(42)),
-        };
-        let block = update.dif.block();
+        let mut dif = Dif::of(self.descriptor);
+        let block = dif.flags.block();
         let with_field = block + FIELD;
         let (from, to) = match op {
             Opcode::DifCheck => (with_field, 0),
@@ -120,34 +116,18 @@ impl Operation<'_> {
             Opcode::DifUpdate => (with_field, with_field),
             _ => (block, FIELD),
         };
-        let mut source = Tags::from_word(self.descriptor.specific[1]);
-        let mut destination = Tags::from_word(self.descriptor.specific[2]);
         let (src, dst) = (self.descriptor.src, self.descriptor.dst);
         let size = u64::from(self.descriptor.size);
         let whole = size / from as u64 * from as u64;
         let bytes = self.bytes(whole, from as u64);
         for at in (0..bytes).step_by(from) {
-            self.tags(op, source, destination);
+            self.tags(op, &dif);
             let input = &mut self.scratch.first[..from];
-            let output = &mut self.scratch.second[..to];
             // SAFETY: as the caller promises.
             unsafe { memory::read(src.wrapping_add(at), input) }
                 .map_err(|fault| after(fault, at, Operand::Source))?;
-            let checked = match op {
-                Opcode::DifCheck => dif::check(update.dif, update.source, &mut source, input),
-                Opcode::DifStrip => dif::strip(update.dif, update.source, &mut source, input, output),
-                Opcode::DifUpdate => update.run(&mut source, &mut destination, input, output),
-                Opcode::DifInsert => {
-                    dif::insert(update.dif, update.destination, &mut destination, input, output);
-                    Ok(())
-                }
-                _ => {
-                    dif::generate(update.dif, update.destination, &mut destination, input, output);
-                    Ok(())
-                }
-            };
-            if let Err(error) = checked {
-                self.record.result = error.mismatch.bits();
+            if let Err(mismatch) = dif.process(input, &mut self.scratch.second[..to]) {
+                self.record.result = mismatch.bits();
                 self.record.completed = at as u32;
                 return Err(Stop::Status(Status::DIF_ERROR));
             }
@@ -156,17 +136,17 @@ impl Operation<'_> {
             unsafe { memory::write(dst.wrapping_add(written), &self.scratch.second[..to]) }
                 .map_err(|fault| after(fault, at, Operand::Destination))?;
         }
-        self.tags(op, source, destination);
+        self.tags(op, &dif);
         self.injected(bytes, whole, (src, false, Operand::Source))
     }
 
     /// The tags of the next block, where the operation's record has them.
-    fn tags(&mut self, op: Opcode, source: Tags, destination: Tags) {
+    fn tags(&mut self, op: Opcode, dif: &Dif) {
         if !matches!(op, Opcode::DifInsert | Opcode::DixGenerate) {
-            self.record.specific[0] = source.word();
+            self.record.specific[0] = dif.source_tags.word();
         }
         if matches!(op, Opcode::DifInsert | Opcode::DifUpdate | Opcode::DixGenerate) {
-            self.record.specific[1] = destination.word();
+            self.record.specific[1] = dif.destination_tags.word();
         }
     }
 }

@@ -17,12 +17,12 @@ pub struct Crc {
 
 impl Crc {
     /// What a descriptor's flags ask for (Table 8-19).
-    pub fn from_flags(flags: Flags) -> Self {
+    pub(crate) fn from_flags(flags: Flags) -> Self {
         Self { bypass_inversion: flags.contains(Flags::OP_1), bypass_reflection: flags.contains(Flags::OP_2) }
     }
 
     /// The descriptor flags that ask for it.
-    pub fn flags(self) -> Flags {
+    pub(super) fn flags(self) -> Flags {
         let mut flags = Flags::empty();
         flags.set(Flags::OP_1, self.bypass_inversion);
         flags.set(Flags::OP_2, self.bypass_reflection);
@@ -48,47 +48,6 @@ fn reflected(data: &[u8], seed: u32) -> u32 {
         }
         crc32c::crc32c_append(crc, &turned[..chunk.len()])
     })
-}
-
-/// Tables of the T10 polynomial 0x8bb7: entry `b` of table `n` is the CRC of the byte `b` and `n` zero bytes.
-static T10: [[u16; 256]; 8] = {
-    let mut tables = [[0; 256]; 8];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut crc = (byte as u16) << 8;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x8bb7 };
-            bit += 1;
-        }
-        tables[0][byte] = crc;
-        byte += 1;
-    }
-    let mut zeros = 1;
-    while zeros < 8 {
-        let mut byte = 0;
-        while byte < 256 {
-            let crc: u16 = tables[zeros - 1][byte];
-            tables[zeros][byte] = crc << 8 ^ tables[0][(crc >> 8) as usize];
-            byte += 1;
-        }
-        zeros += 1;
-    }
-    tables
-};
-
-/// The 16-bit CRC of a guard tag (appendix B), going on from `seed`; nothing is inverted.
-pub fn t10(data: &[u8], seed: u16) -> u16 {
-    let mut chunks = data.chunks_exact(8);
-    let mut crc = seed;
-    for chunk in &mut chunks {
-        let [high, low] = crc.to_be_bytes();
-        crc = T10[7][usize::from(chunk[0] ^ high)] ^ T10[6][usize::from(chunk[1] ^ low)];
-        for (byte, table) in chunk[2..].iter().zip(T10[..6].iter().rev()) {
-            crc ^= table[usize::from(*byte)];
-        }
-    }
-    chunks.remainder().iter().fold(crc, |crc, byte| crc << 8 ^ T10[0][usize::from((crc >> 8) as u8 ^ byte)])
 }
 
 #[cfg(test)]
@@ -143,13 +102,6 @@ mod tests {
         assert_eq!(plain.of(&[], 0x1234_5678), 0x1234_5678);
     }
 
-    #[test]
-    fn t10_known_answers() {
-        assert_eq!(t10(CHECK, 0), 0xd0db);
-        assert_eq!(t10(&[0; 32], 0), 0);
-        assert_eq!(t10(&[1], 0), 0x8bb7);
-    }
-
     proptest! {
         #[test]
         fn every_way_is_the_long_division_and_may_be_continued(
@@ -162,17 +114,6 @@ mod tests {
             let (head, tail) = data.split_at(cut.index(data.len() + 1));
             prop_assert_eq!(crc.of(tail, crc.of(head, seed)), whole);
             prop_assert_eq!(Crc::from_flags(crc.flags() | Flags::OP_0), crc);
-        }
-
-        #[test]
-        fn t10_may_be_continued(
-            data in prop::collection::vec(any::<u8>(), 0..100), cut: prop::sample::Index, seed: u16,
-        ) {
-            let shift = |crc: u16, _| crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x8bb7 };
-            let by_hand = data.iter().fold(seed, |crc, byte| (0..8).fold(crc ^ u16::from(*byte) << 8, shift));
-            prop_assert_eq!(t10(&data, seed), by_hand);
-            let (head, tail) = data.split_at(cut.index(data.len() + 1));
-            prop_assert_eq!(t10(tail, t10(head, seed)), by_hand);
         }
     }
 }

@@ -6,23 +6,23 @@
 use crate::completion::Status;
 
 /// Bytes of a block: sources, destination and their length are multiples of it.
-pub const BLOCK: usize = 8;
+pub(super) const BLOCK: usize = 8;
 /// Bytes of a delta.
-pub const DELTA: usize = 10;
+pub(super) const DELTA: usize = 10;
 /// Bytes that may be compared at most: what 16 bits can count in blocks.
-pub const MAX_TRANSFER: usize = 0x8_0000;
+pub(super) const MAX_TRANSFER: usize = 0x8_0000;
 /// The smallest maximum size of a record that a device accepts: all deltas of a cache line.
-pub const MIN_RECORD: usize = 80;
+pub(super) const MIN_RECORD: usize = 80;
 
 /// What became of the creation of a record, or of a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Created {
+pub(super) struct Created {
     /// Bytes of the record that were written.
-    pub record: usize,
+    pub(super) record: usize,
     /// Bytes that were compared: all of them, or those before the block whose delta had no room.
-    pub compared: usize,
+    pub(super) compared: usize,
     /// Whether every difference is in the record.
-    pub complete: bool,
+    pub(super) complete: bool,
 }
 
 /// Compares `original` with `changed` and writes the deltas that turn one into the other. The offsets in the
@@ -32,7 +32,7 @@ pub struct Created {
 ///
 /// When the slices differ in length, the length or `offset` is not a multiple of [`BLOCK`], or a block lies
 /// past [`MAX_TRANSFER`].
-pub fn create(original: &[u8], changed: &[u8], offset: usize, record: &mut [u8]) -> Created {
+pub(super) fn create(original: &[u8], changed: &[u8], offset: usize, record: &mut [u8]) -> Created {
     assert!(original.len() == changed.len() && original.len().is_multiple_of(BLOCK));
     assert!(offset.is_multiple_of(BLOCK) && offset + original.len() <= MAX_TRANSFER);
     let mut written = 0;
@@ -53,14 +53,14 @@ pub fn create(original: &[u8], changed: &[u8], offset: usize, record: &mut [u8])
 
 /// Applies deltas one after the other, and checks their offsets.
 #[derive(Clone, Copy, Debug)]
-pub struct Applier {
+pub(super) struct Applier {
     transfer_size: usize,
     last: Option<u16>,
 }
 
 impl Applier {
     /// For a destination of `transfer_size` bytes.
-    pub const fn new(transfer_size: usize) -> Self {
+    pub(super) const fn new(transfer_size: usize) -> Self {
         Self { transfer_size, last: None }
     }
 
@@ -70,7 +70,7 @@ impl Applier {
     ///
     /// [`Status::DELTA_OFFSET`] when the offset is not greater than the one before;
     /// [`Status::DELTA_OFFSET_ORDER`] when it lies past the destination.
-    pub fn next(&mut self, delta: &[u8; DELTA]) -> Result<(usize, [u8; BLOCK]), Status> {
+    pub(super) fn next(&mut self, delta: &[u8; DELTA]) -> Result<(usize, [u8; BLOCK]), Status> {
         let [low, high, block @ ..] = *delta;
         let offset = u16::from_le_bytes([low, high]);
         if self.last.is_some_and(|last| offset <= last) {
@@ -83,46 +83,6 @@ impl Applier {
         self.last = Some(offset);
         Ok((at, block))
     }
-}
-
-/// A record that cannot be applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("delta record: {} after {completed} bytes of the record", reason(*.status))]
-pub struct ApplyError {
-    /// [`Status::DELTA_OFFSET`] or [`Status::DELTA_OFFSET_ORDER`].
-    pub status: Status,
-    /// Bytes of the record that were applied before.
-    pub completed: usize,
-}
-
-fn reason(status: Status) -> &'static str {
-    if status == Status::DELTA_OFFSET {
-        "offsets do not increase"
-    } else {
-        "an offset lies past the destination"
-    }
-}
-
-/// Applies `record` to `dst`. Bytes past the last whole delta are ignored.
-///
-/// # Errors
-///
-/// An offset that is not greater than the one before, or past the destination. The deltas before it were
-/// applied.
-///
-/// # Panics
-///
-/// When the destination's length is not a multiple of [`BLOCK`].
-pub fn apply(record: &[u8], dst: &mut [u8]) -> Result<(), ApplyError> {
-    assert!(dst.len().is_multiple_of(BLOCK));
-    let mut applier = Applier::new(dst.len());
-    let (deltas, _) = record.as_chunks::<DELTA>();
-    for (delta, before) in deltas.iter().zip(0..) {
-        let (at, block) =
-            applier.next(delta).map_err(|status| ApplyError { status, completed: before * DELTA })?;
-        dst[at..at + BLOCK].copy_from_slice(&block);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -152,20 +112,23 @@ mod tests {
         );
     }
 
+    /// The destination after the record, or the status and the bytes of the record before the delta that was wrong.
+    fn apply(record: &[u8], dst: &[u8]) -> Result<Vec<u8>, (Status, usize)> {
+        let (mut dst, mut applier) = (dst.to_vec(), Applier::new(dst.len()));
+        for (delta, before) in record.as_chunks::<DELTA>().0.iter().zip(0..) {
+            let (at, block) = applier.next(delta).map_err(|status| (status, before * DELTA))?;
+            dst[at..at + BLOCK].copy_from_slice(&block);
+        }
+        Ok(dst)
+    }
+
     #[test]
     fn offsets_are_checked() {
         let delta = |offset: u16| [offset.to_le_bytes().as_slice(), &[7; 8]].concat();
-        let mut dst = [0; 32];
         let record = [delta(0), delta(2), delta(2)].concat();
-        let error = ApplyError { status: Status::DELTA_OFFSET, completed: 20 };
-        assert_eq!(apply(&record, &mut dst), Err(error));
-        assert_eq!(dst, [[7; 8], [0; 8], [7; 8], [0; 8]].concat()[..]);
-        let error = ApplyError { status: Status::DELTA_OFFSET_ORDER, completed: 10 };
-        assert_eq!(apply(&[delta(3), delta(4)].concat(), &mut dst), Err(error));
-        assert_eq!(
-            error.to_string(),
-            "delta record: an offset lies past the destination after 10 bytes of the record"
-        );
+        assert_eq!(apply(&record, &[0; 32]), Err((Status::DELTA_OFFSET, 20)));
+        assert_eq!(apply(&record[..20], &[0; 32]).unwrap(), [[7; 8], [0; 8], [7; 8], [0; 8]].concat());
+        assert_eq!(apply(&[delta(3), delta(4)].concat(), &[0; 32]), Err((Status::DELTA_OFFSET_ORDER, 10)));
     }
 
     proptest! {
@@ -184,9 +147,7 @@ mod tests {
             let mut record = vec![0; original.len() / BLOCK * DELTA];
             let created = create(&original, &changed, 0, &mut record);
             prop_assert!(created.complete);
-            let mut dst = original.clone();
-            prop_assert_eq!(apply(&record[..created.record], &mut dst), Ok(()));
-            prop_assert_eq!(&dst, &changed);
+            prop_assert_eq!(apply(&record[..created.record], &original), Ok(changed.clone()));
 
             // In two chunks it is the same record.
             let cut = cut.index(original.len() / BLOCK + 1) * BLOCK;
