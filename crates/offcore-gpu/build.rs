@@ -1,5 +1,5 @@
-//! Builds the kernels' source for the host (`kernels/host.cpp`), and does without where there is no C++ compiler. For tests
-//! (feature `test-switches`) it also builds a stand-in for the CUDA driver's library.
+//! Builds the kernels for the host (`kernels/host.cpp`), and skips that if there is no C++ compiler. For tests (feature
+//! `test-switches`) it also builds a stand-in for the CUDA driver's library.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .extra_warnings(true)
         .flag_if_supported("-fno-exceptions")
         .flag_if_supported("-fno-rtti")
-        // Nothing of C++'s library is used, so nothing of it has to be there when the program runs.
+        // The C++ library is not used, so it need not be installed at run time.
         .cpp_link_stdlib(None)
         .compile("offcore_gpu_host");
     println!("cargo::rustc-cfg=host_kernels");
@@ -40,8 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Builds `tests/fake_cuda` as a shared library of the names by which the CUDA driver's one is looked for, in a folder of its
-/// own, and says where it is.
+/// Builds `tests/fake_cuda` as a shared library under the CUDA driver's names in a directory of its own, and exports
+/// its path.
 fn fake_cuda() -> Result<(), Box<dyn Error>> {
     const SOURCES: &str = "tests/fake_cuda";
     println!("cargo::rerun-if-changed={SOURCES}");
@@ -53,8 +53,8 @@ fn fake_cuda() -> Result<(), Box<dyn Error>> {
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cpp"));
     sources.sort();
     let mut compiler = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler()?.to_command();
-    // A program that has loaded it by its path finds it by this name, the first that cudarc tries. It stays loaded, since
-    // its threads may still be there.
+    // A program that has loaded it by path then finds it by this name, the first that cudarc tries. It stays loaded,
+    // since its threads may still run.
     compiler.args(["-shared", "-Wl,-soname,libcuda.so", "-Wl,-z,nodelete", "-Wl,-z,defs", "-pthread"]);
     compiler.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Ikernels"]);
     compiler.args(&sources).arg("-o").arg(&library);
@@ -72,7 +72,7 @@ fn fake_cuda() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs the C++ compiler that would be used, which has a name whether it is there or not. Its name, when it does not run.
+/// Runs the configured C++ compiler, which may not exist. Returns its name if it does not run.
 fn compiler_runs() -> Result<(), String> {
     let tool = cc::Build::new().cpp(true).cargo_warnings(false).try_get_compiler().map_err(|_| "c++")?;
     let mut version = Command::new(tool.path());

@@ -1,20 +1,18 @@
-//! `offcore bench gpu`: l2fwd-nv's published tables, re-measured; what a device takes for a burst, how long packets
-//! take, and from which burst on a device does more than a core.
+//! `offcore bench gpu`: re-measures l2fwd-nv's published tables, and measures the time of a burst, the latency of
+//! packets, and the burst from which on a device beats a core.
 //!
-//! No port is under it: a generator submits packets to a pipeline, a verifier takes them from it and checks them, and
-//! they go round. Each end has an lcore of its own where there are enough; with fewer, one lcore is both ends of a
-//! pipeline. How much these two manage by themselves is measured in the same way, by pipelines in which nobody works
-//! (workload `none`): rows say whether that, or whoever works, is the limit.
+//! It uses no ports: packets circulate from a generator through a pipeline to a verifier, which checks them, and back.
+//! Each end has its own lcore if there are enough; otherwise one lcore runs both ends of a pipeline. The rate of the
+//! two ends alone is measured the same way, with workload `none`: rows say whether that or the workload is the limit.
 //!
-//! What is compared with each other takes turns, forwards and backwards, each with pipelines of its own that are
-//! started for it: a device that waits for bursts is no neighbour of one that is measured. Before the first window
-//! every packet's every byte and result is checked, and one packet in 64 in the windows; length, order, addresses and
-//! result of all.
+//! Subjects that are compared take turns, forwards and backwards, each with pipelines started for it, so that an idle
+//! device does not disturb one that is measured. Before the first window every byte and result of every packet is
+//! checked; in the windows one packet in 64, and length, order, addresses and result of all.
 //!
 //! * `io`, `workload`: the two tables,
-//! * `forced`: a forced time for each packet, by bursts,
-//! * `break-even`: work that a device may be worth, by bursts, beside a core that does nothing else,
-//! * `latency`: packets that come at a pace.
+//! * `forced`: forced time per packet, by burst,
+//! * `break-even`: work that may be worth a device, by burst, compared with a core that does nothing else,
+//! * `latency`: packets at a fixed rate.
 
 mod baseline;
 mod cases;
@@ -54,20 +52,20 @@ pub const STAND_IN: &str = "host";
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// The first published table: packets of 64 to 1024 bytes on which nobody works.
+    /// The first published table: packets of 64 to 1024 bytes without work.
     Io,
     /// The second one: MAC swap by bursts.
     Workload,
     /// A forced time for each packet.
     Forced,
-    /// From which burst on a device does more than a core.
+    /// The burst from which on a device beats a core.
     BreakEven,
-    /// How long packets take that come at a pace.
+    /// Latency at a fixed rate.
     Latency,
 }
 
 impl Case {
-    /// Every one of them.
+    /// All cases.
     pub const ALL: [Self; 5] = [Self::Io, Self::Workload, Self::Forced, Self::BreakEven, Self::Latency];
 
     /// The name in options and JSON.
@@ -93,21 +91,21 @@ impl FromStr for Case {
     }
 }
 
-/// Who works on bursts.
+/// What processes bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Nobody.
+    /// Nothing.
     None,
-    /// The lcore that takes bursts back.
+    /// The lcore of the verifier.
     Cpu,
     /// A device.
     Device(Launch),
-    /// One core that does nothing else: no pipeline, the baseline of [`Case::BreakEven`].
+    /// One core without a pipeline, the baseline of [`Case::BreakEven`].
     Core,
 }
 
 impl Workload {
-    /// The three of a device.
+    /// The device workloads.
     pub(crate) const DEVICE: [Self; 3] =
         [Self::Device(Launch::Kernel), Self::Device(Launch::Persistent), Self::Device(Launch::Graph)];
 
@@ -121,18 +119,18 @@ impl Workload {
         }
     }
 
-    /// Whether a device does it.
+    /// Whether it uses a device.
     pub const fn is_device(self) -> bool {
         matches!(self, Self::Device(_))
     }
 }
 
-/// What is done with every packet.
+/// The work on every packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkKind {
-    /// Nothing: packets go to who works on them and back.
+    /// None.
     Nothing,
-    /// Its MAC addresses change places.
+    /// Swaps the MAC addresses.
     Swap,
     /// CRC-32C of its payload.
     Crc32c,
@@ -143,7 +141,7 @@ pub enum WorkKind {
 }
 
 impl WorkKind {
-    /// Those that can be asked for.
+    /// The selectable ones.
     pub const ALL: [Self; 4] = [Self::Swap, Self::Crc32c, Self::Checksum, Self::Match];
 
     /// The name in options and JSON.
@@ -157,7 +155,7 @@ impl WorkKind {
         }
     }
 
-    /// How a core does it, at its best.
+    /// The CPU implementation.
     const fn baseline(self) -> &'static str {
         match self {
             Self::Nothing => "none",
@@ -198,7 +196,7 @@ impl FromStr for WorkKind {
     }
 }
 
-/// What to measure, and with what.
+/// The options of a measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// What is measured.
@@ -213,11 +211,11 @@ pub struct Options {
     pub works: Vec<WorkKind>,
     /// Where devices work on packets. Cases that do not compare them take the first.
     pub memories: Vec<Memory>,
-    /// Bursts on their way at most, in each pipeline: a power of two.
+    /// Maximum bursts in flight per pipeline: a power of two.
     pub slots: usize,
-    /// Blocks that serve a pipeline of workload `persistent`; none: a few, and more for work that takes longer.
+    /// Blocks per pipeline of workload `persistent`; `None`: a few, and more for longer work.
     pub blocks: Option<u32>,
-    /// Lanes of a block.
+    /// Threads per block.
     pub lanes: u32,
     /// Windows of each cell.
     pub windows: usize,
@@ -225,10 +223,9 @@ pub struct Options {
     pub window: Duration,
     /// How long packets go round before it.
     pub warm_up: Duration,
-    /// How long all of it may take: when it becomes clear that it would take longer, cells have fewer windows, though
-    /// one at least.
+    /// Time limit of everything: if it would be exceeded, cells have fewer windows, but at least one.
     pub limit: Duration,
-    /// Packets on their way in a pipeline at most, unless two bursts are more.
+    /// Maximum packets in flight per pipeline, or two bursts if that is more.
     pub on_their_way: usize,
     /// Fewer cells.
     pub quick: bool,
@@ -259,7 +256,7 @@ impl Options {
             window: Duration::from_millis(200),
             warm_up: Duration::from_millis(30),
             limit: Duration::from_secs(if quick { 50 } else { 210 }),
-            // What is on its way has to come back after each window, and a stand-in is slow.
+            // Packets in flight have to return after each window, and a stand-in is slow.
             on_their_way: if stand_in { 1024 } else { 32_768 },
             quick,
             hugepages: Hugepages::Auto,
@@ -310,21 +307,20 @@ pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
     Ok((device, Some(line)))
 }
 
-/// What there is to say at the end.
+/// The outcome of a measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What a person should know about the device.
+    /// The device's notes for the user.
     pub notes: Vec<String>,
     /// What could not be measured, and why: a device that refused or failed; a packet that was lost, reordered or
     /// changed, or had a wrong result.
     pub failures: Vec<String>,
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready. What fails is left out, and the
-/// rest measured all the same.
+/// Measures everything in `options`, and passes each row to `emit` as it is ready. Failed parts are left out.
 ///
 /// # Errors
-/// When nothing can be measured.
+/// Nothing can be measured.
 pub fn run(
     options: &Options,
     device: Box<dyn Device>,

@@ -21,9 +21,9 @@ fn results(worker: Worker<'_>, lens: &[usize]) -> Vec<(Vec<u8>, u32)> {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let work = Work { kind: Kind::Crc32c, skip: SKIP as u32, ..Work::default() };
-    let patience = Duration::from_secs(10);
+    let timeout = Duration::from_secs(10);
     let setup =
-        Setup { burst: lens.len(), slots: 2, worker, work, patience, pool, hugepages: Hugepages::None };
+        Setup { burst: lens.len(), slots: 2, worker, work, timeout, pool, hugepages: Hugepages::None };
     let (mut front, mut back) = pipeline(setup).unwrap();
     let mut packets: Vec<Packet> = lens
         .iter()
@@ -86,7 +86,7 @@ fn core_dsa_and_kernels_agree_on_the_same_bytes() {
     let Ok(mut device) = HostDevice::new() else { return };
     for launch in Launch::ALL {
         for memory in Memory::ALL {
-            let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 64, memory };
+            let worker = Worker::Device { device: &mut device, launch, blocks: 1, threads: 64, memory };
             assert_eq!(results(worker, &lens), by_core, "{launch}, {memory}");
         }
     }

@@ -1,19 +1,19 @@
-//! Pipelines of a GPU, or of a CPU in its place, as a TX queue and an RX queue.
+//! Pipelines of a GPU or of a CPU as a TX queue and an RX queue.
 //!
 //! ```text
 //! worker 1: port's RX queue -> ... -> WorkTx | bursts | WorkRx -> ... -> port's TX queue: worker 2
 //! ```
-//! They go where a [ring](crate::ring) between two workers goes. [`WorkTx`] gathers the packets of several port bursts into
-//! one of the work's, until that is full or its first packet has waited for long enough. When there is no room for more it
-//! takes no more: what its worker's RX side cannot take back is dropped there and counted. [`WorkRx`] gives on what is done,
-//! in order, and takes back what cannot be sent.
+//! They take the place of a [ring](crate::ring) between two workers. [`WorkTx`] gathers the packets of several port
+//! bursts into a work burst, until that is full or its first packet has waited for the timeout. When there is no room
+//! it accepts no more: packets that the worker's RX side cannot take back are dropped there and counted. [`WorkRx`]
+//! returns processed packets in order, and takes back what cannot be sent.
 //!
-//! Where packets are to be split, [`WorkTx`] moves the first bytes of each into a buffer of their own, and [`WorkRx`] moves
-//! them back.
+//! With buffer split, [`WorkTx`] moves the first bytes of each packet to a separate buffer, and [`WorkRx`] moves them
+//! back.
 //!
-//! Where packets are in the device's memory ([`Memory::Direct`]) nothing here reads or writes them (a stamp goes to the
-//! host's chunk of the same number, which nobody looks at). Packets of several buffers
-//! are dropped (`too_big`), and so are those that a failed device leaves behind, and all behind them (`failed`).
+//! With packets in device memory ([`Memory::Direct`]) nothing here reads or writes them. (A timestamp goes to the
+//! host's chunk of the same number, which is not used.) Packets of several buffers are dropped (`too_big`), and so are
+//! those that a failed device leaves, and all after them (`failed`).
 
 use std::time::Duration;
 
@@ -30,10 +30,9 @@ use offcore_wire::dscp;
 use crate::mirror::Stamping;
 use crate::ring::bytes;
 
-/// Counters of the work, in the statistics page, whose block is called `NAME/workN`: bursts that came back, packets in
-/// them whose result was not 0, and what became of packets by their result: dropped, marked (those that are not IP cannot
-/// be), sent elsewhere; and whether the device has failed, and the CPU works in its place if it can (1), and how many packets
-/// the device then holds back.
+/// Counters of the work in the statistics page, in block `NAME/workN`: bursts returned; packets with a non-zero result;
+/// packets dropped, marked (IP only) and steered by their result; whether the device has failed (1), in which case the
+/// CPU takes over if it can; and the packets held back because of it.
 pub const WORK_COUNTERS: [&str; 7] =
     ["bursts", "hits", "dropped", "marked", "steered", "failed", "quarantined"];
 const BURSTS: usize = 0;
@@ -44,43 +43,43 @@ const STEERED: usize = 4;
 const FAILED: usize = 5;
 const QUARANTINED: usize = 6;
 
-/// What becomes of packets by their result. With patterns, those with a result are those in which one occurs.
+/// What happens to packets by their result. With patterns, a packet with a match has a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnHit {
-    /// All go on; they are counted.
+    /// All are forwarded; matches are counted.
     #[default]
     Pass,
     /// Packets with a result get this DSCP, if they are IP.
     Mark(u8),
     /// Packets with a result are dropped.
     Drop,
-    /// Only packets with a result go on.
+    /// Only packets with a result are forwarded.
     Only,
-    /// Packets with a result go elsewhere: to [`QueuesSetup::elsewhere`].
+    /// Packets with a result are sent to [`QueuesSetup::elsewhere`].
     Steer,
 }
 
-/// What a pipeline's queues are made with, beside the pipeline.
+/// The parameters of a pipeline's queues, in addition to the pipeline's own.
 #[derive(Debug)]
 pub struct QueuesSetup<'a> {
-    /// How long a packet waits for others of its burst.
+    /// How long a packet waits for its burst to fill.
     pub burst_timeout: Duration,
-    /// What becomes of packets by their result.
+    /// What happens to packets by their result.
     pub on_hit: OnHit,
-    /// Where packets go that do not go on ([`OnHit::Steer`]); without it they are dropped.
+    /// The destination of [`OnHit::Steer`]; without it those packets are dropped.
     pub elsewhere: Option<Stamping>,
-    /// Where the counters go.
+    /// The statistics page for the counters.
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `pipeline0`.
     pub name: &'a str,
-    /// The queue whose packets it takes.
+    /// The index of the port's queue.
     pub index: u16,
 }
 
-/// A pipeline between two workers.
+/// Creates a pipeline between two workers.
 ///
 /// # Errors
-/// What [`offcore_gpu::pipeline::pipeline`] says, or the statistics page is full.
+/// The errors of [`offcore_gpu::pipeline::pipeline`], or a full statistics page.
 pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(WorkTx, WorkRx), PortError> {
     let QueuesSetup { burst_timeout, on_hit, elsewhere, stats, name, index } = queues;
     let (pool, burst) = (pipeline.pool, pipeline.burst);
@@ -114,15 +113,15 @@ pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(
     Ok((tx, rx))
 }
 
-/// The half that gathers bursts.
+/// The end that gathers bursts.
 #[derive(Debug)]
 pub struct WorkTx {
-    /// Until it is stopped.
+    /// `None` once stopped.
     front: Option<Front>,
     gathered: Vec<Packet>,
     burst: usize,
     timeout: u64,
-    /// TSC when the first of the gathered packets came.
+    /// TSC of the first gathered packet.
     since: u64,
     pool: &'static Pool,
     /// Packets are in the device's memory.
@@ -132,9 +131,9 @@ pub struct WorkTx {
 }
 
 impl WorkTx {
-    /// Hands on what is gathered, if there is room for it; whether nothing is left.
+    /// Submits the gathered packets, if there is room. Returns whether none are left.
     #[inline]
-    fn hand_on(&mut self) -> bool {
+    fn flush(&mut self) -> bool {
         let Some(front) = &mut self.front else { return self.gathered.is_empty() };
         if self.gathered.is_empty() {
             return true;
@@ -169,7 +168,7 @@ impl WorkTx {
 
 impl TxQueue for WorkTx {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        // Stopped: there is nobody to hand them to, and the worker drops and counts them.
+        // Stopped: the worker drops and counts them.
         if self.front.is_none() {
             return;
         }
@@ -177,7 +176,7 @@ impl TxQueue for WorkTx {
             self.drop_segmented(burst, ctx.cache);
         }
         while !burst.is_empty() {
-            if self.gathered.len() == self.burst && !self.hand_on() {
+            if self.gathered.len() == self.burst && !self.flush() {
                 break;
             }
             if self.gathered.is_empty() {
@@ -193,7 +192,7 @@ impl TxQueue for WorkTx {
             }
         }
         if self.gathered.len() == self.burst || self.is_due() {
-            self.hand_on();
+            self.flush();
         }
         ctx.clock.lap(Stage::Tx);
     }
@@ -204,7 +203,7 @@ impl TxQueue for WorkTx {
 
     fn poll(&mut self, _: &mut Context<'_>) {
         if self.is_due() {
-            self.hand_on();
+            self.flush();
         }
     }
 
@@ -212,9 +211,9 @@ impl TxQueue for WorkTx {
         &self.counters
     }
 
-    /// Everything has to be back before a device can be told to end.
+    /// The device may be told to quit only when every burst is back.
     fn stop(&mut self, _: &mut Context<'_>) -> bool {
-        if !self.hand_on() || self.front.as_mut().is_some_and(|front| !front.is_empty()) {
+        if !self.flush() || self.front.as_mut().is_some_and(|front| !front.is_empty()) {
             return false;
         }
         self.front = None;
@@ -222,8 +221,8 @@ impl TxQueue for WorkTx {
     }
 }
 
-/// Moves the first `at` bytes into a buffer of their own. Packets that have no more, or several buffers, and those that there
-/// is no buffer for stay as they are.
+/// Moves the first `at` bytes to a separate buffer. Leaves packets that are no longer, that have several buffers, or
+/// for which there is no buffer.
 #[inline]
 fn split(mut packet: Packet, at: usize, cache: &mut PoolCache) -> Packet {
     if packet.is_segmented() || packet.len() <= at {
@@ -235,7 +234,7 @@ fn split(mut packet: Packet, at: usize, cache: &mut PoolCache) -> Packet {
     cache.pool().link(header, packet)
 }
 
-/// Moves them back.
+/// Undoes [`split`].
 #[inline]
 fn joined(mut packet: Packet, split: &Split, cache: &mut PoolCache) -> Packet {
     if split.payload(&packet).is_none_or(|(_, offset, _)| usize::from(offset) < split.at) {
@@ -248,15 +247,15 @@ fn joined(mut packet: Packet, split: &Split, cache: &mut PoolCache) -> Packet {
     rest
 }
 
-/// The half that gives on what is done.
+/// The end that returns processed packets.
 #[derive(Debug)]
 pub struct WorkRx {
     back: Back,
-    /// Packets of the burst that is done that have been given on or dropped.
+    /// Packets of the current burst that have been returned or dropped.
     next: usize,
     on_hit: OnHit,
     elsewhere: Option<Stamping>,
-    /// What could not be sent: it comes first.
+    /// Packets that could not be sent; returned first.
     returned: Burst,
     pool: &'static Pool,
     /// Packets are in the device's memory.
@@ -266,7 +265,7 @@ pub struct WorkRx {
     work: Block,
 }
 
-/// What becomes of packets, counted.
+/// Counts of a burst, and its steered packets.
 #[derive(Debug, Default)]
 struct Hits {
     dropped: u64,
@@ -278,7 +277,7 @@ impl WorkRx {
     #[inline]
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
-            // They were counted when they came.
+            // Already counted.
             let packets = self.returned.len().min(burst.remaining_capacity());
             burst.extend(self.returned.drain(..packets));
             return;
@@ -286,7 +285,7 @@ impl WorkRx {
         let room = ctx.burst.min(burst.remaining_capacity());
         let Some(done) = self.back.done() else { return };
         if self.next == 0 {
-            // From here on the last is the next.
+            // Reversed, so that `pop` returns them in order.
             done.packets.reverse();
             self.work.counter(BURSTS).add(1);
             self.work.counter(HITS).add(done.hits.into());
@@ -296,7 +295,7 @@ impl WorkRx {
             let Some(mut packet) = done.packets.pop() else { break };
             let hit = done.results[self.next] != 0;
             self.next += 1;
-            // Whoever worked on it has left its head far away.
+            // The device or another core wrote it, so its head is not in this core's cache.
             if !self.direct {
                 prefetch::write(packet.data().as_ptr());
             }
@@ -322,7 +321,7 @@ impl WorkRx {
         ctx.clock.lap(Stage::Rx);
     }
 
-    /// Counts, and sends what goes elsewhere.
+    /// Updates the counters and sends the steered packets.
     #[inline]
     fn settle(&mut self, mut hits: Hits, ctx: &mut Context<'_>) {
         if hits.dropped > 0 {
@@ -348,7 +347,7 @@ impl WorkRx {
 }
 
 impl Hits {
-    /// The packet, if it goes on.
+    /// The packet, if it is forwarded.
     #[inline(always)]
     fn pass(
         &mut self,

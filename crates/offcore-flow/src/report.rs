@@ -70,7 +70,7 @@ pub struct WorkReport {
     pub steered: u64,
     /// The device has failed, and the CPU works in its place.
     pub failed: bool,
-    /// Packets held back because a device that stands still may yet write them.
+    /// Packets held back because a hung device may still write them.
     pub quarantined: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A switch whose packets are in a device's memory: DPDK puts them there, the device works on them, DPDK sends them.
+//! A switch with packets in device memory: DPDK receives them there, the device processes them, DPDK sends them.
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -60,10 +60,10 @@ fn config(launch: Launch) -> SwitchConfig {
         workload: Workload::Device(launch),
         devices: vec!["host".into()],
         memory: Memory::Direct,
-        // All packets at once: none is to be dropped.
+        // All packets fit, so none is dropped.
         slots: 128,
         kind: Kind::Crc32c,
-        patience: Duration::from_secs(10),
+        timeout: Duration::from_secs(10),
         hugepages: Hugepages::None,
         ..Working::default()
     };
@@ -78,7 +78,7 @@ fn dpdk(spec: &str, pool: &'static Pool, memory: Option<&DeviceMemory>) -> Box<d
 }
 
 #[test]
-fn packets_go_through_a_devices_memory_and_not_through_the_pool() {
+fn direct_packets_bypass_the_pool() {
     if HostDevice::new().is_err() {
         println!("SKIP: no C++ compiler was there when offcore-gpu was built");
         return;
@@ -92,7 +92,7 @@ fn packets_go_through_a_devices_memory_and_not_through_the_pool() {
         let spec = format!("dpdk:net_pcap{index},args=[rx_pcap={},tx_pcap={}]", from.display(), to.display());
         let ports = vec![dpdk(&spec, pool, devices.memory())];
         let mut running = start_with(&config, ports, pool, devices).unwrap();
-        let note = "packets are received there and worked on there";
+        let note = "packets are received there and processed there";
         assert!(running.notes().iter().any(|text| text.contains(note)), "{:?}", running.notes());
         let (mut reporter, since) = (running.reporter().unwrap(), Instant::now());
         loop {
@@ -134,7 +134,7 @@ fn packets_go_through_a_devices_memory_and_not_through_the_pool() {
 }
 
 #[test]
-fn ports_whose_packets_are_elsewhere_are_refused() {
+fn ports_without_direct_memory_are_refused() {
     if HostDevice::new().is_err() {
         return;
     }
@@ -145,7 +145,7 @@ fn ports_whose_packets_are_elsewhere_are_refused() {
     let ports: Vec<Box<dyn Port>> = vec![Box::new(GenPort::open(&spec, pool).unwrap())];
     let error = start_with(&config, ports, pool, devices).unwrap_err().to_string();
     assert!(error.contains("gen:") && error.contains("memory of host"), "{error}");
-    // The right kind of port, opened without the memory.
+    // The right kind of port, but opened without the memory.
     let ports = vec![dpdk("dpdk:net_null0", pool, None)];
     let error = start(&config, ports, pool).unwrap_err().to_string();
     assert!(error.contains("net_null0 are elsewhere"), "{error}");

@@ -193,7 +193,7 @@ fn piped(by_device: bool) -> ! {
     let worker = match &mut device {
         Ok(device) if by_device => {
             let (launch, memory) = (Launch::Persistent, Memory::Gpu);
-            pipeline::Worker::Device { device, launch, blocks: 1, lanes: 32, memory }
+            pipeline::Worker::Device { device, launch, blocks: 1, threads: 32, memory }
         }
         _ => pipeline::Worker::Cpu,
     };
@@ -204,7 +204,7 @@ fn piped(by_device: bool) -> ! {
         slots: 8,
         worker,
         work: pipeline::Work { kind: Kind::Match, swap: true, split_at, patterns, ..Default::default() },
-        patience: Duration::from_secs(3600),
+        timeout: Duration::from_secs(3600),
         pool,
         hugepages: Hugepages::None,
     };

@@ -1,18 +1,18 @@
-// What a kernel does with bursts, for any group of lanes (group.h): one burst by one group, one burst by several,
-// bursts for as long as they come, and one burst of a graph that is launched before its bursts are there.
+// Kernel bodies, for any type of group (group.h): one burst by one group, one burst by several groups, bursts until
+// told to quit, and one burst of a graph that is launched before its bursts arrive.
 //
-// A body believes little of what it reads: a number of packets that a slot has no room for is answered as an empty
-// burst, and a packet that is not inside its chunk is left alone and has the result 0.
+// The bodies validate what they read: a packet count that the slot has no room for is answered as an empty burst, and a
+// packet outside its chunk is skipped with result 0.
 #pragma once
 #include "group.h"
 #include "packet.h"
 
-// Packets of one group, where several work on a burst.
+// Packets per group when several groups share a burst.
 #define OG_SHARE 256u
 
 namespace og {
 
-// A burst's memory.
+// Addresses of a burst's slot and answer.
 struct Burst {
 	const og_slot *slot;
 	const og_packet *packets;
@@ -29,7 +29,7 @@ OG_FN Burst burst_in(const og_ring &ring, u32 slot)
 	             (u32 *)(to + sizeof(og_answer))};
 }
 
-// Where the burst of a turn is, and its lap.
+// Slot and lap of a turn.
 struct Place {
 	u32 slot;
 	u32 lap;
@@ -37,11 +37,11 @@ struct Place {
 
 OG_FN Place place_of(const og_ring &ring, u64 turn)
 {
-	// As src/ring.rs counts: laps go round at 2^32 and leave 0 out.
+	// Same as src/ring.rs: laps wrap at 2^32 and skip 0.
 	return Place{(u32)turn & (ring.count - 1), (u32)(turn / ring.count % 0xffffffffu) + 1};
 }
 
-// The packets that are there when a head says `count`: more than slot and answer have room for are none.
+// The number of packets for a head's `count`: 0 if slot or answer has no room for as many.
 OG_FN u32 packets_of(const og_ring &ring, u32 count)
 {
 	u32 described = (ring.slot_stride - (u32)sizeof(og_slot)) / (u32)sizeof(og_packet);
@@ -49,18 +49,16 @@ OG_FN u32 packets_of(const og_ring &ring, u32 count)
 	return count <= OG_MAX_BURST && count <= described && count <= answered ? count : 0;
 }
 
-// How many parts a packet is cut into, as a power of two from `least` on: lanes that would have no packet take a part
-// of another's.
+// log2 of the parts that a packet is cut into, at least `least`: otherwise idle threads take a part of a packet.
 template <class Group> OG_FN u32 parts_shift(const Group &g, u32 packets, u32 least)
 {
 	u32 shift = least;
-	while (shift < 10 && (u64)packets << (shift + 1) <= g.lanes())
+	while (shift < 10 && (u64)packets << (shift + 1) <= g.threads())
 		shift++;
 	return shift;
 }
 
-// The words of the tile's packets go to staging memory: 1 << shift lanes of neighbouring numbers, which copy
-// neighbouring words, share a packet.
+// Copies a tile's packets to staging memory. 1 << shift adjacent threads share a packet and copy adjacent words.
 template <class Word, class Group> OG_FN void copy_tile(Group &g, const og_pool &pool, u32 count, u32 shift)
 {
 	g.template copy<Word>(count << shift, pool.base, pool.staging, [&](u32 i, u32 round) {
@@ -69,8 +67,8 @@ template <class Word, class Group> OG_FN void copy_tile(Group &g, const og_pool 
 	});
 }
 
-// Packets of a tile, whose descriptors are in scratch memory, each put there by the lane that `each` gives its number:
-// they are copied to staging memory, and their addresses swapped there and where they came from.
+// Copies a tile's packets to staging memory, and swaps their addresses both there and in the pool. The descriptors are
+// in scratch memory, each written by the thread that `each` assigns.
 template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 count)
 {
 	const og_pool &pool = p.pool;
@@ -87,7 +85,7 @@ template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 coun
 		copy_tile<Wide>(g, pool, count, shift);
 	else
 		copy_tile<u8>(g, pool, count, shift);
-	// Other lanes have copied a packet's addresses, by its descriptor, which the next tile overwrites.
+	// Other threads read a packet's descriptor and copied its addresses; the next tile overwrites the descriptor.
 	g.sync();
 	if (p.work.swap) {
 		g.each(count, [&](u32 i) {
@@ -101,8 +99,8 @@ template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 coun
 	}
 }
 
-// Packets from..to of a burst: swap, then results, then what is left of the forced time. Returns how many results of
-// this lane are not 0.
+// Works on packets from..to of a burst: swap, results, then the rest of the forced time. Returns how many results of
+// this thread are not 0.
 template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const Burst &burst, u32 from, u32 to)
 {
 	const u32 kind = p.work.kind, skip = p.work.skip;
@@ -159,7 +157,7 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 			g.sync();
 		}
 
-		// The same lane as above has a packet here and in the next tile: no sync.
+		// No sync: the same thread handles packet i above, here and in the next tile.
 		g.each(count, [&](u32 i) {
 			u32 result = scratch.packets[i].len ? result_of(kind, scratch.partial[i]) : 0;
 			burst.results[tile + i] = result;
@@ -168,14 +166,14 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 	}
 
 	if (p.work.forced_ns) {
-		// Lanes wait at the same time, packets of one lane one after the other.
-		u64 rounds = ((u64)(to - from) + g.lanes() - 1) / g.lanes();
+		// Threads wait in parallel, the packets of one thread in sequence.
+		u64 rounds = ((u64)(to - from) + g.threads() - 1) / g.threads();
 		g.wait_until(begun + rounds * p.work.forced_ns);
 	}
 	return hits;
 }
 
-// By all lanes, when a burst is done.
+// Completes a burst; called by all threads.
 template <class Group> OG_FN void answer(Group &g, const Burst &burst, u32 lap, u32 hits)
 {
 	u32 all = g.sum(hits);
@@ -192,7 +190,7 @@ template <class Group> OG_FN void serve(Group &g, const og_pipeline &p, const Bu
 	answer(g, burst, lap, work_on(g, p, burst, 0, packets_of(p.ring, count)));
 }
 
-// What a slot says that must hold a burst by now, at every lane: OG_QUIT when it does not.
+// The count of a slot that must hold a burst already, at every thread; OG_QUIT if it does not.
 template <class Group> OG_FN u32 count_of(Group &g, const Burst &burst, u32 lap)
 {
 	u32 count = OG_QUIT;
@@ -204,7 +202,7 @@ template <class Group> OG_FN u32 count_of(Group &g, const Burst &burst, u32 lap)
 	return g.broadcast(count);
 }
 
-// What a slot says as soon as its lap is `lap`, at every lane.
+// Waits until the slot's lap is `lap`; returns its count at every thread.
 template <class Group> OG_FN u32 wait_for(Group &g, const Burst &burst, u32 lap)
 {
 	u32 count = 0;
@@ -219,7 +217,7 @@ template <class Group> OG_FN u32 wait_for(Group &g, const Burst &burst, u32 lap)
 	return g.broadcast(count);
 }
 
-// One burst, which is there already. False, and nothing is done, when it is not or is no burst.
+// Serves one burst, which must be there already. Returns false and does nothing otherwise.
 template <class Group> OG_FN bool burst(Group &g, const og_pipeline &p, u32 slot, u32 lap)
 {
 	Burst burst = burst_in(p.ring, slot);
@@ -230,10 +228,10 @@ template <class Group> OG_FN bool burst(Group &g, const og_pipeline &p, u32 slot
 	return true;
 }
 
-// The share of group `block` of `blocks` in one burst, which is there already; the last of them that is done answers.
-// There need be no more than one for every OG_SHARE packets; one that gets none has a say in who is last all the same, and
-// all of them answer a burst without packets. `tally` is two words that the groups of a burst have in
-// common, 0 before and behind it. False, and nothing is done, when there is no burst.
+// Serves the share of group `block` of `blocks` in one burst, which must be there already. The last group to finish
+// answers. There need be at most one group per OG_SHARE packets; a group without packets still takes part in deciding
+// which is last, and so do all groups of an empty burst. `tally` is two words common to the groups of the burst, 0
+// before and after. Returns false and does nothing if there is no burst.
 template <class Group>
 OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u32 blocks, u32 *tally)
 {
@@ -262,7 +260,7 @@ OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u
 	return true;
 }
 
-// Every `step`th burst from turn `from_turn` + `first` on, until one is OG_QUIT. Groups 0 to step - 1 serve all turns.
+// Serves every `step`th burst from turn `from_turn` + `first` on, until OG_QUIT. Groups 0 to step - 1 serve all turns.
 template <class Group>
 OG_FN void persistent(Group &g, const og_pipeline &p, u32 first, u32 step, u64 from_turn)
 {
@@ -276,7 +274,7 @@ OG_FN void persistent(Group &g, const og_pipeline &p, u32 first, u32 step, u64 f
 	}
 }
 
-// One burst, as soon as it is there. False when it is OG_QUIT.
+// Waits for one burst and serves it. Returns false on OG_QUIT.
 template <class Group> OG_FN bool graph_node(Group &g, const og_pipeline &p, u32 slot, u32 lap)
 {
 	Burst burst = burst_in(p.ring, slot);

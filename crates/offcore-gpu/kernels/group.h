@@ -1,44 +1,44 @@
-// A group: the lanes that work on one burst together. What works on packets (bodies.h) is written once, for any group:
+// A group: the threads that work on one burst together. bodies.h is written once, for any type of group:
 //
-//   lanes()            how many there are
-//   first()            whether this lane is the one that speaks for all
-//   each(n, f)         f(0) .. f(n - 1), each by one lane, whatever n is: number i is always lane i % lanes()'s
-//   sync()             what any lane did before is seen by all of them behind it; no lane goes on before all are here
-//   broadcast(x)       the first lane's x, at every lane
-//   any(x)             whether any lane's x is not 0, at every lane; it is a sync, too
-//   sum(x)             the sum of every lane's x, at the first lane
-//   copy<Word>(n, from, to, place)   words from memory to memory, n series of them, each by one lane as numbers of
-//                      `each` are: word r of series i is place(i, r) bytes from both, and a series ends where that is
-//                      OG_NOWHERE
-//   add, minimum, exclusive_or   on a partial result of the scratch memory, that other lanes change too
-//   tally(p, x)        adds x to a counter that other groups change too and returns what it was; orders all around it
-//   take(p)            what such a counter is; it is 0 then
-//   load(packet)       a descriptor, read once
-//   poll(head)         a slot's head, read once and as a whole: what was written before its lap is seen from then on
-//   fence()            what this lane has written is seen by the whole system before what is written behind the fence
-//   release(p, x)      writes x to where the CPU reads it; with fences by all lanes and a sync before, who sees x
-//                      sees all that they wrote
-//   now(), wait_until(t)   nanoseconds of a clock; comes back when it has reached t
-//   relax(tries)       what a lane does between two looks at memory
-//   scratch            memory of the group alone
+//   threads()          number of threads
+//   first()            whether this thread is thread 0
+//   each(n, f)         f(0) .. f(n - 1), each called by one thread; thread i % threads() always calls f(i)
+//   sync()             barrier: writes before it are visible to all threads after it
+//   broadcast(x)       thread 0's x, at every thread
+//   any(x)             whether x is not 0 at any thread; also a barrier
+//   sum(x)             the sum of every thread's x, at thread 0
+//   copy<Word>(n, from, to, place)   copies n series of words, each by one thread, distributed as by `each`: word r of
+//                      series i is place(i, r) bytes from both bases; a series ends where place returns OG_NOWHERE
+//   add, minimum, exclusive_or   atomic update of a partial result in scratch memory
+//   tally(p, x)        atomic fetch-and-add on a counter shared with other groups; a full fence
+//   take(p)            atomic exchange of such a counter with 0
+//   load(packet)       reads a descriptor once
+//   poll(head)         reads a slot's head once, as a whole, with acquire semantics
+//   fence()            orders this thread's writes before its later writes, system-wide
+//   release(p, x)      writes x with release semantics to memory that the CPU reads; after a fence by every thread and a
+//                      barrier, a reader that sees x sees the writes of the whole group
+//   now(), wait_until(t)   a clock in nanoseconds; spins until it reaches t
+//   relax(tries)       backs off between two polls
+//   scratch            memory private to the group
 //
-// sync, broadcast, any, sum and wait_until are called by all lanes at the same place. On a GPU a group is a block of
-// threads. On the host it is one thread, which does the work of one lane after the other: between two syncs no lane may
-// need another's work.
+// All threads call sync, broadcast, any, sum and wait_until at the same place. On a GPU a group is a block of threads. On
+// the host a group is one thread of the operating system that does the work of the block's threads in turn; between two
+// barriers no thread may depend on another's work.
 #pragma once
 #include "layout.h"
 
-// Packets whose descriptors and partial results a group has in its scratch memory at once.
+// Packets whose descriptors and partial results fit in the scratch memory at a time.
 #define OG_TILE 1024u
-// Lanes of a block of a GPU, at most.
-#define OG_MAX_LANES 1024u
-// No place in a memory.
+// Maximum threads per block on a GPU.
+#define OG_MAX_THREADS 1024u
+// Not an offset.
 #define OG_NOWHERE 0xffffffffffffffffull
 
 #ifdef __CUDACC__
 #define OG_FN __device__ __forceinline__
-// A table that lanes read at different places at once: global memory, since constant memory serves one place at a time.
-// Not const, so that no load at all is by way of the cache that is not coherent, and a look at the PTX shows it.
+// A lookup table. Threads read different entries at once, which constant memory would serialise, so it is in global
+// memory. It is not const: the compiler could otherwise read it through the non-coherent cache, and a check of the PTX
+// allows no such load at all.
 #define OG_TABLE __device__
 #else
 #define OG_FN inline
@@ -56,7 +56,7 @@ struct Scratch {
 	u32 sum;
 };
 
-// A slot's head as it was at one time.
+// A snapshot of a slot's head.
 struct Head {
 	u32 lap;
 	u32 count;
@@ -74,21 +74,21 @@ OG_FN og_packet packet_of(u64 word)
 
 #ifdef __CUDACC__
 
-// As much as one lane copies at a time.
+// The unit of a copy by one thread.
 typedef uint4 Wide;
 
 struct Block {
 	Scratch &scratch;
 
-	// Lanes that share a packet, as a power of two, when there are more packets than lanes: the lanes of a warp read
-	// bytes that are beside each other.
+	// log2 of the threads that share a packet when there are more packets than threads, so that the threads of a warp
+	// read adjacent bytes.
 	static constexpr u32 SHARED_BY = 5;
-	// Those that share one which is copied and whose bytes are in 1 << SHORT_SHARED_BY words: more packets at once.
+	// The same for packets that are copied and fit in 1 << SHORT_SHARED_BY words: more packets at a time.
 	static constexpr u32 SHORT_SHARED_BY = 3;
-	// Words of a lane that are on their way at the same time when it copies: the memory they come from is far away.
+	// Loads in flight per thread during a copy, to hide the latency of host memory.
 	static constexpr u32 AHEAD = 4;
 
-	OG_FN u32 lanes() const { return blockDim.x; }
+	OG_FN u32 threads() const { return blockDim.x; }
 	OG_FN bool first() const { return threadIdx.x == 0; }
 	OG_FN void sync() const { __syncthreads(); }
 
@@ -98,8 +98,8 @@ struct Block {
 			f(i);
 	}
 
-	// AHEAD series at a time: all are read before any is written, which the compiler could not know to be allowed.
-	// Words that are not wide are copied where memory is badly aligned, as no device's is: one series at a time.
+	// AHEAD series at a time: all loads before any store, an order that the compiler could not prove safe. Narrow words
+	// are only used for badly aligned memory, which no device has, so one series at a time is enough there.
 	template <class Word, class F> OG_FN void copy(u32 count, const u8 *from, u8 *to, F place) const
 	{
 		constexpr u32 ahead = sizeof(Word) == sizeof(Wide) ? AHEAD : 1;
@@ -194,13 +194,13 @@ struct Block {
 		}
 	}
 
-	// A look at the CPU's memory takes a microsecond as it is.
+	// No backoff: a read of host memory takes a microsecond anyway.
 	OG_FN void relax(u32) const {}
 };
 
 #else
 
-// Sixteen bytes aligned to sixteen, whatever they are made of.
+// 16 bytes, aligned to 16, that may alias any type.
 struct __attribute__((may_alias, aligned(16))) Wide {
 	u64 halves[2];
 };
@@ -209,20 +209,20 @@ struct Thread {
 	Scratch &scratch;
 	const u32 count;
 
-	// One thread has nobody to share a packet with; it does so for lanes that would be idle, as a block does.
+	// A single thread cannot share a packet, except on behalf of block threads that would be idle.
 	static constexpr u32 SHARED_BY = 0;
 	static constexpr u32 SHORT_SHARED_BY = 0;
 
-	Thread(Scratch &memory, u32 lanes) : scratch(memory), count(lanes ? lanes : 1) {}
+	Thread(Scratch &memory, u32 threads) : scratch(memory), count(threads ? threads : 1) {}
 
-	u32 lanes() const { return count; }
+	u32 threads() const { return count; }
 	bool first() const { return true; }
 	void sync() const {}
 
 	template <class F> void each(u32 n, F f) const
 	{
-		for (u32 lane = 0; lane < count && lane < n; lane++)
-			for (u64 i = lane; i < n; i += count)
+		for (u32 thread = 0; thread < count && thread < n; thread++)
+			for (u64 i = thread; i < n; i += count)
 				f((u32)i);
 	}
 
@@ -264,7 +264,7 @@ struct Thread {
 		return (u64)time.tv_sec * 1000000000u + (u64)time.tv_nsec;
 	}
 
-	// Sleeps for the most of a long wait, since the kernel wakes nobody to the microsecond.
+	// Sleeps for most of a long wait; the kernel's wake-up is not accurate to the microsecond.
 	void wait_until(u64 deadline) const
 	{
 		for (;;) {
@@ -278,7 +278,7 @@ struct Thread {
 		}
 	}
 
-	// A burst comes soon or not at all soon: spins, then lets others run, then sleeps in between.
+	// Spins, then yields, then sleeps.
 	void relax(u32 tries) const
 	{
 		if (tries < 256)
@@ -290,7 +290,7 @@ struct Thread {
 	}
 
 private:
-	// Both are eight bytes aligned to eight, whatever they are made of.
+	// 8 bytes, aligned to 8, that may alias any type.
 	typedef u64 __attribute__((may_alias)) Word;
 
 	static void pause()

@@ -1,10 +1,11 @@
-// What the CPU and a device share, byte by byte: the packet pool, a pipeline's burst ring, and the work to be done.
-// src/layout.rs has the same for Rust; both sides assert sizes and offsets.
+// Memory layout shared by CPU and device: the packet pool, a pipeline's burst ring, and the work. src/layout.rs defines
+// the same for Rust; both sides assert sizes and offsets.
 //
-// A burst ring is two arrays. Slots are written by the CPU and read by the device; answers are written by the device and
-// read by the CPU: each side polls memory that the other one writes once a burst. A burst of turn t (0, 1, 2, ...) is in
-// slot and answer t % slots. Its lap is t / slots + 1, never 0: a slot whose lap is the one that is waited for holds a
-// burst, an answer whose lap is the burst's is complete. Nobody clears either, so a burst takes one write each way.
+// A burst ring is two arrays. The CPU writes slots and the device reads them; the device writes answers and the CPU
+// reads them. Each side polls memory that the other writes once per burst. The burst of turn t (0, 1, 2, ...) uses slot
+// and answer t % slots, and its lap is t / slots + 1, never 0. A slot holds a burst when its lap is the expected one;
+// an answer is complete when its lap is that of the burst. Neither is ever cleared, so a burst costs one write in each
+// direction.
 #pragma once
 
 typedef unsigned char u8;
@@ -12,34 +13,34 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Packets of a burst, at most.
+// Maximum packets per burst.
 #define OG_MAX_BURST 4096u
-// In place of a number of packets: no more bursts will come, whoever waits for this slot ends.
+// In place of a packet count: no more bursts follow, and the kernel that waits for this slot ends.
 #define OG_QUIT 0xffffffffu
 
-// One packet: `len` bytes from `offset` on in chunk `chunk` of the pool. `len` 0: not for the device, its result is 0.
+// A packet: `len` bytes at `offset` in chunk `chunk` of the pool. With `len` 0 the device skips it and its result is 0.
 struct og_packet {
 	u32 chunk;
 	u16 offset;
 	u16 len;
 };
 
-// The head of a slot: 8 bytes, with the first seven packets behind it in the same 64-byte line. `lap` is written last
-// (release) and read first (acquire).
+// The head of a slot: 8 bytes; the first seven packets follow in the same 64-byte line. `lap` is written last (release)
+// and read first (acquire).
 struct og_slot {
 	u32 lap;
 	u32 count; // packets, at most OG_MAX_BURST, or OG_QUIT
 };
 
-// The head of an answer; a result of 32 bits for each packet is behind it. `lap` is written last (release, to the whole
-// system) and read first (acquire).
+// The head of an answer; a 32-bit result per packet follows. `lap` is written last (release, system scope) and read
+// first (acquire).
 struct og_answer {
 	u32 lap;
 	u32 hits; // packets whose result is not 0
 };
 
-// The packet pool: chunks of 1 << chunk_shift bytes one after the other. `staging`, where it is not null, is as much memory
-// of the device's own: packets are copied there, to the same place, and worked on there. What is changed goes back.
+// The packet pool: contiguous chunks of 1 << chunk_shift bytes. `staging`, unless null, is device memory of the same
+// size: packets are copied to the same offset there and processed there, and changes are written back.
 struct og_pool {
 	u8 *base;
 	u8 *staging;
@@ -47,7 +48,7 @@ struct og_pool {
 	u32 chunks;
 };
 
-// A burst ring. Slots are `slot_stride` bytes apart, answers `answer_stride`, both multiples of 64.
+// A burst ring. `slot_stride` and `answer_stride` are multiples of 64.
 struct og_ring {
 	const u8 *slots;
 	u8 *answers;
@@ -57,7 +58,7 @@ struct og_ring {
 	u32 reserved;
 };
 
-// What is done with each packet. Exactly one of these is a packet's result.
+// The work, which determines a packet's result.
 enum og_kind {
 	OG_NOTHING = 0,  // result 0
 	OG_CRC32C = 1,   // of the payload, RFC 3720 B.4: initial value and final exclusive or are all ones
@@ -65,10 +66,10 @@ enum og_kind {
 	OG_MATCH = 3,    // number of the lowest pattern that occurs in the payload, plus one; 0: none does
 };
 
-// The patterns of OG_MATCH as a trie without failure links: a walk begins at every byte, and ends where no edge leads on.
-// State 0 is the root. Edges are in a hash table of `mask` + 1 entries (a power of two) with linear probing: the entry of
-// (state, byte) is looked for from og_hash(state << 8 | byte) & mask on, until its key or an empty entry is met. An entry
-// is key | next state << 32, and 0 is an empty one, which is no edge's, since no edge leads to the root.
+// The patterns of OG_MATCH as a trie without failure links: a walk starts at every byte and ends where there is no
+// edge. State 0 is the root. Edges are in a hash table of `mask` + 1 entries (a power of two) with linear probing from
+// og_hash(state << 8 | byte) & mask. An entry is key | next state << 32. An entry of 0 is empty: no edge leads to the
+// root.
 struct og_trie {
 	const u64 *edges;
 	const u32 *lowest;  // by state: 1 + number of the lowest pattern that ends there, or 0
@@ -95,13 +96,13 @@ u32 og_hash(u32 key)
 
 struct og_work {
 	u32 kind;      // og_kind
-	u32 swap;      // not 0: destination and source MAC address of packets of at least 12 bytes change places
-	u32 skip;      // bytes of a packet before its payload; shorter packets have an empty one
-	u32 forced_ns; // not 0: time that each packet takes at least, all packets of a block of lanes at once
+	u32 swap;      // not 0: swap the MAC addresses of packets of at least 12 bytes
+	u32 skip;      // bytes before the payload; a shorter packet has an empty payload
+	u32 forced_ns; // not 0: minimum time per packet; the threads of a block wait at the same time
 	struct og_trie trie; // of OG_MATCH
 };
 
-// All that a kernel is told: passed by value.
+// A kernel's parameters, passed by value.
 struct og_pipeline {
 	struct og_pool pool;
 	struct og_ring ring;

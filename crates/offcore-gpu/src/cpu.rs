@@ -1,8 +1,8 @@
-//! The work on packets as a CPU does it: what devices are compared with, by results and by speed.
+//! The work on packets on a CPU, the reference for devices' results and speed.
 //!
-//! The parts are the fastest that are to be had: CRC-32C by the crate `crc32c` (the CPU's instruction, three streams at
-//! once), the Internet checksum by offcore-wire, patterns by automata of the crate `aho-corasick`, several packets at
-//! once ([`matcher`]).
+//! It uses the fastest implementations available: CRC-32C by the crate `crc32c` (the CPU's instruction, three streams
+//! at once), the Internet checksum by offcore-wire, patterns by automata of the crate `aho-corasick` over several
+//! packets at once ([`matcher`]).
 
 pub mod matcher;
 
@@ -20,25 +20,25 @@ use matcher::{Matcher, MatcherError};
 /// Bytes of destination and source MAC address.
 const ADDRESSES: usize = 12;
 
-/// Why work cannot be done.
+/// Why the work is not possible.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuWorkError {
-    /// A match was asked for without patterns.
+    /// [`Kind::Match`] without patterns.
     #[error("work 'match' without patterns: expected a set of at least one; give a pattern file")]
     NoPatterns,
-    /// No automaton.
+    /// The automaton could not be built.
     #[error(transparent)]
     Matcher(#[from] MatcherError),
 }
 
-/// What is done with every packet, on the core that calls [`run`](Self::run).
+/// The work on every packet, on the core that calls [`run`](Self::run).
 #[derive(Debug)]
 pub struct CpuWork {
     work: Work,
     swap: bool,
     /// Bytes before the payload.
     skip: usize,
-    /// TSC ticks that each packet takes at least, or 0.
+    /// Minimum TSC ticks per packet, or 0.
     forced: u64,
 }
 
@@ -51,11 +51,11 @@ enum Work {
 }
 
 impl CpuWork {
-    /// Work as [`WorkView`](crate::layout::WorkView) describes it: `skip` bytes come before each payload, and each
-    /// packet takes `forced_ns` nanoseconds at least. Patterns are for [`Kind::Match`]; others ignore them.
+    /// Work as described by [`WorkView`](crate::layout::WorkView): `skip` bytes precede the payload, and each packet
+    /// takes at least `forced_ns` nanoseconds. Only [`Kind::Match`] uses patterns.
     ///
     /// # Errors
-    /// [`Kind::Match`] without patterns, or with more than an automaton can be made of.
+    /// [`Kind::Match`] without patterns, or with too many for an automaton.
     pub fn new(
         kind: Kind,
         swap: bool,
@@ -73,15 +73,15 @@ impl CpuWork {
         Ok(Self { work, swap, skip: skip as usize, forced })
     }
 
-    /// Works on `packets`, whose buffers are `pool`'s, and writes the result of each to its place in `results`. Returns
-    /// how many results are not 0.
+    /// Processes `packets`, whose buffers are in `pool`, and writes their results to `results`. Returns the number of
+    /// non-zero results.
     ///
-    /// In a packet of at least 12 bytes, if asked for, the MAC addresses change places; then its payload, which may lie
-    /// in several buffers, is worked on. The result of a packet of no bytes is 0. Forced times add up: a burst takes as
-    /// many of them as it has packets, since a core works on one after the other.
+    /// Swaps the MAC addresses of packets of at least 12 bytes, if enabled, then processes the payload, which may be in
+    /// several buffers. The result of an empty packet is 0. Forced times add up, since a core processes packets in
+    /// sequence.
     ///
     /// # Panics
-    /// When there are fewer results than packets, or a packet of several buffers is of another pool.
+    /// When there are fewer results than packets, or a packet of several buffers is from another pool.
     pub fn run(&self, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) -> u32 {
         let results = &mut results[..packets.len()];
         match &self.work {
@@ -94,7 +94,7 @@ impl CpuWork {
         results.iter().filter(|result| **result != 0).count() as u32
     }
 
-    /// Only swaps the MAC addresses of a packet, if it is asked for at all.
+    /// Swaps the MAC addresses of a packet, if enabled, and nothing else.
     #[inline]
     pub fn swap(&self, pool: &Pool, packet: &mut Packet) {
         if self.swap {
@@ -102,7 +102,7 @@ impl CpuWork {
         }
     }
 
-    /// Bytes of the tables that the work uses.
+    /// Size of the work's tables in bytes.
     pub fn memory(&self) -> usize {
         match &self.work {
             Work::Match(matcher) => matcher.memory(),
@@ -110,7 +110,7 @@ impl CpuWork {
         }
     }
 
-    /// One packet after the other, each for its forced time.
+    /// Processes packets in sequence, each with its forced time.
     fn each<W: PayloadWork>(&self, work: &W, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) {
         for (packet, result) in packets.iter_mut().zip(results) {
             let start = if self.forced == 0 { 0 } else { tsc::now() };
@@ -118,7 +118,7 @@ impl CpuWork {
                 swap_addresses(pool, packet);
             }
             *result = self.one(work, pool, packet);
-            // Without a pause instruction, which may take longer than the time that is left.
+            // No pause instruction: it may take longer than the time left.
             while self.forced != 0 && tsc::now().wrapping_sub(start) < self.forced {}
         }
     }
@@ -150,7 +150,7 @@ impl CpuWork {
         packet.bytes().get(self.skip..).unwrap_or_default()
     }
 
-    /// All packets at once, since a core's waits for the tables of one go on while it walks those of another.
+    /// Processes packets together: a walk of one hides the table latency of another.
     fn match_together(&self, matcher: &Matcher, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) {
         if self.swap {
             packets.iter_mut().for_each(|packet| swap_addresses(pool, packet));
@@ -166,9 +166,9 @@ impl CpuWork {
     }
 }
 
-/// What is done with a payload.
+/// Work on a payload.
 trait PayloadWork {
-    /// Its result for the payload that `parts` are, one after the other; they may have any length.
+    /// The result for a payload in `parts` of any length.
     fn result<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> u32;
 }
 
@@ -206,8 +206,8 @@ impl PayloadWork for Matcher {
     }
 }
 
-/// Destination and source address change places in a packet that has both. (offcore-wire's view of a frame would want
-/// an EtherType, too; devices do not.)
+/// Swaps destination and source address of a packet that has both. (offcore-wire's view of a frame requires an
+/// EtherType, too; devices do not.)
 #[inline(always)]
 fn swap_addresses(pool: &Pool, packet: &mut Packet) {
     if let Some(addresses) = packet.bytes_mut().first_chunk_mut::<ADDRESSES>() {

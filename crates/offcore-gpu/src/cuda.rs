@@ -1,14 +1,14 @@
-//! The devices `cuda:N`: NVIDIA GPUs, by the CUDA driver. No CUDA is needed to build, and none is linked: the driver's
-//! library is loaded when a device is asked for.
+//! The devices `cuda:N`: NVIDIA GPUs, through the CUDA driver API. Building needs no CUDA and links none: the driver's
+//! library is loaded when a device is opened.
 //!
-//! * `driver`: the library, its errors, and what it gives out,
-//! * `memory`: the host's memory as devices see it, and their own,
-//! * `gpu`: a GPU that is open, and what the services of a process must not do to each other,
-//! * `service`: what is made ready for bursts to go to it, `halves`: who launches kernels for them, and who watches,
-//! * `thread`: the thread that launches a kernel for each burst, or for several that have come,
-//! * `direct`: memory of theirs that network cards reach,
-//! * `graph`: graphs of kernels, `slots`: bursts in the device's own memory,
-//! * `facts`: what the doctor is told.
+//! * `driver`: the library, its errors, and wrappers of its objects,
+//! * `memory`: registered host memory and device memory,
+//! * `gpu`: an open GPU, the quiesce lock and the SM reservations that services share,
+//! * `service`: setting up a service; `halves`: its launcher and its watch,
+//! * `thread`: the thread that launches a kernel per burst or per batch of bursts,
+//! * `direct`: device memory that network cards reach,
+//! * `graph`: graphs of kernels; `slots`: ring slots in device memory,
+//! * `facts`: what the driver reports, for the doctor.
 
 mod direct;
 pub(crate) mod driver;
@@ -30,10 +30,10 @@ use crate::device::{Device, DeviceError, Service, Started};
 
 pub use facts::facts;
 
-/// The names of the devices that the driver shows: `cuda:0` and so on. There is at least one.
+/// The names of the devices that the driver shows, `cuda:0` and so on; at least one.
 ///
 /// # Errors
-/// No driver or no device, with what to do.
+/// No driver or no device, with advice.
 pub fn list() -> Result<Vec<String>, DeviceError> {
     let absent = |reason| DeviceError::Absent { device: "cuda".into(), reason };
     driver::ready().map_err(absent)?;
@@ -48,17 +48,17 @@ pub fn list() -> Result<Vec<String>, DeviceError> {
 pub struct CudaDevice {
     name: String,
     gpu: Arc<Gpu>,
-    /// What network cards put packets into.
+    /// Memory that network cards receive into.
     direct: Option<DeviceMemory>,
-    /// Of the services, each once.
+    /// The services' notes, without duplicates.
     notes: Vec<String>,
 }
 
 impl CudaDevice {
-    /// GPU `ordinal` of those that the driver shows. Its kernels are compiled and tried out.
+    /// GPU `ordinal` of those that the driver shows. Compiles and tests its kernels.
     ///
     /// # Errors
-    /// No driver, no such GPU, one of them too old, and what the driver refuses; with what to do.
+    /// No driver, no such GPU, one that is too old, or what the driver refuses; with advice.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
         match Gpu::open(ordinal) {

@@ -1,8 +1,8 @@
-//! Devices: what works on the bursts of a ring.
+//! Devices: what processes the bursts of a ring.
 //!
-//! A device is told where packets, bursts and answers are, and starts to serve one ring. Then it is two things: a
-//! [`Launcher`] with the lcore that submits, which says that there is a burst where the device does not look for itself,
-//! and a [`Watch`] with the lcore that collects, which says whether the device is still at work.
+//! A device is given the addresses of packets, bursts and answers, and starts to serve one ring. The service has two
+//! halves: a [`Launcher`] on the lcore that submits, which tells the device of a burst if it does not poll, and a
+//! [`Watch`] on the lcore that collects, which checks whether the device still runs.
 
 use std::any::Any;
 use std::fmt;
@@ -16,15 +16,15 @@ use crate::layout::PipelineView;
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// There is none of this kind here.
+    /// There is no such device.
     #[error("{device}: {reason}")]
     Absent {
-        /// The device as it was asked for.
+        /// The requested device.
         device: String,
         /// Why, and what to do.
         reason: String,
     },
-    /// It does not start.
+    /// The device does not start.
     #[error("{device} cannot serve a burst ring: {reason}")]
     Start {
         /// The device.
@@ -34,19 +34,19 @@ pub enum DeviceError {
     },
 }
 
-/// How bursts come to a device.
+/// How a device gets bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// A kernel is launched for each burst, or for several that have come.
+    /// One kernel launch per burst, or per batch of bursts.
     Kernel,
-    /// One kernel serves bursts until it is told to end: it polls the ring.
+    /// One kernel that polls the ring until it is told to quit.
     Persistent,
-    /// Graphs of kernels, each of which waits for a slot of its own.
+    /// Graphs of kernels, each of which waits for one slot.
     Graph,
 }
 
 impl Launch {
-    /// Every one of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Kernel, Self::Persistent, Self::Graph];
 
     /// The name in options and JSON.
@@ -74,21 +74,21 @@ impl FromStr for Launch {
     }
 }
 
-/// Where a device works on packets.
+/// Where a device processes packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// Where they are: in the host's memory, which it reads and writes.
+    /// In host memory, where they are.
     #[default]
     Host,
-    /// In memory of its own, where it copies them; what it changes it writes back.
+    /// In a copy in its own memory; it writes changes back.
     Gpu,
-    /// In memory of its own, where network cards put them and fetch them (GPUDirect RDMA): see [`Device::pool`]. The CPU
-    /// does not reach them.
+    /// In its own memory, which network cards access (GPUDirect RDMA): see [`Device::pool`]. The CPU cannot access
+    /// them.
     Direct,
 }
 
 impl Memory {
-    /// Those with packets in the host's memory.
+    /// The variants with packets in host memory.
     pub const ALL: [Self; 2] = [Self::Host, Self::Gpu];
 
     /// The name in options and JSON.
@@ -107,19 +107,19 @@ impl fmt::Display for Memory {
     }
 }
 
-/// What a device is to serve.
+/// The parameters of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// Packets, bursts and work. What it points to outlives the service: see [`Device::start`].
+    /// Packets, bursts and work. The memory outlives the service: see [`Device::start`].
     pub view: PipelineView,
-    /// How bursts come to it.
+    /// How the device gets bursts.
     pub launch: Launch,
-    /// Blocks of lanes that serve the ring by turns, where the device polls: 1 to 64.
+    /// Blocks that serve the ring in turn, if the device polls: 1 to 64.
     pub blocks: u32,
-    /// Lanes of a block: 1 to 1024.
-    pub lanes: u32,
-    /// Where packets are worked on. With [`Memory::Gpu`] the device fills in [`PoolView::staging`], with [`Memory::Direct`]
-    /// [`PoolView::base`].
+    /// Threads per block: 1 to 1024.
+    pub threads: u32,
+    /// Where packets are processed. The device sets [`PoolView::staging`] for [`Memory::Gpu`], and [`PoolView::base`]
+    /// for [`Memory::Direct`].
     ///
     /// [`PoolView::staging`]: crate::layout::PoolView::staging
     /// [`PoolView::base`]: crate::layout::PoolView::base
@@ -127,12 +127,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// Looks at the numbers, for the device of this name.
+    /// Checks the numbers; `device` is the device's name.
     ///
     /// # Errors
-    /// When one is out of range.
+    /// A number is out of range.
     pub(crate) fn check(&self, device: &str) -> Result<(), DeviceError> {
-        for (what, found, most) in [("blocks", self.blocks, 64), ("lanes of a block", self.lanes, 1024)] {
+        for (what, found, most) in [("blocks", self.blocks, 64), ("threads per block", self.threads, 1024)] {
             if !(1..=most).contains(&found) {
                 let reason = format!("{found} {what}: expected 1 to {most}");
                 return Err(DeviceError::Start { device: device.into(), reason });
@@ -141,10 +141,10 @@ impl Service {
         Ok(())
     }
 
-    /// The memory that [`Device::pool`] has given, if packets are there.
+    /// The memory from [`Device::pool`], if packets are there.
     ///
     /// # Errors
-    /// When they are, and it has given none that is large enough.
+    /// They are, and the memory is missing or too small.
     pub(crate) fn direct(
         &self,
         device: &str,
@@ -160,7 +160,7 @@ impl Service {
             _ => {
                 let found = memory.map_or(0, DeviceMemory::len);
                 let reason = format!(
-                    "its packets are to be in its memory (--memory direct), where {found} bytes are for them, expected \
+                    "packets must be in its memory (--memory direct), but it has {found} bytes for them, expected \
                      {expected}"
                 );
                 Err(DeviceError::Start { device: device.into(), reason })
@@ -169,41 +169,41 @@ impl Service {
     }
 }
 
-/// A device: it can serve several rings.
+/// A device, which can serve several rings.
 pub trait Device: fmt::Debug + Send {
     /// Its name: `host`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// Memory of its own for the packets of a pool of `len` bytes, which network cards reach: where services with
-    /// [`Memory::Direct`] find them that are started afterwards. The device keeps it, too.
+    /// Allocates device memory, accessible to network cards, for a pool of `len` bytes: the packets of services started
+    /// afterwards with [`Memory::Direct`]. The device holds a reference, too.
     ///
     /// # Errors
-    /// When it has none, in words.
+    /// The device has no such memory.
     fn pool(&mut self, len: usize) -> Result<DeviceMemory, DeviceError> {
         let _ = len;
         let reason = "its memory is not for network cards: expected --memory host or gpu".into();
         Err(DeviceError::Absent { device: self.name().into(), reason })
     }
 
-    /// Serves a ring, from turn 0 on.
+    /// Starts to serve a ring from turn 0 on.
     ///
     /// # Errors
-    /// Numbers out of range, and what the device refuses.
+    /// A number is out of range, or the device refuses.
     ///
     /// # Safety
-    /// The memory that `service` points to stays until the launcher has [ended](Launcher::end) and said that nobody is left
-    /// at work; packets are the device's from when they are submitted until their burst is answered.
+    /// The memory in `service` stays valid until the launcher has [ended](Launcher::end) and returned that the device
+    /// has stopped. A packet is the device's from its submission until its burst is answered.
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError>;
 
-    /// What a person should know about it and the services that it has started: which memory it uses, what it does without.
+    /// Notes for the user on the device and its services: which memory they use, which features are missing.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Begins (`true`) or ends the part of the run that a profiler looks at.
+    /// Starts (`true`) or stops profiling.
     ///
     /// # Errors
-    /// When the device knows no profiler.
+    /// The device has no profiler.
     fn profile(&mut self, begin: bool) -> Result<(), DeviceError> {
         let _ = begin;
         let reason = "it has no profiler: expected a CUDA device".into();
@@ -211,70 +211,70 @@ pub trait Device: fmt::Debug + Send {
     }
 }
 
-/// A service that has been started: its two halves.
+/// A started service.
 #[derive(Debug)]
 pub struct Started {
     /// For the lcore that submits.
     pub launcher: Box<dyn Launcher>,
     /// For the lcore that collects.
     pub watch: Box<dyn Watch>,
-    /// Where bursts are to be written, if the device has a better place for them than the ring's own memory.
+    /// Where bursts must be written, unless it is the ring's own memory.
     pub slots: Option<DeviceSlots>,
 }
 
-/// The slots of a ring in memory of the device's own, where it polls them without asking for them over the bus.
+/// Ring slots in device memory, which the device polls without crossing the bus.
 #[derive(Debug)]
 pub struct DeviceSlots {
-    /// Where the CPU writes them: as many bytes as the ring has slots and strides, aligned to 64, all 0. The mapping may be
-    /// write-combining.
+    /// The CPU's address of the slots: as many bytes as the ring's slots take, aligned to 64 and zeroed. The mapping
+    /// may be write-combining.
     pub base: NonNull<u8>,
-    /// Keeps the mapping.
+    /// Keeps the mapping alive.
     pub keep: Box<dyn Keep>,
 }
 
-// SAFETY: the memory is for whoever has the value, which is moved to the lcore that submits.
+// SAFETY: the memory belongs to the owner of the value, which is moved to the lcore that submits.
 unsafe impl Send for DeviceSlots {}
 
-/// Something that is only there to be dropped in time.
+/// A value that is held only for its drop.
 pub trait Keep: fmt::Debug + Send {}
 impl<T: fmt::Debug + Send> Keep for T {}
 
-/// The half of a service that goes with the lcore that submits.
+/// The half of a service on the lcore that submits.
 pub trait Launcher: fmt::Debug + Send {
-    /// A burst is about to be submitted with [`Memory::Direct`]; it is called for no other. Whether what network cards have put
-    /// into the device's memory until now is seen by whoever sees the burst: otherwise it must not be submitted.
-    fn arrived(&mut self) -> bool {
+    /// Called before a burst is submitted with [`Memory::Direct`]. Flushes what network cards have written to device
+    /// memory, so that the device sees it with the burst. If it returns false, the burst must not be submitted.
+    fn flush_writes(&mut self) -> bool {
         true
     }
 
-    /// The burst of this turn has been submitted, and has so many packets: called once for each, in order.
+    /// Called once for each submitted burst, in order of `turn`.
     fn submitted(&mut self, turn: u64, packets: usize);
 
-    /// Ends the service. The ring's [quit](crate::ring::Submitter::quit) has been called for as many waiters as
-    /// [`Launcher::waiters`] says. Returns whether nobody is left at work: if not, the memory has to stay for good.
+    /// Ends the service. The ring's [quit](crate::ring::Submitter::quit) has been called for [`Launcher::waiters`]
+    /// waiters. Returns whether the device has stopped; if not, the memory must stay valid forever.
     fn end(self: Box<Self>) -> bool;
 
-    /// The same for who owns the memory: `memory` keeps it where it is. It is dropped when nobody is left at work and the
-    /// device has let go of it, which may be later, and stays for good if somebody is left.
+    /// The same, and takes `memory`, which keeps the service's memory alive. It is dropped when the device has stopped
+    /// and released the memory, which may be later, and leaked if the device does not stop.
     fn end_with(self: Box<Self>, memory: Box<dyn Any + Send>) -> bool {
         let ended = self.end();
         if !ended {
-            // Somebody may still use it.
+            // The device may still use it.
             std::mem::forget(memory);
         }
         ended
     }
 
-    /// How many wait for bursts at a time.
+    /// Number of blocks or nodes that wait for bursts.
     fn waiters(&self) -> usize;
 }
 
-/// The half of a service that goes with the lcore that collects.
+/// The half of a service on the lcore that collects.
 pub trait Watch: fmt::Debug + Send {
-    /// Why nobody is at work any more although the service was not ended, as far as it is known without waiting. Nobody will
-    /// touch a packet then.
+    /// Why the device has stopped although the service was not ended; `None` if it runs or that is not known. Does not
+    /// block. After a failure the device touches no packet.
     fn failure(&mut self) -> Option<String>;
 
-    /// Asks a device that stands still to give up. Returns whether nobody is at work any more; does not wait for it.
+    /// Tells a hung device to give up. Returns whether it has stopped; does not block.
     fn give_up(&mut self) -> bool;
 }

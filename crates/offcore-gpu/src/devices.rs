@@ -1,13 +1,13 @@
-//! Devices by the names that the command line uses: `host`, `cuda:N`.
+//! Opening devices by name: `host`, `cuda:N`.
 
 use crate::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::host::HostDevice;
 
-/// Opens the device of this name: `host`, `cuda:N`, in short `N`, or `cuda` for the first GPU.
+/// Opens the device of this name: `host`, `cuda:N`, `N` for short, or `cuda` for the first GPU.
 ///
 /// # Errors
-/// In words, when there is none, or it cannot be used.
+/// There is no such device, or it cannot be used.
 pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
     if name == "host" {
         return Ok(Box::new(HostDevice::new()?));
@@ -15,27 +15,27 @@ pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
     Ok(Box::new(CudaDevice::open(ordinal(name)?).map_err(with_stand_in)?))
 }
 
-/// The error, with what there is instead of a GPU.
+/// Adds the stand-in to the advice of an error.
 fn with_stand_in(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Absent { device, reason } => {
-            let reason = format!("{reason}; or name --device host, threads that stand in for a GPU");
+            let reason = format!("{reason}; or use --device host, threads that stand in for a GPU");
             DeviceError::Absent { device, reason }
         }
         other => other,
     }
 }
 
-/// The name of the device that is used where none is named: the first GPU.
+/// The name of the default device: the first GPU.
 ///
 /// # Errors
-/// Where there is none, with what to do instead.
+/// There is no GPU; with advice.
 pub fn default() -> Result<String, DeviceError> {
     let first = cuda::list().map(|names| names.into_iter().next());
     match first {
         Ok(name) => Ok(name.unwrap_or_else(|| "cuda:0".into())),
         Err(DeviceError::Absent { reason, .. } | DeviceError::Start { reason, .. }) => {
-            let reason = format!("{reason}; or name --device host, threads that stand in for a GPU");
+            let reason = format!("{reason}; or use --device host, threads that stand in for a GPU");
             Err(DeviceError::Absent { device: "no device".into(), reason })
         }
     }
@@ -69,9 +69,9 @@ mod tests {
         }
     }
 
-    /// Says the same of a GPU that is there and of one that is not: only words are tested where there is a driver.
+    /// Without a driver; with one, the errors are different.
     #[test]
-    fn without_a_driver_everything_says_so() {
+    fn errors_without_a_driver_name_it() {
         let Err(text) = cuda::facts() else { return };
         let error = default().unwrap_err().to_string();
         assert!(error.contains("--device host") && error.contains(&text), "{error}");

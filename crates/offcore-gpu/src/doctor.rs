@@ -1,11 +1,11 @@
-//! What a machine has for packets on a GPU, what stands in the way, and what to do about it.
+//! Checks a machine for packet processing on a GPU: what it has, what is missing, and what to do.
 //!
-//! [`examine`] reads files under a root that can be another directory than `/`. What files do not tell, the caller
-//! says ([`Given`]): limits and paths of its own process, what it wants to run, and the CUDA driver's answers. The
-//! [`Report`] is plain data: [`Facts`], and a [`Finding`] of every rule.
+//! [`examine`] reads files under a root, which can be a directory other than `/`. The caller supplies what files do not
+//! tell ([`Given`]): limits and paths of its process, the planned run, and the CUDA driver's answers. The [`Report`] is
+//! plain data: [`Facts`], and a [`Finding`] per rule.
 //!
-//! * [`facts`]: what was read, [`pci`]: of PCI functions, [`cuda`]: what only the driver and the kernels' PTX tell,
-//! * `rules`: what is wanted and why.
+//! * [`facts`]: everything read; [`pci`]: PCI functions; [`cuda`]: facts from the CUDA driver and the kernels' PTX,
+//! * `rules`: the expected state, and why.
 
 pub mod cuda;
 pub mod facts;
@@ -24,7 +24,7 @@ pub use cuda::{CudaDevice, CudaFacts, Ptx};
 pub use facts::Facts;
 use tree::Tree;
 
-/// What the files under the root do not tell.
+/// Input that the files under the root do not provide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     /// The environment's `CUDA_PATH_L`: the directory with libcuda.
@@ -35,24 +35,24 @@ pub struct Given {
     pub library_path: Vec<PathBuf>,
     /// The limit RLIMIT_MEMLOCK, if it is known.
     pub locked_memory: Option<LockedMemory>,
-    /// Bytes of the packet pool that is wanted; 0: none yet.
+    /// Bytes of the planned packet pool; 0: unknown.
     pub pool_bytes: u64,
     /// Bytes of the longest frame, with its Ethernet header and without FCS.
     pub frame_bytes: usize,
-    /// The network cards that are meant, by PCI address or name of interface; empty: all.
+    /// The selected network cards, by PCI address or interface name; empty: all.
     pub nics: Vec<String>,
     /// Whether this build has the stand-in on threads, `--device host`.
     pub has_host_device: bool,
-    /// What the kernels' PTX asks for.
+    /// Requirements of the kernels' PTX.
     pub ptx: Option<Ptx>,
-    /// What the CUDA driver says, where it could be asked.
+    /// Facts from the CUDA driver, if it was queried.
     pub cuda: Option<CudaFacts>,
-    /// Why it could not be asked, where it was tried.
+    /// Why the query failed, if it did.
     pub cuda_error: Option<String>,
 }
 
 impl Default for Given {
-    /// A frame of 1514 bytes, no pool yet, this build, and nothing else known.
+    /// Frames of 1514 bytes, no pool, this build, nothing else known.
     fn default() -> Self {
         Self {
             cuda_path: None,
@@ -74,27 +74,27 @@ impl Default for Given {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LockedMemory {
-    /// There is none.
+    /// No limit.
     Unlimited,
-    /// So many bytes.
+    /// A limit in bytes.
     Bytes(u64),
 }
 
-/// How something is.
+/// The verdict of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It does not matter here.
+    /// Not relevant on this machine.
     #[serde(rename = "not applicable")]
     NotApplicable,
-    /// As it should be.
+    /// As expected.
     Ok,
-    /// It cannot be told from here; the advice says how to look.
+    /// Cannot be determined; the advice says how to check.
     #[serde(rename = "not known")]
     NotKnown,
-    /// It works, but not as well as it could.
+    /// It works, but not optimally.
     Warning,
-    /// It keeps the GPU, or a port that was asked for, from being used.
+    /// It prevents the use of the GPU or of a requested port.
     Problem,
 }
 
@@ -117,31 +117,31 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One rule's result.
+/// The result of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The rule's stable name: `pcie-link`.
     pub check: &'static str,
-    /// What was looked at: `system`, a PCI address, a network interface.
+    /// What was checked: `system`, a PCI address, a network interface.
     pub place: String,
-    /// How it is.
+    /// The verdict.
     pub verdict: Verdict,
     /// What was found.
     pub found: String,
-    /// What is wanted.
+    /// The expected state.
     pub wanted: String,
-    /// Why that is wanted.
+    /// The reason for it.
     pub why: String,
-    /// What to do; empty where nothing is to be done.
+    /// The advice; empty if there is nothing to do.
     pub advice: String,
 }
 
-/// All that was found.
+/// The doctor's report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// What is there.
+    /// The facts.
     pub facts: Facts,
-    /// What follows, in the order in which one would look: the machine, its GPUs, its network cards.
+    /// The findings in diagnostic order: the machine, its GPUs, its network cards.
     pub findings: Vec<Finding>,
 }
 
@@ -157,9 +157,9 @@ impl Report {
     }
 }
 
-/// Looks at everything under `root`, the directory that holds `sys`, `proc`, `dev`, `usr` and `lib`.
+/// Examines everything under `root`, the directory that holds `sys`, `proc`, `dev`, `usr` and `lib`.
 ///
-/// Files that are not there, cannot be read or hold rubbish are things that are not known; there is no error.
+/// Files that are missing, unreadable or malformed count as unknown; there is no error.
 pub fn examine(root: &Path, given: &Given) -> Report {
     let facts = Facts::read(&Tree::new(root), given);
     let findings = rules::all(&facts, given);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_well_comes_with_a_remedy_and_a_reason() {
+    fn findings_have_advice_and_reason() {
         let fakes = [Fake::good("reasons"), Fake::empty("reasons-none"), Fake::rubbish("reasons-rubbish")];
         for fake in fakes {
             for finding in examine(&fake.root, &fake.given).findings {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_root_is_a_machine_without_a_gpu() {
+    fn empty_root_is_a_machine_without_a_gpu() {
         let fake = Fake::empty("empty");
         let report = examine(&fake.root, &fake.given);
         assert!(report.facts.gpus.is_empty() && report.facts.nics.is_empty());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_facts_and_findings_under_stable_names() {
+    fn json_names_are_stable() {
         let fake = Fake::good("json");
         let json = serde_json::to_value(examine(&fake.root, &fake.given)).unwrap();
         assert_eq!(json["facts"]["gpus"][0]["address"], GPU);

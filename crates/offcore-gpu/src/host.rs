@@ -1,9 +1,8 @@
-//! The device `host`: threads of this machine do what a GPU would, by the same kernels over the same rings.
+//! The device `host`: threads of this machine run the kernels of a GPU over the same rings.
 //!
-//! It stands in for a GPU where there is none: what it says of packets is what a GPU says, how fast it is says nothing of
-//! one. Its threads are not bound to a core; between bursts they spin for a moment, yield, and then sleep. In place of a
-//! GPU's memory it has memory of this machine, as large as the pool; ports that copy can stand in for network cards, and put
-//! packets there.
+//! It stands in for a GPU where there is none: its results are those of a GPU, its speed says nothing about one. Its
+//! threads are not bound to a core; between bursts they spin, then yield, then sleep. In place of GPU memory it has
+//! host memory, as large as the pool. Ports that copy can stand in for network cards and put packets there.
 
 use std::num::NonZeroU32;
 use std::ptr;
@@ -22,25 +21,25 @@ use crate::kernel;
 use crate::layout::{PipelineView, PoolView};
 
 const NAME: &str = "host";
-/// How long threads may take to end.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for threads to end.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What goes wrong, for tests of who has to notice.
+/// An injected fault, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The thread that launches ends instead of launching this turn.
+    /// The launch thread ends instead of launching this turn.
     Dies(u64),
-    /// It stands still instead, until the service is ended.
-    Stuck(u64),
+    /// The launch thread hangs at this turn until the service is ended.
+    Hangs(u64),
 }
 
 /// The device `host`.
 #[derive(Debug, Default)]
 pub struct HostDevice {
     fault: Option<Fault>,
-    /// Bytes of memory in place of a GPU's, of all services that were started.
+    /// Bytes of staging memory of all services started.
     staging: usize,
-    /// Memory in place of a GPU's that packets are received into.
+    /// Memory that packets are received into, in place of a GPU's.
     direct: Option<DeviceMemory>,
 }
 
@@ -48,18 +47,19 @@ impl HostDevice {
     /// The device.
     ///
     /// # Errors
-    /// When this program was built without a C++ compiler.
+    /// This program was built without a C++ compiler.
     pub fn new() -> Result<Self, DeviceError> {
         if kernel::BUILT {
             return Ok(Self::default());
         }
-        let reason = "this program was built without a C++ compiler: install one (Debian: apt-get install g++) and build \
-                      it again"
-            .into();
+        let reason =
+            "this program was built without a C++ compiler: install one (Debian: apt-get install g++) and \
+                      rebuild"
+                .into();
         Err(DeviceError::Absent { device: NAME.into(), reason })
     }
 
-    /// Test switch: something goes wrong. It takes [`Launch::Kernel`].
+    /// Test switch: injects a fault. It takes [`Launch::Kernel`].
     #[cfg(any(test, feature = "test-switches"))]
     #[must_use]
     pub fn with_fault(mut self, fault: Fault) -> Self {
@@ -68,20 +68,20 @@ impl HostDevice {
     }
 }
 
-/// What is shared by the threads of a service and its two halves.
+/// Shared by the threads of a service and its two halves.
 #[derive(Debug)]
 struct State {
     ending: AtomicBool,
-    /// Threads at work.
+    /// Running threads.
     alive: AtomicUsize,
-    threads: usize,
-    /// What is in place of a GPU's memory: there for as long as a thread is, for good if that never ends.
+    workers: usize,
+    /// Staging memory, kept until the last thread ends.
     staging: Option<Mapping>,
-    /// The same where packets are received there.
+    /// The same for memory that packets are received into.
     _direct: Option<DeviceMemory>,
 }
 
-/// One thread's share in [`State::alive`].
+/// A thread's count in [`State::alive`].
 struct Alive(Arc<State>);
 
 impl Drop for Alive {
@@ -90,13 +90,13 @@ impl Drop for Alive {
     }
 }
 
-/// A view that goes to a thread.
+/// A view that is sent to a thread.
 #[derive(Clone, Copy)]
-struct Sent(PipelineView);
+struct SendView(PipelineView);
 
-// SAFETY: what it points to is for any thread: whoever started the service has promised that the memory stays, and packets
-// are the device's while it works on them.
-unsafe impl Send for Sent {}
+// SAFETY: the caller of `start` promises that the memory stays valid, and the device owns packets while it processes
+// them.
+unsafe impl Send for SendView {}
 
 impl Device for HostDevice {
     fn name(&self) -> &str {
@@ -114,7 +114,7 @@ impl Device for HostDevice {
     }
 
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
-        // SAFETY: the caller's promises are those that are asked for.
+        // SAFETY: the caller makes the same promises.
         let (launcher, watch) = unsafe { self.serve(service) }?;
         Ok(Started { launcher: Box::new(launcher), watch: Box::new(watch), slots: None })
     }
@@ -124,13 +124,13 @@ impl Device for HostDevice {
             vec!["threads of this machine stand in for a GPU: no figure says anything about one".to_owned()];
         if self.staging > 0 {
             notes.push(format!(
-                "{} MiB of this machine's memory stand in for a GPU's: packets are copied there and worked on there",
+                "{} MiB of this machine's memory stand in for a GPU's: packets are copied there and processed there",
                 self.staging.div_ceil(1 << 20)
             ));
         }
         if let Some(memory) = &self.direct {
             notes.push(format!(
-                "{} MiB of this machine's memory stand in for a GPU's: packets are received there and worked on there",
+                "{} MiB of this machine's memory stand in for a GPU's: packets are received there and processed there",
                 memory.len().div_ceil(1 << 20)
             ));
         }
@@ -147,10 +147,10 @@ impl HostDevice {
         service.check(NAME)?;
         let refuse = |reason: String| DeviceError::Start { device: NAME.into(), reason };
         let one = NonZeroU32::MIN;
-        let lanes = NonZeroU32::new(service.lanes).unwrap_or(one);
+        let threads = NonZeroU32::new(service.threads).unwrap_or(one);
         let blocks = NonZeroU32::new(service.blocks).unwrap_or(one);
         let waiters = if service.launch == Launch::Persistent { blocks } else { one };
-        let threads = waiters.get() as usize;
+        let workers = waiters.get() as usize;
         let direct = service.direct(NAME, self.direct.as_ref())?;
         let staging = match service.memory {
             Memory::Host | Memory::Direct => None,
@@ -159,47 +159,47 @@ impl HostDevice {
         if let Some(memory) = &direct {
             service.view.pool.base = memory.base();
         }
-        let alive = AtomicUsize::new(threads);
-        let state = Arc::new(State { ending: false.into(), alive, threads, staging, _direct: direct });
+        let alive = AtomicUsize::new(workers);
+        let state = Arc::new(State { ending: false.into(), alive, workers, staging, _direct: direct });
         let staging = state.staging.as_ref();
         service.view.pool.staging = staging.map_or(ptr::null_mut(), |memory| memory.base().as_ptr());
         self.staging += staging.map_or(0, Mapping::len);
         let (launches, to_launch) =
             spsc::ring(service.view.ring.count as usize).map_err(|error| refuse(error.to_string()))?;
-        // Set when all threads are there: where one could not be started the others must not begin, since nobody has
-        // promised them the memory then.
+        // Set once all threads have been created. If one fails, the others must not begin: the memory need not stay
+        // valid then.
         let begun = Arc::new(OnceLock::new());
         let spawn = |work: Box<dyn FnOnce(&PipelineView) + Send>| {
             let begun = Arc::clone(&begun);
-            let (alive, view) = (Alive(Arc::clone(&state)), Sent(service.view));
+            let (alive, view) = (Alive(Arc::clone(&state)), SendView(service.view));
             thread::Builder::new()
                 .name("offcore-device".into())
                 .spawn(move || {
                     let _alive = alive;
-                    let Sent(view) = { view };
+                    let SendView(view) = { view };
                     if *begun.wait() {
                         work(&view);
                     }
                 })
                 .map_err(|error| refuse(format!("starting a thread: {error}")))
         };
-        let mut handles = Vec::with_capacity(threads);
+        let mut handles = Vec::with_capacity(workers);
         let all = || -> Result<(), DeviceError> {
             match service.launch {
                 Launch::Persistent => {
                     for block in 0..blocks.get() {
-                        // SAFETY: the caller's promises cover the time until the thread has ended.
+                        // SAFETY: the caller's promises hold until the thread has ended.
                         handles.push(spawn(Box::new(move |view| unsafe {
-                            kernel::persistent(view, lanes, block, blocks, 0);
+                            kernel::persistent(view, threads, block, blocks, 0);
                         }))?);
                     }
                 }
                 // SAFETY: as above.
-                Launch::Graph => handles.push(spawn(Box::new(move |view| unsafe { graphs(view, lanes) }))?),
+                Launch::Graph => handles.push(spawn(Box::new(move |view| unsafe { graphs(view, threads) }))?),
                 Launch::Kernel => {
                     let queue = LaunchQueue { to_launch, state: Arc::clone(&state), fault: self.fault };
                     // SAFETY: as above.
-                    handles.push(spawn(Box::new(move |view| unsafe { queue.serve(view, lanes) }))?);
+                    handles.push(spawn(Box::new(move |view| unsafe { queue.serve(view, threads) }))?);
                 }
             }
             Ok(())
@@ -213,17 +213,17 @@ impl HostDevice {
     }
 }
 
-/// As much memory as there is in a pool.
+/// Memory of the size of a pool.
 fn memory_for(pool: &PoolView) -> Result<Mapping, MemoryError> {
     memory_of((pool.chunks as usize) << pool.chunk_shift)
 }
 
 fn memory_of(len: usize) -> Result<Mapping, MemoryError> {
-    // Nobody else maps it: its file is not needed.
+    // Not shared, so its file is not needed.
     Mapping::memfd("offcore-device", len, Hugepages::Auto).map(|(memory, _)| memory)
 }
 
-/// Bursts to be launched.
+/// The queue of bursts to launch.
 struct LaunchQueue {
     to_launch: Consumer<(u64, usize)>,
     state: Arc<State>,
@@ -231,11 +231,11 @@ struct LaunchQueue {
 }
 
 impl LaunchQueue {
-    /// Launches as long as there may be something to launch: what a launching thread does with a GPU.
+    /// Launches until the end of the service, like the launch thread of a GPU.
     ///
     /// # Safety
     /// As for [`Device::start`].
-    unsafe fn serve(mut self, view: &PipelineView, lanes: NonZeroU32) {
+    unsafe fn serve(mut self, view: &PipelineView, threads: NonZeroU32) {
         let tally = [const { AtomicU32::new(0) }; 2];
         let mut idle = Idle::default();
         loop {
@@ -246,25 +246,25 @@ impl LaunchQueue {
                 idle.wait();
                 continue;
             };
-            idle.over();
-            if self.goes_wrong(turn) {
+            idle.reset();
+            if self.injects_fault(turn) {
                 return;
             }
             let place = slot_and_lap(view, turn);
             let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
             for block in 0..blocks {
-                // SAFETY: the burst has been submitted, which its number in the queue says; the rest is the caller's
+                // SAFETY: the burst has been submitted, since its turn is in the queue; the rest is the caller's
                 // promise.
-                unsafe { kernel::share(view, lanes, place, (block, blocks), &tally) };
+                unsafe { kernel::share(view, threads, place, (block, blocks), &tally) };
             }
         }
     }
 
-    /// Whether the thread is to end now, for a test's sake.
-    fn goes_wrong(&self, turn: u64) -> bool {
+    /// Applies an injected fault. Returns whether the thread must end now.
+    fn injects_fault(&self, turn: u64) -> bool {
         match self.fault {
             Some(Fault::Dies(at)) => at == turn,
-            Some(Fault::Stuck(at)) if at == turn => {
+            Some(Fault::Hangs(at)) if at == turn => {
                 while !self.state.ending.load(Ordering::Acquire) {
                     thread::sleep(NAP);
                 }
@@ -275,23 +275,23 @@ impl LaunchQueue {
     }
 }
 
-/// One node after the other, each of which waits for its burst; ends when there are no more.
+/// Runs the nodes in order, each waiting for its burst, until a quit.
 ///
 /// # Safety
 /// As for [`Device::start`].
-unsafe fn graphs(view: &PipelineView, lanes: NonZeroU32) {
+unsafe fn graphs(view: &PipelineView, threads: NonZeroU32) {
     let mut turn = 0;
     loop {
         let (slot, lap) = slot_and_lap(view, turn);
         // SAFETY: the caller's promise.
-        if !unsafe { kernel::graph_node(view, lanes, slot, lap) } {
+        if !unsafe { kernel::graph_node(view, threads, slot, lap) } {
             return;
         }
         turn += 1;
     }
 }
 
-/// Where the burst of a turn is: see [`crate::ring`].
+/// Slot and lap of a turn: see [`crate::ring`].
 fn slot_and_lap(view: &PipelineView, turn: u64) -> (u32, u32) {
     let slots = u64::from(view.ring.count);
     ((turn % slots) as u32, (turn / slots % u64::from(u32::MAX)) as u32 + 1)
@@ -299,7 +299,7 @@ fn slot_and_lap(view: &PipelineView, turn: u64) -> (u32, u32) {
 
 #[derive(Debug)]
 struct HostLauncher {
-    /// Where bursts have to be launched.
+    /// The queue to the launch thread, with [`Launch::Kernel`].
     launches: Option<Producer<(u64, usize)>>,
     handles: Vec<JoinHandle<()>>,
     state: Arc<State>,
@@ -309,7 +309,7 @@ impl Launcher for HostLauncher {
     #[inline]
     fn submitted(&mut self, turn: u64, packets: usize) {
         if let Some(launches) = &mut self.launches {
-            // There are no more on their way than the ring has slots.
+            // The ring has no more slots than the queue.
             let _ = launches.push((turn, packets));
             launches.publish();
         }
@@ -319,7 +319,7 @@ impl Launcher for HostLauncher {
         self.state.ending.store(true, Ordering::Release);
         let since = Instant::now();
         while self.handles.iter().any(|handle| !handle.is_finished()) {
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > TIMEOUT {
                 return false;
             }
             thread::sleep(Duration::from_micros(100));
@@ -328,8 +328,8 @@ impl Launcher for HostLauncher {
     }
 
     fn waiters(&self) -> usize {
-        // Who launches is told by the queue; the others wait in the ring.
-        if self.launches.is_some() { 0 } else { self.state.threads }
+        // The launch thread is told through its queue; the others wait in the ring.
+        if self.launches.is_some() { 0 } else { self.state.workers }
     }
 }
 

@@ -1,37 +1,37 @@
-//! How a thread that is bound to no core waits for work that comes soon, or not for a while.
+//! Backoff for a thread that is not bound to a core.
 
 use std::hint;
 use std::thread;
 use std::time::Duration;
 
-/// Looks that find nothing before the thread lets others run, and before it sleeps.
-const LOOKS: [u32; 2] = [256, 1024];
-/// How long it sleeps then.
+/// Empty polls before the thread yields, and before it sleeps.
+const POLLS: [u32; 2] = [256, 1024];
+/// Length of a sleep.
 pub(crate) const NAP: Duration = Duration::from_micros(20);
 
-/// How many looks in a row have found nothing.
+/// Number of consecutive empty polls.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
-    looks: u32,
+    polls: u32,
 }
 
 impl Idle {
-    /// A look has found nothing: waits until the next one, at first for a moment only.
+    /// After an empty poll: spins, then yields, then sleeps.
     #[inline]
     pub(crate) fn wait(&mut self) {
-        self.looks = self.looks.saturating_add(1);
-        if self.looks < LOOKS[0] {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < POLLS[0] {
             hint::spin_loop();
-        } else if self.looks < LOOKS[1] {
+        } else if self.polls < POLLS[1] {
             thread::yield_now();
         } else {
             thread::sleep(NAP);
         }
     }
 
-    /// A look has found something.
+    /// After a poll that found something.
     #[inline]
-    pub(crate) fn over(&mut self) {
-        self.looks = 0;
+    pub(crate) fn reset(&mut self) {
+        self.polls = 0;
     }
 }

@@ -1,39 +1,40 @@
-//! What the CPU and a device share, byte by byte: the Rust side of `kernels/layout.h`, which says what it means.
+//! Memory layout shared by CPU and device: the Rust side of `kernels/layout.h`, which documents it.
 
-/// Packets of a burst, at most.
+/// Maximum packets per burst.
 pub const MAX_BURST: usize = 4096;
-/// In place of a number of packets: no more bursts will come.
+/// In place of a packet count: no more bursts follow.
 pub const QUIT: u32 = u32::MAX;
-/// Packets in the same line as the head of their slot.
+/// Packets in the cache line of a slot's head.
 pub const PACKETS_IN_HEAD_LINE: usize = 7;
 
-/// One packet: `len` bytes from `offset` on in chunk `chunk` of the pool. `len` 0: not for the device, its result is 0.
+/// A packet: `len` bytes at `offset` in chunk `chunk` of the pool. With `len` 0 the device skips it and its result is
+/// 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct PacketDescriptor {
     /// Index of the packet's chunk.
     pub chunk: u32,
-    /// Where it begins in its chunk, in bytes.
+    /// Offset in the chunk, in bytes.
     pub offset: u16,
-    /// Bytes of it.
+    /// Length in bytes.
     pub len: u16,
 }
 
-/// The head of a slot; its packets are behind it. `lap` is written last and read first.
+/// The head of a slot; its packets follow. `lap` is written last and read first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SlotHead {
-    /// The lap of the burst in the slot, from 1 on.
+    /// Lap of the burst in the slot, from 1 on.
     pub lap: u32,
-    /// Its packets, at most [`MAX_BURST`], or [`QUIT`].
+    /// Number of packets, at most [`MAX_BURST`], or [`QUIT`].
     pub count: u32,
 }
 
-/// The head of an answer; a result of 32 bits for each packet is behind it. `lap` is written last and read first.
+/// The head of an answer; a 32-bit result per packet follows. `lap` is written last and read first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AnswerHead {
-    /// The lap of the burst that has been answered.
+    /// Lap of the answered burst.
     pub lap: u32,
     /// Packets whose result is not 0.
     pub hits: u32,
@@ -43,14 +44,14 @@ pub struct AnswerHead {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PoolView {
-    /// Address of the first chunk, at the device.
+    /// Device address of the first chunk.
     pub base: *mut u8,
-    /// Address, at the device, of as much memory of its own, where packets are worked on; null: they are worked on where
-    /// they are.
+    /// Device address of a staging area of the same size, where packets are copied to and processed; null: packets are
+    /// processed in place.
     pub staging: *mut u8,
     /// A chunk has 1 << `chunk_shift` bytes.
     pub chunk_shift: u32,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
@@ -58,25 +59,25 @@ pub struct PoolView {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct RingView {
-    /// Address of the first slot, at the device.
+    /// Device address of the first slot.
     pub slots: *const u8,
-    /// Address of the first answer, at the device.
+    /// Device address of the first answer.
     pub answers: *mut u8,
     /// Bytes from one slot to the next, a multiple of 64.
     pub slot_stride: u32,
     /// Bytes from one answer to the next, a multiple of 64.
     pub answer_stride: u32,
-    /// Slots, and answers; a power of two.
+    /// Number of slots and of answers; a power of two.
     pub count: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// What is done with each packet: its result.
+/// The work on a packet, which determines its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Nothing; 0.
+    /// None; the result is 0.
     #[default]
     Nothing = 0,
     /// CRC-32C of the payload (RFC 3720, appendix B.4).
@@ -93,13 +94,13 @@ pub enum Kind {
 pub struct TrieView {
     /// The hash table of edges: key (state << 8 | byte) | next state << 32; 0 is an empty entry.
     pub edges: *const u64,
-    /// By state: 1 + number of the lowest pattern that ends there, or 0.
+    /// For each state: 1 + number of the lowest pattern that ends there, or 0.
     pub lowest: *const u32,
     /// 256 entries: the state after this first byte, or 0.
     pub first: *const u32,
-    /// Entries of the hash table less one; their number is a power of two.
+    /// Entries of the hash table minus one; their number is a power of two.
     pub mask: u32,
-    /// States, at most 1 << 24.
+    /// Number of states, at most 1 << 24.
     pub states: u32,
     /// Bytes of the longest pattern.
     pub longest: u32,
@@ -120,31 +121,31 @@ impl TrieView {
     };
 }
 
-/// What is done with every packet.
+/// The work on every packet.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WorkView {
-    /// What its result is.
+    /// The work, which determines the result.
     pub kind: Kind,
-    /// 1: its MAC addresses change places.
+    /// 1: swap the MAC addresses.
     pub swap: u32,
-    /// Bytes of a packet before its payload.
+    /// Bytes before the payload.
     pub skip: u32,
-    /// Nanoseconds that each packet takes at least; 0: as long as it does.
+    /// Minimum nanoseconds per packet; 0: none.
     pub forced_ns: u32,
     /// The patterns of [`Kind::Match`].
     pub trie: TrieView,
 }
 
-/// All that a kernel is told.
+/// A kernel's parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PipelineView {
-    /// Where packets are.
+    /// The packets.
     pub pool: PoolView,
-    /// Where bursts come from.
+    /// The bursts.
     pub ring: RingView,
-    /// What is done with them.
+    /// The work.
     pub work: WorkView,
 }
 

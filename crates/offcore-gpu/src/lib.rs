@@ -1,17 +1,17 @@
-//! Work on packets by a GPU.
+//! Packet processing on a GPU.
 //!
-//! * [`layout`]: what the CPU and a device share, byte by byte,
-//! * [`ring`]: bursts of packets go to a device, and come back in order,
-//! * [`device`]: who works on bursts,
-//! * [`devices`]: devices by name,
+//! * [`layout`]: the memory layout that CPU and device share,
+//! * [`ring`]: the ring that carries bursts to a device and back in order,
+//! * [`device`]: the interface of a device,
+//! * [`devices`]: opening a device by name,
 //! * [`host`]: threads that stand in for a GPU,
-//! * [`cuda`]: GPUs of NVIDIA,
-//! * [`kernel`]: what kernels do with bursts, by a thread of the host, [`ptx`]: the same for a CUDA driver,
-//! * [`pipeline`]: bursts are worked on by whoever it is, and come back with their results,
-//! * [`patterns`]: sets of patterns that payloads are searched for,
-//! * [`trie`]: patterns as a device searches for them,
-//! * [`cpu`]: the work as a CPU does it,
-//! * [`doctor`]: what is there to run on, and what stands in the way.
+//! * [`cuda`]: NVIDIA GPUs,
+//! * [`kernel`]: the kernels on a thread of the host; [`ptx`]: the kernels for the CUDA driver,
+//! * [`pipeline`]: a burst ring with a CPU or a device that works on its bursts,
+//! * [`patterns`]: pattern sets that payloads are searched for,
+//! * [`trie`]: pattern sets as tables for a device,
+//! * [`cpu`]: the same work on a CPU,
+//! * [`doctor`]: checks of a machine.
 
 pub mod cpu;
 pub mod cuda;

@@ -1,8 +1,8 @@
-//! Sets of byte patterns that payloads are searched for, and the files they come from.
+//! Sets of byte patterns that payloads are searched for, and their files.
 //!
-//! A pattern file has one pattern a line, numbered from 0 in their order; the line's bytes are the pattern as they
-//! stand, whatever their encoding. Empty lines and lines that begin with `#` are skipped and have no number; a carriage
-//! return before the newline is not part of the pattern. Escapes stand for bytes that a line cannot hold:
+//! A pattern file has one pattern per line, numbered from 0; the bytes of the line are the pattern, in any encoding.
+//! Empty lines and lines that start with `#` are skipped and have no number; a carriage return before the newline is
+//! not part of the pattern. Escapes stand for bytes that a line cannot contain:
 //!
 //! | escape | byte |
 //! |---|---|
@@ -10,23 +10,23 @@
 //! | `\\` | a backslash |
 //! | `\n`, `\r`, `\t` | newline, carriage return, tab |
 //!
-//! A pattern that begins with `#` is written with `\x23`.
+//! A pattern that starts with `#` is written with `\x23`.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// Bytes of a pattern, at most.
+/// Maximum bytes of a pattern.
 pub const MAX_PATTERN_LEN: usize = 1024;
-/// Patterns of a set, at most.
+/// Maximum patterns of a set.
 pub const MAX_PATTERNS: usize = 65_536;
-/// States of a set's trie, at most: its root, and one for every beginning of a pattern.
+/// Maximum states of a set's trie: the root, and one per distinct prefix.
 pub const MAX_STATES: usize = (1 << 24) - 1;
-/// Bytes of a pattern file, at most: as many as the longest patterns take with every byte escaped.
+/// Maximum bytes of a pattern file: the longest patterns with every byte escaped.
 const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
 
-/// What is wrong with a set of patterns. Lines are counted from 1.
+/// An invalid pattern set. Lines are counted from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum PatternsError {
     /// The file could not be opened or read.
@@ -37,7 +37,7 @@ pub enum PatternsError {
         /// What the system says.
         source: io::Error,
     },
-    /// The file is longer than any pattern file.
+    /// The file is too long to be a pattern file.
     #[error(
         "pattern file {file} has more than {MAX_FILE} bytes: expected one pattern of at most {MAX_PATTERN_LEN} bytes a \
          line, and {MAX_PATTERNS} of them at most; check that it is the right file"
@@ -54,10 +54,10 @@ pub enum PatternsError {
     NoPattern {
         /// The file.
         file: String,
-        /// Its lines.
+        /// Number of lines.
         lines: usize,
     },
-    /// A NUL byte as it stands: the file is not text.
+    /// An unescaped NUL byte: the file is not text.
     #[error(
         "{file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write the \
          byte as \\x00 if a pattern has it, or check that it is the right file"
@@ -67,10 +67,10 @@ pub enum PatternsError {
         file: String,
         /// The line.
         line: usize,
-        /// Where in the line, in bytes from 1.
+        /// Byte offset in the line, from 1.
         column: usize,
     },
-    /// A backslash that no escape begins with.
+    /// An invalid escape.
     #[error(
         "{file}, line {line}: '{found}' at byte {column} is no escape: expected \\xNN with two hexadecimal digits, \
          \\\\, \\n, \\r or \\t; write a backslash that is part of the pattern as \\\\"
@@ -80,12 +80,12 @@ pub enum PatternsError {
         file: String,
         /// The line.
         line: usize,
-        /// Where in the line it begins, in bytes from 1.
+        /// Byte offset in the line, from 1.
         column: usize,
         /// The backslash and what follows it.
         found: String,
     },
-    /// A pattern longer than [`MAX_PATTERN_LEN`], or of no bytes.
+    /// A pattern that is empty or longer than [`MAX_PATTERN_LEN`].
     #[error(
         "{file}, line {line}: a pattern of {found} bytes: expected 1 to {MAX_PATTERN_LEN}; shorten it, a part that \
          tells it from other traffic is enough"
@@ -103,39 +103,39 @@ pub enum PatternsError {
     TooMany {
         /// The file.
         file: String,
-        /// The line of the first pattern that is too many.
+        /// The line of the first excess pattern.
         line: usize,
     },
-    /// The patterns' trie would have more states than [`MAX_STATES`].
+    /// The patterns' trie would exceed [`MAX_STATES`].
     #[error(
         "{file}, line {line}: its patterns need {found} trie states: expected at most {MAX_STATES}, one for every \
-         different beginning of a pattern and one more; use fewer or shorter patterns"
+         different prefix of a pattern and one more; use fewer or shorter patterns"
     )]
     TooManyStates {
         /// The file.
         file: String,
         /// The line of the last pattern.
         line: usize,
-        /// States that the patterns need.
+        /// The number of states needed.
         found: usize,
     },
 }
 
-/// A set of patterns, numbered from 0. There is at least one, and none is empty. Of equal ones, the lowest number counts.
+/// A set of patterns, numbered from 0: at least one, none of them empty. Of equal patterns the lowest number counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patterns {
     bytes: Vec<u8>,
-    /// Where each pattern ends in `bytes`; it begins where the one before it ends.
+    /// End offset of each pattern in `bytes`, where the next one starts.
     ends: Vec<u32>,
     longest: usize,
     states: usize,
 }
 
 impl Patterns {
-    /// The patterns of a file.
+    /// Reads a pattern file.
     ///
     /// # Errors
-    /// The file cannot be read, or is not a pattern file; the error names file and line.
+    /// The file cannot be read or is invalid; the error names file and line.
     pub fn read(path: &Path) -> Result<Self, PatternsError> {
         let file = path.display().to_string();
         let mut text = Vec::new();
@@ -146,10 +146,10 @@ impl Patterns {
         }
     }
 
-    /// The patterns in the text of a pattern file. Errors call it `file`.
+    /// Parses the text of a pattern file, which errors call `file`.
     ///
     /// # Errors
-    /// The text is not a pattern file's.
+    /// The text is not a valid pattern file.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self, PatternsError> {
         let mut builder = Builder::new(file);
         let mut lines = 0;
@@ -169,10 +169,10 @@ impl Patterns {
         builder.finish(lines)
     }
 
-    /// The patterns of `list`, in its order. Errors say `the list` for a file, and give a pattern's place as its line.
+    /// The patterns of `list`, in order. Errors give `the list` as file, and the index from 1 as line.
     ///
     /// # Errors
-    /// There is none, one is empty or too long, or there are too many.
+    /// The list is empty, a pattern is empty or too long, or there are too many.
     pub fn from_list<P: AsRef<[u8]>>(list: impl IntoIterator<Item = P>) -> Result<Self, PatternsError> {
         let mut builder = Builder::new("the list");
         for pattern in list {
@@ -184,17 +184,17 @@ impl Patterns {
         builder.finish(lines)
     }
 
-    /// `count` patterns of random bytes, each as long as a random choice of `lengths`: the same for the same seed.
+    /// `count` patterns of random bytes with random lengths from `lengths`, reproducible by `seed`.
     ///
     /// # Errors
-    /// As for [`from_list`](Self::from_list): a count or a length out of range, or an empty range of lengths.
+    /// As for [`from_list`](Self::from_list): a count or length out of range, or an empty range of lengths.
     pub fn random(seed: u64, count: usize, lengths: RangeInclusive<usize>) -> Result<Self, PatternsError> {
         let mut random = SplitMix(seed);
         let choices = (*lengths.end() as u64).saturating_sub(*lengths.start() as u64).saturating_add(1);
         let mut builder = Builder::new("the random list");
         for _ in 0..count {
             builder.line += 1;
-            // The remainder is at most the end of the range less its beginning.
+            // The remainder is less than the range's size.
             let len =
                 if lengths.is_empty() { 0 } else { lengths.start() + (random.next() % choices) as usize };
             if len > MAX_PATTERN_LEN {
@@ -238,8 +238,8 @@ impl Patterns {
         })
     }
 
-    /// States of the trie, the root included: a pattern adds one for each byte behind what it has in common with the
-    /// one before it in sorted order.
+    /// Number of trie states, including the root: in sorted order, a pattern adds one per byte after its common prefix
+    /// with the previous one.
     fn count_states(&self) -> usize {
         let mut sorted: Vec<&[u8]> = self.iter().collect();
         sorted.sort_unstable();
@@ -248,7 +248,7 @@ impl Patterns {
     }
 }
 
-/// A set that grows: bytes are put behind `bytes`, then the pattern is ended.
+/// A set under construction: append to `bytes`, then end the pattern.
 struct Builder<'a> {
     file: &'a str,
     line: usize,
@@ -294,7 +294,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What is wrong within a line, and at which of its bytes, from 1.
+/// An error within a line, with its byte offset from 1.
 enum Wrong {
     Nul { column: usize },
     Escape { column: usize, found: String },
@@ -310,7 +310,7 @@ impl Wrong {
     }
 }
 
-/// Puts the bytes that `line` stands for behind `bytes`.
+/// Appends the unescaped bytes of `line` to `bytes`.
 fn unescape(line: &[u8], bytes: &mut Vec<u8>) -> Result<(), Wrong> {
     let mut rest = line;
     while let Some((&first, behind)) = rest.split_first() {
@@ -326,7 +326,7 @@ fn unescape(line: &[u8], bytes: &mut Vec<u8>) -> Result<(), Wrong> {
             }
             (b'\\', _) => {
                 let shown = if behind.first() == Some(&b'x') { 4 } else { 2 };
-                // The backslash itself is shown as it stands.
+                // The error shows the backslash, too.
                 let found = format!("\\{}", behind[..behind.len().min(shown - 1)].escape_ascii());
                 return Err(Wrong::Escape { column, found });
             }

@@ -1,17 +1,17 @@
-//! Pipelines: bursts of packets are worked on by a CPU or a device, and come back in order with their results.
+//! Pipelines: a CPU or a device works on bursts of packets, which come back in order with their results.
 //!
-//! A pipeline has two ends for two lcores: [`Front`], where bursts begin, and [`Back`], where they come back. Between them
-//! the packets are the device's, and nobody else has a handle on them. A device that dies is replaced by the CPU from the
-//! first burst on that it has not answered: no packet is lost by it, and none is worked on twice. One that stands still and
-//! cannot be made to end may go on some day: packets that it was told of, and may then write, go on as copies, and stay
-//! behind themselves ([`Back::quarantined`]) until nobody is at work any more.
+//! A pipeline has two ends for two lcores: [`Front`] submits bursts, [`Back`] returns them. In between the device owns
+//! the packets, and there is no other handle to them. When a device dies, the CPU takes over at the first burst that
+//! the device has not answered: no packet is lost or processed twice. A device that hangs and cannot be stopped may
+//! resume later. Packets that it may then write continue as copies; the originals are quarantined
+//! ([`Back::quarantined`]) until the device has stopped.
 //!
-//! **Buffer split.** With [`Work::split_at`] packets whose first bytes are in a buffer of their own, of that many bytes, are
-//! the device's without these: it is told of what follows, and the CPU swaps the addresses. All other packets are the CPU's.
+//! **Buffer split.** With [`Work::split_at`] the device gets packets whose first `split_at` bytes are in a separate
+//! buffer. It sees only the rest, and the CPU swaps the addresses. The CPU processes all other packets.
 //!
-//! **Packets in the device's memory.** With [`Memory::Direct`] nobody but the device reaches their bytes, and nobody can go on
-//! in its place: when it fails, packets that it has not answered go back to the pool, and so do all that come later. They
-//! are counted ([`Back::take_lost`]). Packets of several buffers pass with the result 0.
+//! **Packets in device memory.** With [`Memory::Direct`] only the device can access packets, so the CPU cannot take
+//! over. When the device fails, packets that it has not answered return to the pool, and so do all later ones; they are
+//! counted ([`Back::take_lost`]). Packets of several buffers pass with result 0.
 
 mod failure;
 #[cfg(test)]
@@ -33,91 +33,91 @@ use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, burst_ring
 use crate::trie::Trie;
 use failure::Served;
 
-/// How long a device may answer nothing before anybody asks whether it still lives, and between two such questions.
-const ASK_AFTER: Duration = Duration::from_millis(1);
+/// Time without an answer before the device is checked, and between two checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Why there is no pipeline.
+/// Why a pipeline could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
-    /// No burst ring.
+    /// The burst ring.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The work cannot be done.
+    /// The work.
     #[error(transparent)]
     Work(#[from] CpuWorkError),
-    /// The device does not serve it.
+    /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// What is done with every packet.
+/// The work on every packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work<'a> {
-    /// What its result is.
+    /// The work, which determines the result.
     pub kind: Kind,
-    /// Whether its MAC addresses change places.
+    /// Whether to swap the MAC addresses.
     pub swap: bool,
-    /// Bytes before its payload; with a split these are those of the first buffer instead.
+    /// Bytes before the payload; with a split, the first buffer takes their place.
     pub skip: u32,
-    /// Bytes in the first buffer of packets that have been split.
+    /// Bytes in the first buffer of a split packet.
     pub split_at: Option<usize>,
-    /// Nanoseconds that it takes at least: one packet after the other on a CPU, all lanes of a block at once on a device.
+    /// Minimum nanoseconds per packet: in sequence on a CPU, in parallel for the threads of a block on a device.
     pub forced_ns: u32,
     /// The patterns of [`Kind::Match`].
     pub patterns: Option<&'a Patterns>,
 }
 
-/// Who works on bursts.
+/// What processes bursts.
 #[derive(Debug)]
 pub enum Worker<'a> {
-    /// Nobody: bursts pass, and every result is 0.
-    Nobody,
-    /// The lcore of the back end.
+    /// Nothing: bursts pass through with result 0.
+    None,
+    /// The lcore of the [`Back`] end.
     Cpu,
     /// A device.
     Device {
-        /// Which.
+        /// The device.
         device: &'a mut dyn Device,
-        /// How bursts come to it.
+        /// How the device gets bursts.
         launch: Launch,
-        /// Blocks that serve the ring, 1 to 64.
+        /// Number of blocks that serve the ring, 1 to 64.
         blocks: u32,
-        /// Lanes of a block, 1 to 1024.
-        lanes: u32,
-        /// Where it works on packets.
+        /// Threads per block, 1 to 1024.
+        threads: u32,
+        /// Where the device processes packets.
         memory: Memory,
     },
 }
 
-/// What a pipeline is made with.
+/// The parameters of a pipeline.
 #[derive(Debug)]
 pub struct Setup<'a, 'd> {
-    /// Packets of a burst at most, 1 to 4096.
+    /// Maximum packets per burst, 1 to 4096.
     pub burst: usize,
-    /// Bursts on their way at most: a power of two, 2 to 4096.
+    /// Maximum bursts in flight: a power of two, 2 to 4096.
     pub slots: usize,
-    /// Who works.
+    /// What processes bursts.
     pub worker: Worker<'d>,
-    /// What is done.
+    /// The work.
     pub work: Work<'a>,
-    /// How long a device that has bursts may answer none until it is taken to stand still: more than one takes.
-    pub patience: Duration,
+    /// Time without an answer after which a device that has bursts is considered hung; longer than one burst takes.
+    pub timeout: Duration,
     /// The pool of the packets.
     pub pool: &'static Pool,
-    /// Pages of the burst ring.
+    /// Page size of the burst ring.
     pub hugepages: Hugepages,
 }
 
-/// A pipeline.
+/// Creates a pipeline.
 ///
 /// # Errors
-/// Numbers out of range, work that cannot be done, a device that refuses.
+/// A number is out of range, the work is not possible, or the device refuses.
 pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
-    let Setup { burst, slots, worker, work, patience, pool, hugepages } = setup;
+    let Setup { burst, slots, worker, work, timeout, pool, hugepages } = setup;
     let Work { kind, swap, skip, split_at, forced_ns, patterns } = work;
     let before_payload = split_at.map_or(skip, |at| at as u32);
     let cpu = match worker {
-        Worker::Nobody => None,
+        Worker::None => None,
         _ => Some(CpuWork::new(kind, swap, before_payload, forced_ns, patterns)?),
     };
     let by_device = matches!(worker, Worker::Device { .. });
@@ -128,7 +128,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         return Err(DeviceError::Start { device: device.name().into(), reason }.into());
     }
     let cpu = cpu.filter(|_| !direct);
-    // What a device that dies may have swapped has to be known.
+    // A device that dies may have swapped them.
     let device_swaps = by_device && swap && split.is_none();
     let keep_addresses = device_swaps && !direct;
     let config = RingConfig { slots, burst, keep_addresses, split, hugepages };
@@ -143,13 +143,13 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         split,
         serving: None,
         lost: 0,
-        patience: tsc::ticks(patience),
-        ask_after: tsc::ticks(ASK_AFTER.min(patience)),
+        timeout: tsc::ticks(timeout),
+        check_interval: tsc::ticks(CHECK_INTERVAL.min(timeout)),
         answered_at: 0,
-        asked_at: 0,
+        checked_at: 0,
         pool,
     };
-    if let Worker::Device { device, launch, blocks, lanes, memory } = worker {
+    if let Worker::Device { device, launch, blocks, threads, memory } = worker {
         let trie = patterns.filter(|_| kind == Kind::Match).map(Trie::new).map(Arc::new);
         let view = PipelineView {
             pool: PoolView {
@@ -162,41 +162,40 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
             work: WorkView {
                 kind,
                 swap: device_swaps.into(),
-                // Of a packet that has been split it sees the payload alone.
+                // The device sees only the payload of a split packet.
                 skip: if split.is_some() { 0 } else { skip },
                 forced_ns,
                 trie: trie.as_ref().map_or(TrieView::EMPTY, |trie| trie.view()),
             },
         };
-        // SAFETY: the pool is never unmapped. Ring and tables are `front`'s, which ends the service before it lets go of
-        // them, or keeps them for good where it does not end. Packets are out of reach from when they are submitted until
-        // their burst is answered or nobody is at work any more: `Back::done` sees to it. Where a device stands still those
-        // that it may write stay out of reach; others go on, and it may at worst read what is no longer theirs, for an
-        // answer that nobody looks at.
+        // SAFETY: the pool is never unmapped. `front` owns ring and tables; it ends the service before it releases
+        // them, or leaks them if the service does not end. Packets are inaccessible from their submission until their
+        // burst is answered or the device has stopped: `Back::done` ensures it. If the device hangs, the packets that
+        // it may write stay inaccessible. It may read others that continue, but their answers are ignored.
         let Started { launcher, watch, slots } =
-            unsafe { device.start(Service { view, launch, blocks, lanes, memory }) }?;
+            unsafe { device.start(Service { view, launch, blocks, threads, memory }) }?;
         if let Some(slots) = &slots {
-            // SAFETY: the device says so, and `front` keeps them as long as the ring.
+            // SAFETY: the device promises it, and `front` keeps the slots as long as the ring.
             unsafe { front.submitter.write_slots_at(slots.base) };
         }
         front.serving = Some(Serving { launcher: Some(launcher), trie, slots });
         let quarantine = Vec::new();
         back.serving = Some(Served {
             watch,
-            // What it copies into memory of its own is every pipeline's of that pool.
+            // Packets in its staging memory are shared by all pipelines of that pool.
             swaps: device_swaps || memory == Memory::Gpu && split.is_none(),
             direct,
             failed,
             failure: None,
-            stuck: false,
+            hung: false,
             quarantine,
-            aside: 0,
+            replaced: 0,
         });
     }
     Ok((front, back))
 }
 
-/// A device at work, and what it reads.
+/// A running service and the memory that it reads.
 #[derive(Debug)]
 struct Serving {
     launcher: Option<Box<dyn Launcher>>,
@@ -204,41 +203,41 @@ struct Serving {
     slots: Option<DeviceSlots>,
 }
 
-/// The end where bursts begin.
+/// The submitting end.
 #[derive(Debug)]
 pub struct Front {
     submitter: Submitter,
     serving: Option<Serving>,
     slots: usize,
-    /// Network cards put packets into the device's memory.
+    /// Packets are in device memory.
     direct: bool,
-    /// The device has failed: it is told nothing any more.
+    /// The device has failed and gets no more bursts.
     failed: Arc<AtomicBool>,
 }
 
 impl Front {
-    /// Bursts that can be submitted now, of `wanted` ones.
+    /// The number of bursts that can be submitted now, at most `wanted`.
     #[inline]
     pub fn room(&mut self, wanted: usize) -> usize {
         self.submitter.room(wanted)
     }
 
-    /// Hands on `packets`, and leaves an empty vector with as much room in their place; `false`, and they stay, when there is
-    /// no room.
+    /// Submits `packets` and leaves an empty vector of the same capacity in their place. Returns false and keeps them
+    /// if there is no room.
     ///
     /// # Panics
     /// When there are more packets than a burst may have.
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> bool {
         if self.failed.load(Ordering::Relaxed) {
-            return self.submitter.hide(packets).is_some();
+            return self.submitter.bypass(packets).is_some();
         }
         if self.direct
             && let Some(launcher) = self.serving.as_mut().and_then(|serving| serving.launcher.as_mut())
-            && !launcher.arrived()
+            && !launcher.flush_writes()
         {
             self.failed.store(true, Ordering::Relaxed);
-            return self.submitter.hide(packets).is_some();
+            return self.submitter.bypass(packets).is_some();
         }
         let count = packets.len();
         let Some(turn) = self.submitter.submit(packets) else { return false };
@@ -248,7 +247,7 @@ impl Front {
         true
     }
 
-    /// Whether every burst has come back and was retired.
+    /// Whether every burst has been retired.
     pub fn is_empty(&mut self) -> bool {
         self.submitter.room(self.slots) == self.slots
     }
@@ -259,48 +258,48 @@ impl Drop for Front {
         let Some(Serving { launcher: Some(launcher), trie, slots }) = self.serving.take() else { return };
         let told = self.submitter.quit(launcher.waiters());
         if !launcher.end_with(Box::new((trie, slots, self.submitter.keep()))) {
-            tracing::error!(told, "a device has not ended: its memory stays");
+            tracing::error!(told, "a device has not stopped: its memory is leaked");
         }
     }
 }
 
-/// The end where bursts come back.
+/// The collecting end.
 #[derive(Debug)]
 pub struct Back {
     collector: Collector,
-    /// Of the burst that is done.
+    /// Results of the oldest burst.
     results: Vec<u32>,
-    /// How many of them are not 0, once the oldest burst is done.
+    /// The number of non-zero results, once the oldest burst is done.
     hits: Option<u32>,
-    /// The work, for whoever does it here; nobody does anything without.
+    /// The work on the CPU, if it can take part.
     cpu: Option<CpuWork>,
-    /// What of a packet is the device's.
+    /// Buffer split, if enabled.
     split: Option<Split>,
     serving: Option<Served>,
-    /// Packets that nobody could work on.
+    /// Packets dropped after a failure.
     lost: u64,
-    patience: u64,
-    ask_after: u64,
-    /// TSC when the last answer was found.
+    timeout: u64,
+    check_interval: u64,
+    /// TSC of the last answer.
     answered_at: u64,
-    /// TSC when it was last asked whether the device still lives.
-    asked_at: u64,
+    /// TSC of the last check of the device.
+    checked_at: u64,
     pool: &'static Pool,
 }
 
-/// A burst that has been worked on.
+/// A processed burst.
 #[derive(Debug)]
 pub struct Done<'a> {
     /// Its packets, in order.
     pub packets: &'a mut Vec<Packet>,
-    /// A result for each.
+    /// The result of each packet.
     pub results: &'a [u32],
     /// How many of them are not 0.
     pub hits: u32,
 }
 
 impl Back {
-    /// The oldest burst, if it has been worked on; the same one until it is [retired](Back::retire).
+    /// The oldest burst, if it has been processed; the same one until it is [retired](Back::retire).
     #[inline]
     pub fn done(&mut self) -> Option<Done<'_>> {
         if self.hits.is_none() {
@@ -311,7 +310,7 @@ impl Back {
         Some(Done { packets, results: &self.results, hits })
     }
 
-    /// The burst that is done has no packets any more: its place is free for another.
+    /// Frees the slot of the burst returned by [`done`](Back::done), whose packets have been taken.
     ///
     /// # Panics
     /// When it still has packets.
@@ -322,32 +321,32 @@ impl Back {
         }
     }
 
-    /// Bursts are on their way, or may come: the front end is still there.
+    /// Whether bursts are in flight or may still come: the front end exists.
     pub fn is_waiting(&mut self) -> bool {
         self.collector.is_waiting()
     }
 
-    /// Why the device works no more, and the CPU in its place if it can, if it is so.
+    /// Why the device has failed, if it has.
     pub fn failure(&self) -> Option<&str> {
         self.serving.as_ref()?.failure.as_deref()
     }
 
-    /// Packets that nobody could work on, since the device has failed and they are in its memory, and that went back to the
-    /// pool: so many more since the last time.
+    /// Packets that returned to the pool unprocessed because they are in the memory of a failed device, since the last
+    /// call.
     pub fn take_lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
 
-    /// Packets that went on as copies, or were lost, because a device that stands still may yet write them.
+    /// Packets held back because a hung device may still write them. They continued as copies, or were dropped.
     pub fn quarantined(&self) -> usize {
         self.serving.as_ref().map_or(0, |serving| serving.quarantine.len())
     }
 
-    /// Works on the oldest burst, or takes what a device has made of it; `None` when there is none, or none yet.
+    /// Processes the oldest burst, or polls the device's answer. `None` if there is none, or none yet.
     #[inline]
     fn work(&mut self) -> Option<u32> {
         if self.serving.is_some() {
-            return self.answered();
+            return self.poll_answer();
         }
         let Self { collector, results, cpu, pool, .. } = self;
         let packets = &mut collector.oldest()?.packets;
@@ -362,10 +361,10 @@ impl Back {
     }
 
     #[inline]
-    fn answered(&mut self) -> Option<u32> {
-        // Copies are in the place of some of its packets: an answer is no longer about all of them.
-        if self.serving.as_ref().is_some_and(|serving| serving.aside > 0) {
-            return self.replace();
+    fn poll_answer(&mut self) -> Option<u32> {
+        // Copies have replaced some of the packets, so an answer does not cover all of them.
+        if self.serving.as_ref().is_some_and(|serving| serving.replaced > 0) {
+            return self.run_on_cpu();
         }
         let Some(hits) = self.collector.answer(&mut self.results) else {
             return self.unanswered();
@@ -374,9 +373,9 @@ impl Back {
         let Self { collector, results, cpu, pool, split, .. } = self;
         let (packets, Some(cpu)) = (&mut collector.oldest()?.packets, cpu) else { return Some(hits) };
         match split {
-            Some(split) => Some(hits + beside_split(cpu, split, packets, results)),
+            Some(split) => Some(hits + finish_split(cpu, split, packets, results)),
             None if packets.iter().any(Packet::is_segmented) => {
-                Some(hits + beside(cpu, pool, packets, results))
+                Some(hits + finish_rest(cpu, pool, packets, results))
             }
             None => Some(hits),
         }
@@ -392,16 +391,16 @@ impl Drop for Back {
     }
 }
 
-/// Works on those packets of an answered burst that were not the device's. Returns how many of their results are not 0.
+/// Processes the packets of an answered burst that the device skipped. Returns the number of non-zero results.
 #[cold]
-fn beside(cpu: &CpuWork, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) -> u32 {
+fn finish_rest(cpu: &CpuWork, pool: &Pool, packets: &mut [Packet], results: &mut [u32]) -> u32 {
     let others = packets.iter_mut().zip(results).filter(|(packet, _)| packet.is_segmented());
     others.map(|(packet, result)| one(cpu, pool, packet, result)).sum()
 }
 
-/// The same where packets have been split, and swaps the addresses of those that were the device's.
+/// The same with a split; also swaps the addresses of the packets that the device processed.
 #[inline]
-fn beside_split(cpu: &CpuWork, split: &Split, packets: &mut [Packet], results: &mut [u32]) -> u32 {
+fn finish_split(cpu: &CpuWork, split: &Split, packets: &mut [Packet], results: &mut [u32]) -> u32 {
     let mut hits = 0;
     for (packet, result) in packets.iter_mut().zip(results) {
         match split.payload(packet) {

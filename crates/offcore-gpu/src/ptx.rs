@@ -1,6 +1,6 @@
-//! The kernels as a CUDA driver takes them.
+//! The kernels as PTX.
 
-/// The PTX that `cargo xtask kernels` makes of `kernels/kernels.cu`.
+/// The PTX of `kernels/kernels.cu`, made by `cargo xtask kernels`.
 pub const PTX: &str = include_str!("../kernels/kernels.ptx");
 
 #[cfg(test)]
@@ -11,9 +11,9 @@ mod tests {
     use super::*;
     use crate::doctor::Ptx;
 
-    /// As `cargo xtask kernels` writes it: names and content, each with a zero behind it, and FNV-1a of them.
+    /// The hash that `cargo xtask kernels` writes: FNV-1a of names and contents, each followed by a zero byte.
     #[test]
-    fn the_ptx_was_made_of_the_sources_beside_it() {
+    fn ptx_was_made_from_these_sources() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let names =
             fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -30,12 +30,12 @@ mod tests {
         assert_eq!(
             found,
             Some(&*expected),
-            "kernels/kernels.ptx was made of other sources: `cargo xtask kernels --update` makes it anew"
+            "kernels/kernels.ptx is stale: run `cargo xtask kernels --update`"
         );
     }
 
     #[test]
-    fn the_ptx_is_for_every_driver_of_cuda_12_and_for_gpus_from_turing_on() {
+    fn ptx_runs_from_cuda_12_and_turing_on() {
         let ptx = Ptx::parse(PTX).unwrap();
         assert_eq!((ptx.needs_cuda(), ptx.target), (Some(12_000), (7, 5)));
     }

@@ -1,4 +1,4 @@
-//! The CPU's side of a burst ring: bursts of packets go to a device and come back in order.
+//! The CPU's side of a burst ring, which carries bursts of packets to a device and back in order.
 //!
 //! ```text
 //! RX lcore                                 device                                TX lcore
@@ -7,9 +7,9 @@
 //!     ├── WorkBurst: the handles ─────────────────────────────────────────────────────▶
 //!     ◀──────────────────────────────────────────────────── the WorkBurst, empty ─────┘
 //! ```
-//! Slots and answers are the memory that a device sees ([`crate::layout`]); the handles of the packets stay with the CPU and
-//! go by a queue of their own. There are as many [`WorkBurst`]s as slots, made once and handed back empty: who holds an
-//! empty one has a free slot.
+//! Slots and answers are the memory that a device accesses ([`crate::layout`]). The packet handles stay with the CPU
+//! and go through a queue of their own. There are as many [`WorkBurst`]s as slots, allocated once and recycled, so an
+//! empty one is a token for a free slot.
 
 use std::mem::swap;
 use std::ptr::NonNull;
@@ -25,20 +25,20 @@ use crate::layout::{AnswerHead, MAX_BURST, PacketDescriptor, QUIT, RingView, Slo
 
 /// Bytes of the destination and source address of an Ethernet frame.
 const ADDRESSES: usize = 12;
-/// Slots and answers begin on lines of their own.
+/// Slots and answers are aligned to cache lines.
 const LINE: usize = 64;
 
-/// Why there is no burst ring.
+/// Why a burst ring could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// A number that cannot be.
+    /// A number is out of range.
     #[error("{what}: found {found}, expected {expected}")]
     OutOfRange {
         /// What the number is.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         found: usize,
-        /// What can be.
+        /// The valid range.
         expected: &'static str,
     },
     /// No memory.
@@ -46,38 +46,38 @@ pub enum RingError {
     Memory(#[from] MemoryError),
 }
 
-/// Packets that a device works on together.
+/// Packets that a device processes together.
 #[derive(Debug)]
 pub struct WorkBurst {
-    /// Counts bursts, from 0 on.
+    /// Sequence number, from 0 on.
     pub turn: u64,
-    /// TSC when it was submitted.
+    /// TSC at submission.
     pub since: u64,
     /// The packets, in order.
     pub packets: Vec<Packet>,
-    /// Whether the device has been told of it.
-    pub shown: bool,
-    /// The first 12 bytes of each as it was submitted, when the ring keeps them: what a device that has died may or may
-    /// not have swapped.
+    /// Whether the device sees it.
+    pub visible: bool,
+    /// The first 12 bytes of each packet at submission, if the ring keeps them: a device that dies may or may not have
+    /// swapped them.
     pub addresses: Vec<[u8; ADDRESSES]>,
 }
 
-/// What a ring is made with.
+/// The parameters of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingConfig {
-    /// Bursts on their way at most: a power of two, 2 to 4096.
+    /// Maximum bursts in flight: a power of two, 2 to 4096.
     pub slots: usize,
-    /// Packets of a burst at most, 1 to [`MAX_BURST`].
+    /// Maximum packets per burst, 1 to [`MAX_BURST`].
     pub burst: usize,
-    /// Whether the packets' addresses are kept until their burst is back. It takes a look at every packet.
+    /// Whether to keep the packets' addresses until their burst is back. It reads every packet.
     pub keep_addresses: bool,
-    /// Whether packets are split.
+    /// Buffer split, if enabled.
     pub split: Option<Split>,
-    /// Pages of the memory that a device sees.
+    /// Page size of the memory that the device accesses.
     pub hugepages: Hugepages,
 }
 
-/// Buffer split: packets have their first bytes in a buffer of their own, and the device is told of the rest only.
+/// Buffer split: the first bytes of a packet are in a separate buffer, and the device sees only the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Split {
     /// The pool of the packets.
@@ -87,18 +87,18 @@ pub struct Split {
 }
 
 impl Split {
-    /// What the device is told of `packet`: chunk, offset and length of its payload, if it has been split.
+    /// Chunk, offset and length of the payload of `packet`, if it has been split.
     #[inline(always)]
     pub fn payload(&self, packet: &Packet) -> Option<(u32, u16, u16)> {
         if packet.len() == self.at { self.pool.second_of_two(packet) } else { None }
     }
 }
 
-/// The memory that a device sees.
+/// The memory that the device accesses.
 #[derive(Debug)]
 struct Shared {
     mapping: Mapping,
-    /// Where answers begin.
+    /// Offset of the answers.
     answers: usize,
     slot_stride: usize,
     answer_stride: usize,
@@ -106,7 +106,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Where the slot and the answer of a turn are, and their lap.
+    /// Offsets of slot and answer of a turn, and its lap.
     #[inline]
     fn place(&self, turn: u64) -> (usize, usize, u32) {
         let (index, lap) = slot_and_lap(self.slots as u32, turn);
@@ -114,20 +114,20 @@ impl Shared {
         (index * self.slot_stride, self.answers + index * self.answer_stride, lap)
     }
 
-    /// The lap of an answer, which the device writes.
+    /// The lap of an answer, written by the device.
     #[inline]
     fn lap(&self, at: usize) -> &AtomicU32 {
         debug_assert!(at.is_multiple_of(LINE) && at + LINE <= self.mapping.len());
-        // SAFETY: `place` gives places of heads, inside the mapping and aligned to a line; a head begins with its lap, which
-        // everybody reads and writes atomically once the ring is shared.
+        // SAFETY: `place` returns offsets of heads, inside the mapping and line-aligned. A head starts with its lap,
+        // which is accessed atomically once the ring is shared.
         unsafe { AtomicU32::from_ptr(self.mapping.base().as_ptr().add(at).cast()) }
     }
 }
 
-/// A ring with its two ends, and what a device has to know of it.
+/// Creates a ring and returns its two ends.
 ///
 /// # Errors
-/// Numbers that cannot be, or no memory.
+/// A number is out of range, or there is no memory.
 pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingError> {
     let out_of_range = |what, found, expected| RingError::OutOfRange { what, found, expected };
     if !config.slots.is_power_of_two() || !(2..=4096).contains(&config.slots) {
@@ -151,10 +151,10 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
             turn: 0,
             since: 0,
             packets: Vec::with_capacity(config.burst),
-            shown: false,
+            visible: false,
             addresses: Vec::with_capacity(kept),
         };
-        // There is room for as many as there are slots.
+        // The queue has room for every slot.
         let _ = returned.push(burst);
     }
     returned.publish();
@@ -163,7 +163,7 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
         own_slots: true,
         shared: Arc::clone(&shared),
         turn: 0,
-        shown: 0,
+        next_visible: 0,
         burst: config.burst,
         keep_addresses: config.keep_addresses,
         split: config.split,
@@ -173,17 +173,17 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
     Ok((submitter, Collector { shared, oldest: None, to_collect, returned }))
 }
 
-/// The end where bursts begin.
+/// The submitting end.
 #[derive(Debug)]
 pub struct Submitter {
     shared: Arc<Shared>,
-    /// Where slots are written: in the shared memory, or at the device.
+    /// Where slots are written: the ring's own memory or the device's.
     slots: NonNull<u8>,
     own_slots: bool,
-    /// Of the next burst.
+    /// Turn of the next burst.
     turn: u64,
-    /// Of the first burst that the device has not been told of.
-    shown: u64,
+    /// Turn of the first burst that the device has not been told of.
+    next_visible: u64,
     burst: usize,
     keep_addresses: bool,
     split: Option<Split>,
@@ -191,17 +191,17 @@ pub struct Submitter {
     empty: Consumer<WorkBurst>,
 }
 
-// SAFETY: the slots' memory is written by whoever has the submitter alone; it stays as long as that does.
+// SAFETY: only the owner of the submitter writes the slots' memory, which lives as long as the submitter.
 unsafe impl Send for Submitter {}
 
 impl Submitter {
-    /// What a device has to know of the ring, for a device that sees this process's memory where it is. It lives as long
-    /// as one of the ring's ends.
+    /// The ring's addresses for a device that uses this process's addresses. They stay valid as long as one of the
+    /// ring's ends.
     pub fn view(&self) -> RingView {
         self.view_at(self.shared.mapping.base().as_ptr())
     }
 
-    /// The same for a device that sees [`Submitter::memory`] at `base`.
+    /// The same for a device that maps [`Submitter::memory`] at `base`.
     pub fn view_at(&self, base: *mut u8) -> RingView {
         let Shared { answers, slot_stride, answer_stride, slots, .. } = *self.shared;
         RingView {
@@ -214,37 +214,37 @@ impl Submitter {
         }
     }
 
-    /// The memory that a device has to see.
+    /// The memory that a device must be able to access.
     pub fn memory(&self) -> &Mapping {
         &self.shared.mapping
     }
 
-    /// Writes bursts to slots at the device from now on.
+    /// Writes bursts to slots in device memory from now on.
     ///
     /// # Safety
-    /// At `slots` is memory for all slots with their strides, aligned to 64 and all 0, until the submitter is dropped; no
-    /// burst has been submitted yet, and the device looks for them there.
+    /// `slots` points to zeroed memory for all slots with their strides, aligned to 64, that lives as long as the
+    /// submitter; no burst has been submitted yet, and the device polls that memory.
     pub unsafe fn write_slots_at(&mut self, slots: NonNull<u8>) {
         (self.slots, self.own_slots) = (slots, false);
     }
 
-    /// Says of a slot at `at` that it has a burst of this lap.
+    /// Publishes the burst in the slot at `at`.
     #[inline(always)]
     fn publish(&self, at: usize, lap: u32) {
         if !self.own_slots {
-            // A mapping of a device's memory may be write-combining: stores to it are in no order without a fence.
+            // A mapping of device memory may be write-combining: without a fence its stores are unordered.
             store_fence();
         }
-        // SAFETY: `place` gives places of heads, inside the slots' memory and aligned to a line; a head begins with its lap,
-        // which everybody reads and writes atomically once the ring is shared.
+        // SAFETY: `place` returns offsets of heads, inside the slots' memory and line-aligned. A head starts with its
+        // lap, which is accessed atomically once the ring is shared.
         unsafe { AtomicU32::from_ptr(self.slots.as_ptr().add(at).cast()) }.store(lap, Ordering::Release);
         if !self.own_slots {
-            // And it stays in a buffer of the core without this.
+            // Flushes the core's write-combining buffer.
             store_fence();
         }
     }
 
-    /// Something that keeps the memory where it is, for as long as it is there.
+    /// A reference that keeps the memory mapped.
     pub(crate) fn keep(&self) -> impl Send + use<> {
         Arc::clone(&self.shared)
     }
@@ -254,28 +254,28 @@ impl Submitter {
         self.turn
     }
 
-    /// Bursts that can be submitted now, of `wanted` ones.
+    /// The number of bursts that can be submitted now, at most `wanted`.
     #[inline]
     pub fn room(&mut self, wanted: usize) -> usize {
         self.empty.available(wanted).min(wanted)
     }
 
-    /// Hands `packets` to the device, and leaves an empty vector with as much room in their place. Returns their turn;
-    /// `None`, and they stay, when the ring is full. Packets of several buffers are not for the device, unless they have been
-    /// [split](RingConfig::split), and then all others are not: their result is 0.
+    /// Submits `packets` to the device and leaves an empty vector of the same capacity in their place. Returns their
+    /// turn, or `None` and keeps them if the ring is full. The device skips packets of several buffers, whose result is
+    /// 0. If the ring [splits](RingConfig::split), it skips all packets except those that have been split.
     ///
     /// # Panics
-    /// When there are more packets than a burst may have, or after [`hide`](Self::hide).
+    /// When there are more packets than a burst may have, or after [`bypass`](Self::bypass).
     #[inline]
     pub fn submit(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
-        assert!(self.shown == self.turn, "the device is not to see any more bursts");
+        assert!(self.next_visible == self.turn, "submit after bypass");
         assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
         let mut burst = self.empty.pop()?;
         let (slot, _, lap) = self.shared.place(self.turn);
-        // SAFETY: the slot is inside the slots' memory, with room for as many packets as a burst has. Whoever holds an empty burst
-        // has a slot that no device reads: the burst that was in it has been answered, or the device is gone. One that
-        // stands still may read it, if its failure was found just now; it then meets whole descriptors, each one store, of
-        // packets that it was told of, which are put aside.
+        // SAFETY: the slot is inside the slots' memory, with room for a whole burst. An empty burst stands for a slot
+        // that no device reads: its last burst has been answered, or the device has failed. A device that hangs may
+        // still read the slot if its failure was found just now. It then reads whole descriptors, each one store, of
+        // packets that it has been given and that are quarantined.
         unsafe {
             let head = self.slots.as_ptr().add(slot);
             let descriptors = head.add(size_of::<SlotHead>()).cast::<PacketDescriptor>();
@@ -289,38 +289,38 @@ impl Submitter {
         if self.keep_addresses {
             burst.addresses.extend(packets.iter().map(addresses));
         }
-        (burst.turn, burst.since, burst.shown) = (self.turn, tsc::now(), true);
+        (burst.turn, burst.since, burst.visible) = (self.turn, tsc::now(), true);
         swap(&mut burst.packets, packets);
         self.publish(slot, lap);
-        self.shown += 1;
+        self.next_visible += 1;
         Some(self.pass(burst))
     }
 
-    /// The same without the device: from now on it is told of no burst any more.
+    /// Queues `packets` without the device, which gets no more bursts from now on.
     ///
     /// # Panics
     /// When there are more packets than a burst may have.
     #[cold]
-    pub fn hide(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
+    pub fn bypass(&mut self, packets: &mut Vec<Packet>) -> Option<u64> {
         assert!(packets.len() <= self.burst, "{} packets in a burst of {}", packets.len(), self.burst);
         let mut burst = self.empty.pop()?;
         burst.addresses.clear();
-        (burst.turn, burst.since, burst.shown) = (self.turn, tsc::now(), false);
+        (burst.turn, burst.since, burst.visible) = (self.turn, tsc::now(), false);
         swap(&mut burst.packets, packets);
         Some(self.pass(burst))
     }
 
-    /// Passes a burst to the other end; its turn.
+    /// Passes a burst to the collector. Returns its turn.
     #[inline(always)]
     fn pass(&mut self, burst: WorkBurst) -> u64 {
-        // There is room for as many as there are slots.
+        // The queue has room for every slot.
         let _ = self.submitted.push(burst);
         self.submitted.publish();
         self.turn += 1;
         self.turn - 1
     }
 
-    /// What the device is told of a packet.
+    /// The descriptor of a packet.
     #[inline(always)]
     fn described(&self, packet: &Packet) -> PacketDescriptor {
         if let Some(split) = &self.split {
@@ -335,15 +335,15 @@ impl Submitter {
         PacketDescriptor { chunk: packet.chunk(), offset: packet.headroom() as u16, len: packet.len() as u16 }
     }
 
-    /// Tells the device that no more bursts will come: whoever waits for one of the next `waiters` turns ends. Says whether
-    /// that could be done: there must be room for so many bursts.
+    /// Tells the device that no more bursts follow: a block or node that waits for one of the next `waiters` turns
+    /// ends. Returns false and does nothing if the ring has no room for as many bursts.
     pub fn quit(&mut self, waiters: usize) -> bool {
         if self.room(waiters) < waiters {
             return false;
         }
-        for turn in self.shown..self.shown + waiters as u64 {
+        for turn in self.next_visible..self.next_visible + waiters as u64 {
             let (slot, _, lap) = self.shared.place(turn);
-            // SAFETY: as in `submit`; a device that stands still may yet read the packets of an earlier lap, which stay.
+            // SAFETY: as in `submit`; a device that hangs may still read packets of an earlier lap, which stay.
             unsafe {
                 let head = self.slots.as_ptr().add(slot);
                 head.add(std::mem::offset_of!(SlotHead, count)).cast::<u32>().write_volatile(QUIT);
@@ -354,11 +354,11 @@ impl Submitter {
     }
 }
 
-/// Nothing that is stored before it is seen after what is stored behind it, whatever the kind of memory.
+/// Orders stores before it with stores after it, for any memory type.
 #[inline(always)]
 pub(crate) fn store_fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 CPU has the instruction.
+    // SAFETY: SSE2 is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
@@ -366,10 +366,10 @@ pub(crate) fn store_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Where the burst of a turn is in a ring of so many slots, and its lap.
+/// Slot and lap of a turn in a ring of `slots` slots.
 #[inline]
 pub(crate) fn slot_and_lap(slots: u32, turn: u64) -> (u32, u32) {
-    // The lap goes round at 2^32 times the slots, and leaves 0 out: no burst is ever so far from another.
+    // The lap wraps after 2^32 - 1 and skips 0; no two bursts in flight are that far apart.
     (turn as u32 & (slots - 1), (turn / u64::from(slots) % u64::from(u32::MAX)) as u32 + 1)
 }
 
@@ -378,7 +378,7 @@ fn addresses(packet: &Packet) -> [u8; ADDRESSES] {
     packet.bytes().first_chunk().copied().unwrap_or_default()
 }
 
-/// The end where bursts come back.
+/// The collecting end.
 #[derive(Debug)]
 pub struct Collector {
     shared: Arc<Shared>,
@@ -397,11 +397,11 @@ impl Collector {
         self.oldest.as_mut()
     }
 
-    /// Whether the device has answered the oldest burst. If so, the result of each packet goes to its place in `results`, and
-    /// the device's count of results that are not 0 comes back.
+    /// If the device has answered the oldest burst, copies the packets' results to `results` and returns the device's
+    /// count of non-zero results.
     ///
     /// # Panics
-    /// When there are fewer places than packets.
+    /// When `results` is shorter than the burst.
     #[inline]
     pub fn answer(&mut self, results: &mut [u32]) -> Option<u32> {
         let (turn, packets) = self.oldest().map(|burst| (burst.turn, burst.packets.len()))?;
@@ -410,8 +410,8 @@ impl Collector {
             return None;
         }
         let mapping = self.shared.mapping.base().as_ptr();
-        // SAFETY: the answer is inside the mapping, with room for the results of as many packets as a burst has. They are
-        // read once, whatever the device has made of them.
+        // SAFETY: the answer is inside the mapping, with room for the results of a whole burst. Each is read once, and
+        // any value is valid.
         let hits = unsafe {
             let answers = mapping.add(at + size_of::<AnswerHead>()).cast::<u32>();
             for (i, result) in results[..packets].iter_mut().enumerate() {
@@ -422,23 +422,23 @@ impl Collector {
         Some(hits)
     }
 
-    /// Whether there is a burst, or may be one yet: the other end is still there.
+    /// Whether a burst is in flight or may still be submitted: the other end exists.
     pub fn is_waiting(&mut self) -> bool {
         let gone = self.to_collect.is_abandoned();
-        // What the other end submitted before it went is seen after this.
+        // Makes everything visible that the other end submitted before it was dropped.
         fence(Ordering::Acquire);
         self.oldest().is_some() || !gone
     }
 
-    /// The oldest burst is done with: its packets have been taken out, and its slot is free.
+    /// Frees the slot of the oldest burst, whose packets have been taken.
     ///
     /// # Panics
-    /// When it still has packets.
+    /// When the burst still has packets.
     #[inline]
     pub fn retire(&mut self) {
         let Some(burst) = self.oldest.take() else { return };
         assert!(burst.packets.is_empty(), "{} packets of burst {} are left", burst.packets.len(), burst.turn);
-        // There is room for as many as there are slots.
+        // The queue has room for every slot.
         let _ = self.returned.push(burst);
         self.returned.publish();
     }

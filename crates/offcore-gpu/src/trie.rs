@@ -1,7 +1,7 @@
-//! The tables of patterns that a device walks: a trie without failure links, its edges in one hash table.
+//! A pattern set as tables for a device: a trie without failure links, its edges in one hash table.
 //!
-//! A device's lanes begin a walk at every byte of a payload. Nearly all walks end after a byte or two, so the states
-//! are numbered by their distance from the root: what such walks read of `lowest` lies close together.
+//! A device's threads start a walk at every byte of a payload. Nearly all walks end after a byte or two, so states are
+//! numbered by their distance from the root: the entries of `lowest` that such walks read are close together.
 
 use crate::layout::TrieView;
 use crate::patterns::Patterns;
@@ -30,37 +30,37 @@ pub struct Trie {
     longest: u32,
 }
 
-/// The tables, for whoever copies them to a device: as `og_trie` says.
+/// The tables to copy to a device, as `og_trie` describes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables<'a> {
-    /// The hash table of edges, a power of two long.
+    /// The hash table of edges; its length is a power of two.
     pub edges: &'a [u64],
-    /// By state: 1 + number of the lowest pattern that ends there, or 0.
+    /// For each state: 1 + number of the lowest pattern that ends there, or 0.
     pub lowest: &'a [u32],
     /// The state after this first byte, or 0.
     pub first: &'a [u32; 256],
 }
 
 impl Trie {
-    /// The trie of `patterns`. For 5,000 patterns of 8 to 32 bytes it takes some milliseconds, for 65,536 some 0.1 s.
+    /// Builds the trie of `patterns`. 5,000 patterns of 8 to 32 bytes take some milliseconds, 65,536 some 0.1 s.
     pub fn new(patterns: &Patterns) -> Self {
         // One edge leads to each state but the root.
         let entries = (2 * (patterns.states() - 1)).next_power_of_two();
         let mut edges = Edges { table: vec![0; entries].into() };
         let mut lowest = vec![0u32; patterns.states()].into_boxed_slice();
-        // Patterns that are not at their end yet: number, state, and the bytes that are left.
+        // Patterns that have bytes left: number, state, remaining bytes.
         let mut walks: Vec<(u32, u32, &[u8])> = (0..).zip(patterns.iter()).map(|(n, p)| (n, 0, p)).collect();
         let mut states = 1;
-        // All walks go on by one byte at a time, so that states are made in the order of their distance from the root.
+        // All walks advance by one byte at a time, so that states are numbered by their distance from the root.
         while !walks.is_empty() {
             walks.retain_mut(|(number, state, rest)| {
-                // There is another byte: no pattern is empty, and walks at their end are not kept.
+                // Not empty: no pattern is, and finished walks are removed.
                 let Some((byte, behind)) = rest.split_first() else { return false };
                 *state = edges.follow(*state, *byte, &mut states);
                 *rest = behind;
                 let lowest = &mut lowest[*state as usize];
                 if behind.is_empty() && *lowest == 0 {
-                    // Walks are in the order of their numbers, so the first to end here has the lowest.
+                    // Walks are sorted by number, so the first to end here is the lowest.
                     *lowest = *number + 1;
                 }
                 !behind.is_empty()
@@ -75,14 +75,14 @@ impl Trie {
         Tables { edges: &self.edges, lowest: &self.lowest, first: &self.first }
     }
 
-    /// The trie in this memory, which may be read as long as `self` is there. A device that has copies of the
+    /// The trie with its addresses in this process, valid as long as `self`. A device that copies the
     /// [`tables`](Self::tables) replaces the three addresses.
     pub fn view(&self) -> TrieView {
         TrieView {
             edges: self.edges.as_ptr(),
             lowest: self.lowest.as_ptr(),
             first: self.first.as_ptr(),
-            // Both are below 2^26: there are at most 2^24 - 1 states.
+            // Both fit: there are at most 2^24 - 1 states.
             mask: (self.edges.len() - 1) as u32,
             states: self.lowest.len() as u32,
             longest: self.longest,
@@ -90,20 +90,19 @@ impl Trie {
         }
     }
 
-    /// Bytes that the tables take.
+    /// Size of the tables in bytes.
     pub fn memory(&self) -> usize {
         size_of_val(&*self.edges) + size_of_val(&*self.lowest) + size_of_val(&*self.first)
     }
 }
 
-/// The hash table of edges while it is filled.
+/// The hash table of edges during construction.
 struct Edges {
     table: Box<[u64]>,
 }
 
 impl Edges {
-    /// The place of `key`: its entry, or the empty one where it is to be put. Half of the entries stay empty, so there
-    /// always is one.
+    /// The index of `key`, or of the empty entry where it belongs. Half of the entries stay empty, so the search ends.
     fn place(&self, key: u32) -> usize {
         let mask = self.table.len() - 1;
         let mut place = hash(key) as usize & mask;
@@ -120,7 +119,7 @@ impl Edges {
         }
     }
 
-    /// The state that `byte` leads to from `state`: a new one, the `states`-th, if there is none yet.
+    /// The state after `byte` from `state`; creates it as number `states` if there is none.
     fn follow(&mut self, state: u32, byte: u8, states: &mut u32) -> u32 {
         let key = state << 8 | u32::from(byte);
         let place = self.place(key);

@@ -1,7 +1,7 @@
-//! `offcore gpu`: l2fwd-nv's pipelines. Packets are received by one lcore, gathered in bursts, worked on by a GPU or the CPU,
-//! and sent by another lcore.
+//! `offcore gpu`: l2fwd-nv's pipelines. One lcore receives packets and gathers them in bursts, a GPU or the CPU
+//! processes them, another lcore sends them.
 //!
-//! * [`args`]: what can be written, with l2fwd-nv's letters,
+//! * [`args`]: the flags, with l2fwd-nv's letters,
 //! * [`report`]: the reports as tables,
 //! * [`doctor`]: `offcore gpu doctor`.
 
@@ -69,7 +69,7 @@ fn run_pipelines(args: &RunArgs) -> Result<(), Failure> {
     run_switch(&config, watching)
 }
 
-/// The configuration, without what has to be looked up, and the ports with as many queues as they are to have.
+/// The configuration, before devices and files are opened, and the ports with their number of queues.
 fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let mut ports = plan::with_queues(&args.ports, args.pipelines, "--pipelines")?;
     let pipelines: usize = ports.iter().cloned().map(|mut port| plan::queue_count(&mut port)).sum();
@@ -92,21 +92,21 @@ fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     Ok((config, ports))
 }
 
-/// Refuses ports whose packets cannot be in a device's memory.
+/// Refuses ports whose packets cannot be in device memory.
 fn check_ports(working: &Working, ports: &[PortSpec]) -> Result<(), String> {
     if working.memory != Memory::Direct {
         return Ok(());
     }
     match ports.iter().find(|port| !matches!(port, PortSpec::Dpdk(_))) {
         Some(other) => Err(format!(
-            "--memory direct has packets in the device's memory, where {other} neither puts them nor finds them: expected \
-             ports dpdk: alone, of network cards under mlx5_core"
+            "--memory direct has packets in the device's memory, which {other} cannot access: expected only ports \
+             dpdk:, of network cards under mlx5_core"
         )),
         None => Ok(()),
     }
 }
 
-/// What pipelines do, as the flags say.
+/// The pipelines' configuration from the flags.
 fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> {
     let by_device = matches!(args.workload, Workload::Device(_));
     let name = args.workload.name();
@@ -116,18 +116,18 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
         ("--profile", args.profile),
         ("--blocks", args.blocks.is_some()),
         ("--lanes", args.lanes.is_some()),
-        ("--patience", args.patience.is_some()),
+        ("--timeout", args.timeout.is_some()),
     ];
     if let Some((flag, _)) = for_device.into_iter().find(|&(_, given)| given && !by_device) {
         return Err(format!(
-            "{flag} is for a device, and --workload {name} takes none: add -w kernel, persistent or graph"
+            "{flag} is for a device, and --workload {name} uses none: add -w kernel, persistent or graph"
         ));
     }
     if by_device && args.blocks.is_some() && args.workload != Workload::Device(Launch::Persistent) {
         return Err(format!("--blocks is for --workload persistent, found {name}: leave it out"));
     }
-    check_patience(args, by_device)?;
-    if args.workload == Workload::Nobody {
+    check_timeout(args, by_device)?;
+    if args.workload == Workload::None {
         let nothing = [
             ("--work", args.work != WorkKind::Swap),
             ("--packet-time", args.packet_time > 0),
@@ -135,7 +135,7 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
         ];
         if let Some((flag, _)) = nothing.into_iter().find(|&(_, given)| given) {
             return Err(format!(
-                "{flag} with --workload none: nobody works; add -w cpu, kernel, persistent or graph"
+                "{flag} with --workload none, which does no work: add -w cpu, kernel, persistent or graph"
             ));
         }
     }
@@ -150,7 +150,7 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
     let swap = !args.no_swap;
     if !swap && args.work == WorkKind::Swap {
         return Err(
-            "--no-swap with --work swap: nothing would be done; say -w none, or another --work".into()
+            "--no-swap with --work swap: nothing would be done; use -w none, or another --work".into()
         );
     }
     Ok(Working {
@@ -172,8 +172,8 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
         burst_timeout: Duration::from_micros(args.burst_timeout as u64),
         slots: args.slots,
         blocks: args.blocks.unwrap_or(args::BLOCKS) as u32,
-        lanes: args.lanes.unwrap_or(args::LANES) as u32,
-        patience: Duration::from_millis(args.patience.unwrap_or(args::PATIENCE_MS) as u64),
+        threads: args.lanes.unwrap_or(args::THREADS) as u32,
+        timeout: Duration::from_millis(args.timeout.unwrap_or(args::TIMEOUT_MS) as u64),
         on_hit: on_hit(args, is_match)?,
         elsewhere,
         hugepages: args.hugepages(),
@@ -181,15 +181,15 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
     })
 }
 
-/// Refuses forced times that make a burst take longer than a device is waited for.
-fn check_patience(args: &RunArgs, by_device: bool) -> Result<(), String> {
-    let lanes = args.lanes.unwrap_or(args::LANES);
-    let patience = args.patience.unwrap_or(args::PATIENCE_MS);
-    let forced_ms = args.burst.div_ceil(lanes) * args.packet_time / 1_000_000;
-    if by_device && forced_ms >= patience {
+/// Refuses a forced time that makes a burst take longer than the device's timeout.
+fn check_timeout(args: &RunArgs, by_device: bool) -> Result<(), String> {
+    let threads = args.lanes.unwrap_or(args::THREADS);
+    let timeout = args.timeout.unwrap_or(args::TIMEOUT_MS);
+    let forced_ms = args.burst.div_ceil(threads) * args.packet_time / 1_000_000;
+    if by_device && forced_ms >= timeout {
         return Err(format!(
-            "--packet-time {}: a burst of {} packets takes {lanes} lanes {forced_ms} ms, and a device is waited for \
-             --patience {patience} ms: raise that, or take smaller bursts",
+            "--packet-time {}: {threads} threads take {forced_ms} ms for a burst of {} packets, longer than --timeout \
+             {timeout} ms: raise that, or use smaller bursts",
             args.packet_time, args.burst
         ));
     }
@@ -206,7 +206,7 @@ fn split_at(args: &RunArgs) -> Result<Option<usize>, String> {
     Ok(Some(args.split_at.unwrap_or(args::SPLIT_AT)))
 }
 
-/// What becomes of packets in which a pattern occurs.
+/// What happens to packets with a match.
 fn on_hit(args: &RunArgs, is_match: bool) -> Result<OnHit, String> {
     if let (Some(_), false) = (args.on_match, is_match) {
         return Err("--on-match is for --work match: add it, and --patterns FILE".into());
@@ -228,7 +228,7 @@ fn on_hit(args: &RunArgs, is_match: bool) -> Result<OnHit, String> {
     }
 }
 
-/// Two lcores for each pipeline, as far as there are so many; otherwise pipelines share them.
+/// Two lcores per pipeline, as far as available; otherwise pipelines share them.
 fn lcores(args: &RunArgs, pipelines: usize) -> Result<Vec<usize>, String> {
     if args.lcores.is_some() {
         return plan::lcores(args.lcores.as_ref(), &[], &DmaMap::default());

@@ -1,5 +1,5 @@
-//! `offcore gpu`, on threads that stand in for a GPU, between veth pairs: every frame that goes in comes out once, in
-//! order, its addresses swapped where anybody works and the rest as it was, whoever that is and however it is gathered.
+//! `offcore gpu`, on threads that stand in for a GPU, between veth pairs: every frame comes out once and in order, with
+//! swapped addresses unless the workload is `none`, for any workload and burst.
 
 mod refused;
 mod traffic;
@@ -17,14 +17,14 @@ use traffic::{Network, Stream, exchange, receive};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Cores(2), Need::HostDevice];
 const WORKLOADS: [&str; 5] = ["none", "cpu", "kernel", "persistent", "graph"];
-/// Those of a device.
+/// The workloads of a device.
 const LAUNCHES: [&str; 3] = ["kernel", "persistent", "graph"];
 const BURSTS: [u32; 4] = [1, 7, 257, 1024];
 
-/// The flags of a device, where one works. It has time: the machine may be busy.
+/// The flags of a device workload, with a long timeout for busy machines.
 fn device(how: &str) -> impl Iterator<Item = &str> {
     let by_device = LAUNCHES.iter().any(|launch| how.contains(launch));
-    let flags = if by_device { "--device host --patience 10000" } else { "" };
+    let flags = if by_device { "--device host --timeout 10000" } else { "" };
     flags.split_whitespace()
 }
 
@@ -41,18 +41,18 @@ fn start(network: &Network, ports: &[&str], how: &str) -> Offcore {
     offcore
 }
 
-/// Two ports, each of whose frames leave by the other. There is room for all that are on their way at a time.
+/// Two ports that forward to each other, with room for all frames in flight.
 const PAIRED: [&str; 2] = ["af_packet:p0,slots=4096", "af_packet:p1,slots=4096"];
 const PAIR: &str = "--port-topology paired";
 
-/// From each of two wires to the other. Where nobody works, addresses stay where they are.
+/// Streams between two wires, both ways. Without a workload addresses are not swapped.
 fn both_ways(how: &str) -> [Stream; 2] {
     [(0, 0, 1), (1, 1, 0)]
         .map(|(number, from, to)| Stream::new(number, from, to).that_swaps(!how.contains("-w none")))
 }
 
-/// Stops it: nothing went wrong, as many packets went in and out at each port as the streams have, and nothing is left on
-/// the wires.
+/// Stops it and checks that there was no error, that packets in and out at each port match the streams, and that
+/// nothing is left on the wires.
 fn stop(offcore: Offcore, wires: &mut [Wire], streams: &mut [Stream], ports: usize) -> Report {
     let report = switch::stop(offcore);
     report.assert_only_drops(&[]);
@@ -68,13 +68,13 @@ fn stop(offcore: Offcore, wires: &mut [Wire], streams: &mut [Stream], ports: usi
     report
 }
 
-/// A sum over the work of all pipelines.
+/// A counter summed over all pipelines.
 fn work(report: &Report, name: &str) -> u64 {
     let pipelines = report.0["work"].as_array().unwrap_or_else(|| panic!("no work in {report}"));
     pipelines.iter().map(|work: &Value| work[name].as_u64().unwrap()).sum()
 }
 
-/// So many frames on their way at a time that bursts get full, as far as the ring has room for them.
+/// Enough frames in flight to fill bursts, as far as the ring has room.
 fn window(burst: u32) -> u32 {
     (burst * 3 / 2).max(48)
 }
@@ -84,10 +84,10 @@ fn packets() -> u32 {
     if full() { 50_000 } else { 1500 }
 }
 
-/// Microseconds that a packet waits for others of its burst.
+/// The burst timeout in microseconds.
 const BURST_TIMEOUT: u64 = 20_000;
 
-/// Frames go both ways between two ports; burst by burst, and the rest by the burst time-out.
+/// Frames go both ways between two ports, full bursts first, the rest by the burst timeout.
 fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str) {
     let mut wires = network.wires();
     let how = format!("{PAIR} -b {burst} --burst-timeout {BURST_TIMEOUT} {how}");
@@ -97,15 +97,15 @@ fn frames_go_through(network: &Network, ports: [&str; 2], burst: u32, how: &str)
     exchange(&mut wires, &mut streams, packets(), window(burst), &offcore);
     let report = stop(offcore, &mut wires, &mut streams, 2);
     let (all, bursts) = (2 * u64::from(packets()), work(&report, "bursts"));
-    // Those that are not full have waited, but for the last one of each pipeline.
+    // Partial bursts have waited, except for the last one of each pipeline.
     let waits = since.elapsed().as_micros() as u64 / BURST_TIMEOUT + 1;
     let most = all / u64::from(burst) + 2 * waits;
     assert!(bursts >= all.div_ceil(burst.into()) && bursts <= most, "{how}: {bursts} bursts: {report}");
 }
 
-/// Forty runs, each of which checks some thousands of frames.
+/// Forty runs that check some thousand frames each.
 #[test]
-fn every_frame_comes_out_swapped_whoever_works_and_however_it_is_gathered() {
+fn every_workload_swaps_every_frame() {
     let Some(()) = require(NEEDS) else { return };
     let core = one_core();
     let network = Network::new(core.number(), 2, 1);
@@ -119,7 +119,7 @@ fn every_frame_comes_out_swapped_whoever_works_and_however_it_is_gathered() {
 }
 
 #[test]
-fn every_frame_comes_out_swapped_from_one_lcore_to_another() {
+fn frames_cross_two_lcores_swapped() {
     let Some(()) = require(NEEDS) else { return };
     let _cores = exclusive();
     let network = Network::new("0,1", 2, 1);
@@ -131,7 +131,7 @@ fn every_frame_comes_out_swapped_from_one_lcore_to_another() {
 }
 
 #[test]
-fn every_frame_comes_out_swapped_between_af_xdp_ports() {
+fn frames_cross_af_xdp_ports_swapped() {
     let Some(()) = require(NEEDS) else { return };
     let _cores = exclusive();
     let network = Network::new("0,1", 2, 1);
@@ -141,7 +141,7 @@ fn every_frame_comes_out_swapped_between_af_xdp_ports() {
 }
 
 #[test]
-fn packets_that_are_worked_on_in_the_devices_memory_come_back() {
+fn memory_gpu_returns_every_packet() {
     let Some(()) = require(NEEDS) else { return };
     let _cores = exclusive();
     let network = Network::new("0,1", 2, 1);
@@ -171,22 +171,22 @@ fn two_pipelines_take_two_queues() {
     }
 }
 
-/// What was taken from a port comes out at the other, though nobody asks for more.
+/// Everything received is sent after a stop.
 #[test]
-fn nothing_that_was_accepted_is_lost_by_a_stop() {
+fn stop_loses_no_accepted_packet() {
     let Some(()) = require(NEEDS) else { return };
     let core = one_core();
     let network = Network::new(core.number(), 2, 1);
     for workload in WORKLOADS {
         for split in ["", "--split"] {
             let mut wires = network.wires();
-            // Without a stop, the last packets would wait for others for a second.
+            // Without a stop, the last packets would wait a second for their burst to fill.
             let how = format!("{PAIR} -w {workload} {split} -b 257 --burst-timeout 1000000");
             let mut offcore = start(&network, &PAIRED, &how);
             let mut streams = both_ways(&how);
             exchange_until(&mut wires, &mut streams, 600);
             offcore.signal(Signal::TERM).unwrap();
-            // It goes on while it is told to end.
+            // Frames continue during the stop.
             streams.iter_mut().for_each(|stream| stream.send(&wires, 50, 2000));
             let finished = offcore.wait().unwrap();
             assert_eq!(finished.status.code(), Some(0), "{finished:?}");
@@ -205,7 +205,7 @@ fn nothing_that_was_accepted_is_lost_by_a_stop() {
     }
 }
 
-/// Sends so many frames of each stream, and takes what comes until a first burst has.
+/// Sends frames of each stream, and receives until a first burst has come.
 fn exchange_until(wires: &mut [Wire], streams: &mut [Stream], packets: u32) {
     let since = Instant::now();
     while streams.iter().any(|stream| stream.sent < packets || stream.received == 0) {
@@ -218,9 +218,9 @@ fn exchange_until(wires: &mut [Wire], streams: &mut [Stream], packets: u32) {
     }
 }
 
-/// After the packets that warm up, so many are measured, then it stops.
+/// Measures the packets after the warm-up, then stops.
 #[test]
-fn a_run_ends_by_itself_after_the_packets_that_it_measures() {
+fn run_ends_after_its_measured_packets() {
     let Some(()) = require(NEEDS) else { return };
     let core = one_core();
     let network = Network::new(core.number(), 1, 1);
@@ -253,13 +253,13 @@ fn a_run_ends_by_itself_after_the_packets_that_it_measures() {
     assert!(seconds > 0.0 && seconds < since.elapsed().as_secs_f64(), "{report}");
     let same = |found: f64, expected: f64| (found - expected).abs() < 1e-6 * expected;
     assert!(same(mpps, packets as f64 / seconds / 1e6), "{report}");
-    // With four bytes of FCS for each.
+    // Including four bytes of FCS each.
     assert!(same(gbps, (bytes + 4 * packets) as f64 * 8.0 / seconds / 1e9), "{report}");
 }
 
-/// All of them count that come before anybody has looked, and the time from when none had come.
+/// All packets count, and so does the time from the start.
 #[test]
-fn a_capture_that_is_soon_over_is_measured_as_a_whole() {
+fn short_capture_is_measured_whole() {
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
     let [from, to] = ["in", "out"].map(|name| dir.file(name));
@@ -275,7 +275,7 @@ fn a_capture_that_is_soon_over_is_measured_as_a_whole() {
     assert_eq!(read_capture(&to), frames);
 }
 
-/// In words, with the time as it was: no whole seconds.
+/// The text has the exact time, not whole seconds.
 #[test]
 fn what_was_measured_is_told_in_words() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };

@@ -36,7 +36,7 @@ const NVCC: Wheel = Wheel {
 const ARCHITECTURE: &str = "x86_64";
 
 /// How long pip may take. It gives up by itself where nobody answers; this is for answers that come drop by drop.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Programs and libraries, by path.
 #[derive(Debug)]
@@ -111,12 +111,12 @@ fn install(venv: &Path, requirements: &Path) -> Result<Option<String>> {
         .args(["--timeout=15", "--retries=1"])
         .args(["--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement"])
         .arg(requirements);
-    let (ended, said) = run_within(&mut pip, PATIENCE).context("cannot run pip")?;
+    let (ended, said) = run_within(&mut pip, TIMEOUT).context("cannot run pip")?;
     let why = match ended {
         Some(status) if status.success() => return Ok(None),
         _ if said.contains("DO NOT MATCH THE HASHES") => bail!("pip: {}", said.trim_end()),
         Some(_) => first_error(&said),
-        None => format!("it had not ended after {} s", PATIENCE.as_secs()),
+        None => format!("it had not ended after {} s", TIMEOUT.as_secs()),
     };
     Ok(Some(format!("pip cannot install {} and {}: {why}", NVRTC.name, NVCC.name)))
 }
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((ended.is_none(), said.as_str()), (true, "half\n"));
         let mut bad = Command::new("sh");
         bad.args(["-c", "echo all >&2; exit 3"]);
-        let (ended, said) = run_within(&mut bad, PATIENCE).unwrap();
+        let (ended, said) = run_within(&mut bad, TIMEOUT).unwrap();
         assert_eq!((ended.and_then(|status| status.code()), said.as_str()), (Some(3), "all\n"));
     }
 

@@ -1,7 +1,7 @@
 //! The baseline: a core that does the same work and nothing else.
 //!
-//! It goes over as many packets as a pipeline would use, in bursts as long, one after the other and over again. Nobody
-//! gives it packets, and it gives them to nobody: a pipeline that does more than it has to be better by all that.
+//! It processes as many packets as a pipeline would use, in bursts of the same length, in a loop. It neither receives
+//! nor sends packets, so it is an upper bound for a core.
 
 use std::thread;
 use std::time::Duration;

@@ -4,7 +4,7 @@
 //! Generator ── patches, Front::submit ──▶ pipeline ── Back::done ──▶ Verifier
 //!     ◀───────────────── packets that were checked, by a ring ──────────┘
 //! ```
-//! Each has a step that does what there is to do for one burst at most, so one thread can be both.
+//! Each has a step of at most one burst, so one thread can run both.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub(super) struct Generator {
     front: Front,
     /// Packets that were checked.
     returned: Consumer<Packet>,
-    /// Packets that nobody uses.
+    /// Unused packets.
     reserve: Vec<Packet>,
     /// How many of them are still to come into use.
     fresh: usize,

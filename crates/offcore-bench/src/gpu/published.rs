@@ -79,7 +79,7 @@ const fn burst_us(launch: Launch) -> f64 {
 }
 
 /// Gbit/s by the model: a burst takes as long as it takes, and holds two packets fewer than it could, since the
-/// program does not wait for the last four. A forced time, in nanoseconds a packet, comes beside that: its lanes wait for
+/// program does not wait for the last four. A forced time, in nanoseconds a packet, comes beside that: its threads wait for
 /// all packets of a burst at the same time, its cores for one after the other.
 pub(super) fn model(workload: Workload, frame: usize, burst: usize, forced_ns: f64) -> Option<f64> {
     let bits = frame as f64 * 8.0;
@@ -131,7 +131,7 @@ mod tests {
                 assert!(error.abs() <= most, "{launch}, {burst}: {error}");
             }
         }
-        // A microsecond a packet: a core does a million a second; a block of lanes waits once for a burst.
+        // A microsecond a packet: a core does a million a second; a block of threads waits once for a burst.
         let core = model(Workload::Cpu, FRAME, 64, 1000.0).unwrap();
         assert!((core - 4.0 * 8.192 / 1.01).abs() < 0.01, "{core}");
         let block = model(Workload::Device(Launch::Persistent), FRAME, 64, 1000.0).unwrap();

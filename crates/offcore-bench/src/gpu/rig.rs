@@ -200,11 +200,11 @@ impl<'a> Rig<'a> {
                 device: &mut *self.device,
                 launch: Launch::Kernel,
                 blocks: 1,
-                lanes: 32,
+                threads: 32,
                 memory: if all { Memory::Gpu } else { Memory::Host },
             },
             work: WorkKind::Nothing.of_pipeline(0, self.content.patterns()),
-            patience: Duration::from_secs(1),
+            timeout: Duration::from_secs(1),
             pool: self.pool,
             hugepages: self.options.hugepages,
         })?)

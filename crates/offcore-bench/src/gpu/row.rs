@@ -14,7 +14,7 @@ use crate::temperature::Temperature;
 
 /// As fast as the ends by themselves, within so much: they are the limit.
 const AS_FAST: f64 = 0.9;
-/// Lanes of a GPU that go together: it has no blocks of fewer.
+/// Threads of a warp: a block of a GPU has no fewer.
 const WARP: u32 = 32;
 
 /// What rows of this benchmark have besides those of the others.
@@ -40,7 +40,7 @@ pub struct GpuColumns {
     /// Blocks that serve a pipeline: of workload `persistent`. A kernel has one for each 256 packets, a graph one for
     /// each burst.
     pub blocks: Option<u32>,
-    /// Lanes of a block, as they run: on a GPU 32 at least, with a kernel per burst 256 at most.
+    /// Threads per block, as they run: on a GPU 32 at least, with a kernel per burst 256 at most.
     pub lanes: Option<u32>,
     /// Thousand bursts a second, of all pipelines.
     pub kbursts_per_s: f64,
@@ -58,7 +58,7 @@ pub struct GpuColumns {
     pub model: Option<&'static str>,
     /// Nanoseconds that each packet was made to take.
     pub forced_ns_per_packet: Option<u64>,
-    /// How long a burst takes at least by that: packets of a core one after the other, those of a block's lanes at the
+    /// How long a burst takes at least by that: packets of a core one after the other, those of a block's threads at the
     /// same time.
     pub forced_ns_per_burst: Option<u64>,
     /// Break-even: what one core does the work with.
@@ -85,7 +85,7 @@ pub(super) struct Cell<'a> {
     pub burst: usize,
 }
 
-/// How long a burst takes at least when each of its packets takes `ns`. Lanes wait at the same time; the rounds of one
+/// How long a burst takes at least when each of its packets takes `ns`. Threads wait at the same time; the rounds of one
 /// block, and all packets of a core, come one after the other. With a kernel per burst each block has up to
 /// [`SHARE`] packets; blocks are at work at the same time, but for the stand-in's.
 pub(super) fn forced_ns_per_burst(
@@ -106,7 +106,7 @@ pub(super) fn forced_ns_per_burst(
     times as u64 * ns
 }
 
-/// Lanes of a block that run where `asked` were asked for.
+/// Threads per block that run where `asked` were asked for.
 fn lanes_of(launch: Launch, asked: u32, stand_in: bool) -> u32 {
     match launch {
         _ if stand_in => asked,
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(per_burst(Workload::None, 64, 256), [0, 0]);
         // A core: all of them, one after the other.
         assert_eq!(per_burst(Workload::Cpu, 64, 256), [64_000, 64_000]);
-        // A block: as many rounds as its lanes need.
+        // A block: as many rounds as its threads need.
         for workload in [persistent, graph] {
             assert_eq!(per_burst(workload, 64, 256), [1000, 1000]);
             assert_eq!(per_burst(workload, 1000, 256), [4000, 4000]);

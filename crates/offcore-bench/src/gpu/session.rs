@@ -16,8 +16,8 @@ use super::ends::{Generator, Known, Verifier};
 use super::window::{Plan, Seen, Traffic, Window};
 use super::{WorkKind, Workload};
 
-/// How long a device may take for a burst: what it has to do for all bursts on their way, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of a device: the time for all bursts in flight, on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Bursts that are counted in a window at least, for each pipeline.
 const FEWEST: u64 = 4;
 /// How many times as long a window may be, so that there are so many.
@@ -71,7 +71,7 @@ pub(super) struct SessionSetup<'a> {
     pub burst: usize,
     /// Bursts on their way at most.
     pub slots: usize,
-    /// Blocks and lanes of a device.
+    /// Blocks of a device, and threads per block.
     pub blocks_and_lanes: (u32, u32),
     /// The ends of each pipeline.
     pub places: &'a [Place],
@@ -165,7 +165,7 @@ impl Session {
     pub(super) fn measure(&self, plan: Plan, warm_up: Duration, length: Duration) -> Result<Seen> {
         let window = Arc::new(Window::new(plan, self.pipelines));
         // However short a window is: threads of a busy machine have to wait for their turn.
-        let longest = (length * LONGEST).max(PATIENCE);
+        let longest = (length * LONGEST).max(TIMEOUT);
         for thread in &self.threads {
             thread.windows.send(Arc::clone(&window)).map_err(|_| anyhow!("a thread has ended"))?;
         }
@@ -222,13 +222,13 @@ fn one_pipeline(
 ) -> Result<(Front, Back)> {
     let (blocks, lanes) = setup.blocks_and_lanes;
     let worker = match setup.workload {
-        Workload::None => Worker::Nobody,
+        Workload::None => Worker::None,
         Workload::Cpu | Workload::Core => Worker::Cpu,
         Workload::Device(launch) => Worker::Device {
             device: device.with_context(|| format!("workload {launch} needs a device"))?,
             launch,
             blocks,
-            lanes,
+            threads: lanes,
             memory: setup.memory,
         },
     };
@@ -238,7 +238,7 @@ fn one_pipeline(
         slots: setup.slots,
         worker,
         work: setup.work.of_pipeline(setup.forced_ns, patterns),
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         pool: setup.pool,
         hugepages: setup.hugepages,
     })?)

@@ -1,4 +1,4 @@
-//! Two threads, as two workers, with a burst ring between them.
+//! Two threads as two workers, with a burst ring between them.
 
 mod direct;
 
@@ -17,7 +17,7 @@ use super::*;
 use crate::ring::{RingSetup, ring};
 
 const PACKETS: u64 = 20_000;
-/// No packet waits for so long in a test.
+/// Longer than any packet waits in a test.
 const NEVER: Duration = Duration::from_secs(3600);
 
 struct Side {
@@ -36,7 +36,7 @@ impl Side {
     }
 }
 
-/// A packet with its number behind 14 bytes of header; every tenth has `mark` behind that.
+/// A packet with its number after a 14-byte header; every tenth has `mark` after that.
 fn make(cache: &mut PoolCache, number: u64) -> Option<Packet> {
     let mut packet = cache.take_sized(HEADROOM, 60 + number as usize % 1000)?;
     let bytes = packet.bytes_mut();
@@ -65,8 +65,8 @@ fn queues(stats: &StatsPage, burst_timeout: Duration, on_hit: OnHit) -> QueuesSe
 }
 
 fn setup<'a, 'd>(pool: &'static Pool, worker: Worker<'d>, burst: usize, work: Work<'a>) -> Setup<'a, 'd> {
-    let patience = Duration::from_secs(10);
-    Setup { burst, slots: 8, worker, work, patience, pool, hugepages: Hugepages::None }
+    let timeout = Duration::from_secs(10);
+    Setup { burst, slots: 8, worker, work, timeout, pool, hugepages: Hugepages::None }
 }
 
 /// Sends all packets, waiting for room, and then stops.
@@ -89,8 +89,8 @@ fn send(mut tx: WorkTx, mut side: Side) {
     assert_eq!(tx.counters().packets(), PACKETS);
 }
 
-/// Numbers of the packets that come out, and the counters of the work that are not 0 in an ordinary run: bursts, results,
-/// packets dropped.
+/// Numbers of the packets returned, and the counters that are non-zero in an ordinary run: bursts, results, packets
+/// dropped.
 fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
     let work = Work { kind, swap: true, skip: 14, ..Work::default() };
     let (numbers, counters, elsewhere) = through_with(worker, burst, work, on_hit, |_| ());
@@ -98,8 +98,8 @@ fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<
     (numbers, counters[..MARKED].to_vec())
 }
 
-/// Numbers of the packets that come out, all counters of the work, and numbers of the packets that go elsewhere. `see` is
-/// shown every packet.
+/// Numbers of the packets returned, all counters of the work, and numbers of the steered packets. `see` is called with
+/// every packet.
 fn through_with(
     worker: Worker<'_>,
     burst: usize,
@@ -110,7 +110,7 @@ fn through_with(
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let patterns = Patterns::from_list(["mark"]).unwrap();
-    let swapped = !matches!(worker, Worker::Nobody);
+    let swapped = !matches!(worker, Worker::None);
     let work = Work { patterns: Some(&patterns), ..work };
     let ring_setup =
         RingSetup { packets: 8192, pool, waits: false, stats: &stats, name: "elsewhere", index: 0 };
@@ -157,18 +157,18 @@ fn through_with(
 }
 
 #[test]
-fn every_packet_comes_out_once_in_order_and_worked_on() {
+fn packets_come_out_once_and_in_order() {
     let all: Vec<u64> = (0..PACKETS).collect();
     for burst in [1, 7, 64, 257, 1024] {
         let bursts = PACKETS.div_ceil(burst as u64);
-        let (numbers, counters) = through(Worker::Nobody, burst, Kind::Crc32c, OnHit::Pass);
+        let (numbers, counters) = through(Worker::None, burst, Kind::Crc32c, OnHit::Pass);
         assert_eq!((numbers, counters), (all.clone(), vec![bursts, 0, 0]));
         let (numbers, counters) = through(Worker::Cpu, burst, Kind::Match, OnHit::Pass);
         assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]));
         for launch in Launch::ALL {
             let Ok(mut device) = HostDevice::new() else { continue };
             let worker =
-                Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32, memory: Memory::Host };
+                Worker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory: Memory::Host };
             let (numbers, counters) = through(worker, burst, Kind::Match, OnHit::Pass);
             assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]), "{launch}");
         }
@@ -176,7 +176,7 @@ fn every_packet_comes_out_once_in_order_and_worked_on() {
 }
 
 #[test]
-fn packets_are_dropped_or_chosen_by_their_result() {
+fn packets_are_filtered_by_result() {
     let dropped = through(Worker::Cpu, 100, Kind::Match, OnHit::Drop);
     let others: Vec<u64> = (0..PACKETS).filter(|number| number % 10 != 0).collect();
     assert_eq!(dropped, (others, vec![200, PACKETS / 10, PACKETS / 10]));
@@ -185,9 +185,9 @@ fn packets_are_dropped_or_chosen_by_their_result() {
     assert_eq!(chosen, (marked, vec![200, PACKETS / 10, PACKETS / 10 * 9]));
 }
 
-/// Bursts so small that l2fwd-nv never fills them are gathered and come back, on a device as on the core.
+/// Bursts too small for l2fwd-nv are gathered and returned, on a device as on the core.
 #[test]
-fn pitfall_3_bursts_of_one_to_four_packets_are_gathered() {
+fn pitfall_3_bursts_of_1_to_4_are_gathered() {
     let all: Vec<u64> = (0..PACKETS).collect();
     for burst in 1..=4 {
         let bursts = PACKETS.div_ceil(burst as u64);
@@ -195,20 +195,20 @@ fn pitfall_3_bursts_of_one_to_four_packets_are_gathered() {
         assert_eq!(found, (all.clone(), vec![bursts, PACKETS / 10, 0]));
         let Ok(mut device) = HostDevice::new() else { continue };
         let (launch, memory) = (Launch::Persistent, Memory::Host);
-        let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32, memory };
+        let worker = Worker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory };
         let found = through(worker, burst, Kind::Match, OnHit::Pass);
         assert_eq!(found, (all.clone(), vec![bursts, PACKETS / 10, 0]));
     }
 }
 
-/// A packet's DSCP; `make` says IPv4 with none.
+/// A packet's DSCP; `make` creates IPv4 packets with 0.
 fn dscp_of(packet: &Packet) -> u8 {
     packet.bytes()[14 + 1] >> 2
 }
 
-/// Split or not, by whomever: they come out as one buffer again, with what is done to them by their result.
+/// Split or not, with any worker: packets return in one buffer, handled by their result.
 #[test]
-fn packets_are_split_marked_and_sent_elsewhere() {
+fn packets_are_split_marked_and_steered() {
     let all: Vec<u64> = (0..PACKETS).collect();
     let (hits, others): (Vec<u64>, Vec<u64>) = all.iter().partition(|number| *number % 10 == 0);
     for split_at in [None, Some(24)] {
@@ -222,7 +222,7 @@ fn packets_are_split_marked_and_sent_elsewhere() {
             Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
         {
             let Ok(mut device) = HostDevice::new() else { continue };
-            let worker = Worker::Device { device: &mut device, launch, blocks: 1, lanes: 32, memory };
+            let worker = Worker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory };
             let found = through_with(worker, 257, work, OnHit::Steer, plain);
             assert_eq!(
                 found,
@@ -233,7 +233,7 @@ fn packets_are_split_marked_and_sent_elsewhere() {
     }
 }
 
-/// The counters of so many bursts and results.
+/// The counters for this many bursts and results.
 fn bursts_of(bursts: u64, hits: u64, more: impl FnOnce(&mut [u64])) -> Vec<u64> {
     let mut counters = vec![0; WORK_COUNTERS.len()];
     (counters[BURSTS], counters[HITS]) = (bursts, hits);
@@ -254,7 +254,7 @@ fn only_ip_packets_are_marked() {
         let queues = QueuesSetup { name, ..queues(&stats, Duration::ZERO, OnHit::Mark(46)) };
         let (mut tx, mut rx) = work_queues(setup(pool, Worker::Cpu, 64, work), queues).unwrap();
         let mut burst = Burst::new();
-        // IPv4 that matches, IPv4 that does not, and what is no IP and matches.
+        // IPv4 with a match, IPv4 without, and non-IP with a match.
         for (ethertype, payload) in [(0x0800u16, &b"mark"[..]), (0x0800, b"mask"), (0x0806, b"mark")] {
             let mut packet = side.cache.take_sized(HEADROOM, 200).unwrap();
             let bytes = packet.bytes_mut();
@@ -270,7 +270,7 @@ fn only_ip_packets_are_marked() {
         assert_eq!(burst.iter().map(dscp_of).collect::<Vec<_>>(), [46, 0, 0], "{name}");
         let counted = [BURSTS, HITS, MARKED].map(|which| rx.work.counter(which).value());
         assert_eq!(counted, [1, 2, 1], "{name}");
-        // What cannot be sent waits, and comes first.
+        // Packets that cannot be sent are returned first.
         rx.take_back(&mut burst);
         assert!(burst.is_empty());
         rx.rx(&mut side.ctx(), &mut burst);
@@ -281,7 +281,7 @@ fn only_ip_packets_are_marked() {
 }
 
 #[test]
-fn pitfall_4_a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before() {
+fn pitfall_4_partial_burst_waits_for_its_timeout() {
     let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let mut side = Side::new(pool);
@@ -297,7 +297,7 @@ fn pitfall_4_a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before(
         rx.rx(&mut side.ctx(), &mut burst);
         assert_eq!(burst.len(), if goes { 3 } else { 0 });
         side.cache.free_all(burst.drain(..));
-        // Who stops does not wait.
+        // A stop does not wait.
         let mut rest = 0;
         while !tx.stop(&mut side.ctx()) {
             rx.drain(&mut side.ctx(), &mut burst);
@@ -309,7 +309,7 @@ fn pitfall_4_a_burst_that_is_not_full_goes_when_its_time_is_over_and_not_before(
 }
 
 #[test]
-fn pitfall_5_a_full_pipeline_takes_no_more_and_keeps_what_it_has() {
+fn pitfall_5_full_pipeline_takes_no_more() {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let mut side = Side::new(pool);
@@ -327,7 +327,7 @@ fn pitfall_5_a_full_pipeline_takes_no_more_and_keeps_what_it_has() {
             break;
         }
     }
-    // Eight bursts on their way, and one that is gathered.
+    // Eight bursts in flight, and one being gathered.
     let left = burst.len() as u64;
     assert_eq!(next - left, 90);
     side.cache.free_all(burst.drain(..));

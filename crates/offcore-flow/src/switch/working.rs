@@ -1,5 +1,5 @@
-//! l2fwd-nv's pipelines as a switch: between a port's RX queue and a TX queue bursts are gathered and worked on by a GPU, by
-//! the CPU in its place, or by nobody.
+//! l2fwd-nv's pipelines as a switch: between a port's RX queue and a TX queue, packets are gathered in bursts and
+//! processed by a GPU, by the CPU, or not at all.
 //!
 //! ```text
 //! RX queue -> gather | bursts: a device, or the CPU on the sending lcore | -> by result -> TX queue
@@ -23,12 +23,12 @@ use crate::forward::Forward;
 use crate::mirror::Stamping;
 use crate::pipeline::{OnHit, QueuesSetup, work_queues};
 
-/// Who works on bursts.
+/// What processes bursts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Workload {
-    /// Nobody: packets go on as they are.
-    Nobody,
-    /// The lcore that sends.
+    /// Nothing: packets pass unchanged.
+    None,
+    /// The sending lcore.
     #[default]
     Cpu,
     /// A device.
@@ -39,53 +39,53 @@ impl Workload {
     /// The name in options and JSON.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Nobody => "none",
+            Self::None => "none",
             Self::Cpu => "cpu",
             Self::Device(launch) => launch.name(),
         }
     }
 }
 
-/// What a switch of pipelines does.
+/// The configuration of a switch of pipelines.
 #[derive(Clone, Debug)]
 pub struct Working {
-    /// Who works.
+    /// What processes bursts.
     pub workload: Workload,
-    /// The devices, which pipelines get by turns; none but with [`Workload::Device`].
+    /// The devices, assigned to pipelines round-robin; empty except with [`Workload::Device`].
     pub devices: Vec<String>,
-    /// Where a device works on packets.
+    /// Where a device processes packets.
     pub memory: Memory,
-    /// What the result of a packet is.
+    /// The work, which determines a packet's result.
     pub kind: Kind,
-    /// Whether MAC addresses change places.
+    /// Whether to swap the MAC addresses.
     pub swap: bool,
-    /// Bytes of a packet before its payload.
+    /// Bytes before the payload.
     pub skip: u32,
-    /// Bytes that are split off before the payload, if packets are to be split.
+    /// Bytes to split off before the payload, if packets are split.
     pub split_at: Option<usize>,
-    /// Nanoseconds that each packet takes at least.
+    /// Minimum nanoseconds per packet.
     pub forced_ns: u32,
     /// The patterns of [`Kind::Match`].
     pub patterns: Option<Arc<Patterns>>,
-    /// Packets of a burst at most, 1 to 4096.
+    /// Maximum packets per burst, 1 to 4096.
     pub burst: usize,
-    /// How long a packet waits for others of its burst.
+    /// How long a packet waits for its burst to fill.
     pub burst_timeout: Duration,
-    /// Bursts of a pipeline on their way at most, a power of two from 2 to 4096.
+    /// Maximum bursts in flight per pipeline, a power of two from 2 to 4096.
     pub slots: usize,
-    /// Blocks that serve a pipeline, 1 to 64.
+    /// Blocks per pipeline, 1 to 64.
     pub blocks: u32,
-    /// Lanes of a block, 1 to 1024.
-    pub lanes: u32,
-    /// How long a device may take for a burst.
-    pub patience: Duration,
-    /// What becomes of packets by their result.
+    /// Threads per block, 1 to 1024.
+    pub threads: u32,
+    /// Time without an answer after which a device is considered hung.
+    pub timeout: Duration,
+    /// What happens to packets by their result.
     pub on_hit: OnHit,
-    /// The port that [`OnHit::Steer`] sends to: it does nothing else, and comes after all ports that are forwarded between.
+    /// The port that [`OnHit::Steer`] sends to. It is used for nothing else, and comes after all forwarding ports.
     pub elsewhere: Option<usize>,
-    /// Pages of the burst rings.
+    /// Page size of the burst rings.
     pub hugepages: Hugepages,
-    /// Whether a profiler shall look at the run.
+    /// Whether to profile the run.
     pub profile: bool,
 }
 
@@ -105,8 +105,8 @@ impl Default for Working {
             burst_timeout: Duration::from_micros(100),
             slots: 64,
             blocks: 4,
-            lanes: 256,
-            patience: Duration::from_secs(1),
+            threads: 256,
+            timeout: Duration::from_secs(1),
             on_hit: OnHit::Pass,
             elsewhere: None,
             hugepages: Hugepages::Auto,
@@ -115,7 +115,7 @@ impl Default for Working {
     }
 }
 
-/// Refuses what cannot be.
+/// Refuses invalid configurations.
 pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], devices: &Devices) -> Result<(), String> {
     let Some(working) = &config.working else { return Ok(()) };
     if config.forward != Forward::Io {
@@ -131,8 +131,7 @@ pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], devices: &De
     let lcores = config.lcores.len();
     if lcores > 1 && !lcores.is_multiple_of(2) {
         return Err(format!(
-            "--lcores: {lcores} lcores cannot be paired, expected one, or an even number: one that receives and one that \
-             sends"
+            "--lcores: {lcores} lcores cannot be paired, expected one, or an even number (one receives, one sends)"
         ));
     }
     match working.elsewhere {
@@ -155,10 +154,10 @@ pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], devices: &De
 }
 
 impl Working {
-    /// Refuses what cannot be where packets are in the device's memory ([`Memory::Direct`]).
+    /// Refuses settings that are not possible with packets in device memory ([`Memory::Direct`]).
     ///
     /// # Errors
-    /// What stands against it, by the flags' names.
+    /// The conflict, with the names of the flags.
     pub fn check_direct(&self) -> Result<(), String> {
         if self.memory != Memory::Direct {
             return Ok(());
@@ -166,18 +165,23 @@ impl Working {
         let refuse = |text: &str| Err(format!("--memory direct has packets in the device's memory: {text}"));
         if !matches!(self.workload, Workload::Device(_)) {
             return refuse(&format!(
-                "--workload {} takes none; add -w kernel, persistent or graph",
+                "--workload {} uses no device; add -w kernel, persistent or graph",
                 self.workload.name()
             ));
         }
         if self.devices.len() > 1 {
-            return refuse(&format!("they can be in one alone; --device names {}", self.devices.join(",")));
+            return refuse(&format!(
+                "only one device can hold them; --device names {}",
+                self.devices.join(",")
+            ));
         }
         if self.split_at.is_some() {
-            return refuse("--split puts their first bytes into the CPU's, which cannot be; leave it out");
+            return refuse(
+                "--split puts their first bytes into host memory, which is not possible; leave it out",
+            );
         }
         if matches!(self.on_hit, OnHit::Mark(_)) {
-            return refuse("--on-match mark writes them by the CPU, which cannot be; choose another");
+            return refuse("--on-match mark writes them by the CPU, which is not possible; choose another");
         }
         Ok(())
     }
@@ -191,10 +195,10 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens those that the configuration names; with [`Memory::Direct`] the device gives memory for the packets of `pool`.
+    /// Opens the configured devices. With [`Memory::Direct`] the device allocates memory for the packets of `pool`.
     ///
     /// # Errors
-    /// What a device says, in words.
+    /// The error of a device.
     pub fn open(config: &SwitchConfig, pool: &Pool) -> Result<Self, DeviceError> {
         let mut devices = Self::default();
         let Some(working) = &config.working else { return Ok(devices) };
@@ -214,24 +218,24 @@ impl Devices {
         Ok(devices)
     }
 
-    /// The memory that packets are to be in, if not in the pool: what ports are opened with.
+    /// The memory for packets, if not in the pool; ports are opened with it.
     pub fn memory(&self) -> Option<&DeviceMemory> {
         self.memory.as_ref()
     }
 
-    /// What a person should know about them.
+    /// The devices' notes for the user.
     pub(super) fn notes(&self) -> Vec<String> {
         self.opened.values().flat_map(|device| device.notes()).collect()
     }
 
-    /// Each of them.
+    /// Iterates over the devices.
     pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Box<dyn Device>> {
         self.opened.values_mut()
     }
 }
 
 impl Assembly<'_> {
-    /// A pipeline between a port's RX queue and a TX queue; `index` counts pipelines.
+    /// Adds a pipeline between a port's RX queue and a TX queue; `index` counts pipelines.
     pub(super) fn add_pipeline(
         &mut self,
         working: &Working,
@@ -247,14 +251,14 @@ impl Assembly<'_> {
             None => None,
         };
         let worker_of_bursts = match working.workload {
-            Workload::Nobody => Worker::Nobody,
+            Workload::None => Worker::None,
             Workload::Cpu => Worker::Cpu,
             Workload::Device(launch) => {
                 let name = &working.devices[index % working.devices.len()];
                 let device =
                     devices.opened.get_mut(name).ok_or_else(|| SwitchError::Config(format!("no {name}")))?;
-                let (blocks, lanes, memory) = (working.blocks, working.lanes, working.memory);
-                Worker::Device { device: &mut **device, launch, blocks, lanes, memory }
+                let (blocks, threads, memory) = (working.blocks, working.threads, working.memory);
+                Worker::Device { device: &mut **device, launch, blocks, threads, memory }
             }
         };
         let setup = Setup {
@@ -269,7 +273,7 @@ impl Assembly<'_> {
                 forced_ns: working.forced_ns,
                 patterns: working.patterns.as_deref(),
             },
-            patience: working.patience,
+            timeout: working.timeout,
             pool: self.pool,
             hugepages: working.hugepages,
         };

@@ -1,18 +1,17 @@
-//! The lowest pattern that occurs in a payload, by the automata of the crate `aho-corasick`.
+//! The lowest pattern in a payload, by automata of the crate `aho-corasick`.
 //!
-//! Which automaton: a DFA takes one load for each byte of payload, but 4 bytes for each state and class of bytes: 1 KiB
-//! a state where patterns hold all byte values. 5,000 patterns of 8 to 32 random bytes take 93 MiB, 20,000 take 369 MiB.
-//! It is the fastest as long as it can be had, so sets whose DFA is at most [`DFA_LIMIT`] long get one. Others get the
-//! contiguous NFA, which has some 50 bytes a state: 65,536 such patterns take 54 MiB.
+//! Choice of the automaton: a DFA takes one load per byte of payload, but 4 bytes per state and byte class, or 1 KiB
+//! per state if the patterns use all byte values. 5,000 patterns of 8 to 32 random bytes take 93 MiB, 20,000 take 369
+//! MiB. A DFA is the fastest, so sets whose DFA is at most [`DFA_LIMIT`] long get one. Others get the contiguous NFA,
+//! which has some 50 bytes a state: 65,536 such patterns take 54 MiB.
 //!
-//! A walk waits for memory at nearly every byte, since the next load's address is the last one's content, so several
-//! payloads are walked in turn: the waits of one go on while the others are walked, which is several times faster where
-//! tables are larger than the core's caches. Of up to 64 patterns, the crate's packed search (vector instructions) tells
-//! first which payloads have any; the others are done. Payloads that have one are gone over twice then, which is right
-//! as long as they are few.
+//! A walk waits for memory at nearly every byte, since each load's address depends on the previous load. So several
+//! payloads are walked interleaved, which is several times faster where tables exceed the core's caches. For up to 64
+//! patterns the crate's packed search (vector instructions) first finds the payloads without a match. A payload with a
+//! match is then read twice, which pays as long as there are few.
 //!
-//! What matches at a state is told by the longest pattern that ends there: all others that do are its ends. So the
-//! lowest number among them is looked up by the longest one's, however many match.
+//! The matches at a state are the suffixes of its longest match. So the lowest number among them is looked up by the
+//! longest match, however many there are.
 
 use std::collections::HashSet;
 
@@ -24,14 +23,14 @@ use arrayvec::ArrayVec;
 
 use crate::patterns::Patterns;
 
-/// Bytes of the largest DFA that is built; larger sets of patterns get an NFA.
+/// Maximum size of a DFA in bytes; larger sets get an NFA.
 pub const DFA_LIMIT: usize = 512 << 20;
-/// Payloads that are walked in turn.
-const LANES: usize = 8;
-/// No pattern: one more is 0, the result that says so.
+/// Payloads walked interleaved.
+const INTERLEAVE: usize = 8;
+/// No pattern: plus one it is 0, the result for no match.
 const NONE: u32 = u32::MAX;
 
-/// No automaton can be made of the patterns.
+/// The automaton could not be built.
 #[derive(Debug, thiserror::Error)]
 #[error("automaton of {count} patterns, {bytes} bytes: {reason}; use fewer or shorter patterns")]
 pub struct MatcherError {
@@ -39,16 +38,16 @@ pub struct MatcherError {
     pub count: usize,
     /// Their bytes.
     pub bytes: usize,
-    /// What the automaton's builder says.
+    /// The builder's error.
     pub reason: String,
 }
 
-/// Finds the lowest pattern that occurs in a payload.
+/// Finds the lowest pattern in a payload.
 pub struct Matcher {
     automaton: Tables,
-    /// Says whether any pattern occurs, faster than the automaton, if there are few.
+    /// Tells whether any pattern occurs, faster than the automaton; only with few patterns.
     filter: Option<Searcher>,
-    /// By the automaton's pattern: the lowest number of one that ends where this one does.
+    /// For each pattern of the automaton: the lowest number among its suffixes.
     lowest: Box<[u32]>,
 }
 
@@ -68,11 +67,11 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    /// A matcher of `patterns`. For 5,000 of 8 to 32 random bytes it takes 0.3 s to build, for 65,536 a second; its
-    /// memory is said in the [module's text](self), and that of a second NFA is used while it is built.
+    /// Builds a matcher. 5,000 patterns of 8 to 32 random bytes take 0.3 s, 65,536 take a second. For its memory see
+    /// the [module](self); building it takes a second NFA.
     ///
     /// # Errors
-    /// More or longer patterns than the automaton's tables can have.
+    /// The patterns exceed the automaton's limits.
     pub fn new(patterns: &Patterns) -> Result<Self, MatcherError> {
         Self::with_limit(patterns, DFA_LIMIT)
     }
@@ -86,7 +85,7 @@ impl Matcher {
         let mut seen = HashSet::new();
         let (numbers, distinct): (Vec<u32>, Vec<&[u8]>) =
             (0..).zip(patterns.iter()).filter(|(_, pattern)| seen.insert(*pattern)).unzip();
-        // Without prefilters, which make the start state one that has to be looked at.
+        // Without prefilters, which would make the start state special.
         let nfa = noncontiguous::Builder::new().prefilter(false).build(&distinct).map_err(failed)?;
         let lowest = lowest_ends(&nfa, &distinct, &numbers);
         let automaton = if dfa_size(patterns) <= dfa_limit {
@@ -105,7 +104,7 @@ impl Matcher {
         matches!(self.automaton, Tables::Dfa(_))
     }
 
-    /// Bytes of the tables.
+    /// Size of the tables in bytes.
     pub fn memory(&self) -> usize {
         let automaton = match &self.automaton {
             Tables::Dfa(dfa) => dfa.memory_usage(),
@@ -114,8 +113,8 @@ impl Matcher {
         automaton + self.filter.as_ref().map_or(0, Searcher::memory_usage) + size_of_val(&*self.lowest)
     }
 
-    /// One more than the number of the lowest pattern in the payload that `parts` are, one after the other; 0 if there
-    /// is none.
+    /// One plus the number of the lowest pattern in the payload whose consecutive pieces are `parts`; 0 without a
+    /// match.
     #[inline]
     pub fn result<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> u32 {
         match &self.automaton {
@@ -124,10 +123,10 @@ impl Matcher {
         }
     }
 
-    /// [`result`](Self::result) of many payloads, each written to the number behind it.
+    /// [`result`](Self::result) of many payloads, each written to its reference.
     #[inline]
     pub fn results<'a>(&self, payloads: impl Iterator<Item = (&'a [u8], &'a mut u32)>) {
-        // Those that the filter finds nothing in are done; without a filter, none is.
+        // The filter settles the payloads without a match.
         let left = payloads.filter_map(|(payload, result)| {
             *result = 0;
             let done = self.filter.as_ref().is_some_and(|filter| filter.find(payload).is_none());
@@ -158,63 +157,63 @@ impl Matcher {
         mut payloads: impl Iterator<Item = (&'a [u8], &'a mut u32)>,
     ) {
         let start = start(automaton);
-        let mut lanes: ArrayVec<Lane<'a>, LANES> = ArrayVec::new();
+        let mut walks: ArrayVec<Walk<'a>, INTERLEAVE> = ArrayVec::new();
         loop {
-            let free = lanes.remaining_capacity();
+            let free = walks.remaining_capacity();
             let fresh = payloads.by_ref().take(free);
-            lanes.extend(fresh.map(|(rest, result)| Lane { state: start, lowest: NONE, rest, result }));
-            // All go on as far as the one with the least left.
-            let Some(steps) = lanes.iter().map(|lane| lane.rest.len()).min() else { return };
-            match <&mut [Lane<'a>; LANES]>::try_from(&mut *lanes) {
-                Ok(lanes) => self.step_all(automaton, lanes, steps),
-                Err(_) => self.step_some(automaton, &mut lanes, steps),
+            walks.extend(fresh.map(|(rest, result)| Walk { state: start, lowest: NONE, rest, result }));
+            // All walks advance by the shortest remainder.
+            let Some(steps) = walks.iter().map(|walk| walk.rest.len()).min() else { return };
+            match <&mut [Walk<'a>; INTERLEAVE]>::try_from(&mut *walks) {
+                Ok(walks) => self.step_all(automaton, walks, steps),
+                Err(_) => self.step_some(automaton, &mut walks, steps),
             }
-            lanes.retain(|lane| {
-                if lane.rest.is_empty() {
-                    *lane.result = lane.lowest.wrapping_add(1);
+            walks.retain(|walk| {
+                if walk.rest.is_empty() {
+                    *walk.result = walk.lowest.wrapping_add(1);
                 }
-                !lane.rest.is_empty()
+                !walk.rest.is_empty()
             });
         }
     }
 
-    /// `steps` bytes of every lane, their states in registers.
+    /// Advances every walk by `steps` bytes, with the states in registers.
     #[allow(
         clippy::needless_range_loop,
         reason = "the index is one into every head, not into the list of heads"
     )]
-    fn step_all<A: Automaton>(&self, automaton: &A, lanes: &mut [Lane<'_>; LANES], steps: usize) {
-        let mut states = lanes.each_ref().map(|lane| lane.state);
-        let heads = lanes.each_mut().map(|lane| lane.take(steps));
+    fn step_all<A: Automaton>(&self, automaton: &A, walks: &mut [Walk<'_>; INTERLEAVE], steps: usize) {
+        let mut states = walks.each_ref().map(|walk| walk.state);
+        let heads = walks.each_mut().map(|walk| walk.take(steps));
         for at in 0..steps {
-            for lane in 0..LANES {
-                states[lane] = automaton.next_state(Anchored::No, states[lane], heads[lane][at]);
-                if automaton.is_special(states[lane]) {
-                    let lowest = &mut lanes[lane].lowest;
-                    *lowest = (*lowest).min(self.lowest_at(automaton, states[lane]));
+            for walk in 0..INTERLEAVE {
+                states[walk] = automaton.next_state(Anchored::No, states[walk], heads[walk][at]);
+                if automaton.is_special(states[walk]) {
+                    let lowest = &mut walks[walk].lowest;
+                    *lowest = (*lowest).min(self.lowest_at(automaton, states[walk]));
                 }
             }
         }
-        lanes.iter_mut().zip(states).for_each(|(lane, state)| lane.state = state);
+        walks.iter_mut().zip(states).for_each(|(walk, state)| walk.state = state);
     }
 
-    /// The same where fewer lanes are left.
-    fn step_some<A: Automaton>(&self, automaton: &A, lanes: &mut [Lane<'_>], steps: usize) {
+    /// The same for fewer walks.
+    fn step_some<A: Automaton>(&self, automaton: &A, walks: &mut [Walk<'_>], steps: usize) {
         for at in 0..steps {
-            for lane in &mut *lanes {
-                lane.state = automaton.next_state(Anchored::No, lane.state, lane.rest[at]);
-                if automaton.is_special(lane.state) {
-                    lane.lowest = lane.lowest.min(self.lowest_at(automaton, lane.state));
+            for walk in &mut *walks {
+                walk.state = automaton.next_state(Anchored::No, walk.state, walk.rest[at]);
+                if automaton.is_special(walk.state) {
+                    walk.lowest = walk.lowest.min(self.lowest_at(automaton, walk.state));
                 }
             }
         }
-        lanes.iter_mut().for_each(|lane| lane.rest = &lane.rest[steps..]);
+        walks.iter_mut().for_each(|walk| walk.rest = &walk.rest[steps..]);
     }
 
-    /// The lowest number of those patterns that end at a state.
+    /// The lowest number of the patterns that end at a state.
     #[cold]
     fn lowest_at<A: Automaton>(&self, automaton: &A, state: StateID) -> u32 {
-        // Its own pattern comes first, then those of its failure links: the longest is the first.
+        // The state's own pattern is first, then those of its failure links: the first is the longest.
         if automaton.is_match(state) {
             self.lowest[automaton.match_pattern(state, 0).as_usize()]
         } else {
@@ -223,16 +222,16 @@ impl Matcher {
     }
 }
 
-/// A payload that is walked: where its walk is, and what it found.
-struct Lane<'a> {
+/// A walk through a payload.
+struct Walk<'a> {
     state: StateID,
     lowest: u32,
     rest: &'a [u8],
     result: &'a mut u32,
 }
 
-impl<'a> Lane<'a> {
-    /// The next `steps` bytes, which there are.
+impl<'a> Walk<'a> {
+    /// The next `steps` bytes, which must exist.
     fn take(&mut self, steps: usize) -> &'a [u8] {
         let (head, rest) = self.rest.split_at(steps);
         self.rest = rest;
@@ -245,7 +244,7 @@ fn start<A: Automaton>(automaton: &A) -> StateID {
     automaton.start_state(Anchored::No).expect("the automaton was built for unanchored walks")
 }
 
-/// For each of `patterns`, all different, the lowest of the `numbers` of those that are its end, itself included.
+/// For each of the distinct `patterns`, the lowest of the `numbers` of its suffixes, itself included.
 fn lowest_ends(automaton: &impl Automaton, patterns: &[&[u8]], numbers: &[u32]) -> Box<[u32]> {
     let lowest_end = |pattern: &&[u8]| {
         let end = pattern
@@ -258,8 +257,8 @@ fn lowest_ends(automaton: &impl Automaton, patterns: &[&[u8]], numbers: &[u32]) 
     patterns.iter().map(lowest_end).collect()
 }
 
-/// Bytes of the patterns' DFA: a row of 4 bytes for each class of bytes, their number rounded up to a power of two, for
-/// each state. Bytes between which no pattern tells are of one class.
+/// Size of the patterns' DFA in bytes: for each state a row of 4 bytes per byte class, padded to a power of two. Bytes
+/// that no pattern distinguishes are in one class.
 fn dfa_size(patterns: &Patterns) -> usize {
     let mut used = [false; 256];
     patterns.iter().flatten().for_each(|byte| used[usize::from(*byte)] = true);

@@ -92,14 +92,14 @@ fn crc_has_the_values_of_rfc_3720() {
 }
 
 #[test]
-fn checksum_is_the_example_of_rfc_1071_complemented() {
+fn checksum_matches_rfc_1071() {
     let work = CpuWork::new(Kind::Checksum, false, 0, 0, None).unwrap();
     let bytes = vec![0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
     assert_eq!(run(&work, &[vec![bytes]]).0, [0x220d]);
 }
 
 #[test]
-fn payloads_that_are_empty_differ_from_packets_that_are() {
+fn empty_payload_differs_from_empty_packet() {
     let patterns = Patterns::from_list(["a"]).unwrap();
     for (kind, of_nothing) in
         [(Kind::Nothing, 0), (Kind::Crc32c, 0), (Kind::Checksum, 0xffff), (Kind::Match, 0)]
@@ -111,7 +111,7 @@ fn payloads_that_are_empty_differ_from_packets_that_are() {
 }
 
 #[test]
-fn addresses_change_places_from_12_bytes_on_before_the_payload_is_looked_at() {
+fn swap_precedes_work_from_12_bytes_on() {
     let patterns = Patterns::from_list(["ghijklabcdef"]).unwrap();
     let work = CpuWork::new(Kind::Match, true, 0, 0, Some(&patterns)).unwrap();
     let contents = [
@@ -128,7 +128,7 @@ fn addresses_change_places_from_12_bytes_on_before_the_payload_is_looked_at() {
 }
 
 #[test]
-fn a_match_may_straddle_buffers_but_does_not_begin_in_the_header() {
+fn match_spans_buffers_but_not_the_header() {
     let patterns = Patterns::from_list(["needle"]).unwrap();
     for forced_ns in [0, 1] {
         let work = CpuWork::new(Kind::Match, false, 4, forced_ns, Some(&patterns)).unwrap();
@@ -158,7 +158,7 @@ fn forced_times_add_up() {
 }
 
 #[test]
-fn a_match_needs_patterns_and_more_results_than_packets_are_needed() {
+fn match_needs_patterns() {
     let error = CpuWork::new(Kind::Match, false, 0, 0, None).unwrap_err();
     assert!(error.to_string().contains("give a pattern file"), "{error}");
     assert_eq!(CpuWork::new(Kind::Crc32c, false, 0, 0, None).unwrap().memory(), 0);

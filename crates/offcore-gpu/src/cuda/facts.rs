@@ -1,4 +1,4 @@
-//! What the driver says of itself and its devices, for the doctor.
+//! What the driver reports of itself and its devices, for the doctor.
 
 use std::ffi::{CStr, c_char};
 
@@ -7,30 +7,30 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use crate::cuda::driver::{self, CudaError, call};
 use crate::doctor::{CudaDevice, CudaFacts};
 
-/// Asks the driver. A driver that is too old for the kernels is asked as well.
+/// Queries the driver, even one that is too old for the kernels.
 ///
 /// # Errors
-/// Why it cannot be asked, in words.
+/// Why it cannot be queried.
 pub fn facts() -> Result<CudaFacts, String> {
     let driver_version = driver::ready()?;
-    let in_words = |error: CudaError| error.to_string();
-    let devices = (0..driver::devices().map_err(in_words)?)
-        .map(|ordinal| driver::device(ordinal).and_then(facts_of).map_err(in_words))
+    let to_text = |error: CudaError| error.to_string();
+    let devices = (0..driver::devices().map_err(to_text)?)
+        .map(|ordinal| driver::device(ordinal).and_then(facts_of).map_err(to_text))
         .collect::<Result<_, _>>()?;
     Ok(CudaFacts { driver_version, devices })
 }
 
-/// What the driver says of a device.
+/// Queries a device.
 pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
     let number = |which| driver::attribute(device, which);
     let known = |which| number(which).ok().map(|value| value != 0);
     let mut memory = 0;
-    // SAFETY: the driver has given out the device; `memory` is a place for a number.
+    // SAFETY: the device is the driver's; `memory` is valid for writes.
     unsafe { call!(cuDeviceTotalMem_v2(&mut memory, device)) }?;
     let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     Ok(CudaDevice {
-        // SAFETY: room for `len` bytes, one of them a zero, and the device is the driver's.
+        // SAFETY: the buffer has room for `len` bytes including the zero, and the device is the driver's.
         address: short(&text(|at, len| unsafe { call!(cuDeviceGetPCIBusId(at, len, device)) })?),
         // SAFETY: as above.
         name: text(|at, len| unsafe { call!(cuDeviceGetName(at, len, device)) })?,
@@ -43,7 +43,7 @@ pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
     })
 }
 
-/// A text that the driver writes to a place of so many bytes, with a zero behind it.
+/// A zero-terminated text that the driver writes to a buffer of the given size.
 fn text(write: impl FnOnce(*mut c_char, i32) -> Result<(), CudaError>) -> Result<String, CudaError> {
     let mut bytes = [0u8; 256];
     write(bytes.as_mut_ptr().cast(), bytes.len() as i32)?;
@@ -51,7 +51,7 @@ fn text(write: impl FnOnce(*mut c_char, i32) -> Result<(), CudaError>) -> Result
     Ok(text.trim().into())
 }
 
-/// A PCI address in small letters, with four digits of domain: some drivers write eight.
+/// A PCI address in lower case with a four-digit domain: some drivers write eight.
 fn short(address: &str) -> String {
     let address = address.to_ascii_lowercase();
     match address.split_once(':') {

@@ -1,9 +1,10 @@
-//! A GPU that is open: its context, the kernels, and what its services share.
+//! An open GPU: its context, its kernels, and the state that its services share.
 //!
-//! A kernel that waits for bursts runs until it is told to end, and until then the driver may keep whoever allocates,
-//! registers or frees memory waiting: for ever, if it is who would have told it. So a process has a [`Yard`]: while
-//! such a kernel runs, no service is made ready, and what an ended service leaves behind is kept until the last one
-//! is gone. All services of a process are made first; their kernels begin with the first burst of each.
+//! A kernel that polls for bursts runs until it is told to quit. Until then the driver may block a thread that
+//! allocates, registers or frees memory, and that deadlocks if the blocked thread is the one that would say quit. The
+//! [`Quiesce`] lock prevents it: while such a kernel runs, no service starts, and the resources of an ended service are
+//! deferred until the last such kernel has ended. So a process starts all of its services first; their kernels start with
+//! the first burst of each.
 
 use std::any::Any;
 use std::ffi::CString;
@@ -22,10 +23,10 @@ use crate::doctor::{CudaDevice, Ptx};
 use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 use crate::ptx::PTX;
 
-/// Lanes of a warp: a block has no fewer.
+/// Threads per warp, the minimum block size.
 pub(crate) const WARP: u32 = 32;
-/// Kernels of a device that can wait for bursts at the same time, unless the environment says otherwise: one more than
-/// there are hardware queues would stand behind another in the same queue.
+/// Default number of kernels that can run concurrently on a device: one per hardware queue
+/// (CUDA_DEVICE_MAX_CONNECTIONS). A further kernel would be serialised behind another in the same queue.
 const QUEUES: u32 = 8;
 
 /// The kernels of `kernels/kernels.cu`.
@@ -36,7 +37,7 @@ pub(crate) struct Kernels {
     pub(crate) node: Kernel,
 }
 
-/// An open GPU. Every part of the process that opens it has the same.
+/// An open GPU, shared by everything in the process that opens it.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) ordinal: u32,
@@ -44,42 +45,41 @@ pub(crate) struct Gpu {
     pub(crate) version: u32,
     pub(crate) facts: CudaDevice,
     pub(crate) kernels: Kernels,
-    /// Where packets are worked on with `Memory::Gpu`, by address and length of the pool: services share it, as a
-    /// chunk is one service's at a time.
+    /// Device copies of packet pools for `Memory::Gpu`, by address and length of the pool. Services share a copy, since
+    /// only one service uses a chunk at a time.
     staging: Mutex<Vec<(usize, usize, Weak<Allocation>)>>,
-    /// Who launches kernels for bursts that have come, while there are such services.
+    /// The thread that launches a kernel per burst, while a service needs it.
     pub(super) launch_thread: Mutex<Weak<LaunchThread>>,
-    /// Services whose kernels wait for bursts, and multiprocessors that those take.
-    seats: [AtomicU32; 2],
+    /// Services whose kernels poll for bursts, and the multiprocessors (SMs) that they occupy.
+    reserved: [AtomicU32; 2],
     multiprocessors: u32,
     _module: Module,
     pub(crate) context: Arc<Context>,
 }
 
-/// Whether a driver of this CUDA version, and a device of this compute capability if it is about one, can do with the
-/// kernels.
+/// Checks that a driver of this CUDA version, and a device of this compute capability if given, can run the kernels.
 ///
 /// # Errors
-/// What is too old, and what to do, in words.
-pub(crate) fn suits(driver: u32, device: Option<(u32, u32)>) -> Result<(), String> {
+/// What is too old, and what to do.
+pub(crate) fn check_versions(driver: u32, device: Option<(u32, u32)>) -> Result<(), String> {
     let Some(ptx) = Ptx::parse(PTX) else {
-        return Err("the kernels' PTX says no version: build this program anew".into());
+        return Err("the kernels' PTX has no version: rebuild this program".into());
     };
     let (major, minor) = ptx.version;
     let Some(needed) = ptx.needs_cuda() else {
-        return Err(format!("the kernels are PTX {major}.{minor}, of which no driver is known"));
+        return Err(format!("the kernels are PTX {major}.{minor}, and no known driver supports that"));
     };
     let cuda = |version: u32| format!("{}.{}", version / 1000, version % 1000 / 10);
     if driver < needed {
         return Err(format!(
-            "its driver is for CUDA {}, the kernels (PTX {major}.{minor}) need {}: install a newer driver of NVIDIA's",
+            "its driver is for CUDA {}, the kernels (PTX {major}.{minor}) need {}: install a newer NVIDIA driver",
             cuda(driver),
             cuda(needed)
         ));
     }
     match device {
         Some(found) if found < ptx.target => Err(format!(
-            "it has compute capability {}.{}, the kernels need {}.{} (Turing) or later: take another GPU",
+            "it has compute capability {}.{}, the kernels need {}.{} (Turing) or later: use another GPU",
             found.0, found.1, ptx.target.0, ptx.target.1
         )),
         _ => Ok(()),
@@ -90,7 +90,7 @@ impl Gpu {
     /// GPU `ordinal` of those that the driver shows.
     ///
     /// # Errors
-    /// Why it cannot be used, and what to do, in words.
+    /// Why it cannot be used, and what to do.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         static OPEN: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
         let version = driver::ready()?;
@@ -100,15 +100,15 @@ impl Gpu {
         if let Some(gpu) = known {
             return Ok(gpu);
         }
-        suits(version, None)?;
+        check_versions(version, None)?;
         let gpu = Arc::new(Self::new(ordinal, version)?);
         open.push(Arc::downgrade(&gpu));
         Ok(gpu)
     }
 
     fn new(ordinal: u32, version: u32) -> Result<Self, String> {
-        let in_words = |error: CudaError| error.to_string();
-        let count = driver::devices().map_err(in_words)?;
+        let to_text = |error: CudaError| error.to_string();
+        let count = driver::devices().map_err(to_text)?;
         if ordinal >= count {
             let last = count.saturating_sub(1);
             return Err(match count {
@@ -117,27 +117,27 @@ impl Gpu {
                 _ => format!("the driver shows {count} GPUs: expected cuda:0 to cuda:{last}"),
             });
         }
-        let device = driver::device(ordinal).map_err(in_words)?;
-        let facts = facts_of(device).map_err(in_words)?;
-        suits(version, Some(facts.compute_capability))?;
+        let device = driver::device(ordinal).map_err(to_text)?;
+        let facts = facts_of(device).map_err(to_text)?;
+        check_versions(version, Some(facts.compute_capability))?;
         let multiprocessors = driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-        let multiprocessors = multiprocessors.map_err(in_words)?.max(1) as u32;
+        let multiprocessors = multiprocessors.map_err(to_text)?.max(1) as u32;
         let context = Context::retain(device).map_err(|error| {
             format!(
-                "no context on {}: {error}: see nvidia-smi for its compute mode and for who uses it",
+                "no context on {}: {error}: see nvidia-smi for its compute mode and its processes",
                 facts.name
             )
         })?;
         let text = CString::new(PTX).map_err(|error| format!("the kernels' PTX: {error}"))?;
         let module = Module::load(&context, &text);
         let module = module.map_err(|error| format!("the driver refuses the kernels' PTX: {error}"))?;
-        let kernel = |name| module.kernel(name).map_err(in_words);
+        let kernel = |name| module.kernel(name).map_err(to_text);
         let kernels = Kernels {
             burst: kernel(c"og_burst")?,
             persistent: kernel(c"og_persistent")?,
             node: kernel(c"og_graph_node")?,
         };
-        let seats = [AtomicU32::new(0), AtomicU32::new(0)];
+        let reserved = [AtomicU32::new(0), AtomicU32::new(0)];
         let gpu = Self {
             ordinal,
             version,
@@ -145,23 +145,24 @@ impl Gpu {
             kernels,
             staging: Mutex::default(),
             launch_thread: Mutex::default(),
-            seats,
+            reserved,
             multiprocessors,
             _module: module,
             context,
         };
-        gpu.try_out().map_err(|error| format!("its kernels do not run: {error}"))?;
+        gpu.self_test().map_err(|error| format!("its kernels do not run: {error}"))?;
         Ok(gpu)
     }
 
-    /// Launches every kernel once, on a ring of its own where no burst will come: each is loaded then, has the local
-    /// memory that it needs, and has been seen to end. While a kernel waits for bursts another could not be loaded.
-    fn try_out(&self) -> Result<(), String> {
-        // A slot whose burst is the last, the answer's line, and words that are 0.
+    /// Launches every kernel once on a ring of its own that holds a quit. That loads each kernel and allocates its
+    /// local memory, which would block once a kernel polls for bursts, and shows that it ends.
+    fn self_test(&self) -> Result<(), String> {
+        // A slot that holds a quit, the line of its answer, and zeroed words.
         let mut memory = [0u32; 40];
         (memory[0], memory[1]) = (1, QUIT);
-        // SAFETY: numbers of an array.
-        let at_device = unsafe { Allocation::copy(&self.context, "a try", memory.as_ptr(), memory.len()) }?;
+        // SAFETY: plain numbers of an array.
+        let at_device =
+            unsafe { Allocation::copy(&self.context, "a self-test", memory.as_ptr(), memory.len()) }?;
         let at: *mut u8 = at_device.at();
         let view = PipelineView {
             pool: PoolView { base: null_mut(), staging: null_mut(), chunk_shift: 0, chunks: 0 },
@@ -196,14 +197,14 @@ impl Gpu {
         run().map_err(|error: CudaError| error.to_string())
     }
 
-    /// How it is called.
+    /// The GPU's name for people.
     pub(crate) fn title(&self) -> String {
         let CudaDevice { name, memory_bytes, compute_capability: (major, minor), .. } = &self.facts;
         let (ordinal, memory) = (self.ordinal, size(*memory_bytes as usize));
         format!("cuda:{ordinal} {name} (sm_{major}{minor}, {memory})")
     }
 
-    /// Memory of its own for packets of the pool that is `len` bytes from `base` on.
+    /// Device memory for a copy of the pool of `len` bytes at `base`.
     pub(crate) fn staging(&self, base: usize, len: usize) -> Result<Arc<Allocation>, String> {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         staging.retain(|(.., memory)| memory.strong_count() > 0);
@@ -217,22 +218,27 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Room for a service whose `blocks` blocks of `lanes` lanes wait for bursts all at the same time: a block that
-    /// is not running serves nothing, and its turns would stand still.
+    /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads must all be resident: a block
+    /// that is not running serves nothing, and its turns would stall.
     ///
     /// # Errors
-    /// In words, when there is none.
-    pub(crate) fn seat(self: &Arc<Self>, kernel: Kernel, blocks: u32, lanes: u32) -> Result<Seat, String> {
-        let at_once = kernel.blocks_at_once(lanes).map_err(|error| error.to_string())?;
+    /// Too few are free.
+    pub(crate) fn reserve_sms(
+        self: &Arc<Self>,
+        kernel: Kernel,
+        blocks: u32,
+        threads: u32,
+    ) -> Result<SmReservation, String> {
+        let per_sm = kernel.blocks_per_sm(threads).map_err(|error| error.to_string())?;
         let environment = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
         let queues = queues(environment.as_deref());
-        let taken = self.seats.each_ref().map(|seat| seat.load(Ordering::Relaxed));
-        let multiprocessors = blocks.div_ceil(at_once);
-        room(taken, multiprocessors, queues, self.multiprocessors)?;
-        let seat = Seat { gpu: Arc::clone(self), multiprocessors };
-        self.seats[0].fetch_add(1, Ordering::Relaxed);
-        self.seats[1].fetch_add(multiprocessors, Ordering::Relaxed);
-        Ok(seat)
+        let reserved = self.reserved.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let multiprocessors = blocks.div_ceil(per_sm);
+        check_capacity(reserved, multiprocessors, queues, self.multiprocessors)?;
+        let reservation = SmReservation { gpu: Arc::clone(self), multiprocessors };
+        self.reserved[0].fetch_add(1, Ordering::Relaxed);
+        self.reserved[1].fetch_add(multiprocessors, Ordering::Relaxed);
+        Ok(reservation)
     }
 }
 
@@ -241,99 +247,100 @@ pub(crate) fn place<T>(value: &T) -> *mut std::ffi::c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Hardware queues, by the environment's CUDA_DEVICE_MAX_CONNECTIONS.
+/// Number of hardware queues, from the value of CUDA_DEVICE_MAX_CONNECTIONS.
 fn queues(environment: Option<&str>) -> u32 {
     environment.and_then(|text| text.trim().parse().ok()).map_or(QUEUES, |queues: u32| queues.clamp(1, 32))
 }
 
-/// Whether there is room for one more service whose kernels wait for bursts, and take so many multiprocessors.
-fn room(taken: [u32; 2], wanted: u32, queues: u32, multiprocessors: u32) -> Result<(), String> {
-    if taken[0] >= queues {
+/// Checks that one more service, whose kernels poll for bursts and occupy `wanted` multiprocessors, fits.
+fn check_capacity(reserved: [u32; 2], wanted: u32, queues: u32, multiprocessors: u32) -> Result<(), String> {
+    if reserved[0] >= queues {
         return Err(format!(
-            "it has {} pipelines whose kernels wait for bursts, and runs {queues} such kernels at a time: set \
-             CUDA_DEVICE_MAX_CONNECTIONS (32 at most) in the environment, or take fewer pipelines or --workload kernel",
-            taken[0]
+            "it runs at most {queues} kernels at a time, and {} pipelines already have one that waits for bursts: set \
+             CUDA_DEVICE_MAX_CONNECTIONS (32 at most) in the environment, or use fewer pipelines or --workload kernel",
+            reserved[0]
         ));
     }
-    if taken[1] + wanted > multiprocessors {
+    if reserved[1] + wanted > multiprocessors {
         return Err(format!(
-            "blocks that wait for bursts would take {} multiprocessors, and it has {multiprocessors}: take fewer \
+            "blocks that wait for bursts would need {} multiprocessors, and it has {multiprocessors}: use fewer \
              --blocks, --lanes or pipelines",
-            taken[1] + wanted
+            reserved[1] + wanted
         ));
     }
     Ok(())
 }
 
-/// A service's share of what there is only so much of; it is given back when it is dropped.
+/// A service's share of the hardware queues and multiprocessors, released on drop.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct SmReservation {
     gpu: Arc<Gpu>,
     multiprocessors: u32,
 }
 
-impl Drop for Seat {
+impl Drop for SmReservation {
     fn drop(&mut self) {
-        self.gpu.seats[0].fetch_sub(1, Ordering::Relaxed);
-        self.gpu.seats[1].fetch_sub(self.multiprocessors, Ordering::Relaxed);
+        self.gpu.reserved[0].fetch_sub(1, Ordering::Relaxed);
+        self.gpu.reserved[1].fetch_sub(self.multiprocessors, Ordering::Relaxed);
     }
 }
 
-/// What may be done only while no kernel of this process waits for bursts: who has the yard and sees that
-/// [`Yard::is_quiet`] may allocate, register and free.
-pub(crate) struct Yard {
-    /// Services whose kernels have been launched and wait for bursts, or stand still.
-    waiting: u32,
-    /// What is to be dropped when there are none.
-    kept: Vec<Box<dyn Any + Send>>,
+/// The state of the quiesce lock: allocating, registering and freeing memory takes the lock and
+/// [`Quiesce::is_quiescent`].
+pub(crate) struct Quiesce {
+    /// Services whose kernels have been launched and poll for bursts, or hang.
+    running: u32,
+    /// To be dropped when `running` is 0.
+    deferred: Vec<Box<dyn Any + Send>>,
 }
 
-impl fmt::Debug for Yard {
+impl fmt::Debug for Quiesce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Yard({} waiting, {} kept)", self.waiting, self.kept.len())
+        write!(f, "Quiesce({} running, {} deferred)", self.running, self.deferred.len())
     }
 }
 
-/// The yard of this process: for all devices, since registered memory is every device's.
-pub(crate) fn yard() -> MutexGuard<'static, Yard> {
-    YARD.lock().unwrap_or_else(PoisonError::into_inner)
+/// The quiesce lock of this process, for all devices: registered memory belongs to all of them.
+pub(crate) fn quiesce_lock() -> MutexGuard<'static, Quiesce> {
+    QUIESCE_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same for who must not wait, unless somebody else has it.
-pub(crate) fn yard_at_once() -> Option<MutexGuard<'static, Yard>> {
-    match YARD.try_lock() {
-        Ok(yard) => Some(yard),
+/// The same without blocking; `None` if another thread holds it.
+pub(crate) fn try_quiesce_lock() -> Option<MutexGuard<'static, Quiesce>> {
+    match QUIESCE_LOCK.try_lock() {
+        Ok(quiesce) => Some(quiesce),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
 }
 
-static YARD: Mutex<Yard> = Mutex::new(Yard { waiting: 0, kept: Vec::new() });
+static QUIESCE_LOCK: Mutex<Quiesce> = Mutex::new(Quiesce { running: 0, deferred: Vec::new() });
 
-impl Yard {
-    /// Whether no kernel waits for bursts.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.waiting == 0
+impl Quiesce {
+    /// Whether no kernel polls for bursts.
+    pub(crate) fn is_quiescent(&self) -> bool {
+        self.running == 0
     }
 
-    /// A service's kernels are about to be launched, and to wait for bursts; or they stand still.
+    /// A service's kernels are about to be launched and to poll for bursts, or they hang.
     pub(crate) fn enter(&mut self) {
-        self.waiting += 1;
+        self.running += 1;
     }
 
     /// A service's kernels have ended.
     pub(crate) fn leave(&mut self) {
-        self.waiting = self.waiting.saturating_sub(1);
+        self.running = self.running.saturating_sub(1);
     }
 
-    /// Drops `things` now, or when the last kernel that waits for bursts has ended. Whether it was now.
-    pub(crate) fn drop_when_quiet(&mut self, things: Box<dyn Any + Send>) -> bool {
-        self.kept.push(things);
-        if !self.is_quiet() {
+    /// Drops `things` now, or when the last kernel that polls for bursts has ended. Returns whether it dropped them
+    /// now.
+    pub(crate) fn drop_when_quiescent(&mut self, things: Box<dyn Any + Send>) -> bool {
+        self.deferred.push(things);
+        if !self.is_quiescent() {
             return false;
         }
-        // With the yard in hand, so that no kernel begins to wait meanwhile.
-        self.kept.clear();
+        // Under the lock, so that no kernel starts meanwhile.
+        self.deferred.clear();
         true
     }
 }
@@ -343,21 +350,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_drivers_and_devices_are_refused_by_what_they_have() {
-        let text = suits(11_080, None).unwrap_err();
+    fn old_drivers_and_devices_are_refused() {
+        let text = check_versions(11_080, None).unwrap_err();
         assert!(
             text.contains("CUDA 11.8") && text.contains("PTX 8.0") && text.contains("need 12.0"),
             "{text}"
         );
-        suits(12_000, None).unwrap();
-        suits(13_030, Some((9, 0))).unwrap();
-        suits(12_000, Some((7, 5))).unwrap();
-        let text = suits(12_020, Some((7, 0))).unwrap_err();
+        check_versions(12_000, None).unwrap();
+        check_versions(13_030, Some((9, 0))).unwrap();
+        check_versions(12_000, Some((7, 5))).unwrap();
+        let text = check_versions(12_020, Some((7, 0))).unwrap_err();
         assert!(text.contains("capability 7.0") && text.contains("need 7.5"), "{text}");
     }
 
     #[test]
-    fn the_embedded_kernels_have_the_names_that_are_asked_for() {
+    fn ptx_has_all_kernels() {
         for name in ["og_burst", "og_persistent", "og_graph_node"] {
             assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
         }
@@ -365,32 +372,35 @@ mod tests {
     }
 
     #[test]
-    fn services_that_could_not_run_at_once_are_refused() {
+    fn services_beyond_capacity_are_refused() {
         assert_eq!(queues(None), 8);
         assert_eq!(
             (queues(Some("32")), queues(Some("100")), queues(Some("0")), queues(Some("x"))),
             (32, 32, 1, 8)
         );
-        room([7, 0], 4, 8, 132).unwrap();
-        let text = room([8, 0], 4, 8, 132).unwrap_err();
-        assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS") && text.contains("8 such kernels"), "{text}");
-        room([1, 128], 4, 8, 132).unwrap();
-        let text = room([1, 129], 4, 8, 132).unwrap_err();
+        check_capacity([7, 0], 4, 8, 132).unwrap();
+        let text = check_capacity([8, 0], 4, 8, 132).unwrap_err();
+        assert!(
+            text.contains("CUDA_DEVICE_MAX_CONNECTIONS") && text.contains("8 kernels at a time"),
+            "{text}"
+        );
+        check_capacity([1, 128], 4, 8, 132).unwrap();
+        let text = check_capacity([1, 129], 4, 8, 132).unwrap_err();
         assert!(text.contains("133 multiprocessors, and it has 132"), "{text}");
     }
 
     #[test]
-    fn what_ended_services_leave_is_kept_until_nobody_waits() {
-        let mut yard = Yard { waiting: 0, kept: Vec::new() };
+    fn drops_are_deferred_until_quiescent() {
+        let mut quiesce = Quiesce { running: 0, deferred: Vec::new() };
         let thing = Arc::new(());
         let seen = Arc::downgrade(&thing);
-        yard.enter();
-        yard.enter();
-        yard.leave();
-        assert!(!yard.drop_when_quiet(Box::new(thing)));
+        quiesce.enter();
+        quiesce.enter();
+        quiesce.leave();
+        assert!(!quiesce.drop_when_quiescent(Box::new(thing)));
         assert!(seen.upgrade().is_some());
-        yard.leave();
-        assert!(yard.drop_when_quiet(Box::new(())));
+        quiesce.leave();
+        assert!(quiesce.drop_when_quiescent(Box::new(())));
         assert!(seen.upgrade().is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! The two halves of a service by a GPU, once it is ready: see [`crate::cuda::service`].
+//! The launcher and the watch of a service on a GPU: see [`crate::cuda::service`].
 
 use std::any::Any;
 use std::fmt;
@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 
 use crate::cuda::direct;
 use crate::cuda::driver::{CudaError, Kernel, Stream};
-use crate::cuda::gpu::{Yard, place, yard, yard_at_once};
+use crate::cuda::gpu::{Quiesce, place, quiesce_lock, try_quiesce_lock};
 use crate::cuda::service::{Resources, Work};
-use crate::cuda::thread::{Desk, Launches, Queue, Together};
+use crate::cuda::thread::{Batch, BatchLauncher, LaunchMailbox, Queue};
 use crate::device::{DeviceSlots, Launch, Launcher, Started, Watch};
 use crate::kernel::SHARE;
 use crate::layout::PipelineView;
 
-/// How long kernels may take to end.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at whether they have.
+/// Time for kernels to end.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between two checks that they have.
 const NAP: Duration = Duration::from_micros(50);
 
-/// The halves of a service that is ready: of `blocks` blocks of `lanes` lanes, which see `view`.
+/// The launcher and the watch of a service with `blocks` blocks of `threads` threads, which are passed `view`.
 pub(super) fn halves(
-    (launch, blocks, lanes): (Launch, u32, u32),
+    (launch, blocks, threads): (Launch, u32, u32),
     view: PipelineView,
     stream: Stream,
     resources: Resources,
@@ -37,54 +37,54 @@ pub(super) fn halves(
         launching: false.into(),
         stopped: false.into(),
         launched: false.into(),
-        in_yard: false.into(),
+        counted: false.into(),
         ended: false.into(),
         refused: OnceLock::new(),
-        thread: queue.as_ref().map(Queue::desk),
+        mailbox: queue.as_ref().map(Queue::mailbox),
     });
     if let (Some(queue), Work::Burst { tally }) = (&mut queue, &resources.work) {
         let (state, kernel, tally) = (Arc::clone(&state), resources.gpu.kernels.burst, *tally);
-        queue.open(Box::new(BurstLaunches { state, kernel, view, tally, lanes }));
+        queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads }));
     }
     let watch = Box::new(CudaWatch { state: Arc::clone(&state) });
-    let launcher = CudaLauncher { state, resources: Some(resources), queue, view, blocks, lanes, turns: 0 };
+    let launcher = CudaLauncher { state, resources: Some(resources), queue, view, blocks, threads, turns: 0 };
     Started { launcher: Box::new(launcher), watch, slots }
 }
 
-/// What is shared by the two halves of a service.
+/// Shared by launcher and watch.
 #[derive(Debug)]
 struct State {
     launch: Launch,
-    /// Goes with the half that goes last.
+    /// Dropped with the last of the two.
     stream: ManuallyDrop<Stream>,
-    /// A launch is under way, unless `stopped` was seen.
+    /// A launch is in progress, unless it saw `stopped`.
     launching: AtomicBool,
-    /// Nothing is to be launched any more.
+    /// No more launches.
     stopped: AtomicBool,
-    /// Kernels that wait for bursts have been launched.
+    /// Kernels that poll for bursts have been launched.
     launched: AtomicBool,
-    /// The service is in the yard: changed by who has it.
-    in_yard: AtomicBool,
+    /// The service is counted in [`Quiesce`]; changed under the quiesce lock.
+    counted: AtomicBool,
     /// The service has been ended.
     ended: AtomicBool,
-    /// The launch that was refused.
+    /// The error of the first launch that failed.
     refused: OnceLock<CudaError>,
-    /// Of the thread that launches, if it is not the lcore that submits.
-    thread: Option<Arc<Desk>>,
+    /// The mailbox of the launch thread, unless the lcore that submits launches.
+    mailbox: Option<Arc<LaunchMailbox>>,
 }
 
 impl State {
-    /// The service is in the yard from now on.
-    fn enter(&self, yard: &mut Yard) {
-        if !self.in_yard.swap(true, Ordering::Relaxed) {
-            yard.enter();
+    /// Counts the service's kernels as running.
+    fn enter(&self, quiesce: &mut Quiesce) {
+        if !self.counted.swap(true, Ordering::Relaxed) {
+            quiesce.enter();
         }
     }
 
-    /// Launches by `launch`, unless nothing is to be launched any more. One thread does so, always the same.
+    /// Calls `launch`, unless the service is stopped. Always called by the same thread.
     #[inline]
     fn launch(&self, launch: impl FnOnce() -> Result<(), CudaError>) {
-        // Either this sees that nothing is to be launched any more, or who has said so sees that something is.
+        // Either this sees `stopped`, or the thread that set `stopped` sees `launching`.
         self.launching.store(true, Ordering::SeqCst);
         if !self.stopped.load(Ordering::SeqCst)
             && let Err(error) = launch()
@@ -95,52 +95,52 @@ impl State {
         self.launching.store(false, Ordering::SeqCst);
     }
 
-    /// Whether a launch is under way, once nothing is to be launched any more.
+    /// Whether a launch is still in progress after `stopped` was set.
     fn is_launching(&self) -> bool {
         self.launching.load(Ordering::SeqCst) && !self.is_thread_gone()
     }
 
-    /// Whether the thread that launches has ended, although it is not to before the service has.
+    /// Whether the launch thread has ended before the service.
     fn is_thread_gone(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| thread.is_gone())
+        self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_gone())
     }
 }
 
 impl Drop for State {
     fn drop(&mut self) {
-        // SAFETY: taken once, here, and not used afterwards.
+        // SAFETY: taken only here, and not used afterwards.
         let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
-        yard().drop_when_quiet(Box::new(stream));
+        quiesce_lock().drop_when_quiescent(Box::new(stream));
     }
 }
 
-/// The half that launches.
+/// The launcher.
 struct CudaLauncher {
     state: Arc<State>,
     /// Taken when the service ends.
     resources: Option<Resources>,
-    /// Where bursts go for which the launching thread launches.
+    /// The queue to the launch thread, if that launches.
     queue: Option<Queue>,
-    /// As the device sees it.
+    /// With device addresses.
     view: PipelineView,
     blocks: u32,
-    lanes: u32,
-    /// Bursts that have been submitted.
+    threads: u32,
+    /// Number of bursts submitted.
     turns: u64,
 }
 
-// SAFETY: the view has addresses at the device; the rest is `Send`.
+// SAFETY: the view has device addresses; the rest is `Send`.
 unsafe impl Send for CudaLauncher {}
 
 impl fmt::Debug for CudaLauncher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { state, blocks, lanes, turns, .. } = self;
-        write!(f, "CudaLauncher({:?}, {blocks} blocks of {lanes} lanes, turn {turns})", state.launch)
+        let Self { state, blocks, threads, turns, .. } = self;
+        write!(f, "CudaLauncher({:?}, {blocks} blocks of {threads} threads, turn {turns})", state.launch)
     }
 }
 
 impl Launcher for CudaLauncher {
-    fn arrived(&mut self) -> bool {
+    fn flush_writes(&mut self) -> bool {
         let Some(resources) = &self.resources else { return true };
         if !resources.flushes {
             return true;
@@ -167,7 +167,7 @@ impl Launcher for CudaLauncher {
             return;
         }
         if let Some(resources) = &mut self.resources {
-            let launching = Launching { state, view: &self.view, blocks: self.blocks, lanes: self.lanes };
+            let launching = Launching { state, view: &self.view, blocks: self.blocks, threads: self.threads };
             state.launch(|| launching.launch(resources, turn));
         }
     }
@@ -193,50 +193,50 @@ impl Launcher for CudaLauncher {
 }
 
 impl CudaLauncher {
-    /// Ends the service. Whether nobody is at work any more and the memory may go; without `memory`, which is kept as
-    /// long as it is registered, that is not so where it has to stay registered until other services have ended.
+    /// Ends the service. Returns whether no kernel runs any more and the memory may be freed. `memory`, if given, is
+    /// kept for as long as it is registered; without it, the result is false also if other services keep it registered.
     fn finish(mut self, memory: Option<Box<dyn Any + Send>>) -> bool {
         let state = &*self.state;
         let since = Instant::now();
-        // What has been submitted is launched yet, unless nothing is any more.
+        // Lets the launch thread launch what has been submitted.
         while self.queue.as_mut().is_some_and(|queue| !queue.is_empty())
             && !state.stopped.load(Ordering::SeqCst)
             && !state.is_thread_gone()
-            && since.elapsed() < PATIENCE
+            && since.elapsed() < TIMEOUT
         {
             thread::sleep(NAP);
         }
         state.ended.store(true, Ordering::Release);
         state.stopped.store(true, Ordering::SeqCst);
         let Some(mut resources) = self.resources.take() else { return true };
-        // A context that is lost has nobody at work.
+        // A lost context runs no kernels.
         while state.is_launching() || matches!(state.stream.is_idle(), Ok(false)) {
-            if since.elapsed() > PATIENCE {
-                // Kernels use all of it, and giving any of it back would wait for them.
+            if since.elapsed() > TIMEOUT {
+                // The kernels use all of it, and freeing any of it would block on them.
                 forget((resources, memory));
-                if let Some(mut yard) = yard_at_once() {
-                    state.enter(&mut yard);
+                if let Some(mut quiesce) = try_quiesce_lock() {
+                    state.enter(&mut quiesce);
                 }
                 return false;
             }
             thread::sleep(NAP);
         }
-        // The thread has nothing of the service's then. It may need the yard, so before that is taken.
+        // The launch thread drops its part of the service. It may need the quiesce lock, so before that is taken.
         self.queue = None;
-        let is_kept = memory.is_some();
-        resources.seat = None;
+        let has_memory = memory.is_some();
+        resources.sm_reservation = None;
         resources.keep(memory);
-        let mut yard = yard();
-        if state.in_yard.load(Ordering::Relaxed) {
-            yard.leave();
+        let mut quiesce = quiesce_lock();
+        if state.counted.load(Ordering::Relaxed) {
+            quiesce.leave();
         }
-        yard.drop_when_quiet(Box::new(resources)) || is_kept
+        quiesce.drop_when_quiescent(Box::new(resources)) || has_memory
     }
 }
 
 impl Drop for CudaLauncher {
     fn drop(&mut self) {
-        // Not ended: whether somebody is at work is not known, and the ring's memory may be gone.
+        // Not ended: kernels may still run, and the ring's memory may be gone.
         if let Some(resources) = self.resources.take() {
             self.state.stopped.store(true, Ordering::SeqCst);
             forget(resources);
@@ -244,34 +244,34 @@ impl Drop for CudaLauncher {
     }
 }
 
-/// What a launch needs to know.
+/// The parameters of a launch.
 struct Launching<'a> {
     state: &'a State,
     view: &'a PipelineView,
     blocks: u32,
-    lanes: u32,
+    threads: u32,
 }
 
 impl Launching<'_> {
-    /// Launches what is to be launched now that the burst of `turn` has been submitted.
+    /// Launches what the burst of `turn` needs.
     #[inline]
     fn launch(&self, resources: &mut Resources, turn: u64) -> Result<(), CudaError> {
-        let Self { state, view, blocks, lanes } = *self;
+        let Self { state, view, blocks, threads } = *self;
         let stream = &state.stream;
         match &mut resources.work {
-            // By its thread.
+            // The launch thread does it.
             Work::Burst { .. } => Ok(()),
             Work::Persistent => self.begin(|| {
                 resources.gpu.context.enter()?;
                 let parameters = &mut [place(view), place(&0u32), place(&blocks), place(&0u64)];
-                // SAFETY: the context is current; these are the parameters of `og_persistent`. All that they point to at
-                // the device is in `resources`, which stays until the stream is idle.
-                unsafe { resources.gpu.kernels.persistent.launch(stream, ([blocks, 1], lanes), parameters) }
+                // SAFETY: the context is current; these are the parameters of `og_persistent`. The device memory that
+                // they refer to is in `resources`, which stays until the stream is idle.
+                unsafe { resources.gpu.kernels.persistent.launch(stream, ([blocks, 1], threads), parameters) }
             }),
             Work::Graphs(graphs, schedule) => {
                 let mut due = || {
                     while let Some(graph) = schedule.due(turn) {
-                        // SAFETY: what the view points to at the device is in `resources`, as above.
+                        // SAFETY: the device memory of the view is in `resources`, as above.
                         unsafe { graphs.launch(graph, stream) }?;
                     }
                     Ok(())
@@ -281,57 +281,57 @@ impl Launching<'_> {
         }
     }
 
-    /// The first launch of kernels that wait for bursts: from now on nothing of the process is allocated or
-    /// registered. A service that is being made ready is waited for.
+    /// The first launch of kernels that poll for bursts: after it nothing in the process may be allocated or
+    /// registered. Waits for a service that is being set up.
     #[cold]
     fn begin(&self, launch: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
-        let mut yard = yard();
-        self.state.enter(&mut yard);
+        let mut quiesce = quiesce_lock();
+        self.state.enter(&mut quiesce);
         let done = launch();
-        // Where a launch was refused, one before it may have been taken.
+        // An earlier launch may have succeeded even if this one failed.
         self.state.launched.store(true, Ordering::Release);
         done
     }
 }
 
-/// What launches kernels for bursts of one ring that have been submitted, at the launching thread.
-struct BurstLaunches {
+/// Launches the kernels for bursts of one ring, on the launch thread.
+struct BurstLauncher {
     state: Arc<State>,
     kernel: Kernel,
-    /// As the device sees it.
+    /// With device addresses.
     view: PipelineView,
-    /// Two words for each slot, at the device.
+    /// Two words per slot, in device memory.
     tally: *mut u32,
-    lanes: u32,
+    threads: u32,
 }
 
-// SAFETY: the view and the tally are addresses at the device; the rest is `Send`.
-unsafe impl Send for BurstLaunches {}
+// SAFETY: the view and the tally are device addresses; the rest is `Send`.
+unsafe impl Send for BurstLauncher {}
 
-impl fmt::Debug for BurstLaunches {
+impl fmt::Debug for BurstLauncher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BurstLaunches({} lanes, {:?})", self.lanes, self.state)
+        write!(f, "BurstLauncher({} threads, {:?})", self.threads, self.state)
     }
 }
 
-impl Launches for BurstLaunches {
+impl BatchLauncher for BurstLauncher {
     #[inline]
-    fn launch(&mut self, Together { turn, bursts, packets }: Together) {
-        let Self { state, kernel, view, tally, lanes } = &*self;
+    fn launch(&mut self, Batch { turn, bursts, packets }: Batch) {
+        let Self { state, kernel, view, tally, threads } = &*self;
         let stream = &state.stream;
         state.launch(|| {
             stream.context().enter()?;
             let blocks = packets.div_ceil(SHARE).max(1) as u32;
             let parameters = &mut [place(view), place(&turn), place(tally)];
-            // SAFETY: the context is current; these are the parameters of `og_burst`, and there are no more bursts than
-            // slots. The kernel's module and all that they point to at the device are in the launcher's resources: it
-            // gives them back when nothing is launched any more, which `State::launch` looks at, and the stream is idle.
-            unsafe { kernel.launch(stream, ([blocks, bursts], *lanes), parameters) }
+            // SAFETY: the context is current; these are the parameters of `og_burst`, and there are at most as many
+            // bursts as slots. The module and the device memory are in the launcher's resources, which it drops once
+            // the service is stopped, which `State::launch` checks, and the stream is idle.
+            unsafe { kernel.launch(stream, ([blocks, bursts], *threads), parameters) }
         });
     }
 }
 
-/// The half that watches.
+/// The watch.
 #[derive(Debug)]
 struct CudaWatch {
     state: Arc<State>,
@@ -343,32 +343,32 @@ impl Watch for CudaWatch {
         if state.ended.load(Ordering::Acquire) {
             return None;
         }
-        // Before the look at the stream: nothing has been launched since a launch was refused, or since the thread ended.
+        // Read before the stream is queried: nothing is launched after a failed launch or after the thread has ended.
         let (refused, gone) = (state.refused.get(), state.is_thread_gone());
         let launched = state.launched.load(Ordering::Acquire);
-        why_dead((state.launch, launched), (refused, gone), &state.stream.is_idle())
+        failure_of((state.launch, launched), (refused, gone), &state.stream.is_idle())
     }
 
     fn give_up(&mut self) -> bool {
         let state = &*self.state;
         state.stopped.store(true, Ordering::SeqCst);
-        // Kernels that wait for bursts are told by the ring alone.
+        // Kernels that poll for bursts see the quit in the ring only.
         if !state.is_launching() && !matches!(state.stream.is_idle(), Ok(false)) {
             return true;
         }
-        // They may stand still for good, and whoever frees memory would wait for them. This waits for nobody.
-        if let Some(mut yard) = yard_at_once()
+        // They may hang for good, and freeing memory would block on them. This must not block.
+        if let Some(mut quiesce) = try_quiesce_lock()
             && !state.ended.load(Ordering::Acquire)
         {
-            state.enter(&mut yard);
+            state.enter(&mut quiesce);
         }
         false
     }
 }
 
-/// Why nobody is at work in a service that was not ended, by what its stream says: a service by `launch`, whose waiting
-/// kernels have been `launched` or not, of which a launch was `refused`, or whose thread is `gone`.
-fn why_dead(
+/// Why no kernel runs in a service that was not ended, by the state of its stream: the service's `launch` type, whether
+/// polling kernels have been `launched`, which launch was `refused`, and whether its thread is `gone`.
+fn failure_of(
     (launch, launched): (Launch, bool),
     (refused, gone): (Option<&CudaError>, bool),
     idle: &Result<bool, CudaError>,
@@ -378,7 +378,7 @@ fn why_dead(
         (Ok(false), _) => None,
         (Ok(true), Some(error)) => Some(format!("it takes no more launches: {error}")),
         (Ok(true), None) if gone => Some("the thread that launches its kernels has ended".into()),
-        // A burst's kernel may be about to be launched; one that waits for bursts is there as soon as it was launched.
+        // A kernel per burst may be about to be launched; one that polls runs from its launch on.
         (Ok(true), None) => (launched && launch != Launch::Kernel)
             .then(|| "its kernels have ended although more bursts may come".into()),
     }
@@ -391,21 +391,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_dead_when_nothing_runs_that_should() {
+    fn failure_when_expected_kernels_do_not_run() {
         let lost = CudaError::new("cuStreamQuery", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         let refused = CudaError::new("cuLaunchKernel", CUresult::CUDA_ERROR_INVALID_VALUE);
         for launch in Launch::ALL {
-            let text = why_dead((launch, true), (None, false), &Err(lost)).unwrap();
+            let text = failure_of((launch, true), (None, false), &Err(lost)).unwrap();
             assert!(text.contains("context is lost: cuStreamQuery"), "{text}");
-            let at_work = why_dead((launch, true), (Some(&refused), true), &Ok(false));
-            assert_eq!(at_work, None, "somebody is still at work");
-            let text = why_dead((launch, true), (Some(&refused), false), &Ok(true)).unwrap();
+            let running = failure_of((launch, true), (Some(&refused), true), &Ok(false));
+            assert_eq!(running, None, "a kernel is still running");
+            let text = failure_of((launch, true), (Some(&refused), false), &Ok(true)).unwrap();
             assert!(text.contains("cuLaunchKernel"), "{text}");
-            let text = why_dead((launch, false), (None, true), &Ok(true)).unwrap();
+            let text = failure_of((launch, false), (None, true), &Ok(true)).unwrap();
             assert!(text.contains("thread"), "{text}");
-            let not_yet = why_dead((launch, false), (None, false), &Ok(true));
+            let not_yet = failure_of((launch, false), (None, false), &Ok(true));
             assert_eq!(not_yet, None, "nothing has been launched yet");
-            let ended = why_dead((launch, true), (None, false), &Ok(true));
+            let ended = failure_of((launch, true), (None, false), &Ok(true));
             assert_eq!(ended.is_some(), launch != Launch::Kernel, "{launch}");
         }
     }

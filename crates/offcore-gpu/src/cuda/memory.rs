@@ -1,4 +1,4 @@
-//! Memory that a CUDA device sees: the host's, registered, and its own.
+//! Memory that a CUDA device accesses: registered host memory, and its own.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -8,10 +8,10 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::cuda::driver::{Context, CudaError, call};
 
-/// Bytes that are registered by one call at most: a driver's bookkeeping for a call has a limit of its own.
+/// Maximum size of one registration call: the driver's bookkeeping per call is limited.
 const PIECE: usize = 64 << 30;
 
-/// Memory of the device.
+/// An allocation of device memory.
 pub(crate) struct Allocation {
     at: sys::CUdeviceptr,
     len: usize,
@@ -25,14 +25,14 @@ impl fmt::Debug for Allocation {
 }
 
 impl Allocation {
-    /// `len` bytes, whatever is in them; at least 1.
+    /// Allocates `len` bytes, uninitialised; at least 1.
     ///
     /// # Errors
-    /// In words: for `what`, how much there is instead.
+    /// Names `what`, and how much memory is free.
     pub(crate) fn new(context: &Arc<Context>, what: &str, len: usize) -> Result<Self, String> {
         let mut at = 0;
         let done = context.enter().and_then(|()| {
-            // SAFETY: the context is current; `at` is a place for an address.
+            // SAFETY: the context is current; `at` is valid for writes.
             unsafe { call!(cuMemAlloc_v2(&mut at, len.max(1))) }
         });
         match done {
@@ -41,26 +41,26 @@ impl Allocation {
                 let (free, total) = context.memory().unwrap_or_default();
                 let (wanted, free, total) = (size(len), size(free), size(total));
                 Err(format!(
-                    "{what} takes {wanted} of its memory, of which {free} are free of {total}: {error}: end what else \
-                     uses the GPU (nvidia-smi), or make it smaller"
+                    "{what} takes {wanted} of its memory, of which {free} are free of {total}: {error}: end other processes on the GPU \
+                     (nvidia-smi), or make it smaller"
                 ))
             }
             Err(error) => Err(format!("{} of its memory for {what}: {error}", size(len))),
         }
     }
 
-    /// Zeroes.
+    /// Allocates zeroed memory.
     pub(crate) fn zeroed(context: &Arc<Context>, what: &str, len: usize) -> Result<Self, String> {
         let made = Self::new(context, what, len)?;
-        // SAFETY: `new` has made the context current; the memory is there.
+        // SAFETY: `new` has made the context current; the memory is valid.
         let done = unsafe { call!(cuMemsetD8_v2(made.at, 0, len)) };
         done.map(|()| made).map_err(|error| format!("{what}: {error}"))
     }
 
-    /// A copy of `values`.
+    /// Allocates a copy of `values`.
     ///
     /// # Safety
-    /// There are `count` values to be read, which are plain numbers.
+    /// `values` is valid for reads of `count` plain numbers.
     pub(crate) unsafe fn copy<T: Copy>(
         context: &Arc<Context>,
         what: &str,
@@ -69,12 +69,12 @@ impl Allocation {
     ) -> Result<Self, String> {
         let len = count * size_of::<T>();
         let made = Self::new(context, what, len)?;
-        // SAFETY: `new` has made the context current; the memory is there, and the caller promises the values.
+        // SAFETY: `new` has made the context current; the memory is valid, and the caller promises the values.
         let done = unsafe { call!(cuMemcpyHtoD_v2(made.at, values.cast(), len)) };
         done.map(|()| made).map_err(|error| format!("copying {what} to it: {error}"))
     }
 
-    /// Where it is, at the device.
+    /// The device address.
     pub(crate) fn at<T>(&self) -> *mut T {
         std::ptr::without_provenance_mut(self.at as usize)
     }
@@ -83,20 +83,20 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the context is current; nobody uses memory that is dropped.
+            // SAFETY: the context is current; dropped memory is not in use.
             let _ = unsafe { call!(cuMemFree_v2(self.at)) };
         }
     }
 }
 
-/// What is registered in this process, for all of its devices.
+/// The registered ranges of this process, for all devices.
 static REGISTERED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Entry {
     base: usize,
     len: usize,
-    /// [`Registration`]s of it.
+    /// Number of [`Registration`]s of it.
     shares: usize,
     context: Arc<Context>,
 }
@@ -105,29 +105,29 @@ fn registered() -> MutexGuard<'static, Vec<Entry>> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A range of the host's memory that devices see. A range is registered once in a process, for all devices and
-/// services, since the driver refuses a second time; it is unregistered when the last share in it is dropped.
+/// A share of a registered range of host memory. A range is registered once per process, for all devices and services,
+/// since the driver refuses a second registration. It is unregistered with the last share.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    /// Of the whole range, which this is a share in.
+    /// Base of the whole range.
     base: usize,
-    /// At the device, of what was asked for.
+    /// Device address of the requested part.
     at: *mut u8,
 }
 
-// SAFETY: an address at a device, which means nothing to a thread.
+// SAFETY: a device address is not bound to a thread.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Has `len` bytes from `base` on seen by the device of `context`.
+    /// Registers `len` bytes at `base` for the device of `context`.
     ///
     /// # Errors
-    /// In words, for `what`.
+    /// Names `what`.
     ///
     /// # Safety
-    /// The memory stays where it is as long as this does.
+    /// The memory stays mapped as long as the registration.
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
         what: &str,
@@ -150,7 +150,7 @@ impl Registration {
         entry.shares += 1;
         let (base, len_of_all) = (entry.base, entry.len);
         drop(entries);
-        // Gives the share back if there is an error.
+        // Releases the share on error.
         let mut share = Self { base, at: std::ptr::null_mut() };
         let whole = std::ptr::without_provenance_mut::<u8>(base);
         let at =
@@ -159,7 +159,7 @@ impl Registration {
         Ok(share)
     }
 
-    /// Where the device sees it.
+    /// The device address.
     pub(crate) fn at(&self) -> *mut u8 {
         self.at
     }
@@ -171,14 +171,14 @@ impl Drop for Registration {
         let Some(index) = entries.iter().position(|entry| entry.base == self.base) else { return };
         entries[index].shares -= 1;
         if entries[index].shares == 0 {
-            // Others wait for it: the range may be registered again only when this is over.
+            // Under the lock: the range can be registered again only after this.
             let Entry { base, len, context, .. } = entries.swap_remove(index);
             unregister(&context, base, len);
         }
     }
 }
 
-/// The pieces of a range: where each begins, and its bytes.
+/// The pieces of a range: offset and length of each.
 fn pieces(len: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len).step_by(piece).map(move |from| (from, piece.min(len - from)))
 }
@@ -199,33 +199,33 @@ unsafe fn register(context: &Arc<Context>, base: *mut u8, len: usize) -> Result<
     Ok(())
 }
 
-/// Unregisters the pieces of a range that has been registered.
+/// Unregisters a range piece by piece.
 fn unregister(context: &Arc<Context>, base: usize, len: usize) {
     if context.enter().is_err() {
         return;
     }
     for (from, _) in pieces(len, PIECE) {
         let at = std::ptr::without_provenance_mut::<c_void>(base + from);
-        // SAFETY: the context is current, and a piece begins here. A context that is lost refuses it, and takes the
-        // registration along when it goes.
+        // SAFETY: the context is current, and a piece starts here. A lost context refuses the call, and drops the
+        // registration when it is destroyed.
         let _ = unsafe { call!(cuMemHostUnregister(at)) };
     }
 }
 
-/// Where the device of `context` sees a range that is registered.
+/// The device address of a registered range.
 fn address(context: &Arc<Context>, base: *mut u8, len: usize) -> Result<*mut u8, String> {
     context.enter().map_err(|error| error.to_string())?;
     let mut first = None;
     for (from, _) in pieces(len, PIECE) {
         let mut at = 0;
-        // SAFETY: the context is current, `at` is a place for an address. The driver knows what is registered.
+        // SAFETY: the context is current; `at` is valid for writes. The driver checks that the range is registered.
         unsafe { call!(cuMemHostGetDevicePointer_v2(&mut at, base.wrapping_add(from).cast(), 0)) }
             .map_err(|error| error.to_string())?;
         let first = *first.get_or_insert(at);
         if at - first != from as u64 {
             let piece = size(PIECE);
             return Err(format!(
-                "it sees pieces of {piece} far from each other ({first:#x} and {at:#x}): take a pool of less than \
+                "it does not map pieces of {piece} contiguously ({first:#x} and {at:#x}): use a pool of less than \
                  {piece}"
             ));
         }
@@ -233,7 +233,7 @@ fn address(context: &Arc<Context>, base: *mut u8, len: usize) -> Result<*mut u8,
     Ok(std::ptr::without_provenance_mut(first.unwrap_or_default() as usize))
 }
 
-/// Why memory could not be registered, and what to do.
+/// The error text of a failed registration, with advice.
 fn refused(what: &str, len: usize, error: CudaError) -> String {
     let len = size(len);
     if error.is(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
@@ -242,13 +242,13 @@ fn refused(what: &str, len: usize, error: CudaError) -> String {
         );
     }
     format!(
-        "registering {what} ({len}): {error}: the device reads packets in the host's memory whatever --memory says, so \
-         it has to be lockable: raise the limit (ulimit -l) or the memory limit of the container or cgroup, or take a \
-         smaller pool (--mbufs); `offcore gpu doctor` says what there is"
+        "registering {what} ({len}): {error}: the device reads packets in host memory with any --memory, so the \
+         pool must be lockable: raise the limit (ulimit -l) or the memory limit of the container or cgroup, or use a \
+         smaller pool (--mbufs); see `offcore gpu doctor`"
     )
 }
 
-/// Bytes as people write them: `512 B`, `32 MiB`, `139.8 GiB`.
+/// A human-readable size: `512 B`, `32 MiB`, `139.8 GiB`.
 pub(crate) fn size(bytes: usize) -> String {
     let mut unit = 0;
     while unit < 4 && bytes >> (10 * (unit + 1)) > 0 {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_registration_says_what_to_raise() {
+    fn refused_registration_names_the_limits() {
         let error = CudaError::new("cuMemHostRegister_v2", CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let text = refused("the packet pool", 32 << 20, error);
         for word in ["the packet pool (32 MiB)", "cuMemHostRegister_v2", "ulimit -l", "cgroup", "--memory"] {

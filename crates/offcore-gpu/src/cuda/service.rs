@@ -1,9 +1,8 @@
-//! A service by a GPU: what is made ready for it.
+//! A service on a GPU: its setup.
 //!
-//! Everything is allocated and registered when a service starts, and its kernels are launched by
-//! [`Launcher::submitted`](crate::device::Launcher::submitted): those that wait for bursts with the first burst. Were
-//! they launched at the start, the next service of the process could not be made ready any more: see
-//! [`crate::cuda::gpu`].
+//! Everything is allocated and registered when a service starts.
+//! [`Launcher::submitted`](crate::device::Launcher::submitted) launches its kernels; those that poll for bursts start
+//! with the first burst, since after that no other service of the process can start: see [`crate::cuda::gpu`].
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,60 +11,60 @@ use offcore_mem::DeviceMemory;
 
 use crate::cuda::direct;
 use crate::cuda::driver::Stream;
-use crate::cuda::gpu::{Gpu, Seat, WARP, yard};
+use crate::cuda::gpu::{Gpu, SmReservation, WARP, quiesce_lock};
 use crate::cuda::graph::{Graphs, Schedule};
 use crate::cuda::halves::halves;
 use crate::cuda::memory::{Allocation, Registration, size};
 use crate::cuda::slots;
-use crate::cuda::thread::{LaunchThread, MOST};
+use crate::cuda::thread::{LaunchThread, MAX_BATCH};
 use crate::device::{Launch, Memory, Service, Started};
 use crate::kernel::SHARE;
 use crate::layout::{RingView, TrieView};
 
-/// What a service has at the device. Its fields are dropped in this order.
+/// A service's resources, dropped in this order.
 pub(super) struct Resources {
     pub(super) work: Work,
-    /// Words for each slot: of [`Work::Burst`] and [`Work::Graphs`].
+    /// Per-slot words of [`Work::Burst`] and [`Work::Graphs`].
     _words: Option<Allocation>,
     _tables: [Option<Allocation>; 3],
     _staging: Option<Arc<Allocation>>,
     _ring: [Option<Registration>; 2],
     _pool: Option<Registration>,
     _direct: Option<DeviceMemory>,
-    /// Whether what network cards have written there has to be waited for.
+    /// Whether writes by network cards need a flush before a kernel reads them.
     pub(super) flushes: bool,
-    pub(super) seat: Option<Seat>,
-    /// Keeps the ring's memory where it is until it is registered no more.
+    pub(super) sm_reservation: Option<SmReservation>,
+    /// Keeps the ring's memory alive until it is unregistered.
     _memory: Option<Box<dyn Any + Send>>,
-    /// Behind what maps it.
+    /// After `_memory`, which holds its mapping.
     _slots: Option<Allocation>,
     pub(super) gpu: Arc<Gpu>,
 }
 
-/// What is launched.
+/// The kernels that a service launches.
 pub(super) enum Work {
-    /// Kernels for bursts that have come, by the launching thread, with two words for each slot.
+    /// A kernel per burst or several, by the launch thread; `tally` is two words per slot.
     Burst { tally: *mut u32 },
-    /// One kernel.
+    /// One kernel for all bursts.
     Persistent,
-    /// Graphs.
+    /// Graphs of kernels.
     Graphs(Graphs, Schedule),
 }
 
-// SAFETY: addresses at the device, which mean nothing to a thread.
+// SAFETY: device addresses are not bound to a thread.
 unsafe impl Send for Work {}
 
 impl Resources {
-    /// Keeps something as long as the ring's memory is registered.
+    /// Keeps `memory` for as long as the ring is registered.
     pub(super) fn keep(&mut self, memory: Option<Box<dyn Any + Send>>) {
         self._memory = memory;
     }
 }
 
-/// Makes a service ready. With it comes what there is to say about it.
+/// Sets up a service. Returns it with a note for the user.
 ///
 /// # Errors
-/// What the device refuses, in words.
+/// What the device refuses.
 ///
 /// # Safety
 /// As for [`Device::start`](crate::device::Device::start).
@@ -74,33 +73,33 @@ pub(super) unsafe fn start(
     service: &Service,
     direct: Option<DeviceMemory>,
 ) -> Result<(Started, String), String> {
-    let yard = yard();
-    if !yard.is_quiet() {
-        return Err("kernels of this process already wait for bursts, and nothing can be registered meanwhile: start \
+    let quiesce = quiesce_lock();
+    if !quiesce.is_quiescent() {
+        return Err("kernels of this process already wait for bursts, and no memory can be registered meanwhile: start \
                     all pipelines before the first burst is submitted"
             .into());
     }
-    let Service { mut view, launch, blocks, lanes, memory } = *service;
+    let Service { mut view, launch, blocks, threads, memory } = *service;
     let context = &gpu.context;
     let count = view.ring.count;
     let pool_len = (view.pool.chunks as usize) << view.pool.chunk_shift;
     let pool_base = view.pool.base;
-    // More blocks than slots would wait for turns that are too far away for a quit.
+    // A block beyond the number of slots would wait for a turn that a quit cannot reach.
     let blocks = if launch == Launch::Persistent { blocks.min(count) } else { 1 };
-    let (kernel, most) = match launch {
+    let (kernel, max_threads) = match launch {
         Launch::Kernel => (gpu.kernels.burst, SHARE as u32),
         Launch::Persistent => (gpu.kernels.persistent, u32::MAX),
         Launch::Graph => (gpu.kernels.node, u32::MAX),
     };
-    let lanes = lanes.max(WARP).min(most).min(kernel.lanes);
+    let threads = threads.max(WARP).min(max_threads).min(kernel.max_threads);
     context.enter().map_err(|error| error.to_string())?;
-    let seat = match launch {
+    let sm_reservation = match launch {
         Launch::Kernel => None,
-        _ => Some(gpu.seat(kernel, blocks, lanes)?),
+        _ => Some(gpu.reserve_sms(kernel, blocks, threads)?),
     };
 
-    // SAFETY: the pool and the ring stay where they are until the service has ended: the caller's promise. What is left
-    // behind then keeps the ring's memory.
+    // SAFETY: the caller promises that pool and ring stay until the service has ended. If it cannot end, its resources
+    // are leaked together with the ring's memory.
     let (pool, ring) = unsafe {
         let pool = match &direct {
             None => Some(Registration::new(context, "the packet pool", pool_base, pool_len)?),
@@ -121,7 +120,7 @@ pub(super) unsafe fn start(
 
     let stream = Stream::new(context).map_err(|error| error.to_string())?;
     // SAFETY: the ring is as the caller promises, and no burst has been submitted.
-    let (slots_memory, slots, why_not) =
+    let (slots_memory, slots, no_slots) =
         match unsafe { slots::slots(gpu, &view, service.view.ring.answers, &stream) } {
             Ok((memory, slots)) => (Some(memory), Some(slots), None),
             Err(reason) => (None, None, Some(reason)),
@@ -144,7 +143,7 @@ pub(super) unsafe fn start(
         Launch::Persistent => (Work::Persistent, None),
         Launch::Graph => {
             let (words, schedule) = (words(1)?, Schedule::new(count));
-            let graphs = Graphs::new(context, &stream, &schedule, (kernel, lanes), (&view, words.at()));
+            let graphs = Graphs::new(context, &stream, &schedule, (kernel, threads), (&view, words.at()));
             (Work::Graphs(graphs.map_err(|error| format!("its graphs: {error}"))?, schedule), Some(words))
         }
     };
@@ -158,39 +157,39 @@ pub(super) unsafe fn start(
         _pool: pool,
         _direct: direct,
         flushes,
-        seat,
+        sm_reservation,
         _memory: None,
         _slots: slots_memory,
         gpu: Arc::clone(gpu),
     };
-    let note = note(service, pool_len, (blocks, lanes), why_not.as_deref());
-    Ok((halves((launch, blocks, lanes), view, stream, resources, queue, slots), note))
+    let note = note(service, pool_len, (blocks, threads), no_slots.as_deref());
+    Ok((halves((launch, blocks, threads), view, stream, resources, queue, slots), note))
 }
 
-/// What a person should know of a service; `why_not` says why its slots are not at the device, if they are not.
-fn note(service: &Service, pool_len: usize, (blocks, lanes): (u32, u32), why_not: Option<&str>) -> String {
+/// The note for the user; `no_slots` says why the slots are not in device memory, if they are not.
+fn note(service: &Service, pool_len: usize, (blocks, threads): (u32, u32), no_slots: Option<&str>) -> String {
     let pool = size(pool_len);
     let packets = match service.memory {
-        Memory::Host => "registered, packets are worked on in host memory",
-        Memory::Gpu => "registered, packets are copied to GPU memory and worked on there",
-        Memory::Direct => "in GPU memory, packets are worked on there",
+        Memory::Host => "registered, packets are processed in host memory",
+        Memory::Gpu => "registered, packets are copied to GPU memory and processed there",
+        Memory::Direct => "in GPU memory, packets are processed there",
     };
     let launch = match service.launch {
         Launch::Kernel => format!(
-            "a thread, bound to no core, launches kernels for bursts as they come, up to {MOST} at once, a block of \
-             {lanes} lanes for {SHARE} packets"
+            "an unbound thread launches kernels for bursts as they arrive, up to {MAX_BATCH} at once, one block of \
+             {threads} threads per {SHARE} packets"
         ),
-        Launch::Persistent => format!("a persistent kernel of {blocks} blocks of {lanes} lanes"),
-        Launch::Graph => format!("graphs of kernels of {lanes} lanes"),
+        Launch::Persistent => format!("a persistent kernel of {blocks} blocks of {threads} threads"),
+        Launch::Graph => format!("graphs of kernels of {threads} threads"),
     };
-    let bursts = match why_not {
-        None => "bursts in GPU memory, which the CPU writes through a mapping".into(),
+    let bursts = match no_slots {
+        None => "bursts in GPU memory, which the CPU has mapped".into(),
         Some(reason) => format!("bursts in pinned host memory ({reason})"),
     };
     format!("pool of {pool} {packets}; polled memory: {bursts}, answers in pinned host memory; {launch}")
 }
 
-/// Registers the ring's memory, and says in `ring` where the device sees it.
+/// Registers the ring's memory and puts its device addresses into `ring`.
 ///
 /// # Safety
 /// As for [`Registration::new`].
@@ -201,7 +200,7 @@ unsafe fn ring_at(gpu: &Gpu, ring: &mut RingView) -> Result<[Option<Registration
         // SAFETY: the caller's promise.
         unsafe { Registration::new(&gpu.context, "a burst ring", base, len) }
     };
-    // They may have a page in common where they meet, and a page is registered once.
+    // A page can be registered only once, and slots and answers may share one where they meet.
     if slots.0.addr() + slots.1 == answers.0.addr() {
         let both = register((slots.0, slots.1 + answers.1))?;
         (ring.slots, ring.answers) = (both.at(), both.at().wrapping_add(slots.1));
@@ -212,16 +211,16 @@ unsafe fn ring_at(gpu: &Gpu, ring: &mut RingView) -> Result<[Option<Registration
     Ok([Some(slots), Some(answers)])
 }
 
-/// Copies the tables to the device, and says in `trie` where they are.
+/// Copies the tables to the device and puts their addresses into `trie`.
 ///
 /// # Safety
-/// The tables are as `trie` says.
+/// `trie` describes valid tables.
 unsafe fn trie_at(gpu: &Gpu, trie: &mut TrieView) -> Result<[Option<Allocation>; 3], String> {
     if trie.states == 0 {
         return Ok([None, None, None]);
     }
     let (context, what) = (&gpu.context, "the patterns");
-    // SAFETY: `mask` + 1 edges, `states` numbers and 256 states, as a `TrieView` has them.
+    // SAFETY: a `TrieView` has `mask` + 1 edges, `states` numbers and 256 first states.
     let (edges, lowest, first) = unsafe {
         (
             Allocation::copy(context, what, trie.edges, trie.mask as usize + 1)?,
@@ -239,7 +238,7 @@ mod tests {
     use crate::layout::{Kind, PipelineView, PoolView, WorkView};
 
     #[test]
-    fn a_note_says_where_everything_is() {
+    fn note_names_all_memory() {
         let view = PipelineView {
             pool: PoolView {
                 base: std::ptr::null_mut(),
@@ -258,10 +257,10 @@ mod tests {
             work: WorkView { kind: Kind::Nothing, swap: 0, skip: 0, forced_ns: 0, trie: TrieView::EMPTY },
         };
         let service =
-            Service { view, launch: Launch::Persistent, blocks: 4, lanes: 256, memory: Memory::Gpu };
+            Service { view, launch: Launch::Persistent, blocks: 4, threads: 256, memory: Memory::Gpu };
         let text = note(&service, 32 << 20, (2, 256), Some("why"));
         let parts =
-            ["pool of 32 MiB", "GPU memory", "bursts in pinned host memory (why)", "2 blocks of 256 lanes"];
+            ["pool of 32 MiB", "GPU memory", "bursts in pinned host memory (why)", "2 blocks of 256 threads"];
         for part in parts {
             assert!(text.contains(part), "{part}: {text}");
         }

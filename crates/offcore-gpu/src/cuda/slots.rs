@@ -1,9 +1,8 @@
-//! Slots of a ring in the device's own memory, which the CPU writes through a mapping: a kernel that waits for a burst
-//! then polls memory of its own, and finds descriptors there, without a read over the bus.
+//! Ring slots in device memory, which the CPU writes through a mapping, so that a kernel polls local memory and reads
+//! descriptors there without crossing the bus.
 //!
-//! Memory of the device can be exported as a dma-buf, and newer drivers let the CPU map that. Whether one does, and
-//! whether a kernel sees what the CPU has written there, is tried out. Where it does not, bursts are in the ring's
-//! memory.
+//! Device memory can be exported as a dma-buf, which newer drivers allow the CPU to map. Setup tests whether the driver
+//! does, and whether a kernel sees what the CPU writes there. Otherwise slots are in the ring's host memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
@@ -17,19 +16,19 @@ use crate::device::DeviceSlots;
 use crate::layout::{AnswerHead, PipelineView, SlotHead};
 use crate::ring::store_fence;
 
-/// Allocations of so many bytes begin on pages of their own.
+/// An allocation of this size is page-aligned.
 const PAGE: usize = 2 << 20;
-/// The CUDA version from which on a driver knows that a mapping is to be by way of PCIe.
+/// The first CUDA version whose driver takes a flag for a mapping through PCIe.
 const BY_PCIE: u32 = 12_080;
 
-/// Slots at the device, and where the CPU writes them. `view` is as the device sees it, with the answers at `answers`
-/// for the CPU. Nothing has been launched on the stream yet.
+/// Slots in device memory, and the CPU's mapping of them. `view` has device addresses, `answers` is the CPU's address
+/// of the answers. Nothing has been launched on the stream yet.
 ///
 /// # Errors
-/// Why there are none, in words.
+/// Why slots cannot be in device memory.
 ///
 /// # Safety
-/// The ring is as `view` says, and nobody else uses its first answer meanwhile.
+/// `view` describes a valid ring, and nothing else uses its first answer meanwhile.
 pub(super) unsafe fn slots(
     gpu: &Gpu,
     view: &PipelineView,
@@ -45,17 +44,17 @@ pub(super) unsafe fn slots(
     let mut view = *view;
     view.ring.slots = memory.at();
     // SAFETY: `mapping` is of the slots' memory; the rest is the caller's promise.
-    let seen = unsafe { is_seen(gpu, &view, &mapping, answers, stream) }?;
+    let seen = unsafe { kernel_sees_writes(gpu, &view, &mapping, answers, stream) }?;
     if !seen {
         return Err("kernels do not see what the CPU writes to GPU memory".into());
     }
     Ok((memory, DeviceSlots { base: mapping.base, keep: Box::new(mapping) }))
 }
 
-/// Memory of the device as a file.
+/// Exports device memory as a file descriptor.
 fn exported(gpu: &Gpu, memory: &Allocation, len: usize) -> Result<OwnedFd, String> {
     let at = memory.at::<u8>().addr();
-    // SAFETY: only asks for a number.
+    // SAFETY: a pure query.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE);
     if !at.is_multiple_of(page) {
         return Err(format!("GPU memory at {at:#x} does not begin with a page"));
@@ -63,11 +62,11 @@ fn exported(gpu: &Gpu, memory: &Allocation, len: usize) -> Result<OwnedFd, Strin
     let export = |flags| {
         let mut file: i32 = -1;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: `Allocation` has made the context current; the range is an allocation, whole pages of it, and
-        // `file` is a place for the number of a file.
+        // SAFETY: `Allocation` has made the context current; the range is whole pages of an allocation, and `file` is
+        // valid for writes.
         unsafe {
             call!(cuMemGetHandleForAddressRange((&raw mut file).cast(), at as u64, len, kind, flags))?;
-            // SAFETY: opened by the call, for whoever made it.
+            // SAFETY: opened by the call; no one else owns it.
             Ok(OwnedFd::from_raw_fd(file))
         }
     };
@@ -76,7 +75,7 @@ fn exported(gpu: &Gpu, memory: &Allocation, len: usize) -> Result<OwnedFd, Strin
     done.map_err(|error: CudaError| error.to_string())
 }
 
-/// Memory of the device, mapped.
+/// A CPU mapping of device memory.
 #[derive(Debug)]
 struct Mapped {
     base: NonNull<u8>,
@@ -93,13 +92,16 @@ impl Mapped {
         let at = unsafe { libc::mmap(null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(at) {
             Some(base) if at != libc::MAP_FAILED => Ok(Self { base: base.cast(), len }),
-            _ => Err(format!("the driver lets nobody map GPU memory: {}", std::io::Error::last_os_error())),
+            _ => Err(format!(
+                "the driver does not let the CPU map GPU memory: {}",
+                std::io::Error::last_os_error()
+            )),
         }
     }
 
-    /// Writes the head of the first slot, as [`crate::ring`] does.
+    /// Writes the head of the first slot in the order of [`crate::ring`].
     fn write_head(&self, head: SlotHead) {
-        // SAFETY: the mapping is larger than a head and aligned to a page; nobody else has it yet.
+        // SAFETY: the mapping is larger than a head and page-aligned; it has not been shared yet.
         unsafe {
             let at = self.base.cast::<SlotHead>().as_ptr();
             (&raw mut (*at).count).write_volatile(head.count);
@@ -112,38 +114,39 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and used by nobody any more: who was given the address has kept `self`.
+        // SAFETY: mapped in `new`, and unused: a user of the address keeps `self` alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Whether a kernel answers a burst without packets that the CPU has written to the first slot. Leaves slot and
-/// answer as they were. A kernel that does not see the burst ends, too.
+/// Tests whether a kernel sees an empty burst that the CPU has written to the first slot. Leaves slot and answer as
+/// they were. The kernel ends even if it does not see the burst.
 ///
 /// # Safety
-/// As for [`slots`], and `mapping` is of the slots.
-unsafe fn is_seen(
+/// As for [`slots`]; `mapping` maps the slots.
+unsafe fn kernel_sees_writes(
     gpu: &Gpu,
     view: &PipelineView,
     mapping: &Mapped,
     answers: *mut u8,
     stream: &Stream,
 ) -> Result<bool, String> {
-    let tally = Allocation::zeroed(&gpu.context, "a try", view.ring.count as usize * 2 * size_of::<u32>())?;
+    let tally =
+        Allocation::zeroed(&gpu.context, "a self-test", view.ring.count as usize * 2 * size_of::<u32>())?;
     let words: *mut u32 = tally.at();
-    // The slots have been set to 0 by then: that is not waited for otherwise.
+    // The fill of the slots is asynchronous; wait for it.
     gpu.context.settle().map_err(|error| error.to_string())?;
     mapping.write_head(SlotHead { lap: 1, count: 0 });
     let parameters = &mut [place(view), place(&0u64), place(&words)];
     let done = gpu.context.settle().and_then(|()| {
-        // SAFETY: the context is current; the kernel's parameters. It reads the slots' memory, writes the first
-        // answer, which is registered, and is waited for.
+        // SAFETY: the context is current, and the parameters are the kernel's. It reads the slots, writes the first
+        // answer, which is registered, and has ended when the wait returns.
         unsafe { gpu.kernels.burst.launch(stream, ([1, 1], WARP), parameters) }?;
         stream.wait()
     });
     done.map_err(|error| error.to_string())?;
     mapping.write_head(SlotHead::default());
-    // SAFETY: a head is at the beginning of an answer; the kernel has ended, and nobody else uses it.
+    // SAFETY: an answer starts with a head; the kernel has ended, and nothing else uses it.
     unsafe {
         let answer = answers.cast::<AnswerHead>();
         let seen = answer.read_volatile().lap == 1;

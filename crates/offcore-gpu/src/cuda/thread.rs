@@ -1,11 +1,11 @@
-//! The thread that launches the kernels of bursts, one for a GPU.
+//! The launch thread, one per GPU, for services with a kernel per burst.
 //!
-//! The launch path of a CUDA context is serialised: lcores that launch wait for each other, microseconds for each
-//! launch. So a lcore puts what it has submitted into a [`Queue`], and one thread launches for all of them. It goes
-//! round the queues, and what has come to one since it was there last goes in one launch, up to [`MOST`] bursts. It does
-//! not wait for more: a burst that comes alone is launched alone, at once.
+//! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, microseconds
+//! per launch. So an lcore pushes what it submits to a [`Queue`], and one thread launches for all lcores. It visits the
+//! queues in turn, and launches what has arrived at one since the last visit together, up to [`MAX_BATCH`] bursts. It
+//! never waits for more: a single burst is launched at once.
 //!
-//! The thread is there as long as there are queues.
+//! The thread lives as long as there are queues.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,41 +17,41 @@ use offcore_ring::spsc::{self, Consumer, Producer};
 
 use crate::idle::{Idle, NAP};
 
-/// Bursts of one launch, at most.
-pub(crate) const MOST: usize = 16;
-/// How long the thread may take to let go of a queue, or to end: it may be in a call of the driver's.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum bursts per launch.
+pub(crate) const MAX_BATCH: usize = 16;
+/// Time for the thread to release a queue, or to end: it may be blocked in the driver.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bursts that go together.
+/// Bursts of consecutive turns that are launched together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Together {
-    /// Of the first one; the others are those of the turns behind it.
+pub(super) struct Batch {
+    /// The first turn.
     pub(super) turn: u64,
-    /// How many there are: 1 to [`MOST`].
+    /// Number of bursts, 1 to [`MAX_BATCH`].
     pub(super) bursts: u32,
-    /// Of the longest one.
+    /// Packets in the longest burst.
     pub(super) packets: usize,
 }
 
-/// Who launches for one ring. The thread drops it when it has let go of the queue.
-pub(super) trait Launches: fmt::Debug + Send {
-    /// Launches a kernel for these bursts, or remembers why it could not.
-    fn launch(&mut self, bursts: Together);
+/// Launches the bursts of one ring. The thread drops it when it releases the queue.
+pub(super) trait BatchLauncher: fmt::Debug + Send {
+    /// Launches a kernel for these bursts; remembers the error if it fails.
+    fn launch(&mut self, batch: Batch);
 }
 
-/// A burst that has been submitted.
+/// A submitted burst.
 #[derive(Clone, Copy, Debug)]
 struct Submitted {
     turn: u64,
     packets: usize,
 }
 
-/// The bursts that go together, of those that have been submitted: of one turn after the other.
-fn together<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<Together> {
+/// The next bursts to launch together: those of consecutive turns at the head of `submitted`.
+fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<Batch> {
     let mut submitted = submitted.into_iter();
     let Submitted { turn, packets } = *submitted.next()?;
-    let mut bursts = Together { turn, bursts: 1, packets };
-    for next in submitted.take(MOST - 1) {
+    let mut bursts = Batch { turn, bursts: 1, packets };
+    for next in submitted.take(MAX_BATCH - 1) {
         if next.turn != turn + u64::from(bursts.bursts) {
             break;
         }
@@ -61,83 +61,83 @@ fn together<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<To
     Some(bursts)
 }
 
-/// A queue, for the thread.
+/// The launch thread's end of a queue.
 #[derive(Debug)]
-struct Served {
+struct ServedQueue {
     submitted: Consumer<Submitted>,
-    /// A ring has no more slots for bursts at the same time.
-    most: usize,
-    /// Whoever submitted has gone.
-    left: Arc<AtomicBool>,
-    launches: Box<dyn Launches>,
+    /// At most as many bursts as the ring has slots can be launched together.
+    max_batch: usize,
+    /// The other end has been dropped.
+    closed: Arc<AtomicBool>,
+    launcher: Box<dyn BatchLauncher>,
 }
 
-impl Served {
-    /// Launches what has come. Whether something had.
+impl ServedQueue {
+    /// Launches what has arrived. Returns whether there was anything.
     #[inline]
-    fn turn(&mut self) -> bool {
-        let (first, second) = self.submitted.peek(self.most);
-        let Some(bursts) = together(first.iter().chain(second)) else { return false };
-        self.launches.launch(bursts);
-        // Behind the launch: what has been released was launched or dropped.
-        self.submitted.release(bursts.bursts as usize);
+    fn poll(&mut self) -> bool {
+        let (first, second) = self.submitted.peek(self.max_batch);
+        let Some(batch) = next_batch(first.iter().chain(second)) else { return false };
+        let bursts = batch.bursts as usize;
+        self.launcher.launch(batch);
+        // After the launch: an entry that is released has been launched or dropped.
+        self.submitted.release(bursts);
         true
     }
 }
 
-/// What the thread and the queues share.
-pub(super) struct Desk {
-    /// Queues that the thread has not seen yet.
-    arrived: Mutex<Vec<Served>>,
-    /// One more with each queue that arrives or leaves: the thread looks at `arrived` and `Served::left` when it has
-    /// changed.
+/// The mailbox through which queues reach the launch thread.
+pub(super) struct LaunchMailbox {
+    /// Queues that the thread has not taken over yet.
+    arrived: Mutex<Vec<ServedQueue>>,
+    /// Incremented when a queue is opened or closed; tells the thread to check `arrived` and `ServedQueue::closed`.
     changes: AtomicU64,
-    /// What it was when the thread did so last.
+    /// The value of `changes` at the thread's last check.
     seen: AtomicU64,
-    /// There are no queues any more, and will be none.
+    /// No queues are left, and none will come.
     ending: AtomicBool,
-    /// The thread has ended, whatever for.
+    /// The thread has ended, for whatever reason.
     gone: AtomicBool,
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for LaunchMailbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Desk({:?} changes, {:?} seen)", self.changes, self.seen)
+        write!(f, "LaunchMailbox({:?} changes, {:?} seen)", self.changes, self.seen)
     }
 }
 
-impl Desk {
-    /// Whether the thread has ended: it launches nothing any more.
+impl LaunchMailbox {
+    /// Whether the thread has ended and launches nothing any more.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn arrived(&self) -> MutexGuard<'_, Vec<Served>> {
+    fn arrived(&self) -> MutexGuard<'_, Vec<ServedQueue>> {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the thread that a queue has arrived or left; the number of that change.
+    /// Tells the thread that a queue was opened or closed. Returns the number of that change.
     fn change(&self) -> u64 {
         self.changes.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// What the thread does.
+    /// The thread's main loop.
     fn serve(&self) {
         let (mut served, mut seen, mut idle) = (Vec::new(), 0, Idle::default());
         loop {
             let changes = self.changes.load(Ordering::Acquire);
             if changes != seen {
                 served.append(&mut self.arrived());
-                served.retain(|one: &Served| !one.left.load(Ordering::Relaxed));
+                served.retain(|one: &ServedQueue| !one.closed.load(Ordering::Relaxed));
                 seen = changes;
                 self.seen.store(seen, Ordering::Release);
             }
             let mut launched = false;
             for one in &mut served {
-                launched |= one.turn();
+                launched |= one.poll();
             }
             if launched {
-                idle.over();
+                idle.reset();
             } else if self.ending.load(Ordering::Acquire) {
                 return;
             } else {
@@ -146,12 +146,12 @@ impl Desk {
         }
     }
 
-    /// Waits until `done`, or until nothing will come of it.
+    /// Waits until `done`, until the thread has ended, or until the timeout.
     fn wait_until(&self, done: impl Fn() -> bool) {
         let since = Instant::now();
         while !done() && !self.is_gone() {
-            if since.elapsed() > PATIENCE {
-                tracing::error!("the thread that launches kernels stands still");
+            if since.elapsed() > TIMEOUT {
+                tracing::error!("the launch thread hangs");
                 return;
             }
             thread::sleep(NAP);
@@ -159,8 +159,8 @@ impl Desk {
     }
 }
 
-/// Says that the thread has gone, however it ends.
-struct Gone(Arc<Desk>);
+/// Sets `gone` when the thread ends, also on a panic.
+struct Gone(Arc<LaunchMailbox>);
 
 impl Drop for Gone {
     fn drop(&mut self) {
@@ -168,21 +168,21 @@ impl Drop for Gone {
     }
 }
 
-/// A thread that launches. It ends when this is dropped.
+/// The launch thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct LaunchThread {
-    desk: Arc<Desk>,
+    mailbox: Arc<LaunchMailbox>,
     handle: Option<JoinHandle<()>>,
 }
 
 impl LaunchThread {
-    /// The thread of those who share `place`; a new one, if there is none, or none any more.
+    /// The thread shared through `place`, or a new one if there is none or it has ended.
     ///
     /// # Errors
-    /// Why there is no thread, in words.
+    /// Why there is no thread.
     pub(super) fn shared_at(place: &Mutex<Weak<Self>>) -> Result<Arc<Self>, String> {
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = place.upgrade().filter(|thread| !thread.desk.is_gone()) {
+        if let Some(thread) = place.upgrade().filter(|thread| !thread.mailbox.is_gone()) {
             return Ok(thread);
         }
         let thread = Arc::new(Self::start()?);
@@ -191,99 +191,100 @@ impl LaunchThread {
     }
 
     fn start() -> Result<Self, String> {
-        let desk = Arc::new(Desk {
+        let mailbox = Arc::new(LaunchMailbox {
             arrived: Mutex::default(),
             changes: 0.into(),
             seen: 0.into(),
             ending: false.into(),
             gone: false.into(),
         });
-        let gone = Gone(Arc::clone(&desk));
+        let gone = Gone(Arc::clone(&mailbox));
         let handle = thread::Builder::new()
             .name("offcore-launch".into())
             .spawn(move || gone.0.serve())
-            .map_err(|error| format!("starting a thread that launches kernels: {error}"))?;
-        Ok(Self { desk, handle: Some(handle) })
+            .map_err(|error| format!("starting the launch thread: {error}"))?;
+        Ok(Self { mailbox, handle: Some(handle) })
     }
 
-    /// A queue for a ring of so many slots. Its bursts are launched from [`Queue::open`] on.
+    /// A queue for a ring of `slots` slots. Its bursts are launched from [`Queue::open`] on.
     ///
     /// # Errors
     /// The number of slots is no power of two.
     pub(super) fn queue(self: &Arc<Self>, slots: u32) -> Result<Queue, String> {
-        let most = MOST.min(slots as usize);
-        // What has been launched is released a little later, and may have been answered by then.
-        let room = (slots as usize + most).next_power_of_two();
+        let max_batch = MAX_BATCH.min(slots as usize);
+        // An entry is released only after the launch, when the burst may already have been answered and its slot
+        // reused.
+        let room = (slots as usize + max_batch).next_power_of_two();
         let (submitted, to_launch) =
             spsc::ring(room).map_err(|error| format!("a queue of launches: {error}"))?;
-        let (left, thread) = (Arc::default(), Arc::clone(self));
-        Ok(Queue { submitted, to_launch: Some((to_launch, most)), left, thread })
+        let (closed, thread) = (Arc::default(), Arc::clone(self));
+        Ok(Queue { submitted, to_launch: Some((to_launch, max_batch)), closed, thread })
     }
 }
 
 impl Drop for LaunchThread {
     fn drop(&mut self) {
-        self.desk.ending.store(true, Ordering::Release);
-        self.desk.wait_until(|| false);
-        if let Some(handle) = self.handle.take().filter(|_| self.desk.is_gone())
+        self.mailbox.ending.store(true, Ordering::Release);
+        self.mailbox.wait_until(|| false);
+        if let Some(handle) = self.handle.take().filter(|_| self.mailbox.is_gone())
             && handle.join().is_err()
         {
-            tracing::error!("the thread that launches kernels has panicked");
+            tracing::error!("the launch thread has panicked");
         }
     }
 }
 
-/// Where one ring's bursts wait to be launched.
+/// The queue of one ring's bursts to the launch thread.
 #[derive(Debug)]
 pub(super) struct Queue {
     submitted: Producer<Submitted>,
-    /// The thread's end and how many go together at most, until that has it.
+    /// The thread's end and its maximum batch, until the thread has them.
     to_launch: Option<(Consumer<Submitted>, usize)>,
-    left: Arc<AtomicBool>,
+    closed: Arc<AtomicBool>,
     thread: Arc<LaunchThread>,
 }
 
 impl Queue {
-    /// What says whether the thread is still there.
-    pub(super) fn desk(&self) -> Arc<Desk> {
-        Arc::clone(&self.thread.desk)
+    /// The thread's mailbox, which tells whether it still runs.
+    pub(super) fn mailbox(&self) -> Arc<LaunchMailbox> {
+        Arc::clone(&self.thread.mailbox)
     }
 
-    /// From now on `launches` is told what to launch.
-    pub(super) fn open(&mut self, launches: Box<dyn Launches>) {
-        if let Some((submitted, most)) = self.to_launch.take() {
-            let left = Arc::clone(&self.left);
-            self.thread.desk.arrived().push(Served { submitted, most, left, launches });
-            self.thread.desk.change();
+    /// Hands the queue to the thread, which launches by `launcher` from now on.
+    pub(super) fn open(&mut self, launcher: Box<dyn BatchLauncher>) {
+        if let Some((submitted, max_batch)) = self.to_launch.take() {
+            let closed = Arc::clone(&self.closed);
+            self.thread.mailbox.arrived().push(ServedQueue { submitted, max_batch, closed, launcher });
+            self.thread.mailbox.change();
         }
     }
 
-    /// A burst has been submitted.
+    /// Queues a submitted burst.
     #[inline]
     pub(super) fn push(&mut self, turn: u64, packets: usize) {
-        // There is room for all that are on their way.
+        // The queue has room for every burst in flight.
         let _ = self.submitted.push(Submitted { turn, packets });
     }
 
-    /// Whether all that was pushed has been launched or dropped.
+    /// Whether everything pushed has been launched or dropped.
     pub(super) fn is_empty(&mut self) -> bool {
         self.submitted.released() == self.submitted.published()
     }
 }
 
 impl Drop for Queue {
-    /// Waits until the thread has let go of it: what is in it is not launched any more, and who launched is dropped.
+    /// Waits until the thread has released the queue. Bursts left in it are not launched, and the launcher is dropped.
     fn drop(&mut self) {
         if self.to_launch.is_some() {
             return;
         }
-        let desk = &self.thread.desk;
-        self.left.store(true, Ordering::Relaxed);
-        let change = desk.change();
-        desk.wait_until(|| desk.seen.load(Ordering::Acquire) >= change);
-        if desk.is_gone() {
-            // It may have gone before it saw this one.
-            desk.arrived().retain(|one| !one.left.load(Ordering::Relaxed));
+        let mailbox = &self.thread.mailbox;
+        self.closed.store(true, Ordering::Relaxed);
+        let change = mailbox.change();
+        mailbox.wait_until(|| mailbox.seen.load(Ordering::Acquire) >= change);
+        if mailbox.is_gone() {
+            // It may have ended before it took over this one.
+            mailbox.arrived().retain(|one| !one.closed.load(Ordering::Relaxed));
         }
     }
 }

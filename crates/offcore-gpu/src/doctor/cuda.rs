@@ -1,13 +1,13 @@
-//! What only the CUDA driver and the kernels' PTX tell, and how their versions go together.
+//! Facts from the CUDA driver and the kernels' PTX, and the compatibility of their versions.
 
 use serde::Serialize;
 
-/// What the CUDA driver says.
+/// Facts from the CUDA driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CudaFacts {
-    /// The driver's CUDA version, as cuDriverGetVersion says it: 1000 × major + 10 × minor.
+    /// The driver's CUDA version as returned by cuDriverGetVersion: 1000 × major + 10 × minor.
     pub driver_version: u32,
-    /// The devices that CUDA shows to this process.
+    /// The devices visible to this process.
     pub devices: Vec<CudaDevice>,
 }
 
@@ -18,10 +18,10 @@ impl CudaFacts {
     }
 }
 
-/// What the CUDA driver says of a device.
+/// A device as the CUDA driver reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CudaDevice {
-    /// Its PCI address with four digits of domain, in small letters: `0000:3b:00.0`.
+    /// Its PCI address in lower case with a four-digit domain: `0000:3b:00.0`.
     pub address: String,
     /// Its name.
     pub name: String,
@@ -37,17 +37,17 @@ pub struct CudaDevice {
     pub gpudirect_rdma: Option<bool>,
 }
 
-/// What a PTX file asks for in its first directives.
+/// Requirements from the first directives of a PTX file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Ptx {
     /// `.version`: of the PTX language.
     pub version: (u32, u32),
-    /// `.target`: the least compute capability, `(9, 0)` for sm_90.
+    /// `.target`: the minimum compute capability, `(9, 0)` for sm_90.
     pub target: (u32, u32),
 }
 
 impl Ptx {
-    /// Reads `.version` and `.target`; none when one is not there.
+    /// Reads `.version` and `.target`; `None` if one is missing.
     pub fn parse(text: &str) -> Option<Self> {
         let value = |name: &str| {
             text.lines().find_map(|line| {
@@ -63,8 +63,8 @@ impl Ptx {
         Some(Self { version: (major.parse().ok()?, minor.parse().ok()?), target: (sm / 10, sm % 10) })
     }
 
-    /// The CUDA version from which on drivers read it, as cuDriverGetVersion says it; none for a PTX version that is
-    /// not known here.
+    /// The first CUDA version whose driver reads it, in the format of cuDriverGetVersion; `None` for an unknown PTX
+    /// version.
     pub fn needs_cuda(&self) -> Option<u32> {
         match self.version {
             (major @ (9..), minor) => {
@@ -110,15 +110,14 @@ const BRANCHES: [(u32, u32); 23] = [
     (580, 13_000),
 ];
 
-/// The CUDA version that a kernel driver has at least, by its own version; and whether its branch is one whose CUDA
-/// version is known, so that it has no later one.
+/// The minimum CUDA version of a kernel driver, and whether its branch is known, which makes that version exact.
 pub(super) fn cuda_of_driver(version: &str) -> Option<(u32, bool)> {
     let branch: u32 = version.split('.').next()?.parse().ok()?;
     let (known, cuda) = BRANCHES.iter().rev().find(|(known, _)| *known <= branch)?;
     Some((*cuda, *known == branch || branch < BRANCHES[BRANCHES.len() - 1].0))
 }
 
-/// A CUDA version as people write it.
+/// A CUDA version for people.
 pub(super) fn words(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_ptx_cuda_and_driver_go_together() {
+    fn ptx_cuda_and_driver_versions_match() {
         let needs = |major, minor| Ptx { version: (major, minor), target: (7, 0) }.needs_cuda();
         assert_eq!(needs(9, 5), Some(13_050));
         assert_eq!((needs(7, 8), needs(8, 5), needs(6, 5)), (Some(11_080), Some(12_050), Some(10_020)));

@@ -1,4 +1,4 @@
-//! What a machine has, as files tell it and the caller adds.
+//! Facts about a machine, from files and from the caller.
 
 mod access;
 
@@ -10,20 +10,20 @@ use super::pci::{self, Bar, PciFunction};
 use super::tree::{Tree, plain};
 use super::{CudaFacts, Given, LockedMemory, Ptx};
 
-/// All that is known.
+/// All facts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Facts {
     /// The kernel's release.
     pub kernel: Option<String>,
-    /// Whether the processor says that a hypervisor is below.
+    /// Whether the processor reports a hypervisor.
     pub virtual_machine: bool,
     /// NVIDIA's kernel driver, if it is loaded.
     pub driver: Option<Driver>,
-    /// What the CUDA driver says.
+    /// Facts from the CUDA driver.
     pub cuda: Option<CudaFacts>,
-    /// What the kernels' PTX asks for.
+    /// Requirements of the kernels' PTX.
     pub ptx: Option<Ptx>,
-    /// Modules of the kernel that matter here and are loaded.
+    /// The relevant kernel modules that are loaded.
     pub modules: Vec<String>,
     /// NVIDIA's and GDRCopy's device files.
     pub device_files: Vec<DeviceFile>,
@@ -35,7 +35,7 @@ pub struct Facts {
     pub hugepages: Vec<Hugepages>,
     /// The limit on locked memory.
     pub locked_memory: Option<LockedMemory>,
-    /// Whether that limit does not hold for this process, which has CAP_IPC_LOCK.
+    /// Whether this process is exempt from that limit by CAP_IPC_LOCK.
     pub may_lock_all: bool,
     /// NUMA nodes.
     pub numa_nodes: usize,
@@ -43,9 +43,9 @@ pub struct Facts {
     pub gpus: Vec<Gpu>,
     /// Network cards on the PCI bus.
     pub nics: Vec<Nic>,
-    /// Network interfaces that were asked for and are of no card on the PCI bus, such as those of veth and tap.
+    /// Requested network interfaces without a card on the PCI bus, such as veth and tap.
     pub other_interfaces: Vec<Interface>,
-    /// Network cards and interfaces that were asked for and are not there.
+    /// Requested network cards and interfaces that do not exist.
     pub missing_nics: Vec<String>,
     /// Each GPU with each network card.
     pub pairs: Vec<Pair>,
@@ -54,18 +54,18 @@ pub struct Facts {
 /// NVIDIA's kernel driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Driver {
-    /// Its version, such as `580.65.06`; none when /proc/driver/nvidia/version does not say it.
+    /// Its version, such as `580.65.06`; `None` if /proc/driver/nvidia/version does not contain it.
     pub version: Option<String>,
-    /// Whether it is the one of open source, which dma-buf needs.
+    /// Whether it is the open-source one, which dma-buf requires.
     pub open: bool,
 }
 
 /// A device file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceFile {
-    /// Where it is: `/dev/nvidia0`.
+    /// Its path: `/dev/nvidia0`.
     pub path: String,
-    /// Mode, owner and group in words.
+    /// Mode, owner and group as text.
     pub access: String,
     /// Whether its mode lets this process read and write it. A container's device rules can still forbid it.
     pub usable: bool,
@@ -74,51 +74,51 @@ pub struct DeviceFile {
 /// A library that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Library {
-    /// The name under which it was found.
+    /// The name that was found.
     pub path: PathBuf,
-    /// The version at the end of its file's name, if there is one.
+    /// The version in the file name, if any.
     pub version: Option<String>,
 }
 
-/// Hugepages of a size.
+/// Hugepages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Hugepages {
-    /// Bytes of one.
+    /// Page size in bytes.
     pub bytes: u64,
-    /// Pages that are reserved.
+    /// Reserved pages.
     pub total: u64,
-    /// Those of them that nobody has.
+    /// Free pages.
     pub free: u64,
 }
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// What it is on the PCI bus.
+    /// Its PCI function.
     #[serde(flatten)]
     pub function: PciFunction,
     /// Its model, as the kernel driver calls it.
     pub model: Option<String>,
     /// The number of its device file.
     pub minor: Option<u32>,
-    /// The largest window to its memory.
+    /// The largest BAR of its memory.
     pub bar: Option<Bar>,
 }
 
 /// A network card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Nic {
-    /// What it is on the PCI bus.
+    /// Its PCI function.
     #[serde(flatten)]
     pub function: PciFunction,
     /// Its network interfaces in the kernel.
     pub interfaces: Vec<Interface>,
-    /// Whether mlx5_core drives it, whose cards can reach a GPU's memory.
+    /// Whether its driver is mlx5_core, which supports GPUDirect RDMA.
     pub mlx5: bool,
 }
 
 impl Nic {
-    /// Whether this is its address, or the name of one of its interfaces.
+    /// Whether `name` is its address or one of its interfaces.
     pub fn is_called(&self, name: &str) -> bool {
         self.function.address == name || self.interfaces.iter().any(|interface| interface.name == name)
     }
@@ -129,40 +129,40 @@ impl Nic {
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Bytes of a frame behind its Ethernet header at most.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
     /// Speed in Mbit/s.
     pub speed: Option<u32>,
 }
 
-/// How a GPU and a network card lie to each other.
+/// The distance between a GPU and a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pair {
     /// The GPU's address.
     pub gpu: String,
     /// The network card's address.
     pub nic: String,
-    /// Where the ways to them meet.
+    /// Where their PCI paths meet.
     pub meeting: Meeting,
-    /// The distance of their NUMA nodes as the firmware tells it: 10 is none.
+    /// The distance of their NUMA nodes from the firmware; 10 is the same node.
     pub numa_distance: Option<u32>,
 }
 
-/// Where the ways to two PCI functions meet.
+/// Where the paths of two PCI functions meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Meeting {
-    /// At this bridge: one speaks to the other without passing the processor.
+    /// At this bridge: traffic between them bypasses the processor.
     Bridge(String),
-    /// Only at this root complex.
+    /// At this root complex.
     RootComplex(String),
-    /// Below two root complexes.
+    /// They are below different root complexes.
     Nowhere,
-    /// The kernel does not show the ways.
+    /// The kernel does not expose the paths.
     NotKnown,
 }
 
-/// Modules that matter: the driver's, those for peers, the network cards'.
+/// The relevant modules: the driver's, those for peer access, the network cards'.
 const MODULES: [&str; 9] = [
     "gdrdrv",
     "mlx5_core",
@@ -176,7 +176,7 @@ const MODULES: [&str; 9] = [
 ];
 
 impl Facts {
-    /// Reads everything, and adds what the caller says.
+    /// Reads everything, and adds the caller's input.
     pub(super) fn read(tree: &Tree, given: &Given) -> Self {
         let gpus = gpus(tree);
         let nics = nics(tree, &given.nics);
@@ -250,7 +250,7 @@ fn device_files(tree: &Tree, me: &access::Me) -> Vec<DeviceFile> {
     files.collect()
 }
 
-/// Where libraries are looked for when the environment does not say it. Programs also look where /etc/ld.so.cache says.
+/// The default library paths. Programs also use /etc/ld.so.cache.
 const LIBRARY_DIRECTORIES: [&str; 12] = [
     "/usr/lib/x86_64-linux-gnu",
     "/lib/x86_64-linux-gnu",
@@ -266,8 +266,8 @@ const LIBRARY_DIRECTORIES: [&str; 12] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// The first file called `name`, or `name` with a version behind it, in `first` if that is given, then in `path`, then
-/// in the usual places.
+/// The first file `name`, or `name` with a version suffix, in `first` if given, then in `path`, then in the default
+/// paths.
 fn library(tree: &Tree, name: &str, first: Option<&Path>, path: &[PathBuf]) -> Option<Library> {
     let usual = LIBRARY_DIRECTORIES.iter().map(Path::new);
     let mut places = first.into_iter().chain(path.iter().map(PathBuf::as_path)).chain(usual);
@@ -317,7 +317,7 @@ fn gpus(tree: &Tree) -> Vec<Gpu> {
     gpus.collect()
 }
 
-/// The network cards, or those of `names`.
+/// All network cards, or those in `names`.
 fn nics(tree: &Tree, names: &[String]) -> Vec<Nic> {
     let nics = pci::functions(tree, 0x02).into_iter().map(|function| {
         let interfaces = interfaces(tree, &function.address);
@@ -327,7 +327,7 @@ fn nics(tree: &Tree, names: &[String]) -> Vec<Nic> {
     nics.filter(|nic| names.is_empty() || names.iter().any(|name| nic.is_called(name))).collect()
 }
 
-/// Of `names` those that no card has: interfaces that are there all the same, and what is not there.
+/// The `names` that no card has: existing interfaces, and names of nothing.
 fn others(tree: &Tree, names: &[String], nics: &[Nic]) -> (Vec<Interface>, Vec<String>) {
     let rest = names.iter().filter(|name| !nics.iter().any(|nic| nic.is_called(name))).cloned();
     let all = tree.names(INTERFACES);
@@ -346,7 +346,7 @@ fn interfaces(tree: &Tree, address: &str) -> Vec<Interface> {
     interfaces.collect()
 }
 
-/// All interfaces of the network namespace that /sys was mounted in.
+/// All interfaces of the network namespace of this /sys.
 const INTERFACES: &str = "sys/class/net";
 
 fn interface(tree: &Tree, place: &str, name: String) -> Interface {
@@ -383,7 +383,7 @@ fn meeting(one: &PciFunction, other: &PciFunction) -> Meeting {
 /// The directory of NUMA nodes.
 const NODES: &str = "sys/devices/system/node";
 
-/// The NUMA nodes that are there, in order.
+/// The existing NUMA nodes, in order.
 fn nodes(tree: &Tree) -> Vec<u32> {
     let nodes = tree.names(NODES).into_iter().filter_map(|name| name.strip_prefix("node")?.parse().ok());
     let mut nodes: Vec<u32> = nodes.collect();
@@ -391,7 +391,7 @@ fn nodes(tree: &Tree) -> Vec<u32> {
     nodes
 }
 
-/// The distance of two NUMA nodes. A node's row has a number for each node that is there, in the order of nodes.
+/// The distance of two NUMA nodes. A node's row has a number per existing node, in order.
 fn distance(tree: &Tree, from: u32, to: u32) -> Option<u32> {
     let column = nodes(tree).iter().position(|node| *node == to)?;
     tree.line(format!("{NODES}/node{from}/distance"))?.split_whitespace().nth(column)?.parse().ok()

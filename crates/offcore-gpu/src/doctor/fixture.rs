@@ -1,4 +1,4 @@
-//! Made-up machines for tests.
+//! Synthetic machines for tests.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,7 +13,7 @@ pub(super) const NIC: &str = "0000:04:00.0";
 const GPU_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0";
 const NIC_WAY: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0";
 
-/// A tree of files and what the caller says; removed when the test ends.
+/// A tree of files and the caller's input; removed when the test ends.
 pub(super) struct Fake {
     pub(super) root: PathBuf,
     pub(super) given: Given,
@@ -41,7 +41,7 @@ pub(super) fn config_space(max_payload: u32, max_read_request: u32) -> Vec<u8> {
 }
 
 impl Fake {
-    /// Nothing at all. `name` is the test's own.
+    /// An empty machine. `name` is unique to the test.
     pub(super) fn empty(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("offcore-gpu-doctor-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -49,7 +49,7 @@ impl Fake {
         Self { root, given: Given { has_host_device: true, ..Given::default() } }
     }
 
-    /// A machine as it is wanted, with one GPU and one network card.
+    /// A well-configured machine with one GPU and one network card.
     pub(super) fn good(name: &str) -> Self {
         let mut fake = Self::empty(name);
         fake.machine();
@@ -123,7 +123,7 @@ impl Fake {
         self.set("sys/devices/system/node/node1/distance", "21 10\n");
     }
 
-    /// A machine whose every file holds rubbish, but for those that say that there are a GPU and a network card.
+    /// A machine whose files all hold garbage, except those that make a GPU and a network card exist.
     pub(super) fn rubbish(name: &str) -> Self {
         let fake = Self::good(name);
         let mut left = vec![fake.root.clone()];
@@ -156,7 +156,7 @@ impl Fake {
         self.set(&format!("sys/bus/pci/devices/{address}/numa_node"), "1\n");
     }
 
-    /// A PCI function below `way`, with a link of generation 5 and 16 lanes, on NUMA node 0.
+    /// A PCI function at path `way`, with a link of generation 5 and 16 lanes, on NUMA node 0.
     pub(super) fn device(&self, address: &str, way: &str, class: &str, vendor: &str, driver: &str) {
         let dir = format!("sys/devices/{way}/{address}");
         let files = [("class", class), ("vendor", vendor), ("device", "0x2335"), ("numa_node", "0")];
@@ -174,7 +174,7 @@ impl Fake {
         self.on_bus(address, &dir);
     }
 
-    /// A bridge whose port is as good as those of [`Fake::device`].
+    /// A bridge with a link like those of [`Fake::device`].
     fn bridge(&self, way: &str) {
         let dir = format!("sys/devices/{way}");
         self.set(&format!("{dir}/class"), "0x060400");
@@ -190,7 +190,7 @@ impl Fake {
         self.link(&format!("sys/bus/pci/devices/{address}"), &format!("../../../{dir}"));
     }
 
-    /// Puts a function below another way.
+    /// Moves a function to another path.
     pub(super) fn move_device(&self, address: &str, way: &str) {
         let link = format!("sys/bus/pci/devices/{address}");
         let from = fs::canonicalize(self.root.join(&link)).unwrap();
@@ -220,7 +220,7 @@ impl Fake {
         fs::write(path, bytes).unwrap();
     }
 
-    /// Makes a symbolic link, in place of one that is there.
+    /// Creates or replaces a symbolic link.
     pub(super) fn link(&self, path: &str, target: &str) {
         let path = self.root.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -228,7 +228,7 @@ impl Fake {
         symlink(Path::new(target), path).unwrap();
     }
 
-    /// Removes a file, a link, or a directory with all in it.
+    /// Removes a file, a link, or a directory tree.
     pub(super) fn remove(&self, path: &str) {
         let path = self.root.join(path);
         if path.is_dir() && !path.is_symlink() {

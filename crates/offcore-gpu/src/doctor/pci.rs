@@ -1,4 +1,4 @@
-//! PCI functions: GPUs, network cards, their links and settings, and the bridges on the way to them.
+//! PCI functions (GPUs, network cards), their links and settings, and the bridges on their paths.
 
 use serde::Serialize;
 
@@ -8,13 +8,13 @@ use super::tree::{Tree, hex};
 pub(super) const NVIDIA: u16 = 0x10de;
 const DEVICES: &str = "sys/bus/pci/devices";
 
-/// Red Hat's vendor number, of virtio's cards.
+/// Red Hat's vendor number, used by virtio devices.
 const VIRTIO: u16 = 0x1af4;
 
-/// A PCI function. Link and settings of a virtual one are those of the function that it belongs to.
+/// A PCI function. A virtual function has link and settings of its physical function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PciFunction {
-    /// Where it is, such as `0000:3b:00.0`.
+    /// Its address, such as `0000:3b:00.0`.
     pub address: String,
     /// Vendor's number.
     pub vendor: u16,
@@ -24,20 +24,20 @@ pub struct PciFunction {
     pub class: u32,
     /// Its driver in the kernel, if it has one.
     pub driver: Option<String>,
-    /// The NUMA node that it is next to, if the firmware tells.
+    /// Its NUMA node, if the firmware reports it.
     pub numa_node: Option<u32>,
-    /// The IOMMU group that it is in, if there is an IOMMU.
+    /// Its IOMMU group, if there is an IOMMU.
     pub iommu: Option<IommuGroup>,
     /// Its PCIe link.
     pub link: PcieLink,
-    /// What its configuration space says.
+    /// Its configuration space.
     pub config: ConfigSpace,
-    /// The way to it.
+    /// Its path.
     pub path: PciPath,
 }
 
 impl PciFunction {
-    /// Whether there is no card behind it, and so no link.
+    /// Whether it is emulated or on-chip and has no link.
     pub fn is_emulated(&self) -> bool {
         self.vendor == VIRTIO
     }
@@ -48,35 +48,35 @@ impl PciFunction {
 pub struct IommuGroup {
     /// Its number.
     pub number: u32,
-    /// How addresses of its devices are translated, in the kernel's words: `identity`, `DMA`, `DMA-FQ`.
+    /// Its translation type, as in the kernel: `identity`, `DMA`, `DMA-FQ`.
     pub kind: Option<String>,
 }
 
-/// A PCIe link now, and what its two ends could do. What the kernel does not know, as in most virtual machines, is
-/// none.
+/// A PCIe link, and the capabilities of its two ends. What the kernel does not report, as in most virtual machines, is
+/// `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PcieLink {
-    /// Generation that the link has now.
+    /// Current generation.
     pub generation: Option<u8>,
-    /// Lanes that it has now.
+    /// Current number of lanes.
     pub width: Option<u8>,
-    /// The latest generation that the function can do.
+    /// Maximum generation of the function.
     pub max_generation: Option<u8>,
-    /// The most lanes that the function has.
+    /// Maximum lanes of the function.
     pub max_width: Option<u8>,
-    /// The latest generation that the port above it can do.
+    /// Maximum generation of the upstream port.
     pub port_generation: Option<u8>,
-    /// The most lanes that the port above it has.
+    /// Maximum lanes of the upstream port.
     pub port_width: Option<u8>,
 }
 
-/// What could be read of a function's configuration space.
+/// The readable part of a function's configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConfigSpace {
     /// The settings of its PCI Express capability.
     Known(PcieControl),
-    /// Only the header: the rest is for those with CAP_SYS_ADMIN.
+    /// Only the header: the rest requires CAP_SYS_ADMIN.
     HeaderOnly,
     /// Nothing.
     Unreadable,
@@ -87,31 +87,31 @@ pub enum ConfigSpace {
 /// Settings of a PCI Express capability (PCI Express Base Specification, section 7.5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PcieControl {
-    /// Bytes of a packet's payload at most, as set.
+    /// Current MaxPayload in bytes.
     pub max_payload: u32,
-    /// Bytes of a packet's payload at most, as the function could.
+    /// Supported MaxPayload in bytes.
     pub max_payload_supported: u32,
-    /// Bytes that it asks for in one read request at most, as set.
+    /// Current MaxReadReq in bytes.
     pub max_read_request: u32,
 }
 
-/// The way from the processor to a function.
+/// The path from the processor to a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PciPath {
-    /// The root complex, such as `pci0000:3a`; none when the kernel does not show the way.
+    /// The root complex, such as `pci0000:3a`; `None` if the kernel does not expose the path.
     pub root: Option<String>,
     /// The bridges from the root port on, outermost first.
     pub bridges: Vec<String>,
 }
 
-/// A window to a device's memory.
+/// A BAR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Bar {
     /// Its number.
     pub number: usize,
-    /// Bytes of it.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The most bytes that it could be given; none when it cannot be resized or the kernel does not tell.
+    /// Maximum size in bytes; `None` if it is not resizable or the kernel does not report it.
     pub bytes_possible: Option<u64>,
 }
 
@@ -125,7 +125,7 @@ fn function(tree: &Tree, address: String) -> Option<PciFunction> {
     let dir = directory(&address);
     let number = |file: &str| tree.hex(format!("{dir}/{file}"));
     let path = path(tree, &dir);
-    // A virtual function has the link and the settings of the function that it belongs to, and shows none of its own.
+    // A virtual function shows no link and settings of its own; use those of the physical function.
     let owner = format!("{dir}/physfn");
     let physical = if tree.is_dir(&owner) { &owner } else { &dir };
     Some(PciFunction {
@@ -157,7 +157,7 @@ fn iommu(tree: &Tree, dir: &str) -> Option<IommuGroup> {
 
 fn link(tree: &Tree, dir: &str, port: Option<&str>) -> PcieLink {
     let generation = |dir: &str, file: &str| generation(&tree.line(format!("{dir}/{file}"))?);
-    // 0 and 255 stand for links that are not known.
+    // 0 and 255 are unknown links.
     let width = |dir: &str, file: &str| {
         tree.number(format!("{dir}/{file}")).filter(|width| (1u8..=32).contains(width))
     };
@@ -172,7 +172,7 @@ fn link(tree: &Tree, dir: &str, port: Option<&str>) -> PcieLink {
     }
 }
 
-/// The generation of a speed as the kernel writes it: `16.0 GT/s PCIe`.
+/// The generation of a speed in the kernel's format: `16.0 GT/s PCIe`.
 fn generation(text: &str) -> Option<u8> {
     let speed = text.split_whitespace().next()?;
     match speed.strip_suffix(".0").unwrap_or(speed) {
@@ -186,14 +186,14 @@ fn generation(text: &str) -> Option<u8> {
     }
 }
 
-/// Reads the PCI Express capability out of a configuration space.
+/// Reads the PCI Express capability from a configuration space.
 fn config(bytes: &[u8]) -> ConfigSpace {
     const HEADER: usize = 64;
     const STATUS: usize = 0x06;
     const HAS_LIST: u8 = 1 << 4;
     const FIRST: usize = 0x34;
     const PCIE: u8 = 0x10;
-    // As many capabilities as there is room for: a list that is longer goes round.
+    // Bounds the walk: a longer list is a cycle.
     const MOST: usize = (256 - HEADER) / 4;
     let byte = |at: usize| bytes.get(at).copied();
     let Some(status) = byte(STATUS).filter(|_| bytes.len() >= HEADER) else { return ConfigSpace::Unreadable };
@@ -228,7 +228,7 @@ fn config(bytes: &[u8]) -> ConfigSpace {
     ConfigSpace::NoPcie
 }
 
-/// The way to the function at `dir`: `devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0` says it.
+/// The path to the function at `dir`, as in `devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
 fn path(tree: &Tree, dir: &str) -> PciPath {
     let parts = tree.real_parts(dir).unwrap_or_default();
     let Some(first) = parts.iter().position(|part| part.starts_with("pci") && part.contains(':')) else {
@@ -239,7 +239,7 @@ fn path(tree: &Tree, dir: &str) -> PciPath {
     PciPath { root: Some(root), bridges: bridges.to_vec() }
 }
 
-/// The largest window to the memory of the function at `address`.
+/// The largest memory BAR of the function at `address`.
 pub(super) fn largest_bar(tree: &Tree, address: &str) -> Option<Bar> {
     const MEMORY: u64 = 0x200;
     const BARS: usize = 6;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_read_with_its_link_and_its_way() {
+    fn function_has_link_and_path() {
         let fake = Fake::good("pci-read");
         let gpu = gpu(&fake);
         assert_eq!((gpu.address.as_str(), gpu.vendor, gpu.driver.as_deref()), (GPU, NVIDIA, Some("nvidia")));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_right_to_it_only_the_header_is_known() {
+    fn unprivileged_read_has_the_header_only() {
         let fake = Fake::good("pci-header");
         fake.set_bytes(&fake.gpu("config"), &config_space(256, 4096)[..64]);
         assert_eq!(gpu(&fake).config, ConfigSpace::HeaderOnly);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_function_has_the_settings_of_its_physical_one() {
+    fn virtual_function_inherits_settings() {
         let fake = Fake::good("pci-virtual");
         fake.set_bytes(&fake.nic("config"), &config_space(128, 128));
         fake.set(&fake.nic("current_link_speed"), "Unknown");
@@ -319,14 +319,14 @@ mod tests {
         assert_eq!(config(&reserved), ConfigSpace::NoPcie);
         for byte in 0..=255 {
             for len in [0, 7, 63, 64, 65, 254, 256, 4096] {
-                // All ones is what a device that is gone reads as.
+                // A removed device reads as all ones.
                 config(&vec![byte; len]);
             }
         }
     }
 
     #[test]
-    fn links_that_the_kernel_does_not_know_are_not_known() {
+    fn unknown_links_stay_unknown() {
         let fake = Fake::good("pci-unknown-link");
         fake.set(&fake.gpu("current_link_speed"), "Unknown");
         fake.set(&fake.gpu("current_link_width"), "255");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_window_is_the_one_to_memory() {
+    fn largest_bar_is_the_memory_bar() {
         let fake = Fake::good("pci-bar");
         let tree = Tree::new(&fake.root);
         let bar = largest_bar(&tree, GPU).unwrap();

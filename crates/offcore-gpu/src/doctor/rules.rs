@@ -1,7 +1,7 @@
-//! What is wanted and why: one small function a rule, each from facts to a finding.
+//! The expected state and why: one small function per rule, from facts to a finding.
 //!
-//! * [`machine`]: driver, libraries, memory, [`gpu`]: a GPU, [`link`]: any PCIe function,
-//! * [`peer`]: who reaches a GPU's memory, [`near`]: which network cards are next to it, [`nic`]: a network card.
+//! * [`machine`]: driver, libraries, memory; [`gpu`]: a GPU; [`link`]: any PCIe function,
+//! * [`peer`]: access to a GPU's memory; [`near`]: the network cards next to a GPU; [`nic`]: a network card.
 
 mod gpu;
 mod link;
@@ -15,10 +15,10 @@ use super::{Facts, Finding, Given, Verdict};
 /// Class and subclass of Ethernet cards.
 const ETHERNET: u32 = 0x0200;
 
-/// The place of what belongs to no device.
+/// The place of findings that belong to no device.
 const SYSTEM: &str = "system";
 
-/// A rule, before what was found is judged by it.
+/// A rule, before its verdict.
 struct Rule {
     check: &'static str,
     place: String,
@@ -58,7 +58,7 @@ impl Rule {
     }
 }
 
-/// Judges everything.
+/// Applies all rules.
 pub(super) fn all(facts: &Facts, given: &Given) -> Vec<Finding> {
     let mut findings = vec![machine::gpu(facts, given), machine::host_device(given)];
     let has_gpu = !facts.gpus.is_empty() || facts.cuda.as_ref().is_some_and(|cuda| !cuda.devices.is_empty());
@@ -107,7 +107,7 @@ pub(super) fn all(facts: &Facts, given: &Given) -> Vec<Finding> {
     findings
 }
 
-/// Bytes as people write them.
+/// A size for people.
 fn bytes(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),

@@ -1,13 +1,12 @@
-//! Reading small files under a root that may be anybody's: no longer than they should be, no pipes, no control
-//! characters.
+//! Reading small files under an untrusted root: size-limited, no pipes, no control characters.
 
 use std::fs::{self, File, Metadata};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-/// Bytes of a file that are read at most.
+/// Maximum bytes read from a file.
 const LONGEST: u64 = 256 << 10;
-/// Symbolic links that are followed at most.
+/// Maximum symbolic links followed.
 const LINKS: usize = 8;
 
 /// The directory that holds `sys`, `proc` and the rest.
@@ -21,16 +20,16 @@ impl Tree {
         Self { root: root.to_owned() }
     }
 
-    /// Where a path, absolute or not, is under the root.
+    /// A path, absolute or not, under the root.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let parts = path.as_ref().components().filter(|part| !matches!(part, Component::RootDir));
         self.root.join(parts.collect::<PathBuf>())
     }
 
-    /// The bytes of a file; none when it is not there or cannot be read.
+    /// The bytes of a file; `None` if it is missing or unreadable.
     pub(super) fn bytes(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
         let path = self.path(path);
-        // Opening a pipe would wait for whoever is at its other end.
+        // Opening a pipe would block until its other end opens.
         if !fs::metadata(&path).ok()?.is_file() {
             return None;
         }
@@ -39,14 +38,14 @@ impl Tree {
         Some(bytes)
     }
 
-    /// The text of a file, without control characters but for ends of lines and tabs.
+    /// The text of a file, without control characters except newlines and tabs.
     pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = self.bytes(path)?;
         let text = String::from_utf8_lossy(&bytes);
         Some(text.trim().chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect())
     }
 
-    /// The first line of a file, if there is anything in it.
+    /// The first line of a file, unless empty.
     pub(super) fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let line = plain(self.text(path)?.lines().next()?);
         (!line.is_empty()).then_some(line)
@@ -62,7 +61,7 @@ impl Tree {
         hex(&self.line(path)?)
     }
 
-    /// The names in a directory, sorted; none when it is not there.
+    /// The names in a directory, sorted; none if it is missing.
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return vec![] };
         let mut names: Vec<String> =
@@ -71,7 +70,7 @@ impl Tree {
         names
     }
 
-    /// The last name of where a symbolic link points.
+    /// The last component of a symbolic link's target.
     pub(super) fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         Some(plain(&fs::read_link(self.path(path)).ok()?.file_name()?.to_string_lossy()))
     }
@@ -84,14 +83,14 @@ impl Tree {
         fs::metadata(self.path(path)).ok()
     }
 
-    /// The names on the way from the root to what a path is after all symbolic links; none when it leaves the root.
+    /// The components of the resolved path below the root; `None` if it leaves the root.
     pub(super) fn real_parts(&self, path: impl AsRef<Path>) -> Option<Vec<String>> {
         let real = fs::canonicalize(self.path(path)).ok()?;
         let parts = real.strip_prefix(fs::canonicalize(&self.root).ok()?).ok()?.components();
         Some(parts.map(|part| plain(&part.as_os_str().to_string_lossy())).collect())
     }
 
-    /// What a path is after its symbolic links, those from `/` on being from the root on; none when nothing is there.
+    /// The resolved path; absolute links start at the root. `None` if nothing is there.
     pub(super) fn follow(&self, path: &Path) -> Option<PathBuf> {
         let mut path = path.to_owned();
         for _ in 0..LINKS {
@@ -121,7 +120,7 @@ mod tests {
     use crate::doctor::fixture::Fake;
 
     #[test]
-    fn a_link_from_the_root_on_stays_under_the_root() {
+    fn absolute_links_stay_under_the_root() {
         let fake = Fake::empty("tree-links");
         fake.set("opt/libcuda.so.1.2", "");
         fake.link("usr/lib/libcuda.so.1", "/opt/libcuda.so.1.2");
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_no_file_and_control_characters_are_left_out() {
+    fn only_files_are_read_and_cleaned() {
         let fake = Fake::empty("tree-text");
         fake.set("a/b", "\x1b[31mred\u{7}\n");
         let tree = Tree::new(&fake.root);

@@ -47,12 +47,12 @@ fn check(packet: &Packet, result: u32, number: usize) {
 fn every_packet_comes_back(
     pool: &'static Pool,
     (launch, memory): (Launch, Memory),
-    (blocks, lanes): (u32, u32),
+    (blocks, threads): (u32, u32),
     (len, bursts): (usize, u64),
 ) {
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
-    let service = Service { view: view(pool, &submitter), launch, blocks, lanes, memory };
+    let service = Service { view: view(pool, &submitter), launch, blocks, threads, memory };
     // SAFETY: pool and ring stay until the service has ended, below; packets are looked at when they were answered.
     let (mut launcher, mut watch) = unsafe { HostDevice::new().unwrap().serve(service) }.unwrap();
     let state = Arc::clone(&launcher.state);
@@ -95,8 +95,8 @@ fn every_packet_comes_back(
 }
 
 #[test]
-fn every_packet_of_every_burst_is_worked_on_whatever_launches() {
-    // Bursts of 1 to 4 packets, more than a block of 256 lanes, and more laps than one.
+fn every_launch_processes_every_packet() {
+    // Bursts of 1 to 4 packets, more than a block of 256 threads, and more laps than one.
     for bursts in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
         let pool = Pool::new(8 * bursts.0.max(64), 2048, Hugepages::None).unwrap();
         for launch in Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory))) {
@@ -109,14 +109,14 @@ fn every_packet_of_every_burst_is_worked_on_whatever_launches() {
 
 /// One device, two services.
 #[test]
-fn notes_say_that_there_is_no_gpu_and_how_much_memory_is_in_its_place() {
+fn notes_name_the_stand_in_and_its_memory() {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let mut device = HostDevice::new().unwrap();
     let mut notes = Vec::new();
     for memory in [Memory::Host, Memory::Gpu] {
         let (submitter, _collector) = ring(4, 1);
         let service =
-            Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks: 1, lanes: 1, memory };
+            Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks: 1, threads: 1, memory };
         // SAFETY: the service has ended before the ring goes.
         let Started { launcher, .. } = unsafe { device.start(service) }.unwrap();
         assert!(launcher.end());
@@ -133,12 +133,12 @@ fn notes_say_that_there_is_no_gpu_and_how_much_memory_is_in_its_place() {
 
 /// A pool of a size that nobody has: nothing of it is touched.
 #[test]
-fn memory_that_is_not_to_be_had_is_refused() {
+fn unavailable_memory_is_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let (submitter, _collector) = ring(4, 1);
     let mut view = view(pool, &submitter);
     view.pool.chunks = u32::MAX;
-    let service = Service { view, launch: Launch::Graph, blocks: 1, lanes: 1, memory: Memory::Gpu };
+    let service = Service { view, launch: Launch::Graph, blocks: 1, threads: 1, memory: Memory::Gpu };
     let mut device = HostDevice::new().unwrap();
     // SAFETY: nothing is started.
     let error = unsafe { device.start(service) }.unwrap_err().to_string();
@@ -155,7 +155,7 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
         view: view(pool, &submitter),
         launch: Launch::Kernel,
         blocks: 1,
-        lanes: 1,
+        threads: 1,
         memory: Memory::Host,
     };
     let mut device = HostDevice::new().unwrap().with_fault(fault);
@@ -191,23 +191,23 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
 }
 
 #[test]
-fn a_device_that_dies_says_so_and_one_that_stands_still_leaves_its_packets_alone() {
+fn dead_device_reports_and_hung_one_does_not() {
     assert_eq!(second_burst_fails(Fault::Dies(1)).unwrap(), "its threads have ended");
-    assert_eq!(second_burst_fails(Fault::Stuck(1)), None);
+    assert_eq!(second_burst_fails(Fault::Hangs(1)), None);
 }
 
 #[test]
 fn numbers_out_of_range_are_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let (submitter, _collector) = ring(4, 1);
-    for (blocks, lanes, words) in
-        [(0, 1, "0 blocks"), (65, 1, "1 to 64"), (1, 0, "0 lanes"), (1, 1025, "1 to 1024")]
+    for (blocks, threads, words) in
+        [(0, 1, "0 blocks"), (65, 1, "1 to 64"), (1, 0, "0 threads"), (1, 1025, "1 to 1024")]
     {
         let service = Service {
             view: view(pool, &submitter),
             launch: Launch::Kernel,
             blocks,
-            lanes,
+            threads,
             memory: Memory::Host,
         };
         // SAFETY: nothing is started.

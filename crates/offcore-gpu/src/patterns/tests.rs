@@ -32,7 +32,7 @@ impl Drop for TempFile {
 }
 
 #[test]
-fn lines_are_patterns_in_order_without_comments_empty_lines_and_carriage_returns() {
+fn lines_are_patterns_in_order() {
     let text = b"# a comment\r\nGET /evil\r\n\r\n\n caf\xe9 \n#\nlast";
     assert_eq!(list(text), [&b"GET /evil"[..], b" caf\xe9 ", b"last"]);
     assert_eq!(list(b"one\ntwo\n"), list(b"one\r\ntwo\r\n"));
@@ -47,7 +47,7 @@ fn escapes_stand_for_their_bytes() {
 }
 
 #[test]
-fn a_set_knows_its_sizes_and_keeps_equal_patterns() {
+fn equal_patterns_are_kept() {
     let patterns = parse(b"abc\nab\nabc\nabd\nx\n").unwrap();
     assert_eq!((patterns.len(), patterns.longest(), patterns.total_len()), (5, 3, 12));
     assert_eq!(patterns.states(), 1 + 4 + 1, "root, a, ab, abc, abd, x");
@@ -82,7 +82,7 @@ fn a_file_without_a_pattern_is_refused() {
 }
 
 #[test]
-fn a_nul_byte_outside_an_escape_is_refused() {
+fn unescaped_nul_is_refused() {
     let error = error(b"fine\nab\0c\n");
     assert!(matches!(error, PatternsError::Binary { line: 2, column: 3, .. }), "{error:?}");
     assert!(error.to_string().contains("p.txt, line 2") && error.to_string().contains("\\x00"), "{error}");
@@ -90,7 +90,7 @@ fn a_nul_byte_outside_an_escape_is_refused() {
 }
 
 #[test]
-fn bad_escapes_are_named_with_their_place() {
+fn bad_escape_is_located() {
     let bad: [(&[u8], usize, &str); 7] = [
         (b"ab\\q", 3, "\\q"),
         (b"\\x4", 1, "\\x4"),
@@ -130,7 +130,7 @@ fn lengths_and_numbers_have_limits() {
 }
 
 #[test]
-fn a_trie_of_too_many_states_is_refused() {
+fn too_many_states_are_refused() {
     // 16,384 patterns whose first two bytes differ and 1022 more each: over 2^24 states.
     let pattern = |n: usize| {
         let mut pattern = vec![b'z'; MAX_PATTERN_LEN];
@@ -145,7 +145,7 @@ fn a_trie_of_too_many_states_is_refused() {
 }
 
 #[test]
-fn random_patterns_are_the_same_for_a_seed() {
+fn random_patterns_depend_on_the_seed() {
     let patterns = Patterns::random(7, 5000, 8..=32).unwrap();
     assert_eq!(patterns, Patterns::random(7, 5000, 8..=32).unwrap());
     assert_ne!(patterns, Patterns::random(8, 5000, 8..=32).unwrap());
@@ -179,7 +179,7 @@ fn escaped(pattern: &[u8], all: bool) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn any_patterns_can_be_written_and_read_back(
+    fn patterns_round_trip(
         patterns in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..20), 1..20),
         all: bool,
         crlf: bool,
@@ -195,11 +195,11 @@ proptest! {
     }
 
     #[test]
-    fn states_are_the_different_beginnings(
+    fn states_are_the_distinct_prefixes(
         patterns in prop::collection::vec(prop::collection::vec(0u8..3, 1..8), 1..30),
     ) {
-        let beginnings: std::collections::HashSet<&[u8]> =
+        let prefixes: std::collections::HashSet<&[u8]> =
             patterns.iter().flat_map(|pattern| (0..=pattern.len()).map(|len| &pattern[..len])).collect();
-        prop_assert_eq!(Patterns::from_list(&patterns).unwrap().states(), beginnings.len());
+        prop_assert_eq!(Patterns::from_list(&patterns).unwrap().states(), prefixes.len());
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of packets when their device has failed.
+//! Failure of a device: detection, and what happens to its packets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,108 +11,108 @@ use super::Back;
 use crate::device::Watch;
 use crate::ring::WorkBurst;
 
-/// What is said where nobody can go on.
-const LOST: &str = "its packets are in its memory, and are dropped as `failed`, with all that come";
+/// The log message if the CPU cannot take over.
+const LOST: &str = "its packets are in its memory: these and all that follow are dropped as `failed`";
 
-/// A device at work, for who collects.
+/// The device of a pipeline, as the collecting end sees it.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) watch: Box<dyn Watch>,
-    /// Whether it writes packets, or copies of them that others have, too.
+    /// Whether it writes packets, or a staging area that other pipelines use, too.
     pub(super) swaps: bool,
-    /// Whether nobody else reaches them.
+    /// Whether packets are in its memory.
     pub(super) direct: bool,
-    /// What the front end has to know.
+    /// Tells the front end of the failure.
     pub(super) failed: Arc<AtomicBool>,
     pub(super) failure: Option<String>,
-    /// It has failed, but may still be at work.
-    pub(super) stuck: bool,
-    /// Packets that it may write.
+    /// It has failed but has not stopped.
+    pub(super) hung: bool,
+    /// Packets that it may still write.
     pub(super) quarantine: Vec<Packet>,
-    /// Packets of the oldest burst that have been looked at for that.
-    pub(super) aside: usize,
+    /// Packets of the oldest burst that have been replaced by copies so far.
+    pub(super) replaced: usize,
 }
 
 impl Back {
-    /// The oldest burst, if there is one, has not been answered: its device may be dead, or stand still.
+    /// Handles an unanswered oldest burst: the device may be slow, dead or hung.
     #[inline]
     pub(super) fn unanswered(&mut self) -> Option<u32> {
-        let (since, shown) = self.collector.oldest().map(|burst| (burst.since, burst.shown))?;
-        if !shown || self.serving.as_ref().is_some_and(|serving| serving.failure.is_some()) {
-            return self.replace();
+        let (since, visible) = self.collector.oldest().map(|burst| (burst.since, burst.visible))?;
+        if !visible || self.serving.as_ref().is_some_and(|serving| serving.failure.is_some()) {
+            return self.run_on_cpu();
         }
-        // What the device takes for one burst, and not for all that are before it.
+        // The time for this burst alone, without those before it.
         let now = tsc::now();
         let waited = now.saturating_sub(since.max(self.answered_at));
-        if waited <= self.ask_after || now.saturating_sub(self.asked_at) <= self.ask_after {
+        if waited <= self.check_interval || now.saturating_sub(self.checked_at) <= self.check_interval {
             return None;
         }
-        self.asked_at = now;
-        self.look_after(waited)
+        self.checked_at = now;
+        self.check_device(waited)
     }
 
     #[cold]
-    fn look_after(&mut self, waited: u64) -> Option<u32> {
-        let Served { watch, failed, failure, stuck, direct, .. } = self.serving.as_mut()?;
-        let silent = || format!("it has not answered for {:.1} ms", tsc::to_ns(waited) / 1e6);
+    fn check_device(&mut self, waited: u64) -> Option<u32> {
+        let Served { watch, failed, failure, hung, direct, .. } = self.serving.as_mut()?;
+        let no_answer = || format!("it has not answered for {:.1} ms", tsc::to_ns(waited) / 1e6);
         let found = match watch.failure() {
             Some(failure) => failure,
-            None if waited > self.patience && watch.give_up() => silent(),
-            // It was asked to give up, and had as long again to do so.
-            None if waited > 2 * self.patience => {
-                *stuck = true;
-                let kept = if *direct { "stay behind" } else { "go on as copies" };
-                format!("{} and does not end: packets that it may write {kept}", silent())
+            None if waited > self.timeout && watch.give_up() => no_answer(),
+            // It was told to give up, and had the same time again to do so.
+            None if waited > 2 * self.timeout => {
+                *hung = true;
+                let kept = if *direct { "are held back" } else { "are replaced by copies" };
+                format!("{} and does not stop: packets that it may write {kept}", no_answer())
             }
             None => return None,
         };
         let what = match direct {
             true => LOST,
-            false => "the CPU goes on in its place",
+            false => "the CPU takes over",
         };
         tracing::error!("a device has failed ({found}): {what}");
         *failure = Some(found);
         failed.store(true, Ordering::Relaxed);
-        // It may have answered just before.
-        self.answered()
+        // It may have answered just before it stopped.
+        self.poll_answer()
     }
 
-    /// Works on a burst that a failed device may have worked on in part, or was not told of; `None` while a copy is wanted
-    /// and the pool is dry.
+    /// Processes a burst that a failed device may have processed in part, or has not seen. `None` while the pool has no
+    /// buffer for a copy.
     #[cold]
-    pub(super) fn replace(&mut self) -> Option<u32> {
+    pub(super) fn run_on_cpu(&mut self) -> Option<u32> {
         if self.serving.as_ref().is_some_and(|serving| serving.direct) {
-            return self.lose();
+            return self.drop_burst();
         }
         let Self { collector, results, cpu, pool, serving, .. } = self;
         let (Some(burst), Some(cpu), Some(serving)) = (collector.oldest(), cpu, serving) else {
             return Some(0);
         };
-        if serving.stuck {
-            serving.put_aside(burst, pool)?;
+        if serving.hung {
+            serving.replace_by_copies(burst, pool)?;
         }
         for (packet, addresses) in burst.packets.iter_mut().zip(&burst.addresses) {
             if !packet.is_segmented() && packet.len() >= addresses.len() {
-                packet.bytes_mut()[..addresses.len()].copy_from_slice(addresses); // copy-ok: addresses, as they were
+                packet.bytes_mut()[..addresses.len()].copy_from_slice(addresses); // copy-ok: the original addresses
             }
         }
         Some(cpu.run(pool, &mut burst.packets, results))
     }
 
-    /// Lets go of the packets of a burst that nobody can work on any more.
+    /// Frees the packets of a burst that can no longer be processed.
     #[cold]
-    fn lose(&mut self) -> Option<u32> {
+    fn drop_burst(&mut self) -> Option<u32> {
         let Self { collector, pool, serving, lost, .. } = self;
         let (Some(burst), Some(serving)) = (collector.oldest(), serving) else { return Some(0) };
         if serving.failure.is_none() {
-            let untold = || "what network cards have put into its memory cannot be shown to it".to_owned();
-            let found = serving.watch.failure().unwrap_or_else(untold);
+            let not_flushed = || "writes of network cards to its memory cannot be flushed".to_owned();
+            let found = serving.watch.failure().unwrap_or_else(not_flushed);
             tracing::error!("a device has failed ({found}): {LOST}");
             serving.failure = Some(found);
         }
         *lost += burst.packets.len() as u64;
-        serving.look_at_quarantine(pool);
-        if serving.stuck && serving.swaps && burst.shown {
+        serving.release_quarantine(pool);
+        if serving.hung && serving.swaps && burst.visible {
             serving.quarantine.append(&mut burst.packets);
         } else {
             pool.cache().free_all(burst.packets.drain(..));
@@ -122,40 +122,40 @@ impl Back {
 }
 
 impl Served {
-    /// Frees what it may no longer write. Whether there was something.
-    fn look_at_quarantine(&mut self, pool: &'static Pool) -> bool {
+    /// Frees the quarantine if the device has stopped. Returns whether it freed packets.
+    fn release_quarantine(&mut self, pool: &'static Pool) -> bool {
         let free = !self.quarantine.is_empty() && self.watch.give_up();
         if free {
-            self.stuck = false;
-            self.aside = 0;
+            self.hung = false;
+            self.replaced = 0;
             pool.cache().free_all(self.quarantine.drain(..));
         }
         free
     }
 
-    /// Puts copies in the place of the packets that a device that stands still may write. `None`, and those that are done
-    /// stay done, when the pool has no more buffers.
-    fn put_aside(&mut self, burst: &mut WorkBurst, pool: &'static Pool) -> Option<()> {
-        if self.look_at_quarantine(pool) || !self.swaps || !burst.shown {
+    /// Replaces the packets that a hung device may write by copies. Returns `None` when the pool is out of buffers, and
+    /// continues there at the next call.
+    fn replace_by_copies(&mut self, burst: &mut WorkBurst, pool: &'static Pool) -> Option<()> {
+        if self.release_quarantine(pool) || !self.swaps || !burst.visible {
             return Some(());
         }
         let mut cache = pool.cache();
-        for packet in &mut burst.packets[self.aside..] {
+        for packet in &mut burst.packets[self.replaced..] {
             if !packet.is_segmented() {
-                let copy = copied(&mut cache, packet)?;
+                let copy = copy_of(&mut cache, packet)?;
                 self.quarantine.push(std::mem::replace(packet, copy));
             }
-            self.aside += 1;
+            self.replaced += 1;
         }
-        self.aside = 0;
+        self.replaced = 0;
         Some(())
     }
 }
 
-/// A packet of one buffer again, in another one.
-fn copied(cache: &mut PoolCache, packet: &Packet) -> Option<Packet> {
+/// A copy of a packet of one buffer.
+fn copy_of(cache: &mut PoolCache, packet: &Packet) -> Option<Packet> {
     let mut copy = cache.take_sized(packet.headroom(), packet.len())?;
-    copy.bytes_mut().copy_from_slice(packet.bytes()); // copy-ok: its device stands still, once
+    copy.bytes_mut().copy_from_slice(packet.bytes()); // copy-ok: once, when a device hangs
     if packet.has_offload() {
         copy.headroom_mut(HEADER_LEN).copy_from_slice(packet.headroom_bytes(HEADER_LEN)); // copy-ok: a header
         copy.set_offload(true);

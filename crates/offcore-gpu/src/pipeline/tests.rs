@@ -9,8 +9,8 @@ use crate::device::Watch;
 use crate::host::{Fault, HostDevice};
 
 /// With devices that fail, and with those that do not, however busy the machine is.
-const PATIENCE: Duration = Duration::from_millis(300);
-const MUCH_PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_millis(300);
+const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 const SKIP: usize = 14;
 
 fn work(kind: Kind, patterns: Option<&Patterns>) -> Work<'_> {
@@ -64,7 +64,7 @@ fn pattern() -> [u8; 3] {
 
 /// Sends bursts of `burst` packets and looks at every packet that comes back. Returns what failed.
 fn every_packet_is_right(worker: Worker<'_>, kind: Kind, burst: usize, bursts: usize) -> Option<String> {
-    every_packet_is_right_split(worker, (kind, None), burst, bursts, MUCH_PATIENCE)
+    every_packet_is_right_split(worker, (kind, None), burst, bursts, LONG_TIMEOUT)
 }
 
 /// The same where packets are split, if `split_at` is given.
@@ -73,19 +73,19 @@ fn every_packet_is_right_split(
     (kind, split_at): (Kind, Option<usize>),
     burst: usize,
     bursts: usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> Option<String> {
     let skip = split_at.unwrap_or(SKIP);
     let pool = Pool::new(16 * burst.max(128), 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let patterns = Patterns::from_list([pattern()]).unwrap();
-    let swapped = !matches!(worker, Worker::Nobody);
+    let swapped = !matches!(worker, Worker::None);
     let setup = Setup {
         burst,
         slots: 4,
         worker,
         work: Work { split_at, ..work(kind, Some(&patterns)) },
-        patience,
+        timeout,
         pool,
         hugepages: Hugepages::None,
     };
@@ -132,10 +132,10 @@ fn every_packet_is_right_split(
 }
 
 #[test]
-fn every_packet_has_its_result_whoever_works() {
+fn every_worker_has_the_same_results() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
         for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (257, 8), (1024, 6)] {
-            assert_eq!(every_packet_is_right(Worker::Nobody, kind, burst, bursts), None);
+            assert_eq!(every_packet_is_right(Worker::None, kind, burst, bursts), None);
             assert_eq!(every_packet_is_right(Worker::Cpu, kind, burst, bursts), None);
             for launch in Launch::ALL {
                 let mut device = HostDevice::new().unwrap();
@@ -143,7 +143,7 @@ fn every_packet_has_its_result_whoever_works() {
                     device: &mut device,
                     launch,
                     blocks: 2,
-                    lanes: 64,
+                    threads: 64,
                     memory: Memory::Host,
                 };
                 assert_eq!(every_packet_is_right(worker, kind, burst, bursts), None);
@@ -153,62 +153,62 @@ fn every_packet_has_its_result_whoever_works() {
 }
 
 #[test]
-fn packets_that_are_split_have_the_results_of_what_is_behind_the_split() {
+fn split_packets_have_payload_results() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
         for (split_at, burst, bursts) in
             [(60, 1, 100), (60, 257, 8), (61, 64, 12), (14, 64, 12), (1400, 64, 12)]
         {
             let split_at = Some(split_at);
             let right =
-                every_packet_is_right_split(Worker::Cpu, (kind, split_at), burst, bursts, MUCH_PATIENCE);
+                every_packet_is_right_split(Worker::Cpu, (kind, split_at), burst, bursts, LONG_TIMEOUT);
             assert_eq!(right, None);
             for (launch, memory) in
                 Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
             {
                 let mut device = HostDevice::new().unwrap();
-                let worker = Worker::Device { device: &mut device, launch, blocks: 2, lanes: 64, memory };
+                let worker = Worker::Device { device: &mut device, launch, blocks: 2, threads: 64, memory };
                 assert_eq!(
-                    every_packet_is_right_split(worker, (kind, split_at), burst, bursts, MUCH_PATIENCE),
+                    every_packet_is_right_split(worker, (kind, split_at), burst, bursts, LONG_TIMEOUT),
                     None
                 );
             }
         }
     }
-    for fault in [Fault::Dies(5), Fault::Stuck(5)] {
+    for fault in [Fault::Dies(5), Fault::Hangs(5)] {
         let mut device = HostDevice::new().unwrap().with_fault(fault);
         let worker = Worker::Device {
             device: &mut device,
             launch: Launch::Kernel,
             blocks: 1,
-            lanes: 32,
+            threads: 32,
             memory: Memory::Host,
         };
-        every_packet_is_right_split(worker, (Kind::Crc32c, Some(60)), 64, 40, PATIENCE).unwrap();
+        every_packet_is_right_split(worker, (Kind::Crc32c, Some(60)), 64, 40, TIMEOUT).unwrap();
     }
 }
 
 /// What it swapped is not swapped again, and what it did not is.
 #[test]
-fn the_cpu_goes_on_where_a_device_dies_or_stands_still() {
-    for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Stuck(5), "has not answered")] {
+fn cpu_takes_over_from_a_dead_or_hung_device() {
+    for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Hangs(5), "has not answered")] {
         for burst in [1, 64, 300] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);
             let worker = Worker::Device {
                 device: &mut device,
                 launch: Launch::Kernel,
                 blocks: 1,
-                lanes: 32,
+                threads: 32,
                 memory: Memory::Host,
             };
             let failure =
-                every_packet_is_right_split(worker, (Kind::Crc32c, None), burst, 40, PATIENCE).unwrap();
+                every_packet_is_right_split(worker, (Kind::Crc32c, None), burst, 40, TIMEOUT).unwrap();
             assert!(failure.contains(words), "{failure}");
         }
     }
 }
 
 #[test]
-fn a_burst_that_a_device_has_half_done_is_done_once() {
+fn half_done_burst_is_not_swapped_twice() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let mut device = HostDevice::new().unwrap().with_fault(Fault::Dies(0));
@@ -216,7 +216,7 @@ fn a_burst_that_a_device_has_half_done_is_done_once() {
         device: &mut device,
         launch: Launch::Kernel,
         blocks: 1,
-        lanes: 1,
+        threads: 1,
         memory: Memory::Host,
     };
     let setup = Setup {
@@ -224,7 +224,7 @@ fn a_burst_that_a_device_has_half_done_is_done_once() {
         slots: 2,
         worker,
         work: work(Kind::Crc32c, None),
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         pool,
         hugepages: Hugepages::None,
     };
@@ -252,36 +252,36 @@ fn a_burst_that_a_device_has_half_done_is_done_once() {
     back.retire();
 }
 
-/// A device that stands still for as long as `still` is set, and does not end when it is asked to.
+/// A device that does not answer or stop while `hung` is set.
 #[derive(Debug, Default)]
-struct Standing {
-    still: Arc<AtomicBool>,
+struct HungDevice {
+    hung: Arc<AtomicBool>,
     view: Arc<std::sync::Mutex<Option<PipelineView>>>,
 }
 
-impl Device for Standing {
+impl Device for HungDevice {
     fn name(&self) -> &str {
-        "standing"
+        "hung"
     }
 
     unsafe fn start(&mut self, service: Service) -> Result<Started, DeviceError> {
-        self.still.store(true, Ordering::Relaxed);
+        self.hung.store(true, Ordering::Relaxed);
         *self.view.lock().unwrap() = Some(service.view);
-        let half = || Standing { still: Arc::clone(&self.still), view: Arc::default() };
+        let half = || HungDevice { hung: Arc::clone(&self.hung), view: Arc::default() };
         Ok(Started { launcher: Box::new(half()), watch: Box::new(half()), slots: None })
     }
 }
 
 // SAFETY: only this test's one thread looks at what the view points to.
-unsafe impl Send for Standing {}
+unsafe impl Send for HungDevice {}
 
-impl Launcher for Standing {
+impl Launcher for HungDevice {
     fn submitted(&mut self, turn: u64, _: usize) {
         assert!(turn < 2, "it has failed, and is told of turn {turn}");
     }
 
     fn end(self: Box<Self>) -> bool {
-        !self.still.load(Ordering::Relaxed)
+        !self.hung.load(Ordering::Relaxed)
     }
 
     fn waiters(&self) -> usize {
@@ -289,32 +289,32 @@ impl Launcher for Standing {
     }
 }
 
-impl Watch for Standing {
+impl Watch for HungDevice {
     fn failure(&mut self) -> Option<String> {
         None
     }
 
     fn give_up(&mut self) -> bool {
-        !self.still.load(Ordering::Relaxed)
+        !self.hung.load(Ordering::Relaxed)
     }
 }
 
 #[test]
-fn what_a_device_that_stands_still_may_write_stays_behind_until_it_has_ended() {
+fn hung_device_packets_are_quarantined() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
-    let mut device = Standing::default();
-    let (still, view) = (Arc::clone(&device.still), Arc::clone(&device.view));
+    let mut device = HungDevice::default();
+    let (hung, view) = (Arc::clone(&device.hung), Arc::clone(&device.view));
     let worker = Worker::Device {
         device: &mut device,
         launch: Launch::Kernel,
         blocks: 1,
-        lanes: 1,
+        threads: 1,
         memory: Memory::Host,
     };
     let work = work(Kind::Crc32c, None);
     let setup =
-        Setup { burst: 2, slots: 4, worker, work, patience: PATIENCE, pool, hugepages: Hugepages::None };
+        Setup { burst: 2, slots: 4, worker, work, timeout: TIMEOUT, pool, hugepages: Hugepages::None };
     let (mut front, mut back) = pipeline(setup).unwrap();
     let mut number = 0;
     let mut submit = |front: &mut Front, cache: &mut PoolCache| {
@@ -340,7 +340,7 @@ fn what_a_device_that_stands_still_may_write_stays_behind_until_it_has_ended() {
     submit(&mut front, &mut cache);
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 2);
-    assert!(back.failure().unwrap().contains("does not end"), "{:?}", back.failure());
+    assert!(back.failure().unwrap().contains("does not stop"), "{:?}", back.failure());
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 4);
     // It is told of no more, so their packets go on themselves, whatever it does now to those that it knows.
@@ -362,7 +362,7 @@ fn what_a_device_that_stands_still_may_write_stays_behind_until_it_has_ended() {
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 4);
     // Now it has ended.
-    still.store(false, Ordering::Relaxed);
+    hung.store(false, Ordering::Relaxed);
     submit(&mut front, &mut cache);
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 0);
@@ -374,11 +374,11 @@ fn what_a_device_that_stands_still_may_write_stays_behind_until_it_has_ended() {
 
 /// A device that answers when it is told to, and counts how often it is asked whether it lives.
 #[derive(Debug, Clone, Default)]
-struct Asked(Arc<AtomicBool>, Arc<std::sync::atomic::AtomicUsize>);
+struct CountingDevice(Arc<AtomicBool>, Arc<std::sync::atomic::AtomicUsize>);
 
-impl Device for Asked {
+impl Device for CountingDevice {
     fn name(&self) -> &str {
-        "asked"
+        "counting"
     }
 
     unsafe fn start(&mut self, _: Service) -> Result<Started, DeviceError> {
@@ -386,7 +386,7 @@ impl Device for Asked {
     }
 }
 
-impl Launcher for Asked {
+impl Launcher for CountingDevice {
     fn submitted(&mut self, _: u64, _: usize) {}
 
     fn end(self: Box<Self>) -> bool {
@@ -398,7 +398,7 @@ impl Launcher for Asked {
     }
 }
 
-impl Watch for Asked {
+impl Watch for CountingDevice {
     fn failure(&mut self) -> Option<String> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.load(Ordering::Relaxed).then(|| "it was told to".into())
@@ -410,21 +410,21 @@ impl Watch for Asked {
 }
 
 #[test]
-fn a_device_is_asked_once_a_millisecond_at_most_whether_it_lives() {
+fn device_check_is_rate_limited() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
-    let mut device = Asked::default();
+    let mut device = CountingDevice::default();
     let (dead, asked) = (Arc::clone(&device.0), Arc::clone(&device.1));
     let worker = Worker::Device {
         device: &mut device,
         launch: Launch::Kernel,
         blocks: 1,
-        lanes: 1,
+        threads: 1,
         memory: Memory::Host,
     };
     let work = work(Kind::Nothing, None);
     let setup =
-        Setup { burst: 1, slots: 2, worker, work, patience: MUCH_PATIENCE, pool, hugepages: Hugepages::None };
+        Setup { burst: 1, slots: 2, worker, work, timeout: LONG_TIMEOUT, pool, hugepages: Hugepages::None };
     let (mut front, mut back) = pipeline(setup).unwrap();
     assert!(front.submit(&mut vec![packet(pool, &mut cache, 0)]));
     let (since, mut looks) = (Instant::now(), 0);
@@ -446,14 +446,14 @@ fn a_device_is_asked_once_a_millisecond_at_most_whether_it_lives() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn invalid_setup_is_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let setup = |worker, burst, slots, kind| Setup {
         burst,
         slots,
         worker,
         work: work(kind, None),
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         pool,
         hugepages: Hugepages::None,
     };
@@ -462,7 +462,7 @@ fn what_cannot_be_is_refused_by_name() {
         device: &mut device,
         launch: Launch::Persistent,
         blocks: 65,
-        lanes: 1,
+        threads: 1,
         memory: Memory::Host,
     };
     for (setup, words) in [

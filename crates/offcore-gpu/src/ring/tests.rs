@@ -84,7 +84,7 @@ fn packets(cache: &mut PoolCache, lens: &[usize]) -> Vec<Packet> {
 }
 
 #[test]
-fn bursts_come_back_in_order_with_their_packets_and_results_for_many_laps() {
+fn bursts_keep_order_over_many_laps() {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = burst_ring(&config(4, 8)).unwrap();
@@ -111,7 +111,7 @@ fn bursts_come_back_in_order_with_their_packets_and_results_for_many_laps() {
 }
 
 #[test]
-fn a_full_ring_takes_nothing_and_loses_nothing() {
+fn full_ring_refuses_bursts() {
     let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = burst_ring(&config(2, 4)).unwrap();
@@ -140,7 +140,7 @@ fn a_full_ring_takes_nothing_and_loses_nothing() {
 }
 
 #[test]
-fn an_answer_of_an_earlier_lap_is_none() {
+fn answer_of_an_earlier_lap_is_ignored() {
     let (mut submitter, mut collector) = burst_ring(&config(2, 1)).unwrap();
     let mut device = Device::new(&submitter);
     for _ in 0..2 {
@@ -157,7 +157,7 @@ fn an_answer_of_an_earlier_lap_is_none() {
 }
 
 #[test]
-fn addresses_are_kept_where_that_is_asked_for_and_several_buffers_are_not_for_the_device() {
+fn addresses_are_kept_on_request() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) =
@@ -175,7 +175,7 @@ fn addresses_are_kept_where_that_is_asked_for_and_several_buffers_are_not_for_th
 }
 
 #[test]
-fn who_waits_is_told_to_end_when_there_is_room_to_say_so() {
+fn quit_needs_room_for_every_waiter() {
     let (mut submitter, mut collector) = burst_ring(&config(4, 1)).unwrap();
     let mut device = Device::new(&submitter);
     submitter.submit(&mut Vec::new()).unwrap();
@@ -192,7 +192,7 @@ fn who_waits_is_told_to_end_when_there_is_room_to_say_so() {
 }
 
 #[test]
-fn a_device_on_another_thread_is_kept_up_with() {
+fn ring_works_across_threads() {
     const BURSTS: u64 = 20_000;
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let (mut submitter, mut collector) = burst_ring(&config(16, 4)).unwrap();
@@ -241,7 +241,7 @@ fn a_device_on_another_thread_is_kept_up_with() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_named() {
+fn invalid_ring_sizes_are_refused() {
     for (slots, burst, words) in [
         (3, 4, "slots of a burst ring: found 3"),
         (1, 4, "found 1"),
@@ -257,7 +257,7 @@ fn numbers_that_cannot_be_are_named() {
 /// Each side polls what the other one writes: the CPU reads nothing in slots, which may be at the device, behind a bus.
 /// (That devices read nothing in answers is seen in tests/kernels.)
 #[test]
-fn pitfall_7_the_cpu_never_reads_a_slot() {
+fn pitfall_7_cpu_never_reads_a_slot() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = burst_ring(&config(2, 8)).unwrap();

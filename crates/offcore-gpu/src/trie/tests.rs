@@ -57,7 +57,7 @@ fn the_hash_is_murmur3s_finalizer() {
 }
 
 #[test]
-fn edges_are_found_from_their_hash_on_and_half_the_table_is_empty() {
+fn edges_are_found_by_linear_probing() {
     for patterns in [
         Patterns::from_list([b"\0"]).unwrap(),
         Patterns::from_list((0..=255u8).map(|byte| [byte])).unwrap(),
@@ -102,7 +102,7 @@ fn edges_are_found_from_their_hash_on_and_half_the_table_is_empty() {
 }
 
 #[test]
-fn the_lowest_number_counts_not_the_first_nor_the_longest_match() {
+fn lowest_number_wins() {
     let trie = trie(&[b"cde", b"abcd", b"bc", b"bc", b"z", b"abcdef"]);
     assert_eq!(walk(&trie, b"abcd"), 2);
     assert_eq!(walk(&trie, b"abcde"), 1);
@@ -131,7 +131,7 @@ fn alphabet() -> impl Strategy<Value = u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn a_walk_of_the_tables_finds_what_aho_corasick_finds(
+    fn trie_agrees_with_aho_corasick(
         patterns in prop::collection::vec(prop::collection::vec(alphabet(), 1..7), 1..20),
         payload in prop::collection::vec(alphabet(), 0..60),
     ) {
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_for_any_bytes_with_patterns_cut_from_the_payload(
+    fn trie_finds_patterns_from_the_payload(
         payload in prop::collection::vec(any::<u8>(), 1..200),
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 1..40usize, any::<Option<u8>>()), 1..20),
     ) {

@@ -1,4 +1,4 @@
-//! Packets that a network card has put into a device's memory: here the test puts them there.
+//! Packets in device memory, written by the test in place of a network card.
 
 use std::ffi::{c_int, c_ulonglong};
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use crate::rig::Fake;
 const BURSTS: usize = 4;
 const BURST: usize = 64;
 
-/// Writes to a device's memory, as a network card would. A device is open, and no kernel runs.
+/// Writes to device memory like a network card. A device is open, and no kernel runs.
 fn write(at: *mut u8, bytes: &[u8]) {
-    // SAFETY: the stand-in, which is loaded already; the function's type, in memory.cpp, which checks the address.
+    // SAFETY: the stand-in is loaded; the type is that in memory.cpp, which checks the address.
     let done = unsafe {
         let library = Library::new(FAKE_CUDA.unwrap()).unwrap();
         let copy =
@@ -33,8 +33,8 @@ fn content(number: usize) -> Vec<u8> {
     (0..60 + number * 7 % 1400).map(|at| (number * 31 + at * 13) as u8).collect()
 }
 
-/// Every packet's result is that of what is in the device's memory, with its addresses exchanged. Returns how often it was
-/// waited for.
+/// Checks that every packet's result is that of device memory, and that its addresses are swapped. Returns the number
+/// of flushes.
 fn results_are_of_the_devices_memory(fake: &Fake, launch: Launch) -> u64 {
     let mut device = devices::open("cuda:0").unwrap();
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
@@ -53,10 +53,10 @@ fn results_are_of_the_devices_memory(fake: &Fake, launch: Launch) -> u64 {
         .collect();
     let registered = fake.calls("cuMemHostRegister_v2");
     let worker =
-        Worker::Device { device: &mut *device, launch, blocks: 2, lanes: 64, memory: Memory::Direct };
+        Worker::Device { device: &mut *device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
     let work = Work { kind: Kind::Crc32c, swap: true, ..Work::default() };
-    let (slots, patience) = (BURSTS, Duration::from_secs(10));
-    let setup = Setup { burst: BURST, slots, worker, work, patience, pool, hugepages: Hugepages::None };
+    let (slots, timeout) = (BURSTS, Duration::from_secs(10));
+    let setup = Setup { burst: BURST, slots, worker, work, timeout, pool, hugepages: Hugepages::None };
     let (mut front, mut back) = pipeline(setup).unwrap();
     assert_eq!(fake.calls("cuMemHostRegister_v2"), registered + 1, "the ring alone");
     for _ in 0..BURSTS {
@@ -84,7 +84,7 @@ fn results_are_of_the_devices_memory(fake: &Fake, launch: Launch) -> u64 {
 }
 
 #[test]
-fn packets_are_worked_on_where_a_card_has_put_them() {
+fn packets_are_processed_in_device_memory() {
     for launch in Launch::ALL {
         let fake = Fake::new();
         fake.set("gpudirect", 1);
@@ -98,7 +98,7 @@ fn packets_are_worked_on_where_a_card_has_put_them() {
 }
 
 #[test]
-fn a_device_that_cards_do_not_reach_is_refused() {
+fn device_without_gpudirect_is_refused() {
     let fake = Fake::new();
     let text = devices::open("cuda:0").unwrap().pool(1 << 20).unwrap_err().to_string();
     assert!(text.contains("cuda:0") && text.contains("--memory gpu"), "{text}");

@@ -1,4 +1,4 @@
-//! The stand-in itself finds what a test is to find.
+//! The stand-in detects the errors that tests rely on.
 
 use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
@@ -13,7 +13,7 @@ use crate::rig::{Fake, is_child};
 const PTX: &str = concat!(include_str!("../../kernels/kernels.ptx"), "\0");
 const OK: CUresult = CUresult::CUDA_SUCCESS;
 
-/// A context, a stream and the persistent kernel, by the driver's functions.
+/// A context, a stream and the persistent kernel, through the driver API.
 struct Opened {
     stream: sys::CUstream,
     module: sys::CUmodule,
@@ -22,7 +22,7 @@ struct Opened {
 
 fn open() -> Opened {
     let (mut context, mut stream, mut module, mut kernel) = (null_mut(), null_mut(), null_mut(), null_mut());
-    // SAFETY: places for what comes back; the texts end with a zero.
+    // SAFETY: all outputs are valid for writes; the texts are zero-terminated.
     unsafe {
         assert_eq!(sys::cuInit(0), OK);
         assert_eq!(sys::cuDevicePrimaryCtxRetain(&mut context, 0), OK);
@@ -57,7 +57,7 @@ impl Opened {
             from_ref(&step).cast_mut().cast(),
             from_ref(&from_turn).cast_mut().cast(),
         ];
-        // SAFETY: the kernel's parameters; they are copied. The stand-in looks at all addresses in them.
+        // SAFETY: the kernel's parameters, which are copied. The stand-in checks all addresses in them.
         unsafe {
             sys::cuLaunchKernel(
                 self.kernel,
@@ -76,7 +76,7 @@ impl Opened {
     }
 
     fn close(self) {
-        // SAFETY: all of it was given out by the stand-in.
+        // SAFETY: all handles are the stand-in's.
         unsafe {
             sys::cuStreamDestroy_v2(self.stream);
             sys::cuModuleUnload(self.module);
@@ -87,7 +87,7 @@ impl Opened {
     fn wait_for(&self, wanted: CUresult) {
         let since = Instant::now();
         loop {
-            // SAFETY: the stream is there.
+            // SAFETY: the stream is valid.
             let found = unsafe { sys::cuStreamQuery(self.stream) };
             if found == wanted {
                 return;
@@ -119,7 +119,7 @@ impl Ring {
 
     fn quit(&mut self) {
         let head = SlotHead { lap: 1, count: QUIT };
-        // SAFETY: a head has a slot's first eight bytes; they are written at once.
+        // SAFETY: a head is a slot's first eight bytes, written at once.
         unsafe { self.memory.as_mut_ptr().write_volatile(std::mem::transmute::<SlotHead, u64>(head)) };
     }
 
@@ -130,7 +130,7 @@ impl Ring {
 }
 
 #[test]
-fn a_kernel_ends_when_it_is_told_to_and_nothing_is_left() {
+fn kernel_ends_at_quit_without_leaks() {
     let fake = Fake::new();
     assert_eq!(fake.live(), "nothing");
     let opened = open();
@@ -146,12 +146,12 @@ fn a_kernel_ends_when_it_is_told_to_and_nothing_is_left() {
 }
 
 #[test]
-fn a_host_pointer_in_place_of_a_devices_ends_the_context() {
+fn host_pointer_in_a_kernel_ends_the_context() {
     let fake = Fake::new();
     for by_host in [true, false] {
         let opened = open();
         let mut ring = Ring::new();
-        // The second one is beside what is registered.
+        // The second address is outside the registration.
         let wrong =
             if by_host { ring.memory.as_mut_ptr().cast() } else { ring.device.wrapping_add(512 - 64) };
         assert_eq!(opened.launch(wrong), OK);
@@ -161,7 +161,7 @@ fn a_host_pointer_in_place_of_a_devices_ends_the_context() {
         opened.close();
         assert_eq!(fake.live(), "nothing");
     }
-    // Where kernels may use the host's addresses, they are the same.
+    // With host pointers, both addresses are equal.
     fake.set("host_pointers", 1);
     let opened = open();
     let mut ring = Ring::new();
@@ -174,12 +174,12 @@ fn a_host_pointer_in_place_of_a_devices_ends_the_context() {
 }
 
 #[test]
-fn a_thread_without_a_context_is_refused() {
+fn thread_without_context_is_refused() {
     let fake = Fake::new();
     let opened = open();
     let refused = std::thread::spawn(|| {
         let mut at = 0;
-        // SAFETY: a place for an address.
+        // SAFETY: the output is valid for writes.
         unsafe { sys::cuMemAlloc_v2(&mut at, 64) }
     });
     assert_eq!(refused.join().unwrap(), CUresult::CUDA_ERROR_INVALID_CONTEXT);
@@ -188,13 +188,13 @@ fn a_thread_without_a_context_is_refused() {
 }
 
 #[test]
-fn memory_is_registered_once_and_freed_where_it_begins() {
+fn memory_is_registered_once() {
     let fake = Fake::new();
     let opened = open();
     let ring = Ring::new();
     let base = ring.memory.as_ptr().cast_mut();
     let mut at = 0;
-    // SAFETY: the stand-in looks at every address.
+    // SAFETY: the stand-in checks every address.
     unsafe {
         let twice = sys::cuMemHostRegister_v2(base.wrapping_add(8).cast(), 64, 1);
         assert_eq!(twice, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
@@ -212,12 +212,12 @@ fn memory_is_registered_once_and_freed_where_it_begins() {
     assert_eq!(fake.live(), "nothing");
 }
 
-/// A driver waits for ever; the stand-in ends the process.
+/// A driver would block forever; the stand-in ends the process.
 #[test]
-fn memory_that_is_freed_while_a_kernel_waits_ends_the_process() {
-    const NAME: &str = "driver::memory_that_is_freed_while_a_kernel_waits_ends_the_process";
+fn free_during_a_kernel_ends_the_process() {
+    const NAME: &str = "driver::free_during_a_kernel_ends_the_process";
     if !is_child() {
-        let output = in_a_process(NAME, &[("OFFCORE_FAKE_PATIENCE", "1")]);
+        let output = in_a_process(NAME, &[("OFFCORE_FAKE_TIMEOUT", "1")]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("cuMemFree waits for kernels"), "{said}");
         return;
@@ -226,7 +226,7 @@ fn memory_that_is_freed_while_a_kernel_waits_ends_the_process() {
     let opened = open();
     let ring = Ring::new();
     let mut at = 0;
-    // SAFETY: a place for an address.
+    // SAFETY: the output is valid for writes.
     assert_eq!(unsafe { sys::cuMemAlloc_v2(&mut at, 64) }, OK);
     assert_eq!(opened.launch(ring.device), OK);
     // SAFETY: allocated just before.

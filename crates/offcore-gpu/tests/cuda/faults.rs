@@ -1,4 +1,4 @@
-//! Devices that fail, or cannot be used: a clear error, or the CPU goes on and no packet is lost.
+//! Devices that fail or cannot be used: a clear error, or the CPU takes over and no packet is lost.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,17 @@ use crate::rig::{Fake, is_child};
 const ILLEGAL_INSTRUCTION: i64 = 715;
 const OUT_OF_MEMORY: i64 = 2;
 
-/// Words of why `cuda:0` is refused.
+/// The error of opening `cuda:0`.
 fn refusal() -> String {
     devices::open("cuda:0").unwrap_err().to_string()
 }
 
 #[test]
-fn the_cpu_goes_on_where_a_device_is_lost() {
+fn cpu_takes_over_from_a_lost_device() {
     let fake = Fake::new();
     for (case, mapped) in ways().flat_map(|case| [(case, 0), (case, 1)]) {
         fake.set("dma_buf", mapped);
-        // Before it has worked on a burst, and when it has worked on all of its packets but has not said so.
+        // Before it starts a burst, and after all packets of a burst but before the answer.
         for fault in ["lost_after", "lost_before_answer"] {
             for (burst, at) in [(1, 5), (64, 5), (300, 0), (64, 19)] {
                 let case = Case { burst, ..case };
@@ -42,7 +42,7 @@ fn the_cpu_goes_on_where_a_device_is_lost() {
 }
 
 #[test]
-fn the_other_pipelines_of_a_lost_device_go_on_too() {
+fn all_pipelines_of_a_lost_device_continue() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     let pool = pool(6, 64);
@@ -52,14 +52,14 @@ fn the_other_pipelines_of_a_lost_device_go_on_too() {
     assert!(failures.iter().all(Option::is_some), "{failures:?}");
     drop(device);
     assert_eq!(fake.live(), "nothing");
-    // The next context is sound.
+    // The next context works.
     fake.set("lost_after", -1);
     let mut device = devices::open("cuda:0").unwrap();
     assert_eq!(run_one(&mut *device, Case::new(Launch::Graph, Memory::Gpu)), Ok(None));
 }
 
 #[test]
-fn the_cpu_goes_on_where_launches_are_refused() {
+fn cpu_takes_over_when_launches_fail() {
     let fake = Fake::new();
     for case in ways() {
         let mut device = devices::open("cuda:0").unwrap();
@@ -77,9 +77,9 @@ fn the_cpu_goes_on_where_launches_are_refused() {
     }
 }
 
-/// Bursts are queued when it happens, and several are in one launch.
+/// The failure hits while bursts are queued, and several share a launch.
 #[test]
-fn the_cpu_goes_on_where_bursts_wait_for_a_launch_of_a_device_that_fails() {
+fn cpu_takes_over_bursts_not_yet_launched() {
     let fake = Fake::new();
     for memory in Memory::ALL {
         for (fault, value, words) in [
@@ -104,16 +104,16 @@ fn the_cpu_goes_on_where_bursts_wait_for_a_launch_of_a_device_that_fails() {
     }
 }
 
-/// Given up while a launch is under way or others are queued, it must not launch them when their packets are somebody
-/// else's: those would be swapped again.
+/// A device that has given up during a launch, or with bursts queued, must not launch them later: their packets have
+/// been reused and would be swapped again.
 #[test]
-fn a_device_that_was_given_up_launches_nothing_of_what_is_queued() {
+fn abandoned_device_launches_nothing() {
     let fake = Fake::new();
-    for patience in [1, 15, 25] {
+    for timeout in [1, 15, 25] {
         let case = Case {
             slots: 16,
             bursts: 100,
-            patience: Duration::from_millis(patience),
+            timeout: Duration::from_millis(timeout),
             ..Case::new(Launch::Kernel, Memory::Host)
         };
         let mut device = devices::open("cuda:0").unwrap();
@@ -121,18 +121,18 @@ fn a_device_that_was_given_up_launches_nothing_of_what_is_queued() {
         fake.set("launch_us", 20_000);
         line.run_to_the_end();
         let failure = line.end();
-        assert!(patience > 1 || failure.unwrap().contains("has not answered"), "{patience} ms");
+        assert!(timeout > 1 || failure.unwrap().contains("has not answered"), "{timeout} ms");
         fake.set("launch_us", 0);
         drop(device);
-        assert_eq!(fake.live(), "nothing", "{patience} ms");
+        assert_eq!(fake.live(), "nothing", "{timeout} ms");
     }
 }
 
-/// A kernel that hangs cannot be made to end, so it is in a process of its own. It takes 5 s, which a launcher that ends
-/// waits for its kernels.
+/// A kernel that hangs cannot be stopped, so it runs in a process of its own. The test takes 5 s, the launcher's
+/// timeout for its kernels.
 #[test]
-fn the_cpu_goes_on_where_a_kernel_hangs() {
-    const NAME: &str = "faults::the_cpu_goes_on_where_a_kernel_hangs";
+fn cpu_takes_over_from_a_hung_kernel() {
+    const NAME: &str = "faults::cpu_takes_over_from_a_hung_kernel";
     if !is_child() {
         let start = |(way, mapped): (usize, &'static str)| {
             start_process(NAME, &[("OFFCORE_TEST_WAY", &way.to_string()), ("OFFCORE_FAKE_DMA_BUF", mapped)])
@@ -148,12 +148,12 @@ fn the_cpu_goes_on_where_a_kernel_hangs() {
     }
     let fake = Fake::new();
     let way: usize = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
-    let case = Case { patience: Duration::from_millis(50), slots: 16, ..ways().nth(way).unwrap() };
+    let case = Case { timeout: Duration::from_millis(50), slots: 16, ..ways().nth(way).unwrap() };
     let mut device = devices::open("cuda:0").unwrap();
     let mut line = Line::new(&mut *device, pool(1, case.burst), case).unwrap();
     fake.set("hang_after", 7);
     if case.launch == Launch::Kernel {
-        // So that others are in the launch of the burst that hangs.
+        // So that other bursts share the launch of the one that hangs.
         fake.set("launch_us", 5000);
     }
     line.run_to_the_end();
@@ -161,10 +161,11 @@ fn the_cpu_goes_on_where_a_kernel_hangs() {
     assert!(failure.contains("has not answered"), "{case:?}: {failure}");
 }
 
-/// A pipeline that ends gives memory back, and a driver has it wait for every kernel. The one that hangs never ends.
+/// A pipeline that ends frees memory, and a driver would block that until every kernel has ended; the hung one never
+/// does.
 #[test]
-fn a_pipeline_ends_beside_one_whose_kernel_hangs() {
-    const NAME: &str = "faults::a_pipeline_ends_beside_one_whose_kernel_hangs";
+fn pipeline_ends_beside_a_hung_kernel() {
+    const NAME: &str = "faults::pipeline_ends_beside_a_hung_kernel";
     if !is_child() {
         let children = Launch::ALL.map(|launch| start_process(NAME, &[("OFFCORE_TEST_WAY", launch.name())]));
         for child in children {
@@ -178,13 +179,13 @@ fn a_pipeline_ends_beside_one_whose_kernel_hangs() {
     let launch: Launch = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
     let mut device = devices::open("cuda:0").unwrap();
     let pool = pool(2, 64);
-    let hangs = Case { patience: Duration::from_millis(50), ..Case::new(launch, Memory::Host) };
+    let hangs = Case { timeout: Duration::from_millis(50), ..Case::new(launch, Memory::Host) };
     let mut hangs = Line::new(&mut *device, pool, hangs).unwrap();
     let mut works = Line::new(&mut *device, pool, Case::new(Launch::Kernel, Memory::Gpu)).unwrap();
     fake.set("hang_after", 2);
     fake.set("hang_count", 1);
-    // Nobody looks at its bursts before one hangs: late bursts of a busy machine would be given up, and the one that hangs
-    // would be another pipeline's.
+    // Its bursts are not polled before one hangs: on a busy machine a late burst would count as a failure, and the hang
+    // would hit another pipeline.
     hangs.fill();
     let start = Instant::now();
     while fake.calls("hung") == 0 {
@@ -203,11 +204,11 @@ fn a_pipeline_ends_beside_one_whose_kernel_hangs() {
 }
 
 #[test]
-fn a_device_without_memory_is_refused_by_what_it_has_and_gives_everything_back() {
+fn out_of_memory_is_refused_without_leaks() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     let open = fake.live();
-    // Of the pool's copy, and of the words of a ring.
+    // For the pool's copy, and for the words of a ring.
     for (memory, bytes) in [(Memory::Gpu, 1 << 20), (Memory::Host, 16)] {
         fake.set("memory", bytes);
         for launch in [Launch::Kernel, Launch::Graph] {
@@ -230,9 +231,9 @@ fn a_device_without_memory_is_refused_by_what_it_has_and_gives_everything_back()
     }
 }
 
-/// Whatever is refused while a pipeline is made, it is said, and nothing is left.
+/// Any failing call during setup is reported, and nothing leaks.
 #[test]
-fn every_call_may_fail_while_a_pipeline_is_made() {
+fn any_call_may_fail_during_setup() {
     let fake = Fake::new();
     for entry in [
         "cuMemHostRegister_v2",
@@ -258,7 +259,7 @@ fn every_call_may_fail_while_a_pipeline_is_made() {
 }
 
 #[test]
-fn every_call_may_fail_while_a_device_is_opened() {
+fn any_call_may_fail_during_open() {
     let fake = Fake::new();
     for entry in [
         "cuDeviceGetCount",
@@ -303,10 +304,10 @@ fn what_is_too_old_is_refused_by_name() {
     assert_eq!(fake.live(), "nothing");
 }
 
-/// The driver is asked for its version once in a process.
+/// The driver's version is queried once per process.
 #[test]
-fn an_old_driver_is_refused_by_its_version() {
-    const NAME: &str = "faults::an_old_driver_is_refused_by_its_version";
+fn old_driver_is_refused() {
+    const NAME: &str = "faults::old_driver_is_refused";
     if !is_child() {
         let output = in_a_process(NAME, &[("OFFCORE_FAKE_DRIVER", "11080")]);
         assert!(
@@ -320,13 +321,13 @@ fn an_old_driver_is_refused_by_its_version() {
     let refused = refusal();
     assert!(refused.contains("11.8") && refused.contains("12.0"), "{refused}");
     assert_eq!((fake.live().as_str(), fake.calls("cuDevicePrimaryCtxRetain")), ("nothing", 0));
-    // The doctor is told all the same.
+    // The doctor still gets the facts.
     assert_eq!(cuda::facts().unwrap().driver_version, 11_080);
 }
 
 #[test]
-fn a_machine_without_a_gpu_is_told_so() {
-    const NAME: &str = "faults::a_machine_without_a_gpu_is_told_so";
+fn machine_without_gpu_is_reported() {
+    const NAME: &str = "faults::machine_without_gpu_is_reported";
     if !is_child() {
         let output = in_a_process(NAME, &[("OFFCORE_FAKE_DEVICES", "0")]);
         assert!(

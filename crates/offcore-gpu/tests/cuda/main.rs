@@ -1,5 +1,5 @@
-//! Devices of CUDA, on a stand-in for the driver's library (`tests/fake_cuda`): what a machine with a GPU does with the
-//! kernels is not tested here. Where no C++ compiler was there, nothing of it can be tested.
+//! CUDA devices on a stand-in for the driver's library (`tests/fake_cuda`). This says nothing about a real GPU. Without
+//! a C++ compiler nothing can be tested.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

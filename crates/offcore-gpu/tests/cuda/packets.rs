@@ -1,4 +1,4 @@
-//! Packets through pipelines, each of which is looked at when it comes back.
+//! Sends packets through pipelines and checks each one.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use offcore_mem::{HEADROOM, Hugepages, Packet, Pool, PoolCache};
 use offcore_wire::Sum;
 
 const SKIP: usize = 14;
-/// Packets of bursts one after the other, where they are mixed.
+/// Packets per burst in the mixed case, repeated.
 const LENGTHS: [usize; 5] = [1, 1024, 7, 257, 64];
 /// Occurs in some packets: 13 apart, as their bytes are.
 const PATTERN: [u8; 3] = [200, 213, 226];
 
-/// What a pipeline does, and with how many packets.
+/// The work of a pipeline, and its number of packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) launch: Launch,
@@ -24,20 +24,20 @@ pub(crate) struct Case {
     pub(crate) split_at: Option<usize>,
     pub(crate) slots: usize,
     pub(crate) burst: usize,
-    /// Bursts have fewer packets than `burst`, one this many and the next one that many.
+    /// Bursts alternate between these two lengths, below `burst`.
     pub(crate) mixed: bool,
     pub(crate) bursts: usize,
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Case {
     pub(crate) fn new(launch: Launch, memory: Memory) -> Self {
-        let (kind, patience) = (Kind::Crc32c, Duration::from_secs(10));
+        let (kind, timeout) = (Kind::Crc32c, Duration::from_secs(10));
         let (slots, burst, bursts) = (4, 64, 20);
-        Self { launch, memory, kind, split_at: None, slots, burst, mixed: false, bursts, patience }
+        Self { launch, memory, kind, split_at: None, slots, burst, mixed: false, bursts, timeout }
     }
 
-    /// Packets of the burst of this number.
+    /// Number of packets of a burst.
     fn len(&self, burst: usize) -> usize {
         if self.mixed { LENGTHS[burst % LENGTHS.len()].min(self.burst) } else { self.burst }
     }
@@ -46,13 +46,13 @@ impl Case {
         (0..self.bursts).map(|burst| self.len(burst)).sum()
     }
 
-    /// The packet of this number: lengths from 60 on, now and then several buffers.
+    /// A packet by number: lengths from 60 on, some of several buffers.
     fn content(number: usize) -> Vec<u8> {
         let len = if number % 37 == 36 { 5000 } else { 60 + number * 7 % 1400 };
         (0..len).map(|at| (number.wrapping_mul(2_654_435_761) >> 9).wrapping_add(at * 13) as u8).collect()
     }
 
-    /// What it must be afterwards, and its result.
+    /// The expected packet and result.
     fn expected(&self, number: usize) -> (Vec<u8>, u32) {
         let mut bytes = Self::content(number);
         bytes[..12].rotate_left(6);
@@ -81,47 +81,47 @@ impl Case {
     }
 }
 
-/// A pool for so many pipelines with bursts of so many packets.
+/// A pool for `pipelines` pipelines with bursts of this length.
 pub(crate) fn pool(pipelines: usize, burst: usize) -> &'static Pool {
     Pool::new(16 * pipelines * burst.max(128), 2048, Hugepages::None).unwrap()
 }
 
-/// A pipeline, and how far it has come.
+/// A pipeline and its progress.
 #[derive(Debug)]
 pub(crate) struct Line {
     case: Case,
     pool: &'static Pool,
     cache: PoolCache,
-    /// `None` when no more bursts will come.
+    /// `None` once no more bursts follow.
     front: Option<Front>,
     back: Back,
-    /// Bursts, and packets of them.
+    /// Numbers of bursts and packets.
     sent: [usize; 2],
     received: usize,
     gathered: Vec<Packet>,
 }
 
 impl Line {
-    /// A pipeline on this device; why there is none, in words.
+    /// A pipeline on this device, or the error.
     pub(crate) fn new(device: &mut dyn Device, pool: &'static Pool, case: Case) -> Result<Self, String> {
-        let Case { launch, memory, kind, split_at, slots, burst, patience, .. } = case;
+        let Case { launch, memory, kind, split_at, slots, burst, timeout, .. } = case;
         let patterns = Patterns::from_list([PATTERN]).unwrap();
         let work =
             Work { kind, swap: true, skip: SKIP as u32, split_at, forced_ns: 0, patterns: Some(&patterns) };
-        let worker = Worker::Device { device, launch, blocks: 2, lanes: 64, memory };
-        let setup = Setup { burst, slots, worker, work, patience, pool, hugepages: Hugepages::None };
+        let worker = Worker::Device { device, launch, blocks: 2, threads: 64, memory };
+        let setup = Setup { burst, slots, worker, work, timeout, pool, hugepages: Hugepages::None };
         let (front, back) = pipeline(setup).map_err(|error| error.to_string())?;
         let (cache, gathered) = (pool.cache(), Vec::new());
         Ok(Self { case, pool, cache, front: Some(front), back, sent: [0, 0], received: 0, gathered })
     }
 
-    /// Submits a burst if there is one and room for it, and looks at one if it is back. Whether one was.
+    /// Submits a burst if possible, and checks one that is back. Returns whether one was.
     fn turn(&mut self) -> bool {
         self.submit();
         self.look()
     }
 
-    /// Whether a burst could be submitted.
+    /// Submits a burst. Returns whether it could.
     fn submit(&mut self) -> bool {
         let Self { case, pool, cache, front, sent: [bursts, packets], gathered, .. } = self;
         let Some(front) = front.as_mut().filter(|_| *bursts < case.bursts) else { return false };
@@ -135,7 +135,7 @@ impl Line {
         true
     }
 
-    /// Whether a burst was back.
+    /// Checks a burst. Returns whether one was back.
     fn look(&mut self) -> bool {
         let Self { case, pool, cache, back, received, .. } = self;
         let Some(done) = back.done() else { return false };
@@ -151,24 +151,24 @@ impl Line {
         true
     }
 
-    /// Until all of its packets are back.
+    /// Runs until all packets are back.
     pub(crate) fn run_to_the_end(&mut self) {
         self.run_until(self.case.packets());
     }
 
-    /// Submits as many bursts as there is room for.
+    /// Submits as many bursts as fit.
     pub(crate) fn fill(&mut self) {
         while self.submit() {}
     }
 
-    /// The same, and no more will come.
+    /// The same, then closes the submitting end.
     pub(crate) fn fill_and_stop(&mut self) {
         self.fill();
         self.case.bursts = self.sent[0];
         self.front = None;
     }
 
-    /// Until so many packets are back.
+    /// Runs until this many packets are back.
     pub(crate) fn run_until(&mut self, packets: usize) {
         let mut moved = Instant::now();
         while self.received < packets {
@@ -180,7 +180,7 @@ impl Line {
         }
     }
 
-    /// What has failed, if its device has.
+    /// The failure of its device, if any.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.back.failure()
     }
@@ -189,7 +189,7 @@ impl Line {
         self.received == self.case.packets()
     }
 
-    /// Ends the pipeline; what has failed, if its device has.
+    /// Ends the pipeline. Returns the failure of its device, if any.
     pub(crate) fn end(self) -> Option<String> {
         let Self { front, mut back, .. } = self;
         drop(front);
@@ -198,12 +198,12 @@ impl Line {
     }
 }
 
-/// Runs pipelines side by side until all of their packets are back, and ends one after the other. What has failed of each;
-/// the devices may be closed then, and all packet buffers are free.
+/// Runs pipelines concurrently until all of their packets are back, then ends them in turn. Returns the failure of
+/// each. Afterwards the devices may be closed, and all packet buffers are free.
 pub(crate) fn run(mut lines: Vec<Line>) -> Vec<Option<String>> {
     let mut moved = Instant::now();
     while lines.iter().any(|line| !line.is_done()) {
-        // Not with `any`: each has its turn.
+        // Not `any`, which stops at the first: each gets its turn.
         let back =
             lines.iter_mut().filter(|line| !line.is_done()).map(Line::turn).filter(|back| *back).count();
         if back > 0 {
@@ -224,13 +224,13 @@ pub(crate) fn run(mut lines: Vec<Line>) -> Vec<Option<String>> {
     failures
 }
 
-/// One pipeline. What has failed, or why there is none.
+/// Runs one pipeline. Returns its failure, or the error of its setup.
 pub(crate) fn run_one(device: &mut dyn Device, case: Case) -> Result<Option<String>, String> {
     let line = Line::new(device, pool(1, case.burst), case)?;
     Ok(run(vec![line]).remove(0))
 }
 
-/// Every way in which bursts go to a device, with every memory.
+/// Every launch type with every memory.
 pub(crate) fn ways() -> impl Iterator<Item = Case> {
     Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| Case::new(launch, memory)))
 }

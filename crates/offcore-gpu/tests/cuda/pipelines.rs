@@ -1,4 +1,4 @@
-//! Pipelines whose bursts a CUDA device works on.
+//! Pipelines on a CUDA device.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::rig::Fake;
 const KINDS: [Kind; 4] = [Kind::Nothing, Kind::Crc32c, Kind::Checksum, Kind::Match];
 
 #[test]
-fn every_packet_has_its_result_by_every_launch_memory_and_work() {
+fn every_launch_memory_and_work_is_correct() {
     let _fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     for case in ways() {
         for kind in KINDS {
-            // Bursts of one packet, of no round number, of more than a block has, and more laps than one.
+            // Bursts of one packet, of odd lengths, longer than a block, and over several laps.
             for (burst, bursts) in [(1, 60), (7, 30), (64, 12), (257, 6), (1024, 5)] {
                 let case = Case { kind, burst, bursts, ..case };
                 assert_eq!(run_one(&mut *device, case), Ok(None), "{case:?}");
@@ -27,7 +27,7 @@ fn every_packet_has_its_result_by_every_launch_memory_and_work() {
 }
 
 #[test]
-fn packets_that_are_split_have_the_results_of_what_is_behind_the_split() {
+fn split_packets_have_payload_results() {
     let _fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     for case in ways() {
@@ -49,11 +49,11 @@ fn the_largest_burst_is_worked_on() {
 }
 
 #[test]
-fn pipelines_of_one_device_share_the_pool_and_do_not_disturb_each_other() {
+fn pipelines_share_a_device_and_pool() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     let pool = pool(6, 64);
-    // Of different lengths, so that some end long before the others.
+    // Of different lengths, so that some end long before others.
     let lines = ways().enumerate().map(|(i, case)| Case { bursts: 5 + 9 * i, kind: KINDS[i % 4], ..case });
     let lines = lines.map(|case| Line::new(&mut *device, pool, case).unwrap()).collect();
     let registered = fake.calls("cuMemHostRegister_v2");
@@ -63,7 +63,7 @@ fn pipelines_of_one_device_share_the_pool_and_do_not_disturb_each_other() {
     assert_eq!(fake.live(), "nothing");
 }
 
-/// Waits until so many threads of this process launch kernels: one names itself, and stays for a moment when it has ended.
+/// Waits until this many launch threads exist; a thread names itself, and lingers for a moment after its end.
 fn wait_for_launching_threads(wanted: usize) {
     let since = Instant::now();
     while launching_threads() != wanted {
@@ -74,16 +74,15 @@ fn wait_for_launching_threads(wanted: usize) {
 
 fn launching_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    // One that ends meanwhile has no name.
+    // A thread that ends meanwhile has no name.
     let names =
         tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
     names.filter(|name| name.trim_end() == "offcore-launch").count()
 }
 
-/// Bursts that are queued while a launch is under way: of a launch that takes longer than a burst does to be made, however
-/// busy the machine is.
+/// Bursts that queue up during a launch: the launch takes longer than preparing a burst, even on a busy machine.
 #[test]
-fn bursts_behind_a_slow_launch_are_launched_together_and_every_packet_has_its_result() {
+fn bursts_behind_a_slow_launch_are_batched() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     for memory in Memory::ALL {
@@ -106,7 +105,7 @@ fn bursts_behind_a_slow_launch_are_launched_together_and_every_packet_has_its_re
 }
 
 #[test]
-fn pipelines_of_one_device_share_a_thread_that_launches_until_the_last_one_ends() {
+fn pipelines_share_the_launch_thread() {
     let fake = Fake::new();
     fake.set("devices", 2);
     let mut devices = ["cuda:0", "cuda:1"].map(|name| devices::open(name).unwrap());
@@ -126,13 +125,13 @@ fn pipelines_of_one_device_share_a_thread_that_launches_until_the_last_one_ends(
         wait_for_launching_threads(0);
     }
     let mut line = Line::new(&mut *devices[0], pool, Case::new(Launch::Persistent, Memory::Host)).unwrap();
-    assert_eq!(launching_threads(), 0, "who submits the first burst launches kernels that wait for bursts");
+    assert_eq!(launching_threads(), 0, "the submitting thread launches kernels that poll");
     line.run_to_the_end();
     assert_eq!(line.end(), None);
 }
 
 #[test]
-fn what_was_submitted_before_the_end_is_worked_on_by_the_device() {
+fn drain_processes_submitted_bursts() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     fake.set("launch_us", 20_000);
@@ -164,7 +163,7 @@ fn two_devices_see_the_same_pool() {
 }
 
 #[test]
-fn kernels_have_memory_of_the_devices_for_packets_with_memory_gpu_alone() {
+fn only_memory_gpu_allocates_staging() {
     for case in ways() {
         let fake = Fake::new();
         let mut device = devices::open("cuda:0").unwrap();
@@ -174,7 +173,7 @@ fn kernels_have_memory_of_the_devices_for_packets_with_memory_gpu_alone() {
 }
 
 #[test]
-fn bursts_go_to_memory_of_the_devices_where_the_cpu_can_map_it() {
+fn mapped_slots_are_in_device_memory() {
     let fake = Fake::new();
     for (exported, mapped) in [(1, true), (0, false)] {
         fake.set("dma_buf", exported);
@@ -192,7 +191,7 @@ fn bursts_go_to_memory_of_the_devices_where_the_cpu_can_map_it() {
         drop(device);
         assert_eq!(fake.live(), "nothing");
     }
-    // A driver that says that it could, and does not.
+    // A driver that claims support but fails.
     fake.set("dma_buf", 1);
     fake.set("cuMemGetHandleForAddressRange", 801);
     let mut device = devices::open("cuda:0").unwrap();
@@ -201,9 +200,9 @@ fn bursts_go_to_memory_of_the_devices_where_the_cpu_can_map_it() {
     assert!(notes.contains("pinned host memory (cuMemGetHandleForAddressRange"), "{notes}");
 }
 
-/// Registered memory is let go of when no kernel waits: a driver would have the caller wait for it.
+/// Memory is unregistered only when no kernel polls: a driver would block the caller.
 #[test]
-fn kernels_may_use_the_hosts_addresses_where_the_device_does() {
+fn host_pointers_are_used_if_supported() {
     let fake = Fake::new();
     fake.set("host_pointers", 1);
     let mut device = devices::open("cuda:0").unwrap();
@@ -213,7 +212,7 @@ fn kernels_may_use_the_hosts_addresses_where_the_device_does() {
 }
 
 #[test]
-fn a_profiler_is_told_where_the_run_begins_and_ends() {
+fn profiler_is_started_and_stopped() {
     let fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     device.profile(true).unwrap();

@@ -1,4 +1,4 @@
-//! What goes wrong in l2fwd-nv with a device, and must not here: each test is named for one defect.
+//! Defects of l2fwd-nv with a device that must not occur here: each test is named for one.
 
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::devices;
@@ -6,9 +6,9 @@ use offcore_gpu::devices;
 use crate::packets::{Case, run_one, ways};
 use crate::rig::Fake;
 
-/// l2fwd-nv: one block of 256 threads, so that packets from the 257th on are sent as they came.
+/// l2fwd-nv: one block of 256 threads, so packets from the 257th on are sent unswapped.
 #[test]
-fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
+fn pitfall_1_last_packet_of_a_large_burst() {
     let _fake = Fake::new();
     let mut device = devices::open("cuda:0").unwrap();
     for case in ways() {
@@ -19,9 +19,9 @@ fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
     }
 }
 
-/// l2fwd-nv: falls back to polling over the bus where a library is missing, and prints nothing.
+/// l2fwd-nv: silently falls back to polling over the bus if a library is missing.
 #[test]
-fn pitfall_8_which_memory_is_used_and_polled_is_said() {
+fn pitfall_8_notes_name_the_polled_memory() {
     let _fake = Fake::new();
     for (memory, words) in [(Memory::Host, "in host memory"), (Memory::Gpu, "GPU memory")] {
         for launch in Launch::ALL {
@@ -33,18 +33,14 @@ fn pitfall_8_which_memory_is_used_and_polled_is_said() {
             for word in ["pool of", words, "polled memory", "answers in"] {
                 assert!(notes.contains(word), "{word}: {notes}");
             }
-            assert_eq!(
-                notes.contains("a thread, bound to no core, launches"),
-                launch == Launch::Kernel,
-                "{notes}"
-            );
+            assert_eq!(notes.contains("an unbound thread launches"), launch == Launch::Kernel, "{notes}");
         }
     }
 }
 
-/// l2fwd-nv: graphs are never destroyed, and pipelines never deleted.
+/// l2fwd-nv: neither graphs nor pipelines are destroyed.
 #[test]
-fn pitfall_9_nothing_is_left_at_the_driver_when_pipelines_have_ended() {
+fn pitfall_9_no_leaks_at_the_driver() {
     let fake = Fake::new();
     for case in ways() {
         let mut device = devices::open("cuda:0").unwrap();
@@ -59,9 +55,9 @@ fn pitfall_9_nothing_is_left_at_the_driver_when_pipelines_have_ended() {
     assert!(fake.calls("cuGraphInstantiateWithFlags") > 0);
 }
 
-/// DPDK's gpudev: a table of PCI addresses, which knows no GPU that is newer than itself.
+/// DPDK's gpudev: a table of PCI IDs, which lacks newer GPUs.
 #[test]
-fn pitfall_10_a_device_of_any_name_and_the_newest_compute_capability_is_used() {
+fn pitfall_10_unknown_devices_are_used() {
     let fake = Fake::new();
     for (name, capability) in
         [("NVIDIA H200", 90), ("NVIDIA B300 SXM6 AC", 103), ("Übermorgen\t9000", 199), ("", 75)]

@@ -1,10 +1,10 @@
-//! Tests in processes of their own: of what is decided once in a process, or ends it.
+//! Tests in separate processes, for what is decided once per process or ends it.
 
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::rig::CHILD;
 
-/// Runs a test in a process of its own.
+/// Runs a test in a separate process.
 pub(crate) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> Output {
     start_process(test, environment).wait_with_output().unwrap()
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use libloading::Library;
 use offcore_gpu::fake_cuda::FAKE_CUDA;
 
-/// The stand-in, for one test: everything of it is as in the beginning.
+/// The stand-in in its initial state, for one test.
 #[derive(Debug)]
 pub(crate) struct Fake {
     library: &'static Library,
@@ -14,25 +14,25 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    /// Waits until no other test has it. It is loaded by its path; who asks for `libcuda.so` afterwards gets it.
+    /// Waits until no other test uses it. It is loaded by path; a later load of `libcuda.so` finds it.
     pub(crate) fn new() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static LIBRARY: OnceLock<Library> = OnceLock::new();
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let library = LIBRARY.get_or_init(|| {
             let path = FAKE_CUDA.expect("the stand-in is built where the kernels are");
-            // SAFETY: the library that was built for these tests; it does nothing when it is loaded.
+            // SAFETY: the library built for these tests, which has no initialisers.
             unsafe { Library::new(path) }.expect("the stand-in can be loaded")
         });
         let fake = Self { library, _turn: turn };
-        // What the environment sets is for a process that has one test.
+        // The environment's settings are for a process with one test.
         if !is_child() {
             fake.set("reset", 0);
         }
         fake
     }
 
-    /// Sets what goes wrong or what the machine is: `Settings` in `tests/fake_cuda/fake.h`.
+    /// Changes a setting: `Settings` in `tests/fake_cuda/fake.h`.
     pub(crate) fn set(&self, name: &str, value: i64) {
         let c_name = CString::new(name).unwrap();
         // SAFETY: the function's type, in control.cpp.
@@ -55,7 +55,7 @@ impl Fake {
         }
     }
 
-    /// How often an entry point has been called.
+    /// Number of calls of an entry point.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();
         // SAFETY: as above.
@@ -66,9 +66,9 @@ impl Fake {
         }
     }
 
-    /// What is alive at the driver: contexts, streams, memory and so on.
+    /// Live driver objects: contexts, streams, memory and so on.
     pub(crate) fn live(&self) -> String {
-        // SAFETY: as above; the text stays until this thread asks again.
+        // SAFETY: as above; the text is valid until this thread's next call.
         unsafe {
             let live = self.library.get::<unsafe extern "C" fn() -> *const c_char>("offcore_fake_live");
             CStr::from_ptr(live.unwrap()()).to_str().unwrap().to_owned()

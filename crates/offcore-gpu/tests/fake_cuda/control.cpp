@@ -1,4 +1,4 @@
-// What tests ask for and ask about: faults, what is alive, how often a call was made.
+// The control interface of tests: faults, live objects, call counts.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +34,7 @@ void abort_with(const char *format, ...)
 	abort();
 }
 
-// The number that a name stands for; null: there is none of this name.
+// The setting of a name; null if there is none.
 static long long *number(Settings &settings, const std::string &name)
 {
 	const std::pair<const char *, long long *> numbers[] = {
@@ -53,7 +53,7 @@ static long long *number(Settings &settings, const std::string &name)
 		{"lost_before_answer", &settings.lost_before_answer},
 		{"lost_error", &settings.lost_error},
 		{"launch_us", &settings.launch_us},
-		{"patience", &settings.patience},
+		{"timeout", &settings.timeout},
 	};
 	for (const auto &[known, at] : numbers)
 		if (name == known)
@@ -71,7 +71,7 @@ static void settings_from_environment(State &state)
 			continue;
 		std::string name(*entry + sizeof(prefix) - 1, (size_t)(value - *entry) - (sizeof(prefix) - 1));
 		value++;
-		// Where the library is, which cargo says to tests.
+		// The library's path, which cargo passes to tests.
 		if (name == "CUDA")
 			continue;
 		if (name == "NAME") {
@@ -105,7 +105,7 @@ State &state()
 void wait_until_idle(Lock &lock, Context &context, const char *call)
 {
 	State &all = state();
-	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.patience);
+	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.timeout);
 	while (context.unfinished)
 		if (all.changed.wait_until(lock, deadline) == std::cv_status::timeout && context.unfinished)
 			abort_with("%s waits for kernels that do not end: a driver would wait for ever", call);
@@ -115,8 +115,8 @@ void wait_until_idle(Lock &lock, Context &context, const char *call)
 
 using namespace fake;
 
-// Sets a number of Settings, or, for the name of an entry point, what it returns from now on (0: what it should). "reset":
-// kernels end, and everything is as in the beginning but for what is alive. Returns whether there is such a name.
+// Sets a field of Settings, or the result of an entry point from now on (0: normal). "reset" ends kernels and restores
+// the initial state except for live objects. Returns whether the name exists.
 API int offcore_fake_set(const char *name, long long value)
 {
 	State &all = state();
@@ -146,21 +146,21 @@ API int offcore_fake_set(const char *name, long long value)
 	return 0;
 }
 
-// What devices are called.
+// The devices' name.
 API void offcore_fake_name(const char *name)
 {
 	Lock lock(state().mutex);
 	state().settings.name = name;
 }
 
-// How often an entry point has been called.
+// Number of calls of an entry point.
 API unsigned long long offcore_fake_calls(const char *name)
 {
 	Lock lock(state().mutex);
 	return state().calls[name];
 }
 
-// What is alive, in words: "nothing", or "1 contexts, 2 streams". It stays until the next call by the same thread.
+// Live objects as text: "nothing", or "1 contexts, 2 streams". Valid until the thread's next call.
 API const char *offcore_fake_live(void)
 {
 	static thread_local std::string text;

@@ -230,7 +230,7 @@ API int cuDevicePrimaryCtxRelease_v2(int device)
 	if (!context.retained)
 		return INVALID_CONTEXT;
 	if (--context.retained == 0) {
-		// With the context its kernels end; the next one is sound.
+		// The kernels end with the context; the next context works.
 		if (context.unfinished)
 			fail(context, LAUNCH_FAILED);
 		wait_until_idle(lock, context, "cuDevicePrimaryCtxRelease");

@@ -1,7 +1,14 @@
-// A stand-in for the CUDA driver's library, for tests on machines without a GPU: what offcore-gpu calls of the driver's
-// interface, from its public documentation, with threads for streams and the kernels' own source for kernels.
+// A stand-in for the CUDA driver's library, for tests on machines without a GPU: the part of the driver API that
+// offcore-gpu uses, after its public documentation. Streams are threads, and kernels run from their own source.
 //
-// It is stricter than a driver where a driver would let a mistake pass or would wait for ever:
+// It is stricter than a driver where that would miss an error or block forever:
+// * device addresses differ from host addresses by an offset larger than any host address, so that mixing them up is
+//   detected at once,
+// * every handle and memory range is validated,
+// * a call that would block until kernels have ended (cuMemFree, cuMemHostRegister, ...) ends the process with a
+//   message if they do not,
+// * memory from cuMemAlloc is never zero initially.
+// Live objects are counted (offcore_fake_live), and faults can be injected (offcore_fake_set, OFFCORE_FAKE_*).
 //   * an address at the device is not the host's: it is shifted by more than any host address has, so that a host
 //     pointer that a kernel is given, and a device's that the host uses, are found at once,
 //   * every handle and every range of memory is looked up,
@@ -56,18 +63,18 @@ enum Result : int {
 // The primary context of a device.
 struct Context {
 	int device = 0;
-	// How often it has been retained.
+	// Retain count.
 	unsigned retained = 0;
-	// What every call returns from now on, kernels of this context end and what is queued is dropped; 0: nothing is wrong.
+	// The sticky error of every call, after which kernels end and queued work is dropped; 0: none.
 	std::atomic<int> error{0};
-	// What its streams have been given and have not finished, and what they are at.
+	// Unfinished work of its streams, including what they run now.
 	unsigned unfinished = 0;
 	unsigned running = 0;
 };
 
 struct Stream {
 	Context *context;
-	// Whether it waits for the null stream, and that for it.
+	// Whether it synchronises with the null stream.
 	bool blocking;
 	std::deque<std::function<void()>> queue;
 	unsigned unfinished = 0;
@@ -80,7 +87,7 @@ struct Event {
 	unsigned long long reached = 0;
 };
 
-// A kernel of a module: which of ours, and what the PTX says of it.
+// A kernel of a module: which kernel it is, and its attributes from the PTX.
 struct Function {
 	Context *context;
 	std::string name;
@@ -93,10 +100,10 @@ struct Module {
 	std::map<std::string, Function *> functions;
 };
 
-// A kernel with its parameters, as they were when it was launched.
+// A kernel with its parameters at launch.
 struct Launch {
 	Function *function;
-	// Columns and rows of blocks, threads of a block.
+	// Columns and rows of blocks; threads per block.
 	unsigned grid, rows, block;
 	std::vector<std::vector<u8>> parameters;
 };
@@ -114,59 +121,59 @@ struct Exec {
 	std::vector<Launch> launches;
 };
 
-// Memory that a device reaches.
+// Memory that a device can access.
 struct Range {
 	u8 *host;
 	size_t len;
 	Context *context;
-	// Whether the other devices' contexts reach it, too.
+	// Whether other devices' contexts can access it.
 	bool portable;
-	// What the device's own memory is a mapping of.
+	// The file behind device memory.
 	int file;
 };
 
-// What goes wrong, and what the machine is.
+// Injected faults, and the properties of the machine.
 struct Settings {
 	long long devices = 1;
 	long long driver = 13000;
 	long long capability = 90;
-	// Bytes of a device, and bytes that can be registered.
+	// Bytes of device memory, and bytes that can be registered.
 	long long memory = 1LL << 36;
 	long long registrable = 1LL << 40;
-	// 1: a kernel may use the host's addresses of registered memory.
+	// 1: kernels may use host addresses of registered memory.
 	long long host_pointers = 0;
-	// 1: the CPU can map memory of the device.
+	// 1: the CPU can map device memory.
 	long long dma_buf = 0;
-	// 1: network cards reach its memory, and the CPU has to wait for what they write; 2: it does not have to.
+	// 1: network cards can access device memory, and their writes need a flush; 2: they need none.
 	long long gpudirect = 0;
 	// 1: modules are refused as invalid PTX.
 	long long refuse_ptx = 0;
-	// So many bursts are begun, then the device is lost or its kernels hang; -1: it never happens.
+	// The device is lost, or its kernels hang, after starting this many bursts; -1: never.
 	long long lost_after = -1;
 	long long hang_after = -1;
-	// How many of them hang; -1: all.
+	// How many kernels hang; -1: all.
 	long long hang_count = -1;
-	// The same, with the burst worked on but for its answer.
+	// The same, after processing a burst but before its answer.
 	long long lost_before_answer = -1;
-	// What calls return when the device is lost.
+	// The error of a lost device.
 	long long lost_error = LAUNCH_FAILED;
-	// Microseconds that a kernel's launch takes its caller.
+	// Duration of a launch call in microseconds.
 	long long launch_us = 0;
 	// Seconds that a call waits for kernels before it ends the process.
-	long long patience = 10;
+	long long timeout = 10;
 	std::string name = "Offcore stand-in 1";
 };
 
 struct State {
 	std::mutex mutex;
-	// Something has been finished, or has gone wrong.
+	// Notified when something has finished or failed.
 	std::condition_variable changed;
 	bool initialized = false;
 	Settings settings;
-	// Entry points that fail, and how often each has been called.
+	// Entry points that fail, and their call counts.
 	std::map<std::string, int> failing;
 	std::map<std::string, unsigned long long> calls;
-	// Bursts that kernels have begun with.
+	// Number of bursts that kernels have started.
 	long long bursts = 0;
 	std::vector<Context *> contexts;
 	std::set<Module *> modules;
@@ -175,49 +182,49 @@ struct State {
 	std::set<Event *> events;
 	std::set<Graph *> graphs;
 	std::set<Exec *> execs;
-	// By address at the host.
+	// By host address.
 	std::map<u8 *, Range> allocations;
 	std::map<u8 *, Range> registrations;
 };
 
 typedef std::unique_lock<std::mutex> Lock;
 
-// Handles are never reused, and the state is there until the process ends, since threads may be at it.
+// Handles are never reused, and the state is never freed, since threads may use it.
 State &state();
 
-// What a call of `name` begins with: what it returns at once, or SUCCESS. With a context: the calling thread's current one,
-// which has to be sound. Who is told that it is not is told so when its kernels have been stopped, as by a driver.
+// The entry check of call `name`: an injected result, or SUCCESS. With a context: the thread's current one, which must
+// be valid. Like a driver, it reports a lost context only after its kernels have stopped.
 int enter(const Lock &, const char *name);
 int enter(Lock &, const char *name, Context *&context);
-// The same for what gives something back, which is done although the context is not sound: `error` is returned then.
+// The same for calls that release something, which succeed on a lost context, too; `error` is returned then.
 int enter_to_free(Lock &, const char *name, Context *&context, int &error);
-// The context's error, when its kernels have been stopped; SUCCESS: it is sound.
+// The context's error, after its kernels have stopped, or SUCCESS.
 int error_of(Lock &, Context &);
 
-// Waits until the device has nothing to do, for a call that a driver answers only then.
+// Waits until the device is idle, for calls that block until then.
 void wait_until_idle(Lock &, Context &, const char *call);
 
 // The same for one stream.
 void wait_for(Lock &, const Stream &, const char *call);
 
-// Queues work on a stream; null is the null stream, on which it is done before this returns.
+// Queues work on a stream; on null, the null stream, it completes before the call returns.
 void queue(Lock &, Context &, Stream *, std::function<void()>);
 
-// Where memory of the device is at the host; null when the context does not reach all of it.
+// The host address of device memory; null if the context cannot access all of it.
 u8 *translate(const Lock &, const Context &, u64 address, u64 len);
 
-// Takes a kernel's parameters, by the function's list.
+// Copies a kernel's parameters by the function's list.
 int make_launch(const Lock &, Launch &, Function *, const unsigned grid[3], const unsigned block[3], void **parameters);
-// Runs it on this thread, and on one more for each block but the first.
+// Runs it on this thread and on one more per further block.
 void run(Context &, const Launch &);
-// The sizes of the parameters that run() reads; empty when there is no such kernel.
+// The sizes of run()'s parameters; empty if there is no such kernel.
 std::vector<size_t> parameters_of(const std::string &kernel);
 
-// The context can no longer be used.
+// Marks the context as lost.
 void fail(Context &, int error);
-// Says what is wrong on the standard error stream.
+// Reports an error on stderr.
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// The same, and ends the process.
+// Reports an error and ends the process.
 [[noreturn]] void abort_with(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 } // namespace fake

@@ -1,4 +1,4 @@
-// What a launch does: the kernels' bodies (kernels/bodies.h), with a thread for each block.
+// Running a launch: the kernels' bodies (kernels/bodies.h), with one thread per block.
 #include <cstring>
 
 #include "bodies.h"
@@ -8,18 +8,18 @@ namespace fake {
 
 namespace {
 
-// Thrown on a thread whose kernel is to end where it is: the device is lost.
+// Thrown on a thread to end its kernel: the device is lost.
 struct Killed {};
 
-// A block of threads: one thread does their work. It ends where it waits, when its context can no longer be used, and
-// makes the faults that are asked for.
+// A block of threads: one thread does its work. It ends at a wait when its context is lost, and injects the requested
+// faults.
 struct Block : og::Thread {
 	Context &context;
-	// Whether bursts are counted here: one block of each burst does.
+	// Whether this block counts bursts: one block of each burst does.
 	bool counts;
 
-	Block(og::Scratch &scratch, u32 lanes, Context &context, bool counts)
-		: og::Thread(scratch, lanes), context(context), counts(counts)
+	Block(og::Scratch &scratch, u32 threads, Context &context, bool counts)
+		: og::Thread(scratch, threads), context(context), counts(counts)
 	{
 	}
 
@@ -30,7 +30,7 @@ struct Block : og::Thread {
 		og::Thread::relax(tries);
 	}
 
-	// All bodies do this first with a burst.
+	// The first step of all bodies for a burst.
 	u32 broadcast(u32 count) const
 	{
 		if (counts && count != OG_QUIT)
@@ -38,7 +38,7 @@ struct Block : og::Thread {
 		return count;
 	}
 
-	// And this last.
+	// The last step.
 	void release(u32 *at, u32 lap) const
 	{
 		State &all = state();
@@ -72,7 +72,7 @@ private:
 	}
 };
 
-// A kernel's parameters, and memory of the device that it uses.
+// A kernel's parameters, and the device memory that it uses.
 struct Arguments {
 	const Lock &lock;
 	Context &context;
@@ -86,7 +86,7 @@ struct Arguments {
 		return value;
 	}
 
-	// Where memory is at the host. Of none it does not matter where it is.
+	// The host address of device memory; irrelevant for an empty range.
 	u8 *host(const char *what, const void *address, u64 len)
 	{
 		if (len == 0)
@@ -123,7 +123,7 @@ struct Arguments {
 
 typedef std::function<void(Block &, u32, u32)> Body;
 
-// The body of a kernel, for a block, its number in its row and its row; empty when an address is none of the device's.
+// The body of a kernel for a block by column and row; empty if an address is not the device's.
 Body body_of(Context &context, const Launch &launch)
 {
 	Lock lock(state().mutex);
@@ -185,9 +185,9 @@ void run(Context &context, const Launch &launch)
 	const bool all_count = launch.function->name != "og_burst";
 	auto block = [&](u32 number, u32 row) {
 		og::Scratch scratch;
-		Block lanes(scratch, launch.block, context, all_count || number == 0);
+		Block threads(scratch, launch.block, context, all_count || number == 0);
 		try {
-			body(lanes, number, row);
+			body(threads, number, row);
 		} catch (const Killed &) {
 		}
 	};

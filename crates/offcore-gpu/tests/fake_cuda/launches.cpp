@@ -19,7 +19,7 @@ int make_launch(const Lock &, Launch &launch, Function *function, const unsigned
 		return LAUNCH_OUT_OF_RESOURCES;
 	}
 	if (block[0] < 32) {
-		// kernels.cu: blocks are of 32 threads at least.
+		// kernels.cu: blocks have at least 32 threads.
 		report("%s: blocks of %u threads, at least 32", function->name.c_str(), block[0]);
 		return INVALID_VALUE;
 	}
@@ -57,7 +57,7 @@ API int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, uns
 		if (int error = error_of(lock, *context))
 			return error;
 	}
-	// On the null stream a kernel that waits would wait for the caller here.
+	// On the null stream a kernel that polls would deadlock with the caller.
 	if (shared || extra || !stream)
 		return INVALID_VALUE;
 	if (!all.streams.count(stream))
@@ -103,7 +103,7 @@ struct KernelNodeParams {
 	void *kernel, *context;
 };
 
-// Nodes depend on nodes that were added before them, so the order in which they were added is one to run them in.
+// Nodes depend on earlier nodes, so the order of creation is a valid order of execution.
 API int cuGraphAddKernelNode_v2(Node **node, Graph *graph, Node *const *dependencies, size_t count,
                                 const KernelNodeParams *what)
 {
@@ -124,7 +124,7 @@ API int cuGraphAddKernelNode_v2(Node **node, Graph *graph, Node *const *dependen
 		if (!known)
 			return INVALID_VALUE;
 	}
-	// Two that do not depend on each other run at the same time, and would both be at the ring.
+	// Independent nodes run concurrently, and would both access the ring.
 	if (count != (graph->nodes.empty() ? 0u : 1u) || (count && dependencies[0] != graph->nodes.back())) {
 		report("cuGraphAddKernelNode: nodes that are not one after the other");
 		return INVALID_VALUE;

@@ -1,4 +1,4 @@
-// Memory: of the device, and of the host where it has been registered.
+// Memory: the device's, and registered host memory.
 #include <chrono>
 #include <cstring>
 
@@ -10,8 +10,8 @@
 
 namespace fake {
 
-// Addresses at device n are those of the host plus (n + 1) << SHIFT: above every address of a process, so that who takes
-// one for the other's does not get far.
+// A device address on device n is the host address plus (n + 1) << SHIFT: above every host address, so that mixing them
+// up fails at once.
 static const unsigned SHIFT = 48;
 
 static u64 address_at(const Context &context, const u8 *host)
@@ -19,7 +19,7 @@ static u64 address_at(const Context &context, const u8 *host)
 	return (u64)(uintptr_t)host + ((u64)(context.device + 1) << SHIFT);
 }
 
-// The range that all of these bytes are in.
+// The range that contains all of these bytes.
 static const Range *within(const std::map<u8 *, Range> &ranges, u8 *host, u64 len)
 {
 	auto after = ranges.upper_bound(host);
@@ -54,7 +54,7 @@ u8 *translate(const Lock &, const Context &context, u64 address, u64 len)
 	return registered || (allocated && allocated->context == &context) ? host : nullptr;
 }
 
-// Where the memory of a call is at the host.
+// The host address of a call's memory.
 static u8 *argument(const Lock &lock, const Context &context, const char *call, u64 address, u64 len)
 {
 	u8 *host = translate(lock, context, address, len);
@@ -63,7 +63,7 @@ static u8 *argument(const Lock &lock, const Context &context, const char *call, 
 	return host;
 }
 
-// Writes a value again and again: at once, or by a stream.
+// Fills memory with a value: at once, or on a stream.
 template <class T> static int set(const char *name, u64 address, T value, size_t count, Stream *stream)
 {
 	Lock lock(state().mutex);
@@ -100,7 +100,7 @@ API int cuMemAlloc_v2(u64 *address, size_t len)
 		used += range.context == context ? range.len : 0;
 	if (used + len > (size_t)all.settings.memory)
 		return OUT_OF_MEMORY;
-	// A file, so that it can be mapped again: see cuMemGetHandleForAddressRange.
+	// A file, which can be mapped again: see cuMemGetHandleForAddressRange.
 	const int file = memfd_create("fake CUDA memory", MFD_CLOEXEC);
 	if (file < 0)
 		return OUT_OF_MEMORY;
@@ -254,7 +254,7 @@ API int cuPointerSetAttribute(const void *value, int attribute, u64 address)
 	Context *context;
 	if (int refused = enter(lock, "cuPointerSetAttribute", context))
 		return refused;
-	// SYNC_MEMOPS is the only one that can be set.
+	// Only SYNC_MEMOPS can be set.
 	if (!value || attribute != 6 || !argument(lock, *context, "cuPointerSetAttribute", address, 1))
 		return INVALID_VALUE;
 	return SUCCESS;
@@ -266,11 +266,11 @@ API int cuFlushGPUDirectRDMAWrites(int target, int scope)
 	Context *context;
 	if (int refused = enter(lock, "cuFlushGPUDirectRDMAWrites", context))
 		return refused;
-	// The current context's device; seen by itself, or by all.
+	// The current context's device; visible to itself or to all.
 	return target != 0 || (scope != 100 && scope != 200) ? INVALID_VALUE : SUCCESS;
 }
 
-// A descriptor by which the CPU can map memory of the device: of whole pages of one allocation, and of all of it here.
+// A descriptor for mapping device memory: whole pages of one allocation, here all of it.
 API int cuMemGetHandleForAddressRange(void *handle, u64 address, size_t len, int type, unsigned long long)
 {
 	State &all = state();

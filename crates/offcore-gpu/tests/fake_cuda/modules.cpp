@@ -1,4 +1,4 @@
-// Modules: PTX, of which only the head and the kernels' parameters and bounds are read, and its functions.
+// Modules and functions. Only the head of the PTX and the kernels' parameters and bounds are parsed.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 namespace fake {
 
-// Bytes of a parameter: ".param .align 8 .b8 NAME[112]", ".param .u32 NAME".
+// Size of a parameter: ".param .align 8 .b8 NAME[112]", ".param .u32 NAME".
 static size_t parameter_size(const std::string &line)
 {
 	size_t bracket = line.find('[');
@@ -22,7 +22,7 @@ static size_t parameter_size(const std::string &line)
 	return 0;
 }
 
-// The kernels that a PTX text has, without their context.
+// The kernels of a PTX text, without a context.
 static std::map<std::string, Function *> kernels_of(const std::string &ptx)
 {
 	std::map<std::string, Function *> found;
@@ -49,7 +49,7 @@ static std::map<std::string, Function *> kernels_of(const std::string &ptx)
 	return found;
 }
 
-// The number behind a directive, as ".version 8.0" or ".target sm_75" have it: tenfold major plus minor.
+// The number of a directive such as ".version 8.0" or ".target sm_75": ten times major plus minor.
 static int number_behind(const std::string &ptx, const char *directive, const char *format)
 {
 	size_t at = ptx.find(directive);
@@ -59,7 +59,7 @@ static int number_behind(const std::string &ptx, const char *directive, const ch
 	return strchr(format, '.') ? major * 10 + minor : major;
 }
 
-// The newest PTX that a driver knows: 8.0 with CUDA 12.0, 9.0 with CUDA 13.0.
+// The newest PTX of a driver: 8.0 with CUDA 12.0, 9.0 with CUDA 13.0.
 static int newest_ptx(long long driver)
 {
 	return (int)((driver / 1000 - 4) * 10 + driver % 1000 / 10);
@@ -78,7 +78,7 @@ static int check_ptx(const std::string &ptx)
 	return settings.refuse_ptx ? INVALID_PTX : SUCCESS;
 }
 
-// Writes a message to the buffer that the options name: ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES.
+// Writes a message to the buffer in the options ERROR_LOG_BUFFER and ERROR_LOG_BUFFER_SIZE_BYTES.
 static void log_to(unsigned count, const int *options, void **values, const char *message)
 {
 	char *buffer = nullptr;

@@ -1,4 +1,4 @@
-// Streams, which are threads that do one thing after the other, and events.
+// Streams, each a thread with a queue, and events.
 #include <chrono>
 
 #include "fake.h"
@@ -32,7 +32,7 @@ static void serve(Stream *stream)
 void wait_for(Lock &lock, const Stream &stream, const char *call)
 {
 	State &all = state();
-	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.patience);
+	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.timeout);
 	while (stream.unfinished)
 		if (all.changed.wait_until(lock, deadline) == std::cv_status::timeout && stream.unfinished)
 			abort_with("%s waits for kernels that do not end: a driver would wait for ever", call);
@@ -75,7 +75,7 @@ API int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int)
 	return SUCCESS;
 }
 
-// Work that is queued is done all the same.
+// Queued work still completes.
 API int cuStreamDestroy_v2(Stream *stream)
 {
 	State &all = state();

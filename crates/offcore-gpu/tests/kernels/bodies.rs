@@ -1,4 +1,4 @@
-//! How bursts are found, shared and answered.
+//! Finding, sharing and answering bursts.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -6,23 +6,23 @@ use std::thread;
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
-use crate::rig::{COUNTS, KINDS, Rig, STAGINGS, lanes};
+use crate::rig::{COUNTS, KINDS, Rig, STAGINGS, threads};
 
-/// The ways that a kernel comes to a burst.
+/// The kernel bodies that serve a burst.
 pub(crate) const MODES: [&str; 4] = ["burst", "share", "persistent", "graph"];
 
-/// Works on the burst of turn 0, which has been posted, with [`Rig::quit`] behind it.
+/// Serves the burst of turn 0, which has been posted, with [`Rig::quit`] after it.
 ///
 /// # Safety
-/// Nobody else is at the rig's memory.
+/// Nothing else uses the rig's memory.
 pub(crate) unsafe fn by(mode: &str, rig: &Rig, packets: usize, number: u32) {
-    let (view, number) = (rig.view(), lanes(number));
-    // SAFETY: the rig's memory is there; the rest is the caller's promise.
+    let (view, number) = (rig.view(), threads(number));
+    // SAFETY: the rig is alive; the rest is the caller's promise.
     unsafe {
         match mode {
             "burst" => assert!(kernel::burst(&view, number, 0, 1)),
             "graph" => assert!(kernel::graph_node(&view, number, 0, 1)),
-            "persistent" => kernel::persistent(&view, number, 0, lanes(1), 0),
+            "persistent" => kernel::persistent(&view, number, 0, threads(1), 0),
             _ => {
                 let tally = [AtomicU32::new(0), AtomicU32::new(0)];
                 let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
@@ -34,7 +34,7 @@ pub(crate) unsafe fn by(mode: &str, rig: &Rig, packets: usize, number: u32) {
     }
 }
 
-/// Ends persistent blocks when a test is over, however it ends.
+/// Ends persistent blocks at the end of a test, also on a panic.
 pub(crate) struct Quit<'a> {
     pub(crate) rig: &'a Rig,
     pub(crate) turn: u64,
@@ -49,8 +49,8 @@ impl Drop for Quit<'_> {
     }
 }
 
-/// Sends `bursts` to persistent blocks, up to `ahead` on their way, and checks each when it is back. Blocks end in no
-/// order, so with several of them the packets of bursts that are on their way together have to be apart.
+/// Sends `bursts` to persistent blocks, up to `ahead` in flight, and checks each answer. Blocks finish in any order, so
+/// with several blocks bursts in flight must not share packets.
 fn persistent(
     rig: &Rig,
     blocks: u32,
@@ -68,7 +68,9 @@ fn persistent(
             let ended = &ended;
             scope.spawn(move || {
                 // SAFETY: the rig outlives the scope, and a slot is written only when its last burst has been answered.
-                unsafe { kernel::persistent(&rig.view(), lanes(number), block, lanes(blocks), from_turn) };
+                unsafe {
+                    kernel::persistent(&rig.view(), threads(number), block, threads(blocks), from_turn)
+                };
                 ended.fetch_add(1, Ordering::Relaxed);
             });
         }
@@ -99,14 +101,14 @@ fn back(rig: &Rig, from_turn: u64, i: usize, bursts: &[Vec<PacketDescriptor>], e
 }
 
 #[test]
-fn two_persistent_blocks_share_the_turns_over_many_laps_and_end_at_quit() {
+fn persistent_blocks_share_turns_until_quit() {
     let cases = [(1, 0), (2, 0), (2, 5), (3, 1_000_001)];
     for (staging, (blocks, from_turn)) in
         STAGINGS.into_iter().flat_map(|staging| cases.map(|case| (staging, case)))
     {
         let mut rig = Rig::new(256, 4, 64, Kind::Crc32c);
         rig.stage(staging);
-        // Bursts that are on their way together have no chunk in common.
+        // Bursts in flight have no chunk in common.
         let of_burst = |i: usize| {
             let all = rig.packets(256, i as u64).into_iter();
             all.filter(|packet| packet.chunk as usize % 4 == i % 4).take(i * 7 % 65).collect()
@@ -117,7 +119,7 @@ fn two_persistent_blocks_share_the_turns_over_many_laps_and_end_at_quit() {
 }
 
 #[test]
-fn a_persistent_block_does_every_kind_of_work() {
+fn persistent_block_does_every_work() {
     for (staging, kind) in STAGINGS.into_iter().flat_map(|staging| KINDS.map(|kind| (staging, kind))) {
         let mut rig = Rig::new(300, 2, 300, kind);
         rig.stage(staging);
@@ -127,13 +129,13 @@ fn a_persistent_block_does_every_kind_of_work() {
 }
 
 #[test]
-fn persistent_blocks_without_a_burst_end_at_quit() {
+fn idle_persistent_blocks_end_at_quit() {
     let rig = Rig::new(1, 4, 1, Kind::Nothing);
     persistent(&rig, 2, 32, 7, &[], 1);
 }
 
 #[test]
-fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
+fn last_block_of_a_burst_answers() {
     for kind in KINDS {
         for count in COUNTS {
             let mut rig = Rig::new(count + 1, 2, count.max(1), kind);
@@ -150,9 +152,9 @@ fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
                 for i in 0..blocks {
                     let block = if backwards { blocks - 1 - i } else { i };
                     assert!(!rig.is_answered(turn), "answered before block {block}");
-                    // SAFETY: the rig's memory is there, and nobody else is at it.
+                    // SAFETY: the rig is alive, and nothing else uses its memory.
                     let done = unsafe {
-                        kernel::share(&rig.view(), lanes(256), rig.place(turn), (block, blocks), &tally)
+                        kernel::share(&rig.view(), threads(256), rig.place(turn), (block, blocks), &tally)
                     };
                     assert!(done);
                 }
@@ -166,9 +168,9 @@ fn blocks_of_one_burst_answer_it_together_in_whatever_order_they_end() {
     }
 }
 
-/// Fewer blocks than shares, and more.
+/// With fewer blocks than shares, and more.
 #[test]
-fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
+fn blocks_share_a_burst_concurrently() {
     for blocks in [1, 2, 3, 4, 7] {
         let mut rig = Rig::new(1000, 2, 1000, Kind::Crc32c);
         let tally = [AtomicU32::new(0), AtomicU32::new(0)];
@@ -183,7 +185,7 @@ fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
                     let (rig, tally) = (&rig, &tally);
                     // SAFETY: the rig outlives the scope; blocks share a burst by the tally.
                     scope.spawn(move || unsafe {
-                        kernel::share(&rig.view(), lanes(32), rig.place(turn), (block, blocks), tally)
+                        kernel::share(&rig.view(), threads(32), rig.place(turn), (block, blocks), tally)
                     });
                 }
             });
@@ -194,9 +196,9 @@ fn any_number_of_blocks_works_on_a_burst_at_the_same_time() {
     }
 }
 
-/// As a launch for several bursts has it: as many blocks for each as the longest wants.
+/// Like a launch of several bursts: each has as many blocks as the longest needs.
 #[test]
-fn bursts_of_any_lengths_are_worked_on_by_as_many_blocks_each_at_the_same_time() {
+fn bursts_of_any_length_run_concurrently() {
     const LENGTHS: [usize; 4] = [0, 1, 700, 257];
     let mut rig = Rig::new(1000, LENGTHS.len(), 1000, Kind::Checksum);
     rig.stage(Some(0));
@@ -217,7 +219,7 @@ fn bursts_of_any_lengths_are_worked_on_by_as_many_blocks_each_at_the_same_time()
                     let rig = &rig;
                     // SAFETY: the rig outlives the scope; blocks share a burst by its tally.
                     scope.spawn(move || unsafe {
-                        assert!(kernel::share(&rig.view(), lanes(32), rig.place(turn), (block, 3), tally));
+                        assert!(kernel::share(&rig.view(), threads(32), rig.place(turn), (block, 3), tally));
                     });
                 }
             }
@@ -231,7 +233,7 @@ fn bursts_of_any_lengths_are_worked_on_by_as_many_blocks_each_at_the_same_time()
 }
 
 #[test]
-fn nodes_of_a_graph_wait_for_their_own_slots_and_end_at_quit() {
+fn graph_nodes_serve_their_slots_until_quit() {
     STAGINGS.into_iter().for_each(graph);
 }
 
@@ -239,7 +241,7 @@ fn graph(staging: Option<usize>) {
     const NODES: u64 = 8;
     let mut rig = Rig::new(64, NODES as usize, 64, Kind::Match);
     rig.stage(staging);
-    // Three launches of a graph; the third is met by QUIT in its sixth node.
+    // Three launches of a graph; in the third the sixth node gets QUIT.
     let bursts: Vec<_> = (0..NODES * 2 + 5).map(|i| rig.packets(i as usize * 5 % 65, i)).collect();
     let mut pool = rig.pool.bytes().to_vec();
     let expected: Vec<_> = bursts.iter().map(|packets| rig.expect(&mut pool, packets)).collect();
@@ -250,11 +252,11 @@ fn graph(staging: Option<usize>) {
             (0..NODES * 3)
                 .take_while(|turn| unsafe {
                     let (slot, lap) = rig.place(*turn);
-                    kernel::graph_node(&rig.view(), lanes(256), slot, lap)
+                    kernel::graph_node(&rig.view(), threads(256), slot, lap)
                 })
                 .count()
         });
-        // A slot at a time, as they are launched, so that a node finds its slot empty at first.
+        // One slot at a time, in launch order, so that a node finds its slot empty at first.
         for (turn, packets) in bursts.iter().enumerate() {
             let turn = turn as u64;
             thread::yield_now();
@@ -272,14 +274,14 @@ fn graph(staging: Option<usize>) {
 }
 
 #[test]
-fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done() {
+fn excessive_count_is_answered_as_empty() {
     let full = MAX_BURST as u32;
     for kind in KINDS {
         for (room, count) in [
             (MAX_BURST + 64, full + 1),
             (MAX_BURST + 64, u32::MAX - 1),
             (MAX_BURST + 64, 0x8000_0000),
-            // Not above the maximum, but more than the ring's slots have room for.
+            // Not above the maximum, but more than the ring's slots can hold.
             (39, 40),
             (39, full),
         ] {
@@ -291,8 +293,8 @@ fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done
             rig.spoil_results(0);
             let results = rig.answer(0, room).1;
             rig.post_count(0, &packets, count);
-            // SAFETY: the rig's memory is there, and nobody else is at it.
-            assert!(unsafe { kernel::burst(&rig.view(), lanes(256), 0, 1) });
+            // SAFETY: the rig is alive, and nothing else uses its memory.
+            assert!(unsafe { kernel::burst(&rig.view(), threads(256), 0, 1) });
             assert!(rig.is_answered(0), "{count} packets are not answered");
             assert_eq!(rig.answer(0, room), (0, results), "{count} packets");
             rig.check_pool(&pool, "too many packets");
@@ -300,7 +302,7 @@ fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done
             rig.post_count(1, &packets, count);
             let tally = [AtomicU32::new(0), AtomicU32::new(0)];
             // SAFETY: as above.
-            assert!(unsafe { kernel::share(&rig.view(), lanes(32), (1, 1), (0, 1), &tally) });
+            assert!(unsafe { kernel::share(&rig.view(), threads(32), (1, 1), (0, 1), &tally) });
             assert!(rig.is_answered(1));
             rig.check_pool(&pool, "too many packets, shared");
             rig.check_staging(&[], "too many packets");
@@ -309,22 +311,22 @@ fn a_number_of_packets_above_the_maximum_is_answered_as_none_and_nothing_is_done
 }
 
 #[test]
-fn a_slot_of_another_lap_and_a_slot_that_says_quit_are_let_be() {
+fn other_laps_and_quits_are_skipped() {
     let rig = Rig::new(8, 2, 8, Kind::Crc32c);
     let pool = rig.pool.bytes().to_vec();
     let packets = rig.packets(8, 1);
     rig.post(2, &packets);
     let tally = [AtomicU32::new(0), AtomicU32::new(0)];
     for lap in [1, 3] {
-        // SAFETY: the rig's memory is there, and nobody else is at it.
+        // SAFETY: the rig is alive, and nothing else uses its memory.
         unsafe {
-            assert!(!kernel::burst(&rig.view(), lanes(32), 0, lap));
-            assert!(!kernel::share(&rig.view(), lanes(32), (0, lap), (0, 1), &tally));
+            assert!(!kernel::burst(&rig.view(), threads(32), 0, lap));
+            assert!(!kernel::share(&rig.view(), threads(32), (0, lap), (0, 1), &tally));
         }
     }
     rig.quit(3);
     // SAFETY: as above.
-    assert!(!unsafe { kernel::burst(&rig.view(), lanes(32), 1, 2) });
+    assert!(!unsafe { kernel::burst(&rig.view(), threads(32), 1, 2) });
     assert!(!rig.is_answered(2) && !rig.is_answered(3));
     rig.check_pool(&pool, "another lap");
 }

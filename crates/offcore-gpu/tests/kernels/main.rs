@@ -1,5 +1,5 @@
-//! The kernels' source on threads of the host, against independent implementations of all that it does. Where no C++
-//! compiler was there, nothing of it can be tested.
+//! The kernels on threads of the host, against independent implementations. Without a C++ compiler nothing can be
+//! tested.
 
 #[cfg(host_kernels)]
 mod bodies;

@@ -1,4 +1,4 @@
-//! What goes wrong in l2fwd-nv's kernels, and must not here: each test is named for one defect.
+//! Defects of l2fwd-nv's kernels that must not occur here: each test is named for one.
 
 use std::thread;
 
@@ -6,9 +6,9 @@ use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
 use crate::bodies::{MODES, Quit, by};
-use crate::rig::{Rig, lanes};
+use crate::rig::{Rig, threads};
 
-/// Packets whose twelve first bytes are not symmetrical, so that one that was not swapped is seen.
+/// Packets whose first twelve bytes are asymmetric, so that a missing swap is detected.
 fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
     let mut packets = rig.packets(count, 11);
     for packet in &mut packets {
@@ -17,9 +17,9 @@ fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
     packets
 }
 
-/// l2fwd-nv: one block of 256 threads, so that packets from the 257th on are sent as they came.
+/// l2fwd-nv: one block of 256 threads, so packets from the 257th on are sent unswapped.
 #[test]
-fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
+fn pitfall_1_last_packet_of_a_large_burst() {
     for count in [257, 1024, 1025, MAX_BURST] {
         for mode in MODES {
             let rig = Rig::new(count, 2, count, Kind::Nothing);
@@ -29,7 +29,7 @@ fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
             assert_ne!(pool, rig.pool.bytes());
             rig.post(0, &packets);
             rig.quit(1);
-            // SAFETY: the rig's memory is there, and nobody else is at it.
+            // SAFETY: the rig is alive, and nothing else uses its memory.
             unsafe { by(mode, &rig, count, 256) };
             let case = format!("{mode}, {count} packets");
             rig.check(0, count, &expected, &case);
@@ -38,20 +38,20 @@ fn pitfall_1_a_burst_above_256_is_swapped_to_its_last_packet() {
     }
 }
 
-/// l2fwd-nv: the persistent kernel looks at slot 0's packets whatever slot it is at, and the sender clears them, so
-/// that all slots go unswapped until slot 0 is filled again.
+/// l2fwd-nv: the persistent kernel reads slot 0's packets for every slot, and the sender clears them, so that packets
+/// of all slots are sent unswapped until slot 0 is filled again.
 #[test]
-fn pitfall_2_packets_are_those_of_the_current_slot_also_when_slot_0_has_been_cleared() {
+fn pitfall_2_current_slot_is_used() {
     let rig = Rig::new(64, 8, 16, Kind::Checksum);
     thread::scope(|scope| {
         let mut quit = Quit { rig: &rig, turn: 0, blocks: 1 };
         scope.spawn(|| {
             // SAFETY: the rig outlives the scope, and a slot is written only when its last burst has been answered.
-            unsafe { kernel::persistent(&rig.view(), lanes(32), 0, lanes(1), 0) }
+            unsafe { kernel::persistent(&rig.view(), threads(32), 0, threads(1), 0) }
         });
         let all = full_packets(&rig, 64);
         for turn in 0..200u64 {
-            // Different packets each turn, and none of the last.
+            // Different packets each turn; none repeat from the last.
             let packets: Vec<_> = (0..9).map(|i| all[(turn as usize * 9 + i) % 64]).collect();
             let mut pool = rig.pool.bytes().to_vec();
             let expected = rig.expect(&mut pool, &packets);
@@ -65,10 +65,10 @@ fn pitfall_2_packets_are_those_of_the_current_slot_also_when_slot_0_has_been_cle
     });
 }
 
-/// l2fwd-nv: receives until there are `burst - 4` packets, so that bursts of up to 4 never come or never end.
-/// A device writes answers and reads nothing of them: they may be behind a bus.
+/// l2fwd-nv: receives until there are `burst - 4` packets, so bursts of up to 4 never complete.
+/// A device only writes answers: they may be behind a bus.
 #[test]
-fn pitfall_7_a_device_never_reads_an_answer() {
+fn pitfall_7_device_never_reads_an_answer() {
     let rig = Rig::new(64, 2, 64, Kind::Crc32c);
     for turn in 0..6 {
         let packets = full_packets(&rig, 64);
@@ -78,14 +78,14 @@ fn pitfall_7_a_device_never_reads_an_answer() {
         rig.post(turn, &packets);
         let (slot, lap) = rig.place(turn);
         // SAFETY: the rig is there, and this is its only user.
-        assert!(unsafe { kernel::burst(&rig.view(), lanes(32), slot, lap) });
+        assert!(unsafe { kernel::burst(&rig.view(), threads(32), slot, lap) });
         rig.check(turn, 64, &expected, "behind a scribble");
         rig.check_pool(&pool, "behind a scribble");
     }
 }
 
 #[test]
-fn pitfall_3_bursts_of_one_to_four_packets_are_worked_on() {
+fn pitfall_3_bursts_of_1_to_4_are_processed() {
     for count in 1..=4 {
         for number in [1, 32, 256] {
             let rig = Rig::new(8, 2, 4, Kind::Crc32c);
@@ -94,9 +94,9 @@ fn pitfall_3_bursts_of_one_to_four_packets_are_worked_on() {
             let expected = rig.expect(&mut pool, &packets);
             rig.post(0, &packets);
             rig.quit(1);
-            // SAFETY: the rig's memory is there, and nobody else is at it.
-            unsafe { kernel::persistent(&rig.view(), lanes(number), 0, lanes(1), 0) };
-            let case = format!("{count} packets, {number} lanes");
+            // SAFETY: the rig is alive, and nothing else uses its memory.
+            unsafe { kernel::persistent(&rig.view(), threads(number), 0, threads(1), 0) };
+            let case = format!("{count} packets, {number} threads");
             rig.check(0, count, &expected, &case);
             rig.check_pool(&pool, &case);
         }

@@ -1,4 +1,4 @@
-//! A pool, a burst ring and a trie for the kernels to work on, and what should come of it by other people's code.
+//! A pool, a burst ring and a trie for the kernels, and the expected results from third-party crates.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,8 @@ use offcore_gpu::layout::{
 };
 use offcore_wire::Sum;
 
-/// Memory that kernels and tests share, by raw pointers alone where a kernel is at it. It begins a line, as a page does.
+/// Memory shared by kernels and tests, accessed only through raw pointers while a kernel runs. It is line-aligned, like
+/// a page.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: *mut u8,
@@ -50,22 +51,22 @@ impl Memory {
         unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
     }
 
-    /// All of it; no kernel may be at it.
+    /// The whole memory; no kernel may be using it.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: it is there, and the tests look at a pool only when no burst is being worked on.
+        // SAFETY: it is valid, and tests read a pool only while no burst is processed.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 
     pub(crate) fn fill(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len);
-        // SAFETY: as many bytes as there are; a caller's slice is not this memory.
+        // SAFETY: the lengths match, and a caller's slice does not overlap this memory.
         unsafe { self.base.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from a box of so many lines.
+        // SAFETY: allocated as a box of as many lines.
         unsafe {
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
                 self.base.cast::<Line>(),
@@ -75,7 +76,7 @@ impl Drop for Memory {
     }
 }
 
-/// Numbers that look random and are the same each time.
+/// Reproducible pseudo-random numbers.
 #[derive(Debug)]
 pub(crate) struct Numbers(pub(crate) u64);
 
@@ -91,7 +92,7 @@ impl Numbers {
     }
 }
 
-/// The tables of `og_trie`, made the plain way.
+/// The tables of `og_trie`, built naively.
 #[derive(Debug)]
 pub(crate) struct Trie {
     edges: Vec<u64>,
@@ -125,7 +126,7 @@ impl Trie {
             }
         }
         let first = (0..256u32).map(|byte| edges.get(&byte).copied().unwrap_or(0)).collect();
-        // Nearly full, so that walks have to go on past other edges and round the end.
+        // Nearly full, so that probing skips other edges and wraps around.
         let mut table = vec![0u64; (edges.len() + 1).next_power_of_two()];
         let mask = table.len() - 1;
         for (key, next) in &edges {
@@ -152,7 +153,7 @@ impl Trie {
     }
 }
 
-/// Patterns that contain and overlap each other and occur twice, with letters that content has too.
+/// Patterns that contain and overlap each other and repeat, with letters that also occur in packets.
 pub(crate) fn patterns() -> Vec<Vec<u8>> {
     let mut numbers = Numbers(7);
     let mut patterns: Vec<Vec<u8>> =
@@ -177,7 +178,7 @@ fn letter(numbers: &mut Numbers) -> u8 {
 pub(crate) struct Rig {
     pub(crate) pool: Memory,
     pub(crate) chunk_shift: u32,
-    /// Where packets are worked on, and how far from the beginning of a line it begins.
+    /// Staging memory, and its offset from a line boundary.
     staging: Option<(Memory, usize)>,
     ring: Memory,
     answers: usize,
@@ -189,12 +190,12 @@ pub(crate) struct Rig {
     pub(crate) automaton: AhoCorasick,
 }
 
-// SAFETY: its memory is bytes, and its trie is only read. Who may touch which bytes when is the ring's protocol, which
-// the tests keep to.
+// SAFETY: the memory is bytes, and the trie is only read. The ring's protocol, which the tests follow, decides who may
+// access which bytes.
 unsafe impl Sync for Rig {}
 
-pub(crate) fn lanes(number: u32) -> NonZeroU32 {
-    NonZeroU32::new(number).expect("lanes")
+pub(crate) fn threads(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number).expect("threads")
 }
 
 impl Rig {
@@ -238,22 +239,22 @@ impl Rig {
         }
     }
 
-    /// From now on packets are worked on in memory that begins `aside` bytes, at most 64, behind the beginning of a line,
-    /// or, where it is `None`, where they are.
+    /// Processes packets in staging memory at `aside` bytes, at most 64, after a line boundary from now on; in place
+    /// with `None`.
     pub(crate) fn stage(&mut self, aside: Option<usize>) {
         self.staging = aside.map(|aside| (Memory::new(self.pool.len + 64), aside));
         self.poison();
     }
 
-    /// So that a byte that was not staged is seen.
+    /// Makes a byte that was not staged detectable.
     pub(crate) fn poison(&self) {
         if let Some((staging, _)) = &self.staging {
             staging.fill(&vec![POISON; staging.len]);
         }
     }
 
-    /// Staging memory, which was poisoned before, holds `packets` as they are in the pool, and the poison elsewhere; in
-    /// the words of 16 bytes of a packet's ends it may hold either. Packets have chunks of their own.
+    /// Checks that staging memory, poisoned before, equals the pool at `packets` and is poison elsewhere; in the
+    /// 16-byte words at the ends of a packet either is allowed. Packets do not share chunks.
     pub(crate) fn check_staging(&self, packets: &[PacketDescriptor], case: &str) {
         let Some((staging, aside)) = &self.staging else { return };
         let (pool, found, chunk_len) = (self.pool.bytes(), staging.bytes(), 1 << self.chunk_shift);
@@ -304,7 +305,7 @@ impl Rig {
         self.post_count(turn, packets, packets.len() as u32);
     }
 
-    /// Posts a burst whose head says `count`, whatever is in it.
+    /// Posts a burst with `count` in its head.
     pub(crate) fn post_count(&self, turn: u64, packets: &[PacketDescriptor], count: u32) {
         let (slot, lap) = self.place(turn);
         let at = slot as usize * self.slot_stride;
@@ -319,7 +320,7 @@ impl Rig {
         self.post_count(turn, &[], QUIT);
     }
 
-    /// Clears a slot's packets behind the device, as l2fwd-nv's sender does.
+    /// Clears a slot's packets concurrently, like l2fwd-nv's sender.
     pub(crate) fn clear(&self, turn: u64) {
         let at = self.place(turn).0 as usize * self.slot_stride;
         for word in 1..self.slot_stride / 8 {
@@ -335,7 +336,7 @@ impl Rig {
         self.ring.lap(self.answer_at(turn)).load(Ordering::Acquire) == self.place(turn).1
     }
 
-    /// Waits for an answer; false when nothing has come for 10 seconds.
+    /// Waits for an answer; false after 10 seconds.
     pub(crate) fn wait(&self, turn: u64) -> bool {
         let since = Instant::now();
         while !self.is_answered(turn) {
@@ -353,12 +354,12 @@ impl Rig {
         (self.ring.read(at + 4), (0..packets).map(|i| self.ring.read(at + 8 + i * 4)).collect())
     }
 
-    /// So that a turn can be taken once more.
+    /// Allows a turn to be served once more.
     pub(crate) fn clear_answer(&self, turn: u64) {
         self.ring.lap(self.answer_at(turn)).store(0, Ordering::Relaxed);
     }
 
-    /// So that a result that was not written is seen.
+    /// Makes a missing result detectable.
     pub(crate) fn spoil_results(&self, turn: u64) {
         let at = self.answer_at(turn);
         for word in 1..self.answer_stride / 4 {
@@ -366,7 +367,7 @@ impl Rig {
         }
     }
 
-    /// `count` packets in chunks of their own, in no order, of lengths that are none, odd, small and large.
+    /// `count` packets in distinct, shuffled chunks, with zero, odd, small and large lengths.
     pub(crate) fn packets(&self, count: usize, seed: u64) -> Vec<PacketDescriptor> {
         const LENGTHS: [usize; 22] =
             [0, 1, 2, 11, 12, 13, 14, 15, 16, 17, 45, 46, 47, 60, 64, 79, 128, 333, 512, 777, 1024, 1518];
@@ -386,7 +387,7 @@ impl Rig {
             .collect()
     }
 
-    /// What should become of `pool` and what the results should be, by other people's code.
+    /// The expected pool and results, from third-party crates.
     pub(crate) fn expect(&self, pool: &mut [u8], packets: &[PacketDescriptor]) -> Vec<u32> {
         packets.iter().map(|packet| self.expect_one(pool, packet)).collect()
     }
@@ -415,7 +416,7 @@ impl Rig {
         }
     }
 
-    /// The burst of a turn has been answered, with what should have come of it.
+    /// Checks the answer of a turn's burst.
     pub(crate) fn check(&self, turn: u64, packets: usize, expected: &[u32], case: &str) {
         assert!(self.is_answered(turn), "{case}: no answer");
         let (hits, results) = self.answer(turn, packets);
@@ -425,7 +426,7 @@ impl Rig {
         assert_eq!(hits as usize, expected.iter().filter(|result| **result != 0).count(), "{case}: hits");
     }
 
-    /// Every byte of the pool is what it should be.
+    /// Checks every byte of the pool.
     pub(crate) fn check_pool(&self, expected: &[u8], case: &str) {
         self.compare(self.pool.bytes(), expected, 0, case);
     }
@@ -445,10 +446,10 @@ impl Rig {
     }
 }
 
-/// What staging memory holds that nobody has written.
+/// Poison of unwritten staging memory.
 const POISON: u8 = 0xa5;
 
-/// No staging memory; some that is aligned as a device's is; some for which copies go byte by byte.
+/// No staging memory; aligned like a device's; unaligned, which copies byte by byte.
 pub(crate) const STAGINGS: [Option<usize>; 3] = [None, Some(0), Some(3)];
 pub(crate) const KINDS: [Kind; 4] = [Kind::Nothing, Kind::Crc32c, Kind::Checksum, Kind::Match];
 pub(crate) const COUNTS: [usize; 12] = [0, 1, 2, 7, 31, 32, 33, 256, 257, 1000, 1024, MAX_BURST];

@@ -1,13 +1,13 @@
-//! Packets that are worked on in memory of the device's own: bytes and results are the same, and only addresses that
-//! change places are written where packets are. Most of [`crate::work`] and [`crate::bodies`] runs staged, too.
+//! Packets processed in staging memory: same bytes and results, and only swapped addresses are written back. Most of
+//! [`crate::work`] and [`crate::bodies`] runs staged, too.
 
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
 use crate::bodies::{MODES, by};
-use crate::rig::{KINDS, Rig, STAGINGS, lanes};
+use crate::rig::{KINDS, Rig, STAGINGS, threads};
 
-/// One burst, checked as a whole, staging memory included.
+/// Runs one burst and checks everything, including staging memory.
 fn one_burst(rig: &Rig, mode: &str, packets: &[PacketDescriptor], number: u32, case: &str) {
     let mut pool = rig.pool.bytes().to_vec();
     let expected = rig.expect(&mut pool, packets);
@@ -16,7 +16,7 @@ fn one_burst(rig: &Rig, mode: &str, packets: &[PacketDescriptor], number: u32, c
     rig.clear_answer(0);
     rig.post(0, packets);
     rig.quit(1);
-    // SAFETY: nobody else is at the rig's memory.
+    // SAFETY: nothing else uses the rig's memory.
     unsafe { by(mode, rig, packets.len(), number) };
     rig.check(0, packets.len(), &expected, case);
     rig.check_pool(&pool, case);
@@ -24,7 +24,7 @@ fn one_burst(rig: &Rig, mode: &str, packets: &[PacketDescriptor], number: u32, c
 }
 
 #[test]
-fn whatever_launches_works_on_packets_in_staging_memory() {
+fn every_launch_uses_staging_memory() {
     for (count, swap) in [(1, 1), (33, 0), (300, 1), (1030, 1)] {
         let mut rig = Rig::new(count + 1, 2, count, Kind::Nothing);
         rig.work.swap = swap;
@@ -37,7 +37,7 @@ fn whatever_launches_works_on_packets_in_staging_memory() {
                 {
                     let packets = rig.packets(count, u64::from(number));
                     let case =
-                        format!("{mode}, {kind:?}, {number} lanes, {count} packets, staging {staging:?}");
+                        format!("{mode}, {kind:?}, {number} threads, {count} packets, staging {staging:?}");
                     one_burst(&rig, mode, &packets, number, &case);
                 }
             }
@@ -45,9 +45,9 @@ fn whatever_launches_works_on_packets_in_staging_memory() {
     }
 }
 
-/// Every packet that a chunk has room for; chunks are smaller than a word of a copy, as large, and larger.
+/// Every packet that fits into a chunk; chunks are smaller than, equal to, and larger than the copied word.
 #[test]
-fn every_offset_and_every_length_is_staged_to_the_byte() {
+fn every_offset_and_length_is_staged() {
     for chunk_shift in [3, 4, 7] {
         let room = 1usize << chunk_shift;
         let places: Vec<_> = (0..=room)
@@ -74,14 +74,14 @@ fn every_offset_and_every_length_is_staged_to_the_byte() {
 }
 
 #[test]
-fn every_length_up_to_a_whole_chunk_is_staged_beside_bad_descriptors() {
+fn long_packets_and_bad_descriptors_are_staged() {
     let mut packets: Vec<_> = (0..=2048u16)
         .map(|len| {
             let offset = (len.wrapping_mul(7) % 32).min(2048 - len);
             PacketDescriptor { chunk: u32::from(len), offset, len }
         })
         .collect();
-    // Behind the pool's end, beyond a chunk's.
+    // After the end of the pool, and of a chunk.
     packets[5].chunk = 2049;
     packets[6].chunk = u32::MAX;
     packets[1000].offset = 1049;
@@ -102,20 +102,20 @@ fn the_longest_packets_are_staged() {
         rig.stage(Some(0));
         let packets = [(0, 1, 65535), (1, 0, 65535), (2, 65535, 1)]
             .map(|(chunk, offset, len)| PacketDescriptor { chunk, offset, len });
-        one_burst(&rig, "persistent", &packets, number, &format!("{number} lanes"));
+        one_burst(&rig, "persistent", &packets, number, &format!("{number} threads"));
     }
 }
 
-/// Staging memory begins a word before the pool: one lane copies from the first word to the last, and overwrites each
-/// word of the pool when it has been copied, by the next one. So only who looks at staging memory finds the first word.
+/// Staging memory starts one word before the pool. One thread copies from first to last word, so each word overwrites
+/// the pool's previous one after it was copied. Only a reader of staging memory finds the first word.
 #[test]
-fn work_looks_at_the_staged_packet_and_not_at_the_other() {
+fn work_reads_the_staged_packet() {
     const CHUNK: usize = 2048;
     for (kind, words) in [(Kind::Crc32c, 64), (Kind::Checksum, 9), (Kind::Match, 127)] {
         let mut rig = Rig::new(2, 2, 1, kind);
         (rig.work.swap, rig.work.skip) = (0, 0);
         let packet = PacketDescriptor { chunk: 0, offset: 16, len: words * 16 };
-        // The pattern 0xff, which no other is before, is in the first word alone.
+        // Only the first word contains the lowest pattern, 0xff.
         let mut bytes = rig.pool.bytes().to_vec();
         bytes.iter_mut().for_each(|byte| *byte &= 0x7f);
         bytes[32..48].fill(0xff);
@@ -124,8 +124,8 @@ fn work_looks_at_the_staged_packet_and_not_at_the_other() {
         (view.pool.base, view.pool.staging, view.pool.chunks) = (rig.pool.at(16), rig.pool.at(0), 1);
         let expected = rig.expect(&mut bytes[16..16 + CHUNK], &[packet]);
         rig.post(0, &[packet]);
-        // SAFETY: both memories are inside the rig's pool, and nobody else is at it.
-        assert!(unsafe { kernel::burst(&view, lanes(1), 0, 1) });
+        // SAFETY: both memories are inside the rig's pool, and nothing else uses it.
+        assert!(unsafe { kernel::burst(&view, threads(1), 0, 1) });
         rig.check(0, 1, &expected, &format!("{kind:?}"));
         let mut left = rig.pool.bytes()[16..16 + CHUNK].to_vec();
         assert_ne!(rig.expect(&mut left, &[packet]), expected, "{kind:?}");

@@ -1,4 +1,4 @@
-//! What is done with packets: bytes and results.
+//! The work on packets: bytes and results.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use offcore_gpu::layout::{Kind, PacketDescriptor};
 use offcore_gpu::patterns::Patterns;
 use offcore_gpu::trie::Trie;
 
-use crate::rig::{COUNTS, KINDS, Numbers, Rig, lanes};
+use crate::rig::{COUNTS, KINDS, Numbers, Rig, threads};
 
-/// One burst, worked on where its packets are and in staging memory, checked as a whole.
+/// Runs one burst in place and staged, and checks everything.
 fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &str) -> Vec<u32> {
     let before = rig.pool.bytes().to_vec();
     let mut pool = before.clone();
@@ -23,8 +23,8 @@ fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &st
         rig.clear_answer(0);
         rig.post(0, packets);
         let (slot, lap) = rig.place(0);
-        // SAFETY: the rig's memory is there, and nobody else is at it.
-        assert!(unsafe { kernel::burst(&rig.view(), lanes(number), slot, lap) }, "{case}: no burst");
+        // SAFETY: the rig is alive, and nothing else uses its memory.
+        assert!(unsafe { kernel::burst(&rig.view(), threads(number), slot, lap) }, "{case}: no burst");
         rig.check(0, packets.len(), &expected, case);
         rig.check_pool(&pool, case);
         rig.check_staging(packets, case);
@@ -32,9 +32,9 @@ fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &st
     expected
 }
 
-/// Lanes of 1000 and 4096 cut payloads into parts in bursts that take more than one tile of packets too.
+/// Blocks of 1000 and 4096 threads also cut payloads into parts in bursts of several tiles.
 #[test]
-fn every_packet_of_every_burst_is_swapped_and_has_the_result_that_others_find() {
+fn results_match_other_implementations() {
     let mut hits = 0;
     for count in COUNTS {
         let mut rig = Rig::new(count + 1, 2, count.max(1), Kind::Nothing);
@@ -43,14 +43,15 @@ fn every_packet_of_every_burst_is_swapped_and_has_the_result_that_others_find() 
                 for (skip, swap) in [(0, 1), (14, 1), (15, 0)] {
                     (rig.work.kind, rig.work.skip, rig.work.swap) = (kind, skip, swap);
                     let packets = rig.packets(count, count as u64 + u64::from(skip));
-                    let case = format!("{kind:?}, {number} lanes, {count} packets, skip {skip}, swap {swap}");
+                    let case =
+                        format!("{kind:?}, {number} threads, {count} packets, skip {skip}, swap {swap}");
                     let results = one_burst(&mut rig, &packets, number, &case);
                     hits += results.iter().filter(|result| **result != 0 && kind == Kind::Match).count();
                 }
             }
         }
     }
-    // Some packets match and some do not, or the case above shows little.
+    // Some packets must match and some not, for the test to mean anything.
     let matched: usize = 5 * 3 * COUNTS.iter().sum::<usize>();
     assert!(hits > matched / 10 && hits < matched * 9 / 10, "{hits} hits of {matched} packets");
 }
@@ -76,14 +77,14 @@ fn results_are_those_of_the_standards() {
             pool[3..3 + payload.len()].copy_from_slice(payload);
             rig.pool.fill(&pool);
             let packet = PacketDescriptor { chunk: 0, offset: 3, len: payload.len() as u16 };
-            let case = format!("{kind:?} of {} bytes, {number} lanes", payload.len());
+            let case = format!("{kind:?} of {} bytes, {number} threads", payload.len());
             assert_eq!(one_burst(&mut rig, &[packet], number, &case), [expected], "{case}");
         }
     }
 }
 
 #[test]
-fn the_longest_packets_have_their_results_whatever_their_bytes() {
+fn longest_packets_have_correct_results() {
     for kind in KINDS {
         for number in [1, 3, 256] {
             let mut rig = Rig::with_chunks(16, 3, 2, 8, kind);
@@ -93,13 +94,13 @@ fn the_longest_packets_have_their_results_whatever_their_bytes() {
             rig.pool.fill(&pool);
             let packets = [(0, 1, 65535), (1, 0, 65535), (2, 65535, 1)]
                 .map(|(chunk, offset, len)| PacketDescriptor { chunk, offset, len });
-            one_burst(&mut rig, &packets, number, &format!("{kind:?}, {number} lanes"));
+            one_burst(&mut rig, &packets, number, &format!("{kind:?}, {number} threads"));
         }
     }
 }
 
 #[test]
-fn descriptors_that_point_elsewhere_leave_the_pool_alone_and_have_the_result_0() {
+fn bad_descriptors_have_result_0() {
     for kind in KINDS {
         for number in [1, 32, 256] {
             let mut rig = Rig::new(8, 2, 16, kind);
@@ -116,12 +117,12 @@ fn descriptors_that_point_elsewhere_leave_the_pool_alone_and_have_the_result_0()
                 (5, 100, 0),
             ]
             .map(|(chunk, offset, len)| PacketDescriptor { chunk, offset, len });
-            let case = format!("{kind:?}, {number} lanes");
+            let case = format!("{kind:?}, {number} threads");
             let before = rig.pool.bytes().to_vec();
             assert_eq!(one_burst(&mut rig, &bad, number, &case), [0; 10]);
             rig.check_pool(&before, &case);
 
-            // Good ones beside them are worked on, up to the last byte of the pool.
+            // Valid ones beside them are processed, up to the last byte of the pool.
             let mut mixed = bad.to_vec();
             mixed.insert(4, PacketDescriptor { chunk: 2, offset: 7, len: 101 });
             mixed.push(PacketDescriptor { chunk: 7, offset: 1984, len: 64 });
@@ -132,7 +133,7 @@ fn descriptors_that_point_elsewhere_leave_the_pool_alone_and_have_the_result_0()
 }
 
 #[test]
-fn thousands_of_patterns_are_found_by_the_tables_that_are_made_of_them() {
+fn thousands_of_patterns_are_found() {
     let patterns = Patterns::random(5, 5000, 8..=32).expect("patterns");
     let trie = Trie::new(&patterns);
     let mut numbers = Numbers(3);
@@ -143,7 +144,7 @@ fn thousands_of_patterns_are_found_by_the_tables_that_are_made_of_them() {
         let packets = rig.packets(300, 1);
         let mut pool = rig.pool.bytes().to_vec();
         for packet in &packets {
-            // One, two or none, at any place in the packet, also cut off at its end.
+            // Zero to two patterns, anywhere in the packet, also truncated at its end.
             for _ in 0..numbers.below(3) {
                 let pattern = patterns.iter().nth(numbers.below(patterns.len())).expect("a pattern");
                 let at = usize::from(packet.offset) + numbers.below(usize::from(packet.len) + 1);
@@ -153,7 +154,7 @@ fn thousands_of_patterns_are_found_by_the_tables_that_are_made_of_them() {
             }
         }
         rig.pool.fill(&pool);
-        let results = one_burst(&mut rig, &packets, number, &format!("{number} lanes"));
+        let results = one_burst(&mut rig, &packets, number, &format!("{number} threads"));
         let found = results.iter().filter(|result| **result != 0).count();
         assert!(found > 50 && found < 250, "{found} packets of 300 match");
     }
@@ -165,13 +166,13 @@ fn no_patterns_match_nothing() {
     rig.work.trie = offcore_gpu::layout::TrieView::EMPTY;
     let packets = rig.packets(40, 1);
     rig.post(0, &packets);
-    // SAFETY: the rig's memory is there, and nobody else is at it.
-    assert!(unsafe { kernel::burst(&rig.view(), lanes(32), 0, 1) });
+    // SAFETY: the rig is alive, and nothing else uses its memory.
+    assert!(unsafe { kernel::burst(&rig.view(), threads(32), 0, 1) });
     rig.check(0, 40, &[0; 40], "no patterns");
 }
 
 #[test]
-fn forced_time_is_waited_by_all_lanes_at_once() {
+fn forced_time_is_parallel_in_a_block() {
     const FORCED: Duration = Duration::from_millis(2);
     for (count, number, rounds) in
         [(1, 32, 1), (32, 32, 1), (33, 32, 2), (5, 1, 5), (0, 32, 0), (300, 256, 2)]
@@ -181,9 +182,9 @@ fn forced_time_is_waited_by_all_lanes_at_once() {
         let packets = rig.packets(count, 3);
         rig.post(0, &packets);
         let since = Instant::now();
-        // SAFETY: the rig's memory is there, and nobody else is at it.
-        assert!(unsafe { kernel::burst(&rig.view(), lanes(number), 0, 1) });
+        // SAFETY: the rig is alive, and nothing else uses its memory.
+        assert!(unsafe { kernel::burst(&rig.view(), threads(number), 0, 1) });
         let waited = since.elapsed();
-        assert!(waited >= FORCED * rounds, "{count} packets on {number} lanes took {waited:?}");
+        assert!(waited >= FORCED * rounds, "{count} packets on {number} threads took {waited:?}");
     }
 }

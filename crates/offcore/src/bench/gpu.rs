@@ -82,7 +82,7 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 
-    /// Lanes of a block, 1 to 1024: on a GPU 32 at least, and 256 at most of workload kernel
+    /// Threads per block, 1 to 1024: on a GPU 32 at least, and 256 at most of workload kernel
     #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
     pub lanes: usize,
 
@@ -247,8 +247,8 @@ bound: generator where its own limit (workload none) is within 10 %.
 /// The same below forced times.
 const FORCED_NOTE: &str = "\
 ns/packet: how long each packet is made to take; ns/burst: how long a burst takes at least by that: packets of
-a core one after the other, those of a block's lanes at the same time. So a row of a core and one of a device
-compare one core with a block of lanes. model: Gbit/s of l2fwd-nv with four pipelines (assumed) on an A100, where all
+a core one after the other, those of a block's threads at the same time. So a row of a core and one of a device
+compare one core with a block of threads. model: Gbit/s of l2fwd-nv with four pipelines (assumed) on an A100, where all
 packets of a burst wait at the same time.
 ";
 /// The same below the break-even.

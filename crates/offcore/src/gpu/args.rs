@@ -1,4 +1,4 @@
-//! What `offcore gpu` understands: l2fwd-nv's letters, and words for them.
+//! The arguments of `offcore gpu`: l2fwd-nv's letters, and long names.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -16,19 +16,19 @@ use super::doctor::{self, DoctorArgs};
 use crate::args::{Format, Lcores, PoolArgs, duration, interval, lcores, port, topology, within};
 use crate::eal::EalArgs;
 
-/// Bytes before a payload: Ethernet, IPv4 and UDP headers.
+/// Default bytes before a payload: Ethernet, IPv4 and UDP headers.
 pub(super) const SKIP: usize = 42;
-/// Where packets are split: l2fwd-nv's.
+/// Default split, as in l2fwd-nv.
 pub(super) const SPLIT_AT: usize = 60;
-/// Blocks of a pipeline.
+/// Default blocks per pipeline.
 pub(super) const BLOCKS: usize = 4;
-/// Lanes of a block.
-pub(super) const LANES: usize = 256;
-/// How long a device may take for a burst.
-pub(super) const PATIENCE_MS: usize = 1000;
+/// Default threads per block.
+pub(super) const THREADS: usize = 256;
+/// Default timeout of a device.
+pub(super) const TIMEOUT_MS: usize = 1000;
 /// Expedited forwarding (RFC 3246).
 pub(super) const DSCP: usize = 46;
-/// l2fwd-nv's: 20 ms.
+/// l2fwd-nv's maximum: 20 ms.
 const MAX_PACKET_TIME: usize = 20_000_000;
 
 /// The examples of `offcore gpu --help`. A test parses each line that begins with `offcore`.
@@ -48,32 +48,32 @@ Examples:
       paired -w graph -g 0 -b 1024 --work match --patterns signatures.txt \\
       --steer pcap:-,matches.pcap
 
-  Headers stay in the CPU's memory, payloads are worked on in the GPU's:
+  Headers stay in host memory, payloads are processed in GPU memory:
     offcore gpu --port af_xdp:eth0 -w kernel -g 0 -m gpu -s --work crc32c
 
-  Packets never are in host memory: the network card puts them into the GPU's
+  Packets bypass host memory: the network card writes them to GPU memory
   (GPUDirect RDMA; untested; ports dpdk: need a build with --features dpdk):
     offcore gpu --port dpdk:0000:3b:00.0 -w persistent -g 0 --memory direct
 
-  Ten million packets measured after a million, as l2fwd-nv does by itself:
+  Measure ten million packets after a million, as l2fwd-nv does by default:
     offcore gpu --port af_xdp:eth0 -w persistent -z 1000000 -v 10000000
 
-  What is there to run on, and what stands in the way:
+  Check what this machine has for packets on a GPU, and what is missing:
     offcore gpu doctor
 
-A port's packets go back to that port, as l2fwd-nv has it, unless
+A port's packets go back to that port, as in l2fwd-nv, unless
 --port-topology says otherwise. Ports are those of `offcore switch --help`.
 
-Where l2fwd-nv's options mean something else here: without -v it runs until it
-is stopped; an unknown -w is refused; -t 0 is no forced time; -b has no gap of
-four packets, and what does not fill a burst goes on after --burst-timeout; a
-pipeline that is too slow drops packets and counts them, and nothing ends.";
+Differences from l2fwd-nv: without -v it runs until it is stopped; an unknown
+-w is refused; -t 0 is no forced time; -b has no gap of four packets, and a
+partial burst is submitted after --burst-timeout; a pipeline that is too slow
+drops packets and counts them, and does not end.";
 
-/// What `offcore gpu` understands.
+/// The arguments of `offcore gpu`.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct GpuArgs {
-    /// What to do instead of running pipelines.
+    /// A subcommand, instead of running pipelines.
     #[command(subcommand)]
     pub command: Option<GpuCommand>,
 
@@ -83,7 +83,7 @@ pub(crate) struct GpuArgs {
 }
 
 impl GpuArgs {
-    /// The words that name the subcommand.
+    /// The names of the subcommand.
     pub(crate) fn names(&self) -> &'static [&'static str] {
         match self.command {
             Some(GpuCommand::Doctor(_)) => &["gpu", "doctor"],
@@ -92,10 +92,10 @@ impl GpuArgs {
     }
 }
 
-/// What `offcore gpu` does beside running pipelines.
+/// The subcommands of `offcore gpu`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum GpuCommand {
-    /// Say what there is for packets on a GPU, what stands in the way, and what to do
+    /// Check what this machine has for packets on a GPU, what is missing, and what to do
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(DoctorArgs),
 }
@@ -103,61 +103,60 @@ pub(crate) enum GpuCommand {
 /// Pipelines.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// A port, as KIND:ARGS; once for each port, they are counted from 0
+    /// A port, as KIND:ARGS; repeat for each port, counted from 0
     #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
     pub ports: Vec<PortSpec>,
 
-    /// Packets that are worked on together, at most: 1 to 4096
+    /// Maximum packets per burst: 1 to 4096
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = within(1..=MAX_BURST))]
     pub burst: usize,
 
-    /// Microseconds that a packet waits for others of its burst
+    /// Microseconds that a packet waits for its burst to fill
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = within(0..=1_000_000))]
     pub burst_timeout: usize,
 
-    /// Bytes of a packet that a packet buffer has room for; longer packets take several [default: 1792, of --mbuf-size]
+    /// Data bytes of a packet buffer; longer packets take several [default: 1792, of --mbuf-size]
     #[arg(short, long, visible_alias = "dataroom", value_name = "BYTES", conflicts_with = "mbuf_size",
         value_parser = within(1..=32768 - HEADROOM))]
     pub data_room: Option<usize>,
 
-    /// The devices, which pipelines get by turns, such as cuda:0,cuda:1 (or 0,1); host: threads that stand in for a GPU
-    /// [default: cuda:0]
+    /// The devices, assigned to pipelines round-robin, such as cuda:0,cuda:1 (or 0,1); host: threads that stand in for
+    /// a GPU [default: cuda:0]
     #[arg(short = 'g', long = "device", visible_alias = "gpu", value_name = "LIST")]
     pub devices: Option<DeviceList>,
 
-    /// Where a device works on packets: in host memory, where they are (host or 0), in its own, where it copies them (gpu or
-    /// 1), or where network cards put them (direct or 2: GPUDirect RDMA, untested; ports dpdk:
-    /// alone, and so a build with --features dpdk) [default: host]
+    /// Where a device processes packets: in host memory (host or 0), in a copy in GPU memory (gpu or 1), or in GPU
+    /// memory that network cards access (direct or 2: GPUDirect RDMA, untested; only ports dpdk:, so a build with
+    /// --features dpdk) [default: host]
     #[arg(short, long, visible_alias = "mempool", value_name = "TYPE", value_parser = memory)]
     pub memory: Option<Memory>,
 
-    /// The run is what a CUDA profiler looks at
+    /// Profile the run with a CUDA profiler
     #[arg(short = 'n', long, visible_alias = "nvprofiler")]
     pub profile: bool,
 
-    /// Queues of each port; each has a pipeline [default: what the port's description says]
+    /// Queues of each port, each with a pipeline [default: as in the port's SPEC]
     #[arg(short, long, value_name = "N", value_parser = within(1..=MAX_QUEUES as usize))]
     pub pipelines: Option<usize>,
 
-    /// Buffer split: the first 60 bytes of a packet are in a buffer of their own, a device gets the rest only
+    /// Buffer split: the first 60 bytes of a packet go into a separate buffer, a device gets only the rest
     #[arg(short, long, visible_alias = "buffersplit")]
     pub split: bool,
 
-    /// Buffer split with so many bytes in the first buffer
+    /// Buffer split with this many bytes in the first buffer
     #[arg(long, value_name = "BYTES", value_parser = within(14..=1024))]
     pub split_at: Option<usize>,
 
-    /// Nanoseconds that each packet takes at least: on a CPU one packet after the other, on a device all lanes of a block
-    /// at once
+    /// Minimum nanoseconds per packet: in sequence on a CPU, in parallel for the threads of a block on a device
     #[arg(short = 't', long, visible_alias = "packettime", value_name = "NS", default_value_t = 0,
         value_parser = within(0..=MAX_PACKET_TIME))]
     pub packet_time: usize,
 
-    /// Packets to be received and measured, behind those of --warm-up, before it stops; 0: it does not
+    /// Stop after measuring this many received packets, after those of --warm-up; 0: do not stop
     #[arg(short = 'v', long, visible_alias = "performance-packets", value_name = "N", default_value_t = 0)]
     pub packets: u64,
 
-    /// Packets that are received before measuring begins
+    /// Packets received before measuring starts
     #[arg(
         short = 'z',
         long,
@@ -168,30 +167,30 @@ pub(crate) struct RunArgs {
     )]
     pub warm_up: u64,
 
-    /// Who works: nobody (none or 0), the CPU of the sending lcore (cpu, 1), a kernel for each burst (kernel, 2), a kernel
-    /// that runs on (persistent, 3), graphs of kernels (graph, 4)
+    /// What processes packets: nothing (none or 0), the CPU of the sending lcore (cpu, 1), a kernel per burst (kernel,
+    /// 2), a persistent kernel (persistent, 3), graphs of kernels (graph, 4)
     #[arg(short, long, visible_alias = "workload-type", value_name = "TYPE", default_value = "cpu",
         value_parser = workload)]
     pub workload: Workload,
 
-    /// What is done: addresses swapped, and with the others the payload's CRC-32C, Internet checksum, or lowest pattern
-    /// that occurs in it
+    /// The work: swap the addresses; the others also compute the payload's CRC-32C, its Internet checksum, or the
+    /// lowest pattern in it
     #[arg(long, value_name = "WORK", default_value = "swap")]
     pub work: WorkKind,
 
-    /// Addresses stay as they are
+    /// Do not swap addresses
     #[arg(long)]
     pub no_swap: bool,
 
-    /// The patterns of --work match: one a line, \xNN for any byte
+    /// The patterns of --work match, one per line, \xNN for any byte
     #[arg(long, value_name = "FILE")]
     pub patterns: Option<PathBuf>,
 
-    /// Bytes of a packet before its payload [default: 42]
+    /// Bytes before the payload [default: 42]
     #[arg(long, value_name = "BYTES", value_parser = within(0..=65_535))]
     pub skip: Option<usize>,
 
-    /// What becomes of packets in which a pattern occurs [default: pass, or steer with --steer]
+    /// What happens to packets with a match [default: pass, or steer with --steer]
     #[arg(long, value_name = "WHAT")]
     pub on_match: Option<OnMatch>,
 
@@ -199,33 +198,33 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DSCP", value_parser = within(0..=63))]
     pub mark: Option<usize>,
 
-    /// The port that packets are sent to in which a pattern occurs; it does nothing else
+    /// The port that packets with a match are sent to; used for nothing else
     #[arg(long, value_name = "SPEC", value_parser = port)]
     pub steer: Option<PortSpec>,
 
-    /// Bursts of a pipeline on their way, at most: a power of two from 2 to 4096
+    /// Maximum bursts in flight per pipeline: a power of two from 2 to 4096
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = slots)]
     pub slots: usize,
 
-    /// Blocks of lanes that serve a pipeline by turns, in a persistent kernel: 1 to 64 [default: 4]
+    /// Blocks per pipeline, in a persistent kernel: 1 to 64 [default: 4]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 
-    /// Lanes of a block: 1 to 1024 [default: 256]
+    /// Threads per block: 1 to 1024 [default: 256]
     #[arg(long, value_name = "N", value_parser = within(1..=1024))]
     pub lanes: Option<usize>,
 
-    /// Milliseconds that a device which has bursts may answer none, until the CPU goes on in its place: more than it takes
-    /// for one [default: 1000]
+    /// Milliseconds without an answer after which a device that has bursts is considered hung and the CPU takes over;
+    /// longer than one burst takes [default: 1000]
     #[arg(long, value_name = "MS", value_parser = within(1..=3_600_000))]
-    pub patience: Option<usize>,
+    pub timeout: Option<usize>,
 
-    /// Where a port's packets go: back, to its neighbour (0 and 1, 2 and 3), or to the next one
+    /// Where a port's packets go: back, to its neighbour (0 and 1, 2 and 3), or to the next port
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// The lcores: one for everything, or an even number, by twos: one receives and one sends [default: two for each
-    /// pipeline, as far as there are so many]
+    /// The lcores: one for everything, or an even number in pairs of receiver and sender [default: two per pipeline, as
+    /// far as available]
     #[arg(long, value_name = "LIST", value_parser = lcores)]
     pub lcores: Option<Lcores>,
 
@@ -236,11 +235,11 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub eal: EalArgs,
 
-    /// Seconds between two reports; 0: only the last one
+    /// Seconds between reports; 0: only the final one
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub stats_interval: Duration,
 
-    /// Reports for people, or JSON with one object a line
+    /// Report as a table, or as JSON with one object per line
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 
@@ -248,11 +247,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     pub duration: Option<Duration>,
 
-    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
+    /// Stop when no packet has moved for a second: for ports that end, such as pcap and gen with a count
     #[arg(long)]
     pub until_idle: bool,
 
-    /// Log more; the letter -v is l2fwd-nv's here
+    /// Log more; -v is taken by l2fwd-nv's letter
     #[arg(long, action = ArgAction::Count)]
     pub verbose: u8,
 }
@@ -274,31 +273,31 @@ impl RunArgs {
     }
 }
 
-/// What is done with packets.
+/// The work on packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WorkKind {
-    /// Addresses change places; no result.
+    /// Swap the addresses; no result.
     Swap,
     /// CRC-32C of the payload.
     Crc32c,
     /// The Internet checksum of the payload.
     Checksum,
-    /// The lowest pattern that occurs in the payload.
+    /// The lowest pattern in the payload.
     Match,
 }
 
-/// What becomes of packets in which a pattern occurs.
+/// What happens to packets with a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnMatch {
-    /// They go on, and are counted.
+    /// Forward and count them.
     Pass,
-    /// They go on with another DSCP.
+    /// Forward them with another DSCP.
     Mark,
-    /// They are dropped.
+    /// Drop them.
     Drop,
-    /// All others are dropped.
+    /// Drop all others.
     Only,
-    /// They go to the port of --steer.
+    /// Send them to the port of --steer.
     Steer,
 }
 
@@ -315,7 +314,7 @@ impl OnMatch {
     }
 }
 
-/// Names of devices, with numbers spelt out.
+/// Device names, with numbers expanded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceList(pub Vec<String>);
 
@@ -339,7 +338,7 @@ impl FromStr for DeviceList {
 
 fn workload(text: &str) -> Result<Workload, String> {
     Ok(match text {
-        "0" | "none" => Workload::Nobody,
+        "0" | "none" => Workload::None,
         "1" | "cpu" => Workload::Cpu,
         "2" | "kernel" => Workload::Device(Launch::Kernel),
         "3" | "persistent" => Workload::Device(Launch::Persistent),

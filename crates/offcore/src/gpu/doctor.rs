@@ -1,4 +1,4 @@
-//! `offcore gpu doctor`: what this machine has for packets on a GPU, and what stands in the way.
+//! `offcore gpu doctor`: checks this machine for packet processing on a GPU.
 
 use std::env;
 use std::fmt::Write;
@@ -29,21 +29,21 @@ directory with libgdrapi.
 
 Exit codes: 0 no problem (there may be warnings), 1 a problem, 2 usage.";
 
-/// Bytes of a frame that a network card adds and takes away.
+/// FCS bytes, which the network card adds and removes.
 const FCS: usize = 4;
 
-/// What `offcore gpu doctor` understands.
+/// The arguments of `offcore gpu doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// A network card that packets come from, by PCI address or name of interface; once for each [default: all there are]
+    /// A network card to check, by PCI address or interface name; repeat for each [default: all]
     #[arg(long = "nic", value_name = "NAME")]
     pub nics: Vec<String>,
 
-    /// Packet buffers that the pool will have
+    /// Planned number of packet buffers
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24))]
     pub mbufs: usize,
 
-    /// Bytes that a packet buffer will have, 256 of headroom included: a power of two from 2048 to 32768
+    /// Planned bytes per packet buffer, including 256 of headroom: a power of two from 2048 to 32768
     #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size)]
     pub mbuf_size: usize,
 
@@ -51,23 +51,23 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 1518, value_parser = within(64..=65535))]
     pub frame: usize,
 
-    /// Everything that was looked at, not only what is not well or not known
+    /// Show all findings, not only problems, warnings and unknowns
     #[arg(short, long)]
     pub all: bool,
 
-    /// Lines for people, or JSON: an object with what there is, and one for each finding
+    /// Text, or JSON: an object with the facts, and one per finding
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 
-    /// The directory with proc, sys, dev, usr and lib: a copy of another machine's, whose driver cannot be asked
+    /// The directory with proc, sys, dev, usr and lib: a copy of another machine's, whose driver cannot be queried
     #[arg(long, value_name = "DIR", hide = true)]
     pub root: Option<PathBuf>,
 }
 
-/// Looks, and writes what was found.
+/// Runs the checks and prints the findings.
 ///
 /// # Errors
-/// [`Failure::Failed`] when there are problems.
+/// [`Failure::Failed`] if there are problems.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let root = args.root.as_deref().unwrap_or(Path::new("/"));
     let report = examine(root, &given(args, root));
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-/// What files do not tell: the command line, the kernels, and, of this machine, the environment and the CUDA driver.
+/// Input beyond files: the command line, the kernels, and, for this machine, the environment and the CUDA driver.
 fn given(args: &DoctorArgs, root: &Path) -> Given {
     let limits = fs::read_to_string(root.join("proc/self/limits")).unwrap_or_default();
     let given = Given {
@@ -115,7 +115,7 @@ fn given(args: &DoctorArgs, root: &Path) -> Given {
     }
 }
 
-/// The limit that holds, of `/proc/self/limits`: soft, hard, unit behind the name.
+/// The soft limit from `/proc/self/limits`: soft, hard, unit after the name.
 fn locked_memory(limits: &str) -> Option<LockedMemory> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
@@ -152,7 +152,7 @@ fn text(report: &Report, format: Format, all: bool) -> anyhow::Result<String> {
     }
 }
 
-/// A finding in lines for people.
+/// Formats a finding as text.
 fn words(finding: &Finding) -> String {
     let Finding { check, place, verdict, found, wanted, why, advice } = finding;
     let mut text = format!("{verdict:<15} {place} {check}: {found}\n");
@@ -181,7 +181,7 @@ mod tests {
         Line::try_parse_from(words).map(|line| line.args).map_err(|error| error.to_string())
     }
 
-    /// Files of a machine with a GPU; removed when the test ends.
+    /// The files of a machine with a GPU; removed when the test ends.
     struct Machine(PathBuf);
 
     impl Drop for Machine {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     impl Machine {
-        /// `name` is the test's own.
+        /// `name` is unique to the test.
         fn new(name: &str) -> Self {
             let root =
                 env::temp_dir().join(format!("offcore-gpu-doctor-words-{}-{name}", std::process::id()));
@@ -265,7 +265,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn a_machine_without_a_gpu_is_told_of_the_stand_in() {
+    fn machine_without_gpu_names_the_stand_in() {
         let machine = Machine::new("none");
         fs::remove_dir_all(machine.0.join("sys/bus")).unwrap();
         let report = machine.report("");
@@ -278,7 +278,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn people_read_what_is_not_well_and_on_request_all_of_it() {
+    fn table_has_problems_only_unless_all() {
         let machine = Machine::new("people");
         let report = machine.report("");
         let short = text(&report, Format::Table, false).unwrap();
@@ -293,7 +293,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn json_is_an_object_of_facts_and_one_for_each_finding() {
+    fn json_has_facts_then_findings() {
         let machine = Machine::new("json");
         let report = machine.report("");
         let text = text(&report, Format::Json, false).unwrap();
@@ -309,7 +309,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn pool_frames_and_cards_of_the_command_line_are_what_is_judged() {
+    fn command_line_selects_pool_frames_and_cards() {
         let machine = Machine::new("judged");
         let small = machine.finding("--mbufs 1024 --mbuf-size 2048", "locked-memory");
         assert!(small.verdict == Verdict::Ok && small.wanted.contains("2 MiB"), "{small:?}");
@@ -326,7 +326,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn another_machines_driver_is_not_asked() {
+    fn driver_of_another_root_is_not_queried() {
         let machine = Machine::new("asked");
         let args = machine.args("");
         let given = given(&args, &machine.0);
@@ -335,7 +335,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn the_limit_on_locked_memory_is_the_soft_one() {
+    fn memlock_limit_is_the_soft_one() {
         assert_eq!(locked_memory(LIMITS), Some(LockedMemory::Bytes(8 << 20)));
         let unlimited = LIMITS.replace("8388608  ", "unlimited");
         assert_eq!(locked_memory(&unlimited), Some(LockedMemory::Unlimited));
@@ -345,7 +345,7 @@ Max locked memory         8388608              unlimited            bytes
     }
 
     #[test]
-    fn every_example_of_the_help_is_accepted() {
+    fn help_examples_are_accepted() {
         let lines = EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore gpu doctor"));
         let parsed: Vec<_> = lines.map(|line| parse(line).unwrap()).collect();
         assert_eq!(parsed.len(), 3);

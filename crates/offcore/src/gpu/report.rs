@@ -18,7 +18,7 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     text
 }
 
-/// What l2fwd-nv prints at its end, with the time as it was.
+/// What l2fwd-nv prints at the end, with the exact time.
 fn measurement(measured: &Measurement) -> String {
     let Measurement { packets, seconds, mpps, gbps, .. } = measured;
     format!("  measured: {packets} packets received in {seconds:.6} s: {mpps:.3} Mpps, {gbps:.3} Gbit/s\n")
@@ -46,22 +46,22 @@ fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
             work.pipeline,
             work.queue,
             match lost(work, queues) {
-                0 => "the CPU works in its place".to_owned(),
-                lost => format!("{lost} packets that are in its memory were dropped"),
+                0 => "the CPU has taken over".to_owned(),
+                lost => format!("{lost} packets in its memory were dropped"),
             }
         );
         if work.quarantined > 0 {
             let held = work.quarantined;
             let _ = writeln!(
                 text,
-                "    {held} packet buffers are held back: the device stands still and may yet write them"
+                "    {held} packet buffers are held back: the device is hung and may still write them"
             );
         }
     }
     text
 }
 
-/// Packets that nobody could work on in the place of a device that has failed.
+/// Packets dropped because their device has failed and the CPU cannot access them.
 fn lost(work: &WorkReport, queues: &[QueueReport]) -> u64 {
     let is_it =
         |queue: &&QueueReport| (&queue.port, queue.queue, &*queue.half) == (&work.pipeline, work.queue, "rx");
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_has_its_seconds_as_they_were() {
+    fn measurement_keeps_its_seconds() {
         let measured = Measurement::new(1_900_000, 1_900_000 * 60, std::time::Duration::from_millis(1900));
         let text = measurement(&measured);
         assert_eq!(text, "  measured: 1900000 packets received in 1.900000 s: 1.000 Mpps, 0.512 Gbit/s\n");
     }
 
     #[test]
-    fn a_device_that_has_failed_is_told() {
+    fn failed_device_is_reported() {
         let work_report = |failed, quarantined| WorkReport {
             pipeline: "pipeline0".into(),
             queue: 1,
@@ -100,7 +100,7 @@ mod tests {
             "pipeline bursts with a result marked dropped sent elsewhere pipeline0 queue 1 5 4 2 3 1"
         );
         let text = work(&[work_report(true, 7)], &[]);
-        assert!(text.contains("the CPU works in its place") && text.contains("7 packet buffers"), "{text}");
+        assert!(text.contains("the CPU has taken over") && text.contains("7 packet buffers"), "{text}");
         let queue = QueueReport {
             port: "pipeline0".into(),
             half: "rx".into(),
@@ -113,6 +113,6 @@ mod tests {
             starved: 0,
         };
         let text = work(&[work_report(true, 0)], &[queue]);
-        assert!(text.contains("9 packets that are in its memory were dropped"), "{text}");
+        assert!(text.contains("9 packets in its memory were dropped"), "{text}");
     }
 }

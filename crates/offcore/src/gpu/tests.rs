@@ -22,7 +22,7 @@ fn working(flags: &str) -> Working {
 }
 
 #[test]
-fn a_plain_run_swaps_by_the_cpu_and_sends_back() {
+fn default_run_swaps_and_sends_back() {
     let (config, ports) = gpu("--port gen:").unwrap();
     assert_eq!((config.topology, ports.len()), (Topology::Loop, 1));
     let working = config.working.unwrap();
@@ -31,7 +31,7 @@ fn a_plain_run_swaps_by_the_cpu_and_sends_back() {
 }
 
 #[test]
-fn l2fwd_nvs_letters_and_words_mean_the_same() {
+fn l2fwd_nv_letters_equal_long_flags() {
     let letters = "-b 1024 -d 2048 -g 1 -m 1 -n -p 2 -s -t 500 -v 1000 -w 3 -z 10";
     let words = "--burst 1024 --data-room 2048 --device cuda:1 --memory gpu --profile --pipelines 2 --split \
                  --packet-time 500 --packets 1000 --workload persistent --warm-up 10";
@@ -70,7 +70,7 @@ fn devices_are_numbers_or_names() {
 }
 
 #[test]
-fn what_becomes_of_matches_follows_the_flags() {
+fn on_match_follows_the_flags() {
     let flags = |more: &str| working(&format!("--work match --patterns p.txt {more}"));
     assert_eq!(flags("").on_hit, OnHit::Pass);
     assert_eq!(flags("--on-match mark").on_hit, OnHit::Mark(46));
@@ -90,7 +90,7 @@ fn contradictions_are_refused_by_name() {
         ("-w 2 -m 3", "gpu (1) or direct (2)"),
         ("-m 2", "--memory is for a device"),
         ("-w 0 -m direct", "--memory is for a device"),
-        ("-w 2 -m 2", "gen:size=64 neither puts them"),
+        ("-w 2 -m 2", "gen:size=64 cannot access"),
         ("-w 2 -m 2 -g 0,1", "--device names cuda:0,cuda:1"),
         ("-w 2 -m 2 -s", "--split puts their first bytes"),
         ("-w 2 -m 2 --work match --patterns p --on-match mark", "--on-match mark writes them"),
@@ -126,7 +126,7 @@ fn contradictions_are_refused_by_name() {
 }
 
 #[test]
-fn packets_in_a_devices_memory_are_for_ports_of_dpdk() {
+fn memory_direct_needs_dpdk_ports() {
     for memory in ["-m 2", "--memory direct"] {
         let (config, ports) = gpu(&format!("--port dpdk:net_null0 -w 3 {memory}")).unwrap();
         assert_eq!((config.working.unwrap().memory, ports.len()), (Memory::Direct, 1));
@@ -134,11 +134,11 @@ fn packets_in_a_devices_memory_are_for_ports_of_dpdk() {
     let flags = "--port dpdk:net_null0 -w 3 -m 2 --work match --patterns p --steer";
     gpu(&format!("{flags} dpdk:net_null1")).unwrap();
     let error = gpu(&format!("{flags} tap:t")).unwrap_err();
-    assert!(error.contains("tap:t") && error.contains("ports dpdk: alone"), "{error}");
+    assert!(error.contains("tap:t") && error.contains("only ports dpdk:"), "{error}");
 }
 
 #[test]
-fn examples_in_the_help_text_are_accepted() {
+fn help_examples_are_accepted() {
     let whole = EXAMPLES.replace("\\\n", " ");
     let lines: Vec<&str> = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore ")).collect();
     assert!(lines.len() > 5, "{lines:?}");
@@ -156,7 +156,7 @@ fn examples_in_the_help_text_are_accepted() {
 }
 
 #[test]
-fn logging_has_only_its_word_here() {
+fn verbose_has_no_letter() {
     let verbose = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap().command.verbose();
     assert_eq!(verbose("offcore gpu --port gen: --verbose --verbose -v 7"), 2);
     assert_eq!(Cli::try_parse_from(["offcore", "-vv", "gpu", "--port", "gen:"]).unwrap().verbose, 2);

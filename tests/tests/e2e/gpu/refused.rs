@@ -1,11 +1,11 @@
-//! What `offcore gpu` cannot do: it says what was found, what was expected, and what to do.
+//! Invalid uses of `offcore gpu`: errors name what was found, what was expected, and what to do.
 
 use std::fs;
 
 use peers::{Offcore, TempDir};
 
-/// Runs `offcore gpu` with a port that makes a few packets; it is refused with this exit status and an error that has all of
-/// `words`.
+/// Runs `offcore gpu` with a port of a few packets and checks that it fails with this status and an error that contains
+/// all of `words`.
 fn assert_refused(args: &[&str], status: i32, words: &[&str]) {
     let port = ["gpu", "--port", "gen:size=64,count=10", "--until-idle"];
     let finished = Offcore::run(&[&port[..], args].concat()).unwrap();
@@ -13,7 +13,7 @@ fn assert_refused(args: &[&str], status: i32, words: &[&str]) {
     assert_eq!(finished.status.code(), Some(status), "{args:?}: {text}");
     assert!(!text.contains("panicked"), "{args:?}: {text}");
     let error = text.find("error: ").unwrap_or_else(|| panic!("{args:?}: no error in {text}"));
-    // What follows is how the command is used.
+    // The usage follows.
     let error = text[error..].split("\n\n").next().unwrap_or_default();
     assert!(error.lines().count() <= 2, "{args:?}: {error}");
     for word in words {
@@ -58,7 +58,7 @@ fn names_of_nothing() {
     }
 }
 
-/// There is no driver that could say whether there is a seventh GPU, or no seventh GPU.
+/// There is no driver, or it has no GPU 77.
 #[test]
 fn a_gpu_that_is_not_there() {
     for args in [["-w", "kernel", "--device", "cuda:77"], ["-w", "persistent", "-g", "77"]] {
@@ -107,7 +107,7 @@ fn flags_that_do_not_go_together() {
     }
 }
 
-/// Of whatever machine this is: what was found, in words and as JSON, and whether there is a problem as the exit status.
+/// On any machine: findings as text and as JSON, and the exit status.
 #[test]
 fn the_doctor_says_what_is_here() {
     let run = |format: &str| Offcore::run(&["gpu", "doctor", "--all", "--format", format]).unwrap();

@@ -15,7 +15,7 @@ pub(super) const HEADERS: usize = 42;
 const LENGTHS: u32 = 1455;
 /// Where addresses and the EtherType behind them are.
 const ADDRESSES: usize = 12;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// What the payload begins with; stream and number follow.
 const MAGIC: &[u8] = b"OFGP";
 
@@ -213,7 +213,7 @@ pub(super) fn exchange(
         } else {
             let counts = || streams.iter().map(|s| (s.sent, s.received)).collect::<Vec<_>>();
             let tail = || offcore.tail();
-            assert!(moved.elapsed() < PATIENCE, "sent and received for 10 s: {:?}\n{}", counts(), tail());
+            assert!(moved.elapsed() < TIMEOUT, "sent and received for 10 s: {:?}\n{}", counts(), tail());
             let room = streams
                 .iter()
                 .zip(&all)

@@ -1,5 +1,5 @@
-//! What is found in payloads, and what becomes of the packets: a capture goes through `offcore gpu` into another one, and
-//! what comes out where is what a search that knows nothing of automata or kernels says.
+//! Pattern matches and what happens to packets: a capture goes through `offcore gpu` into another, and the output is
+//! compared with a naive search.
 
 use std::fs;
 
@@ -14,9 +14,9 @@ const ETHERTYPE: usize = 12;
 const IP: usize = 14;
 /// An EtherType of IEEE 802's for experiments.
 const NO_IP: [u8; 2] = [0x88, 0xb5];
-/// What `--mark` writes unless it is told otherwise: expedited forwarding.
+/// The default of `--mark`: expedited forwarding.
 const DSCP: u8 = 46;
-/// Who works, all of whom do the same.
+/// The workloads, which all give the same results.
 const WORKERS: [&str; 7] = [
     "cpu",
     "kernel",
@@ -27,15 +27,15 @@ const WORKERS: [&str; 7] = [
     "cpu --split-at 100",
 ];
 
-/// What came out of a run over a capture.
+/// The output of a run over a capture.
 struct Outcome {
     out: Vec<Vec<u8>>,
-    /// What was sent to the port for matching packets, if there was one.
+    /// The output of the steering port, if there was one.
     steered: Vec<Vec<u8>>,
     report: Report,
 }
 
-/// Sends frames through, with patterns in a file; `how` has the rest.
+/// Sends frames through, with patterns in a file and the flags `how`.
 fn through(lcore: usize, frames: &[Vec<u8>], patterns: &[Vec<u8>], how: &str) -> Outcome {
     let dir = TempDir::new().unwrap();
     let file = |name: &str| dir.file(name).display().to_string();
@@ -61,7 +61,7 @@ fn through(lcore: usize, frames: &[Vec<u8>], patterns: &[Vec<u8>], how: &str) ->
     Outcome { out: read_capture(&dir.file("out")), steered, report }
 }
 
-/// As a pattern file has them: bytes of text as they are, others escaped, with comments and empty lines between.
+/// Formats a pattern file: text as it is, other bytes escaped, with comments and empty lines.
 fn pattern_file(patterns: &[Vec<u8>]) -> Vec<u8> {
     let mut file = b"# patterns, one a line\n\n".to_vec();
     for pattern in patterns {
@@ -76,7 +76,7 @@ fn pattern_file(patterns: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// Patterns of 3 to 32 bytes that look random; one that is text, one that begins another, one that ends it, and a long one.
+/// Pseudo-random patterns of 3 to 32 bytes, a text, a prefix and a suffix of another, and a long one.
 fn patterns() -> Vec<Vec<u8>> {
     let mut patterns: Vec<Vec<u8>> =
         (0..40).map(|n| noise(n << 50 | 7).take(3 + n as usize * 11 % 30).collect()).collect();
@@ -85,8 +85,8 @@ fn patterns() -> Vec<Vec<u8>> {
     patterns
 }
 
-/// Frames of IPv4, IPv6 and neither, of all lengths that Ethernet has and some that take several buffers. A pattern stands
-/// in every third: where the payload begins, one byte before, at its end, somewhere in it, or where a buffer ends.
+/// IPv4, IPv6 and other frames of all Ethernet lengths, some in several buffers. Every third contains a pattern: at the
+/// start of the payload, one byte before, at its end, inside, or across buffers.
 fn frames(patterns: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let frame = |n: u64| {
         let random = mix(n);
@@ -118,13 +118,13 @@ fn frames(patterns: &[Vec<u8>]) -> Vec<Vec<u8>> {
     (0..900).map(frame).collect()
 }
 
-/// Whether one of the patterns stands in the payload: by looking for each at each place.
+/// Whether a pattern occurs in the payload, by a naive search.
 fn is_match(frame: &[u8], skip: usize, patterns: &[Vec<u8>]) -> bool {
     let payload = frame.get(skip..).unwrap_or_default();
     patterns.iter().any(|pattern| payload.windows(pattern.len()).any(|place| place == pattern))
 }
 
-/// Bytes before the payload, as the flags have it.
+/// Bytes before the payload, from the flags.
 fn skip(how: &str) -> usize {
     if how.contains("--split-at 100") { 100 } else { HEADERS }
 }
@@ -147,7 +147,7 @@ fn marked(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Both have the same frames in the same order.
+/// Checks that both have the same frames in order.
 fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], how: &str) {
     let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
     let first = differs.map(|at| {
@@ -162,7 +162,7 @@ fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], how: &str) {
 }
 
 #[test]
-fn what_a_search_finds_decides_what_comes_out_where() {
+fn matches_decide_where_packets_go() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
     let core = one_core();
     let patterns = patterns();
@@ -209,7 +209,7 @@ fn what_a_search_finds_decides_what_comes_out_where() {
 }
 
 #[test]
-fn addresses_stay_where_they_are_told_to() {
+fn no_swap_keeps_addresses() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
     let core = one_core();
     let patterns = patterns();
@@ -236,7 +236,7 @@ fn divide(crc: u32, bits: u32) -> u32 {
 /// Changes the last four bytes so that the CRC-32C is 0.
 fn make_crc_zero(payload: &mut [u8]) {
     let (rest, last) = payload.split_last_chunk_mut::<4>().unwrap();
-    // Back from what it is to end as, bit by bit: only a division that has taken place has set the highest.
+    // Runs the CRC backwards from 0, bit by bit: only a reduction sets the highest bit.
     let back = |crc: u32| if crc >> 31 == 1 { (crc ^ POLYNOMIAL) << 1 | 1 } else { crc << 1 };
     let before = (0..32).fold(!0, |crc, _| back(crc));
     *last = (before ^ !crc32c(rest)).to_le_bytes();
@@ -252,9 +252,9 @@ fn make_checksum_zero(payload: &mut [u8]) {
     assert_eq!(checksum(payload), 0);
 }
 
-/// A result other than 0 is counted; in some payloads it is 0.
+/// Non-zero results are counted; some payloads have result 0.
 #[test]
-fn sums_over_payloads_are_what_they_are_bit_by_bit() {
+fn checksums_match_bitwise_reference() {
     let Some(()) = require(&[Need::Cores(2), Need::HostDevice]) else { return };
     let core = one_core();
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);

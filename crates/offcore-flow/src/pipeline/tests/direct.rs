@@ -1,11 +1,11 @@
-//! Packets in a device's memory, of which the pool has nothing.
+//! Packets in device memory, with nothing in the pool.
 
 use offcore_gpu::device::Device;
 use offcore_gpu::host::Fault;
 
 use super::*;
 
-/// A device with memory for the packets of `pool`; none where no C++ compiler was there.
+/// A device with memory for the packets of `pool`; `None` without a C++ compiler.
 fn device(pool: &Pool) -> Option<HostDevice> {
     let mut device = HostDevice::new().ok()?;
     device.pool(pool.chunks() * pool.chunk_size()).unwrap();
@@ -14,14 +14,14 @@ fn device(pool: &Pool) -> Option<HostDevice> {
 
 fn work_queues_of(pool: &'static Pool, stats: &StatsPage, device: &mut HostDevice) -> (WorkTx, WorkRx) {
     let worker =
-        Worker::Device { device, launch: Launch::Kernel, blocks: 1, lanes: 32, memory: Memory::Direct };
+        Worker::Device { device, launch: Launch::Kernel, blocks: 1, threads: 32, memory: Memory::Direct };
     let work = Work { kind: Kind::Crc32c, swap: true, ..Work::default() };
     let mut setup = setup(pool, worker, 8, work);
-    setup.patience = Duration::from_millis(300);
+    setup.timeout = Duration::from_millis(300);
     work_queues(setup, queues(stats, Duration::ZERO, OnHit::Pass)).unwrap()
 }
 
-/// Packets of the pool, whose own memory says who has written to it.
+/// Packets filled with a pattern, so that writes to the pool are detected.
 fn packets(side: &mut Side, count: usize) -> Burst {
     let packet = |side: &mut Side| {
         let mut packet = side.cache.take_sized(HEADROOM, 60).unwrap();
@@ -38,7 +38,7 @@ fn all_are_back(pool: &Pool, side: &mut Side) {
 }
 
 #[test]
-fn packets_of_several_buffers_are_dropped_and_others_are_left_alone() {
+fn segmented_direct_packets_are_dropped() {
     let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let Some(mut device) = device(pool) else { return };
@@ -62,8 +62,8 @@ fn packets_of_several_buffers_are_dropped_and_others_are_left_alone() {
 }
 
 #[test]
-fn what_a_failed_device_leaves_behind_is_dropped_as_failed() {
-    for fault in [Fault::Dies(2), Fault::Stuck(2)] {
+fn packets_of_a_failed_device_are_dropped() {
+    for fault in [Fault::Dies(2), Fault::Hangs(2)] {
         let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
         let stats = StatsPage::new(1 << 14).unwrap();
         let Some(device) = device(pool) else { return };

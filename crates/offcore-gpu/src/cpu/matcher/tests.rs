@@ -55,7 +55,7 @@ fn large_sets_get_an_nfa() {
 }
 
 #[test]
-fn patterns_that_end_in_each_other_and_equal_ones_are_told_apart() {
+fn suffix_and_equal_patterns_are_distinct() {
     let patterns = Patterns::from_list(["aaaa", "x", "aa", "aa", "a", "xa"]).unwrap();
     for matcher in matchers(&patterns) {
         let found =
@@ -72,7 +72,7 @@ fn patterns_that_end_in_each_other_and_equal_ones_are_told_apart() {
 }
 
 #[test]
-fn a_set_of_the_same_pattern_65536_times_is_built() {
+fn set_of_65536_equal_patterns_is_built() {
     let matcher = Matcher::new(&Patterns::from_list(vec!["same"; 65_536]).unwrap()).unwrap();
     assert_eq!(results(&matcher, &[b"the same".to_vec(), b"other".to_vec()]), [1, 0]);
 }
@@ -84,7 +84,7 @@ fn alphabet() -> impl Strategy<Value = u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn many_payloads_of_any_lengths_get_the_results_of_a_naive_search(
+    fn results_match_a_naive_search(
         patterns in prop::collection::vec(prop::collection::vec(alphabet(), 1..7), 1..20),
         payloads in prop::collection::vec(prop::collection::vec(alphabet(), 0..40), 0..40),
     ) {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn a_payload_in_parts_gets_the_result_of_the_whole(
+    fn parts_have_the_result_of_the_whole(
         patterns in prop::collection::vec(prop::collection::vec(alphabet(), 1..9), 1..10),
         parts in prop::collection::vec(prop::collection::vec(alphabet(), 0..12), 0..6),
     ) {

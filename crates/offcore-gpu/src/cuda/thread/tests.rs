@@ -7,48 +7,48 @@ fn submitted(bursts: &[(u64, usize)]) -> Vec<Submitted> {
 }
 
 #[test]
-fn bursts_of_consecutive_turns_go_together_and_the_longest_says_how_many_blocks() {
-    assert_eq!(together(&[]), None);
-    let one = together(&submitted(&[(7, 0)]));
-    assert_eq!(one, Some(Together { turn: 7, bursts: 1, packets: 0 }), "one alone does not wait for others");
-    let three = together(&submitted(&[(7, 3), (8, 900), (9, 64)]));
-    assert_eq!(three, Some(Together { turn: 7, bursts: 3, packets: 900 }));
-    let gap = together(&submitted(&[(7, 3), (8, 4), (10, 900)]));
-    assert_eq!(gap, Some(Together { turn: 7, bursts: 2, packets: 4 }));
+fn batch_takes_consecutive_turns() {
+    assert_eq!(next_batch(&[]), None);
+    let one = next_batch(&submitted(&[(7, 0)]));
+    assert_eq!(one, Some(Batch { turn: 7, bursts: 1, packets: 0 }), "a single burst does not wait");
+    let three = next_batch(&submitted(&[(7, 3), (8, 900), (9, 64)]));
+    assert_eq!(three, Some(Batch { turn: 7, bursts: 3, packets: 900 }));
+    let gap = next_batch(&submitted(&[(7, 3), (8, 4), (10, 900)]));
+    assert_eq!(gap, Some(Batch { turn: 7, bursts: 2, packets: 4 }));
 }
 
 #[test]
-fn no_more_than_16_bursts_go_together() {
+fn batch_has_16_bursts_at_most() {
     let many: Vec<_> = (0..40).map(|turn| (turn, turn as usize)).collect();
     for (there, taken) in [(15, 15), (16, 16), (17, 16), (40, 16)] {
-        let bursts = together(&submitted(&many[..there])).unwrap();
-        assert_eq!(bursts, Together { turn: 0, bursts: taken, packets: taken as usize - 1 });
+        let bursts = next_batch(&submitted(&many[..there])).unwrap();
+        assert_eq!(bursts, Batch { turn: 0, bursts: taken, packets: taken as usize - 1 });
     }
 }
 
-/// Says what it is to launch, and is as slow as whoever lets it go on.
+/// Reports each launch, then blocks until it is let go.
 #[derive(Debug)]
-struct Told {
-    said: Sender<Together>,
+struct Reporter {
+    said: Sender<Batch>,
     go_on: Receiver<()>,
 }
 
-impl Launches for Told {
-    fn launch(&mut self, bursts: Together) {
+impl BatchLauncher for Reporter {
+    fn launch(&mut self, bursts: Batch) {
         self.said.send(bursts).unwrap();
         self.go_on.recv().unwrap();
     }
 }
 
-/// A queue, what is said of its launches, and what lets them go on.
-fn told(thread: &Arc<LaunchThread>, slots: u32) -> (Queue, Receiver<Together>, Sender<()>) {
+/// An opened queue, the receiver of its launches, and the sender that lets them go on.
+fn opened(thread: &Arc<LaunchThread>, slots: u32) -> (Queue, Receiver<Batch>, Sender<()>) {
     let ((said, hears), (lets, go_on)) = (channel(), channel());
     let mut queue = thread.queue(slots).unwrap();
-    queue.open(Box::new(Told { said, go_on }));
+    queue.open(Box::new(Reporter { said, go_on }));
     (queue, hears, lets)
 }
 
-fn next(hears: &Receiver<Together>) -> Together {
+fn next(hears: &Receiver<Batch>) -> Batch {
     hears.recv_timeout(Duration::from_secs(10)).expect("no progress for 10 s")
 }
 
@@ -61,33 +61,33 @@ fn wait_for(what: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_comes_while_a_launch_is_under_way_goes_in_the_next_ones() {
+fn bursts_during_a_launch_go_in_the_next() {
     let thread = Arc::new(LaunchThread::start().unwrap());
-    let (mut queue, hears, lets) = told(&thread, 64);
+    let (mut queue, hears, lets) = opened(&thread, 64);
     queue.push(0, 5);
-    assert_eq!(next(&hears), Together { turn: 0, bursts: 1, packets: 5 });
+    assert_eq!(next(&hears), Batch { turn: 0, bursts: 1, packets: 5 });
     (1..=20).for_each(|turn| queue.push(turn, turn as usize));
     assert!(!queue.is_empty());
     (0..3).for_each(|_| lets.send(()).unwrap());
-    assert_eq!(next(&hears), Together { turn: 1, bursts: 16, packets: 16 });
-    assert_eq!(next(&hears), Together { turn: 17, bursts: 4, packets: 20 });
+    assert_eq!(next(&hears), Batch { turn: 1, bursts: 16, packets: 16 });
+    assert_eq!(next(&hears), Batch { turn: 17, bursts: 4, packets: 20 });
     let since = Instant::now();
     while !queue.is_empty() {
         assert!(since.elapsed() < Duration::from_secs(10), "no progress for 10 s");
     }
 }
 
-/// As many as there are slots may be on their way while the launch of as many others is not over.
+/// A ring's worth of bursts may be in flight while the launch of a ring's worth has not returned.
 #[test]
-fn a_queue_of_a_small_ring_takes_all_that_are_on_their_way() {
+fn small_queue_holds_all_bursts_in_flight() {
     let thread = Arc::new(LaunchThread::start().unwrap());
-    let (mut queue, hears, lets) = told(&thread, 2);
+    let (mut queue, hears, lets) = opened(&thread, 2);
     queue.push(0, 1);
     assert_eq!(next(&hears).bursts, 1);
     (1..=3).for_each(|turn| queue.push(turn, 1));
     (0..3).for_each(|_| lets.send(()).unwrap());
-    assert_eq!(next(&hears), Together { turn: 1, bursts: 2, packets: 1 });
-    assert_eq!(next(&hears), Together { turn: 3, bursts: 1, packets: 1 });
+    assert_eq!(next(&hears), Batch { turn: 1, bursts: 2, packets: 1 });
+    assert_eq!(next(&hears), Batch { turn: 3, bursts: 1, packets: 1 });
 }
 
 #[test]
@@ -95,43 +95,43 @@ fn one_thread_serves_queues_that_come_and_go() {
     let place = Mutex::default();
     let thread = LaunchThread::shared_at(&place).unwrap();
     let seen = Arc::downgrade(&thread);
-    let desk = Arc::clone(&thread.desk);
-    let mut queues: Vec<_> = (0..5).map(|_| told(&thread, 4)).collect();
+    let mailbox = Arc::clone(&thread.mailbox);
+    let mut queues: Vec<_> = (0..5).map(|_| opened(&thread, 4)).collect();
     drop(thread);
     assert!(Arc::ptr_eq(&LaunchThread::shared_at(&place).unwrap(), &queues[0].0.thread));
     for turn in 0..3 {
         for (queue, hears, lets) in &mut queues {
             queue.push(turn, 1);
             lets.send(()).unwrap();
-            assert_eq!(next(hears), Together { turn, bursts: 1, packets: 1 });
+            assert_eq!(next(hears), Batch { turn, bursts: 1, packets: 1 });
         }
         let (queue, hears, _lets) = queues.pop().unwrap();
         drop(queue);
-        assert!(hears.recv().is_err(), "who launched has been dropped with its queue");
-        assert!(!desk.is_gone());
+        assert!(hears.recv().is_err(), "the launcher is dropped with its queue");
+        assert!(!mailbox.is_gone());
     }
     queues.clear();
-    assert!(seen.upgrade().is_none() && desk.is_gone(), "the thread ends with the last queue");
-    assert!(!LaunchThread::shared_at(&place).unwrap().desk.is_gone(), "another begins with the next one");
+    assert!(seen.upgrade().is_none() && mailbox.is_gone(), "the thread ends with the last queue");
+    assert!(!LaunchThread::shared_at(&place).unwrap().mailbox.is_gone(), "another begins with the next one");
 }
 
 #[test]
-fn a_thread_that_has_panicked_is_gone_and_is_not_taken_again() {
+fn thread_that_panicked_is_replaced() {
     let place = Mutex::default();
     let thread = LaunchThread::shared_at(&place).unwrap();
-    let (mut panics, hears, lets) = told(&thread, 4);
-    let (mut other, other_hears, _lets) = told(&thread, 4);
+    let (mut panics, hears, lets) = opened(&thread, 4);
+    let (mut other, other_hears, _lets) = opened(&thread, 4);
     panics.push(0, 1);
     assert_eq!(next(&hears).bursts, 1);
-    // It is let go on by nobody.
+    // Its launch panics.
     drop(lets);
-    let desk = panics.desk();
-    wait_for(|| desk.is_gone());
+    let mailbox = panics.mailbox();
+    wait_for(|| mailbox.is_gone());
     other.push(0, 1);
     assert!(!other.is_empty());
     assert!(other_hears.recv().is_err(), "nothing is launched any more");
-    let (late, late_hears, _lets) = told(&thread, 4);
+    let (late, late_hears, _lets) = opened(&thread, 4);
     drop(late);
-    assert!(late_hears.recv().is_err(), "what it has never seen is dropped, too");
-    assert!(!LaunchThread::shared_at(&place).unwrap().desk.is_gone());
+    assert!(late_hears.recv().is_err(), "a queue that it never took over is dropped, too");
+    assert!(!LaunchThread::shared_at(&place).unwrap().mailbox.is_gone());
 }

@@ -1,4 +1,4 @@
-//! Who we are, and what we may do with a file and with memory.
+//! The rights of this process: file access and locked memory.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use crate::doctor::tree::Tree;
 const DAC_OVERRIDE: u64 = 1 << 1;
 const IPC_LOCK: u64 = 1 << 14;
 
-/// This process, as /proc/self/status tells it; nobody in particular, without rights, when it is not there.
+/// This process from /proc/self/status; an unprivileged default if that is missing.
 #[derive(Debug)]
 pub(super) struct Me {
     user: Option<u32>,
@@ -33,12 +33,12 @@ impl Me {
         }
     }
 
-    /// Whether the limit on locked memory does not hold for us.
+    /// Whether this process is exempt from the limit on locked memory.
     pub(super) fn may_lock_all(&self) -> bool {
         self.capabilities & IPC_LOCK != 0
     }
 
-    /// Whether we may read and write a file by its mode, and its mode and owner in words.
+    /// Whether this process may read and write a file by its mode, and the mode and owner as text.
     pub(super) fn may_use(&self, meta: &Metadata) -> (bool, String) {
         let (mode, owner, group) = (meta.mode() & 0o777, meta.uid(), meta.gid());
         let shift = if self.user == Some(owner) {

@@ -1,4 +1,4 @@
-//! Facts out of made-up trees.
+//! Facts from synthetic trees.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -28,7 +28,7 @@ fn a_good_machine_is_read_as_it_is() {
 }
 
 #[test]
-fn the_versions_of_old_and_closed_drivers_are_found() {
+fn driver_versions_are_found() {
     let fake = Fake::good("facts-version");
     let line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:";
     fake.set("proc/driver/nvidia/version", line);
@@ -38,7 +38,7 @@ fn the_versions_of_old_and_closed_drivers_are_found() {
 }
 
 #[test]
-fn libraries_are_looked_for_where_the_environment_says_first() {
+fn environment_paths_are_searched_first() {
     let mut fake = Fake::good("facts-libraries");
     let usual = facts(&fake).libcuda.unwrap();
     assert_eq!(usual.path, Path::new("/usr/lib/x86_64-linux-gnu/libcuda.so.1"));
@@ -57,7 +57,7 @@ fn libraries_are_looked_for_where_the_environment_says_first() {
 }
 
 #[test]
-fn a_device_file_is_for_those_that_its_mode_names() {
+fn device_file_access_follows_its_mode() {
     let fake = Fake::good("facts-files");
     let status =
         "Uid:\t77777\t77777\t77777\t77777\nGid:\t77777\t77777\t77777\t77777\nGroups:\t5\nCapEff:\t0\n";
@@ -72,7 +72,7 @@ fn a_device_file_is_for_those_that_its_mode_names() {
 }
 
 #[test]
-fn the_ways_meet_at_a_bridge_a_root_complex_or_nowhere() {
+fn common_bridge_of_two_paths() {
     let meeting_with = |name: &str, way: &str| {
         let fake = Fake::good(name);
         fake.move_device(NIC, way);
@@ -92,7 +92,7 @@ fn the_ways_meet_at_a_bridge_a_root_complex_or_nowhere() {
 }
 
 #[test]
-fn distances_are_of_nodes_that_are_there() {
+fn distances_of_existing_nodes() {
     let fake = Fake::good("facts-distance");
     let tree = Tree::new(&fake.root);
     assert_eq!((distance(&tree, 0, 0), distance(&tree, 0, 1)), (Some(10), Some(21)));
@@ -105,7 +105,7 @@ fn distances_are_of_nodes_that_are_there() {
 }
 
 #[test]
-fn only_the_cards_that_are_meant_are_looked_at() {
+fn only_named_cards_are_checked() {
     let mut fake = Fake::good("facts-meant");
     fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x8086", "ice");
     assert_eq!(facts(&fake).nics.len(), 2);
@@ -118,7 +118,7 @@ fn only_the_cards_that_are_meant_are_looked_at() {
 }
 
 #[test]
-fn a_virtio_cards_interfaces_are_below_its_virtio_device() {
+fn virtio_interfaces_are_found() {
     let fake = Fake::good("facts-virtio");
     fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x1af4", "virtio-pci");
     fake.set("sys/devices/pci0000:e0/0000:e1:00.0/virtio3/net/ens4/mtu", "8896");

@@ -1,4 +1,4 @@
-//! One GPU: its driver, what CUDA says of it, the window to its memory, its IOMMU group.
+//! A GPU: its driver, CUDA's view of it, its memory BAR, its IOMMU group.
 
 use super::{Rule, bytes};
 use crate::doctor::facts::Gpu;
@@ -39,7 +39,7 @@ pub(super) fn driver(facts: &Facts, gpu: &Gpu) -> Finding {
     }
 }
 
-/// What CUDA says of it, where it was asked.
+/// CUDA's view of it, if CUDA was queried.
 pub(super) fn cuda(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
     let cuda = facts.cuda.as_ref()?;
     let rule = Rule::new(
@@ -61,7 +61,7 @@ pub(super) fn cuda(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
     )))
 }
 
-/// Whether the kernels' PTX is for it, where both are known.
+/// Whether it can run the kernels' PTX, if both are known.
 pub(super) fn target(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
     let (ptx, device) = (facts.ptx?, facts.cuda.as_ref()?.device(&gpu.function.address)?);
     let (major, minor) = ptx.target;
@@ -81,7 +81,7 @@ pub(super) fn target(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
     })
 }
 
-/// The window to memory that every GPU has; with no more, resizable BAR is off.
+/// The default BAR size; a larger one needs resizable BAR.
 const LEAST_WINDOW: u64 = 256 << 20;
 
 pub(super) fn window(facts: &Facts, gpu: &Gpu) -> Finding {
@@ -144,7 +144,7 @@ mod tests {
     use crate::doctor::fixture::{Fake, GPU};
 
     #[test]
-    fn a_gpu_of_another_driver_is_a_problem() {
+    fn gpu_bound_elsewhere_is_a_problem() {
         let fake = Fake::good("gpu-driver");
         assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::Ok);
         for (driver, remedy) in [("vfio-pci", "unbind"), ("nouveau", "blacklist nouveau")] {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_driver_does_not_take_is_a_problem() {
+    fn gpu_refused_by_the_driver_is_a_problem() {
         let mut fake = Fake::good("gpu-not-taken");
         fake.remove(&fake.gpu("driver"));
         assert_eq!(fake.finding("driver-binding", GPU).verdict, Verdict::Ok, "CUDA has it");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_earlier_than_the_target_of_the_ptx_is_a_problem() {
+    fn gpu_older_than_the_ptx_target_is_a_problem() {
         let mut fake = Fake::good("gpu-target");
         assert_eq!(fake.finding("ptx-target", GPU).verdict, Verdict::Ok);
         fake.cuda().devices[0].compute_capability = (6, 1);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_smaller_than_the_memory_is_a_warning() {
+    fn small_bar_is_a_warning() {
         let mut fake = Fake::good("gpu-window");
         let small = "0xf0000000 0xf0ffffff 0x40200\n0xe0000000 0xefffffff 0x14220c\n";
         fake.set(&fake.gpu("resource"), small);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_iommu_that_translates_is_a_warning() {
+    fn translating_iommu_is_a_warning() {
         let fake = Fake::good("gpu-iommu");
         let kind = "sys/kernel/iommu_groups/7/type";
         fake.set(kind, "DMA-FQ\n");

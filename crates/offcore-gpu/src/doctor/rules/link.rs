@@ -1,12 +1,12 @@
-//! A PCIe function's link and settings: the same for GPUs and network cards.
+//! Link and settings of a PCIe function, GPU or network card.
 
 use super::Rule;
 use crate::doctor::pci::{ConfigSpace, PciFunction, PcieControl};
 use crate::doctor::{Facts, Finding};
 
-/// Bytes of a read request that are wanted.
+/// Expected MaxReadReq in bytes.
 const READ_REQUEST: u32 = 4096;
-/// Bytes of a payload that are wanted where the function can.
+/// Expected MaxPayload in bytes, if supported.
 const PAYLOAD: u32 = 256;
 
 pub(super) fn all(facts: &Facts, function: &PciFunction) -> [Finding; 3] {
@@ -47,7 +47,7 @@ fn link(facts: &Facts, function: &PciFunction) -> Finding {
         let found = format!("{at_most}, the port above it {}", words(port.0, port.1));
         rule.warning(found, "put the card into a slot of more lanes or of a later generation")
     } else if width < most.1 {
-        let advice = "seat the card anew; look at riser, cable, and the firmware's bifurcation of the slot";
+        let advice = "reseat the card; check riser, cable, and the firmware's bifurcation of the slot";
         rule.warning(at_most, advice)
     } else {
         rule.warning(
@@ -62,7 +62,7 @@ fn words(generation: u8, width: u8) -> String {
     format!("generation {generation}, {width} lanes")
 }
 
-/// 10⁹ bytes a second each way after line coding, before headers.
+/// GB/s per direction after line coding, before headers.
 fn gigabytes(generation: u8, width: u8) -> f64 {
     let lane = match generation {
         1 => 0.25,
@@ -75,7 +75,7 @@ fn gigabytes(generation: u8, width: u8) -> f64 {
     lane * f64::from(width)
 }
 
-/// Judges the settings, where they can be read.
+/// Checks the settings, if readable.
 fn settings(
     rule: Rule,
     facts: &Facts,
@@ -84,7 +84,7 @@ fn settings(
 ) -> Finding {
     let address = &function.address;
     match &function.config {
-        // A virtual function that was passed on shows zeroes in place of its card's settings, which stand for 128.
+        // A virtual function in a guest reads zeroes, which mean 128, in place of its card's settings.
         ConfigSpace::Known(PcieControl { max_payload: 128, max_read_request: 128, .. })
             if facts.virtual_machine =>
         {
@@ -149,7 +149,7 @@ mod tests {
     use crate::doctor::fixture::{Fake, GPU, NIC, config_space};
 
     #[test]
-    fn a_link_below_its_maximum_is_a_warning_with_the_likely_cause() {
+    fn slow_link_is_a_warning_with_its_cause() {
         let fake = Fake::good("link-low");
         assert_eq!(fake.finding("pcie-link", GPU).found, "generation 5, 16 lanes, 63.0 GB/s each way");
         fake.set(&fake.gpu("current_link_speed"), "2.5 GT/s PCIe");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_an_earlier_generation_is_named() {
+    fn slot_of_an_earlier_generation_is_named() {
         let fake = Fake::good("link-slot");
         fake.set("sys/bus/pci/devices/0000:02:01.0/max_link_speed", "16.0 GT/s PCIe");
         fake.set(&fake.nic("current_link_speed"), "16.0 GT/s PCIe");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_not_known_is_no_warning() {
+    fn unknown_link_is_no_warning() {
         let fake = Fake::good("link-unknown");
         fake.set(&fake.gpu("current_link_speed"), "Unknown");
         fake.set("proc/cpuinfo", "flags : fpu hypervisor\n");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn small_read_requests_are_a_warning_with_the_command() {
+    fn small_read_requests_are_a_warning() {
         let fake = Fake::good("link-read");
         fake.set_bytes(&fake.nic("config"), &config_space(256, 512));
         let finding = fake.finding("max-read-request", NIC);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_function_in_a_virtual_machine_shows_no_settings() {
+    fn virtual_function_shows_no_settings() {
         let fake = Fake::good("link-virtual");
         fake.set_bytes(&fake.nic("config"), &config_space(128, 128));
         assert_eq!(fake.finding("max-read-request", NIC).verdict, Verdict::Warning);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_right_to_the_configuration_space_nothing_is_claimed() {
+    fn unreadable_config_space_claims_nothing() {
         let fake = Fake::good("link-rights");
         fake.set_bytes(&fake.gpu("config"), &config_space(128, 128)[..64]);
         for check in ["max-read-request", "max-payload"] {

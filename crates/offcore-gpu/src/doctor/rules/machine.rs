@@ -1,11 +1,11 @@
-//! The machine: GPU at all, driver, its files and libraries, versions, memory.
+//! The machine: presence of a GPU, driver, device files, libraries, versions, memory.
 
 use super::{Rule, SYSTEM, bytes};
 use crate::doctor::cuda::{cuda_of_driver, words};
 use crate::doctor::facts::{Gpu, Hugepages};
 use crate::doctor::{Facts, Finding, Given, LockedMemory};
 
-/// Where the kernel driver's own library lies for programs that run with another one on purpose.
+/// The path of the kernel driver's own library, for programs that deliberately use another.
 const COMPATIBLE: &str = "compat";
 
 pub(super) fn gpu(facts: &Facts, given: &Given) -> Finding {
@@ -194,7 +194,7 @@ pub(super) fn cuda(facts: &Facts, given: &Given) -> Finding {
                 true => rule.problem(found, "look at CUDA_VISIBLE_DEVICES, and at dmesg for lines with NVRM"),
             }
         }
-        // That is a problem already.
+        // Already reported.
         (None, Some(error)) if facts.driver.is_none() => {
             rule.not_applicable(format!("{error}; the kernel driver comes first"))
         }
@@ -305,7 +305,7 @@ pub(super) fn locked_memory(facts: &Facts, given: &Given) -> Finding {
     }
 }
 
-/// Bytes that cuMemHostRegister takes in a call: 16 bytes of bookkeeping for a page of 4 KiB have to fit in 2 GiB.
+/// Maximum bytes per call of cuMemHostRegister: 16 bytes of bookkeeping per 4 KiB page must fit in 2 GiB.
 const MOST_AT_ONCE: u64 = 512 << 30;
 
 pub(super) fn registration(given: &Given) -> Finding {

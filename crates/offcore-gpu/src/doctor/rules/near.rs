@@ -1,4 +1,4 @@
-//! Which network cards are next to a GPU. One is enough: it is the one to take.
+//! The network cards next to a GPU. One is enough: it is the one to use.
 
 use super::Rule;
 use crate::doctor::facts::{Gpu, Meeting, Pair};
@@ -102,7 +102,7 @@ mod tests {
     use crate::doctor::fixture::{Fake, GPU, NIC};
 
     #[test]
-    fn a_card_on_another_node_is_a_warning_with_the_distance() {
+    fn card_on_another_node_is_a_warning() {
         let fake = Fake::good("near-node");
         assert_eq!(fake.finding("numa-node", GPU).found, "node 0; 0000:04:00.0 too");
         fake.set(&fake.nic("numa_node"), "1");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_not_known_matter_only_where_there_are_several() {
+    fn unknown_node_matters_with_several_nodes() {
         let fake = Fake::good("near-unknown");
         fake.set(&fake.nic("numa_node"), "-1");
         assert_eq!(fake.finding("numa-node", GPU).verdict, Verdict::NotKnown);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn no_common_bridge_is_a_warning_and_in_a_virtual_machine_not_known() {
+    fn no_common_bridge_is_a_warning() {
         let fake = Fake::good("near-bridge");
         assert_eq!(fake.finding("common-bridge", GPU).verdict, Verdict::Ok);
         fake.move_device(NIC, "pci0000:00/0000:00:02.0");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_card_there_is_nothing_to_be_near() {
+    fn without_a_card_nothing_is_compared() {
         let fake = Fake::good("near-none");
         fake.remove("sys/bus/pci/devices/0000:04:00.0");
         for check in ["numa-node", "common-bridge"] {

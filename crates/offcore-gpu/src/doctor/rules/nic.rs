@@ -1,4 +1,4 @@
-//! A network card: room for the frames, pause frames, compressed completions.
+//! A network card: MTU, pause frames, compressed completions.
 
 use super::Rule;
 use crate::doctor::facts::{Interface, Nic};
@@ -7,7 +7,7 @@ use crate::doctor::{Finding, Given, Verdict};
 /// Bytes of an Ethernet header.
 const HEADER: usize = 14;
 
-/// Of a card or an interface that was asked for and is not there.
+/// A requested card or interface that does not exist.
 pub(super) fn missing(name: &str) -> Finding {
     let rule = Rule::new(
         "nic",
@@ -36,7 +36,7 @@ pub(super) fn mtu(interface: &Interface, given: &Given) -> Finding {
         Some(mtu) => {
             let advice =
                 format!("ip link set {name} mtu {needed}, and the same at the peer and the switch between");
-            // One that nobody asked for may be there for something else.
+            // An unrequested interface may serve another purpose.
             let verdict = if given.nics.is_empty() { Verdict::Warning } else { Verdict::Problem };
             rule.judge(verdict, format!("{mtu} bytes"), advice)
         }
@@ -84,7 +84,7 @@ mod tests {
     use crate::doctor::fixture::{Fake, NIC};
 
     #[test]
-    fn an_mtu_too_small_for_the_frames_is_a_problem_of_the_card_that_is_meant() {
+    fn small_mtu_is_a_problem_of_the_named_card() {
         let mut fake = Fake::good("nic-mtu");
         assert_eq!(fake.finding("mtu", "eth0").verdict, Verdict::Ok);
         fake.given.frame_bytes = 1515;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_on_no_card_is_judged_by_its_mtu_and_one_that_is_not_there_is_a_problem() {
+    fn interface_without_card_has_its_mtu_checked() {
         let mut fake = Fake::good("nic-others");
         fake.set("sys/class/net/veth0/mtu", "1400");
         fake.given.nics = vec!["veth0".into(), "../veth0".into(), "0000:04:00.0".into()];
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_files_do_not_tell_comes_with_the_command_that_does() {
+    fn unknown_settings_name_the_command() {
         let fake = Fake::good("nic-unknown");
         let pause = fake.finding("pause-frames", "eth0");
         assert!(pause.verdict == Verdict::NotKnown && pause.advice.contains("ethtool -a eth0"), "{pause:?}");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn only_mlx5_has_compressed_completions_and_virtio_has_no_pause_frames() {
+    fn cqe_and_pause_rules_depend_on_the_driver() {
         let fake = Fake::good("nic-virtio");
         fake.link(&fake.nic("driver"), "/sys/bus/pci/drivers/virtio-pci");
         assert_eq!(fake.finding("pause-frames", "eth0").verdict, Verdict::NotApplicable);

@@ -1,20 +1,21 @@
-//! Who besides the GPU reaches its memory: the processor by a mapped dma-buf, network cards by GPUDirect RDMA.
+//! Access to a GPU's memory from outside: by the processor through a mapped dma-buf, by network cards through GPUDirect
+//! RDMA.
 
 use super::{Rule, SYSTEM};
 use crate::doctor::{Facts, Finding, Given};
 
-/// The CUDA version from which on the driver lets a dma-buf of GPU memory be mapped.
+/// The first CUDA version whose driver allows mapping a dma-buf of GPU memory.
 const MAPS_DMA_BUF: u32 = 13_030;
-/// The kernel version from which on network cards import dma-bufs.
+/// The first kernel version whose network cards import dma-bufs.
 const IMPORTS_DMA_BUF: (u32, u32) = (5, 12);
 
-/// Whether CUDA exports every device's memory as dma-bufs; none where it was not asked.
+/// Whether CUDA exports every device's memory as dma-buf; `None` if it was not queried.
 fn dma_buf(facts: &Facts) -> Option<bool> {
     let devices = &facts.cuda.as_ref()?.devices;
     Some(!devices.is_empty() && devices.iter().all(|device| device.dma_buf == Some(true)))
 }
 
-/// Where a pipeline's slots can be. The device tries it at the start of each run, whatever the driver's version.
+/// Where a pipeline's slots can be. The device tests it at the start of each run, with any driver version.
 pub(super) fn slots(facts: &Facts) -> Finding {
     let rule = Rule::new(
         "slots",
@@ -128,7 +129,7 @@ pub(super) fn gpudirect(facts: &Facts) -> Finding {
     }
 }
 
-/// Whether the kernel is of a release whose network cards import dma-bufs; one that does not say is taken to be.
+/// Whether this kernel's network cards import dma-bufs; assumed if the release is unreadable.
 fn imports_dma_buf(facts: &Facts) -> bool {
     let release = facts.kernel.as_deref().unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
@@ -144,7 +145,7 @@ mod tests {
     use crate::doctor::fixture::Fake;
 
     #[test]
-    fn gdrcopy_is_not_needed_whatever_there_is_of_it() {
+    fn gdrcopy_is_never_needed() {
         let mut fake = Fake::good("peer-gdrcopy");
         let finding = fake.finding("gdrcopy", "system");
         assert_eq!(finding.verdict, Verdict::NotApplicable);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_go_where_the_driver_lets_dma_bufs_be_mapped() {
+    fn slots_depend_on_dma_buf_mapping() {
         let mut fake = Fake::good("peer-slots");
         fake.cuda().driver_version = 13_030;
         assert_eq!(fake.finding("slots", "system").verdict, Verdict::Ok);
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn gpudirect_needs_a_gpu_and_a_card_that_do_it() {
+    fn gpudirect_needs_gpu_and_card_support() {
         let mut fake = Fake::good("peer-device");
         fake.cuda().devices[0].gpudirect_rdma = Some(false);
         let finding = fake.finding("gpudirect", "system");

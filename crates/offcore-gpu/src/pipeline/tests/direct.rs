@@ -37,9 +37,9 @@ fn setup<'a, 'd>(
     (kind, patterns): (Kind, &'a Patterns),
     burst: usize,
 ) -> Setup<'a, 'd> {
-    let worker = Worker::Device { device, launch, blocks: 2, lanes: 64, memory: Memory::Direct };
+    let worker = Worker::Device { device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
     let work = work(kind, Some(patterns));
-    Setup { burst, slots: 4, worker, work, patience: PATIENCE, pool, hugepages: Hugepages::None }
+    Setup { burst, slots: 4, worker, work, timeout: TIMEOUT, pool, hugepages: Hugepages::None }
 }
 
 /// Sends bursts and looks at what comes back; how many packets were lost.
@@ -50,7 +50,7 @@ fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bu
     let patterns = Patterns::from_list([pattern()]).unwrap();
     let mut setup = setup(device, launch, pool, (kind, &patterns), burst);
     if bursts * burst < 1000 {
-        setup.patience = MUCH_PATIENCE;
+        setup.timeout = LONG_TIMEOUT;
     }
     let (mut front, mut back) = pipeline(setup).unwrap();
     let (mut sent, mut came, mut lost, mut gathered) = (0, 0, 0, Vec::new());
@@ -88,7 +88,7 @@ fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bu
 }
 
 #[test]
-fn packets_are_worked_on_in_the_devices_memory_and_the_pool_is_left_alone() {
+fn direct_packets_leave_the_pool_alone() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
         for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (300, 3)] {
             for launch in Launch::ALL {
@@ -102,8 +102,8 @@ fn packets_are_worked_on_in_the_devices_memory_and_the_pool_is_left_alone() {
 }
 
 #[test]
-fn what_a_failed_device_has_not_answered_is_lost_and_counted() {
-    for fault in [Fault::Dies(5), Fault::Stuck(5)] {
+fn unanswered_direct_packets_are_counted() {
+    for fault in [Fault::Dies(5), Fault::Hangs(5)] {
         for burst in [1, 64] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);
             let bursts = 1024 / burst;
@@ -135,11 +135,11 @@ fn packets_of_several_buffers_pass() {
 }
 
 #[test]
-fn what_a_device_that_stands_still_may_write_is_not_used_again_until_it_has_ended() {
+fn hung_device_buffers_are_held_back() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let (mut cache, patterns) = (pool.cache(), Patterns::from_list([pattern()]).unwrap());
-    let mut device = Standing::default();
-    let still = Arc::clone(&device.still);
+    let mut device = HungDevice::default();
+    let hung = Arc::clone(&device.hung);
     let setup = setup(&mut device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
     let (mut front, mut back) = pipeline(setup).unwrap();
     let mut lost = |front: &mut Front, back: &mut Back, submit: usize| {
@@ -156,11 +156,11 @@ fn what_a_device_that_stands_still_may_write_is_not_used_again_until_it_has_ende
         (back.take_lost(), back.quarantined())
     };
     assert_eq!(lost(&mut front, &mut back, 2), (2, 2));
-    assert!(back.failure().unwrap().contains("stay behind"), "{:?}", back.failure());
+    assert!(back.failure().unwrap().contains("are held back"), "{:?}", back.failure());
     assert_eq!(lost(&mut front, &mut back, 0), (2, 4));
     // The device is told of no more of them.
     assert_eq!(lost(&mut front, &mut back, 1), (2, 4));
-    still.store(false, Ordering::Relaxed);
+    hung.store(false, Ordering::Relaxed);
     assert_eq!(lost(&mut front, &mut back, 1), (2, 0));
     drop((front, back));
     let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
@@ -169,7 +169,7 @@ fn what_a_device_that_stands_still_may_write_is_not_used_again_until_it_has_ende
 }
 
 #[test]
-fn what_cannot_be_with_packets_in_a_devices_memory_is_refused() {
+fn invalid_direct_setup_is_refused() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let patterns = Patterns::from_list([pattern()]).unwrap();
     let mut device = HostDevice::new().unwrap();
@@ -179,11 +179,11 @@ fn what_cannot_be_with_packets_in_a_devices_memory_is_refused() {
         pipeline(setup).unwrap_err().to_string()
     };
     let text = refused(&mut device, None);
-    assert!(text.contains("0 bytes are for them, expected 262144"), "{text}");
+    assert!(text.contains("0 bytes for them, expected 262144"), "{text}");
     device.pool(262_144).unwrap();
     let text = refused(&mut device, Some(60));
     assert!(text.contains("cannot be split"), "{text}");
     // A device that has none.
-    let text = Standing::default().pool(4096).unwrap_err().to_string();
-    assert!(text.contains("standing") && text.contains("not for network cards"), "{text}");
+    let text = HungDevice::default().pool(4096).unwrap_err().to_string();
+    assert!(text.contains("hung") && text.contains("not for network cards"), "{text}");
 }

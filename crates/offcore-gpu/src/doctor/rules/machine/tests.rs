@@ -1,4 +1,4 @@
-//! The machine's rules on made-up machines.
+//! The machine's rules on synthetic machines.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -6,7 +6,7 @@ use crate::doctor::fixture::Fake;
 use crate::doctor::{LockedMemory, Ptx, Verdict};
 
 #[test]
-fn no_gpu_is_a_problem_with_the_stand_in_as_the_way_out() {
+fn no_gpu_is_a_problem() {
     let mut fake = Fake::empty("machine-none");
     let finding = fake.finding("gpu", "system");
     assert!(finding.verdict == Verdict::Problem && finding.advice.contains("--device host"), "{finding:?}");
@@ -17,7 +17,7 @@ fn no_gpu_is_a_problem_with_the_stand_in_as_the_way_out() {
 }
 
 #[test]
-fn a_gpu_of_cuda_that_the_bus_does_not_show_is_no_missing_gpu() {
+fn gpu_absent_from_the_bus_is_not_missing() {
     let fake = Fake::good("machine-hidden");
     fake.remove("sys/bus/pci");
     assert_eq!(fake.finding("gpu", "system").verdict, Verdict::NotKnown);
@@ -62,7 +62,7 @@ fn device_files_are_there_and_for_us() {
 }
 
 #[test]
-fn libcuda_is_of_the_kernel_drivers_version() {
+fn libcuda_must_match_the_kernel_module() {
     let mut fake = Fake::good("machine-libcuda");
     fake.given.cuda = None;
     assert_eq!(fake.finding("libcuda", "system").verdict, Verdict::Ok);
@@ -91,7 +91,7 @@ fn cuda_that_does_not_start_says_why() {
 }
 
 #[test]
-fn what_keeps_cuda_from_starting_is_one_problem() {
+fn cuda_start_failure_is_one_problem() {
     let mut fake = Fake::good("machine-cuda-cause");
     fake.given.cuda = None;
     fake.given.cuda_error = Some("no CUDA driver was found".into());
@@ -119,7 +119,7 @@ fn ptx_newer_than_the_driver_is_a_problem() {
         finding.wanted.contains("CUDA 13.5") && finding.advice.contains("cargo xtask kernels"),
         "{finding:?}"
     );
-    // Without CUDA's answer the kernel driver's branch tells.
+    // Without CUDA's answer the driver's branch decides.
     fake.given.cuda = None;
     assert_eq!(fake.finding("ptx-version", "system").verdict, Verdict::Problem);
     fake.set("proc/driver/nvidia/version", "Kernel Module  999.1");
@@ -145,7 +145,7 @@ fn the_pool_fits_in_free_hugepages() {
 }
 
 #[test]
-fn a_limit_on_locked_memory_below_the_pool_is_a_warning() {
+fn low_memlock_limit_is_a_warning() {
     let mut fake = Fake::good("machine-memlock");
     fake.given.locked_memory = Some(LockedMemory::Bytes(8 << 20));
     assert!(fake.finding("locked-memory", "system").found.contains("CAP_IPC_LOCK"));
@@ -160,7 +160,7 @@ fn a_limit_on_locked_memory_below_the_pool_is_a_warning() {
 }
 
 #[test]
-fn a_pool_of_more_than_a_registration_takes_is_a_warning() {
+fn oversized_pool_is_a_warning() {
     let mut fake = Fake::good("machine-registration");
     fake.given.pool_bytes = (512 << 30) - 1;
     assert_eq!(fake.finding("registration", "system").verdict, Verdict::Ok);
