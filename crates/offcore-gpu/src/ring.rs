@@ -182,7 +182,7 @@ pub struct Submitter {
     own_slots: bool,
     /// Turn of the next burst.
     turn: u64,
-    /// Turn of the first burst that the device has not been told of.
+    /// Turn of the first burst that is not visible to the device.
     next_visible: u64,
     burst: usize,
     keep_addresses: bool,

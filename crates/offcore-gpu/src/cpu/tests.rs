@@ -28,7 +28,7 @@ fn pool() -> &'static Pool {
     POOL.get_or_init(|| Pool::new(4096, SIZE, Hugepages::None).unwrap())
 }
 
-/// What `work` makes of packets: results, and the packets' bytes afterwards.
+/// Runs `work`. Returns results, and the packets' bytes.
 fn run(work: &CpuWork, contents: &[Vec<Vec<u8>>]) -> (Vec<u32>, Vec<Vec<u8>>) {
     let mut cache = pool().cache();
     let mut burst = packets(&mut cache, contents);
@@ -48,7 +48,7 @@ fn crc32c_by_bits(bytes: &[u8]) -> u32 {
     })
 }
 
-/// RFC 1071 read literally.
+/// A literal implementation of RFC 1071.
 fn checksum(bytes: &[u8]) -> u32 {
     let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let sum = words.fold(0, |sum, word| {
@@ -64,7 +64,7 @@ fn lowest(patterns: &Patterns, bytes: &[u8]) -> u32 {
     patterns.iter().position(occurs).map_or(0, |number| number as u32 + 1)
 }
 
-/// What the contract says of one packet: its result and its bytes afterwards.
+/// The expected result and bytes of a packet.
 fn model(kind: Kind, swap: bool, skip: usize, patterns: &Patterns, packet: &[u8]) -> (u32, Vec<u8>) {
     let mut bytes = packet.to_vec();
     if swap && bytes.len() >= 12 {

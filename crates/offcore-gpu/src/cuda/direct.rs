@@ -55,7 +55,7 @@ pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, St
     Ok(DeviceMemory::new(name, (base, len), PAGE, false, Arc::new(memory)))
 }
 
-/// Whether a network card's writes need a flush before a kernel is told of them.
+/// Whether a network card's writes must be flushed before the device gets the burst.
 ///
 /// # Errors
 /// They need one, and it is not available.

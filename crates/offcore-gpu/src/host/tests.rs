@@ -10,7 +10,7 @@ fn ring(slots: usize, burst: usize) -> (Submitter, Collector) {
         .unwrap()
 }
 
-/// Swap, and CRC-32C of all but the first 14 bytes.
+/// A view with swap, and CRC-32C of all but the first 14 bytes.
 fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     PipelineView {
         pool: PoolView {
@@ -24,7 +24,7 @@ fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     }
 }
 
-/// A packet whose bytes tell its number.
+/// A packet whose bytes depend on its number.
 fn packet(cache: &mut PoolCache, number: usize) -> Packet {
     let mut packet = cache.take_sized(HEADROOM, 60 + number % 400).unwrap();
     packet.bytes_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = content(number, at));
@@ -35,7 +35,7 @@ fn content(number: usize, at: usize) -> u8 {
     (number.wrapping_mul(2_654_435_761) >> 7).wrapping_add(at * 7) as u8
 }
 
-/// Looks at a packet that a device has worked on.
+/// Checks a processed packet.
 fn check(packet: &Packet, result: u32, number: usize) {
     let mut expected: Vec<u8> = (0..60 + number % 400).map(|at| content(number, at)).collect();
     expected[..12].rotate_left(6);
@@ -43,7 +43,7 @@ fn check(packet: &Packet, result: u32, number: usize) {
     assert_eq!(result, crc32c::crc32c(&expected[14..]), "packet {number}");
 }
 
-/// Sends `bursts` bursts of `len` packets and looks at every packet that comes back, and at where it was worked on.
+/// Sends `bursts` bursts of `len` packets and checks every packet that comes back, also in staging memory.
 fn every_packet_comes_back(
     pool: &'static Pool,
     (launch, memory): (Launch, Memory),
@@ -53,7 +53,7 @@ fn every_packet_comes_back(
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
     let service = Service { view: view(pool, &submitter), launch, blocks, threads, memory };
-    // SAFETY: pool and ring stay until the service has ended, below; packets are looked at when they were answered.
+    // SAFETY: pool and ring stay until the service has ended, below; packets are read after their answer.
     let (mut launcher, mut watch) = unsafe { HostDevice::new().unwrap().serve(service) }.unwrap();
     let state = Arc::clone(&launcher.state);
     assert_eq!(state.staging.is_some(), memory == Memory::Gpu);
@@ -80,7 +80,7 @@ fn every_packet_comes_back(
                 let mut staged = vec![0; packet.len()];
                 let at = packet.bytes().as_ptr().addr() - pool.mapping().base().as_ptr().addr();
                 staging.read_at(at, &mut staged);
-                assert_eq!(staged, packet.bytes(), "packet {expected} where it was worked on");
+                assert_eq!(staged, packet.bytes(), "packet {expected} in staging memory");
             }
             cache.free(packet);
             expected += 1;
@@ -89,7 +89,7 @@ fn every_packet_comes_back(
     }
     assert_eq!(watch.failure(), None);
     assert!(submitter.quit(launcher.waiters()) && Box::new(launcher).end());
-    // Nobody else has it any more, so it goes when the watch does.
+    // The last other reference is the watch's.
     drop(watch);
     assert_eq!(Arc::strong_count(&state), 1);
 }
@@ -131,7 +131,7 @@ fn notes_name_the_stand_in_and_its_memory() {
     );
 }
 
-/// A pool of a size that nobody has: nothing of it is touched.
+/// A pool larger than any memory; nothing of it is touched.
 #[test]
 fn unavailable_memory_is_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
@@ -146,7 +146,7 @@ fn unavailable_memory_is_refused() {
     assert_eq!(device.notes().len(), 1);
 }
 
-/// Submits three bursts to a device of which something goes wrong with the second; whether that is noticed.
+/// Submits three bursts to a device that fails at the second. Returns the failure, if it is detected.
 fn second_burst_fails(fault: Fault) -> Option<String> {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
@@ -180,7 +180,7 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
         thread::yield_now();
     }
     assert!(launcher.end());
-    // The packets of the others are still there, as they were.
+    // The other packets are unchanged.
     for number in 1..3 {
         let oldest = collector.oldest().unwrap();
         assert_eq!((oldest.turn, oldest.packets[0].bytes()[0]), (number, content(number as usize, 0)));

@@ -8,7 +8,7 @@ use super::*;
 use crate::device::Watch;
 use crate::host::{Fault, HostDevice};
 
-/// With devices that fail, and with those that do not, however busy the machine is.
+/// For devices that fail, and for those that must not, on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 const SKIP: usize = 14;
@@ -17,7 +17,7 @@ fn work(kind: Kind, patterns: Option<&Patterns>) -> Work<'_> {
     Work { kind, swap: true, skip: SKIP as u32, split_at: None, forced_ns: 0, patterns }
 }
 
-/// Bytes of packet `number`: lengths from 60 on, now and then several buffers.
+/// Bytes of packet `number`: lengths from 60 on, some in several buffers.
 fn content(number: usize) -> Vec<u8> {
     let len = if number % 37 == 36 { 5000 } else { 60 + number * 7 % 1400 };
     (0..len).map(|at| (number.wrapping_mul(2_654_435_761) >> 9).wrapping_add(at * 13) as u8).collect()
@@ -30,20 +30,20 @@ fn packet(pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
     packet
 }
 
-/// The packet with its first `at` bytes in a buffer of their own, if it has more and all of them in one.
+/// Splits off the first `at` bytes, if the packet is longer and in one buffer.
 fn split(pool: &Pool, cache: &mut PoolCache, mut packet: Packet, at: usize) -> Packet {
     if packet.is_segmented() || packet.len() <= at {
         return packet;
     }
     let mut header = cache.take_sized(HEADROOM, at).unwrap();
     header.bytes_mut().copy_from_slice(&packet.bytes()[..at]);
-    // What the device must not need.
+    // Poison: the device must not read them.
     packet.bytes_mut()[..at].fill(0xee);
     packet.pull(at);
     pool.link(header, packet)
 }
 
-/// What the packet must be afterwards, and its result.
+/// The expected packet and result.
 fn expected(number: usize, kind: Kind, skip: usize) -> (Vec<u8>, u32) {
     let mut bytes = content(number);
     bytes[..12].rotate_left(6);
@@ -62,12 +62,12 @@ fn pattern() -> [u8; 3] {
     [200, 213, 226]
 }
 
-/// Sends bursts of `burst` packets and looks at every packet that comes back. Returns what failed.
+/// Sends bursts of `burst` packets and checks every packet that comes back. Returns the failure of the device.
 fn every_packet_is_right(worker: Worker<'_>, kind: Kind, burst: usize, bursts: usize) -> Option<String> {
     every_packet_is_right_split(worker, (kind, None), burst, bursts, LONG_TIMEOUT)
 }
 
-/// The same where packets are split, if `split_at` is given.
+/// The same with packets split at `split_at`, if given.
 fn every_packet_is_right_split(
     worker: Worker<'_>,
     (kind, split_at): (Kind, Option<usize>),
@@ -187,7 +187,7 @@ fn split_packets_have_payload_results() {
     }
 }
 
-/// What it swapped is not swapped again, and what it did not is.
+/// Swapped packets are not swapped again, others are.
 #[test]
 fn cpu_takes_over_from_a_dead_or_hung_device() {
     for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Hangs(5), "has not answered")] {
@@ -272,12 +272,12 @@ impl Device for HungDevice {
     }
 }
 
-// SAFETY: only this test's one thread looks at what the view points to.
+// SAFETY: only this test's single thread accesses the memory.
 unsafe impl Send for HungDevice {}
 
 impl Launcher for HungDevice {
     fn submitted(&mut self, turn: u64, _: usize) {
-        assert!(turn < 2, "it has failed, and is told of turn {turn}");
+        assert!(turn < 2, "a failed device gets turn {turn}");
     }
 
     fn end(self: Box<Self>) -> bool {
@@ -343,7 +343,7 @@ fn hung_device_packets_are_quarantined() {
     assert!(back.failure().unwrap().contains("does not stop"), "{:?}", back.failure());
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 4);
-    // It is told of no more, so their packets go on themselves, whatever it does now to those that it knows.
+    // The device gets no more bursts: later packets are not copied, whatever it does to the ones that it has.
     submit(&mut front, &mut cache);
     let known = view.lock().unwrap().unwrap();
     let ring = known.ring;
@@ -361,7 +361,7 @@ fn hung_device_packets_are_quarantined() {
     }
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 4);
-    // Now it has ended.
+    // The device stops.
     hung.store(false, Ordering::Relaxed);
     submit(&mut front, &mut cache);
     receive(&mut back, &mut cache);
@@ -372,7 +372,7 @@ fn hung_device_packets_are_quarantined() {
     cache.free_all(all);
 }
 
-/// A device that answers when it is told to, and counts how often it is asked whether it lives.
+/// A device that fails on request, and counts how often it is checked.
 #[derive(Debug, Clone, Default)]
 struct CountingDevice(Arc<AtomicBool>, Arc<std::sync::atomic::AtomicUsize>);
 
@@ -438,7 +438,7 @@ fn device_check_is_rate_limited() {
     dead.store(true, Ordering::Relaxed);
     let since = Instant::now();
     while back.done().is_none() {
-        assert!(since.elapsed() < Duration::from_secs(10), "nobody has noticed for 10 s");
+        assert!(since.elapsed() < Duration::from_secs(10), "not detected for 10 s");
     }
     assert_eq!(back.failure(), Some("it was told to"));
     cache.free_all(back.done().unwrap().packets.drain(..));

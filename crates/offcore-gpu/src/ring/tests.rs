@@ -6,13 +6,13 @@ fn config(slots: usize, burst: usize) -> RingConfig {
     RingConfig { slots, burst, keep_addresses: false, split: None, hugepages: Hugepages::None }
 }
 
-/// A device in a few lines: it answers the bursts of its ring in order, with the length of each packet.
+/// A minimal device that answers the bursts of its ring in order with the length of each packet.
 struct Device {
     view: RingView,
     turn: u64,
 }
 
-// SAFETY: the addresses are of memory that the tests keep until the device has ended.
+// SAFETY: the tests keep the memory until the device has ended.
 unsafe impl Send for Device {}
 
 impl Device {
@@ -20,11 +20,11 @@ impl Device {
         Self { view: submitter.view(), turn: 0 }
     }
 
-    /// The packets of the next burst: nothing yet, the end, or those.
+    /// The packets of the next burst, if it is there, or a quit.
     fn look(&self) -> Option<Result<Vec<PacketDescriptor>, Quit>> {
         let index = self.turn as usize % self.view.count as usize;
         let lap = (self.turn / u64::from(self.view.count)) as u32 + 1;
-        // SAFETY: the view says where slots are, and the ring lives.
+        // SAFETY: the view has valid addresses, and the ring lives.
         unsafe {
             let slot = self.view.slots.add(index * self.view.slot_stride as usize);
             if AtomicU32::from_ptr(slot.cast_mut().cast()).load(Ordering::Acquire) != lap {
@@ -65,7 +65,7 @@ impl Device {
 #[derive(Debug)]
 struct Quit;
 
-/// The results and the device's count, when the oldest burst has been answered.
+/// The results and the device's count, once the oldest burst has been answered.
 fn answer(collector: &mut Collector) -> Option<(Vec<u32>, usize)> {
     let packets = collector.oldest()?.packets.len();
     let mut results = vec![0; packets];
@@ -128,7 +128,7 @@ fn full_ring_refuses_bursts() {
     cache.free_all(collector.oldest().unwrap().packets.drain(..));
     collector.retire();
     assert_eq!(submitter.submit(&mut third), Some(2));
-    // A vector came back that holds a burst without growing.
+    // The returned vector holds a burst without reallocation.
     assert!(third.is_empty() && third.capacity() >= 4);
     for turn in 1..3 {
         device.serve_one().unwrap();
@@ -149,7 +149,7 @@ fn answer_of_an_earlier_lap_is_ignored() {
         assert!(answer(&mut collector).is_some());
         collector.retire();
     }
-    // In slot 0 again, whose answer of lap 1 still stands there.
+    // Slot 0 again; its answer of lap 1 is still there.
     submitter.submit(&mut Vec::new()).unwrap();
     assert!(answer(&mut collector).is_none());
     assert_eq!(device.serve_one(), Some(vec![]));
@@ -169,7 +169,7 @@ fn addresses_are_kept_on_request() {
     let seen = device.look().unwrap().unwrap();
     assert_eq!(seen.iter().map(|packet| packet.len).collect::<Vec<_>>(), [60, 12, 11, 0]);
     let oldest = collector.oldest().unwrap();
-    // A packet shorter than its addresses has none that could be swapped.
+    // A packet shorter than its addresses is never swapped.
     assert_eq!(oldest.addresses[..3], [[0; 12], [1; 12], [0; 12]]);
     cache.free_all(oldest.packets.drain(..));
 }
@@ -254,23 +254,23 @@ fn invalid_ring_sizes_are_refused() {
     }
 }
 
-/// Each side polls what the other one writes: the CPU reads nothing in slots, which may be at the device, behind a bus.
-/// (That devices read nothing in answers is seen in tests/kernels.)
+/// Each side polls memory that the other writes: the CPU reads no slot, which may be in device memory across the bus.
+/// (tests/kernels checks that devices read no answer.)
 #[test]
 fn pitfall_7_cpu_never_reads_a_slot() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = burst_ring(&config(2, 8)).unwrap();
     let view = submitter.view();
-    // Lap, number and the first seven packets are one line, which a device reads at once.
+    // Lap, count and the first seven packets share a line.
     assert_eq!((view.slots.addr() % 64, view.slot_stride % 64), (0, 0));
     for turn in 0..6u64 {
         let mut packets = vec![cache.take_sized(HEADROOM, 60).unwrap()];
         assert_eq!(submitter.submit(&mut packets), Some(turn));
         let (slot, answer, lap) = submitter.shared.place(turn);
-        // SAFETY: places of the ring, whose device is this test.
+        // SAFETY: offsets within the ring, whose device is this test.
         unsafe {
-            // Whatever the slot says afterwards is nothing to the CPU.
+            // The CPU must not read the slot any more.
             view.slots.cast_mut().add(slot).write_bytes(0xee, view.slot_stride as usize);
             let head = submitter.shared.mapping.base().as_ptr().add(answer).cast::<u32>();
             head.add(1).write(1);

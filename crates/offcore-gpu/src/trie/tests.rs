@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The walk of `og_trie` as `kernels/layout.h` describes it, over the view alone, as a device has it.
+/// The walk of `og_trie` as described in `kernels/layout.h`, on the view alone.
 fn walk(trie: &Trie, payload: &[u8]) -> u32 {
     let (view, tables) = (trie.view(), trie.tables());
     assert_eq!(view.edges, tables.edges.as_ptr());
@@ -39,7 +39,7 @@ fn walk(trie: &Trie, payload: &[u8]) -> u32 {
     lowest
 }
 
-/// The same by the crate's search for all matches, overlapping ones included.
+/// The same by the crate's overlapping search.
 fn expected(patterns: &Patterns, payload: &[u8]) -> u32 {
     let automaton = AhoCorasick::new(patterns.iter()).unwrap();
     let numbers = automaton.find_overlapping_iter(payload).map(|found| found.pattern().as_u32() + 1);
@@ -123,7 +123,7 @@ fn the_most_patterns_are_all_found() {
     }
 }
 
-/// Patterns over a small alphabet, so that many are in each other, with the outermost bytes in it.
+/// Patterns over a small alphabet that includes the extreme bytes, so that many contain each other.
 fn alphabet() -> impl Strategy<Value = u8> {
     prop::sample::select(vec![0x00, b'a', b'b', 0xff])
 }

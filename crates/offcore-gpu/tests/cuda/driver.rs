@@ -36,7 +36,7 @@ fn open() -> Opened {
 }
 
 impl Opened {
-    /// Launches the kernel for a ring of two slots at `slots`, with answers behind them.
+    /// Launches the kernel for a ring of two slots at `slots`, followed by answers.
     fn launch(&self, slots: *mut u8) -> CUresult {
         let view = PipelineView {
             pool: PoolView { base: null_mut(), staging: null_mut(), chunk_shift: 11, chunks: 0 },

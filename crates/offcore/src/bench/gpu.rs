@@ -40,7 +40,7 @@ their own where there are enough, send packets round and check each of them.
 Threads in place of a GPU (device 'host') give right results; what they take
 says nothing of a GPU.";
 
-/// What `offcore bench gpu` understands.
+/// The arguments of `offcore bench gpu`.
 #[derive(Args, Debug)]
 pub(crate) struct GpuArgs {
     /// The device: cuda:N (or N), or host, threads in place of a GPU [default: cuda:0, or host where there is no GPU]
@@ -68,21 +68,21 @@ pub(crate) struct GpuArgs {
     #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = work())]
     pub works: Vec<WorkKind>,
 
-    /// Where a device works on packets: host (where they are), gpu (in memory of its own) [default: both; the first only
-    /// in cases forced and latency, with --quick in case break-even, too]
+    /// Where a device processes packets: host (in place), gpu (in a copy in its memory) [default: both; in cases forced
+    /// and latency only the first, with --quick in case break-even, too]
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = memory())]
     pub memory: Vec<Memory>,
 
-    /// Bursts on their way in a pipeline, at most: a power of two
+    /// Maximum bursts in flight per pipeline: a power of two
     #[arg(long, value_name = "N", default_value = "64", value_parser = within(2..=4096))]
     pub slots: usize,
 
-    /// Blocks that serve a pipeline of workload persistent, 1 to 64 [default: 4, and 32 in case break-even; with
-    /// device host on a small machine 1]
+    /// Blocks per pipeline of workload persistent, 1 to 64 [default: 4, and 32 in case break-even; with device host on
+    /// a small machine 1]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 
-    /// Threads per block, 1 to 1024: on a GPU 32 at least, and 256 at most of workload kernel
+    /// Threads per block, 1 to 1024: on a GPU at least 32, and at most 256 with workload kernel
     #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
     pub lanes: usize,
 

@@ -8,7 +8,7 @@ fn naive(patterns: &Patterns, payload: &[u8]) -> u32 {
     (1..).zip(patterns.iter()).find(|(_, pattern)| occurs(pattern)).map_or(0, |(number, _)| number)
 }
 
-/// Of each kind one: DFA or NFA, with a filter and without.
+/// One matcher of each kind: DFA or NFA, with and without a filter.
 fn matchers(patterns: &Patterns) -> [Matcher; 4] {
     [(DFA_LIMIT, true), (0, true), (DFA_LIMIT, false), (0, false)].map(|(limit, filtered)| {
         let mut matcher = Matcher::with_limit(patterns, limit).unwrap();

@@ -40,7 +40,7 @@ impl BatchLauncher for Reporter {
     }
 }
 
-/// An opened queue, the receiver of its launches, and the sender that lets them go on.
+/// An opened queue, the receiver of its launches, and the sender that releases them.
 fn opened(thread: &Arc<LaunchThread>, slots: u32) -> (Queue, Receiver<Batch>, Sender<()>) {
     let ((said, hears), (lets, go_on)) = (channel(), channel());
     let mut queue = thread.queue(slots).unwrap();

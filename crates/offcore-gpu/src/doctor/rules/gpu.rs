@@ -32,7 +32,7 @@ pub(super) fn driver(facts: &Facts, gpu: &Gpu) -> Finding {
             rule.ok("CUDA has it, though the kernel shows no driver")
         }
         None => rule.problem(
-            "bound to none: the driver is loaded and does not take it",
+            "bound to none: the driver is loaded and does not bind to it",
             "dmesg | grep NVRM says why: a GPU older or newer than the driver knows, or too little room for its \
              BARs (turn on 'Above 4G Decoding' in the firmware)",
         ),
@@ -45,11 +45,11 @@ pub(super) fn cuda(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
     let rule = Rule::new(
         "cuda-device",
         &gpu.function.address,
-        "to be one of CUDA's devices",
+        "a CUDA device",
         "the pool is registered with CUDA once; descriptors carry offsets, so its address at the GPU may be another",
     );
     let Some(device) = cuda.device(&gpu.function.address) else {
-        let advice = "look at CUDA_VISIBLE_DEVICES; in a container, at the devices it was given";
+        let advice = "check CUDA_VISIBLE_DEVICES; in a container, the devices that it was given";
         return Some(rule.warning("CUDA does not show it to this process", advice));
     };
     let (major, minor) = device.compute_capability;
@@ -76,7 +76,7 @@ pub(super) fn target(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
     Some(match device.compute_capability >= ptx.target {
         true => rule.ok(found),
         false => {
-            rule.problem(found, "take a later GPU, or build the kernels for this one: cargo xtask kernels")
+            rule.problem(found, "use a later GPU, or build the kernels for this one: cargo xtask kernels")
         }
     })
 }
@@ -90,7 +90,7 @@ pub(super) fn window(facts: &Facts, gpu: &Gpu) -> Finding {
         "memory-window",
         address,
         "a BAR as large as the GPU's memory",
-        "the processor and network cards reach the GPU's memory through it, and no more of it than fits",
+        "the processor and network cards access the GPU's memory through it, up to its size",
     );
     let Some(bar) = &gpu.bar else {
         let advice = format!("lspci -vv -s {address} as root shows the BARs");
@@ -119,8 +119,8 @@ pub(super) fn iommu(facts: &Facts, gpu: &Gpu) -> Finding {
     let rule = Rule::new(
         "iommu",
         &gpu.function.address,
-        "no IOMMU, or one that passes addresses through",
-        "with translation, what a network card and a GPU send each other goes by way of the processor",
+        "no IOMMU, or one in passthrough mode",
+        "with translation, traffic between a network card and a GPU goes through the processor",
     );
     let Some(group) = &gpu.function.iommu else { return rule.ok("no IOMMU group") };
     let number = group.number;

@@ -17,16 +17,16 @@ fn link(facts: &Facts, function: &PciFunction) -> Finding {
     let rule = Rule::new(
         "pcie-link",
         &function.address,
-        "the link at the most that the function can",
-        "all packets that are not in the GPU's memory cross it, those that are forwarded twice",
+        "the link at the maximum of the function",
+        "all packets outside GPU memory cross it, forwarded ones twice",
     );
     let link = &function.link;
     let (Some(generation), Some(width)) = (link.generation, link.width) else {
-        let found = "the kernel does not know the link's speed and width";
+        let found = "the kernel does not report the link's speed and width";
         return rule.not_known(
             found,
             match facts.virtual_machine {
-                true => "in a virtual machine, look on its host, or at nvidia-smi -q under PCI for a GPU",
+                true => "in a virtual machine, check on its host, or nvidia-smi -q under PCI for a GPU",
                 false => "nvidia-smi -q shows it under PCI for a GPU, lspci -vv as root for others",
             },
         );
@@ -53,7 +53,7 @@ fn link(facts: &Facts, function: &PciFunction) -> Finding {
         rule.warning(
             at_most,
             "a GPU lowers the speed when it is idle: look again while it works (nvidia-smi -q, PCI). If it stays so, \
-             look at the firmware's link speed of the slot, and at riser and cable",
+             check the slot's link speed in the firmware, riser and cable",
         )
     }
 }
@@ -90,11 +90,11 @@ fn settings(
         {
             rule.not_known(
                 "128 bytes, as a virtual function shows whatever its card has",
-                "look at the card on the virtual machine's host: lspci -vv as root, DevCtl",
+                "check the card on the virtual machine's host: lspci -vv as root, DevCtl",
             )
         }
         ConfigSpace::Known(control) => judge(rule, control),
-        ConfigSpace::NoPcie => rule.not_applicable("it has no PCI Express capability that makes sense"),
+        ConfigSpace::NoPcie => rule.not_applicable("it has no valid PCI Express capability"),
         ConfigSpace::HeaderOnly | ConfigSpace::Unreadable => rule.not_known(
             "its configuration space cannot be read without CAP_SYS_ADMIN",
             format!("run this as root, or lspci -vv -s {address} as root: DevCtl"),
@@ -108,7 +108,7 @@ fn read_request(facts: &Facts, function: &PciFunction) -> Finding {
         "max-read-request",
         address,
         "MaxReadReq of 4096 bytes",
-        "with smaller ones it takes more requests, each with a header and a wait, to read a packet",
+        "smaller ones need more requests per packet, each with a header and a round trip",
     );
     settings(rule, facts, function, |rule, control| {
         let found = format!("{} bytes", control.max_read_request);
@@ -127,7 +127,7 @@ fn payload(facts: &Facts, function: &PciFunction) -> Finding {
         "max-payload",
         &function.address,
         "MaxPayload of 256 bytes where the function can",
-        "each PCIe packet has 20 to 28 bytes of its own: with 128 bytes of payload that is a sixth of the link",
+        "each PCIe packet has 20 to 28 bytes of overhead: with 128 bytes of payload that is a sixth of the link",
     );
     settings(rule, facts, function, |rule, control| {
         let PcieControl { max_payload, max_payload_supported, .. } = control;

@@ -25,18 +25,18 @@ pub(super) fn gpu(facts: &Facts, given: &Given) -> Finding {
             "no function of vendor 10de and class 03 under /sys/bus/pci/devices",
             match given.has_host_device {
                 true => {
-                    "take --device host, which runs the same kernels on threads; in a virtual machine or container, \
-                     have a GPU passed to it; else look whether lspci -d 10de: shows one"
+                    "use --device host, which runs the same kernels on threads; in a virtual machine or container, \
+                     pass a GPU to it; otherwise check lspci -d 10de:"
                 }
                 false => {
-                    "the workload cpu needs no device; in a virtual machine or container, have a GPU passed to it; \
-                     else look whether lspci -d 10de: shows one"
+                    "the workload cpu needs no device; in a virtual machine or container, pass a GPU to it; \
+                     otherwise check lspci -d 10de:"
                 }
             },
         ),
         ([], devices) => rule.not_known(
             format!("CUDA has {devices} devices, of which none is under /sys/bus/pci/devices"),
-            "look at links and distances on the host: this system does not show them",
+            "check links and distances on the host: this system does not expose them",
         ),
         (gpus, _) => rule.ok(gpus.iter().map(name).collect::<Vec<_>>().join(", ")),
     }
@@ -47,7 +47,7 @@ pub(super) fn host_device(given: &Given) -> Finding {
         "host-device",
         SYSTEM,
         "a build with --device host",
-        "it runs the kernels' source on threads: a check of results and of pipelines without a GPU",
+        "it runs the kernels on threads, to check results and pipelines without a GPU",
     );
     if given.has_host_device {
         rule.ok("--device host is there")
@@ -191,7 +191,7 @@ pub(super) fn cuda(facts: &Facts, given: &Given) -> Finding {
             let found = format!("CUDA {}, devices: {}", words(cuda.driver_version), cuda.devices.len());
             match cuda.devices.is_empty() {
                 false => rule.ok(found),
-                true => rule.problem(found, "look at CUDA_VISIBLE_DEVICES, and at dmesg for lines with NVRM"),
+                true => rule.problem(found, "check CUDA_VISIBLE_DEVICES, and dmesg for lines with NVRM"),
             }
         }
         // Already reported.

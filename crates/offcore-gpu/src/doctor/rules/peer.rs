@@ -37,7 +37,7 @@ pub(super) fn slots(facts: &Facts) -> Finding {
                 version / 1000,
                 version % 1000 / 10
             ),
-            format!("look at the notes of a run; where they name pinned host memory, {newer}"),
+            format!("check the notes of a run; if they name pinned host memory, {newer}"),
         ),
         Some(false) => rule.warning(
             "the driver does not export every GPU's memory: slots stay in pinned host memory there",
@@ -47,7 +47,7 @@ pub(super) fn slots(facts: &Facts) -> Finding {
         ),
         None => rule.not_known(
             "CUDA was not asked whether the driver exports dma-bufs",
-            "let CUDA be asked (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED), or look at the notes of a run",
+            "query CUDA (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED), or check the notes of a run",
         ),
     }
 }

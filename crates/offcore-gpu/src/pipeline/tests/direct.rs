@@ -1,4 +1,4 @@
-//! Packets in a device's memory, where the test puts them in a network card's place.
+//! Packets in device memory, written by the test in place of a network card.
 
 use offcore_mem::DeviceMemory;
 
@@ -9,22 +9,22 @@ fn bytes(number: usize) -> Vec<u8> {
     content(if number % 37 == 36 { 0 } else { number })
 }
 
-/// Where the packet's bytes are in the device's memory.
+/// The address of a packet in device memory.
 fn place(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> *mut u8 {
     memory.base().wrapping_add(packet.chunk() as usize * pool.chunk_size() + packet.headroom())
 }
 
-/// A packet as a card receives it: the pool has something else in its place.
+/// A received packet: its bytes are in device memory, the pool has poison.
 fn received(memory: &DeviceMemory, pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
     let bytes = bytes(number);
     let mut packet = cache.take_sized(HEADROOM, bytes.len()).unwrap();
     packet.bytes_mut().fill(0xee);
-    // SAFETY: the memory is as large as the pool, and the chunk is nobody else's.
+    // SAFETY: the memory is as large as the pool, and the chunk is not shared.
     unsafe { place(memory, pool, &packet).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     packet
 }
 
-/// What a card would send.
+/// The packet as a card would send it.
 fn to_be_sent(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> Vec<u8> {
     // SAFETY: as above, and the device has answered.
     unsafe { std::slice::from_raw_parts(place(memory, pool, packet), packet.len()) }.to_vec()
@@ -42,7 +42,7 @@ fn setup<'a, 'd>(
     Setup { burst, slots: 4, worker, work, timeout: TIMEOUT, pool, hugepages: Hugepages::None }
 }
 
-/// Sends bursts and looks at what comes back; how many packets were lost.
+/// Sends bursts and checks the packets that come back. Returns the number of lost packets.
 fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bursts: usize) -> u64 {
     let pool = Pool::new(16 * burst.max(128), 2048, Hugepages::None).unwrap();
     let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
@@ -158,7 +158,7 @@ fn hung_device_buffers_are_held_back() {
     assert_eq!(lost(&mut front, &mut back, 2), (2, 2));
     assert!(back.failure().unwrap().contains("are held back"), "{:?}", back.failure());
     assert_eq!(lost(&mut front, &mut back, 0), (2, 4));
-    // The device is told of no more of them.
+    // The device gets no more bursts.
     assert_eq!(lost(&mut front, &mut back, 1), (2, 4));
     hung.store(false, Ordering::Relaxed);
     assert_eq!(lost(&mut front, &mut back, 1), (2, 0));
@@ -183,7 +183,7 @@ fn invalid_direct_setup_is_refused() {
     device.pool(262_144).unwrap();
     let text = refused(&mut device, Some(60));
     assert!(text.contains("cannot be split"), "{text}");
-    // A device that has none.
+    // A device without such memory.
     let text = HungDevice::default().pool(4096).unwrap_err().to_string();
     assert!(text.contains("hung") && text.contains("not for network cards"), "{text}");
 }
