@@ -68,7 +68,7 @@ pub struct WorkReport {
     pub marked: u64,
     /// Packets sent to another port for their result.
     pub steered: u64,
-    /// The device has failed, and the CPU works in its place.
+    /// The device has failed, and the CPU has taken over if it can.
     pub failed: bool,
     /// Packets held back because a hung device may still write them.
     pub quarantined: u64,

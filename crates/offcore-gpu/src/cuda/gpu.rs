@@ -285,7 +285,7 @@ impl Drop for SmReservation {
     }
 }
 
-/// The state of the quiesce lock: allocating, registering and freeing memory takes the lock and
+/// The state under the quiesce lock. Allocating, registering and freeing memory requires the lock and
 /// [`Quiesce::is_quiescent`].
 pub(crate) struct Quiesce {
     /// Services whose kernels have been launched and poll for bursts, or hang.
@@ -322,7 +322,7 @@ impl Quiesce {
         self.running == 0
     }
 
-    /// A service's kernels are about to be launched and to poll for bursts, or they hang.
+    /// A service's kernels are about to poll for bursts, or they hang.
     pub(crate) fn enter(&mut self) {
         self.running += 1;
     }

@@ -1,5 +1,4 @@
-//! Numbered frames that go through `offcore gpu` between veth pairs, each of which is looked at, byte by byte, where it
-//! comes out.
+//! Numbered frames through `offcore gpu` between veth pairs, checked byte by byte where they come out.
 //!
 //! ```text
 //! there: w0 ── p0 :here, offcore: p1 ── w1 :there
@@ -13,13 +12,13 @@ use peers::{Netns, Offcore, Wire};
 pub(super) const HEADERS: usize = 42;
 /// Lengths of frames, without FCS: from 60 bytes to 1514.
 const LENGTHS: u32 = 1455;
-/// Where addresses and the EtherType behind them are.
+/// Offsets of the addresses and of the EtherType.
 const ADDRESSES: usize = 12;
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// What the payload begins with; stream and number follow.
+/// Start of the payload; stream and number follow.
 const MAGIC: &[u8] = b"OFGP";
 
-/// Two namespaces with veth pairs between them: `p0` and so on are here, `w0` and so on there.
+/// Two namespaces with veth pairs between them: `p0` and so on on this side, `w0` and so on on the other.
 pub(super) struct Network {
     pub(super) here: Netns,
     there: Netns,
@@ -29,7 +28,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// So many pairs, of so many queues each, for a program on these lcores.
+    /// Creates `pairs` pairs with `queues` queues each, for a program on these lcores.
     pub(super) fn new(lcores: impl ToString, pairs: usize, queues: usize) -> Self {
         let netns = || Netns::new().unwrap();
         let network = Self { here: netns(), there: netns(), lcores: lcores.to_string(), pairs };
@@ -51,13 +50,13 @@ impl Network {
         network
     }
 
-    /// The ends there, on which nothing has come yet.
+    /// The far ends, with nothing received yet.
     pub(super) fn wires(&self) -> Vec<Wire> {
         (0..self.pairs).map(|pair| Wire::open(&self.there, &format!("w{pair}")).unwrap()).collect()
     }
 }
 
-/// Any number makes another one that looks random.
+/// A pseudo-random number from a seed.
 pub(super) fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -65,7 +64,7 @@ pub(super) fn mix(number: u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// Bytes that look random, and are the same for the same seed.
+/// Reproducible pseudo-random bytes.
 pub(super) fn noise(seed: u64) -> impl Iterator<Item = u8> {
     (0..).flat_map(move |word: u64| mix(seed ^ word << 40).to_le_bytes())
 }
@@ -95,29 +94,29 @@ pub(super) fn udp_frame(addresses: u64, source_port: u16, tos: u8, payload: &[u8
     frame
 }
 
-/// A frame whose addresses have changed places.
+/// Swaps a frame's addresses.
 pub(super) fn swapped(mut frame: Vec<u8>) -> Vec<u8> {
     frame[..ADDRESSES].rotate_left(ADDRESSES / 2);
     frame
 }
 
-/// Frames that go in at one wire and come out at another.
+/// A stream of frames from one wire to another.
 pub(super) struct Stream {
     number: u16,
     from: usize,
     to: usize,
-    /// Frames of each keep their order.
+    /// Number of flows; frames of each keep their order.
     flows: u32,
-    /// Whether their addresses change places on the way.
+    /// Whether their addresses are swapped.
     swaps: bool,
     pub(super) sent: u32,
     pub(super) received: u32,
-    /// The number of the next frame of each flow that is to come.
+    /// The next expected frame of each flow.
     next: Vec<u32>,
 }
 
 impl Stream {
-    /// With one flow, whose addresses change places.
+    /// A stream of one flow with swapped addresses.
     pub(super) fn new(number: u16, from: usize, to: usize) -> Self {
         Self { number, from, to, flows: 1, swaps: true, sent: 0, received: 0, next: vec![0] }
     }
@@ -143,7 +142,7 @@ impl Stream {
         frame
     }
 
-    /// Sends the next frames, as many as this, while at most `window` of them are on their way.
+    /// Sends up to this many frames, with at most `window` in flight.
     pub(super) fn send(&mut self, wires: &[Wire], packets: u32, window: u32) {
         for _ in 0..packets.min(window - (self.sent - self.received)) {
             wires[self.from].send(&self.frame(self.sent)).unwrap();
@@ -151,7 +150,7 @@ impl Stream {
         }
     }
 
-    /// Looks at a frame of this stream.
+    /// Checks a frame of this stream.
     fn take(&mut self, wire: usize, number: u32, frame: &[u8]) {
         assert_eq!(wire, self.to, "frame {number} of stream {} came out elsewhere", self.number);
         let next = &mut self.next[(number % self.flows) as usize];
@@ -172,7 +171,7 @@ impl Stream {
     }
 }
 
-/// Takes and looks at every frame that has come; how many.
+/// Receives and checks every frame that has arrived. Returns their number.
 pub(super) fn receive(wires: &mut [Wire], streams: &mut [Stream]) -> u32 {
     let mut received = 0;
     for (index, wire) in wires.iter_mut().enumerate() {
@@ -192,8 +191,8 @@ fn said(frame: &[u8]) -> Option<(u16, u32)> {
     Some((u16::from_le_bytes(*stream), u32::from_le_bytes(*rest.first_chunk()?)))
 }
 
-/// Sends so many frames of each stream, at most `window` of each on their way at a time, and takes all of them. The last
-/// ones come although no more follow.
+/// Sends frames of each stream, with at most `window` of each in flight, and receives all of them. The last ones must
+/// arrive without further frames.
 pub(super) fn exchange(
     wires: &mut [Wire],
     streams: &mut [Stream],
@@ -205,7 +204,7 @@ pub(super) fn exchange(
     let all: Vec<u32> = streams.iter().map(|stream| stream.sent + packets).collect();
     while streams.iter().zip(&all).any(|(stream, all)| stream.received < *all) {
         for (stream, all) in streams.iter_mut().zip(&all) {
-            // A few at a time, so that what the kernel holds between two interfaces stays short.
+            // A few at a time, to keep the kernel's queues between interfaces short.
             stream.send(wires, (all - stream.sent).min(16), window);
         }
         if receive(wires, streams) > 0 {

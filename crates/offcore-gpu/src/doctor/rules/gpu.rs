@@ -125,7 +125,7 @@ pub(super) fn iommu(facts: &Facts, gpu: &Gpu) -> Finding {
     let Some(group) = &gpu.function.iommu else { return rule.ok("no IOMMU group") };
     let number = group.number;
     match group.kind.as_deref() {
-        Some("identity") => rule.ok(format!("group {number} passes addresses through")),
+        Some("identity") => rule.ok(format!("group {number} is in passthrough mode")),
         Some(kind) if kind.starts_with("DMA") && !facts.virtual_machine => rule.warning(
             format!("group {number} translates ({kind})"),
             "boot with iommu=pt on the kernel's command line",
