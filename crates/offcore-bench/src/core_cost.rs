@@ -16,12 +16,11 @@ use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
 use offcore_flow::task::Task;
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_stats::page::Block;
 use offcore_stats::stage::Group;
-use offcore_stats::{Stage, StageClock, tsc};
+use offcore_stats::{Stage, tsc};
 use offcore_vhost::features::{NET_HEADER, OFFERED, VIRTIO_F_VERSION_1};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
@@ -122,15 +121,7 @@ impl Lane {
             }
             false => Box::new(Forwarding::new(rx, tx, rules)),
         };
-        let worker = Worker {
-            tasks: vec![task],
-            burst: BURST,
-            mover,
-            cache: pool.cache(),
-            clock: StageClock::private(),
-            mover_stats: Block::private(&MOVER_COUNTERS),
-            channel_stats: Vec::new(),
-        };
+        let worker = Worker::new(vec![task], mover, pool.cache());
         Ok(Self {
             guests: Arc::new(Mutex::new(guests)),
             worker,

@@ -77,6 +77,19 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// A worker with bursts of 32 packets whose counters nobody reads.
+    pub fn new(tasks: Vec<Box<dyn Task>>, mover: Mover, cache: PoolCache) -> Self {
+        Self {
+            tasks,
+            burst: 32,
+            mover,
+            cache,
+            clock: StageClock::private(),
+            mover_stats: Block::private(&MOVER_COUNTERS),
+            channel_stats: Vec::new(),
+        }
+    }
+
     /// Runs until `stop` is set, then finishes what is in flight; with a `sleeper` it sleeps when there is nothing to do.
     /// Returns the number of packets that could not be finished.
     pub fn run(mut self, mut sleeper: Option<Sleeper>, stop: &Arc<AtomicBool>) -> usize {

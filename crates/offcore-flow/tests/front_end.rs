@@ -10,10 +10,9 @@ use std::sync::Arc;
 use common::{FEATURES, Guest, Worker as Parts};
 use offcore_flow::forward::{Addresses, Forward, Source};
 use offcore_flow::forwarding::{Forwarding, Rules};
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_port::vhost::{rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_stats::page::Block;
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
 
@@ -29,15 +28,8 @@ fn virtqueues_stop_in_every_mode() {
         }
         let rx = rx_over(&cells[1], &mut parts.mover, RxCounters::private()).unwrap();
         let tx = tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap();
-        let mut worker = Worker {
-            tasks: vec![Box::new(Forwarding::new(rx, tx, rules))],
-            burst: 32,
-            mover: parts.mover,
-            cache: parts.cache,
-            clock: parts.clock,
-            mover_stats: Block::private(&MOVER_COUNTERS),
-            channel_stats: Vec::new(),
-        };
+        let mut worker =
+            Worker::new(vec![Box::new(Forwarding::new(rx, tx, rules))], parts.mover, parts.cache);
         let soon = std::time::Duration::ZERO;
         for wanted in [true, false, true, false] {
             for (cell, layout) in cells.iter().zip([&guest.layout, &guest.tx_layout]) {

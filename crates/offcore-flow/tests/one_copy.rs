@@ -11,12 +11,11 @@ use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
 use offcore_flow::task::Task;
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{DropReason, RxCounters, TxCounters};
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
-use offcore_stats::page::Block;
 use offcore_vhost::features::VIRTIO_F_VERSION_1;
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
@@ -43,15 +42,7 @@ fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths:
         true => Box::new(GuestPair::new(OneCopy::between(rx, tx, &mut parts.mover).unwrap(), rules)),
         false => Box::new(Forwarding::new(rx, tx, rules)),
     };
-    let mut worker = Worker {
-        tasks: vec![task],
-        burst: 32,
-        mover: parts.mover,
-        cache: parts.cache,
-        clock: parts.clock,
-        mover_stats: Block::private(&MOVER_COUNTERS),
-        channel_stats: Vec::new(),
-    };
+    let mut worker = Worker::new(vec![task], parts.mover, parts.cache);
     let mut transmit = driver::Queue::new(sender.tx_layout.clone(), false);
     let _receive = Receiver::new(&receiver, rx_buffer);
     for (serial, &len) in lengths.iter().enumerate() {

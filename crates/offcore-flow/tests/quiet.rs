@@ -23,7 +23,7 @@ use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
 use offcore_flow::pipeline::{OnHit, QueuesSetup, work_queues};
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
@@ -136,15 +136,7 @@ fn child(offload: bool, copied: bool) -> ! {
     let tx = tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap();
     let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
     let forwarding = Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0));
-    let mut worker = Worker {
-        tasks: vec![Box::new(forwarding)],
-        burst: 32,
-        mover,
-        cache: pool.cache(),
-        clock: StageClock::private(),
-        mover_stats: Block::private(&MOVER_COUNTERS),
-        channel_stats: Vec::new(),
-    };
+    let mut worker = Worker::new(vec![Box::new(forwarding)], mover, pool.cache());
     let mut rx = driver::Queue::new(guest.layout.clone(), false);
     let mut tx = driver::Queue::new(guest.tx_layout.clone(), false);
     rx.set_notification(false);
@@ -251,15 +243,7 @@ fn allocations(sleeps: u64) -> u64 {
     let tx = tx_over(&cells[0], &mut mover, TxCounters::private()).unwrap();
     let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
     let forwarding = Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0));
-    let worker = Worker {
-        tasks: vec![Box::new(forwarding)],
-        burst: 32,
-        mover,
-        cache: pool.cache(),
-        clock: StageClock::private(),
-        mover_stats: Block::private(&MOVER_COUNTERS),
-        channel_stats: Vec::new(),
-    };
+    let worker = Worker::new(vec![Box::new(forwarding)], mover, pool.cache());
     let stats = Block::private(&IDLE_COUNTERS);
     let sleeper = Sleeper::new(stats.clone());
     let stop = Arc::new(AtomicBool::new(false));

@@ -10,12 +10,12 @@ use common::{FEATURES, Guest, Receiver, Worker as Parts, start};
 use offcore_dma::Binding;
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_port::generator::GenPort;
 use offcore_port::spec::PortSpec;
 use offcore_port::vhost::tx_over;
 use offcore_port::{DropReason, Port, QueueSetup, TxCounters};
-use offcore_stats::page::{Block, StatsPage};
+use offcore_stats::page::StatsPage;
 use offcore_vhost::VringCell;
 use offcore_wire::virtio_net::HEADER_LEN;
 use offcore_wire::{MacAddr, probe};
@@ -41,15 +41,11 @@ fn a_full_virtqueue_loses_nothing_of_a_generator() {
         let counters = TxCounters::private();
         let tx = tx_over(&cell, &mut parts.mover, counters.clone()).unwrap();
         let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
-        let mut worker = Worker {
-            tasks: vec![Box::new(Forwarding::new(rx, tx, Rules::new(forward, addresses, 0)))],
-            burst: 32,
-            mover: parts.mover,
-            cache: parts.cache,
-            clock: parts.clock,
-            mover_stats: Block::private(&MOVER_COUNTERS),
-            channel_stats: Vec::new(),
-        };
+        let mut worker = Worker::new(
+            vec![Box::new(Forwarding::new(rx, tx, Rules::new(forward, addresses, 0)))],
+            parts.mover,
+            parts.cache,
+        );
         let expected = match forward {
             Forward::Mac => [addresses.destination, addresses.source],
             Forward::Macswap => [port.mac(), MacAddr::LOCAL],

@@ -11,11 +11,11 @@ use anyhow::{Context, Result, ensure};
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
 use offcore_port::copy::{CopyRx, CopySetup};
-use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{StageClock, tsc};
+use offcore_stats::page::StatsPage;
+use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::nic::Nic;
@@ -90,15 +90,7 @@ impl Lane {
         };
         let rx = Box::new(CopyRx::new(queues.0, copy)?);
         let rules = Rules::new(Forward::Copy, ADDRESSES, 0);
-        let worker = Worker {
-            tasks: vec![Box::new(Forwarding::new(rx, queues.1, rules))],
-            burst: BURST,
-            mover,
-            cache: pool.cache(),
-            clock: StageClock::private(),
-            mover_stats: Block::private(&MOVER_COUNTERS),
-            channel_stats: Vec::new(),
-        };
+        let worker = Worker::new(vec![Box::new(Forwarding::new(rx, queues.1, rules))], mover, pool.cache());
         Ok(Self {
             setup,
             nic: Arc::clone(nic),

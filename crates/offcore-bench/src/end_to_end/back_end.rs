@@ -16,12 +16,12 @@ use offcore_flow::forward::Addresses;
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
 use offcore_flow::task::Task;
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
 use offcore_port::vhost::{OneCopy, VhostPort};
 use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{StageClock, lcore, tsc};
+use offcore_stats::{lcore, tsc};
 use offcore_vhost::BackendConfig;
 
 use super::paired::BackEnd;
@@ -85,15 +85,7 @@ impl Ours {
             Forward::L2 => vec![Box::new(bridge(rxs, txs))],
             _ => forwarding(rxs, txs, (forward, one_copy && sockets.len() > 1), &mut mover)?,
         };
-        let worker = Worker {
-            tasks,
-            burst: BURST,
-            mover,
-            cache: pool.cache(),
-            clock: StageClock::private(),
-            mover_stats: Block::private(&MOVER_COUNTERS),
-            channel_stats: Vec::new(),
-        };
+        let worker = Worker::new(tasks, mover, pool.cache());
         let mut ours = Self::over(worker, core, ports)?;
         ours.resume()?;
         Ok(ours)

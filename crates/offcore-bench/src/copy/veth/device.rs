@@ -5,14 +5,13 @@ use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::{Addresses, Source};
 use offcore_flow::forwarding::{Forwarding, Rules};
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
 use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::spec::PortSpec;
 use offcore_port::{Port, QueueSetup};
-use offcore_stats::StageClock;
-use offcore_stats::page::{Block, StatsPage};
+use offcore_stats::page::StatsPage;
 
 use super::{Cell, Direction, PortKind};
 use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
@@ -54,15 +53,7 @@ pub(super) fn ours(
     if cell.direction == Direction::Txonly {
         rules = rules.with_source(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?);
     }
-    let worker = Worker {
-        tasks: vec![Box::new(Forwarding::new(rx, tx, rules))],
-        burst: BURST,
-        mover,
-        cache: pool.cache(),
-        clock: StageClock::private(),
-        mover_stats: Block::private(&MOVER_COUNTERS),
-        channel_stats: Vec::new(),
-    };
+    let worker = Worker::new(vec![Box::new(Forwarding::new(rx, tx, rules))], mover, pool.cache());
     Ours::over(worker, core, vec![port])
 }
 
