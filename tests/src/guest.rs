@@ -23,7 +23,7 @@ use offcore_bench::peer::process::Process;
 use image::Image;
 
 /// How long an emulated guest may print nothing: while it boots, or while it runs a command.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A guest's console takes lines of up to 4095 bytes.
 const LONGEST_COMMAND: usize = 4000;
@@ -221,7 +221,7 @@ impl Guest {
     /// # Errors
     /// As [`Guest::boot`].
     pub fn wait_ready(&mut self) -> Result<()> {
-        let outcome = self.qemu.wait_for(self.boot, PATIENCE, "the guest to boot", |text| {
+        let outcome = self.qemu.wait_for(self.boot, TIMEOUT, "the guest to boot", |text| {
             lines(text).find_map(|line| match line.strip_prefix("@@offcore ")? {
                 "ready" => Some(Ok(())),
                 line => line.strip_prefix("not ready: ").map(|why| Err(why.to_owned())),
@@ -252,7 +252,7 @@ impl Guest {
         self.qemu.write_line(&format!("{number} {command}"))?;
         let begin = format!("@@offcore begin {number}\n");
         let end = format!("\n@@offcore end {number} ");
-        let outcome = self.qemu.wait_for(mark, PATIENCE, &format!("the end of {command:?}"), |text| {
+        let outcome = self.qemu.wait_for(mark, TIMEOUT, &format!("the end of {command:?}"), |text| {
             if text.contains("Kernel panic") {
                 return Some(None);
             }

@@ -5,7 +5,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use offcore_bench::peer::process::{PATIENCE, Process};
+use offcore_bench::peer::process::{Process, TIMEOUT};
 pub use rustix::process::Signal;
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub struct Offcore {
     /// How many lines of standard output earlier waits have passed.
     read: usize,
     /// How long it may show no progress.
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// A line of standard output.
@@ -73,7 +73,7 @@ impl Offcore {
 
     fn spawn(mut command: Command, args: &[&str]) -> Result<Self> {
         command.args(args);
-        Ok(Self { process: Process::spawn("offcore", command)?, read: 0, patience: PATIENCE })
+        Ok(Self { process: Process::spawn("offcore", command)?, read: 0, timeout: TIMEOUT })
     }
 
     /// The process id.
@@ -95,7 +95,7 @@ impl Offcore {
     /// When `offcore` ends, or prints no line at all for 30 s, or goes on for 2 minutes without the line wanted.
     pub fn wait_for(&mut self, what: &str, mut wanted: impl FnMut(&Line) -> bool) -> Result<Line> {
         let mut read = self.read;
-        let found = self.process.wait_for(0, self.patience, what, |text| {
+        let found = self.process.wait_for(0, self.timeout, what, |text| {
             for line in lines(text).skip(read) {
                 read += 1;
                 let line = Line::new(line);
@@ -132,7 +132,7 @@ impl Offcore {
             if count > last {
                 last = count;
                 moved = Instant::now();
-            } else if moved.elapsed() >= self.patience {
+            } else if moved.elapsed() >= self.timeout {
                 bail!(
                     "offcore: waited for {what} of {at_least}; it has stayed at {} for {:.1} s\n{}",
                     last.unwrap_or(0),
@@ -181,7 +181,7 @@ impl Offcore {
     /// # Errors
     /// When it has not ended after printing nothing for 30 s, or after 2 minutes.
     pub fn wait(mut self) -> Result<Finished> {
-        let status = self.process.wait_for_exit(self.patience)?;
+        let status = self.process.wait_for_exit(self.timeout)?;
         let stdout = self.process.stdout_from(0);
         let lines = stdout.lines().map(Line::new).collect();
         Ok(Finished { status, lines, stdout, stderr: self.process.stderr() })
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_count_that_stands_still_is_an_error_though_lines_go_on() {
         let mut offcore = stand_in(r#"while :; do echo '{"rx":5}'; sleep 0.1; done"#);
-        offcore.patience = Duration::from_secs(1);
+        offcore.timeout = Duration::from_secs(1);
         let error =
             offcore.wait_for_count("received packets", 6, |j| j["rx"].as_u64()).unwrap_err().to_string();
         assert!(error.contains("stayed at 5"), "{error}");

@@ -67,7 +67,7 @@ pub struct Options {
     /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::alternate::TURN_BURSTS).
     pub bursts: usize,
     /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
-    pub patience: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Pages of the packet buffers.
     pub hugepages: Hugepages,
     /// The measured core.
@@ -97,7 +97,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
             let mut cell = cell(options, pool, temperature, frame)?;
             let schedule =
-                Schedule { blocks, bursts: options.bursts, limit: options.patience, fewest: FEWEST };
+                Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST };
             cell.measure(schedule, &other, &mut clock, progress)
                 .with_context(|| format!("{temperature}, {frame} B"))?;
             progress.steps(options.blocks - blocks);

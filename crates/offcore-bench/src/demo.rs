@@ -19,7 +19,7 @@ const BLOCKS: usize = 200;
 /// The same with `--quick`.
 const QUICK_BLOCKS: usize = 20;
 /// How long one packet size may take, however busy the machine is.
-const PATIENCE: Duration = Duration::from_millis(2500);
+const TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// What the demo needs to know.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ pub fn run(options: &Options, progress: &Progress) -> Result<DemoResult> {
         noise_floor: false,
         blocks: if options.quick { QUICK_BLOCKS } else { BLOCKS },
         bursts: TURN_BURSTS,
-        patience: Some(PATIENCE),
+        timeout: Some(TIMEOUT),
         hugepages: options.hugepages,
         lcore: options.lcore,
         other_lcore: options.other_lcore,

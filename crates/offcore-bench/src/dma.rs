@@ -96,7 +96,7 @@ pub struct Options {
     /// Rounds of a cell.
     pub rounds: usize,
     /// How long a cell may take: then fewer rounds have to do, but never fewer than five.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Pages of the buffers.
     pub hugepages: Hugepages,
     /// The measured core.
@@ -197,7 +197,7 @@ impl Cell {
             self.round(&copies, channel.as_mut(), engine.as_ref(), other, counted.then_some(&mut samples))?;
             samples.rejected += usize::from(!steady);
             round += usize::from(counted || round < WARM_UP);
-            if round >= WARM_UP + FEWEST && started.elapsed() > options.patience {
+            if round >= WARM_UP + FEWEST && started.elapsed() > options.timeout {
                 break;
             }
         }
@@ -332,7 +332,7 @@ mod tests {
             temperatures: vec![Temperature::Remote],
             subjects,
             rounds: 6,
-            patience: Duration::ZERO,
+            timeout: Duration::ZERO,
             hugepages: Hugepages::None,
             lcore: offcore_stats::lcore::available().unwrap()[0],
             other_lcore: None,

@@ -71,7 +71,7 @@ pub struct Options {
     /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::alternate::TURN_BURSTS).
     pub bursts: usize,
     /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
-    pub patience: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Pages for guests and packet buffers.
     pub hugepages: Hugepages,
     /// The measured core.
@@ -150,7 +150,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
 fn schedule(options: &Options, workload: &Workload) -> Schedule {
     let cold = workload.temperature == Temperature::Cold;
     let blocks = if cold { options.blocks.div_ceil(2) } else { options.blocks };
-    Schedule { blocks, bursts: options.bursts, limit: options.patience, fewest: FEWEST }
+    Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST }
 }
 
 /// What a peer needs once per process.

@@ -15,7 +15,7 @@ use offcore_stats::lcore;
 
 const MBUFS: u32 = 8192;
 const BURST: usize = 32;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 const MRG_RXBUF: u64 = 1 << 15;
 /// Set in the process that repeats the test on hugepages, since EAL starts once per process.
@@ -130,7 +130,7 @@ impl FrontEnd {
             if let Some((_, rest)) = output.split_once(words) {
                 return rest.to_owned();
             }
-            assert!(since.elapsed() < PATIENCE, "testpmd did not say {words:?}");
+            assert!(since.elapsed() < TIMEOUT, "testpmd did not say {words:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -224,7 +224,7 @@ fn echo(dpdk: &DpdkLib, port: &Port, pair: u8, len: u16, total: u64) {
             back += 1;
         }
         burst.clear();
-        assert!(progress.elapsed() < PATIENCE, "pair {pair}, {len} bytes: {sent} sent, {back} back");
+        assert!(progress.elapsed() < TIMEOUT, "pair {pair}, {len} bytes: {sent} sent, {back} back");
     }
     assert_eq!((sent, back), (total, total));
 }
@@ -260,7 +260,7 @@ fn every_ring_echoes_every_byte() {
         let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=1,mrg_rxbuf=1", 2);
         front_end.command("set fwd io");
         front_end.command("start");
-        dpdk.wait_ready(&port, 2, PATIENCE).unwrap();
+        dpdk.wait_ready(&port, 2, TIMEOUT).unwrap();
         let features = dpdk.features(&port).unwrap();
         assert_eq!(features & VIRTIO_F_RING_PACKED != 0, packed, "{features:#x}");
         assert_eq!(features & MRG_RXBUF != 0, mergeable, "{features:#x}");
@@ -301,7 +301,7 @@ fn mac_forwarding_loses_nothing_and_changes_addresses_only() {
     front_end.command("set fwd io");
     front_end.command("set txpkts 300");
     front_end.command("start tx_first 2");
-    dpdk.wait_ready(&port, 1, PATIENCE).unwrap();
+    dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
 
     let mut burst = dpdk.burst();
     let mut original = Vec::new();
@@ -330,7 +330,7 @@ fn mac_forwarding_loses_nothing_and_changes_addresses_only() {
             sent += dpdk.enqueue(&port, 0, &mut burst).unwrap() as u64;
             assert!(burst.is_empty());
         }
-        assert!(progress.elapsed() < PATIENCE, "{sent} forwarded, then nothing");
+        assert!(progress.elapsed() < TIMEOUT, "{sent} forwarded, then nothing");
     }
     assert_eq!(sent, received, "64 circulating packets always find room in a ring of 256");
     received += drain(&dpdk, &port, &mut burst);
@@ -349,7 +349,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
     let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
     // Nobody receives before "start".
     let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
-    dpdk.wait_ready(&port, 1, PATIENCE).unwrap();
+    dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
     let frame = frame(60);
     let mut prepared = dpdk.prepare(300, 60).unwrap();
     for i in 0..300 {
@@ -369,7 +369,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
     let (mut taken, since) = (0, Instant::now());
     while taken < 256 {
         taken += dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap();
-        assert!(since.elapsed() < PATIENCE, "{taken} taken");
+        assert!(since.elapsed() < TIMEOUT, "{taken} taken");
     }
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap(), 0, "queue_size=256");
@@ -387,7 +387,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
             back += 1;
         }
         burst.clear();
-        assert!(since.elapsed() < PATIENCE, "{back} back");
+        assert!(since.elapsed() < TIMEOUT, "{back} back");
     }
     assert_eq!(drain(&dpdk, &port, &mut burst), 0);
     assert_eq!(dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap(), 44);
@@ -408,10 +408,10 @@ fn a_front_end_may_die_and_come_back() {
         let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
         front_end.command("set fwd txonly");
         front_end.command("start");
-        dpdk.wait_ready(&port, 1, PATIENCE).unwrap();
+        dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
         let since = Instant::now();
         while dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap() == 0 {
-            assert!(since.elapsed() < PATIENCE, "round {round}: nothing came");
+            assert!(since.elapsed() < TIMEOUT, "round {round}: nothing came");
         }
         burst.clear();
         // Killed while this thread is in librte_vhost most of the time.
@@ -428,7 +428,7 @@ fn a_front_end_may_die_and_come_back() {
                 }
             },
         );
-        assert!(since.elapsed() < PATIENCE);
+        assert!(since.elapsed() < TIMEOUT);
         kill.join().unwrap();
         let message = format!("{gone:#}");
         assert!(message.contains("no front end is connected to") && message.contains("v.sock"), "{message}");

@@ -34,7 +34,7 @@ pub const MAX_CHANNELS: usize = 64;
 pub const MAX_RING: usize = 1 << 15;
 
 /// How long a helper thread that naps spins in vain first, and how long it naps.
-const PATIENCE: Duration = Duration::from_millis(10);
+const TIMEOUT: Duration = Duration::from_millis(10);
 const NAP: Duration = Duration::from_micros(250);
 
 /// The device: gives out channels to one copying core.
@@ -72,11 +72,11 @@ impl CoreDevice {
                 let failed = outcome.is_err();
                 // The receiver waits for this message, so it is there.
                 let _ = report.send(outcome);
-                let (patience, mut busy) = (tsc::ticks(PATIENCE), tsc::now());
+                let (timeout, mut busy) = (tsc::ticks(TIMEOUT), tsc::now());
                 while !failed && !stopped.load(Ordering::Relaxed) {
                     if stepper.step() > 0 {
                         busy = if naps { tsc::now() } else { busy };
-                    } else if naps && tsc::now().wrapping_sub(busy) > patience {
+                    } else if naps && tsc::now().wrapping_sub(busy) > timeout {
                         std::thread::sleep(NAP);
                     } else {
                         std::hint::spin_loop();

@@ -202,7 +202,7 @@ impl Mover {
         (queue.mode, queue.channels, queue.turn) = (*mode, list, 0);
         queue.weight = (*weight).max(1);
         // What copies cost through other channels says nothing.
-        (queue.choice, queue.tally, queue.hindrance) = (Choice::new(), Tally::default(), None);
+        (queue.choice, queue.tally, queue.unavailable) = (Choice::new(), Tally::default(), None);
         queue.latency = Latency::new();
         self.count_autos();
         self.share_out();
@@ -265,7 +265,7 @@ impl Mover {
         };
         let (longest_latency, late, latency_pauses) = queue.latency.report();
         Decisions {
-            classes: queue.tally.report(queue.choice, queue.hindrance, self.channels.policy.ticks()),
+            classes: queue.tally.report(queue.choice, queue.unavailable, self.channels.policy.ticks()),
             longest_latency,
             late,
             latency_pauses,

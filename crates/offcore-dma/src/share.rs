@@ -46,7 +46,7 @@ const IDLE_AFTER: u64 = 64;
 /// Operations handed to the channel at a time.
 const PART: usize = 64;
 /// How often a handle that is dropped asks whether its operations are done before it gives the whole channel up.
-const PATIENCE: usize = 1 << 16;
+const TIMEOUT: usize = 1 << 16;
 
 /// A channel that several workers use.
 #[derive(Clone, Debug)]
@@ -404,7 +404,7 @@ impl Drop for SharedHandle {
             let mut seats = state.handles.iter().enumerate();
             seats.any(|(index, seat)| index != self.index && seat.taken)
         };
-        for _ in 0..PATIENCE {
+        for _ in 0..TIMEOUT {
             let mut state = shared.lock();
             state.gather();
             if state.handles[self.index].held == 0 || !others(&state) {

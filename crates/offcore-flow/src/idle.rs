@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::task::Task;
 
 /// How long a worker polls in vain before it sleeps.
-const PATIENCE: Duration = Duration::from_micros(50);
+const TIMEOUT: Duration = Duration::from_micros(50);
 /// How long it sleeps at most.
 const LONGEST: Duration = Duration::from_millis(10);
 /// The same when a queue has no event.
@@ -70,7 +70,7 @@ pub struct Sleeper {
     quiet_since: Option<u64>,
     /// Sleeps since something has come.
     in_a_row: u32,
-    patience: u64,
+    timeout: u64,
     times: [Timespec; 2],
 }
 
@@ -82,7 +82,7 @@ impl Sleeper {
     pub fn new(stats: Block) -> Self {
         assert_eq!(stats.len(), IDLE_COUNTERS.len(), "a sleeper's block is made with IDLE_COUNTERS");
         let times = [LONGEST, SHORT].map(|time| Timespec::try_from(time).unwrap_or_default());
-        Self { stats, quiet_since: None, in_a_row: 0, patience: tsc::ticks(PATIENCE), times }
+        Self { stats, quiet_since: None, in_a_row: 0, timeout: tsc::ticks(TIMEOUT), times }
     }
 
     /// Whether to sleep after a round that has moved `packets`.
@@ -93,7 +93,7 @@ impl Sleeper {
             return false;
         }
         let now = tsc::now();
-        now.wrapping_sub(*self.quiet_since.get_or_insert(now)) >= self.patience
+        now.wrapping_sub(*self.quiet_since.get_or_insert(now)) >= self.timeout
     }
 
     /// How often it has slept since something has come.
@@ -156,7 +156,7 @@ mod tests {
         let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
         let wait = |sleeper: &Sleeper| {
             let start = tsc::now();
-            while tsc::now() - start < sleeper.patience {}
+            while tsc::now() - start < sleeper.timeout {}
         };
         assert!(!sleeper.is_due(0));
         wait(&sleeper);

@@ -57,7 +57,7 @@ pub use source::MAX_FLOWS;
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 1 << 20;
 /// How long workers may take to follow a change.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is sent.
 #[derive(Clone, Debug)]
@@ -350,7 +350,7 @@ impl Running {
         let asked = Instant::now();
         let applied = |sender: &Block| sender.counter(3).value() >= version;
         while !self.directions.iter().all(|direction| applied(&direction.sent)) {
-            if asked.elapsed() > PATIENCE || !self.is_running() {
+            if asked.elapsed() > TIMEOUT || !self.is_running() {
                 return Err(SwitchError::Config("a worker does not follow: is its lcore busy?".into()));
             }
             std::thread::sleep(Duration::from_micros(100));

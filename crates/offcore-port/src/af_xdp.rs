@@ -48,12 +48,12 @@ const VLAN_TAG: usize = 4;
 /// Buffers of a packet, at most: what the kernel can send of several (MAX_SKB_FRAGS).
 const MAX_BUFFERS: usize = 17;
 /// How long opening a port waits for the kernel to let go of a queue whose socket was closed just before.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long opening a port waits for the carrier of a link that was up: drivers may take it away for a moment to attach
 /// a program.
-const LINK_PATIENCE: Duration = Duration::from_secs(3);
+const LINK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The same when there was none before: the kernel tells of a new one within a second.
-const NEWS_PATIENCE: Duration = Duration::from_millis(1200);
+const NEWS_TIMEOUT: Duration = Duration::from_millis(1200);
 /// Between two looks at it.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 /// Between two attempts to take an interface over that is there again.
@@ -161,10 +161,10 @@ impl AfXdpPort {
             );
             return Err(Refusal::Reason(reason).of(&name));
         }
-        let patience = if device.link() == Link::Up { LINK_PATIENCE } else { NEWS_PATIENCE };
-        let (session, halves) = Session::open(&device, spec, pool, PATIENCE).map_err(|e| e.of(&name))?;
+        let timeout = if device.link() == Link::Up { LINK_TIMEOUT } else { NEWS_TIMEOUT };
+        let (session, halves) = Session::open(&device, spec, pool, TIMEOUT).map_err(|e| e.of(&name))?;
         let start = Instant::now();
-        while device.link() == Link::NoCarrier && start.elapsed() < patience {
+        while device.link() == Link::NoCarrier && start.elapsed() < timeout {
             std::thread::sleep(BETWEEN_LOOKS);
         }
         let line = Arc::new(Line::default());

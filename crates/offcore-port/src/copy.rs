@@ -26,7 +26,7 @@ use pieces::{MAX_SEGMENTS, NoCopy};
 
 /// How long a packet may wait for a buffer to be copied into, while nothing of the queue is in flight that would set one
 /// free. Then it is dropped: all buffers may be those of packets that wait.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Counters of a copy stage on the statistics page, whose block is called `NAME/copy`: packets and bytes of which copies
 /// were begun, packets dropped because they were longer than allowed or no packet buffer was to be had, and calls that
@@ -313,7 +313,7 @@ impl Pending {
             return;
         }
         let now = tsc::now();
-        if now.wrapping_sub(*self.stuck_since.get_or_insert(now)) > tsc::ticks(PATIENCE) {
+        if now.wrapping_sub(*self.stuck_since.get_or_insert(now)) > tsc::ticks(TIMEOUT) {
             cache.free(self.waiting.remove(0));
             self.stats.counter(3).add(1);
         }

@@ -138,7 +138,7 @@ fn pass_both_ways(text: &str) {
     assert!(tap.port.mac().is_unicast());
     assert!(tap.port.status().contains("is up"), "{}", tap.port.status());
     let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-    socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
     let port = socket.local_addr().unwrap().port();
     let mut buffer = [0; 2048];
     for len in [0, 1, 17, 18, 19, 500, 1471, 1472] {
@@ -158,7 +158,7 @@ fn bursts_keep_their_order() {
     in_namespace("bursts_keep_their_order", || {
         let mut tap = Tap::new("tap:oc0");
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
         let port = socket.local_addr().unwrap().port();
         for n in 0..200u32 {
             socket.send_to(&n.to_le_bytes(), "10.77.0.2:9").unwrap();
@@ -202,7 +202,7 @@ fn queues_share_the_traffic() {
         assert!(used > 1, "the kernel spreads flows over the queues");
 
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
-        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(common::TIMEOUT)).unwrap();
         let port = socket.local_addr().unwrap().port();
         for queue in 0..4 {
             let mut burst = Burst::from_iter([tap.packet(&payload(30), port)]);

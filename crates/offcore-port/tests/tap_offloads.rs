@@ -8,7 +8,7 @@ mod common;
 use std::net::UdpSocket;
 
 use common::tcp::{are_segments, whole};
-use common::{PATIENCE, Worker, frame, in_namespace, ip, pool, until};
+use common::{TIMEOUT, Worker, frame, in_namespace, ip, pool, until};
 use offcore_mem::Burst;
 use offcore_port::spec::PortSpec;
 use offcore_port::tap::TapPort;
@@ -186,7 +186,7 @@ fn long_packets_pass_both_ways() {
             ip("addr add 10.77.0.1/24 dev oc0");
             ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:22 dev oc0");
             let socket = UdpSocket::bind("10.77.0.1:9").unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mac = tap.port.mac().0;
             for len in [1500, 1750, 1751, 8000, 8972] {
                 let payload: Vec<u8> = (0..len).map(|i| (i * 31 + len) as u8).collect();

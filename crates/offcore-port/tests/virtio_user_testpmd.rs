@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, TempDir, Worker, pool, until};
+use common::{TIMEOUT, TempDir, Worker, pool, until};
 use offcore_mem::Burst;
 use offcore_port::generator::GenPort;
 use offcore_port::spec::PortSpec;
@@ -65,11 +65,7 @@ impl Testpmd {
         let start = Instant::now();
         while !testpmd.output().contains("testpmd>") {
             let running = testpmd.child.try_wait().unwrap().is_none();
-            assert!(
-                running && start.elapsed() < 3 * PATIENCE,
-                "testpmd does not start: {}",
-                testpmd.output()
-            );
+            assert!(running && start.elapsed() < 3 * TIMEOUT, "testpmd does not start: {}", testpmd.output());
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(testpmd)
@@ -93,7 +89,7 @@ impl Drop for Testpmd {
         }
         let start = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 let _ = self.child.kill();
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -195,7 +191,7 @@ impl Bench {
                 last = Instant::now();
             }
             assert!(
-                last.elapsed() < PATIENCE,
+                last.elapsed() < TIMEOUT,
                 "no progress: {}; {}",
                 self.generator.status(),
                 self.port.status()

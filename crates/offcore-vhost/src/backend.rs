@@ -60,11 +60,11 @@ pub struct BackendConfig {
     /// Whether copies of this port may be made by engines: without it, [`Device::register_async`] is refused.
     pub asynchronous: bool,
     /// How long a worker may take to let go of a virtqueue.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl BackendConfig {
-    /// A server at `path` with one queue pair, all features, any MTU, copies by engines allowed, 10 seconds of patience.
+    /// A server at `path` with one queue pair, all features, any MTU, copies by engines allowed, a timeout of 10 seconds.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -73,7 +73,7 @@ impl BackendConfig {
             features: features::OFFERED,
             max_mtu: u16::MAX,
             asynchronous: true,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         }
     }
 

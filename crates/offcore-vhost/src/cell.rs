@@ -157,10 +157,10 @@ impl VringCell {
     /// Waits until the worker has applied everything published so far; the report is then up to date.
     ///
     /// # Errors
-    /// [`Unanswered`] after `patience`. The change stays published and the old memory stays alive until the worker lets
+    /// [`Unanswered`] after `timeout`. The change stays published and the old memory stays alive until the worker lets
     /// go of it.
-    pub fn wait(&self, patience: Duration) -> Result<Report, Unanswered> {
-        let deadline = Instant::now() + patience;
+    pub fn wait(&self, timeout: Duration) -> Result<Report, Unanswered> {
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         loop {
             if state.acknowledged == self.generation.load(Ordering::Acquire) {
@@ -168,7 +168,7 @@ impl VringCell {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Unanswered { queue: self.queue, waited: patience, in_flight: self.in_flight() });
+                return Err(Unanswered { queue: self.queue, waited: timeout, in_flight: self.in_flight() });
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }

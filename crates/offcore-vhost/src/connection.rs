@@ -24,7 +24,7 @@ pub(crate) use socket::{Listener, connect};
 pub use socket::{Role, SocketError};
 
 /// How long a sender waits for a peer that does not read.
-const SEND_PATIENCE: Duration = Duration::from_secs(1);
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What ends a connection.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ pub enum ConnectionError {
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The peer does not read what we send.
-    #[error("the peer has not read {left} bytes within {SEND_PATIENCE:?}")]
+    #[error("the peer has not read {left} bytes within {SEND_TIMEOUT:?}")]
     NotRead {
         /// Bytes not sent.
         left: usize,
@@ -141,7 +141,7 @@ impl Connection {
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
-        let deadline = Instant::now() + SEND_PATIENCE;
+        let deadline = Instant::now() + SEND_TIMEOUT;
         let mut left = bytes;
         while !left.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -304,10 +304,10 @@ fn receive_some(
     Ok(Some(message.bytes))
 }
 
-/// Waits until one of `fds` is ready, for `patience` at most, or for ever.
-pub(crate) fn poll(fds: &mut [PollFd<'_>], patience: Option<Duration>) -> Result<(), ConnectionError> {
+/// Waits until one of `fds` is ready, for `timeout` at most, or for ever.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<(), ConnectionError> {
     // A wait too long for a timespec is as good as one for ever.
-    let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::event::poll(fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(source) => Err(ConnectionError::System { what: "poll", source }),

@@ -58,13 +58,13 @@ pub struct FrontEndConfig {
     /// The MTU to tell the back end, in bytes, if it wants to know.
     pub mtu: Option<u16>,
     /// How long to wait for the back end: for its socket, and for each of its replies. It should be longer than the
-    /// back end's patience with its workers.
-    pub patience: Duration,
+    /// back end's timeout with its workers.
+    pub timeout: Duration,
 }
 
 impl FrontEndConfig {
     /// A client at `path` with one queue pair of 256 descriptors that uses mergeable buffers, event index and indirect
-    /// descriptors where they are offered, with 15 seconds of patience.
+    /// descriptors where they are offered, with a timeout of 15 seconds.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -73,7 +73,7 @@ impl FrontEndConfig {
             queue_size: 256,
             features: VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC,
             mtu: None,
-            patience: Duration::from_secs(15),
+            timeout: Duration::from_secs(15),
         }
     }
 }
@@ -123,7 +123,7 @@ pub struct FrontEnd {
     /// end does not connect again to what is on its way out.
     _listener: Option<Listener>,
     connection: Connection,
-    patience: Duration,
+    timeout: Duration,
     features: u64,
     protocol: u64,
     mtu: Option<u16>,
@@ -144,7 +144,7 @@ impl FrontEnd {
     /// Connects, negotiates, describes `memory`, and makes the virtqueues, which do not run yet.
     ///
     /// # Errors
-    /// No back end within the configured patience, or one that does not offer or accept what is needed.
+    /// No back end within the configured timeout, or one that does not offer or accept what is needed.
     pub fn connect(config: &FrontEndConfig, memory: &[MemoryFd<'_>]) -> Result<Self, FrontEndError> {
         Self::connect_with(config, memory, None)
     }
@@ -163,7 +163,7 @@ impl FrontEnd {
         let mut front_end = Self {
             _listener: listener,
             connection: Connection::new(socket)?,
-            patience: config.patience,
+            timeout: config.timeout,
             features: 0,
             protocol: 0,
             mtu: config.mtu,
@@ -343,15 +343,15 @@ impl FrontEnd {
     }
 
     fn reply(&mut self, code: Code) -> Result<Reply, FrontEndError> {
-        let received = self.connection.receive_until(Instant::now() + self.patience)?;
-        let received = received.ok_or(FrontEndError::NoReply { code, waited: self.patience })?;
+        let received = self.connection.receive_until(Instant::now() + self.timeout)?;
+        let received = received.ok_or(FrontEndError::NoReply { code, waited: self.timeout })?;
         Ok(received.reply(code)?)
     }
 }
 
 /// Reaches the back end, waiting for it as long as the configuration says.
 fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEndError> {
-    let deadline = Instant::now() + config.patience;
+    let deadline = Instant::now() + config.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     match config.role {
         Role::Client => loop {
@@ -359,7 +359,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                 Ok(socket) => return Ok((socket, None)),
                 Err(error @ SocketError::TooLong { .. }) => return Err(error.into()),
                 Err(source) if left().is_zero() => {
-                    return Err(FrontEndError::NoBackEnd { waited: config.patience, source });
+                    return Err(FrontEndError::NoBackEnd { waited: config.timeout, source });
                 }
                 Err(_) => std::thread::sleep(RETRY.min(left())),
             }
@@ -371,7 +371,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                     return Ok((socket, Some(listener)));
                 }
                 if left().is_zero() {
-                    let (path, waited) = (config.path.clone(), config.patience);
+                    let (path, waited) = (config.path.clone(), config.timeout);
                     return Err(FrontEndError::NobodyConnected { path, waited });
                 }
                 poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(left()))?;

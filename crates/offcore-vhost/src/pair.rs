@@ -32,7 +32,7 @@ use head::Head;
 /// Packets of a pair in flight, at most.
 const IN_FLIGHT: usize = 256;
 /// How long the oldest packet in flight may take before the pair goes the ordinary way for a while.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// For how long.
 const REST: Duration = Duration::from_secs(1);
 
@@ -291,7 +291,7 @@ impl Pair {
         let now = tsc::now();
         match self.watched {
             Some((watched, since)) if watched == oldest => {
-                if now.wrapping_sub(since) > tsc::ticks(PATIENCE) {
+                if now.wrapping_sub(since) > tsc::ticks(TIMEOUT) {
                     self.rests_until = Some(now + tsc::ticks(REST));
                 }
             }

@@ -119,7 +119,7 @@ fn stop_and_restart_go_on_where_they_were() {
     t.cell.publish(|wanted| wanted.vring = None);
     let mut burst = t.worker.packets(5, &[60]);
     assert_eq!(t.send(&mut burst), 0);
-    let base = t.cell.wait(PATIENCE).unwrap().base;
+    let base = t.cell.wait(TIMEOUT).unwrap().base;
     assert_eq!(base, 5);
     let mut config = t.guest.config(FEATURES);
     config.base = base;
@@ -253,7 +253,7 @@ fn a_ring_that_rests_keeps_its_place_when_another_worker_comes() {
     assert!(t.enqueue.close(&mut t.worker.ctx()));
     drop(t.enqueue);
     let _next = Enqueue::attach(&t.cell, &mut t.worker.mover).unwrap();
-    assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 5);
+    assert_eq!(t.cell.wait(TIMEOUT).unwrap().base, 5);
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
         let dequeued = dequeue.try_dequeue(&mut worker.ctx(), &mut burst);
         assert_eq!((dequeued.packets, dequeued.malformed), (0, 0));
         discarded += dequeued.discarded;
-        assert!(begun.elapsed() < PATIENCE, "nothing was discarded");
+        assert!(begun.elapsed() < TIMEOUT, "nothing was discarded");
     }
     assert_eq!(discarded, 3);
     assert!(burst.is_empty());
@@ -320,7 +320,7 @@ fn what_is_discarded_before_a_chain_that_breaks_the_queue_is_returned() {
         let (mut discarded, begun) = (0, Instant::now());
         while cell.report().broken.is_none() {
             discarded += dequeue.try_dequeue(&mut worker.ctx(), &mut Burst::new()).discarded;
-            assert!(begun.elapsed() < PATIENCE, "nothing was discarded");
+            assert!(begun.elapsed() < TIMEOUT, "nothing was discarded");
         }
         assert_eq!((discarded, driver.used()), (2, Ok(2)), "packed: {packed}");
         let base = cell.report().base;
@@ -378,5 +378,5 @@ fn an_empty_kick_descriptor_does_not_hold_the_worker_up() {
             done.send(()).unwrap();
         }
     });
-    (0..3).for_each(|_| is_done.recv_timeout(PATIENCE).expect("the worker waits for a kick"));
+    (0..3).for_each(|_| is_done.recv_timeout(TIMEOUT).expect("the worker waits for a kick"));
 }

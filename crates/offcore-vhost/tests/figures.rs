@@ -160,7 +160,7 @@ fn a_stop_waits_for_what_is_in_flight() {
     assert_eq!(stepper.step(), 2);
     assert_eq!(virtqueue.poll(&mut worker), 2);
     virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst);
-    assert_eq!(cell.wait(PATIENCE).unwrap().base, 2);
+    assert_eq!(cell.wait(TIMEOUT).unwrap().base, 2);
     assert_eq!(virtqueue.guest.memory.in_flight(), 0);
     for (serial, len) in [(0, 100), (1, 200)] {
         assert_eq!(receiver.receive(&virtqueue.guest).unwrap()[12..], pattern(serial, len));
@@ -207,7 +207,7 @@ fn a_binding_changes_while_packets_are_in_flight() {
     ctx.mover.poll(ctx.clock);
     assert_eq!(enqueue.poll_completed(&mut ctx), 1);
     assert_eq!(enqueue.submit(&mut ctx, &mut burst).packets, 1);
-    cell.wait(PATIENCE).unwrap();
+    cell.wait(TIMEOUT).unwrap();
     for serial in 0..2 {
         assert_eq!(receiver.receive(&guest).unwrap()[12..], pattern(serial, 100));
     }

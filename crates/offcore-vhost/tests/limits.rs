@@ -228,7 +228,7 @@ fn a_worker_that_leaves_does_not_lose_the_position() {
     let channels = vec![t.channel];
     t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels));
     drop(enqueue);
-    assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 5);
+    assert_eq!(t.cell.wait(TIMEOUT).unwrap().base, 5);
     // The next one goes on after the five packets.
     let mut enqueue = t.enqueue();
     let mut burst = t.worker.packets(5, &[60]);
@@ -244,7 +244,7 @@ fn a_worker_that_leaves_does_not_lose_the_position() {
     start(&t.cell, VringConfig { base: 100, ..t.guest.config(FEATURES) });
     drop(enqueue);
     t.cell.publish(|wanted| wanted.vring = None);
-    assert_eq!(t.cell.wait(PATIENCE).unwrap().base, 100);
+    assert_eq!(t.cell.wait(TIMEOUT).unwrap().base, 100);
 }
 
 #[test]

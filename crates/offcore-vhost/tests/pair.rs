@@ -369,7 +369,7 @@ fn either_side_can_stop_once_what_is_in_flight_has_arrived() {
         rig.step();
         rig.round();
         rig.round();
-        let base = stops.wait(PATIENCE).unwrap().base;
+        let base = stops.wait(TIMEOUT).unwrap().base;
         assert_eq!(base, 3);
         assert_eq!((rig.sum.packets, rig.in_flight()), (3, 0));
         assert!((0..3).all(|serial| rig.receive().unwrap()[HEADER..] == arrives(serial, 300)));

@@ -143,7 +143,7 @@ fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
 }
 
 /// How long nothing has to move before `--until-idle` stops: a slow generator's packets are far apart.
-pub(crate) fn idle_patience(ports: &[PortSpec]) -> Duration {
+pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
     let gap = |port: &PortSpec| match port {
         PortSpec::Gen(gen_port) => {
             gen_port.rate.map(|rate| Duration::from_secs_f64(2.0 * f64::from(gen_port.queues) / rate as f64))
@@ -449,10 +449,10 @@ mod tests {
 
     #[test]
     fn slow_generators_are_waited_for() {
-        let patience = |text: &str| idle_patience(&[text.parse().unwrap()]);
-        assert_eq!(patience("gen:count=5"), IDLE);
-        assert_eq!(patience("gen:count=5,rate=1"), Duration::from_secs(2));
-        assert_eq!(patience("pcap:a"), IDLE);
+        let timeout = |text: &str| idle_timeout(&[text.parse().unwrap()]);
+        assert_eq!(timeout("gen:count=5"), IDLE);
+        assert_eq!(timeout("gen:count=5,rate=1"), Duration::from_secs(2));
+        assert_eq!(timeout("pcap:a"), IDLE);
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Watch<'_> {
         let mut reporter = self.running.reporter()?;
         let mut next = interval.map(|interval| started + interval);
         let mut idle = match self.watching.until_idle {
-            true => Some(Idle::new(self.running.reporter()?, plan::idle_patience(self.watching.ports))),
+            true => Some(Idle::new(self.running.reporter()?, plan::idle_timeout(self.watching.ports))),
             false => None,
         };
         let mut measuring = match self.watching.measured {
@@ -291,14 +291,14 @@ impl Measuring {
 /// Notices that nothing moves any more.
 struct Idle {
     reporter: Reporter,
-    patience: Duration,
+    timeout: Duration,
     moved: u64,
     since: Instant,
 }
 
 impl Idle {
-    fn new(reporter: Reporter, patience: Duration) -> Self {
-        Self { reporter, patience, moved: 0, since: Instant::now() }
+    fn new(reporter: Reporter, timeout: Duration) -> Self {
+        Self { reporter, timeout, moved: 0, since: Instant::now() }
     }
 
     fn is_over(&mut self, now: Instant) -> anyhow::Result<bool> {
@@ -308,6 +308,6 @@ impl Idle {
         if moved != self.moved || report.channels.iter().any(|channel| channel.in_flight > 0) {
             (self.moved, self.since) = (moved, now);
         }
-        Ok(now - self.since >= self.patience)
+        Ok(now - self.since >= self.timeout)
     }
 }

@@ -17,7 +17,7 @@ use crate::switch::{self, Copies, Report, arguments_on, full, wait_for_status};
 
 const CLIENT: &str = "10.77.0.1";
 const SERVER: &str = "10.77.0.2";
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Three namespaces: a switch's, and those of the two stacks that it connects.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Net {
             command.args(["--server", "--one-off", "--forceflush"]);
             let mut server = Process::spawn("iperf3", command).unwrap();
             let listening = |text: &str| text.contains("listening").then_some(());
-            server.wait_for(0, PATIENCE, "iperf3 to listen", listening).unwrap();
+            server.wait_for(0, TIMEOUT, "iperf3 to listen", listening).unwrap();
             let bytes = if full() { "500M" } else { "20M" };
             let args = [&["--client", SERVER, "-J", "--parallel", "8", "--bytes", bytes], way].concat();
             let report: serde_json::Value =
@@ -106,7 +106,7 @@ impl Net {
                 ["sum_sent", "sum_received"].map(|sum| report["end"][sum]["bytes"].as_u64().unwrap());
             // What is in buffers when the client is done counts as sent.
             assert!(sent >= 20_000_000 && received >= 1_000_000, "{received} of {sent} bytes");
-            server.wait_for_exit(PATIENCE).unwrap();
+            server.wait_for_exit(TIMEOUT).unwrap();
         }
     }
 

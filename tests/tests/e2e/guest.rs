@@ -17,7 +17,7 @@ const GUEST: &str = "10.77.0.2";
 const MAC: &str = "52:54:00:00:00:02";
 const TAP: &str = "tap0";
 /// How long a guest that was just connected again may take to answer: QEMU looks for the back end once a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What the system of a guest, a switch and a TAP interface is like.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +65,9 @@ fn needed() -> Option<()> {
 
 /// Pings the guest until it answers.
 fn wait_for_guest(netns: &Netns) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while netns.run("ping", &["-c1", "-W1", GUEST]).is_err() {
-        assert!(Instant::now() < deadline, "the guest did not answer within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "the guest did not answer within {TIMEOUT:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::switch::{self, Copies, Report, arguments, full, latest, stop_with_log
 /// The longest frame that goes over a wire with an MTU of 1500.
 const FRAME: u64 = 1514;
 /// How long a guest may take to answer: QEMU looks for the back end once a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// A guest's number among the stations.
 const GUEST: usize = 9;
 
@@ -272,7 +272,7 @@ fn vlans_are_apart_and_a_trunk_has_both() {
     let back_end = format!("vhost:{}", socket.display());
     let left = Lan::with(0, &[Attach::Tap; 2], &[&back_end], &[&rules[..], &["--mirror", &mirror]].concat());
     let right = Lan::with(2, &[Attach::Tap; 2], &[&format!("virtio-user:{}", socket.display())], &rules);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !left.ping(0, &address(2)) {
         assert!(Instant::now() < deadline, "{}{}", left.offcore.tail(), right.offcore.tail());
     }
@@ -391,9 +391,9 @@ fn a_guest_and_two_stacks(kinds: [Attach; 2]) {
     };
     let mut guest = Guest::boot(&config).unwrap();
     guest.start_iperf3_server().unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !lan.ping(0, &address(GUEST)) {
-        assert!(Instant::now() < deadline, "the guest did not answer within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "the guest did not answer within {TIMEOUT:?}");
     }
     for host in [0, 1] {
         assert!(lan.ping(host, &address(GUEST)) && lan.ping(host, &address(1 - host)));

@@ -12,7 +12,7 @@ fn options(temperature: Temperature) -> Options {
         background: true,
         blocks: 4,
         bursts: 1,
-        patience: Some(Duration::ZERO),
+        timeout: Some(Duration::ZERO),
         hugepages: Hugepages::None,
         lcore: lcores[0],
         other_lcore: lcores.get(1).copied(),

@@ -15,7 +15,7 @@ const COLD: usize = 128 << 20;
 /// Buffers of remote data, when they are not too large.
 const REMOTE: usize = 256;
 /// Polls in a row that may find nothing.
-const PATIENCE: usize = 1 << 20;
+const TIMEOUT: usize = 1 << 20;
 
 /// Sources and destinations of one worker: `depth` copies of `size` bytes are made in a round.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl Copies {
                 bail!("a copy failed: {}", failed.failure);
             }
             (reported, idle) = (reported + n, if n > 0 { 0 } else { idle + 1 });
-            ensure!(idle < PATIENCE, "{reported} of {} copies were reported", self.depth);
+            ensure!(idle < TIMEOUT, "{reported} of {} copies were reported", self.depth);
         }
         Ok(())
     }

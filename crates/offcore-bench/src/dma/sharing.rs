@@ -29,7 +29,7 @@ const QUEUE_SPACE: u32 = 256;
 /// Rounds that are not counted.
 const WARM_UP: usize = 20;
 /// TSC ticks after which a worker that does not come has failed: some ten seconds.
-const PATIENCE: u64 = 20_000_000_000;
+const TIMEOUT: u64 = 20_000_000_000;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -231,7 +231,7 @@ impl Meeting {
         let all = (place / self.workers + 1) * self.workers;
         let started = tsc::now();
         while self.arrived.load(Ordering::Acquire) < all {
-            if self.called_off.load(Ordering::Relaxed) || tsc::now() - started > PATIENCE {
+            if self.called_off.load(Ordering::Relaxed) || tsc::now() - started > TIMEOUT {
                 bail!("another worker failed");
             }
             std::hint::spin_loop();

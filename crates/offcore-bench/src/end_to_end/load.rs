@@ -51,7 +51,7 @@ const FRAME: usize = HEADROOM;
 /// Where the sequence number is in a frame.
 const SEQUENCE: usize = UDP_HEADERS_LEN + PROBE_LEN - 8;
 /// A back end that returns nothing for so long has come to a halt, and what it still has is lost.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A front end and its memory: TX buffers, then RX buffers.
 #[derive(Debug)]
@@ -140,8 +140,8 @@ pub(super) struct RoundTrips {
     until_content: u32,
     seen: Seen,
     lost: u64,
-    /// [`PATIENCE`], in ticks.
-    patience: u64,
+    /// [`TIMEOUT`], in ticks.
+    timeout: u64,
 }
 
 impl RoundTrips {
@@ -177,7 +177,7 @@ impl RoundTrips {
             until_content: 1,
             seen: Seen::default(),
             lost: 0,
-            patience: tsc::ticks(PATIENCE),
+            timeout: tsc::ticks(TIMEOUT),
             guests,
         };
         load.prepare()?;
@@ -222,7 +222,7 @@ impl RoundTrips {
         tx.publish();
         let start = tsc::now();
         while tx.used()? == 0 {
-            ensure!(tsc::now() - start < self.patience, "nobody takes the receiver's packet");
+            ensure!(tsc::now() - start < self.timeout, "nobody takes the receiver's packet");
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl RoundTrips {
                 window.received += received as u64;
                 window.busy += now - last;
                 moved = now;
-            } else if now - moved > self.patience {
+            } else if now - moved > self.timeout {
                 let waited = tsc::to_ns(now - moved) / 1e9;
                 bail!("no packet has come back for {waited:.1} s; {} are on their way", self.outstanding());
             }
@@ -264,7 +264,7 @@ impl RoundTrips {
         while self.outstanding() > 0 {
             if self.receive()? > 0 {
                 moved = tsc::now();
-            } else if tsc::now() - moved > self.patience {
+            } else if tsc::now() - moved > self.timeout {
                 self.lost += self.outstanding() as u64;
                 self.expected = self.next;
             }
@@ -274,8 +274,8 @@ impl RoundTrips {
 
     /// Gives up sooner.
     #[cfg(test)]
-    pub(super) fn set_patience(&mut self, patience: Duration) {
-        self.patience = tsc::ticks(patience);
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = tsc::ticks(timeout);
     }
 
     /// Packets on their way.

@@ -77,7 +77,7 @@ fn a_packet_whose_addresses_were_not_rewritten_is_noticed() {
 fn a_back_end_that_returns_nothing_is_noticed() {
     let dir = TempDir::new().unwrap();
     let (mut ours, mut load) = pair(&dir, Forward::Rxonly);
-    load.set_patience(Duration::from_millis(300));
+    load.set_timeout(Duration::from_millis(300));
     let error = load.window(SETTLE, SETTLE, &mut ours).unwrap_err().to_string();
     assert!(error.contains("no packet has come back"), "{error}");
 }

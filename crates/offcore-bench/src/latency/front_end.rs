@@ -44,7 +44,7 @@ const FRAME: usize = HEADROOM;
 /// Where the sequence number is in a frame.
 const SEQUENCE: usize = UDP_HEADERS_LEN + PROBE_LEN - 8;
 /// What has not come back for so long is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The packets of an open loop.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +169,7 @@ impl Paced {
         let (ticks, start) = (tsc::ticks(length), tsc::now());
         let (mut last, mut received) = (start, 0);
         while last - start < ticks || received == 0 {
-            ensure!(last - start < ticks + 10 * tsc::ticks(PATIENCE), "no packet has come back for 10 s");
+            ensure!(last - start < ticks + 10 * tsc::ticks(TIMEOUT), "no packet has come back for 10 s");
             back_end.step();
             self.send(WINDOW - self.outstanding())?;
             received += self.receive(None)?;
@@ -206,7 +206,7 @@ impl Paced {
                 moved = now;
             }
             ensure!(
-                now - moved < 10 * tsc::ticks(PATIENCE),
+                now - moved < 10 * tsc::ticks(TIMEOUT),
                 "no packet has moved for 10 s; {} are on their way",
                 self.outstanding()
             );
@@ -226,7 +226,7 @@ impl Paced {
             let latencies = latencies.as_mut().map(|(pace, latencies)| (*pace, &mut **latencies));
             if self.receive(latencies)? > 0 {
                 moved = tsc::now();
-            } else if tsc::now() - moved > tsc::ticks(PATIENCE) {
+            } else if tsc::now() - moved > tsc::ticks(TIMEOUT) {
                 self.lost += self.outstanding() as u64;
                 self.expected = self.next;
             }

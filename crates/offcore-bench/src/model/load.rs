@@ -8,7 +8,7 @@ use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted
 /// Virtual nanoseconds by which the clock advances while a client waits before its next copy.
 const TICK: u64 = 2;
 /// Virtual time after which nothing more is expected: a second.
-const PATIENCE: u64 = 1_000_000_000;
+const TIMEOUT: u64 = 1_000_000_000;
 
 /// What one client does.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +166,7 @@ impl Bench {
     }
 
     fn until(&mut self, copies: u64) -> Result<()> {
-        let deadline = self.engine.now() + PATIENCE;
+        let deadline = self.engine.now() + TIMEOUT;
         while self.clients[0].done < copies {
             let now = self.engine.now();
             let mut waiting = false;

@@ -18,7 +18,7 @@ use offcore_stats::lcore;
 use rustix::process::Signal;
 
 use super::machine::find_program;
-use super::process::{PATIENCE, Process};
+use super::process::{Process, TIMEOUT};
 use super::tempdir::{TempDir, unique_name};
 
 /// The switch with DPDK, which has no place in PATH.
@@ -228,7 +228,7 @@ fn run(command: &mut Command) -> Result<String> {
 fn wait_until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !done()? {
-        ensure!(start.elapsed() < PATIENCE, "waited {} s for {what}", PATIENCE.as_secs());
+        ensure!(start.elapsed() < TIMEOUT, "waited {} s for {what}", TIMEOUT.as_secs());
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())

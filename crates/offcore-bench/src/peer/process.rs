@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal};
 
 /// How long a program may show no progress before a wait on it fails, unless its driver says otherwise. On a machine
 /// with five busy threads a core, testpmd starts silently for more than 10 s.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A wait also ends after this many times its patience, however much the program prints meanwhile: a program that
+/// A wait also ends after this many times its timeout, however much the program prints meanwhile: a program that
 /// repeats one warning for ever makes output, not progress.
-const MOST_PATIENCES: u32 = 4;
+const MOST_TIMEOUTS: u32 = 4;
 
 /// The end of a program's output that an error shows, in bytes.
 const TAIL: usize = 4096;
@@ -115,12 +115,12 @@ impl Process {
     /// Waits until `found` recognises something in the standard output from byte `from` on.
     ///
     /// # Errors
-    /// When the program ends first, prints nothing for `patience`, or prints for four times that without it. The
+    /// When the program ends first, prints nothing for `timeout`, or prints for four times that without it. The
     /// text says that `what` was awaited and shows the end of the output.
     pub fn wait_for<T>(
         &mut self,
         from: usize,
-        patience: Duration,
+        timeout: Duration,
         what: &str,
         mut found: impl FnMut(&str) -> Option<T>,
     ) -> Result<T> {
@@ -145,7 +145,7 @@ impl Process {
             }
             let quiet = printed.last_output.max(start).elapsed();
             let in_all = start.elapsed();
-            if quiet >= patience || in_all >= patience * MOST_PATIENCES {
+            if quiet >= timeout || in_all >= timeout * MOST_TIMEOUTS {
                 drop(printed);
                 bail!(
                     "{}: waited {:.1} s for {what}; nothing new was printed for {:.1} s\n{}",
@@ -157,7 +157,7 @@ impl Process {
             }
             printed = transcript
                 .changed
-                .wait_timeout(printed, patience - quiet)
+                .wait_timeout(printed, timeout - quiet)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -166,8 +166,8 @@ impl Process {
     /// Waits for the program to end, and for all it printed to be collected.
     ///
     /// # Errors
-    /// When it has not ended after printing nothing for `patience`.
-    pub fn wait_for_exit(&mut self, patience: Duration) -> Result<ExitStatus> {
+    /// When it has not ended after printing nothing for `timeout`.
+    pub fn wait_for_exit(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
             if let Some(status) = self.exit_status(Duration::from_millis(50)) {
@@ -175,7 +175,7 @@ impl Process {
                 return Ok(status);
             }
             let quiet = self.transcript.lock().last_output.max(start).elapsed();
-            if quiet >= patience || start.elapsed() >= patience * MOST_PATIENCES {
+            if quiet >= timeout || start.elapsed() >= timeout * MOST_TIMEOUTS {
                 bail!(
                     "{}: still running {:.1} s after it was expected to end\n{}",
                     self.name,
@@ -346,18 +346,18 @@ mod tests {
     fn finds_what_is_printed_after_a_mark() {
         let mut sh = sh("while read -r line; do echo \"got $line\"; done");
         sh.write_line("one").unwrap();
-        sh.wait_for(0, PATIENCE, "one", |text| text.contains("got one\n").then_some(())).unwrap();
+        sh.wait_for(0, TIMEOUT, "one", |text| text.contains("got one\n").then_some(())).unwrap();
         let mark = sh.printed();
         sh.write_line("two").unwrap();
         let text =
-            sh.wait_for(mark, PATIENCE, "two", |text| text.ends_with('\n').then(|| text.to_owned())).unwrap();
+            sh.wait_for(mark, TIMEOUT, "two", |text| text.ends_with('\n').then(|| text.to_owned())).unwrap();
         assert_eq!(text, "got two\n");
     }
 
     #[test]
     fn silence_ends_a_wait_and_the_error_shows_the_output() {
         let mut sh = sh("echo out; echo err >&2; sleep 60");
-        sh.wait_for(0, PATIENCE, "out", |text| text.contains("out").then_some(())).unwrap();
+        sh.wait_for(0, TIMEOUT, "out", |text| text.contains("out").then_some(())).unwrap();
         let error =
             sh.wait_for(0, Duration::from_millis(300), "the prompt", |_| None::<()>).unwrap_err().to_string();
         for part in ["the prompt", "nothing new", "out", "err"] {
@@ -370,17 +370,17 @@ mod tests {
         let mut sh = sh("while :; do echo again; sleep 0.02; done");
         let start = Instant::now();
         // Long enough for a busy machine to let the next line come in time.
-        let patience = Duration::from_millis(500);
-        sh.wait_for(0, patience, "news", |_| None::<()>).unwrap_err();
-        assert!(start.elapsed() >= MOST_PATIENCES * patience);
+        let timeout = Duration::from_millis(500);
+        sh.wait_for(0, timeout, "news", |_| None::<()>).unwrap_err();
+        assert!(start.elapsed() >= MOST_TIMEOUTS * timeout);
     }
 
     #[test]
     fn an_early_end_is_reported_with_its_status() {
         let mut sh = sh("echo bye; exit 3");
-        let error = sh.wait_for(0, PATIENCE, "the prompt", |_| None::<()>).unwrap_err().to_string();
+        let error = sh.wait_for(0, TIMEOUT, "the prompt", |_| None::<()>).unwrap_err().to_string();
         assert!(error.contains("exit status: 3") && error.contains("bye"), "{error}");
-        assert_eq!(sh.wait_for_exit(PATIENCE).unwrap().code(), Some(3));
+        assert_eq!(sh.wait_for_exit(TIMEOUT).unwrap().code(), Some(3));
         assert!(sh.signal(Signal::INT).is_err(), "a program that has ended cannot be signalled");
     }
 
@@ -397,7 +397,7 @@ mod tests {
     fn a_program_outlives_the_thread_that_started_it() {
         let mut cat = std::thread::spawn(|| sh("exec cat")).join().unwrap();
         cat.write_line("still here").unwrap();
-        cat.wait_for(0, PATIENCE, "the echo", |text| text.contains("still here").then_some(())).unwrap();
+        cat.wait_for(0, TIMEOUT, "the echo", |text| text.contains("still here").then_some(())).unwrap();
     }
 
     /// Kills a whole test process and sees its child go: the reason for `spawn_tied`.
@@ -416,7 +416,7 @@ mod tests {
         parent.env(CHILD_OF, "1");
         let mut parent = Process::spawn("test process", parent).unwrap();
         let id: u32 = parent
-            .wait_for(0, PATIENCE, "the sleeper's id", |text| {
+            .wait_for(0, TIMEOUT, "the sleeper's id", |text| {
                 text.lines().find_map(|line| line.split("sleeper ").nth(1)?.trim().parse().ok())
             })
             .unwrap();
@@ -429,7 +429,7 @@ mod tests {
         let start = Instant::now();
         // An orphan may stay a zombie for as long as init takes to reap it.
         while std::fs::read_to_string(&status).is_ok_and(|stat| !stat.contains(") Z ")) {
-            assert!(start.elapsed() < PATIENCE, "the sleeper outlived its parent");
+            assert!(start.elapsed() < TIMEOUT, "the sleeper outlived its parent");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

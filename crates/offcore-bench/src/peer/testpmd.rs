@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub use stats::{CoreCycles, ForwardStats, PortForwardStats, PortStats, StreamStats};
 
 use super::machine::free_hugepage_mib;
-use super::process::{PATIENCE, Process};
+use super::process::{Process, TIMEOUT};
 use super::tempdir::{TempDir, unique_name};
 
 const PROMPT: &str = "testpmd> ";
@@ -296,7 +296,7 @@ impl Testpmd {
     /// When testpmd ends instead, or prints nothing for 30 s.
     pub fn wait_ready(&mut self) -> Result<()> {
         if !self.ready {
-            self.process.wait_for(0, PATIENCE, "its first prompt", |text| {
+            self.process.wait_for(0, TIMEOUT, "its first prompt", |text| {
                 without_events(text).contains(PROMPT).then_some(())
             })?;
             self.ready = true;
@@ -317,7 +317,7 @@ impl Testpmd {
         self.process.write_line(command)?;
         let echo = format!("{command}\r\n");
         let answer =
-            self.process.wait_for(mark, PATIENCE, &format!("the end of command {command:?}"), |text| {
+            self.process.wait_for(mark, TIMEOUT, &format!("the end of command {command:?}"), |text| {
                 let text = without_events(text);
                 let (_, answer) = text.split_once(&echo)?;
                 answer.split_once(PROMPT).map(|(answer, _)| answer.to_owned())
@@ -463,7 +463,7 @@ impl Testpmd {
             if last != Some(now) {
                 last = Some(now);
                 moved = Instant::now();
-            } else if moved.elapsed() >= PATIENCE {
+            } else if moved.elapsed() >= TIMEOUT {
                 bail!(
                     "testpmd: waited for {what}; no packet for {:.1} s: {stats:?}\n{}",
                     moved.elapsed().as_secs_f64(),
@@ -486,7 +486,7 @@ impl Testpmd {
                 return Ok(());
             }
             ensure!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "testpmd: the link of port {port} is not up after {:.1} s\n{}",
                 start.elapsed().as_secs_f64(),
                 self.process.tail()
@@ -521,7 +521,7 @@ impl Testpmd {
     /// When it does not end, or does so with a status other than 0.
     pub fn quit(mut self) -> Result<()> {
         self.process.write_line("quit")?;
-        let status = self.process.wait_for_exit(PATIENCE)?;
+        let status = self.process.wait_for_exit(TIMEOUT)?;
         ensure!(status.success(), "testpmd quit with {status}\n{}", self.process.tail());
         Ok(())
     }

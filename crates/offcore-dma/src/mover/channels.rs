@@ -69,13 +69,13 @@ impl Channels {
             self.use_lease(queue, list, beside);
         }
         let Some(channel) = plan.channel else {
-            if plan.hindered && !list.is_empty() {
+            if plan.engine_unavailable && !list.is_empty() {
                 self.note_work(queue);
             }
             // SAFETY: the caller's promises, passed on.
             unsafe { self.core_part(queue, list, plan.auto, list.len() as u64) };
             clock.lap(Stage::Copy);
-            self.stats.overflow += if plan.hindered { list.len() as u64 } else { 0 };
+            self.stats.overflow += if plan.engine_unavailable { list.len() as u64 } else { 0 };
             return;
         };
         // SAFETY: as above.

@@ -29,7 +29,7 @@ pub struct Plan {
     /// Copies of those that were meant for the channel.
     pub(super) overflow: u32,
     /// The core copies although the queue has channels.
-    pub(super) hindered: bool,
+    pub(super) engine_unavailable: bool,
 }
 
 impl Plan {
@@ -45,7 +45,7 @@ impl Plan {
             by_engine: 0,
             by_core: 0,
             overflow: 0,
-            hindered: false,
+            engine_unavailable: false,
         }
     }
 
@@ -53,8 +53,8 @@ impl Plan {
     /// room for in any channel.
     #[cold]
     pub(crate) fn by_core_instead(queue: &Queue) -> Self {
-        let (hindered, auto) = (queue.mode != Mode::Cpu, queue.mode == Mode::Auto);
-        Self { hindered, auto, ..Self::core(queue.ring.room()) }
+        let (engine_unavailable, auto) = (queue.mode != Mode::Cpu, queue.mode == Mode::Auto);
+        Self { engine_unavailable, auto, ..Self::core(queue.ring.room()) }
     }
 
     /// Whether the core makes every copy: then no packet has outstanding copies once the list is submitted.
@@ -105,7 +105,7 @@ impl Channels {
                 NONE => Plan { auto: true, ..Plan::core(packets) },
                 // Says yes as long as there is no longest time.
                 _ if !queue.latency.admits() => {
-                    queue.hindrance = Some(Reason::Latency);
+                    queue.unavailable = Some(Reason::Latency);
                     Plan { auto: true, ..Plan::core(packets) }
                 }
                 from => self.plan_offload(queue, packets, from),
@@ -152,10 +152,10 @@ impl Channels {
         }
         let faults = !queue.faults.admits(tsc::now);
         let room = best.0.min(left);
-        let hindrance = match best.1 {
+        let unavailable = match best.1 {
             _ if faults => Reason::Faults,
             Some(channel) if room > 0 => {
-                queue.hindrance = None;
+                queue.unavailable = None;
                 let copies = if from == ALL { room } else { usize::MAX };
                 let room = u32::try_from(room).unwrap_or(u32::MAX);
                 return Plan { channel: Some(channel), copies, auto, from, room, ..Plan::core(packets) };
@@ -163,7 +163,7 @@ impl Channels {
             None if !in_service => Reason::OutOfService,
             _ => Reason::Full,
         };
-        queue.hindrance = Some(hindrance);
-        Plan { auto, hindered: true, ..Plan::core(packets) }
+        queue.unavailable = Some(unavailable);
+        Plan { auto, engine_unavailable: true, ..Plan::core(packets) }
     }
 }

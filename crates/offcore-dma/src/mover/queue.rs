@@ -22,7 +22,7 @@ pub(crate) struct Queue {
     /// In mode `auto`: who copies, what has been copied, and why the engine is not used just now although it is chosen.
     pub(super) choice: Choice,
     pub(super) tally: Tally,
-    pub(super) hindrance: Option<Reason>,
+    pub(super) unavailable: Option<Reason>,
     /// In mode `auto`, when there is a longest time that packets may take.
     pub(super) latency: Latency,
     pub(super) weight: u16,
@@ -52,7 +52,7 @@ impl Queue {
             copier: Copier::default(),
             choice: Choice::new(),
             tally: Tally::default(),
-            hindrance: None,
+            unavailable: None,
             latency: Latency::new(),
             weight: 1,
             outstanding: 0,

@@ -78,7 +78,7 @@ impl Tally {
     pub(super) fn report(
         &self,
         choice: Choice,
-        hindrance: Option<Reason>,
+        unavailable: Option<Reason>,
         ticks: [f32; 2],
     ) -> [Decision; CLASSES] {
         let mut settled = self.clone();
@@ -86,11 +86,11 @@ impl Tally {
         std::array::from_fn(|index| {
             let Class { made, held, changes, reason } = settled.classes[index];
             let decided = way(index, choice.decided);
-            let hindrance = hindrance.filter(|_| decided == Way::Engine);
+            let unavailable = unavailable.filter(|_| decided == Way::Engine);
             Decision {
                 up_to: up_to(index),
-                way: if hindrance.is_some() { Way::Core } else { decided },
-                reason: hindrance.unwrap_or(reason),
+                way: if unavailable.is_some() { Way::Core } else { decided },
+                reason: unavailable.unwrap_or(reason),
                 core_ticks: ticks[Way::Core as usize],
                 engine_ticks: ticks[Way::Engine as usize],
                 by_core: made[Way::Core as usize],

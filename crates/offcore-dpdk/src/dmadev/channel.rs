@@ -27,9 +27,9 @@ const MAX_RING: usize = 1 << 14;
 /// Operations that are asked about in one call.
 const AT_ONCE: u16 = 128;
 /// How long a reset waits for what was submitted before it stops the device.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a channel that is dropped waits for a device that does not stop.
-const LAST_PATIENCE: Duration = Duration::from_secs(2);
+const LAST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What has become of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,7 +306,7 @@ impl Channel for DmaChannel {
         self.submit();
         self.collect();
         let since = *self.resetting.get_or_insert_with(Instant::now);
-        if self.given + self.lost == 0 || since.elapsed() > PATIENCE && self.restart() {
+        if self.given + self.lost == 0 || since.elapsed() > TIMEOUT && self.restart() {
             self.resetting = None;
             return Reset::Done;
         }
@@ -332,7 +332,7 @@ impl Drop for DmaChannel {
     fn drop(&mut self) {
         let began = Instant::now();
         let mut dead = self.reset() == Reset::Done;
-        while !dead && began.elapsed() < LAST_PATIENCE {
+        while !dead && began.elapsed() < LAST_TIMEOUT {
             std::thread::yield_now();
             dead = self.reset() == Reset::Done;
         }

@@ -31,12 +31,12 @@ pub struct Options {
     /// core finishes it. 0: the core finishes at the first fault.
     pub resumes: u32,
     /// A queue from which nothing comes for so long is given up.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { block_on_fault: false, to_cache: false, resumes: 16, patience: Duration::from_secs(10) }
+        Self { block_on_fault: false, to_cache: false, resumes: 16, timeout: Duration::from_secs(10) }
     }
 }
 
@@ -205,7 +205,7 @@ impl Engine {
         let now = Instant::now();
         let since = *self.quiet.since.get_or_insert(now);
         let asked = self.quiet.asked.get_or_insert(now);
-        let mut gone = now - since > self.options.patience;
+        let mut gone = now - since > self.options.timeout;
         if now - *asked > ALIVE_EVERY {
             *asked = now;
             gone |= self.portal.as_ref().is_some_and(|portal| !portal.is_alive());

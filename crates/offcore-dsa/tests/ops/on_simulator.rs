@@ -209,7 +209,7 @@ fn a_copy_onto_itself_that_failed_half_way_is_reported_and_not_made_up() {
 fn a_device_that_does_not_answer_is_given_up_and_nothing_is_lost() {
     for fault in ["drop:1", "lost:1", "halt:1"] {
         let device = Device::new(&format!("gen=spr,fault={fault}"));
-        let mut engine = device.engine(Options { patience: Duration::from_millis(50), ..Options::default() });
+        let mut engine = device.engine(Options { timeout: Duration::from_millis(50), ..Options::default() });
         let (src, mut dst) = (bytes(5000, 5), vec![0; 5000]);
         if fault == "halt:1" {
             copy(&mut engine, &src, &mut dst);
@@ -228,7 +228,7 @@ fn a_device_that_does_not_answer_is_given_up_and_nothing_is_lost() {
 #[test]
 fn a_record_is_used_again_only_after_a_fence() {
     let device = Device::new("gen=spr,fault=weak");
-    let mut engine = device.engine(Options { patience: Duration::from_secs(2), ..Options::default() });
+    let mut engine = device.engine(Options { timeout: Duration::from_secs(2), ..Options::default() });
     let (src, mut dst) = (bytes(500, 5), vec![0; 500]);
     for _ in 0..100 {
         assert_eq!(copy(&mut engine, &src, &mut dst).done_by, DoneBy::Device);

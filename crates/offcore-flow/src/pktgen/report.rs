@@ -11,7 +11,7 @@ use super::rate::WIRE_OVERHEAD;
 use super::{Direction, Running};
 
 /// How long receivers may take to hand over their latencies.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -261,7 +261,7 @@ impl Reporter {
         let asked = Instant::now();
         // A worker that has ended has handed over already what it had.
         while running.is_running()
-            && asked.elapsed() < PATIENCE
+            && asked.elapsed() < TIMEOUT
             && !running.directions.iter().all(|direction| direction.handover.is_answered())
         {
             std::thread::sleep(Duration::from_micros(50));

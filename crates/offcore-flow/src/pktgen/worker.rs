@@ -13,7 +13,7 @@ use super::receiver::Receiver;
 use super::sender::Sender;
 
 /// A worker that stops gives up when nothing has moved for this long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One lcore's work.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Worker {
             }
             if left != last {
                 (last, progress) = (left, Instant::now());
-            } else if progress.elapsed() > PATIENCE {
+            } else if progress.elapsed() > TIMEOUT {
                 tracing::error!(left, "packets in flight were never completed");
                 return left;
             }

@@ -69,12 +69,12 @@ pub(super) struct Session {
 pub(super) type Halves = (RxHalf, TxHalf);
 
 impl Session {
-    /// Takes the interface over. A queue that is busy is waited for as long as `patience`.
+    /// Takes the interface over. A queue that is busy is waited for as long as `timeout`.
     pub(super) fn open(
         device: &NetDev,
         spec: &AfXdpSpec,
         pool: &'static Pool,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(Self, Vec<Halves>), Refusal> {
         let (index, name) = (device.index(), device.name());
         let mtu = device.mtu().map_err(|e| Refusal::System(format!("asking for the MTU of '{name}'"), e))?;
@@ -85,7 +85,7 @@ impl Session {
             frags,
             need_wakeup: spec.need_wakeup,
             busy_poll: spec.busy_poll,
-            patience,
+            timeout,
         };
         let queues = u32::from(spec.first) + u32::from(spec.queues);
         let load = || Program::load(queues, frags).map_err(|e| refused_program(e, mtu, pool));

@@ -25,7 +25,7 @@ const TX_BUDGET: u32 = 256;
 /// How long the kernel may look for packets in one call, in microseconds: any number that is not 0 will do.
 const BUSY_POLL_TIME: u32 = 20;
 /// How long a driver may take to let go of the buffers of a zero-copy socket that was closed.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(3);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of a page, and of the one chunk of a socket that only asks whether its queue is free.
 const PAGE: usize = 4096;
 /// Between two attempts to bind to a queue that is busy.
@@ -53,7 +53,7 @@ pub(super) struct Settings {
     /// Packets that a call may receive, instead of an interrupt.
     pub(super) busy_poll: Option<u32>,
     /// How long to wait for a queue that is busy: the kernel takes a moment to let go of one whose socket was closed.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 /// What the kernel refused.
@@ -181,7 +181,7 @@ fn is_released(index: u32, queue: u32) -> bool {
         frags: false,
         need_wakeup: false,
         busy_poll: None,
-        patience: RELEASE_PATIENCE,
+        timeout: RELEASE_TIMEOUT,
     };
     let attempt = || {
         let (memory, _fd) =
@@ -272,7 +272,7 @@ fn bind(
         match unsafe { libc::bind(fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) } {
             0 => return Ok(()),
             _ => match io::Error::last_os_error() {
-                error if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < settings.patience => {
+                error if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < settings.timeout => {
                     std::thread::sleep(BETWEEN_ATTEMPTS);
                 }
                 error => return Err(error),

@@ -20,7 +20,7 @@ use crate::cell::End;
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 
 /// A queue that stops waits this long for the next buffer to come back; then closing the socket brings the rest.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Packets, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -340,6 +340,6 @@ impl TxQueue for XdpTx {
         if left == 0 {
             return true;
         }
-        self.stuck_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE
+        self.stuck_since.get_or_insert_with(Instant::now).elapsed() >= TIMEOUT
     }
 }

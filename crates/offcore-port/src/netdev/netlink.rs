@@ -16,7 +16,7 @@ const ATTRIBUTE: usize = 4;
 /// The most that the kernel puts into one answer to a dump, twice.
 const ANSWER: usize = 64 << 10;
 /// The kernel answers before the request returns; nobody waits this long unless something is badly wrong.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 const REQUEST: u16 = 1;
 const DUMP: u16 = 0x300;
@@ -105,7 +105,7 @@ impl Netlink {
             SocketFlags::CLOEXEC,
             protocol,
         )?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT))?;
         Ok(Self { socket, sequence: 0 })
     }
 

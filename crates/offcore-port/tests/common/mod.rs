@@ -15,7 +15,7 @@ use offcore_stats::page::StatsPage;
 use offcore_wire::virtio_net::NetHeader;
 
 /// How long a test waits for something to happen before it fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A worker that a test plays.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ pub(crate) fn pool(chunks: usize) -> &'static Pool {
 pub(crate) fn until(what: &str, mut step: impl FnMut() -> bool) {
     let start = Instant::now();
     while !step() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
     }
 }
 

@@ -188,11 +188,11 @@ impl Control {
     fn wait(
         &self,
         other: Option<BorrowedFd<'_>>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Wake, ConnectionError> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
         fds.extend(other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
-        poll(&mut fds, patience)?;
+        poll(&mut fds, timeout)?;
         let is_ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
         Ok(Wake { stop: is_ready(fds.first()), ready: is_ready(fds.get(1)) })
     }

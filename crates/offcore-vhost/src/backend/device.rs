@@ -69,7 +69,7 @@ struct Shared {
     path: PathBuf,
     cells: Vec<Arc<VringCell>>,
     asynchronous: bool,
-    patience: Duration,
+    timeout: Duration,
     status: Mutex<Status>,
 }
 
@@ -82,7 +82,7 @@ impl Device {
             path: config.path.clone(),
             cells,
             asynchronous: config.asynchronous,
-            patience: config.patience,
+            timeout: config.timeout,
             status: Mutex::new(Status { vrings, ..Status::default() }),
         }))
     }
@@ -151,14 +151,14 @@ impl Device {
         self.0.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        self.0.patience
+    pub(super) fn timeout(&self) -> Duration {
+        self.0.timeout
     }
 
     fn change(&self, queue: u16, change: impl FnOnce(&mut Wanted)) -> Result<(), DeviceError> {
         let cell = self.cell(queue)?;
         cell.publish(change);
-        cell.wait(self.0.patience)?;
+        cell.wait(self.0.timeout)?;
         Ok(())
     }
 

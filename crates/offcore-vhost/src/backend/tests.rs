@@ -15,12 +15,12 @@ use crate::cell::{Report, VringConfig, Wanted};
 use crate::connection::{Connection, connect};
 use crate::message::{MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn until(what: &str, so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !so() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -29,8 +29,8 @@ fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("offcore-backend-{}-{name}.sock", std::process::id()))
 }
 
-fn backend(name: &str, patience: Duration, events: impl DeviceEvents + 'static) -> Backend {
-    let config = BackendConfig { patience, ..BackendConfig::new(path(name)) };
+fn backend(name: &str, timeout: Duration, events: impl DeviceEvents + 'static) -> Backend {
+    let config = BackendConfig { timeout, ..BackendConfig::new(path(name)) };
     Backend::start(config, Box::new(events)).unwrap()
 }
 
@@ -134,7 +134,7 @@ impl Peer {
     fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> Option<Reply> {
         let code = request.code();
         self.connection.send_request(request, true).unwrap();
-        let received = self.connection.receive_until(Instant::now() + PATIENCE).ok()?;
+        let received = self.connection.receive_until(Instant::now() + TIMEOUT).ok()?;
         Some(received.expect("a reply within time").reply(code).unwrap())
     }
 
@@ -168,7 +168,7 @@ fn memory_of(cell: &VringCell) -> Weak<GuestMemory> {
 
 #[test]
 fn a_memory_table_is_answered_when_no_worker_uses_the_old_one() {
-    let backend = backend("late", PATIENCE, ());
+    let backend = backend("late", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
     peer.start(0);
@@ -193,7 +193,7 @@ fn a_memory_table_is_answered_when_no_worker_uses_the_old_one() {
 
 #[test]
 fn other_descriptors_do_not_stop_a_running_ring() {
-    let backend = backend("change", PATIENCE, ());
+    let backend = backend("change", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[1]);
     let mut peer = Peer::new(&backend);
     peer.start(1);
@@ -228,7 +228,7 @@ fn other_descriptors_do_not_stop_a_running_ring() {
 /// The front end may free what it has exchanged as soon as it is answered.
 #[test]
 fn an_exchanged_descriptor_is_answered_when_the_worker_has_let_go_of_the_old_one() {
-    let backend = backend("exchange", PATIENCE, ());
+    let backend = backend("exchange", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
     let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -250,7 +250,7 @@ fn an_exchanged_descriptor_is_answered_when_the_worker_has_let_go_of_the_old_one
 
 #[test]
 fn regions_come_and_go_under_a_running_ring() {
-    let backend = backend("regions", PATIENCE, ());
+    let backend = backend("regions", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
     peer.start(0);
@@ -275,7 +275,7 @@ fn regions_come_and_go_under_a_running_ring() {
 /// QEMU exchanges a region for a longer one by removing it first.
 #[test]
 fn a_ring_whose_memory_is_removed_rests_until_it_is_back() {
-    let backend = backend("removed", PATIENCE, ());
+    let backend = backend("removed", TIMEOUT, ());
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     let mut peer = Peer::new(&backend);
     (0..2).for_each(|index| peer.start(index));
@@ -306,7 +306,7 @@ fn a_ring_whose_memory_is_removed_rests_until_it_is_back() {
 
 #[test]
 fn a_reset_waits_for_the_workers_and_forgets_what_the_driver_has_set_up() {
-    let backend = backend("reset", PATIENCE, ());
+    let backend = backend("reset", TIMEOUT, ());
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     for request in [Request::ResetDevice, Request::SetStatus(0)] {
         let mut peer = Peer::new(&backend);
@@ -341,7 +341,7 @@ fn a_reset_waits_for_the_workers_and_forgets_what_the_driver_has_set_up() {
 
 #[test]
 fn a_ring_that_is_stopped_before_its_worker_saw_it_start_keeps_its_base() {
-    let backend = backend("unseen", PATIENCE, ());
+    let backend = backend("unseen", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
     peer.start(0);
@@ -358,7 +358,7 @@ fn a_ring_that_is_stopped_before_its_worker_saw_it_start_keeps_its_base() {
 
 #[test]
 fn the_next_worker_goes_on_where_the_last_one_left() {
-    let backend = backend("detach", PATIENCE, ());
+    let backend = backend("detach", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
     peer.start(0);
@@ -405,7 +405,7 @@ fn a_worker_that_does_not_answer_costs_the_connection_and_keeps_the_memory() {
 /// The front end has filled its error eventfd, and made it one that blocks after it was handed over.
 #[test]
 fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
-    let backend = backend("full", PATIENCE, ());
+    let backend = backend("full", TIMEOUT, ());
     let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
     let mut peer = Peer::new(&backend);
     let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -423,7 +423,7 @@ fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
 
 #[test]
 fn a_broken_virtqueue_is_seen_and_told_and_stays_down_until_it_is_begun_anew() {
-    let backend = backend("broken", PATIENCE, ());
+    let backend = backend("broken", TIMEOUT, ());
     let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
     let mut peer = Peer::new(&backend);
     let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
@@ -507,7 +507,7 @@ fn calls_inside_and_outside_of_callbacks_do_not_wait_for_each_other() {
             self.0.lock().unwrap().as_mut().unwrap().vring_state_changed(device, queue, enabled);
         }
     }
-    let backend = backend("busy", PATIENCE, Late(Arc::clone(&slot)));
+    let backend = backend("busy", TIMEOUT, Late(Arc::clone(&slot)));
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     let controls = workers.iter().map(|worker| Arc::clone(&worker.control)).collect();
     *slot.lock().unwrap() = Some(Busy { destroyed: Arc::clone(&destroyed), controls });
@@ -546,7 +546,7 @@ fn a_disconnect_stops_workers_before_the_application_is_told() {
         }
     }
     let told = Arc::new(Mutex::new(Vec::new()));
-    let backend = backend("disconnect", PATIENCE, Told(Arc::clone(&told)));
+    let backend = backend("disconnect", TIMEOUT, Told(Arc::clone(&told)));
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     let mut peer = Peer::new(&backend);
     (0..2).for_each(|index| peer.start(index));

@@ -153,7 +153,7 @@ pub(crate) fn start(cell: &VringCell, config: VringConfig) {
     cell.publish(|wanted| wanted.vring = Some(Arc::new(config)));
 }
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A driver that keeps an RX virtqueue full of buffers of one size, and checks what comes back.
 pub(crate) struct Receiver {

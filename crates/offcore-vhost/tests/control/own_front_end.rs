@@ -32,7 +32,7 @@ impl Memory {
 }
 
 fn config(dir: &Dir) -> FrontEndConfig {
-    FrontEndConfig { patience: Duration::from_secs(5), ..FrontEndConfig::new(dir.socket()) }
+    FrontEndConfig { timeout: Duration::from_secs(5), ..FrontEndConfig::new(dir.socket()) }
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_new_front_end_takes_up_a_restarted_back_end() {
 #[test]
 fn what_cannot_be_is_said() {
     let dir = Dir::new();
-    let short = FrontEndConfig { patience: Duration::from_millis(50), ..config(&dir) };
+    let short = FrontEndConfig { timeout: Duration::from_millis(50), ..config(&dir) };
     let connect = |config: &FrontEndConfig| FrontEnd::connect(config, &[]).unwrap_err();
     assert!(matches!(connect(&short), FrontEndError::NoBackEnd { .. }));
     let server = FrontEndConfig { role: Role::Server, ..short.clone() };

@@ -12,7 +12,7 @@ use offcore_vhost::message::{Code, HEADER, MemoryRegion, Reply, Request, VringAd
 use offcore_vhost::{Backend, Device, features};
 
 /// Longest wait for anything that should happen at once.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Features of a modern driver over a front end that knows protocol features.
 pub(crate) const FEATURES: u64 = features::VIRTIO_F_VERSION_1 | features::VHOST_USER_F_PROTOCOL_FEATURES;
@@ -155,7 +155,7 @@ impl Peer {
     }
 
     pub(crate) fn reply(&mut self, code: Code) -> Result<Reply, ConnectionError> {
-        let received = self.connection.receive_until(Instant::now() + PATIENCE)?;
+        let received = self.connection.receive_until(Instant::now() + TIMEOUT)?;
         Ok(received.unwrap_or_else(|| panic!("no reply to {code}")).reply(code).unwrap())
     }
 
@@ -193,9 +193,9 @@ impl Peer {
 
 /// Waits until something is so.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !so() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

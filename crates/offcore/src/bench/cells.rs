@@ -19,7 +19,7 @@ pub(super) const BLOCKS: usize = 200;
 pub(super) const QUICK_BLOCKS: usize = 60;
 /// How long a cell may take with `--quick`, but for the blocks that it has in any case: so all of a table takes some
 /// minutes.
-const QUICK_PATIENCE: Duration = Duration::from_millis(500);
+const QUICK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Flags of `offcore bench vhost` and `offcore bench copy`.
 #[derive(Args, Debug)]
@@ -107,7 +107,7 @@ impl CellArgs {
     }
 
     /// How long a cell may take; `None`: as long as it does.
-    pub(super) fn patience(&self) -> Option<Duration> {
-        self.quick.then_some(QUICK_PATIENCE)
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.quick.then_some(QUICK_TIMEOUT)
     }
 }

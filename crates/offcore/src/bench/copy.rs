@@ -192,7 +192,7 @@ fn options(args: &CopyArgs) -> Result<copy::Options, String> {
         background: cells.background,
         blocks: cells.blocks(),
         bursts: TURN_BURSTS,
-        patience: cells.patience(),
+        timeout: cells.timeout(),
         hugepages: cells.hugepages,
         lcore,
         other_lcore,
@@ -279,7 +279,7 @@ mod tests {
     fn defaults_are_the_whole_table() {
         let (args, options) = parsed("").unwrap();
         assert_eq!((options.frames.len(), options.temperatures.len(), options.setups.len()), (7, 3, 3));
-        assert_eq!((options.blocks, options.background, options.patience), (BLOCKS, false, None));
+        assert_eq!((options.blocks, options.background, options.timeout), (BLOCKS, false, None));
         assert_eq!(cases(&args).unwrap(), [Case::CoreCost]);
         let (args, options) = parsed("--peer dpdk --port af_xdp --direction rxonly,forward --quick").unwrap();
         assert_eq!(cases(&args).unwrap(), [Case::EndToEnd]);

@@ -141,7 +141,7 @@ pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
 
 fn options(args: &DmaArgs) -> Result<Options, String> {
     let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
-    let (rounds, patience) = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    let (rounds, timeout) = if args.quick { QUICK_ROUNDS } else { ROUNDS };
     Ok(Options {
         sizes: or(&args.sizes, if args.quick { &[64, 1024, 16 << 10] } else { &SIZES }),
         batches: or(&args.batches, if args.quick { &[1, 32] } else { &[1, 8, 32, 128] }),
@@ -149,7 +149,7 @@ fn options(args: &DmaArgs) -> Result<Options, String> {
         temperatures: or(&args.temperatures, &[Temperature::Remote]),
         subjects: or(&args.subjects, &Copier::ALL.map(Subject::Copier)),
         rounds,
-        patience,
+        timeout,
         hugepages: args.hugepages,
         lcore,
         other_lcore,

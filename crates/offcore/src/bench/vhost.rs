@@ -320,7 +320,7 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
         noise_floor: true,
         blocks: cells.blocks(),
         bursts: TURN_BURSTS,
-        patience: cells.patience(),
+        timeout: cells.timeout(),
         hugepages: cells.hugepages,
         lcore,
         other_lcore,

@@ -5,7 +5,7 @@ use std::fs;
 use offcore_bench::peer::process::Process;
 use peers::{Need, TempDir, exclusive, one_core, require};
 
-use super::{Net, PATIENCE, needed, start_in, stop};
+use super::{Net, TIMEOUT, needed, start_in, stop};
 use crate::switch::{self, wait_for_status};
 
 /// Frames of many lengths, none like another.
@@ -68,13 +68,13 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
         command.args(["-c", &tcpdump]);
         let mut tcpdump = Process::spawn("tcpdump", command).unwrap();
         let listening = |text: &str| text.contains("listening on").then_some(());
-        tcpdump.wait_for(0, PATIENCE, "tcpdump to begin", listening).unwrap();
+        tcpdump.wait_for(0, TIMEOUT, "tcpdump to begin", listening).unwrap();
 
         // From the file to the client's stack; what that sends, to another file.
         let files = format!("pcap:{},{}", dir.file("in").display(), dir.file("out").display());
         let mut offcore = net.start_with(&[&files, &format!("af_xdp:p0{mode}")], &[]);
         switch::wait_for_packets(&mut offcore, 1, "tx", sent.len() as u64);
-        tcpdump.wait_for_exit(PATIENCE).unwrap();
+        tcpdump.wait_for_exit(TIMEOUT).unwrap();
         let report = stop(offcore, &net);
         let seen = captured(&fs::read(&seen).unwrap());
         assert_eq!(seen.len(), sent.len(), "{report}");

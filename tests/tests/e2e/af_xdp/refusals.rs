@@ -7,7 +7,7 @@ use std::time::Duration;
 use offcore_bench::peer::process::Process;
 use peers::{Need, one_core, require};
 
-use super::{Net, PATIENCE, needed, stop};
+use super::{Net, TIMEOUT, needed, stop};
 use crate::switch::{Copies, arguments};
 
 /// Runs a switch on `port` and a generator to its end, which has to be a refusal; what it says.
@@ -93,7 +93,7 @@ fn a_program_of_somebody_else_is_never_replaced() {
     command.args(["--lcores", &format!("0@{core},1@{core}")]);
     command.args(["--vdev", "net_af_xdp0,iface=p0", "--", "-i", "--no-mlockall", "--total-num-mbufs=8192"]);
     let mut testpmd = Process::spawn("testpmd", command).unwrap();
-    testpmd.wait_for(0, PATIENCE, "a prompt", |text| text.contains("testpmd>").then_some(())).unwrap();
+    testpmd.wait_for(0, TIMEOUT, "a prompt", |text| text.contains("testpmd>").then_some(())).unwrap();
     let attached = || net.has_program("p0") || (sleep(Duration::from_millis(100)), false).1;
     assert!((0..100).any(|_| attached()), "testpmd attaches no program: {}", testpmd.tail());
     let attached = ["XDP program", "attached", "ip link set dev p0 xdp off"];

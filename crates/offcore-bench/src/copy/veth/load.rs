@@ -26,7 +26,7 @@ const CHECKED_AT_ONCE: u32 = 32;
 /// How often.
 const CHECKED_TIMES: u32 = 64;
 /// A back end that gives nothing back for so long has come to a halt.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the rest of what was sent may take: a ring's worth.
 const DRAIN: Duration = Duration::from_millis(5);
 /// A back end that gets a larger share of what is sent to it waits for more.
@@ -94,7 +94,7 @@ impl FarEnd {
         let since = Instant::now();
         let before = self.arrived()?;
         while self.arrived()?.0 == before.0 {
-            ensure!(since.elapsed() < PATIENCE, "no packet has arrived for {:?}", since.elapsed());
+            ensure!(since.elapsed() < TIMEOUT, "no packet has arrived for {:?}", since.elapsed());
         }
         sleep(settle);
         let (start, before) = (tsc::now(), self.arrived()?);
@@ -102,7 +102,7 @@ impl FarEnd {
         let (mut end, mut after) = (tsc::now(), self.arrived()?);
         // A back end whose core is somebody else's just now.
         while after.0 == before.0 {
-            ensure!(since.elapsed() < settle + length + PATIENCE, "no packet has arrived for {PATIENCE:?}");
+            ensure!(since.elapsed() < settle + length + TIMEOUT, "no packet has arrived for {TIMEOUT:?}");
             (end, after) = (tsc::now(), self.arrived()?);
         }
         let (packets, bytes) = (after.0 - before.0, after.1 - before.1);
@@ -121,7 +121,7 @@ impl FarEnd {
         let since = Instant::now();
         let mut received = self.given_back(back_end)? - before;
         while received == 0 {
-            ensure!(since.elapsed() < PATIENCE, "nothing of {sent} packets has arrived for {PATIENCE:?}");
+            ensure!(since.elapsed() < TIMEOUT, "nothing of {sent} packets has arrived for {TIMEOUT:?}");
             received = self.given_back(back_end)? - before;
         }
         let busy = if received as f64 > NEARLY_ALL * sent as f64 { ticks } else { 0 };
@@ -144,7 +144,7 @@ impl FarEnd {
         let (wanted, mut moved) = (u64::from(CHECKED_AT_ONCE * CHECKED_TIMES), Instant::now());
         while self.seen.verified < wanted {
             let Some(frame) = sink.next(&mut room)? else {
-                ensure!(moved.elapsed() < PATIENCE, "no packet has arrived for {PATIENCE:?}");
+                ensure!(moved.elapsed() < TIMEOUT, "no packet has arrived for {TIMEOUT:?}");
                 continue;
             };
             moved = Instant::now();
@@ -167,10 +167,10 @@ impl FarEnd {
         // The first may be lost: somebody is still getting ready.
         let since = Instant::now();
         while self.check_some(&mut sink, 1, Duration::from_millis(200))? == 0 {
-            ensure!(since.elapsed() < PATIENCE, "no packet has come back for {:?}", since.elapsed());
+            ensure!(since.elapsed() < TIMEOUT, "no packet has come back for {:?}", since.elapsed());
         }
         for _ in 0..CHECKED_TIMES {
-            let checked = self.check_some(&mut sink, CHECKED_AT_ONCE, PATIENCE)?;
+            let checked = self.check_some(&mut sink, CHECKED_AT_ONCE, TIMEOUT)?;
             self.lost += u64::from(CHECKED_AT_ONCE) - checked;
             if self.lost > 0 {
                 // Waiting for each of many would take minutes, and one is too many.
@@ -180,16 +180,16 @@ impl FarEnd {
         Ok(())
     }
 
-    /// Sends `count` packets, and waits for them until none has come for `patience`; the number of those that did, each of
+    /// Sends `count` packets, and waits for them until none has come for `timeout`; the number of those that did, each of
     /// them checked.
-    fn check_some(&mut self, sink: &mut FrameSink, count: u32, patience: Duration) -> Result<u64> {
+    fn check_some(&mut self, sink: &mut FrameSink, count: u32, timeout: Duration) -> Result<u64> {
         let mut room = [0; 2048];
         let Some(source) = self.sources.first_mut() else { return Ok(0) };
         let first = source.sent();
         let (mut expected, end) = (first, first + u64::from(count));
         source.send(count)?;
         let (mut checked, mut moved) = (0, Instant::now());
-        while expected < end && moved.elapsed() < patience {
+        while expected < end && moved.elapsed() < timeout {
             let Some(frame) = sink.next(&mut room)? else { continue };
             moved = Instant::now();
             ensure!(

@@ -143,7 +143,7 @@ impl Session {
                 vring.enabled = ring.is_enabled(features);
             }
         });
-        cell.wait(self.device.patience())?;
+        cell.wait(self.device.timeout())?;
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Session {
     pub(super) fn stop(&mut self, which: impl Fn(&Ring) -> bool) -> Result<Vec<usize>, ControlError> {
         let stopping: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running && which(&self.rings[i])).collect();
-        let deadline = Instant::now() + self.device.patience();
+        let deadline = Instant::now() + self.device.timeout();
         let left = || deadline.saturating_duration_since(Instant::now());
         let mut result = Ok(());
         for &i in &stopping {
