@@ -63,7 +63,7 @@ mod dpdk {
     }
 
     /// The compiler's options for what the library was compiled for, by the configuration among its headers. They are
-    /// the library's own, less what it has not got: its `native` may have been another machine's.
+    /// the library's own, less what it lacks: its `native` may have been another machine's.
     fn target_flags(include_paths: &[PathBuf]) -> Vec<String> {
         if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
             return Vec::new();

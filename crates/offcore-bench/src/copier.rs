@@ -1,4 +1,4 @@
-//! Who makes the copies of a measurement: a mode, and an engine that somebody steps while the clock stands still.
+//! Who makes the copies of a measurement: a mode, and an engine that somebody steps while the clock is stopped.
 
 use std::fmt;
 use std::str::FromStr;

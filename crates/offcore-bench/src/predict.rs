@@ -30,7 +30,7 @@ const FCS: usize = 4;
 /// with hot and remote data: the least of them, and the middle.
 const AUTO: [f64; 2] = [0.89, 0.95];
 
-/// What there is to forward with.
+/// The means of forwarding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Cores that forward.

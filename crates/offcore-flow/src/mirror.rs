@@ -27,7 +27,7 @@ use crate::task::Task;
 /// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
 const STAMP: usize = 8;
 const STAMPED: usize = STAMP + virtio_net::HEADER_LEN;
-/// One in so many packet buffers is not for copies: a mirror that stands still must not cost the ports their packets.
+/// One in so many packet buffers is not for copies: a stalled mirror must not cost the ports their packets.
 /// Ports may keep buffers for good (fill rings), so this is no larger part.
 const KEPT: usize = 8;
 

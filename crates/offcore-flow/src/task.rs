@@ -9,7 +9,7 @@ use offcore_stats::{Stage, tsc};
 /// A part of a worker's work. It owns its queues; tasks know nothing of one another. `Any`, for who has put a worker
 /// together and changes what one of its tasks does.
 pub trait Task: Any + fmt::Debug + Send {
-    /// Does what there is to do, a burst of each queue at most; returns the packets received or generated.
+    /// Does one round of work, a burst of each queue at most; returns the packets received or generated.
     fn round(&mut self, ctx: &mut Context<'_>) -> usize;
 
     /// Finishes what is in flight and takes nothing new; returns how much is left. A worker that stops calls it until that

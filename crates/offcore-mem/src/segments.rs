@@ -134,7 +134,7 @@ impl Pool {
 impl PoolCache {
     /// A packet of `total` bytes in as many buffers as it takes, its content whatever they held: the first begins
     /// `headroom` bytes into its chunk, the others behind the usual headroom. `None`, with nothing taken, when the pool
-    /// has not got that many.
+    /// has fewer.
     ///
     /// # Panics
     /// When `headroom` is not inside a chunk.

@@ -20,7 +20,7 @@ impl Duplicator {
     /// buffers run out it ends; returns how many packets have no copy then.
     ///
     /// # Panics
-    /// When `copies` has not got room for all, or a packet is not of the cache's pool.
+    /// When `copies` has no room for all, or a packet is not of the cache's pool.
     pub fn duplicate<'a>(
         &mut self,
         packets: impl IntoIterator<Item = &'a Packet>,

@@ -1,4 +1,4 @@
-//! What there is to open ports on: network interfaces of the kernel, and PCI devices for networks and copies, whoever
+//! The devices that can be used as ports: network interfaces of the kernel, and PCI devices for networks and copies, whoever
 //! drives them.
 
 mod links;

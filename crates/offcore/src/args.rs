@@ -56,7 +56,7 @@ pub(crate) enum Command {
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),
-    /// What there is to open ports on
+    /// List devices that can be used as ports
     Port {
         /// What to show.
         #[command(subcommand)]

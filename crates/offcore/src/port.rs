@@ -1,4 +1,4 @@
-//! `offcore port`: what there is to open ports on.
+//! `offcore port`: the devices that can be used as ports.
 
 use std::fmt::Write;
 use std::path::PathBuf;

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     run_switch(&config, watching)
 }
 
-/// What there is to know about a switch beside its configuration: its ports, and how it is watched.
+/// What a switch has beside its configuration: its ports, and how it is watched.
 pub(crate) struct Watching<'a> {
     /// The ports, as they were written, those of mirrors behind the others.
     pub ports: &'a [PortSpec],

@@ -1,10 +1,11 @@
 //! Rules of this project that no compiler checks: where bytes are copied, where `unsafe` is, how long a file is, which
-//! crate imports which, that documents point to what is there, and no loose ends.
+//! crate imports which, that documents point to what is there, which words are not used, and no loose ends.
 
 mod arrows;
 mod copies;
 mod documents;
 mod source;
+mod words;
 
 use std::fmt;
 use std::fs;
@@ -71,6 +72,7 @@ pub(crate) fn run(project: &Project) -> Result<Vec<Finding>> {
     let mut findings = arrows::check(&project.packages, &project.root)?;
     findings.extend(copies::check(&project.root, &sources)?);
     findings.extend(documents::check(&project.root)?);
+    findings.extend(words::check(&project.root, sources.iter().map(|source| source.path.clone()))?);
     for source in &sources {
         findings.extend(length(source));
         findings.extend(unsafe_places(source));

@@ -130,7 +130,7 @@ impl Bench {
     /// count. One outcome for each.
     ///
     /// # Errors
-    /// When the device stands still, or a copy fails.
+    /// When the device hangs, or a copy fails.
     pub fn run(&mut self, copies: u64) -> Result<Vec<Outcome>> {
         let warm = 2 * self.clients[0].load.depth as u64;
         self.until(warm)?;

@@ -1,4 +1,4 @@
-//! The copy routines by name: what there is to choose from, and what this CPU can run.
+//! The copy routines by name: the choice, and what this CPU can run.
 
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use std::fmt;

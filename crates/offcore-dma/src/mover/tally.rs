@@ -74,7 +74,7 @@ impl Tally {
         }
     }
 
-    /// What there is to say about each class.
+    /// Reports each class.
     pub(super) fn report(
         &self,
         choice: Choice,

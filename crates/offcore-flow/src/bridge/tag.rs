@@ -22,7 +22,7 @@ const VLAN: u16 = 0x0fff;
 pub enum TagError {
     /// It ends before its header or its tag does, or its checksum is asked for inside of the tag.
     Malformed,
-    /// It has not got the headroom for a tag.
+    /// There is no headroom for a tag.
     NoRoom,
 }
 

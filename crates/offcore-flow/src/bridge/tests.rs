@@ -83,7 +83,7 @@ struct Setup {
 
 impl Setup {
     fn new(ports: usize, config: &BridgeConfig) -> Self {
-        // A clock that stands still: nothing is made up for under a limit.
+        // A stopped clock: nothing is made up for under a limit.
         Self::with(ports, Arc::new(Shared::new(config, ports, 1 << 55)), usize::MAX)
     }
 

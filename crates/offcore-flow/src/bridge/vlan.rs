@@ -100,7 +100,7 @@ pub enum Retag {
     Keep,
     /// Without its tag.
     Pop,
-    /// With a tag of this VLAN, which it has not got.
+    /// With a tag of this VLAN, which the packet lacks.
     Push(u16),
     /// With this VLAN in its tag.
     Set(u16),

@@ -171,7 +171,7 @@ impl Drop for Socket {
     }
 }
 
-/// Waits until nobody has the queue any more, which is when a socket of no consequence can be bound to it, or until the
+/// Waits until nobody has the queue any more, which is when a throwaway socket can be bound to it, or until the
 /// interface is gone, which takes the buffers from the driver, too.
 fn is_released(index: u32, queue: u32) -> bool {
     let sizes = Sizes { rx: 2, fill: 2, tx: 2, completion: 2 };

@@ -13,7 +13,7 @@ pub(super) const MAX_SEGMENTS: usize = 64;
 /// Why there is no copy of a packet yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoCopy {
-    /// The pool has not got as many buffers.
+    /// The pool has fewer free buffers.
     Starved,
     /// The batch has no room for all of its copies.
     ListFull,

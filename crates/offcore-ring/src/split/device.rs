@@ -101,7 +101,7 @@ impl Queue {
     /// How many chains are available, reading the driver's index only when fewer than `wanted` are known.
     ///
     /// # Errors
-    /// [`RingError::Index`] when the driver claims more than the ring holds, the chains that it has not got back
+    /// [`RingError::Index`] when the driver claims more than the ring holds, the chains that it does not have back
     /// included: so no more chains are ever out than the queue has descriptors.
     #[inline(always)]
     pub fn available(&mut self, wanted: u16) -> Result<u16, RingError> {
