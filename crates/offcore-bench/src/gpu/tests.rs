@@ -239,7 +239,7 @@ fn what_cannot_be_is_refused_by_name() {
         (Options { slots: 48, ..base.clone() }, "--slots 48: expected a power of two"),
         (Options { pipelines: base.lcores.len() + 1, ..base.clone() }, "expected one for each pipeline"),
         (Options { windows: 0, ..base.clone() }, "no window"),
-        (Options { lanes: 2000, bursts: vec![16], ..base.clone() }, "2000 lanes"),
+        (Options { lanes: 2000, bursts: vec![16], ..base.clone() }, "2000 threads per block"),
     ] {
         let error = format!("{:#}", measured(&options).unwrap_err());
         assert!(error.contains(words), "{error}");
