@@ -311,7 +311,8 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     /// # Safety
     /// The memory of every copy must stay valid, and be used by nobody else in a way that conflicts: until this returns
     /// when the batch is immediate, otherwise until its packet's holder comes out of [`CopyQueue::ready`], or the mover
-    /// is dropped. So a holder owns what its packet's copies read and write.
+    /// is dropped. So a holder owns what its packet's copies read and write. What was added by [`Batch::list`] has the
+    /// [token](Batch::token) that its packet had then.
     #[inline(always)]
     pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [CopyOp] {
         let Self { queue, channels, list, beside, plan, .. } = self;
@@ -321,7 +322,8 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     }
 }
 
-/// Packets of one copy each, on their way into a batch. They are in it when this is [finished](Singles::finish).
+/// Packets of one copy each, on their way into a batch. They are in it when this is [finished](Singles::finish), and
+/// never complete without that.
 #[derive(Debug)]
 pub struct Singles<'a, T, const IMMEDIATE: bool> {
     id: QueueId,
