@@ -218,10 +218,11 @@ impl Process {
 
     /// Kills the program and waits until it is gone. Does nothing when it has ended.
     pub fn kill(&mut self) {
-        self.stdin = None;
-        // Fails only when the program has already been waited for.
+        // Fails only when the program has already been waited for. Its input is closed afterwards: at the end of that a
+        // program may begin to tidy up.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.stdin = None;
     }
 
     /// The end of what the program printed, both streams, for an error text.
