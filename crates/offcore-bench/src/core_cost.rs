@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use offcore_dma::cpu::Routine;
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::forward::{Addresses, Forward};
@@ -116,7 +116,8 @@ impl Lane {
         let is_pair = one_copy && route == Route::GuestToGuest;
         let task: Box<dyn Task> = match is_pair {
             true => {
-                let guests = OneCopy::between(rx, tx, &mut mover).context("two queues of guests")?;
+                let guests = OneCopy::between(rx, tx, &mut mover)
+                    .map_err(|_| anyhow!("these are no queues of guests"))?;
                 Box::new(GuestPair::new(guests, rules))
             }
             false => Box::new(Forwarding::new(rx, tx, rules)),

@@ -29,7 +29,6 @@ impl GuestPair {
 impl Task for GuestPair {
     fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         let Self { guests, rules } = self;
-        // A closure for each, so that none is decided on for every packet.
         let (packets, next) = rules.rewrite.heads(ctx, guests);
         work(rules.work, packets, ctx);
         let take = match next {

@@ -31,7 +31,6 @@ use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::mirror::Mirror;
 use crate::report::Reporter;
 use crate::simulator::Simulator;
-use crate::task::Task;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
@@ -418,14 +417,14 @@ impl Assembly<'_> {
         let forwards = matches!(self.config.forward, Forward::Io | Forward::Mac | Forward::Macswap);
         let worker = &mut self.workers[worker].0;
         // A port's packets to itself are not between guests.
-        if forwards && rx_port != tx_port && OneCopy::is_between(&*rx, &*tx) {
-            let guests = OneCopy::between(rx, tx, &mut worker.mover);
-            worker
-                .tasks
-                .extend(guests.map(|guests| Box::new(GuestPair::new(guests, rules)) as Box<dyn Task>));
-        } else {
-            worker.tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
-        }
+        let guests = match forwards && rx_port != tx_port {
+            true => OneCopy::between(rx, tx, &mut worker.mover),
+            false => Err((rx, tx)),
+        };
+        worker.tasks.push(match guests {
+            Ok(guests) => Box::new(GuestPair::new(guests, rules)),
+            Err((rx, tx)) => Box::new(Forwarding::new(rx, tx, rules)),
+        });
         Ok(())
     }
 

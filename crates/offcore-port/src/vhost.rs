@@ -120,6 +120,9 @@ pub fn tx_over(
     Ok(Box::new(VhostTx { enqueue: Enqueue::attach(cell, mover)?, counters }))
 }
 
+/// Two queues that packets go between.
+pub type Queues = (Box<dyn RxQueue>, Box<dyn TxQueue>);
+
 /// The queues of two vhost ports, and the way from one to the other in one copy.
 #[derive(Debug)]
 pub struct OneCopy {
@@ -129,16 +132,20 @@ pub struct OneCopy {
 }
 
 impl OneCopy {
-    /// Whether `rx` and `tx` are queues of vhost ports.
-    pub fn is_between(rx: &dyn RxQueue, tx: &dyn TxQueue) -> bool {
-        let (rx, tx): (&dyn Any, &dyn Any) = (rx, tx);
-        rx.is::<VhostRx>() && tx.is::<VhostTx>()
-    }
-
-    /// The way from `rx` to `tx`, which belong to the worker of `mover`; `None` unless they are queues of vhost ports.
-    pub fn between(rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, mover: &mut Mover) -> Option<Self> {
+    /// The way from `rx` to `tx`, which belong to the worker of `mover`.
+    ///
+    /// # Errors
+    /// The queues, unless both are of vhost ports.
+    pub fn between(rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, mover: &mut Mover) -> Result<Self, Queues> {
+        let (any_rx, any_tx): (&dyn Any, &dyn Any) = (&*rx, &*tx);
+        if !any_rx.is::<VhostRx>() || !any_tx.is::<VhostTx>() {
+            return Err((rx, tx));
+        }
         let (rx, tx): (Box<dyn Any>, Box<dyn Any>) = (rx, tx);
-        Some(Self { rx: rx.downcast().ok()?, tx: tx.downcast().ok()?, pair: Pair::new(mover) })
+        match (rx.downcast(), tx.downcast()) {
+            (Ok(rx), Ok(tx)) => Ok(Self { rx, tx, pair: Pair::new(mover) }),
+            _ => unreachable!("both were just looked at"),
+        }
     }
 
     /// The two queues.

@@ -357,7 +357,7 @@ impl Vring {
 }
 
 impl Drop for Vring {
-    /// With copies still in flight the guest's memory stays mapped for good: see [`GuestMemory`].
+    /// With copies still in flight the guest's memory stays mapped for good: see [`GuestMemory`](offcore_mem::GuestMemory).
     fn drop(&mut self) {
         if let Some(active) = &self.active {
             self.report.base = active.queue.base();

@@ -138,7 +138,7 @@ fn forwarding(
         if !one_copy {
             return Ok(Box::new(Forwarding::new(rx, tx, rules)));
         }
-        let guests = OneCopy::between(rx, tx, mover).context("two queues of guests")?;
+        let guests = OneCopy::between(rx, tx, mover).map_err(|_| anyhow!("these are no queues of guests"))?;
         Ok(Box::new(GuestPair::new(guests, rules)))
     };
     rxs.into_iter().zip(txs).map(task).collect()
