@@ -28,6 +28,11 @@ pub struct CopyOp {
 // SAFETY: a copy is a description; whoever submits it promises that the memory may be touched by an engine.
 unsafe impl Send for CopyOp {}
 
+impl CopyOp {
+    /// Stands where there is no copy.
+    pub const NONE: Self = Self { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
+}
+
 /// Why an operation did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -115,6 +120,45 @@ pub struct ChannelStats {
     pub failed: u64,
     /// Bytes of operations that succeeded.
     pub bytes: u64,
+}
+
+/// What a channel keeps to tell its [`ChannelStats`]. Copies in flight are subtracted only when somebody asks.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    submitted: u64,
+    submitted_bytes: u64,
+    failed: u64,
+    failed_bytes: u64,
+}
+
+impl Ledger {
+    /// Counts copies that were accepted, and their bytes.
+    #[inline(always)]
+    pub fn accept(&mut self, copies: usize, bytes: u64) {
+        self.submitted += copies as u64;
+        self.submitted_bytes += bytes;
+    }
+
+    /// Counts copies that failed or were taken out.
+    pub fn fail<'a>(&mut self, copies: impl IntoIterator<Item = &'a CopyOp>) {
+        for copy in copies {
+            self.failed += 1;
+            self.failed_bytes += u64::from(copy.len);
+        }
+    }
+
+    /// The counters, with these copies in flight.
+    pub fn stats(&self, in_flight: impl IntoIterator<Item = CopyOp>) -> ChannelStats {
+        let (copies, bytes) = in_flight
+            .into_iter()
+            .fold((0, 0), |(copies, bytes), copy| (copies + 1, bytes + u64::from(copy.len)));
+        ChannelStats {
+            submitted: self.submitted,
+            completed: self.submitted - self.failed - copies,
+            failed: self.failed,
+            bytes: self.submitted_bytes - self.failed_bytes - bytes,
+        }
+    }
 }
 
 /// How far a reset has come.

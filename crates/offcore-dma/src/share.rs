@@ -108,8 +108,7 @@ impl SharedChannel {
         // Completions of one handle keep their order; but each is fetched from the channel by whoever polls first.
         info.capabilities.synchronous = false;
         let size = info.ring_size;
-        let copy = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
-        let entry = Entry { handle: 0, copy, live: false, taken: false, held: false };
+        let entry = Entry { handle: 0, copy: CopyOp::NONE, live: false, taken: false, held: false };
         let state = State {
             channel: Some(channel),
             // What was reported by the channel and not yet fetched needs its entry, too.

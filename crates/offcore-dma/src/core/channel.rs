@@ -8,7 +8,7 @@ use offcore_ring::spsc::{self, Producer};
 
 use super::{Engine, MAX_RING};
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Reset, Token,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset, Token,
 };
 
 /// A channel to a copying core.
@@ -19,19 +19,10 @@ pub struct CoreChannel {
     tokens: Box<[Token]>,
     /// Operations reported since the channel was opened; those in flight are the ones written after.
     reported: usize,
-    stats: Counts,
+    ledger: Ledger,
     info: ChannelInfo,
     withdrawn: Arc<AtomicBool>,
     engine: Engine,
-}
-
-/// Counters that cost nothing to keep: what is in flight is subtracted when somebody asks.
-#[derive(Debug, Default)]
-struct Counts {
-    submitted: u64,
-    submitted_bytes: u64,
-    failed: u64,
-    failed_bytes: u64,
 }
 
 impl CoreChannel {
@@ -48,7 +39,7 @@ impl CoreChannel {
             ring,
             tokens: vec![0; ring_size].into(),
             reported: 0,
-            stats: Counts::default(),
+            ledger: Ledger::default(),
             info: ChannelInfo { name, ring_size, max_len: u32::MAX, capabilities: Capabilities::default() },
             withdrawn,
             engine: engine.clone(),
@@ -75,8 +66,7 @@ impl CoreChannel {
         write(second, &mut self.tokens[..tail.len()], tail);
         // SAFETY: the `n` spare slots have just been written: their tokens and operations are as many.
         unsafe { self.ring.advance(n) };
-        self.stats.submitted += n as u64;
-        self.stats.submitted_bytes += bytes;
+        self.ledger.accept(n, bytes);
         n
     }
 
@@ -84,10 +74,6 @@ impl CoreChannel {
     fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
         // SAFETY: `write` counts every spare slot that it writes.
         (self.reported..self.ring.written()).filter_map(|cursor| unsafe { self.ring.get(cursor) })
-    }
-
-    fn bytes_in_flight(&self) -> u64 {
-        self.outstanding().map(|op| u64::from(op.len)).sum()
     }
 }
 
@@ -145,19 +131,14 @@ impl Channel for CoreChannel {
     }
 
     fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
-        self.stats.failed += self.in_flight() as u64;
-        self.stats.failed_bytes += self.bytes_in_flight();
+        let first = outstanding.len();
         outstanding.extend(self.outstanding());
+        self.ledger.fail(&outstanding[first..]);
         self.reported = self.ring.written();
     }
 
     fn stats(&self) -> ChannelStats {
-        ChannelStats {
-            submitted: self.stats.submitted,
-            completed: self.stats.submitted - self.stats.failed - self.in_flight() as u64,
-            failed: self.stats.failed,
-            bytes: self.stats.submitted_bytes - self.stats.failed_bytes - self.bytes_in_flight(),
-        }
+        self.ledger.stats(self.outstanding())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Copier;
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Device, EngineError, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Device, EngineError, Ledger, Reset,
 };
 
 const NAME: &str = "cpu";
@@ -32,7 +32,7 @@ pub struct CpuChannel {
     ring: Box<[CopyOp]>,
     accepted: u64,
     reported: u64,
-    stats: ChannelStats,
+    ledger: Ledger,
 }
 
 impl CpuChannel {
@@ -49,7 +49,6 @@ impl CpuChannel {
                 max: MAX_RING,
             });
         }
-        let empty = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         Ok(Self {
             info: ChannelInfo {
                 name: NAME.into(),
@@ -58,11 +57,15 @@ impl CpuChannel {
                 capabilities: Capabilities { synchronous: true, ..Capabilities::default() },
             },
             copier: Copier::default(),
-            ring: vec![empty; ring_size].into(),
+            ring: vec![CopyOp::NONE; ring_size].into(),
             accepted: 0,
             reported: 0,
-            stats: ChannelStats::default(),
+            ledger: Ledger::default(),
         })
+    }
+
+    fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
+        (self.reported..self.accepted).map(|cursor| self.ring[self.index(cursor)])
     }
 
     #[inline(always)]
@@ -94,7 +97,7 @@ impl Channel for CpuChannel {
             self.ring[at] = op;
             self.accepted += 1;
         }
-        self.stats.submitted += ops.len() as u64;
+        self.ledger.accept(ops.len(), ops.iter().map(|op| u64::from(op.len)).sum());
         ops.len()
     }
 
@@ -103,12 +106,9 @@ impl Channel for CpuChannel {
     fn poll(&mut self, completions: &mut Completions) {
         let n = self.in_flight().min(completions.tokens.remaining_capacity());
         for _ in 0..n {
-            let op = self.ring[self.index(self.reported)];
-            completions.tokens.push(op.token);
-            self.stats.bytes += u64::from(op.len);
+            completions.tokens.push(self.ring[self.index(self.reported)].token);
             self.reported += 1;
         }
-        self.stats.completed += n as u64;
     }
 
     fn reset(&mut self) -> Reset {
@@ -116,12 +116,13 @@ impl Channel for CpuChannel {
     }
 
     fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
-        self.stats.failed += self.in_flight() as u64;
-        outstanding.extend((self.reported..self.accepted).map(|cursor| self.ring[self.index(cursor)]));
+        let first = outstanding.len();
+        outstanding.extend(self.outstanding());
+        self.ledger.fail(&outstanding[first..]);
         self.reported = self.accepted;
     }
 
     fn stats(&self) -> ChannelStats {
-        self.stats
+        self.ledger.stats(self.outstanding())
     }
 }

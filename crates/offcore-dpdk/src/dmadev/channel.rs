@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use offcore_dma::channel::{
     Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Failed, Failure,
-    Reset,
+    Ledger, Reset,
 };
 
 use super::Inner;
@@ -63,7 +63,7 @@ pub struct DmaChannel {
     lost: usize,
     /// When a reset began that is not done.
     resetting: Option<Instant>,
-    stats: ChannelStats,
+    ledger: Ledger,
 }
 
 // SAFETY: an operation is a description; whoever submits it promises that the memory may be touched by an engine.
@@ -85,7 +85,6 @@ impl DmaChannel {
             let why = format!("it does not start with {descriptors} descriptors: {}", ffi::errno(rc));
             return Err(refused(why));
         }
-        let copy = CopyOp { src: std::ptr::null(), dst: std::ptr::null_mut(), len: 0, token: 0 };
         let channel = Self {
             info: ChannelInfo {
                 name: name.into(),
@@ -94,14 +93,14 @@ impl DmaChannel {
                 capabilities: Capabilities::default(),
             },
             device,
-            entries: vec![Entry { copy, state: State::Apart(None) }; ring_size].into(),
+            entries: vec![Entry { copy: CopyOp::NONE, state: State::Apart(None) }; ring_size].into(),
             reported: 0,
             finished: 0,
             written: 0,
             given: 0,
             lost: 0,
             resetting: None,
-            stats: ChannelStats::default(),
+            ledger: Ledger::default(),
         };
         let capacity = channel.capacity();
         if capacity < ring_size {
@@ -119,6 +118,12 @@ impl DmaChannel {
     fn slot(&mut self, position: usize) -> &mut Entry {
         let mask = self.entries.len() - 1;
         &mut self.entries[position & mask]
+    }
+
+    /// The operations that are not reported.
+    fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
+        let mask = self.entries.len() - 1;
+        (self.reported..self.written).map(move |position| self.entries[position & mask].copy)
     }
 
     /// Whether the device reaches all of the bytes.
@@ -143,7 +148,7 @@ impl DmaChannel {
         *self.slot(written) = Entry { copy, state };
         self.written += 1;
         self.given += usize::from(state == State::Given);
-        self.stats.submitted += 1;
+        self.ledger.accept(1, copy.len.into());
     }
 
     /// Marks what the device has finished since.
@@ -288,14 +293,10 @@ impl Channel for DmaChannel {
             let Entry { copy, state } = *self.slot(reported);
             match state {
                 State::Finished(Some(failure)) => {
-                    self.stats.failed += 1;
+                    self.ledger.fail([&copy]);
                     completions.failed.push(Failed { copy, failure, done: 0 });
                 }
-                _ => {
-                    self.stats.completed += 1;
-                    self.stats.bytes += u64::from(copy.len);
-                    completions.tokens.push(copy.token);
-                }
+                _ => completions.tokens.push(copy.token),
             }
             self.reported += 1;
         }
@@ -314,17 +315,16 @@ impl Channel for DmaChannel {
     }
 
     fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
-        self.stats.failed += self.in_flight() as u64;
-        let all = self.reported..self.written;
-        let mask = self.entries.len() - 1;
-        outstanding.extend(all.map(|position| self.entries[position & mask].copy));
+        let first = outstanding.len();
+        outstanding.extend(self.outstanding());
+        self.ledger.fail(&outstanding[first..]);
         // Before a reset is done some are in the device: they are finished there, and reported by nobody.
         self.lost += std::mem::take(&mut self.given);
         (self.reported, self.finished) = (self.written, self.written);
     }
 
     fn stats(&self) -> ChannelStats {
-        self.stats
+        self.ledger.stats(self.outstanding())
     }
 }
 

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Reset,
+    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset,
 };
 use offcore_stats::tsc;
 
@@ -60,7 +60,7 @@ pub struct DsaChannel {
     in_flight: usize,
     /// Operations in flight that are not in the ring.
     aside: usize,
-    stats: Counts,
+    ledger: Ledger,
     // The cold part: what did not go as usual.
     side: Side,
     ended: Ended,
@@ -77,15 +77,6 @@ pub struct DsaChannel {
     /// Test switch: shows that records must be fenced.
     #[cfg(test)]
     fences: bool,
-}
-
-/// Counters that cost nothing to keep: what is in flight is subtracted when somebody asks.
-#[derive(Debug, Default)]
-struct Counts {
-    submitted: u64,
-    submitted_bytes: u64,
-    failed: u64,
-    failed_bytes: u64,
 }
 
 impl fmt::Debug for DsaChannel {
@@ -138,7 +129,7 @@ impl DsaChannel {
             limit: share.places(),
             in_flight: 0,
             aside: 0,
-            stats: Counts::default(),
+            ledger: Ledger::default(),
             side: Side::new(max_transfer),
             ended: Ended::default(),
             copy_flags: flags | Flags::RCR,
@@ -288,12 +279,12 @@ impl DsaChannel {
         with_device.chain(ring.submitted..ring.written)
     }
 
-    fn bytes_in_flight(&self) -> u64 {
-        let len = |copy: &CopyOp| u64::from(copy.len);
-        self.in_ring().map(|at| len(&self.ring.copy(at))).sum::<u64>()
-            + self.side.bytes()
-            + self.ended.done.iter().map(len).sum::<u64>()
-            + self.ended.failed.iter().map(|failed| len(&failed.copy)).sum::<u64>()
+    /// The operations that are not reported.
+    fn outstanding(&self) -> impl Iterator<Item = CopyOp> {
+        let Self { side, ended, .. } = self;
+        let in_ring = self.in_ring().map(|at| self.ring.copy(at));
+        let failed = ended.failed.iter().map(|failed| failed.copy);
+        in_ring.chain(side.copies()).chain(ended.done.iter().copied()).chain(failed)
     }
 }
 
@@ -337,8 +328,7 @@ impl Channel for DsaChannel {
             self.write_odd(*odd);
             rest = others;
         }
-        self.stats.submitted += n as u64;
-        self.stats.submitted_bytes += ops[..n].iter().map(|op| u64::from(op.len)).sum::<u64>();
+        self.ledger.accept(n, ops[..n].iter().map(|op| u64::from(op.len)).sum());
         self.in_flight += n;
         n
     }
@@ -376,22 +366,16 @@ impl Channel for DsaChannel {
     }
 
     fn take_outstanding(&mut self, outstanding: &mut Vec<CopyOp>) {
-        self.stats.failed += self.in_flight as u64;
-        self.stats.failed_bytes += self.bytes_in_flight();
-        outstanding.extend(self.in_ring().map(|at| self.ring.copy(at)));
-        self.side.take(outstanding);
-        outstanding.append(&mut self.ended.done);
-        outstanding.extend(self.ended.failed.drain(..).map(|failed| failed.copy));
+        let first = outstanding.len();
+        outstanding.extend(self.outstanding());
+        self.ledger.fail(&outstanding[first..]);
+        self.side.clear();
+        self.ended = Ended::default();
         self.forget();
     }
 
     fn stats(&self) -> ChannelStats {
-        ChannelStats {
-            submitted: self.stats.submitted,
-            completed: self.stats.submitted - self.stats.failed - self.in_flight as u64,
-            failed: self.stats.failed,
-            bytes: self.stats.submitted_bytes - self.stats.failed_bytes - self.bytes_in_flight(),
-        }
+        self.ledger.stats(self.outstanding())
     }
 }
 

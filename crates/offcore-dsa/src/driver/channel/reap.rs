@@ -1,6 +1,6 @@
 //! What has completed: usually the oldest units, in order and with success; otherwise in any order, and with anything.
 
-use offcore_dma::channel::{Completions, CopyOp, Failed, Failure};
+use offcore_dma::channel::{Completions, CopyOp, Failure};
 use offcore_ring::prefetch;
 
 use super::DsaChannel;
@@ -198,7 +198,7 @@ impl DsaChannel {
             && completions.failed.try_push(failed).is_ok()
         {
             self.ended.failed.pop();
-            self.count_failed(&failed);
+            self.ledger.fail([&failed.copy]);
             self.left();
         }
     }
@@ -206,11 +206,6 @@ impl DsaChannel {
     fn left(&mut self) {
         self.aside -= 1;
         self.in_flight -= 1;
-    }
-
-    fn count_failed(&mut self, failed: &Failed) {
-        self.stats.failed += 1;
-        self.stats.failed_bytes += u64::from(failed.copy.len);
     }
 }
 

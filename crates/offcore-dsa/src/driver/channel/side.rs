@@ -195,26 +195,20 @@ impl Side {
         }
     }
 
-    /// Forgets everything, after nothing of it touches memory any more; returns what was not done.
-    pub(super) fn take(&mut self, outstanding: &mut Vec<CopyOp>) {
-        for piece in self.pieces.drain(..) {
-            self.free_records.push(piece.record);
-            if let Owner::Whole(copy) = piece.owner {
-                outstanding.push(copy);
-            }
-        }
-        outstanding.extend(self.long.drain(..).flatten().map(|long| long.copy));
-        self.longs = 0;
+    /// The copies here.
+    pub(super) fn copies(&self) -> impl Iterator<Item = CopyOp> {
+        let whole = self.pieces.iter().filter_map(|piece| match piece.owner {
+            Owner::Whole(copy) => Some(copy),
+            Owner::Part(_) => None,
+        });
+        whole.chain(self.long.iter().flatten().map(|long| long.copy))
     }
 
-    /// Bytes of the copies here.
-    pub(super) fn bytes(&self) -> u64 {
-        let whole = self.pieces.iter().map(|piece| match piece.owner {
-            Owner::Whole(copy) => u64::from(copy.len),
-            Owner::Part(_) => 0,
-        });
-        let long = self.long.iter().flatten().map(|long| u64::from(long.copy.len));
-        whole.sum::<u64>() + long.sum::<u64>()
+    /// Forgets everything, after nothing of it touches memory any more.
+    pub(super) fn clear(&mut self) {
+        self.free_records.extend(self.pieces.drain(..).map(|piece| piece.record));
+        self.long.clear();
+        self.longs = 0;
     }
 }
 
