@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use offcore_bench::peer::machine::{find_program, free_hugepage_mib};
+use offcore_bench::machine::{find_program, free_hugepage_mib};
 use offcore_bench::peer::ovs;
 
 use crate::offcore::Offcore;

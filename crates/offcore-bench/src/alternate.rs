@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::core_cost::BURST;
+use crate::BURST;
 use crate::lockstep::OtherCore;
 use crate::progress::Progress;
 use crate::row::Row;

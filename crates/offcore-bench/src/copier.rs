@@ -12,7 +12,7 @@ use offcore_dsa::sim::{Generation, Profile, SimDevice, SimEngine, SimOptions};
 use offcore_stats::tsc;
 
 use crate::model::load::layout;
-use crate::predict::BATCH;
+use crate::model::rate::BATCH;
 use crate::sample::Spread;
 
 /// Copies that an engine makes from one look of the measured core to the next, at most, unless it makes more in one step:

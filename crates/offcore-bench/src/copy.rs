@@ -21,12 +21,12 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
+use crate::BURST;
 use crate::alternate::{Against, Alternating, FEWEST, Schedule};
 use crate::copier::Setup;
-use crate::core_cost::BURST;
 use crate::lockstep::OtherCore;
 use crate::memory::{page_name, pages_for};
-use crate::predict::DeviceRate;
+use crate::model::rate::DeviceRate;
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::{ClockCheck, SumRatio};

@@ -25,6 +25,7 @@ use offcore_vhost::features::{NET_HEADER, OFFERED, VIRTIO_F_VERSION_1};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
 
+use crate::BURST;
 use crate::alternate::{Cost, Subject};
 use crate::background::Background;
 use crate::copier::Engine;
@@ -36,8 +37,6 @@ use crate::rules::rules;
 use crate::temperature::Temperature;
 use crate::workload::{Route, Workload};
 
-/// Packets in a burst.
-pub const BURST: usize = 32;
 /// How often in a row the engine is run for nothing, at most.
 const MOST_IN_VAIN: usize = 64;
 /// A copy that takes longer counts as lost.

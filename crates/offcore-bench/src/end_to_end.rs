@@ -28,17 +28,18 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::lcore;
 
 use crate::guest::{PEER_MAC, PORT_MAC};
-use crate::peer::about::{AboutPeer, feature_names};
-use crate::peer::machine::{self, find_program, free_hugepage_mib};
+use crate::machine::{self, find_program, free_hugepage_mib};
+use crate::peer::about::feature_names;
 use crate::peer::ovs;
 use crate::peer::tempdir::TempDir;
 use crate::peer::testpmd::Memory;
 use crate::progress::Progress;
+use crate::row::AboutPeer;
 use crate::row::Row;
 use crate::workload::{Ring, Route};
-use back_end::{BUFFERS, BURST, Ours, TheirSwitch, Theirs};
+use back_end::{BUFFERS, BURST, BackEnd, Ours, TheirSwitch, Theirs};
 use load::{RoundTrips, WINDOW, Way};
-use paired::{BackEnd, Gathered, Lane, Schedule};
+use paired::{Gathered, Lane, Schedule};
 
 /// Frame lengths of a quick run.
 pub const QUICK_FRAMES: [usize; 3] = [64, 512, 1518];

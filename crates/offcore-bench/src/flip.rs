@@ -7,9 +7,10 @@ use anyhow::{Context, Result, bail};
 use offcore_dma::Mode;
 use offcore_stats::tsc;
 
+use crate::BURST;
 use crate::alternate::{Cost, FEWEST, Steadiness, Subject, mean};
 use crate::copier::Setup;
-use crate::core_cost::{BURST, Lane};
+use crate::core_cost::Lane;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed, page_name};
 use crate::progress::Progress;

@@ -44,7 +44,6 @@ use offcore_mem::Hugepages;
 use crate::progress::Progress;
 use crate::row::Row;
 use rig::Rig;
-pub use row::GpuColumns;
 
 /// The device that stands in for a GPU.
 pub const STAND_IN: &str = "host";
@@ -239,6 +238,20 @@ pub struct Options {
 }
 
 impl Options {
+    /// Blocks for work that takes no time: bursts are what they wait for.
+    fn few_blocks(&self) -> u32 {
+        self.blocks.unwrap_or(4)
+    }
+
+    /// The bursts given, or else those of the case.
+    fn bursts_or(&self, all: &[usize], quick: &[usize]) -> Vec<usize> {
+        match self.bursts[..] {
+            [] if self.quick => quick.into(),
+            [] => all.into(),
+            ref given => given.into(),
+        }
+    }
+
     /// The whole of it for `device`, on `lcores`.
     pub fn new(device: &str, quick: bool, lcores: &[usize]) -> Self {
         let stand_in = device == STAND_IN;
@@ -328,7 +341,8 @@ pub fn run(
     emit: &mut dyn FnMut(Row),
 ) -> Result<Outcome> {
     options.check()?;
-    let mut rig = Rig::new(options, device)?;
+    let groups = options.cases.iter().flat_map(|&case| cases::groups(options, case)).collect();
+    let mut rig = Rig::new(options, device, groups)?;
     progress.begin(rig.pace.steps());
     for &case in &options.cases {
         match case {

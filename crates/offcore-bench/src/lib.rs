@@ -13,6 +13,7 @@ pub mod gpu;
 pub mod guest;
 pub mod latency;
 pub mod lockstep;
+pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod peer;
@@ -28,3 +29,6 @@ pub mod throughput_plot;
 pub mod vhost;
 pub mod work_sweep;
 pub mod workload;
+
+/// Packets in a burst.
+pub(crate) const BURST: usize = 32;

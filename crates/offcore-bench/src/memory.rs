@@ -18,7 +18,7 @@ use offcore_vhost::MemoryFd;
 use offcore_vhost::frontend::{RingPlace, ring_parts};
 
 use crate::guest::{Traffic, buffers_len};
-use crate::peer::machine::free_hugepage_mib;
+use crate::machine::free_hugepage_mib;
 use crate::temperature::Temperature;
 use crate::workload::{Ring, Route, Workload};
 

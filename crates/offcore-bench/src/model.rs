@@ -3,6 +3,7 @@
 pub mod load;
 pub mod plot;
 pub mod points;
+pub mod rate;
 
 use anyhow::{Context, Result};
 use offcore_dsa::sim::Timing;

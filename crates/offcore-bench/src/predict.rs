@@ -6,26 +6,16 @@
 mod guides;
 mod measure;
 
-use std::fmt;
-
-use anyhow::Result;
 use offcore_dma::Mode;
-use offcore_dsa::WqMode;
-use offcore_dsa::sim::Timing;
 
 use crate::model::TOLERANCE;
-use crate::model::load::{Bench, Load, Outcome, layout};
+pub(crate) use crate::model::rate::BATCH;
+pub use crate::model::rate::{Bound, DeviceRate};
 use crate::row::Row;
 
 pub use guides::{GUIDES, Guide};
 pub use measure::{Options, run};
 
-/// Copies in a batch descriptor, and the guide's burst.
-pub(crate) const BATCH: usize = 32;
-/// Bytes of the virtio-net header, which is copied along.
-const HEADER: usize = 12;
-/// Bytes of a frame that nobody copies.
-const FCS: usize = 4;
 /// What `auto` was of the better of the two other modes, with a helper core as the engine, in full runs of `bench vhost`
 /// with hot and remote data: the least of them, and the middle.
 const AUTO: [f64; 2] = [0.89, 0.95];
@@ -76,38 +66,6 @@ impl Interval {
     }
 }
 
-/// What keeps a rate from being higher.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bound {
-    /// The cores are busy.
-    #[default]
-    Core,
-    /// The devices move all the bytes that they can.
-    DeviceBandwidth,
-    /// The devices take all the descriptors that they can.
-    Descriptors,
-    /// The ports carry all that they can.
-    PortRate,
-}
-
-impl Bound {
-    /// The words in reports and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Core => "core",
-            Self::DeviceBandwidth => "device bandwidth",
-            Self::Descriptors => "descriptors/s",
-            Self::PortRate => "port rate",
-        }
-    }
-}
-
-impl fmt::Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A rate in million packets a second, and its bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -115,46 +73,6 @@ pub struct Estimate {
     pub mpps: Interval,
     /// What the most likely one is limited by.
     pub bound: Bound,
-}
-
-/// What one device does with copies of one length.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DeviceRate {
-    /// Million copies a second.
-    pub mcopies: f64,
-    /// By what that is limited.
-    pub bound: Bound,
-}
-
-impl DeviceRate {
-    /// What the simulator says about the copies of a guest's frames: see [`DeviceRate::of_copies`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn of(frame: usize, device: (usize, usize, usize), batch: usize) -> Result<Self> {
-        Self::of_copies((frame - FCS + HEADER) as u32, device, batch)
-    }
-
-    /// Asks the simulator about copies of `bytes` bytes: `groups` groups of `engines` DSA engines and `queues` queues, all
-    /// kept full with batches of `batch` copies; 1 for a descriptor a copy.
-    ///
-    /// # Errors
-    /// When the simulated device does not do what is asked of it.
-    pub fn of_copies(
-        bytes: u32,
-        (groups, queues, engines): (usize, usize, usize),
-        batch: usize,
-    ) -> Result<Self> {
-        let timing = Timing::PUBLISHED;
-        let wqs = groups * queues;
-        let loads: Vec<_> = (0..wqs).map(|wq| Load::new(wq, bytes, 4 * BATCH).in_batches(batch)).collect();
-        let size = 128 / wqs as u32;
-        let layout = layout(groups, queues, engines, size, WqMode::Dedicated);
-        let outcomes = Bench::new(layout, timing, &loads)?.run(4096)?;
-        let mcopies = outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3;
-        let full = mcopies / 1e3 * f64::from(bytes) > 0.9 * timing.device_bandwidth;
-        Ok(Self { mcopies, bound: if full { Bound::DeviceBandwidth } else { Bound::Descriptors } })
-    }
 }
 
 /// What `machine` forwards in a mode, when a packet of `frame` bytes costs the core `core_ns`.
@@ -244,16 +162,5 @@ mod tests {
         assert_eq!((engine.mpps.mid, engine.bound), (10.0, Bound::DeviceBandwidth));
         assert_eq!((auto(core, engine).mpps.mid, auto(core, engine).bound), (19.0, Bound::Core));
         assert_eq!(auto(port, port).mpps.mid, port.mpps.mid);
-    }
-
-    #[test]
-    fn long_copies_fill_the_device_and_short_ones_its_front() {
-        let short = DeviceRate::of(64, (1, 2, 4), BATCH).unwrap();
-        let long = DeviceRate::of(1518, (1, 2, 4), BATCH).unwrap();
-        assert_eq!((short.bound, long.bound), (Bound::Descriptors, Bound::DeviceBandwidth));
-        assert!(short.mcopies > long.mcopies);
-        let direct = DeviceRate::of(64, (1, 1, 4), 1).unwrap();
-        let batches = DeviceRate::of(64, (1, 1, 4), BATCH).unwrap();
-        assert_ne!(direct.mcopies, batches.mcopies, "a descriptor a copy is another load than a batch");
     }
 }

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use crate::gpu::GpuColumns;
-use crate::peer::about::AboutPeer;
 use crate::sample::{Bounds, Spread};
 
 /// The number of the present description of a row.
@@ -268,4 +266,74 @@ impl Row {
         self.sustained_mpps = Some(self.mpps.min(engine_mpps));
         self.bound = Some(if engine_mpps < self.mpps { "engine" } else { "core" });
     }
+}
+
+/// Columns of a row that was measured beside a peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct AboutPeer {
+    /// The peer's software: `DPDK 22.11.11`.
+    pub peer_version: Option<String>,
+    /// What its DPDK was compiled for: `corei7, SSE4.2`, `native, AVX2`.
+    pub peer_target: Option<String>,
+    /// The virtio features negotiated with it, by name; of guest to guest the sender's.
+    pub peer_features: Option<String>,
+    /// Bytes of a page under its packet buffers.
+    pub peer_page_bytes: Option<u64>,
+}
+
+/// Columns of a row of `offcore bench gpu`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GpuColumns {
+    /// Who works on bursts: `none`, `cpu`, `kernel`, `persistent`, `graph`; `core`: one core by itself, no pipeline.
+    pub workload: &'static str,
+    /// What is done: `nothing`, `swap`, `crc32c`, `checksum`, `match`.
+    pub work: &'static str,
+    /// Where it is done: `host` or `gpu`.
+    pub memory: &'static str,
+    /// The device: `cuda:0`, `host`; `none` where none takes part.
+    pub device: String,
+    /// What the device is, in words: a GPU's name and memory, or that threads stand in for one; null where none takes
+    /// part.
+    pub device_name: Option<String>,
+    /// Pipelines, each with a generator and a verifier.
+    pub pipelines: usize,
+    /// Lcores of the two: 2, or 1 that is both.
+    pub lcores_per_pipeline: usize,
+    /// Bursts on their way in each pipeline, at most.
+    pub slots: usize,
+    /// Blocks that serve a pipeline: of workload `persistent`. A kernel has one for each 256 packets, a graph one for
+    /// each burst.
+    pub blocks: Option<u32>,
+    /// Threads per block, as they run: on a GPU 32 at least, with a kernel per burst 256 at most.
+    pub lanes: Option<u32>,
+    /// Thousand bursts a second, of all pipelines.
+    pub kbursts_per_s: f64,
+    /// Nanoseconds that handing a burst over takes the generator's lcore.
+    pub submit_ns_per_burst: Option<f64>,
+    /// Nanoseconds that taking a burst back takes the verifier's, with the work where it does it; no checks.
+    pub collect_ns_per_burst: Option<f64>,
+    /// Million packets a second of generator and verifier by themselves, with these bursts.
+    pub ends_mpps: Option<f64>,
+    /// The published figure on a V100; that on an A100 is `published`.
+    pub published_v100: Option<f64>,
+    /// What the model of the published program says for this cell, in Gbit/s.
+    pub model_gbps: Option<f64>,
+    /// What the model is.
+    pub model: Option<&'static str>,
+    /// Nanoseconds that each packet was made to take.
+    pub forced_ns_per_packet: Option<u64>,
+    /// How long a burst takes at least by that: packets of a core one after the other, those of a block's threads at the
+    /// same time.
+    pub forced_ns_per_burst: Option<u64>,
+    /// Break-even: what one core does the work with.
+    pub baseline: Option<&'static str>,
+    /// Break-even: million packets a second of that core, with the bursts that suit it best.
+    pub baseline_mpps: Option<f64>,
+    /// Break-even: speed of all pipelines over the core's.
+    pub over_baseline: Option<f64>,
+    /// Break-even: the smallest burst that was measured with which one pipeline's share of `pipelines` at once is more
+    /// than the core does, as it is with all longer ones; null where it never is.
+    pub break_even_burst: Option<usize>,
+    /// Break-even: the same by the model, one pipeline's share of four at once.
+    pub model_break_even_burst: Option<usize>,
 }

@@ -6,9 +6,10 @@
 use anyhow::Result;
 use offcore_stats::tsc;
 
+use crate::BURST;
 use crate::alternate::turn;
 use crate::copier::Setup;
-use crate::core_cost::{BURST, Lane};
+use crate::core_cost::Lane;
 use crate::guest::Seen;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed};

@@ -25,12 +25,12 @@ mod tally;
 mod tests;
 
 pub(crate) use channels::Channels;
-pub use choice::CLASSES;
+
 pub use health::{FAILURES, FORGET_AFTER};
 pub use mode::{Binding, Mode};
 pub use plan::Plan;
 pub(crate) use queue::Queue;
-pub use stats::{ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
+pub use stats::{CLASSES, ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
 
 use std::time::Duration;
 

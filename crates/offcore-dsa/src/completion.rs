@@ -8,7 +8,6 @@ use bitflags::bitflags;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u8);
 
-#[allow(missing_docs)] // The names are the specification's.
 impl Status {
     pub const NONE: Self = Self(0x00);
     pub const SUCCESS: Self = Self(0x01);

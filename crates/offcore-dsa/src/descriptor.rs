@@ -5,7 +5,6 @@ use bitflags::bitflags;
 /// Operation codes (Table 8-2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-#[allow(missing_docs)] // The names are the specification's.
 pub enum Opcode {
     Noop = 0x00,
     Batch = 0x01,
@@ -219,6 +218,15 @@ impl Descriptor {
     pub const fn specific_byte(&self, offset: usize) -> u8 {
         (self.specific[(offset - 40) / 8] >> ((offset % 8) * 8)) as u8
     }
+}
+
+/// What became of a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// The descriptor is with the device; on a dedicated queue that has no room it is silently dropped.
+    Accepted,
+    /// A shared queue had no room: try again later.
+    Retry,
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ pub mod discover;
 #[cfg(test)]
 mod fixture;
 mod open;
+mod way;
 
 pub use crate::config::sysfs::Roots;
 pub use channel::{Credits, DsaChannel};
-pub use device::{DsaDevice, Options};
+pub use device::DsaDevice;
 pub use discover::WqError;
-pub use open::{Opened, open};
+pub use open::{Opened, Options, open};

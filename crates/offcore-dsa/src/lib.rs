@@ -10,6 +10,7 @@
 //! * [`sim`]: the device as the specification has it. What ran on it is labelled `dsa-sim`.
 
 pub mod completion;
+mod compute;
 pub mod config;
 pub mod descriptor;
 pub mod doctor;

@@ -15,44 +15,12 @@
 //! # Ok::<(), offcore_dsa::ops::OpsError>(())
 //! ```
 
-mod crc;
 mod engine;
 mod operation;
 mod outcome;
-mod pattern;
 mod progress;
 
-pub use crc::Crc;
+pub use crate::compute::{Crc, Pattern};
 pub use engine::{Completion, Engine, Options, Ticket};
 pub use operation::{Destination, Operation, Source};
 pub use outcome::{Done, DoneBy, OpsError, Why};
-pub use pattern::Pattern;
-
-/// The offset of the first byte in which the two differ, over the length of the shorter one.
-pub(crate) fn compare(first: &[u8], second: &[u8]) -> Option<usize> {
-    const STEP: usize = 64;
-    let len = first.len().min(second.len());
-    let (first, second) = (&first[..len], &second[..len]);
-    let equal = first.chunks(STEP).zip(second.chunks(STEP)).take_while(|(a, b)| a == b).count() * STEP;
-    let start = equal.min(len);
-    first[start..].iter().zip(&second[start..]).position(|(a, b)| a != b).map(|at| start + at)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn the_first_difference_is_found(
-            bytes in prop::collection::vec(any::<u8>(), 1..400), at: prop::sample::Index,
-        ) {
-            let at = at.index(bytes.len());
-            let mut other = bytes.clone();
-            prop_assert_eq!(compare(&bytes, &other), None);
-            other[at..].iter_mut().for_each(|byte| *byte ^= 0x80);
-            prop_assert_eq!(compare(&bytes, &other), Some(at));
-        }
-    }
-}

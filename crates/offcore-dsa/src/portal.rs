@@ -10,6 +10,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::descriptor::Descriptor;
+pub use crate::descriptor::Submitted;
 use crate::sim::SimPortal;
 
 pub use instructions::Instructions;
@@ -17,15 +18,6 @@ pub(crate) use ways::{Page, Writer};
 
 /// ENQCMD is tried so often before the descriptor is said to have found no room.
 const ENQCMD_TRIES: u32 = 4;
-
-/// What became of a submission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submitted {
-    /// The descriptor is with the device; on a dedicated queue that has no room it is silently dropped.
-    Accepted,
-    /// A shared queue had no room: try again later.
-    Retry,
-}
 
 /// How descriptors get to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -231,16 +231,4 @@ impl Packet {
         let low = self.word & u64::from(u32::MAX);
         self.word = u64::from(len as u16) << LEN | u64::from(offset as u16) << OFFSET | low;
     }
-
-    /// Says which bytes of the (first) chunk are the packet: `pool` knows how many there are.
-    ///
-    /// # Panics
-    /// When the range is longer than the chunk, or the packet is of another pool.
-    #[inline(always)]
-    pub fn set_range(&mut self, pool: &crate::Pool, offset: usize, len: usize) {
-        assert!(pool.owns(self), "packet {} is not of this pool", self.chunk());
-        let size = pool.chunk_size();
-        assert!(offset.saturating_add(len) <= size, "{offset}+{len} bytes in a chunk of {size}");
-        self.place(offset, len);
-    }
 }

@@ -86,6 +86,20 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+impl Packet {
+    /// Says which bytes of the (first) chunk are the packet: `pool` knows how many there are.
+    ///
+    /// # Panics
+    /// When the range is longer than the chunk, or the packet is of another pool.
+    #[inline(always)]
+    pub fn set_range(&mut self, pool: &Pool, offset: usize, len: usize) {
+        assert!(pool.owns(self), "packet {} is not of this pool", self.chunk());
+        let size = pool.chunk_size();
+        assert!(offset.saturating_add(len) <= size, "{offset}+{len} bytes in a chunk of {size}");
+        self.place(offset, len);
+    }
+}
+
 impl Pool {
     /// A pool of `chunks` packet buffers of `chunk_size` bytes (headroom included), rounded up to whole magazines.
     ///

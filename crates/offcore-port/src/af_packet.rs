@@ -11,6 +11,7 @@
 //! carrier, what is to be sent is dropped and counted. When it is made anew under its name, it gets new sockets. They
 //! belong to the network namespace of the thread that calls [`Port::tend`], which must be that which opened the port.
 
+mod header;
 mod long;
 mod ring;
 mod rx;
@@ -39,7 +40,7 @@ use socket::Refusal;
 use tx::{AfPacketTx, Sender};
 
 /// Bytes of a frame around its payload: header and two VLAN tags.
-const AROUND: usize = ethernet::HEADER_LEN + 2 * rx::TAG;
+const AROUND: usize = ethernet::HEADER_LEN + 2 * header::TAG;
 
 /// Between two attempts to get sockets of an interface that refuses them.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);

@@ -17,6 +17,7 @@
 
 mod cell;
 mod link;
+mod merging;
 mod queue;
 mod rx;
 mod tx;

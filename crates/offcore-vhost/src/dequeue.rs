@@ -7,6 +7,7 @@
 //! 3. Chains whose copies are all done go back to the guest in order; the header is read from the copy.
 
 mod gather;
+pub(crate) mod headers;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +21,9 @@ use offcore_wire::ethernet;
 
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
-use crate::headers::{check_copies, check_headers};
 use crate::vring::{Active, Chains, InFlight, MAX_PIECES, Taken, Vring, burst_limit};
 use gather::{Gather, Gathered, start_of};
+use headers::{check_copies, check_headers};
 
 /// Bytes of a frame, at most: a packet of 64 KiB that is to be segmented, with its Ethernet header and two VLAN tags.
 pub(crate) const MAX_FRAME: usize = 65_535 + ethernet::HEADER_LEN + 8;

@@ -13,7 +13,6 @@ pub mod enqueue;
 pub mod eventfd;
 pub mod features;
 pub mod frontend;
-mod headers;
 pub mod message;
 pub mod pair;
 mod pieces;

@@ -93,7 +93,6 @@ pub(crate) struct PortLine {
 
 /// [`GenReport`] with stable names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the fields are GenReport's")]
 pub(crate) struct Generator {
     pub sent: u64,
     pub received: u64,

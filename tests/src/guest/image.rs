@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use offcore_bench::peer::machine::find_program;
+use offcore_bench::machine::find_program;
 
 use crate::netns::checked;
 use crate::offcore::profile_dir;

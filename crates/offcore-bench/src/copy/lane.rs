@@ -19,10 +19,11 @@ use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::nic::Nic;
+use crate::BURST;
 use crate::alternate::{Cost, Subject};
 use crate::background::Background;
 use crate::copier::{Copier, Engine, Setup};
-use crate::core_cost::{BURST, NEVER_LOST};
+use crate::core_cost::NEVER_LOST;
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::lockstep::OtherCore;
 use crate::rules::rules;

@@ -33,7 +33,7 @@ use offcore_wire::ethernet::FCS_LEN;
 
 use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
 use crate::end_to_end::paired::{Gathered, Lane, Schedule};
-use crate::peer::machine::find_program;
+use crate::machine::find_program;
 use crate::peer::netns::Netns;
 use crate::progress::Progress;
 use crate::row::Row;

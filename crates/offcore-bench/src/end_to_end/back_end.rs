@@ -24,7 +24,6 @@ use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{lcore, tsc};
 use offcore_vhost::BackendConfig;
 
-use super::paired::BackEnd;
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::ovs::Ovs;
 use crate::peer::testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig};
@@ -34,6 +33,40 @@ use crate::sample::ClockCheck;
 pub(crate) const BURST: usize = 32;
 /// The peer's packet buffers: as many as ours.
 pub(crate) const BUFFERS: u32 = 8192;
+
+/// Something that does what is measured, on the measured core.
+pub(crate) trait BackEnd {
+    /// Begins.
+    fn resume(&mut self) -> Result<()>;
+
+    /// Stops and leaves the core to others. Tells the TSC ticks that a packet took, polls in vain not counted, where that
+    /// was asked for.
+    fn pause(&mut self) -> Result<Option<f64>>;
+
+    /// Asks for the ticks from the next [`BackEnd::resume`] on, or no more.
+    fn count_cycles(&mut self, on: bool) -> Result<()>;
+
+    /// Packets that it has moved so far, by its own account.
+    fn moved(&mut self) -> Result<u64>;
+}
+
+impl<B: BackEnd + ?Sized> BackEnd for Box<B> {
+    fn resume(&mut self) -> Result<()> {
+        (**self).resume()
+    }
+
+    fn pause(&mut self) -> Result<Option<f64>> {
+        (**self).pause()
+    }
+
+    fn count_cycles(&mut self, on: bool) -> Result<()> {
+        (**self).count_cycles(on)
+    }
+
+    fn moved(&mut self) -> Result<u64> {
+        (**self).moved()
+    }
+}
 
 /// What our worker's thread is to do next.
 enum Order {

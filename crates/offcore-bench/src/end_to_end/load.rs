@@ -30,7 +30,8 @@ use offcore_wire::probe::{self, PROBE_LEN, ProbeHeader};
 use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
-use super::paired::{BackEnd, Load, Window};
+use super::back_end::BackEnd;
+use super::paired::{Load, Window};
 use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
 use crate::temperature::STRIDE;
 use crate::workload::Ring;

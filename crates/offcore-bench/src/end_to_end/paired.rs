@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use offcore_stats::tsc;
 
-use super::back_end::Ours;
+use super::back_end::{BackEnd, Ours};
 use crate::guest::Seen;
 use crate::progress::Progress;
 use crate::row::Row;
@@ -18,40 +18,6 @@ use crate::sample::{Spread, paired_ratio};
 pub(crate) const SETTLE: Duration = Duration::from_millis(50);
 /// A front end that is busy for a larger part of the time is what was measured.
 const FE_BOUND: f64 = 0.9;
-
-/// Something that does what is measured, on the measured core.
-pub(crate) trait BackEnd {
-    /// Begins.
-    fn resume(&mut self) -> Result<()>;
-
-    /// Stops and leaves the core to others. Tells the TSC ticks that a packet took, polls in vain not counted, where that
-    /// was asked for.
-    fn pause(&mut self) -> Result<Option<f64>>;
-
-    /// Asks for the ticks from the next [`BackEnd::resume`] on, or no more.
-    fn count_cycles(&mut self, on: bool) -> Result<()>;
-
-    /// Packets that it has moved so far, by its own account.
-    fn moved(&mut self) -> Result<u64>;
-}
-
-impl<B: BackEnd + ?Sized> BackEnd for Box<B> {
-    fn resume(&mut self) -> Result<()> {
-        (**self).resume()
-    }
-
-    fn pause(&mut self) -> Result<Option<f64>> {
-        (**self).pause()
-    }
-
-    fn count_cycles(&mut self, on: bool) -> Result<()> {
-        (**self).count_cycles(on)
-    }
-
-    fn moved(&mut self) -> Result<u64> {
-        (**self).moved()
-    }
-}
 
 /// The front end: sends to a back end, or counts what comes from it.
 pub(crate) trait Load {

@@ -26,11 +26,6 @@ const MANY_BLOCKS: u32 = 32;
 /// A frame with a payload of 1 KiB: headers and FCS around it.
 const PAYLOAD_FRAME: usize = 1024 + super::packets::SKIP + offcore_wire::ethernet::FCS_LEN;
 
-/// Windows of a case, for the progress bar.
-pub(super) fn steps(options: &Options, case: Case) -> usize {
-    groups(options, case).iter().map(Group::steps).sum()
-}
-
 /// What a case compares with each other.
 pub(super) fn groups(options: &Options, case: Case) -> Vec<Group> {
     match case {
@@ -42,11 +37,6 @@ pub(super) fn groups(options: &Options, case: Case) -> Vec<Group> {
     }
 }
 
-/// Blocks for work that takes no time: bursts are what they wait for.
-pub(super) fn few_blocks(options: &Options) -> u32 {
-    options.blocks.unwrap_or(4)
-}
-
 /// What is asked for in most cases.
 fn subject(
     options: &Options,
@@ -55,7 +45,7 @@ fn subject(
     frame: usize,
     bursts: &[usize],
 ) -> Subject {
-    let blocks = few_blocks(options);
+    let blocks = options.few_blocks();
     Subject { workload, memory, work, forced_ns: 0, frame, bursts: bursts.into(), blocks }
 }
 
@@ -64,17 +54,8 @@ fn fewer(options: &Options) -> usize {
     options.windows.div_ceil(2).max(2).min(options.windows)
 }
 
-/// Those given, or else those of the case.
-pub(super) fn bursts(options: &Options, all: &[usize], quick: &[usize]) -> Vec<usize> {
-    match options.bursts[..] {
-        [] if options.quick => quick.into(),
-        [] => all.into(),
-        ref given => given.into(),
-    }
-}
-
 fn io_groups(options: &Options) -> Vec<Group> {
-    let bursts = bursts(options, &[BURST], &[BURST]);
+    let bursts = options.bursts_or(&[BURST], &[BURST]);
     let group = |&frame: &usize| {
         let of = |who| subject(options, who, WorkKind::Nothing, frame, &bursts);
         let mut subjects = vec![of((Workload::None, Memory::Host))];
@@ -96,7 +77,7 @@ fn workload_groups(options: &Options) -> Vec<Group> {
         }
         Group { name: format!("workload, burst {burst}"), subjects, each: 1, windows: options.windows }
     };
-    bursts(options, &BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
+    options.bursts_or(&BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }
 
 fn forced_groups(options: &Options) -> Vec<Group> {
@@ -112,11 +93,11 @@ fn forced_groups(options: &Options) -> Vec<Group> {
         }
         Group { name: format!("forced, burst {burst}"), subjects, each: 1, windows: fewer(options) }
     };
-    bursts(options, &FORCED_BURSTS, &QUICK_FORCED_BURSTS).into_iter().map(group).collect()
+    options.bursts_or(&FORCED_BURSTS, &QUICK_FORCED_BURSTS).into_iter().map(group).collect()
 }
 
 fn break_even_groups(options: &Options) -> Vec<Group> {
-    let mut bursts = bursts(options, &BREAK_EVEN_BURSTS, &QUICK_BREAK_EVEN_BURSTS);
+    let mut bursts = options.bursts_or(&BREAK_EVEN_BURSTS, &QUICK_BREAK_EVEN_BURSTS);
     bursts.sort_unstable();
     let memories = if options.quick { &options.memories[..1] } else { &options.memories[..] };
     let group = |(&work, is_first): (&WorkKind, bool)| {

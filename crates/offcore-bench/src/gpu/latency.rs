@@ -13,7 +13,7 @@ use super::published::FRAME;
 use super::rig::{Group, Rig, Samples, Subject};
 use super::row::{Cell, latency as row};
 use super::window::Traffic;
-use super::{Case, Options, WorkKind, Workload, cases};
+use super::{Case, Options, WorkKind, Workload};
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::Spread;
@@ -38,13 +38,13 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
             forced_ns: 0,
             frame: FRAME,
             bursts: vec![burst],
-            blocks: cases::few_blocks(options),
+            blocks: options.few_blocks(),
         };
         let windows = options.windows.div_ceil(2);
         let subjects = workloads.map(subject).collect();
         Group { name: format!("latency, burst {burst}"), subjects, each: WINDOWS, windows }
     };
-    cases::bursts(options, &BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
+    options.bursts_or(&BURSTS, &QUICK_BURSTS).into_iter().map(group).collect()
 }
 
 /// Measures it.

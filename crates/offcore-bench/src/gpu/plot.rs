@@ -7,8 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::Case;
-use super::row::GpuColumns;
-use crate::row::Row;
+use crate::row::{GpuColumns, Row};
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (460, 400);

@@ -18,7 +18,7 @@ use super::pace::Pace;
 use super::packets::{Check, Content, LONGEST, SKIP};
 use super::session::{Place, Session, SessionSetup, places};
 use super::window::{Plan, Seen, Traffic};
-use super::{Options, Outcome, STAND_IN, WorkKind, Workload, baseline, cases};
+use super::{Options, Outcome, STAND_IN, WorkKind, Workload, baseline};
 use crate::progress::Progress;
 
 /// Bytes of a packet buffer, headroom included.
@@ -152,11 +152,11 @@ pub(super) struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     /// Makes the pool that `options` needs and fills its packets.
-    pub(super) fn new(options: &'a Options, device: Box<dyn Device>) -> Result<Self> {
+    pub(super) fn new(options: &'a Options, device: Box<dyn Device>, groups: Vec<Group>) -> Result<Self> {
         let device_threads = if device.name() == STAND_IN { options.pipelines } else { 1 };
         let places = places(&options.lcores, options.pipelines, device_threads)?;
-        let groups = options.cases.iter().flat_map(|&case| cases::groups(options, case));
-        let subjects = groups.flat_map(|group| group.subjects);
+        let steps = groups.iter().map(Group::steps).sum();
+        let subjects = groups.into_iter().flat_map(|group| group.subjects);
         let each = subjects
             .flat_map(|s| s.bursts.clone().into_iter().map(move |burst| s.circulating(burst, options)))
             .max()
@@ -168,7 +168,6 @@ impl<'a> Rig<'a> {
         for packet in &mut packets {
             content.fill(packet.chunk(), packet.bytes_mut());
         }
-        let steps = options.cases.iter().map(|&case| cases::steps(options, case)).sum();
         let mut rig = Self {
             options,
             device_name: title(&*device),

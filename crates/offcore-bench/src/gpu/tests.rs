@@ -215,7 +215,9 @@ fn each_end_can_have_an_lcore_of_its_own() {
         return;
     }
     let options = Options { bursts: vec![64], pipelines: 1, ..options(Case::Workload) };
-    let mut rig = Rig::new(&options, Box::new(HostDevice::new().unwrap())).unwrap();
+    let mut rig =
+        Rig::new(&options, Box::new(HostDevice::new().unwrap()), cases::groups(&options, Case::Workload))
+            .unwrap();
     let (first, last) = (options.lcores[0], options.lcores[options.lcores.len() - 1]);
     rig.places = vec![Place { generator: first, verifier: Some(last) }];
     let mut rows = Vec::new();

@@ -5,20 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use offcore_vhost::features;
-use serde::Serialize;
 
-/// Columns of a row that was measured beside a peer.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct AboutPeer {
-    /// The peer's software: `DPDK 22.11.11`.
-    pub peer_version: Option<String>,
-    /// What its DPDK was compiled for: `corei7, SSE4.2`, `native, AVX2`.
-    pub peer_target: Option<String>,
-    /// The virtio features negotiated with it, by name; of guest to guest the sender's.
-    pub peer_features: Option<String>,
-    /// Bytes of a page under its packet buffers.
-    pub peer_page_bytes: Option<u64>,
-}
+use crate::row::AboutPeer;
 
 impl AboutPeer {
     /// What process `id` says by the DPDK that it has loaded.

@@ -17,13 +17,14 @@ use offcore_vhost::features::{
 };
 use offcore_vhost::{FrontEnd, FrontEndConfig};
 
-use super::about::{AboutPeer, feature_names};
+use super::about::feature_names;
 use super::dpdk_lib::{Burst, DpdkLib, Offer, Port};
+use crate::BURST;
 use crate::alternate::{Cost, Subject};
-use crate::core_cost::BURST;
 use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
 use crate::lockstep::OtherCore;
 use crate::memory::{GuestSide, RING, Testbed};
+use crate::row::AboutPeer;
 use crate::temperature::Temperature;
 use crate::workload::{Ring, Route, Workload};
 

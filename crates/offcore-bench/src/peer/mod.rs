@@ -17,7 +17,6 @@ pub mod lane;
 pub mod about;
 #[allow(unsafe_code)]
 pub mod frames;
-pub mod machine;
 pub mod netns;
 pub mod ovs;
 // Starts programs that the kernel ends with this process, which takes a hook between fork and exec.

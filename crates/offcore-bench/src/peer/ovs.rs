@@ -17,9 +17,9 @@ use anyhow::{Context, Result, bail, ensure};
 use offcore_stats::lcore;
 use rustix::process::Signal;
 
-use super::machine::find_program;
 use super::process::{Process, TIMEOUT};
 use super::tempdir::{TempDir, unique_name};
+use crate::machine::find_program;
 
 /// The switch with DPDK, which has no place in PATH.
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";

@@ -21,9 +21,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub use stats::{CoreCycles, ForwardStats, PortForwardStats, PortStats, StreamStats};
 
-use super::machine::free_hugepage_mib;
 use super::process::{Process, TIMEOUT};
 use super::tempdir::{TempDir, unique_name};
+use crate::machine::free_hugepage_mib;
 
 const PROMPT: &str = "testpmd> ";
 

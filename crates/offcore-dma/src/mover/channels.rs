@@ -2,12 +2,13 @@
 
 use offcore_stats::{Stage, StageClock, tsc};
 
-use super::ChannelId;
+use super::choice::{ALL, NONE};
 use super::health::{BackOff, Health};
 use super::plan::Plan;
 use super::policy::Policy;
 use super::queue::Queue;
-use super::stats::{MoverStats, Way};
+use super::stats::{MoverStats, Reason, Way};
+use super::{ChannelId, Mode};
 use crate::channel::{Channel, CopyOp};
 use crate::cpu;
 
@@ -50,6 +51,77 @@ impl Channels {
             lease: 0,
             max_latency: None,
         }
+    }
+
+    /// Chooses who makes the queue's next copies.
+    #[inline(always)]
+    pub(crate) fn plan(&mut self, queue: &mut Queue) -> Plan {
+        let packets = queue.ring.room();
+        match queue.mode {
+            Mode::Cpu => Plan::core(packets),
+            Mode::Offload => self.plan_offload(queue, packets, ALL),
+            Mode::Auto => match queue.choice.from {
+                NONE => Plan { auto: true, ..Plan::core(packets) },
+                // Says yes as long as there is no longest time.
+                _ if !queue.latency.admits() => {
+                    queue.unavailable = Some(Reason::Latency);
+                    Plan { auto: true, ..Plan::core(packets) }
+                }
+                from => self.plan_offload(queue, packets, from),
+            },
+        }
+    }
+
+    fn plan_offload(&mut self, queue: &mut Queue, packets: usize, from: u32) -> Plan {
+        let auto = queue.mode == Mode::Auto;
+        let n = queue.channels.len();
+        let left = queue.share.saturating_sub(queue.outstanding);
+        let mut best = (0, None);
+        let mut in_service = false;
+        for i in 0..n {
+            let turn = queue.turn + i;
+            let candidate = queue.channels[if turn < n { turn } else { turn - n }];
+            let slot = &mut self.slots[candidate.index()];
+            if slot.resetting {
+                continue;
+            }
+            let room = slot.channel.room();
+            if !slot.health.is_in() {
+                if slot.channel.in_flight() > 0 {
+                    continue;
+                }
+                slot.health.settled();
+                if !slot.health.admits(tsc::now) {
+                    continue;
+                }
+                if !slot.health.is_in() && room > 0 {
+                    // Due to be tried: this burst is the probe.
+                    best = (room, Some(candidate));
+                    break;
+                }
+            }
+            in_service = true;
+            if room > best.0 {
+                best = (room, Some(candidate));
+            }
+        }
+        queue.turn = if queue.turn + 1 < n { queue.turn + 1 } else { 0 };
+        if !queue.faults.is_in() && queue.outstanding == 0 {
+            queue.faults.settled();
+        }
+        let faults = !queue.faults.admits(tsc::now);
+        let room = best.0.min(left);
+        let unavailable = match best.1 {
+            _ if faults => Reason::Faults,
+            Some(channel) if room > 0 => {
+                queue.unavailable = None;
+                return Plan { auto, ..Plan::channel(channel, packets, from, room) };
+            }
+            None if !in_service => Reason::OutOfService,
+            _ => Reason::Full,
+        };
+        queue.unavailable = Some(unavailable);
+        Plan { auto, engine_unavailable: true, ..Plan::core(packets) }
     }
 
     /// Makes the copies of `list`, or hands them to the planned channel; with one, the core makes those `beside` it.

@@ -1,9 +1,7 @@
 //! Who makes the copies of a queue in mode `auto`, by their size; and what can be tried instead.
 
-use super::stats::Way;
+use super::stats::{CLASSES, Way};
 
-/// Size classes of copies: up to 64 bytes, up to 128, and so on by powers of two up to 64 KiB, and all above.
-pub const CLASSES: usize = 12;
 /// Of [`Choice::from`]: the engine gets every copy, or none.
 pub(super) const ALL: u32 = 0;
 pub(super) const NONE: u32 = u32::MAX;

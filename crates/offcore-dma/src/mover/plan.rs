@@ -1,12 +1,9 @@
 //! The plan of a list: who makes which of its copies, and how many there is room for.
 
-use super::channels::Channels;
-use super::choice::{ALL, NONE};
+use super::choice::ALL;
 use super::queue::Queue;
-use super::stats::Reason;
 use super::{ChannelId, Mode};
 use crate::channel::CopyOp;
-use offcore_stats::tsc;
 
 /// Who makes the next copies of a queue, and how many there is room for.
 #[derive(Clone, Copy, Debug)]
@@ -19,9 +16,9 @@ pub struct Plan {
     /// The queue's mode.
     pub(super) auto: bool,
     /// Copies of at least so many bytes go to the channel. Unless that is all, the fields below are used.
-    from: u32,
+    pub(super) from: u32,
     /// Copies that the channel still has room for.
-    room: u32,
+    pub(super) room: u32,
     /// Copies entered so far for the channel.
     pub(super) by_engine: u32,
     /// Copies entered so far for the core.
@@ -34,7 +31,7 @@ pub struct Plan {
 
 impl Plan {
     #[inline(always)]
-    fn core(packets: usize) -> Self {
+    pub(super) fn core(packets: usize) -> Self {
         Self {
             channel: None,
             packets,
@@ -47,6 +44,13 @@ impl Plan {
             overflow: 0,
             engine_unavailable: false,
         }
+    }
+
+    /// The channel, which has this much room, makes the copies of at least `from` bytes.
+    pub(super) fn channel(channel: ChannelId, packets: usize, from: u32, room: usize) -> Self {
+        let copies = if from == ALL { room } else { usize::MAX };
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        Self { channel: Some(channel), copies, from, room, ..Self::core(packets) }
     }
 
     /// The core makes the queue's next copies, whoever is bound to it: for a packet that has more copies than there is
@@ -91,79 +95,4 @@ impl Plan {
 fn mean_len(copies: &[CopyOp]) -> u32 {
     let total: u64 = copies.iter().map(|copy| u64::from(copy.len)).sum();
     u32::try_from(total / copies.len().max(1) as u64).unwrap_or(u32::MAX)
-}
-
-impl Channels {
-    /// Chooses who makes the queue's next copies.
-    #[inline(always)]
-    pub(crate) fn plan(&mut self, queue: &mut Queue) -> Plan {
-        let packets = queue.ring.room();
-        match queue.mode {
-            Mode::Cpu => Plan::core(packets),
-            Mode::Offload => self.plan_offload(queue, packets, ALL),
-            Mode::Auto => match queue.choice.from {
-                NONE => Plan { auto: true, ..Plan::core(packets) },
-                // Says yes as long as there is no longest time.
-                _ if !queue.latency.admits() => {
-                    queue.unavailable = Some(Reason::Latency);
-                    Plan { auto: true, ..Plan::core(packets) }
-                }
-                from => self.plan_offload(queue, packets, from),
-            },
-        }
-    }
-
-    fn plan_offload(&mut self, queue: &mut Queue, packets: usize, from: u32) -> Plan {
-        let auto = queue.mode == Mode::Auto;
-        let n = queue.channels.len();
-        let left = queue.share.saturating_sub(queue.outstanding);
-        let mut best = (0, None);
-        let mut in_service = false;
-        for i in 0..n {
-            let turn = queue.turn + i;
-            let candidate = queue.channels[if turn < n { turn } else { turn - n }];
-            let slot = &mut self.slots[candidate.index()];
-            if slot.resetting {
-                continue;
-            }
-            let room = slot.channel.room();
-            if !slot.health.is_in() {
-                if slot.channel.in_flight() > 0 {
-                    continue;
-                }
-                slot.health.settled();
-                if !slot.health.admits(tsc::now) {
-                    continue;
-                }
-                if !slot.health.is_in() && room > 0 {
-                    // Due to be tried: this burst is the probe.
-                    best = (room, Some(candidate));
-                    break;
-                }
-            }
-            in_service = true;
-            if room > best.0 {
-                best = (room, Some(candidate));
-            }
-        }
-        queue.turn = if queue.turn + 1 < n { queue.turn + 1 } else { 0 };
-        if !queue.faults.is_in() && queue.outstanding == 0 {
-            queue.faults.settled();
-        }
-        let faults = !queue.faults.admits(tsc::now);
-        let room = best.0.min(left);
-        let unavailable = match best.1 {
-            _ if faults => Reason::Faults,
-            Some(channel) if room > 0 => {
-                queue.unavailable = None;
-                let copies = if from == ALL { room } else { usize::MAX };
-                let room = u32::try_from(room).unwrap_or(u32::MAX);
-                return Plan { channel: Some(channel), copies, auto, from, room, ..Plan::core(packets) };
-            }
-            None if !in_service => Reason::OutOfService,
-            _ => Reason::Full,
-        };
-        queue.unavailable = Some(unavailable);
-        Plan { auto, engine_unavailable: true, ..Plan::core(packets) }
-    }
 }

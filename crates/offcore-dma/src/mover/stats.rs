@@ -1,6 +1,7 @@
 //! What the mover counts, and what it has decided and why.
 
-use super::choice::CLASSES;
+/// Size classes of copies: up to 64 bytes, up to 128, and so on by powers of two up to 64 KiB, and all above.
+pub const CLASSES: usize = 12;
 
 /// What the mover itself counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 //! Bursts only count copies. At a lease's end they are shared out among the classes as the burst was made up that was
 //! looked at: one in a lease.
 
-use super::choice::{CLASSES, Choice, class, up_to, way};
-use super::stats::{Decision, Reason, Way};
+use super::choice::{Choice, class, up_to, way};
+use super::stats::{CLASSES, Decision, Reason, Way};
 use crate::channel::CopyOp;
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -23,7 +23,7 @@ use offcore_stats::tsc;
 
 use crate::completion::CompletionRecord;
 use crate::descriptor::{Descriptor, Flags, Opcode};
-use crate::driver::device::{Share, Way};
+use crate::driver::way::{Share, Way};
 use crate::portal::{Portal, SubmitBy, Submitted};
 use crate::wq::gen_cap;
 use reset::Resetting;

@@ -3,112 +3,20 @@
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use offcore_dma::channel::{Channel, Device, EngineError};
 
 use super::Roots;
 use super::channel::DsaChannel;
 use super::discover::WqError;
-use super::open::open;
+use super::open::{Options, open};
+use super::way::{Share, Source, Way};
 use crate::portal::{Portal, SubmitBy};
 use crate::sim::SimDevice;
 use crate::wq::{WqInfo, WqMode};
 
 /// Channels over one shared work queue, at most.
 const MAX_SHARED: usize = 64;
-
-/// How a work queue is used.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Bursts go as batch descriptors, where the queue and the way to it allow that.
-    pub batch: bool,
-    /// The device waits for page faults to be resolved, where the queue allows that. Everything behind may wait, too.
-    pub block_on_fault: bool,
-    /// Data is written to the cache and not to memory, where the device has the choice.
-    pub cache_control: bool,
-    /// A drain that takes longer than this is given up and the queue closed instead.
-    pub drain_limit: Duration,
-    /// Between two attempts to open a queue that is gone.
-    pub reopen_every: Duration,
-    /// What the application calls its queues: a queue of another name is refused. Compared up to the length of this.
-    pub wq_name: Option<String>,
-    /// Where the threads that use it run: a queue elsewhere is used with a warning.
-    pub numa_node: Option<u32>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            batch: true,
-            block_on_fault: false,
-            cache_control: true,
-            drain_limit: Duration::from_millis(100),
-            reopen_every: Duration::from_millis(10),
-            wq_name: None,
-            numa_node: None,
-        }
-    }
-}
-
-/// The way to a work queue: what it is, and how it is opened.
-#[derive(Debug)]
-pub(super) struct Way {
-    pub(super) name: String,
-    pub(super) info: WqInfo,
-    pub(super) options: Options,
-    source: Source,
-}
-
-#[derive(Debug)]
-enum Source {
-    Kernel(Roots),
-    Simulator(SimDevice),
-}
-
-impl Way {
-    pub(super) fn open_again(&self) -> Result<Portal, WqError> {
-        match &self.source {
-            Source::Kernel(roots) => {
-                let opened = open(roots, &self.info.name, &self.options)?;
-                if opened.info != self.info {
-                    // Places and limits were taken from what it was.
-                    return Err(WqError::Attribute {
-                        path: roots.sysfs.join(&self.info.name).display().to_string(),
-                        found: "other properties than when it was first opened".into(),
-                        expected: "the same ones: configure it back, or start again",
-                    });
-                }
-                Ok(opened.portal)
-            }
-            Source::Simulator(device) => Ok(device.open(&self.info.name)?.into()),
-        }
-    }
-}
-
-/// One channel's share of a work queue's places.
-#[derive(Debug)]
-pub(super) struct Share {
-    channels: Arc<AtomicUsize>,
-    places: usize,
-}
-
-impl Share {
-    /// Places that the channel may use at present: what all may use, divided by the channels that are open.
-    #[inline(always)]
-    pub(super) fn places(&self) -> usize {
-        match self.channels.load(Ordering::Relaxed) {
-            0 | 1 => self.places,
-            n => (self.places / n).max(1),
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.channels.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// A work queue as a copy engine. A dedicated queue gives out one channel, a shared one many: sharing between workers
 /// by the device, without a lock.

@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::Options;
 use super::Roots;
 use super::discover::{self, Found, WqError};
 use crate::portal::{Instructions, Page, Portal, Writer};
@@ -14,6 +14,39 @@ use crate::wq::{WqInfo, WqMode};
 
 /// The first version on which the kernel takes batches by write().
 const BATCH_BY_WRITE: u32 = 0x200;
+
+/// How a work queue is used.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bursts go as batch descriptors, where the queue and the way to it allow that.
+    pub batch: bool,
+    /// The device waits for page faults to be resolved, where the queue allows that. Everything behind may wait, too.
+    pub block_on_fault: bool,
+    /// Data is written to the cache and not to memory, where the device has the choice.
+    pub cache_control: bool,
+    /// A drain that takes longer than this is given up and the queue closed instead.
+    pub drain_limit: Duration,
+    /// Between two attempts to open a queue that is gone.
+    pub reopen_every: Duration,
+    /// What the application calls its queues: a queue of another name is refused. Compared up to the length of this.
+    pub wq_name: Option<String>,
+    /// Where the threads that use it run: a queue elsewhere is used with a warning.
+    pub numa_node: Option<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            batch: true,
+            block_on_fault: false,
+            cache_control: true,
+            drain_limit: Duration::from_millis(100),
+            reopen_every: Duration::from_millis(10),
+            wq_name: None,
+            numa_node: None,
+        }
+    }
+}
 
 /// An open work queue.
 #[derive(Debug)]

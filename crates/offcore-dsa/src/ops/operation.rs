@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use crate::descriptor::Opcode;
 
 use super::outcome::OpsError;
-use super::{Crc, Pattern};
+use crate::compute::{Crc, Pattern};
 
 /// Memory that an operation reads: a slice, or what [`Source::new`] was told.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,6 @@ impl<'a> From<&'a mut [u8]> for Destination<'a> {
 
 /// One operation. All of its memory has the same length, which need not fit into one descriptor.
 #[derive(Debug)]
-#[allow(missing_docs)] // The fields' names and types say what they are.
 pub enum Operation<'a> {
     /// Copies; the two may overlap.
     Copy { src: Source<'a>, dst: Destination<'a> },

@@ -224,7 +224,7 @@ impl Progress {
                 pattern.from_offset(start).fill(dst);
             }
             Operation::Compare { first, second } => {
-                self.difference = super::compare(bytes(first), bytes(second)).map(|at| start + at);
+                self.difference = crate::compute::compare(bytes(first), bytes(second)).map(|at| start + at);
             }
             Operation::Dualcast { src, first, second } => {
                 copy(src, first.ptr);

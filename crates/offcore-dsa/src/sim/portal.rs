@@ -12,8 +12,7 @@ use offcore_ring::spsc::Producer;
 
 use super::shared::{Occupancy, PortalCell, lock};
 use super::{Faults, Random, SimDevice, SoftwareError};
-use crate::descriptor::{Descriptor, Flags};
-use crate::portal::Submitted;
+use crate::descriptor::{Descriptor, Flags, Submitted};
 
 /// Slots asked for ahead of the one that is written, in steps of [`PREPARED_EVERY`].
 const PREPARED: usize = 32;

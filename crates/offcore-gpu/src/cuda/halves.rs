@@ -8,10 +8,13 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use offcore_mem::DeviceMemory;
+
 use crate::cuda::direct;
 use crate::cuda::driver::{CudaError, Kernel, Stream};
-use crate::cuda::gpu::{Quiesce, place, quiesce_lock, try_quiesce_lock};
-use crate::cuda::service::{Resources, Work};
+use crate::cuda::gpu::{Gpu, Quiesce, SmReservation, place, quiesce_lock, try_quiesce_lock};
+use crate::cuda::graph::{Graphs, Schedule};
+use crate::cuda::memory::{Allocation, Registration};
 use crate::cuda::thread::{Batch, BatchLauncher, LaunchMailbox, Queue};
 use crate::device::{DeviceSlots, Launch, Launcher, Started, Watch};
 use crate::kernel::SHARE;
@@ -21,6 +24,46 @@ use crate::layout::PipelineView;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two checks that they have.
 const NAP: Duration = Duration::from_micros(50);
+
+/// A service's resources, dropped in this order.
+pub(super) struct Resources {
+    pub(super) work: Work,
+    /// Per-slot words of [`Work::Burst`] and [`Work::Graphs`].
+    pub(super) _words: Option<Allocation>,
+    pub(super) _tables: [Option<Allocation>; 3],
+    pub(super) _staging: Option<Arc<Allocation>>,
+    pub(super) _ring: [Option<Registration>; 2],
+    pub(super) _pool: Option<Registration>,
+    pub(super) _direct: Option<DeviceMemory>,
+    /// Whether writes by network cards need a flush before a kernel reads them.
+    pub(super) flushes: bool,
+    pub(super) sm_reservation: Option<SmReservation>,
+    /// Keeps the ring's memory alive until it is unregistered.
+    pub(super) _memory: Option<Box<dyn Any + Send>>,
+    /// After `_memory`, which holds its mapping.
+    pub(super) _slots: Option<Allocation>,
+    pub(super) gpu: Arc<Gpu>,
+}
+
+/// The kernels that a service launches.
+pub(super) enum Work {
+    /// A kernel per burst or several, by the launch thread; `tally` is two words per slot.
+    Burst { tally: *mut u32 },
+    /// One kernel for all bursts.
+    Persistent,
+    /// Graphs of kernels.
+    Graphs(Graphs, Schedule),
+}
+
+// SAFETY: device addresses are not bound to a thread.
+unsafe impl Send for Work {}
+
+impl Resources {
+    /// Keeps `memory` for as long as the ring is registered.
+    pub(super) fn keep(&mut self, memory: Option<Box<dyn Any + Send>>) {
+        self._memory = memory;
+    }
+}
 
 /// The launcher and the watch of a service with `blocks` blocks of `threads` threads, which are passed `view`.
 pub(super) fn halves(

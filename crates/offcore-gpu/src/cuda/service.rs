@@ -4,62 +4,21 @@
 //! [`Launcher::submitted`](crate::device::Launcher::submitted) launches its kernels; those that poll for bursts start
 //! with the first burst, since after that no other service of the process can start: see [`crate::cuda::gpu`].
 
-use std::any::Any;
 use std::sync::Arc;
 
 use offcore_mem::DeviceMemory;
 
 use crate::cuda::direct;
-use crate::cuda::driver::Stream;
-use crate::cuda::gpu::{Gpu, SmReservation, WARP, quiesce_lock};
+use crate::cuda::driver::{Kernel, Stream};
+use crate::cuda::gpu::{Gpu, WARP, quiesce_lock};
 use crate::cuda::graph::{Graphs, Schedule};
-use crate::cuda::halves::halves;
+use crate::cuda::halves::{Resources, Work, halves};
 use crate::cuda::memory::{Allocation, Registration, size};
 use crate::cuda::slots;
 use crate::cuda::thread::{LaunchThread, MAX_BATCH};
 use crate::device::{Launch, Memory, Service, Started};
 use crate::kernel::SHARE;
-use crate::layout::{RingView, TrieView};
-
-/// A service's resources, dropped in this order.
-pub(super) struct Resources {
-    pub(super) work: Work,
-    /// Per-slot words of [`Work::Burst`] and [`Work::Graphs`].
-    _words: Option<Allocation>,
-    _tables: [Option<Allocation>; 3],
-    _staging: Option<Arc<Allocation>>,
-    _ring: [Option<Registration>; 2],
-    _pool: Option<Registration>,
-    _direct: Option<DeviceMemory>,
-    /// Whether writes by network cards need a flush before a kernel reads them.
-    pub(super) flushes: bool,
-    pub(super) sm_reservation: Option<SmReservation>,
-    /// Keeps the ring's memory alive until it is unregistered.
-    _memory: Option<Box<dyn Any + Send>>,
-    /// After `_memory`, which holds its mapping.
-    _slots: Option<Allocation>,
-    pub(super) gpu: Arc<Gpu>,
-}
-
-/// The kernels that a service launches.
-pub(super) enum Work {
-    /// A kernel per burst or several, by the launch thread; `tally` is two words per slot.
-    Burst { tally: *mut u32 },
-    /// One kernel for all bursts.
-    Persistent,
-    /// Graphs of kernels.
-    Graphs(Graphs, Schedule),
-}
-
-// SAFETY: device addresses are not bound to a thread.
-unsafe impl Send for Work {}
-
-impl Resources {
-    /// Keeps `memory` for as long as the ring is registered.
-    pub(super) fn keep(&mut self, memory: Option<Box<dyn Any + Send>>) {
-        self._memory = memory;
-    }
-}
+use crate::layout::{PipelineView, RingView, TrieView};
 
 /// Sets up a service. Returns it with a note for the user.
 ///
@@ -132,21 +91,7 @@ pub(super) unsafe fn start(
         Launch::Kernel => Some(LaunchThread::shared_at(&gpu.launch_thread)?.queue(count)?),
         _ => None,
     };
-    let words = |each: u32| {
-        Allocation::zeroed(context, "words of a ring", (count * each) as usize * size_of::<u32>())
-    };
-    let (work, words) = match launch {
-        Launch::Kernel => {
-            let words = words(2)?;
-            (Work::Burst { tally: words.at() }, Some(words))
-        }
-        Launch::Persistent => (Work::Persistent, None),
-        Launch::Graph => {
-            let (words, schedule) = (words(1)?, Schedule::new(count));
-            let graphs = Graphs::new(context, &stream, &schedule, (kernel, threads), (&view, words.at()));
-            (Work::Graphs(graphs.map_err(|error| format!("its graphs: {error}"))?, schedule), Some(words))
-        }
-    };
+    let (work, words) = work(gpu, launch, &view, &stream, (kernel, threads))?;
     context.settle().map_err(|error| error.to_string())?;
     let resources = Resources {
         work,
@@ -164,6 +109,32 @@ pub(super) unsafe fn start(
     };
     let note = note(service, pool_len, (blocks, threads), no_slots.as_deref());
     Ok((halves((launch, blocks, threads), view, stream, resources, queue, slots), note))
+}
+
+/// What is launched, and the words per slot that it needs.
+fn work(
+    gpu: &Gpu,
+    launch: Launch,
+    view: &PipelineView,
+    stream: &Stream,
+    kernel: (Kernel, u32),
+) -> Result<(Work, Option<Allocation>), String> {
+    let (context, count) = (&gpu.context, view.ring.count);
+    let words = |each: u32| {
+        Allocation::zeroed(context, "words of a ring", (count * each) as usize * size_of::<u32>())
+    };
+    Ok(match launch {
+        Launch::Kernel => {
+            let words = words(2)?;
+            (Work::Burst { tally: words.at() }, Some(words))
+        }
+        Launch::Persistent => (Work::Persistent, None),
+        Launch::Graph => {
+            let (words, schedule) = (words(1)?, Schedule::new(count));
+            let graphs = Graphs::new(context, stream, &schedule, kernel, (view, words.at()));
+            (Work::Graphs(graphs.map_err(|error| format!("its graphs: {error}"))?, schedule), Some(words))
+        }
+    })
 }
 
 /// The note for the user; `no_slots` says why the slots are not in device memory, if they are not.

@@ -9,7 +9,7 @@ use offcore_mem::{HEADROOM, Packet, Pool, PoolCache};
 use offcore_wire::ethernet;
 use rustix::io::Errno;
 
-use super::rx::{BEFORE_TAG, TAG, header_of, mark, tag};
+use super::header::{BEFORE_TAG, TAG, header_of, mark, tag};
 use super::socket::VNET_HEADER;
 use crate::{DropReason, settle};
 

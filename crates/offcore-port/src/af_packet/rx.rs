@@ -12,18 +12,14 @@ use offcore_dma::cpu::Copier;
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
 use offcore_stats::Stage;
 use offcore_wire::ethernet;
-use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
 
+use super::header::{BEFORE_TAG, TAG, header_of, mark, tag};
 use super::long::{self, Long};
 use super::ring::{self, Header, Ring};
-use super::socket::{self, VNET_HEADER};
+use super::socket::{self};
 use crate::cell::End;
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
-/// Bytes of a VLAN tag.
-pub(super) const TAG: usize = 4;
-/// Bytes of a frame in front of its VLAN tag.
-pub(super) const BEFORE_TAG: usize = 12;
 /// Copies of a burst that are made together.
 const COPIES: usize = 2 * BURST;
 /// Copies of one packet, at most: the longest slot in the smallest buffers.
@@ -64,44 +60,6 @@ enum Nothing {
 
 /// Copies to be made.
 type Copies = ArrayVec<CopyOp, COPIES>;
-
-/// The VLAN tag that was taken out of a packet, as it goes on the wire.
-pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
-    if status & ring::VLAN_VALID == 0 {
-        return None;
-    }
-    let tpid = if status & ring::VLAN_TPID_VALID != 0 { tpid } else { libc::ETH_P_8021Q as u16 };
-    let ([a, b], [c, d]) = (tpid.to_be_bytes(), tci.to_be_bytes());
-    Some([a, b, c, d])
-}
-
-/// What `vnet` says of a frame of `len` bytes, which has its tag again if it is `tagged`.
-pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, DropReason> {
-    let mut bytes = [0; HEADER_LEN];
-    bytes[..VNET_HEADER].copy_from_slice(vnet); // copy-ok: the virtio-net header
-    let mut header = NetHeader::from_bytes(&bytes);
-    if !header.leaves_work() {
-        return Ok(NetHeader::default());
-    }
-    header = header.essence();
-    if tagged {
-        // The kernel counts without the tag.
-        header.csum_start =
-            if header.needs_checksum() { header.csum_start.saturating_add(TAG as u16) } else { 0 };
-        header.hdr_len = if header.is_gso() { header.hdr_len.saturating_add(TAG as u16) } else { 0 };
-    }
-    header.check(len).map_err(|_| DropReason::Malformed)?;
-    Ok(header)
-}
-
-/// Marks the packet, if the header asks for anything.
-pub(super) fn mark(packet: &mut Packet, header: &NetHeader) {
-    if header.leaves_work() {
-        // copy-ok: the virtio-net header
-        packet.headroom_mut(HEADER_LEN).copy_from_slice(&header.to_bytes());
-        packet.set_offload(true);
-    }
-}
 
 /// Makes a packet of the one in slot `ahead`; its bytes are there when the copies are made. Returns its length, too.
 #[inline(always)]

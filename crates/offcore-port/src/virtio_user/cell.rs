@@ -15,7 +15,7 @@ use offcore_vhost::features::{VIRTIO_F_EVENT_IDX, VIRTIO_NET_F_MRG_RXBUF, receiv
 use offcore_vhost::frontend::DriverQueue;
 use offcore_wire::virtio_net::Offloads;
 
-use super::rx::Merging;
+use super::merging::Merging;
 
 /// The driver's side of a virtqueue that the back end runs.
 #[derive(Debug)]

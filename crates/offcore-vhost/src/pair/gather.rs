@@ -13,8 +13,8 @@ use super::Forwarded;
 use super::head::{self, Head};
 use crate::cell::VringConfig;
 use crate::dequeue::MAX_FRAME;
+use crate::dequeue::headers::asked_for;
 use crate::features::NET_HEADER;
-use crate::headers::asked_for;
 use crate::pieces::{self, Piece};
 use crate::vring::{Chains, MAX_PIECES, Out};
 

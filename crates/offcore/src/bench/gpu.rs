@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use offcore_bench::gpu::{self, Case, GpuColumns, Memory, Options, Outcome, WorkKind, plot};
+use offcore_bench::gpu::{self, Case, Memory, Options, Outcome, WorkKind, plot};
 use offcore_bench::progress::Progress;
-use offcore_bench::row::Row;
+use offcore_bench::row::{GpuColumns, Row};
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 

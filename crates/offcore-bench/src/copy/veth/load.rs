@@ -12,7 +12,8 @@ use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Ipv4Packet, UdpFlow};
 
 use super::{Cell, Direction};
-use crate::end_to_end::paired::{BackEnd, Load, Window};
+use crate::end_to_end::back_end::BackEnd;
+use crate::end_to_end::paired::{Load, Window};
 use crate::guest::{GUEST_MAC, PORT_MAC, Seen};
 use crate::peer::frames::{FrameSink, FrameSource};
 

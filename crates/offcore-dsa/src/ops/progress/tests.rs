@@ -42,7 +42,7 @@ unsafe fn device(descriptor: &Descriptor, stop: usize) -> Completed {
             Pattern::of_16(src, if wide { second } else { src }).fill(bytes_mut(dst));
         }
         Opcode::Compare => {
-            if let Some(at) = crate::ops::compare(bytes(src), bytes(dst)) {
+            if let Some(at) = crate::compute::compare(bytes(src), bytes(dst)) {
                 record = Completed { result: 1, completed: at as u32, ..Completed::of(Status::SUCCESS) };
             }
         }

@@ -2,8 +2,8 @@
 
 use super::{CHUNK, Operand, Operation, Stop};
 use crate::completion::Status;
+use crate::compute::{self, Crc, Pattern};
 use crate::descriptor::Flags;
-use crate::ops::{self, Crc, Pattern};
 use crate::sim::memory::{self, Fault};
 
 /// The same fault, after `before` more bytes of the operation.
@@ -86,7 +86,7 @@ impl Operation<'_> {
             let there = [&read_a, &read_b].map(|read| read.as_ref().err().map_or(len, |fault| fault.done));
             let there = there[0].min(there[1]);
             // A difference before the fault is reported instead of it.
-            if let Some(different) = ops::compare(&a[..there], &b[..there]) {
+            if let Some(different) = compute::compare(&a[..there], &b[..there]) {
                 return self.compared(Some(start + different as u64));
             }
             for (read, operand) in [(read_a, Operand::Source), (read_b, Operand::Source2)] {
@@ -113,7 +113,7 @@ impl Operation<'_> {
             // SAFETY: as the caller promises.
             let read = unsafe { memory::read(src.wrapping_add(start), data) };
             let there = read.as_ref().err().map_or(len, |fault| fault.done);
-            if let Some(different) = ops::compare(&data[..there], &self.scratch.second) {
+            if let Some(different) = compute::compare(&data[..there], &self.scratch.second) {
                 return self.compared(Some(start + different as u64));
             }
             read.map_err(|fault| at(fault, start, Operand::Source))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offcore_dma::Mover;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::StageClock;
-use offcore_wire::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
+use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
 
 use super::*;
 use crate::af_packet::ring::Direction;

@@ -238,7 +238,7 @@ fn breakdown(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use offcore_bench::peer::about::AboutPeer;
+    use offcore_bench::row::AboutPeer;
 
     #[test]
     fn the_break_even_is_between_the_sizes_around_it() {

@@ -22,7 +22,7 @@ impl Crc {
     }
 
     /// The descriptor flags that ask for it.
-    pub(super) fn flags(self) -> Flags {
+    pub(crate) fn flags(self) -> Flags {
         let mut flags = Flags::empty();
         flags.set(Flags::OP_1, self.bypass_inversion);
         flags.set(Flags::OP_2, self.bypass_reflection);

@@ -4,7 +4,7 @@ use offcore_dma::CopyOp;
 use offcore_mem::{Burst, Packet, PoolCache};
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
-use crate::dequeue::Dequeued;
+use super::Dequeued;
 use crate::features::NET_HEADER;
 
 /// Bits of the first two bytes of a virtio-net header that asks for something: `flags` and `gso_type`.

@@ -1,0 +1,70 @@
+//! The way to a work queue, by which it can be opened again, and the places in it that its channels share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::Roots;
+use super::discover::WqError;
+use super::open::{Options, open};
+use crate::portal::Portal;
+use crate::sim::SimDevice;
+use crate::wq::WqInfo;
+
+/// The way to a work queue: what it is, and how it is opened.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) name: String,
+    pub(super) info: WqInfo,
+    pub(super) options: Options,
+    pub(super) source: Source,
+}
+
+#[derive(Debug)]
+pub(super) enum Source {
+    Kernel(Roots),
+    Simulator(SimDevice),
+}
+
+impl Way {
+    pub(super) fn open_again(&self) -> Result<Portal, WqError> {
+        match &self.source {
+            Source::Kernel(roots) => {
+                let opened = open(roots, &self.info.name, &self.options)?;
+                if opened.info != self.info {
+                    // Places and limits were taken from what it was.
+                    return Err(WqError::Attribute {
+                        path: roots.sysfs.join(&self.info.name).display().to_string(),
+                        found: "other properties than when it was first opened".into(),
+                        expected: "the same ones: configure it back, or start again",
+                    });
+                }
+                Ok(opened.portal)
+            }
+            Source::Simulator(device) => Ok(device.open(&self.info.name)?.into()),
+        }
+    }
+}
+
+/// One channel's share of a work queue's places.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) channels: Arc<AtomicUsize>,
+    pub(super) places: usize,
+}
+
+impl Share {
+    /// Places that the channel may use at present: what all may use, divided by the channels that are open.
+    #[inline(always)]
+    pub(super) fn places(&self) -> usize {
+        match self.channels.load(Ordering::Relaxed) {
+            0 | 1 => self.places,
+            n => (self.places / n).max(1),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.channels.fetch_sub(1, Ordering::Relaxed);
+    }
+}

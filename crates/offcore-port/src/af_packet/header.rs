@@ -1,0 +1,51 @@
+//! What the kernel tells of a packet beside its bytes: the VLAN tag that it took out, and a virtio-net header.
+
+use offcore_mem::Packet;
+use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
+
+use super::ring;
+use super::socket::VNET_HEADER;
+use crate::DropReason;
+
+/// Bytes of a VLAN tag.
+pub(super) const TAG: usize = 4;
+/// Bytes of a frame in front of its VLAN tag.
+pub(super) const BEFORE_TAG: usize = 12;
+
+/// The VLAN tag that was taken out of a packet, as it goes on the wire.
+pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
+    if status & ring::VLAN_VALID == 0 {
+        return None;
+    }
+    let tpid = if status & ring::VLAN_TPID_VALID != 0 { tpid } else { libc::ETH_P_8021Q as u16 };
+    let ([a, b], [c, d]) = (tpid.to_be_bytes(), tci.to_be_bytes());
+    Some([a, b, c, d])
+}
+
+/// What `vnet` says of a frame of `len` bytes, which has its tag again if it is `tagged`.
+pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, DropReason> {
+    let mut bytes = [0; HEADER_LEN];
+    bytes[..VNET_HEADER].copy_from_slice(vnet); // copy-ok: the virtio-net header
+    let mut header = NetHeader::from_bytes(&bytes);
+    if !header.leaves_work() {
+        return Ok(NetHeader::default());
+    }
+    header = header.essence();
+    if tagged {
+        // The kernel counts without the tag.
+        header.csum_start =
+            if header.needs_checksum() { header.csum_start.saturating_add(TAG as u16) } else { 0 };
+        header.hdr_len = if header.is_gso() { header.hdr_len.saturating_add(TAG as u16) } else { 0 };
+    }
+    header.check(len).map_err(|_| DropReason::Malformed)?;
+    Ok(header)
+}
+
+/// Marks the packet, if the header asks for anything.
+pub(super) fn mark(packet: &mut Packet, header: &NetHeader) {
+    if header.leaves_work() {
+        // copy-ok: the virtio-net header
+        packet.headroom_mut(HEADER_LEN).copy_from_slice(&header.to_bytes());
+        packet.set_offload(true);
+    }
+}
