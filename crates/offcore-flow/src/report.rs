@@ -96,7 +96,7 @@ pub struct ChannelReport {
 }
 
 /// Where one worker's cycles went since the start, from the sampled bursts.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Default)]
 pub struct WorkerReport {
     /// The worker's lcore.
     pub lcore: u32,
@@ -329,74 +329,14 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
         return bridge(report.bridge.get_or_insert_default(), what, block);
     }
     let Some(lcore) = owner.strip_prefix("lcore").and_then(|n| n.parse().ok()) else {
-        if let Some(queue) =
-            what.strip_prefix("rx").and_then(|queue| queue.strip_suffix("/copy")?.parse().ok())
-        {
-            let get = |name| value(block, name);
-            report.copies.push(CopyReport {
-                port: owner.into(),
-                queue,
-                packets: get("packets"),
-                bytes: get("bytes"),
-                too_big: get("too_big"),
-                no_buffer: get("no_buffer"),
-                starved: get("starved"),
-            });
-            return;
-        }
-        if let Some(queue) = what.strip_prefix("work").and_then(|queue| queue.parse().ok()) {
-            let get = |name| value(block, name);
-            report.work.push(WorkReport {
-                pipeline: owner.into(),
-                queue,
-                bursts: get("bursts"),
-                hits: get("hits"),
-                dropped: get("dropped"),
-                marked: get("marked"),
-                steered: get("steered"),
-                failed: get("failed") > 0,
-                quarantined: get("quarantined"),
-            });
-            return;
-        }
-        report.queues.extend(queue(owner, what, block, previous, elapsed));
-        return;
+        return port(report, owner, what, block, previous, elapsed);
     };
     if let Some(name) = what.strip_prefix("channel/") {
-        let name = name.split_once('#').map_or(name, |(name, _)| name);
-        let (channel, sharing) = name.rsplit_once('/').unwrap_or((name, ""));
-        let get = |name| value(block, name);
-        report.channels.push(ChannelReport {
-            lcore,
-            channel: channel.into(),
-            sharing: sharing.into(),
-            submitted: get("submitted"),
-            completed: get("completed"),
-            failed: get("failed"),
-            bytes: get("bytes"),
-            in_flight: get("in_flight"),
-        });
-        return;
+        return report.channels.push(channel(lcore, name, block));
     }
     let known = report.workers.iter().position(|w| w.lcore == lcore);
     let index = known.unwrap_or_else(|| {
-        report.workers.push(WorkerReport {
-            lcore,
-            stages: Vec::new(),
-            groups: Vec::new(),
-            core_copies: 0,
-            fallbacks: 0,
-            overflow: 0,
-            resets: 0,
-            quarantined: 0,
-            held_by_order: 0,
-            faults: 0,
-            out_of_service: 0,
-            probes: 0,
-            asleep: 0.0,
-            sleeps: 0,
-            woken: 0,
-        });
+        report.workers.push(WorkerReport { lcore, ..WorkerReport::default() });
         report.workers.len() - 1
     });
     let worker = &mut report.workers[index];
@@ -421,6 +361,60 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             report.decisions.extend(decisions(lcore, block));
         }
         _ => {}
+    }
+}
+
+/// Adds a block of one queue of a port or of a pipeline.
+fn port(
+    report: &mut Report,
+    owner: &str,
+    what: &str,
+    block: &Snapshot,
+    previous: Option<&Snapshot>,
+    elapsed: Duration,
+) {
+    let get = |name| value(block, name);
+    if let Some(queue) = what.strip_prefix("rx").and_then(|queue| queue.strip_suffix("/copy")?.parse().ok()) {
+        report.copies.push(CopyReport {
+            port: owner.into(),
+            queue,
+            packets: get("packets"),
+            bytes: get("bytes"),
+            too_big: get("too_big"),
+            no_buffer: get("no_buffer"),
+            starved: get("starved"),
+        });
+    } else if let Some(queue) = what.strip_prefix("work").and_then(|queue| queue.parse().ok()) {
+        report.work.push(WorkReport {
+            pipeline: owner.into(),
+            queue,
+            bursts: get("bursts"),
+            hits: get("hits"),
+            dropped: get("dropped"),
+            marked: get("marked"),
+            steered: get("steered"),
+            failed: get("failed") > 0,
+            quarantined: get("quarantined"),
+        });
+    } else {
+        report.queues.extend(queue(owner, what, block, previous, elapsed));
+    }
+}
+
+/// What the channel `NAME/SHARING`, or `NAME/SHARING#N`, has counted.
+fn channel(lcore: u32, name: &str, block: &Snapshot) -> ChannelReport {
+    let name = name.split_once('#').map_or(name, |(name, _)| name);
+    let (channel, sharing) = name.rsplit_once('/').unwrap_or((name, ""));
+    let get = |name| value(block, name);
+    ChannelReport {
+        lcore,
+        channel: channel.into(),
+        sharing: sharing.into(),
+        submitted: get("submitted"),
+        completed: get("completed"),
+        failed: get("failed"),
+        bytes: get("bytes"),
+        in_flight: get("in_flight"),
     }
 }
 

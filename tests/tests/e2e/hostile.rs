@@ -98,109 +98,34 @@ type Bad = (&'static str, Vec<u8>, usize, Then, &'static str);
 
 fn bad_messages() -> Vec<Bad> {
     use Then::{Closed, Refused};
+    let plain = |request, payload: &[u8]| message(request, VERSION, payload);
     let vring = |index: u32, num: u32| [index.to_ne_bytes(), num.to_ne_bytes()].concat();
     let region = words([1, 0, 4096, 0, 0]);
     let addr = [&vring(0, 0)[..], &words([0x1000, 0x2000, 0x3000, 0])].concat();
-    vec![
-        (
-            "short",
-            message(SET_FEATURES, VERSION, &[0; 4]),
-            0,
-            Refused,
-            "SET_FEATURES: payload of 4 bytes, expected 8",
-        ),
-        (
-            "long",
-            message(SET_VRING_NUM, VERSION, &[0; 64]),
-            0,
-            Refused,
-            "SET_VRING_NUM: payload of 64 bytes, expected 8",
-        ),
-        (
-            "oversized",
-            header(SET_MEM_TABLE, VERSION, 1 << 20),
-            0,
-            Closed,
-            "SET_MEM_TABLE: payload of 1048576 bytes",
-        ),
+    #[rustfmt::skip]
+    let bad = vec![
+        ("short", plain(SET_FEATURES, &[0; 4]), 0, Refused, "SET_FEATURES: payload of 4 bytes, expected 8"),
+        ("long", plain(SET_VRING_NUM, &[0; 64]), 0, Refused, "SET_VRING_NUM: payload of 64 bytes, expected 8"),
+        ("oversized", header(SET_MEM_TABLE, VERSION, 1 << 20), 0, Closed, "SET_MEM_TABLE: payload of 1048576 bytes"),
         ("huge", header(SET_MEM_TABLE, VERSION, u32::MAX), 0, Closed, "payload of 4294967295 bytes"),
-        ("unknown", message(250, VERSION, &[0; 8]), 0, Refused, "request 250 is not supported"),
+        ("unknown", plain(250, &[0; 8]), 0, Refused, "request 250 is not supported"),
         ("another version", message(SET_FEATURES, 2, &[0; 8]), 0, Closed, "protocol version 2, expected 1"),
         ("a reply", message(SET_FEATURES, VERSION | 4, &[0; 8]), 0, Refused, "a reply, expected a request"),
-        (
-            "unknown flags",
-            message(SET_FEATURES, VERSION | 1 << 20, &[0; 8]),
-            0,
-            Closed,
-            "expected only version",
-        ),
-        (
-            "a legacy driver",
-            message(SET_FEATURES, VERSION, &words([0])),
-            0,
-            Refused,
-            "VIRTIO_F_VERSION_1 (bit 32)",
-        ),
-        (
-            "not offered",
-            message(SET_FEATURES, VERSION, &words([1 << 32 | 1 << 63])),
-            0,
-            Refused,
-            "were not offered",
-        ),
-        (
-            "no such virtqueue",
-            message(SET_VRING_ENABLE, VERSION, &vring(99, 1)),
-            0,
-            Refused,
-            "virtqueue 99, expected one below 2",
-        ),
-        (
-            "size",
-            message(SET_VRING_NUM, VERSION, &vring(0, 40_000)),
-            0,
-            Refused,
-            "expected a number from 1 to 32768",
-        ),
-        (
-            "extra descriptors",
-            message(SET_VRING_NUM, VERSION, &vring(0, 256)),
-            3,
-            Refused,
-            "3 file descriptors, expected 0",
-        ),
-        (
-            "extra descriptors, with a reply due",
-            message(GET_FEATURES, VERSION, &[]),
-            2,
-            Closed,
-            "2 file descriptors, expected 0",
-        ),
-        (
-            "no descriptor",
-            message(SET_VRING_CALL, VERSION, &words([0])),
-            0,
-            Refused,
-            "0 file descriptors, expected 1",
-        ),
-        ("not an eventfd", message(SET_VRING_CALL, VERSION, &words([0])), 1, Refused, "expected an eventfd"),
-        (
-            "memory in no file",
-            message(SET_MEM_TABLE, VERSION, &region),
-            1,
-            Refused,
-            "SET_MEM_TABLE: region 0x0",
-        ),
-        (
-            "too many regions",
-            message(SET_MEM_TABLE, VERSION, &words([33])),
-            0,
-            Refused,
-            "33 regions, expected 1 to 32",
-        ),
+        ("unknown flags", message(SET_FEATURES, VERSION | 1 << 20, &[0; 8]), 0, Closed, "expected only version"),
+        ("a legacy driver", plain(SET_FEATURES, &words([0])), 0, Refused, "VIRTIO_F_VERSION_1 (bit 32)"),
+        ("not offered", plain(SET_FEATURES, &words([1 << 32 | 1 << 63])), 0, Refused, "were not offered"),
+        ("no such virtqueue", plain(SET_VRING_ENABLE, &vring(99, 1)), 0, Refused, "virtqueue 99, expected one below 2"),
+        ("size", plain(SET_VRING_NUM, &vring(0, 40_000)), 0, Refused, "expected a number from 1 to 32768"),
+        ("extra descriptors", plain(SET_VRING_NUM, &vring(0, 256)), 3, Refused, "3 file descriptors, expected 0"),
+        ("extra descriptors, with a reply due", plain(GET_FEATURES, &[]), 2, Closed, "2 file descriptors, expected 0"),
+        ("no descriptor", plain(SET_VRING_CALL, &words([0])), 0, Refused, "0 file descriptors, expected 1"),
+        ("not an eventfd", plain(SET_VRING_CALL, &words([0])), 1, Refused, "expected an eventfd"),
+        ("memory in no file", plain(SET_MEM_TABLE, &region), 1, Refused, "SET_MEM_TABLE: region 0x0"),
+        ("too many regions", plain(SET_MEM_TABLE, &words([33])), 0, Refused, "33 regions, expected 1 to 32"),
         // Before the memory and the size that it refers to: kept, and no more.
-        ("out of order", message(SET_VRING_ADDR, VERSION, &addr), 0, Refused, ""),
-    ]
+        ("out of order", plain(SET_VRING_ADDR, &addr), 0, Refused, ""),
+    ];
+    bad
 }
 
 /// Waits until the log has more lines that contain `text` than `before`.
