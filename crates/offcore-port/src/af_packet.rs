@@ -25,14 +25,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use offcore_mem::Pool;
-use offcore_wire::ethernet::{self, MacAddr};
+use offcore_wire::ethernet::{self};
 use offcore_wire::virtio_net::Offloads;
 
+use crate::base::PortBase;
 use crate::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
-use crate::slots::Slots;
 use crate::spec::AfPacketSpec;
-use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+use crate::{Port, PortError, QueueSetup, RxQueue, TxQueue};
 
 use ring::{Direction, Ring};
 use rx::AfPacketRx;
@@ -57,12 +57,10 @@ struct State {
 /// An af_packet port.
 #[derive(Debug)]
 pub struct AfPacketPort {
-    name: String,
+    base: PortBase,
     spec: AfPacketSpec,
     netdev: NetDev,
-    mac: MacAddr,
     pool: &'static Pool,
-    slots: Slots,
     state: Arc<State>,
     rx: Vec<Arc<Cell<Ring>>>,
     tx: Vec<Arc<Cell<Sender>>>,
@@ -105,11 +103,9 @@ impl AfPacketPort {
         let mac = netdev.mac().map_err(|source| fail(ask("address"), source))?;
         let cells = 0..spec.queues;
         let mut port = Self {
-            name: name.clone(),
+            base: PortBase::new(name.clone(), mac, spec.queues),
             spec: spec.clone(),
-            mac,
             pool,
-            slots: Slots::new(spec.queues),
             state: Arc::new(State { is_up: AtomicBool::new(false), mtu: AtomicUsize::new(mtu) }),
             rx: cells.clone().map(|_| Arc::new(Cell::new())).collect(),
             tx: cells.map(|_| Arc::new(Cell::new())).collect(),
@@ -203,7 +199,7 @@ impl AfPacketPort {
     }
 
     fn refused(&self, Refusal { what, source, .. }: Refusal) -> PortError {
-        PortError::System { port: self.name.clone(), what, source }
+        PortError::System { port: self.base.name.clone(), what, source }
     }
 
     /// The interface is gone, if only from under its name. Its sockets go, too, and with them promiscuous mode.
@@ -246,21 +242,12 @@ fn advice(name: &str, error: &io::Error) -> String {
 }
 
 impl Port for AfPacketPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         let queue = usize::from(index);
         self.taken_rx[queue] = true;
         if self.joins(queue) {
@@ -272,8 +259,7 @@ impl Port for AfPacketPort {
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_tx(index, &setup)?;
         let queue = usize::from(index);
         self.taken_tx[queue] = true;
         if self.joins(queue) {
@@ -304,7 +290,7 @@ impl Port for AfPacketPort {
             }
             self.renewed += 1;
             self.link = self.netdev.link();
-            self.mac = self.netdev.mac().unwrap_or(self.mac);
+            self.base.mac = self.netdev.mac().unwrap_or(self.base.mac);
         }
         if let Ok(mtu) = self.netdev.mtu() {
             self.state.mtu.store(mtu, Ordering::Relaxed);
@@ -320,9 +306,9 @@ impl Port for AfPacketPort {
     }
 
     fn status(&self) -> String {
-        let Self { mac, link, lost, renewed, spec, .. } = self;
+        let Self { base, link, lost, renewed, spec, .. } = self;
         let mtu = self.state.mtu.load(Ordering::Relaxed);
-        let mut text = format!("interface {} {link}, MTU {mtu}, address {mac}", spec.name);
+        let mut text = format!("interface {} {link}, MTU {mtu}, address {}", spec.name, base.mac);
         if *lost > 0 {
             text += &format!(", link lost {lost} times");
         }

@@ -31,13 +31,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use offcore_mem::Pool;
-use offcore_wire::ethernet::MacAddr;
 
+use crate::base::PortBase;
 use crate::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
-use crate::slots::Slots;
 use crate::spec::AfXdpSpec;
-use crate::{DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue};
+use crate::{DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue};
 
 use rx::{RxHalf, XdpRx};
 use session::{Halves, Refusal, Session, buffers, longest_frame};
@@ -64,12 +63,10 @@ const POOL_SHARE: usize = 2;
 /// An AF_XDP port.
 #[derive(Debug)]
 pub struct AfXdpPort {
-    name: String,
+    base: PortBase,
     spec: AfXdpSpec,
     device: NetDev,
-    mac: MacAddr,
     pool: &'static Pool,
-    slots: Slots,
     queues: Vec<Queue>,
     line: Arc<Line>,
     state: State,
@@ -183,12 +180,10 @@ impl AfXdpPort {
         }
         Ok(Self {
             queues,
-            slots: Slots::new(spec.queues),
+            base: PortBase::new(name, mac, spec.queues),
             spec: spec.clone(),
             state: State::Taken(session),
-            name,
             device,
-            mac,
             pool,
             line,
         })
@@ -254,7 +249,7 @@ impl AfXdpPort {
             queue.tx.publish(Some(tx));
         }
         if let Ok(mac) = self.device.mac() {
-            self.mac = mac;
+            self.base.mac = mac;
         }
         self.state = State::Taken(session);
         self.line.update(&self.device);
@@ -281,29 +276,19 @@ fn no_device(name: &str, error: &io::Error) -> String {
 }
 
 impl Port for AfXdpPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         let queue = &mut self.queues[usize::from(index)];
         queue.counters = Some(counters.clone());
         Ok(Box::new(XdpRx::new(End::new(Arc::clone(&queue.rx)), counters)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_tx(index, &setup)?;
         let end = End::new(Arc::clone(&self.queues[usize::from(index)].tx));
         Ok(Box::new(XdpTx::new(end, Arc::clone(&self.line), counters)))
     }
@@ -324,7 +309,8 @@ impl Port for AfXdpPort {
     }
 
     fn status(&self) -> String {
-        let Self { spec, device, mac, .. } = self;
+        let Self { base, spec, device, .. } = self;
+        let mac = base.mac;
         match &self.state {
             State::Gone { why: None, .. } => format!("interface {} {}", device.name(), Link::Gone),
             State::Gone { why: Some(why), .. } => {

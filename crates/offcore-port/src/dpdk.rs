@@ -16,7 +16,7 @@ use offcore_mem::{Burst, DeviceMemory, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet::{self, MacAddr};
 
-use crate::slots::Slots;
+use crate::base::PortBase;
 use crate::spec::{DpdkSpec, Hash};
 use crate::{
     Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, room,
@@ -28,10 +28,9 @@ const LOOK_EVERY: u32 = 10;
 /// A DPDK port.
 #[derive(Debug)]
 pub struct DpdkPort {
-    name: String,
+    base: PortBase,
     device: Arc<Ethdev>,
     pool: &'static Pool,
-    slots: Slots,
     shared: Arc<Shared>,
     memory: Option<DeviceMemory>,
     link: Link,
@@ -64,10 +63,9 @@ impl DpdkPort {
             .map_err(|error| PortError::Other { port: name.clone(), reason: error.to_string() })?;
         device.notes().iter().for_each(|note| tracing::info!("{name}: {note}"));
         let mut port = Self {
-            name,
+            base: PortBase::new(name, MacAddr(device.mac()), spec.queues),
             device,
             pool,
-            slots: Slots::new(spec.queues),
             shared: Arc::default(),
             memory: memory.cloned(),
             link: Link::default(),
@@ -117,35 +115,25 @@ fn request(spec: &DpdkSpec) -> Request {
 }
 
 impl Port for DpdkPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        MacAddr(self.device.mac())
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
         Ok(Box::new(DpdkRx {
+            counters: self.base.take_rx(index, &setup)?,
             queue: self.device.rx(index),
-            counters: RxCounters::new(setup.stats, setup.port, index)?,
             losses: (index == 0).then(|| Losses::new(&self.shared)),
         }))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
         Ok(Box::new(DpdkTx {
+            counters: self.base.take_tx(index, &setup)?,
             longest: self.device.longest(),
             segments: self.device.takes_segments(),
             queue: self.device.tx(index),
             pool: self.pool,
-            counters: TxCounters::new(setup.stats, setup.port, index)?,
             shared: Arc::clone(&self.shared),
             failed: (index == 0).then_some(0),
         }))

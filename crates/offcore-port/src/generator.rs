@@ -21,11 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use offcore_mem::Pool;
 use offcore_stats::page::Block;
-use offcore_wire::ethernet::MacAddr;
 
-use crate::slots::Slots;
+use crate::base::PortBase;
 use crate::spec::{FCS, GenSpec};
-use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address};
+use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue, address};
 
 use sink::Sink;
 use source::Source;
@@ -93,12 +92,10 @@ impl GenCounters {
 /// A generator port.
 #[derive(Debug)]
 pub struct GenPort {
-    name: String,
+    base: PortBase,
     spec: GenSpec,
-    mac: MacAddr,
     /// Id of queue 0's stream; the others count on from it.
     stream: u32,
-    slots: Slots,
     counters: GenCounters,
 }
 
@@ -119,12 +116,10 @@ impl GenPort {
             return Err(PortError::Syntax { found: name, expected });
         }
         Ok(Self {
-            mac: address::derived(&name),
-            name,
+            base: PortBase::new(name.clone(), address::derived(&name), spec.queues),
             spec: spec.clone(),
             #[allow(clippy::cast_possible_truncation, reason = "any 24 random bits will do")]
             stream: RandomState::new().hash_one("stream") as u32 & sink::MAX_STREAM,
-            slots: Slots::new(spec.queues),
             counters: GenCounters::default(),
         })
     }
@@ -141,32 +136,22 @@ impl GenPort {
 }
 
 impl Port for GenPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         let stream = (self.stream + u32::from(index)) & sink::MAX_STREAM;
-        let source = Source::new(&self.spec, index, stream, self.mac, counters.clone())
-            .map_err(|e| PortError::Other { port: self.name.clone(), reason: e.to_string() })?;
+        let source = Source::new(&self.spec, index, stream, self.base.mac, counters.clone())
+            .map_err(|e| PortError::Other { port: self.base.name.clone(), reason: e.to_string() })?;
         self.counters.add(|queues| queues.sources.push(counters));
         Ok(Box::new(source))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
+        let counters = self.base.take_tx(index, &setup)?;
         let block = setup.stats.block(&format!("{}/sink{index}", setup.port), &sink::COUNTERS)?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
         self.counters.add(|queues| queues.sinks.push(block.clone()));
         Ok(Box::new(Sink::new(&self.spec, block, counters)))
     }

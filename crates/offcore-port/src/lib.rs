@@ -5,6 +5,7 @@
 pub mod address;
 pub mod af_packet;
 pub mod af_xdp;
+pub mod base;
 mod cell;
 pub mod copy;
 #[cfg(feature = "dpdk")]
@@ -15,7 +16,6 @@ pub mod inventory;
 pub mod netdev;
 pub mod pcap;
 pub mod settle;
-pub mod slots;
 pub mod spec;
 pub mod stats;
 pub mod tap;
@@ -33,6 +33,7 @@ use offcore_mem::{Burst, DeviceMemory};
 use offcore_stats::page::{PageError, StatsPage};
 use offcore_wire::ethernet::MacAddr;
 
+pub use base::PortBase;
 pub use settle::Accepts;
 pub use stats::{DropReason, RxCounters, TxCounters};
 
@@ -143,14 +144,23 @@ pub trait TxQueue: Any + fmt::Debug + Send {
 
 /// A port. Used by the control thread only.
 pub trait Port: fmt::Debug + Send {
+    /// What it has in common with every other port.
+    fn base(&self) -> &PortBase;
+
     /// The port as it was written on the command line.
-    fn name(&self) -> &str;
+    fn name(&self) -> &str {
+        &self.base().name
+    }
 
     /// The port's Ethernet address: the source address of `mac` forwarding.
-    fn mac(&self) -> MacAddr;
+    fn mac(&self) -> MacAddr {
+        self.base().mac
+    }
 
     /// Number of queue pairs.
-    fn queues(&self) -> u16;
+    fn queues(&self) -> u16 {
+        self.base().queues()
+    }
 
     /// The receiving half of queue `index`, once.
     ///

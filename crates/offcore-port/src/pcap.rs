@@ -17,10 +17,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use offcore_mem::{Burst, HEADROOM, Packet, Pool};
 use offcore_stats::Stage;
-use offcore_wire::ethernet::{self, MacAddr};
+use offcore_wire::ethernet::{self};
 use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, PcapWriter, Record};
 
-use crate::slots::Slots;
+use crate::base::PortBase;
 use crate::spec::PcapSpec;
 use crate::{
     Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
@@ -38,9 +38,7 @@ type Output = PcapWriter<BufWriter<File>>;
 /// A pcap port. It has one queue pair.
 #[derive(Debug)]
 pub struct PcapPort {
-    name: String,
-    mac: MacAddr,
-    slots: Slots,
+    base: PortBase,
     source: Option<Source>,
     sink: Option<Sink>,
     input: Arc<FileState>,
@@ -108,32 +106,23 @@ impl PcapPort {
             None => None,
             Some(path) => Some(Sink::open(path, Arc::clone(&output)).map_err(|e| fail(path, e))?),
         };
-        Ok(Self { mac: address::derived(&name), name, slots: Slots::new(1), source, sink, input, output })
+        let base = PortBase::new(name.clone(), address::derived(&name), 1);
+        Ok(Self { base, source, sink, input, output })
     }
 }
 
 impl Port for PcapPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         Ok(Box::new(PcapRx { source: self.source.take(), back: Burst::new(), counters }))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_tx(index, &setup)?;
         Ok(Box::new(PcapTx { sink: self.sink.take(), without: DropReason::Down, counters }))
     }
 

@@ -19,18 +19,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_stats::Stage;
-use offcore_wire::ethernet::{self, MacAddr};
+use offcore_wire::ethernet::{self};
 use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 use rustix::io::Errno;
 
+use crate::base::PortBase;
 use crate::cell::{Cell, End};
 use crate::netdev::NetDev;
 use crate::settle;
-use crate::slots::Slots;
 use crate::spec::TapSpec;
-use crate::{
-    Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
-};
+use crate::{Accepts, Context, DropReason, Port, PortError, QueueSetup, RxQueue, TxCounters, TxQueue};
 
 use rx::TapRx;
 
@@ -46,9 +44,8 @@ const MAX_SEGMENTS: usize = 64;
 /// A TAP port.
 #[derive(Debug)]
 pub struct TapPort {
-    name: String,
+    base: PortBase,
     interface: NetDev,
-    mac: MacAddr,
     mtu: usize,
     offloads: bool,
     /// The pool is too small for the offloads that were asked for.
@@ -58,7 +55,6 @@ pub struct TapPort {
     pool: &'static Pool,
     /// The halves of each queue, and the file that both use.
     queues: Vec<[Arc<Cell<Arc<OwnedFd>>>; 2]>,
-    slots: Slots,
     lost: Arc<AtomicU32>,
     spec: TapSpec,
     /// How often the interface was made anew.
@@ -97,16 +93,14 @@ impl TapPort {
             return Err(PortError::Other { port: name, reason });
         }
         let port = Self {
-            name,
+            base: PortBase::new(name, mac, spec.queues),
             interface,
-            mac,
             mtu,
             offloads,
             too_small: spec.offloads && !offloads,
             longest,
             pool,
             queues: (0..spec.queues).map(|_| [(); 2].map(|()| Arc::new(Cell::new()))).collect(),
-            slots: Slots::new(spec.queues),
             lost: Arc::default(),
             spec: spec.clone(),
             renewed: 0,
@@ -141,34 +135,24 @@ impl TapPort {
     /// One half of a queue, 0 to receive and 1 to send.
     fn queue(&self, index: u16, half: usize) -> Result<Queue, PortError> {
         let end = End::new(Arc::clone(&self.queues[usize::from(index)][half]));
-        let missing = || PortError::Queue { port: self.name.clone(), index };
+        let missing = || PortError::Queue { port: self.base.name.clone(), index };
         let file = end.ring.as_ref().map(Arc::clone).ok_or_else(missing)?;
         Ok(Queue { file, end, lost: Arc::clone(&self.lost) })
     }
 }
 
 impl Port for TapPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         Ok(Box::new(TapRx::new(self.queue(index, 0)?, counters, self.pool, self.longest)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_tx(index, &setup)?;
         let offloads = if self.offloads { Offloads::ALL } else { Offloads::default() };
         Ok(Box::new(TapTx { queue: self.queue(index, 1)?, pool: self.pool, offloads, counters }))
     }
@@ -183,7 +167,7 @@ impl Port for TapPort {
         else {
             return;
         };
-        self.mac = interface.mac().unwrap_or(self.mac);
+        self.base.mac = interface.mac().unwrap_or(self.base.mac);
         self.mtu = interface.mtu().unwrap_or(self.mtu);
         self.interface = interface;
         self.renewed += 1;
@@ -202,7 +186,8 @@ impl Port for TapPort {
             (false, false) => "off",
             (false, true) => "off (they need more packet buffers: --mbufs)",
         };
-        let Self { interface, mac, .. } = self;
+        let Self { base, interface, .. } = self;
+        let mac = base.mac;
         let mtu = interface.mtu().unwrap_or(self.mtu);
         format!(
             "interface {} {link}, MTU {mtu}, address {mac}, offloads {offloads}{renewed}",

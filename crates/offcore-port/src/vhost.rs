@@ -17,14 +17,14 @@ use offcore_vhost::{Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
 
 use crate::{
-    Accepts, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, Wake,
+    Accepts, DropReason, Port, PortBase, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
+    Wake,
 };
 
 /// A vhost-user port.
 #[derive(Debug)]
 pub struct VhostPort {
-    name: String,
-    mac: MacAddr,
+    base: PortBase,
     backend: Backend,
 }
 
@@ -42,7 +42,8 @@ impl VhostPort {
     pub fn open(name: &str, mac: MacAddr, config: BackendConfig) -> Result<Self, PortError> {
         let backend = Backend::start(config, Box::new(Quiet))
             .map_err(|error| PortError::Other { port: name.into(), reason: error.to_string() })?;
-        Ok(Self { name: name.into(), mac, backend })
+        let queues = (backend.cells().len() / 2) as u16;
+        Ok(Self { base: PortBase::new(name.into(), mac, queues), backend })
     }
 
     /// The back end, for those who want its control calls.
@@ -58,21 +59,13 @@ impl VhostPort {
     }
 
     fn no_queue(&self, index: u16) -> PortError {
-        PortError::Queue { port: self.name.clone(), index }
+        PortError::Queue { port: self.base.name.clone(), index }
     }
 }
 
 impl Port for VhostPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        (self.backend.cells().len() / 2) as u16
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {

@@ -30,11 +30,11 @@ use offcore_ring::RingError;
 use offcore_vhost::connection::Role;
 use offcore_vhost::features::{self, VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::frontend::{FrontEndConfig, FrontEndError};
-use offcore_wire::ethernet::{self, MacAddr};
+use offcore_wire::ethernet::{self};
 
-use crate::slots::Slots;
+use crate::base::PortBase;
 use crate::spec::VirtioUserSpec;
-use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address};
+use crate::{Port, PortError, QueueSetup, RxQueue, TxQueue, address};
 
 use cell::Cell;
 use link::{Link, LinkState};
@@ -60,14 +60,12 @@ const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
 /// A virtio-user port.
 #[derive(Debug)]
 pub struct VirtioUserPort {
-    name: String,
+    base: PortBase,
     path: PathBuf,
     role: Role,
-    mac: MacAddr,
     pool: &'static Pool,
     /// Bytes of the longest frame for which there is room without mergeable buffers.
     longest: usize,
-    slots: Slots,
     link: Link,
 }
 
@@ -97,14 +95,13 @@ impl VirtioUserPort {
         };
         let role = config.role;
         let link = Link::open(config, pool).map_err(|error| Self::refused(&name, error))?;
+        let mac = spec.mac.unwrap_or_else(|| address::derived(&name));
         Ok(Self {
-            mac: spec.mac.unwrap_or_else(|| address::derived(&name)),
-            name,
+            base: PortBase::new(name, mac, spec.queues),
             path: spec.path.clone(),
             role,
             pool,
             longest,
-            slots: Slots::new(spec.queues),
             link,
         })
     }
@@ -147,27 +144,17 @@ impl VirtioUserPort {
 }
 
 impl Port for VirtioUserPort {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
-    fn queues(&self) -> u16 {
-        self.slots.queues()
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, &self.name)?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         Ok(Box::new(VirtioRx::new(self.cell(2 * index), self.pool, self.longest, counters)))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, &self.name)?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_tx(index, &setup)?;
         Ok(Box::new(VirtioTx::new(self.cell(2 * index + 1), self.pool, counters)))
     }
 

@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use offcore_mem::{Burst, HEADROOM};
-use offcore_port::slots::Slots;
+use offcore_port::PortBase;
 use offcore_port::{
     Accepts, Context, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue, address,
 };
-use offcore_wire::MacAddr;
 
 /// What happens to a packet on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +70,7 @@ impl Wire {
 
 #[derive(Debug)]
 pub(crate) struct FaultyPort {
-    slots: Slots,
+    base: PortBase,
     out: Arc<Mutex<Wire>>,
     into: Arc<Mutex<Wire>>,
     faults: Faults,
@@ -80,39 +79,44 @@ pub(crate) struct FaultyPort {
 /// A port behind which there is a loop.
 pub(crate) fn looped(faults: Faults) -> Vec<Box<dyn Port>> {
     let wire = Arc::<Mutex<Wire>>::default();
-    vec![Box::new(FaultyPort { slots: Slots::new(1), out: Arc::clone(&wire), into: wire, faults })]
+    vec![Box::new(FaultyPort {
+        base: PortBase::new("faulty".into(), address::derived("faulty"), 1),
+        out: Arc::clone(&wire),
+        into: wire,
+        faults,
+    })]
 }
 
 /// Two ports; what goes from the second to the first has no faults.
 pub(crate) fn pair(faults: Faults) -> Vec<Box<dyn Port>> {
     let [there, back] = [(); 2].map(|()| Arc::<Mutex<Wire>>::default());
-    let first = FaultyPort { slots: Slots::new(1), out: Arc::clone(&there), into: Arc::clone(&back), faults };
-    let second = FaultyPort { slots: Slots::new(1), out: back, into: there, faults: |_| None };
+    let first = FaultyPort {
+        base: PortBase::new("faulty".into(), address::derived("faulty"), 1),
+        out: Arc::clone(&there),
+        into: Arc::clone(&back),
+        faults,
+    };
+    let second = FaultyPort {
+        base: PortBase::new("faulty".into(), address::derived("faulty"), 1),
+        out: back,
+        into: there,
+        faults: |_| None,
+    };
     vec![Box::new(first), Box::new(second)]
 }
 
 impl Port for FaultyPort {
-    fn name(&self) -> &str {
-        "faulty"
-    }
-
-    fn mac(&self) -> MacAddr {
-        address::derived("faulty")
-    }
-
-    fn queues(&self) -> u16 {
-        1
+    fn base(&self) -> &PortBase {
+        &self.base
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        self.slots.take_rx(index, "faulty")?;
-        let counters = RxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_rx(index, &setup)?;
         Ok(Box::new(FaultyRx { wire: Arc::clone(&self.into), counters }))
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        self.slots.take_tx(index, "faulty")?;
-        let counters = TxCounters::new(setup.stats, setup.port, index)?;
+        let counters = self.base.take_tx(index, &setup)?;
         Ok(Box::new(FaultyTx { wire: Arc::clone(&self.out), faults: self.faults, counters }))
     }
 
