@@ -34,19 +34,15 @@ impl CopyOp {
 }
 
 /// Why an operation did not succeed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum Failure {
-    /// The engine could not reach the memory.
-    #[error("page fault")]
+    /// page fault
     PageFault,
-    /// The engine failed.
-    #[error("hardware error")]
+    /// hardware error
     Hardware,
-    /// The engine refused the operation (length, alignment, kind).
-    #[error("operation refused")]
+    /// operation refused
     Refused,
-    /// The channel was stopped or reset before the operation ran.
-    #[error("aborted")]
+    /// aborted
     Aborted,
 }
 
@@ -171,36 +167,14 @@ pub enum Reset {
 }
 
 /// Why a channel or device refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum EngineError {
-    /// All channels are taken.
-    #[error("{device}: all {max} channels are in use: free one, or share one between queues")]
-    NoChannel {
-        /// The device.
-        device: String,
-        /// How many it has.
-        max: usize,
-    },
-    /// The ring size is not possible.
-    #[error("{device}: ring size {found}: expected a power of two from {min} to {max}")]
-    RingSize {
-        /// The device.
-        device: String,
-        /// What was asked for.
-        found: usize,
-        /// The smallest.
-        min: usize,
-        /// The largest.
-        max: usize,
-    },
-    /// The engine's thread could not be started or pinned.
-    #[error("{device}: {reason}")]
-    Thread {
-        /// The device.
-        device: String,
-        /// Why.
-        reason: String,
-    },
+    /// {device}: all {max} channels are in use: free one, or share one between queues
+    NoChannel { device: String, max: usize },
+    /// {device}: ring size {found}: expected a power of two from {min} to {max}
+    RingSize { device: String, found: usize, min: usize, max: usize },
+    /// {device}: {reason}
+    Thread { device: String, reason: String },
 }
 
 /// A device that copies.

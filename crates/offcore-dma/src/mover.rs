@@ -84,16 +84,13 @@ impl QueueId {
 }
 
 /// Why a queue or channel cannot be changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum MoverError {
-    /// Packets are in flight.
-    #[error("{0} packets are in flight: poll until none is")]
+    /// {0} packets are in flight: poll until none is
     InFlight(usize),
-    /// More channels than a queue can use.
-    #[error("{0} channels for one queue: at most {MAX_CHANNELS_PER_QUEUE}")]
+    /// {0} channels for one queue: at most {MAX_CHANNELS_PER_QUEUE:?}
     TooManyChannels(usize),
-    /// A channel that this mover does not have.
-    #[error("channel {0} is not this worker's")]
+    /// channel {0} is not this worker's
     NoChannel(usize),
 }
 

@@ -9,45 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mapping::Mapping;
-use crate::sigbus;
+use crate::sigbus::{self, GUARDS};
 
-/// What can go wrong when a table is made.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+/// What can go wrong when a table is made. `guest` is a guest physical address.
+#[derive(Debug, displaydoc::Display, thiserror::Error, PartialEq, Eq)]
 pub enum TableError {
-    /// A region is empty or wraps around the address space.
-    #[error("guest memory region {guest:#x}+{len:#x} is empty or wraps around")]
-    Range {
-        /// Guest physical address.
-        guest: u64,
-        /// Length.
-        len: u64,
-    },
-    /// Two regions share addresses.
-    #[error("guest memory regions {0:#x} and {1:#x} overlap")]
+    /// guest memory region {guest:#x}+{len:#x} is empty or wraps around
+    Range { guest: u64, len: u64 },
+    /// guest memory regions {0:#x} and {1:#x} overlap
     Overlap(u64, u64),
-    /// The mapping is shorter than the region it is said to hold.
-    #[error(
-        "guest memory region {guest:#x}+{len:#x} does not fit its mapping of {mapped:#x} bytes at offset {offset:#x}"
-    )]
-    Mapping {
-        /// Guest physical address.
-        guest: u64,
-        /// Length.
-        len: u64,
-        /// Where in the mapping the region starts.
-        offset: usize,
-        /// The mapping's length.
-        mapped: usize,
-    },
-    /// Every guard against memory that vanishes is taken.
-    #[error(
-        "guest memory region {guest:#x} cannot be guarded: this process has {} regions already, drop some",
-        sigbus::GUARDS
-    )]
-    Unguarded {
-        /// Guest physical address.
-        guest: u64,
-    },
+    /// guest memory region {guest:#x}+{len:#x} does not fit its mapping of {mapped:#x} bytes at offset
+    /// {offset:#x}
+    Mapping { guest: u64, len: u64, offset: usize, mapped: usize },
+    /// guest memory region {guest:#x} cannot be guarded: this process has {GUARDS:?} regions already, drop
+    /// some
+    Unguarded { guest: u64 },
 }
 
 /// One region of another party's memory.

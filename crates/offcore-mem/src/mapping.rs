@@ -37,60 +37,20 @@ impl FromStr for Hugepages {
 }
 
 /// What can go wrong when memory is made or mapped.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum MemoryError {
-    /// Not a page size.
-    #[error("hugepages '{found}': expected auto, 1G, 2M or none")]
-    Syntax {
-        /// The text as given.
-        found: String,
-    },
-    /// Not enough hugepages.
-    #[error(
-        "{len} bytes of {page_size} MiB hugepages are not to be had ({source}): set \
-         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, or use --hugepages none",
-        page_size << 10
-    )]
-    Hugepages {
-        /// Bytes wanted.
-        len: usize,
-        /// Size of the pages in MiB.
-        page_size: usize,
-        /// The kernel's reason.
-        source: rustix::io::Errno,
-    },
-    /// More memory than there is.
-    #[error(
-        "{} MiB of memory are wanted and {} MiB are available: use fewer (--mbufs) or smaller (--mbuf-size) packet \
-         buffers",
-        len >> 20, available >> 20
-    )]
-    TooLarge {
-        /// Bytes wanted.
-        len: usize,
-        /// Bytes that there are.
-        available: usize,
-    },
-    /// The kernel refused.
-    #[error("{what} of {len} bytes: {source}")]
-    System {
-        /// The call.
-        what: &'static str,
-        /// Bytes wanted.
-        len: usize,
-        /// The kernel's reason.
-        source: rustix::io::Errno,
-    },
-    /// The file behind a mapping is shorter than what is to be mapped.
-    #[error("a mapping of {len} bytes at offset {offset} needs a longer file: it has {file} bytes")]
-    Short {
-        /// Bytes to map.
-        len: usize,
-        /// Where in the file.
-        offset: u64,
-        /// The file's length.
-        file: u64,
-    },
+    /// hugepages '{found}': expected auto, 1G, 2M or none
+    Syntax { found: String },
+    /// {len} bytes of {page_size} kB hugepages are not to be had ({source}): set
+    /// /sys/kernel/mm/hugepages/hugepages-{page_size}kB/nr_hugepages, or use --hugepages none
+    Hugepages { len: usize, page_size: usize, source: rustix::io::Errno },
+    /// {wanted} MiB of memory are wanted and {available} MiB are available: use fewer (--mbufs) or smaller
+    /// (--mbuf-size) packet buffers
+    TooLarge { wanted: usize, available: usize },
+    /// {what} of {len} bytes: {source}
+    System { what: &'static str, len: usize, source: rustix::io::Errno },
+    /// a mapping of {len} bytes at offset {offset} needs a longer file: it has {file} bytes
+    Short { len: usize, offset: u64, file: u64 },
 }
 
 /// A shared, writable mapping. It hands out addresses, not slices: other parties write to it.
@@ -142,14 +102,14 @@ impl Mapping {
         let fail = |what| {
             move |source| match huge {
                 0 => MemoryError::System { what, len, source },
-                _ => MemoryError::Hugepages { len, page_size: huge >> 20, source },
+                _ => MemoryError::Hugepages { len, page_size: huge >> 10, source },
             }
         };
         // Ordinary pages are not reserved: who touches more of them than there are is killed, and others with him.
         if huge == 0
             && let Some(available) = available_memory().filter(|&available| len > available)
         {
-            return Err(MemoryError::TooLarge { len, available });
+            return Err(MemoryError::TooLarge { wanted: len >> 20, available: available >> 20 });
         }
         let flags = MemfdFlags::CLOEXEC
             | MemfdFlags::ALLOW_SEALING
@@ -358,7 +318,7 @@ mod tests {
             (available + (64 << 30), Hugepages::None),
         ] {
             let error = Mapping::memfd("test", len, hugepages).unwrap_err();
-            assert!(matches!(error, MemoryError::TooLarge { len: found, .. } if found >= len), "{error}");
+            assert!(matches!(error, MemoryError::TooLarge { wanted, .. } if wanted >= len >> 20), "{error}");
             let text = error.to_string();
             assert!(text.contains(&format!("{} MiB", len >> 20)) && text.contains("--mbufs"), "{text}");
         }

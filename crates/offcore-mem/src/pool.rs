@@ -30,22 +30,13 @@ pub const MAGAZINE: usize = 64;
 const MAX_CACHES: usize = 256;
 
 /// What can go wrong when a pool is made.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PoolError {
-    /// The chunk size is not one a pool can have.
-    #[error("chunk size {found}: expected a power of two from {CHUNK_ALIGN} to 32768 bytes")]
-    ChunkSize {
-        /// The size asked for.
-        found: usize,
-    },
-    /// The number of chunks is not one a pool can have.
-    #[error("pool of {found} packet buffers: expected {MAGAZINE} to 16777216")]
-    Count {
-        /// The number asked for.
-        found: usize,
-    },
-    /// No memory.
-    #[error("packet pool: {0}")]
+    /// chunk size {found}: expected a power of two from {CHUNK_ALIGN:?} to 32768 bytes
+    ChunkSize { found: usize },
+    /// pool of {found} packet buffers: expected {MAGAZINE:?} to 16777216
+    Count { found: usize },
+    /// packet pool: {0}
     Memory(#[from] MemoryError),
 }
 

@@ -24,9 +24,8 @@ use crossbeam_utils::CachePadded;
 use crate::prefetch;
 use crate::sync::{Arc, AtomicUsize, Ordering, Slots};
 
-/// The capacity is not one a ring can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("ring of {0} slots: expected a power of two")]
+/// ring of {0} slots: expected a power of two
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct CapacityError(
     /// What was asked for.
     pub usize,

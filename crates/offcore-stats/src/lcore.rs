@@ -3,34 +3,16 @@
 use rustix::thread::CpuSet;
 
 /// What can go wrong when a thread is pinned.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum LcoreError {
-    /// The lcore is not one this process may run on.
-    #[error("lcore {found} is not available; this process may run on {available:?}: choose one of these")]
-    Unavailable {
-        /// The lcore asked for.
-        found: usize,
-        /// Those allowed.
-        available: Vec<usize>,
-    },
-    /// The text is not a list of lcores.
-    #[error("lcore list '{found}': expected numbers and ranges such as 0,2-3")]
-    Syntax {
-        /// The text as given.
-        found: String,
-    },
-    /// Real-time priority was refused.
-    #[error(
-        "real-time priority {priority} was refused ({source}): it needs root or CAP_SYS_NICE and a priority of 1-99"
-    )]
-    Realtime {
-        /// The priority asked for.
-        priority: i32,
-        /// The kernel's reason.
-        source: std::io::Error,
-    },
-    /// The kernel refused.
-    #[error("pinning a thread: {0}")]
+    /// lcore {found} is not available; this process may run on {available:?}: choose one of these
+    Unavailable { found: usize, available: Vec<usize> },
+    /// lcore list '{found}': expected numbers and ranges such as 0,2-3
+    Syntax { found: String },
+    /// real-time priority {priority} was refused ({source}): it needs root or CAP_SYS_NICE and a priority of
+    /// 1-99
+    Realtime { priority: i32, source: std::io::Error },
+    /// pinning a thread: {0}
     System(#[from] rustix::io::Errno),
 }
 

@@ -25,31 +25,19 @@ const COUNTER_NAME: usize = 32;
 const LINE: usize = 64;
 
 /// What can go wrong with a statistics page.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PageError {
-    /// The kernel refused the memfd or the mapping.
-    #[error("statistics page: {0}")]
+    /// statistics page: {0}
     System(#[from] rustix::io::Errno),
-    /// No room for another block.
-    #[error("statistics page is full: block '{name}' needs {needed} bytes, {left} are left")]
-    Full {
-        /// The block that was asked for.
-        name: String,
-        /// Its size.
-        needed: usize,
-        /// What the page has left.
-        left: usize,
-    },
-    /// The file is not a statistics page of this version.
-    #[error("not a statistics page of version {VERSION}: magic {magic:#x}, version {version}")]
+    /// statistics page is full: block '{name}' needs {needed} bytes, {left} are left
+    Full { name: String, needed: usize, left: usize },
+    /// not a statistics page of version {VERSION:?}: magic {magic:#x}, version {version}
     Foreign {
         /// The first eight bytes.
         magic: u64,
-        /// The version field.
         version: u32,
     },
-    /// A block's directory entry points outside the page.
-    #[error("statistics page is damaged at offset {0}")]
+    /// statistics page is damaged at offset {0}
     Damaged(usize),
 }
 

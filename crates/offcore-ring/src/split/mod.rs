@@ -59,124 +59,47 @@ pub struct UsedElement {
 }
 
 /// What is wrong with a queue. The queue that shows it is broken; nothing else is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum RingError {
-    /// The size is not a power of two up to 32768.
-    #[error("queue size {0}: expected a power of two from 1 to {MAX_SIZE}")]
+    /// queue size {0}: expected a power of two from 1 to {MAX_SIZE:?}
     Size(u32),
-    /// The size of a packed queue is 0 or above 32768.
-    #[error("packed queue size {0}: expected 1 to {MAX_SIZE}")]
+    /// packed queue size {0}: expected 1 to {MAX_SIZE:?}
     PackedSize(u32),
-    /// A packed queue is to start at a descriptor that it does not have.
-    #[error(
-        "packed queue of {size} is to start at {found:#x}, which is not below its size (bit 15 is the wrap counter)"
-    )]
-    Base {
-        /// Where it is to start.
-        found: u16,
-        /// Queue size.
-        size: u16,
-    },
-    /// A ring part is not aligned as the specification asks.
-    #[error("{part} at {address:#x} is not aligned to {align} bytes")]
-    Alignment {
-        /// Which part.
-        part: &'static str,
-        /// Where it is.
-        address: usize,
-        /// What it should be aligned to.
-        align: usize,
-    },
-    /// A ring part is not in guest memory.
-    #[error("{part} at {address:#x}+{len:#x} is not in guest memory")]
-    Part {
-        /// Which part.
-        part: &'static str,
-        /// Its front-end address.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The other side's index is further ahead than the ring is long.
-    #[error("{ring} index {found} is more than {size} ahead of {expected}")]
+    /// packed queue of {size} is to start at {found:#x}, which is not below its size (bit 15 is the wrap
+    /// counter)
+    Base { found: u16, size: u16 },
+    /// {part} at {address:#x} is not aligned to {align} bytes
+    Alignment { part: &'static str, address: usize, align: usize },
+    /// {part} at {address:#x}+{len:#x} is not in guest memory
+    Part { part: &'static str, address: u64, len: usize },
+    /// {ring} index {found} is more than {size} ahead of {expected}
     Index {
         /// `available` or `used`.
         ring: &'static str,
-        /// The index found.
         found: u16,
-        /// Our position.
         expected: u16,
-        /// Queue size.
         size: u16,
     },
-    /// A packed queue's descriptor is available again before it was returned.
-    #[error("descriptor {index} was made available again before it was returned")]
-    Taken {
-        /// Which descriptor.
-        index: u16,
-    },
-    /// A packed queue's chain goes on in a descriptor that is not available.
-    #[error("chain at descriptor {head} goes on in a descriptor that was not made available")]
-    PartialChain {
-        /// First descriptor.
-        head: u16,
-    },
-    /// A descriptor index is not below the table's size.
-    #[error("descriptor {found} of a table of {size}")]
-    Descriptor {
-        /// The index found.
-        found: u32,
-        /// The table's size.
-        size: u32,
-    },
-    /// A chain is longer than its table: it has a loop.
-    #[error("chain at descriptor {head} is longer than its table of {size}: it loops")]
-    Loop {
-        /// First descriptor.
-        head: u16,
-        /// The table's size.
-        size: u32,
-    },
-    /// A chain has more buffers than we take.
-    #[error("chain at descriptor {head} has more than {max} buffers")]
-    TooManyBuffers {
-        /// First descriptor.
-        head: u16,
-        /// What we take.
-        max: usize,
-    },
-    /// An indirect table's length is no positive multiple of 16, too long, or its descriptor also says NEXT.
-    #[error("indirect table of {len} bytes with flags {flags:#x} at descriptor {head}")]
-    IndirectTable {
-        /// First descriptor.
-        head: u16,
-        /// The table's length.
-        len: u32,
-        /// The descriptor's flags.
-        flags: u16,
-    },
-    /// An indirect descriptor without the feature, or inside an indirect table.
-    #[error("indirect descriptor at chain {head} where none is allowed")]
-    IndirectNotAllowed {
-        /// First descriptor.
-        head: u16,
-    },
-    /// A buffer is not in guest memory.
-    #[error("buffer {addr:#x}+{len:#x} is not in guest memory")]
-    Address {
-        /// Guest physical address.
-        addr: u64,
-        /// Length.
-        len: u32,
-    },
-    /// A buffer has the wrong direction.
-    #[error("chain at descriptor {head} has a buffer of the wrong direction")]
-    Direction {
-        /// First descriptor.
-        head: u16,
-    },
-    /// A used element names a chain that was not made available.
-    #[error("used element names chain {0}, which is not in flight")]
+    /// descriptor {index} was made available again before it was returned
+    Taken { index: u16 },
+    /// chain at descriptor {head} goes on in a descriptor that was not made available
+    PartialChain { head: u16 },
+    /// descriptor {found} of a table of {size}
+    Descriptor { found: u32, size: u32 },
+    /// chain at descriptor {head} is longer than its table of {size}: it loops
+    Loop { head: u16, size: u32 },
+    /// chain at descriptor {head} has more than {max} buffers
+    TooManyBuffers { head: u16, max: usize },
+    /// indirect table of {len} bytes with flags {flags:#x} at descriptor {head}: expected a multiple of 16, not too long,
+    /// and no NEXT
+    IndirectTable { head: u16, len: u32, flags: u16 },
+    /// indirect descriptor at chain {head} where none is allowed
+    IndirectNotAllowed { head: u16 },
+    /// buffer {addr:#x}+{len:#x} is not in guest memory
+    Address { addr: u64, len: u32 },
+    /// chain at descriptor {head} has a buffer of the wrong direction
+    Direction { head: u16 },
+    /// used element names chain {0}, which is not in flight
     NotInFlight(u32),
 }
 
