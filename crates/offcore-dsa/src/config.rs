@@ -257,26 +257,13 @@ pub enum ConfigError {
     /// No built-in layout has this name, and it is no path.
     #[error("'{found}' is no built-in layout and no file: expected {} or the path of an accel-config JSON file",
         BUILT_IN.join(", "))]
-    UnknownName {
-        /// What was asked for.
-        found: String,
-    },
+    UnknownName { found: String },
     /// A file cannot be read or written.
     #[error("{path}: {error}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
+    File { path: PathBuf, error: std::io::Error },
     /// A file is not accel-config's JSON.
     #[error("{place}: {problem}")]
-    Json {
-        /// The file, and where in it.
-        place: String,
-        /// What was found and what was expected.
-        problem: String,
-    },
+    Json { place: String, problem: String },
     /// A one-line form does not fit the device.
     #[error("{0}")]
     OneLine(String),
@@ -285,14 +272,7 @@ pub enum ConfigError {
     Rules(Vec<RuleBroken>),
     /// A device is not there.
     #[error("{device}: not found under {root}; found {found}. Load the idxd driver, or name another device")]
-    NoDevice {
-        /// What was asked for.
-        device: String,
-        /// Where it was looked for.
-        root: PathBuf,
-        /// What is there.
-        found: String,
-    },
+    NoDevice { device: String, root: PathBuf, found: String },
     /// A step of applying a layout failed.
     #[error(transparent)]
     Apply(#[from] apply::ApplyError),

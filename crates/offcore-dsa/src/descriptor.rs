@@ -3,39 +3,70 @@
 use bitflags::bitflags;
 
 /// Operation codes (Table 8-2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, displaydoc::Display)]
 #[repr(u8)]
 pub enum Opcode {
+    /// no-op
     Noop = 0x00,
+    /// batch
     Batch = 0x01,
+    /// drain
     Drain = 0x02,
+    /// memory move
     MemoryMove = 0x03,
+    /// fill
     Fill = 0x04,
+    /// compare
     Compare = 0x05,
+    /// compare pattern
     ComparePattern = 0x06,
+    /// create delta record
     CreateDelta = 0x07,
+    /// apply delta record
     ApplyDelta = 0x08,
+    /// copy with dualcast
     Dualcast = 0x09,
+    /// translation fetch
     TranslationFetch = 0x0a,
+    /// CRC generation
     CrcGeneration = 0x10,
+    /// copy with CRC
     CopyCrc = 0x11,
+    /// DIF check
     DifCheck = 0x12,
+    /// DIF insert
     DifInsert = 0x13,
+    /// DIF strip
     DifStrip = 0x14,
+    /// DIF update
     DifUpdate = 0x15,
+    /// DIX generate
     DixGenerate = 0x17,
+    /// type conversion
     TypeConversion = 0x18,
+    /// reduce
     Reduce = 0x19,
+    /// reduce with dualcast
     ReduceDualcast = 0x1a,
+    /// gather reduce
     GatherReduce = 0x1b,
+    /// gather copy
     GatherCopy = 0x1c,
+    /// scatter copy
     ScatterCopy = 0x1d,
+    /// scatter fill
     ScatterFill = 0x1e,
+    /// cache flush
     CacheFlush = 0x20,
+    /// update window
     UpdateWindow = 0x21,
+    /// inter-domain copy
     InterDomainCopy = 0x23,
+    /// inter-domain fill
     InterDomainFill = 0x24,
+    /// inter-domain compare
     InterDomainCompare = 0x25,
+    /// inter-domain compare pattern
     InterDomainComparePattern = 0x26,
 }
 

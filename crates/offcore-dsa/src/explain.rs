@@ -7,7 +7,7 @@ mod text;
 
 use std::fmt;
 
-pub use codes::{command_error, flag_name, kernel_error, operation_name, software_error};
+pub use codes::{command_error, flag_name, kernel_error, software_error};
 pub use record::{descriptor, record};
 pub use statuses::{status, status_name};
 pub use text::{ExplainError, from_text};

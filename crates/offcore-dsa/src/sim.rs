@@ -41,50 +41,21 @@ use shared::{Client, PortalCell, Shared, lock};
 const SMALLEST_RING: usize = 32;
 
 /// Why there is no simulated device, or no work queue of it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SimError {
-    /// A part of the options is not understood.
-    #[error("'{found}' for a simulated DSA: expected {expected}")]
-    Option {
-        /// What was found.
-        found: String,
-        /// What was expected.
-        expected: &'static str,
-    },
-    /// The name has no number at its end, from which the work queues have theirs.
-    #[error("simulated DSA '{0}': expected a name that ends in a number, such as dsa-sim0")]
+    /// '{found}' for a simulated DSA: expected {expected}
+    Option { found: String, expected: &'static str },
+    /// simulated DSA '{0}': expected a name that ends in a number, such as dsa-sim0
     Name(String),
-    /// There is no such layout, or it breaks the device's rules.
-    #[error("simulated DSA: {0}")]
+    /// simulated DSA: {0}
     Config(#[from] ConfigError),
-    /// The helper thread cannot be started or pinned.
-    #[error("simulated DSA '{device}': its thread cannot run: {reason}")]
-    Thread {
-        /// The device.
-        device: String,
-        /// What the system says.
-        reason: String,
-    },
-    /// There is no work queue of that name.
-    #[error("{device} has no work queue '{wq}': it has {there}")]
-    NoWorkQueue {
-        /// The device.
-        device: String,
-        /// What was asked for.
-        wq: String,
-        /// What is there.
-        there: String,
-    },
-    /// A dedicated work queue is open already (EBUSY).
-    #[error("{device}: {wq} is dedicated and already open: close it, or use a shared work queue")]
-    Busy {
-        /// The device.
-        device: String,
-        /// The work queue.
-        wq: String,
-    },
-    /// The device has halted.
-    #[error("{0} has halted: reset it")]
+    /// simulated DSA '{device}': its thread cannot run: {reason}
+    Thread { device: String, reason: String },
+    /// {device} has no work queue '{wq}': it has {there}
+    NoWorkQueue { device: String, wq: String, there: String },
+    /// {device}: {wq} is dedicated and already open: close it, or use a shared work queue
+    Busy { device: String, wq: String },
+    /// {0} has halted: reset it
     Halted(String),
 }
 

@@ -24,30 +24,14 @@ pub struct Applied {
 }
 
 /// Why a layout was not applied.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum ApplyError {
-    /// The device's layout is fixed, as a virtual device's is.
-    #[error("{device}: its layout cannot be changed ('configurable' is 0): use the work queues that it has")]
-    Fixed {
-        /// The device.
-        device: String,
-    },
-    /// Somebody uses the device.
-    #[error("{place}: {clients} clients use it: stop them first, or take it away from them with --force")]
-    Busy {
-        /// The work queue or device.
-        place: String,
-        /// How many.
-        clients: u32,
-    },
-    /// A step failed.
-    #[error("{step}. {after}")]
-    Step {
-        /// What was tried, and what became of it.
-        step: String,
-        /// How the device is now.
-        after: String,
-    },
+    /// {device}: its layout cannot be changed ('configurable' is 0): use the work queues that it has
+    Fixed { device: String },
+    /// {place}: {clients} clients use it: stop them first, or take it away from them with --force
+    Busy { place: String, clients: u32 },
+    /// {step}. {after}
+    Step { step: String, after: String },
 }
 
 /// Lays a device out anew. What the layout holds must have passed [`super::check`].

@@ -62,7 +62,8 @@ impl DsaDevice {
     pub fn simulated(device: &SimDevice, wq: &str, options: Options) -> Result<Self, WqError> {
         let portal = device.open(wq)?.into();
         let info = device.work_queues().into_iter().find(|info| info.name == wq);
-        let info = info.ok_or_else(|| WqError::NotThere { wq: wq.into(), there: String::new() })?;
+        let info =
+            info.ok_or_else(|| WqError::NotThere { wq: wq.into(), there: "no work queue is".into() })?;
         let name = format!("{}:{wq}", device.name());
         let way = Way { name, info, options, source: Source::Simulator(device.clone()) };
         Ok(Self::new(way, portal, Vec::new()))

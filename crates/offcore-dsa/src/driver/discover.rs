@@ -17,144 +17,51 @@ use crate::sim::SimError;
 use crate::wq::{OpSet, WqInfo, WqMode};
 
 /// Why a work queue cannot be used, and what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum WqError {
-    /// No work queue has a name like that.
-    #[error("'{0}' names no work queue: expected wqDEVICE.QUEUE, such as wq0.1")]
+    /// '{0}' names no work queue: expected wqDEVICE.QUEUE, such as wq0.1
     Name(String),
-    /// There is no such work queue.
-    #[error(
-        "{wq} is not there{}: `offcore dsa list` shows what is; load the idxd driver (modprobe idxd) or configure the \
-         device (`offcore dsa configure`)",
-        listed(.there)
-    )]
+    /// {wq} is not there ({there}): `offcore dsa list` shows what is; load the idxd driver (modprobe idxd) or
+    /// configure the device (`offcore dsa configure`)
     NotThere {
-        /// The work queue.
         wq: String,
         /// Those that are there, separated by commas.
         there: String,
     },
-    /// It is configured, but not enabled.
-    #[error("{wq} is {state}, not enabled: accel-config enable-wq {device}/{wq}, or `offcore dsa configure`")]
-    NotEnabled {
-        /// The work queue.
-        wq: String,
-        /// Its device.
-        device: String,
-        /// Its state.
-        state: String,
-    },
-    /// It belongs to the kernel.
-    #[error(
-        "{wq} is of type {found}, expected user: disable it and set its type to user (accel-config config-wq --type=user \
-         {device}/{wq}), or use another one"
-    )]
-    Type {
-        /// The work queue.
-        wq: String,
-        /// Its device.
-        device: String,
-        /// Its type.
-        found: String,
-    },
-    /// It is somebody else's by its name.
-    #[error("{wq} is named '{found}', expected '{expected}…': it is another application's; use one of yours")]
+    /// {wq} is {state}, not enabled: accel-config enable-wq {device}/{wq}, or `offcore dsa configure`
+    NotEnabled { wq: String, device: String, state: String },
+    /// {wq} is of type {found}, expected user: disable it and set its type to user (accel-config config-wq --type=user
+    /// {device}/{wq}), or use another one
+    Type { wq: String, device: String, found: String },
+    /// {wq} is named '{found}', expected '{expected}…': it is another application's; use one of yours
     OtherName {
-        /// The work queue.
         wq: String,
-        /// Its name.
         found: String,
         /// How it should begin.
         expected: String,
     },
-    /// It is bound to another driver.
-    #[error(
-        "{wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels since 6.7 \
-         ask for it), and enable it again"
-    )]
-    OtherDriver {
-        /// The work queue.
-        wq: String,
-        /// Its driver's name.
-        found: String,
-    },
-    /// A dedicated queue is open elsewhere.
-    #[error("{wq} is dedicated and in use by another process: stop that, or use a shared work queue")]
-    Busy {
-        /// The work queue.
-        wq: String,
-    },
-    /// The device file is not for this user.
-    #[error(
-        "no permission to open {node} for {wq}: chmod or chown it (a udev rule does so for good), or run as root"
-    )]
-    NoPermission {
-        /// The work queue.
-        wq: String,
-        /// The device file.
-        node: String,
-    },
-    /// The device cannot use the process's addresses.
-    #[error(
-        "{device} has no shared virtual memory (see pasid_enabled): boot with intel_iommu=on,sm_on and a kernel with \
-         CONFIG_INTEL_IOMMU_SVM, with VT-d on in the firmware"
-    )]
-    NoSva {
-        /// The device.
-        device: String,
-    },
-    /// The device file cannot be opened for another reason.
-    #[error("{node} of {wq} cannot be opened ({reason}): is it enabled, and is /dev/dsa there?")]
-    Open {
-        /// The work queue.
-        wq: String,
-        /// The device file.
-        node: String,
-        /// The kernel's reason.
-        reason: Errno,
-    },
-    /// Neither mapping nor writing works.
-    #[error(
-        "nothing can be submitted to {wq} through {node}: {mapping}, and write() is refused ({writing}): give the process \
-         CAP_SYS_RAWIO, or use a kernel with write() submission (6.10, 6.6.31 or later)"
-    )]
-    NoWay {
-        /// The work queue.
-        wq: String,
-        /// The device file.
-        node: String,
-        /// Why the portal is not used.
-        mapping: String,
-        /// Why write() is not.
-        writing: Errno,
-    },
-    /// A file of sysfs says something unexpected.
-    #[error("{path}: found '{found}', expected {expected}")]
-    Attribute {
-        /// The file.
-        path: String,
-        /// What is in it.
-        found: String,
-        /// What should be.
-        expected: &'static str,
-    },
-    /// A file of sysfs cannot be read.
-    #[error("{path} cannot be read: {source}; is {wq} there, and the idxd driver loaded?")]
-    Read {
-        /// The file.
-        path: String,
-        /// The work queue.
-        wq: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The simulator has no such queue, or it is in use.
-    #[error(transparent)]
+    /// {wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels
+    /// since 6.7 ask for it), and enable it again
+    OtherDriver { wq: String, found: String },
+    /// {wq} is dedicated and in use by another process: stop that, or use a shared work queue
+    Busy { wq: String },
+    /// no permission to open {node} for {wq}: chmod or chown it (a udev rule does so for good), or run as
+    /// root
+    NoPermission { wq: String, node: String },
+    /// {device} has no shared virtual memory (see pasid_enabled): boot with intel_iommu=on,sm_on and a kernel
+    /// with CONFIG_INTEL_IOMMU_SVM, with VT-d on in the firmware
+    NoSva { device: String },
+    /// {node} of {wq} cannot be opened ({reason}): is it enabled, and is /dev/dsa there?
+    Open { wq: String, node: String, reason: Errno },
+    /// nothing can be submitted to {wq} through {node}: {mapping}, and write() is refused ({writing}): give
+    /// the process CAP_SYS_RAWIO, or use a kernel with write() submission (6.10, 6.6.31 or later)
+    NoWay { wq: String, node: String, mapping: String, writing: Errno },
+    /// {path}: found '{found}', expected {expected}
+    Attribute { path: String, found: String, expected: &'static str },
+    /// {path} cannot be read: {source}; is {wq} there, and the idxd driver loaded?
+    Read { path: String, wq: String, source: io::Error },
+    /// {0}
     Simulator(#[from] SimError),
-}
-
-fn listed(there: &str) -> String {
-    if there.is_empty() { " (no work queue is)".into() } else { format!(" ({there} are)") }
 }
 
 /// A work queue as sysfs describes it.
@@ -258,7 +165,9 @@ pub fn find(roots: &Roots, wq: &str) -> Result<Found, WqError> {
     let dir = device_dir.join(wq);
     if !dir.is_dir() {
         let there: Vec<String> = numbers(roots).iter().map(|(d, q)| format!("wq{d}.{q}")).collect();
-        return Err(WqError::NotThere { wq: wq.into(), there: there.join(", ") });
+        let there =
+            if there.is_empty() { "no work queue is".into() } else { format!("{} are", there.join(", ")) };
+        return Err(WqError::NotThere { wq: wq.into(), there });
     }
     let of_queue = Attributes { dir: &dir, wq };
     let of_device = Attributes { dir: &device_dir, wq };

@@ -2,47 +2,9 @@
 //! 5-7), administrative commands (Table 5-8), and the kernel's own additions to `cmd_status` (enum
 //! idxd_scmd_stat of linux/idxd.h).
 
-use crate::descriptor::{Flags, Opcode};
+use crate::descriptor::Flags;
 
 use super::Explanation;
-
-/// The operation's name in the specification's words.
-pub const fn operation_name(operation: Opcode) -> &'static str {
-    use Opcode as O;
-    match operation {
-        O::Noop => "no-op",
-        O::Batch => "batch",
-        O::Drain => "drain",
-        O::MemoryMove => "memory move",
-        O::Fill => "fill",
-        O::Compare => "compare",
-        O::ComparePattern => "compare pattern",
-        O::CreateDelta => "create delta record",
-        O::ApplyDelta => "apply delta record",
-        O::Dualcast => "copy with dualcast",
-        O::TranslationFetch => "translation fetch",
-        O::CrcGeneration => "CRC generation",
-        O::CopyCrc => "copy with CRC",
-        O::DifCheck => "DIF check",
-        O::DifInsert => "DIF insert",
-        O::DifStrip => "DIF strip",
-        O::DifUpdate => "DIF update",
-        O::DixGenerate => "DIX generate",
-        O::TypeConversion => "type conversion",
-        O::Reduce => "reduce",
-        O::ReduceDualcast => "reduce with dualcast",
-        O::GatherReduce => "gather reduce",
-        O::GatherCopy => "gather copy",
-        O::ScatterCopy => "scatter copy",
-        O::ScatterFill => "scatter fill",
-        O::CacheFlush => "cache flush",
-        O::UpdateWindow => "update window",
-        O::InterDomainCopy => "inter-domain copy",
-        O::InterDomainFill => "inter-domain fill",
-        O::InterDomainCompare => "inter-domain compare",
-        O::InterDomainComparePattern => "inter-domain compare pattern",
-    }
-}
 
 /// The name of one descriptor flag, by its bit (0 to 23).
 pub const fn flag_name(bit: u32) -> &'static str {

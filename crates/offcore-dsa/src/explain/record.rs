@@ -4,7 +4,7 @@ use crate::completion::{Completed, DifMismatch, Status};
 use crate::descriptor::{Descriptor, Flags, Opcode};
 
 use super::Explanation;
-use super::codes::{flag_name, flag_reason, operation_name};
+use super::codes::{flag_name, flag_reason};
 use super::statuses::status;
 
 /// What a descriptor asks for.
@@ -61,10 +61,9 @@ pub fn record(descriptor: Option<&Descriptor>, record: &Completed) -> Explanatio
 }
 
 fn name(descriptor: &Descriptor) -> String {
-    descriptor.opcode().map_or_else(
-        || format!("unknown operation 0x{:02x}", descriptor.code()),
-        |op| operation_name(op).into(),
-    )
+    descriptor
+        .opcode()
+        .map_or_else(|| format!("unknown operation 0x{:02x}", descriptor.code()), |op| op.to_string())
 }
 
 fn names(flags: Flags) -> Vec<&'static str> {

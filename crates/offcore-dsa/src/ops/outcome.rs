@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::completion::Status;
 use crate::descriptor::Opcode;
-use crate::explain::{operation_name, status_name};
+use crate::explain::status_name;
 
 /// A result, and how it came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,38 +86,14 @@ impl fmt::Display for Why {
 }
 
 /// Why there is no result.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum OpsError {
-    /// The lengths are not the same.
-    #[error("{}: {what} has {found} bytes, expected {expected}", operation_name(*.operation))]
-    Length {
-        /// What was asked for.
-        operation: Opcode,
-        /// Which memory.
-        what: &'static str,
-        /// Its bytes.
-        found: usize,
-        /// Bytes of the operation's first memory.
-        expected: usize,
-    },
-    /// Memory that is written overlaps other memory of the operation.
-    #[error("{}: buffers overlap; only a plain copy may", operation_name(*.operation))]
-    Overlap {
-        /// What was asked for.
-        operation: Opcode,
-    },
-    /// As many operations are in flight as the queue holds.
-    #[error("{limit} operations are in flight already, all that work queue {wq} holds: poll first")]
-    Full {
-        /// The work queue.
-        wq: String,
-        /// Operations that it holds.
-        limit: usize,
-    },
-    /// The source may have been overwritten, so nobody can finish it.
-    #[error("a copy onto itself failed half way ({why}): source and destination are undefined")]
-    Damaged {
-        /// What happened.
-        why: Why,
-    },
+    /// {operation}: {what} has {found} bytes, expected {expected}
+    Length { operation: Opcode, what: &'static str, found: usize, expected: usize },
+    /// {operation}: buffers overlap; only a plain copy may
+    Overlap { operation: Opcode },
+    /// {limit} operations are in flight already, all that work queue {wq} holds: poll first
+    Full { wq: String, limit: usize },
+    /// a copy onto itself failed half way ({why}): source and destination are undefined
+    Damaged { why: Why },
 }
