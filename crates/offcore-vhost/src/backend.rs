@@ -85,37 +85,18 @@ impl BackendConfig {
 }
 
 /// Why a back end cannot start.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum StartError {
-    /// No such number of queue pairs.
-    #[error("{found} queue pairs: expected 1 to {MAX_QUEUE_PAIRS}")]
-    QueuePairs {
-        /// The number given.
-        found: u16,
-    },
-    /// Features that the data path does not have.
-    #[error("features {found:#x}: {:#x} of them are not offered by this back end", found & !features::OFFERED)]
-    Features {
-        /// The features given.
-        found: u64,
-    },
-    /// An MTU that no front end may announce.
-    #[error("an MTU of at most {found}: expected at least {MIN_MTU}")]
-    Mtu {
-        /// The MTU given.
-        found: u16,
-    },
-    /// No socket.
-    #[error(transparent)]
+    /// {found} queue pairs: expected 1 to {MAX_QUEUE_PAIRS:?}
+    QueuePairs { found: u16 },
+    /// features {found:#x}: {extra:#x} of them are not offered by this back end
+    Features { found: u64, extra: u64 },
+    /// an MTU of at most {found}: expected at least {MIN_MTU:?}
+    Mtu { found: u16 },
+    /// {0}
     Socket(#[from] SocketError),
-    /// No thread or eventfd.
-    #[error("{what}: {source}")]
-    System {
-        /// The call.
-        what: &'static str,
-        /// The kernel's reason.
-        source: std::io::Error,
-    },
+    /// {what}: {source}
+    System { what: &'static str, source: std::io::Error },
 }
 
 /// A running back end. Dropping it stops it.
@@ -135,7 +116,8 @@ impl Backend {
             return Err(StartError::QueuePairs { found: config.queue_pairs });
         }
         if config.features & !features::OFFERED != 0 {
-            return Err(StartError::Features { found: config.features });
+            let extra = config.features & !features::OFFERED;
+            return Err(StartError::Features { found: config.features, extra });
         }
         if config.max_mtu < MIN_MTU {
             return Err(StartError::Mtu { found: config.max_mtu });

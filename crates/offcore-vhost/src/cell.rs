@@ -72,17 +72,11 @@ struct State {
     acknowledged: u32,
 }
 
-/// The worker did not acknowledge in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the worker of virtqueue {queue} did not answer within {waited:?}; {in_flight} packets are in flight"
-)]
+/// the worker of virtqueue {queue} did not answer within {waited:?}; {in_flight} packets are in flight
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct Unanswered {
-    /// Index of the virtqueue.
     pub queue: u16,
-    /// How long control waited.
     pub waited: Duration,
-    /// Packets in flight in that queue.
     pub in_flight: u64,
 }
 

@@ -27,38 +27,23 @@ pub use socket::{Role, SocketError};
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What ends a connection.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum ConnectionError {
-    /// The peer closed the connection between two messages.
-    #[error("the peer closed the connection")]
+    /// the peer closed the connection
     Closed,
-    /// The peer closed the connection in the middle of a message.
-    #[error("the peer closed the connection after {received} of {expected} bytes of a message's {part}")]
+    /// the peer closed the connection after {received} of {expected} bytes of a message's {part}
     ClosedMidMessage {
         /// `header` or `payload`.
         part: &'static str,
-        /// Bytes received of it.
         received: usize,
-        /// Bytes that it has.
         expected: usize,
     },
-    /// Where the next message begins is unknown.
-    #[error(transparent)]
+    /// {0}
     Message(#[from] MessageError),
-    /// The peer does not read what we send.
-    #[error("the peer has not read {left} bytes within {SEND_TIMEOUT:?}")]
-    NotRead {
-        /// Bytes not sent.
-        left: usize,
-    },
-    /// The kernel refused.
-    #[error("{what}: {source}")]
-    System {
-        /// The call.
-        what: &'static str,
-        /// The kernel's reason.
-        source: Errno,
-    },
+    /// the peer has not read {left} bytes within {SEND_TIMEOUT:?}
+    NotRead { left: usize },
+    /// {what}: {source}
+    System { what: &'static str, source: Errno },
 }
 
 impl ConnectionError {

@@ -315,7 +315,8 @@ impl Reply {
     /// A message that is no reply, or replies to something else, or has another payload or any file descriptor.
     pub fn decode<F>(code: Code, header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
         if !header.reply || header.code != code {
-            return Err(MessageError::NoReply { expected: code, found: header.code, reply: header.reply });
+            let kind = if header.reply { "a reply" } else { "a request" };
+            return Err(MessageError::NoReply { expected: code, found: header.code, kind });
         }
         let body = Body { code, payload, fds };
         Ok(match code {

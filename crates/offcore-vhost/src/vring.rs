@@ -33,9 +33,8 @@ pub enum Arm<'a> {
     Never,
 }
 
-/// Another worker has the virtqueue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("virtqueue {0} already belongs to a worker")]
+/// virtqueue {0} already belongs to a worker
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct Taken(pub u16);
 
 /// A ring that the front end has started.

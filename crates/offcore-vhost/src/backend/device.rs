@@ -35,25 +35,14 @@ pub trait DeviceEvents: Send {
 /// Nothing is told.
 impl DeviceEvents for () {}
 
-/// Why a call was not carried out.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a call was not carried out. After [`Unanswered`] it is still wanted, and happens when the worker gets to it.
+#[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no such virtqueue.
-    #[error("virtqueue {queue}: the device has {vrings}, numbered from 0")]
-    NoQueue {
-        /// The index given.
-        queue: u16,
-        /// Virtqueues of the device.
-        vrings: usize,
-    },
-    /// The port was made for copies by the core only.
-    #[error("{}: the port was not made for asynchronous copies", path.display())]
-    Synchronous {
-        /// The socket's path.
-        path: PathBuf,
-    },
-    /// The worker did not answer. What was asked for is still wanted, and happens when the worker gets to it.
-    #[error(transparent)]
+    /// virtqueue {queue}: the device has {vrings}, numbered from 0
+    NoQueue { queue: u16, vrings: usize },
+    /// {path}: the port was not made for asynchronous copies
+    Synchronous { path: PathBuf },
+    /// {0}
     Unanswered(#[from] Unanswered),
 }
 

@@ -119,19 +119,13 @@ impl Session {
         if found & VIRTIO_F_VERSION_1 == 0 {
             return Err(ControlError::Legacy { found });
         }
-        let offered = self.offered;
-        if found & !offered != 0 {
-            return Err(ControlError::NotOffered { code: Code::SET_FEATURES, found, offered });
-        }
+        offered(Code::SET_FEATURES, found, self.offered)?;
         (self.features, self.status) = (Some(found), status);
         Ok(())
     }
 
     fn set_protocol_features(&mut self, found: u64) -> Result<(), ControlError> {
-        if found & !PROTOCOL_OFFERED != 0 {
-            let (code, offered) = (Code::SET_PROTOCOL_FEATURES, PROTOCOL_OFFERED);
-            return Err(ControlError::NotOffered { code, found, offered });
-        }
+        offered(Code::SET_PROTOCOL_FEATURES, found, PROTOCOL_OFFERED)?;
         self.protocol = found;
         Ok(())
     }
@@ -264,4 +258,10 @@ impl Session {
         status.regions = self.memory.as_ref().map_or(0, |memory| memory.regions().len());
         status.vrings = self.rings.iter().map(|ring| ring.status(self.features)).collect();
     }
+}
+
+/// Refuses features that were not offered.
+fn offered(code: Code, found: u64, offered: u64) -> Result<(), ControlError> {
+    let extra = found & !offered;
+    if extra == 0 { Ok(()) } else { Err(ControlError::NotOffered { code, found, offered, extra }) }
 }

@@ -41,38 +41,16 @@ impl FromStr for Role {
 }
 
 /// Why a socket cannot be had.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody listens there.
-    #[error("{}: in use: a process is listening on it; stop that process or choose another path", path.display())]
-    InUse {
-        /// The socket's path.
-        path: PathBuf,
-    },
-    /// The path names something that is no socket.
-    #[error("{}: exists and is not a socket; remove it or choose another path", path.display())]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The path is too long for a socket's address.
-    #[error("{}: {found} bytes are too long for a socket's path, at most 107 are possible", path.display())]
-    TooLong {
-        /// The path.
-        path: PathBuf,
-        /// Its length in bytes.
-        found: usize,
-    },
-    /// The kernel refused.
-    #[error("{}: {what}: {source}", path.display())]
-    System {
-        /// The socket's path.
-        path: PathBuf,
-        /// The call.
-        what: &'static str,
-        /// The kernel's reason.
-        source: Errno,
-    },
+    /// {path}: in use: a process is listening on it; stop that process or choose another path
+    InUse { path: PathBuf },
+    /// {path}: exists and is not a socket; remove it or choose another path
+    NotASocket { path: PathBuf },
+    /// {path}: {found} bytes are too long for a socket's path, at most 107 are possible
+    TooLong { path: PathBuf, found: usize },
+    /// {path}: {what}: {source}
+    System { path: PathBuf, what: &'static str, source: Errno },
 }
 
 fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {

@@ -22,7 +22,8 @@ impl Session {
         let any = features.is_none_or(is_packed);
         let valid = |size: &u16| (1..=MAX_SIZE).contains(size) && (any || size.is_power_of_two());
         let size = u16::try_from(found).ok().filter(valid);
-        let size = size.ok_or(ControlError::Size { queue, found, packed: any })?;
+        let expected = if any { "a number" } else { "a power of two" };
+        let size = size.ok_or(ControlError::Size { queue, found, expected })?;
         if ring.running && ring.size != Some(size) {
             return Err(ControlError::Running { code, queue });
         }
