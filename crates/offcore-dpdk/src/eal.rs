@@ -17,47 +17,24 @@ use crate::ffi;
 pub(crate) use log::{forget, said};
 
 /// Why DPDK cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, displaydoc::Display, thiserror::Error)]
 pub enum EalError {
-    /// The arguments cannot be for us.
-    #[error("--eal '{found}': {expected}")]
-    Arguments {
-        /// What was given.
-        found: String,
-        /// What was expected.
-        expected: String,
-    },
-    /// `rte_eal_init` failed.
-    #[error("the EAL does not start with '{arguments}': {reason}{}", quoted(.said))]
+    /// --eal '{found}': {expected}
+    Arguments { found: String, expected: String },
+    /// the EAL does not start with '{arguments}': {reason}{said}
     Init {
-        /// What it was started with.
         arguments: String,
         /// Its error, and what to do about it.
         reason: String,
-        /// What it printed and logged.
+        /// What it printed and logged, after a "; ", or nothing.
         said: String,
     },
-    /// It is up already, with other arguments.
-    #[error(
-        "--eal '{found}': the EAL of this process runs already, expected its arguments before the first device"
-    )]
-    Late {
-        /// What was given.
-        found: String,
-    },
-    /// Somebody else in this process has an EAL of his own.
-    #[error("{owner} has started an EAL in this process, and there can be only one: use another process")]
-    Taken {
-        /// Who.
-        owner: String,
-    },
-    /// No thread or file for it.
-    #[error("starting the EAL: {0}")]
+    /// --eal '{found}': the EAL of this process runs already, expected its arguments before the first device
+    Late { found: String },
+    /// {owner} has started an EAL in this process, and there can be only one: use another process
+    Taken { owner: String },
+    /// starting the EAL: {0}
     System(String),
-}
-
-fn quoted(said: &str) -> String {
-    if said.is_empty() { String::new() } else { format!("; it says: {said}") }
 }
 
 /// What has become of the process's EAL.
@@ -181,7 +158,9 @@ fn launch(text: &str) -> Result<String, EalError> {
     let rc = unsafe { ffi::off_eal_init(argc, words.as_mut_ptr(), output.as_raw_fd()) };
     if rc < 0 {
         let said = [complaints(&output), said()].concat().join("; ");
-        return Err(failed(remedy(rc, &said), said));
+        let reason = remedy(rc, &said);
+        let said = if said.is_empty() { said } else { format!("; it says: {said}") };
+        return Err(failed(reason, said));
     }
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     let memory = if has("--no-huge") { "without hugepages" } else { "on hugepages" };

@@ -65,23 +65,18 @@ pub struct Request {
 }
 
 /// Why a device cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum EthError {
-    /// No EAL.
-    #[error(transparent)]
+    /// {0}
     Eal(#[from] EalError),
-    /// The packet buffers.
-    #[error(transparent)]
+    /// {0}
     Pool(#[from] PoolError),
-    /// In words: what was found, what was expected, what to do.
-    #[error("{0}")]
+    /// {0}
     Device(String),
-    /// DPDK refused.
-    #[error("{what}: {source}{said}")]
+    /// {what}: {source}{said}
     Dpdk {
         /// What was tried, and what to do about it.
         what: String,
-        /// Its reason.
         source: std::io::Error,
         /// What it logged, after a "; ", or nothing.
         said: String,

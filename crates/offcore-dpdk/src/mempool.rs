@@ -24,27 +24,16 @@ use crate::eal;
 use crate::ffi::{self, Mbuf, Mempool, PoolConfig};
 
 /// Why a pool cannot be DPDK's.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PoolError {
-    /// No memory for the mbufs.
-    #[error("mbufs of the packet buffers: {0}")]
+    /// mbufs of the packet buffers: {0}
     Memory(#[from] MemoryError),
-    /// A device's memory in which they do not all fit.
-    #[error("packet buffers in the memory of {device}: it has {found} bytes for them, expected {expected}")]
-    Small {
-        /// The device.
-        device: String,
-        /// Bytes that there are.
-        found: usize,
-        /// Bytes of the pool.
-        expected: usize,
-    },
-    /// DPDK refused.
-    #[error("{what}: {source}")]
+    /// packet buffers in the memory of {device}: it has {found} bytes for them, expected {expected}
+    Small { device: String, found: usize, expected: usize },
+    /// {what}: {source}
     Dpdk {
         /// What was tried, and what to do about it.
         what: String,
-        /// Its reason.
         source: std::io::Error,
     },
 }
