@@ -14,24 +14,16 @@ use offcore_mem::DeviceMemory;
 use crate::layout::PipelineView;
 
 /// Why a device cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no such device.
-    #[error("{device}: {reason}")]
+    /// {device}: {reason}
     Absent {
-        /// The requested device.
         device: String,
         /// Why, and what to do.
         reason: String,
     },
-    /// The device does not start.
-    #[error("{device} cannot serve a burst ring: {reason}")]
-    Start {
-        /// The device.
-        device: String,
-        /// Why.
-        reason: String,
-    },
+    /// {device} cannot serve a burst ring: {reason}
+    Start { device: String, reason: String },
 }
 
 /// How a device gets bursts.

@@ -26,99 +26,32 @@ pub const MAX_STATES: usize = (1 << 24) - 1;
 /// Maximum bytes of a pattern file: the longest patterns with every byte escaped.
 const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
 
-/// An invalid pattern set. Lines are counted from 1.
-#[derive(Debug, thiserror::Error)]
+/// An invalid pattern set. Lines, and columns in bytes, are counted from 1.
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PatternsError {
-    /// The file could not be opened or read.
-    #[error("pattern file {file}: {source}; expected a file that can be read, with one pattern a line")]
-    Unreadable {
-        /// The file.
-        file: String,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// The file is too long to be a pattern file.
-    #[error(
-        "pattern file {file} has more than {MAX_FILE} bytes: expected one pattern of at most {MAX_PATTERN_LEN} bytes a \
-         line, and {MAX_PATTERNS} of them at most; check that it is the right file"
-    )]
-    FileTooLong {
-        /// The file.
-        file: String,
-    },
-    /// There is no pattern in the file.
-    #[error(
-        "{file} holds no pattern, only {lines} empty lines and comments: expected one pattern a line; write at least \
-         one (a pattern that begins with # as \\x23)"
-    )]
-    NoPattern {
-        /// The file.
-        file: String,
-        /// Number of lines.
-        lines: usize,
-    },
-    /// An unescaped NUL byte: the file is not text.
-    #[error(
-        "{file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write the \
-         byte as \\x00 if a pattern has it, or check that it is the right file"
-    )]
-    Binary {
-        /// The file.
-        file: String,
-        /// The line.
-        line: usize,
-        /// Byte offset in the line, from 1.
-        column: usize,
-    },
-    /// An invalid escape.
-    #[error(
-        "{file}, line {line}: '{found}' at byte {column} is no escape: expected \\xNN with two hexadecimal digits, \
-         \\\\, \\n, \\r or \\t; write a backslash that is part of the pattern as \\\\"
-    )]
-    Escape {
-        /// The file.
-        file: String,
-        /// The line.
-        line: usize,
-        /// Byte offset in the line, from 1.
-        column: usize,
-        /// The backslash and what follows it.
-        found: String,
-    },
-    /// A pattern that is empty or longer than [`MAX_PATTERN_LEN`].
-    #[error(
-        "{file}, line {line}: a pattern of {found} bytes: expected 1 to {MAX_PATTERN_LEN}; shorten it, a part that \
-         tells it from other traffic is enough"
-    )]
-    Length {
-        /// The file.
-        file: String,
-        /// The line.
-        line: usize,
-        /// Bytes of the pattern.
-        found: usize,
-    },
-    /// More patterns than [`MAX_PATTERNS`].
-    #[error("{file}, line {line}: one pattern too many: expected at most {MAX_PATTERNS}; split the set")]
-    TooMany {
-        /// The file.
-        file: String,
-        /// The line of the first excess pattern.
-        line: usize,
-    },
-    /// The patterns' trie would exceed [`MAX_STATES`].
-    #[error(
-        "{file}, line {line}: its patterns need {found} trie states: expected at most {MAX_STATES}, one for every \
-         different prefix of a pattern and one more; use fewer or shorter patterns"
-    )]
-    TooManyStates {
-        /// The file.
-        file: String,
-        /// The line of the last pattern.
-        line: usize,
-        /// The number of states needed.
-        found: usize,
-    },
+    /// pattern file {file}: {source}; expected a file that can be read, with one pattern a line
+    Unreadable { file: String, source: io::Error },
+    /// pattern file {file} has more than {MAX_FILE:?} bytes: expected one pattern of at most
+    /// {MAX_PATTERN_LEN:?} bytes a line, and {MAX_PATTERNS:?} of them at most; check that it is the right
+    /// file
+    FileTooLong { file: String },
+    /// {file} holds no pattern, only {lines} empty lines and comments: expected one pattern a line; write at
+    /// least one (a pattern that begins with # as \x23)
+    NoPattern { file: String, lines: usize },
+    /// {file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write
+    /// the byte as \x00 if a pattern has it, or check that it is the right file
+    Binary { file: String, line: usize, column: usize },
+    /// {file}, line {line}: '{found}' at byte {column} is no escape: expected \xNN with two hexadecimal
+    /// digits, \\, \n, \r or \t; write a backslash that is part of the pattern as \\
+    Escape { file: String, line: usize, column: usize, found: String },
+    /// {file}, line {line}: a pattern of {found} bytes: expected 1 to {MAX_PATTERN_LEN:?}; shorten it, a part
+    /// that tells it from other traffic is enough
+    Length { file: String, line: usize, found: usize },
+    /// {file}, line {line}: one pattern too many: expected at most {MAX_PATTERNS:?}; split the set
+    TooMany { file: String, line: usize },
+    /// {file}, line {line}: its patterns need {found} trie states: expected at most {MAX_STATES:?}, one for
+    /// every different prefix of a pattern and one more; use fewer or shorter patterns
+    TooManyStates { file: String, line: usize, found: usize },
 }
 
 /// A set of patterns, numbered from 0: at least one, none of them empty. Of equal patterns the lowest number counts.

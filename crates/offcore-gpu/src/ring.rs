@@ -29,20 +29,11 @@ const ADDRESSES: usize = 12;
 const LINE: usize = 64;
 
 /// Why a burst ring could not be created.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum RingError {
-    /// A number is out of range.
-    #[error("{what}: found {found}, expected {expected}")]
-    OutOfRange {
-        /// What the number is.
-        what: &'static str,
-        /// The requested number.
-        found: usize,
-        /// The valid range.
-        expected: &'static str,
-    },
-    /// No memory.
-    #[error("a burst ring: {0}")]
+    /// {what}: found {found}, expected {expected}
+    OutOfRange { what: &'static str, found: usize, expected: &'static str },
+    /// a burst ring: {0}
     Memory(#[from] MemoryError),
 }
 

@@ -30,15 +30,11 @@ const INTERLEAVE: usize = 8;
 /// No pattern: plus one it is 0, the result for no match.
 const NONE: u32 = u32::MAX;
 
-/// The automaton could not be built.
-#[derive(Debug, thiserror::Error)]
-#[error("automaton of {count} patterns, {bytes} bytes: {reason}; use fewer or shorter patterns")]
+/// automaton of {count} patterns, {bytes} bytes: {reason}; use fewer or shorter patterns
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub struct MatcherError {
-    /// Number of patterns.
     pub count: usize,
-    /// Their bytes.
     pub bytes: usize,
-    /// The builder's error.
     pub reason: String,
 }
 
