@@ -2,7 +2,7 @@
 //! driver left it to the device.
 
 use std::{
-    error, fmt,
+    fmt,
     net::{Ipv4Addr, Ipv6Addr},
     ops::Add,
 };
@@ -221,8 +221,8 @@ pub fn complete_parts<'a>(
     Ok(())
 }
 
-/// A packet asks for a checksum at a place that it does not have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// checksum asked for at csum_start {csum_start} + csum_offset {csum_offset}, outside a frame of {frame_len} bytes
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct ChecksumRangeError {
     /// Where summing was to start, in bytes from the start of the frame.
     pub csum_start: u16,
@@ -246,19 +246,6 @@ impl ChecksumRangeError {
         Ok(())
     }
 }
-
-impl fmt::Display for ChecksumRangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { csum_start, csum_offset, frame_len } = self;
-        write!(
-            f,
-            "checksum asked for at csum_start {csum_start} + csum_offset {csum_offset}, \
-             outside a frame of {frame_len} bytes"
-        )
-    }
-}
-
-impl error::Error for ChecksumRangeError {}
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@
 //! segments one after another: which part of the payload each has, and, once the caller has summed that part up, the
 //! headers to go in front. The payload itself is never seen, so it may lie in several places.
 
-use std::{error, fmt, iter::FusedIterator, net::Ipv4Addr, ops::Range};
+use std::{iter::FusedIterator, net::Ipv4Addr, ops::Range};
 
 use crate::{
     checksum::Sum,
@@ -255,95 +255,25 @@ fn tcp_after_ipv6(front: &[u8], ip_at: usize) -> Result<usize, GsoError> {
 }
 
 /// Why a packet cannot be segmented.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum GsoError {
-    /// The checksum is asked for, but not TCP's.
-    Checksum {
-        /// Where summing was to start, in bytes from the start of the frame.
-        csum_start: u16,
-        /// Where the field was to be, in bytes from `csum_start`.
-        csum_offset: u16,
-        /// Where the TCP header is.
-        tcp_at: usize,
-    },
-    /// The frame carries something else than what the virtio-net header says.
-    EtherType {
-        /// What it carries.
-        found: EtherType,
-        /// What the header says.
-        gso_type: u8,
-    },
-    /// An IP header of another version, or shorter than such a header is.
-    IpHeader {
-        /// Its first byte: version and header length.
-        found: u8,
-    },
-    /// The IP packet is a fragment, or carries something else than TCP.
-    NotTcp {
-        /// What it carries.
-        found: IpProtocol,
-    },
-    /// Segments would be tiny.
-    Size {
-        /// The payload that each was to have, in bytes.
-        found: u16,
-    },
-    /// The TCP header says that it is shorter than such a header is.
-    TcpHeader {
-        /// The length it gives, in bytes.
-        found: usize,
-    },
-    /// Headers of more than [`MAX_HEADERS`] bytes, or segments longer than IP packets can be.
-    TooLong {
-        /// The length found, in bytes.
-        found: usize,
-    },
-    /// The frame ends before its headers do.
-    TooShort {
-        /// The bytes there are.
-        found: usize,
-        /// The bytes its headers take.
-        needed: usize,
-    },
-    /// A segmentation other than TCP's.
-    Type {
-        /// The virtio-net header's `gso_type`.
-        found: u8,
-    },
+    /// packet to be segmented: checksum asked for at csum_start {csum_start} + csum_offset {csum_offset}, expected
+    /// {tcp_at} + 16, which is TCP's
+    Checksum { csum_start: u16, csum_offset: u16, tcp_at: usize },
+    /// packet to be segmented: it carries {found}, expected what gso_type {gso_type:#04x} says
+    EtherType { found: EtherType, gso_type: u8 },
+    /// packet to be segmented: its IP header begins with {found:#04x}
+    IpHeader { found: u8 },
+    /// packet to be segmented: it carries {found} or is a fragment, expected TCP
+    NotTcp { found: IpProtocol },
+    /// packet to be segmented: gso_size {found}, expected {MIN_SIZE:?} or more
+    Size { found: u16 },
+    /// packet to be segmented: TCP header says it is {found} bytes long; the least is 20
+    TcpHeader { found: usize },
+    /// packet to be segmented: {found} bytes, expected at most {MAX_HEADERS:?} of headers and 65535 a segment
+    TooLong { found: usize },
+    /// packet to be segmented: headers need {needed} bytes, but only {found} are there
+    TooShort { found: usize, needed: usize },
+    /// packet to be segmented: gso_type {found:#04x}, expected TCP over IPv4 or IPv6
+    Type { found: u8 },
 }
-
-impl fmt::Display for GsoError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("packet to be segmented: ")?;
-        match *self {
-            Self::Checksum { csum_start, csum_offset, tcp_at } => write!(
-                f,
-                "checksum asked for at csum_start {csum_start} + csum_offset {csum_offset}, \
-                 expected {tcp_at} + {}, which is TCP's",
-                tcp::CHECKSUM_OFFSET
-            ),
-            Self::EtherType { found, gso_type } => {
-                write!(f, "it carries {found}, expected what gso_type {gso_type:#04x} says")
-            }
-            Self::IpHeader { found } => write!(f, "its IP header begins with {found:#04x}"),
-            Self::NotTcp { found } => write!(f, "it carries {found} or is a fragment, expected TCP"),
-            Self::Size { found } => write!(f, "gso_size {found}, expected {MIN_SIZE} or more"),
-            Self::TcpHeader { found } => {
-                write!(f, "TCP header says it is {found} bytes long; the least is {}", tcp::HEADER_LEN)
-            }
-            Self::TooLong { found } => {
-                write!(
-                    f,
-                    "{found} bytes, expected at most {MAX_HEADERS} of headers and {} a segment",
-                    u16::MAX
-                )
-            }
-            Self::TooShort { found, needed } => {
-                write!(f, "headers need {needed} bytes, but only {found} are there")
-            }
-            Self::Type { found } => write!(f, "gso_type {found:#04x}, expected TCP over IPv4 or IPv6"),
-        }
-    }
-}
-
-impl error::Error for GsoError {}

@@ -4,10 +4,7 @@
 //! little-endian with nanoseconds. Both work packet by packet in the caller's memory and make two calls to the file for
 //! each, so the file should be buffered ([`std::io::BufReader`], [`std::io::BufWriter`]).
 
-use std::{
-    error, fmt,
-    io::{self, Read, Write},
-};
+use std::io::{self, Read, Write};
 
 use crate::field::{bytes, put};
 
@@ -98,7 +95,8 @@ impl<R: Read> PcapReader<R> {
             return Err(PcapError::FrameCheckSequence { len: fcs_words * 2 });
         }
         if linktype & 0x03ff_ffff != LINKTYPE_ETHERNET {
-            return Err(PcapError::LinkType { found: linktype & 0x03ff_ffff });
+            let found = linktype & 0x03ff_ffff;
+            return Err(PcapError::LinkType { found, name: linktype_name(found) });
         }
         let limit = match order.u32(&header, file::SNAPLEN) {
             0 => MAX_RECORD_LEN,
@@ -307,7 +305,7 @@ impl Order {
 /// Byte order and nanoseconds in a unit of time, by the first four of the `found` bytes.
 fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64), PcapError> {
     if found < 4 {
-        return Err(PcapError::NotPcap { found: None });
+        return Err(PcapError::Empty);
     }
     for order in [Order::Little, Order::Big] {
         match order.u32(header, file::MAGIC) {
@@ -317,7 +315,8 @@ fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64
             _ => {}
         }
     }
-    Err(PcapError::NotPcap { found: Some(bytes(header, file::MAGIC)) })
+    let [a, b, c, d] = bytes(header, file::MAGIC);
+    Err(PcapError::NotPcap { found: format!("{a:02x} {b:02x} {c:02x} {d:02x}") })
 }
 
 /// Fills `buffer` as far as the input goes; how far that was.
@@ -335,158 +334,51 @@ fn read_up_to(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// What is wrong with a capture file. Records are counted from 1, lengths are in bytes.
-#[derive(Debug)]
+/// What is wrong with a capture file. Records are counted from 1, times are nanoseconds since 1970.
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PcapError {
-    /// A record is longer than the buffer it was to be read into.
-    BufferTooSmall {
-        /// Which record.
-        record: u64,
-        /// The length of the buffer.
-        found: usize,
-        /// The length of the record.
-        expected: usize,
-    },
-    /// Each packet is followed by a frame check sequence, which would be taken for payload.
-    FrameCheckSequence {
-        /// Its length.
-        len: u32,
-    },
-    /// The file could not be read or written.
-    Io(io::Error),
-    /// The packets are not Ethernet frames.
-    LinkType {
-        /// What they are, by number.
-        found: u32,
-    },
-    /// The file does not begin as a pcap file does.
-    NotPcap {
-        /// Its first four bytes, if it has four.
-        found: Option<[u8; 4]>,
-    },
-    /// The file is of the newer format.
+    /// record {record} has {expected} bytes, more than a packet buffer holds ({found})
+    BufferTooSmall { record: u64, found: usize, expected: usize },
+    /// each packet of the pcap file ends in a frame check sequence of {len} bytes; expected none, cut it off with
+    /// 'editcap -F pcap -C -{len} IN OUT'
+    FrameCheckSequence { len: u32 },
+    /// pcap file cannot be read or written
+    Io(#[from] io::Error),
+    /// pcap file has link type {found}{name}, expected {LINKTYPE_ETHERNET:?} (Ethernet): capture on one Ethernet interface
+    /// ('tcpdump -i eth0'), or convert it with 'tcprewrite --dlt=enet'
+    LinkType { found: u32, name: &'static str },
+    /// not a pcap file: it has fewer than 4 bytes
+    Empty,
+    /// not a pcap file: it begins with bytes {found}
+    NotPcap { found: String },
+    /// the file is in pcapng format, expected pcap; convert it with 'editcap -F pcap IN OUT'
     PcapNg,
-    /// A record is longer than the file's own snapshot length, or than any packet: the file is damaged.
-    RecordTooLong {
-        /// Which record.
-        record: u64,
-        /// The length its header gives.
-        found: u32,
-        /// The longest it may be.
-        max: u32,
-    },
-    /// A file to be written cannot have this snapshot length.
-    SnapLen {
-        /// The length asked for.
-        found: u32,
-    },
-    /// A time that the format's 32 bits of seconds cannot hold.
-    Timestamp {
-        /// In nanoseconds since 1970.
-        found: u64,
-    },
-    /// The file ends within its header.
-    TruncatedHeader {
-        /// The bytes there are.
-        found: usize,
-    },
-    /// The file ends within a record.
-    TruncatedRecord {
-        /// Which record.
-        record: u64,
-        /// The bytes there are of its header, or of its packet.
-        found: usize,
-        /// The bytes there should be of that.
-        expected: usize,
-    },
-    /// A version of the format that is not read.
-    Version {
-        /// The version.
-        major: u16,
-        /// The part after the dot.
-        minor: u16,
-    },
+    /// record {record} of the pcap file has {found} bytes, beyond the file's limit of {max}: it is damaged
+    RecordTooLong { record: u64, found: u32, max: u32 },
+    /// snapshot length {found} is out of range; choose 1 to {MAX_RECORD_LEN:?}
+    SnapLen { found: u32 },
+    /// time {found} ns is after 2106, which a pcap file cannot say
+    Timestamp { found: u64 },
+    /// pcap file ends within its header: {found} bytes, expected {FILE_HEADER_LEN:?}; capture it again
+    TruncatedHeader { found: usize },
+    /// pcap file ends within record {record}: {found} bytes, expected {expected}
+    TruncatedRecord { record: u64, found: usize, expected: usize },
+    /// pcap file has version {major}.{minor}, expected 2.4; convert it with 'editcap -F pcap IN OUT'
+    Version { major: u16, minor: u16 },
 }
 
-/// What the packets of a link type are that people come by (tcpdump.org/linktypes.html).
-fn linktype_name(linktype: u32) -> Option<&'static str> {
-    Some(match linktype {
-        0 => "BSD loopback",
-        101 => "raw IP",
-        105 => "802.11",
-        113 => "Linux cooked: 'tcpdump -i any'",
-        127 => "802.11 with radiotap",
-        228 => "raw IPv4",
-        229 => "raw IPv6",
-        276 => "Linux cooked v2: 'tcpdump -i any'",
-        _ => return None,
-    })
-}
-
-impl From<io::Error> for PcapError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl fmt::Display for PcapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const CONVERT: &str = "convert it with 'editcap -F pcap IN OUT'";
-        match *self {
-            Self::BufferTooSmall { record, found, expected } => {
-                write!(f, "record {record} has {expected} bytes, more than a packet buffer holds ({found})")
-            }
-            Self::FrameCheckSequence { len } => write!(
-                f,
-                "each packet of the pcap file ends in a frame check sequence of {len} bytes; expected none, \
-                 cut it off with 'editcap -F pcap -C -{len} IN OUT'"
-            ),
-            Self::Io(_) => f.write_str("pcap file cannot be read or written"),
-            Self::LinkType { found } => {
-                let kind = linktype_name(found).map_or(String::new(), |name| format!(" ({name})"));
-                write!(
-                    f,
-                    "pcap file has link type {found}{kind}, expected {LINKTYPE_ETHERNET} (Ethernet): capture on one \
-                     Ethernet interface ('tcpdump -i eth0'), or convert it with 'tcprewrite --dlt=enet'"
-                )
-            }
-            Self::NotPcap { found: Some([a, b, c, d]) } => {
-                write!(f, "not a pcap file: it begins with bytes {a:02x} {b:02x} {c:02x} {d:02x}")
-            }
-            Self::NotPcap { found: None } => f.write_str("not a pcap file: it has fewer than 4 bytes"),
-            Self::PcapNg => write!(f, "the file is in pcapng format, expected pcap; {CONVERT}"),
-            Self::RecordTooLong { record, found, max } => write!(
-                f,
-                "record {record} of the pcap file has {found} bytes, beyond the file's limit of {max}: it is damaged"
-            ),
-            Self::SnapLen { found } => {
-                write!(f, "snapshot length {found} is out of range; choose 1 to {MAX_RECORD_LEN}")
-            }
-            Self::Timestamp { found } => {
-                write!(f, "time {found} ns is after 2106, which a pcap file cannot say")
-            }
-            Self::TruncatedHeader { found } => {
-                write!(
-                    f,
-                    "pcap file ends within its header: {found} bytes, expected {FILE_HEADER_LEN}; capture it again"
-                )
-            }
-            Self::TruncatedRecord { record, found, expected } => {
-                write!(f, "pcap file ends within record {record}: {found} bytes, expected {expected}")
-            }
-            Self::Version { major, minor } => {
-                write!(f, "pcap file has version {major}.{minor}, expected 2.4; {CONVERT}")
-            }
-        }
-    }
-}
-
-impl error::Error for PcapError {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        match self {
-            Self::Io(error) => Some(error),
-            _ => None,
-        }
+/// What a link type's packets are, in parentheses, where people come by them (tcpdump.org/linktypes.html).
+fn linktype_name(linktype: u32) -> &'static str {
+    match linktype {
+        0 => " (BSD loopback)",
+        101 => " (raw IP)",
+        105 => " (802.11)",
+        113 => " (Linux cooked: 'tcpdump -i any')",
+        127 => " (802.11 with radiotap)",
+        228 => " (raw IPv4)",
+        229 => " (raw IPv6)",
+        276 => " (Linux cooked v2: 'tcpdump -i any')",
+        _ => "",
     }
 }
 

@@ -12,8 +12,6 @@
 //! [`check_header`] is for every packet, [`check_content`] for as many as time allows. Both expect the frame as it was
 //! generated, except for the MAC addresses. The probe's fields are little-endian.
 
-use std::{error, fmt};
-
 use crate::{
     checksum::{self, Sum},
     ethernet::{self, EtherType},
@@ -190,66 +188,29 @@ fn split_mut(frame: &mut [u8]) -> Result<(&mut [u8; PATTERN], &mut [u8]), ProbeE
     }
 }
 
-/// A byte that is not what was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// byte {offset} is {found:#04x}, sent as {expected:#04x}
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display)]
 pub struct Mismatch {
-    /// Where, in bytes from the start of the frame.
+    /// From the start of the frame.
     pub offset: usize,
-    /// The byte there.
     pub found: u8,
-    /// The byte sent.
     pub expected: u8,
 }
 
-/// Why a frame is not a probe that arrived unharmed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a frame is not a probe that arrived unharmed. Lengths are frame lengths in bytes without FCS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum ProbeError {
-    /// A probe with changed content.
+    /// probe content changed: {0}
     Content(Mismatch),
-    /// A probe of another length than it was sent with. All lengths are frame lengths in bytes without FCS.
-    Length {
-        /// The length of the frame.
-        found: usize,
-        /// The length by its IPv4 header.
-        by_ip: usize,
-        /// The length by its UDP header.
-        by_udp: usize,
-    },
-    /// UDP, but not a probe.
-    Magic {
-        /// What stands in the magic's place.
-        found: u32,
-    },
-    /// Not UDP over IPv4 without options.
+    /// probe of {found} bytes, sent with {by_ip} (IPv4 header) or {by_udp} (UDP header)
+    Length { found: usize, by_ip: usize, by_udp: usize },
+    /// UDP packet that is not a probe: magic {found:#010x}, expected {MAGIC:#010x}
+    Magic { found: u32 },
+    /// not a probe: not UDP over IPv4 without options
     NotUdp,
-    /// Shorter than the shortest probe.
-    TooShort {
-        /// The length of the frame in bytes without FCS.
-        found: usize,
-    },
+    /// not a probe: a frame of {found} bytes, the least is {MIN_FRAME_LEN:?} without FCS
+    TooShort { found: usize },
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Content(Mismatch { offset, found, expected }) => {
-                write!(f, "probe content changed: byte {offset} is {found:#04x}, sent as {expected:#04x}")
-            }
-            Self::Length { found, by_ip, by_udp } => {
-                write!(f, "probe of {found} bytes, sent with {by_ip} (IPv4 header) or {by_udp} (UDP header)")
-            }
-            Self::Magic { found } => {
-                write!(f, "UDP packet that is not a probe: magic {found:#010x}, expected {MAGIC:#010x}")
-            }
-            Self::NotUdp => f.write_str("not a probe: not UDP over IPv4 without options"),
-            Self::TooShort { found } => {
-                write!(f, "not a probe: a frame of {found} bytes, the least is {MIN_FRAME_LEN} without FCS")
-            }
-        }
-    }
-}
-
-impl error::Error for ProbeError {}
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 //! They are laid out as testpmd's `txonly` and `flowgen` write theirs: no IPv4 options, identification 0, time to live
 //! 64, the IPv4 checksum filled, no UDP checksum.
 
-use std::{error, fmt, net::Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use crate::{
     checksum::{self, Sum},
@@ -154,25 +154,11 @@ impl UdpTemplate {
     }
 }
 
-/// A frame length that UDP over IPv4 over Ethernet cannot have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// a UDP packet cannot be a frame of {found} bytes; choose {UDP_HEADERS_LEN:?} to {MAX_FRAME_LEN:?}, FCS not counted
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct FrameLenError {
-    /// The length asked for, in bytes without FCS.
     pub found: usize,
 }
-
-impl fmt::Display for FrameLenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let found = self.found;
-        write!(
-            f,
-            "a UDP packet cannot be a frame of {found} bytes; \
-             choose {UDP_HEADERS_LEN} to {MAX_FRAME_LEN}, FCS not counted"
-        )
-    }
-}
-
-impl error::Error for FrameLenError {}
 
 #[cfg(test)]
 mod tests {

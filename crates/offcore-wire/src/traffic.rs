@@ -92,23 +92,12 @@ pub struct HeaderTemplate {
     vary: Vary,
 }
 
-/// Source and destination are not of one family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// source {src} and destination {dst} are not of one family: choose both IPv4 or both IPv6
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub struct FamilyError {
-    /// The source.
     pub src: IpAddr,
-    /// The destination.
     pub dst: IpAddr,
 }
-
-impl std::fmt::Display for FamilyError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { src, dst } = self;
-        write!(f, "source {src} and destination {dst} are not of one family: choose both IPv4 or both IPv6")
-    }
-}
-
-impl std::error::Error for FamilyError {}
 
 impl HeaderTemplate {
     /// The template of this traffic.

@@ -4,8 +4,6 @@
 //! It is a value: read from bytes already copied out of guest memory, checked, used, and written as bytes. Reading it
 //! in place would let the guest change a field between its check and its use.
 
-use std::{error, fmt};
-
 use crate::{
     checksum::ChecksumRangeError,
     field::{bytes, put},
@@ -199,55 +197,17 @@ impl Offloads {
 }
 
 /// Why a virtio-net header cannot belong to its packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum NetHeaderError {
-    /// The checksum is asked for outside the packet.
-    Checksum(ChecksumRangeError),
-    /// A packet to be segmented, into segments of no bytes.
-    GsoSize {
-        /// The segmentation asked for.
-        gso_type: u8,
-    },
-    /// A segmentation that virtio 1.2 does not have.
-    GsoType {
-        /// The value found.
-        gso_type: u8,
-    },
-    /// A packet to be segmented whose headers are longer than itself.
-    HeaderLength {
-        /// The header length given, in bytes.
-        hdr_len: u16,
-        /// The length of the packet in bytes.
-        frame_len: usize,
-    },
+    /// virtio-net header: {0}
+    Checksum(#[from] ChecksumRangeError),
+    /// virtio-net header: gso_type {gso_type:#04x} with gso_size 0
+    GsoSize { gso_type: u8 },
+    /// virtio-net header: unknown gso_type {gso_type:#04x}, expected 0, 1, 3, 4 or 5, or 0x81 or 0x84 with ECN
+    GsoType { gso_type: u8 },
+    /// virtio-net header: hdr_len {hdr_len} is beyond the packet's {frame_len} bytes
+    HeaderLength { hdr_len: u16, frame_len: usize },
 }
-
-impl From<ChecksumRangeError> for NetHeaderError {
-    fn from(error: ChecksumRangeError) -> Self {
-        Self::Checksum(error)
-    }
-}
-
-impl fmt::Display for NetHeaderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("virtio-net header: ")?;
-        match self {
-            Self::Checksum(error) => error.fmt(f),
-            Self::GsoSize { gso_type } => write!(f, "gso_type {gso_type:#04x} with gso_size 0"),
-            Self::GsoType { gso_type } => {
-                write!(
-                    f,
-                    "unknown gso_type {gso_type:#04x}, expected 0, 1, 3, 4 or 5, or 0x81 or 0x84 with ECN"
-                )
-            }
-            Self::HeaderLength { hdr_len, frame_len } => {
-                write!(f, "hdr_len {hdr_len} is beyond the packet's {frame_len} bytes")
-            }
-        }
-    }
-}
-
-impl error::Error for NetHeaderError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! MAC addresses, as values and as text.
 
-use std::{error, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 /// A 48-bit MAC address in the order it is sent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,39 +89,13 @@ impl FromStr for MacAddr {
 }
 
 /// Why a text is not a MAC address.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum ParseMacError {
-    /// One part is not two hexadecimal digits.
-    Octet {
-        /// The part.
-        part: String,
-        /// The whole text.
-        text: String,
-    },
-    /// It does not have six parts.
-    Parts {
-        /// How many it has.
-        found: usize,
-        /// The whole text.
-        text: String,
-    },
+    /// '{text}' is not a MAC address: '{part}' is not two hexadecimal digits; write it like 02:00:00:00:00:01
+    Octet { part: String, text: String },
+    /// '{text}' is not a MAC address: it has {found} parts, expected 6; write it like 02:00:00:00:00:01
+    Parts { found: usize, text: String },
 }
-
-impl fmt::Display for ParseMacError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Octet { part, text } => {
-                write!(f, "'{text}' is not a MAC address: '{part}' is not two hexadecimal digits")?;
-            }
-            Self::Parts { found, text } => {
-                write!(f, "'{text}' is not a MAC address: it has {found} parts, expected 6")?;
-            }
-        }
-        f.write_str("; write it like 02:00:00:00:00:01")
-    }
-}
-
-impl error::Error for ParseMacError {}
 
 #[cfg(test)]
 mod tests {

@@ -263,7 +263,7 @@ fn errors_of_the_file_itself_are_handed_on() {
         }
     }
     let error = PcapReader::new(Broken).unwrap_err();
-    assert_eq!(error::Error::source(&error).unwrap().to_string(), "disk on fire");
+    assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "disk on fire");
     let full = PcapWriter::new(&mut [0u8; 30][..], 100).unwrap().write_record(0, b"abc");
     assert!(matches!(full, Err(PcapError::Io(_))));
 }
