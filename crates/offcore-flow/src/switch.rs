@@ -105,31 +105,20 @@ impl Default for SwitchConfig {
 }
 
 /// Why a switch cannot be put together.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SwitchError {
-    /// The configuration contradicts itself.
-    #[error("{0}")]
+    /// {0}
     Config(String),
-    /// A port.
-    #[error(transparent)]
+    /// {0}
     Port(#[from] PortError),
-    /// The statistics page.
-    #[error(transparent)]
+    /// {0}
     Stats(#[from] PageError),
-    /// A device that works on packets.
-    #[error("--device: {0}")]
+    /// --device: {0}
     Device(#[from] DeviceError),
-    /// Pinning a worker.
-    #[error(transparent)]
+    /// {0}
     Lcore(#[from] lcore::LcoreError),
-    /// Starting a worker.
-    #[error("starting the worker of lcore {lcore}: {source}")]
-    Thread {
-        /// The lcore.
-        lcore: usize,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    /// starting the worker of lcore {lcore}: {source}
+    Thread { lcore: usize, source: std::io::Error },
 }
 
 /// A running switch.

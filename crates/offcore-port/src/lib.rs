@@ -193,43 +193,21 @@ pub trait Port: fmt::Debug + Send {
 }
 
 /// Why a port cannot be opened or used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PortError {
-    /// The description is not one of a port.
-    #[error("port '{found}': {expected}")]
-    Syntax {
-        /// What was written.
-        found: String,
-        /// What was expected.
-        expected: String,
-    },
-    /// The system refused.
-    #[error("port '{port}': {what}: {source}")]
+    /// port '{found}': {expected}
+    Syntax { found: String, expected: String },
+    /// port '{port}': {what}: {source}
     System {
-        /// The port.
         port: String,
         /// What was tried, and what to do about it.
         what: String,
-        /// The system's reason.
         source: std::io::Error,
     },
-    /// The queue does not exist or was given out already.
-    #[error("port '{port}' has no free queue {index}")]
-    Queue {
-        /// The port.
-        port: String,
-        /// The queue.
-        index: u16,
-    },
-    /// Any other reason, in words.
-    #[error("port '{port}': {reason}")]
-    Other {
-        /// The port.
-        port: String,
-        /// Why.
-        reason: String,
-    },
-    /// No room for the port's counters.
-    #[error(transparent)]
+    /// port '{port}' has no free queue {index}
+    Queue { port: String, index: u16 },
+    /// port '{port}': {reason}
+    Other { port: String, reason: String },
+    /// {0}
     Stats(#[from] PageError),
 }

@@ -31,48 +31,23 @@ struct Record {
 }
 
 /// Why a capture cannot be sent.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum CaptureError {
-    /// It cannot be opened or read.
-    #[error("'{path}': {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// It is no capture of Ethernet packets, or damaged.
-    #[error("'{path}': {source}")]
-    Pcap {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: PcapError,
-    },
-    /// It has no packet.
-    #[error("'{path}' has no packets: nothing to send")]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A packet has no Ethernet header.
-    #[error(
-        "'{path}': record {record} has {len} bytes, less than an Ethernet header: take it out with editcap"
-    )]
+    /// '{path}': {source}
+    Io { path: PathBuf, source: io::Error },
+    /// '{path}': {source}
+    Pcap { path: PathBuf, source: PcapError },
+    /// '{path}' has no packets: nothing to send
+    Empty { path: PathBuf },
+    /// '{path}': record {record} has {len} bytes, less than an Ethernet header: take it out with editcap
     Runt {
-        /// The file.
         path: PathBuf,
         /// The packet, counted from 1.
         record: u64,
-        /// Its length.
         len: usize,
     },
-    /// It does not fit in memory.
-    #[error("'{path}' has more than {MAX_BYTES} bytes of packets: split it with editcap -c")]
-    TooBig {
-        /// The file.
-        path: PathBuf,
-    },
+    /// '{path}' has more than {MAX_BYTES:?} bytes of packets: split it with editcap -c
+    TooBig { path: PathBuf },
 }
 
 impl Capture {

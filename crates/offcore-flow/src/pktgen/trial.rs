@@ -51,27 +51,20 @@ impl AsRef<Outcome> for Trial {
 }
 
 /// Why a trial was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum TrialError {
-    /// The generator refused.
-    #[error(transparent)]
+    /// {0}
     Switch(#[from] SwitchError),
-    /// Nothing came back.
-    #[error(
-        "no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends them on, and \
-         does it take frames of this size?"
-    )]
+    /// no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends
+    /// them on, and does it take frames of this size?
     NothingCame {
         /// The size, FCS included.
         size: usize,
-        /// How long it was waited for.
         seconds: f64,
     },
-    /// The caller wanted no more.
-    #[error("interrupted")]
+    /// interrupted
     Interrupted,
-    /// A worker is gone.
-    #[error("a worker ended by itself")]
+    /// a worker ended by itself
     Worker,
 }
 
