@@ -250,7 +250,7 @@ fn cell(
         burst: BURST,
         temperature: "remote".into(),
         window: WINDOW,
-        forward: Some(forward(options).name()),
+        forward: Some(if forward(options).is_none() { "l2" } else { "mac" }),
         about_peer,
         ..Row::default()
     };
@@ -258,9 +258,9 @@ fn cell(
     Ok(row)
 }
 
-/// As the peer forwards, so do we.
-fn forward(options: &EndToEndOptions) -> Forward {
-    if options.peer == Some(Peer::Ovs) { Forward::L2 } else { Forward::Mac }
+/// As the peer forwards, so do we; `None` for a learning switch.
+fn forward(options: &EndToEndOptions) -> Option<Forward> {
+    (options.peer != Some(Peer::Ovs)).then_some(Forward::Mac)
 }
 
 fn our_lane(
@@ -272,9 +272,9 @@ fn our_lane(
 ) -> Result<Lane<Ours, RoundTrips>> {
     let forward = forward(options);
     let mut back_end = Ours::start(sockets, options.lcore, pool, (forward, options.one_copy))?;
-    let way = if forward == Forward::L2 { Way::Switched } else { Way::Rewritten(Some(PORT_MAC)) };
+    let way = if forward.is_none() { Way::Switched } else { Way::Rewritten(Some(PORT_MAC)) };
     let mut load = RoundTrips::connect(sockets, link.ring, link.frame, way, pages.ours)?;
-    if forward == Forward::L2 {
+    if forward.is_none() {
         load.introduce()?;
     }
     back_end.pause()?;

@@ -1,4 +1,4 @@
-//! The channel mapping of `--dma`: `[PORT.]txqN[*WEIGHT]@CH[+CH…];…`, and the vhost guide's `dmas=[txq0@…;rxq0@…]`.
+//! The channel mapping: `[PORT.]txqN[*WEIGHT]@CH[+CH…];…`, and the vhost guide's `dmas=[txq0@…;rxq0@…]`.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! Devices by the names that the command line uses.
+//! Devices by name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -73,8 +73,8 @@ impl Engines {
         let chosen = if near.is_empty() { ours.iter().collect() } else { near };
         if chosen.is_empty() {
             return Err(
-                "channel 'dsa:auto': no work queue is enabled for users: `offcore dsa doctor` says why, \
-                        and --dsa-sim makes one without hardware"
+                "channel 'dsa:auto': no work queue is enabled for users: `offcore dsa doctor` says why; dsa-simN:wqN.M \
+                 needs no hardware"
                     .into(),
             );
         }
@@ -239,8 +239,7 @@ impl Engines {
     fn simulator(&mut self, name: &str) -> Result<SimDevice, String> {
         let helpers = self.helper_lcores();
         let Some((simulator, device)) = self.simulators.get_mut(name) else {
-            let number = name.trim_start_matches("dsa-sim");
-            return Err(format!("channel '{name}:…': there is no such device; add --dsa-sim {number}"));
+            return Err(format!("channel '{name}:…': there is no such simulated device"));
         };
         if let Some(device) = device {
             return Ok(device.clone());
@@ -251,7 +250,7 @@ impl Engines {
         let lcore = simulator.lcore.or(spare).ok_or("this process may run on no lcore")?;
         simulator.lcore = Some(lcore);
         let started = SimDevice::start(name, simulator.options.clone(), lcore)
-            .map_err(|error| format!("--dsa-sim: {error}"))?;
+            .map_err(|error| format!("channel '{name}:…': {error}"))?;
         *device = Some(started.clone());
         Ok(started)
     }

@@ -1,6 +1,5 @@
-//! Forwarding modes: they mean what they mean in testpmd, and `copy` what dpdk-dma does; testpmd has no `l2`.
+//! Forwarding modes: they mean what they mean in testpmd.
 
-use std::fmt;
 use std::str::FromStr;
 
 use offcore_mem::{Burst, HEADROOM, PoolCache};
@@ -11,64 +10,26 @@ use offcore_wire::template::UdpTemplate;
 use offcore_wire::{UdpFlow, ethernet};
 
 /// What is done with received packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
     /// Sent as they are.
-    #[default]
     Io,
-    /// Source becomes the TX port's address, destination the address given by `--eth-peer`.
+    /// Source becomes the TX port's address, destination that of its peer.
     Mac,
     /// Source and destination change places.
     Macswap,
     /// Received and dropped.
     Rxonly,
-    /// Sent to the port that their destination was seen behind, or to all others: a learning switch
-    /// ([`bridge`](crate::bridge)).
-    L2,
     /// Nothing is received; UDP packets of one flow are sent.
-    Txonly,
+    Txonly {
+        /// Their bytes, FCS included.
+        frame: usize,
+    },
     /// What is received is dropped; UDP packets of many flows are sent.
-    Flowgen,
-    /// dpdk-dma's: copied into a new buffer ([`copy`](crate::copy)), and then as [`Mac`](Self::Mac), if addresses are to
-    /// be updated.
-    Copy,
-}
-
-impl Forward {
-    /// Every mode.
-    pub const ALL: [Self; 8] =
-        [Self::Io, Self::Mac, Self::Macswap, Self::L2, Self::Rxonly, Self::Txonly, Self::Flowgen, Self::Copy];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Io => "io",
-            Self::Mac => "mac",
-            Self::Macswap => "macswap",
-            Self::L2 => "l2",
-            Self::Rxonly => "rxonly",
-            Self::Txonly => "txonly",
-            Self::Flowgen => "flowgen",
-            Self::Copy => "copy",
-        }
-    }
-}
-
-impl fmt::Display for Forward {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Forward {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|mode| mode.name() == text).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            format!("forwarding mode '{text}': expected one of {known}")
-        })
-    }
+    Flowgen {
+        /// Their bytes, FCS included.
+        frame: usize,
+    },
 }
 
 /// Which port a packet received on port `n` is sent to.
@@ -131,9 +92,9 @@ impl Rewrite {
     /// What a mode rewrites, with the addresses that `mac` writes.
     pub fn of(mode: Forward, addresses: Addresses) -> Self {
         match mode {
-            Forward::Mac | Forward::Copy => Self::Mac(addresses),
+            Forward::Mac => Self::Mac(addresses),
             Forward::Macswap => Self::Swap,
-            Forward::Io | Forward::L2 | Forward::Rxonly | Forward::Txonly | Forward::Flowgen => Self::None,
+            Forward::Io | Forward::Rxonly | Forward::Txonly { .. } | Forward::Flowgen { .. } => Self::None,
         }
     }
 
@@ -203,17 +164,21 @@ pub struct Source {
 }
 
 impl Source {
-    /// Packets of `frame` bytes, FCS included, in as many buffers as they take.
+    /// That of a mode which sends packets of its own, in as many buffers as they take.
     ///
     /// # Errors
     /// When no UDP packet has that length.
-    pub fn new(mode: Forward, addresses: &Addresses, frame: usize) -> Result<Self, String> {
-        let flows = if mode == Forward::Flowgen { FLOWS } else { 1 };
+    pub fn of(mode: Forward, addresses: &Addresses) -> Result<Option<Self>, String> {
+        let (frame, flows) = match mode {
+            Forward::Txonly { frame } => (frame, 1),
+            Forward::Flowgen { frame } => (frame, FLOWS),
+            Forward::Io | Forward::Mac | Forward::Macswap | Forward::Rxonly => return Ok(None),
+        };
         let flow = UdpFlow::txonly(addresses.source, addresses.destination);
         let template = UdpTemplate::new(&flow, frame.saturating_sub(ethernet::FCS_LEN))
-            .map_err(|error| format!("--txpkts {frame}: {error}"))?;
+            .map_err(|error| format!("{frame}: {error}"))?;
         let destinations = (0..flows).map(|f| UdpFlow::flowgen(f).dst.ip).collect();
-        Ok(Self { template, flows, next_flow: 0, destinations })
+        Ok(Some(Self { template, flows, next_flow: 0, destinations }))
     }
 
     /// Fills the burst up, as far as the pool has packet buffers. Payload is whatever the buffer held, as in testpmd.
@@ -250,10 +215,7 @@ mod tests {
 
     #[test]
     fn names() {
-        for mode in Forward::ALL {
-            assert_eq!(mode.name().parse(), Ok(mode));
-        }
-        assert!("mac2".parse::<Forward>().unwrap_err().contains("macswap"));
+        assert_eq!("chained".parse(), Ok(Topology::Chained));
         assert!("ring".parse::<Topology>().is_err());
     }
 
@@ -262,7 +224,8 @@ mod tests {
         let mut cache = pool.cache();
         let mut burst = Burst::new();
         let addresses = Addresses { source: MacAddr([2; 6]), destination: MacAddr([4; 6]) };
-        Source::new(Forward::Txonly, &addresses, 64).unwrap().fill(&mut cache, &mut burst, 1);
+        let source = Source::of(Forward::Txonly { frame: 64 }, &addresses).unwrap();
+        source.unwrap().fill(&mut cache, &mut burst, 1);
         (cache, burst)
     }
 
@@ -271,9 +234,9 @@ mod tests {
         let pool = offcore_mem::Pool::new(256, 2048, offcore_mem::Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let addresses = Addresses { source: MacAddr([2; 6]), destination: MacAddr([4; 6]) };
-        for mode in [Forward::Txonly, Forward::Flowgen] {
+        for mode in [Forward::Txonly { frame: 9018 }, Forward::Flowgen { frame: 9018 }] {
             let mut burst = Burst::new();
-            Source::new(mode, &addresses, 9018).unwrap().fill(&mut cache, &mut burst, 4);
+            Source::of(mode, &addresses).unwrap().unwrap().fill(&mut cache, &mut burst, 4);
             assert_eq!(burst.len(), 4);
             for packet in &burst {
                 assert_eq!((pool.total_len(packet), pool.segment_count(packet)), (9014, 6));

@@ -73,18 +73,22 @@ impl Rules {
     /// Those of a forwarding mode, with the addresses that `mac` writes, and `work` TSC ticks of application work per packet.
     pub fn new(mode: Forward, addresses: Addresses, work: u64) -> Self {
         let received = match mode {
-            Forward::Io | Forward::Mac | Forward::Macswap | Forward::Copy | Forward::L2 => Received::Sent,
-            Forward::Rxonly | Forward::Flowgen => Received::Dropped,
-            Forward::Txonly => Received::None,
+            Forward::Io | Forward::Mac | Forward::Macswap => Received::Sent,
+            Forward::Rxonly | Forward::Flowgen { .. } => Received::Dropped,
+            Forward::Txonly { .. } => Received::None,
         };
-        Self { received, rewrite: Rewrite::of(mode, addresses), source: None, work }
+        Self { received, ..Self::sending(Rewrite::of(mode, addresses), work) }
     }
 
-    /// With packets of `source` beside what is received.
+    /// What is received is rewritten so and sent.
+    pub(crate) fn sending(rewrite: Rewrite, work: u64) -> Self {
+        Self { received: Received::Sent, rewrite, source: None, work }
+    }
+
+    /// With packets of `source`, if there is one, beside what is received.
     #[must_use]
-    pub fn with_source(mut self, source: Source) -> Self {
-        self.source = Some(source);
-        self
+    pub fn with_source(self, source: Option<Source>) -> Self {
+        Self { source, ..self }
     }
 
     /// Takes a burst from `rx`, or only what was on its way already unless `take`, and sends it to `tx`.

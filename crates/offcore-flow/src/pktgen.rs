@@ -43,7 +43,7 @@ use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::STAMP_LEN;
 use offcore_wire::traffic::HeaderTemplate;
 
-use crate::switch::SwitchError;
+use crate::switch::{Field, SwitchError, check_lcores, too_long};
 use control::{Control, Handover};
 use receiver::{Expected, Receiver};
 use replay::{Capture, Replay};
@@ -106,27 +106,23 @@ impl PktgenConfig {
     }
 
     fn check(&self, ports: &[Box<dyn Port>], pool: &Pool) -> Result<(), SwitchError> {
-        let refuse = |text: String| Err(SwitchError::Config(text));
         match (ports.len(), self.bidirectional) {
             (1, false) | (2, _) => {}
-            (1, true) => return refuse("--bidirectional needs two ports: give --port twice".into()),
-            (n, _) => return refuse(format!("{n} ports: expected one with a loop behind it, or two")),
+            (1, true) => return Field::Bidirectional.refuse("one port, expected two"),
+            (n, _) => {
+                return Field::Ports.refuse(format!("{n}, expected one with a loop behind it, or two"));
+            }
         }
         self.check_sizes(&self.settings.sizes, pool)?;
-        let directions = 1 + usize::from(self.bidirectional);
+        let most = if self.bidirectional { 4 } else { 2 };
         let lcores = self.lcores.len();
-        if lcores != 1 && lcores != 2 && lcores != 2 * directions {
-            let most = 2 * directions;
-            return refuse(format!(
-                "--lcores: {lcores} lcores, expected 1 for all, 2 for what sends and what receives{}",
+        if lcores > 2 && lcores != most {
+            return Field::Lcores.refuse(format!(
+                "{lcores} lcores, expected 1 for all, 2 for what sends and what receives{}",
                 if most > 2 { ", or 4" } else { "" }
             ));
         }
-        let available = lcore::available()?;
-        match self.lcores.iter().find(|lcore| !available.contains(lcore)) {
-            Some(&found) => Err(lcore::LcoreError::Unavailable { found, available }.into()),
-            None => Ok(()),
-        }
+        check_lcores(&self.lcores)
     }
 
     fn check_sizes(&self, sizes: &sizes::Sizes, pool: &Pool) -> Result<(), SwitchError> {
@@ -136,17 +132,14 @@ impl PktgenConfig {
         };
         let most = pool.longest() + FCS_LEN;
         if largest > most {
-            return Err(SwitchError::Config(format!(
-                "packets of {largest} bytes: expected at most {most}, a quarter of the packet buffers; see --mbufs and \
-                 --mbuf-size"
-            )));
+            return too_long(largest, most);
         }
         let (min, smallest) = (self.min_size(), sizes.smallest());
         if smallest < min {
-            return Err(SwitchError::Config(format!(
-                "size {smallest} of --size {sizes}: these headers, {STAMP_LEN} bytes that number a packet and the FCS \
-                 take {min} bytes; choose at least that"
-            )));
+            return Field::Sizes.refuse(format!(
+                "{smallest}, but these headers, {STAMP_LEN} bytes that number a packet and the FCS take {min} bytes: \
+                 choose at least that"
+            ));
         }
         Ok(())
     }
@@ -312,7 +305,7 @@ fn spawn(worker: Worker, lcore: usize, stop: &Arc<AtomicBool>) -> Result<JoinHan
     match started.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(SwitchError::Config(format!("the worker of lcore {lcore} ended before it began"))),
+        Err(_) => Err(SwitchError::Thread { lcore, source: std::io::Error::other("it ended at once") }),
     }
 }
 
@@ -341,17 +334,19 @@ impl Running {
         change(&mut settings);
         self.config.check_sizes(&settings.sizes, self.pool)?;
         if !(1..=MAX_FLOWS).contains(&settings.flows) {
-            return Err(SwitchError::Config(format!("{} flows: expected 1 to {MAX_FLOWS}", settings.flows)));
+            return Field::Flows.refuse(format!("{}, expected 1 to {MAX_FLOWS}", settings.flows));
         }
         if settings.burst == 0 {
-            return Err(SwitchError::Config("bursts of 0 packets: expected at least 1".into()));
+            return Field::Burst.refuse("0, expected at least 1");
         }
         let version = self.control.change(|now| *now = settings);
         let asked = Instant::now();
         let applied = |sender: &Block| sender.counter(3).value() >= version;
         while !self.directions.iter().all(|direction| applied(&direction.sent)) {
             if asked.elapsed() > TIMEOUT || !self.is_running() {
-                return Err(SwitchError::Config("a worker does not follow: is its lcore busy?".into()));
+                let lcores = &self.config.lcores;
+                return Field::Lcores
+                    .refuse(format!("{lcores:?}, of which a worker does not follow: is it busy?"));
             }
             std::thread::sleep(Duration::from_micros(100));
         }

@@ -1,10 +1,10 @@
-//! `--dsa-sim N:KEY=VALUE,…`: a simulated DSA device for channels `dsa-simN:wqN.M`.
+//! `N:KEY=VALUE,…`: a simulated DSA device for channels `dsa-simN:wqN.M`.
 
 use std::str::FromStr;
 
 use offcore_dsa::sim::SimOptions;
 
-/// A simulated device that the command line asks for.
+/// A simulated device that is asked for.
 #[derive(Clone, Debug)]
 pub struct Simulator {
     /// N of `dsa-simN`.

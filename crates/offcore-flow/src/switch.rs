@@ -1,6 +1,7 @@
 //! A switch: ports, engines and workers put together, started and stopped.
 
 mod bridging;
+mod config;
 mod copying;
 mod mirroring;
 mod working;
@@ -9,117 +10,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{Binding, ChannelId, Mode, Mover};
-use offcore_gpu::device::DeviceError;
 use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
-use offcore_port::{Port, PortError, RxQueue, TxQueue};
-use offcore_stats::page::{PageError, Reader, StatsPage};
+use offcore_port::{Port, RxQueue, TxQueue};
+use offcore_stats::page::{Reader, StatsPage};
 use offcore_stats::{StageClock, lcore, stage, tsc};
-use offcore_wire::{MacAddr, ethernet};
+use offcore_wire::MacAddr;
 
-use crate::bridge::BridgeConfig;
 use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
-use crate::forward::{Addresses, Forward, Source, Topology};
+use crate::forward::{Addresses, Forward, Rewrite, Source};
 use crate::forwarding::{Forwarding, Rules};
 use crate::guest_pair::GuestPair;
 use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
-use crate::mirror::Mirror;
 use crate::report::Reporter;
-use crate::simulator::Simulator;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
 
+pub use config::{EthPeers, Field, Run, SwitchConfig, SwitchError};
+pub(crate) use config::{check_lcores, too_long};
 pub use copying::Copying;
 pub use working::{Devices, Working, Workload};
 
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 4 << 20;
-
-/// What a switch shall do.
-#[derive(Clone, Debug)]
-pub struct SwitchConfig {
-    /// Forwarding mode.
-    pub forward: Forward,
-    /// Which port's packets go where.
-    pub topology: Topology,
-    /// `--eth-peer`: destination addresses for `mac`, by TX port; others get 02:00:00:00:00:PORT.
-    pub eth_peers: BTreeMap<usize, MacAddr>,
-    /// What the learning switch of mode `l2` is told.
-    pub bridge: BridgeConfig,
-    /// Ports whose packets are sent to another one, too; these come after all ports that are forwarded between.
-    pub mirrors: Vec<Mirror>,
-    /// Who makes the copies of the queues that `dma` maps.
-    pub mode: Mode,
-    /// Queues and their channels.
-    pub dma: DmaMap,
-    /// Simulated devices that channels may name.
-    pub simulators: Vec<Simulator>,
-    /// One worker each.
-    pub lcores: Vec<usize>,
-    /// Packets a round takes from one queue, 1 to 64.
-    pub burst: usize,
-    /// Frame length of `txonly` and `flowgen`, FCS included.
-    pub txpkts: usize,
-    /// Application work per packet in nanoseconds.
-    pub work_ns: u64,
-    /// SCHED_FIFO priority of the workers.
-    pub rt_priority: Option<i32>,
-    /// What workers do that have nothing to do.
-    pub idle: Idle,
-    /// In mode `auto`, how long a packet may take through an engine, from submission to publication.
-    pub max_latency: Option<Duration>,
-    /// What [`Forward::Copy`] does beside copying.
-    pub copying: Copying,
-    /// Packets are worked on in pipelines between the ports; for mode [`Io`](Forward::Io).
-    pub working: Option<Working>,
-}
-
-impl Default for SwitchConfig {
-    fn default() -> Self {
-        Self {
-            forward: Forward::Io,
-            topology: Topology::Paired,
-            eth_peers: BTreeMap::new(),
-            bridge: BridgeConfig::default(),
-            mirrors: Vec::new(),
-            mode: Mode::Offload,
-            dma: DmaMap::default(),
-            simulators: Vec::new(),
-            lcores: vec![0],
-            burst: 32,
-            txpkts: 64,
-            work_ns: 0,
-            rt_priority: None,
-            idle: Idle::Poll,
-            max_latency: None,
-            copying: Copying::default(),
-            working: None,
-        }
-    }
-}
-
-/// Why a switch cannot be put together.
-#[derive(Debug, displaydoc::Display, thiserror::Error)]
-pub enum SwitchError {
-    /// {0}
-    Config(String),
-    /// {0}
-    Port(#[from] PortError),
-    /// {0}
-    Stats(#[from] PageError),
-    /// --device: {0}
-    Device(#[from] DeviceError),
-    /// {0}
-    Lcore(#[from] lcore::LcoreError),
-    /// starting the worker of lcore {lcore}: {source}
-    Thread { lcore: usize, source: std::io::Error },
-}
 
 /// A running switch.
 #[derive(Debug)]
@@ -157,17 +75,14 @@ impl Route {
 
 /// Every queue that has one at the other end, dealt to the workers in turn.
 fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
-    if config.forward == Forward::L2 {
+    if let Run::Bridge(_) = config.run {
         return bridging::routes(ports, config.lcores.len());
     }
     let mut routes = Vec::new();
     for rx_port in 0..ports.len() {
-        let tx_port = config.topology.peer(rx_port, ports.len());
-        if !config.copying.has(rx_port) || !config.copying.has(tx_port) {
-            continue;
-        }
+        let Some(tx_port) = config.run.peer(rx_port, ports.len()) else { continue };
         for queue in 0..ports[rx_port].queues().min(ports[tx_port].queues()) {
-            let (worker, sender) = copying::workers(config, routes.len());
+            let (worker, sender) = config.run.workers(routes.len(), config.lcores.len());
             routes.push(Route { worker, sender, rx_port, tx_port, queue });
         }
     }
@@ -176,8 +91,8 @@ fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
 
 /// Says which queues have none at the other end: what comes in there stays where it is, and a guest that spreads its
 /// flows over all of its queues loses some.
-fn dead_ends(config: &SwitchConfig, queues: &[u16]) -> Vec<String> {
-    let ports = (0..queues.len()).map(|rx| (rx, config.topology.peer(rx, queues.len())));
+fn dead_ends(run: &Run, queues: &[u16]) -> Vec<String> {
+    let ports = (0..queues.len()).filter_map(|rx| Some((rx, run.peer(rx, queues.len())?)));
     let dead = ports.filter(|&(rx, tx)| queues[rx] > queues[tx]);
     dead.map(|(rx, tx)| {
         let (has, found, first) = (queues[rx], queues[tx], queues[tx]);
@@ -196,7 +111,7 @@ fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> 
     for entry in &mut dma.entries {
         let mut channels = Vec::new();
         for name in &entry.channels {
-            let found = engines.resolve(name).map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
+            let found = engines.resolve(name).or_else(|error| Field::Dma.refuse(error))?;
             for name in found {
                 if !channels.contains(&name) {
                     channels.push(name);
@@ -204,10 +119,10 @@ fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> 
             }
         }
         if channels.len() > MAX_CHANNELS_PER_QUEUE {
-            return Err(SwitchError::Config(format!(
-                "--dma: {} channels for one queue, expected at most {MAX_CHANNELS_PER_QUEUE}: name them one by one",
+            return Field::Dma.refuse(format!(
+                "{} channels for one queue, expected at most {MAX_CHANNELS_PER_QUEUE}: name them one by one",
                 channels.len()
-            )));
+            ));
         }
         entry.channels = channels;
     }
@@ -260,7 +175,7 @@ pub fn start_with(
     pool: &'static Pool,
     mut devices: Devices,
 ) -> Result<Running, SwitchError> {
-    check(config, &ports, pool, &devices)?;
+    config.check_opened(&ports, pool, &devices)?;
     let page = StatsPage::new(STATS_PAGE)?;
     let count = mirroring::forwarding(config, ports.len());
     let routes = routes(config, &ports[..count]);
@@ -275,25 +190,28 @@ pub fn start_with(
         assembly.add_worker(lcore, pool)?;
     }
     let mut bridging = None;
-    if config.forward == Forward::L2 {
-        bridging = Some(assembly.add_bridges(&routes, &mut ports, count)?);
-    } else {
-        for (index, route) in routes.iter().enumerate() {
-            match (&config.working, config.forward) {
-                (Some(working), _) => {
-                    assembly.add_pipeline(working, index, route, &mut ports, &mut devices)?;
-                }
-                (None, Forward::Copy) => assembly.add_copying(route, &mut ports)?,
-                (None, _) => assembly.add_stream(route, &mut ports)?,
+    match &config.run {
+        Run::Bridge(bridge) => bridging = Some(assembly.add_bridges(bridge, &routes, &mut ports, count)?),
+        Run::Forward { mode, eth_peers, .. } => {
+            for route in &routes {
+                assembly.add_stream(*mode, eth_peers, route, &mut ports)?;
+            }
+        }
+        Run::Copy(copying) => {
+            for route in &routes {
+                assembly.add_copying(copying, route, &mut ports)?;
+            }
+        }
+        Run::Pipelines(working) => {
+            for (index, route) in routes.iter().enumerate() {
+                assembly.add_pipeline(working, index, route, &mut ports, &mut devices)?;
             }
         }
     }
     assembly.add_mirrors(&mirrors, &mut ports)?;
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
-    if config.forward != Forward::L2 {
-        let queues = ports[..count].iter().map(|port| port.queues());
-        notes.extend(dead_ends(config, &queues.collect::<Vec<_>>()));
-    }
+    let queues = ports[..count].iter().map(|port| port.queues());
+    notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
     let stop = Arc::new(AtomicBool::new(false));
@@ -316,62 +234,6 @@ pub fn start_with(
     Ok(running)
 }
 
-fn check(
-    config: &SwitchConfig,
-    ports: &[Box<dyn Port>],
-    pool: &Pool,
-    devices: &Devices,
-) -> Result<(), SwitchError> {
-    let refuse = |text: String| Err(SwitchError::Config(text));
-    if ports.is_empty() {
-        return refuse("no port: give at least one --port, or --demo".into());
-    }
-    if config.lcores.is_empty() {
-        return refuse("no lcore: give at least one with --lcores".into());
-    }
-    if !(1..=offcore_mem::BURST).contains(&config.burst) {
-        return refuse(format!("--burst {}: expected 1 to {}", config.burst, offcore_mem::BURST));
-    }
-    let available = lcore::available()?;
-    for &lcore in &config.lcores {
-        if !available.contains(&lcore) {
-            return Err(lcore::LcoreError::Unavailable { found: lcore, available }.into());
-        }
-    }
-    copying::check(config, mirroring::forwarding(config, ports.len())).map_err(SwitchError::Config)?;
-    working::check(config, ports, devices).map_err(SwitchError::Config)?;
-    let longest = pool.longest() + ethernet::FCS_LEN;
-    if config.txpkts > longest {
-        return refuse(format!(
-            "--txpkts {}: expected at most {longest}, a quarter of the packet buffers; see --mbufs and --mbuf-size",
-            config.txpkts
-        ));
-    }
-    if let Some(&port) = config.eth_peers.keys().find(|&&port| port >= ports.len()) {
-        return refuse(format!("--eth-peer {port},…: there are {} ports, counted from 0", ports.len()));
-    }
-    mirroring::check(config, ports)?;
-    if config.forward == Forward::L2 {
-        bridging::check(config, &ports[..mirroring::forwarding(config, ports.len())])?;
-    }
-    for entry in &config.dma.entries {
-        let named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
-        // A copy stage is around any port's RX queue.
-        let stage = config.forward == Forward::Copy && entry.half == Half::Rx;
-        let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
-        let fits = |port: usize| ports.get(port).is_some_and(|port| makes_copies(&**port));
-        if !named.clone().any(fits) {
-            return refuse(format!(
-                "--dma names {}q{} of {}, which has no such queue with copies to offload (vhost ports have)",
-                if entry.half == Half::Rx { "rx" } else { "tx" },
-                entry.queue,
-                entry.port.map_or("any port".into(), |port| format!("port {port}")),
-            ));
-        }
-    }
-    Ok(())
-}
-
 impl Assembly<'_> {
     fn add_worker(&mut self, lcore: usize, pool: &'static Pool) -> Result<(), SwitchError> {
         let stages = self.page.block(&format!("lcore{lcore}/stages"), &stage::COUNTERS)?;
@@ -392,18 +254,17 @@ impl Assembly<'_> {
 
     fn add_stream(
         &mut self,
+        mode: Forward,
+        eth_peers: &EthPeers,
         &Route { worker, rx_port, tx_port, queue, .. }: &Route,
         ports: &mut [Box<dyn Port>],
     ) -> Result<(), SwitchError> {
-        let addresses = self.addresses(tx_port, &*ports[tx_port]);
-        let mut rules = self.rules(worker, addresses);
-        if let mode @ (Forward::Txonly | Forward::Flowgen) = self.config.forward {
-            let source = Source::new(mode, &addresses, self.config.txpkts).map_err(SwitchError::Config)?;
-            rules = rules.with_source(source);
-        }
+        let addresses = addresses(eth_peers, tx_port, &*ports[tx_port]);
+        let source = Source::of(mode, &addresses).or_else(|error| Field::Frame.refuse(error))?;
+        let rules = Rules::new(mode, addresses, self.work()).with_source(source);
         let rx = self.open_rx(worker, rx_port, queue, ports)?;
         let tx = self.open_tx(worker, tx_port, queue, ports)?;
-        let forwards = matches!(self.config.forward, Forward::Io | Forward::Mac | Forward::Macswap);
+        let forwards = matches!(mode, Forward::Io | Forward::Mac | Forward::Macswap);
         let worker = &mut self.workers[worker].0;
         // A port's packets to itself are not between guests.
         let guests = match forwards && rx_port != tx_port {
@@ -417,26 +278,22 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// Gives a worker two queues to forward between.
-    fn forward(&mut self, worker: usize, rx: Box<dyn RxQueue>, tx: Box<dyn TxQueue>, addresses: Addresses) {
-        let rules = self.rules(worker, addresses);
+    /// Gives a worker two queues to forward between; packets get the `addresses` given.
+    fn forward(
+        &mut self,
+        worker: usize,
+        rx: Box<dyn RxQueue>,
+        tx: Box<dyn TxQueue>,
+        addresses: Option<Addresses>,
+    ) {
+        let rewrite = addresses.map_or(Rewrite::None, Rewrite::Mac);
+        let rules = Rules::sending(rewrite, self.work());
         self.workers[worker].0.tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
-    }
-
-    /// What a worker does between two queues.
-    fn rules(&self, worker: usize, addresses: Addresses) -> Rules {
-        Rules::new(copying::worker_mode(self.config, worker), addresses, self.work())
     }
 
     /// Application work per packet, in TSC ticks.
     fn work(&self) -> u64 {
         (self.config.work_ns as f64 * tsc::hz() as f64 / 1e9) as u64
-    }
-
-    /// What `mac` writes into what is sent on a port.
-    fn addresses(&self, index: usize, port: &dyn Port) -> Addresses {
-        let peer = self.config.eth_peers.get(&index).copied();
-        Addresses { source: port.mac(), destination: peer.unwrap_or(MacAddr::local(index as u8)) }
     }
 
     /// The channels of one queue, opened for its worker when they are not yet.
@@ -466,7 +323,7 @@ impl Assembly<'_> {
         }
         let workers = self.sharers.get(name).copied().unwrap_or(1);
         let opened = self.engines.open_channel(name, workers);
-        let (channel, sharing) = opened.map_err(|e| SwitchError::Config(format!("--dma: {e}")))?;
+        let (channel, sharing) = opened.or_else(|error| Field::Dma.refuse(error))?;
         let id = worker.mover.add_channel(channel);
         open.push((name.into(), id));
         let block = format!("lcore{lcore}/channel/{name}/{}", sharing.name());
@@ -474,6 +331,12 @@ impl Assembly<'_> {
         worker.channel_stats.push((id, block));
         Ok(id)
     }
+}
+
+/// What `mac` writes into what is sent on port number `index`.
+fn addresses(eth_peers: &EthPeers, index: usize, port: &dyn Port) -> Addresses {
+    let destination = eth_peers.get(&index).copied().unwrap_or(MacAddr::local(index as u8));
+    Addresses { source: port.mac(), destination }
 }
 
 /// Says which lcores have more than one spinning thread: they would take the core from each other.
@@ -510,7 +373,7 @@ fn spawn(
     match started.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(SwitchError::Config(format!("the worker of lcore {lcore} ended before it began"))),
+        Err(_) => Err(SwitchError::Thread { lcore, source: std::io::Error::other("it ended at once") }),
     }
 }
 
@@ -541,7 +404,7 @@ impl Running {
 
     /// Tells profilers that the run begins, if they are to look at it.
     fn begin_profile(&mut self, config: &SwitchConfig) -> Result<(), SwitchError> {
-        if config.working.as_ref().is_some_and(|working| working.profile) {
+        if matches!(&config.run, Run::Pipelines(working) if working.profile) {
             self.devices.each().try_for_each(|device| device.profile(true))?;
             self.profiling = true;
         }
@@ -577,11 +440,13 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forward::Topology;
 
     #[test]
     fn queues_without_another_end_are_told() {
-        let notes =
-            |topology, queues: &[u16]| dead_ends(&SwitchConfig { topology, ..Default::default() }, queues);
+        let notes = |topology, queues: &[u16]| {
+            dead_ends(&Run::Forward { mode: Forward::Io, topology, eth_peers: EthPeers::new() }, queues)
+        };
         assert_eq!(notes(Topology::Paired, &[2, 2, 4]), [""; 0]);
         let [note] = &notes(Topology::Paired, &[2, 1])[..] else { panic!("one port has a queue too many") };
         assert!(note.contains("queue 1 of port0") && note.contains("queues=N"), "{note}");

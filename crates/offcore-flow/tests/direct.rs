@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use offcore_flow::switch::{Devices, Working, Workload, start, start_with};
-use offcore_flow::{SwitchConfig, Topology};
+use offcore_flow::SwitchConfig;
+use offcore_flow::switch::{Devices, Run, Working, Workload, start, start_with};
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
@@ -69,7 +69,7 @@ fn config(launch: Launch) -> SwitchConfig {
     };
     let mut lcores = lcore::available().unwrap();
     lcores.truncate(1);
-    SwitchConfig { topology: Topology::Loop, lcores, working: Some(working), ..SwitchConfig::default() }
+    SwitchConfig { run: Run::Pipelines(working), lcores, ..SwitchConfig::default() }
 }
 
 fn dpdk(spec: &str, pool: &'static Pool, memory: Option<&DeviceMemory>) -> Box<dyn Port> {

@@ -18,14 +18,13 @@ use offcore_wire::MacAddr;
 
 #[test]
 fn virtqueues_stop_in_every_mode() {
-    for forward in Forward::ALL {
+    let sending = [Forward::Txonly { frame: 64 }, Forward::Flowgen { frame: 64 }];
+    for forward in [&[Forward::Io, Forward::Mac, Forward::Macswap, Forward::Rxonly], &sending[..]].concat() {
         let (guest, mut parts) = (Guest::new(64), Parts::new());
         let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
         let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
-        let mut rules = Rules::new(forward, addresses, 0);
-        if matches!(forward, Forward::Txonly | Forward::Flowgen) {
-            rules = rules.with_source(Source::new(forward, &addresses, 64).unwrap());
-        }
+        let source = Source::of(forward, &addresses).unwrap();
+        let rules = Rules::new(forward, addresses, 0).with_source(source);
         let rx = rx_over(&cells[1], &mut parts.mover, RxCounters::private()).unwrap();
         let tx = tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap();
         let mut worker =
@@ -40,7 +39,7 @@ fn virtqueues_stop_in_every_mode() {
                 worker.round();
             });
             for cell in &cells {
-                cell.wait(soon).unwrap_or_else(|error| panic!("{forward}: {error}"));
+                cell.wait(soon).unwrap_or_else(|error| panic!("{forward:?}: {error}"));
             }
         }
     }

@@ -6,9 +6,11 @@ use std::io::BufReader;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use offcore_flow::bridge::BridgeConfig;
 use offcore_flow::mirror::{Direction, Mirror};
 use offcore_flow::report::{QueueReport, Report};
-use offcore_flow::{Forward, SwitchConfig, switch};
+use offcore_flow::switch::{self, Run};
+use offcore_flow::{Forward, SwitchConfig};
 use offcore_mem::{Hugepages, Pool};
 use offcore_port::Port;
 use offcore_port::generator::{GenCounters, GenPort, GenReport};
@@ -89,7 +91,8 @@ fn generators_flood_each_other_and_a_capture_has_it_all() {
         Mirror { port: 0, direction: Direction::Both, to: 3 },
         Mirror { port: 1, direction: Direction::Tx, to: 4 },
     ];
-    let config = SwitchConfig { forward: Forward::L2, mirrors, ..SwitchConfig::default() };
+    let config =
+        SwitchConfig { run: Run::Bridge(BridgeConfig::default()), mirrors, ..SwitchConfig::default() };
     const EACH: u64 = 10_000;
     let specs =
         [64, 512, 1518].map(|size| format!("gen:size={size},count={EACH},rate=20k,flows=16,queues=2"));
@@ -113,14 +116,14 @@ fn a_mirror_is_part_of_every_mode() {
     let dir = std::env::temp_dir().join(format!("offcore-mirror-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for forward in [Forward::Io, Forward::Mac, Forward::Macswap] {
-        let file = dir.join(forward.name());
+        let file = dir.join(format!("{forward:?}"));
         let mirrors = vec![Mirror { port: 1, direction: Direction::Both, to: 2 }];
-        let config = SwitchConfig { forward, mirrors, ..SwitchConfig::default() };
+        let config = SwitchConfig { run: Run::forward(forward), mirrors, ..SwitchConfig::default() };
         let specs = ["gen:size=64,count=5000,rate=20k,queues=2", "gen:size=256,count=5000,rate=20k,queues=2"];
         let (found, report) = run(&config, &specs, &[&file], 10_000);
         assert_no_drops_but_of_mirrors(&report);
-        assert!(found.iter().all(|one| one.is_clean() && one.received == 5000), "{forward}: {found:?}");
-        assert_eq!(packets_in(&file) + dropped_by_mirror(&report, 2), 10_000, "{forward}");
+        assert!(found.iter().all(|one| one.is_clean() && one.received == 5000), "{forward:?}: {found:?}");
+        assert_eq!(packets_in(&file) + dropped_by_mirror(&report, 2), 10_000, "{forward:?}");
     }
     std::fs::remove_dir_all(&dir).unwrap();
 }
@@ -133,16 +136,16 @@ fn what_a_switch_cannot_be_is_refused() {
         let lcores = config.lcores.iter().map(|_| lcore::available().unwrap()[0]).collect();
         switch::start(&SwitchConfig { lcores, ..config }, ports, pool).unwrap_err().to_string()
     };
-    let l2 = SwitchConfig { forward: Forward::L2, ..SwitchConfig::default() };
+    let l2 = SwitchConfig { run: Run::Bridge(BridgeConfig::default()), ..SwitchConfig::default() };
     let error = refused(l2.clone(), &["gen:"]);
-    assert!(error.contains("1 ports, expected 2 to 64"), "{error}");
+    assert!(error.contains("Ports: 1, expected 2 to 64"), "{error}");
     let error = refused(SwitchConfig { lcores: vec![0; 3], ..l2.clone() }, &["gen:queues=4", "gen:queues=2"]);
     assert!(error.contains("3 lcores") && error.contains("port1") && error.contains("queues=3"), "{error}");
-    let mut config = l2;
-    config.bridge.vlans = vec!["5=access:10".parse().unwrap()];
-    let error = refused(config, &["gen:", "gen:size=65"]);
-    assert!(error.contains("--vlan 5=access:10"), "{error}");
+    let vlans = vec!["5=access:10".parse().unwrap()];
+    let run = Run::Bridge(BridgeConfig { vlans, ..BridgeConfig::default() });
+    let error = refused(SwitchConfig { run, ..l2 }, &["gen:", "gen:size=65"]);
+    assert!(error.contains("Vlans: port 5"), "{error}");
     let mirrors = vec![Mirror { port: 1, direction: Direction::Rx, to: 1 }];
     let error = refused(SwitchConfig { mirrors, ..SwitchConfig::default() }, &["gen:", "gen:size=65"]);
-    assert!(error.contains("--mirror 1="), "{error}");
+    assert!(error.contains("Mirrors: port 1"), "{error}");
 }

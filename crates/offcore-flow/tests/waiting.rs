@@ -59,14 +59,14 @@ fn a_full_virtqueue_loses_nothing_of_a_generator() {
             for _ in 0..round % 4 {
                 let Some(packet) = receiver.receive(&guest) else { break };
                 let frame = &packet[HEADER_LEN..];
-                assert_eq!(frame[..12], [expected[0].0, expected[1].0].concat(), "{forward}");
-                assert_eq!(probe::check_header(frame).unwrap().sequence, received, "{forward}");
+                assert_eq!(frame[..12], [expected[0].0, expected[1].0].concat(), "{forward:?}");
+                assert_eq!(probe::check_header(frame).unwrap().sequence, received, "{forward:?}");
                 probe::check_content(frame).unwrap();
                 received += 1;
             }
         }
-        assert_eq!((received, counters.packets()), (PACKETS, PACKETS), "{forward}");
-        assert_eq!(counters.dropped(DropReason::Full), 0, "{forward}");
-        assert_eq!(port.report().sent, PACKETS, "{forward}");
+        assert_eq!((received, counters.packets()), (PACKETS, PACKETS), "{forward:?}");
+        assert_eq!(counters.dropped(DropReason::Full), 0, "{forward:?}");
+        assert_eq!(port.report().sent, PACKETS, "{forward:?}");
     }
 }

@@ -1,15 +1,16 @@
 //! The command line: what can be written, and what is refused before anything is opened.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use offcore_dma::Mode;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::mirror::Direction;
-use offcore_flow::{DmaMap, Forward, Idle, Simulator, Topology};
+use offcore_flow::{DmaMap, Idle, Simulator, Topology};
 use offcore_mem::pool::PoolError;
 use offcore_mem::{Hugepages, Pool};
 use offcore_port::PortError;
@@ -178,8 +179,8 @@ pub(crate) struct SwitchArgs {
 
     /// What is done with packets; the modes are testpmd's, l2 is a learning switch between all ports, and copy what
     /// `offcore copy` does
-    #[arg(long, value_name = "MODE", default_value = "io", value_parser = forward())]
-    pub forward: Forward,
+    #[arg(long, value_name = "MODE", default_value = "io")]
+    pub forward: ForwardArg,
 
     /// Where a port's packets go: to its neighbour (0 and 1, 2 and 3), to the next one, or back
     #[arg(long, value_name = "TOPOLOGY", default_value = "paired", value_parser = topology())]
@@ -275,6 +276,25 @@ pub(crate) struct SwitchArgs {
     /// A shorter, rougher demo
     #[arg(long)]
     pub quick: bool,
+}
+
+/// What is done with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ForwardArg {
+    Io,
+    Mac,
+    Macswap,
+    L2,
+    Rxonly,
+    Txonly,
+    Flowgen,
+    Copy,
+}
+
+impl fmt::Display for ForwardArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().as_ref().map_or("", PossibleValue::get_name))
+    }
 }
 
 /// Whether copying updates addresses.
@@ -493,10 +513,6 @@ where
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
-fn forward() -> impl TypedValueParser<Value = Forward> {
-    choice(Forward::ALL.map(Forward::name))
-}
-
 pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
     choice(["paired", "chained", "loop"])
 }
@@ -565,7 +581,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(args.ports.len(), 2);
-        assert_eq!((args.forward, args.port_topology), (Forward::Mac, Topology::Chained));
+        assert_eq!((args.forward, args.port_topology), (ForwardArg::Mac, Topology::Chained));
         assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
         let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = args.bridge;
         assert_eq!((ageing, fdb_size, flood_limit), (Some(Duration::from_millis(500)), Some(10), Some(100)));

@@ -5,20 +5,20 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
 use offcore_dma::Mode;
 use offcore_flow::dma_map::{Entry, Half};
-use offcore_flow::switch::Copying;
-use offcore_flow::{DmaMap, Forward, Idle, Simulator, SwitchConfig, Topology};
+use offcore_flow::switch::{Copying, EthPeers, Run};
+use offcore_flow::{DmaMap, Simulator, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use crate::args::{
     Format, Lcores, MacArgs, PoolArgs, choice, duration, interval, lcores, port, topology, within,
 };
 use crate::eal::EalArgs;
+use crate::flags::by_flag;
 use crate::switch::{Watching, run_switch};
 use crate::{Failure, plan};
 
@@ -176,9 +176,6 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let ports = plan::with_queues(&args.ports, args.queues, "--queues")?;
     plan::check_twice(&ports)?;
-    if let Some(mask) = args.portmask {
-        check_mask(mask, ports.len())?;
-    }
     let dma = channels(args, &ports)?;
     let mapped = dma.entries.iter().any(|entry| entry.half == Half::Rx);
     plan::check_simulators(&args.dsa_sims, &dma)?;
@@ -187,8 +184,9 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     }
     let lcores = plan::lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?;
     let copying = Copying {
-        mac_updating: args.mac.updating().unwrap_or(true),
-        ports: args.portmask.unwrap_or(u64::MAX),
+        topology: args.port_topology,
+        eth_peers: args.mac.updating().unwrap_or(true).then(EthPeers::new),
+        ports: args.portmask,
         ring_size: args.ring_size,
         batch: args.dma_batch,
         max_frame: args.max_frame.unwrap_or(0),
@@ -200,19 +198,16 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         },
     };
     let config = SwitchConfig {
-        forward: Forward::Copy,
-        topology: args.port_topology,
-        eth_peers: BTreeMap::new(),
+        run: Run::Copy(copying),
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores,
         simulators: args.dsa_sims.clone(),
         dma,
         // What is submitted together has been received together.
         burst: BURST.max(args.dma_batch),
-        idle: Idle::Poll,
-        copying,
         ..SwitchConfig::default()
     };
+    config.check(ports.len()).map_err(by_flag)?;
     Ok((config, ports))
 }
 
@@ -231,15 +226,6 @@ fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
         }));
     }
     Ok(dma)
-}
-
-/// Bits that name no port are refused, as dpdk-dma does.
-fn check_mask(mask: u64, ports: usize) -> Result<(), String> {
-    let all = if ports < 64 { (1 << ports) - 1 } else { u64::MAX };
-    match mask & !all == 0 {
-        true => Ok(()),
-        false => Err(format!("--portmask {mask:#x}: {}; {all:#x} is all of them", plan::counted(ports))),
-    }
 }
 
 /// A hexadecimal number, with or without 0x.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use offcore_flow::pipeline::OnHit;
-use offcore_flow::switch::{Working, Workload};
+use offcore_flow::switch::{Run, Working, Workload};
 use offcore_flow::{DmaMap, SwitchConfig};
 use offcore_gpu::device::Launch;
 use offcore_gpu::device::Memory;
@@ -25,6 +25,7 @@ use offcore_mem::BURST;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
+use crate::flags::by_flag;
 use crate::switch::{Measured, Watching, run_switch};
 use crate::{Failure, plan};
 use args::{OnMatch, WorkKind};
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
 
 fn run_pipelines(args: &RunArgs) -> Result<(), Failure> {
     let (mut config, ports) = plan(args).map_err(Failure::Usage)?;
-    if let Some(working) = &mut config.working {
+    if let Run::Pipelines(working) = &mut config.run {
         if matches!(working.workload, Workload::Device(_)) && working.devices.is_empty() {
             working.devices = vec![offcore_gpu::devices::default().map_err(anyhow::Error::new)?];
         }
@@ -80,21 +81,18 @@ fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         plan::check_ports_end(&ports)?;
     }
     let working = working(args, elsewhere)?;
-    working.check_direct()?;
-    check_ports(&working, &ports)?;
-    let config = SwitchConfig {
-        topology: args.port_topology,
-        lcores: lcores(args, pipelines)?,
-        burst: BURST,
-        working: Some(working),
-        ..SwitchConfig::default()
-    };
+    let memory = working.memory;
+    let run = Run::Pipelines(working);
+    let config =
+        SwitchConfig { run, lcores: lcores(args, pipelines)?, burst: BURST, ..SwitchConfig::default() };
+    config.check(ports.len()).map_err(by_flag)?;
+    check_ports(memory, &ports)?;
     Ok((config, ports))
 }
 
 /// Refuses ports whose packets cannot be in device memory.
-fn check_ports(working: &Working, ports: &[PortSpec]) -> Result<(), String> {
-    if working.memory != Memory::Direct {
+fn check_ports(memory: Memory, ports: &[PortSpec]) -> Result<(), String> {
+    if memory != Memory::Direct {
         return Ok(());
     }
     match ports.iter().find(|port| !matches!(port, PortSpec::Dpdk(_))) {
@@ -154,6 +152,7 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
         );
     }
     Ok(Working {
+        topology: args.port_topology,
         workload: args.workload,
         devices: args.devices.clone().map_or(Vec::new(), |devices| devices.0),
         memory: args.memory.unwrap_or_default(),

@@ -1,6 +1,6 @@
 //! The binary `offcore`: the command line and what it starts.
 //!
-//! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself,
+//! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself, [`flags`]: how it is said,
 //! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
@@ -18,6 +18,7 @@ mod copy;
 mod demo;
 mod dsa;
 mod eal;
+mod flags;
 mod gpu;
 mod output;
 mod pktgen;

@@ -17,8 +17,6 @@ mod throughput;
 use anyhow::Context;
 use offcore_flow::SwitchError;
 use offcore_flow::pktgen;
-use offcore_port::PortError;
-use offcore_stats::lcore::LcoreError;
 
 use crate::output::say;
 use crate::{Failure, ports, switch};
@@ -37,23 +35,13 @@ pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     args.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    let (ports, _) = ports::open(&args.ports, pool, None).map_err(|error| failure(error.into()))?;
+    let (ports, _) = ports::open(&args.ports, pool, None).map_err(SwitchError::from)?;
     let interfaces = Interfaces::open(&args.ports, &ports);
     let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;
-    let running = pktgen::start(config, ports, pool).map_err(failure)?;
+    let running = pktgen::start(config, ports, pool)?;
     if args.rfc2544 {
         throughput::run(args, running, interfaces, &interrupted)
     } else {
         run::run(args, running, interfaces, &interrupted)
-    }
-}
-
-/// What the flags asked for and cannot be is a usage error.
-fn failure(error: SwitchError) -> Failure {
-    match error {
-        SwitchError::Config(text) => Failure::Usage(text),
-        SwitchError::Port(PortError::Syntax { .. }) => Failure::Usage(format!("--port: {error}")),
-        SwitchError::Lcore(LcoreError::Unavailable { .. }) => Failure::Usage(format!("--lcores: {error}")),
-        error => Failure::Failed(anyhow::Error::new(error)),
     }
 }

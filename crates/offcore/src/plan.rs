@@ -1,18 +1,18 @@
 //! From flags to a switch's configuration: contradictions are refused here, before anything is opened.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use offcore_dma::Mode;
 use offcore_flow::bridge::BridgeConfig;
 use offcore_flow::mirror::Mirror;
-use offcore_flow::switch::Copying;
+use offcore_flow::switch::{Copying, EthPeers, Run};
 use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
-use crate::args::{BridgeArgs, Lcores, MirrorArg, SwitchArgs};
+use crate::args::{BridgeArgs, ForwardArg, Lcores, MirrorArg, SwitchArgs};
+use crate::flags::by_flag;
 
 /// Frame length of `txonly` and `flowgen` when none is given.
 const FRAME: usize = 64;
@@ -44,11 +44,8 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         );
     }
     check_simulators(&args.dsa_sims, &dma)?;
-    let mut eth_peers = BTreeMap::new();
+    let mut eth_peers = EthPeers::new();
     for &(port, mac) in &args.eth_peers {
-        if port >= args.ports.len() {
-            return Err(format!("--eth-peer {port},{mac}: {}", counted(args.ports.len())));
-        }
         if eth_peers.insert(port, mac).is_some() {
             return Err(format!("--eth-peer names port {port} twice: expected it once"));
         }
@@ -57,25 +54,38 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     if args.until_idle {
         check_ends(args)?;
     }
-    Ok(SwitchConfig {
-        forward: args.forward,
-        topology: args.port_topology,
-        eth_peers,
-        bridge: bridge(args)?,
+    let bridge = bridge(args)?;
+    let frame = args.txpkts.unwrap_or(FRAME);
+    let topology = args.port_topology;
+    let forward = |mode, eth_peers| Run::Forward { mode, topology, eth_peers };
+    let run = match args.forward {
+        ForwardArg::Io => forward(Forward::Io, eth_peers),
+        ForwardArg::Mac => forward(Forward::Mac, eth_peers),
+        ForwardArg::Macswap => forward(Forward::Macswap, eth_peers),
+        ForwardArg::Rxonly => forward(Forward::Rxonly, eth_peers),
+        ForwardArg::Txonly => forward(Forward::Txonly { frame }, eth_peers),
+        ForwardArg::Flowgen => forward(Forward::Flowgen { frame }, eth_peers),
+        ForwardArg::L2 => Run::Bridge(bridge),
+        ForwardArg::Copy => {
+            let eth_peers = args.mac.updating().unwrap_or(true).then_some(eth_peers);
+            Run::Copy(Copying { topology, eth_peers, ..Copying::default() })
+        }
+    };
+    let config = SwitchConfig {
+        run,
         mirrors: mirrors(args, &ports)?,
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores: lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?,
         simulators: args.dsa_sims.clone(),
         dma,
         burst: args.burst,
-        txpkts: args.txpkts.unwrap_or(FRAME),
         work_ns: args.work_ns.unwrap_or(0) as u64,
         rt_priority: args.rt_priority.and_then(|priority| i32::try_from(priority).ok()),
         idle: args.idle,
         max_latency: args.max_latency.map(|us| Duration::from_micros(us as u64)),
-        copying: Copying { mac_updating: args.mac.updating().unwrap_or(true), ..Copying::default() },
-        working: None,
-    })
+    };
+    config.check(ports.len()).map_err(by_flag)?;
+    Ok(config)
 }
 
 /// The ports to be opened: those given, then those that mirrors send to, each once.
@@ -93,9 +103,6 @@ fn mirrors(args: &SwitchArgs, ports: &[PortSpec]) -> Result<Vec<Mirror>, String>
     let count = args.ports.len();
     let mut mirrors = Vec::new();
     for MirrorArg { port, direction, spec } in &args.mirrors {
-        if *port >= count {
-            return Err(format!("--mirror {port}={spec}: {}", counted(count)));
-        }
         let to = ports.iter().skip(count).position(|port| port == spec).map_or(count, |at| count + at);
         let mirror = Mirror { port: *port, direction: *direction, to };
         if mirrors.contains(&mirror) {
@@ -114,25 +121,11 @@ fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
         ("--flood-limit", flood_limit.is_some()),
         ("--vlan", !vlans.is_empty()),
     ];
-    if let Some((flag, _)) = given.into_iter().find(|&(_, given)| given && args.forward != Forward::L2) {
+    if let Some((flag, _)) = given.into_iter().find(|&(_, given)| given && args.forward != ForwardArg::L2) {
         return Err(format!(
             "{flag} is for --forward l2, found --forward {}: it learns nothing",
             args.forward
         ));
-    }
-    if args.forward == Forward::L2 && args.ports.len() < 2 {
-        return Err("--forward l2 needs two ports or more, found one: add a --port".into());
-    }
-    for (index, rule) in vlans.iter().enumerate() {
-        if rule.port >= args.ports.len() {
-            return Err(format!("--vlan {rule}: {}", counted(args.ports.len())));
-        }
-        if vlans[..index].iter().any(|other| other.port == rule.port) {
-            return Err(format!(
-                "--vlan names port {} twice: expected it once, with all its VLANs",
-                rule.port
-            ));
-        }
     }
     Ok(BridgeConfig {
         ageing: ageing.unwrap_or(BridgeConfig::AGEING),
@@ -151,13 +144,6 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
         _ => None,
     };
     ports.iter().filter_map(gap).max().map_or(IDLE, |gap| gap.max(IDLE))
-}
-
-pub(crate) fn counted(ports: usize) -> String {
-    match ports {
-        1 => "there is one port, number 0".into(),
-        _ => format!("there are {ports} ports, counted from 0"),
-    }
 }
 
 /// Two ports cannot make the same socket, interface or file.
@@ -198,9 +184,6 @@ pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap,
             add.map_err(|error| format!("--port {port} (port {index}), with --dma: {error}"))?;
         }
     }
-    if let Some(port) = map.entries.iter().filter_map(|e| e.port).find(|&port| port >= ports.len()) {
-        return Err(format!("--dma {port}.…: {}", counted(ports.len())));
-    }
     Ok(map)
 }
 
@@ -226,23 +209,23 @@ pub(crate) fn check_simulators(simulators: &[Simulator], dma: &DmaMap) -> Result
 
 fn check_forward(args: &SwitchArgs) -> Result<(), String> {
     let forward = args.forward;
-    let generates = matches!(forward, Forward::Txonly | Forward::Flowgen);
+    let generates = matches!(forward, ForwardArg::Txonly | ForwardArg::Flowgen);
     if args.txpkts.is_some() && !generates {
         return Err(format!(
             "--txpkts is for --forward txonly or flowgen, found --forward {forward}: it makes no packets"
         ));
     }
-    if !args.eth_peers.is_empty() && !generates && !matches!(forward, Forward::Mac | Forward::Copy) {
+    if !args.eth_peers.is_empty() && !generates && !matches!(forward, ForwardArg::Mac | ForwardArg::Copy) {
         return Err(format!(
             "--eth-peer is for --forward mac, copy, txonly or flowgen, found --forward {forward}: it writes no addresses"
         ));
     }
-    if args.mac.updating().is_some() && forward != Forward::Copy {
+    if args.mac.updating().is_some() && forward != ForwardArg::Copy {
         return Err(format!(
             "--mac-updating and --no-mac-updating are for --forward copy, found --forward {forward}"
         ));
     }
-    if args.work_ns.is_some() && forward == Forward::Txonly {
+    if args.work_ns.is_some() && forward == ForwardArg::Txonly {
         return Err("--work-ns is work per received packet, and --forward txonly receives none".into());
     }
     Ok(())
@@ -250,7 +233,7 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
 
 /// `--until-idle` needs packets that end.
 fn check_ends(args: &SwitchArgs) -> Result<(), String> {
-    if matches!(args.forward, Forward::Txonly | Forward::Flowgen) {
+    if matches!(args.forward, ForwardArg::Txonly | ForwardArg::Flowgen) {
         return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
     }
     check_ports_end(&args.ports)
@@ -285,11 +268,8 @@ pub(crate) fn lcores(
     dma: &DmaMap,
 ) -> Result<Vec<usize>, String> {
     let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    if let Some(lcores) = given {
-        return match lcores.0.iter().find(|lcore| !available.contains(lcore)) {
-            Some(&found) => Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available })),
-            None => Ok(lcores.0.clone()),
-        };
+    if let Some(Lcores(given)) = given {
+        return Ok(given.clone());
     }
     let helper = |lcore: &usize| {
         let name = format!("core:{lcore}");
@@ -376,7 +356,7 @@ mod tests {
             ("--port gen: --txpkts 64", &["--txpkts", "--forward io"]),
             ("--port gen: --forward mac --txpkts 64", &["--txpkts", "--forward mac"]),
             ("--port gen: --eth-peer 0,02:00:00:00:00:01", &["--eth-peer", "--forward io"]),
-            ("--port gen: --forward mac --eth-peer 1,02:00:00:00:00:01", &["--eth-peer 1,", "one port"]),
+            ("--port gen: --forward mac --eth-peer 1,02:00:00:00:00:01", &["--eth-peer: port 1", "one port"]),
             (
                 "--port gen: --forward mac --eth-peer 0,02:00:00:00:00:01 --eth-peer 0,02:00:00:00:00:02",
                 &["--eth-peer", "port 0 twice"],
@@ -384,13 +364,13 @@ mod tests {
             ("--port gen: --no-mac-updating", &["--no-mac-updating", "--forward io"]),
             ("--port gen: --port gen: --ageing 5", &["--ageing", "--forward l2", "--forward io"]),
             ("--port gen: --port gen: --vlan 0=access:1", &["--vlan", "--forward l2"]),
-            ("--port gen: --forward l2", &["--forward l2", "two ports"]),
-            ("--port gen: --port gen: --forward l2 --vlan 2=access:1", &["--vlan 2=", "2 ports"]),
+            ("--port gen: --forward l2", &["--port: 1, expected 2 to 64"]),
+            ("--port gen: --port gen: --forward l2 --vlan 2=access:1", &["--vlan: port 2", "2 ports"]),
             (
                 "--port gen: --port gen: --forward l2 --vlan 1=access:1 --vlan 1=access:2",
                 &["--vlan", "port 1 twice"],
             ),
-            ("--port gen: --mirror 1=pcap:-,m", &["--mirror 1=", "one port"]),
+            ("--port gen: --mirror 1=pcap:-,m", &["--mirror: port 1", "one port"]),
             ("--port gen: --mirror 0=pcap:-,m --mirror 0=pcap:-,m", &["--mirror 0=", "twice"]),
             ("--port tap:t --mirror 0=tap:t", &["--port tap:t and", "each is t"]),
             ("--port gen: --max-latency 20", &["--max-latency", "--mode auto"]),
@@ -398,7 +378,7 @@ mod tests {
             ("--port gen: --until-idle", &["--until-idle", "--port gen:", "count=N"]),
             ("--port pcap:a,loop --until-idle", &["--until-idle", "--port pcap:", "loop"]),
             ("--port tap:t --forward flowgen --until-idle", &["--until-idle", "--forward flowgen"]),
-            ("--port vhost:/a --dma 1.txq0@cpu", &["--dma 1.", "one port"]),
+            ("--port vhost:/a --dma 1.txq0@cpu", &["--dma: port 1", "one port"]),
             ("--port vhost:/a,dmas=[txq0@cpu] --dma 0.txq0@core:1", &["--port vhost:/a", "--dma", "twice"]),
             (
                 "--port vhost:/a --port virtio-user:/a,server",
@@ -426,11 +406,14 @@ mod tests {
 
     #[test]
     fn copying_updates_addresses_unless_it_is_told_not_to() {
-        assert!(switch("--port gen: --forward copy").unwrap().copying.mac_updating);
-        assert!(switch("--port gen: --forward copy --eth-peer 0,02:00:00:00:00:01").is_ok());
-        assert!(!switch("--port gen: --forward copy --no-mac-updating").unwrap().copying.mac_updating);
-        let last = switch("--port gen: --forward copy --no-mac-updating --mac-updating").unwrap();
-        assert!(last.copying.mac_updating, "the last one counts");
+        let updates = |flags: &str| match switch(&format!("--port gen: --forward copy {flags}")).unwrap().run
+        {
+            Run::Copy(copying) => copying.eth_peers.is_some(),
+            other => panic!("{other:?} copies nothing"),
+        };
+        assert!(updates("") && updates("--eth-peer 0,02:00:00:00:00:01"));
+        assert!(!updates("--no-mac-updating"));
+        assert!(updates("--no-mac-updating --mac-updating"), "the last one counts");
     }
 
     #[test]

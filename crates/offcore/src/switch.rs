@@ -8,9 +8,8 @@ use anyhow::{Context, anyhow};
 use offcore_flow::report::{QueueReport, Report, Reporter};
 use offcore_flow::switch::{Devices, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError};
-use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
-use offcore_stats::lcore::{self, LcoreError};
+use offcore_stats::lcore;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::{Format, PoolArgs, SwitchArgs};
@@ -91,10 +90,10 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     let (pool, line) = watching.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
     // Before the ports: their packets may be in the memory of one.
-    let devices = Devices::open(config, pool).map_err(|error| failure(error.into()))?;
+    let devices = Devices::open(config, pool).map_err(SwitchError::from)?;
     let opened = ports::open(watching.ports, pool, devices.memory());
-    let (ports, observed) = opened.map_err(|error| failure(error.into()))?;
-    let running = start_with(config, ports, pool, devices).map_err(failure)?;
+    let (ports, observed) = opened.map_err(SwitchError::from)?;
+    let running = start_with(config, ports, pool, devices)?;
     running.notes().iter().for_each(|note| say(note));
     if config.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
         say(
@@ -117,16 +116,6 @@ pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, Arc::clone(&flag))?;
     }
     Ok(flag)
-}
-
-/// What the flags asked for and cannot be is a usage error.
-fn failure(error: SwitchError) -> Failure {
-    match error {
-        SwitchError::Config(text) => Failure::Usage(text),
-        SwitchError::Port(PortError::Syntax { .. }) => Failure::Usage(format!("--port: {error}")),
-        SwitchError::Lcore(LcoreError::Unavailable { .. }) => Failure::Usage(format!("--lcores: {error}")),
-        error => Failure::Failed(anyhow::Error::new(error)),
-    }
 }
 
 /// A running switch and what is known of it.

@@ -105,7 +105,7 @@ fn usage_errors_exit_with_2_and_name_the_flag() {
         ),
         (
             &["switch", "--port", "gen:", "--forward", "txonly", "--txpkts", "40000", "--mbufs", "64"],
-            &["--txpkts 40000", "at most 28676", "--mbuf-size"],
+            &["packets of 40000", "at most 28676", "--mbufs", "--mbuf-size"],
         ),
         (&["switch", "--port", "gen:", "--quick"], &["--quick", "--demo"]),
         (&["switch", "--demo", "--port", "gen:"], &["--demo", "--port"]),

@@ -230,7 +230,7 @@ fn only_the_ports_of_the_mask_take_part() {
 fn what_cannot_be_copied_with_is_a_usage_error() {
     for (args, word) in [
         (&["copy", "--port", "gen:", "--lcores", "0", "--dma", "rxq3@core:0"][..], "rxq3"),
-        (&["copy", "--port", "gen:", "-p", "4"], "--portmask 0x4"),
+        (&["copy", "--port", "gen:", "-p", "4"], "--portmask: 0x4"),
         (
             &["copy", "--port", "gen:", "--port", "gen:", "--port-topology", "paired", "-p", "1"],
             "--portmask 0x1",

@@ -90,7 +90,7 @@ impl Lane {
             name: "port0/rx0",
         };
         let rx = Box::new(CopyRx::new(queues.0, copy)?);
-        let rules = Rules::new(Forward::Copy, ADDRESSES, 0);
+        let rules = Rules::new(Forward::Mac, ADDRESSES, 0);
         let worker = Worker::new(vec![Box::new(Forwarding::new(rx, queues.1, rules))], mover, pool.cache());
         Ok(Self {
             setup,
@@ -102,7 +102,7 @@ impl Lane {
             engine_worked: Arc::default(),
             background: None,
             temperature,
-            mode: Forward::Copy,
+            mode: Forward::Mac,
             packets: 0,
         })
     }
@@ -254,7 +254,7 @@ mod tests {
         lane.window(&other).unwrap();
         let as_received = lock(&lane.nic).rx_queue();
         let tx = lock(&lane.nic).tx_queue();
-        let rules = Rules::new(Forward::Copy, ADDRESSES, 0);
+        let rules = Rules::new(Forward::Mac, ADDRESSES, 0);
         lane.worker.tasks = vec![Box::new(Forwarding::new(as_received, tx, rules))];
         let error = lane.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("not copied"), "{error:#}");

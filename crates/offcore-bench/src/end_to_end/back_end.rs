@@ -102,7 +102,7 @@ impl Ours {
         sockets: &[PathBuf],
         core: usize,
         pool: &'static Pool,
-        (forward, one_copy): (Forward, bool),
+        (forward, one_copy): (Option<Forward>, bool),
     ) -> Result<Self> {
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
@@ -115,8 +115,8 @@ impl Ours {
             ports.push(Box::new(port) as Box<dyn Port>);
         }
         let tasks: Vec<Box<dyn Task>> = match forward {
-            Forward::L2 => vec![Box::new(bridge(rxs, txs))],
-            _ => forwarding(rxs, txs, (forward, one_copy && sockets.len() > 1), &mut mover)?,
+            None => vec![Box::new(bridge(rxs, txs))],
+            Some(mode) => forwarding(rxs, txs, (mode, one_copy && sockets.len() > 1), &mut mover)?,
         };
         let worker = Worker::new(tasks, mover, pool.cache());
         let mut ours = Self::over(worker, core, ports)?;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
+
+use crate::switch::{Field, SwitchError};
 use std::time::Duration;
 
 use offcore_stats::tsc;
@@ -31,11 +33,11 @@ impl Rate {
     ///
     /// # Errors
     /// When it is a share of a link whose speed is not known.
-    pub fn on(self, bits: Option<f64>) -> Result<Self, String> {
+    pub fn on(self, bits: Option<f64>) -> Result<Self, SwitchError> {
         match (self, bits) {
             (Self::Percent(percent), Some(bits)) => Ok(Self::Wire(bits * percent / 100.0)),
             (Self::Percent(_), None) => {
-                Err(format!("rate {self}: the link's speed is not known, say it with --link"))
+                Field::LinkSpeed.refuse(format!("not known, expected with a rate of {self}"))
             }
             (rate, _) => Ok(rate),
         }
@@ -59,7 +61,7 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "'{text}' is no rate: expected packets a second such as 10k or 1.5M, bits a second such as 2Gbps, a share of --link such as 50%, or max"
+                "'{text}' is no rate: expected packets a second such as 10k or 1.5M, bits a second such as 2Gbps, a share of the link such as 50%, or max"
             )
         };
         let text = text.trim();
@@ -197,9 +199,9 @@ mod tests {
         for bad in ["", "k", "-1", "0", "nan", "inf", "1x", "0%", "101%", "1e99"] {
             assert!(bad.parse::<Rate>().unwrap_err().contains("max"), "{bad}");
         }
-        assert_eq!(Rate::Percent(50.0).on(Some(1e10)), Ok(Rate::Wire(5e9)));
-        assert!(Rate::Percent(50.0).on(None).unwrap_err().contains("--link"));
-        assert_eq!(Rate::Packets(1.0).on(None), Ok(Rate::Packets(1.0)));
+        assert_eq!(Rate::Percent(50.0).on(Some(1e10)).unwrap(), Rate::Wire(5e9));
+        assert!(Rate::Percent(50.0).on(None).unwrap_err().to_string().contains("50%"));
+        assert_eq!(Rate::Packets(1.0).on(None).unwrap(), Rate::Packets(1.0));
     }
 
     /// Packets that are due in the first `ticks`, asked for every `step`.

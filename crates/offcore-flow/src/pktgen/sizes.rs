@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::switch::{Field, SwitchError};
+
 /// The simple IMIX: seven, four and one.
 const IMIX: &str = "64:7,594:4,1518:1";
 /// The shortest frame that Ethernet allows.
@@ -33,8 +35,8 @@ impl Sizes {
     ///
     /// # Errors
     /// When it is out of range.
-    pub fn fixed(size: usize) -> Result<Self, String> {
-        size.to_string().parse()
+    pub fn fixed(size: usize) -> Result<Self, SwitchError> {
+        size.to_string().parse().or_else(|error: String| Field::Sizes.refuse(error))
     }
 
     /// The smallest size.

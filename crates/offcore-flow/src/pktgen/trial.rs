@@ -77,7 +77,7 @@ impl Running {
     /// # Errors
     /// [`TrialError::NothingCame`] after `wait` without one.
     pub fn learn(&mut self, size: usize, wait: Duration, tick: &mut Tick<'_>) -> Result<(), TrialError> {
-        let sizes = Sizes::fixed(size).map_err(SwitchError::Config)?;
+        let sizes = Sizes::fixed(size)?;
         let before = self.received();
         self.change(|settings| {
             (settings.running, settings.rate) = (false, Rate::Packets(LEARNING_RATE));
@@ -105,7 +105,7 @@ impl Running {
     /// # Errors
     /// [`TrialError`].
     pub fn sending_rate(&mut self, plan: &TrialPlan, tick: &mut Tick<'_>) -> Result<f64, TrialError> {
-        let sizes = Sizes::fixed(plan.size).map_err(SwitchError::Config)?;
+        let sizes = Sizes::fixed(plan.size)?;
         self.change(|settings| {
             (settings.running, settings.rate, settings.count) = (false, Rate::Unlimited, None);
             settings.sizes = sizes;
@@ -156,7 +156,7 @@ impl Running {
         rate: f64,
         tick: &mut Tick<'_>,
     ) -> Result<Trial, TrialError> {
-        let sizes = Sizes::fixed(plan.size).map_err(SwitchError::Config)?;
+        let sizes = Sizes::fixed(plan.size)?;
         let count = ((rate * plan.duration.as_secs_f64()).round() as u64).max(1);
         self.change(|settings| {
             (settings.running, settings.rate) = (false, Rate::Packets(rate));

@@ -1,5 +1,6 @@
 //! The learning switch put together: each worker gets a bridge with queues of its own of every port.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,9 +8,9 @@ use offcore_port::Port;
 use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::tsc;
 
-use super::{Assembly, Route, SwitchConfig, SwitchError};
+use super::{Assembly, Field, Route, SwitchError};
 use crate::bridge::fdb::{Clock, MAX_PORTS};
-use crate::bridge::{Bridge, COUNTERS, Input, Shared};
+use crate::bridge::{Bridge, BridgeConfig, COUNTERS, Input, Shared};
 
 /// The queues of `ports`, dealt to the workers: worker `w` of `n` has queues `w`, `w + n`, … of each, both halves.
 pub(super) fn routes(ports: &[Box<dyn Port>], workers: usize) -> Vec<Route> {
@@ -22,32 +23,29 @@ pub(super) fn routes(ports: &[Box<dyn Port>], workers: usize) -> Vec<Route> {
     queues.map(route).collect()
 }
 
-/// What a learning switch needs of its ports, and what its configuration may say of them.
-pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
-    let refuse = |text: String| Err(SwitchError::Config(text));
-    if !(2..=MAX_PORTS).contains(&ports.len()) {
-        return refuse(format!("--forward l2: {} ports, expected 2 to {MAX_PORTS}", ports.len()));
+/// How many ports a learning switch has, and what its configuration may say of them.
+pub(super) fn check(config: &BridgeConfig, ports: usize) -> Result<(), SwitchError> {
+    if !(2..=MAX_PORTS).contains(&ports) {
+        return Field::Ports.refuse(format!("{ports}, expected 2 to {MAX_PORTS} for a learning switch"));
     }
-    let workers = config.lcores.len();
-    if let Some((index, port)) =
-        ports.iter().enumerate().find(|(_, port)| usize::from(port.queues()) < workers)
-    {
-        return refuse(format!(
-            "--forward l2 with {workers} lcores: each takes a queue of every port, and port{index} ({}) has {}; give it \
-             queues={workers} or more, or fewer --lcores",
-            port.name(),
-            port.queues(),
-        ));
+    let mut named = BTreeSet::new();
+    if let Some(twice) = config.vlans.iter().find(|rule| !named.insert(rule.port)) {
+        return Field::Vlans
+            .refuse(format!("port {} twice, expected it once, with all its VLANs", twice.port));
     }
-    for (index, rule) in config.bridge.vlans.iter().enumerate() {
-        if rule.port >= ports.len() {
-            return refuse(format!("--vlan {rule}: there are {} ports, counted from 0", ports.len()));
-        }
-        if config.bridge.vlans[..index].iter().any(|other| other.port == rule.port) {
-            return refuse(format!("--vlan names port {} twice: expected it once", rule.port));
-        }
-    }
-    Ok(())
+    Field::Vlans.check_ports(ports, named.into_iter())
+}
+
+/// Each worker needs a queue of every port.
+pub(super) fn check_queues(ports: &[Box<dyn Port>], workers: usize) -> Result<(), SwitchError> {
+    let small = ports.iter().enumerate().find(|(_, port)| usize::from(port.queues()) < workers);
+    let Some((index, port)) = small else { return Ok(()) };
+    Field::Lcores.refuse(format!(
+        "{workers} lcores: each takes a queue of every port, and port{index} ({}) has {}; give it queues={workers} or \
+         more, or use fewer lcores",
+        port.name(),
+        port.queues(),
+    ))
 }
 
 /// What the control thread does for the bridges.
@@ -62,12 +60,12 @@ pub(super) struct Bridging {
 }
 
 impl Bridging {
-    fn new(config: &SwitchConfig, ports: usize, page: &StatsPage) -> Result<Self, PageError> {
+    fn new(config: &BridgeConfig, ports: usize, page: &StatsPage) -> Result<Self, PageError> {
         let aged: Vec<String> = (0..ports).map(|port| format!("port{port}")).collect();
         let names: Vec<&str> = ["addresses"].into_iter().chain(aged.iter().map(String::as_str)).collect();
-        let ageing = config.bridge.ageing;
+        let ageing = config.ageing;
         Ok(Self {
-            shared: Arc::new(Shared::new(&config.bridge, ports, tsc::hz())),
+            shared: Arc::new(Shared::new(config, ports, tsc::hz())),
             clock: (!ageing.is_zero()).then(|| Clock::new(ageing)),
             started: Instant::now(),
             counters: page.block("bridge/aged", &names)?,
@@ -97,11 +95,12 @@ impl Assembly<'_> {
     /// Gives each worker its bridge between the first `count` ports, over the queues that `routes` deals it.
     pub(super) fn add_bridges(
         &mut self,
+        config: &BridgeConfig,
         routes: &[Route],
         ports: &mut [Box<dyn Port>],
         count: usize,
     ) -> Result<Bridging, SwitchError> {
-        let bridging = Bridging::new(self.config, count, &self.page)?;
+        let bridging = Bridging::new(config, count, &self.page)?;
         for worker in 0..self.config.lcores.len() {
             let lcore = self.config.lcores[worker];
             let mut inputs = Vec::new();

@@ -9,20 +9,24 @@
 use offcore_dma::Binding;
 use offcore_mem::BURST;
 use offcore_port::{Port, QueueSetup, RxQueue};
+use offcore_wire::ethernet::FCS_LEN;
 
-use super::{Assembly, Route, SwitchConfig, SwitchError};
+use super::config::counted;
+use super::{Assembly, EthPeers, Field, Route, SwitchConfig, SwitchError, addresses};
 use crate::copy::{CopyRx, CopySetup};
 use crate::dma_map::Half;
-use crate::forward::Forward;
+use crate::forward::Topology;
 use crate::ring::{RingSetup, ring};
 
-/// What [`Forward::Copy`] does beside copying. The defaults are dpdk-dma's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The configuration of a switch that copies. The defaults are dpdk-dma's.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copying {
-    /// Whether addresses are rewritten as `mac` does.
-    pub mac_updating: bool,
-    /// Ports that take part, one bit each; those beyond the 64th do.
-    pub ports: u64,
+    /// Which port's packets go where.
+    pub topology: Topology,
+    /// Destinations; addresses are rewritten as `mac` does, or not at all where there are none.
+    pub eth_peers: Option<EthPeers>,
+    /// Ports that take part, one bit each, where not all do; those beyond the 64th do.
+    pub ports: Option<u64>,
     /// Packets in flight in the copy stage of one queue, and packets that a ring has room for: 1 to 32768.
     pub ring_size: usize,
     /// Packets whose copies are submitted together, 1 to 64.
@@ -40,8 +44,9 @@ pub struct Copying {
 impl Default for Copying {
     fn default() -> Self {
         Self {
-            mac_updating: true,
-            ports: u64::MAX,
+            topology: Topology::Loop,
+            eth_peers: Some(EthPeers::new()),
+            ports: None,
             ring_size: 2048,
             batch: 32,
             max_frame: 0,
@@ -52,74 +57,50 @@ impl Default for Copying {
     }
 }
 
-/// Bytes of the frame check sequence, which frame lengths on the command line include.
-const FCS: usize = 4;
-
 impl Copying {
     /// Whether a port takes part.
     pub(super) fn has(&self, port: usize) -> bool {
-        port >= 64 || self.ports >> port & 1 != 0
-    }
-}
-
-/// The workers of route number `index`: who receives, and who sends.
-pub(super) fn workers(config: &SwitchConfig, index: usize) -> (usize, usize) {
-    let by_copying = config.forward == Forward::Copy && config.copying.two_lcores;
-    if by_copying || config.working.is_some() && config.lcores.len() > 1 {
-        let first = index % (config.lcores.len() / 2) * 2;
-        return (first, first + 1);
-    }
-    let worker = index % config.lcores.len();
-    (worker, worker)
-}
-
-/// What a worker does with its packets: the copying itself is done by the time that it has them.
-pub(super) fn worker_mode(config: &SwitchConfig, worker: usize) -> Forward {
-    let receives_only = config.copying.two_lcores && worker.is_multiple_of(2);
-    match config.forward {
-        Forward::Copy if receives_only || !config.copying.mac_updating => Forward::Io,
-        mode => mode,
+        port >= 64 || self.ports.is_none_or(|ports| ports >> port & 1 != 0)
     }
 }
 
 /// Refuses what cannot be.
-pub(super) fn check(config: &SwitchConfig, ports: usize) -> Result<(), String> {
-    if config.forward != Forward::Copy {
-        return Ok(());
-    }
-    let Copying { ring_size, batch, two_lcores, .. } = config.copying;
+pub(super) fn check(config: &SwitchConfig, copying: &Copying, ports: usize) -> Result<(), SwitchError> {
+    let Copying { ring_size, batch, two_lcores, .. } = *copying;
     if !(1..=32768).contains(&ring_size) {
-        return Err(format!("--ring-size {ring_size}: expected 1 to 32768"));
+        return Field::RingSize.refuse(format!("{ring_size}, expected 1 to 32768"));
     }
     if !(1..=BURST).contains(&batch) {
-        return Err(format!("--dma-batch {batch}: expected 1 to {BURST}"));
+        return Field::Batch.refuse(format!("{batch}, expected 1 to {BURST}"));
     }
     let lcores = config.lcores.len();
     if two_lcores && !lcores.is_multiple_of(2) {
-        return Err(format!(
-            "--lcores: {lcores} lcores cannot be paired, expected an even number: one that receives and copies and one \
-             that sends"
+        return Field::Lcores.refuse(format!(
+            "{lcores} lcores cannot be paired, expected an even number: one that receives and copies and one that sends"
         ));
     }
-    let routed =
-        |port: &usize| config.copying.has(*port) && config.copying.has(config.topology.peer(*port, ports));
-    match (0..ports).any(|port| routed(&port)) {
-        true => Ok(()),
-        false => Err(format!(
-            "--portmask {:#x}: of {ports} ports, counted from bit 0, it names none with the port that it sends to",
-            config.copying.ports
-        )),
+    let all = if ports < 64 { (1 << ports) - 1 } else { u64::MAX };
+    if let Some(mask) = copying.ports.filter(|mask| mask & !all != 0) {
+        return Field::PortMask.refuse(format!("{mask:#x}: {}; {all:#x} is all of them", counted(ports)));
     }
+    if (0..ports).all(|port| config.run.peer(port, ports).is_none()) {
+        let mask = copying.ports.unwrap_or(all);
+        return Field::PortMask
+            .refuse(format!("{mask:#x} names no port together with the one that it sends to"));
+    }
+    Field::EthPeers.check_ports(ports, copying.eth_peers.iter().flat_map(EthPeers::keys).copied())
 }
 
 impl Assembly<'_> {
     pub(super) fn add_copying(
         &mut self,
+        copying: &Copying,
         &Route { worker, sender, rx_port, tx_port, queue }: &Route,
         ports: &mut [Box<dyn Port>],
     ) -> Result<(), SwitchError> {
-        let addresses = self.addresses(tx_port, &*ports[tx_port]);
-        let rx = self.copy_rx(worker, rx_port, queue, ports)?;
+        let peers = copying.eth_peers.as_ref();
+        let addresses = peers.map(|peers| addresses(peers, tx_port, &*ports[tx_port]));
+        let rx = self.copy_rx(copying, worker, rx_port, queue, ports)?;
         let tx = self.open_tx(sender, tx_port, queue, ports)?;
         if worker == sender {
             self.forward(worker, Box::new(rx), tx, addresses);
@@ -127,14 +108,14 @@ impl Assembly<'_> {
         }
         let name = format!("ring{rx_port}");
         let (to, from) = ring(RingSetup {
-            packets: self.config.copying.ring_size,
+            packets: copying.ring_size,
             pool: self.pool,
             waits: rx.waits(),
             stats: &self.page,
             name: &name,
             index: queue,
         })?;
-        self.forward(worker, Box::new(rx), Box::new(to), addresses);
+        self.forward(worker, Box::new(rx), Box::new(to), None);
         self.forward(sender, Box::new(from), tx, addresses);
         Ok(())
     }
@@ -143,12 +124,12 @@ impl Assembly<'_> {
     /// core's.
     fn copy_rx(
         &mut self,
+        &Copying { ring_size, batch, max_frame, min_copy, at_least, .. }: &Copying,
         worker: usize,
         port: usize,
         queue: u16,
         ports: &mut [Box<dyn Port>],
     ) -> Result<CopyRx, SwitchError> {
-        let Copying { ring_size, batch, max_frame, min_copy, at_least, .. } = self.config.copying;
         let binding = self.binding(worker, port, Half::Rx, queue)?;
         let mover = &mut self.workers[worker].0.mover;
         let name = format!("port{port}");
@@ -160,8 +141,8 @@ impl Assembly<'_> {
             mover,
             binding,
             in_flight: ring_size,
-            max_frame: max_frame.saturating_sub(FCS),
-            min_copy: min_copy.saturating_sub(FCS),
+            max_frame: max_frame.saturating_sub(FCS_LEN),
+            min_copy: min_copy.saturating_sub(FCS_LEN),
             pool: self.pool,
             stats: &self.page,
             name: &format!("{name}/rx{queue}"),

@@ -22,30 +22,20 @@ pub(super) struct Target {
 
 /// How many of `ports` are forwarded between: mirrors send to those behind.
 pub(super) fn forwarding(config: &SwitchConfig, ports: usize) -> usize {
-    let elsewhere = config.working.as_ref().and_then(|working| working.elsewhere);
-    config.mirrors.iter().map(|mirror| mirror.to).chain(elsewhere).min().unwrap_or(ports).min(ports)
+    targets(config).min().unwrap_or(ports).min(ports)
 }
 
-pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
-    let count = forwarding(config, ports.len());
-    for mirror in &config.mirrors {
-        if mirror.port >= count || mirror.to >= ports.len() {
-            return Err(SwitchError::Config(format!(
-                "--mirror {}=…: there are {count} ports, counted from 0, of which packets can be mirrored",
-                mirror.port
-            )));
-        }
-    }
-    Ok(())
+/// The ports that something is sent to beside, with repetitions.
+fn targets(config: &SwitchConfig) -> impl Iterator<Item = usize> {
+    config.mirrors.iter().map(|mirror| mirror.to).chain(config.run.elsewhere())
 }
 
 /// The mirrors' ports, each once, and the worker that sends to it: the one of the first queue that is mirrored there, so
 /// that packets need not change lcores where all of them are on one.
 pub(super) fn routes(config: &SwitchConfig, routes: &[Route]) -> Vec<Route> {
-    let elsewhere = config.working.as_ref().and_then(|working| working.elsewhere);
-    let targets: BTreeSet<usize> = config.mirrors.iter().map(|mirror| mirror.to).chain(elsewhere).collect();
+    let targets: BTreeSet<usize> = targets(config).collect();
     let worker = |to| {
-        if elsewhere == Some(to) {
+        if config.run.elsewhere() == Some(to) {
             return routes.first().map_or(0, |route| route.sender);
         }
         let mirrored = |port| config.mirrors.iter().any(|mirror| mirror.to == to && mirror.port == port);

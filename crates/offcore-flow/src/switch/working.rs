@@ -18,8 +18,8 @@ use offcore_gpu::pipeline::{Setup, Work, Worker};
 use offcore_mem::{DeviceMemory, Hugepages, Pool};
 use offcore_port::Port;
 
-use super::{Assembly, Route, SwitchConfig, SwitchError};
-use crate::forward::Forward;
+use super::{Assembly, Field, Route, Run, SwitchConfig, SwitchError};
+use crate::forward::Topology;
 use crate::mirror::Stamping;
 use crate::pipeline::{OnHit, QueuesSetup, work_queues};
 
@@ -36,7 +36,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// The name in options and JSON.
+    /// The name, also in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -49,6 +49,8 @@ impl Workload {
 /// The configuration of a switch of pipelines.
 #[derive(Clone, Debug)]
 pub struct Working {
+    /// Which port's packets go where.
+    pub topology: Topology,
     /// What processes bursts.
     pub workload: Workload,
     /// The devices, assigned to pipelines round-robin; empty except with [`Workload::Device`].
@@ -92,6 +94,7 @@ pub struct Working {
 impl Default for Working {
     fn default() -> Self {
         Self {
+            topology: Topology::Loop,
             workload: Workload::Cpu,
             devices: Vec::new(),
             memory: Memory::Host,
@@ -115,75 +118,58 @@ impl Default for Working {
     }
 }
 
-/// Refuses invalid configurations.
-pub(super) fn check(config: &SwitchConfig, ports: &[Box<dyn Port>], devices: &Devices) -> Result<(), String> {
-    let Some(working) = &config.working else { return Ok(()) };
-    if config.forward != Forward::Io {
-        return Err(format!("pipelines do not forward by mode '{}': expected io", config.forward));
-    }
-    if !(1..=MAX_BURST).contains(&working.burst) {
-        return Err(format!("--burst {}: expected 1 to {MAX_BURST}", working.burst));
-    }
-    let by_device = matches!(working.workload, Workload::Device(_));
-    if by_device && working.devices.is_empty() {
-        return Err(format!("workload {} needs a device: give one with --device", working.workload.name()));
-    }
-    let lcores = config.lcores.len();
-    if lcores > 1 && !lcores.is_multiple_of(2) {
-        return Err(format!(
-            "--lcores: {lcores} lcores cannot be paired, expected one, or an even number (one receives, one sends)"
-        ));
-    }
-    match working.elsewhere {
-        Some(elsewhere) if elsewhere >= ports.len() => {
-            return Err(format!("--steer: port {elsewhere} of {}, counted from 0", ports.len()));
-        }
-        _ => {}
-    }
-    working.check_direct()?;
-    let base = |memory: Option<&DeviceMemory>| memory.map(DeviceMemory::base);
-    match ports.iter().find(|port| base(port.memory()) != base(devices.memory())) {
-        Some(port) => Err(format!(
-            "--memory {}: the packets of {} are elsewhere: expected a port dpdk: whose network card reaches the memory of {}",
-            working.memory,
-            port.name(),
-            working.devices.join(",")
-        )),
-        None => Ok(()),
-    }
-}
-
 impl Working {
-    /// Refuses settings that are not possible with packets in device memory ([`Memory::Direct`]).
-    ///
-    /// # Errors
-    /// The conflict, with the names of the flags.
-    pub fn check_direct(&self) -> Result<(), String> {
-        if self.memory != Memory::Direct {
-            return Ok(());
+    /// Refuses invalid configurations.
+    pub(super) fn check(&self, lcores: usize, ports: usize) -> Result<(), SwitchError> {
+        if !(1..=MAX_BURST).contains(&self.burst) {
+            return Field::Burst.refuse(format!("{}, expected 1 to {MAX_BURST}", self.burst));
         }
-        let refuse = |text: &str| Err(format!("--memory direct has packets in the device's memory: {text}"));
-        if !matches!(self.workload, Workload::Device(_)) {
-            return refuse(&format!(
-                "--workload {} uses no device; add -w kernel, persistent or graph",
-                self.workload.name()
+        if lcores > 1 && !lcores.is_multiple_of(2) {
+            return Field::Lcores.refuse(format!(
+                "{lcores} lcores cannot be paired, expected one, or an even number (one receives, one sends)"
             ));
+        }
+        Field::Elsewhere.check_ports(ports, self.elsewhere.into_iter())?;
+        if self.memory == Memory::Direct { self.check_direct() } else { Ok(()) }
+    }
+
+    /// Refuses settings that are not possible with packets in device memory.
+    fn check_direct(&self) -> Result<(), SwitchError> {
+        if !matches!(self.workload, Workload::Device(_)) {
+            let name = self.workload.name();
+            return Field::Memory.refuse(format!("direct, but workload {name} uses no device"));
         }
         if self.devices.len() > 1 {
-            return refuse(&format!(
-                "only one device can hold them; --device names {}",
-                self.devices.join(",")
-            ));
+            let names = self.devices.join(",");
+            return Field::Devices
+                .refuse(format!("{names}, expected one: with memory direct it has all packets"));
         }
         if self.split_at.is_some() {
-            return refuse(
-                "--split puts their first bytes into host memory, which is not possible; leave it out",
-            );
+            return Field::SplitAt
+                .refuse("puts first bytes into host memory: not possible with memory direct");
         }
         if matches!(self.on_hit, OnHit::Mark(_)) {
-            return refuse("--on-match mark writes them by the CPU, which is not possible; choose another");
+            return Field::OnHit.refuse("mark, which the CPU writes: not possible with memory direct");
         }
         Ok(())
+    }
+
+    /// Refuses the wrong devices and ports.
+    pub(super) fn check_opened(&self, ports: &[Box<dyn Port>], devices: &Devices) -> Result<(), SwitchError> {
+        if matches!(self.workload, Workload::Device(_)) && self.devices.is_empty() {
+            return Field::Devices
+                .refuse(format!("none, expected one for workload {}", self.workload.name()));
+        }
+        let base = |memory: Option<&DeviceMemory>| memory.map(DeviceMemory::base);
+        match ports.iter().find(|port| base(port.memory()) != base(devices.memory())) {
+            Some(port) => Field::Memory.refuse(format!(
+                "{}, but the packets of {} are elsewhere: expected a port dpdk: whose network card reaches the memory of {}",
+                self.memory,
+                port.name(),
+                self.devices.join(",")
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -201,7 +187,7 @@ impl Devices {
     /// The error of a device.
     pub fn open(config: &SwitchConfig, pool: &Pool) -> Result<Self, DeviceError> {
         let mut devices = Self::default();
-        let Some(working) = &config.working else { return Ok(devices) };
+        let Run::Pipelines(working) = &config.run else { return Ok(devices) };
         if !matches!(working.workload, Workload::Device(_)) {
             return Ok(devices);
         }
@@ -255,8 +241,9 @@ impl Assembly<'_> {
             Workload::Cpu => Worker::Cpu,
             Workload::Device(launch) => {
                 let name = &working.devices[index % working.devices.len()];
-                let device =
-                    devices.opened.get_mut(name).ok_or_else(|| SwitchError::Config(format!("no {name}")))?;
+                let Some(device) = devices.opened.get_mut(name) else {
+                    return Field::Devices.refuse(format!("{name}, which is not open"));
+                };
                 let (blocks, threads, memory) = (working.blocks, working.threads, working.memory);
                 Worker::Device { device: &mut **device, launch, blocks, threads, memory }
             }
@@ -287,9 +274,8 @@ impl Assembly<'_> {
             index: queue,
         };
         let (to, from) = work_queues(setup, queues)?;
-        let addresses = self.addresses(tx_port, &*ports[tx_port]);
-        self.forward(worker, rx, Box::new(to), addresses);
-        self.forward(sender, Box::new(from), tx, addresses);
+        self.forward(worker, rx, Box::new(to), None);
+        self.forward(sender, Box::new(from), tx, None);
         Ok(())
     }
 }

@@ -16,15 +16,18 @@ fn copy(flags: &str) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     planned(&words)
 }
 
+fn copying(config: &SwitchConfig) -> &Copying {
+    let Run::Copy(copying) = &config.run else { panic!("{:?} copies nothing", config.run) };
+    copying
+}
+
 #[test]
 fn the_defaults_are_dpdk_dmas() {
     let (config, ports) = copy("--port gen:").unwrap();
-    assert_eq!((config.forward, config.topology), (Forward::Copy, Topology::Loop));
-    assert_eq!(config.copying, Copying { two_lcores: false, ..Copying::default() });
-    assert_eq!(
-        (config.copying.ring_size, config.copying.batch, config.copying.mac_updating),
-        (2048, 32, true)
-    );
+    let copying = copying(&config);
+    assert_eq!(*copying, Copying { two_lcores: false, ..Copying::default() });
+    assert_eq!((copying.ring_size, copying.batch, copying.topology), (2048, 32, Topology::Loop));
+    assert!(copying.eth_peers.is_some());
     assert_eq!((config.mode, config.burst, ports.len()), (Mode::Cpu, 32, 1));
 }
 
@@ -32,7 +35,7 @@ fn the_defaults_are_dpdk_dmas() {
 fn as_many_packets_are_received_together_as_are_to_be_submitted_together() {
     for (flags, batch, burst) in [("-b 8", 8, 32), ("-b 33", 33, 33), ("--dma-batch 64", 64, 64)] {
         let (config, _) = copy(&format!("--port gen: {flags}")).unwrap();
-        assert_eq!((config.copying.batch, config.burst), (batch, burst), "{flags}");
+        assert_eq!((copying(&config).batch, config.burst), (batch, burst), "{flags}");
     }
 }
 
@@ -44,20 +47,23 @@ fn dpdk_dmas_letters_and_words_mean_the_same() {
     let both = [letters, words].map(|flags| copy(&format!("--port gen: --port tap:t {flags}")).unwrap());
     for (config, ports) in &both {
         let wanted = Copying {
-            ports: 3,
+            ports: Some(3),
             ring_size: 1024,
             batch: 16,
             max_frame: 1518,
             at_least: 100,
             ..Copying::default()
         };
-        assert_eq!((config.copying, config.mode), (wanted, Mode::Offload));
+        assert_eq!((copying(config), config.mode), (&wanted, Mode::Offload));
         assert!(ports.iter().cloned().all(|mut port| plan::queues_of(&mut port) == Some(&mut 2)));
         // No channel was named: hw takes what there is, for every queue.
         assert_eq!(config.dma.channels(1, Half::Rx, 1), ["dsa:auto"]);
     }
     let (config, _) = copy("--port gen: -c sw --min-copy-size 256 --no-mac-updating").unwrap();
-    assert_eq!((config.mode, config.copying.min_copy, config.copying.mac_updating), (Mode::Cpu, 256, false));
+    assert_eq!(
+        (config.mode, copying(&config).min_copy, &copying(&config).eth_peers),
+        (Mode::Cpu, 256, &None)
+    );
     assert!(config.dma.entries.is_empty());
 }
 
@@ -65,7 +71,7 @@ fn dpdk_dmas_letters_and_words_mean_the_same() {
 fn an_even_number_of_lcores_is_paired_unless_told_otherwise() {
     let all = lcore::available().unwrap();
     let [first, second, ..] = all[..] else { return };
-    let two = |flags: &str| copy(&format!("--port gen: {flags}")).unwrap().0.copying.two_lcores;
+    let two = |flags: &str| copying(&copy(&format!("--port gen: {flags}")).unwrap().0).two_lcores;
     assert!(two(&format!("--lcores {first},{second}")));
     assert!(!two(&format!("--lcores {first},{second} --lcores-per-port 1")));
     assert!(!two(&format!("--lcores {first}")));
@@ -75,7 +81,7 @@ fn an_even_number_of_lcores_is_paired_unless_told_otherwise() {
 fn what_contradicts_itself_is_refused_in_words() {
     for (flags, words) in [
         ("", &["--port"][..]),
-        ("--port gen: -p 0x2", &["--portmask 0x2", "one port", "0x1"]),
+        ("--port gen: -p 0x2", &["--portmask: 0x2", "one port", "0x1"]),
         ("--port gen: -p 0", &["--portmask", "hexadecimal"]),
         ("--port gen: -p xyz", &["--portmask", "hexadecimal"]),
         ("--port pcap:a -q 2", &["--queues 2", "pcap:a", "one queue"]),
@@ -85,7 +91,7 @@ fn what_contradicts_itself_is_refused_in_words() {
         ("--port gen: -s 0", &["--ring-size", "from 1 to 32768"]),
         ("--port gen: -f 63", &["--max-frame", "from 64"]),
         ("--port gen: -c both", &["--mode", "sw, hw"]),
-        ("--port gen: --dma 1.rxq0@cpu", &["--dma 1.", "one port"]),
+        ("--port gen: --dma 1.rxq0@cpu", &["--dma: port 1", "one port"]),
         ("--port gen: --dma rxq0@dsa-sim0:wq0.0", &["--dma", "--dsa-sim 0"]),
         ("--port gen: --until-idle", &["--until-idle", "count=N"]),
         ("--port gen: --lcores 1023", &["--lcores", "1023"]),

@@ -5,27 +5,31 @@ use offcore_gpu::device::Memory;
 use super::*;
 use crate::args::{Cli, Command};
 
-fn planned(words: &[&str]) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+fn working_of(config: SwitchConfig) -> Working {
+    let Run::Pipelines(working) = config.run else { panic!("{:?} has no pipelines", config.run) };
+    working
+}
+
+fn planned(words: &[&str]) -> Result<(Working, Vec<PortSpec>), String> {
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-        Command::Gpu(args) => plan(&args.run),
+        Command::Gpu(args) => plan(&args.run).map(|(config, ports)| (working_of(config), ports)),
         other => panic!("{other:?} has no pipelines"),
     }
 }
 
-fn gpu(flags: &str) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+fn gpu(flags: &str) -> Result<(Working, Vec<PortSpec>), String> {
     let words: Vec<&str> = ["offcore", "gpu"].into_iter().chain(flags.split_whitespace()).collect();
     planned(&words)
 }
 
 fn working(flags: &str) -> Working {
-    gpu(&format!("--port gen: {flags}")).unwrap().0.working.unwrap()
+    gpu(&format!("--port gen: {flags}")).unwrap().0
 }
 
 #[test]
 fn default_run_swaps_and_sends_back() {
-    let (config, ports) = gpu("--port gen:").unwrap();
-    assert_eq!((config.topology, ports.len()), (Topology::Loop, 1));
-    let working = config.working.unwrap();
+    let (working, ports) = gpu("--port gen:").unwrap();
+    assert_eq!((working.topology, ports.len()), (Topology::Loop, 1));
     assert_eq!((working.workload, working.kind, working.swap), (Workload::Cpu, Kind::Nothing, true));
     assert_eq!((working.burst, working.forced_ns, working.split_at), (64, 0, None));
 }
@@ -42,7 +46,7 @@ fn l2fwd_nv_letters_equal_long_flags() {
         assert_eq!((args.run.packets, args.run.warm_up, args.run.pool().mbuf_size), (1000, 10, 4096));
         let (config, mut ports) = plan(&args.run).unwrap();
         assert_eq!(plan::queue_count(&mut ports[0]), 2);
-        let working = config.working.unwrap();
+        let working = working_of(config);
         assert_eq!(working.workload, Workload::Device(Launch::Persistent));
         assert_eq!(
             (working.devices, working.memory, working.profile),
@@ -75,8 +79,7 @@ fn on_match_follows_the_flags() {
     assert_eq!(flags("").on_hit, OnHit::Pass);
     assert_eq!(flags("--on-match mark").on_hit, OnHit::Mark(46));
     assert_eq!(flags("--on-match mark --mark 8").on_hit, OnHit::Mark(8));
-    let (config, ports) = gpu("--port gen: --work match --patterns p.txt --steer tap:t").unwrap();
-    let working = config.working.unwrap();
+    let (working, ports) = gpu("--port gen: --work match --patterns p.txt --steer tap:t").unwrap();
     assert_eq!((working.on_hit, working.elsewhere, ports.len()), (OnHit::Steer, Some(1), 2));
 }
 
@@ -91,9 +94,9 @@ fn contradictions_are_refused_by_name() {
         ("-m 2", "--memory is for a device"),
         ("-w 0 -m direct", "--memory is for a device"),
         ("-w 2 -m 2", "gen:size=64 cannot access"),
-        ("-w 2 -m 2 -g 0,1", "--device names cuda:0,cuda:1"),
-        ("-w 2 -m 2 -s", "--split puts their first bytes"),
-        ("-w 2 -m 2 --work match --patterns p --on-match mark", "--on-match mark writes them"),
+        ("-w 2 -m 2 -g 0,1", "--device: cuda:0,cuda:1, expected one"),
+        ("-w 2 -m 2 -s", "--split: puts first bytes"),
+        ("-w 2 -m 2 --work match --patterns p --on-match mark", "--on-match: mark, which the CPU writes"),
         ("-t 20000001", "from 0 to 20000000"),
         ("-p 0", "from 1"),
         ("-d 0", "from 1"),
@@ -128,8 +131,8 @@ fn contradictions_are_refused_by_name() {
 #[test]
 fn memory_direct_needs_dpdk_ports() {
     for memory in ["-m 2", "--memory direct"] {
-        let (config, ports) = gpu(&format!("--port dpdk:net_null0 -w 3 {memory}")).unwrap();
-        assert_eq!((config.working.unwrap().memory, ports.len()), (Memory::Direct, 1));
+        let (working, ports) = gpu(&format!("--port dpdk:net_null0 -w 3 {memory}")).unwrap();
+        assert_eq!((working.memory, ports.len()), (Memory::Direct, 1));
     }
     let flags = "--port dpdk:net_null0 -w 3 -m 2 --work match --patterns p --steer";
     gpu(&format!("{flags} dpdk:net_null1")).unwrap();

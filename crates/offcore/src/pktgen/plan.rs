@@ -14,6 +14,7 @@ use offcore_wire::traffic::{HeaderTemplate, Traffic, Transport, Vary};
 use super::args::{Field, PktgenArgs, Proto};
 use crate::Failure;
 use crate::args::Lcores;
+use crate::flags::by_flag;
 use crate::output::say;
 
 /// The discard port.
@@ -80,7 +81,7 @@ pub(super) fn config(
     ports: &[Box<dyn Port>],
     speed: Option<f64>,
 ) -> Result<PktgenConfig, String> {
-    let rate = args.rate.unwrap_or(Rate::Unlimited).on(args.link.or(speed))?;
+    let rate = args.rate.unwrap_or(Rate::Unlimited).on(args.link.or(speed)).map_err(by_flag)?;
     let payload = match capture {
         Some(capture) => {
             let own_time = matches!(rate, Rate::Unlimited);
@@ -95,7 +96,7 @@ pub(super) fn config(
         settings: Settings {
             running: false,
             rate,
-            sizes: Sizes::fixed(MIN_SIZE)?,
+            sizes: Sizes::fixed(MIN_SIZE).map_err(by_flag)?,
             flows: args.flows.unwrap_or(1) as u32,
             burst: args.burst as u32,
             count: args.count,
@@ -114,7 +115,7 @@ pub(super) fn config(
     };
     let sizes = match &args.size {
         Some(sizes) => sizes.clone(),
-        None => Sizes::fixed(config.min_size().max(MIN_SIZE))?,
+        None => Sizes::fixed(config.min_size().max(MIN_SIZE)).map_err(by_flag)?,
     };
     if let Some(&small) = args.frame.iter().find(|&&size| size < config.min_size()) {
         let min = config.min_size();

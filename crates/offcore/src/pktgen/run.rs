@@ -6,7 +6,6 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use offcore_flow::SwitchError;
 use offcore_flow::pktgen::Running;
 use offcore_flow::pktgen::report::{PktgenReport, Reporter};
 use serde::Serialize;
@@ -14,7 +13,7 @@ use serde::Serialize;
 use super::args::PktgenArgs;
 use super::commands::{self, Command, HELP, Said};
 use super::interfaces::{Compared, Interfaces};
-use super::{failure, tables};
+use super::tables;
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
@@ -53,7 +52,7 @@ pub(super) fn run(
     interfaces.begin(&running);
     let reporter = Reporter::new(&running);
     if !args.no_start {
-        running.begin().map_err(failure)?;
+        running.begin()?;
     }
     let began = (!args.no_start).then(Instant::now);
     let statuses = vec![String::new(); running.ports().len()];
@@ -143,14 +142,14 @@ impl Watch<'_> {
         let counted = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         self.active += self.running.took().min(counted);
         self.began = None;
-        self.running.pause().map_err(failure)
+        Ok(self.running.pause()?)
     }
 
     /// Sends nothing more for now.
     fn pause(&mut self) -> Result<(), Failure> {
         self.active = self.active();
         self.began = None;
-        self.running.pause().map_err(failure)
+        Ok(self.running.pause()?)
     }
 
     /// Does what was commanded; why to stop, when that was.
@@ -204,7 +203,7 @@ impl Watch<'_> {
             Command::Flows(flows) => running.change(|settings| settings.flows = flows),
             Command::Rate(rate) => match rate.on(self.speed) {
                 Ok(rate) => running.change(|settings| settings.rate = rate),
-                Err(text) => Err(SwitchError::Config(text)),
+                Err(error) => Err(error),
             },
             Command::Sizes(sizes) => running.change(|settings| settings.sizes = sizes),
             Command::Help => {
@@ -213,7 +212,7 @@ impl Watch<'_> {
             }
             Command::Quit | Command::Stats => Ok(()),
         };
-        changed.map_err(failure)
+        Ok(changed?)
     }
 
     /// Says on stderr what has changed with links.

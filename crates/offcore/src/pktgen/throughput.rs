@@ -15,7 +15,6 @@ use offcore_flow::pktgen::trial::{Trial, TrialError, TrialPlan};
 use serde::Serialize;
 
 use super::args::PktgenArgs;
-use super::failure;
 use super::interfaces::{Compared, Interfaces};
 use crate::Failure;
 use crate::args::Format;
@@ -179,7 +178,7 @@ pub(super) fn run(
         progress.say(&format!("{size} bytes: learning"));
         running.learn(size, args.wait, &mut tick).map_err(refused)?;
         let burst = args.burst as u32;
-        running.change(|settings| settings.burst = burst).map_err(failure)?;
+        running.change(|settings| settings.burst = burst)?;
         let max_rate = match args.rate {
             Some(Rate::Packets(rate)) => rate,
             _ => running.sending_rate(&plan, &mut tick).map_err(refused)?,
@@ -236,7 +235,7 @@ fn tell(args: &PktgenArgs, line: &impl Serialize) -> Result<(), Failure> {
 
 fn refused(error: TrialError) -> Failure {
     match error {
-        TrialError::Switch(error) => failure(error),
+        TrialError::Switch(error) => error.into(),
         error => Failure::Failed(anyhow::Error::new(error)),
     }
 }

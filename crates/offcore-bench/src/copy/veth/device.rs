@@ -21,10 +21,10 @@ use crate::peer::netns::Netns;
 use crate::peer::testpmd::{Testpmd, TestpmdConfig};
 
 impl Direction {
-    /// The forwarding mode, which is called the same in testpmd.
-    const fn forward(self) -> Forward {
+    /// The forwarding mode, which is testpmd's.
+    const fn forward(self, frame: usize) -> Forward {
         match self {
-            Self::Txonly => Forward::Txonly,
+            Self::Txonly => Forward::Txonly { frame },
             Self::Rxonly => Forward::Rxonly,
             Self::Forward => Forward::Macswap,
         }
@@ -48,11 +48,9 @@ pub(super) fn ours(
         Ok((port, rx, tx))
     })?;
     let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
-    let forward = cell.direction.forward();
-    let mut rules = Rules::new(forward, addresses, 0);
-    if cell.direction == Direction::Txonly {
-        rules = rules.with_source(Source::new(forward, &addresses, cell.frame).map_err(anyhow::Error::msg)?);
-    }
+    let forward = cell.direction.forward(cell.frame);
+    let source = Source::of(forward, &addresses).map_err(anyhow::Error::msg)?;
+    let rules = Rules::new(forward, addresses, 0).with_source(source);
     let worker = Worker::new(vec![Box::new(Forwarding::new(rx, tx, rules))], mover, pool.cache());
     Ours::over(worker, core, vec![port])
 }
@@ -100,7 +98,10 @@ impl Theirs {
             ..TestpmdConfig::default()
         };
         let mut testpmd = Testpmd::start(&config)?;
-        testpmd.set_forward(cell.direction.forward().name())?;
+        testpmd.set_forward(match cell.direction {
+            Direction::Forward => "macswap",
+            other => other.name(),
+        })?;
         if cell.direction == Direction::Txonly {
             testpmd.set_tx_length(u16::try_from(cell.frame_len())?)?;
         }

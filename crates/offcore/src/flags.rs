@@ -1,0 +1,60 @@
+//! Which flag sets which field of a configuration: libraries name fields, people read flags.
+
+use offcore_flow::SwitchError;
+use offcore_flow::switch::Field;
+use offcore_port::PortError;
+use offcore_stats::lcore::LcoreError;
+
+use crate::Failure;
+
+/// The flag of a field.
+const fn flag(field: Field) -> &'static str {
+    match field {
+        Field::Batch => "--dma-batch",
+        Field::Bidirectional => "--bidirectional",
+        Field::Burst => "--burst",
+        Field::Devices => "--device",
+        Field::Dma => "--dma",
+        Field::Elsewhere => "--steer",
+        Field::EthPeers => "--eth-peer",
+        Field::Flows => "--flows",
+        Field::Frame => "--txpkts",
+        Field::Lcores => "--lcores",
+        Field::LinkSpeed => "--link",
+        Field::Memory => "--memory",
+        Field::Mirrors => "--mirror",
+        Field::OnHit => "--on-match",
+        Field::Pool => "--mbufs and --mbuf-size",
+        Field::PortMask => "--portmask",
+        Field::Ports => "--port",
+        Field::RingSize => "--ring-size",
+        Field::Sizes => "--size",
+        Field::SplitAt => "--split",
+        Field::Vlans => "--vlan",
+    }
+}
+
+/// The error, with flags.
+pub(crate) fn by_flag(error: SwitchError) -> String {
+    match error {
+        SwitchError::Config { field, text } => format!("{}: {text}", flag(field)),
+        SwitchError::Port(PortError::Syntax { .. }) => format!("--port: {error}"),
+        SwitchError::Lcore(LcoreError::Unavailable { .. }) => format!("--lcores: {error}"),
+        SwitchError::Device(_) => format!("--device: {error}"),
+        error => error.to_string(),
+    }
+}
+
+/// What the flags asked for and cannot be is a usage error.
+impl From<SwitchError> for Failure {
+    fn from(error: SwitchError) -> Self {
+        let usage = matches!(
+            error,
+            SwitchError::Config { .. }
+                | SwitchError::Port(PortError::Syntax { .. })
+                | SwitchError::Lcore(LcoreError::Unavailable { .. })
+        );
+        let text = by_flag(error);
+        if usage { Self::Usage(text) } else { Self::Failed(anyhow::anyhow!(text)) }
+    }
+}
