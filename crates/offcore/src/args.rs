@@ -1,5 +1,6 @@
 //! The command line: what can be written, and what is refused before anything is opened.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -38,7 +39,11 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Switch packets between ports, testpmd-like; --demo needs nothing else
+    #[command(after_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),
+    /// What `offcore switch --demo` is
+    #[command(name = DEMO, hide = true, override_usage = SWITCH_USAGE)]
+    Demo(DemoArgs),
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
     #[command(after_help = crate::copy::EXAMPLES)]
     Copy(Box<crate::copy::CopyArgs>),
@@ -75,7 +80,7 @@ impl Command {
     /// What a subcommand that has another use for -v has to say about logging.
     pub(crate) fn verbose(&self) -> u8 {
         match self {
-            Self::Gpu(args) => args.run.verbose,
+            Self::Gpu(args) => args.pipelines.verbose,
             _ => 0,
         }
     }
@@ -90,12 +95,36 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 usage.";
 
+const SWITCH_USAGE: &str = "\
+offcore switch --port <SPEC>... [OPTIONS]
+       offcore switch --demo [--quick] [--format <FORMAT>]";
+
+/// The subcommand that `switch` is with `--demo`, which takes none of its other flags.
+const DEMO: &str = "switch-demo";
+
+impl Cli {
+    /// Parses the words of a command line.
+    ///
+    /// # Errors
+    /// The parser's, also for `--help`.
+    pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
+        let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        if words.iter().any(|word| word == "--demo")
+            && let Some(switch) = words.iter_mut().find(|word| *word == "switch")
+        {
+            *switch = DEMO.into();
+        }
+        Self::try_parse_from(words)
+    }
+}
+
 /// The examples of `offcore switch --help`. A test parses each line that begins with `offcore`.
 pub(crate) const SWITCH_EXAMPLES: &str = "\
 Examples:
   What a packet costs the core with the core copying and with an engine
   copying; needs no root, hugepages or hardware:
     offcore switch --demo
+  It takes about 20 seconds; --quick is shorter and rougher.
 
   Two generators that check each other's packets, for two seconds:
     offcore switch --port gen:size=64 --port gen:size=1518 --duration 2
@@ -171,11 +200,14 @@ follows. A second one ends it at once.";
 
 /// What `offcore switch` understands.
 #[derive(Args, Debug)]
-#[command(after_help = SWITCH_EXAMPLES)]
 pub(crate) struct SwitchArgs {
-    /// A port, as KIND:ARGS (see below); once for each port, they are counted from 0
-    #[arg(long = "port", value_name = "SPEC", value_parser = port, required_unless_present = "demo")]
-    pub ports: Vec<PortSpec>,
+    /// Ports, lcores, packet buffers, reports.
+    #[command(flatten)]
+    pub run: RunArgs,
+
+    /// Who copies.
+    #[command(flatten)]
+    pub engines: EngineArgs,
 
     /// What is done with packets; the modes are testpmd's, l2 is a learning switch between all ports, and copy what
     /// `offcore copy` does
@@ -203,34 +235,14 @@ pub(crate) struct SwitchArgs {
     #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
-    /// Which channels make the copies of which queues: `[PORT.]txqN[*WEIGHT]@CH[+CH];...` or `rxqN@...`
-    #[arg(long, value_name = "MAP")]
-    pub dma: Option<DmaMap>,
-
-    /// A simulated DSA device for channels dsa-simN:wqN.M, as N[:KEY=VALUE,...] (see below); once for each device
-    #[arg(long = "dsa-sim", value_name = "SPEC")]
-    pub dsa_sims: Vec<Simulator>,
-
     /// Who makes the copies of the mapped queues; auto chooses by what it measures [default: offload where a queue is
     /// mapped, cpu elsewhere]
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
 
-    /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
-    #[arg(long, value_name = "LIST", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
     /// Packets taken from a queue at a time, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = within(1..=offcore_mem::BURST))]
     pub burst: usize,
-
-    /// The packet buffers.
-    #[command(flatten)]
-    pub pool: PoolArgs,
-
-    /// DPDK.
-    #[command(flatten)]
-    pub eal: EalArgs,
 
     /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
     #[arg(long, value_name = "BYTES", value_parser = within(46..=65553))]
@@ -253,6 +265,30 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000))]
     pub max_latency: Option<usize>,
 
+    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
+    #[arg(long)]
+    pub until_idle: bool,
+}
+
+/// What every command that has ports understands.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunArgs {
+    /// A port, as KIND:ARGS (see `offcore switch --help`); once for each port, they are counted from 0
+    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
+    pub ports: Vec<PortSpec>,
+
+    /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
+    #[arg(long, value_name = "LIST", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// The packet buffers.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+
+    /// DPDK.
+    #[command(flatten)]
+    pub eal: EalArgs,
+
     /// Seconds between two reports; 0: only the last one
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub stats_interval: Duration,
@@ -264,18 +300,35 @@ pub(crate) struct SwitchArgs {
     /// Stop after this time
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     pub duration: Option<Duration>,
+}
 
-    /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
-    #[arg(long)]
-    pub until_idle: bool,
+/// Who copies in a switch.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EngineArgs {
+    /// Which channels make the copies of which queues: `[PORT.]txqN[*WEIGHT]@CH[+CH];...` or `rxqN@...`
+    #[arg(long, value_name = "MAP")]
+    pub dma: Option<DmaMap>,
 
+    /// A simulated DSA device for channels dsa-simN:wqN.M, as N[:KEY=VALUE,...] (see `offcore switch --help`); once for
+    /// each device
+    #[arg(long = "dsa-sim", value_name = "SPEC")]
+    pub dsa_sims: Vec<Simulator>,
+}
+
+/// What `offcore switch --demo` understands.
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
     /// Show what offloading saves here: in-process guests, about 20 seconds, nothing needed
-    #[arg(long, conflicts_with_all = NOT_WITH_DEMO)]
-    pub demo: bool,
+    #[arg(long, required = true)]
+    demo: bool,
 
     /// A shorter, rougher demo
     #[arg(long)]
     pub quick: bool,
+
+    /// Results for people, or JSON with one object a line
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
 }
 
 /// What is done with packets.
@@ -386,38 +439,6 @@ impl PoolArgs {
         Ok((pool, line))
     }
 }
-
-/// The demo decides these itself.
-const NOT_WITH_DEMO: [&str; 28] = [
-    "ports",
-    "forward",
-    "port_topology",
-    "mac_updating",
-    "no_mac_updating",
-    "ageing",
-    "fdb_size",
-    "flood_limit",
-    "vlans",
-    "mirrors",
-    "eth_peers",
-    "dma",
-    "dsa_sims",
-    "mode",
-    "lcores",
-    "burst",
-    "mbufs",
-    "mbuf_size",
-    "hugepages",
-    "eal",
-    "txpkts",
-    "work_ns",
-    "rt_priority",
-    "idle",
-    "max_latency",
-    "stats_interval",
-    "duration",
-    "until_idle",
-];
 
 /// How results are written to stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -540,8 +561,8 @@ mod tests {
     }
 
     fn switch(args: &[&str]) -> Result<SwitchArgs, String> {
-        let args = ["offcore", "switch"].iter().chain(args);
-        match Cli::try_parse_from(args).map_err(|e| e.to_string())?.command {
+        let args = ["offcore", "switch"].into_iter().chain(args.iter().copied());
+        match Cli::of(args).map_err(|e| e.to_string())?.command {
             Command::Switch(args) => Ok(*args),
             other => panic!("{other:?} is no switch"),
         }
@@ -580,7 +601,7 @@ mod tests {
             "--until-idle",
         ])
         .unwrap();
-        assert_eq!(args.ports.len(), 2);
+        assert_eq!(args.run.ports.len(), 2);
         assert_eq!((args.forward, args.port_topology), (ForwardArg::Mac, Topology::Chained));
         assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
         let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = args.bridge;
@@ -590,16 +611,16 @@ mod tests {
         let expected =
             [(0, Direction::Rx, "pcap:-,m.pcap".into()), (1, Direction::Both, "tap:mon,queues=2".into())];
         assert_eq!(mirrors.collect::<Vec<_>>(), expected);
-        assert_eq!((args.dsa_sims[0].number, args.dsa_sims[0].lcore), (0, Some(1)));
+        assert_eq!((args.engines.dsa_sims[0].number, args.engines.dsa_sims[0].lcore), (0, Some(1)));
         assert_eq!(args.mode, Some(Mode::Cpu));
-        assert_eq!(args.lcores, Some(Lcores(vec![0, 2, 3])));
-        assert_eq!((args.burst, args.pool.mbufs, args.pool.mbuf_size), (64, 64, 4096));
-        assert_eq!(args.pool.hugepages, Hugepages::Size2M);
+        assert_eq!(args.run.lcores, Some(Lcores(vec![0, 2, 3])));
+        assert_eq!((args.burst, args.run.pool.mbufs, args.run.pool.mbuf_size), (64, 64, 4096));
+        assert_eq!(args.run.pool.hugepages, Hugepages::Size2M);
         assert_eq!((args.work_ns, args.rt_priority), (Some(100), Some(1)));
         assert_eq!((args.idle, args.max_latency), (Idle::Sleep, Some(20)));
-        assert_eq!(args.stats_interval, Duration::from_millis(500));
-        assert_eq!(args.duration, Some(Duration::from_secs(2)));
-        assert!(args.until_idle && args.format == Format::Json);
+        assert_eq!(args.run.stats_interval, Duration::from_millis(500));
+        assert_eq!(args.run.duration, Some(Duration::from_secs(2)));
+        assert!(args.until_idle && args.run.format == Format::Json);
     }
 
     #[test]
@@ -654,11 +675,14 @@ mod tests {
             (&["--demo", "--dma=txq0@cpu"], ["--demo", "--dma"]),
             (&["--demo", "--lcores=0"], ["--demo", "--lcores"]),
             (&["--demo", "--burst=32"], ["--demo", "--burst"]),
+            (&["--port=gen:", "--quick"], ["--demo", "--quick"]),
             (&[], ["--port", "required"]),
         ] {
             let error = switch(args).unwrap_err();
             assert!(names.iter().all(|name| error.contains(name)), "{args:?}: {error}");
         }
-        assert!(switch(&["--demo", "--quick", "--format=json", "-v"]).unwrap().demo);
+        let words = ["offcore", "switch", "--quick", "--demo", "--format=json", "-v"];
+        let Command::Demo(args) = Cli::of(words).unwrap().command else { panic!("no demo") };
+        assert!(args.quick && args.format == Format::Json);
     }
 }

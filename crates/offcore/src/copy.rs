@@ -5,19 +5,14 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
 use clap::Args;
 use offcore_dma::Mode;
 use offcore_flow::dma_map::{Entry, Half};
 use offcore_flow::switch::{Copying, EthPeers, Run};
-use offcore_flow::{DmaMap, Simulator, SwitchConfig, Topology};
+use offcore_flow::{DmaMap, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
-use crate::args::{
-    Format, Lcores, MacArgs, PoolArgs, choice, duration, interval, lcores, port, topology, within,
-};
-use crate::eal::EalArgs;
+use crate::args::{EngineArgs, MacArgs, RunArgs, choice, topology, within};
 use crate::flags::by_flag;
 use crate::switch::{Watching, run_switch};
 use crate::{Failure, plan};
@@ -59,10 +54,15 @@ to 32768; a port's queue N sends on its queue N, not all of them on queue 0.";
 
 /// What `offcore copy` understands.
 #[derive(Args, Debug)]
+#[command(mut_arg("stats_interval", |arg| arg.short('i')))]
 pub(crate) struct CopyArgs {
-    /// A port, as KIND:ARGS; once for each port, they are counted from 0
-    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
-    pub ports: Vec<PortSpec>,
+    /// Ports, lcores, packet buffers, reports.
+    #[command(flatten)]
+    pub run: RunArgs,
+
+    /// Who copies.
+    #[command(flatten)]
+    pub engines: EngineArgs,
 
     /// The ports that take part, a hexadecimal number with one bit each [default: all]
     #[arg(short = 'p', long, value_name = "MASK", value_parser = portmask)]
@@ -106,46 +106,14 @@ pub(crate) struct CopyArgs {
     #[arg(short = 'm', long, value_name = "BYTES", default_value_t = 0, value_parser = within(0..=32768))]
     pub force_min_copy_size: usize,
 
-    /// Which channels make the copies of which queues: `[PORT.]rxqN[*WEIGHT]@CH[+CH];...`
-    #[arg(long, value_name = "MAP")]
-    pub dma: Option<DmaMap>,
-
-    /// A simulated DSA device for channels dsa-simN:wqN.M, as N[:KEY=VALUE,...]; once for each device
-    #[arg(long = "dsa-sim", value_name = "SPEC")]
-    pub dsa_sims: Vec<Simulator>,
-
     /// Where a port's packets go: back, to its neighbour (0 and 1, 2 and 3), or to the next one
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
-
-    /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
-    #[arg(long, value_name = "LIST", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
 
     /// 1: a queue's packets stay on one lcore; 2: the lcores come in twos, the first receives and copies, the second sends
     /// [default: 2 when --lcores has an even number of them]
     #[arg(long, value_name = "N", value_parser = within(1..=2))]
     pub lcores_per_port: Option<usize>,
-
-    /// The packet buffers.
-    #[command(flatten)]
-    pub pool: PoolArgs,
-
-    /// DPDK.
-    #[command(flatten)]
-    pub eal: EalArgs,
-
-    /// Seconds between two reports; 0: only the last one
-    #[arg(short = 'i', long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
-    pub stats_interval: Duration,
-
-    /// Reports for people, or JSON with one object a line
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
-
-    /// Stop after this time
-    #[arg(long, value_name = "SECONDS", value_parser = duration)]
-    pub duration: Option<Duration>,
 
     /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
     #[arg(long)]
@@ -160,13 +128,9 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args).map_err(Failure::Usage)?;
     let watching = Watching {
         ports: &ports,
-        pool: args.pool,
-        eal: &args.eal,
-        stats_interval: args.stats_interval,
-        duration: args.duration,
+        run: &args.run,
         until_idle: args.until_idle,
         measured: None,
-        format: args.format,
         tables: report::tables,
     };
     run_switch(&config, watching)
@@ -174,15 +138,15 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 
 /// The configuration, and the ports with as many queues as they are to have.
 fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let ports = plan::with_queues(&args.ports, args.queues, "--queues")?;
+    let ports = plan::with_queues(&args.run.ports, args.queues, "--queues")?;
     plan::check_twice(&ports)?;
     let dma = channels(args, &ports)?;
     let mapped = dma.entries.iter().any(|entry| entry.half == Half::Rx);
-    plan::check_simulators(&args.dsa_sims, &dma)?;
+    plan::check_simulators(&args.engines.dsa_sims, &dma)?;
     if args.until_idle {
         plan::check_ports_end(&ports)?;
     }
-    let lcores = plan::lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?;
+    let lcores = plan::lcores(args.run.lcores.as_ref(), &args.engines.dsa_sims, &dma)?;
     let copying = Copying {
         topology: args.port_topology,
         eth_peers: args.mac.updating().unwrap_or(true).then(EthPeers::new),
@@ -201,7 +165,7 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         run: Run::Copy(copying),
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores,
-        simulators: args.dsa_sims.clone(),
+        simulators: args.engines.dsa_sims.clone(),
         dma,
         // What is submitted together has been received together.
         burst: BURST.max(args.dma_batch),
@@ -213,7 +177,7 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
 
 /// The mapping; every work queue that there is where an engine is asked for and none is named.
 fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
-    let mut dma = plan::dma_map(args.dma.clone(), ports)?;
+    let mut dma = plan::dma_map(args.engines.dma.clone(), ports)?;
     let asked = matches!(args.mode, Some(Mode::Offload | Mode::Auto));
     if asked && !dma.entries.iter().any(|entry| entry.half == Half::Rx) {
         let queues = ports.iter().cloned().filter_map(|mut port| plan::queues_of(&mut port).copied()).max();

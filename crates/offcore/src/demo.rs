@@ -8,7 +8,7 @@ use offcore_stats::lcore;
 use serde::Serialize;
 
 use crate::Failure;
-use crate::args::{Format, SwitchArgs};
+use crate::args::{DemoArgs, Format};
 use crate::output::{say, told, write};
 use crate::report::columns;
 
@@ -16,7 +16,7 @@ use crate::report::columns;
 ///
 /// # Errors
 /// When it cannot be set up, or a packet was lost or changed.
-pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let lcores = lcore::available().map_err(anyhow::Error::new)?;
     let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {
         return Err(anyhow!("this process may run on no lcore").into());

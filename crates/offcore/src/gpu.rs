@@ -30,7 +30,7 @@ use crate::switch::{Measured, Watching, run_switch};
 use crate::{Failure, plan};
 use args::{OnMatch, WorkKind};
 
-pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, RunArgs};
+pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, PipelineArgs};
 
 /// Runs pipelines until something stops them, or the doctor.
 ///
@@ -39,11 +39,11 @@ pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, RunArgs};
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     match &args.command {
         Some(GpuCommand::Doctor(args)) => doctor::run(args),
-        None => run_pipelines(&args.run),
+        None => run_pipelines(&args.pipelines),
     }
 }
 
-fn run_pipelines(args: &RunArgs) -> Result<(), Failure> {
+fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
     let (mut config, ports) = plan(args).map_err(Failure::Usage)?;
     if let Run::Pipelines(working) = &mut config.run {
         if matches!(working.workload, Workload::Device(_)) && working.devices.is_empty() {
@@ -58,21 +58,17 @@ fn run_pipelines(args: &RunArgs) -> Result<(), Failure> {
     let measured = (args.packets > 0).then_some(Measured { packets: args.packets, warm_up: args.warm_up });
     let watching = Watching {
         ports: &ports,
-        pool: args.pool(),
-        eal: &args.eal,
-        stats_interval: args.stats_interval,
-        duration: args.duration,
+        run: &args.run(),
         until_idle: args.until_idle,
         measured,
-        format: args.format,
         tables: report::tables,
     };
     run_switch(&config, watching)
 }
 
 /// The configuration, before devices and files are opened, and the ports with their number of queues.
-fn plan(args: &RunArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let mut ports = plan::with_queues(&args.ports, args.pipelines, "--pipelines")?;
+fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let mut ports = plan::with_queues(&args.run.ports, args.pipelines, "--pipelines")?;
     let pipelines: usize = ports.iter().cloned().map(|mut port| plan::queue_count(&mut port)).sum();
     let elsewhere = args.steer.as_ref().map(|_| ports.len());
     ports.extend(args.steer.clone());
@@ -105,7 +101,7 @@ fn check_ports(memory: Memory, ports: &[PortSpec]) -> Result<(), String> {
 }
 
 /// The pipelines' configuration from the flags.
-fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> {
+fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, String> {
     let by_device = matches!(args.workload, Workload::Device(_));
     let name = args.workload.name();
     let for_device = [
@@ -175,13 +171,13 @@ fn working(args: &RunArgs, elsewhere: Option<usize>) -> Result<Working, String> 
         timeout: Duration::from_millis(args.timeout.unwrap_or(args::TIMEOUT_MS) as u64),
         on_hit: on_hit(args, is_match)?,
         elsewhere,
-        hugepages: args.hugepages(),
+        hugepages: args.run.pool.hugepages,
         profile: args.profile,
     })
 }
 
 /// Refuses a forced time that makes a burst take longer than the device's timeout.
-fn check_timeout(args: &RunArgs, by_device: bool) -> Result<(), String> {
+fn check_timeout(args: &PipelineArgs, by_device: bool) -> Result<(), String> {
     let threads = args.lanes.unwrap_or(args::THREADS);
     let timeout = args.timeout.unwrap_or(args::TIMEOUT_MS);
     let forced_ms = args.burst.div_ceil(threads) * args.packet_time / 1_000_000;
@@ -195,7 +191,7 @@ fn check_timeout(args: &RunArgs, by_device: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn split_at(args: &RunArgs) -> Result<Option<usize>, String> {
+fn split_at(args: &PipelineArgs) -> Result<Option<usize>, String> {
     if args.split_at.is_none() && !args.split {
         return Ok(None);
     }
@@ -206,7 +202,7 @@ fn split_at(args: &RunArgs) -> Result<Option<usize>, String> {
 }
 
 /// What happens to packets with a match.
-fn on_hit(args: &RunArgs, is_match: bool) -> Result<OnHit, String> {
+fn on_hit(args: &PipelineArgs, is_match: bool) -> Result<OnHit, String> {
     if let (Some(_), false) = (args.on_match, is_match) {
         return Err("--on-match is for --work match: add it, and --patterns FILE".into());
     }
@@ -228,9 +224,9 @@ fn on_hit(args: &RunArgs, is_match: bool) -> Result<OnHit, String> {
 }
 
 /// Two lcores per pipeline, as far as available; otherwise pipelines share them.
-fn lcores(args: &RunArgs, pipelines: usize) -> Result<Vec<usize>, String> {
-    if args.lcores.is_some() {
-        return plan::lcores(args.lcores.as_ref(), &[], &DmaMap::default());
+fn lcores(args: &PipelineArgs, pipelines: usize) -> Result<Vec<usize>, String> {
+    if args.run.lcores.is_some() {
+        return plan::lcores(args.run.lcores.as_ref(), &[], &DmaMap::default());
     }
     let mut available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
     available.truncate(2 * pipelines.max(1));

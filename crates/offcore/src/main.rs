@@ -32,8 +32,8 @@ mod switch;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -57,13 +57,14 @@ impl From<anyhow::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::of(std::env::args_os()).unwrap_or_else(|error| error.exit());
     if let Err(text) = start_logging(cli.verbose.max(cli.command.verbose())) {
         say(&format!("error: {text}"));
         return ExitCode::from(2);
     }
     let (names, result) = match &cli.command {
         Command::Switch(args) => (&["switch"][..], switch::run(args)),
+        Command::Demo(args) => (&["switch"][..], demo::run(args)),
         Command::Copy(args) => (&["copy"][..], copy::run(args)),
         Command::Gpu(args) => (args.names(), gpu::run(args)),
         Command::Bench { command } => (command.names(), bench::run(command)),

@@ -32,11 +32,11 @@ pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args).map_err(Failure::Usage)?;
     let payload = plan::capture(args)?;
     let interrupted = switch::stop_on_signals().context("handling SIGINT and SIGTERM")?;
-    args.eal.configure().map_err(Failure::Usage)?;
-    let (pool, line) = args.pool.open().map_err(anyhow::Error::new)?;
+    args.run.eal.configure().map_err(Failure::Usage)?;
+    let (pool, line) = args.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    let (ports, _) = ports::open(&args.ports, pool, None).map_err(SwitchError::from)?;
-    let interfaces = Interfaces::open(&args.ports, &ports);
+    let (ports, _) = ports::open(&args.run.ports, pool, None).map_err(SwitchError::from)?;
+    let interfaces = Interfaces::open(&args.run.ports, &ports);
     let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;
     let running = pktgen::start(config, ports, pool)?;
     if args.rfc2544 {

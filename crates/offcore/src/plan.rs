@@ -24,12 +24,9 @@ const IDLE: Duration = Duration::from_secs(1);
 /// # Errors
 /// In words that name the flags, what was found and what to do.
 pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
-    if args.quick {
-        return Err("--quick is for --demo, which is not given".into());
-    }
     let ports = ports(args);
     check_twice(&ports)?;
-    let dma = dma_map(args.dma.clone(), &ports)?;
+    let dma = dma_map(args.engines.dma.clone(), &ports)?;
     let mapped = !dma.entries.is_empty();
     if let Some(mode @ (Mode::Offload | Mode::Auto)) = args.mode
         && !mapped
@@ -43,7 +40,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
             "--max-latency is for --mode auto, which alone can leave the engine to the core: add it".into()
         );
     }
-    check_simulators(&args.dsa_sims, &dma)?;
+    check_simulators(&args.engines.dsa_sims, &dma)?;
     let mut eth_peers = EthPeers::new();
     for &(port, mac) in &args.eth_peers {
         if eth_peers.insert(port, mac).is_some() {
@@ -75,8 +72,8 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         run,
         mirrors: mirrors(args, &ports)?,
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
-        lcores: lcores(args.lcores.as_ref(), &args.dsa_sims, &dma)?,
-        simulators: args.dsa_sims.clone(),
+        lcores: lcores(args.run.lcores.as_ref(), &args.engines.dsa_sims, &dma)?,
+        simulators: args.engines.dsa_sims.clone(),
         dma,
         burst: args.burst,
         work_ns: args.work_ns.unwrap_or(0) as u64,
@@ -90,9 +87,9 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
 
 /// The ports to be opened: those given, then those that mirrors send to, each once.
 pub(crate) fn ports(args: &SwitchArgs) -> Vec<PortSpec> {
-    let mut ports = args.ports.to_vec();
+    let mut ports = args.run.ports.to_vec();
     for mirror in &args.mirrors {
-        if !ports[args.ports.len()..].contains(&mirror.spec) {
+        if !ports[args.run.ports.len()..].contains(&mirror.spec) {
             ports.push(mirror.spec.clone());
         }
     }
@@ -100,7 +97,7 @@ pub(crate) fn ports(args: &SwitchArgs) -> Vec<PortSpec> {
 }
 
 fn mirrors(args: &SwitchArgs, ports: &[PortSpec]) -> Result<Vec<Mirror>, String> {
-    let count = args.ports.len();
+    let count = args.run.ports.len();
     let mut mirrors = Vec::new();
     for MirrorArg { port, direction, spec } in &args.mirrors {
         let to = ports.iter().skip(count).position(|port| port == spec).map_or(count, |at| count + at);
@@ -236,7 +233,7 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
     if matches!(args.forward, ForwardArg::Txonly | ForwardArg::Flowgen) {
         return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
     }
-    check_ports_end(&args.ports)
+    check_ports_end(&args.run.ports)
 }
 
 /// The same for what the ports send.
@@ -330,26 +327,28 @@ pub(crate) fn with_queues(
 mod tests {
     use super::*;
     use crate::args::{Cli, Command, SWITCH_EXAMPLES};
-    use clap::Parser;
     use offcore_flow::mirror::Direction;
 
-    fn plan(words: &[&str]) -> Result<SwitchConfig, String> {
-        match Cli::try_parse_from(words).map_err(|e| e.to_string())?.command {
-            Command::Switch(args) => config(&args),
+    fn plan(words: &[&str]) -> Result<(), String> {
+        match Cli::of(words.iter().copied()).map_err(|e| e.to_string())?.command {
+            Command::Switch(args) => config(&args).map(drop),
+            Command::Demo(_) => Ok(()),
             other => panic!("{other:?} is no switch"),
         }
     }
 
     fn switch(flags: &str) -> Result<SwitchConfig, String> {
-        let words: Vec<&str> = ["offcore", "switch"].into_iter().chain(flags.split_whitespace()).collect();
-        plan(&words)
+        let words = ["offcore", "switch"].into_iter().chain(flags.split_whitespace());
+        match Cli::of(words).map_err(|e| e.to_string())?.command {
+            Command::Switch(args) => config(&args),
+            other => panic!("{other:?} is no switch"),
+        }
     }
 
     #[test]
     fn contradictions_name_both_flags() {
         for (flags, words) in [
-            ("--port gen: --quick", &["--quick", "--demo"][..]),
-            ("--port gen: --mode offload", &["--mode offload", "--dma"]),
+            ("--port gen: --mode offload", &["--mode offload", "--dma"][..]),
             ("--port gen: --mode auto", &["--mode auto", "--dma"]),
             ("--port gen: --dsa-sim 0 --dsa-sim 0:seed=1", &["--dsa-sim", "dsa-sim0 twice"]),
             ("--port vhost:/a --dma txq0@dsa-sim1:wq1.0 --dsa-sim 0", &["--dma", "--dsa-sim 1"]),

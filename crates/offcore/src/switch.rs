@@ -12,12 +12,11 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::args::{Format, PoolArgs, SwitchArgs};
-use crate::eal::EalArgs;
+use crate::args::{Format, RunArgs, SwitchArgs};
 use crate::output::{say, write};
 use crate::ports::{self, Observed};
 use crate::report::{self, Line, Measurement, PortLine, StoppedBy};
-use crate::{Failure, demo, plan};
+use crate::{Failure, plan};
 
 /// How often the control thread looks at signals, links and the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -29,20 +28,13 @@ const MEASURING_TICK: Duration = Duration::from_millis(1);
 /// # Errors
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
-    if args.demo {
-        return demo::run(args);
-    }
     let config = plan::config(args).map_err(Failure::Usage)?;
     let ports = plan::ports(args);
     let watching = Watching {
         ports: &ports,
-        pool: args.pool,
-        eal: &args.eal,
-        stats_interval: args.stats_interval,
-        duration: args.duration,
+        run: &args.run,
         until_idle: args.until_idle,
         measured: None,
-        format: args.format,
         tables: report::tables,
     };
     run_switch(&config, watching)
@@ -52,20 +44,12 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
 pub(crate) struct Watching<'a> {
     /// The ports, as they were written, those of mirrors behind the others.
     pub ports: &'a [PortSpec],
-    /// Their packet buffers.
-    pub pool: PoolArgs,
-    /// What is said to DPDK.
-    pub eal: &'a EalArgs,
-    /// Time between two reports; none but the last when it is zero.
-    pub stats_interval: Duration,
-    /// When to stop.
-    pub duration: Option<Duration>,
+    /// Their packet buffers, what is said to DPDK, reports, and when to stop.
+    pub run: &'a RunArgs,
     /// Whether to stop when nothing moves any more.
     pub until_idle: bool,
     /// How much is measured, if that is to be told.
     pub measured: Option<Measured>,
-    /// How reports are written.
-    pub format: Format,
     /// Reports for people.
     pub tables: fn(&Line<'_>) -> String,
 }
@@ -86,8 +70,8 @@ pub(crate) struct Measured {
 /// As [`run`].
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
     let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
-    watching.eal.configure().map_err(Failure::Usage)?;
-    let (pool, line) = watching.pool.open().map_err(anyhow::Error::new)?;
+    watching.run.eal.configure().map_err(Failure::Usage)?;
+    let (pool, line) = watching.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
     // Before the ports: their packets may be in the memory of one.
     let devices = Devices::open(config, pool).map_err(SwitchError::from)?;
@@ -135,7 +119,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn until_stopped(&mut self) -> anyhow::Result<StoppedBy> {
         let started = Instant::now();
-        let interval = Some(self.watching.stats_interval).filter(|interval| !interval.is_zero());
+        let interval = Some(self.watching.run.stats_interval).filter(|interval| !interval.is_zero());
         let mut reporter = self.running.reporter()?;
         let mut next = interval.map(|interval| started + interval);
         let mut idle = match self.watching.until_idle {
@@ -156,7 +140,7 @@ impl Watch<'_> {
             if !self.running.is_running() {
                 return Ok(StoppedBy::Worker);
             }
-            if self.watching.duration.is_some_and(|duration| now - started >= duration) {
+            if self.watching.run.duration.is_some_and(|duration| now - started >= duration) {
                 return Ok(StoppedBy::Duration);
             }
             if let Some(idle) = &mut idle
@@ -226,7 +210,7 @@ impl Watch<'_> {
         let ports: Vec<PortLine> = self.observed.lines(self.running.ports());
         let measured = self.measurement.filter(|_| stopped_by.is_some());
         let line = Line { report, ports: &ports, stopped_by, unfinished, measured };
-        let text = match self.watching.format {
+        let text = match self.watching.run.format {
             Format::Table => (self.watching.tables)(&line),
             Format::Json => serde_json::to_string(&line)? + "\n",
         };

@@ -2,19 +2,17 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use offcore_flow::Topology;
 use offcore_flow::switch::Workload;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::layout::MAX_BURST;
-use offcore_mem::{HEADROOM, Hugepages};
+use offcore_mem::HEADROOM;
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use super::doctor::{self, DoctorArgs};
-use crate::args::{Format, Lcores, PoolArgs, duration, interval, lcores, port, topology, within};
-use crate::eal::EalArgs;
+use crate::args::{RunArgs, port, topology, within};
 
 /// Default bytes before a payload: Ethernet, IPv4 and UDP headers.
 pub(super) const SKIP: usize = 42;
@@ -30,6 +28,9 @@ pub(super) const TIMEOUT_MS: usize = 1000;
 pub(super) const DSCP: usize = 46;
 /// l2fwd-nv's maximum: 20 ms.
 const MAX_PACKET_TIME: usize = 20_000_000;
+
+const LCORES: &str = "The lcores: one for everything, or an even number in pairs of receiver and sender [default: two per \
+                      pipeline, as far as available]";
 
 /// The examples of `offcore gpu --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -79,7 +80,7 @@ pub(crate) struct GpuArgs {
 
     /// The pipelines.
     #[command(flatten)]
-    pub run: RunArgs,
+    pub pipelines: PipelineArgs,
 }
 
 impl GpuArgs {
@@ -102,10 +103,11 @@ pub(crate) enum GpuCommand {
 
 /// Pipelines.
 #[derive(Args, Debug)]
-pub(crate) struct RunArgs {
-    /// A port, as KIND:ARGS; repeat for each port, counted from 0
-    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
-    pub ports: Vec<PortSpec>,
+#[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
+pub(crate) struct PipelineArgs {
+    /// Ports, lcores, packet buffers, reports.
+    #[command(flatten)]
+    pub run: RunArgs,
 
     /// Maximum packets per burst: 1 to 4096
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = within(1..=MAX_BURST))]
@@ -223,30 +225,6 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// The lcores: one for everything, or an even number in pairs of receiver and sender [default: two per pipeline, as
-    /// far as available]
-    #[arg(long, value_name = "LIST", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    #[command(flatten)]
-    pool: PoolArgs,
-
-    /// DPDK.
-    #[command(flatten)]
-    pub eal: EalArgs,
-
-    /// Seconds between reports; 0: only the final one
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
-    pub stats_interval: Duration,
-
-    /// Report as a table, or as JSON with one object per line
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
-
-    /// Stop after this time
-    #[arg(long, value_name = "SECONDS", value_parser = duration)]
-    pub duration: Option<Duration>,
-
     /// Stop when no packet has moved for a second: for ports that end, such as pcap and gen with a count
     #[arg(long)]
     pub until_idle: bool,
@@ -256,20 +234,14 @@ pub(crate) struct RunArgs {
     pub verbose: u8,
 }
 
-impl RunArgs {
-    /// The packet buffers.
-    pub(super) fn pool(&self) -> PoolArgs {
-        match self.data_room {
-            Some(room) => {
-                let mbuf_size = (room + HEADROOM).next_power_of_two().max(offcore_mem::pool::CHUNK_ALIGN);
-                PoolArgs { mbuf_size, ..self.pool }
-            }
-            None => self.pool,
+impl PipelineArgs {
+    /// What a switch of them has beside, with packet buffers of `--data-room`.
+    pub(super) fn run(&self) -> RunArgs {
+        let mut run = self.run.clone();
+        if let Some(room) = self.data_room {
+            run.pool.mbuf_size = (room + HEADROOM).next_power_of_two().max(offcore_mem::pool::CHUNK_ALIGN);
         }
-    }
-
-    pub(super) fn hugepages(&self) -> Hugepages {
-        self.pool.hugepages
+        run
     }
 }
 

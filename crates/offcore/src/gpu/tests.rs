@@ -12,7 +12,7 @@ fn working_of(config: SwitchConfig) -> Working {
 
 fn planned(words: &[&str]) -> Result<(Working, Vec<PortSpec>), String> {
     match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-        Command::Gpu(args) => plan(&args.run).map(|(config, ports)| (working_of(config), ports)),
+        Command::Gpu(args) => plan(&args.pipelines).map(|(config, ports)| (working_of(config), ports)),
         other => panic!("{other:?} has no pipelines"),
     }
 }
@@ -43,8 +43,11 @@ fn l2fwd_nv_letters_equal_long_flags() {
         let all = format!("offcore gpu --port gen: {flags}");
         let words: Vec<&str> = all.split_whitespace().collect();
         let Command::Gpu(args) = Cli::try_parse_from(&words).unwrap().command else { panic!("no pipelines") };
-        assert_eq!((args.run.packets, args.run.warm_up, args.run.pool().mbuf_size), (1000, 10, 4096));
-        let (config, mut ports) = plan(&args.run).unwrap();
+        assert_eq!(
+            (args.pipelines.packets, args.pipelines.warm_up, args.pipelines.run().pool.mbuf_size),
+            (1000, 10, 4096)
+        );
+        let (config, mut ports) = plan(&args.pipelines).unwrap();
         assert_eq!(plan::queue_count(&mut ports[0]), 2);
         let working = working_of(config);
         assert_eq!(working.workload, Workload::Device(Launch::Persistent));
@@ -153,7 +156,7 @@ fn help_examples_are_accepted() {
             panic!("{line} is something else")
         };
         if args.command.is_none() {
-            plan(&args.run).unwrap_or_else(|error| panic!("{line}: {error}"));
+            plan(&args.pipelines).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
     }
 }

@@ -8,11 +8,9 @@ use clap::{Args, ValueEnum};
 use offcore_flow::pktgen::MAX_FLOWS;
 use offcore_flow::pktgen::rate::Rate;
 use offcore_flow::pktgen::sizes::Sizes;
-use offcore_port::spec::PortSpec;
 use offcore_wire::MacAddr;
 
-use crate::args::{Format, Lcores, PoolArgs, duration, interval, lcores, port, within};
-use crate::eal::EalArgs;
+use crate::args::{RunArgs, interval, within};
 
 /// The examples of `offcore pktgen --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -55,6 +53,13 @@ count from then, whether it could be sent then or not; at rate max, from when
 it was made. A run that sends to a port the kernel is behind compares its counts with the
 interface's, and says what differs.";
 
+const PORTS: &str = "\
+A port, as KIND:ARGS (see `offcore switch --help`): sends on it and receives from it; of two, sends on the first and \
+receives from the second. Packets go to a port's first queue and come from all";
+const LCORES: &str =
+    "The lcores: one for all, or one for what sends and one for what receives [default: the first two]";
+const DURATION: &str = "Stop after sending for this time; with --rfc2544, of each trial [default there: 5]";
+
 /// The transport of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Proto {
@@ -79,11 +84,13 @@ pub(crate) enum Field {
 
 /// What `offcore pktgen` understands.
 #[derive(Args, Debug)]
+#[command(mut_arg("ports", |arg| arg.help(PORTS)))]
+#[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
+#[command(mut_arg("duration", |arg| arg.help(DURATION)))]
 pub(crate) struct PktgenArgs {
-    /// A port, as KIND:ARGS (see `offcore switch --help`): sends on it and receives from it; of two, sends on the first
-    /// and receives from the second. Packets go to a port's first queue and come from all
-    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
-    pub ports: Vec<PortSpec>,
+    /// Ports, lcores, packet buffers, reports.
+    #[command(flatten)]
+    pub run: RunArgs,
 
     /// With two ports: each sends to the other
     #[arg(long)]
@@ -149,10 +156,6 @@ pub(crate) struct PktgenArgs {
     #[arg(long, value_name = "N", value_parser = count, conflicts_with = "rfc2544")]
     pub count: Option<u64>,
 
-    /// Stop after sending for this time; with --rfc2544, of each trial [default there: 5]
-    #[arg(long, value_name = "SECONDS", value_parser = duration)]
-    pub duration: Option<Duration>,
-
     /// How long to wait for packets that have not come, in the end and after each trial
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
     pub wait: Duration,
@@ -205,26 +208,6 @@ pub(crate) struct PktgenArgs {
     /// Draw the throughputs
     #[arg(long, value_name = "FILE.svg", requires = "rfc2544")]
     pub plot: Option<PathBuf>,
-
-    /// The lcores: one for all, or one for what sends and one for what receives [default: the first two]
-    #[arg(long, value_name = "LIST", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// The packet buffers.
-    #[command(flatten)]
-    pub pool: PoolArgs,
-
-    /// DPDK.
-    #[command(flatten)]
-    pub eal: EalArgs,
-
-    /// Seconds between two reports; 0: only the last one
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
-    pub stats_interval: Duration,
-
-    /// Reports for people, or JSON with one object a line
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
 }
 
 fn link(text: &str) -> Result<f64, String> {

@@ -29,17 +29,17 @@ const V6: [Ipv6Addr; 2] =
 /// # Errors
 /// In words that name the flags, what was found and what to do.
 pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
-    match args.ports.len() {
+    match args.run.ports.len() {
         1 if args.bidirectional => return Err("--bidirectional needs two ports: give --port twice".into()),
         1 | 2 => {}
         n => return Err(format!("--port: found {n} ports, expected one with a loop behind it, or two")),
     }
-    if let Some(port) = args.ports.iter().find(|port| matches!(port, PortSpec::Gen(_))) {
+    if let Some(port) = args.run.ports.iter().find(|port| matches!(port, PortSpec::Gen(_))) {
         return Err(format!(
             "--port {port}: pktgen makes packets itself, name the port that they are to go to"
         ));
     }
-    if let [one, other] = &args.ports[..]
+    if let [one, other] = &args.run.ports[..]
         && one.to_string() == other.to_string()
     {
         return Err(format!("--port {one} is given twice: for a loop behind one port give it once"));
@@ -104,7 +104,7 @@ pub(super) fn config(
         },
         verify: args.verify as u32,
         seed: args.seed,
-        lcores: match &args.lcores {
+        lcores: match &args.run.lcores {
             Some(Lcores(list)) => list.clone(),
             None => lcore::available()
                 .map_err(|error| format!("--lcores: {error}"))?
@@ -198,7 +198,7 @@ mod tests {
             let Ok(PortSpec::Pcap(spec)) = "pcap:-,/dev/null".parse() else { panic!("a port of no files") };
             Box::new(PcapPort::open(&spec).unwrap())
         };
-        config(&args, None, &args.ports.iter().map(nowhere).collect::<Vec<_>>(), None)
+        config(&args, None, &args.run.ports.iter().map(nowhere).collect::<Vec<_>>(), None)
     }
 
     #[test]

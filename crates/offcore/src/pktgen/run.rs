@@ -91,7 +91,7 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn until_stopped(&mut self, interrupted: &Arc<AtomicBool>) -> Result<StoppedBy, Failure> {
-        let interval = Some(self.args.stats_interval).filter(|interval| !interval.is_zero());
+        let interval = Some(self.args.run.stats_interval).filter(|interval| !interval.is_zero());
         let mut next = interval.map(|interval| Instant::now() + interval);
         loop {
             self.running.tend();
@@ -111,7 +111,7 @@ impl Watch<'_> {
                     return Ok(StoppedBy::Count);
                 }
             }
-            if self.args.duration.is_some_and(|duration| self.active() >= duration) {
+            if self.args.run.duration.is_some_and(|duration| self.active() >= duration) {
                 return Ok(StoppedBy::Duration);
             }
             let now = Instant::now();
@@ -264,7 +264,7 @@ impl Watch<'_> {
     }
 
     fn print(&self, line: &Line<'_>) -> anyhow::Result<bool> {
-        let text = match self.args.format {
+        let text = match self.args.run.format {
             Format::Table => tables::report(line.report, line.interfaces, line.stopped_by),
             Format::Json => serde_json::to_string(line)? + "\n",
         };

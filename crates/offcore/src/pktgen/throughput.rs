@@ -161,7 +161,7 @@ pub(super) fn run(
         losses.push(0.0);
     }
     let resolution = args.resolution.unwrap_or(RESOLUTION) / 100.0;
-    let duration = args.duration.unwrap_or(DURATION);
+    let duration = args.run.duration.unwrap_or(DURATION);
     let progress = Progress::visible();
     let mut reporter = Reporter::new(&running);
     interfaces.begin(&running);
@@ -202,7 +202,7 @@ pub(super) fn run(
     progress.end();
     let compared = interfaces.compare(&running);
     let unfinished = running.stop();
-    match args.format {
+    match args.run.format {
         Format::Json => tell(args, &End { report: "final", interfaces: &compared, unfinished })?,
         Format::Table => {
             write(&table(&rows, duration))?;
@@ -225,7 +225,7 @@ pub(super) fn run(
 
 /// Writes an object, where that is the format.
 fn tell(args: &PktgenArgs, line: &impl Serialize) -> Result<(), Failure> {
-    if args.format == Format::Json
+    if args.run.format == Format::Json
         && !write(&(serde_json::to_string(line).map_err(anyhow::Error::new)? + "\n"))?
     {
         return Err(anyhow!("nobody reads the results any more").into());
