@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 
 use offcore_mem::{GuestMemory, RegionCache};
 
-use crate::device::Buffer;
-use crate::split::device::read_unaligned;
-use crate::split::{Descriptor, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use crate::chain::{
+    Buffer, Descriptor, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE, read_unaligned,
+};
 use crate::vector::{Entry, Single, Wanted, Word};
 
 /// Bytes of a table of one buffer, and of two.

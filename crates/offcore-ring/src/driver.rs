@@ -1,16 +1,8 @@
 //! What the driver sides of both formats have in common, and one type for either.
 
+pub use crate::chain::Used;
 use crate::device::Direction;
 use crate::{Layout, RingError, packed, split};
-
-/// A chain that the device has returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used<T> {
-    /// What was given to [`Queue::add`].
-    pub token: T,
-    /// Bytes that the device says it has written: another party's claim.
-    pub len: u32,
-}
 
 /// The driver side of a queue of either format. `T` names a chain to its owner.
 #[derive(Debug)]

@@ -1,20 +1,24 @@
 //! Rings.
 //!
 //! * [`split`], [`packed`]: virtqueues (virtio 1.2, sections 2.7 and 2.8): layout, and what both sides share,
+//! * [`chain`]: what both formats have in common,
 //! * [`device`], [`driver`]: the two sides, whatever the format,
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
 mod barrier;
+pub mod chain;
 pub mod device;
 mod double;
 pub mod driver;
+mod error;
 mod layout;
 pub mod packed;
 pub mod prefetch;
+mod queue;
 pub mod split;
 pub mod spsc;
 mod sync;
 mod vector;
 
+pub use error::RingError;
 pub use layout::Layout;
-pub use split::RingError;

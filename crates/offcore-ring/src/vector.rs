@@ -15,8 +15,7 @@ use std::ptr::NonNull;
 
 use offcore_mem::{GuestMemory, RegionCache};
 
-use crate::device::Direction;
-use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use crate::chain::{Direction, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
 /// Descriptors that vectors take at once.
 pub(crate) const FOUR: usize = 4;

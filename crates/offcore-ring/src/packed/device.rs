@@ -10,12 +10,14 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::RingError;
-use crate::device::{Buffer, Chain, DeviceQueue, Direction, Single, Walker, Wanted};
+use crate::chain::{
+    Buffer, Chain, Direction, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE, Walker,
+    read_unaligned,
+};
 use crate::double::{Double, Order, Tables};
 use crate::prefetch;
-use crate::split::device::read_unaligned;
-use crate::split::{MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
-use crate::vector::{Entry, Level, Word, resolve};
+use crate::queue::DeviceQueue;
+use crate::vector::{Entry, Level, Single, Wanted, Word, resolve};
 
 use super::lines::{self, Used};
 use super::{Descriptor, Event, Layout, Position, Signal, WINDOW, full_barrier};

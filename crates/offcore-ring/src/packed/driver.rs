@@ -6,9 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::RingError;
-use crate::device::Direction;
-use crate::driver::Used;
-use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use crate::chain::{Direction, Used, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
 use super::{Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
 

@@ -14,9 +14,8 @@ use core::arch::x86_64::{
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Descriptor, STATE, fetch_ahead};
-use crate::device::Single;
 use crate::prefetch;
-use crate::vector::{Entry, FOUR, Level, Word, load_32};
+use crate::vector::{Entry, FOUR, Level, Single, Word, load_32};
 
 /// Reads descriptors from `at` on into `into` until one has not the state bits `state`; returns how many there were.
 ///

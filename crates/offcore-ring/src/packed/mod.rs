@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use offcore_mem::GuestMemory;
 
 use crate::RingError;
-use crate::device::LOOK;
-use crate::split::{MAX_SIZE, VIRTQ_DESC_F_WRITE};
+use crate::chain::{MAX_SIZE, VIRTQ_DESC_F_WRITE};
+use crate::queue::LOOK;
 use crate::vector::Word;
 use crate::{barrier::full_barrier, prefetch};
 

@@ -4,21 +4,21 @@
 //! [`Queue::head`] an entry of the available ring.
 
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use offcore_mem::{GuestMemory, RegionCache};
 
 use super::{
     Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
-    VIRTQ_DESC_F_NEXT, VIRTQ_USED_F_NO_NOTIFY, lines, need_event, read_descriptor,
+    VIRTQ_DESC_F_NEXT, VIRTQ_USED_F_NO_NOTIFY, lines, need_event,
 };
 use crate::barrier::full_barrier;
-pub use crate::device::{Buffer, Direction};
-use crate::device::{Chain, DeviceQueue, LOOK, Single, Walker, Wanted};
+pub use crate::chain::{Buffer, Direction};
+use crate::chain::{Chain, Walker, read_unaligned};
 use crate::double::{Double, Order, Tables};
 use crate::prefetch;
-use crate::vector::{Entry, Level, resolve};
+use crate::queue::{DeviceQueue, LOOK};
+use crate::vector::{Entry, Level, Single, Wanted, resolve};
 
 /// Longest indirect table we read: no chain may be longer than the largest queue.
 const MAX_INDIRECT: u32 = super::MAX_SIZE as u32;
@@ -409,24 +409,4 @@ fn chain(
         desc = entry(desc.next)?;
     }
     Err(RingError::Loop { head, size })
-}
-
-/// A private copy of a descriptor in an indirect table, which may stand at any address.
-///
-/// # Safety
-/// `at` must point to 16 mapped bytes.
-pub(crate) unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
-    if (at.as_ptr() as usize).is_multiple_of(8) {
-        // SAFETY: 16 mapped bytes, as the caller promises, and aligned.
-        return unsafe { read_descriptor(at.as_ptr().cast()) };
-    }
-    // SAFETY: 16 mapped bytes; an array of bytes needs no alignment.
-    let bytes = unsafe { at.cast::<[u8; 16]>().read_volatile() };
-    let raw = u128::from_le_bytes(bytes);
-    Descriptor {
-        addr: raw as u64,
-        len: (raw >> 64) as u32,
-        flags: (raw >> 96) as u16,
-        next: (raw >> 112) as u16,
-    }
 }

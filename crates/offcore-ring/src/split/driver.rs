@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use crate::prefetch;
 
-use super::device::Direction;
 use super::{
     Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
     VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE, VIRTQ_USED_F_NO_NOTIFY, need_event,
 };
 use crate::barrier::full_barrier;
-pub use crate::driver::Used;
+use crate::chain::Direction;
+pub use crate::chain::Used;
 
 /// The driver side of one queue. `T` names a chain to its owner.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use core::arch::x86_64::{
 };
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::{Descriptor, UsedElement, read_descriptor};
-use crate::device::Single;
-use crate::vector::{Entry, FOUR, Level, Word, load_32};
+use super::UsedElement;
+use crate::chain::{Descriptor, read_descriptor};
+use crate::vector::{Entry, FOUR, Level, Single, Word, load_32};
 
 /// Entries of the available ring in a vector.
 const SIXTEEN: usize = 16;

@@ -19,34 +19,14 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use offcore_mem::GuestMemory;
 
-/// Largest queue size the specification allows.
-pub const MAX_SIZE: u16 = 32768;
-
-/// The buffer continues in the descriptor named by `next`.
-pub const VIRTQ_DESC_F_NEXT: u16 = 1;
-/// The device writes the buffer (otherwise it reads it).
-pub const VIRTQ_DESC_F_WRITE: u16 = 2;
-/// The buffer holds a table of descriptors.
-pub const VIRTQ_DESC_F_INDIRECT: u16 = 4;
+use crate::chain::read_descriptor;
+pub use crate::chain::{Descriptor, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use crate::error::RingError;
 
 /// In the available ring's flags: the driver asks for no notifications.
 pub const VIRTQ_AVAIL_F_NO_INTERRUPT: u16 = 1;
 /// In the used ring's flags: the device asks for no notifications.
 pub const VIRTQ_USED_F_NO_NOTIFY: u16 = 1;
-
-/// A descriptor, as a private copy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C, align(16))]
-pub struct Descriptor {
-    /// Guest physical address of the buffer.
-    pub addr: u64,
-    /// Its length in bytes.
-    pub len: u32,
-    /// `DESC_*`.
-    pub flags: u16,
-    /// The next descriptor of the chain, when `flags` says that there is one.
-    pub next: u16,
-}
 
 /// A used element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,51 +36,6 @@ pub struct UsedElement {
     pub id: u32,
     /// Bytes written into its buffers.
     pub len: u32,
-}
-
-/// What is wrong with a queue. The queue that shows it is broken; nothing else is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
-pub enum RingError {
-    /// queue size {0}: expected a power of two from 1 to {MAX_SIZE:?}
-    Size(u32),
-    /// packed queue size {0}: expected 1 to {MAX_SIZE:?}
-    PackedSize(u32),
-    /// packed queue of {size} is to start at {found:#x}, which is not below its size (bit 15 is the wrap
-    /// counter)
-    Base { found: u16, size: u16 },
-    /// {part} at {address:#x} is not aligned to {align} bytes
-    Alignment { part: &'static str, address: usize, align: usize },
-    /// {part} at {address:#x}+{len:#x} is not in guest memory
-    Part { part: &'static str, address: u64, len: usize },
-    /// {ring} index {found} is more than {size} ahead of {expected}
-    Index {
-        /// `available` or `used`.
-        ring: &'static str,
-        found: u16,
-        expected: u16,
-        size: u16,
-    },
-    /// descriptor {index} was made available again before it was returned
-    Taken { index: u16 },
-    /// chain at descriptor {head} goes on in a descriptor that was not made available
-    PartialChain { head: u16 },
-    /// descriptor {found} of a table of {size}
-    Descriptor { found: u32, size: u32 },
-    /// chain at descriptor {head} is longer than its table of {size}: it loops
-    Loop { head: u16, size: u32 },
-    /// chain at descriptor {head} has more than {max} buffers
-    TooManyBuffers { head: u16, max: usize },
-    /// indirect table of {len} bytes with flags {flags:#x} at descriptor {head}: expected a multiple of 16, not too long,
-    /// and no NEXT
-    IndirectTable { head: u16, len: u32, flags: u16 },
-    /// indirect descriptor at chain {head} where none is allowed
-    IndirectNotAllowed { head: u16 },
-    /// buffer {addr:#x}+{len:#x} is not in guest memory
-    Address { addr: u64, len: u32 },
-    /// chain at descriptor {head} has a buffer of the wrong direction
-    Direction { head: u16 },
-    /// used element names chain {0}, which is not in flight
-    NotInFlight(u32),
 }
 
 /// Bytes of the descriptor table of a queue of `size`.
@@ -279,20 +214,6 @@ impl Layout {
         // SAFETY: the masked index is below the size, so the descriptor is inside the table.
         unsafe { self.desc.as_ptr().add(usize::from(index & self.mask()) * 16).cast() }
     }
-}
-
-/// A private copy of a descriptor in shared memory.
-///
-/// # Safety
-/// `at` must point to 16 mapped bytes, aligned to 8.
-#[inline(always)]
-unsafe fn read_descriptor(at: *const Descriptor) -> Descriptor {
-    let words: *const u64 = at.cast();
-    // SAFETY: 16 mapped bytes, as the caller promises. Volatile: read once, whatever the other side does.
-    let addr = unsafe { words.read_volatile() };
-    // SAFETY: as above.
-    let rest = unsafe { words.add(1).read_volatile() };
-    Descriptor { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
 }
 
 /// Whether a notification is due when the index goes from `old` to `new` and the other side asked for `event`
