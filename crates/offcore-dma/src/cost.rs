@@ -93,14 +93,17 @@ impl SubmitReap {
         let mut cache = RegionCache::empty();
         let plan = queue.plan(mover);
         if let Begun::Queued(mut batch) = queue.begin(mover, plan) {
+            assert!(batch.room() >= BURST, "the channel has no room for a burst");
+            let mut list = batch.singles();
             for i in 0..BURST as u64 {
                 let src = memory.translate(i * STRIDE, *len, &mut cache);
                 let dst = memory.translate((BURST as u64 + i) * STRIDE, *len, &mut cache);
                 if let (Some(src), Some(dst)) = (src, dst) {
-                    batch.copy(src.as_ptr(), dst.as_ptr(), *len);
-                    batch.enter(());
+                    // SAFETY: there is room for as many.
+                    unsafe { list.enter(src.as_ptr(), dst.as_ptr(), *len) };
                 }
             }
+            list.finish();
             memory.acquire(batch.in_flight());
             // SAFETY: sources and destinations are disjoint halves of a region that is kept by `memory`, which outlives
             // the mover: the fields are dropped in order, and a mover finishes its channels' copies when it is dropped.
