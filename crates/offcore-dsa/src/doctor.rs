@@ -9,8 +9,9 @@ mod device;
 mod machine;
 mod queue;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+
+use offcore_stats::finding::Report;
 
 use crate::config::sysfs::{self, Device, Roots};
 
@@ -50,111 +51,6 @@ impl System {
     }
 }
 
-/// How something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
-    /// It does not matter here.
-    NotApplicable,
-    /// As it should be.
-    Ok,
-    /// It works, but not as well as it could.
-    Warning,
-    /// It keeps DSA from being used.
-    Problem,
-}
-
-impl Verdict {
-    /// A stable name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NotApplicable => "not applicable",
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Problem => "problem",
-        }
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// One check's result.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// The check's stable name: `kernel-command-line`.
-    pub check: &'static str,
-    /// What was looked at: `system`, `dsa0`, `wq0.1`.
-    pub place: String,
-    /// How it is.
-    pub verdict: Verdict,
-    /// What was found.
-    pub found: String,
-    /// What to do; empty where nothing is to be done.
-    pub advice: String,
-}
-
-/// All that was found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// In the order in which one would look: the machine, its devices, their work queues.
-    pub findings: Vec<Finding>,
-}
-
-impl Report {
-    /// The worst verdict.
-    pub fn worst(&self) -> Verdict {
-        self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::NotApplicable)
-    }
-
-    /// Findings of a verdict.
-    pub fn count(&self, verdict: Verdict) -> usize {
-        self.findings.iter().filter(|finding| finding.verdict == verdict).count()
-    }
-
-    fn add(
-        &mut self,
-        check: &'static str,
-        place: &str,
-        verdict: Verdict,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) {
-        let (found, advice) = (found.into(), advice.into());
-        self.findings.push(Finding { check, place: place.into(), verdict, found, advice });
-    }
-
-    fn ok(&mut self, check: &'static str, place: &str, found: impl Into<String>) {
-        self.add(check, place, Verdict::Ok, found, "");
-    }
-
-    fn not_applicable(&mut self, check: &'static str, place: &str, found: impl Into<String>) {
-        self.add(check, place, Verdict::NotApplicable, found, "");
-    }
-
-    fn warning(
-        &mut self,
-        check: &'static str,
-        place: &str,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) {
-        self.add(check, place, Verdict::Warning, found, advice);
-    }
-
-    fn problem(
-        &mut self,
-        check: &'static str,
-        place: &str,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) {
-        self.add(check, place, Verdict::Problem, found, advice);
-    }
-}
-
 /// How to come by a device.
 pub const WITHOUT_DSA: &str = "DSA is in Xeon processors from the 4th generation (Sapphire Rapids) on, and is not passed to \
      ordinary virtual machines. Bare-metal instances have it: AWS m7i, c7i, r7i in the metal sizes, Google Cloud \
@@ -168,14 +64,14 @@ pub fn examine(system: &System) -> Report {
         Ok(devices) => devices,
         Err(error) => {
             let found = format!("{}: {error}", system.dsa.sysfs.display());
-            report.problem("devices", "system", found, "look with the rights to read sysfs");
+            report.check("devices", "system").problem(found, "look with the rights to read sysfs");
             Vec::new()
         }
     };
     let hardware = machine::hardware(system);
     if devices.is_empty() && hardware.is_empty() {
         let found = "no DSA device on the PCI bus, and none under the idxd driver";
-        report.problem("devices", "system", found, WITHOUT_DSA);
+        report.check("devices", "system").problem(found, WITHOUT_DSA);
         machine::instructions(system, &mut report);
         machine::hugepages(system, &mut report);
         return report;
@@ -206,11 +102,13 @@ fn user_queues(devices: &[Device], report: &mut Report) {
         return;
     }
     match names.is_empty() {
-        false => report.ok("user-queues", "system", format!("programs can use {}", names.join(", "))),
+        false => report.check("user-queues", "system").ok(format!("programs can use {}", names.join(", "))),
         true => {
             let name = &devices[0].config.name;
             let found = "no work queue is enabled for programs";
-            report.problem("user-queues", "system", found, format!("offcore dsa configure vhost -d {name}"));
+            report
+                .check("user-queues", "system")
+                .problem(found, format!("offcore dsa configure vhost -d {name}"));
         }
     }
 }

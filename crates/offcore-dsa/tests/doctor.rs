@@ -6,7 +6,8 @@ mod fixtures;
 
 use fixtures::{PCI, RELEASE, Tree};
 use offcore_dsa::config::{Capabilities, built_in, preset, profile};
-use offcore_dsa::doctor::{Finding, Report, System, Verdict, examine};
+use offcore_dsa::doctor::{System, examine};
+use offcore_stats::finding::{Finding, Report, Verdict};
 
 fn look(tree: &Tree) -> Report {
     examine(&System::under(&tree.root))

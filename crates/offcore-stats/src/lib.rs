@@ -3,11 +3,13 @@
 //! * [`tsc`]: the time stamp counter and its frequency,
 //! * [`counter`]: single-writer counters,
 //! * [`page`]: the shared statistics page that holds them,
+//! * [`finding`]: what a doctor finds,
 //! * [`histogram`]: how long things took,
 //! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
 //! * [`lcore`]: pinning workers to cores.
 
 pub mod counter;
+pub mod finding;
 pub mod histogram;
 pub mod lcore;
 pub mod page;

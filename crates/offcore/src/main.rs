@@ -5,7 +5,7 @@
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`,
-//! * [`port`]: `offcore port`,
+//! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
 //! * [`output`]: where words go.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
@@ -16,6 +16,7 @@ mod args;
 mod bench;
 mod copy;
 mod demo;
+mod doctor;
 mod dsa;
 mod eal;
 mod flags;

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::{Report, System};
+use offcore_stats::finding::Report;
+
+use super::System;
 use crate::config::sysfs::Device;
 
 /// Bit of CAP_SYS_RAWIO.
@@ -90,14 +92,14 @@ pub(super) fn mapping(system: &System, me: &Me, devices: &[Device], report: &mut
     let first = devices.iter().any(|device| device.capabilities.version < 0x200);
     let batch = if first { ", and Batch is not available on first-generation devices" } else { "" };
     match (has_mapping_rule(&release), me.may_map()) {
-        (_, true) => report.ok(check, "system", format!("Linux {release}: CAP_SYS_RAWIO is there")),
+        (_, true) => report.check(check, "system").ok(format!("Linux {release}: CAP_SYS_RAWIO is there")),
         (Some(false), false) => {
             let advice = "update the kernel to 6.10, or 6.9.1, 6.8.10, 6.6.31 of its series";
             let found = format!(
                 "Linux {release} maps portals for everybody: a program can harm the host through the device \
                  (INTEL-SA-01084, CVE-2024-21823)"
             );
-            report.warning(check, "system", found, advice);
+            report.check(check, "system").warning(found, advice);
         }
         (Some(true), false) => {
             let found = format!(
@@ -105,7 +107,7 @@ pub(super) fn mapping(system: &System, me: &Me, devices: &[Device], report: &mut
                  system call a burst{batch}"
             );
             let advice = "run as root, or setcap cap_sys_rawio+ep on the program";
-            report.warning(check, "system", found, advice);
+            report.check(check, "system").warning(found, advice);
         }
         (None, false) => {
             let found = format!(
@@ -113,7 +115,7 @@ pub(super) fn mapping(system: &System, me: &Me, devices: &[Device], report: &mut
                  some builds of it); without the right descriptors go by write(){batch}"
             );
             let advice = "run as root, or setcap cap_sys_rawio+ep on the program";
-            report.warning(check, "system", found, advice);
+            report.check(check, "system").warning(found, advice);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! A device: its state, its errors, its layout, and how far away it is.
 
+use offcore_stats::finding::Report;
+
+use super::System;
 use super::access::Me;
-use super::{Report, System};
 use crate::config::sysfs::Device;
 use crate::config::{check, status};
 
@@ -18,19 +20,15 @@ pub(super) fn examine(system: &System, me: &Me, device: &Device, report: &mut Re
 fn state(device: &Device, report: &mut Report) {
     let name = &device.config.name;
     match device.state.as_str() {
-        "enabled" => report.ok("device-state", name, "enabled"),
-        "halted" => report.problem(
-            "device-state",
-            name,
+        "enabled" => report.check("device-state", name).ok("enabled"),
+        "halted" => report.check("device-state", name).problem(
             "halted: an error that it cannot go on from",
             format!(
                 "dmesg says which; then reset it: echo 1 > {}/../reset, or boot, and configure it again",
                 device.path.display()
             ),
         ),
-        other => report.problem(
-            "device-state",
-            name,
+        other => report.check("device-state", name).problem(
             format!("{other}: nothing can be submitted"),
             format!("offcore dsa configure vhost -d {name}, or accel-config load-config -c FILE -e"),
         ),
@@ -41,24 +39,24 @@ fn errors(device: &Device, report: &mut Report) {
     let name = &device.config.name;
     let command = device.cmd_status.unwrap_or(0);
     if command == 0 {
-        report.ok("command-status", name, "the last command succeeded");
+        report.check("command-status", name).ok("the last command succeeded");
     } else {
         let found = format!("the last command failed: {}", status::text(command));
         let advice = "correct that and configure it again; writing to cmd_status clears it";
         if device.state == "enabled" && device.wqs.iter().any(|wq| wq.state == "enabled") {
-            report.warning("command-status", name, found, advice);
+            report.check("command-status", name).warning(found, advice);
         } else {
-            report.problem("command-status", name, found, advice);
+            report.check("command-status", name).problem(found, advice);
         }
     }
     // The first of four words; section 9.2.15.
     let text = device.errors.as_deref().unwrap_or_default();
     let words = text.split_whitespace().map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
     let Some(Ok(word)) = words.into_iter().next() else {
-        return report.not_applicable("software-error", name, "the kernel does not tell");
+        return report.check("software-error", name).not_applicable("the kernel does not tell");
     };
     if word & 1 == 0 {
-        return report.ok("software-error", name, "none recorded");
+        return report.check("software-error", name).ok("none recorded");
     }
     let code = word >> 8 & 0xff;
     let queue = if word >> 3 & 1 == 1 {
@@ -70,18 +68,20 @@ fn errors(device: &Device, report: &mut Report) {
     let found =
         format!("status {code:#04x} by a descriptor of {queue} (operation {:#04x}){more}", word >> 32 & 0xff);
     let advice = format!("offcore dsa explain {code:#04x} says what it means");
-    report.warning("software-error", name, found, advice);
+    report.check("software-error", name).warning(found, advice);
 }
 
 fn virtual_memory(device: &Device, report: &mut Report) {
     let name = &device.config.name;
     if device.capabilities.pasid {
-        report.ok("shared-virtual-memory", name, "PASIDs are on: programs can pass their own addresses");
+        report
+            .check("shared-virtual-memory", name)
+            .ok("PASIDs are on: programs can pass their own addresses");
     } else {
         let found = "PASIDs are off: neither user nor shared work queues can be enabled";
         let advice =
             "boot with intel_iommu=on,sm_on; turn on PASID and page requests (ATS, PRS) in the firmware";
-        report.problem("shared-virtual-memory", name, found, advice);
+        report.check("shared-virtual-memory", name).problem(found, advice);
     }
 }
 
@@ -89,10 +89,10 @@ fn layout(device: &Device, report: &mut Report) {
     let name = &device.config.name;
     if device.config.used_wqs().next().is_none() {
         let advice = format!("offcore dsa configure vhost -d {name}");
-        return report.problem("layout", name, "no work queue has a size", advice);
+        return report.check("layout", name).problem("no work queue has a size", advice);
     }
     match check(&device.config, &device.capabilities) {
-        Ok(()) => report.ok("layout", name, "keeps all rules"),
+        Ok(()) => report.check("layout", name).ok("keeps all rules"),
         Err(broken) => {
             // Before Linux 6.7 there is no driver_name; PASIDs have a check of their own.
             let named = device.wqs.iter().any(|wq| wq.has_driver_name);
@@ -105,10 +105,10 @@ fn layout(device: &Device, report: &mut Report) {
             for broken in &broken {
                 let rule = broken.rule.name();
                 let found = format!("breaks {rule}: found {}", broken.found);
-                report.problem("layout", &broken.place, found, format!("allowed: {}", broken.allowed));
+                report.check("layout", &broken.place).problem(found, format!("allowed: {}", broken.allowed));
             }
             if broken.is_empty() {
-                report.ok("layout", name, "keeps all rules");
+                report.check("layout", name).ok("keeps all rules");
             }
         }
     }
@@ -116,11 +116,9 @@ fn layout(device: &Device, report: &mut Report) {
 
 fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
     if device.capabilities.version > 0x200 {
-        return report.not_applicable(
-            "traffic-class",
-            &device.config.name,
-            "later than version 2: any class",
-        );
+        return report
+            .check("traffic-class", &device.config.name)
+            .not_applicable("later than version 2: any class");
     }
     let changed = system.read("sys/module/idxd/parameters/tc_override");
     let changed = matches!(changed.as_deref(), Some("Y" | "1"));
@@ -140,11 +138,11 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
                 "idxd without tc_override=1 sets 1 by itself"
             };
             let advice = format!("descriptors may fail with status 0x1e: set both to 1 ({how})");
-            report.warning("traffic-class", &device.config.group_name(number), found, advice);
+            report.check("traffic-class", &device.config.group_name(number)).warning(found, advice);
         }
     }
     if fine {
-        report.ok("traffic-class", &device.config.name, "as the kernel sets them");
+        report.check("traffic-class", &device.config.name).ok("as the kernel sets them");
     }
 }
 
@@ -152,16 +150,16 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
 fn distance(system: &System, me: &Me, device: &Device, report: &mut Report) {
     let name = &device.config.name;
     let Some(node) = device.numa_node else {
-        return report.not_applicable("numa-distance", name, "the device has no NUMA node");
+        return report.check("numa-distance", name).not_applicable("the device has no NUMA node");
     };
     let list = |node: &str| system.read(&format!("sys/devices/system/node/{node}/cpulist"));
     let near = list(&format!("node{node}")).unwrap_or_default();
     let near = super::access::lcores(&near);
     if near.is_empty() {
-        return report.not_applicable("numa-distance", name, format!("node {node} has no lcores"));
+        return report.check("numa-distance", name).not_applicable(format!("node {node} has no lcores"));
     }
     if me.lcores.iter().any(|lcore| near.contains(lcore)) || me.lcores.is_empty() {
-        return report.ok("numa-distance", name, format!("node {node}, which we may run on"));
+        return report.check("numa-distance", name).ok(format!("node {node}, which we may run on"));
     }
     let distances = system.read(&format!("sys/devices/system/node/node{node}/distance")).unwrap_or_default();
     let farthest =
@@ -169,5 +167,5 @@ fn distance(system: &System, me: &Me, device: &Device, report: &mut Report) {
     let found =
         format!("node {node}, and none of our lcores is on it (distance up to {farthest}, 10 is local)");
     let advice = format!("run on lcores {}", list(&format!("node{node}")).unwrap_or_default());
-    report.warning("numa-distance", name, found, advice);
+    report.check("numa-distance", name).warning(found, advice);
 }

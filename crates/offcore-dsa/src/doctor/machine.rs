@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use super::{Report, System};
+use offcore_stats::finding::Report;
+
+use super::System;
 use crate::config::sysfs::Device;
 
 /// PCI ids of DSA devices (vendor 8086).
@@ -40,19 +42,15 @@ pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &Syste
         let PciDevice { address, generation, driver } = pci;
         let what = format!("{address} ({generation})");
         match driver.as_deref() {
-            Some("idxd") => report.ok("driver-binding", address, format!("{what} is bound to idxd")),
-            Some("vfio-pci") => report.problem(
-                "driver-binding",
-                address,
+            Some("idxd") => report.check("driver-binding", address).ok(format!("{what} is bound to idxd")),
+            Some("vfio-pci") => report.check("driver-binding", address).problem(
                 format!("{what} is bound to vfio-pci: whoever opens it has all of it, as DPDK does"),
                 format!(
                     "echo {address} > /sys/bus/pci/drivers/vfio-pci/unbind; echo {address} > \
                      /sys/bus/pci/drivers/idxd/bind"
                 ),
             ),
-            other => report.problem(
-                "driver-binding",
-                address,
+            other => report.check("driver-binding", address).problem(
                 format!("{what} is bound to {}", other.unwrap_or("no driver")),
                 "modprobe idxd (kernel option CONFIG_INTEL_IDXD)",
             ),
@@ -61,18 +59,14 @@ pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &Syste
     let drivers = system.dsa.drivers();
     match ["idxd", "user"].map(|name| drivers.join(name).is_dir()) {
         [true, true] => {
-            report.ok("devices", "system", format!("idxd is loaded and has {}", names.join(", ")));
+            report.check("devices", "system").ok(format!("idxd is loaded and has {}", names.join(", ")));
         }
         // Before Linux 5.15.
-        _ if drivers.join("dsa").is_dir() => report.warning(
-            "devices",
-            "system",
+        _ if drivers.join("dsa").is_dir() => report.check("devices", "system").warning(
             "the kernel has the bus of Linux before 5.15, with one driver 'dsa' for everything",
             "use a kernel from 6.6 on",
         ),
-        _ => report.problem(
-            "devices",
-            "system",
+        _ => report.check("devices", "system").problem(
             format!("{}: there are no drivers 'idxd' and 'user'", drivers.display()),
             "modprobe idxd (kernel option CONFIG_INTEL_IDXD)",
         ),
@@ -95,7 +89,7 @@ fn command_line(system: &System, config: &KernelConfig, report: &mut Report) {
     const ADVICE: &str = "add intel_iommu=on,sm_on to the kernel's command line (GRUB_CMDLINE_LINUX in \
                           /etc/default/grub, then update-grub) and boot";
     let Some(line) = system.read("proc/cmdline") else {
-        return report.not_applicable("kernel-command-line", "system", "/proc/cmdline cannot be read");
+        return report.check("kernel-command-line", "system").not_applicable("/proc/cmdline cannot be read");
     };
     let words: Vec<&str> = line.split_whitespace().collect();
     // intel_iommu may be given several times and takes several values with commas between: all of them count, and of
@@ -116,15 +110,15 @@ fn command_line(system: &System, config: &KernelConfig, report: &mut Report) {
     };
     let check = "kernel-command-line";
     if words.iter().any(|word| matches!(*word, "iommu=off" | "iommu=soft")) || on == Some(false) {
-        report.problem(check, "system", format!("{said}: the IOMMU is off"), ADVICE);
+        report.check(check, "system").problem(format!("{said}: the IOMMU is off"), ADVICE);
     } else if scalable == Some(false) {
         let found = format!("{said}: scalable mode is off, so that there is no shared virtual memory");
-        report.problem(check, "system", found, ADVICE);
+        report.check(check, "system").problem(found, ADVICE);
     } else if on.is_none() || scalable.is_none() {
         let found = format!("{said}, and what the kernel was built to do without it cannot be read");
-        report.not_applicable(check, "system", found);
+        report.check(check, "system").not_applicable(found);
     } else {
-        report.ok(check, "system", format!("{said}: IOMMU and scalable mode are on"));
+        report.check(check, "system").ok(format!("{said}: IOMMU and scalable mode are on"));
     }
 }
 
@@ -135,15 +129,15 @@ const NEEDED: [&str; 6] =
 fn kernel_config(config: &KernelConfig, report: &mut Report) {
     let Some(source) = &config.source else {
         let found = "neither /boot/config-RELEASE nor /proc/config.gz can be read";
-        return report.not_applicable("kernel-config", "system", found);
+        return report.check("kernel-config", "system").not_applicable(found);
     };
     let missing: Vec<String> =
         NEEDED.iter().filter(|name| !config.is_set(name)).map(|name| format!("CONFIG_{name}")).collect();
     if missing.is_empty() {
-        report.ok("kernel-config", "system", format!("{source} has what DSA needs"));
+        report.check("kernel-config", "system").ok(format!("{source} has what DSA needs"));
     } else {
         let found = format!("{source} is without {}", missing.join(", "));
-        report.problem("kernel-config", "system", found, "use a kernel that is built with these");
+        report.check("kernel-config", "system").problem(found, "use a kernel that is built with these");
     }
 }
 
@@ -188,7 +182,7 @@ fn iommu(system: &System, report: &mut Report) {
     let intel: Vec<&String> = units.iter().filter(|name| name.starts_with("dmar")).collect();
     if intel.is_empty() {
         let advice = "turn VT-d on in the firmware, and boot with intel_iommu=on,sm_on";
-        return report.problem("iommu", "system", "no Intel IOMMU under /sys/class/iommu", advice);
+        return report.check("iommu", "system").problem("no Intel IOMMU under /sys/class/iommu", advice);
     }
     let lacking = intel.iter().filter_map(|unit| {
         let text = system.read(&format!("sys/class/iommu/{unit}/intel-iommu/ecap"))?;
@@ -207,9 +201,9 @@ fn iommu(system: &System, report: &mut Report) {
                 ),
             };
             let advice = "turn on scalable mode or SVM for VT-d in the firmware";
-            report.problem("iommu", "system", found, advice);
+            report.check("iommu", "system").problem(found, advice);
         }
-        _ => report.ok("iommu", "system", format!("{} Intel IOMMU units", intel.len())),
+        _ => report.check("iommu", "system").ok(format!("{} Intel IOMMU units", intel.len())),
     }
 }
 
@@ -218,18 +212,13 @@ fn denylist(system: &System, hardware: &[PciDevice], report: &mut Report) {
     let check = "vfio-denylist";
     let first = hardware.iter().find(|device| device.generation == "Sapphire Rapids");
     match (first, system.read("sys/module/vfio_pci/parameters/disable_denylist").as_deref()) {
-        (None, _) => report.not_applicable(check, "system", "no first-generation device"),
-        (_, None) => report.not_applicable(check, "system", "vfio-pci is not loaded"),
-        (_, Some("Y" | "1")) => report.warning(
-            check,
-            "system",
-            "vfio-pci takes first-generation devices (disable_denylist=1), whoever gets one can harm the host",
-            "only for programs that you trust: INTEL-SA-01084, CVE-2024-21823",
-        ),
+        (None, _) => report.check(check, "system").not_applicable("no first-generation device"),
+        (_, None) => report.check(check, "system").not_applicable("vfio-pci is not loaded"),
+        (_, Some("Y" | "1")) => report.check(check, "system").warning("vfio-pci takes first-generation devices (disable_denylist=1), whoever gets one can harm the host", "only for programs that you trust: INTEL-SA-01084, CVE-2024-21823"),
         _ => {
             let found = "vfio-pci does not take first-generation devices: idxd is the way to use them; DPDK as the owner of a \
                          whole device (dmadev:ADDRESS) needs vfio_pci.disable_denylist=1 on the kernel's command line";
-            report.ok(check, "system", found);
+            report.check(check, "system").ok(found);
         }
     }
 }
@@ -242,28 +231,22 @@ pub(super) fn instructions(system: &System, report: &mut Report) {
     let check = "cpu-instructions";
     let lacks = |flag: &str| !has(flag);
     if flags.is_empty() {
-        report.not_applicable(check, "system", "/proc/cpuinfo names no flags");
+        report.check(check, "system").not_applicable("/proc/cpuinfo names no flags");
     } else if lacks("movdir64b") {
         let found = "the processor has no MOVDIR64B: descriptors can only go by write()";
-        report.warning(
-            check,
-            "system",
-            found,
-            "in a virtual machine, pass the host's processor model through",
-        );
+        report
+            .check(check, "system")
+            .warning(found, "in a virtual machine, pass the host's processor model through");
     } else if lacks("enqcmd") {
         let found = "no ENQCMD (it is off without SVA): shared work queues can only be used by write()";
-        report.warning(
-            check,
-            "system",
-            found,
-            "boot with intel_iommu=on,sm_on, or use dedicated work queues",
-        );
+        report
+            .check(check, "system")
+            .warning(found, "boot with intel_iommu=on,sm_on, or use dedicated work queues");
     } else if lacks("waitpkg") {
         let found = "MOVDIR64B and ENQCMD, no UMWAIT: waiting takes the whole core";
-        report.warning(check, "system", found, "in a virtual machine, pass waitpkg through");
+        report.check(check, "system").warning(found, "in a virtual machine, pass waitpkg through");
     } else {
-        report.ok(check, "system", "MOVDIR64B, ENQCMD, UMWAIT");
+        report.check(check, "system").ok("MOVDIR64B, ENQCMD, UMWAIT");
     }
 }
 
@@ -279,9 +262,9 @@ pub(super) fn hugepages(system: &System, report: &mut Report) {
     if sizes.is_empty() {
         let found = "no hugepages are reserved: the device translates every 4 KiB";
         let advice = "echo 512 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-        report.warning("hugepages", "system", found, advice);
+        report.check("hugepages", "system").warning(found, advice);
     } else {
-        report.ok("hugepages", "system", sizes.join(", "));
+        report.check("hugepages", "system").ok(sizes.join(", "));
     }
 }
 
@@ -294,9 +277,9 @@ fn monitoring(system: &System, devices: &[Device], report: &mut Report) {
     }
     if devices.iter().all(|device| there(&device)) {
         let found = format!("perf stat -e {}/…/ counts events of the device", devices[0].config.name);
-        report.ok("perf-events", "system", found);
+        report.check("perf-events", "system").ok(found);
     } else {
         let found = "the kernel has no events of the device for perf (CONFIG_INTEL_IDXD_PERFMON)";
-        report.not_applicable("perf-events", "system", found);
+        report.check("perf-events", "system").not_applicable(found);
     }
 }

@@ -1,7 +1,9 @@
 //! Work queues: whether a program can open them, and whether they are laid out well.
 
+use offcore_stats::finding::Report;
+
+use super::System;
 use super::access::Me;
-use super::{Report, System};
 use crate::config::sysfs::{Device, WqState};
 use crate::config::{WqConfig, WqType};
 use crate::wq::WqMode;
@@ -33,31 +35,33 @@ fn kernel(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     let clients = state.clients.unwrap_or(0);
     let driver = if wq.driver_name.is_empty() { "the kernel" } else { &wq.driver_name };
     let found = format!("type kernel, for {driver}, {clients} clients: programs cannot use it");
-    report.not_applicable("wq-type", name, found);
+    report.check("wq-type", name).not_applicable(found);
 }
 
 fn enabled(device: &Device, name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     match state.state.as_str() {
-        "enabled" => report.ok("wq-state", name, format!("enabled, {}, {} descriptors", wq.mode, wq.size)),
+        "enabled" => {
+            report.check("wq-state", name).ok(format!("enabled, {}, {} descriptors", wq.mode, wq.size))
+        }
         other => {
             let advice =
                 format!("accel-config enable-wq {}/{name}, or offcore dsa configure", device.config.name);
-            report.problem("wq-state", name, format!("{other}: it takes no descriptors"), advice);
+            report.check("wq-state", name).problem(format!("{other}: it takes no descriptors"), advice);
         }
     }
     if wq.kind == WqType::None {
-        report.problem("wq-type", name, "type none: it is for nobody", "set its type to user");
+        report.check("wq-type", name).problem("type none: it is for nobody", "set its type to user");
     } else {
-        report.ok("wq-type", name, "user");
+        report.check("wq-type", name).ok("user");
     }
 }
 
 fn binding(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     if !state.has_driver_name {
         let found = "the kernel has no driver_name (before Linux 6.7)";
-        report.not_applicable("driver-name", name, found);
+        report.check("driver-name", name).not_applicable(found);
     } else if wq.driver_name == "user" {
-        report.ok("driver-name", name, "user");
+        report.check("driver-name", name).ok("user");
     } else {
         let found = match wq.driver_name.as_str() {
             "" => "driver_name is not set".into(),
@@ -65,26 +69,28 @@ fn binding(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
         };
         let advice = "Linux 6.7 and later bind nothing else: disable it, write 'user' to driver_name \
                       (accel-config config-wq --driver-name=user), enable it";
-        report.problem("driver-name", name, found, advice);
+        report.check("driver-name", name).problem(found, advice);
     }
     let enabled = state.state == "enabled";
     match state.driver.as_deref() {
-        Some("user" | "dsa") => report.ok("wq-driver", name, "bound to user"),
+        Some("user" | "dsa") => report.check("wq-driver", name).ok("bound to user"),
         Some(other) => {
             let found = format!("bound to {other}");
-            report.problem("wq-driver", name, found, "unbind it, and bind it to user");
+            report.check("wq-driver", name).problem(found, "unbind it, and bind it to user");
         }
-        None if enabled => report.not_applicable("wq-driver", name, "the kernel does not tell the driver"),
+        None if enabled => {
+            report.check("wq-driver", name).not_applicable("the kernel does not tell the driver")
+        }
         None => {
             let advice = format!("echo {name} > /sys/bus/dsa/drivers/user/bind (offcore dsa configure does)");
-            report.problem("wq-driver", name, "bound to no driver", advice);
+            report.check("wq-driver", name).problem("bound to no driver", advice);
         }
     }
     if wq.label.starts_with("dpdk_") {
-        report.ok("wq-name", name, format!("'{}': DPDK programs take it, too", wq.label));
+        report.check("wq-name", name).ok(format!("'{}': DPDK programs take it, too", wq.label));
     } else {
         let found = format!("'{}': DPDK takes only names that begin with dpdk_", wq.label);
-        report.not_applicable("wq-name", name, found);
+        report.check("wq-name", name).not_applicable(found);
     }
 }
 
@@ -94,17 +100,17 @@ fn node(system: &System, me: &Me, name: &str, state: &WqState, report: &mut Repo
         let found = format!("{} is not there", path.display());
         if state.state == "enabled" {
             let advice = "udev makes it when the queue is enabled; in a container, pass the device through";
-            report.problem("permissions", name, found, advice);
+            report.check("permissions", name).problem(found, advice);
         } else {
-            report.not_applicable("permissions", name, found + ": it comes with the queue being enabled");
+            report
+                .check("permissions", name)
+                .not_applicable(found + ": it comes with the queue being enabled");
         }
         return;
     }
     match me.may_use(&path) {
-        (true, _) => report.ok("permissions", name, format!("{} may be opened", path.display())),
-        (false, why) => report.problem(
-            "permissions",
-            name,
+        (true, _) => report.check("permissions", name).ok(format!("{} may be opened", path.display())),
+        (false, why) => report.check("permissions", name).problem(
             format!("{} may not be opened for reading and writing ({why})", path.display()),
             format!(
                 "chgrp GROUP {0} && chmod 660 {0}, or a udev rule for SUBSYSTEM==\"dsa\"",
@@ -117,19 +123,16 @@ fn node(system: &System, me: &Me, name: &str, state: &WqState, report: &mut Repo
 fn clients(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     let clients = state.clients.unwrap_or(0);
     match wq.mode {
-        WqMode::Shared => report.ok("wq-clients", name, format!("{clients}, and others may join")),
-        WqMode::Dedicated if clients == 0 => report.ok("wq-clients", name, "none: it is free"),
+        WqMode::Shared => report.check("wq-clients", name).ok(format!("{clients}, and others may join")),
+        WqMode::Dedicated if clients == 0 => report.check("wq-clients", name).ok("none: it is free"),
         WqMode::Dedicated => {
             let pids = state.files.iter().filter_map(|file| file.pid).map(|pid| pid.to_string());
             let pids: Vec<String> = pids.collect();
             let by = if pids.is_empty() { String::new() } else { format!(" by process {}", pids.join(", ")) };
             let found = format!("in use{by}: opening it gives EBUSY");
-            report.warning(
-                "wq-clients",
-                name,
-                found,
-                "end that program, or take another queue or a shared one",
-            );
+            report
+                .check("wq-clients", name)
+                .warning(found, "end that program, or take another queue or a shared one");
         }
     }
 }
@@ -138,17 +141,17 @@ fn size(name: &str, wq: &WqConfig, report: &mut Report) {
     let check = "wq-size";
     if wq.size < SMALL {
         let found = format!("{} descriptors: the device will often have nothing to do", wq.size);
-        report.warning(check, name, found, "give it 32 or more, on fewer queues");
+        report.check(check, name).warning(found, "give it 32 or more, on fewer queues");
     } else if wq.mode == WqMode::Shared && wq.threshold < wq.size / 2 {
         let found =
             format!("threshold {} of {}: programs may use less than half of it", wq.threshold, wq.size);
-        report.warning(check, name, found, format!("set threshold to {}", wq.size - 1));
+        report.check(check, name).warning(found, format!("set threshold to {}", wq.size - 1));
     } else if wq.max_batch_size < BURST {
         let found = format!("batches of {} at most, less than a burst of {BURST}", wq.max_batch_size);
-        report.warning(check, name, found, "set max_batch_size to 32 or more");
+        report.check(check, name).warning(found, "set max_batch_size to 32 or more");
     } else {
         let found = format!("{} descriptors, batches of up to {}", wq.size, wq.max_batch_size);
-        report.ok(check, name, found);
+        report.check(check, name).ok(found);
     }
 }
 
@@ -156,14 +159,14 @@ fn faults(name: &str, wq: &WqConfig, report: &mut Report) {
     if wq.block_on_fault {
         let found = "1: a page fault of one program can hold up the others on the same engine";
         let advice = "0 if others share the device: Offcore resumes a copy that faulted, with the core";
-        report.warning("block-on-fault", name, found, advice);
+        report.check("block-on-fault", name).warning(found, advice);
     } else {
-        report.ok("block-on-fault", name, "0: a fault ends the copy, which is then resumed");
+        report.check("block-on-fault", name).ok("0: a fault ends the copy, which is then resumed");
     }
     if wq.ats_disable {
         let found = "ats_disable 1: faults of writes are not reported, a copy may be lost without a word";
-        report.warning("ats", name, found, "set ats_disable to 0");
+        report.check("ats", name).warning(found, "set ats_disable to 0");
     } else {
-        report.ok("ats", name, "on");
+        report.check("ats", name).ok("on");
     }
 }

@@ -1,0 +1,99 @@
+//! What a doctor finds: checks of a machine, their verdicts, and what to do.
+
+/// How something is, from what does not matter to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, displaydoc::Display)]
+pub enum Verdict {
+    /// not applicable
+    NotApplicable,
+    /// ok
+    Ok,
+    /// not known
+    NotKnown,
+    /// warning
+    Warning,
+    /// problem
+    Problem,
+}
+
+/// One check's result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The check's stable name: `kernel-command-line`.
+    pub check: &'static str,
+    /// What was looked at: `system`, `dsa0`, a PCI address.
+    pub place: String,
+    pub verdict: Verdict,
+    pub found: String,
+    /// What is expected, and why; both are empty where `found` and `advice` say it.
+    pub wanted: String,
+    pub why: &'static str,
+    /// What to do; empty where nothing is to be done.
+    pub advice: String,
+}
+
+impl Finding {
+    pub fn wants(&mut self, wanted: impl Into<String>, why: &'static str) -> &mut Self {
+        (self.wanted, self.why) = (wanted.into(), why);
+        self
+    }
+
+    fn judge(&mut self, verdict: Verdict, found: impl Into<String>, advice: impl Into<String>) {
+        (self.verdict, self.found, self.advice) = (verdict, found.into(), advice.into());
+    }
+
+    /// It does not matter here.
+    pub fn not_applicable(&mut self, found: impl Into<String>) {
+        self.judge(Verdict::NotApplicable, found, "");
+    }
+
+    /// It is as it should be.
+    pub fn ok(&mut self, found: impl Into<String>) {
+        self.judge(Verdict::Ok, found, "");
+    }
+
+    /// It cannot be determined here; the advice says how to.
+    pub fn not_known(&mut self, found: impl Into<String>, advice: impl Into<String>) {
+        self.judge(Verdict::NotKnown, found, advice);
+    }
+
+    /// It works, but not as well as it could.
+    pub fn warning(&mut self, found: impl Into<String>, advice: impl Into<String>) {
+        self.judge(Verdict::Warning, found, advice);
+    }
+
+    /// It keeps the device from being used.
+    pub fn problem(&mut self, found: impl Into<String>, advice: impl Into<String>) {
+        self.judge(Verdict::Problem, found, advice);
+    }
+}
+
+/// All that was found, in the order in which one would look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Begins a check. It is not known until it gets a verdict.
+    pub fn check(&mut self, check: &'static str, place: &str) -> &mut Finding {
+        let (found, wanted, advice) = Default::default();
+        let verdict = Verdict::NotKnown;
+        self.findings.push_mut(Finding {
+            check,
+            place: place.into(),
+            verdict,
+            found,
+            wanted,
+            why: "",
+            advice,
+        })
+    }
+
+    pub fn worst(&self) -> Verdict {
+        self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::NotApplicable)
+    }
+
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.findings.iter().filter(|finding| finding.verdict == verdict).count()
+    }
+}
