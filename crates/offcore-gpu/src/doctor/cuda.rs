@@ -70,51 +70,11 @@ impl Ptx {
             (major @ (9..), minor) => {
                 major.checked_add(4)?.checked_mul(1000)?.checked_add(minor.checked_mul(10)?)
             }
-            (8, 8) => Some(12_090),
-            (8, 7) => Some(12_080),
-            (8, 6) => Some(12_070),
+            (8, minor @ 6..=8) => Some(12_010 + 10 * minor),
             (8, minor @ 0..=5) => Some(12_000 + 10 * minor),
-            (7, minor @ 0..=8) => Some(11_000 + 10 * minor),
-            (6, 5) => Some(10_020),
-            (6, 4) => Some(10_010),
-            (6, 3) => Some(10_000),
             _ => None,
         }
     }
-}
-
-/// The branches of the kernel driver with the CUDA version that each came with.
-const BRANCHES: [(u32, u32); 23] = [
-    (410, 10_000),
-    (418, 10_010),
-    (440, 10_020),
-    (450, 11_000),
-    (455, 11_010),
-    (460, 11_020),
-    (465, 11_030),
-    (470, 11_040),
-    (495, 11_050),
-    (510, 11_060),
-    (515, 11_070),
-    (520, 11_080),
-    (525, 12_000),
-    (530, 12_010),
-    (535, 12_020),
-    (545, 12_030),
-    (550, 12_040),
-    (555, 12_050),
-    (560, 12_060),
-    (565, 12_070),
-    (570, 12_080),
-    (575, 12_090),
-    (580, 13_000),
-];
-
-/// The minimum CUDA version of a kernel driver, and whether its branch is known, which makes that version exact.
-pub(super) fn cuda_of_driver(version: &str) -> Option<(u32, bool)> {
-    let branch: u32 = version.split('.').next()?.parse().ok()?;
-    let (known, cuda) = BRANCHES.iter().rev().find(|(known, _)| *known <= branch)?;
-    Some((*cuda, *known == branch || branch < BRANCHES[BRANCHES.len() - 1].0))
 }
 
 /// A CUDA version for people.
@@ -140,15 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn ptx_cuda_and_driver_versions_match() {
+    fn ptx_and_cuda_versions_match() {
         let needs = |major, minor| Ptx { version: (major, minor), target: (7, 0) }.needs_cuda();
         assert_eq!(needs(9, 5), Some(13_050));
-        assert_eq!((needs(7, 8), needs(8, 5), needs(6, 5)), (Some(11_080), Some(12_050), Some(10_020)));
-        assert_eq!((needs(5, 0), needs(u32::MAX, u32::MAX)), (None, None));
-        assert_eq!(cuda_of_driver("535.104.05"), Some((12_020, true)));
-        assert_eq!(cuda_of_driver("580.65"), Some((13_000, true)));
-        assert_eq!(cuda_of_driver("999.1"), Some((13_000, false)));
-        assert_eq!((cuda_of_driver("390.1"), cuda_of_driver("what")), (None, None));
+        assert_eq!((needs(8, 5), needs(8, 6), needs(8, 0)), (Some(12_050), Some(12_070), Some(12_000)));
+        assert_eq!((needs(7, 8), needs(u32::MAX, u32::MAX)), (None, None));
         assert_eq!(words(12_090), "12.9");
     }
 }

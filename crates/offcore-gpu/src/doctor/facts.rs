@@ -2,13 +2,11 @@
 
 mod access;
 
-use std::path::{Path, PathBuf};
-
 use serde::Serialize;
 
 use super::pci::{self, Bar, PciFunction};
 use super::tree::{Tree, plain};
-use super::{CudaFacts, Given, LockedMemory, Ptx};
+use super::{CudaFacts, Given, Ptx};
 
 /// All facts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,14 +23,8 @@ pub struct Facts {
     pub ptx: Option<Ptx>,
     /// The relevant kernel modules that are loaded.
     pub modules: Vec<String>,
-    /// NVIDIA's and GDRCopy's device files.
+    /// NVIDIA's device files.
     pub device_files: Vec<DeviceFile>,
-    /// The CUDA driver's library, libcuda.
-    pub libcuda: Option<Library>,
-    /// GDRCopy's library, libgdrapi.
-    pub libgdrapi: Option<Library>,
-    /// Hugepages by size.
-    pub hugepages: Vec<Hugepages>,
     /// The limit on locked memory.
     pub locked_memory: Option<LockedMemory>,
     /// Whether this process is exempt from that limit by CAP_IPC_LOCK.
@@ -43,8 +35,6 @@ pub struct Facts {
     pub gpus: Vec<Gpu>,
     /// Network cards on the PCI bus.
     pub nics: Vec<Nic>,
-    /// Requested network interfaces without a card on the PCI bus, such as veth and tap.
-    pub other_interfaces: Vec<Interface>,
     /// Requested network cards and interfaces that do not exist.
     pub missing_nics: Vec<String>,
     /// Each GPU with each network card.
@@ -71,24 +61,14 @@ pub struct DeviceFile {
     pub usable: bool,
 }
 
-/// A library that was found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Library {
-    /// The name that was found.
-    pub path: PathBuf,
-    /// The version in the file name, if any.
-    pub version: Option<String>,
-}
-
-/// Hugepages of one size.
+/// A limit on the memory that a process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Hugepages {
-    /// Page size in bytes.
-    pub bytes: u64,
-    /// Reserved pages.
-    pub total: u64,
-    /// Free pages.
-    pub free: u64,
+#[serde(rename_all = "kebab-case")]
+pub enum LockedMemory {
+    /// No limit.
+    Unlimited,
+    /// A limit in bytes.
+    Bytes(u64),
 }
 
 /// A GPU.
@@ -112,7 +92,7 @@ pub struct Nic {
     #[serde(flatten)]
     pub function: PciFunction,
     /// Its network interfaces in the kernel.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<String>,
     /// Whether its driver is mlx5_core, which supports GPUDirect RDMA.
     pub mlx5: bool,
 }
@@ -120,19 +100,8 @@ pub struct Nic {
 impl Nic {
     /// Whether `name` is its address or one of its interfaces.
     pub fn is_called(&self, name: &str) -> bool {
-        self.function.address == name || self.interfaces.iter().any(|interface| interface.name == name)
+        self.function.address == name || self.interfaces.iter().any(|interface| interface == name)
     }
-}
-
-/// A network interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Interface {
-    /// Its name.
-    pub name: String,
-    /// MTU in bytes.
-    pub mtu: Option<u32>,
-    /// Speed in Mbit/s.
-    pub speed: Option<u32>,
 }
 
 /// The distance between a GPU and a network card.
@@ -144,8 +113,6 @@ pub struct Pair {
     pub nic: String,
     /// Where their PCI paths meet.
     pub meeting: Meeting,
-    /// The distance of their NUMA nodes from the firmware; 10 is the same node.
-    pub numa_distance: Option<u32>,
 }
 
 /// Where the paths of two PCI functions meet.
@@ -162,25 +129,18 @@ pub enum Meeting {
     NotKnown,
 }
 
-/// The relevant modules: the driver's, those for peer access, the network cards'.
-const MODULES: [&str; 9] = [
-    "gdrdrv",
-    "mlx5_core",
-    "mlx5_ib",
-    "nouveau",
-    "nv_peer_mem",
-    "nvidia",
-    "nvidia_peermem",
-    "nvidia_uvm",
-    "vfio_pci",
-];
+/// The modules that give network cards access to a GPU's memory.
+const MODULES: [&str; 2] = ["nv_peer_mem", "nvidia_peermem"];
 
 impl Facts {
     /// Reads everything, and adds the caller's input.
     pub(super) fn read(tree: &Tree, given: &Given) -> Self {
         let gpus = gpus(tree);
         let nics = nics(tree, &given.nics);
-        let (other_interfaces, missing_nics) = others(tree, &given.nics, &nics);
+        let interfaces = tree.names("sys/class/net");
+        let is_there =
+            |name: &String| nics.iter().any(|nic| nic.is_called(name)) || interfaces.contains(name);
+        let missing_nics = given.nics.iter().filter(|name| !is_there(name)).cloned().collect();
         let me = access::Me::of(tree);
         Self {
             kernel: tree.line("proc/sys/kernel/osrelease"),
@@ -194,16 +154,12 @@ impl Facts {
                 .map(|name| (*name).to_owned())
                 .collect(),
             device_files: device_files(tree, &me),
-            libcuda: library(tree, "libcuda.so", given.cuda_path.as_deref(), &given.library_path),
-            libgdrapi: library(tree, "libgdrapi.so", given.gdrcopy_path.as_deref(), &given.library_path),
-            hugepages: hugepages(tree),
-            locked_memory: given.locked_memory,
+            locked_memory: locked_memory(&tree.text("proc/self/limits").unwrap_or_default()),
             may_lock_all: me.may_lock_all(),
-            numa_nodes: nodes(tree).len(),
-            pairs: pairs(tree, &gpus, &nics),
+            numa_nodes: tree.names("sys/devices/system/node").iter().filter(|name| is_node(name)).count(),
+            pairs: pairs(&gpus, &nics),
             gpus,
             nics,
-            other_interfaces,
             missing_nics,
         }
     }
@@ -238,8 +194,7 @@ fn driver(tree: &Tree) -> Option<Driver> {
 }
 
 fn device_files(tree: &Tree, me: &access::Me) -> Vec<DeviceFile> {
-    let ours = |name: &String| name.starts_with("nvidia") || name == "gdrdrv";
-    let names = tree.names("dev").into_iter().filter(ours);
+    let names = tree.names("dev").into_iter().filter(|name| name.starts_with("nvidia"));
     let files = names.filter_map(|name| {
         let path = format!("/dev/{name}");
         // nvidia-caps is a directory.
@@ -248,54 +203,6 @@ fn device_files(tree: &Tree, me: &access::Me) -> Vec<DeviceFile> {
         Some(DeviceFile { path, access, usable })
     });
     files.collect()
-}
-
-/// The default library paths. Programs also use /etc/ld.so.cache.
-const LIBRARY_DIRECTORIES: [&str; 12] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/lib64",
-    "/usr/lib",
-    "/lib",
-    "/usr/local/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/local/cuda/compat",
-    "/usr/lib/wsl/lib",
-];
-
-/// The first file `name`, or `name` with a version suffix, in `first` if given, then in `path`, then in the default
-/// paths.
-fn library(tree: &Tree, name: &str, first: Option<&Path>, path: &[PathBuf]) -> Option<Library> {
-    let usual = LIBRARY_DIRECTORIES.iter().map(Path::new);
-    let mut places = first.into_iter().chain(path.iter().map(PathBuf::as_path)).chain(usual);
-    places.find_map(|place| {
-        // `libcuda.so` before `libcuda.so.1` before `libcuda.so.580.65.06`.
-        let names = tree.names(place);
-        let mut fitting: Vec<&String> =
-            names.iter().filter(|file| *file == name || file.starts_with(&format!("{name}."))).collect();
-        fitting.sort_by_key(|file| file.len());
-        fitting.into_iter().find_map(|file| {
-            let path = place.join(file);
-            let real = tree.follow(&path)?;
-            let real = plain(&real.file_name()?.to_string_lossy());
-            let version = real.strip_prefix(&format!("{name}.")).filter(|version| version.contains('.'));
-            Some(Library { path, version: version.map(str::to_owned) })
-        })
-    })
-}
-
-fn hugepages(tree: &Tree) -> Vec<Hugepages> {
-    const DIR: &str = "sys/kernel/mm/hugepages";
-    let sizes = tree.names(DIR).into_iter().filter_map(|name| {
-        let kilobytes: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-        let pages = |file: &str| tree.number(format!("{DIR}/{name}/{file}"));
-        let (total, free) = (pages("nr_hugepages")?, pages("free_hugepages")?);
-        Some(Hugepages { bytes: kilobytes.checked_mul(1024)?, total, free })
-    });
-    sizes.collect()
 }
 
 fn gpus(tree: &Tree) -> Vec<Gpu> {
@@ -327,43 +234,19 @@ fn nics(tree: &Tree, names: &[String]) -> Vec<Nic> {
     nics.filter(|nic| names.is_empty() || names.iter().any(|name| nic.is_called(name))).collect()
 }
 
-/// The `names` that no card has: existing interfaces, and names of nothing.
-fn others(tree: &Tree, names: &[String], nics: &[Nic]) -> (Vec<Interface>, Vec<String>) {
-    let rest = names.iter().filter(|name| !nics.iter().any(|nic| nic.is_called(name))).cloned();
-    let all = tree.names(INTERFACES);
-    let (there, missing): (Vec<String>, Vec<String>) = rest.partition(|name| all.contains(name));
-    (there.into_iter().map(|name| interface(tree, INTERFACES, name)).collect(), missing)
-}
-
 /// The interfaces of the card at `address`: its own, or those of the virtio device on it.
-fn interfaces(tree: &Tree, address: &str) -> Vec<Interface> {
+fn interfaces(tree: &Tree, address: &str) -> Vec<String> {
     let dir = pci::directory(address);
     let below = tree.names(&dir).into_iter().filter(|name| name.starts_with("virtio"));
     let places = below.map(|name| format!("{dir}/{name}/net")).chain([format!("{dir}/net")]);
-    let interfaces = places.flat_map(|place| {
-        tree.names(&place).into_iter().map(|name| interface(tree, &place, name)).collect::<Vec<_>>()
-    });
-    interfaces.collect()
+    places.flat_map(|place| tree.names(&place)).collect()
 }
 
-/// All interfaces of the network namespace of this /sys.
-const INTERFACES: &str = "sys/class/net";
-
-fn interface(tree: &Tree, place: &str, name: String) -> Interface {
-    Interface {
-        mtu: tree.number(format!("{place}/{name}/mtu")),
-        // -1 means that it is not known.
-        speed: tree.number(format!("{place}/{name}/speed")),
-        name,
-    }
-}
-
-fn pairs(tree: &Tree, gpus: &[Gpu], nics: &[Nic]) -> Vec<Pair> {
+fn pairs(gpus: &[Gpu], nics: &[Nic]) -> Vec<Pair> {
     let of = |gpu: &PciFunction, nic: &PciFunction| Pair {
         gpu: gpu.address.clone(),
         nic: nic.address.clone(),
         meeting: meeting(gpu, nic),
-        numa_distance: gpu.numa_node.zip(nic.numa_node).and_then(|(from, to)| distance(tree, from, to)),
     };
     gpus.iter().flat_map(|gpu| nics.iter().map(move |nic| of(&gpu.function, &nic.function))).collect()
 }
@@ -380,21 +263,18 @@ fn meeting(one: &PciFunction, other: &PciFunction) -> Meeting {
     }
 }
 
-/// The directory of NUMA nodes.
-const NODES: &str = "sys/devices/system/node";
-
-/// The existing NUMA nodes, in order.
-fn nodes(tree: &Tree) -> Vec<u32> {
-    let nodes = tree.names(NODES).into_iter().filter_map(|name| name.strip_prefix("node")?.parse().ok());
-    let mut nodes: Vec<u32> = nodes.collect();
-    nodes.sort_unstable();
-    nodes
+/// Whether this is the name of a NUMA node's directory.
+fn is_node(name: &str) -> bool {
+    name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The distance of two NUMA nodes. A node's row has a number per existing node, in order.
-fn distance(tree: &Tree, from: u32, to: u32) -> Option<u32> {
-    let column = nodes(tree).iter().position(|node| *node == to)?;
-    tree.line(format!("{NODES}/node{from}/distance"))?.split_whitespace().nth(column)?.parse().ok()
+/// The soft limit of `/proc/self/limits`: soft, hard, unit after the name.
+fn locked_memory(limits: &str) -> Option<LockedMemory> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(LockedMemory::Unlimited),
+        bytes => bytes.parse().ok().map(LockedMemory::Bytes),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::{CudaDevice, CudaFacts, Finding, Given, LockedMemory, Ptx, Report, examine};
+use offcore_stats::finding::{Finding, Report};
+
+use super::{CudaDevice, CudaFacts, Facts, Given, Ptx, examine};
 
 /// The GPU of [`Fake::good`].
 pub(super) const GPU: &str = "0000:03:00.0";
@@ -25,21 +27,6 @@ impl Drop for Fake {
     }
 }
 
-/// A configuration space of 256 bytes with an MSI capability before the PCI Express one.
-pub(super) fn config_space(max_payload: u32, max_read_request: u32) -> Vec<u8> {
-    let mut bytes = vec![0; 256];
-    let code = |size: u32| (size / 128).ilog2() as u8;
-    bytes[0x06] = 0x10;
-    bytes[0x34] = 0x40;
-    (bytes[0x40], bytes[0x41]) = (0x05, 0x60);
-    (bytes[0x60], bytes[0x61]) = (0x10, 0);
-    // 512 bytes are supported.
-    bytes[0x64] = 2;
-    bytes[0x68] = code(max_payload) << 5;
-    bytes[0x69] = code(max_read_request) << 4;
-    bytes
-}
-
 impl Fake {
     /// An empty machine. `name` is unique to the test.
     pub(super) fn empty(name: &str) -> Self {
@@ -58,12 +45,10 @@ impl Fake {
                     0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
                     0x0000024000000000 0x0000027fffffffff 0x000000000014220c\n";
         fake.set(&fake.gpu("resource"), bars);
-        fake.set(&fake.gpu("resource2_resize"), "000000000007ffc0");
         fake.link(&fake.gpu("iommu_group"), "../../../../../../../kernel/iommu_groups/7");
         fake.set("sys/kernel/iommu_groups/7/type", "identity\n");
         fake.device(NIC, NIC_WAY, "0x020000", "0x15b3", "mlx5_core");
         fake.set(&fake.nic("net/eth0/mtu"), "1500\n");
-        fake.set(&fake.nic("net/eth0/speed"), "100000\n");
         for (way, ports) in [(GPU_WAY, 4), (NIC_WAY, 4)] {
             let parts: Vec<&str> = way.split('/').collect();
             for last in 2..=ports {
@@ -71,7 +56,6 @@ impl Fake {
             }
         }
         fake.given = Given {
-            locked_memory: Some(LockedMemory::Unlimited),
             has_host_device: true,
             pool_bytes: 64 << 20,
             ptx: Some(Ptx { version: (8, 8), target: (7, 0) }),
@@ -105,20 +89,13 @@ impl Fake {
         let information =
             "Model: \t\t NVIDIA H200\nIRQ:   \t\t 255\nDevice Minor: \t 0\nGPU Excluded:\t No\n";
         self.set(&format!("proc/driver/nvidia/gpus/{GPU}/information"), information);
-        for module in ["nvidia", "nvidia_uvm", "nvidia_peermem", "gdrdrv", "mlx5_core"] {
-            self.set(&format!("sys/module/{module}/refcnt"), "1\n");
-        }
-        for file in ["nvidia0", "nvidiactl", "nvidia-uvm", "gdrdrv"] {
+        self.set("sys/module/nvidia_peermem/refcnt", "1\n");
+        self.set("proc/self/limits", "Max locked memory  unlimited  unlimited  bytes\n");
+        for file in ["nvidia0", "nvidiactl", "nvidia-uvm"] {
             self.set(&format!("dev/{file}"), "");
             let mode = fs::Permissions::from_mode(0o666);
             fs::set_permissions(self.root.join("dev").join(file), mode).unwrap();
         }
-        let libraries = "usr/lib/x86_64-linux-gnu";
-        self.set(&format!("{libraries}/libcuda.so.580.65.06"), "");
-        self.link(&format!("{libraries}/libcuda.so.1"), "libcuda.so.580.65.06");
-        self.set(&format!("{libraries}/libgdrapi.so.2"), "");
-        self.set("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "1024\n");
-        self.set("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "1000\n");
         self.set("sys/devices/system/node/node0/distance", "10 21\n");
         self.set("sys/devices/system/node/node1/distance", "21 10\n");
     }
@@ -169,19 +146,16 @@ impl Fake {
         for (file, text) in files.into_iter().chain(link) {
             self.set(&format!("{dir}/{file}"), text);
         }
-        self.set_bytes(&format!("{dir}/config"), &config_space(256, 4096));
         self.link(&format!("{dir}/driver"), &format!("/sys/bus/pci/drivers/{driver}"));
         self.on_bus(address, &dir);
     }
 
-    /// A bridge with a link like those of [`Fake::device`].
+    /// A bridge.
     fn bridge(&self, way: &str) {
         let dir = format!("sys/devices/{way}");
         self.set(&format!("{dir}/class"), "0x060400");
         self.set(&format!("{dir}/vendor"), "0x1000");
         self.set(&format!("{dir}/device"), "0xc030");
-        self.set(&format!("{dir}/max_link_speed"), "32.0 GT/s PCIe");
-        self.set(&format!("{dir}/max_link_width"), "16");
         self.on_bus(way.rsplit('/').next().unwrap(), &dir);
     }
 
@@ -211,13 +185,9 @@ impl Fake {
     }
 
     pub(super) fn set(&self, path: &str, text: &str) {
-        self.set_bytes(path, text.as_bytes());
-    }
-
-    pub(super) fn set_bytes(&self, path: &str, bytes: &[u8]) {
         let path = self.root.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
+        fs::write(path, text).unwrap();
     }
 
     /// Creates or replaces a symbolic link.
@@ -238,13 +208,13 @@ impl Fake {
         }
     }
 
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> (Facts, Report) {
         examine(&self.root, &self.given)
     }
 
     /// The finding of a check at a place.
     pub(super) fn finding(&self, check: &str, place: &str) -> Finding {
-        let mut findings = self.report().findings;
+        let mut findings = self.report().1.findings;
         let at = findings.iter().position(|f| f.check == check && f.place == place);
         findings.swap_remove(at.unwrap_or_else(|| panic!("no {check} at {place}: {findings:#?}")))
     }

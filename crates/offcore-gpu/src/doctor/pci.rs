@@ -1,4 +1,4 @@
-//! PCI functions (GPUs, network cards), their links and settings, and the bridges on their paths.
+//! PCI functions (GPUs, network cards), their links, and the bridges on their paths.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ const DEVICES: &str = "sys/bus/pci/devices";
 /// Red Hat's vendor number, used by virtio devices.
 const VIRTIO: u16 = 0x1af4;
 
-/// A PCI function. A virtual function has link and settings of its physical function.
+/// A PCI function. A virtual function has the link of its physical function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PciFunction {
     /// Its address, such as `0000:3b:00.0`.
@@ -30,8 +30,6 @@ pub struct PciFunction {
     pub iommu: Option<IommuGroup>,
     /// Its PCIe link.
     pub link: PcieLink,
-    /// Its configuration space.
-    pub config: ConfigSpace,
     /// Its path.
     pub path: PciPath,
 }
@@ -52,7 +50,7 @@ pub struct IommuGroup {
     pub kind: Option<String>,
 }
 
-/// A PCIe link, and the capabilities of its two ends. What the kernel does not report, as in most virtual machines, is
+/// A PCIe link, and what the function can do. What the kernel does not report, as in most virtual machines, is
 /// `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PcieLink {
@@ -64,35 +62,6 @@ pub struct PcieLink {
     pub max_generation: Option<u8>,
     /// Maximum lanes of the function.
     pub max_width: Option<u8>,
-    /// Maximum generation of the upstream port.
-    pub port_generation: Option<u8>,
-    /// Maximum lanes of the upstream port.
-    pub port_width: Option<u8>,
-}
-
-/// The readable part of a function's configuration space.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConfigSpace {
-    /// The settings of its PCI Express capability.
-    Known(PcieControl),
-    /// Only the header: the rest requires CAP_SYS_ADMIN.
-    HeaderOnly,
-    /// Nothing.
-    Unreadable,
-    /// It has no PCI Express capability, or its list of capabilities is damaged.
-    NoPcie,
-}
-
-/// Settings of a PCI Express capability (PCI Express Base Specification, section 7.5.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct PcieControl {
-    /// Current MaxPayload in bytes.
-    pub max_payload: u32,
-    /// Supported MaxPayload in bytes.
-    pub max_payload_supported: u32,
-    /// Current MaxReadReq in bytes.
-    pub max_read_request: u32,
 }
 
 /// The path from the processor to a function.
@@ -111,8 +80,6 @@ pub struct Bar {
     pub number: usize,
     /// Size in bytes.
     pub bytes: u64,
-    /// Maximum size in bytes; `None` if it is not resizable or the kernel does not report it.
-    pub bytes_possible: Option<u64>,
 }
 
 /// The functions of this base class (0x02 network, 0x03 display), by address.
@@ -124,8 +91,7 @@ pub(super) fn functions(tree: &Tree, class: u32) -> Vec<PciFunction> {
 fn function(tree: &Tree, address: String) -> Option<PciFunction> {
     let dir = directory(&address);
     let number = |file: &str| tree.hex(format!("{dir}/{file}"));
-    let path = path(tree, &dir);
-    // A virtual function shows no link and settings of its own; use those of the physical function.
+    // A virtual function shows no link of its own; use that of the physical function.
     let owner = format!("{dir}/physfn");
     let physical = if tree.is_dir(&owner) { &owner } else { &dir };
     Some(PciFunction {
@@ -136,11 +102,8 @@ fn function(tree: &Tree, address: String) -> Option<PciFunction> {
         // -1 means none.
         numa_node: tree.number(format!("{dir}/numa_node")),
         iommu: iommu(tree, &dir),
-        link: link(tree, physical, path.bridges.last().map(String::as_str)),
-        config: tree
-            .bytes(format!("{physical}/config"))
-            .map_or(ConfigSpace::Unreadable, |bytes| config(&bytes)),
-        path,
+        link: link(tree, physical),
+        path: path(tree, &dir),
         address,
     })
 }
@@ -155,20 +118,15 @@ fn iommu(tree: &Tree, dir: &str) -> Option<IommuGroup> {
     Some(IommuGroup { number, kind: tree.line(format!("sys/kernel/iommu_groups/{number}/type")) })
 }
 
-fn link(tree: &Tree, dir: &str, port: Option<&str>) -> PcieLink {
-    let generation = |dir: &str, file: &str| generation(&tree.line(format!("{dir}/{file}"))?);
+fn link(tree: &Tree, dir: &str) -> PcieLink {
+    let generation = |file: &str| generation(&tree.line(format!("{dir}/{file}"))?);
     // 0 and 255 are unknown links.
-    let width = |dir: &str, file: &str| {
-        tree.number(format!("{dir}/{file}")).filter(|width| (1u8..=32).contains(width))
-    };
-    let port = port.map(directory);
+    let width = |file: &str| tree.number(format!("{dir}/{file}")).filter(|width| (1u8..=32).contains(width));
     PcieLink {
-        generation: generation(dir, "current_link_speed"),
-        width: width(dir, "current_link_width"),
-        max_generation: generation(dir, "max_link_speed"),
-        max_width: width(dir, "max_link_width"),
-        port_generation: port.as_deref().and_then(|port| generation(port, "max_link_speed")),
-        port_width: port.as_deref().and_then(|port| width(port, "max_link_width")),
+        generation: generation("current_link_speed"),
+        width: width("current_link_width"),
+        max_generation: generation("max_link_speed"),
+        max_width: width("max_link_width"),
     }
 }
 
@@ -184,48 +142,6 @@ fn generation(text: &str) -> Option<u8> {
         "64" => Some(6),
         _ => None,
     }
-}
-
-/// Reads the PCI Express capability from a configuration space.
-fn config(bytes: &[u8]) -> ConfigSpace {
-    const HEADER: usize = 64;
-    const STATUS: usize = 0x06;
-    const HAS_LIST: u8 = 1 << 4;
-    const FIRST: usize = 0x34;
-    const PCIE: u8 = 0x10;
-    // Bounds the walk: a longer list is a cycle.
-    const MOST: usize = (256 - HEADER) / 4;
-    let byte = |at: usize| bytes.get(at).copied();
-    let Some(status) = byte(STATUS).filter(|_| bytes.len() >= HEADER) else { return ConfigSpace::Unreadable };
-    if status & HAS_LIST == 0 {
-        return ConfigSpace::NoPcie;
-    }
-    let mut at = byte(FIRST).unwrap_or(0) & !3;
-    for _ in 0..MOST {
-        let here = usize::from(at);
-        if here < HEADER {
-            return ConfigSpace::NoPcie;
-        }
-        let (Some(id), Some(next)) = (byte(here), byte(here + 1)) else { return ConfigSpace::HeaderOnly };
-        if id == PCIE {
-            // Device Capabilities at 4, Device Control at 8.
-            let (Some(can), Some(low), Some(high)) = (byte(here + 4), byte(here + 8), byte(here + 9)) else {
-                return ConfigSpace::HeaderOnly;
-            };
-            let (payload, read) = (low >> 5, high >> 4 & 7);
-            // 6 and 7 are reserved.
-            return match [payload, can & 7, read].iter().all(|size| *size < 6) {
-                true => ConfigSpace::Known(PcieControl {
-                    max_payload: 128 << payload,
-                    max_payload_supported: 128 << (can & 7),
-                    max_read_request: 128 << read,
-                }),
-                false => ConfigSpace::NoPcie,
-            };
-        }
-        at = next & !3;
-    }
-    ConfigSpace::NoPcie
 }
 
 /// The path to the function at `dir`, as in `devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
@@ -252,16 +168,13 @@ pub(super) fn largest_bar(tree: &Tree, address: &str) -> Option<Bar> {
         (flags & MEMORY != 0 && last > 0).then_some((number, bytes))
     });
     let (number, bytes) = bars.max_by_key(|(_, bytes)| *bytes)?;
-    // Bit n: 1 MiB << n is possible.
-    let sizes = tree.hex(format!("{dir}/resource{number}_resize")).filter(|sizes| *sizes != 0);
-    let bytes_possible = sizes.and_then(|sizes| 1u64.checked_shl(20 + sizes.ilog2()));
-    Some(Bar { number, bytes, bytes_possible })
+    Some(Bar { number, bytes })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::fixture::{Fake, GPU, config_space};
+    use crate::doctor::fixture::{Fake, GPU};
 
     fn gpu(fake: &Fake) -> PciFunction {
         functions(&Tree::new(&fake.root), 0x03).remove(0)
@@ -272,31 +185,14 @@ mod tests {
         let fake = Fake::good("pci-read");
         let gpu = gpu(&fake);
         assert_eq!((gpu.address.as_str(), gpu.vendor, gpu.driver.as_deref()), (GPU, NVIDIA, Some("nvidia")));
-        assert_eq!((gpu.link.generation, gpu.link.width, gpu.link.port_width), (Some(5), Some(16), Some(16)));
+        assert_eq!((gpu.link.generation, gpu.link.width), (Some(5), Some(16)));
         assert_eq!(gpu.path.root.as_deref(), Some("pci0000:00"));
         assert_eq!(gpu.path.bridges, ["0000:00:01.0", "0000:01:00.0", "0000:02:00.0"]);
-        let ConfigSpace::Known(control) = gpu.config else { panic!("{:?}", gpu.config) };
-        assert_eq!(
-            (control.max_payload, control.max_payload_supported, control.max_read_request),
-            (256, 512, 4096)
-        );
     }
 
     #[test]
-    fn unprivileged_read_has_the_header_only() {
-        let fake = Fake::good("pci-header");
-        fake.set_bytes(&fake.gpu("config"), &config_space(256, 4096)[..64]);
-        assert_eq!(gpu(&fake).config, ConfigSpace::HeaderOnly);
-        fake.set_bytes(&fake.gpu("config"), &[]);
-        assert_eq!(gpu(&fake).config, ConfigSpace::Unreadable);
-        fake.remove(&fake.gpu("config"));
-        assert_eq!(gpu(&fake).config, ConfigSpace::Unreadable);
-    }
-
-    #[test]
-    fn virtual_function_inherits_settings() {
+    fn virtual_function_inherits_its_link() {
         let fake = Fake::good("pci-virtual");
-        fake.set_bytes(&fake.nic("config"), &config_space(128, 128));
         fake.set(&fake.nic("current_link_speed"), "Unknown");
         fake.link(&fake.nic("physfn"), "/nowhere");
         let nic = || functions(&Tree::new(&fake.root), 0x02).remove(0);
@@ -304,25 +200,6 @@ mod tests {
         let gpu = fake.root.join("sys/bus/pci/devices").join(GPU);
         fake.link(&fake.nic("physfn"), gpu.to_str().unwrap());
         assert_eq!(nic().link.generation, Some(5));
-        assert!(matches!(nic().config, ConfigSpace::Known(PcieControl { max_read_request: 4096, .. })));
-    }
-
-    #[test]
-    fn damaged_lists_of_capabilities_end() {
-        let mut round = config_space(256, 4096);
-        round[0x40] = 0x05;
-        round[0x41] = 0x40;
-        assert_eq!(config(&round), ConfigSpace::NoPcie);
-        let mut reserved = config_space(256, 4096);
-        let pcie = usize::from(reserved[0x41]);
-        reserved[pcie + 9] = 0x70;
-        assert_eq!(config(&reserved), ConfigSpace::NoPcie);
-        for byte in 0..=255 {
-            for len in [0, 7, 63, 64, 65, 254, 256, 4096] {
-                // A removed device reads as all ones.
-                config(&vec![byte; len]);
-            }
-        }
     }
 
     #[test]
@@ -342,9 +219,7 @@ mod tests {
         let fake = Fake::good("pci-bar");
         let tree = Tree::new(&fake.root);
         let bar = largest_bar(&tree, GPU).unwrap();
-        assert_eq!((bar.number, bar.bytes, bar.bytes_possible), (2, 256 << 30, Some(256 << 30)));
-        fake.set(&fake.gpu("resource2_resize"), "ffffffffffffffff");
-        assert_eq!(largest_bar(&tree, GPU).unwrap().bytes_possible, None);
+        assert_eq!((bar.number, bar.bytes), (2, 256 << 30));
         fake.set(&fake.gpu("resource"), "0x0 0xffffffffffffffff 0x200\n0x5 0x1 0x200\nx\n");
         assert_eq!(largest_bar(&tree, GPU), None);
     }

@@ -6,8 +6,6 @@ use std::path::{Component, Path, PathBuf};
 
 /// Maximum bytes read from a file.
 const LONGEST: u64 = 256 << 10;
-/// Maximum symbolic links followed.
-const LINKS: usize = 8;
 
 /// The directory that holds `sys`, `proc` and the rest.
 #[derive(Clone, Debug)]
@@ -26,8 +24,8 @@ impl Tree {
         self.root.join(parts.collect::<PathBuf>())
     }
 
-    /// The bytes of a file; `None` if it is missing or unreadable.
-    pub(super) fn bytes(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
+    /// The text of a file, without control characters except newlines and tabs; `None` if it is missing or unreadable.
+    pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let path = self.path(path);
         // Opening a pipe would block until its other end opens.
         if !fs::metadata(&path).ok()?.is_file() {
@@ -35,12 +33,6 @@ impl Tree {
         }
         let mut bytes = Vec::new();
         File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
-    }
-
-    /// The text of a file, without control characters except newlines and tabs.
-    pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        let bytes = self.bytes(path)?;
         let text = String::from_utf8_lossy(&bytes);
         Some(text.trim().chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect())
     }
@@ -89,19 +81,6 @@ impl Tree {
         let parts = real.strip_prefix(fs::canonicalize(&self.root).ok()?).ok()?.components();
         Some(parts.map(|part| plain(&part.as_os_str().to_string_lossy())).collect())
     }
-
-    /// The resolved path; absolute links start at the root. `None` if nothing is there.
-    pub(super) fn follow(&self, path: &Path) -> Option<PathBuf> {
-        let mut path = path.to_owned();
-        for _ in 0..LINKS {
-            let full = self.path(&path);
-            if !fs::symlink_metadata(&full).ok()?.is_symlink() {
-                return Some(path);
-            }
-            path = path.parent()?.join(fs::read_link(full).ok()?);
-        }
-        None
-    }
 }
 
 /// A line without control characters.
@@ -118,19 +97,6 @@ pub(super) fn hex(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::doctor::fixture::Fake;
-
-    #[test]
-    fn absolute_links_stay_under_the_root() {
-        let fake = Fake::empty("tree-links");
-        fake.set("opt/libcuda.so.1.2", "");
-        fake.link("usr/lib/libcuda.so.1", "/opt/libcuda.so.1.2");
-        fake.link("usr/lib/libcuda.so", "libcuda.so.1");
-        fake.link("usr/lib/round", "round");
-        let tree = Tree::new(&fake.root);
-        let found = tree.follow(Path::new("usr/lib/libcuda.so"));
-        assert_eq!(found.as_deref(), Some(Path::new("/opt/libcuda.so.1.2")));
-        assert_eq!(tree.follow(Path::new("usr/lib/round")), None);
-    }
 
     #[test]
     fn only_files_are_read_and_cleaned() {

@@ -21,10 +21,8 @@ fn a_good_machine_is_read_as_it_is() {
     assert_eq!((gpu.model.as_deref(), gpu.minor), (Some("NVIDIA H200"), Some(0)));
     assert_eq!(gpu.function.iommu, Some(IommuGroup { number: 7, kind: Some("identity".into()) }));
     let nic = &facts.nics[0];
-    let interface = Interface { name: "eth0".into(), mtu: Some(1500), speed: Some(100_000) };
-    assert_eq!((nic.mlx5, &nic.interfaces[..]), (true, &[interface][..]));
-    assert_eq!(facts.modules, ["gdrdrv", "mlx5_core", "nvidia", "nvidia_peermem", "nvidia_uvm"]);
-    assert_eq!(facts.hugepages, [Hugepages { bytes: 2 << 20, total: 1024, free: 1000 }]);
+    assert_eq!((nic.mlx5, &nic.interfaces[..]), (true, &["eth0".to_owned()][..]));
+    assert_eq!((&facts.modules[..], facts.numa_nodes), (&["nvidia_peermem".to_owned()][..], 2));
 }
 
 #[test]
@@ -35,25 +33,6 @@ fn driver_versions_are_found() {
     assert_eq!(facts(&fake).driver, Some(Driver { version: Some("535.104.05".into()), open: false }));
     fake.set("proc/driver/nvidia/version", "1. .2 3..4 a.b 1.2.3.4 12");
     assert_eq!(facts(&fake).driver, Some(Driver { version: None, open: false }));
-}
-
-#[test]
-fn environment_paths_are_searched_first() {
-    let mut fake = Fake::good("facts-libraries");
-    let usual = facts(&fake).libcuda.unwrap();
-    assert_eq!(usual.path, Path::new("/usr/lib/x86_64-linux-gnu/libcuda.so.1"));
-    assert_eq!(usual.version.as_deref(), Some("580.65.06"));
-    fake.set("opt/cuda/libcuda.so", "");
-    fake.set("opt/gdr/libgdrapi.so.2", "");
-    fake.set("opt/gdr/libgdrapi-other.so", "");
-    fake.given.cuda_path = Some("/opt/cuda".into());
-    fake.given.library_path = vec!["/nowhere".into(), "/opt/gdr".into()];
-    let found = facts(&fake);
-    assert_eq!(found.libcuda, Some(Library { path: "/opt/cuda/libcuda.so".into(), version: None }));
-    assert_eq!(found.libgdrapi.unwrap().path, Path::new("/opt/gdr/libgdrapi.so.2"));
-    // Without anything there, the usual places still count.
-    fake.given.cuda_path = Some("/opt/empty".into());
-    assert_eq!(facts(&fake).libcuda, Some(usual));
 }
 
 #[test]
@@ -92,19 +71,6 @@ fn common_bridge_of_two_paths() {
 }
 
 #[test]
-fn distances_of_existing_nodes() {
-    let fake = Fake::good("facts-distance");
-    let tree = Tree::new(&fake.root);
-    assert_eq!((distance(&tree, 0, 0), distance(&tree, 0, 1)), (Some(10), Some(21)));
-    assert_eq!((distance(&tree, 0, 2), distance(&tree, 3, 0)), (None, None));
-    // Nodes 0 and 4: the second number is node 4's.
-    fake.set("sys/devices/system/node/node4/distance", "32 10");
-    fake.remove("sys/devices/system/node/node1/distance");
-    std::fs::remove_dir(fake.root.join("sys/devices/system/node/node1")).unwrap();
-    assert_eq!(distance(&tree, 0, 4), Some(21));
-}
-
-#[test]
 fn only_named_cards_are_checked() {
     let mut fake = Fake::good("facts-meant");
     fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x8086", "ice");
@@ -122,7 +88,6 @@ fn virtio_interfaces_are_found() {
     let fake = Fake::good("facts-virtio");
     fake.device("0000:e1:00.0", "pci0000:e0", "0x020000", "0x1af4", "virtio-pci");
     fake.set("sys/devices/pci0000:e0/0000:e1:00.0/virtio3/net/ens4/mtu", "8896");
-    fake.set("sys/devices/pci0000:e0/0000:e1:00.0/virtio3/net/ens4/speed", "-1");
     let nic = facts(&fake).nics.remove(1);
-    assert_eq!(nic.interfaces, [Interface { name: "ens4".into(), mtu: Some(8896), speed: None }]);
+    assert_eq!(nic.interfaces, ["ens4"]);
 }

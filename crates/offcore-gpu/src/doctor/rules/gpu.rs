@@ -1,17 +1,16 @@
 //! A GPU: its driver, CUDA's view of it, its memory BAR, its IOMMU group.
 
-use super::{Rule, bytes};
-use crate::doctor::facts::Gpu;
-use crate::doctor::{Facts, Finding};
+use offcore_stats::finding::Report;
 
-pub(super) fn driver(facts: &Facts, gpu: &Gpu) -> Finding {
+use super::bytes;
+use crate::doctor::Facts;
+use crate::doctor::facts::Gpu;
+
+pub(super) fn driver(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     let address = &gpu.function.address;
-    let rule = Rule::new(
-        "driver-binding",
-        address,
-        "the driver nvidia",
-        "CUDA sees only the GPUs that NVIDIA's own driver has",
-    );
+    let rule = report
+        .check("driver-binding", address)
+        .wants("the driver nvidia", "CUDA sees only the GPUs that NVIDIA's own driver has");
     match gpu.function.driver.as_deref() {
         Some("nvidia") => rule.ok("bound to nvidia"),
         Some("vfio-pci") => rule.problem(
@@ -40,55 +39,50 @@ pub(super) fn driver(facts: &Facts, gpu: &Gpu) -> Finding {
 }
 
 /// CUDA's view of it, if CUDA was queried.
-pub(super) fn cuda(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
-    let cuda = facts.cuda.as_ref()?;
-    let rule = Rule::new(
-        "cuda-device",
-        &gpu.function.address,
+pub(super) fn cuda(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+    let Some(cuda) = &facts.cuda else { return };
+    let rule = report.check("cuda-device", &gpu.function.address).wants(
         "a CUDA device",
         "the pool is registered with CUDA once; descriptors carry offsets, so its address at the GPU may be another",
     );
     let Some(device) = cuda.device(&gpu.function.address) else {
         let advice = "check CUDA_VISIBLE_DEVICES; in a container, the devices that it was given";
-        return Some(rule.warning("CUDA does not show it to this process", advice));
+        return rule.warning("CUDA does not show it to this process", advice);
     };
     let (major, minor) = device.compute_capability;
     let memory = bytes(device.memory_bytes);
     let addresses = if device.host_pointers { "the same addresses as here" } else { "addresses of its own" };
     let name = &device.name;
-    Some(rule.ok(format!(
+    rule.ok(format!(
         "{name}, {memory} of memory, compute capability {major}.{minor}, {addresses} for a registered pool"
-    )))
+    ))
 }
 
 /// Whether it can run the kernels' PTX, if both are known.
-pub(super) fn target(facts: &Facts, gpu: &Gpu) -> Option<Finding> {
-    let (ptx, device) = (facts.ptx?, facts.cuda.as_ref()?.device(&gpu.function.address)?);
+pub(super) fn target(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+    let device = facts.cuda.as_ref().and_then(|cuda| cuda.device(&gpu.function.address));
+    let Some((ptx, device)) = facts.ptx.zip(device) else { return };
     let (major, minor) = ptx.target;
-    let rule = Rule::new(
-        "ptx-target",
-        &gpu.function.address,
+    let rule = report.check("ptx-target", &gpu.function.address).wants(
         format!("compute capability {major}.{minor} or later, the target of the kernels' PTX"),
         "PTX is compiled for later devices than its target when it is loaded, never for earlier ones",
     );
     let (has_major, has_minor) = device.compute_capability;
     let found = format!("compute capability {has_major}.{has_minor}");
-    Some(match device.compute_capability >= ptx.target {
+    match device.compute_capability >= ptx.target {
         true => rule.ok(found),
         false => {
             rule.problem(found, "use a later GPU, or build the kernels for this one: cargo xtask kernels")
         }
-    })
+    }
 }
 
 /// The default BAR size; a larger one needs resizable BAR.
 const LEAST_WINDOW: u64 = 256 << 20;
 
-pub(super) fn window(facts: &Facts, gpu: &Gpu) -> Finding {
+pub(super) fn window(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     let address = &gpu.function.address;
-    let rule = Rule::new(
-        "memory-window",
-        address,
+    let rule = report.check("memory-window", address).wants(
         "a BAR as large as the GPU's memory",
         "the processor and network cards access the GPU's memory through it, up to its size",
     );
@@ -104,21 +98,15 @@ pub(super) fn window(facts: &Facts, gpu: &Gpu) -> Finding {
     if memory.map_or(bar.bytes > LEAST_WINDOW, |memory| bar.bytes >= memory) {
         return rule.ok(found);
     }
-    let resize = bar.bytes_possible.filter(|possible| *possible > bar.bytes);
-    let how = "turn on 'Above 4G Decoding' and 'Resizable BAR' in the firmware";
     rule.warning(
         found,
-        match resize {
-            Some(possible) => format!("{how}: the BAR can have {}", bytes(possible)),
-            None => format!("{how}, if it has them; else keep pools in GPU memory smaller than the BAR"),
-        },
+        "turn on 'Above 4G Decoding' and 'Resizable BAR' in the firmware, if it has them; else keep pools in GPU memory \
+         smaller than the BAR",
     )
 }
 
-pub(super) fn iommu(facts: &Facts, gpu: &Gpu) -> Finding {
-    let rule = Rule::new(
-        "iommu",
-        &gpu.function.address,
+pub(super) fn iommu(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+    let rule = report.check("iommu", &gpu.function.address).wants(
         "no IOMMU, or one in passthrough mode",
         "with translation, traffic between a network card and a GPU goes through the processor",
     );
@@ -140,7 +128,8 @@ pub(super) fn iommu(facts: &Facts, gpu: &Gpu) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use crate::doctor::Verdict;
+    use offcore_stats::finding::Verdict;
+
     use crate::doctor::fixture::{Fake, GPU};
 
     #[test]
@@ -179,7 +168,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Warning);
         assert!(finding.advice.contains("CUDA_VISIBLE_DEVICES"), "{finding:?}");
         fake.given.cuda = None;
-        assert!(fake.report().findings.iter().all(|finding| finding.check != "cuda-device"));
+        assert!(fake.report().1.findings.iter().all(|finding| finding.check != "cuda-device"));
     }
 
     #[test]
@@ -196,11 +185,10 @@ mod tests {
         let mut fake = Fake::good("gpu-window");
         let small = "0xf0000000 0xf0ffffff 0x40200\n0xe0000000 0xefffffff 0x14220c\n";
         fake.set(&fake.gpu("resource"), small);
-        fake.set(&fake.gpu("resource1_resize"), "0000000000007fc0");
         let finding = fake.finding("memory-window", GPU);
         assert_eq!(finding.found, "BAR 1 has 256 MiB, the memory 139 GiB");
         assert!(
-            finding.verdict == Verdict::Warning && finding.advice.contains("can have 16 GiB"),
+            finding.verdict == Verdict::Warning && finding.advice.contains("Resizable BAR"),
             "{finding:?}"
         );
         fake.given.cuda = None;

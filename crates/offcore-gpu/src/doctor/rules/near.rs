@@ -1,17 +1,16 @@
 //! The network cards next to a GPU. One is enough: it is the one to use.
 
-use super::Rule;
+use offcore_stats::finding::Report;
+
+use crate::doctor::Facts;
 use crate::doctor::facts::{Gpu, Meeting, Pair};
-use crate::doctor::{Facts, Finding};
 
 fn pairs<'a>(facts: &'a Facts, gpu: &'a Gpu) -> impl Iterator<Item = &'a Pair> {
     facts.pairs.iter().filter(|pair| pair.gpu == gpu.function.address)
 }
 
-pub(super) fn numa_node(facts: &Facts, gpu: &Gpu) -> Finding {
-    let rule = Rule::new(
-        "numa-node",
-        &gpu.function.address,
+pub(super) fn numa_node(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+    let rule = report.check("numa-node", &gpu.function.address).wants(
         "a network card on the GPU's NUMA node",
         "from another node each packet and each word of the handshake crosses the link between sockets",
     );
@@ -27,13 +26,10 @@ pub(super) fn numa_node(facts: &Facts, gpu: &Gpu) -> Finding {
     }
     let words = facts.nics.iter().map(|nic| {
         let address = &nic.function.address;
-        let distance =
-            pairs(facts, gpu).find(|pair| pair.nic == *address).and_then(|pair| pair.numa_distance);
-        match (nic.function.numa_node, distance) {
-            (Some(other), _) if other == node => format!("{address} too"),
-            (Some(other), Some(distance)) => format!("{address} on node {other} at distance {distance}"),
-            (Some(other), None) => format!("{address} on node {other}"),
-            (None, _) => format!("{address} on a node that is not known"),
+        match nic.function.numa_node {
+            Some(other) if other == node => format!("{address} too"),
+            Some(other) => format!("{address} on node {other}"),
+            None => format!("{address} on a node that is not known"),
         }
     });
     let found = format!("node {node}; {}", words.collect::<Vec<_>>().join(", "));
@@ -53,10 +49,8 @@ pub(super) fn numa_node(facts: &Facts, gpu: &Gpu) -> Finding {
     }
 }
 
-pub(super) fn common_bridge(facts: &Facts, gpu: &Gpu) -> Finding {
-    let rule = Rule::new(
-        "common-bridge",
-        &gpu.function.address,
+pub(super) fn common_bridge(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+    let rule = report.check("common-bridge", &gpu.function.address).wants(
         "a network card below the same PCIe switch",
         "what one sends the other then does not pass the processor, which carries it slower or not at all",
     );
@@ -96,9 +90,23 @@ pub(super) fn common_bridge(facts: &Facts, gpu: &Gpu) -> Finding {
     }
 }
 
+/// A requested card or interface that does not exist.
+pub(super) fn missing(name: &str, report: &mut Report) {
+    let rule = report.check("nic", name).wants(
+        "a network card on the PCI bus, or a network interface",
+        "it was asked for: where it lies to the GPU is to be judged",
+    );
+    rule.problem(
+        "neither a network card under /sys/bus/pci/devices nor an interface under /sys/class/net",
+        "offcore port list shows what is there; /sys shows the interfaces of the network namespace that it was \
+         mounted in",
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::doctor::Verdict;
+    use offcore_stats::finding::Verdict;
+
     use crate::doctor::fixture::{Fake, GPU, NIC};
 
     #[test]
@@ -107,7 +115,7 @@ mod tests {
         assert_eq!(fake.finding("numa-node", GPU).found, "node 0; 0000:04:00.0 too");
         fake.set(&fake.nic("numa_node"), "1");
         let finding = fake.finding("numa-node", GPU);
-        assert_eq!(finding.found, "node 0; 0000:04:00.0 on node 1 at distance 21");
+        assert_eq!(finding.found, "node 0; 0000:04:00.0 on node 1");
         assert!(finding.verdict == Verdict::Warning && finding.advice.contains("node 0"), "{finding:?}");
     }
 
@@ -152,5 +160,15 @@ mod tests {
         for check in ["numa-node", "common-bridge"] {
             assert_eq!(fake.finding(check, GPU).verdict, Verdict::NotApplicable);
         }
+    }
+
+    #[test]
+    fn a_named_card_that_is_not_there_is_a_problem() {
+        let mut fake = Fake::good("near-named");
+        fake.set("sys/class/net/veth0/mtu", "1500");
+        fake.given.nics = ["veth0", "eth0", "../veth0"].map(String::from).to_vec();
+        let missing = fake.finding("nic", "../veth0");
+        assert!(missing.verdict == Verdict::Problem && missing.advice.contains("port list"), "{missing:?}");
+        assert_eq!(fake.report().1.findings.iter().filter(|finding| finding.check == "nic").count(), 1);
     }
 }

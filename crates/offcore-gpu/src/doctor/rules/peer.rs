@@ -1,8 +1,11 @@
 //! Access to a GPU's memory from outside: by the processor through a mapped dma-buf, by network cards through GPUDirect
 //! RDMA.
 
-use super::{Rule, SYSTEM};
-use crate::doctor::{Facts, Finding, Given};
+use offcore_stats::finding::Report;
+
+use super::SYSTEM;
+use crate::doctor::Facts;
+use crate::doctor::cuda::words;
 
 /// The first CUDA version whose driver allows mapping a dma-buf of GPU memory.
 const MAPS_DMA_BUF: u32 = 13_030;
@@ -16,10 +19,8 @@ fn dma_buf(facts: &Facts) -> Option<bool> {
 }
 
 /// Where a pipeline's slots can be. The device tests it at the start of each run, with any driver version.
-pub(super) fn slots(facts: &Facts) -> Finding {
-    let rule = Rule::new(
-        "slots",
-        SYSTEM,
+pub(super) fn slots(facts: &Facts, report: &mut Report) {
+    let rule = report.check("slots", SYSTEM).wants(
         "a driver that exports GPU memory as dma-bufs and lets the processor map them (CUDA 13.3)",
         "the processor then writes a ring's slots, which say where a burst's packets are, straight into GPU memory; in \
          pinned host memory the GPU looks for them over PCIe, a read of about 1 µs each time. Answers are in pinned \
@@ -33,9 +34,8 @@ pub(super) fn slots(facts: &Facts) -> Finding {
         }
         Some(true) => rule.not_known(
             format!(
-                "the driver exports dma-bufs, and is for CUDA {}.{}: whether it lets them be mapped is tried by each run",
-                version / 1000,
-                version % 1000 / 10
+                "the driver exports dma-bufs, and is for CUDA {}: whether it lets them be mapped is tried by each run",
+                words(version)
             ),
             format!("check the notes of a run; if they name pinned host memory, {newer}"),
         ),
@@ -52,46 +52,12 @@ pub(super) fn slots(facts: &Facts) -> Finding {
     }
 }
 
-/// GDRCopy, which l2fwd-nv uses and offcore gpu does not.
-pub(super) fn gdrcopy(facts: &Facts, given: &Given) -> Finding {
-    let rule = Rule::new(
-        "gdrcopy",
-        SYSTEM,
-        "nothing",
-        "offcore gpu does not use it: slots get into GPU memory through a mapped dma-buf. DPDK's programs use it",
-    );
-    let module = facts.has_module("gdrdrv");
-    let file = facts.device_file("/dev/gdrdrv");
-    let library = facts.libgdrapi.as_ref().map(|library| library.path.display().to_string());
-    if let (Some(asked), Some(library)) = (given.gdrcopy_path.as_deref(), &library)
-        && !std::path::Path::new(library).starts_with(asked)
-    {
-        return rule.warning(
-            format!("there is no libgdrapi in {} (GDRCOPY_PATH_L), but {library}", asked.display()),
-            "correct GDRCOPY_PATH_L, or unset it",
-        );
-    }
-    let missing = [
-        (!module).then(|| "gdrdrv is not loaded".to_owned()),
-        file.filter(|file| !file.usable).map(|file| format!("/dev/gdrdrv is not for us ({})", file.access)),
-        (module && file.is_none()).then(|| "there is no /dev/gdrdrv".to_owned()),
-        library.is_none().then(|| "there is no libgdrapi".to_owned()),
-    ];
-    let missing = missing.into_iter().flatten().collect::<Vec<_>>().join(", ");
-    rule.not_applicable(match library {
-        Some(library) if missing.is_empty() => format!("gdrdrv is loaded, {library}: not used"),
-        _ => format!("{missing}: not needed"),
-    })
-}
-
-pub(super) fn gpudirect(facts: &Facts) -> Finding {
-    let rule = Rule::new(
-        "gpudirect",
-        SYSTEM,
+pub(super) fn gpudirect(facts: &Facts, report: &mut Report) {
+    let rule = report.check("gpudirect", SYSTEM).wants(
         "the module nvidia_peermem, or a driver that exports dma-bufs",
-        "a network card can then put packets into GPU memory itself (GPUDirect RDMA): offcore gpu --memory direct, which is \
-         untested and whose driver needs nvidia_peermem; otherwise it receives into host memory, from where the GPU copies \
-         them",
+        "a network card can then put packets into GPU memory itself (GPUDirect RDMA): offcore gpu --memory direct, \
+         which is untested and whose driver needs nvidia_peermem; otherwise it receives into host memory, from where \
+         the GPU copies them",
     );
     if !facts.nics.iter().any(|nic| nic.mlx5) {
         return rule.not_applicable(
@@ -141,30 +107,9 @@ fn imports_dma_buf(facts: &Facts) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::doctor::Verdict;
-    use crate::doctor::fixture::Fake;
+    use offcore_stats::finding::Verdict;
 
-    #[test]
-    fn gdrcopy_is_never_needed() {
-        let mut fake = Fake::good("peer-gdrcopy");
-        let finding = fake.finding("gdrcopy", "system");
-        assert_eq!(finding.verdict, Verdict::NotApplicable);
-        assert!(finding.found.starts_with("gdrdrv is loaded, "), "{finding:?}");
-        fake.remove("usr/lib/x86_64-linux-gnu/libgdrapi.so.2");
-        assert_eq!(fake.finding("gdrcopy", "system").found, "there is no libgdrapi: not needed");
-        fake.remove("dev/gdrdrv");
-        let found = fake.finding("gdrcopy", "system").found;
-        assert_eq!(found, "there is no /dev/gdrdrv, there is no libgdrapi: not needed");
-        fake.remove("sys/module/gdrdrv");
-        let finding = fake.finding("gdrcopy", "system");
-        assert_eq!(finding.found, "gdrdrv is not loaded, there is no libgdrapi: not needed");
-        assert_eq!((finding.verdict, finding.advice.as_str()), (Verdict::NotApplicable, ""));
-        fake.set("usr/lib64/libgdrapi.so", "");
-        fake.given.gdrcopy_path = Some("/opt/gdr".into());
-        let finding = fake.finding("gdrcopy", "system");
-        assert_eq!(finding.verdict, Verdict::Warning, "a variable that names the wrong place");
-        assert!(finding.found.contains("/opt/gdr (GDRCOPY_PATH_L)"), "{finding:?}");
-    }
+    use crate::doctor::fixture::Fake;
 
     #[test]
     fn slots_depend_on_dma_buf_mapping() {
