@@ -135,6 +135,11 @@ impl Rows {
     }
 }
 
+/// Packets that were checked, of those sent.
+fn verified(row: &Row) -> String {
+    format!("{}/{}", row.verified, row.received + row.lost)
+}
+
 /// What Linux calls the CPU.
 fn cpu_model() -> Option<&'static str> {
     static MODEL: LazyLock<Option<String>> = LazyLock::new(|| {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::Failure;
 use crate::args::{DemoArgs, Format};
 use crate::output::{say, told, write};
-use crate::report::columns;
+use crate::table::columns;
 
 /// Runs the demo and shows what came out.
 ///
@@ -40,20 +40,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
 }
 
 fn table(result: &DemoResult) -> String {
-    const HEADS: [&str; 10] = [
-        "frame",
-        "core copies: cycles",
-        "ns",
-        "engine copies: cycles",
-        "ns",
-        "ratio",
-        "engine ns/copy",
-        "both reach Mpps",
-        "limit",
-        "checked packets",
-    ];
-    let mut rows = vec![HEADS.map(String::from)];
-    rows.extend(result.rows.iter().map(|row| {
+    let rows = result.rows.iter().map(|row| {
         [
             row.frame.to_string(),
             format!("{:.0}", row.cpu_cycles),
@@ -66,10 +53,14 @@ fn table(result: &DemoResult) -> String {
             row.bound.into(),
             row.verified.to_string(),
         ]
-    }));
+    });
     let ghz = result.tsc_hz as f64 / 1e9;
     format!("What forwarding a guest's packet costs the core (TSC, {ghz:.2} GHz)\n")
-        + &columns(&rows, "rrrrrrrrlr")
+        + &columns(
+            "frame|core copies: cycles|ns|engine copies: cycles|ns|ratio|engine ns/copy|\
+                 both reach Mpps|<limit|checked packets",
+            rows,
+        )
 }
 
 /// The result in one sentence: what it means and what it does not.

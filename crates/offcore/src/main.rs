@@ -1,7 +1,7 @@
 //! The binary `offcore`: the command line and what it starts.
 //!
 //! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself, [`flags`]: how it is said,
-//! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written,
+//! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written, [`table`]: in columns,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`,
@@ -29,6 +29,7 @@ mod ports;
 mod predict;
 mod report;
 mod switch;
+mod table;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::args::Format;
 use crate::output::write;
-use crate::report::columns;
+use crate::table::{columns, or_dash};
 
 /// What `offcore port` does.
 #[derive(Debug, Subcommand)]
@@ -128,18 +128,12 @@ fn of_device(device: &PciDevice) -> Value {
     })
 }
 
-fn or_dash(value: Option<impl ToString>) -> String {
-    value.map(|value| value.to_string()).filter(|text| !text.is_empty()).unwrap_or("-".into())
-}
-
 fn listed(items: &[String]) -> String {
     or_dash(Some(items.join(" ")))
 }
 
 fn tables(interfaces: &[Interface], devices: &[PciDevice]) -> String {
-    let heads = ["interface", "driver", "device", "node", "MTU", "link", "Mbit/s", "queues", "XDP", "ports"];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(interfaces.iter().map(|interface| {
+    let rows = interfaces.iter().map(|interface| {
         let queues = |channels: Channels| channels.combined + channels.rx.max(channels.tx);
         [
             interface.name.clone(),
@@ -153,8 +147,8 @@ fn tables(interfaces: &[Interface], devices: &[PciDevice]) -> String {
             interface.xdp.name().into(),
             listed(&interface.ports()),
         ]
-    }));
-    let mut text = columns(&rows, "lllrrlrrll");
+    });
+    let mut text = columns("<interface|<driver|<device|node|MTU|<link|Mbit/s|queues|<XDP|<ports", rows);
     for interface in interfaces {
         for address in &interface.addresses {
             let _ = writeln!(text, "  {}: address {address}", interface.name);
@@ -166,9 +160,7 @@ fn tables(interfaces: &[Interface], devices: &[PciDevice]) -> String {
     if devices.is_empty() {
         return text + "no PCI devices for networks or copies\n";
     }
-    let heads = ["PCI device", "class", "numbers", "driver", "node", "interfaces", "ports, channels"];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(devices.iter().map(|device| {
+    let rows = devices.iter().map(|device| {
         [
             device.address.clone(),
             kind_name(device.kind).into(),
@@ -178,8 +170,8 @@ fn tables(interfaces: &[Interface], devices: &[PciDevice]) -> String {
             listed(&device.interfaces),
             listed(&device.uses()),
         ]
-    }));
-    text += &columns(&rows, "llllrll");
+    });
+    text += &columns("<PCI device|<class|<numbers|<driver|node|<interfaces|<ports, channels", rows);
     for device in devices {
         for note in device.notes() {
             let _ = writeln!(text, "  {}: {note}", device.address);

@@ -15,7 +15,7 @@ use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores, within};
 use crate::bench::{Format, Rows, frame, two_lcores};
 use crate::output::told;
-use crate::report::columns;
+use crate::table::{columns, digits, or_dash};
 
 /// A B B A blocks of a frame length.
 const BLOCKS: usize = 200;
@@ -177,22 +177,20 @@ fn here(rows: &[Row], options: &Options) -> String {
          {devices} of {engines} DSA engines\n",
         options.temperature
     );
-    let heads = ["frame", "mode", "Mpps", "from-to", "Gbit/s", "bound by", "core ns", "device ns", ""];
-    let mut cells = vec![heads.map(String::from)];
-    cells.extend(rows.iter().map(|row| {
+    let cells = rows.iter().map(|row| {
         [
             row.frame.to_string(),
             row.mode.clone(),
             format!("{:.2}", row.mpps),
             format!("{:.2}-{:.2}", row.min, row.max),
             format!("{:.1}", row.gbps),
-            row.bound.unwrap_or("-").into(),
+            or_dash(row.bound),
             if row.ns_per_packet > 0.0 { format!("{:.1}", row.ns_per_packet) } else { "-".into() },
-            row.engine_ns_per_copy.map_or("-".into(), |ns| format!("{ns:.1}")),
+            digits(row.engine_ns_per_copy, 1),
             if row.simulated { "model" } else { "measured core" }.into(),
         ]
-    }));
-    text += &columns(&cells, "rlrrrlrrl");
+    });
+    text += &columns("frame|<mode|Mpps|from-to|Gbit/s|<bound by|core ns|device ns|<", cells);
     text += "core ns: what a packet costs a core, measured here with a burst of 32 (portal stores are the simulator's);\n\
              device ns: what a copy takes of a busy device, by the model; from-to: four fifths of what was measured,\n\
              and 15 % either way for the device; auto: 95 % of the better of the two, 89 % at least.\n";
@@ -200,24 +198,23 @@ fn here(rows: &[Row], options: &Options) -> String {
 }
 
 fn guide(guide: &Guide, rows: &[Row]) -> String {
-    let mut cells = vec![["frame", "mode", "guide", "predicted", "error", "bound by", ""].map(String::from)];
     let rows = rows.iter().filter(|row| row.case == guide.name);
-    cells.extend(rows.map(|row| {
+    let cells = rows.map(|row| {
         [
             row.frame.to_string(),
             row.mode.clone(),
-            row.published.map_or("-".into(), |mpps| format!("{mpps:.2}")),
+            digits(row.published, 2),
             format!("{:.2}", row.mpps),
-            row.error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0)),
-            row.bound.unwrap_or("-").into(),
+            or_dash(row.error.map(|error| format!("{:+.1} %", error * 100.0))),
+            or_dash(row.bound),
             match row.role {
                 Some("fitted") => "fitted".into(),
                 _ => "model".into(),
             },
         ]
-    }));
+    });
     let mut text = format!("{}: {}\n", guide.name, guide.machine);
-    text += &columns(&cells, "rlrrrll");
+    text += &columns("frame|<mode|guide|predicted|error|<bound by|<", cells);
     let [a, b] = guide.fitted_cpu;
     let _ = write!(
         text,

@@ -10,6 +10,8 @@ use offcore_stats::stage::Group;
 use offcore_wire::ethernet;
 use serde::Serialize;
 
+use crate::table::columns;
+
 /// A report as it is written: what the workers counted, and what the ports say.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line<'a> {
@@ -116,9 +118,7 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
     text += &queues(&report.queues);
-    if !report.channels.is_empty() {
-        text += &channels(&report.channels, ["copies submitted", "completed", "failed"]);
-    }
+    text += &channels(&report.channels, "copies submitted|completed|failed");
     if let Some(learning) = &report.bridge {
         text += &bridge(learning);
     }
@@ -134,9 +134,7 @@ pub(crate) fn costs(line: &Line<'_>) -> String {
     for worker in &report.workers {
         text += &core_copies(worker);
     }
-    if !report.decisions.is_empty() {
-        text += &decisions(&report.decisions);
-    }
+    text += &decisions(&report.decisions);
     text += &port_statuses(line);
     text
 }
@@ -166,8 +164,7 @@ fn port_statuses(line: &Line<'_>) -> String {
 
 /// What went through each queue.
 pub(crate) fn queues(queues: &[QueueReport]) -> String {
-    let mut rows = vec![["queue", "packets", "Mpps", "Gbit/s", "dropped"].map(String::from)];
-    rows.extend(queues.iter().map(|queue| {
+    let rows = queues.iter().map(|queue| {
         [
             format!("{} {}{}", queue.port, queue.half, queue.queue),
             queue.packets.to_string(),
@@ -175,8 +172,8 @@ pub(crate) fn queues(queues: &[QueueReport]) -> String {
             format!("{:.3}", queue.bits_per_second / 1e9),
             dropped(queue),
         ]
-    }));
-    columns(&rows, "lrrrl")
+    });
+    columns("<queue|packets|Mpps|Gbit/s|<dropped", rows)
 }
 
 /// Reasons with their counts, and how often the pool was dry.
@@ -189,10 +186,8 @@ fn dropped(queue: &QueueReport) -> String {
 }
 
 /// A line for each channel. `heads` are over the copies submitted, completed and failed.
-pub(crate) fn channels(channels: &[ChannelReport], [submitted, completed, failed]: [&str; 3]) -> String {
-    let heads = ["channel", "shared by", submitted, completed, failed, "in flight", "bytes"];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(channels.iter().map(|channel| {
+pub(crate) fn channels(channels: &[ChannelReport], heads: &str) -> String {
+    let rows = channels.iter().map(|channel| {
         [
             format!("lcore{} {}", channel.lcore, channel.channel),
             if channel.sharing == "bound" { "-".into() } else { channel.sharing.clone() },
@@ -202,16 +197,13 @@ pub(crate) fn channels(channels: &[ChannelReport], [submitted, completed, failed
             channel.in_flight.to_string(),
             channel.bytes.to_string(),
         ]
-    }));
-    columns(&rows, "llrrrrr")
+    });
+    columns(&format!("<channel|<shared by|{heads}|in flight|bytes"), rows)
 }
 
 /// What the learning switch knows, and what it did with packets that it did not simply pass on.
 fn bridge(bridge: &BridgeReport) -> String {
-    let heads =
-        ["bridge", "learned", "moved", "aged", "not learned", "flooded", "over flood limit", "filtered"];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(bridge.ports.iter().map(|port| {
+    let rows = bridge.ports.iter().map(|port| {
         [
             port.port.clone(),
             port.learned.to_string(),
@@ -222,25 +214,14 @@ fn bridge(bridge: &BridgeReport) -> String {
             port.flood_limited.to_string(),
             port.filtered.to_string(),
         ]
-    }));
-    columns(&rows, "lrrrrrrr") + &format!("  {} addresses known\n", bridge.addresses)
+    });
+    columns("<bridge|learned|moved|aged|not learned|flooded|over flood limit|filtered", rows)
+        + &format!("  {} addresses known\n", bridge.addresses)
 }
 
 /// What mode `auto` has decided for each size, and why.
 fn decisions(decisions: &[DecisionReport]) -> String {
-    let heads = [
-        "copies of up to",
-        "by",
-        "because",
-        "core: ticks",
-        "engine: ticks",
-        "by core",
-        "by engine",
-        "held",
-        "changes",
-    ];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(decisions.iter().map(|decision| {
+    let rows = decisions.iter().map(|decision| {
         [
             format!("lcore{} {} B", decision.lcore, decision.up_to),
             decision.way.into(),
@@ -252,13 +233,13 @@ fn decisions(decisions: &[DecisionReport]) -> String {
             decision.held_by_order.to_string(),
             decision.changes.to_string(),
         ]
-    }));
-    columns(&rows, "lllrrrrrr")
+    });
+    columns("<copies of up to|<by|<because|core: ticks|engine: ticks|by core|by engine|held|changes", rows)
 }
 
 fn stages(workers: &[WorkerReport]) -> String {
-    let heads = ["cycles, %"].into_iter().chain(Stage::ALL.map(Stage::name));
-    shares(heads.map(String::from).collect(), workers, |worker| &worker.stages)
+    let heads = ["<cycles, %"].into_iter().chain(Stage::ALL.map(Stage::name));
+    shares(heads.collect(), workers, |worker| &worker.stages)
 }
 
 /// Figure 3's groups; each heading says which stages it sums.
@@ -267,22 +248,21 @@ fn groups(workers: &[WorkerReport]) -> String {
         let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
         format!("{group} ({})", stages.map(Stage::name).collect::<Vec<_>>().join("+"))
     };
-    let heads = ["of these, %".to_string()].into_iter().chain(Group::ALL.map(head));
+    let heads = Group::ALL.map(head);
+    let heads = ["<of these, %"].into_iter().chain(heads.iter().map(String::as_str));
     shares(heads.collect(), workers, |worker| &worker.groups)
 }
 
 fn shares(
-    heads: Vec<String>,
+    heads: Vec<&str>,
     workers: &[WorkerReport],
     values: impl Fn(&WorkerReport) -> &[(String, f64)],
 ) -> String {
-    let align = format!("l{}", "r".repeat(heads.len() - 1));
-    let mut rows = vec![heads];
-    for worker in workers {
+    let rows = workers.iter().map(|worker| {
         let percent = values(worker).iter().map(|(_, percent)| format!("{percent:.1}"));
-        rows.push([format!("lcore{}", worker.lcore)].into_iter().chain(percent).collect());
-    }
-    columns(&rows, &align)
+        [format!("lcore{}", worker.lcore)].into_iter().chain(percent).collect::<Vec<_>>()
+    });
+    columns(&heads.join("|"), rows)
 }
 
 /// What the core copied; rare things are only said when they happened.
@@ -306,28 +286,6 @@ fn core_copies(worker: &WorkerReport) -> String {
         let _ = write!(text, "; it slept {:.1} % of the time, in {} sleeps", worker.asleep, worker.sleeps);
     }
     text + "\n"
-}
-
-/// Rows under each other, indented; `align` has `l` or `r` for each column.
-pub(crate) fn columns<R: AsRef<[String]>>(rows: &[R], align: &str) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.as_ref().get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, (cell, side)) in row.as_ref().iter().zip(align.chars()).enumerate() {
-            let width = width(column);
-            let _ = match side {
-                'l' => write!(line, "  {cell:<width$}"),
-                _ => write!(line, "  {cell:>width$}"),
-            };
-        }
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -12,11 +12,11 @@ use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 
 use super::cells::{CellArgs, or};
-use super::{Rows, end_to_end, two_lcores};
+use super::{Rows, end_to_end, two_lcores, verified};
 use crate::Failure;
 use crate::args::choice;
 use crate::output::told;
-use crate::report::columns;
+use crate::table::{columns, digits, or_dash, times};
 
 /// Rounds of 32768 packets of case conversion.
 #[cfg(feature = "dpdk")]
@@ -216,21 +216,11 @@ fn table(rows: &[Row]) -> String {
     tables.into_iter().filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
-fn or_dash(value: Option<String>) -> String {
-    value.unwrap_or_else(|| "-".into())
-}
-
 fn core_costs(rows: &[&Row]) -> String {
-    const HEADS: [&str; 16] = [
-        "case", "data", "frame", "mode", "engine", "cycles", "min-max", "ns", "Mpps", "Gbit/s", "reaches",
-        "bound", "over cpu", "auto", "guide's", "verified",
-    ];
     if rows.is_empty() {
         return String::new();
     }
-    let mut cells = vec![HEADS.map(String::from)];
-    cells.extend(rows.iter().map(|row| {
-        let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
+    let cells = rows.iter().map(|row| {
         [
             row.case.clone(),
             row.temperature.clone(),
@@ -242,16 +232,19 @@ fn core_costs(rows: &[&Row]) -> String {
             format!("{:.1}", row.ns_per_packet),
             format!("{:.2}", row.mpps),
             format!("{:.1}", row.gbps),
-            or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
-            or_dash(row.bound.map(String::from)),
+            digits(row.sustained_mpps, 2),
+            or_dash(row.bound),
             times(row.offload_over_cpu),
             times(row.auto_over_better),
-            or_dash(row.published.map(|gbps| format!("{gbps:.0}"))),
-            format!("{}/{}", row.verified, row.received + row.lost),
+            digits(row.published, 0),
+            verified(row),
         ]
-    }));
-    columns(&cells, "llrllrrrrrrlrrrr")
-        + "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
+    });
+    columns(
+        "<case|<data|frame|<mode|<engine|cycles|min-max|ns|Mpps|Gbit/s|reaches|<bound|over cpu|\
+             auto|guide's|verified",
+        cells,
+    ) + "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
            core and engine together; +copier: another one on the other core beside; over cpu: offloaded over copied by\n\
            the core, auto: over the better of the two, which alternated with it; guide's: Gbit/s of a whole lcore of a\n\
            Xeon Gold 6438N, software for mode cpu, DSA for offload; verified: of the packets sent, those whose content\n\

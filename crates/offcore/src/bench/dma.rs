@@ -18,7 +18,7 @@ use super::{Format, Rows, two_lcores};
 use crate::Failure;
 use crate::args::{Lcores, hugepages, lcores, within};
 use crate::output::told;
-use crate::report::columns;
+use crate::table::{columns, digits, or_dash};
 
 /// Rounds of a combination, and how long it may take.
 const ROUNDS: (usize, Duration) = (400, Duration::from_millis(500));
@@ -203,41 +203,24 @@ fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
 }
 
 fn table(rows: &[Row]) -> String {
-    const HEADS: [&str; 13] = [
-        "data",
-        "bytes",
-        "engine",
-        "sharing",
-        "batch",
-        "in flight",
-        "submit",
-        "reap",
-        "ns",
-        "GB/s",
-        "p50 ns",
-        "p99 ns",
-        "verified",
-    ];
-    let or_dash = |value: Option<f64>, digits| value.map_or("-".into(), |v| format!("{v:.digits$}"));
-    let mut cells = vec![HEADS.map(String::from)];
-    cells.extend(rows.iter().map(|row| {
+    let cells = rows.iter().map(|row| {
         [
             row.temperature.clone(),
             row.frame.to_string(),
             row.engine.clone(),
-            row.sharing.unwrap_or("-").into(),
+            or_dash(row.sharing),
             row.burst.to_string(),
             row.window.to_string(),
-            or_dash(row.submit_cycles, 1),
-            or_dash(row.reap_cycles, 1),
+            digits(row.submit_cycles, 1),
+            digits(row.reap_cycles, 1),
             format!("{:.1}", row.ns_per_packet),
-            or_dash(row.gigabytes_per_s, 2),
-            or_dash(row.p50_ns, 0),
-            or_dash(row.p99_ns, 0),
+            digits(row.gigabytes_per_s, 2),
+            digits(row.p50_ns, 0),
+            digits(row.p99_ns, 0),
             row.verified.to_string(),
         ]
-    }));
-    columns(&cells, "lrllrrrrrrrrr")
+    });
+    columns("<data|bytes|<engine|<sharing|batch|in flight|submit|reap|ns|GB/s|p50 ns|p99 ns|verified", cells)
         + "submit, reap: TSC cycles of the core a copy, ns both together; GB/s and latencies, from the first copy's\n\
            submission on: by the clock of whoever copies, with dsa-sim the model's; verified: copies compared in full.\n"
 }

@@ -2,22 +2,14 @@
 
 use offcore_bench::row::Row;
 
-use crate::report::columns;
+use crate::table::{columns, digits, or_dash, times};
 
 /// The rows, for people; nothing when there are none. `counted` says where packets are counted, `other` is who sends them.
 pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {
-    const HEADS: [&str; 13] = [
-        "over", "case", "frame", "Mpps", "min-max", "Gbit/s", "cycles", "peer", "peer's", "ratio",
-        "at least", "bound", "verified",
-    ];
     if rows.is_empty() {
         return String::new();
     }
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-    let mut cells = vec![HEADS.map(String::from)];
-    cells.extend(rows.iter().map(|row| {
-        let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
-        let whole = |cycles: Option<f64>| or_dash(cycles.map(|cycles| format!("{cycles:.0}")));
+    let cells = rows.iter().map(|row| {
         [
             row.port.unwrap_or(row.ring).into(),
             row.case.clone(),
@@ -25,16 +17,16 @@ pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {
             format!("{:.2}", row.mpps),
             format!("{:.2}-{:.2}", row.min, row.max),
             format!("{:.1}", row.gbps),
-            whole(row.busy_cycles_per_packet),
-            or_dash(row.peer_median.map(|mpps| format!("{mpps:.2}"))),
-            whole(row.peer_cycles_per_packet),
+            digits(row.busy_cycles_per_packet, 0),
+            digits(row.peer_median, 2),
+            digits(row.peer_cycles_per_packet, 0),
             times(row.peer_ratio),
             times(row.peer_ratio_lower),
-            or_dash(row.fe_bound.unwrap_or_default().then(|| other.into())),
+            or_dash(row.fe_bound.unwrap_or_default().then_some(other)),
             row.verified.to_string(),
         ]
-    }));
-    columns(&cells, "llrrrrrrrrrlr")
+    });
+    columns("<over|<case|frame|Mpps|min-max|Gbit/s|cycles|peer|peer's|ratio|at least|<bound|verified", cells)
         + &format!(
             "Mpps: packets a second, {counted}; cycles: TSC of a round that moved packets, a packet; peer, peer's: the\n\
              same of the peer, in turns; ratio: our speed over its, with the lower bound of 90 %; bound: the {other} was\n\

@@ -11,11 +11,11 @@ use offcore_bench::row::{GpuColumns, Row};
 use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
-use super::{Format, Rows, frame, plot_file};
+use super::{Format, Rows, frame, plot_file, verified};
 use crate::Failure;
 use crate::args::{Lcores, choice, hugepages, lcores, within};
 use crate::output::{say, told};
-use crate::report::columns;
+use crate::table::{columns, digits, or_dash, times, us};
 
 /// The examples of `offcore bench gpu --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -266,57 +266,20 @@ reaches; it waits for others of its burst for 100 us at most.
 
 type GpuRow<'a> = (&'a Row, &'a GpuColumns);
 
-fn dash(value: Option<impl std::fmt::Display>) -> String {
-    value.map_or_else(|| "-".into(), |value| value.to_string())
-}
-
-fn digits(value: Option<f64>, digits: usize) -> String {
-    dash(value.map(|value| format!("{value:.digits$}")))
-}
-
-fn us(ns: Option<f64>) -> String {
-    digits(ns.map(|ns| ns / 1e3), 1)
-}
-
-fn verified(row: &Row) -> String {
-    format!("{}/{}", row.verified, row.received + row.lost)
-}
-
 /// Lines of cells below their heads.
 fn lines<const N: usize>(
-    heads: [&str; N],
-    align: &str,
+    heads: &str,
     rows: &[GpuRow<'_>],
     cells: impl Fn(&Row, &GpuColumns) -> [String; N],
 ) -> String {
-    let mut all = vec![heads.map(String::from)];
-    all.extend(rows.iter().map(|(row, gpu)| cells(row, gpu)));
-    columns(&all, align)
+    columns(heads, rows.iter().map(|(row, gpu)| cells(row, gpu)))
 }
 
 /// The two published tables.
 fn published(rows: &[GpuRow<'_>]) -> String {
-    let heads = [
-        "case",
-        "frame",
-        "burst",
-        "workload",
-        "memory",
-        "device",
-        "Gbit/s",
-        "Mpps",
-        "min-max",
-        "A100",
-        "V100",
-        "model",
-        "p50 us",
-        "p99",
-        "submit ns",
-        "collect",
-        "bound",
-        "verified",
-    ];
-    lines(heads, "lrrlllrrrrrrrrrrlr", rows, |row, gpu| {
+    let heads = "<case|frame|burst|<workload|<memory|<device|Gbit/s|Mpps|min-max|A100|V100|model|p50 us|\
+         p99|submit ns|collect|<bound|verified";
+    lines(heads, rows, |row, gpu| {
         [
             row.case.clone(),
             row.frame.to_string(),
@@ -334,70 +297,39 @@ fn published(rows: &[GpuRow<'_>]) -> String {
             us(row.p99_ns),
             digits(gpu.submit_ns_per_burst, 0),
             digits(gpu.collect_ns_per_burst, 0),
-            dash(row.bound),
+            or_dash(row.bound),
             verified(row),
         ]
     }) + PUBLISHED_NOTE
 }
 
 fn forced(rows: &[GpuRow<'_>]) -> String {
-    let heads = [
-        "burst",
-        "ns/packet",
-        "workload",
-        "memory",
-        "device",
-        "ns/burst",
-        "Mpps",
-        "Gbit/s",
-        "min-max",
-        "model",
-        "p50 us",
-        "p99",
-        "bound",
-        "verified",
-    ];
-    lines(heads, "rrlllrrrrrrrlr", rows, |row, gpu| {
+    let heads = "burst|ns/packet|<workload|<memory|<device|ns/burst|Mpps|Gbit/s|min-max|model|p50 us|p99|\
+         <bound|verified";
+    lines(heads, rows, |row, gpu| {
         [
             row.burst.to_string(),
-            dash(gpu.forced_ns_per_packet),
+            or_dash(gpu.forced_ns_per_packet),
             gpu.workload.into(),
             gpu.memory.into(),
             gpu.device.clone(),
-            dash(gpu.forced_ns_per_burst),
+            or_dash(gpu.forced_ns_per_burst),
             format!("{:.2}", row.mpps),
             format!("{:.1}", row.gbps),
             format!("{:.2}-{:.2}", row.min, row.max),
             digits(gpu.model_gbps, 1),
             us(row.p50_ns),
             us(row.p99_ns),
-            dash(row.bound),
+            or_dash(row.bound),
             verified(row),
         ]
     }) + FORCED_NOTE
 }
 
 fn break_even(rows: &[GpuRow<'_>]) -> String {
-    let heads = [
-        "work",
-        "workload",
-        "memory",
-        "device",
-        "burst",
-        "Mpps",
-        "min-max",
-        "Gbit/s",
-        "core's Mpps",
-        "over core",
-        "break-even",
-        "model's",
-        "submit ns",
-        "collect",
-        "bound",
-        "verified",
-    ];
-    let burst = |burst: Option<usize>| dash(burst);
-    lines(heads, "llllrrrrrrrrrrlr", rows, |row, gpu| {
+    let heads = "<work|<workload|<memory|<device|burst|Mpps|min-max|Gbit/s|core's Mpps|over core|\
+         break-even|model's|submit ns|collect|<bound|verified";
+    lines(heads, rows, |row, gpu| {
         [
             gpu.work.into(),
             gpu.workload.into(),
@@ -408,29 +340,26 @@ fn break_even(rows: &[GpuRow<'_>]) -> String {
             format!("{:.2}-{:.2}", row.min, row.max),
             format!("{:.1}", row.gbps),
             digits(gpu.baseline_mpps, 2),
-            dash(gpu.over_baseline.map(|times| format!("{times:.2}x"))),
-            burst(gpu.break_even_burst),
-            burst(gpu.model_break_even_burst),
+            times(gpu.over_baseline),
+            or_dash(gpu.break_even_burst),
+            or_dash(gpu.model_break_even_burst),
             digits(gpu.submit_ns_per_burst, 0),
             digits(gpu.collect_ns_per_burst, 0),
-            dash(row.bound),
+            or_dash(row.bound),
             verified(row),
         ]
     }) + BREAK_EVEN_NOTE
 }
 
 fn latency(rows: &[GpuRow<'_>]) -> String {
-    let heads = [
-        "burst", "workload", "memory", "device", "load", "Mpps", "of Mpps", "p50 us", "p90", "p99", "p99.9",
-        "max", "verified",
-    ];
-    lines(heads, "rlllrrrrrrrrr", rows, |row, gpu| {
+    let heads = "burst|<workload|<memory|<device|load|Mpps|of Mpps|p50 us|p90|p99|p99.9|max|verified";
+    lines(heads, rows, |row, gpu| {
         [
             row.burst.to_string(),
             gpu.workload.into(),
             gpu.memory.into(),
             gpu.device.clone(),
-            dash(row.load.map(|load| format!("{:.0} %", load * 100.0))),
+            or_dash(row.load.map(|load| format!("{:.0} %", load * 100.0))),
             format!("{:.3}", row.mpps),
             digits(row.capacity_mpps, 3),
             us(row.p50_ns),

@@ -13,7 +13,7 @@ use offcore_bench::row::Row;
 use super::{Format, Rows, plot_file};
 use crate::Failure;
 use crate::output::told;
-use crate::report::columns;
+use crate::table::columns;
 
 /// The examples of `offcore bench model --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -63,9 +63,7 @@ fn table(rows: &[Row]) -> String {
         ("judged", "Judged:"),
     ] {
         let rows: Vec<_> = rows.iter().filter(|row| row.role == Some(role)).collect();
-        let mut cells =
-            vec![["figure", "published", "model", "unit", "error", "", "source"].map(String::from)];
-        cells.extend(rows.iter().map(|row| {
+        let cells = rows.iter().map(|row| {
             [
                 row.case.clone(),
                 published(row),
@@ -81,8 +79,9 @@ fn table(rows: &[Row]) -> String {
                     _ => row.source.unwrap_or_default().into(),
                 },
             ]
-        }));
-        let _ = write!(text, "{title}\n{}\n", columns(&cells, "lrrlrll"));
+        });
+        let _ =
+            write!(text, "{title}\n{}\n", columns("<figure|published|model|<unit|error|<|<source", cells,));
     }
     let judged = rows.iter().filter(|row| row.role == Some("judged"));
     let met = judged.clone().filter(|row| row.pass == Some(true)).count();

@@ -4,19 +4,18 @@ use std::fmt::Write;
 
 use offcore_flow::report::{QueueReport, Report};
 
-use crate::report::{Line, channels, columns, costs, heading};
+use crate::report::{Line, channels, costs, heading};
+use crate::table::columns;
 
 /// What dpdk-dma calls a channel's three lines; here they are one. A failed copy was finished by the core.
-const CHANNEL_HEADS: [&str; 3] = ["total submitted ops", "total completed ops", "total failed ops"];
+const CHANNEL_HEADS: &str = "total submitted ops|total completed ops|total failed ops";
 
 /// The report as tables.
 pub(super) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
     text += &ports(report);
-    if !report.channels.is_empty() {
-        text += &channels(&report.channels, CHANNEL_HEADS);
-    }
+    text += &channels(&report.channels, CHANNEL_HEADS);
     text += &costs(line);
     text
 }
@@ -83,20 +82,6 @@ fn by_port(report: &Report) -> Vec<Port> {
 }
 
 fn ports(report: &Report) -> String {
-    let heads = [
-        "port",
-        "received",
-        "Mpps",
-        "Gbit/s",
-        "copied",
-        "sent",
-        "Mpps",
-        "Gbit/s",
-        "dropped on rx",
-        "on copy",
-        "on tx",
-    ];
-    let mut rows = vec![heads.map(String::from)];
     let ports = by_port(report);
     let mut total = Port { name: "total".into(), ..Port::default() };
     for port in &ports {
@@ -113,8 +98,9 @@ fn ports(report: &Report) -> String {
         }
     }
     let several = ports.len() > 1;
-    rows.extend(ports.iter().chain(several.then_some(&total)).map(row));
-    let mut text = columns(&rows, "lrrrrrrrrrr");
+    let rows = ports.iter().chain(several.then_some(&total)).map(row);
+    let mut text =
+        columns("<port|received|Mpps|Gbit/s|copied|sent|Mpps|Gbit/s|dropped on rx|on copy|on tx", rows);
     if total.starved > 0 {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  the pool was dry in {} polls", total.starved);

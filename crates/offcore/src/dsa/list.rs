@@ -7,7 +7,7 @@ use offcore_dsa::config::sysfs::Device;
 use serde_json::{Value, json};
 
 use crate::args::Format;
-use crate::report::columns;
+use crate::table::{columns, or_dash};
 
 /// The examples of `offcore dsa list --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\
@@ -63,25 +63,8 @@ fn object(device: &Device) -> Value {
     object
 }
 
-fn or_dash(value: Option<impl ToString>) -> String {
-    value.map_or("-".into(), |value| value.to_string())
-}
-
 fn tables(devices: &[Device]) -> String {
-    let heads = [
-        "device",
-        "state",
-        "version",
-        "driver",
-        "node",
-        "queue space",
-        "engines",
-        "largest batch",
-        "transfer",
-        "PASID",
-    ];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(devices.iter().map(|device| {
+    let rows = devices.iter().map(|device| {
         let caps = &device.capabilities;
         let claimed: u32 = device.config.wqs.iter().map(|wq| wq.size).sum();
         let engines = device.config.engines.iter().flatten().count();
@@ -97,30 +80,18 @@ fn tables(devices: &[Device]) -> String {
             bytes(caps.max_transfer_size),
             if caps.pasid { "on" } else { "off" }.into(),
         ]
-    }));
-    let mut text = columns(&rows, "llllrrrrrl");
+    });
+    let mut text = columns(
+        "<device|<state|<version|<driver|node|queue space|engines|largest batch|transfer|<PASID",
+        rows,
+    );
     text += &queues(devices);
     text += &groups(devices);
     text
 }
 
 fn queues(devices: &[Device]) -> String {
-    let heads = [
-        "queue",
-        "state",
-        "mode",
-        "type",
-        "size",
-        "threshold",
-        "group",
-        "priority",
-        "batch",
-        "transfer",
-        "name",
-        "driver",
-        "clients",
-    ];
-    let mut rows = vec![heads.map(String::from)];
+    let mut rows = Vec::new();
     for device in devices {
         for (number, wq) in device.config.used_wqs() {
             let state = &device.wqs[number];
@@ -142,8 +113,12 @@ fn queues(devices: &[Device]) -> String {
         }
     }
     match rows.len() {
-        1 => "  no work queue has a size: 'offcore dsa configure' gives them some\n".into(),
-        _ => columns(&rows, "llllrrrrrrllr"),
+        0 => "  no work queue has a size: 'offcore dsa configure' gives them some\n".into(),
+        _ => columns(
+            "<queue|<state|<mode|<type|size|threshold|group|priority|batch|transfer|<name|<driver|\
+                 clients",
+            rows,
+        ),
     }
 }
 

@@ -15,7 +15,7 @@ use super::PerfArgs;
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
-use crate::report::columns;
+use crate::table::columns;
 
 /// The examples of `offcore dsa perf --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\
@@ -159,11 +159,8 @@ fn text(rows: &[Value], format: Format) -> anyhow::Result<String> {
         let lines: Result<Vec<String>, _> = rows.iter().map(serde_json::to_string).collect();
         return Ok(lines?.into_iter().map(|line| line + "\n").collect());
     }
-    let heads =
-        ["queue", "state", "size", "occupied", "at most", "clients", "CR faults", "failed", "last error"];
-    let mut cells = vec![heads.map(String::from)];
     let shown = |value: &Value| if value.is_null() { "-".into() } else { value.to_string() };
-    cells.extend(rows.iter().map(|row| {
+    let cells = rows.iter().map(|row| {
         let command = row["cmd_status"].as_u64().unwrap_or(0) as u32;
         [
             row["queue"].as_str().unwrap_or_default().into(),
@@ -180,11 +177,11 @@ fn text(rows: &[Value], format: Format) -> anyhow::Result<String> {
                 (_, command) => status::text(command),
             },
         ]
-    }));
-    if cells.len() == 1 {
+    });
+    if rows.is_empty() {
         return Ok("  no work queue has a size\n".into());
     }
-    Ok(columns(&cells, "llrrrrrrl"))
+    Ok(columns("<queue|<state|size|occupied|at most|clients|CR faults|failed|<last error", cells))
 }
 
 #[cfg(test)]

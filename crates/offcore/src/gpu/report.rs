@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use offcore_flow::report::{QueueReport, WorkReport};
 
-use crate::report::{Line, Measurement, columns, costs, heading, queues};
+use crate::report::{Line, Measurement, costs, heading, queues};
+use crate::table::columns;
 
 /// The report as tables.
 pub(super) fn tables(line: &Line<'_>) -> String {
@@ -25,9 +26,7 @@ fn measurement(measured: &Measurement) -> String {
 }
 
 fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
-    let heads = ["pipeline", "bursts", "with a result", "marked", "dropped", "sent elsewhere"];
-    let mut rows = vec![heads.map(String::from)];
-    rows.extend(pipelines.iter().map(|work| {
+    let rows = pipelines.iter().map(|work| {
         [
             format!("{} queue {}", work.pipeline, work.queue),
             work.bursts.to_string(),
@@ -36,8 +35,8 @@ fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
             work.dropped.to_string(),
             work.steered.to_string(),
         ]
-    }));
-    let mut text = columns(&rows, "lrrrrr");
+    });
+    let mut text = columns("<pipeline|bursts|with a result|marked|dropped|sent elsewhere", rows);
     for work in pipelines.iter().filter(|work| work.failed) {
         // Writing to a String cannot fail.
         let _ = writeln!(

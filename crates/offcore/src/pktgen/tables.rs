@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use offcore_flow::pktgen::report::{Counts, Figures, PktgenReport};
+use offcore_flow::pktgen::report::{Counts, DirectionReport, Figures, PktgenReport};
 
 use super::interfaces::Compared;
-use crate::report::{StoppedBy, columns};
+use crate::report::StoppedBy;
+use crate::table::columns;
 
 /// A report and, when it is the last one, why that is.
 pub(super) fn report(
@@ -22,25 +23,12 @@ pub(super) fn report(
         None => writeln!(text, "── {seconds:.1} s: {asked}{}", if report.running { "" } else { ", stopped" }),
         Some(_) => writeln!(text, "══ {seconds:.1} s in all, sent for {:.1} s: {asked}", report.over_seconds),
     };
-    let heads =
-        ["ports", "sent", "Mpps", "Gbit/s", "received", "Mpps", "Gbit/s", "on the wire", "lost", "lost, %"];
-    let mut rows = vec![heads.map(String::from).to_vec()];
-    rows.extend(
-        report.directions.iter().map(|one| rates(&format!("{} to {}", one.from, one.to), &one.figures)),
-    );
-    if report.directions.len() > 1 {
-        rows.push(rates("all", &report.all));
-    }
-    text += &columns(&rows, "lrrrrrrrrr");
-    let heads = ["µs", "least", "50 %", "90 %", "99 %", "99.9 %", "most"];
-    let mut rows = vec![heads.map(String::from).to_vec()];
-    rows.extend(report.directions.iter().filter_map(|one| {
-        let name = format!("{} to {}", one.from, one.to);
-        latencies(&name, &one.figures)
-    }));
-    if rows.len() > 1 {
-        text += &columns(&rows, "lrrrrrr");
-    }
+    let name = |one: &DirectionReport| format!("{} to {}", one.from, one.to);
+    let all = (report.directions.len() > 1).then(|| rates("all", &report.all));
+    let rows = report.directions.iter().map(|one| rates(&name(one), &one.figures)).chain(all);
+    text += &columns("<ports|sent|Mpps|Gbit/s|received|Mpps|Gbit/s|on the wire|lost|lost, %", rows);
+    let rows = report.directions.iter().filter_map(|one| latencies(&name(one), &one.figures));
+    text += &columns("<µs|least|50 %|90 %|99 %|99.9 %|most", rows);
     text += &remarks(&report.all.counts);
     for difference in interfaces.iter().filter_map(Compared::difference).filter(|_| stopped_by.is_some()) {
         let _ = writeln!(text, "  {difference}");
@@ -92,7 +80,7 @@ fn remarks(counts: &Counts) -> String {
 
 #[cfg(test)]
 mod tests {
-    use offcore_flow::pktgen::report::{DirectionReport, Latencies};
+    use offcore_flow::pktgen::report::Latencies;
 
     use super::*;
 

@@ -19,7 +19,7 @@ use super::interfaces::{Compared, Interfaces};
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
-use crate::report::columns;
+use crate::table::{columns, digits, us};
 
 /// RFC 2544's sizes for Ethernet (9.1).
 const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
@@ -95,16 +95,13 @@ impl Row {
     }
 
     fn cells(&self) -> Vec<String> {
-        let number =
-            |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
-        let us = |ns: Option<f64>| number(ns.map(|ns| ns / 1e3), 1);
         vec![
             self.frame.to_string(),
             self.loss.to_string(),
-            number(self.mpps, 4),
-            number(self.gbps, 3),
-            number(self.gbps_l1, 3),
-            number(self.lost, 4),
+            digits(self.mpps, 4),
+            digits(self.gbps, 3),
+            digits(self.gbps_l1, 3),
+            digits(self.lost, 4),
             self.limited_by.replace('_', " "),
             self.trials.to_string(),
             us(self.latencies.p50_ns),
@@ -241,24 +238,12 @@ fn refused(error: TrialError) -> Failure {
 }
 
 fn table(rows: &[Row], duration: Duration) -> String {
-    let heads = [
-        "bytes",
-        "loss allowed, %",
-        "Mpps",
-        "Gbit/s",
-        "on the wire",
-        "lost, %",
-        "limited by",
-        "trials",
-        "µs: 50 %",
-        "99 %",
-        "most",
-    ];
-    let cells: Vec<_> =
-        std::iter::once(heads.map(String::from).to_vec()).chain(rows.iter().map(Row::cells)).collect();
     let seconds = duration.as_secs_f64();
     let mut text = format!("throughput by RFC 2544, each direction, trials of {seconds} s\n");
-    text += &columns(&cells, "rrrrrrlrrrr");
+    text += &columns(
+        "bytes|loss allowed, %|Mpps|Gbit/s|on the wire|lost, %|<limited by|trials|µs: 50 %|99 %|most",
+        rows.iter().map(Row::cells),
+    );
     let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum::<u64>();
     for (count, what) in [
         (sum(|row| row.reordered), "packets came late"),

@@ -3,45 +3,17 @@
 use offcore_bench::memory::page_name;
 use offcore_bench::row::Row;
 
-use super::super::{end_to_end, latency as latency_table};
-use crate::report::columns;
+use super::super::{end_to_end, latency as latency_table, verified};
+use crate::table::{columns, digits, or_dash, times};
 
 /// All rows, for people.
 pub(super) fn table(rows: &[Row]) -> String {
-    const HEADS: [&str; 24] = [
-        "case",
-        "ring",
-        "data",
-        "frame",
-        "mode",
-        "engine",
-        "cycles",
-        "min-max",
-        "blocks",
-        "ns",
-        "guest",
-        "Mpps",
-        "reaches",
-        "bound",
-        "copied",
-        "over cpu",
-        "auto",
-        "peer",
-        "with guest",
-        "noise",
-        "guide's",
-        "pages",
-        "routine",
-        "verified",
-    ];
-    let mut cells = vec![HEADS.map(String::from)];
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-    let times = |ratio: Option<f64>| or_dash(ratio.map(|ratio| format!("{ratio:.2}x")));
     let (far, near): (Vec<&Row>, Vec<&Row>) = rows
         .iter()
         .filter(|row| !latency_table::is_latency(row))
         .partition(|row| row.arrangement == "end-to-end");
-    cells.extend(near.into_iter().map(|row| {
+    let costs = !near.is_empty();
+    let cells = near.into_iter().map(|row| {
         let over_cpu = row.offload_over_cpu.or(row.idle_channel_over_cpu);
         let over_best = row.auto_over_better.or(row.auto_over_oracle);
         let ratio = over_cpu.or(over_best).or(row.peer_ratio);
@@ -62,11 +34,11 @@ pub(super) fn table(rows: &[Row]) -> String {
             format!("{:.0}-{:.0}", row.min, row.max),
             format!("{}/{}", row.runs, row.runs + row.rejected),
             format!("{:.1}", row.ns_per_packet),
-            or_dash(row.guest_ns_per_packet.map(|ns| format!("{ns:.0}"))),
+            digits(row.guest_ns_per_packet, 0),
             format!("{:.2}", row.mpps),
-            or_dash(row.sustained_mpps.map(|mpps| format!("{mpps:.2}"))),
-            or_dash(row.bound.map(String::from)),
-            or_dash(row.copied_bytes_per_packet.map(|bytes| format!("{bytes:.0}"))),
+            digits(row.sustained_mpps, 2),
+            or_dash(row.bound),
+            digits(row.copied_bytes_per_packet, 0),
             times(over_cpu),
             times(over_best),
             match row.peer_ratio_lower {
@@ -75,18 +47,22 @@ pub(super) fn table(rows: &[Row]) -> String {
             },
             times(row.peer_both_ratio),
             or_dash(ratio.and(row.noise_floor).map(|share| format!("{:.1} %", share * 100.0))),
-            or_dash(row.published.map(|mpps| format!("{mpps:.2}"))),
+            digits(row.published, 2),
             pages(row),
-            or_dash(row.copy_routine.clone()),
-            format!("{}/{}", row.verified, row.received + row.lost),
+            or_dash(row.copy_routine.as_ref()),
+            verified(row),
         ]
-    }));
+    });
     let latencies = latency_table::table(rows);
     let far = end_to_end::table(&far, "at the far side", "front end");
-    if cells.len() == 1 {
+    if !costs {
         return [far, peers(rows), latencies].concat();
     }
-    let mut text = columns(&cells, "lllrllrrrrrrrlrrrrrrrllr");
+    let mut text = columns(
+        "<case|<ring|<data|frame|<mode|<engine|cycles|min-max|blocks|ns|guest|Mpps|reaches|<bound|\
+             copied|over cpu|auto|peer|with guest|noise|guide's|<pages|<routine|verified",
+        cells,
+    );
     text += "cycles, ns, Mpps: what a packet costs the core alone, the median; blocks: those that count, of those that were\n\
              measured; guest: nanoseconds of the guests' core for a packet; reaches: Mpps of core and engine together;\n\
              copied: bytes that core and engine copied for a packet; +copier: another one on the other core beside;\n\
@@ -214,24 +190,22 @@ fn break_even(rows: &[Row]) -> String {
 
 /// Figure 3 of the vhost guide, from the rows that have shares; nothing when none has.
 fn breakdown(rows: &[Row]) -> String {
-    const HEADS: [&str; 9] =
-        ["case", "ring", "data", "frame", "mode", "engine", "switching", "virtqueue", "copying"];
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
-    let mut cells = vec![HEADS.map(String::from)];
-    cells.extend(rows.iter().filter_map(|row| {
+    let cells = rows.iter().filter_map(|row| {
         let shares = [row.share_switching?, row.share_virtqueue?, row.share_copy?].map(percent);
         let [switching, virtqueue, copy] = shares;
         let (case, ring, data) = (row.case.clone(), row.ring.into(), row.temperature.clone());
         let (mode, engine) = (row.mode.clone(), engine_name(row));
         Some([case, ring, data, row.frame.to_string(), mode, engine, switching, virtqueue, copy])
-    }));
-    if cells.len() == 1 {
-        return String::new();
+    });
+    let table = columns("<case|<ring|<data|frame|<mode|<engine|switching|virtqueue|copying", cells);
+    if table.is_empty() {
+        return table;
     }
     format!(
         "\nShares of the core's cycles, by the stage clock (the guide's Figure 3; copying is 59 % at 1518 bytes there):\n\
          {}copying: copies made by the core, or handing them over and learning of their end.\n",
-        columns(&cells, "lllrllrrr")
+        table
     )
 }
 

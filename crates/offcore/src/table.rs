@@ -1,0 +1,52 @@
+//! Tables for people.
+
+use std::fmt::Write;
+
+/// Rows below their heads, indented; nothing without rows. Heads are apart by `|`; a column whose head begins with `<`
+/// is aligned left.
+pub(crate) fn columns<R: AsRef<[String]>>(heads: &str, rows: impl IntoIterator<Item = R>) -> String {
+    let rows: Vec<R> = rows.into_iter().collect();
+    let mut text = String::new();
+    if rows.is_empty() {
+        return text;
+    }
+    let heads: Vec<&str> = heads.split('|').collect();
+    let titles: Vec<String> = heads.iter().map(|head| head.trim_start_matches('<').into()).collect();
+    let lines = || std::iter::once(&titles[..]).chain(rows.iter().map(AsRef::as_ref));
+    let width = |column: usize| {
+        lines().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    for row in lines() {
+        let mut line = String::new();
+        for ((cell, head), width) in row.iter().zip(&heads).zip(&widths) {
+            let _ = match head.starts_with('<') {
+                true => write!(line, "  {cell:<width$}"),
+                false => write!(line, "  {cell:>width$}"),
+            };
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// A value, or a dash where there is none.
+pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map(|value| value.to_string()).filter(|text| !text.is_empty()).unwrap_or("-".into())
+}
+
+/// So many digits behind the point.
+pub(crate) fn digits(value: Option<f64>, digits: usize) -> String {
+    or_dash(value.map(|value| format!("{value:.digits$}")))
+}
+
+/// Nanoseconds as microseconds.
+pub(crate) fn us(ns: Option<f64>) -> String {
+    digits(ns.map(|ns| ns / 1e3), 1)
+}
+
+/// How many times as much.
+pub(crate) fn times(ratio: Option<f64>) -> String {
+    or_dash(ratio.map(|ratio| format!("{ratio:.2}x")))
+}
