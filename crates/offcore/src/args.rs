@@ -550,6 +550,27 @@ pub(crate) fn hugepages() -> impl TypedValueParser<Value = Hugepages> {
     choice(["auto", "1G", "2M", "none"])
 }
 
+/// Command lines in tests.
+#[cfg(test)]
+pub(crate) mod lines {
+    use super::{Cli, Command};
+
+    /// The command of a line, whose quotes are around whole words.
+    pub(crate) fn command(line: &str) -> Result<Command, String> {
+        let words = line.split_whitespace().map(|word| word.trim_matches('\''));
+        Cli::of(words).map(|cli| cli.command).map_err(|error| error.to_string())
+    }
+
+    /// The examples of a help text, of which there are so many.
+    pub(crate) fn examples(help: &str, count: usize) -> Vec<String> {
+        let whole = help.replace("\\\n", " ");
+        let lines = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore "));
+        let lines: Vec<String> = lines.map(Into::into).collect();
+        assert_eq!(lines.len(), count, "{lines:?}");
+        lines
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -326,20 +326,12 @@ pub(crate) fn with_queues(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command, SWITCH_EXAMPLES};
+    use crate::args::lines::{command, examples};
+    use crate::args::{Command, SWITCH_EXAMPLES};
     use offcore_flow::mirror::Direction;
 
-    fn plan(words: &[&str]) -> Result<(), String> {
-        match Cli::of(words.iter().copied()).map_err(|e| e.to_string())?.command {
-            Command::Switch(args) => config(&args).map(drop),
-            Command::Demo(_) => Ok(()),
-            other => panic!("{other:?} is no switch"),
-        }
-    }
-
     fn switch(flags: &str) -> Result<SwitchConfig, String> {
-        let words = ["offcore", "switch"].into_iter().chain(flags.split_whitespace());
-        match Cli::of(words).map_err(|e| e.to_string())?.command {
+        match command(&format!("offcore switch {flags}"))? {
             Command::Switch(args) => config(&args),
             other => panic!("{other:?} is no switch"),
         }
@@ -439,17 +431,13 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        let whole = SWITCH_EXAMPLES.replace("\\\n", " ");
-        let lines = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore "));
-        let mut seen = 0;
-        for line in lines {
-            seen += 1;
-            // The examples quote whole words with '…' only.
-            let words: Vec<&str> = line.split_whitespace().map(|word| word.trim_matches('\'')).collect();
-            if let Err(error) = plan(&words) {
-                panic!("{line}: {error}");
+        for line in examples(SWITCH_EXAMPLES, 9) {
+            match command(&line) {
+                Ok(Command::Switch(args)) => {
+                    drop(config(&args).unwrap_or_else(|error| panic!("{line}: {error}")))
+                }
+                other => assert!(matches!(other, Ok(Command::Demo(_))), "{line}: {other:?}"),
             }
         }
-        assert!(seen >= 6);
     }
 }

@@ -231,22 +231,17 @@ fn guide(guide: &Guide, rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
-    use clap::Parser;
+    use crate::args::Command;
+    use crate::args::lines::{command, examples};
 
     fn parse(line: &str) -> Result<Options, String> {
-        let command = Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.to_string())?.command;
-        let Command::Predict(args) = command else { panic!("{line}") };
+        let Command::Predict(args) = command(line)? else { panic!("{line}") };
         options(&args)
     }
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        let examples = EXAMPLES.lines().filter(|line| line.trim().starts_with("offcore "));
-        assert_eq!(examples.clone().count(), 4);
-        for line in examples {
-            parse(line).unwrap();
-        }
+        examples(EXAMPLES, 4).iter().for_each(|line| drop(parse(line).unwrap()));
     }
 
     #[test]

@@ -255,14 +255,16 @@ fn core_costs(rows: &[&Row]) -> String {
 mod tests {
     use super::super::cells::BLOCKS;
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::Command;
+    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
-    use clap::Parser;
 
     fn parsed(flags: &str) -> Result<(CopyArgs, copy::Options), String> {
-        let words = ["offcore", "bench", "copy"].into_iter().chain(flags.split_whitespace());
-        let command = Cli::try_parse_from(words).map_err(|e| e.to_string())?.command;
-        let Command::Bench { command: BenchCommand::Copy(args) } = command else { panic!("{flags}") };
+        parsed_line(&format!("offcore bench copy {flags}"))
+    }
+
+    fn parsed_line(line: &str) -> Result<(CopyArgs, copy::Options), String> {
+        let Command::Bench { command: BenchCommand::Copy(args) } = command(line)? else { panic!("{line}") };
         cases(&args)?;
         let options = options(&args)?;
         Ok((args, options))
@@ -304,12 +306,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        let mut seen = 0;
-        for flags in EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore bench copy")) {
-            parsed(flags).unwrap();
-            seen += 1;
-        }
-        assert_eq!(seen, 7);
+        examples(EXAMPLES, 7).iter().for_each(|line| drop(parsed_line(line).unwrap()));
     }
 
     #[test]

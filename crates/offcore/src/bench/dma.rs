@@ -228,13 +228,12 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::Command;
+    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
-    use clap::Parser;
 
     fn parse(line: &str) -> Result<DmaArgs, String> {
-        let command = Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.to_string())?.command;
-        let Command::Bench { command: BenchCommand::Dma(args) } = command else { panic!("{line}") };
+        let Command::Bench { command: BenchCommand::Dma(args) } = command(line)? else { panic!("{line}") };
         if args.sharings.is_empty() {
             options(&args).map(drop)?
         } else {
@@ -245,10 +244,8 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        let examples = EXAMPLES.lines().filter(|line| line.trim().starts_with("offcore "));
-        assert_eq!(examples.clone().count(), 5);
-        for line in examples {
-            match parse(line) {
+        for line in examples(EXAMPLES, 5) {
+            match parse(&line) {
                 // A machine with a single core has no second worker.
                 Err(error) if lcore::available().unwrap().len() < 2 => {
                     assert!(error.contains("--workers"), "{error}")

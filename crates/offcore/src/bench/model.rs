@@ -119,16 +119,11 @@ fn figure(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Cli;
-    use clap::Parser;
+    use crate::args::lines::{command, examples};
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        let examples = EXAMPLES.lines().filter(|line| line.trim().starts_with("offcore "));
-        assert_eq!(examples.clone().count(), 2);
-        for line in examples {
-            Cli::try_parse_from(line.split_whitespace()).unwrap();
-        }
+        examples(EXAMPLES, 2).iter().for_each(|line| drop(command(line).unwrap()));
     }
 
     #[test]

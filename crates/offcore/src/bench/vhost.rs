@@ -331,15 +331,17 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
 mod tests {
     use super::super::cells::{BLOCKS, QUICK_BLOCKS};
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::Command;
+    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
-    use clap::Parser;
     use offcore_bench::copier::Setup;
 
     fn bench(flags: &str) -> Result<vhost::Options, String> {
-        let words = ["offcore", "bench", "vhost"].into_iter().chain(flags.split_whitespace());
-        let command = Cli::try_parse_from(words).map_err(|e| e.to_string())?.command;
-        let Command::Bench { command: BenchCommand::Vhost(args) } = command else { panic!("{flags}") };
+        parsed_line(&format!("offcore bench vhost {flags}"))
+    }
+
+    fn parsed_line(line: &str) -> Result<vhost::Options, String> {
+        let Command::Bench { command: BenchCommand::Vhost(args) } = command(line)? else { panic!("{line}") };
         cases(&args)?;
         options(&args)
     }
@@ -399,11 +401,6 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        let mut seen = 0;
-        for flags in EXAMPLES.lines().filter_map(|line| line.trim().strip_prefix("offcore bench vhost")) {
-            bench(flags).unwrap();
-            seen += 1;
-        }
-        assert_eq!(seen, 13);
+        examples(EXAMPLES, 13).iter().for_each(|line| drop(parsed_line(line).unwrap()));
     }
 }

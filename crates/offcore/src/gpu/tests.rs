@@ -1,8 +1,8 @@
-use clap::Parser;
 use offcore_flow::Topology;
 use offcore_gpu::device::Memory;
 
 use super::*;
+use crate::args::lines::{command, examples};
 use crate::args::{Cli, Command};
 
 fn working_of(config: SwitchConfig) -> Working {
@@ -10,16 +10,16 @@ fn working_of(config: SwitchConfig) -> Working {
     working
 }
 
-fn planned(words: &[&str]) -> Result<(Working, Vec<PortSpec>), String> {
-    match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-        Command::Gpu(args) => plan(&args.pipelines).map(|(config, ports)| (working_of(config), ports)),
+fn pipelines(line: &str) -> Result<PipelineArgs, String> {
+    match command(line)? {
+        Command::Gpu(args) => Ok(args.pipelines),
         other => panic!("{other:?} has no pipelines"),
     }
 }
 
 fn gpu(flags: &str) -> Result<(Working, Vec<PortSpec>), String> {
-    let words: Vec<&str> = ["offcore", "gpu"].into_iter().chain(flags.split_whitespace()).collect();
-    planned(&words)
+    let (config, ports) = plan(&pipelines(&format!("offcore gpu {flags}"))?)?;
+    Ok((working_of(config), ports))
 }
 
 fn working(flags: &str) -> Working {
@@ -40,14 +40,9 @@ fn l2fwd_nv_letters_equal_long_flags() {
     let words = "--burst 1024 --data-room 2048 --device cuda:1 --memory gpu --profile --pipelines 2 --split \
                  --packet-time 500 --packets 1000 --workload persistent --warm-up 10";
     for flags in [letters, words] {
-        let all = format!("offcore gpu --port gen: {flags}");
-        let words: Vec<&str> = all.split_whitespace().collect();
-        let Command::Gpu(args) = Cli::try_parse_from(&words).unwrap().command else { panic!("no pipelines") };
-        assert_eq!(
-            (args.pipelines.packets, args.pipelines.warm_up, args.pipelines.run().pool.mbuf_size),
-            (1000, 10, 4096)
-        );
-        let (config, mut ports) = plan(&args.pipelines).unwrap();
+        let args = pipelines(&format!("offcore gpu --port gen: {flags}")).unwrap();
+        assert_eq!((args.packets, args.warm_up, args.run().pool.mbuf_size), (1000, 10, 4096));
+        let (config, mut ports) = plan(&args).unwrap();
         assert_eq!(plan::queue_count(&mut ports[0]), 2);
         let working = working_of(config);
         assert_eq!(working.workload, Workload::Device(Launch::Persistent));
@@ -145,25 +140,17 @@ fn memory_direct_needs_dpdk_ports() {
 
 #[test]
 fn help_examples_are_accepted() {
-    let whole = EXAMPLES.replace("\\\n", " ");
-    let lines: Vec<&str> = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore ")).collect();
-    assert!(lines.len() > 5, "{lines:?}");
-    for line in lines {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let Command::Gpu(args) =
-            Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{line}: {e}")).command
-        else {
-            panic!("{line} is something else")
-        };
-        if args.command.is_none() {
-            plan(&args.pipelines).unwrap_or_else(|error| panic!("{line}: {error}"));
+    for line in examples(EXAMPLES, 8) {
+        match command(&line).unwrap() {
+            Command::Gpu(args) if args.command.is_none() => drop(plan(&args.pipelines).unwrap()),
+            Command::Gpu(_) => {}
+            other => panic!("{line} is {other:?}"),
         }
     }
 }
 
 #[test]
 fn verbose_has_no_letter() {
-    let verbose = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap().command.verbose();
-    assert_eq!(verbose("offcore gpu --port gen: --verbose --verbose -v 7"), 2);
-    assert_eq!(Cli::try_parse_from(["offcore", "-vv", "gpu", "--port", "gen:"]).unwrap().verbose, 2);
+    assert_eq!(command("offcore gpu --port gen: --verbose --verbose -v 7").unwrap().verbose(), 2);
+    assert_eq!(Cli::of(["offcore", "-vv", "gpu", "--port", "gen:"]).unwrap().verbose, 2);
 }

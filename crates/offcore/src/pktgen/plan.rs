@@ -175,16 +175,15 @@ fn templates(args: &PktgenArgs, ports: &[Box<dyn Port>]) -> Result<Vec<HeaderTem
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use offcore_port::pcap::PcapPort;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::Command;
+    use crate::args::lines::{command, examples};
     use crate::pktgen::EXAMPLES;
 
     fn parsed(words: &[&str]) -> Result<PktgenArgs, String> {
-        let words = ["offcore", "pktgen"].iter().chain(words);
-        match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+        match command(&format!("offcore pktgen {}", words.join(" ")))? {
             Command::Pktgen(args) => Ok(*args),
             other => panic!("{other:?} is no pktgen"),
         }
@@ -259,13 +258,9 @@ mod tests {
 
     #[test]
     fn the_examples_of_the_help_are_understood() {
-        let whole = EXAMPLES.replace("\\\n", " ");
-        let mut seen = 0;
-        for line in whole.lines().map(str::trim).filter_map(|line| line.strip_prefix("offcore pktgen ")) {
-            seen += 1;
-            let args = parsed(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
+        for line in examples(EXAMPLES, 5) {
+            let Ok(Command::Pktgen(args)) = command(&line) else { panic!("{line} is no pktgen") };
             check(&args).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
-        assert_eq!(seen, 5);
     }
 }
