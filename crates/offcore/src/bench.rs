@@ -6,7 +6,7 @@
 //! * [`gpu`]: `offcore bench gpu`
 //! * [`model`]: `offcore bench model`
 
-mod cells;
+pub(crate) mod cells;
 mod copy;
 mod dma;
 mod end_to_end;
@@ -77,13 +77,17 @@ pub(crate) enum Format {
 /// # Errors
 /// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest.
 pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
-    match command {
+    let result = match command {
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Dma(args) => dma::run(args),
         BenchCommand::Gpu(args) => gpu::run(args),
         BenchCommand::Model(args) => model::run(args),
-    }
+    };
+    result.map_err(|failure| match failure {
+        Failure::Failed(error) => anyhow!("offcore {}: {}", command.names().join(" "), told(&error)).into(),
+        usage => usage,
+    })
 }
 
 /// Rows on their way out: JSON as soon as one is ready, the rest when all are.
@@ -127,9 +131,7 @@ impl Rows {
         };
         // Last: rows that took minutes are not lost with a file that cannot be written.
         if let Some(path) = plot {
-            draw(&self.rows, path)
-                .with_context(|| format!("--plot {}", path.display()))
-                .map_err(|error| told(&error))?;
+            draw(&self.rows, path).with_context(|| format!("--plot {}", path.display()))?;
         }
         Ok(())
     }

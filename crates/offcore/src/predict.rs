@@ -12,8 +12,9 @@ use offcore_bench::vhost::FRAMES;
 use offcore_mem::Hugepages;
 
 use crate::Failure;
-use crate::args::{Lcores, choice, hugepages, lcores, within};
-use crate::bench::{Format, Rows, frame, two_lcores};
+use crate::args::within;
+use crate::bench::cells::{BenchArgs, or, temperature};
+use crate::bench::{Rows, frame, two_lcores};
 use crate::output::told;
 use crate::table::{columns, digits, or_dash};
 
@@ -43,6 +44,7 @@ clock. So everything but 'cpu' is a model's word, not a measurement.";
 
 /// What `offcore predict` understands.
 #[derive(Args, Debug)]
+#[command(mut_arg("quick", |arg| arg.help("Fewer blocks: a few seconds")))]
 pub(crate) struct PredictArgs {
     /// Whose machine: this one, or the guides', whose tables are known
     #[arg(long, value_name = "MACHINE", default_value = "here")]
@@ -76,21 +78,9 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "WHERE", default_value = "remote", value_parser = temperature())]
     pub temperature: Temperature,
 
-    /// The measured lcore and the guest's [default: the first two]
-    #[arg(long, value_name = "A,B", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// Pages of packet buffers and guests: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
-
-    /// Fewer blocks: a few seconds
-    #[arg(long)]
-    pub quick: bool,
-
-    /// A table for people, JSON with one object a line, or CSV
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
+    /// Lcores, pages, format.
+    #[command(flatten)]
+    pub bench: BenchArgs,
 }
 
 /// Whose machine is predicted.
@@ -102,17 +92,13 @@ pub(crate) enum Whose {
     Guide,
 }
 
-fn temperature() -> impl clap::builder::TypedValueParser<Value = Temperature> {
-    choice(Temperature::ALL.map(Temperature::name))
-}
-
 /// Measures, predicts, and writes.
 ///
 /// # Errors
 /// [`Failure::Usage`] for lcores that are not to be had, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| anyhow!("offcore predict: {}", told(&error));
-    let mut rows = Rows::new(args.format);
+    let mut rows = Rows::new(args.bench.format);
     match args.machine {
         Whose::Here => {
             let options = options(args).map_err(Failure::Usage)?;
@@ -139,9 +125,9 @@ fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
         (args.engines != 4, "--engines"),
         (!args.frames.is_empty(), "--frame"),
         (args.temperature != Temperature::Remote, "--temperature"),
-        (args.lcores.is_some(), "--lcores"),
-        (args.hugepages != Hugepages::Auto, "--hugepages"),
-        (args.quick, "--quick"),
+        (args.bench.lcores.is_some(), "--lcores"),
+        (args.bench.hugepages != Hugepages::Auto, "--hugepages"),
+        (args.bench.quick, "--quick"),
     ];
     match given.into_iter().find(|(given, _)| *given) {
         Some((_, flag)) => {
@@ -152,7 +138,7 @@ fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
 }
 
 fn options(args: &PredictArgs) -> Result<Options, String> {
-    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
+    let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
     Ok(Options {
         machine: Machine {
             cores: args.cores,
@@ -161,10 +147,10 @@ fn options(args: &PredictArgs) -> Result<Options, String> {
             devices: args.devices,
             engines: args.engines,
         },
-        frames: if args.frames.is_empty() { FRAMES.into() } else { args.frames.clone() },
+        frames: or(&args.frames, &FRAMES),
         temperature: args.temperature,
-        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
-        hugepages: args.hugepages,
+        blocks: if args.bench.quick { QUICK_BLOCKS } else { BLOCKS },
+        hugepages: args.bench.hugepages,
         lcore,
         other_lcore,
     })

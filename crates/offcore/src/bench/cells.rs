@@ -11,7 +11,7 @@ use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
 use super::{Format, frame, plot_file};
-use crate::args::{Lcores, choice, hugepages, lcores};
+use crate::args::{Lcores, choice, hugepages, lcores, mode};
 
 /// A B B A blocks of a cell; the design asks for 200.
 pub(super) const BLOCKS: usize = 200;
@@ -20,6 +20,26 @@ pub(super) const QUICK_BLOCKS: usize = 60;
 /// How long a cell may take with `--quick`, but for the blocks that it has in any case: so all of a table takes some
 /// minutes.
 const QUICK_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What everything that measures this machine understands.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// The measured lcore, and that of the guest or whoever else takes part [default: the first two]
+    #[arg(long, value_name = "A,B", value_parser = lcores)]
+    pub lcores: Option<Lcores>,
+
+    /// Pages of packet buffers, guests and rings: the largest to be had, or these or none
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    pub hugepages: Hugepages,
+
+    /// Fewer blocks and windows: some minutes for all core costs, less than two for end-to-end
+    #[arg(long)]
+    pub quick: bool,
+
+    /// A table for people, JSON with one object a line, or CSV
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub format: Format,
+}
 
 /// Flags of `offcore bench vhost` and `offcore bench copy`.
 #[derive(Args, Debug)]
@@ -37,48 +57,29 @@ pub(crate) struct CellArgs {
     pub modes: Vec<Mode>,
 
     /// Who can copy: the core, for mode cpu; engines, for the other modes [default: cpu,core:1]
-    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = engine())]
+    #[arg(long = "engine", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Copier>(Copier::ALL.map(Copier::name)))]
     pub engines: Vec<Copier>,
 
     /// Measure mode cpu a second time, with a copier on the other core that is as fast as this one
     #[arg(long)]
     pub background: bool,
 
-    /// The measured lcore, and that of the guest or whoever else takes part [default: the first two]
-    #[arg(long, value_name = "A,B", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// Pages of packet buffers and guests: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
-
-    /// Fewer blocks and windows: some minutes for all core costs, less than two for end-to-end
-    #[arg(long)]
-    pub quick: bool,
-
     /// Draw the core costs as an SVG
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
-    /// A table for people, JSON with one object a line, or CSV
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
+    /// Lcores, pages, format.
+    #[command(flatten)]
+    pub bench: BenchArgs,
 }
 
-pub(super) fn temperature() -> impl TypedValueParser<Value = Temperature> {
+/// By name.
+pub(crate) fn temperature() -> impl TypedValueParser<Value = Temperature> {
     choice(Temperature::ALL.map(Temperature::name))
 }
 
-fn mode() -> impl TypedValueParser<Value = Mode> {
-    choice(["cpu", "offload", "auto"])
-}
-
-fn engine() -> impl TypedValueParser<Value = Copier> {
-    choice(Copier::ALL.map(Copier::name))
-}
-
 /// What was given, or else what is measured where nothing was.
-pub(super) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
+pub(crate) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
     if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
 }
 
@@ -103,11 +104,11 @@ impl CellArgs {
 
     /// Blocks of a cell.
     pub(super) fn blocks(&self) -> usize {
-        if self.quick { QUICK_BLOCKS } else { BLOCKS }
+        if self.bench.quick { QUICK_BLOCKS } else { BLOCKS }
     }
 
     /// How long a cell may take; `None`: as long as it does.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        self.quick.then_some(QUICK_TIMEOUT)
+        self.bench.quick.then_some(QUICK_TIMEOUT)
     }
 }

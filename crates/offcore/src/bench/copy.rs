@@ -1,7 +1,6 @@
 //! `offcore bench copy`: Table 5 of the packet-copy guide (DPDK's dpdk-dma), and the ports it needs, over veth.
 
-use anyhow::{Context, bail};
-use clap::builder::TypedValueParser;
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
@@ -15,7 +14,6 @@ use super::cells::{CellArgs, or};
 use super::{Rows, end_to_end, two_lcores, verified};
 use crate::Failure;
 use crate::args::choice;
-use crate::output::told;
 use crate::table::{columns, digits, or_dash, times};
 
 /// Rounds of 32768 packets of case conversion.
@@ -65,11 +63,11 @@ pub(crate) struct CopyArgs {
     pub cases: Vec<Case>,
 
     /// Kinds of ports of case end-to-end: af_xdp, af_packet [default: both]
-    #[arg(long = "port", value_name = "LIST", value_delimiter = ',', value_parser = port())]
+    #[arg(long = "port", value_name = "LIST", value_delimiter = ',', value_parser = choice::<PortKind>(PortKind::ALL.map(PortKind::name)))]
     pub ports: Vec<PortKind>,
 
     /// Which way packets go in case end-to-end: txonly, rxonly, forward [default: all three]
-    #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = direction())]
+    #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Direction>(Direction::ALL.map(Direction::name)))]
     pub directions: Vec<Direction>,
 
     /// Measure other people's software beside ours, in turns
@@ -95,14 +93,6 @@ pub(crate) enum Peer {
     Dpdk,
 }
 
-fn port() -> impl TypedValueParser<Value = PortKind> {
-    choice(PortKind::ALL.map(PortKind::name))
-}
-
-fn direction() -> impl TypedValueParser<Value = Direction> {
-    choice(Direction::ALL.map(Direction::name))
-}
-
 /// Measures and writes what the flags ask for.
 ///
 /// # Errors
@@ -111,11 +101,9 @@ fn direction() -> impl TypedValueParser<Value = Direction> {
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let cases = cases(args).map_err(Failure::Usage)?;
     let options = options(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.cells.format);
+    let mut rows = Rows::new(args.cells.bench.format);
     for case in cases {
-        measure(case, args, &options, &mut |row| rows.push(row))
-            .context("offcore bench copy")
-            .map_err(|error| told(&error))?;
+        measure(case, args, &options, &mut |row| rows.push(row))?;
     }
     Ok(rows.finish(args.cells.plot.as_ref(), plot::packet_copy, table)?)
 }
@@ -173,7 +161,7 @@ fn measure(
 
 #[cfg(feature = "dpdk")]
 fn conversion(args: &CopyArgs, options: &copy::Options, emit: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
-    let rounds = if args.cells.quick { QUICK_ROUNDS } else { ROUNDS };
+    let rounds = if args.cells.bench.quick { QUICK_ROUNDS } else { ROUNDS };
     copy::conversion::run(options.lcore, rounds, emit)
 }
 
@@ -184,7 +172,7 @@ fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow
 
 fn options(args: &CopyArgs) -> Result<copy::Options, String> {
     let cells = &args.cells;
-    let (lcore, other_lcore) = two_lcores(cells.lcores.as_ref())?;
+    let (lcore, other_lcore) = two_lcores(cells.bench.lcores.as_ref())?;
     Ok(copy::Options {
         frames: or(&cells.frames, &FRAMES),
         temperatures: or(&cells.temperatures, &Temperature::ALL),
@@ -193,7 +181,7 @@ fn options(args: &CopyArgs) -> Result<copy::Options, String> {
         blocks: cells.blocks(),
         bursts: TURN_BURSTS,
         timeout: cells.timeout(),
-        hugepages: cells.hugepages,
+        hugepages: cells.bench.hugepages,
         lcore,
         other_lcore,
     })
@@ -201,7 +189,7 @@ fn options(args: &CopyArgs) -> Result<copy::Options, String> {
 
 fn veth_options(args: &CopyArgs, options: &copy::Options) -> VethOptions {
     let frames = or(&args.cells.frames, &veth::FRAMES);
-    let mut veth = VethOptions::new(&frames, args.cells.quick, options.lcore, options.other_lcore);
+    let mut veth = VethOptions::new(&frames, args.cells.bench.quick, options.lcore, options.other_lcore);
     veth.ports = or(&args.ports, &PortKind::ALL);
     veth.directions = or(&args.directions, &Direction::ALL);
     veth.testpmd = args.peer == Some(Peer::Dpdk);

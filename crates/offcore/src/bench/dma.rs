@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use offcore_bench::copier::Copier;
 use offcore_bench::dma::{self, Options, SIZES, Subject, sharing};
@@ -10,14 +9,12 @@ use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 use offcore_dma::share;
-use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
-use super::cells::{or, temperature};
-use super::{Format, Rows, two_lcores};
+use super::cells::{BenchArgs, or, temperature};
+use super::{Rows, two_lcores};
 use crate::Failure;
-use crate::args::{Lcores, hugepages, lcores, within};
-use crate::output::told;
+use crate::args::{Lcores, within};
 use crate::table::{columns, digits, or_dash};
 
 /// Rounds of a combination, and how long it may take.
@@ -50,6 +47,7 @@ latencies are by the clock of whoever copies: with dsa-sim, the virtual one.";
 
 /// What `offcore bench dma` understands.
 #[derive(Args, Debug)]
+#[command(mut_arg("quick", |arg| arg.help("Three sizes, two batches, fewer rounds")))]
 pub(crate) struct DmaArgs {
     /// Bytes of a copy, 1 to 1M [default: 64,256,1K,4K,16K,64K,256K,1M]
     #[arg(long = "size", value_name = "LIST", value_delimiter = ',', value_parser = size)]
@@ -81,21 +79,9 @@ pub(crate) struct DmaArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(1..=4), requires = "sharings")]
     pub workers: usize,
 
-    /// The measured lcore and the other one [default: the first two]
-    #[arg(long, value_name = "A,B", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// Pages of the buffers: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
-
-    /// Three sizes, two batches, fewer rounds
-    #[arg(long)]
-    pub quick: bool,
-
-    /// A table for people, JSON with one object a line, or CSV
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
+    /// Lcores, pages, format.
+    #[command(flatten)]
+    pub bench: BenchArgs,
 }
 
 /// How workers share a channel.
@@ -126,7 +112,7 @@ fn size(text: &str) -> Result<usize, String> {
 /// # Errors
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
-    let mut rows = Rows::new(args.format);
+    let mut rows = Rows::new(args.bench.format);
     let mut emit = |row: Row| rows.push(row);
     let measured = if args.sharings.is_empty() {
         let options = options(args).map_err(Failure::Usage)?;
@@ -135,22 +121,22 @@ pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
         let options = sharing_options(args).map_err(Failure::Usage)?;
         sharing::run(&options, &Progress::visible(), &mut emit)
     };
-    measured.map_err(|error| anyhow!("offcore bench dma: {}", told(&error)))?;
+    measured?;
     Ok(rows.finish(None, |_, _| Ok(()), table)?)
 }
 
 fn options(args: &DmaArgs) -> Result<Options, String> {
-    let (lcore, other_lcore) = two_lcores(args.lcores.as_ref())?;
-    let (rounds, timeout) = if args.quick { QUICK_ROUNDS } else { ROUNDS };
+    let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
+    let (rounds, timeout) = if args.bench.quick { QUICK_ROUNDS } else { ROUNDS };
     Ok(Options {
-        sizes: or(&args.sizes, if args.quick { &[64, 1024, 16 << 10] } else { &SIZES }),
-        batches: or(&args.batches, if args.quick { &[1, 32] } else { &[1, 8, 32, 128] }),
+        sizes: or(&args.sizes, if args.bench.quick { &[64, 1024, 16 << 10] } else { &SIZES }),
+        batches: or(&args.batches, if args.bench.quick { &[1, 32] } else { &[1, 8, 32, 128] }),
         depths: or(&args.depths, &[128]),
         temperatures: or(&args.temperatures, &[Temperature::Remote]),
         subjects: or(&args.subjects, &Copier::ALL.map(Subject::Copier)),
         rounds,
         timeout,
-        hugepages: args.hugepages,
+        hugepages: args.bench.hugepages,
         lcore,
         other_lcore,
     })
@@ -167,7 +153,7 @@ fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
         }
     }
     let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    let lcores = args.lcores.as_ref().map_or(available.clone(), |Lcores(given)| given.clone());
+    let lcores = args.bench.lcores.as_ref().map_or(available.clone(), |Lcores(given)| given.clone());
     if lcores.len() < args.workers || !lcores.iter().all(|lcore| available.contains(lcore)) {
         return Err(format!(
             "--workers {}: found lcores {lcores:?} of {available:?}, expected one each",
@@ -197,8 +183,8 @@ fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
         sizes: or(&args.sizes, &[64, 1024]),
         batches: or(&args.batches, &[1, 8, 32]),
         depth,
-        rounds: if args.quick { 500 } else { 5_000 },
-        hugepages: args.hugepages,
+        rounds: if args.bench.quick { 500 } else { 5_000 },
+        hugepages: args.bench.hugepages,
     })
 }
 

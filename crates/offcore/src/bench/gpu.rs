@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{ArgAction, Args};
 use offcore_bench::gpu::{self, Case, Memory, Options, Outcome, WorkKind, plot};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::{GpuColumns, Row};
-use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
-use super::{Format, Rows, frame, plot_file, verified};
+use super::cells::BenchArgs;
+use super::{Rows, frame, plot_file, verified};
 use crate::Failure;
-use crate::args::{Lcores, choice, hugepages, lcores, within};
-use crate::output::{say, told};
+use crate::args::{Lcores, choice, within};
+use crate::output::say;
 use crate::table::{columns, digits, or_dash, times, us};
 
 /// The examples of `offcore bench gpu --help`. A test parses each line that begins with `offcore`.
@@ -42,6 +42,10 @@ says nothing of a GPU.";
 
 /// The arguments of `offcore bench gpu`.
 #[derive(Args, Debug)]
+#[command(mut_arg("quick", |arg| arg.help("Fewer cells and windows: about a minute")))]
+#[command(mut_arg("lcores", |arg| {
+    arg.value_name("LIST").help("Where generators and verifiers may run [default: everywhere]")
+}))]
 pub(crate) struct GpuArgs {
     /// The device: cuda:N (or N), or host, threads in place of a GPU [default: cuda:0, or host where there is no GPU]
     #[arg(short = 'g', long, value_name = "NAME")]
@@ -65,7 +69,7 @@ pub(crate) struct GpuArgs {
     pub sizes: Vec<usize>,
 
     /// Work of case break-even: swap, crc32c, checksum, match [default: all four]
-    #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = work())]
+    #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = choice::<WorkKind>(WorkKind::ALL.map(WorkKind::name)))]
     pub works: Vec<WorkKind>,
 
     /// Where a device processes packets: host (in place), gpu (in a copy in its memory) [default: both; in cases forced
@@ -86,25 +90,13 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
     pub lanes: usize,
 
-    /// Where generators and verifiers may run [default: everywhere]
-    #[arg(long, value_name = "LIST", value_parser = lcores)]
-    pub lcores: Option<Lcores>,
-
-    /// Pages of packet buffers and burst rings: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
-    pub hugepages: Hugepages,
-
-    /// Fewer cells and windows: about a minute
-    #[arg(long, action = ArgAction::SetTrue)]
-    pub quick: bool,
-
     /// Draw the tables as an SVG
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
-    /// A table for people, JSON with one object a line, or CSV
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
-    pub format: Format,
+    /// Lcores, pages, format.
+    #[command(flatten)]
+    pub bench: BenchArgs,
 }
 
 /// A case, or all of them.
@@ -122,10 +114,6 @@ fn case() -> impl TypedValueParser<Value = AnyCase> {
     })
 }
 
-fn work() -> impl TypedValueParser<Value = WorkKind> {
-    choice(WorkKind::ALL.map(WorkKind::name))
-}
-
 fn memory() -> impl TypedValueParser<Value = Memory> {
     let named = |name: &str| Memory::ALL.into_iter().find(|memory| memory.name() == name);
     PossibleValuesParser::new(Memory::ALL.map(Memory::name))
@@ -137,24 +125,22 @@ fn memory() -> impl TypedValueParser<Value = Memory> {
 /// # Errors
 /// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
-    let failed = |error: anyhow::Error| anyhow!("offcore bench gpu: {}", told(&error));
     check(args).map_err(Failure::Usage)?;
-    let (device, line) =
-        gpu::open(args.device.as_deref()).map_err(|error| failed(error.context("--device")))?;
+    let (device, line) = gpu::open(args.device.as_deref()).context("--device")?;
     if let Some(line) = line {
         say(&line);
     }
     let options = options(args, device.name()).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.format);
+    let mut rows = Rows::new(args.bench.format);
     let Outcome { notes, failures } =
-        gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
+        gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row))?;
     notes.iter().for_each(|note| say(note));
     // What was not measured cannot be drawn.
     let plot = if failures.is_empty() { args.plot.as_ref() } else { None };
     rows.finish(plot, plot::draw, table)?;
     match failures.len() {
         0 => Ok(()),
-        count => Err(failed(anyhow!("{count} of them failed:\n  {}", failures.join("\n  "))).into()),
+        count => Err(anyhow!("{count} of them failed:\n  {}", failures.join("\n  ")).into()),
     }
 }
 
@@ -187,11 +173,11 @@ fn check(args: &GpuArgs) -> Result<(), String> {
 
 fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
     let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    let given = args.lcores.as_ref().map_or(&available, |Lcores(given)| given);
+    let given = args.bench.lcores.as_ref().map_or(&available, |Lcores(given)| given);
     if let Some(&found) = given.iter().find(|lcore| !available.contains(lcore)) {
         return Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available }));
     }
-    let mut options = Options::new(device, args.quick, given);
+    let mut options = Options::new(device, args.bench.quick, given);
     options.cases = cases(args);
     options.bursts.clone_from(&args.bursts);
     if !args.sizes.is_empty() {
@@ -205,7 +191,7 @@ fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
     }
     options.pipelines = args.pipelines.unwrap_or(options.pipelines);
     options.blocks = args.blocks.map(|blocks| blocks as u32).or(options.blocks);
-    (options.slots, options.lanes, options.hugepages) = (args.slots, args.lanes as u32, args.hugepages);
+    (options.slots, options.lanes, options.hugepages) = (args.slots, args.lanes as u32, args.bench.hugepages);
     if options.pipelines > given.len() {
         return Err(format!(
             "--pipelines {}: found {} lcores, expected one for each pipeline at least; use fewer",

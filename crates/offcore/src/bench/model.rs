@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::anyhow;
 use clap::Args;
 use offcore_bench::model::points::OUTSIDE;
 use offcore_bench::model::{self, TOLERANCE, plot};
@@ -12,7 +11,6 @@ use offcore_bench::row::Row;
 
 use super::{Format, Rows, plot_file};
 use crate::Failure;
-use crate::output::told;
 use crate::table::columns;
 
 /// The examples of `offcore bench model --help`. A test parses each line that begins with `offcore`.
@@ -47,8 +45,7 @@ pub(crate) struct ModelArgs {
 /// [`Failure::Failed`] when the simulator fails, not when a figure is missed.
 pub(crate) fn run(args: &ModelArgs) -> Result<(), Failure> {
     let mut rows = Rows::new(args.format);
-    model::run(&Progress::visible(), &mut |row| rows.push(row))
-        .map_err(|error| anyhow!("offcore bench model: {}", told(&error)))?;
+    model::run(&Progress::visible(), &mut |row| rows.push(row))?;
     Ok(rows.finish(args.plot.as_ref(), plot::errors, table)?)
 }
 

@@ -4,7 +4,6 @@ mod table;
 
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::Copier;
@@ -26,7 +25,6 @@ use super::cells::{CellArgs, or};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{choice, within};
-use crate::output::told;
 use table::table;
 
 /// The examples of `offcore bench vhost --help`. A test parses each line that begins with `offcore`.
@@ -93,12 +91,12 @@ pub(crate) struct VhostArgs {
     pub max_latency: Option<usize>,
 
     /// Formats of virtqueues: split, packed [default: both]
-    #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = ring())]
+    #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Ring>(Ring::ALL.map(Ring::name)))]
     pub rings: Vec<Ring>,
 
     /// How guests use their virtqueues: simple, one descriptor a packet; linux, as Linux does, with event index, offload
     /// headers and indirect tables
-    #[arg(long = "guest", value_name = "LIST", value_delimiter = ',', default_value = "simple", value_parser = guest())]
+    #[arg(long = "guest", value_name = "LIST", value_delimiter = ',', default_value = "simple", value_parser = choice::<GuestKind>(GuestKind::ALL.map(GuestKind::name)))]
     pub guests: Vec<GuestKind>,
 
     /// How often ours copies a payload from guest to guest: once where it can, or twice in any case
@@ -145,14 +143,6 @@ pub(crate) enum Peer {
     Ovs,
 }
 
-fn ring() -> impl clap::builder::TypedValueParser<Value = Ring> {
-    choice(Ring::ALL.map(Ring::name))
-}
-
-fn guest() -> impl clap::builder::TypedValueParser<Value = GuestKind> {
-    choice(GuestKind::ALL.map(GuestKind::name))
-}
-
 /// Measures and writes what the flags ask for.
 ///
 /// # Errors
@@ -160,11 +150,9 @@ fn guest() -> impl clap::builder::TypedValueParser<Value = GuestKind> {
 pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::Usage)?;
     let cases = cases(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.cells.format);
+    let mut rows = Rows::new(args.cells.bench.format);
     for case in cases {
-        measure(case, args, &options, &mut |row| rows.push(row))
-            .context("offcore bench vhost")
-            .map_err(|error| told(&error))?;
+        measure(case, args, &options, &mut |row| rows.push(row))?;
     }
     let drawn = if args.cases.contains(&Case::WorkNs) { plot::work_sweep } else { plot::core_cost };
     Ok(rows.finish(args.cells.plot.as_ref(), drawn, table)?)
@@ -262,7 +250,7 @@ fn measure(
         Case::SubmitReap => {
             lcore::pin(options.lcore)?;
             let other = OtherCore::start(options.other_lcore)?;
-            let bursts = if args.cells.quick { 2_000 } else { 20_000 };
+            let bursts = if args.cells.bench.quick { 2_000 } else { 20_000 };
             let mut copiers: Vec<_> = options.setups.iter().map(|setup| setup.copier).collect();
             copiers.dedup();
             for copier in copiers.into_iter().filter(|copier| *copier != Copier::Core) {
@@ -273,8 +261,12 @@ fn measure(
             Ok(())
         }
         Case::EndToEnd | Case::GuestToGuestEndToEnd => {
-            let mut end_to_end =
-                EndToEndOptions::new(&options.frames, args.cells.quick, options.lcore, options.other_lcore);
+            let mut end_to_end = EndToEndOptions::new(
+                &options.frames,
+                args.cells.bench.quick,
+                options.lcore,
+                options.other_lcore,
+            );
             end_to_end.route = if case == Case::EndToEnd { Route::Loop } else { Route::GuestToGuest };
             end_to_end.rings.clone_from(&options.rings);
             end_to_end.one_copy = options.one_copy;
@@ -289,7 +281,7 @@ fn measure(
         Case::Latency => {
             let frames = or(&args.cells.frames, &latency::FRAMES);
             let mut latency =
-                LatencyOptions::new(&frames, args.cells.quick, options.lcore, options.other_lcore);
+                LatencyOptions::new(&frames, args.cells.bench.quick, options.lcore, options.other_lcore);
             if let Some(us) = args.max_latency {
                 latency.max_latency = Duration::from_micros(us as u64);
             }
@@ -304,7 +296,7 @@ fn measure(
 
 fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
     let cells = &args.cells;
-    let (lcore, other_lcore) = two_lcores(cells.lcores.as_ref())?;
+    let (lcore, other_lcore) = two_lcores(cells.bench.lcores.as_ref())?;
     Ok(vhost::Options {
         route: Route::Loop,
         one_copy: args.copies == 1,
@@ -321,7 +313,7 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
         blocks: cells.blocks(),
         bursts: TURN_BURSTS,
         timeout: cells.timeout(),
-        hugepages: cells.hugepages,
+        hugepages: cells.bench.hugepages,
         lcore,
         other_lcore,
     })
