@@ -29,6 +29,7 @@ pub mod ring;
 pub mod simulator;
 pub mod switch;
 pub mod task;
+mod threads;
 pub mod worker;
 
 pub use dma_map::DmaMap;

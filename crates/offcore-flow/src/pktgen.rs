@@ -30,20 +30,19 @@ mod worker;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_mem::Pool;
 use offcore_port::{Port, QueueSetup, RxCounters, TxCounters};
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{StageClock, lcore, tsc};
+use offcore_stats::{StageClock, tsc};
 use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::STAMP_LEN;
 use offcore_wire::traffic::HeaderTemplate;
 
 use crate::switch::{Field, SwitchError, check_lcores, too_long};
+use crate::threads::Threads;
 use control::{Control, Handover};
 use receiver::{Expected, Receiver};
 use replay::{Capture, Replay};
@@ -166,10 +165,10 @@ struct PortCounters {
 /// A running generator.
 #[derive(Debug)]
 pub struct Running {
+    /// Before what they use: they are dropped first.
+    workers: Threads,
     config: PktgenConfig,
     ports: Vec<Box<dyn Port>>,
-    workers: Vec<JoinHandle<usize>>,
-    stop: Arc<AtomicBool>,
     control: Arc<Control>,
     directions: Vec<Direction>,
     counters: Vec<PortCounters>,
@@ -245,25 +244,11 @@ pub fn start(
         })
         .collect();
     directions.sort_by_key(|direction| direction.from);
-    let stop = Arc::new(AtomicBool::new(false));
-    let lcores = config.lcores.clone();
-    // Made first, so that dropping it stops the workers that did start when a later one does not.
-    let mut running = Running {
-        config,
-        ports,
-        workers: Vec::new(),
-        stop,
-        control,
-        directions,
-        counters,
-        pool,
-        _page: page,
-    };
-    for (worker, lcore) in workers.into_iter().zip(lcores) {
-        let thread = spawn(worker, lcore, &running.stop)?;
-        running.workers.push(thread);
+    let mut threads = Threads::default();
+    for (worker, &lcore) in workers.into_iter().zip(&config.lcores) {
+        threads.start(lcore, None, |stop| worker.run(stop))?;
     }
-    Ok(running)
+    Ok(Running { workers: threads, config, ports, control, directions, counters, pool, _page: page })
 }
 
 fn worker(pool: &'static Pool) -> Worker {
@@ -288,24 +273,6 @@ fn packets(config: &PktgenConfig, index: usize, stream: u16) -> Packets {
         Payload::Captured { capture, repeat, speed } => {
             Packets::Captured(Box::new(Replay::new(capture.clone(), *repeat, *speed, tsc::hz())))
         }
-    }
-}
-
-fn spawn(worker: Worker, lcore: usize, stop: &Arc<AtomicBool>) -> Result<JoinHandle<usize>, SwitchError> {
-    let stop = Arc::clone(stop);
-    let (ready, started) = std::sync::mpsc::channel();
-    let thread = std::thread::Builder::new().name(format!("lcore{lcore}")).spawn(move || {
-        let pinned = lcore::pin(lcore);
-        let ok = pinned.is_ok();
-        // The receiver waits for this; it cannot be gone.
-        let _ = ready.send(pinned);
-        if ok { worker.run(&stop) } else { 0 }
-    });
-    let thread = thread.map_err(|source| SwitchError::Thread { lcore, source })?;
-    match started.recv() {
-        Ok(Ok(())) => Ok(thread),
-        Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(SwitchError::Thread { lcore, source: std::io::Error::other("it ended at once") }),
     }
 }
 
@@ -376,19 +343,11 @@ impl Running {
 
     /// Whether every worker is still running.
     pub fn is_running(&self) -> bool {
-        self.workers.iter().all(|worker| !worker.is_finished())
+        self.workers.all_run()
     }
 
     /// Stops the workers; what they had taken over is finished first. Returns the packets that could not be.
     pub fn stop(&mut self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        // A worker that panicked has said so already; its packets are counted by nobody.
-        self.workers.drain(..).map(|worker| worker.join().unwrap_or(0)).sum()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop();
+        self.workers.stop()
     }
 }

@@ -7,9 +7,6 @@ mod mirroring;
 mod working;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{Binding, ChannelId, Mode, Mover};
@@ -17,7 +14,7 @@ use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
 use offcore_port::{Port, RxQueue, TxQueue};
 use offcore_stats::page::{Reader, StatsPage};
-use offcore_stats::{StageClock, lcore, stage, tsc};
+use offcore_stats::{StageClock, stage, tsc};
 use offcore_wire::MacAddr;
 
 use crate::dma_map::{DmaMap, Half};
@@ -27,6 +24,7 @@ use crate::forwarding::{Forwarding, Rules};
 use crate::guest_pair::GuestPair;
 use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::report::Reporter;
+use crate::threads::Threads;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
@@ -43,8 +41,7 @@ const STATS_PAGE: usize = 4 << 20;
 #[derive(Debug)]
 pub struct Running {
     ports: Vec<Box<dyn Port>>,
-    workers: Vec<JoinHandle<usize>>,
-    stop: Arc<AtomicBool>,
+    workers: Threads,
     page: StatsPage,
     bridging: Option<Bridging>,
     notes: Vec<String>,
@@ -214,12 +211,10 @@ pub fn start_with(
     notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
-    let stop = Arc::new(AtomicBool::new(false));
     let Assembly { page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
-    // Made first, so that dropping it stops the workers that did start when a later one does not.
-    let mut running =
-        Running { ports, workers: Vec::new(), stop, page, bridging, notes, devices, profiling: false };
+    let threads = Threads::default();
+    let mut running = Running { ports, workers: threads, page, bridging, notes, devices, profiling: false };
     running.begin_profile(config)?;
     for ((worker, _), &lcore) in workers {
         let sleeper = match config.idle {
@@ -228,8 +223,7 @@ pub fn start_with(
                 Some(Sleeper::new(running.page.block(&format!("lcore{lcore}/idle"), &IDLE_COUNTERS)?))
             }
         };
-        let thread = spawn(worker, sleeper, lcore, config.rt_priority, &running.stop)?;
-        running.workers.push(thread);
+        running.workers.start(lcore, config.rt_priority, |stop| worker.run(sleeper, stop))?;
     }
     Ok(running)
 }
@@ -353,30 +347,6 @@ fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
         .collect()
 }
 
-fn spawn(
-    worker: Worker,
-    sleeper: Option<Sleeper>,
-    lcore: usize,
-    rt_priority: Option<i32>,
-    stop: &Arc<AtomicBool>,
-) -> Result<JoinHandle<usize>, SwitchError> {
-    let stop = Arc::clone(stop);
-    let (ready, started) = std::sync::mpsc::channel();
-    let thread = std::thread::Builder::new().name(format!("lcore{lcore}")).spawn(move || {
-        let set_up = lcore::pin(lcore).and_then(|()| rt_priority.map_or(Ok(()), lcore::realtime));
-        let ok = set_up.is_ok();
-        // The receiver waits for this; it cannot be gone.
-        let _ = ready.send(set_up);
-        if ok { worker.run(sleeper, &stop) } else { 0 }
-    });
-    let thread = thread.map_err(|source| SwitchError::Thread { lcore, source })?;
-    match started.recv() {
-        Ok(Ok(())) => Ok(thread),
-        Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(SwitchError::Thread { lcore, source: std::io::Error::other("it ended at once") }),
-    }
-}
-
 impl Running {
     /// What a person should know about the set-up.
     pub fn notes(&self) -> &[String] {
@@ -413,14 +383,12 @@ impl Running {
 
     /// Whether every worker is still running.
     pub fn is_running(&self) -> bool {
-        self.workers.iter().all(|w| !w.is_finished())
+        self.workers.all_run()
     }
 
     /// Stops the workers; what they had taken over is finished first. Returns the packets that could not be.
     pub fn stop(&mut self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        // A worker that panicked has said so already; its packets are counted by nobody.
-        let left = self.workers.drain(..).map(|w| w.join().unwrap_or(0)).sum();
+        let left = self.workers.stop();
         self.bridging.iter().for_each(Bridging::publish);
         if std::mem::take(&mut self.profiling) {
             for error in self.devices.each().filter_map(|device| device.profile(false).err()) {

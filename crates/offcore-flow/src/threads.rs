@@ -1,0 +1,58 @@
+//! The threads that workers run on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use offcore_stats::lcore;
+
+use crate::switch::SwitchError;
+
+/// Threads of workers, each pinned to its lcore. Dropping them stops them.
+#[derive(Debug, Default)]
+pub(crate) struct Threads {
+    threads: Vec<JoinHandle<usize>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Threads {
+    /// Starts one more. `run` goes on until it is told to stop, and returns the packets that it could not finish.
+    pub(crate) fn start(
+        &mut self,
+        lcore: usize,
+        rt_priority: Option<i32>,
+        run: impl FnOnce(&Arc<AtomicBool>) -> usize + Send + 'static,
+    ) -> Result<(), SwitchError> {
+        let stop = Arc::clone(&self.stop);
+        let (ready, started) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name(format!("lcore{lcore}")).spawn(move || {
+            let set_up = lcore::pin(lcore).and_then(|()| rt_priority.map_or(Ok(()), lcore::realtime));
+            let ok = set_up.is_ok();
+            // The receiver waits for this; it cannot be gone.
+            let _ = ready.send(set_up);
+            if ok { run(&stop) } else { 0 }
+        });
+        let failed = |source| SwitchError::Thread { lcore, source };
+        self.threads.push(thread.map_err(failed)?);
+        let set_up = started.recv().map_err(|_| failed(std::io::Error::other("it ended at once")))?;
+        Ok(set_up?)
+    }
+
+    /// Whether every thread is still running.
+    pub(crate) fn all_run(&self) -> bool {
+        self.threads.iter().all(|thread| !thread.is_finished())
+    }
+
+    /// Stops them; what they had taken over is finished first. Returns the packets that could not be.
+    pub(crate) fn stop(&mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        // A worker that panicked has said so already; its packets are counted by nobody.
+        self.threads.drain(..).map(|thread| thread.join().unwrap_or(0)).sum()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
