@@ -25,6 +25,7 @@ use offcore_mem::BURST;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
+use crate::args::name;
 use crate::flags::by_flag;
 use crate::switch::{Measured, Watching, run_switch};
 use crate::{Failure, plan};
@@ -215,7 +216,7 @@ fn on_hit(args: &PipelineArgs, is_match: bool) -> Result<OnHit, String> {
         (Some(OnMatch::Steer), None) => {
             Err("--on-match steer needs --steer SPEC: the port that matching packets are sent to".into())
         }
-        (Some(other), Some(_)) => Err(format!("--steer is for --on-match steer, found {}", other.name())),
+        (Some(other), Some(_)) => Err(format!("--steer is for --on-match steer, found {}", name(&other))),
         (Some(OnMatch::Drop), None) => Ok(OnHit::Drop),
         (Some(OnMatch::Only), None) => Ok(OnHit::Only),
         (Some(OnMatch::Mark), None) => Ok(OnHit::Mark(args.mark.unwrap_or(args::DSCP) as u8)),

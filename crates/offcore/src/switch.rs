@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, bail};
 use offcore_flow::report::{QueueReport, Report, Reporter};
 use offcore_flow::switch::{Devices, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError};
+use offcore_port::Port;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -102,6 +103,26 @@ pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
+/// Says on stderr what has changed with those ports that have a link.
+pub(crate) fn say_changes(ports: &[Box<dyn Port>], said: &mut [String], has_link: impl Fn(usize) -> bool) {
+    for (index, (port, said)) in ports.iter().zip(said).enumerate().filter(|(index, _)| has_link(*index)) {
+        let status = port.status();
+        if status != *said {
+            say(&format!("port{index} {}: {status}", port.name()));
+            *said = status;
+        }
+    }
+}
+
+/// Whether a run has ended as it should.
+pub(crate) fn ended(stopped_by: StoppedBy, unfinished: usize) -> anyhow::Result<()> {
+    match unfinished {
+        _ if stopped_by == StoppedBy::Worker => bail!("a worker ended by itself; what it said is above"),
+        0 => Ok(()),
+        _ => bail!("{unfinished} packets in flight were never completed"),
+    }
+}
+
 /// A running switch and what is known of it.
 struct Watch<'a> {
     watching: Watching<'a>,
@@ -133,7 +154,7 @@ impl Watch<'_> {
         loop {
             let now = Instant::now();
             self.running.tend();
-            self.say_changes();
+            say_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
             if self.interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
             }
@@ -171,33 +192,13 @@ impl Watch<'_> {
         }
     }
 
-    /// Says on stderr what has changed with links.
-    fn say_changes(&mut self) {
-        for (index, (port, said)) in self.running.ports().iter().zip(&mut self.statuses).enumerate() {
-            if !self.observed.has_link(index) {
-                continue;
-            }
-            let status = port.status();
-            if status != *said {
-                say(&format!("port{index} {}: {status}", port.name()));
-                *said = status;
-            }
-        }
-    }
-
     fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {
         let unfinished = self.running.stop();
         if stopped_by != StoppedBy::Output {
             let report = self.last.report("final").map_err(anyhow::Error::new)?;
             self.print(&report, Some(stopped_by), Some(unfinished))?;
         }
-        if stopped_by == StoppedBy::Worker {
-            return Err(anyhow!("a worker ended by itself; what it said is above").into());
-        }
-        if unfinished > 0 {
-            return Err(anyhow!("{unfinished} packets in flight were never completed").into());
-        }
-        Ok(())
+        Ok(ended(stopped_by, unfinished)?)
     }
 
     /// Writes a report to stdout; `false` when nobody reads it any more.

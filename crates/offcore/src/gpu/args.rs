@@ -273,19 +273,6 @@ pub(crate) enum OnMatch {
     Steer,
 }
 
-impl OnMatch {
-    /// The name on the command line.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Pass => "pass",
-            Self::Mark => "mark",
-            Self::Drop => "drop",
-            Self::Only => "only",
-            Self::Steer => "steer",
-        }
-    }
-}
-
 /// Device names, with numbers expanded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceList(pub Vec<String>);

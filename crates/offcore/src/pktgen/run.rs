@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use offcore_flow::pktgen::Running;
 use offcore_flow::pktgen::report::{PktgenReport, Reporter};
 use serde::Serialize;
@@ -18,6 +18,7 @@ use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
 use crate::report::StoppedBy;
+use crate::switch::{ended, say_changes};
 
 /// How often the control thread looks at commands, signals, links and the clock.
 const TICK: Duration = Duration::from_millis(5);
@@ -95,7 +96,7 @@ impl Watch<'_> {
         let mut next = interval.map(|interval| Instant::now() + interval);
         loop {
             self.running.tend();
-            self.say_changes();
+            say_changes(self.running.ports(), &mut self.statuses, |_| true);
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
             }
@@ -215,17 +216,6 @@ impl Watch<'_> {
         Ok(changed?)
     }
 
-    /// Says on stderr what has changed with links.
-    fn say_changes(&mut self) {
-        for (index, (port, said)) in self.running.ports().iter().zip(&mut self.statuses).enumerate() {
-            let status = port.status();
-            if status != *said {
-                say(&format!("port{index} {}: {status}", port.name()));
-                *said = status;
-            }
-        }
-    }
-
     /// Reports now; `false` when nobody reads it any more.
     fn report(&mut self, kind: &'static str) -> anyhow::Result<bool> {
         let report = self.reporter.interval(&self.running, kind);
@@ -254,13 +244,7 @@ impl Watch<'_> {
             let (stopped_by, unfinished) = (Some(stopped_by), Some(unfinished));
             self.print(&Line { report: &report, interfaces: &interfaces, stopped_by, unfinished })?;
         }
-        if stopped_by == StoppedBy::Worker {
-            return Err(anyhow!("a worker ended by itself; what it said is above").into());
-        }
-        if unfinished > 0 {
-            return Err(anyhow!("{unfinished} packets in flight were never completed").into());
-        }
-        Ok(())
+        Ok(ended(stopped_by, unfinished)?)
     }
 
     fn print(&self, line: &Line<'_>) -> anyhow::Result<bool> {

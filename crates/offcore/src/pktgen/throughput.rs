@@ -19,6 +19,8 @@ use super::interfaces::{Compared, Interfaces};
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
+use crate::report::StoppedBy;
+use crate::switch::ended;
 use crate::table::{columns, digits, us};
 
 /// RFC 2544's sizes for Ethernet (9.1).
@@ -214,10 +216,7 @@ pub(super) fn run(
         throughput_plot::draw(&points, path)?;
         say(&format!("drawn: {}", path.display()));
     }
-    if unfinished > 0 {
-        return Err(anyhow!("{unfinished} packets in flight were never completed").into());
-    }
-    Ok(())
+    Ok(ended(StoppedBy::Count, unfinished)?)
 }
 
 /// Writes an object, where that is the format.
