@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use offcore_bench::copier::Copier;
 use offcore_bench::dma::{self, Options, SIZES, Subject, sharing};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
-use offcore_dma::share;
+use offcore_dma::share::Sharing;
 use offcore_stats::lcore;
 
 use super::cells::{BenchArgs, or, temperature};
@@ -72,7 +73,7 @@ pub(crate) struct DmaArgs {
 
     /// Measure workers that share a simulated DSA at the same time: by a lock, a shared work queue, or bound to a queue
     /// each
-    #[arg(long = "sharing", value_name = "LIST", value_delimiter = ',')]
+    #[arg(long = "sharing", value_name = "LIST", value_delimiter = ',', value_parser = sharing())]
     pub sharings: Vec<Sharing>,
 
     /// Workers with --sharing, one on each lcore
@@ -84,15 +85,13 @@ pub(crate) struct DmaArgs {
     pub bench: BenchArgs,
 }
 
-/// How workers share a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Sharing {
-    /// A lock around one dedicated queue.
-    Lock,
-    /// One shared work queue.
-    Swq,
-    /// A dedicated queue each.
-    Bound,
+/// How workers share a channel: a lock around one dedicated queue, one shared work queue, or a dedicated queue each.
+fn sharing() -> impl TypedValueParser<Value = Sharing> {
+    PossibleValuesParser::new(["lock", "swq", "bound"]).map(|name| match name.as_str() {
+        "lock" => Sharing::Lock,
+        "swq" => Sharing::SharedQueue,
+        _ => Sharing::Bound,
+    })
 }
 
 /// Bytes, with K or M for binary thousands and millions.
@@ -170,15 +169,7 @@ fn sharing_options(args: &DmaArgs) -> Result<sharing::Options, String> {
         }
     };
     Ok(sharing::Options {
-        sharings: args
-            .sharings
-            .iter()
-            .map(|sharing| match sharing {
-                Sharing::Lock => share::Sharing::Lock,
-                Sharing::Swq => share::Sharing::SharedQueue,
-                Sharing::Bound => share::Sharing::Bound,
-            })
-            .collect(),
+        sharings: args.sharings.clone(),
         lcores: lcores[..args.workers].to_vec(),
         sizes: or(&args.sizes, &[64, 1024]),
         batches: or(&args.batches, &[1, 8, 32]),

@@ -166,64 +166,57 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (true, Some(Peer::Ovs)) => vec![Case::GuestToGuestEndToEnd],
         (true, _) => vec![Case::CoreCost, Case::SubmitReap],
     };
-    let need = |flag: &str, wanted: &[Case], names| match cases.iter().any(|case| wanted.contains(case)) {
-        true => Ok(()),
-        false => Err(format!("{flag} goes with --case {names}: add it, or leave {flag} out")),
-    };
-    const COSTS: &[Case] = &[Case::CoreCost, Case::Imix, Case::GuestToGuest];
-    const RATES: &[Case] = &[Case::EndToEnd, Case::GuestToGuestEndToEnd];
-    const ENGINES: &[Case] =
-        &[Case::CoreCost, Case::Imix, Case::Flip, Case::GuestToGuest, Case::WorkNs, Case::SubmitReap];
+    const COSTS: (&[Case], &str) =
+        (&[Case::CoreCost, Case::Imix, Case::GuestToGuest], "core-cost, imix or guest-to-guest");
+    const RATES: (&[Case], &str) =
+        (&[Case::EndToEnd, Case::GuestToGuestEndToEnd], "end-to-end or guest-to-guest-e2e");
+    const ENGINES: (&[Case], &str) = (
+        &[Case::CoreCost, Case::Imix, Case::Flip, Case::GuestToGuest, Case::WorkNs, Case::SubmitReap],
+        "core-cost, imix, flip, guest-to-guest, work-ns or submit-reap",
+    );
+    const BETWEEN: (&[Case], &str) =
+        (&[Case::GuestToGuest, Case::GuestToGuestEndToEnd], "guest-to-guest or guest-to-guest-e2e");
+    const DRAWN: (&[Case], &str) = (
+        &[Case::CoreCost, Case::Imix, Case::GuestToGuest, Case::WorkNs],
+        "core-cost, guest-to-guest or work-ns",
+    );
+    let cells = &args.cells;
     // What no case heeds would be taken for what was measured.
-    if args.rings.iter().any(|&ring| ring != Ring::Split)
-        && cases.iter().all(|case| matches!(case, Case::Latency | Case::SubmitReap))
-    {
-        return Err(
-            "--ring packed goes with any --case but latency, whose rings are split, and submit-reap, which \
-                    has none: add another, or leave --ring out"
-                .into(),
-        );
+    for (given, flag, (wanted, names)) in [
+        (!cells.temperatures.is_empty(), "--temperature", COSTS),
+        (!cells.engines.is_empty(), "--engine", ENGINES),
+        (args.guests != [GuestKind::Simple], "--guest linux", COSTS),
+        (args.copies != 1, "--copies 2", BETWEEN),
+        (args.max_latency.is_some(), "--max-latency", (&[Case::Latency], "latency")),
+        (args.peer == Some(Peer::DpdkLib), "--peer dpdk-lib", COSTS),
+        (args.peer == Some(Peer::Dpdk), "--peer dpdk", RATES),
+        (args.peer == Some(Peer::Ovs), "--peer ovs", (&RATES.0[1..], "guest-to-guest-e2e")),
+        (cells.plot.is_some(), "--plot", DRAWN),
+        (cells.background, "--background", COSTS),
+    ] {
+        if given && !cases.iter().any(|case| wanted.contains(case)) {
+            return Err(format!("{flag} goes with --case {names}: add it, or leave {flag} out"));
+        }
     }
-    if !args.cells.frames.is_empty() && cases.iter().all(|case| *case == Case::Imix) {
-        return Err(
-            "--frame goes with any --case but imix, which has its own: add another, or leave --frame out"
-                .into(),
-        );
-    }
-    if !args.cells.temperatures.is_empty() {
-        need("--temperature", COSTS, "core-cost, imix or guest-to-guest")?;
-    }
-    if !args.cells.engines.is_empty() {
-        need("--engine", ENGINES, "core-cost, imix, flip, guest-to-guest, work-ns or submit-reap")?;
-    }
-    if !args.cells.modes.is_empty() && cases.iter().all(|case| RATES.contains(case)) {
-        return Err(
-            "--mode goes with any --case but end-to-end and guest-to-guest-e2e, where the core copies: add \
-                    another, or leave --mode out"
-                .into(),
-        );
-    }
-    if args.guests != [GuestKind::Simple] {
-        need("--guest linux", COSTS, "core-cost, imix or guest-to-guest")?;
-    }
-    if args.copies != 1 {
-        const BETWEEN: &[Case] = &[Case::GuestToGuest, Case::GuestToGuestEndToEnd];
-        need("--copies 2", BETWEEN, "guest-to-guest or guest-to-guest-e2e")?;
-    }
-    if args.max_latency.is_some() {
-        need("--max-latency", &[Case::Latency], "latency")?;
-    }
-    match args.peer {
-        Some(Peer::DpdkLib) => need("--peer dpdk-lib", COSTS, "core-cost, imix or guest-to-guest")?,
-        Some(Peer::Dpdk) => need("--peer dpdk", RATES, "end-to-end or guest-to-guest-e2e")?,
-        Some(Peer::Ovs) => need("--peer ovs", &[Case::GuestToGuestEndToEnd], "guest-to-guest-e2e")?,
-        None => {}
-    }
-    if args.cells.plot.is_some() && !cases.contains(&Case::WorkNs) {
-        need("--plot", COSTS, "core-cost, guest-to-guest or work-ns")?;
-    }
-    if args.cells.background {
-        need("--background", COSTS, "core-cost, imix or guest-to-guest")?;
+    let rings = args.rings.iter().any(|&ring| ring != Ring::Split);
+    for (given, flag, unwanted, names) in [
+        (
+            rings,
+            "--ring packed",
+            &[Case::Latency, Case::SubmitReap][..],
+            "latency, whose rings are split, and submit-reap, which has none",
+        ),
+        (!cells.frames.is_empty(), "--frame", &[Case::Imix], "imix, which has its own"),
+        (
+            !cells.modes.is_empty(),
+            "--mode",
+            RATES.0,
+            "end-to-end and guest-to-guest-e2e, where the core copies",
+        ),
+    ] {
+        if given && cases.iter().all(|case| unwanted.contains(case)) {
+            return Err(format!("{flag} goes with any --case but {names}: add another, or leave {flag} out"));
+        }
     }
     Ok(cases)
 }

@@ -1,8 +1,9 @@
 //! The reports of `offcore copy` as tables: what dpdk-dma prints, and where the cycles went.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use offcore_flow::report::{QueueReport, Report};
+use offcore_flow::report::Report;
 
 use crate::report::{Line, channels, costs, heading};
 use crate::table::columns;
@@ -20,114 +21,67 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     text
 }
 
-/// What one port's queues add up to.
-#[derive(Clone, Debug, Default)]
-struct Port {
-    name: String,
-    received: u64,
-    received_per_second: f64,
-    received_bits: f64,
-    copied: u64,
-    sent: u64,
-    sent_per_second: f64,
-    sent_bits: f64,
-    dropped: [u64; 3],
-    starved: u64,
-}
+/// What the queues of a port add up to: the cells of its line, and polls that found the pool dry.
+type Sums = [f64; 11];
+/// Where packets, million a second and Gbit/s begin.
+const RECEIVED: usize = 0;
+const COPIED: usize = 3;
+const SENT: usize = 4;
+/// Where they are dropped: on RX, on copy, on TX.
+const DROPPED: [usize; 3] = [7, 8, 9];
+const STARVED: usize = 10;
 
-/// Where packets are dropped.
-const RX: usize = 0;
-const COPY: usize = 1;
-const TX: usize = 2;
-
-fn of<'a>(ports: &'a mut Vec<Port>, name: &str) -> &'a mut Port {
-    let index = ports.iter().position(|port| port.name == name).unwrap_or_else(|| {
-        ports.push(Port { name: name.into(), ..Port::default() });
-        ports.len() - 1
-    });
-    &mut ports[index]
-}
-
-fn by_port(report: &Report) -> Vec<Port> {
-    let mut ports = Vec::new();
-    let drops = |queue: &QueueReport| queue.drops.iter().map(|(_, packets)| packets).sum::<u64>();
+fn by_port(report: &Report) -> BTreeMap<usize, Sums> {
+    let mut ports = BTreeMap::<usize, Sums>::new();
+    let mut add = |port: &str, sums: &[(usize, f64)]| {
+        let number = port.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or_default();
+        let port = ports.entry(number).or_default();
+        sums.iter().for_each(|&(column, sum)| port[column] += sum);
+    };
     for queue in &report.queues {
-        if let Some(number) = queue.port.strip_prefix("ring") {
+        let drops = queue.drops.iter().map(|(_, packets)| packets).sum::<u64>() as f64;
+        if queue.port.starts_with("ring") {
             // What the ring of a port's RX queues had no room for.
-            of(&mut ports, &format!("port{number}")).dropped[COPY] += drops(queue);
+            add(&queue.port, &[(DROPPED[1], drops)]);
             continue;
         }
-        let port = of(&mut ports, &queue.port);
-        if queue.half == "rx" {
-            port.received += queue.packets;
-            port.received_per_second += queue.packets_per_second;
-            port.received_bits += queue.bits_per_second;
-            port.dropped[RX] += drops(queue);
-            port.starved += queue.starved;
-        } else {
-            port.sent += queue.packets;
-            port.sent_per_second += queue.packets_per_second;
-            port.sent_bits += queue.bits_per_second;
-            port.dropped[TX] += drops(queue);
-        }
+        let (first, dropped) = if queue.half == "rx" { (RECEIVED, DROPPED[0]) } else { (SENT, DROPPED[2]) };
+        let rates = [queue.packets_per_second / 1e6, queue.bits_per_second / 1e9];
+        add(&queue.port, &[(first, queue.packets as f64), (first + 1, rates[0]), (first + 2, rates[1])]);
+        add(&queue.port, &[(dropped, drops), (STARVED, queue.starved as f64)]);
     }
     for copy in &report.copies {
-        let port = of(&mut ports, &copy.port);
-        port.copied += copy.packets;
-        port.dropped[COPY] += copy.too_big + copy.no_buffer;
-        port.starved += copy.starved;
+        let dropped = (copy.too_big + copy.no_buffer) as f64;
+        let sums = [(COPIED, copy.packets as f64), (DROPPED[1], dropped), (STARVED, copy.starved as f64)];
+        add(&copy.port, &sums);
     }
-    ports.sort_by_key(|port| port.name.strip_prefix("port").and_then(|number| number.parse::<usize>().ok()));
     ports
 }
 
 fn ports(report: &Report) -> String {
     let ports = by_port(report);
-    let mut total = Port { name: "total".into(), ..Port::default() };
-    for port in &ports {
-        total.received += port.received;
-        total.received_per_second += port.received_per_second;
-        total.received_bits += port.received_bits;
-        total.copied += port.copied;
-        total.sent += port.sent;
-        total.sent_per_second += port.sent_per_second;
-        total.sent_bits += port.sent_bits;
-        total.starved += port.starved;
-        for (sum, dropped) in total.dropped.iter_mut().zip(port.dropped) {
-            *sum += dropped;
-        }
-    }
-    let several = ports.len() > 1;
-    let rows = ports.iter().chain(several.then_some(&total)).map(row);
-    let mut text =
-        columns("<port|received|Mpps|Gbit/s|copied|sent|Mpps|Gbit/s|dropped on rx|on copy|on tx", rows);
-    if total.starved > 0 {
+    let total: Sums = std::array::from_fn(|column| ports.values().map(|sums| sums[column]).sum());
+    let row = |name: String, sums: &Sums| {
+        let digits = |column| if [1, 2, 5, 6].contains(&column) { 3 } else { 0 };
+        let cells = sums[..STARVED].iter().enumerate();
+        let cells = cells.map(|(column, sum)| format!("{sum:.0$}", digits(column)));
+        [name].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    let several = (ports.len() > 1).then(|| row("total".into(), &total));
+    let mut text = columns(
+        "<port|received|Mpps|Gbit/s|copied|sent|Mpps|Gbit/s|dropped on rx|on copy|on tx",
+        ports.iter().map(|(number, sums)| row(format!("port{number}"), sums)).chain(several),
+    );
+    if total[STARVED] > 0.0 {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "  the pool was dry in {} polls", total.starved);
+        let _ = writeln!(text, "  the pool was dry in {:.0} polls", total[STARVED]);
     }
     text
 }
 
-fn row(port: &Port) -> [String; 11] {
-    let [rx, copy, tx] = port.dropped;
-    [
-        port.name.clone(),
-        port.received.to_string(),
-        format!("{:.3}", port.received_per_second / 1e6),
-        format!("{:.3}", port.received_bits / 1e9),
-        port.copied.to_string(),
-        port.sent.to_string(),
-        format!("{:.3}", port.sent_per_second / 1e6),
-        format!("{:.3}", port.sent_bits / 1e9),
-        rx.to_string(),
-        copy.to_string(),
-        tx.to_string(),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
-    use offcore_flow::report::{ChannelReport, CopyReport};
+    use offcore_flow::report::{ChannelReport, CopyReport, QueueReport};
 
     use super::*;
 
