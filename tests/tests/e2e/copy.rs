@@ -233,7 +233,7 @@ fn what_cannot_be_copied_with_is_a_usage_error() {
         (&["copy", "--port", "gen:", "-p", "4"], "--portmask: 0x4"),
         (
             &["copy", "--port", "gen:", "--port", "gen:", "--port-topology", "paired", "-p", "1"],
-            "--portmask 0x1",
+            "--portmask: 0x1",
         ),
     ] {
         let finished = Offcore::run(args).unwrap();
