@@ -71,7 +71,7 @@ struct State {
     /// Operations in the channel or not yet fetched by their handle; the channel's tokens are indices of this list.
     entries: Box<[Entry]>,
     free: Vec<u32>,
-    handles: Vec<Seat>,
+    handles: Vec<HandleState>,
     submissions: u64,
     scratch: Completions,
 }
@@ -90,7 +90,7 @@ struct Entry {
 
 /// What is kept for one handle.
 #[derive(Debug, Default)]
-struct Seat {
+struct HandleState {
     taken: bool,
     weight: usize,
     /// Operations in the channel.
@@ -131,15 +131,15 @@ impl SharedChannel {
     pub fn handle_of_weight(&self, weight: u16) -> SharedHandle {
         let mut state = self.shared.lock();
         let reports = VecDeque::with_capacity(state.entries.len());
-        let seat = Seat { taken: true, weight: usize::from(weight.max(1)), reports, ..Seat::default() };
-        let free = state.handles.iter().position(|seat| !seat.taken && seat.held == 0);
+        let own = HandleState { taken: true, weight: usize::from(weight.max(1)), reports, ..HandleState::default() };
+        let free = state.handles.iter().position(|own| !own.taken && own.held == 0);
         let index = match free {
             Some(free) => {
-                state.handles[free] = seat;
+                state.handles[free] = own;
                 free
             }
             None => {
-                state.handles.push(seat);
+                state.handles.push(own);
                 state.handles.len() - 1
             }
         };
@@ -173,12 +173,12 @@ impl State {
 
     /// Operations that handle `index` may have in the channel.
     fn share(&self, index: usize, ring_size: usize) -> usize {
-        let seats = self.handles.iter().enumerate().filter(|(other, seat)| *other != index && seat.taken);
+        let states = self.handles.iter().enumerate().filter(|(other, own)| *other != index && own.taken);
         let (mut others, mut weights) = (0, 0);
-        for (_, seat) in seats {
-            let active = seat.held > 0 || seat.last > 0 && seat.last + IDLE_AFTER > self.submissions;
+        for (_, own) in states {
+            let active = own.held > 0 || own.last > 0 && own.last + IDLE_AFTER > self.submissions;
             others += 1;
-            weights += if active { seat.weight } else { 0 };
+            weights += if active { own.weight } else { 0 };
         }
         let weight = self.handles[index].weight;
         match (others, weights) {
@@ -210,12 +210,12 @@ impl State {
     fn report(&mut self, index: u32, failed: Option<(Failure, u32)>) {
         let entry = &mut self.entries[index as usize];
         entry.held = false;
-        let seat = &mut self.handles[entry.handle];
-        seat.held -= 1;
+        let own = &mut self.handles[entry.handle];
+        own.held -= 1;
         if entry.taken {
             self.free.push(index);
         } else {
-            seat.reports.push_back((index, failed));
+            own.reports.push_back((index, failed));
         }
     }
 
@@ -252,9 +252,9 @@ impl SharedHandle {
 
     /// Takes the reports that are waiting for this handle, as many as fit.
     fn fetch(&mut self, state: &mut State, completions: &mut Completions) {
-        let seat = &mut state.handles[self.index];
+        let own = &mut state.handles[self.index];
         while !completions.is_full()
-            && let Some((index, failed)) = seat.reports.pop_front()
+            && let Some((index, failed)) = own.reports.pop_front()
         {
             let entry = &mut state.entries[index as usize];
             entry.live = false;
@@ -400,8 +400,8 @@ impl Drop for SharedHandle {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
         let others = |state: &State| {
-            let mut seats = state.handles.iter().enumerate();
-            seats.any(|(index, seat)| index != self.index && seat.taken)
+            let mut states = state.handles.iter().enumerate();
+            states.any(|(index, own)| index != self.index && own.taken)
         };
         for _ in 0..TIMEOUT {
             let mut state = shared.lock();

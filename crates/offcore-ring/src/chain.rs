@@ -24,7 +24,7 @@ pub struct Descriptor {
     pub addr: u64,
     /// Its length in bytes.
     pub len: u32,
-    /// `DESC_*`.
+    /// `VIRTQ_DESC_F_*`.
     pub flags: u16,
     /// The next descriptor of the chain, when `flags` says that there is one.
     pub next: u16,

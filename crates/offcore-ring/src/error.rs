@@ -1,13 +1,11 @@
 //! What can be wrong with a queue.
 
-use crate::chain::MAX_SIZE;
-
 /// What is wrong with a queue. The queue that shows it is broken; nothing else is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum RingError {
-    /// queue size {0}: expected a power of two from 1 to {MAX_SIZE:?}
+    /// queue size {0}: expected a power of two from 1 to 32768
     Size(u32),
-    /// packed queue size {0}: expected 1 to {MAX_SIZE:?}
+    /// packed queue size {0}: expected 1 to 32768
     PackedSize(u32),
     /// packed queue of {size} is to start at {found:#x}, which is not below its size (bit 15 is the wrap
     /// counter)
