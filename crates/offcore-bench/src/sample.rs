@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::hint::black_box;
 
-use offcore_stats::tsc;
+use offcore_stats::{SplitMix, tsc};
 
 /// Iterations of the loop that tells how fast the core runs, and how often it runs for a sample, the fastest of which
 /// counts: an interrupt is not the clock.
@@ -71,10 +71,12 @@ pub fn paired_ratio(pairs: &[(f64, f64)]) -> Option<Ratio> {
     if ratios.is_empty() {
         return None;
     }
-    let mut random = Random::default();
+    // The same seed: every run of a bootstrap goes the same way.
+    let mut random = SplitMix::new(1);
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            let mut pick: Vec<f64> = (0..ratios.len()).map(|_| ratios[random.below(ratios.len())]).collect();
+            let mut pick: Vec<f64> =
+                (0..ratios.len()).map(|_| ratios[random.below(ratios.len() as u64) as usize]).collect();
             pick.sort_by(f64::total_cmp);
             middle(&pick)
         })
@@ -107,11 +109,12 @@ impl SumRatio {
         let add = |(a, b): (f64, f64), &(c, d): &(f64, f64)| (a + c, b + d);
         // Few samples make short runs, so that there are some to draw from.
         let run = RUN.min(pairs.len() / 4).max(1);
-        let mut random = Random::default();
+        // The same seed: every run of a bootstrap goes the same way.
+        let mut random = SplitMix::new(1);
         let mut resampled: Vec<f64> = (0..RESAMPLES)
             .map(|_| {
                 let runs = (0..pairs.len().div_ceil(run)).flat_map(|_| {
-                    let first = random.below(pairs.len());
+                    let first = random.below(pairs.len() as u64) as usize;
                     (first..first + run).map(|at| at % pairs.len())
                 });
                 ratio(runs.map(|at| &pairs[at]).fold((0.0, 0.0), add))
@@ -154,23 +157,6 @@ impl Bounds {
     /// Of a thing to itself (A/A): how far from 1 a ratio may be for no reason.
     pub fn noise_floor(self) -> f64 {
         (self.upper - 1.0).max(1.0 - self.lower)
-    }
-}
-
-/// A fixed generator: every run of a bootstrap goes the same way.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Default for Random {
-    fn default() -> Self {
-        Self(0x9e37_79b9_7f4a_7c15)
-    }
-}
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use offcore_stats::SplitMix;
+
 /// How warm a benchmark's buffers are. What a copy costs depends on it more than on its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Temperature {
@@ -49,12 +51,7 @@ impl Temperature {
     pub fn order(self, seed: u64) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.buffers() as u32).collect();
         if self == Self::Cold {
-            // Fisher-Yates with a fixed generator: every run goes the same way.
-            let mut state = seed | 1;
-            for i in (1..order.len()).rev() {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                order.swap(i, (state >> 33) as usize % (i + 1));
-            }
+            SplitMix::new(seed).shuffle(&mut order);
         }
         order
     }

@@ -12,8 +12,9 @@ mod ring;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use offcore_stats::SplitMix;
+
 use crate::channel::{Channel, Completions, CopyOp, Failed, Token};
-use crate::fault::SplitMix;
 
 /// Opens a channel with room for that many operations.
 pub type Open<'a> = &'a dyn Fn(usize) -> Box<dyn Channel>;

@@ -10,7 +10,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use offcore_stats::Counter;
+use offcore_stats::{Counter, SplitMix};
 
 use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Failed, Failure, Reset};
 use crate::cpu;
@@ -147,7 +147,7 @@ impl FaultyChannel {
     /// # Safety
     /// As for [`Channel::copy`].
     unsafe fn accept(&mut self, copy: CopyOp) {
-        let draw = self.random.below(1000);
+        let draw = self.random.below(1000) as u32;
         let Faults { error, partial, delay, never, late, .. } = self.faults;
         let bounds = [error, partial, delay, never, late].map({
             let mut sum = 0;
@@ -167,13 +167,13 @@ impl FaultyChannel {
             }
             Some(1) => {
                 self.counts.partials.add(1);
-                let cut = self.random.below(copy.len.max(1));
+                let cut = self.random.below(copy.len.max(1).into()) as u32;
                 // SAFETY: the caller's promises.
                 unsafe { self.pass_on(entry, copy, Some(cut), 0) };
             }
             Some(2) => {
                 self.counts.delayed.add(1);
-                let delay = 1 + u64::from(self.random.below(self.faults.delay_polls.max(1)));
+                let delay = 1 + self.random.below(self.faults.delay_polls.max(1).into());
                 // SAFETY: as above.
                 unsafe { self.pass_on(entry, copy, None, delay) };
             }
@@ -338,8 +338,8 @@ impl Channel for FaultyChannel {
             let Some(oldest) = due.next() else { break };
             let younger = due.count();
             let mut picked = oldest;
-            if younger > 0 && self.random.below(1000) < self.faults.reorder {
-                let skip = 1 + self.random.below(younger as u32) as usize;
+            if younger > 0 && self.random.below(1000) < self.faults.reorder.into() {
+                let skip = 1 + self.random.below(younger as u64) as usize;
                 let mut due = (oldest..self.reports.len()).filter(|&i| self.reports[i].due <= self.now);
                 picked = due.nth(skip).unwrap_or(oldest);
                 self.counts.reordered.add(1);
@@ -395,29 +395,5 @@ impl Channel for FaultyChannel {
 
     fn stats(&self) -> ChannelStats {
         self.stats
-    }
-}
-
-/// Steele, Lea and Flood's generator: small, and any seed will do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SplitMix(u64);
-
-impl SplitMix {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: u32) -> u32 {
-        // The high half of the product of two 32-bit numbers is below the bound.
-        (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
     }
 }

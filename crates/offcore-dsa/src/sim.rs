@@ -13,7 +13,6 @@ mod faults;
 mod memory;
 mod options;
 mod portal;
-mod random;
 mod shared;
 mod stats;
 mod timing;
@@ -34,7 +33,6 @@ use offcore_stats::{lcore, tsc};
 
 use crate::config::ConfigError;
 use crate::wq::{WqInfo, WqMode};
-use random::Random;
 use shared::{Client, PortalCell, Shared, lock};
 
 /// Slots of a portal's ring, at least.

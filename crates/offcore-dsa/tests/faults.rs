@@ -12,7 +12,7 @@ use offcore_dsa::config::{Capabilities, OneLine, one_line};
 use offcore_dsa::driver::{Credits, DsaChannel, DsaDevice, Options};
 use offcore_dsa::sim::{DeviceState, Faults, Profile, SimDevice, SimEngine, SimOptions};
 use offcore_dsa::wq::WqMode;
-use offcore_stats::StageClock;
+use offcore_stats::{SplitMix, StageClock};
 
 const PACKETS: usize = 256;
 const SLOT: usize = 8 * 1024;
@@ -69,22 +69,6 @@ impl Channel for Watched {
     }
 }
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, n: u64) -> usize {
-        (self.next() % n) as usize
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Packet {
     slot: usize,
@@ -99,7 +83,7 @@ struct Rig {
     mover: Mover,
     queue: CopyQueue<Packet>,
     clock: StageClock,
-    random: Random,
+    random: SplitMix,
     source: Vec<u8>,
     target: Vec<u8>,
     sent: usize,
@@ -132,7 +116,7 @@ impl Rig {
         let id = mover.add_channel(Box::new(channel.clone()));
         let mut queue = CopyQueue::open(&mut mover, PACKETS);
         queue.bind(&mut mover, &Binding::new(Mode::Offload, vec![id])).unwrap();
-        let mut random = Random(11);
+        let mut random = SplitMix::new(11);
         let source = (0..1 << 20).map(|_| random.next().to_le_bytes()[0]).collect();
         Self {
             device,
@@ -169,10 +153,10 @@ impl Rig {
     fn packet(&mut self, number: usize) -> Packet {
         let len = match self.random.below(64) {
             0 => 0,
-            1 => 4000 + self.random.below(4096),
-            _ => self.random.below(2000),
+            1 => 4000 + self.random.below(4096) as usize,
+            _ => self.random.below(2000) as usize,
         };
-        Packet { slot: number % PACKETS, from: self.random.below((1 << 20) - SLOT as u64), len }
+        Packet { slot: number % PACKETS, from: self.random.below((1 << 20) - SLOT as u64) as usize, len }
     }
 
     fn poll(&mut self) {

@@ -17,6 +17,8 @@ use std::io::{self, Read};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use offcore_stats::SplitMix;
+
 /// Maximum bytes of a pattern.
 pub const MAX_PATTERN_LEN: usize = 1024;
 /// Maximum patterns of a set.
@@ -122,7 +124,7 @@ impl Patterns {
     /// # Errors
     /// As for [`from_list`](Self::from_list): a count or length out of range, or an empty range of lengths.
     pub fn random(seed: u64, count: usize, lengths: RangeInclusive<usize>) -> Result<Self, PatternsError> {
-        let mut random = SplitMix(seed);
+        let mut random = SplitMix::new(seed);
         let choices = (*lengths.end() as u64).saturating_sub(*lengths.start() as u64).saturating_add(1);
         let mut builder = Builder::new("the random list");
         for _ in 0..count {
@@ -276,19 +278,6 @@ fn digit(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',
         _ => (digit | 0x20) - b'a' + 10,
-    }
-}
-
-/// Steele, Lea and Flood's generator: small, and any seed will do.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }
 

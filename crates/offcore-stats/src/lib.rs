@@ -5,6 +5,7 @@
 //! * [`page`]: the shared statistics page that holds them,
 //! * [`finding`]: what a doctor finds,
 //! * [`histogram`]: how long things took,
+//! * [`random`]: chance that a seed repeats,
 //! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
 //! * [`lcore`]: pinning workers to cores.
 
@@ -13,9 +14,11 @@ pub mod finding;
 pub mod histogram;
 pub mod lcore;
 pub mod page;
+pub mod random;
 pub mod stage;
 pub mod tsc;
 
 pub use counter::Counter;
 pub use histogram::Histogram;
+pub use random::SplitMix;
 pub use stage::{Stage, StageClock};

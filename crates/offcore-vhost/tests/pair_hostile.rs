@@ -14,7 +14,7 @@ use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
-use offcore_stats::tsc;
+use offcore_stats::{SplitMix, tsc};
 use offcore_vhost::features::*;
 use offcore_vhost::pair::Next;
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
@@ -23,26 +23,6 @@ const CHUNKS: usize = 256;
 /// Pairs of guests, and what they and the worker do: as much as takes about five seconds, since copies get lost.
 const CASES: u64 = 50;
 const STEPS: usize = 600;
-
-/// Reproducible choices.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// One hostile guest's virtqueue.
 struct Side {
@@ -59,8 +39,8 @@ struct Side {
 
 impl Side {
     /// One that receives if it `writes`, and transmits otherwise.
-    fn new(dice: &mut Dice, writes: bool) -> Self {
-        let (packed, size) = (dice.one_in(2), 8 << dice.below(3));
+    fn new(dice: &mut SplitMix, writes: bool) -> Self {
+        let (packed, size) = (dice.below(2) == 0, 8 << dice.below(3));
         let guest = Guest::with_rings(size, packed);
         let parts = if writes { [0, 0x8_0000, 0xa_0000] } else { [0x4_0000, 0x9_0000, 0xc_0000] };
         let mut features = VIRTIO_F_VERSION_1 | VIRTIO_F_INDIRECT_DESC | VIRTIO_F_EVENT_IDX;
@@ -71,7 +51,7 @@ impl Side {
             VIRTIO_NET_F_HOST_TSO4,
             VIRTIO_NET_F_GUEST_TSO4,
         ] {
-            if !dice.one_in(3) {
+            if dice.below(3) > 0 {
                 features |= bit;
             }
         }
@@ -92,17 +72,17 @@ impl Side {
         });
     }
 
-    fn length(&self, dice: &mut Dice) -> u32 {
+    fn length(&self, dice: &mut SplitMix) -> u32 {
         match dice.below(12) {
             0 => dice.below(30) as u32,
             1 => 64 + dice.below(3) as u32 - 1,
             2 => 65535 + dice.below(64) as u32,
-            3 if dice.one_in(8) => dice.next() as u32,
+            3 if dice.below(8) == 0 => dice.next() as u32,
             _ => dice.below(2000) as u32 + if self.writes { 60 } else { 14 },
         }
     }
 
-    fn address(&self, dice: &mut Dice) -> u64 {
+    fn address(&self, dice: &mut SplitMix) -> u64 {
         match dice.below(1500) {
             0 => dice.next(),
             1 => GUEST + MEMORY as u64 - dice.below(100),
@@ -110,9 +90,9 @@ impl Side {
         }
     }
 
-    fn flags(&self, dice: &mut Dice) -> u16 {
+    fn flags(&self, dice: &mut SplitMix) -> u16 {
         let right = if self.writes { VIRTQ_DESC_F_WRITE } else { 0 };
-        if dice.one_in(1500) { dice.next() as u16 & 7 } else { right }
+        if dice.below(1500) == 0 { dice.next() as u16 & 7 } else { right }
     }
 
     fn entry(&self, address: u64, len: u32, tail: u32) -> [u8; 16] {
@@ -124,13 +104,13 @@ impl Side {
     }
 
     /// Makes some chain available, mostly a sensible one.
-    fn offer(&mut self, dice: &mut Dice) {
-        let parts = 1 + if dice.one_in(3) { dice.below(6) as u16 } else { 0 };
-        let indirect = dice.one_in(8);
+    fn offer(&mut self, dice: &mut SplitMix) {
+        let parts = 1 + if dice.below(3) == 0 { dice.below(6) as u16 } else { 0 };
+        let indirect = dice.below(8) == 0;
         let size = u32::from(self.size);
         if indirect {
             let table = GUEST + BUFFERS + 140 * 65536 - 4096 + dice.below(8);
-            let most = if dice.one_in(20) { 80 } else { 8 };
+            let most = if dice.below(20) == 0 { 80 } else { 8 };
             let entries = 1 + dice.below(most) as u16;
             for i in 0..entries {
                 let (address, len) = (self.address(dice), self.length(dice) / 4 + 20);
@@ -147,7 +127,7 @@ impl Side {
         } else if u32::from(parts) <= size {
             let buffers: Vec<_> = (0..parts)
                 .map(|part| {
-                    let header = !self.writes && parts > 1 && part == 0 && !dice.one_in(10);
+                    let header = !self.writes && parts > 1 && part == 0 && dice.below(10) > 0;
                     let len = if header { 12 } else { self.length(dice) };
                     let flags = self.flags(dice);
                     (self.address(dice), len, flags)
@@ -161,7 +141,7 @@ impl Side {
     }
 
     /// Writes some header where packets may begin.
-    fn header(&self, dice: &mut Dice) {
+    fn header(&self, dice: &mut SplitMix) {
         let at = self.address(dice);
         if at > GUEST + BUFFERS && at < GUEST + MEMORY as u64 - 200 {
             let ip = [8u8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6];
@@ -184,7 +164,7 @@ impl Side {
         }
     }
 
-    fn chain(&mut self, dice: &mut Dice, buffers: &[(u64, u32, u16)]) {
+    fn chain(&mut self, dice: &mut SplitMix, buffers: &[(u64, u32, u16)]) {
         let size = u32::from(self.size);
         let count = buffers.len();
         if self.guest.packed() {
@@ -200,7 +180,7 @@ impl Side {
                 let found = self.guest.read(at + 14, 2);
                 let found = u16::from_le_bytes([found[0], found[1]]);
                 let (avail, used) = (found & 1 << 7 != 0, found & 1 << 15 != 0);
-                if avail != used && !dice.one_in(500) {
+                if avail != used && dice.below(500) > 0 {
                     return;
                 }
                 self.guest.write(at, &self.entry(address, len, tail));
@@ -210,24 +190,24 @@ impl Side {
             let used = self.guest.read(GUEST + self.parts[2] + 2, 2);
             let used = u16::from_le_bytes([used[0], used[1]]);
             let out = (self.next as u16).wrapping_sub(used);
-            if out >= self.size / 8 && !dice.one_in(500) {
+            if out >= self.size / 8 && dice.below(500) > 0 {
                 return;
             }
             // Eight descriptors for each entry.
             let head = (self.next as u16 % (self.size / 8)) * 8;
             for (i, &(address, len, flags)) in buffers.iter().enumerate() {
                 let more = if i + 1 < count { VIRTQ_DESC_F_NEXT } else { 0 };
-                let next = if dice.one_in(1500) { dice.next() as u16 } else { head + i as u16 + 1 };
+                let next = if dice.below(1500) == 0 { dice.next() as u16 } else { head + i as u16 + 1 };
                 let tail = u32::from(flags | more) | u32::from(next) << 16;
                 let at = GUEST + self.parts[0] + u64::from(head + i as u16) * 16;
                 self.guest.write(at, &self.entry(address, len, tail));
             }
             let avail = GUEST + self.parts[1];
-            let head = if dice.one_in(500) { dice.next() as u16 } else { head };
+            let head = if dice.below(500) == 0 { dice.next() as u16 } else { head };
             let slot = self.next as u16 % self.size;
             self.guest.write(avail + 4 + u64::from(slot) * 2, &head.to_le_bytes());
             self.next = u32::from((self.next as u16).wrapping_add(1));
-            let shown = if dice.one_in(1000) { dice.next() as u16 } else { self.next as u16 };
+            let shown = if dice.below(1000) == 0 { dice.next() as u16 } else { self.next as u16 };
             self.guest.write(avail + 2, &shown.to_le_bytes());
         }
     }
@@ -235,7 +215,7 @@ impl Side {
 
 /// Two guests' story. Counts the packets that went in one copy, and those that took the ordinary way.
 fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
-    let mut dice = Dice(seed | 1);
+    let mut dice = SplitMix::new(seed);
     let mut sides = [Side::new(&mut dice, false), Side::new(&mut dice, true)];
     let mut worker = Worker::new();
     worker.cache = pool.cache();
@@ -262,7 +242,7 @@ fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
         Binding::new(Mode::Offload, vec![faulty]),
         Binding::new(Mode::Auto, vec![helper, faulty]),
     ];
-    let pick = |dice: &mut Dice| bindings[dice.below(4) as usize].clone();
+    let pick = |dice: &mut SplitMix| bindings[dice.below(4) as usize].clone();
     for side in &mut sides {
         let binding = pick(&mut dice);
         side.start(&binding, true);
@@ -303,24 +283,24 @@ fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
             0..6 => sides[0].offer(&mut dice),
             6..12 => sides[1].offer(&mut dice),
             12..16 => {
-                let burst = if dice.one_in(3) { 1 + dice.below(64) as usize } else { 64 };
+                let burst = if dice.below(3) == 0 { 1 + dice.below(64) as usize } else { 64 };
                 round(&mut worker, false, burst);
             }
             16..18 => {
                 stepper.step();
             }
-            18 if dice.one_in(3) => {
-                let enabled = !dice.one_in(3);
+            18 if dice.below(3) == 0 => {
+                let enabled = dice.below(3) > 0;
                 sides[which].cell.publish(|wanted| {
                     wanted.vring =
                         wanted.vring.as_deref().cloned().map(|v| Arc::new(VringConfig { enabled, ..v }));
                 });
             }
-            18 if dice.one_in(2) => {
+            18 if dice.below(2) == 0 => {
                 let binding = pick(&mut dice);
                 sides[which].cell.publish(|wanted| wanted.binding = binding);
             }
-            _ if dice.one_in(4) => {
+            _ if dice.below(4) == 0 => {
                 // Stopped and, later, begun anew.
                 sides[which].cell.publish(|wanted| wanted.vring = None);
                 for turn in 0.. {
@@ -333,7 +313,7 @@ fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
                     std::hint::spin_loop();
                 }
                 check_stopped(seed, &sides[which]);
-                let (binding, enabled) = (pick(&mut dice), !dice.one_in(8));
+                let (binding, enabled) = (pick(&mut dice), dice.below(8) > 0);
                 sides[which].start(&binding, enabled);
                 round(&mut worker, false, 64);
                 sides[which].cell.wait(Duration::ZERO).unwrap();

@@ -5,6 +5,7 @@ use offcore_dma::channel::Completions;
 use offcore_dma::cpu::Routine;
 use offcore_dma::{Channel, CopyOp};
 use offcore_mem::{Hugepages, Mapping};
+use offcore_stats::SplitMix;
 
 use crate::temperature::Temperature;
 
@@ -52,7 +53,7 @@ impl Copies {
         let cold = temperature == Temperature::Cold;
         let mut order: Vec<u32> = (0..slots as u32).collect();
         if cold {
-            shuffle(&mut order);
+            SplitMix::new(0x5eed).shuffle(&mut order);
         }
         let mut copies = Self {
             memory,
@@ -208,15 +209,6 @@ impl Copies {
         }
         self.next = (self.next + self.depth) % self.order.len();
         Ok(self.depth as u64)
-    }
-}
-
-/// Fisher-Yates with a fixed generator: every run goes the same way.
-fn shuffle(order: &mut [u32]) {
-    let mut state = 0x5eed_u64;
-    for i in (1..order.len()).rev() {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        order.swap(i, (state >> 33) as usize % (i + 1));
     }
 }
 

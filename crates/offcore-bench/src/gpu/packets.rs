@@ -13,6 +13,7 @@ use anyhow::{Result, bail, ensure};
 use offcore_gpu::cpu::CpuWork;
 use offcore_gpu::patterns::Patterns;
 use offcore_mem::{Packet, Pool};
+use offcore_stats::SplitMix;
 
 /// Bytes before the payload.
 pub(super) const SKIP: usize = 42;
@@ -74,12 +75,9 @@ impl Content {
     }
 }
 
-/// SplitMix64's step from `seed`.
+/// A number of its own for each `seed`.
 fn random(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
+    SplitMix::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next()
 }
 
 /// Both addresses of packet `number`, as they are sent, or the other way round.

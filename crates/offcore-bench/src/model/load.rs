@@ -4,6 +4,7 @@ use anyhow::{Result, bail, ensure};
 use offcore_dsa::config::{DeviceConfig, Group, WqConfig};
 use offcore_dsa::sim::{Faults, Profile, SimDevice, SimEngine, SimOptions, SimPortal, Timing};
 use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted, WqMode};
+use offcore_stats::SplitMix;
 
 /// Virtual nanoseconds by which the clock advances while a client waits before its next copy.
 const TICK: u64 = 2;
@@ -108,7 +109,7 @@ pub struct Bench {
     device: SimDevice,
     engine: SimEngine,
     clients: Vec<Client>,
-    random: u64,
+    random: SplitMix,
 }
 
 impl Bench {
@@ -123,7 +124,7 @@ impl Bench {
         let options = SimOptions { profile, timing, faults, ..SimOptions::default() };
         let (device, engine) = SimDevice::stepped("dsa-sim0", options)?;
         let clients = loads.iter().map(|load| Client::new(&device, *load)).collect::<Result<_>>()?;
-        Ok(Self { device, engine, clients, random: 0x9e37_79b9_7f4a_7c15 })
+        Ok(Self { device, engine, clients, random: SplitMix::new(1) })
     }
 
     /// Lets all clients run until the first has completed `copies` copies, after as many as it has in flight that do not
@@ -272,7 +273,7 @@ impl Client {
     }
 
     /// Takes note of what has completed, and submits what is due; returns whether something is due later.
-    fn turn(&mut self, now: u64, random: &mut u64) -> Result<bool> {
+    fn turn(&mut self, now: u64, random: &mut SplitMix) -> Result<bool> {
         let mut waiting = false;
         for index in 0..self.slots.len() {
             if let State::Flying(since) = self.slots[index].state
@@ -281,7 +282,7 @@ impl Client {
                 ensure!(completed.status == Status::SUCCESS, "a copy ended with {:?}", completed.status);
                 self.done += self.load.batch as u64;
                 self.latencies.push((now - since) as f64);
-                let pause = if self.load.pause_ns > 0 { next(random) % self.load.pause_ns } else { 0 };
+                let pause = if self.load.pause_ns > 0 { random.below(self.load.pause_ns) } else { 0 };
                 self.slots[index].state = State::Due(now + pause);
             }
             if let State::Due(at) = self.slots[index].state {
@@ -290,10 +291,4 @@ impl Client {
         }
         Ok(waiting)
     }
-}
-
-/// A fixed generator: every run is the same.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-    *state >> 33
 }

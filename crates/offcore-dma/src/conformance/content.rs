@@ -1,8 +1,9 @@
 //! What is copied, byte by byte.
 
+use offcore_stats::SplitMix;
+
 use super::{Canvas, Open, Pump, Rig, source};
 use crate::channel::CopyOp;
-use crate::fault::SplitMix;
 
 const LONGEST: usize = 64 * 1024;
 
@@ -23,7 +24,7 @@ pub(super) fn every_length_at_odd_offsets(open: Open<'_>, pump: Pump<'_>) {
                 break;
             }
             let (from, to) = (random.below(64) as usize, random.below(64) as usize);
-            ops.push(canvas.copy(to, &source[from..from + len], random.below(u32::MAX)));
+            ops.push(canvas.copy(to, &source[from..from + len], random.next() as u32));
             rest = others;
         }
         rig.copy_all(&ops, 64);

@@ -1,8 +1,9 @@
 //! The ring: capacity, wrapping, tokens, order.
 
+use offcore_stats::SplitMix;
+
 use super::{Canvas, Open, Pump, Rig, source};
 use crate::channel::{Completions, CopyOp};
-use crate::fault::SplitMix;
 
 pub(super) fn a_full_ring_takes_no_more(open: Open<'_>, pump: Pump<'_>) {
     let mut rig = Rig::new(open(32), pump);
@@ -55,7 +56,7 @@ pub(super) fn each_token_comes_back_once(open: Open<'_>, pump: Pump<'_>) {
     let mut random = SplitMix::new(5);
     // Any number is a token, and several operations may have the same: pieces of one packet do.
     let tokens: Vec<u32> =
-        (0..500u32).map(|i| [0, u32::MAX, i, random.below(u32::MAX)][i as usize % 4]).collect();
+        (0..500u32).map(|i| [0, u32::MAX, i, random.next() as u32][i as usize % 4]).collect();
     let ops: Vec<CopyOp> = tokens.iter().map(|&token| canvas.copy(0, &source, token)).collect();
     rig.copy_all(&ops, 23);
     for _ in 0..100 {

@@ -27,9 +27,10 @@ use super::checks::{self, Refused};
 use super::execute::{Injected, Scratch};
 use super::shared::{Client, Shared};
 use super::stats::Counters;
-use super::{DeviceState, Faults, Random, SimOptions, SoftwareError, Timing};
+use super::{DeviceState, Faults, SimOptions, SoftwareError, Timing};
 use crate::completion::Completed;
 use crate::descriptor::{Descriptor, Flags, Opcode};
+use offcore_stats::SplitMix;
 use pipeline::DsaEngine;
 
 /// Descriptors taken from a portal at a time.
@@ -93,7 +94,7 @@ pub struct SimEngine {
     generation: u64,
     /// Picoseconds.
     now: u64,
-    random: Random,
+    random: SplitMix,
     timing: Timing,
     faults: Faults,
     /// Descriptors until the device halts, when it is to.
@@ -116,7 +117,7 @@ impl SimEngine {
             shared,
             generation: 0,
             now: 0,
-            random: Random::new(options.seed),
+            random: SplitMix::new(options.seed),
             timing: options.timing,
             faults: Faults::none(),
             until_halt: None,

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use offcore_ring::spsc::Producer;
+use offcore_stats::SplitMix;
 
 use super::shared::{Occupancy, PortalCell, lock};
-use super::{Faults, Random, SimDevice, SoftwareError};
+use super::{Faults, SimDevice, SoftwareError};
 use crate::descriptor::{Descriptor, Flags, Submitted};
 
 /// Slots asked for ahead of the one that is written, in steps of [`PREPARED_EVERY`].
@@ -41,7 +42,7 @@ struct Orders {
     records: HashMap<u64, u64>,
     /// Retry answers left of a storm.
     storm: u32,
-    random: Random,
+    random: SplitMix,
 }
 
 impl fmt::Debug for SimPortal {
@@ -68,7 +69,7 @@ impl SimPortal {
             fences: 0,
             records: HashMap::new(),
             storm: 0,
-            random: Random::new(device.seed() ^ (queue as u64 + 1) << 32),
+            random: SplitMix::new(device.seed() ^ (queue as u64 + 1) << 32),
         };
         Self { ring, cell, occupancy, threshold, queue, epoch, device, orders }
     }

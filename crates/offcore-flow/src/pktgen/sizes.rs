@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use offcore_stats::SplitMix;
+
 use crate::switch::{Field, SwitchError};
 
 /// The simple IMIX: seven, four and one.
@@ -107,17 +109,15 @@ impl fmt::Display for Sizes {
 pub(super) struct Draw {
     kind: Kind,
     next: usize,
-    state: u64,
+    random: SplitMix,
 }
 
 impl Draw {
     pub(super) fn new(sizes: &Sizes, seed: u64) -> Self {
-        let mut draw = Self { kind: sizes.kind.clone(), next: 0, state: seed };
+        let mut draw = Self { kind: sizes.kind.clone(), next: 0, random: SplitMix::new(seed) };
         // Shuffled, so that no size has its place in the cycle; each cycle has the exact shares.
         if let Kind::Cycle(mut cycle) = draw.kind.clone() {
-            for last in (1..cycle.len()).rev() {
-                cycle.swap(last, draw.below(last + 1));
-            }
+            draw.random.shuffle(&mut cycle);
             draw.kind = Kind::Cycle(cycle);
         }
         draw
@@ -126,21 +126,12 @@ impl Draw {
     #[inline]
     pub(super) fn size(&mut self) -> usize {
         if let Kind::Range(first, last) = self.kind {
-            return first + self.below(last - first + 1);
+            return first + self.random.below((last - first) as u64 + 1) as usize;
         }
         let Kind::Cycle(cycle) = &self.kind else { return MIN_SIZE };
         let size = cycle[self.next];
         self.next = if self.next + 1 == cycle.len() { 0 } else { self.next + 1 };
         size
-    }
-
-    /// A number below `end`, each as likely as any other (but for one in 2^48).
-    #[inline]
-    fn below(&mut self, end: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.state ^ self.state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(mixed ^ mixed >> 31) * end as u128) >> 64) as usize
     }
 }
 

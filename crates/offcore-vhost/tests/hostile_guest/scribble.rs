@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use offcore_stats::SplitMix;
 use offcore_vhost::features::{
     VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF,
 };
@@ -17,20 +18,9 @@ const SIZE: u16 = 64;
 const SOME_TIME: Duration = Duration::from_millis(500);
 const AT_MOST: Duration = Duration::from_secs(30);
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
-
 /// Mostly what a driver might write, at the wrong time; sometimes anything.
 fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
-    let mut random = Random(seed);
+    let mut random = SplitMix::new(seed);
     while !stop.load(Ordering::Relaxed) {
         let queue = random.below(2) as usize;
         let ring = [RX, TX][queue];
@@ -74,7 +64,7 @@ fn scribble(arena: &Arena, seed: u64, stop: &AtomicBool) {
                 // The virtio-net header of any buffer, and whatever else is there.
                 arena.write(BUFFERS + random.below(END - BUFFERS), &random.below(256).to_le_bytes());
             }
-            56 => arena.write(START + random.below(0x1_0000), &random.0.to_le_bytes()),
+            56 => arena.write(START + random.below(0x1_0000), &random.next().to_le_bytes()),
             57 if random.below(16) == 0 => arena.write_u16(ring.avail + 2, random.below(1 << 16) as u16),
             _ => arena
                 .write_u16(ring.avail + 4 + random.below(SIZE.into()) * 2, random.below(SIZE.into()) as u16),

@@ -61,10 +61,9 @@ impl Queue {
 
 /// Noise from a fixed generator: up to 20 % more, and now and then ten times as much.
 fn noise() -> impl FnMut(u32) -> f64 {
-    let mut state = 7u64;
+    let mut random = offcore_stats::SplitMix::new(7);
     move |_| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let draw = (state >> 40) as f64 / (1u64 << 24) as f64;
+        let draw = random.fraction();
         if draw > 0.98 { 10.0 } else { 1.0 + draw / 5.0 }
     }
 }

@@ -1,3 +1,4 @@
+use offcore_stats::SplitMix;
 use std::collections::BTreeSet;
 
 use super::*;
@@ -26,12 +27,10 @@ fn model(arrivals: &[(u16, u32)]) -> Counts {
     counts
 }
 
-/// Numbers, some of which are lost, come twice, or come late: `random` decides.
-fn disturbed(packets: u32, mut random: u64) -> Vec<(u16, u32)> {
-    let mut below = |end: u64| {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        (random >> 33) % end
-    };
+/// Numbers, some of which are lost, come twice, or come late: `seed` decides.
+fn disturbed(packets: u32, seed: u64) -> Vec<(u16, u32)> {
+    let mut random = SplitMix::new(seed);
+    let mut below = |end: u64| random.below(end);
     let mut arrivals = Vec::new();
     for index in 0..packets {
         let packet = ((index % 4) as u16, index / 4);

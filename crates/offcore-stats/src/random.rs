@@ -1,0 +1,66 @@
+//! Chance that is the same for the same seed.
+
+/// Steele, Lea and Flood's generator, SplitMix64: small, and any seed will do.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitMix(u64);
+
+impl SplitMix {
+    /// The sequence of `seed`.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    #[inline]
+    #[allow(clippy::should_implement_trait, reason = "the sequence does not end")]
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `end`, which is not 0, each as likely as any other but for one in 2^64 / `end`.
+    #[inline]
+    pub const fn below(&mut self, end: u64) -> u64 {
+        ((self.next() as u128 * end as u128) >> 64) as u64
+    }
+
+    /// A number from 0 to 1, which is not among them.
+    pub const fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// True with this probability. Nothing is drawn for 0: what is switched off does not change the sequence.
+    #[inline]
+    pub fn happens(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.fraction() < probability
+    }
+
+    /// Fisher and Yates's shuffle.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_sequence() {
+        let draw = |seed| {
+            let mut random = SplitMix::new(seed);
+            [(); 8].map(|()| random.below(1000))
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+        let mut random = SplitMix::new(1);
+        let hits = (0..10_000).filter(|_| random.happens(0.25)).count();
+        assert!((2300..2700).contains(&hits), "{hits}");
+        assert!((0..100).all(|_| !random.happens(0.0) && random.below(1) == 0));
+    }
+}
