@@ -10,16 +10,18 @@
 //! * [`share`]: one channel for several workers, by a lock,
 //! * [`reorder`]: the ring that keeps that order,
 //! * [`cost`]: what submitting and reaping costs, for the benchmark,
-//! * [`fault`]: an engine that misbehaves on purpose, for tests,
-//! * [`conformance`]: the test suite that every engine passes.
+//! * `fault`: an engine that misbehaves on purpose, with feature `testing`,
+//! * `conformance`: the test suite that every engine passes, with feature `testing`.
 
 pub mod channel;
+#[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod context;
 pub mod copy_queue;
 pub mod core;
 pub mod cost;
 pub mod cpu;
+#[cfg(any(test, feature = "testing"))]
 pub mod fault;
 pub mod mover;
 pub mod reorder;
