@@ -3,8 +3,6 @@
 
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/arena.rs"]
 mod arena;
-#[path = "../../crates/offcore-vhost/tests/common/mod.rs"]
-mod common;
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/neighbour.rs"]
 mod neighbour;
 #[path = "../../crates/offcore-vhost/tests/hostile_guest/rig.rs"]

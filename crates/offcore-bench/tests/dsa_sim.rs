@@ -16,7 +16,8 @@ use offcore_dma::{Binding, Channel, Context, Device, Mode, Mover};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_flow::forward::{Addresses, Rewrite};
-use offcore_mem::{Burst, GuestMemory, GuestRegion, Hugepages, Mapping, Pool, PoolCache};
+use offcore_mem::testing::guest_regions;
+use offcore_mem::{Burst, GuestMemory, Hugepages, Pool, PoolCache};
 use offcore_ring::Layout;
 use offcore_stats::{StageClock, tsc};
 use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
@@ -154,10 +155,7 @@ impl Loop {
 impl Looped {
     fn new(mover: &mut Mover, binding: &Binding, frame: usize) -> Self {
         let buffers = 2 * buffers_len(Temperature::Remote);
-        let (mapping, _fd) = Mapping::memfd("guest", buffers + 2 * RING_BYTES, Hugepages::None).unwrap();
-        let len = mapping.len() as u64;
-        let region = GuestRegion::new(GUEST_ADDRESS, GUEST_ADDRESS, len, mapping, 0).unwrap();
-        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let memory = guest_regions([(GUEST_ADDRESS, GUEST_ADDRESS, buffers + 2 * RING_BYTES)]);
         let ring = |index: usize| {
             let start = GUEST_ADDRESS + (buffers + index * RING_BYTES) as u64;
             Layout::in_memory(&memory, (start, start + 0x2_0000, start + 0x4_0000), RING, false).unwrap()

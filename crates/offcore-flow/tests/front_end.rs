@@ -2,17 +2,14 @@
 //! promptly as one that it does.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../offcore-vhost/tests/common/mod.rs"]
-mod common;
-
 use std::sync::Arc;
 
-use common::{FEATURES, Guest, Worker as Parts};
 use offcore_flow::forward::{Addresses, Forward, Source};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::worker::Worker;
 use offcore_port::vhost::{rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
+use offcore_vhost::testing::{FEATURES, Guest, Worker as Parts};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
 

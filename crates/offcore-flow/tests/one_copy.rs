@@ -1,12 +1,8 @@
 //! What is counted does not depend on the way that packets go from guest to guest.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../offcore-vhost/tests/common/mod.rs"]
-mod common;
-
 use std::sync::Arc;
 
-use common::{FEATURES, Guest, Receiver, Worker as Parts, pattern, start};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
@@ -17,6 +13,7 @@ use offcore_port::{DropReason, RxCounters, TxCounters};
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::VIRTIO_F_VERSION_1;
+use offcore_vhost::testing::{FEATURES, Guest, Receiver, Worker as Parts, pattern, start};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
 

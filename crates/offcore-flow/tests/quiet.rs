@@ -4,9 +4,6 @@
 //! system call, and counts allocations with its own allocator.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../offcore-vhost/tests/common/mod.rs"]
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
@@ -15,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{FEATURES, Guest};
 use offcore_dma::core::CoreDevice;
 use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::copy::{CopyRx, CopySetup};
@@ -36,6 +32,7 @@ use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_stats::StageClock;
 use offcore_stats::page::{Block, StatsPage};
+use offcore_vhost::testing::{FEATURES, Guest};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::MacAddr;
 

@@ -1,12 +1,8 @@
 //! A generator waits for the other side: what there is no room for comes again, as it was.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../offcore-vhost/tests/common/mod.rs"]
-mod common;
-
 use std::sync::Arc;
 
-use common::{FEATURES, Guest, Receiver, Worker as Parts, start};
 use offcore_dma::Binding;
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
@@ -17,6 +13,7 @@ use offcore_port::vhost::tx_over;
 use offcore_port::{DropReason, Port, QueueSetup, TxCounters};
 use offcore_stats::page::StatsPage;
 use offcore_vhost::VringCell;
+use offcore_vhost::testing::{FEATURES, Guest, Receiver, Worker as Parts, start};
 use offcore_wire::virtio_net::HEADER_LEN;
 use offcore_wire::{MacAddr, probe};
 

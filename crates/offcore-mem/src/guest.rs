@@ -231,11 +231,10 @@ impl Drop for GuestMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::Hugepages;
+    use crate::{Hugepages, testing};
 
-    fn region(guest: u64, len: u64) -> GuestRegion {
-        let (mapping, _fd) = Mapping::memfd("guest", 1 << 16, Hugepages::None).unwrap();
-        GuestRegion::new(guest, guest + 0x7000_0000, len, mapping, 0).unwrap()
+    fn region(guest: u64, len: usize) -> GuestRegion {
+        testing::region(guest, guest + 0x7000_0000, len)
     }
 
     fn table() -> GuestMemory {

@@ -18,6 +18,8 @@ pub mod packet;
 pub mod pool;
 pub mod segments;
 pub mod sigbus;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use device::DeviceMemory;
 pub use guest::{GuestMemory, GuestRegion, RegionCache};

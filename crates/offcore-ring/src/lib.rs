@@ -18,6 +18,8 @@ mod queue;
 pub mod split;
 pub mod spsc;
 mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod vector;
 
 pub use error::RingError;

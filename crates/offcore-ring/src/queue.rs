@@ -39,17 +39,6 @@ pub trait DeviceQueue {
     /// As for [`DeviceQueue::look`].
     fn has(&mut self, ahead: u16) -> Result<bool, RingError>;
 
-    /// The chain that begins at the available entry `ahead`, if it is one buffer in one region of memory.
-    ///
-    /// # Errors
-    /// A buffer of the wrong direction.
-    fn single(
-        &mut self,
-        ahead: u16,
-        memory: &GuestMemory,
-        direction: Direction,
-    ) -> Result<Option<(Buffer, Chain)>, RingError>;
-
     /// The chains from the entry `ahead` on, at most `most`, as long as they are one buffer in one region, as `wanted`, and
     /// have been found by [`DeviceQueue::look`]. What comes next may be anything: see [`DeviceQueue::doubles`].
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single];

@@ -278,7 +278,9 @@ pub(crate) unsafe fn load_32(from: *const u8) -> __m256i {
 
 #[cfg(test)]
 mod tests {
-    use offcore_mem::{GuestRegion, Hugepages, Mapping};
+    use std::sync::Arc;
+
+    use offcore_mem::testing::guest_regions;
     use proptest::prelude::*;
 
     use super::*;
@@ -286,12 +288,8 @@ mod tests {
     const LEN: u64 = 0x1_0000;
 
     /// Two regions that touch, and one further up.
-    fn memory() -> GuestMemory {
-        let region = |guest| {
-            let (mapping, _fd) = Mapping::memfd("guest", LEN as usize, Hugepages::None).unwrap();
-            GuestRegion::new(guest, guest, LEN, mapping, 0).unwrap()
-        };
-        GuestMemory::new(vec![region(0x4000), region(0x4000 + LEN), region(1 << 40)]).unwrap()
+    fn memory() -> Arc<GuestMemory> {
+        guest_regions([0x4000, 0x4000 + LEN, 1 << 40].map(|at| (at, at, LEN as usize)))
     }
 
     /// Addresses at the regions' edges, in them and anywhere.

@@ -4,18 +4,18 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_mem::GuestMemory;
+use offcore_mem::testing::guest_memory;
 use offcore_ring::device::{Chain, DeviceQueue, Direction};
 use offcore_ring::driver::{self, Used};
+use offcore_ring::testing::single;
 use offcore_ring::{Layout, packed, split};
 use proptest::prelude::*;
 
 const BUFFERS: u64 = 0x1_0000;
 
 fn guest(size: u16, packed: bool) -> (Arc<GuestMemory>, Layout) {
-    let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
-    let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
-    let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+    let memory = guest_memory(1 << 20);
     let layout = Layout::in_memory(&memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
     (memory, layout)
 }
@@ -188,8 +188,7 @@ impl<Device: DeviceQueue> Rig<Device> {
             });
             let chain = chain.unwrap();
             prop_assert_eq!(&found, &expected);
-            let single = self.device.single(ahead, &self.memory, self.direction).unwrap();
-            if let Some((buffer, single)) = single {
+            if let Some((buffer, single)) = single(&mut self.device, ahead, &self.memory, self.direction) {
                 prop_assert_eq!((buffer.len, single, numbered.1), (expected[0].1, chain, 1));
             }
             self.held.push((numbered, chain));

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_mem::GuestMemory;
+use offcore_mem::testing::guest_memory;
 use offcore_ring::device::{self, DeviceQueue, Direction};
+use offcore_ring::testing::single;
 use offcore_ring::{Layout, driver, packed, with_queue};
 
 const CHAINS: u64 = 40_000;
@@ -44,12 +46,11 @@ impl Bell {
 #[derive(Clone)]
 struct Guest {
     memory: Arc<GuestMemory>,
-    base: usize,
 }
 
 impl Guest {
     fn at(&self, address: u64) -> *mut u64 {
-        (self.base + address as usize) as *mut u64
+        self.memory.regions()[0].mapping().base().as_ptr().wrapping_add(address as usize).cast()
     }
 }
 
@@ -131,10 +132,7 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
 
 /// Guest memory and both sides of a queue in it.
 fn sides(size: u16, packed: bool, event_idx: bool) -> (Guest, driver::Queue<u64>, device::Queue) {
-    let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
-    let base = mapping.base().as_ptr() as usize;
-    let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
-    let guest = Guest { memory: Arc::new(GuestMemory::new(vec![region]).unwrap()), base };
+    let guest = Guest { memory: guest_memory(1 << 20) };
     let layout = Layout::in_memory(&guest.memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
     let driver = driver::Queue::new(layout.clone(), event_idx);
     let base = if packed { packed::FRESH_BASE } else { 0 };
@@ -201,7 +199,7 @@ fn race(packed: bool, event_idx: bool) {
             meet(&arrived, &mut times, 0);
             assert!(found || kicked.load(Ordering::Relaxed), "round {round}: the device sleeps for ever");
             assert_eq!(queue.look(1), Ok(1));
-            let (_, chain) = queue.single(0, &guest.memory, Direction::Readable).unwrap().unwrap();
+            let (_, chain) = single(queue, 0, &guest.memory, Direction::Readable).unwrap();
             queue.consume(1);
             queue.push_used(chain, 0);
             meet(&arrived, &mut times, round % 5);

@@ -3,13 +3,9 @@
 //! Without arguments it prints the names of the cases; with one, it runs that case and prints how many packets went
 //! through. Only what happens inside [`counted`] is measured: not the set-up, the guest's side, or the engine's.
 
-#[path = "../tests/common/mod.rs"]
-mod common;
-
 use std::hint::black_box;
 use std::sync::Arc;
 
-use common::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, start};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cost::SubmitReap;
 use offcore_dma::mover::Way;
@@ -20,6 +16,7 @@ use offcore_ring::driver;
 use offcore_ring::split::VIRTQ_DESC_F_NEXT;
 use offcore_stats::{Stage, StageClock};
 use offcore_vhost::features::{VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM};
+use offcore_vhost::testing::{BUFFERS, FEATURES, GUEST, Guest, Receiver, Worker, start};
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell};
 use offcore_wire::virtio_net::{self, NetHeader};
 

@@ -16,6 +16,8 @@ pub mod frontend;
 pub mod message;
 pub mod pair;
 mod pieces;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod vring;
 
 pub use backend::{Backend, BackendConfig, Device, DeviceEvents};

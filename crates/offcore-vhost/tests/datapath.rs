@@ -1,12 +1,9 @@
 //! Enqueue and dequeue with the core copying: content, order, merged buffers, chains, drops, stop and restart.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Instant;
 
-use common::*;
 use offcore_dma::core::CoreDevice;
 use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::Burst;
@@ -14,6 +11,7 @@ use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::VIRTIO_F_VERSION_1;
+use offcore_vhost::testing::*;
 use offcore_vhost::vring::Arm;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};

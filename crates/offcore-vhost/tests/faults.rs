@@ -2,19 +2,17 @@
 //! notices: with the reorder ring, or the quarantine, switched off, it fails.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::*;
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{FaultCounts, Faults, FaultyChannel};
 use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::{device::Direction, driver};
 use offcore_stats::tsc;
+use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, VringCell};
 use offcore_wire::UdpFlow;
 use offcore_wire::ethernet::MacAddr;

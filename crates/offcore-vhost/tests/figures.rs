@@ -1,15 +1,13 @@
 //! Figures 6 and 7 of the vhost guide (758358-001US): any virtqueue on any channel, and the order kept.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_vhost::testing::*;
 use offcore_vhost::{Enqueue, VringCell};
 
 /// A virtqueue that a guest receives from, bound to channels.

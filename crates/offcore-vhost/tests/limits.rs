@@ -2,16 +2,14 @@
 //! workers that leave.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::{device::Direction, driver};
+use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 /// A worker with a channel of `ring` operations and one virtqueue bound to it.

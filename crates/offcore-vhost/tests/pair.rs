@@ -1,12 +1,9 @@
 //! Guest to guest in one copy: content, order, accounting, and when packets go the ordinary way instead.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::Burst;
@@ -15,6 +12,7 @@ use offcore_ring::device::Direction;
 use offcore_ring::driver;
 use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM};
 use offcore_vhost::pair::{Forwarded, Next};
+use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 use proptest::prelude::*;
 

@@ -2,12 +2,9 @@
 //! that was not given for it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::*;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
@@ -17,6 +14,7 @@ use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F
 use offcore_stats::{SplitMix, tsc};
 use offcore_vhost::features::*;
 use offcore_vhost::pair::Next;
+use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, Pair, VringCell, VringConfig};
 
 const CHUNKS: usize = 256;

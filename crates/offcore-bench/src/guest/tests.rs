@@ -1,8 +1,10 @@
 //! The guests' checks, against a device that does as it is told.
 
 use super::*;
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_mem::GuestMemory;
+use offcore_mem::testing::guest_memory;
 use offcore_ring::device::{self, Buffer, DeviceQueue};
+use offcore_ring::testing::single;
 use offcore_ring::with_queue;
 use offcore_vhost::features::NET_HEADER;
 use offcore_vhost::frontend::ring_parts;
@@ -27,14 +29,10 @@ impl Looped {
     fn new(workload: &Workload) -> Self {
         let temperature = workload.temperature;
         let buffers = if temperature == Temperature::Cold { BUFFERS } else { temperature.buffers() };
-        let (mapping, _fd) =
-            Mapping::memfd("guest", 2 * buffers * STRIDE + (1 << 16), Hugepages::None).unwrap();
-        let address = mapping.base().as_ptr() as u64;
-        let region = GuestRegion::new(address, address, mapping.len() as u64, mapping, 0).unwrap();
-        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let memory = guest_memory(2 * buffers * STRIDE + (1 << 16));
         let traffic = Traffic::over(&memory, &memory, workload, buffers).unwrap();
         let ring = |index| {
-            let parts = ring_parts(address + (2 * buffers * STRIDE) as u64, index, RING, false);
+            let parts = ring_parts((2 * buffers * STRIDE) as u64, index, RING, false);
             Layout::in_memory(&memory, parts, RING.into(), false).unwrap()
         };
         let guests = Guests::new(&Arc::new(Mutex::new(traffic)), (ring(0), ring(1)), 0);
@@ -53,7 +51,7 @@ impl Looped {
             let len = with_queue!(&mut *tx, queue => {
                 queue.look(1)?;
                 let (buffer, chain) =
-                    queue.single(0, memory, Direction::Readable)?.context("one buffer")?;
+                    single(queue, 0, memory, Direction::Readable).context("one buffer")?;
                 mapping.read_at(offset(&buffer), &mut packet[..buffer.len as usize]);
                 queue.push_used(chain, 0);
                 queue.consume(1);
@@ -67,7 +65,7 @@ impl Looped {
             with_queue!(&mut *rx, queue => {
                 queue.look(1)?;
                 let (buffer, chain) =
-                    queue.single(0, memory, Direction::Writable)?.context("one buffer")?;
+                    single(queue, 0, memory, Direction::Writable).context("one buffer")?;
                 mapping.read_at(offset(&buffer), &mut before);
                 spoil(&mut packet[..len], &before[..len]);
                 mapping.write_at(offset(&buffer), &packet[..len]);

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_mem::GuestMemory;
+use offcore_mem::testing::guest_regions;
 use proptest::prelude::*;
 
 use super::*;
@@ -26,11 +27,7 @@ type Raw = (u64, u32, u16, u16);
 
 impl Guest {
     fn new() -> Self {
-        let region = |guest| {
-            let (mapping, _fd) = Mapping::memfd("guest", LEN as usize, Hugepages::None).unwrap();
-            GuestRegion::new(guest, guest, LEN, mapping, 0).unwrap()
-        };
-        Self { memory: Arc::new(GuestMemory::new(vec![region(0), region(LEN)]).unwrap()) }
+        Self { memory: guest_regions([(0, 0, LEN as usize), (LEN, LEN, LEN as usize)]) }
     }
 
     /// Writes what is inside the first region.

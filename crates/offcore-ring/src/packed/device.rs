@@ -230,29 +230,6 @@ impl DeviceQueue for Queue {
     }
 
     #[inline(always)]
-    fn single(
-        &mut self,
-        ahead: u16,
-        memory: &GuestMemory,
-        direction: Direction,
-    ) -> Result<Option<(Buffer, Chain)>, RingError> {
-        let ahead = u32::from(ahead);
-        if ahead >= self.known {
-            return Ok(None);
-        }
-        let Entry { addr, word } = self.window[ahead as usize % WINDOW];
-        if word.flags() & (VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT) != 0 {
-            return Ok(None);
-        }
-        if !direction.fits(word.flags()) {
-            return Err(RingError::Direction { head: self.index(ahead) });
-        }
-        // A buffer across two regions is taken apart by `walk`, which also says when it is in none.
-        let host = memory.translate(addr, word.len(), &mut self.region);
-        Ok(host.map(|addr| (Buffer { addr, len: word.len() }, Chain { id: word.id(), entries: 1 })))
-    }
-
-    #[inline(always)]
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
         let range = self.in_window(ahead, most);
         let singles = &mut self.singles[range.clone()];

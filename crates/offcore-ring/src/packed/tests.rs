@@ -2,11 +2,13 @@
 
 use std::ptr::NonNull;
 
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, RegionCache};
+use offcore_mem::testing::{guest_memory, guest_regions};
+use offcore_mem::{GuestMemory, RegionCache};
 
 use super::*;
-use crate::device::{Chain, DeviceQueue, Direction, Single, Wanted};
+use crate::device::{Buffer, Chain, DeviceQueue, Direction, Single, Wanted};
 use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT};
+use crate::testing;
 use crate::vector::Level;
 
 mod device_side;
@@ -22,20 +24,13 @@ const SEAM: u64 = 0x2_0000;
 const END: u64 = 0x4_0000;
 
 struct Guest {
-    memory: GuestMemory,
+    memory: Arc<GuestMemory>,
     layout: Layout,
 }
 
 fn guest(size: u16) -> Guest {
-    let region = |guest, user| {
-        let (mapping, _fd) = Mapping::memfd("guest", SEAM as usize, Hugepages::None).unwrap();
-        GuestRegion::new(guest, user, SEAM, mapping, 0).unwrap()
-    };
-    let memory = GuestMemory::new(vec![region(0, 0), region(SEAM, 1 << 40)]).unwrap();
-    let at = |address: u64, len| memory.translate_user(address, len).unwrap();
-    let (ring, driver, device) = (at(RING, ring_len(size)), at(DRIVER_EVENT, 4), at(DEVICE_EVENT, 4));
-    // SAFETY: the parts are in the memory, which is kept with the layout, and do not overlap for sizes up to 2000.
-    let layout = unsafe { Layout::new(ring, driver, device, size.into()) }.unwrap();
+    let memory = guest_regions([(0, 0, SEAM as usize), (SEAM, 1 << 40, SEAM as usize)]);
+    let layout = Layout::in_memory(&memory, (RING, DRIVER_EVENT, DEVICE_EVENT), size.into()).unwrap();
     Guest { memory, layout }
 }
 
@@ -68,6 +63,10 @@ impl Guest {
 
     fn device_event(&self, off_wrap: u16, flags: u16) {
         self.layout.device_event().store(u32::from(off_wrap) | u32::from(flags) << 16, Ordering::Relaxed);
+    }
+
+    fn single(&self, queue: &mut device::Queue, ahead: u16, direction: Direction) -> Option<(Buffer, Chain)> {
+        testing::single(queue, ahead, &self.memory, direction)
     }
 
     /// Guest addresses and lengths of the chain `ahead`, and the chain.
@@ -125,11 +124,7 @@ fn sizes_and_alignment_are_checked() {
 
 #[test]
 fn parts_are_in_memory_as_a_whole() {
-    let memory = || {
-        let (mapping, _fd) = Mapping::memfd("guest", 0x2000, Hugepages::None).unwrap();
-        Arc::new(GuestMemory::new(vec![GuestRegion::new(0, 0, 0x2000, mapping, 0).unwrap()]).unwrap())
-    };
-    let of = |ring, driver, device| Layout::in_memory(&memory(), (ring, driver, device), 256);
+    let of = |ring, driver, device| Layout::in_memory(&guest_memory(0x2000), (ring, driver, device), 256);
     assert_eq!(of(0x1000, 0, 4).unwrap().size(), 256);
     assert!(matches!(of(0x1010, 0, 4), Err(RingError::Part { part: "descriptor ring", len: 4096, .. })));
     assert!(matches!(of(0, 0x1fff, 4), Err(RingError::Part { part: "driver event structure", .. })));

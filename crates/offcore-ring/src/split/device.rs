@@ -205,26 +205,6 @@ impl DeviceQueue for Queue {
     }
 
     #[inline(always)]
-    fn single(
-        &mut self,
-        ahead: u16,
-        memory: &GuestMemory,
-        direction: Direction,
-    ) -> Result<Option<(Buffer, Chain)>, RingError> {
-        let head = self.looked_at(ahead)?;
-        let desc = self.layout.descriptor(head);
-        if desc.flags & (VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT) != 0 {
-            return Ok(None);
-        }
-        if !direction.fits(desc.flags) {
-            return Err(RingError::Direction { head });
-        }
-        // A buffer across two regions is taken apart by `walk`, which also says when it is in none.
-        let found = memory.translate(desc.addr, desc.len, &mut self.region);
-        Ok(found.map(|addr| (Buffer { addr, len: desc.len }, Chain::one(head))))
-    }
-
-    #[inline(always)]
     fn singles(&mut self, ahead: u16, most: u16, memory: &GuestMemory, wanted: Wanted) -> &mut [Single] {
         let Range { start: from, end: to } = self.looked_at_from(ahead, most);
         // `ahead` only grows until the next look, so what is below `read` has been read.

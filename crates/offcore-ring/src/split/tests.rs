@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_mem::GuestMemory;
+use offcore_mem::testing::guest_memory;
 use proptest::prelude::*;
 
 use super::*;
@@ -16,19 +17,15 @@ const USED: u64 = 0x6000;
 const TABLE: u64 = 0x9000;
 
 struct Guest {
-    memory: GuestMemory,
+    memory: Arc<GuestMemory>,
     base: NonNull<u8>,
     layout: Layout,
 }
 
 fn guest(size: u16) -> Guest {
-    let (mapping, _fd) = Mapping::memfd("guest", 1 << 20, Hugepages::None).unwrap();
-    let base = mapping.base();
-    let region = GuestRegion::new(0, 0, 1 << 20, mapping, 0).unwrap();
-    let memory = GuestMemory::new(vec![region]).unwrap();
-    let at = |address: u64| memory.translate_user(address, 0x1000).unwrap();
-    // SAFETY: the parts are inside the mapping, which `memory` keeps, and do not overlap for sizes up to 256.
-    let layout = unsafe { Layout::new(at(DESC), at(AVAIL), at(USED), size.into()) }.unwrap();
+    let memory = guest_memory(1 << 20);
+    let base = memory.regions()[0].mapping().base();
+    let layout = Layout::in_memory(&memory, (DESC, AVAIL, USED), size.into()).unwrap();
     Guest { memory, base, layout }
 }
 

@@ -6,12 +6,14 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_mem::GuestMemory;
+use offcore_mem::testing::guest_regions;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::packed::{
     FRESH_BASE, Layout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED, device, driver, ring_len,
 };
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use offcore_ring::testing::single;
 
 const DRIVER_EVENT: usize = 0x100;
 const DEVICE_EVENT: usize = 0x200;
@@ -109,7 +111,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
                     if !queue.has(ahead).unwrap_or(false) {
                         break;
                     }
-                    let single = queue.single(ahead, &memory.guest, direction);
+                    let single = single(&mut queue, ahead, &memory.guest, direction);
                     let mut buffers = 0;
                     let walked =
                         queue.walk(ahead, &memory.guest, direction, &mut { MAX_BUFFERS }, |buffer| {
@@ -119,8 +121,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
                     assert!(buffers <= MAX_BUFFERS);
                     match walked {
                         Ok(chain) => {
-                            if let Some((buffer, single)) = single.expect("what can be walked is not refused")
-                            {
+                            if let Some((buffer, single)) = single {
                                 memory.check(buffer);
                                 assert_eq!(single, chain);
                             }
@@ -150,7 +151,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
             }
             29 => {
                 let _ = queue.has(script.u16());
-                let _ = queue.single(script.u16(), &memory.guest, direction);
+                let _ = single(&mut queue, script.u16(), &memory.guest, direction);
                 queue.prefetch_used(script.u16().into());
             }
             30 => queue.set_notification(script.u8() < 128),
@@ -238,14 +239,8 @@ struct Memory {
 
 impl Memory {
     fn new(size: u16) -> Self {
-        let region = |guest, user| {
-            let (mapping, _fd) = Mapping::memfd("guest", SEAM, Hugepages::None).unwrap();
-            let base = mapping.base();
-            (base, GuestRegion::new(guest, user, SEAM as u64, mapping, 0).unwrap())
-        };
-        let (first, second) = (region(0, 0), region(SEAM as u64, 1 << 40));
-        let regions = [first.0, second.0];
-        let guest = Arc::new(GuestMemory::new(vec![first.1, second.1]).unwrap());
+        let guest = guest_regions([(0, 0, SEAM), (SEAM as u64, 1 << 40, SEAM)]);
+        let regions = [0, 1].map(|region| guest.regions()[region].mapping().base());
         let mut written: Vec<u8> = (0..END).map(|i| ((i * 31) >> 3) as u8).collect();
         written[DRIVER_EVENT..RING + ring_len(size)].fill(0);
         for (region, bytes) in regions.iter().zip(written.chunks(SEAM)) {

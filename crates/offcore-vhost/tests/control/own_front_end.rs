@@ -7,6 +7,7 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Layout;
 use offcore_ring::device::{self, DeviceQueue, Direction};
 use offcore_ring::split::driver;
+use offcore_ring::testing::single;
 use offcore_ring::with_queue;
 use offcore_vhost::backend::RingState;
 use offcore_vhost::connection::Role;
@@ -161,8 +162,8 @@ fn both_sides_see_the_same_ring() {
     queue.add(address, 5, Direction::Readable, 'x').unwrap();
     queue.publish();
     assert_eq!(with_queue!(&mut device, queue => queue.look(1)), Ok(1));
-    let single = with_queue!(&mut device, queue => queue.single(0, &vring.memory, Direction::Readable));
-    let (buffer, _) = single.unwrap().unwrap();
+    let single = with_queue!(&mut device, queue => single(queue, 0, &vring.memory, Direction::Readable));
+    let (buffer, _) = single.unwrap();
     // SAFETY: the buffer is in the table of memory that `vring` keeps.
     let seen: Vec<u8> = (0..5).map(|i| unsafe { buffer.addr.as_ptr().add(i).read_volatile() }).collect();
     assert_eq!(seen, b"hello");

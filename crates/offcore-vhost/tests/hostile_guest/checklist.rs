@@ -77,7 +77,7 @@ fn cve_2018_1059_whole_ranges_are_checked() {
     rig.rx(0, &[(SEAM - 50, 1526, 0, 0)]);
     rig.give(&[200]);
     assert_eq!(rig.arena.used(RX, SIZE, 0), (0, 212));
-    assert_eq!(rig.arena.read(SEAM - 38, 200), crate::common::pattern(0, 200));
+    assert_eq!(rig.arena.read(SEAM - 38, 200), offcore_vhost::testing::pattern(0, 200));
     rig.finish();
     let outside = |addr, len| breaks(&[(addr, len, 0, 0)], &[], RingError::Address { addr, len });
     outside(END - 100, 101);
@@ -245,7 +245,7 @@ fn cve_2022_2132_a_header_over_several_chains() {
         assert_eq!(rig.arena.used_idx(RX), 15);
         let packet: Vec<u8> = (0..15).flat_map(|i| rig.arena.read(BUFFERS + i * 8, 5)).collect();
         assert_eq!(packet[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 15, 0]);
-        assert_eq!(packet[12..72], crate::common::pattern(0, 60));
+        assert_eq!(packet[12..72], offcore_vhost::testing::pattern(0, 60));
         rig.finish();
     }
 }

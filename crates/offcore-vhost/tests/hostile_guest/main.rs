@@ -2,9 +2,6 @@
 //! leaks or reaches outside their memory, and their neighbours' packets keep moving.
 #![allow(clippy::unwrap_used, reason = "a test that finds something else fails")]
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod arbitrary;
 mod arena;
 mod checklist;

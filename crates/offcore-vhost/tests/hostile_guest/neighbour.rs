@@ -9,7 +9,7 @@ use offcore_mem::Burst;
 use offcore_ring::{device::Direction, driver};
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
-use crate::common::{FEATURES, Guest, Receiver, Worker, pattern, start};
+use offcore_vhost::testing::{FEATURES, Guest, Receiver, Worker, pattern, start};
 
 const SIZE: u16 = 64;
 /// Its TX buffers are behind its RX buffers.

@@ -15,8 +15,8 @@ use offcore_vhost::dequeue::Dequeued;
 use offcore_vhost::{Dequeue, Enqueue, VringCell};
 
 use crate::arena::{Arena, BUFFERS, RX, TX};
-use crate::common::{Guest, Worker, pattern};
 use crate::neighbour::Neighbour;
+use offcore_vhost::testing::{Guest, Worker, pattern};
 
 /// Packet buffers: few, so that a guest can try to use them up.
 const CHUNKS: usize = 512;

@@ -13,8 +13,7 @@ fn used_descriptors_become_visible_with_the_first() {
             guest.put(index, desc(0x8000, 64, id, available(turn)));
         }
         assert_eq!(queue.look(8), Ok(3));
-        let chains = [0, 1, 2].map(|ahead| queue.single(ahead, &guest.memory, Direction::Readable));
-        let chains = chains.map(|single| single.unwrap().unwrap().1);
+        let chains = [0, 1, 2].map(|ahead| guest.single(&mut queue, ahead, Direction::Readable).unwrap().1);
         queue.consume(3);
         assert_eq!(queue.look(1), Ok(0));
         // In another order than they came.
@@ -41,7 +40,7 @@ fn chains_follow_each_other_around_the_end_of_the_ring() {
     guest.put(3, desc(0x8300, 4, 9, next));
     guest.put(4, desc(0x8400, 0, 2, available(true)));
     assert_eq!(queue.look(64), Ok(5));
-    assert_eq!(queue.single(0, &guest.memory, Direction::Readable).unwrap().map(|single| single.1), None);
+    assert_eq!(guest.single(&mut queue, 0, Direction::Readable), None);
     let (buffers, chain) = guest.walk(&mut queue, 0, Direction::Readable).unwrap();
     assert_eq!((buffers, chain), (vec![(0x8000, 1), (0x8100, 2), (0x8200, 3)], Chain { id: 1, entries: 3 }));
     let (buffers, second) = guest.walk(&mut queue, 3, Direction::Readable).unwrap();
@@ -70,7 +69,7 @@ fn an_indirect_table_is_taken_as_a_whole_at_any_address() {
         guest.write(table + 16, desc(0x8100, 2, 98, VIRTQ_DESC_F_INDIRECT));
         guest.write(table + 32, desc(0x8200, 3, 97, 0xfffd));
         assert_eq!(queue.look(1), Ok(1));
-        assert!(queue.single(0, &guest.memory, Direction::Readable).unwrap().is_none());
+        assert!(guest.single(&mut queue, 0, Direction::Readable).is_none());
         let (buffers, chain) = guest.walk(&mut queue, 0, Direction::Readable).unwrap();
         assert_eq!(buffers, [(0x8000, 1), (0x8100, 2), (0x8200, 3)]);
         assert_eq!(chain, Chain { id: 7, entries: 1 });
@@ -109,7 +108,7 @@ fn buffers_across_regions_come_in_pieces() {
     let mut queue = guest.device(false);
     guest.put(0, desc(SEAM - 10, 30, 3, available(true) | VIRTQ_DESC_F_WRITE));
     assert_eq!(queue.look(4), Ok(1));
-    assert!(queue.single(0, &guest.memory, Direction::Writable).unwrap().is_none());
+    assert!(guest.single(&mut queue, 0, Direction::Writable).is_none());
     let (buffers, chain) = guest.walk(&mut queue, 0, Direction::Writable).unwrap();
     assert_eq!((buffers, chain), (vec![(SEAM - 10, 10), (SEAM, 20)], Chain { id: 3, entries: 1 }));
 }
@@ -121,10 +120,10 @@ fn what_was_looked_at_is_not_read_again() {
     guest.put(0, desc(0x8000, 64, 1, available(true)));
     assert_eq!(queue.look(1), Ok(1));
     guest.put(0, desc(u64::MAX, u32::MAX, 2, VIRTQ_DESC_F_INDIRECT));
-    let (buffer, chain) = queue.single(0, &guest.memory, Direction::Readable).unwrap().unwrap();
+    let (buffer, chain) = guest.single(&mut queue, 0, Direction::Readable).unwrap();
     assert_eq!((buffer.addr, buffer.len, chain), (guest.at(0x8000), 64, Chain { id: 1, entries: 1 }));
     assert_eq!(guest.walk(&mut queue, 0, Direction::Readable).unwrap().0, [(0x8000, 64)]);
-    assert!(queue.single(1, &guest.memory, Direction::Readable).unwrap().is_none(), "not looked at");
+    assert!(guest.single(&mut queue, 1, Direction::Readable).is_none(), "not looked at");
 }
 
 #[test]
@@ -387,8 +386,7 @@ proptest! {
                         prop_assert_eq!(&found, &expected);
                         prop_assert_eq!(chain.id, id);
                         prop_assert_eq!(Some(chain.entries), model.lengths[usize::from(id)]);
-                        let single = queue.single(ahead, &guest.memory, Direction::Readable).unwrap();
-                        if let Some((buffer, single)) = single {
+                        if let Some((buffer, single)) = guest.single(&mut queue, ahead, Direction::Readable) {
                             prop_assert_eq!((buffer.len, single, expected.len()), (found[0].1, chain, 1));
                         }
                         held.push(chain);

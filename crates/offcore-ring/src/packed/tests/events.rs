@@ -36,7 +36,7 @@ fn serve(guest: &Guest, queue: &mut device::Queue, n: u16) {
         let base = queue.base() as u16;
         guest.put(base & !WRAP, desc(0x8000, 64, 0, available(base & WRAP != 0)));
         assert_eq!(queue.look(1), Ok(1));
-        let (_, chain) = queue.single(0, &guest.memory, Direction::Readable).unwrap().unwrap();
+        let (_, chain) = guest.single(queue, 0, Direction::Readable).unwrap();
         queue.consume(1);
         queue.push_used(chain, 0);
         queue.publish();

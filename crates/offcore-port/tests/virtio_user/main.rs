@@ -2,231 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../common/mod.rs"]
 mod common;
-
-use std::sync::Arc;
+mod rig;
 
 use common::{TempDir, Worker, pool, until};
 use offcore_mem::Burst;
-use offcore_port::spec::{PortSpec, VirtioUserSpec};
 use offcore_port::virtio_user::VirtioUserPort;
-use offcore_port::{DropReason, Port, RxQueue, TxQueue};
-use offcore_ring::Layout;
-use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
-use offcore_ring::split::device;
-use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
-use offcore_vhost::cell::VringConfig;
+use offcore_port::{DropReason, Port};
+use offcore_ring::device::{Chain, DeviceQueue};
+use offcore_vhost::backend::{Backend, BackendConfig};
 use offcore_vhost::features::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_wire::MacAddr;
 use offcore_wire::checksum::Sum;
 use offcore_wire::virtio_net::{
     HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
 };
-
-const ROOM: usize = 2048 - 256;
-
-struct NoEvents;
-
-impl DeviceEvents for NoEvents {}
-
-/// One virtqueue, played by the test.
-struct Played {
-    config: Arc<VringConfig>,
-    queue: device::Queue,
-    direction: Direction,
-}
-
-impl Played {
-    /// Virtqueue `index` of the device, once the driver has started it.
-    fn new(backend: &Backend, index: usize) -> Self {
-        let mut found = None;
-        until("a virtqueue starts", || {
-            found = backend.cells()[index].wanted().vring.filter(|vring| vring.enabled);
-            found.is_some()
-        });
-        let config = found.unwrap();
-        let Layout::Split(layout) = config.layout.clone() else { panic!("no packed ring was asked for") };
-        let queue = device::Queue::new(layout, config.base as u16, false, false);
-        let direction = if index.is_multiple_of(2) { Direction::Writable } else { Direction::Readable };
-        Self { config, queue, direction }
-    }
-
-    fn available(&mut self) -> usize {
-        self.queue.available(u16::MAX).unwrap().into()
-    }
-
-    /// The next chain and its buffers.
-    fn take(&mut self) -> (Chain, Vec<Buffer>) {
-        assert!(self.queue.available(1).unwrap() > 0, "the driver has made a buffer available");
-        let mut buffers = Vec::new();
-        let memory = &self.config.memory;
-        let chain =
-            self.queue.walk(0, memory, self.direction, &mut 64, |buffer| buffers.push(buffer)).unwrap();
-        self.queue.consume(chain.entries);
-        (chain, buffers)
-    }
-
-    /// Fills a chain with these bytes and returns it, claiming `len` bytes.
-    fn fill(&mut self, bytes: &[u8], len: usize) {
-        let (chain, buffers) = self.take();
-        let mut rest = bytes;
-        for buffer in buffers {
-            let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
-            // SAFETY: `walk` found the whole buffer in guest memory, which the configuration keeps; the driver has lent it
-            // to us, and `now` is no longer.
-            unsafe { buffer.addr.as_ptr().copy_from_nonoverlapping(now.as_ptr(), now.len()) };
-            rest = later;
-        }
-        assert!(rest.is_empty(), "{} of {} bytes do not fit the chain", rest.len(), bytes.len());
-        self.queue.push_used(chain, len as u32);
-        self.queue.publish();
-    }
-
-    /// Fills a chain with this header and frame and returns it, claiming `len` bytes.
-    fn give(&mut self, header: NetHeader, frame: &[u8], len: usize) {
-        self.fill(&[&header.to_bytes(), frame].concat(), len);
-    }
-
-    /// Gives an ordinary packet.
-    fn send(&mut self, frame: &[u8]) {
-        self.give(NetHeader { num_buffers: 1, ..NetHeader::default() }, frame, HEADER_LEN + frame.len());
-    }
-
-    /// Gives a packet in as many buffers as it takes, as a back end with mergeable buffers does.
-    fn send_merged(&mut self, header: NetHeader, frame: &[u8]) {
-        let num_buffers = (HEADER_LEN + frame.len()).div_ceil(HEADER_LEN + ROOM) as u16;
-        let bytes = [&NetHeader { num_buffers, ..header }.to_bytes(), frame].concat();
-        bytes.chunks(HEADER_LEN + ROOM).for_each(|part| self.fill(part, part.len()));
-    }
-
-    /// The next packet that the driver sends, and in how many buffers.
-    fn receive_with(&mut self) -> (NetHeader, Vec<u8>, usize) {
-        let (chain, buffers) = self.take();
-        let count = buffers.len();
-        let mut bytes = Vec::new();
-        for buffer in buffers {
-            let mut part = vec![0; buffer.len as usize];
-            // SAFETY: as in `fill`, the other way round.
-            unsafe { buffer.addr.as_ptr().copy_to_nonoverlapping(part.as_mut_ptr(), part.len()) };
-            bytes.extend(part);
-        }
-        self.queue.push_used(chain, 0);
-        self.queue.publish();
-        let header = NetHeader::from_bytes(bytes.first_chunk().unwrap());
-        (header, bytes.split_off(HEADER_LEN), count)
-    }
-
-    /// The next packet that the driver sends, which asks for nothing.
-    fn receive(&mut self) -> Vec<u8> {
-        let (header, frame, _) = self.receive_with();
-        assert_eq!(header, NetHeader::default());
-        frame
-    }
-}
-
-fn spec(text: &str) -> VirtioUserSpec {
-    match text.parse().unwrap() {
-        PortSpec::VirtioUser(spec) => spec,
-        other => panic!("{other}"),
-    }
-}
-
-fn start(dir: &TempDir, features: Option<u64>, queue_pairs: u16) -> Backend {
-    let mut config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.file("s")) };
-    config.features = features.unwrap_or(config.features);
-    Backend::start(config, Box::new(NoEvents)).unwrap()
-}
-
-/// A connected port, its first queues, and the device's side of them.
-struct Setup {
-    dir: TempDir,
-    worker: Worker,
-    port: VirtioUserPort,
-    rx: Box<dyn RxQueue>,
-    tx: Box<dyn TxQueue>,
-    backend: Backend,
-    to_us: Played,
-    from_us: Played,
-    chunks: usize,
-}
-
-impl Setup {
-    fn new(options: &str) -> Self {
-        let dir = TempDir::new();
-        let backend = start(&dir, None, 1);
-        let pool = pool(2048);
-        let mut worker = Worker::new(pool);
-        let chunks = worker.free_chunks();
-        let text = format!("virtio-user:{}{options}", dir.file("s").display());
-        let mut port = VirtioUserPort::open(&spec(&text), pool).unwrap_or_else(|e| panic!("{e}"));
-        until("the port is connected", || port.is_connected());
-        let rx = worker.rx_queue(&mut port, 0).unwrap();
-        let tx = worker.tx_queue(&mut port, 0).unwrap();
-        let (to_us, from_us) = (Played::new(&backend, 0), Played::new(&backend, 1));
-        let mut setup = Self { dir, worker, port, rx, tx, backend, to_us, from_us, chunks };
-        assert!(setup.receive().is_empty(), "the first call fills the ring");
-        setup
-    }
-
-    fn receive(&mut self) -> Vec<Vec<u8>> {
-        let mut burst = Burst::new();
-        self.worker.rx(&mut *self.rx, &mut burst);
-        let pool = self.worker.cache.pool();
-        let frames = burst.iter().map(|p| common::frame(pool, p).1).collect();
-        self.worker.free(&mut burst);
-        frames
-    }
-
-    /// Receives one packet, and what it asks for.
-    fn receive_one(&mut self) -> (NetHeader, Vec<u8>) {
-        let mut burst = Burst::new();
-        self.worker.rx(&mut *self.rx, &mut burst);
-        assert_eq!(burst.len(), 1);
-        let packet = common::frame(self.worker.cache.pool(), &burst[0]);
-        self.worker.free(&mut burst);
-        packet
-    }
-
-    /// Sends `frames`; how many were not taken.
-    fn send(&mut self, frames: &[Vec<u8>]) -> usize {
-        let mut left = 0;
-        for part in frames.chunks(64) {
-            let mut burst: Burst =
-                part.iter().map(|frame| self.worker.packet_with(&NetHeader::default(), frame)).collect();
-            self.worker.tx(&mut *self.tx, &mut burst);
-            left += burst.len();
-            self.worker.free(&mut burst);
-        }
-        left
-    }
-
-    fn rx_dropped(&self, reason: DropReason) -> u64 {
-        self.rx.counters().dropped(reason)
-    }
-
-    /// A packet still comes through, after whatever happened before.
-    fn still_receives(&mut self) {
-        self.to_us.send(&frame(77));
-        assert_eq!(self.receive(), [frame(77)]);
-    }
-
-    /// Closes everything; no packet buffer may be lost.
-    fn close(self) {
-        let Self { mut worker, port, rx, tx, backend, chunks, .. } = self;
-        drop((rx, tx));
-        drop(port);
-        assert_eq!(worker.free_chunks(), chunks);
-        drop(backend);
-    }
-}
-
-fn frame(n: usize) -> Vec<u8> {
-    (0..60 + n * 37 % 1400).map(|i| (i * 7 + n) as u8).collect()
-}
-
-fn frames(count: usize) -> Vec<Vec<u8>> {
-    (0..count).map(frame).collect()
-}
+use rig::*;
 
 #[test]
 fn packets_pass_both_ways() {
@@ -357,13 +149,6 @@ fn an_open_checksum_that_was_not_asked_for_is_closed() {
     setup.close();
 }
 
-fn long(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 7 + i / 251 + len) as u8).collect()
-}
-
-/// Lengths around those at which a packet takes one more buffer, and the longest.
-const LONG: [usize; 8] = [ROOM, ROOM + 1, 2 * ROOM + 12, 2 * ROOM + 13, 9014, 9018, 40_000, 65_557];
-
 #[test]
 fn packets_of_several_buffers_are_one_packet() {
     let mut setup = Setup::new("");
@@ -443,12 +228,9 @@ fn a_back_end_that_goes_away_in_the_middle_of_a_packet_loses_no_buffer() {
     setup.to_us.give(NetHeader { num_buffers: 5, ..NetHeader::default() }, &[1; 60], HEADER_LEN + ROOM);
     setup.to_us.fill(&[2; 60], 1000);
     assert!(setup.receive().is_empty());
-    let Setup { mut worker, port, mut rx, tx, backend, chunks, .. } = setup;
-    drop(backend);
-    until("the port notices", || !port.is_connected());
-    worker.rx(&mut *rx, &mut Burst::new());
-    drop((rx, tx, port));
-    assert_eq!(worker.free_chunks(), chunks);
+    setup.lose();
+    setup.worker.rx(&mut *setup.rx, &mut Burst::new());
+    setup.close();
 }
 
 #[test]
@@ -514,7 +296,7 @@ fn without_mergeable_buffers_the_mtu_says_how_long_a_packet_may_be() {
         assert_eq!(setup.rx_dropped(DropReason::Malformed), before + 1, "{claim} bytes claimed");
     }
     setup.still_receives();
-    assert_eq!(setup.backend.device().status().mtu, Some(9000));
+    assert_eq!(setup.backend.as_ref().unwrap().device().status().mtu, Some(9000));
     setup.close();
 
     // With them a buffer is a buffer.
@@ -571,7 +353,7 @@ fn offloads_pass_both_ways_where_they_were_agreed_on() {
 
     // Nobody sends large packets to whom they cannot come in several buffers.
     let mut setup = Setup::new(",mrg=off");
-    let features = setup.backend.device().status().features.unwrap();
+    let features = setup.backend.as_ref().unwrap().device().status().features.unwrap();
     assert_eq!(features & (VIRTIO_NET_F_GUEST_CSUM | VIRTIO_NET_F_GUEST_TSO4), VIRTIO_NET_F_GUEST_CSUM);
     assert!(setup.tx.accepts().offloads.tso4);
     setup.still_receives();
@@ -647,27 +429,14 @@ fn a_back_end_that_goes_away_comes_back() {
     assert_eq!(setup.send(&frames(10)), 0);
     setup.to_us.send(&frame(1));
     // Its end, with packets in flight both ways.
-    let Setup { dir, mut worker, port, mut rx, mut tx, backend, chunks, .. } = setup;
-    drop(backend);
-    until("the port notices", || !port.is_connected());
-    assert!(port.status().contains("waiting for a back end"), "{}", port.status());
-    let mut burst = Burst::from_iter([worker.packet(&frame(2))]);
-    worker.tx(&mut *tx, &mut burst);
-    assert!(burst.is_empty());
-    assert_eq!(tx.counters().dropped(DropReason::Down), 1);
-    worker.rx(&mut *rx, &mut burst);
-    assert!(burst.is_empty());
-    assert_eq!(worker.free_chunks(), chunks, "both queues have taken their packet buffers back");
-
-    let backend = start(&dir, None, 1);
-    until("the port is connected again", || port.is_connected());
-    let (to_us, from_us) = (Played::new(&backend, 0), Played::new(&backend, 1));
-    let mut setup = Setup { dir, worker, port, rx, tx, backend, to_us, from_us, chunks };
-    setup.receive();
-    setup.still_receives();
-    assert_eq!(setup.send(&frames(1)), 0);
-    assert_eq!(setup.from_us.receive(), frame(0));
-    setup.close();
+    setup.lose();
+    let status = setup.port.status();
+    assert!(status.contains("waiting for a back end"), "{status}");
+    assert_eq!(setup.send(&[frame(2)]), 0);
+    assert_eq!(setup.tx.counters().dropped(DropReason::Down), 1);
+    assert!(setup.receive().is_empty());
+    assert_eq!(setup.worker.free_chunks(), setup.chunks, "both queues have taken their packet buffers back");
+    setup.comes_back();
 }
 
 #[test]
@@ -677,17 +446,9 @@ fn a_broken_ring_is_whole_again_with_a_new_back_end() {
     setup.to_us.queue.publish();
     assert!(setup.receive().is_empty());
     assert_eq!(setup.port.broken().len(), 1);
-    let Setup { dir, worker, port, rx, tx, backend, chunks, .. } = setup;
-    drop(backend);
-    until("the port notices", || !port.is_connected());
-    assert!(port.broken().is_empty());
-    let backend = start(&dir, None, 1);
-    until("the port is connected again", || port.is_connected());
-    let (to_us, from_us) = (Played::new(&backend, 0), Played::new(&backend, 1));
-    let mut setup = Setup { dir, worker, port, rx, tx, backend, to_us, from_us, chunks };
-    setup.receive();
-    setup.still_receives();
-    setup.close();
+    setup.lose();
+    assert!(setup.port.broken().is_empty());
+    setup.comes_back();
 }
 
 #[test]
@@ -766,7 +527,7 @@ fn a_back_end_may_come_later_or_be_the_client() {
     assert!(port.status().contains("waiting for a back end to connect to"), "{}", port.status());
     let config =
         BackendConfig { role: offcore_vhost::connection::Role::Client, ..BackendConfig::new(dir.file("s")) };
-    let _backend = Backend::start(config, Box::new(NoEvents)).unwrap();
+    let _backend = Backend::start(config, Box::new(())).unwrap();
     until("the port is connected", || port.is_connected());
 }
 
