@@ -131,7 +131,7 @@ impl FromStr for Copier {
     }
 }
 
-/// A mode and an engine: what a lane is measured with.
+/// A mode and an engine: what a variant is measured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// Who copies for the queues.
@@ -183,7 +183,7 @@ pub struct Worked {
     pub ns: f64,
 }
 
-/// An engine for a lane: a channel of it, and what makes its copies.
+/// An engine for a variant: a channel of it, and what makes its copies.
 pub struct Engine {
     channel: Option<Box<dyn Channel>>,
     step: Box<dyn FnMut() -> Worked + Send>,

@@ -8,8 +8,8 @@
 
 #[cfg(feature = "dpdk")]
 pub mod conversion;
-mod lane;
 mod nic;
+mod variant;
 pub mod veth;
 
 use std::sync::{Arc, Mutex};
@@ -31,8 +31,8 @@ use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::{ClockCheck, SumRatio};
 use crate::temperature::Temperature;
-use lane::{Lane, counterpart, is};
 use nic::Nic;
+use variant::{Variant, counterpart, is};
 
 /// Frame lengths that are measured where nothing else is said: those of the published table, and the longest of Ethernet.
 pub const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
@@ -60,7 +60,7 @@ pub struct Options {
     pub temperatures: Vec<Temperature>,
     /// Who copies: what is measured alternately.
     pub setups: Vec<Setup>,
-    /// Whether the lane of mode `cpu` is measured once more with an equal-rate copier on the other core.
+    /// Whether the variant of mode `cpu` is measured once more with an equal-rate copier on the other core.
     pub background: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
@@ -112,17 +112,17 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-/// The lanes of one frame length, which share a network card.
+/// The variants of one frame length, which share a network card.
 fn cell(
     options: &Options,
     pool: &'static Pool,
     temperature: Temperature,
     frame: usize,
-) -> Result<Alternating<Lane>> {
+) -> Result<Alternating<Variant>> {
     let nic = Arc::new(Mutex::new(Nic::new(pool, temperature, frame)?));
     let mut cell = Alternating::new();
     for &setup in &options.setups {
-        let open = || Lane::new(setup, &nic, pool, temperature);
+        let open = || Variant::new(setup, &nic, pool, temperature);
         cell.add(open()?);
         if options.background && setup == Setup::CPU {
             cell.add(open()?.with_background(frame));
@@ -131,23 +131,23 @@ fn cell(
     Ok(cell)
 }
 
-fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) -> Result<Vec<Row>> {
+fn rows(cell: &mut Alternating<Variant>, temperature: Temperature, frame: usize) -> Result<Vec<Row>> {
     let hz = tsc::hz();
     let steadiness = cell.steadiness();
     let core = cell.blocks_of(is(Setup::CPU)).cloned();
     let against: Vec<_> = cell
         .iter()
-        .map(|(lane, blocks)| match lane.setup.mode {
+        .map(|(variant, blocks)| match variant.setup.mode {
             Mode::Auto => {
-                let of = |mode| cell.blocks_of(is(counterpart(lane.setup, mode)));
+                let of = |mode| cell.blocks_of(is(counterpart(variant.setup, mode)));
                 Against::new(blocks, of(Mode::Cpu), of(Mode::Offload))
             }
             Mode::Cpu | Mode::Offload => Against::default(),
         })
         .collect();
     let mut rows = Vec::new();
-    for ((lane, blocks), against) in cell.iter_mut().zip(against) {
-        let setup = lane.setup;
+    for ((variant, blocks), against) in cell.iter_mut().zip(against) {
+        let setup = variant.setup;
         let mut row = Row {
             bench: "copy",
             case: "forward".into(),
@@ -160,13 +160,13 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
             temperature: temperature.name().into(),
             window: temperature.window(),
             simulated: setup.copier.simulated(),
-            received: lane.packets(),
-            verified: lane.packets(),
+            received: variant.packets(),
+            verified: variant.packets(),
             published: published(frame, setup.mode),
-            empty_poll_cycles: Some(lane.empty_poll()),
-            background: lane.background_copies().is_some(),
-            background_copies_per_packet: lane.background_copies(),
-            copied_bytes_per_packet: Some(lane.copied_bytes()),
+            empty_poll_cycles: Some(variant.empty_poll()),
+            background: variant.background_copies().is_some(),
+            background_copies_per_packet: variant.background_copies(),
+            copied_bytes_per_packet: Some(variant.copied_bytes()),
             ..Row::default()
         };
         blocks.enter(&mut row, hz);
@@ -179,7 +179,7 @@ fn rows(cell: &mut Alternating<Lane>, temperature: Temperature, frame: usize) ->
                     DeviceRate::of_copies((frame - FCS_LEN) as u32, (1, 1, 4), setup.copier.batch())?;
                 Some(1e3 / device.mcopies)
             }
-            false => lane.engine_ns_per_copy(),
+            false => variant.engine_ns_per_copy(),
         };
         if let Some(ns) = engine_ns {
             row.set_engine(ns, 1.0);

@@ -64,7 +64,7 @@ const TX: u16 = 1;
 
 /// One thing to be measured: one or two guests, and the worker that forwards for them.
 #[derive(Debug)]
-pub struct Lane {
+pub struct OwnVariant {
     guests: Arc<Mutex<Guests>>,
     worker: Worker,
     /// Whether packets go from guest to guest in one copy.
@@ -81,8 +81,8 @@ pub struct Lane {
     frame_len: usize,
 }
 
-impl Lane {
-    /// A lane whose virtqueues are bound to `engine`'s channel in `mode`, in `bed` beside the other lanes of its cell.
+impl OwnVariant {
+    /// A variant whose virtqueues are bound to `engine`'s channel in `mode`, in `bed` beside the other variants of its cell.
     ///
     /// # Errors
     /// When the testbed is full, or the engine's channel is taken already.
@@ -98,7 +98,7 @@ impl Lane {
         // Whoever steps the engine may be taken off its core for long; no copy is lost by that.
         mover.set_lost_after(tsc::ticks(NEVER_LOST));
         if let Some(engine) = &mut engine {
-            let channel = engine.take_channel().context("the engine's channel belongs to another lane")?;
+            let channel = engine.take_channel().context("the engine's channel belongs to another variant")?;
             mover.add_channel(channel);
         }
         let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
@@ -136,7 +136,7 @@ impl Lane {
         })
     }
 
-    /// Puts a copier on the other core that makes as many copies as this lane's core, while that is timed.
+    /// Puts a copier on the other core that makes as many copies as this variant's core, while that is timed.
     #[must_use]
     pub fn with_background(mut self) -> Self {
         self.background = Some(Background::new(NET_HEADER + self.frame_len));
@@ -157,7 +157,7 @@ impl Lane {
         all as f64 / self.seen().received.max(1) as f64
     }
 
-    /// How often a packet's payload has been copied, by [`Lane::copied_bytes`].
+    /// How often a packet's payload has been copied, by [`OwnVariant::copied_bytes`].
     pub fn copies(&self) -> f64 {
         (self.copied_bytes() / (self.frame_len + NET_HEADER) as f64).round().max(1.0)
     }
@@ -231,7 +231,7 @@ impl Lane {
     /// stage clock over so many windows.
     ///
     /// # Errors
-    /// As for [`Lane::window`].
+    /// As for [`OwnVariant::window`].
     pub fn breakdown(&mut self, other: &OtherCore, windows: usize) -> Result<[f64; 3]> {
         let before = self.groups();
         for window in 0..windows {
@@ -262,7 +262,7 @@ impl Lane {
         self.cells.iter().map(|cell| cell.in_flight()).sum()
     }
 
-    /// As [`Lane::rounds`], with the copier beside where there is one.
+    /// As [`OwnVariant::rounds`], with the copier beside where there is one.
     fn first_rounds(&mut self, rounds: usize, other: &OtherCore) -> Result<u64> {
         let beside = self.background.as_ref().map(|background| background.begin(other)).transpose()?;
         let before = self.worker.mover.stats().core_copies;
@@ -312,7 +312,7 @@ impl Lane {
     }
 }
 
-impl Subject for Lane {
+impl Subject for OwnVariant {
     /// Fails when a packet is lost, reordered or changed.
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.temperature.window();

@@ -39,7 +39,7 @@ use crate::row::Row;
 use crate::workload::{Ring, Route};
 use back_end::{BUFFERS, BURST, BackEnd, Ours, TheirSwitch, Theirs};
 use load::{RoundTrips, WINDOW, Way};
-use paired::{Gathered, Lane, Schedule};
+use paired::{Gathered, Schedule, Variant};
 
 /// Frame lengths of a quick run.
 pub const QUICK_FRAMES: [usize; 3] = [64, 512, 1518];
@@ -228,15 +228,15 @@ fn cell(
     let schedule = Schedule { pairs: options.pairs, window: options.window };
     for _ in 0..options.restarts {
         let dir = TempDir::new()?;
-        let ours = our_lane(&link.sockets(&dir, "ours"), options, link, pages, pool)?;
+        let ours = our_variant(&link.sockets(&dir, "ours"), options, link, pages, pool)?;
         let mut theirs = None;
         if let Some(peer) = options.peer {
-            let (lane, about) = match peer {
-                Peer::Testpmd => their_lane(&link.sockets(&dir, "theirs"), options.lcore, link, pages),
+            let (variant, about) = match peer {
+                Peer::Testpmd => their_variant(&link.sockets(&dir, "theirs"), options.lcore, link, pages),
                 Peer::Ovs => their_switch(options.lcore, link, pages),
             }
             .context(peer.name())?;
-            (theirs, about_peer) = (Some(lane), about);
+            (theirs, about_peer) = (Some(variant), about);
         }
         gathered.restart(ours, theirs, schedule, progress)?;
     }
@@ -263,13 +263,13 @@ fn forward(options: &EndToEndOptions) -> Option<Forward> {
     (options.peer != Some(Peer::Ovs)).then_some(Forward::Mac)
 }
 
-fn our_lane(
+fn our_variant(
     sockets: &[PathBuf],
     options: &EndToEndOptions,
     link: Link,
     pages: Pages,
     pool: &'static Pool,
-) -> Result<Lane<Ours, RoundTrips>> {
+) -> Result<Variant<Ours, RoundTrips>> {
     let forward = forward(options);
     let mut back_end = Ours::start(sockets, options.lcore, pool, (forward, options.one_copy))?;
     let way = if forward.is_none() { Way::Switched } else { Way::Rewritten(Some(PORT_MAC)) };
@@ -278,22 +278,22 @@ fn our_lane(
         load.introduce()?;
     }
     back_end.pause()?;
-    Ok(Lane::new(back_end, load))
+    Ok(Variant::new(back_end, load))
 }
 
-/// A peer's lane, and what it is.
-type TheirLane = (Lane<Box<dyn BackEnd>, RoundTrips>, AboutPeer);
+/// A peer's variant, and what it is.
+type TheirVariant = (Variant<Box<dyn BackEnd>, RoundTrips>, AboutPeer);
 
-fn their_lane(sockets: &[PathBuf], lcore: usize, link: Link, pages: Pages) -> Result<TheirLane> {
+fn their_variant(sockets: &[PathBuf], lcore: usize, link: Link, pages: Pages) -> Result<TheirVariant> {
     let mut back_end = Theirs::start(sockets, lcore, pages.theirs)?;
     let way = Way::Rewritten(None); // Its port's own address, which it makes up.
     let load = RoundTrips::connect(sockets, link.ring, link.frame, way, pages.ours)?;
     back_end.wait_ready()?;
     let about = about(AboutPeer::process(back_end.id())?, &load, pages);
-    Ok((Lane::new(Box::new(back_end), load), about))
+    Ok((Variant::new(Box::new(back_end), load), about))
 }
 
-fn their_switch(lcore: usize, link: Link, pages: Pages) -> Result<TheirLane> {
+fn their_switch(lcore: usize, link: Link, pages: Pages) -> Result<TheirVariant> {
     let mut back_end = TheirSwitch::start(lcore)?;
     let sockets = back_end.ovs.sockets();
     let mut load = RoundTrips::connect(&sockets, link.ring, link.frame, Way::Switched, pages.ours)?;
@@ -304,7 +304,7 @@ fn their_switch(lcore: usize, link: Link, pages: Pages) -> Result<TheirLane> {
     let dpdk = about.peer_version.unwrap_or_else(|| "DPDK".into());
     about.peer_version = Some(format!("{}, {dpdk}", back_end.ovs.version()?));
     back_end.pause()?;
-    Ok((Lane::new(Box::new(back_end), load), about))
+    Ok((Variant::new(Box::new(back_end), load), about))
 }
 
 fn about(process: AboutPeer, load: &RoundTrips, pages: Pages) -> AboutPeer {

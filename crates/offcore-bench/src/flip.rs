@@ -10,7 +10,7 @@ use offcore_stats::tsc;
 use crate::BURST;
 use crate::alternate::{Cost, FEWEST, Steadiness, Subject, mean};
 use crate::copier::Setup;
-use crate::core_cost::Lane;
+use crate::core_cost::OwnVariant;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed, page_name};
 use crate::progress::Progress;
@@ -30,23 +30,23 @@ const SHORTER: usize = 10;
 /// A variant, and what each of its turns took: two phases.
 struct Variant {
     setup: Setup,
-    lane: Lane,
+    variant: OwnVariant,
     turns: Vec<[Cost; 2]>,
 }
 
 impl Variant {
     fn new(setup: Setup, bed: &Testbed) -> Result<Self> {
-        Ok(Self { setup, lane: Lane::new(bed, (setup.mode, setup.open()?))?, turns: Vec::new() })
+        Ok(Self { setup, variant: OwnVariant::new(bed, (setup.mode, setup.open()?))?, turns: Vec::new() })
     }
 
     /// One phase after the other. Every packet counts: what following the temperature costs is what is looked for.
     fn turn(&mut self, other: &OtherCore) -> Result<[Cost; 2]> {
         let mut costs = [Cost::default(); 2];
         for (temperature, cost) in PHASES.into_iter().zip(&mut costs) {
-            self.lane.become_as(temperature, other)?;
+            self.variant.become_as(temperature, other)?;
             let started = Instant::now();
             while started.elapsed() < PHASE {
-                *cost += self.lane.window(other)?;
+                *cost += self.variant.window(other)?;
             }
         }
         Ok(costs)
@@ -164,7 +164,7 @@ impl Flipping {
 
 fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
     let Setup { mode, copier } = variant.setup;
-    let seen = variant.lane.seen();
+    let seen = variant.variant.seen();
     let names: Vec<_> = all.iter().map(|variant| variant.setup.to_string()).collect();
     let mut row = Row {
         bench: "vhost",
@@ -179,7 +179,7 @@ fn row(variant: &Variant, all: &[Variant], ring: Ring, frame: usize) -> Row {
         burst: BURST,
         temperature: "hot, cold".into(),
         variants: Some(names.join(", ")),
-        copy_routine: variant.lane.copy_routine(),
+        copy_routine: variant.variant.copy_routine(),
         received: seen.received,
         verified: seen.verified,
         lost: seen.sent - seen.received,
@@ -226,7 +226,7 @@ mod tests {
         let bed = Testbed::new(&memory, &Workload::table8(Temperature::Hot, 64)).unwrap();
         let variant = |hot: u64, cold: u64| Variant {
             setup: Setup::CPU,
-            lane: Lane::new(&bed, (Mode::Cpu, None)).unwrap(),
+            variant: OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap(),
             turns: vec![[hot, cold].map(|ticks| Cost { packets: 10, core: 10 * ticks, guest: 0 }); 5],
         };
         // Cold counts, since hot is the core's and cold the engine's: 100 + 200 of 150 + 250.

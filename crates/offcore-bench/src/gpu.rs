@@ -215,7 +215,7 @@ pub struct Options {
     /// Blocks per pipeline of workload `persistent`; `None`: a few, and more for longer work.
     pub blocks: Option<u32>,
     /// Threads per block.
-    pub lanes: u32,
+    pub threads: u32,
     /// Windows of each cell.
     pub windows: usize,
     /// Length of a window.
@@ -264,7 +264,7 @@ impl Options {
             memories: Memory::ALL.into(),
             slots: 64,
             blocks: if stand_in && lcores.len() < 8 { Some(1) } else { None },
-            lanes: 256,
+            threads: 256,
             windows: if quick { 2 } else { 4 },
             window: Duration::from_millis(200),
             warm_up: Duration::from_millis(30),

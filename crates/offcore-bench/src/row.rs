@@ -305,7 +305,7 @@ pub struct GpuColumns {
     /// each burst.
     pub blocks: Option<u32>,
     /// Threads per block, as they run: on a GPU 32 at least, with a kernel per burst 256 at most.
-    pub lanes: Option<u32>,
+    pub threads: Option<u32>,
     /// Thousand bursts a second, of all pipelines.
     pub kbursts_per_s: f64,
     /// Nanoseconds that handing a burst over takes the generator's lcore.

@@ -58,7 +58,7 @@ pub struct Options {
     pub temperatures: Vec<Temperature>,
     /// Who copies: what is measured alternately.
     pub setups: Vec<Setup>,
-    /// Whether the lanes of mode `cpu` are measured once more with an equal-rate copier on the other core.
+    /// Whether the variants of mode `cpu` are measured once more with an equal-rate copier on the other core.
     pub background: bool,
     /// Whether the shares of Figure 3 are measured, too.
     pub breakdown: bool,
@@ -180,9 +180,9 @@ impl Peers {
     }
 
     /// The peer in a testbed.
-    fn lane(&self, bed: &Testbed) -> Result<cell::Variant> {
+    fn variant(&self, bed: &Testbed) -> Result<cell::Variant> {
         let dpdk = self.dpdk.as_ref().context("no peer was opened")?;
-        Ok(cell::Variant::DpdkLib(Box::new(crate::peer::lane::PeerLane::new(dpdk, bed)?)))
+        Ok(cell::Variant::DpdkLib(Box::new(crate::peer::variant::PeerVariant::new(dpdk, bed)?)))
     }
 }
 
@@ -200,7 +200,7 @@ impl Peers {
         Ok(Self {})
     }
 
-    fn lane(&self, _bed: &Testbed) -> Result<cell::Variant> {
+    fn variant(&self, _bed: &Testbed) -> Result<cell::Variant> {
         anyhow::bail!("no peer was opened")
     }
 }

@@ -9,7 +9,7 @@ use offcore_stats::tsc;
 use crate::BURST;
 use crate::alternate::turn;
 use crate::copier::Setup;
-use crate::core_cost::Lane;
+use crate::core_cost::OwnVariant;
 use crate::guest::Seen;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed};
@@ -37,14 +37,14 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         let workload = Workload { ring, ..Workload::table8(Temperature::Remote, frame) };
         let bed = Testbed::new(&memory, &workload)?;
         for &setup in &options.setups {
-            let mut lane = Lane::new(&bed, (setup.mode, setup.open()?))?;
+            let mut variant = OwnVariant::new(&bed, (setup.mode, setup.open()?))?;
             for work_ns in WORK_NS {
                 progress.say(&format!("{workload}, {work_ns} ns of work"));
-                lane.set_work(work_ns)?;
-                let before = lane.seen();
-                let turn = |_| Ok(turn(&mut lane, options.bursts, &other)?.timed.core_per_packet());
+                variant.set_work(work_ns)?;
+                let before = variant.seen();
+                let turn = |_| Ok(turn(&mut variant, options.bursts, &other)?.timed.core_per_packet());
                 let samples = (0..turns).map(turn).collect::<Result<Vec<_>>>()?;
-                emit(row(&mut lane, &before, setup, &workload, work_ns, &samples));
+                emit(row(&mut variant, &before, setup, &workload, work_ns, &samples));
                 progress.step();
             }
         }
@@ -55,14 +55,14 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
 
 /// `before` is what the guests had seen when these samples began.
 fn row(
-    lane: &mut Lane,
+    variant: &mut OwnVariant,
     before: &Seen,
     setup: Setup,
     workload: &Workload,
     work_ns: u64,
     samples: &[f64],
 ) -> Row {
-    let seen = lane.seen();
+    let seen = variant.seen();
     let received = seen.received - before.received;
     let mut row = Row {
         bench: "vhost",
@@ -83,8 +83,8 @@ fn row(
         ..Row::default()
     };
     row.set_cycles(Spread::of(samples), tsc::hz());
-    match lane.engine_ns_per_copy() {
-        Some(ns) => row.set_engine(ns, lane.copies()),
+    match variant.engine_ns_per_copy() {
+        Some(ns) => row.set_engine(ns, variant.copies()),
         None => (row.sustained_mpps, row.bound) = (Some(row.mpps), Some("core")),
     }
     row

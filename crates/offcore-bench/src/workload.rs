@@ -1,4 +1,4 @@
-//! What a lane of a vhost measurement moves: from whom to whom, over which virtqueues, how warm, how long.
+//! What a variant of a vhost measurement moves: from whom to whom, over which virtqueues, how warm, how long.
 
 use std::fmt;
 use std::str::FromStr;
@@ -159,7 +159,7 @@ pub const IMIX: [usize; 12] = [64, 64, 594, 64, 64, 594, 64, 64, 594, 64, 594, 1
 /// Their mean.
 pub const IMIX_MEAN: usize = 362;
 
-/// What a lane moves.
+/// What a variant moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// From whom to whom.

@@ -1,11 +1,11 @@
-//! The lanes of a core-cost measurement, without a clock: that every packet arrives, as often copied as it should be.
+//! The variants of a core-cost measurement, without a clock: that every packet arrives, as often copied as it should be.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::rc::Rc;
 
 use offcore_bench::alternate::Subject;
 use offcore_bench::copier::{Copier, Setup};
-use offcore_bench::core_cost::Lane;
+use offcore_bench::core_cost::OwnVariant;
 use offcore_bench::lockstep::OtherCore;
 use offcore_bench::memory::{Need, RunMemory, Testbed};
 use offcore_bench::temperature::Temperature;
@@ -29,7 +29,7 @@ fn workloads(frame: usize) -> Vec<Workload> {
     all
 }
 
-/// Memory for lanes of either route.
+/// Memory for variants of either route.
 fn memory() -> impl Fn(Route) -> Rc<RunMemory> {
     let new =
         |route| Rc::new(RunMemory::new(Need::of(route, &[Temperature::Remote]), Hugepages::None).unwrap());
@@ -44,15 +44,15 @@ fn every_packet_arrives_whoever_copies() {
     for workload in workloads(1518) {
         let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
         for setup in Setup::combine(&[Mode::Cpu, Mode::Offload], &Copier::ALL) {
-            let mut lane = Lane::new(&bed, (setup.mode, setup.open().unwrap())).unwrap();
+            let mut variant = OwnVariant::new(&bed, (setup.mode, setup.open().unwrap())).unwrap();
             for _ in 0..TURNS {
-                lane.window(&other).unwrap_or_else(|error| panic!("{workload}, {setup}: {error:#}"));
+                variant.window(&other).unwrap_or_else(|error| panic!("{workload}, {setup}: {error:#}"));
             }
-            let seen = lane.seen();
+            let seen = variant.seen();
             let sent = (TURNS * workload.temperature.window()) as u64;
             assert_eq!((seen.sent, seen.received, seen.verified), (sent, sent, sent), "{workload}, {setup}");
             let copies = if workload.route == Route::GuestToGuest { 1.0 } else { 2.0 };
-            assert_eq!(lane.copies(), copies, "{workload}, {setup}: {} bytes", lane.copied_bytes());
+            assert_eq!(variant.copies(), copies, "{workload}, {setup}: {} bytes", variant.copied_bytes());
         }
     }
 }
@@ -64,11 +64,11 @@ fn two_copies_can_be_asked_for() {
     for workload in workloads(1024) {
         let workload = Workload { one_copy: false, ..workload };
         let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
-        let mut lane = Lane::new(&bed, (Mode::Cpu, None)).unwrap();
+        let mut variant = OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap();
         for _ in 0..TURNS {
-            lane.window(&other).unwrap();
+            variant.window(&other).unwrap();
         }
-        assert_eq!(lane.copies(), 2.0, "{workload}: {} bytes", lane.copied_bytes());
+        assert_eq!(variant.copies(), 2.0, "{workload}: {} bytes", variant.copied_bytes());
     }
 }
 
@@ -78,15 +78,15 @@ fn a_copier_beside_the_core_disturbs_no_packet() {
     let memory = memory();
     for workload in workloads(512) {
         let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
-        let lane = Lane::new(&bed, (Mode::Cpu, None)).unwrap();
-        assert_eq!(lane.background_copies(), None);
-        let mut lane = lane.with_background();
+        let variant = OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap();
+        assert_eq!(variant.background_copies(), None);
+        let mut variant = variant.with_background();
         for _ in 0..TURNS {
-            lane.window(&other).unwrap();
+            variant.window(&other).unwrap();
         }
-        let seen = lane.seen();
+        let seen = variant.seen();
         assert_eq!((seen.received, seen.verified), (seen.sent, seen.sent));
         // As many as the core made, and more when the core was taken away; none at all is a copier that does nothing.
-        assert!(lane.background_copies().unwrap() > 0.0, "{workload}");
+        assert!(variant.background_copies().unwrap() > 0.0, "{workload}");
     }
 }

@@ -131,7 +131,12 @@ impl SharedChannel {
     pub fn handle_of_weight(&self, weight: u16) -> SharedHandle {
         let mut state = self.shared.lock();
         let reports = VecDeque::with_capacity(state.entries.len());
-        let own = HandleState { taken: true, weight: usize::from(weight.max(1)), reports, ..HandleState::default() };
+        let own = HandleState {
+            taken: true,
+            weight: usize::from(weight.max(1)),
+            reports,
+            ..HandleState::default()
+        };
         let free = state.handles.iter().position(|own| !own.taken && own.held == 0);
         let index = match free {
             Some(free) => {

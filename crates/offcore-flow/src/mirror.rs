@@ -260,12 +260,12 @@ impl TxQueue for MirrorTx {
 
 /// One ring, and its packets that have come, the oldest last.
 #[derive(Debug)]
-struct Lane {
+struct Input {
     ring: RingRx,
     waiting: Burst,
 }
 
-impl Lane {
+impl Input {
     /// The time of the oldest packet, if there is any.
     fn next(&mut self, ctx: &mut Context<'_>) -> Option<u64> {
         if self.waiting.is_empty() {
@@ -279,15 +279,15 @@ impl Lane {
 /// The sending end of a mirror, on the worker that owns its TX queue.
 #[derive(Debug)]
 pub struct MirrorOut {
-    lanes: Vec<Lane>,
+    inputs: Vec<Input>,
     tx: Box<dyn TxQueue>,
 }
 
 impl MirrorOut {
     /// Sends what comes over `rings` to `tx`.
     pub fn new(rings: Vec<RingRx>, tx: Box<dyn TxQueue>) -> Self {
-        let lanes = rings.into_iter().map(|ring| Lane { ring, waiting: Burst::new() }).collect();
-        Self { lanes, tx }
+        let inputs = rings.into_iter().map(|ring| Input { ring, waiting: Burst::new() }).collect();
+        Self { inputs, tx }
     }
 }
 
@@ -295,9 +295,9 @@ impl Task for MirrorOut {
     fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut burst = Burst::new();
         while burst.len() < ctx.burst {
-            let oldest = self.lanes.iter_mut().filter_map(|lane| Some((lane.next(ctx)?, lane)));
-            let Some((_, lane)) = oldest.min_by_key(|(stamp, _)| *stamp) else { break };
-            burst.extend(lane.waiting.pop());
+            let oldest = self.inputs.iter_mut().filter_map(|input| Some((input.next(ctx)?, input)));
+            let Some((_, input)) = oldest.min_by_key(|(stamp, _)| *stamp) else { break };
+            burst.extend(input.waiting.pop());
         }
         let packets = burst.len();
         if packets == 0 {
@@ -314,18 +314,18 @@ impl Task for MirrorOut {
     /// What is left are packets, and one for each queue that is still mirrored.
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let mut left = self.round(ctx);
-        for lane in &mut self.lanes {
-            left += lane.waiting.len();
-            if lane.waiting.is_empty() {
-                left += lane.ring.drain(ctx, &mut lane.waiting) + lane.waiting.len();
-                lane.waiting.reverse();
+        for input in &mut self.inputs {
+            left += input.waiting.len();
+            if input.waiting.is_empty() {
+                left += input.ring.drain(ctx, &mut input.waiting) + input.waiting.len();
+                input.waiting.reverse();
             }
         }
         left + usize::from(!self.tx.stop(ctx))
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        self.lanes.iter_mut().for_each(|lane| each(&mut lane.ring));
+        self.inputs.iter_mut().for_each(|input| each(&mut input.ring));
     }
 }
 

@@ -110,7 +110,7 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
         ("--memory", args.memory.is_some()),
         ("--profile", args.profile),
         ("--blocks", args.blocks.is_some()),
-        ("--lanes", args.lanes.is_some()),
+        ("--threads", args.threads.is_some()),
         ("--timeout", args.timeout.is_some()),
     ];
     if let Some((flag, _)) = for_device.into_iter().find(|&(_, given)| given && !by_device) {
@@ -168,7 +168,7 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
         burst_timeout: Duration::from_micros(args.burst_timeout as u64),
         slots: args.slots,
         blocks: args.blocks.unwrap_or(args::BLOCKS) as u32,
-        threads: args.lanes.unwrap_or(args::THREADS) as u32,
+        threads: args.threads.unwrap_or(args::THREADS) as u32,
         timeout: Duration::from_millis(args.timeout.unwrap_or(args::TIMEOUT_MS) as u64),
         on_hit: on_hit(args, is_match)?,
         elsewhere,
@@ -179,7 +179,7 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
 
 /// Refuses a forced time that makes a burst take longer than the device's timeout.
 fn check_timeout(args: &PipelineArgs, by_device: bool) -> Result<(), String> {
-    let threads = args.lanes.unwrap_or(args::THREADS);
+    let threads = args.threads.unwrap_or(args::THREADS);
     let timeout = args.timeout.unwrap_or(args::TIMEOUT_MS);
     let forced_ms = args.burst.div_ceil(threads) * args.packet_time / 1_000_000;
     if by_device && forced_ms >= timeout {

@@ -32,7 +32,7 @@ use offcore_stats::lcore;
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
-use crate::end_to_end::paired::{Gathered, Lane, Schedule};
+use crate::end_to_end::paired::{Gathered, Schedule, Variant};
 use crate::machine::find_program;
 use crate::peer::netns::Netns;
 use crate::progress::Progress;
@@ -238,8 +238,8 @@ impl Cell {
             let theirs = options.testpmd.then(|| Pair::new("theirs", &device, &far)).transpose()?;
             far.within(|| {
                 lcore::pin(other_lcore)?;
-                let ours = self.our_lane(&ours, &device, options, pool)?;
-                let theirs = theirs.map(|pair| self.their_lane(&pair, &device, options)).transpose()?;
+                let ours = self.our_variant(&ours, &device, options, pool)?;
+                let theirs = theirs.map(|pair| self.their_variant(&pair, &device, options)).transpose()?;
                 gathered.restart(ours, theirs, schedule, progress)
             })?;
         }
@@ -264,20 +264,25 @@ impl Cell {
         self.frame - FCS_LEN
     }
 
-    fn our_lane(
+    fn our_variant(
         self,
         pair: &Pair,
         device: &Netns,
         options: &VethOptions,
         pool: &'static Pool,
-    ) -> Result<Lane<Ours, FarEnd>> {
+    ) -> Result<Variant<Ours, FarEnd>> {
         let back_end = device::ours(self, &pair.near, device, options.lcore, pool)?;
-        Ok(Lane::new(back_end, FarEnd::new(self, &pair.far)?))
+        Ok(Variant::new(back_end, FarEnd::new(self, &pair.far)?))
     }
 
-    fn their_lane(self, pair: &Pair, device: &Netns, options: &VethOptions) -> Result<Lane<Theirs, FarEnd>> {
+    fn their_variant(
+        self,
+        pair: &Pair,
+        device: &Netns,
+        options: &VethOptions,
+    ) -> Result<Variant<Theirs, FarEnd>> {
         let back_end = Theirs::start(self, &pair.near, device, options.lcore).context("dpdk-testpmd")?;
-        Ok(Lane::new(back_end, FarEnd::new(self, &pair.far)?))
+        Ok(Variant::new(back_end, FarEnd::new(self, &pair.far)?))
     }
 }
 

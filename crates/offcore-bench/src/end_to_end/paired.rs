@@ -56,7 +56,7 @@ impl Window {
 
 /// A back end and its front end.
 #[derive(Debug)]
-pub(crate) struct Lane<B, L> {
+pub(crate) struct Variant<B, L> {
     // The back end goes first: a front end that goes is waited for by a worker at rest.
     back_end: B,
     load: L,
@@ -67,8 +67,8 @@ pub(crate) struct Lane<B, L> {
     fe_busy: Vec<f64>,
 }
 
-impl<B: BackEnd, L: Load> Lane<B, L> {
-    /// A lane whose back end rests.
+impl<B: BackEnd, L: Load> Variant<B, L> {
+    /// A variant whose back end rests.
     pub(crate) fn new(back_end: B, load: L) -> Self {
         Self { back_end, load, mpps: Vec::new(), cycles: Vec::new(), fe_busy: Vec::new() }
     }
@@ -135,8 +135,8 @@ impl Gathered {
     /// What the sides say.
     pub(crate) fn restart<L: Load, B: BackEnd, M: Load>(
         &mut self,
-        mut ours: Lane<Ours, L>,
-        mut theirs: Option<Lane<B, M>>,
+        mut ours: Variant<Ours, L>,
+        mut theirs: Option<Variant<B, M>>,
         Schedule { pairs, window }: Schedule,
         progress: &Progress,
     ) -> Result<()> {
@@ -144,8 +144,8 @@ impl Gathered {
         while counted < pairs {
             let before = ours.back_end.clock_holds()?;
             let theirs_first = counted % 2 == 1;
-            let their_window = |theirs: &mut Option<Lane<B, M>>| {
-                theirs.as_mut().map(|lane| lane.window(window).context(self.peer)).transpose()
+            let their_window = |theirs: &mut Option<Variant<B, M>>| {
+                theirs.as_mut().map(|variant| variant.window(window).context(self.peer)).transpose()
             };
             let early = if theirs_first { their_window(&mut theirs)? } else { None };
             let our_window = ours.window(window)?;
@@ -155,20 +155,20 @@ impl Gathered {
                 continue;
             }
             ours.keep(our_window);
-            if let (Some(lane), Some(window)) = (&mut theirs, early.or(late)) {
-                lane.keep(window);
+            if let (Some(variant), Some(window)) = (&mut theirs, early.or(late)) {
+                variant.keep(window);
             }
             counted += 1;
             progress.step();
         }
         self.rejected += rejected;
         ours.cycles(window / 2)?;
-        if let Some(lane) = &mut theirs {
-            lane.cycles(window / 2).context(self.peer)?;
-            ensure!(lane.load.lost() == 0, "{} has lost {} packets", self.peer, lane.load.lost());
-            self.theirs.append(&mut lane.mpps);
-            self.their_cycles.append(&mut lane.cycles);
-            self.their_fe_busy.append(&mut lane.fe_busy);
+        if let Some(variant) = &mut theirs {
+            variant.cycles(window / 2).context(self.peer)?;
+            ensure!(variant.load.lost() == 0, "{} has lost {} packets", self.peer, variant.load.lost());
+            self.theirs.append(&mut variant.mpps);
+            self.their_cycles.append(&mut variant.cycles);
+            self.their_fe_busy.append(&mut variant.fe_busy);
         }
         let seen = ours.load.seen();
         self.received += seen.received;

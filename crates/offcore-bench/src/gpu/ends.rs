@@ -243,7 +243,7 @@ impl Verifier {
 
     /// Takes a burst that is done and checks it. Returns whether there was one.
     #[inline]
-    pub(super) fn step(&mut self, window: &Window, lane: usize) -> bool {
+    pub(super) fn step(&mut self, window: &Window, pipeline: usize) -> bool {
         let begun = tsc::now();
         let Some(done) = self.back.done() else { return false };
         let now = tsc::now();
@@ -286,7 +286,7 @@ impl Verifier {
         self.next += count as u64;
         self.seen.received += count as u64;
         if window.phase() == Phase::Measured {
-            self.count(window, lane, (first, count), (submitted, now, taken));
+            self.count(window, pipeline, (first, count), (submitted, now, taken));
         }
         true
     }
@@ -296,7 +296,7 @@ impl Verifier {
     fn count(
         &mut self,
         window: &Window,
-        lane: usize,
+        pipeline: usize,
         (first, count): (u64, usize),
         (submitted, now, taken): (u64, u64, u64),
     ) {
@@ -317,13 +317,13 @@ impl Verifier {
             }
             _ => self.seen.latencies.record(now.saturating_sub(submitted)),
         }
-        window.has_counted(lane, self.seen.bursts);
+        window.has_counted(pipeline, self.seen.bursts);
     }
 
     /// Whether everything that will be sent has come back.
     #[inline(always)]
-    pub(super) fn is_through(&self, window: &Window, lane: usize) -> bool {
-        window.sent(lane) == Some(self.next)
+    pub(super) fn is_through(&self, window: &Window, pipeline: usize) -> bool {
+        window.sent(pipeline) == Some(self.next)
     }
 
     /// To be asked now and then: whether nothing will come any more, since nothing has for so long.

@@ -334,7 +334,7 @@ impl<'a> Rig<'a> {
             forced_ns: subject.forced_ns,
             burst: subject.longest_burst(),
             slots: subject.slots(options),
-            blocks_and_lanes: (subject.blocks, options.lanes),
+            blocks_and_threads: (subject.blocks, options.threads),
             places: &self.places,
             known,
             pool: self.pool,

@@ -33,11 +33,11 @@ pub(super) struct Cell<'a> {
 pub(super) fn forced_ns_per_burst(
     workload: Workload,
     burst: usize,
-    lanes: u32,
+    threads: u32,
     ns: u64,
     stand_in: bool,
 ) -> u64 {
-    let rounds = |packets: usize| packets.div_ceil(lanes.max(1) as usize);
+    let rounds = |packets: usize| packets.div_ceil(threads.max(1) as usize);
     let times = match workload {
         Workload::None => 0,
         Workload::Cpu | Workload::Core => burst,
@@ -49,7 +49,7 @@ pub(super) fn forced_ns_per_burst(
 }
 
 /// Threads per block that run where `asked` were asked for.
-fn lanes_of(launch: Launch, asked: u32, stand_in: bool) -> u32 {
+fn threads_of(launch: Launch, asked: u32, stand_in: bool) -> u32 {
     match launch {
         _ if stand_in => asked,
         Launch::Kernel => asked.clamp(WARP, SHARE as u32),
@@ -75,16 +75,16 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
     let pipelines = if subject.workload == Workload::Core { 0 } else { options.pipelines };
     let two = rig.places[0].verifier.is_some() && pipelines > 0;
     let forced = (subject.forced_ns > 0).then(|| u64::from(subject.forced_ns));
-    let (lanes, blocks) = match subject.workload {
+    let (threads, blocks) = match subject.workload {
         Workload::Device(launch) => {
             let blocks = subject.blocks.min(subject.slots(options) as u32);
             let polls = launch == Launch::Persistent;
-            (Some(lanes_of(launch, options.lanes, rig.is_simulated())), polls.then_some(blocks))
+            (Some(threads_of(launch, options.threads, rig.is_simulated())), polls.then_some(blocks))
         }
         _ => (None, None),
     };
     let per_burst =
-        |ns| forced_ns_per_burst(subject.workload, burst, lanes.unwrap_or(1), ns, rig.is_simulated());
+        |ns| forced_ns_per_burst(subject.workload, burst, threads.unwrap_or(1), ns, rig.is_simulated());
     let each = |ticks: u64, bursts: u64| (bursts > 0).then(|| tsc::to_ns(ticks) / bursts as f64);
     let name = match subject.workload {
         Workload::None => "none",
@@ -115,7 +115,7 @@ fn row(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples) -> Row {
             lcores_per_pipeline: if two { 2 } else { 1 },
             slots,
             blocks,
-            lanes,
+            threads,
             submit_ns_per_burst: each(seen.submits.0, seen.submits.1),
             collect_ns_per_burst: each(seen.collects, seen.bursts),
             forced_ns_per_packet: forced,
@@ -225,8 +225,8 @@ mod tests {
     /// Pitfall 6 of l2fwd-nv: its option `-t` is a time for each packet on a core, and one for each burst on a GPU.
     #[test]
     fn pitfall_6_forced_time_is_stated_per_packet_and_per_burst() {
-        let per_burst = |workload, burst, lanes| {
-            [true, false].map(|stand_in| forced_ns_per_burst(workload, burst, lanes, 1000, stand_in))
+        let per_burst = |workload, burst, threads| {
+            [true, false].map(|stand_in| forced_ns_per_burst(workload, burst, threads, 1000, stand_in))
         };
         let [kernel, persistent, graph] = Workload::DEVICE;
         assert_eq!(per_burst(Workload::None, 64, 256), [0, 0]);
@@ -245,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_those_that_run() {
-        let of = |asked| Launch::ALL.map(|launch| lanes_of(launch, asked, false));
+    fn threads_are_those_that_run() {
+        let of = |asked| Launch::ALL.map(|launch| threads_of(launch, asked, false));
         assert_eq!(of(1), [32, 32, 32]);
         assert_eq!(of(1024), [256, 1024, 1024]);
-        assert_eq!(Launch::ALL.map(|launch| lanes_of(launch, 1, true)), [1, 1, 1]);
+        assert_eq!(Launch::ALL.map(|launch| threads_of(launch, 1, true)), [1, 1, 1]);
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub(super) struct SessionSetup<'a> {
     /// Bursts on their way at most.
     pub slots: usize,
     /// Blocks of a device, and threads per block.
-    pub blocks_and_lanes: (u32, u32),
+    pub blocks_and_threads: (u32, u32),
     /// The ends of each pipeline.
     pub places: &'a [Place],
     /// What the verifiers know.
@@ -113,7 +113,7 @@ impl Session {
         let pipelines = setup.places.len();
         let each = packets.len() / pipelines;
         let mut session = Self { threads: Vec::new(), pipelines };
-        for (lane, place) in setup.places.iter().enumerate() {
+        for (pipeline, place) in setup.places.iter().enumerate() {
             let (front, back) = one_pipeline(setup, device.as_deref_mut())?;
             let (checked, returned) = spsc::ring(each.next_power_of_two())?;
             let own = packets.split_off(packets.len() - each);
@@ -122,16 +122,16 @@ impl Session {
             let (generator, verifier) = (Some(generator), Some(verifier));
             if let Some(lcore) = place.verifier {
                 let ends = Ends { generator, verifier: None };
-                session.spawn(place.generator, lane, setup.yields, ends)?;
-                session.spawn(lcore, lane, setup.yields, Ends { generator: None, verifier })?;
+                session.spawn(place.generator, pipeline, setup.yields, ends)?;
+                session.spawn(lcore, pipeline, setup.yields, Ends { generator: None, verifier })?;
             } else {
-                session.spawn(place.generator, lane, setup.yields, Ends { generator, verifier })?;
+                session.spawn(place.generator, pipeline, setup.yields, Ends { generator, verifier })?;
             }
         }
         Ok(session)
     }
 
-    fn spawn(&mut self, lcore: usize, lane: usize, yields: bool, ends: Ends) -> Result<()> {
+    fn spawn(&mut self, lcore: usize, pipeline: usize, yields: bool, ends: Ends) -> Result<()> {
         let (windows, to_do) = channel::<Arc<Window>>();
         let (report, seen) = channel();
         let work = move || {
@@ -139,21 +139,21 @@ impl Session {
             let pinned = lcore::pin(lcore).map_err(|error| error.to_string());
             for window in to_do {
                 let found = match &pinned {
-                    Ok(()) => ends.run(&window, lane, yields),
+                    Ok(()) => ends.run(&window, pipeline, yields),
                     Err(reason) => {
                         window.fail();
-                        window.has_sent(lane, 0);
+                        window.has_sent(pipeline, 0);
                         Err(anyhow!("{reason}"))
                     }
                 };
-                let found = found.with_context(|| format!("pipeline {lane}"));
+                let found = found.with_context(|| format!("pipeline {pipeline}"));
                 if report.send(found).is_err() {
                     break;
                 }
             }
             ends.into_packets()
         };
-        let handle = thread::Builder::new().name(format!("offcore-ends{lane}")).spawn(work)?;
+        let handle = thread::Builder::new().name(format!("offcore-ends{pipeline}")).spawn(work)?;
         self.threads.push(Thread { windows, seen, handle });
         Ok(())
     }
@@ -220,7 +220,7 @@ fn one_pipeline(
     setup: &SessionSetup<'_>,
     device: Option<&mut (dyn Device + 'static)>,
 ) -> Result<(Front, Back)> {
-    let (blocks, lanes) = setup.blocks_and_lanes;
+    let (blocks, pipelines) = setup.blocks_and_threads;
     let worker = match setup.workload {
         Workload::None => Worker::None,
         Workload::Cpu | Workload::Core => Worker::Cpu,
@@ -228,7 +228,7 @@ fn one_pipeline(
             device: device.with_context(|| format!("workload {launch} needs a device"))?,
             launch,
             blocks,
-            threads: lanes,
+            threads: pipelines,
             memory: setup.memory,
         },
     };
@@ -252,7 +252,7 @@ struct Ends {
 
 impl Ends {
     /// Does its part of a window.
-    fn run(&mut self, window: &Window, lane: usize, yields: bool) -> Result<Seen> {
+    fn run(&mut self, window: &Window, pipeline: usize, yields: bool) -> Result<Seen> {
         let Self { generator, verifier } = self;
         generator.iter_mut().for_each(|generator| generator.begin(window));
         verifier.iter_mut().for_each(Verifier::begin);
@@ -262,14 +262,14 @@ impl Ends {
             if let (Some(generator), None) = (&mut *generator, submits) {
                 if generator.has_ended(window) {
                     let (sent, taken) = generator.finish();
-                    window.has_sent(lane, sent);
+                    window.has_sent(pipeline, sent);
                     submits = Some(taken);
                 } else {
                     busy = generator.step(window);
                 }
             }
             if let Some(verifier) = verifier {
-                busy |= verifier.step(window, lane);
+                busy |= verifier.step(window, pipeline);
             }
             if busy {
                 idle = 0;
@@ -278,7 +278,7 @@ impl Ends {
             idle = idle.wrapping_add(1);
             let is_over = match (&mut *verifier, &mut *generator) {
                 (Some(verifier), _) => {
-                    verifier.is_through(window, lane)
+                    verifier.is_through(window, pipeline)
                         || idle.is_multiple_of(VERY_IDLE) && verifier.is_stuck(window)
                 }
                 (None, Some(generator)) => submits.is_some() && (generator.settle() || window.has_failed()),

@@ -39,7 +39,7 @@ fn is_complete(row: &Row, options: &Options) {
     assert_eq!(row.simulated, by_device, "{row:?}");
     assert_eq!(gpu.device, if by_device { "host" } else { "none" });
     assert_eq!(gpu.device_name.as_ref().is_some_and(|name| name.contains("stand in for a GPU")), by_device);
-    assert_eq!(gpu.lanes, by_device.then_some(options.lanes), "{row:?}");
+    assert_eq!(gpu.threads, by_device.then_some(options.threads), "{row:?}");
     assert_eq!(gpu.blocks.is_some_and(|blocks| blocks > 0), gpu.workload == "persistent", "{row:?}");
     assert!(row.verified > 0 && row.received >= row.verified && row.lost == 0, "{row:?}");
     assert!(row.mpps > 0.0 && row.gbps > 0.0 && gpu.kbursts_per_s > 0.0, "{row:?}");
@@ -241,7 +241,7 @@ fn what_cannot_be_is_refused_by_name() {
         (Options { slots: 48, ..base.clone() }, "--slots 48: expected a power of two"),
         (Options { pipelines: base.lcores.len() + 1, ..base.clone() }, "expected one for each pipeline"),
         (Options { windows: 0, ..base.clone() }, "no window"),
-        (Options { lanes: 2000, bursts: vec![16], ..base.clone() }, "2000 threads per block"),
+        (Options { threads: 2000, bursts: vec![16], ..base.clone() }, "2000 threads per block"),
     ] {
         let error = format!("{:#}", measured(&options).unwrap_err());
         assert!(error.contains(words), "{error}");

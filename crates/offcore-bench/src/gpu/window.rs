@@ -47,7 +47,7 @@ pub(super) enum Phase {
 
 /// One pipeline's part of a window.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct PipelineState {
     /// Packets that were sent, once no more will be; before that [`u64::MAX`].
     sent: AtomicU64,
     /// Bursts that were counted.
@@ -65,13 +65,13 @@ pub(super) struct Window {
     /// TSC when it ended; before that [`u64::MAX`].
     ended: AtomicU64,
     failed: AtomicBool,
-    lanes: Vec<Lane>,
+    pipelines: Vec<PipelineState>,
 }
 
 impl Window {
     /// A window of `pipelines` pipelines that warms up.
     pub(super) fn new(plan: Plan, pipelines: usize) -> Self {
-        let lane = |_| Lane { sent: AtomicU64::new(u64::MAX), counted: AtomicU64::new(0) };
+        let pipeline = |_| PipelineState { sent: AtomicU64::new(u64::MAX), counted: AtomicU64::new(0) };
         Self {
             plan,
             // Some time from now, so that everybody is there.
@@ -79,7 +79,7 @@ impl Window {
             phase: AtomicU8::new(Phase::WarmUp as u8),
             ended: AtomicU64::new(u64::MAX),
             failed: AtomicBool::new(false),
-            lanes: (0..pipelines).map(lane).collect(),
+            pipelines: (0..pipelines).map(pipeline).collect(),
         }
     }
 
@@ -122,27 +122,31 @@ impl Window {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Pipeline `lane` has sent `packets`, and sends no more.
-    pub(super) fn has_sent(&self, lane: usize, packets: u64) {
-        self.lanes[lane].sent.store(packets, Ordering::Release);
+    /// Pipeline `pipeline` has sent `packets`, and sends no more.
+    pub(super) fn has_sent(&self, pipeline: usize, packets: u64) {
+        self.pipelines[pipeline].sent.store(packets, Ordering::Release);
     }
 
-    /// Packets that pipeline `lane` has sent, if it sends no more.
+    /// Packets that pipeline `pipeline` has sent, if it sends no more.
     #[inline(always)]
-    pub(super) fn sent(&self, lane: usize) -> Option<u64> {
-        let sent = self.lanes[lane].sent.load(Ordering::Acquire);
+    pub(super) fn sent(&self, pipeline: usize) -> Option<u64> {
+        let sent = self.pipelines[pipeline].sent.load(Ordering::Acquire);
         (sent != u64::MAX).then_some(sent)
     }
 
-    /// Pipeline `lane` has counted `bursts` so far.
+    /// Pipeline `pipeline` has counted `bursts` so far.
     #[inline(always)]
-    pub(super) fn has_counted(&self, lane: usize, bursts: u64) {
-        self.lanes[lane].counted.store(bursts, Ordering::Relaxed);
+    pub(super) fn has_counted(&self, pipeline: usize, bursts: u64) {
+        self.pipelines[pipeline].counted.store(bursts, Ordering::Relaxed);
     }
 
     /// Bursts that the pipeline with the fewest has counted.
     pub(super) fn counted(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.counted.load(Ordering::Relaxed)).min().unwrap_or_default()
+        self.pipelines
+            .iter()
+            .map(|pipeline| pipeline.counted.load(Ordering::Relaxed))
+            .min()
+            .unwrap_or_default()
     }
 }
 

@@ -12,7 +12,7 @@
 #[allow(unsafe_code)]
 pub mod dpdk_lib;
 #[cfg(feature = "dpdk")]
-pub mod lane;
+pub mod variant;
 // Asks the kernel for frames, and for those that arrive.
 pub mod about;
 #[allow(unsafe_code)]

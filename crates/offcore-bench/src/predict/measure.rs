@@ -9,7 +9,7 @@ use offcore_stats::tsc;
 use super::{BATCH, DeviceRate, Interval, Machine, auto, estimate, row};
 use crate::alternate::Subject;
 use crate::copier::{Copier, Setup};
-use crate::core_cost::Lane;
+use crate::core_cost::OwnVariant;
 use crate::lockstep::OtherCore;
 use crate::memory::{Need, RunMemory, Testbed};
 use crate::progress::Progress;
@@ -19,7 +19,7 @@ use crate::temperature::Temperature;
 use crate::vhost::COPIES;
 use crate::workload::{Route, Workload};
 
-/// Turns of each lane that are not counted.
+/// Turns of each variant that are not counted.
 const WARM_UP: usize = 8;
 
 /// What to predict.
@@ -100,8 +100,8 @@ fn core_costs(
 ) -> Result<[Interval; 2]> {
     let dsa = Setup { mode: Mode::Offload, copier: Copier::DsaSim { batch: true } };
     let bed = Testbed::new(memory, &Workload::table8(options.temperature, frame))?;
-    let lane = |setup: Setup| Lane::new(&bed, (setup.mode, setup.open()?));
-    let (mut cpu, mut offload) = (lane(Setup::CPU)?, lane(dsa)?);
+    let variant = |setup: Setup| OwnVariant::new(&bed, (setup.mode, setup.open()?));
+    let (mut cpu, mut offload) = (variant(Setup::CPU)?, variant(dsa)?);
     for _ in 0..WARM_UP {
         cpu.window(other)?.core_per_packet();
         offload.window(other)?.core_per_packet();

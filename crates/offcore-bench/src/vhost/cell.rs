@@ -14,7 +14,7 @@ use super::{Options, PUBLISHED, Peers};
 use crate::BURST;
 use crate::alternate::{Against, Alternating, Blocks, Cost, Subject, mean};
 use crate::copier::{Copier, Setup};
-use crate::core_cost::Lane;
+use crate::core_cost::OwnVariant;
 use crate::guest::Seen;
 use crate::lockstep::OtherCore;
 use crate::memory::Testbed;
@@ -93,17 +93,17 @@ pub(super) enum Variant {
     Ours {
         setup: Setup,
         background: bool,
-        lane: Box<Lane>,
+        variant: Box<OwnVariant>,
     },
     #[cfg(feature = "dpdk")]
-    DpdkLib(Box<crate::peer::lane::PeerLane>),
+    DpdkLib(Box<crate::peer::variant::PeerVariant>),
 }
 
 impl Variant {
     /// Ours, with nothing beside it.
     fn ours(setup: Setup, bed: &Testbed) -> Result<Self> {
-        let lane = Lane::new(bed, (setup.mode, setup.open()?))?;
-        Ok(Self::Ours { setup, background: false, lane: Box::new(lane) })
+        let variant = OwnVariant::new(bed, (setup.mode, setup.open()?))?;
+        Ok(Self::Ours { setup, background: false, variant: Box::new(variant) })
     }
 
     /// Of ours, the mode and the engine.
@@ -127,9 +127,9 @@ impl Variant {
     /// What the guests have seen.
     fn seen(&self) -> Seen {
         match self {
-            Self::Ours { lane, .. } => lane.seen(),
+            Self::Ours { variant, .. } => variant.seen(),
             #[cfg(feature = "dpdk")]
-            Self::DpdkLib(lane) => lane.seen(),
+            Self::DpdkLib(variant) => variant.seen(),
         }
     }
 
@@ -158,9 +158,9 @@ impl fmt::Display for Variant {
 impl Subject for Variant {
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         match self {
-            Self::Ours { lane, .. } => lane.window(other),
+            Self::Ours { variant, .. } => variant.window(other),
             #[cfg(feature = "dpdk")]
-            Self::DpdkLib(lane) => lane.window(other),
+            Self::DpdkLib(variant) => variant.window(other),
         }
     }
 }
@@ -179,12 +179,12 @@ impl Cell {
         for setup in kind.setups(options) {
             variants.add(Variant::ours(setup, bed)?);
             if kind == Kind::Modes && options.background && setup == Setup::CPU {
-                let lane = Lane::new(bed, (setup.mode, setup.open()?))?.with_background();
-                variants.add(Variant::Ours { setup, background: true, lane: Box::new(lane) });
+                let variant = OwnVariant::new(bed, (setup.mode, setup.open()?))?.with_background();
+                variants.add(Variant::Ours { setup, background: true, variant: Box::new(variant) });
             }
         }
         if kind == Kind::Peer {
-            variants.add(peers.lane(bed)?);
+            variants.add(peers.variant(bed)?);
         }
         let earlier = variants.iter().map(|_| Seen::default()).collect();
         Ok(Self { variants, earlier })
@@ -196,7 +196,7 @@ impl Cell {
             *seen += variant.seen();
             *variant = match variant.setup() {
                 Some(setup) => Variant::ours(setup, bed)?,
-                None => peers.lane(bed)?,
+                None => peers.variant(bed)?,
             };
         }
         Ok(())
@@ -210,8 +210,8 @@ impl Cell {
     fn about_peer(&self) -> Result<AboutPeer> {
         #[cfg(feature = "dpdk")]
         for (variant, _) in self.variants.iter() {
-            if let Variant::DpdkLib(lane) = variant {
-                return lane.about();
+            if let Variant::DpdkLib(variant) = variant {
+                return variant.about();
             }
         }
         Ok(AboutPeer::default())
@@ -286,8 +286,8 @@ impl Cell {
             variant.enter(&mut row, workload)?;
             (row.received, row.verified, row.lost) =
                 (seen.received, seen.verified, seen.sent - seen.received);
-            if let (Variant::Ours { lane, .. }, Some(other)) = (variant, breakdown) {
-                let [switching, virtqueue, copy] = lane.breakdown(other, BREAKDOWN)?;
+            if let (Variant::Ours { variant, .. }, Some(other)) = (variant, breakdown) {
+                let [switching, virtqueue, copy] = variant.breakdown(other, BREAKDOWN)?;
                 (row.share_switching, row.share_virtqueue) = (Some(switching), Some(virtqueue));
                 row.share_copy = Some(copy);
             }
@@ -301,32 +301,32 @@ impl Variant {
     /// Tells `row` who it is.
     fn enter(&mut self, row: &mut Row, workload: &Workload) -> Result<()> {
         match self {
-            Self::Ours { setup: Setup { mode, copier }, background, lane } => {
+            Self::Ours { setup: Setup { mode, copier }, background, variant } => {
                 let idle = *mode == Mode::Cpu && *copier != Copier::Core;
                 let copier = if idle { Copier::Core } else { *copier };
-                row.empty_poll_cycles = Some(lane.empty_poll());
+                row.empty_poll_cycles = Some(variant.empty_poll());
                 (row.mode, row.engine) = (mode.to_string(), copier.name().into());
                 row.simulated = copier.simulated();
                 row.background = *background;
-                row.background_copies_per_packet = lane.background_copies();
-                row.copied_bytes_per_packet = Some(lane.copied_bytes());
-                row.copy_routine = lane.copy_routine();
+                row.background_copies_per_packet = variant.background_copies();
+                row.copied_bytes_per_packet = Some(variant.copied_bytes());
+                row.copy_routine = variant.copy_routine();
                 row.published = published(workload, *mode).filter(|_| !idle);
                 row.published_unit = row.published.map(|_| "mpps, Xeon 8471N 1.8 GHz, whole forwarding core");
                 let engine_ns = match copier.simulated() {
                     // Windows are too short to keep a device busy: it is asked for what it does when it is.
                     true => Some(1e3 / DeviceRate::of(workload.frame, (1, 1, 4), copier.batch())?.mcopies),
-                    false => lane.engine_ns_per_copy().filter(|_| !idle),
+                    false => variant.engine_ns_per_copy().filter(|_| !idle),
                 };
                 if let Some(ns) = engine_ns {
-                    row.set_engine(ns, lane.copies());
+                    row.set_engine(ns, variant.copies());
                 }
                 row.features = Some(feature_names(workload.features()));
             }
             #[cfg(feature = "dpdk")]
-            Self::DpdkLib(lane) => {
+            Self::DpdkLib(variant) => {
                 (row.mode, row.engine) = ("cpu".into(), "dpdk-lib".into());
-                row.features = Some(feature_names(lane.features()));
+                row.features = Some(feature_names(variant.features()));
             }
         }
         if let Self::Ours { setup: Setup { mode: Mode::Cpu, copier }, .. } = self {

@@ -264,7 +264,7 @@ fn check_capacity(reserved: [u32; 2], wanted: u32, queues: u32, multiprocessors:
     if reserved[1] + wanted > multiprocessors {
         return Err(format!(
             "blocks that wait for bursts would need {} multiprocessors, and it has {multiprocessors}: use fewer \
-             --blocks, --lanes or pipelines",
+             --blocks, --threads or pipelines",
             reserved[1] + wanted
         ));
     }

@@ -88,7 +88,7 @@ pub(crate) struct GpuArgs {
 
     /// Threads per block, 1 to 1024: on a GPU at least 32, and at most 256 with workload kernel
     #[arg(long, value_name = "N", default_value = "256", value_parser = within(1..=1024))]
-    pub lanes: usize,
+    pub threads: usize,
 
     /// Draw the tables as an SVG
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
@@ -191,7 +191,8 @@ fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
     }
     options.pipelines = args.pipelines.unwrap_or(options.pipelines);
     options.blocks = args.blocks.map(|blocks| blocks as u32).or(options.blocks);
-    (options.slots, options.lanes, options.hugepages) = (args.slots, args.lanes as u32, args.bench.hugepages);
+    (options.slots, options.threads, options.hugepages) =
+        (args.slots, args.threads as u32, args.bench.hugepages);
     if options.pipelines > given.len() {
         return Err(format!(
             "--pipelines {}: found {} lcores, expected one for each pipeline at least; use fewer",

@@ -214,7 +214,7 @@ pub(crate) struct PipelineArgs {
 
     /// Threads per block: 1 to 1024 [default: 256]
     #[arg(long, value_name = "N", value_parser = within(1..=1024))]
-    pub lanes: Option<usize>,
+    pub threads: Option<usize>,
 
     /// Milliseconds without an answer after which a device that has bursts is considered hung and the CPU takes over;
     /// longer than one burst takes [default: 1000]

@@ -117,7 +117,7 @@ fn contradictions_are_refused_by_name() {
         ("--port pcap:a.pcap -p 2", "has one queue"),
         ("-z 5", "--packets"),
         ("-w kernel --blocks 4", "is for --workload persistent"),
-        ("-w graph -b 4096 --lanes 32 -t 20000000", "raise that"),
+        ("-w graph -b 4096 --threads 32 -t 20000000", "raise that"),
     ] {
         let error = gpu(&format!("--port gen: {flags}")).unwrap_err();
         assert!(error.contains(words), "{flags}: {error}");

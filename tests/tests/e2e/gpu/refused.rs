@@ -35,8 +35,8 @@ fn numbers_out_of_range() {
         ("--slots", "3", "power of two"),
         ("--slots", "1", "2 to 4096"),
         ("--blocks", "65", "1 to 64"),
-        ("--lanes", "1025", "1 to 1024"),
-        ("--lanes", "0", "1 to 1024"),
+        ("--threads", "1025", "1 to 1024"),
+        ("--threads", "0", "1 to 1024"),
         ("--mark", "64", "0 to 63"),
     ] {
         let wants = [flag, value, expected];

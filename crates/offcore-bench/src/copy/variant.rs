@@ -38,7 +38,7 @@ const MOST_IN_VAIN: usize = 64;
 
 /// The forwarder.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Variant {
     /// Who copies.
     pub(super) setup: Setup,
     nic: Arc<Mutex<Nic>>,
@@ -56,8 +56,8 @@ pub(super) struct Lane {
     packets: u64,
 }
 
-impl Lane {
-    /// A forwarder behind `nic`, which it shares with the other lanes of its cell.
+impl Variant {
+    /// A forwarder behind `nic`, which it shares with the other variants of its cell.
     ///
     /// # Errors
     /// When the engine cannot be had.
@@ -72,7 +72,9 @@ impl Lane {
         mover.set_lost_after(tsc::ticks(NEVER_LOST));
         let mut engine = setup.open()?;
         if let Some(engine) = &mut engine {
-            mover.add_channel(engine.take_channel().context("the engine's channel belongs to another lane")?);
+            mover.add_channel(
+                engine.take_channel().context("the engine's channel belongs to another variant")?,
+            );
         }
         let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
         let (queues, sent, nic_ticks) = {
@@ -107,7 +109,7 @@ impl Lane {
         })
     }
 
-    /// Puts a copier on the other core that makes as many copies as this lane's core, while that is timed.
+    /// Puts a copier on the other core that makes as many copies as this variant's core, while that is timed.
     #[must_use]
     pub(super) fn with_background(mut self, frame: usize) -> Self {
         self.background = Some(Background::new(frame - FCS_LEN));
@@ -197,7 +199,7 @@ impl Lane {
     }
 }
 
-impl Subject for Lane {
+impl Subject for Variant {
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.temperature.window();
         self.on_nic(other, Nic::receive)?;
@@ -223,12 +225,12 @@ impl Subject for Lane {
     }
 }
 
-/// The lane of `setup` without a copier beside.
-pub(super) fn is(setup: Setup) -> impl Fn(&Lane) -> bool {
-    move |lane| lane.setup == setup && lane.background.is_none()
+/// The variant of `setup` without a copier beside.
+pub(super) fn is(setup: Setup) -> impl Fn(&Variant) -> bool {
+    move |variant| variant.setup == setup && variant.background.is_none()
 }
 
-/// The lane's counterpart in another mode: the core's has no engine.
+/// The variant's counterpart in another mode: the core's has no engine.
 pub(super) fn counterpart(setup: Setup, mode: Mode) -> Setup {
     Setup { mode, copier: if mode == Mode::Cpu { Copier::Core } else { setup.copier } }
 }
@@ -242,41 +244,41 @@ mod tests {
     use super::*;
     use offcore_mem::Hugepages;
 
-    fn lane(temperature: Temperature) -> (Lane, OtherCore) {
+    fn variant(temperature: Temperature) -> (Variant, OtherCore) {
         let pool = Pool::new(super::super::nic::buffers(temperature), 2048, Hugepages::None).unwrap();
         let nic = Arc::new(Mutex::new(Nic::new(pool, temperature, 128).unwrap()));
-        (Lane::new(Setup::CPU, &nic, pool, temperature).unwrap(), OtherCore::start(None).unwrap())
+        (Variant::new(Setup::CPU, &nic, pool, temperature).unwrap(), OtherCore::start(None).unwrap())
     }
 
     #[test]
     fn a_packet_that_was_not_copied_is_noticed() {
-        let (mut lane, other) = lane(Temperature::Hot);
-        lane.window(&other).unwrap();
-        let as_received = lock(&lane.nic).rx_queue();
-        let tx = lock(&lane.nic).tx_queue();
+        let (mut variant, other) = variant(Temperature::Hot);
+        variant.window(&other).unwrap();
+        let as_received = lock(&variant.nic).rx_queue();
+        let tx = lock(&variant.nic).tx_queue();
         let rules = Rules::new(Forward::Mac, ADDRESSES, 0);
-        lane.worker.tasks = vec![Box::new(Forwarding::new(as_received, tx, rules))];
-        let error = lane.window(&other).unwrap_err();
+        variant.worker.tasks = vec![Box::new(Forwarding::new(as_received, tx, rules))];
+        let error = variant.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("not copied"), "{error:#}");
     }
 
     #[test]
     fn addresses_that_were_not_rewritten_are_noticed_in_cold_packets_too() {
-        let (mut lane, other) = lane(Temperature::Cold);
+        let (mut variant, other) = variant(Temperature::Cold);
         // Buffers that have been copied into come round again with the addresses of their last turn.
         for _ in 0..3 {
-            lane.window(&other).unwrap();
+            variant.window(&other).unwrap();
         }
-        lane.mode = Forward::Io;
-        let error = lane.window(&other).unwrap_err();
+        variant.mode = Forward::Io;
+        let error = variant.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("addresses"), "{error:#}");
     }
 
     #[test]
     fn a_packet_that_is_not_sent_is_noticed() {
-        let (mut lane, other) = lane(Temperature::Hot);
-        lane.mode = Forward::Rxonly;
-        let error = lane.window(&other).unwrap_err();
+        let (mut variant, other) = variant(Temperature::Hot);
+        variant.mode = Forward::Rxonly;
+        let error = variant.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("0 of 32 packets were sent"), "{error:#}");
     }
 }

@@ -1,4 +1,4 @@
-//! librte_vhost as a lane of the core-cost measurement: the same guests, rings and buffers as ours, behind vhost-user
+//! librte_vhost as a variant of the core-cost measurement: the same guests, rings and buffers as ours, behind vhost-user
 //! sockets in this process.
 //!
 //! Over packed virtqueues librte_vhost 22.11 has a faster path for four packets at a time, in both directions, with
@@ -28,9 +28,9 @@ use crate::row::AboutPeer;
 use crate::temperature::Temperature;
 use crate::workload::{Ring, Route, Workload};
 
-/// The peer's lane.
+/// The peer's variant.
 #[derive(Debug)]
-pub struct PeerLane {
+pub struct PeerVariant {
     /// The guest that transmits and, unless it is the same, the one that receives.
     sides: Vec<Side>,
     burst: Burst,
@@ -63,7 +63,7 @@ impl Side {
         let front_end = FrontEnd::connect_with(&config, &[guest.shared()], Some(place))
             .context("connecting to librte_vhost")?;
         let agreed = front_end.features();
-        // What ours has: see `Lane`.
+        // What ours has: see `Variant`.
         let differs = (agreed ^ workload.features()) & !(VIRTIO_F_VERSION_1 | VHOST_USER_F_PROTOCOL_FEATURES);
         ensure!(
             differs == 0,
@@ -78,8 +78,8 @@ impl Side {
     }
 }
 
-impl PeerLane {
-    /// A lane in `bed` beside ours.
+impl PeerVariant {
+    /// A variant in `bed` beside ours.
     ///
     /// # Errors
     /// When the testbed is full or a front end cannot connect.
@@ -140,7 +140,7 @@ impl PeerLane {
     }
 }
 
-impl Subject for PeerLane {
+impl Subject for PeerVariant {
     /// Fails when a packet is lost, reordered or changed.
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.temperature.window();

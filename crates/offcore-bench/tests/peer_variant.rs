@@ -8,7 +8,7 @@ use offcore_bench::alternate::Subject;
 use offcore_bench::lockstep::OtherCore;
 use offcore_bench::memory::{Need, RunMemory, Testbed};
 use offcore_bench::peer::dpdk_lib::{DpdkConfig, DpdkLib, Pages};
-use offcore_bench::peer::lane::PeerLane;
+use offcore_bench::peer::variant::PeerVariant;
 use offcore_bench::temperature::Temperature;
 use offcore_bench::workload::{GuestKind, Ring, Route, Workload};
 use offcore_mem::Hugepages;
@@ -30,11 +30,11 @@ fn every_packet_arrives_over_every_route_and_format() {
             ] {
                 let workload = Workload { route, ring, guest, ..Workload::table8(temperature, frame) };
                 let bed = Testbed::new(&memory, &workload).unwrap();
-                let mut lane = PeerLane::new(&dpdk, &bed).unwrap();
+                let mut variant = PeerVariant::new(&dpdk, &bed).unwrap();
                 for _ in 0..20 {
-                    lane.window(&other).unwrap_or_else(|error| panic!("{workload}: {error:#}"));
+                    variant.window(&other).unwrap_or_else(|error| panic!("{workload}: {error:#}"));
                 }
-                let seen = lane.seen();
+                let seen = variant.seen();
                 let sent = 20 * temperature.window() as u64;
                 assert_eq!((seen.sent, seen.received, seen.verified), (sent, sent, sent), "{workload}");
             }
