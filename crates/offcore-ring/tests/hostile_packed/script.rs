@@ -66,6 +66,45 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     }
 }
 
+/// What a hostile driver or our device side does next.
+enum DriverOp {
+    /// Makes a chain of so many descriptors available.
+    Offer(u8),
+    /// Writes a descriptor so far into the tables.
+    Table(u8),
+    Anything(Write),
+    Look(usize),
+    /// Takes so many chains.
+    Take(u8),
+    /// Returns one of those taken.
+    Return(u8, u32),
+    Publish,
+    /// Asks for what may not be there.
+    Probe([u16; 3]),
+    Notify(bool),
+    /// Starts anew, here or where our side is.
+    Restart(Option<u16>),
+}
+
+/// What a hostile device or our driver side does next.
+enum DeviceOp {
+    /// Adds a chain of so many buffers.
+    Add(u8),
+    Publish,
+    /// Writes a used descriptor of this id and length, and passes over so many.
+    Use(u16, u8, u16),
+    Anything(Write),
+    Notify(bool),
+    Collect,
+}
+
+/// What the other side writes whenever it likes.
+enum Write {
+    Ring(u16, u128),
+    /// Its event structure.
+    Event(u32),
+}
+
 /// A hostile driver.
 fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome {
     let direction = if options & 16 != 0 { Direction::Writable } else { Direction::Readable };
@@ -78,85 +117,50 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     let (mut out, mut unpublished) = (0u32, 0u32);
     let mut outcome = Outcome::default();
     while !script.0.is_empty() {
-        match script.u8() % 32 {
-            0..8 => {
-                let chain = if script.u8() < 240 { 1 + script.u8() % 5 } else { script.u8() };
-                for more in (0..chain).rev() {
+        match script.driver_op(size, !held.is_empty()) {
+            DriverOp::Offer(descriptors) => {
+                for more in (0..descriptors).rev() {
                     let state = if wrap { VIRTQ_DESC_F_AVAIL } else { VIRTQ_DESC_F_USED };
                     let next_flag = if more > 0 { VIRTQ_DESC_F_NEXT } else { 0 };
-                    let descriptor = script.descriptor(direction, state | next_flag);
-                    memory.write(RING + usize::from(next) * 16, descriptor);
+                    memory.write_ring(next, script.descriptor(direction, state | next_flag));
                     next += 1;
                     if next == size {
                         (next, wrap) = (0, !wrap);
                     }
                 }
             }
-            8..10 => {
-                let index = usize::from(script.u8());
-                memory.write(TABLES + index, script.descriptor(direction, 0));
+            DriverOp::Table(at) => {
+                memory.write(TABLES + usize::from(at), &script.descriptor(direction, 0).to_le_bytes());
             }
-            10 => memory.write(RING + usize::from(script.u16() % size) * 16, script.u128()),
-            11 => memory.write_u32(DRIVER_EVENT, script.u128() as u32),
-            12..15 => {
-                let wanted = usize::from(script.u8() % 80);
-                match queue.look(wanted) {
-                    Ok(known) => assert!(known <= wanted && known as u32 + out <= size.into()),
-                    Err(error) => outcome.refused += usize::from(!error.to_string().is_empty()),
-                }
-            }
-            15..22 => {
-                let mut ahead = 0;
-                for _ in 0..script.u8() % 8 {
-                    if !queue.has(ahead).unwrap_or(false) {
-                        break;
-                    }
-                    let single = single(&mut queue, ahead, &memory.guest, direction);
-                    let mut buffers = 0;
-                    let walked =
-                        queue.walk(ahead, &memory.guest, direction, &mut { MAX_BUFFERS }, |buffer| {
-                            buffers += 1;
-                            memory.check(buffer);
-                        });
-                    assert!(buffers <= MAX_BUFFERS);
-                    match walked {
-                        Ok(chain) => {
-                            if let Some((buffer, single)) = single {
-                                memory.check(buffer);
-                                assert_eq!(single, chain);
-                            }
-                            ahead += chain.entries;
-                            held.push(chain);
-                            outcome.taken += 1;
-                        }
-                        Err(error) => {
-                            outcome.refused += usize::from(!error.to_string().is_empty());
-                            break;
-                        }
-                    }
-                }
+            DriverOp::Anything(write) => memory.anything(write, DRIVER_EVENT),
+            DriverOp::Look(wanted) => match queue.look(wanted) {
+                Ok(known) => assert!(known <= wanted && known as u32 + out <= size.into()),
+                Err(error) => outcome.refused += usize::from(!error.to_string().is_empty()),
+            },
+            DriverOp::Take(chains) => {
+                let ahead = take(&mut queue, chains, memory, direction, &mut held, &mut outcome);
                 out += u32::from(ahead);
                 assert!(out <= size.into(), "{out} of {size} descriptors are out");
                 queue.consume(ahead);
             }
-            22..26 if !held.is_empty() => {
-                let chain = held.remove(usize::from(script.u8()) % held.len());
-                queue.push_used(chain, script.u8().into());
+            DriverOp::Return(pick, written) => {
+                let chain = held.remove(usize::from(pick) % held.len());
+                queue.push_used(chain, written);
                 unpublished += u32::from(chain.entries);
             }
-            22..29 => {
+            DriverOp::Publish => {
                 queue.publish();
                 out -= std::mem::take(&mut unpublished);
                 let _ = queue.needs_notification();
             }
-            29 => {
-                let _ = queue.has(script.u16());
-                let _ = single(&mut queue, script.u16(), &memory.guest, direction);
-                queue.prefetch_used(script.u16().into());
+            DriverOp::Probe([has, is_single, chains]) => {
+                let _ = queue.has(has);
+                let _ = single(&mut queue, is_single, &memory.guest, direction);
+                queue.prefetch_used(chains.into());
             }
-            30 => queue.set_notification(script.u8() < 128),
-            _ => {
-                let base = if script.u8() < 160 { queue.base() } else { script.u16().into() };
+            DriverOp::Notify(wanted) => queue.set_notification(wanted),
+            DriverOp::Restart(base) => {
+                let base = base.map_or_else(|| queue.base(), u32::from);
                 let fits = base & 0x7fff < size.into();
                 match start(base) {
                     Ok(started) if fits => queue = started,
@@ -173,6 +177,46 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     outcome
 }
 
+/// Takes at most so many chains into `held`; the entries that they have.
+fn take(
+    queue: &mut device::Queue,
+    chains: u8,
+    memory: &Memory,
+    direction: Direction,
+    held: &mut Vec<Chain>,
+    outcome: &mut Outcome,
+) -> u16 {
+    let mut ahead = 0;
+    for _ in 0..chains {
+        if !queue.has(ahead).unwrap_or(false) {
+            break;
+        }
+        let single = single(queue, ahead, &memory.guest, direction);
+        let mut buffers = 0;
+        let walked = queue.walk(ahead, &memory.guest, direction, &mut { MAX_BUFFERS }, |buffer| {
+            buffers += 1;
+            memory.check(buffer);
+        });
+        assert!(buffers <= MAX_BUFFERS);
+        match walked {
+            Ok(chain) => {
+                if let Some((buffer, single)) = single {
+                    memory.check(buffer);
+                    assert_eq!(single, chain);
+                }
+                ahead += chain.entries;
+                held.push(chain);
+                outcome.taken += 1;
+            }
+            Err(error) => {
+                outcome.refused += usize::from(!error.to_string().is_empty());
+                break;
+            }
+        }
+    }
+    ahead
+}
+
 /// A hostile device.
 fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome {
     let size = memory.size;
@@ -181,34 +225,31 @@ fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8) -> Outcome 
     let (mut serial, mut used, mut wrap) = (0u64, 0u16, true);
     let mut outcome = Outcome::default();
     while !script.0.is_empty() {
-        match script.u8() % 16 {
-            0..4 => {
-                let buffers = vec![(0x1000, 64); 1 + usize::from(script.u8() % 4)];
-                if queue.add_chain(&buffers, Direction::Writable, (serial, buffers.len() as u16)).is_ok() {
-                    in_flight.insert((serial, buffers.len() as u16));
+        match script.device_op(size) {
+            DeviceOp::Add(buffers) => {
+                let token = (serial, u16::from(buffers));
+                let buffers = vec![(0x1000, 64); buffers.into()];
+                if queue.add_chain(&buffers, Direction::Writable, token).is_ok() {
+                    in_flight.insert(token);
                 }
                 serial += 1;
             }
-            4..6 => {
+            DeviceOp::Publish => {
                 queue.publish();
                 let _ = queue.needs_kick();
             }
-            6..10 => {
+            DeviceOp::Use(id, len, step) => {
                 let state = if wrap { VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED } else { 0 };
-                let id = if script.u8() < 240 { u16::from(script.u8()) % size } else { script.u16() };
-                let word = u128::from(script.u8())
-                    | u128::from(id) << 32
-                    | u128::from(state | VIRTQ_DESC_F_WRITE) << 48;
-                memory.write(RING + usize::from(used) * 16, word << 64);
-                used += 1 + u16::from(script.u8()) / 128;
+                let flags = u128::from(state | VIRTQ_DESC_F_WRITE);
+                memory.write_ring(used, (u128::from(len) | u128::from(id) << 32 | flags << 48) << 64);
+                used += step;
                 if used >= size {
                     (used, wrap) = (used % size, !wrap);
                 }
             }
-            10 => memory.write(RING + usize::from(script.u16() % size) * 16, script.u128()),
-            11 => memory.write_u32(DEVICE_EVENT, script.u128() as u32),
-            12 => queue.set_notification(script.u8() < 128),
-            _ => {
+            DeviceOp::Anything(write) => memory.anything(write, DEVICE_EVENT),
+            DeviceOp::Notify(wanted) => queue.set_notification(wanted),
+            DeviceOp::Collect => {
                 match queue.used() {
                     Ok(found) => assert!(usize::from(found) <= in_flight.len()),
                     Err(error) => outcome.disowned += usize::from(!error.to_string().is_empty()),
@@ -263,19 +304,22 @@ impl Memory {
         unsafe { self.regions[address / SEAM].add(address % SEAM) }
     }
 
-    fn write(&self, address: usize, value: u128) {
-        for (i, byte) in value.to_le_bytes().into_iter().enumerate() {
+    fn write(&self, address: usize, bytes: &[u8]) {
+        for (at, &byte) in (address..).zip(bytes) {
             // SAFETY: `at` is in a region.
-            unsafe { self.at(address + i).write_volatile(byte) };
-            self.written.borrow_mut()[address + i] = byte;
+            unsafe { self.at(at).write_volatile(byte) };
+            self.written.borrow_mut()[at] = byte;
         }
     }
 
-    fn write_u32(&self, address: usize, value: u32) {
-        for (i, byte) in value.to_le_bytes().into_iter().enumerate() {
-            // SAFETY: `at` is in a region.
-            unsafe { self.at(address + i).write_volatile(byte) };
-            self.written.borrow_mut()[address + i] = byte;
+    fn write_ring(&self, index: u16, descriptor: u128) {
+        self.write(RING + usize::from(index) * 16, &descriptor.to_le_bytes());
+    }
+
+    fn anything(&self, write: Write, event: usize) {
+        match write {
+            Write::Ring(index, descriptor) => self.write_ring(index, descriptor),
+            Write::Event(value) => self.write(event, &value.to_le_bytes()),
         }
     }
 
@@ -319,6 +363,37 @@ impl Script<'_> {
 
     fn u128(&mut self) -> u128 {
         u128::from_le_bytes(std::array::from_fn(|_| self.u8()))
+    }
+
+    fn driver_op(&mut self, size: u16, holds: bool) -> DriverOp {
+        match self.u8() % 32 {
+            0..8 => DriverOp::Offer(if self.u8() < 240 { 1 + self.u8() % 5 } else { self.u8() }),
+            8..10 => DriverOp::Table(self.u8()),
+            10 => DriverOp::Anything(Write::Ring(self.u16() % size, self.u128())),
+            11 => DriverOp::Anything(Write::Event(self.u128() as u32)),
+            12..15 => DriverOp::Look((self.u8() % 80).into()),
+            15..22 => DriverOp::Take(self.u8() % 8),
+            22..26 if holds => DriverOp::Return(self.u8(), self.u8().into()),
+            22..29 => DriverOp::Publish,
+            29 => DriverOp::Probe([self.u16(), self.u16(), self.u16()]),
+            30 => DriverOp::Notify(self.u8() < 128),
+            _ => DriverOp::Restart((self.u8() >= 160).then(|| self.u16())),
+        }
+    }
+
+    fn device_op(&mut self, size: u16) -> DeviceOp {
+        match self.u8() % 16 {
+            0..4 => DeviceOp::Add(1 + self.u8() % 4),
+            4..6 => DeviceOp::Publish,
+            6..10 => {
+                let id = if self.u8() < 240 { u16::from(self.u8()) % size } else { self.u16() };
+                DeviceOp::Use(id, self.u8(), 1 + u16::from(self.u8()) / 128)
+            }
+            10 => DeviceOp::Anything(Write::Ring(self.u16() % size, self.u128())),
+            11 => DeviceOp::Anything(Write::Event(self.u128() as u32)),
+            12 => DeviceOp::Notify(self.u8() < 128),
+            _ => DeviceOp::Collect,
+        }
     }
 
     /// An available descriptor that is mostly as it should be, as it is in memory.
