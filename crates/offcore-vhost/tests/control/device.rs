@@ -9,7 +9,7 @@ use offcore_vhost::{Backend, BackendConfig};
 
 use crate::peer::*;
 
-fn backend(dir: &Dir) -> Backend {
+fn jumbo_backend(dir: &Dir) -> Backend {
     let config = BackendConfig { max_mtu: 9000, ..BackendConfig::new(dir.socket()) };
     Backend::start(config, Box::new(())).unwrap()
 }
@@ -17,7 +17,7 @@ fn backend(dir: &Dir) -> Backend {
 #[test]
 fn the_device_status_is_kept_and_says_whether_the_features_are_accepted() {
     let dir = Dir::new();
-    let backend = backend(&dir);
+    let backend = jumbo_backend(&dir);
     let mut peer = Peer::connect(&dir.socket());
     assert_eq!(peer.ask(Request::GetStatus), 0);
     peer.send(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED));
@@ -49,7 +49,7 @@ fn the_device_status_is_kept_and_says_whether_the_features_are_accepted() {
 #[test]
 fn the_mtu_is_one_that_the_port_carries_and_is_shown() {
     let dir = Dir::new();
-    let backend = backend(&dir);
+    let backend = jumbo_backend(&dir);
     let mut peer = Peer::negotiated(&dir.socket());
     for mtu in [0, 67, 9001, 65536, u64::MAX] {
         let why = format!("NET_SET_MTU: {mtu} bytes, expected 68 to 9000");
@@ -72,7 +72,7 @@ fn the_mtu_is_one_that_the_port_carries_and_is_shown() {
 #[test]
 fn a_socket_for_our_requests_is_held_until_the_end() {
     let dir = Dir::new();
-    let backend = backend(&dir);
+    let backend = jumbo_backend(&dir);
     let mut peer = Peer::negotiated(&dir.socket());
     let pair = || std::os::unix::net::UnixStream::pair().unwrap();
     let closed = |theirs: &std::os::unix::net::UnixStream| {
@@ -103,7 +103,7 @@ fn a_socket_for_our_requests_is_held_until_the_end() {
 #[test]
 fn requests_of_protocol_features_that_were_not_negotiated_are_refused() {
     let dir = Dir::new();
-    let backend = backend(&dir);
+    let backend = jumbo_backend(&dir);
     let guest = Guest::new();
     let mut peer = Peer::negotiated(&dir.socket());
     assert_eq!(peer.ask(guest.table()), 0);
@@ -138,7 +138,7 @@ fn requests_of_protocol_features_that_were_not_negotiated_are_refused() {
 #[test]
 fn a_reset_device_begins_anew_over_the_same_connection() {
     let dir = Dir::new();
-    let backend = backend(&dir);
+    let backend = jumbo_backend(&dir);
     let guest = Guest::new();
     let mut peer = Peer::with_memory(&dir.socket(), &guest);
     for reset in [Request::ResetDevice, Request::SetStatus(0)] {

@@ -5,16 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use offcore_ring::device::DeviceQueue;
 use offcore_ring::with_queue;
 use offcore_vhost::backend::{ControlError, RingState};
+use offcore_vhost::features;
 use offcore_vhost::message::{Code, MAX_PAYLOAD, MemoryRegion, Request, VringAddr, VringFd};
-use offcore_vhost::{Backend, BackendConfig, features};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::peer::*;
-
-fn backend(dir: &Dir) -> Backend {
-    Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap()
-}
 
 #[test]
 fn messages_that_lose_the_stream_end_the_connection() {
@@ -59,9 +55,7 @@ fn a_front_end_that_dies_in_a_message_is_a_clear_end() {
 
 #[test]
 fn short_long_and_unknown_messages_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, _, mut peer) = negotiated();
     let need_reply = 1 | 8;
     for (code, payload, why) in [
         (2, 4, "SET_FEATURES: payload of 4 bytes, expected 8"),
@@ -127,10 +121,7 @@ fn requests_whose_reply_cannot_be_given_end_the_connection() {
 
 #[test]
 fn extra_and_missing_descriptors_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, guest, mut peer) = negotiated();
     let fds: Vec<OwnedFd> = (0..40).map(|_| eventfd()).collect();
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let kick = |none: u64| (1u64 | none << 8).to_ne_bytes();
@@ -162,10 +153,7 @@ fn extra_and_missing_descriptors_are_refused() {
 
 #[test]
 fn legacy_and_invented_features_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, _guest, mut peer) = connected();
     let legacy = features::VIRTIO_NET_F_MRG_RXBUF;
     refused(&backend, &mut peer, Request::SetFeatures(legacy), "VIRTIO_F_VERSION_1 (bit 32) is missing");
     let invented = FEATURES | 1 << 36;
@@ -185,9 +173,7 @@ fn legacy_and_invented_features_are_refused() {
 
 #[test]
 fn virtqueues_that_there_are_not_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, _, mut peer) = negotiated();
     // The last two look like virtqueue 0 or 1 when they are cut to fewer bits.
     for index in [2, 255, 256, 65536, 0x8000_0001, u32::MAX] {
         let why = format!("virtqueue {index}, expected one below 2");
@@ -208,9 +194,7 @@ fn virtqueues_that_there_are_not_are_refused() {
 
 #[test]
 fn values_that_make_no_sense_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, _, mut peer) = negotiated();
     for size in [0, 3, 255, 257, 65536, 0x10100, u32::MAX] {
         let why = format!("virtqueue 0 of {size}, expected a power of two from 1 to 32768");
         refused(&backend, &mut peer, Request::SetVringNum(state(0, size)), &why);
@@ -223,10 +207,7 @@ fn values_that_make_no_sense_are_refused() {
 
 #[test]
 fn ring_parts_must_be_in_guest_memory_and_aligned() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (dir, backend, guest, mut peer) = connected();
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 256))), 0);
     let (begin, good) = (Guest::USER, addresses(0));
     let end = begin + guest.mapping.len() as u64;
@@ -264,10 +245,7 @@ fn ring_parts_must_be_in_guest_memory_and_aligned() {
 
 #[test]
 fn a_running_virtqueue_is_not_changed_under_its_worker() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, guest, mut peer) = connected();
     peer.start_ring(0);
     let before = backend.cells()[0].wanted().vring.unwrap();
     let running = "virtqueue 0 is running; stop it by GET_VRING_BASE first";
@@ -285,10 +263,7 @@ fn a_running_virtqueue_is_not_changed_under_its_worker() {
 
 #[test]
 fn memory_that_makes_no_sense_is_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, guest, mut peer) = negotiated();
     let good = guest.region();
     let region = |guest, size, user, mmap_offset| MemoryRegion { guest, size, user, mmap_offset };
     let mut table = |regions: &[MemoryRegion], why: &str| {
@@ -320,9 +295,7 @@ fn memory_that_makes_no_sense_is_refused() {
 /// A worker writes to these, or reads from them: a pipe that is full, or a file on a slow server, would stop it.
 #[test]
 fn what_workers_read_and_write_must_be_eventfds() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, _, mut peer) = negotiated();
     let (_reader, writer) = std::io::pipe().unwrap();
     let writer: OwnedFd = writer.into();
     for request in [Request::SetVringKick, Request::SetVringCall, Request::SetVringErr] {

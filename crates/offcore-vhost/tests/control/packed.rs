@@ -10,14 +10,10 @@ use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig};
 
 use crate::peer::*;
 
-fn backend(dir: &Dir) -> Backend {
-    Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap()
-}
-
-fn packed(dir: &Dir, guest: &Guest) -> Peer {
-    let mut peer = Peer::with_memory(&dir.socket(), guest);
+fn packed() -> (Dir, Backend, Guest, Peer) {
+    let (dir, backend, guest, mut peer) = connected();
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
-    peer
+    (dir, backend, guest, peer)
 }
 
 /// Sets up a ring of `size` at `base`, but for its kick.
@@ -29,10 +25,7 @@ fn set_up(peer: &mut Peer, size: u32, base: u32) {
 
 #[test]
 fn bases_of_32_and_of_16_bits_are_those_of_running_rings() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = packed(&dir, &guest);
+    let (_dir, backend, _guest, mut peer) = packed();
     // Fresh, as QEMU and as DPDK say it; then somewhere, with any wrap counters.
     for base in [0x8000_8000, 0x8000, 0, 0x0063_8063, 0x8063_0063, 99] {
         set_up(&mut peer, 100, base);
@@ -48,10 +41,7 @@ fn bases_of_32_and_of_16_bits_are_those_of_running_rings() {
 
 #[test]
 fn bases_outside_the_ring_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = packed(&dir, &guest);
+    let (dir, backend, guest, mut peer) = packed();
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 100))), 0);
     for base in [100, 0x7fff, 0x8064, 0x0064_0000, 0xffff_ffff, 0x7fff_8000] {
         let why = format!("packed virtqueue 0 at {base:#x}, expected descriptors below 100");
@@ -84,10 +74,7 @@ fn bases_outside_the_ring_are_refused() {
 
 #[test]
 fn sizes_need_not_be_powers_of_two() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = packed(&dir, &guest);
+    let (_dir, backend, _guest, mut peer) = packed();
     for size in [1, 3, 100, 255, 1000, 1023] {
         set_up(&mut peer, size, 0x8000_8000);
         assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), 0);
@@ -108,10 +95,7 @@ fn sizes_need_not_be_powers_of_two() {
 
 #[test]
 fn the_areas_must_be_in_guest_memory_and_aligned() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = packed(&dir, &guest);
+    let (_dir, backend, guest, mut peer) = packed();
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 100))), 0);
     let (begin, good) = (Guest::USER, addresses(0));
     let end = begin + guest.mapping.len() as u64;
@@ -170,10 +154,7 @@ fn our_front_end_asks_for_packed_rings_and_begins_them_afresh() {
 /// Nothing but the guest's memory is looked at that a kick's descriptor could change.
 #[test]
 fn a_kick_of_a_running_packed_ring_changes_only_its_descriptor() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = packed(&dir, &guest);
+    let (_dir, backend, _guest, mut peer) = packed();
     set_up(&mut peer, 100, 0x8005);
     for _ in 0..3 {
         let kick = eventfd();

@@ -9,7 +9,7 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_vhost::backend::Status;
 use offcore_vhost::connection::{Connection, ConnectionError};
 use offcore_vhost::message::{Code, HEADER, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
-use offcore_vhost::{Backend, Device, features};
+use offcore_vhost::{Backend, BackendConfig, Device, features};
 
 /// Longest wait for anything that should happen at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -189,6 +189,25 @@ impl Peer {
     pub(crate) fn closed(&self) {
         until("the connection is closed", || !self.is_alive());
     }
+}
+
+/// A back end of one queue pair.
+pub(crate) fn backend(dir: &Dir) -> Backend {
+    Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap()
+}
+
+/// A back end, and a front end that has negotiated.
+pub(crate) fn negotiated() -> (Dir, Backend, Guest, Peer) {
+    let dir = Dir::new();
+    let (backend, peer) = (backend(&dir), Peer::negotiated(&dir.socket()));
+    (dir, backend, Guest::new(), peer)
+}
+
+/// The same, and the back end has the guest's memory.
+pub(crate) fn connected() -> (Dir, Backend, Guest, Peer) {
+    let (dir, backend, guest, mut peer) = negotiated();
+    assert_eq!(peer.ask(guest.table()), 0);
+    (dir, backend, guest, peer)
 }
 
 /// Waits until something is so.

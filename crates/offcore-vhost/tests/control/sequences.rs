@@ -8,7 +8,7 @@ use offcore_vhost::{Backend, BackendConfig, features};
 
 use crate::peer::*;
 
-fn backend(dir: &Dir, queue_pairs: u16) -> Backend {
+fn backend_of(dir: &Dir, queue_pairs: u16) -> Backend {
     let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.socket()) };
     Backend::start(config, Box::new(())).unwrap()
 }
@@ -20,7 +20,7 @@ fn ring(backend: &Backend, index: usize) -> RingState {
 #[test]
 fn features_are_offered_and_chosen() {
     let dir = Dir::new();
-    let backend = backend(&dir, 4);
+    let backend = backend_of(&dir, 4);
     let mut peer = Peer::connect(&dir.socket());
     assert_eq!(peer.ask(Request::GetFeatures), features::OFFERED);
     let protocol = features::PROTOCOL_OFFERED;
@@ -52,7 +52,7 @@ fn one_pair_offers_no_multiqueue_and_a_port_offers_what_it_was_told_to() {
 #[test]
 fn acknowledgements_are_only_given_when_negotiated() {
     let dir = Dir::new();
-    let _backend = backend(&dir, 1);
+    let _backend = backend(&dir);
     let mut peer = Peer::connect(&dir.socket());
     peer.message(3, 1 | 8, &[], &[]);
     // Had SET_OWNER been acknowledged, this would find that reply instead.
@@ -63,7 +63,7 @@ fn acknowledgements_are_only_given_when_negotiated() {
 #[test]
 fn a_ring_starts_when_all_of_its_parts_are_there_in_any_order() {
     let dir = Dir::new();
-    let backend = backend(&dir, 1);
+    let backend = backend(&dir);
     let guest = Guest::new();
     let mut order = [0, 1, 2, 3, 4, 5];
     let mut orders = 0;
@@ -107,10 +107,7 @@ fn permutations(order: &mut [usize; 6], from: usize, each: &mut impl FnMut(&[usi
 
 #[test]
 fn with_protocol_features_a_ring_waits_to_be_enabled() {
-    let dir = Dir::new();
-    let backend = backend(&dir, 1);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, _guest, mut peer) = connected();
     peer.start_ring(0);
     assert_eq!(ring(&backend, 0), RingState::Disabled);
     assert!(!backend.cells()[0].wanted().vring.unwrap().enabled);
@@ -127,10 +124,7 @@ fn with_protocol_features_a_ring_waits_to_be_enabled() {
 
 #[test]
 fn a_polling_driver_has_no_eventfds() {
-    let dir = Dir::new();
-    let backend = backend(&dir, 1);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, _guest, mut peer) = connected();
     peer.start_ring(0);
     assert!(backend.device().status().vrings[0].kicks);
     for request in [Request::SetVringKick, Request::SetVringCall, Request::SetVringErr] {
@@ -142,10 +136,7 @@ fn a_polling_driver_has_no_eventfds() {
 
 #[test]
 fn a_call_eventfd_reaches_the_worker_while_the_ring_runs() {
-    let dir = Dir::new();
-    let backend = backend(&dir, 1);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, _guest, mut peer) = connected();
     peer.start_ring(0);
     assert!(backend.cells()[0].wanted().vring.unwrap().call.is_none());
     let call = eventfd();
@@ -162,10 +153,7 @@ fn a_call_eventfd_reaches_the_worker_while_the_ring_runs() {
 
 #[test]
 fn a_stopped_ring_tells_its_base_and_forgets_its_addresses() {
-    let dir = Dir::new();
-    let backend = backend(&dir, 1);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, _guest, mut peer) = connected();
     assert_eq!(peer.base(0), 0, "never set up");
     assert_eq!(peer.ask(Request::SetVringBase(state(0, 77))), 0);
     assert_eq!(peer.base(0), 77, "never started");
@@ -187,7 +175,7 @@ fn a_stopped_ring_tells_its_base_and_forgets_its_addresses() {
 #[test]
 fn a_ring_in_use_whose_front_end_knows_no_base_goes_on_where_it_is() {
     let dir = Dir::new();
-    let backend = backend(&dir, 1);
+    let backend = backend(&dir);
     let guest = Guest::new();
     let used = addresses(0).used - Guest::USER;
     rustix::io::pwrite(&guest.fd, &1234u16.to_ne_bytes(), used + 2).unwrap();
@@ -205,7 +193,7 @@ fn a_ring_in_use_whose_front_end_knows_no_base_goes_on_where_it_is() {
 #[test]
 fn a_new_memory_table_goes_to_running_rings() {
     let dir = Dir::new();
-    let backend = backend(&dir, 1);
+    let backend = backend(&dir);
     let (first, second) = (Guest::new(), Guest::new());
     let mut peer = Peer::with_memory(&dir.socket(), &first);
     peer.start_pair();
@@ -227,9 +215,7 @@ fn a_new_memory_table_goes_to_running_rings() {
 /// QEMU's tables have regions that begin anywhere in their file, also on hugepages.
 #[test]
 fn regions_need_not_be_aligned() {
-    let dir = Dir::new();
-    let backend = backend(&dir, 1);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, _, mut peer) = negotiated();
     for pages in [offcore_mem::Hugepages::None, offcore_mem::Hugepages::Auto] {
         let (mapping, fd) = offcore_mem::Mapping::memfd("guest", 4 << 20, pages).unwrap();
         let region = |guest: u64, size: u64, mmap_offset: u64| {
@@ -253,7 +239,7 @@ fn regions_need_not_be_aligned() {
 #[test]
 fn the_same_features_may_be_set_again_while_rings_run() {
     let dir = Dir::new();
-    let backend = backend(&dir, 2);
+    let backend = backend_of(&dir, 2);
     let guest = Guest::new();
     let mut peer = Peer::with_memory(&dir.socket(), &guest);
     peer.start_pair();

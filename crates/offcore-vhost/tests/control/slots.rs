@@ -5,13 +5,9 @@ use std::os::fd::AsFd;
 use offcore_mem::{Hugepages, Mapping, RegionCache};
 use offcore_vhost::backend::RingState;
 use offcore_vhost::message::{MemoryRegion, Request};
-use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd};
+use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
 
 use crate::peer::*;
-
-fn backend(dir: &Dir) -> Backend {
-    Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap()
-}
 
 /// Region `i` of as many as fit a file of 1 MiB, a page each.
 fn page(i: u64) -> MemoryRegion {
@@ -21,10 +17,7 @@ fn page(i: u64) -> MemoryRegion {
 
 #[test]
 fn there_are_64_slots_and_no_65th() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, guest, mut peer) = negotiated();
     let slots = peer.ask(Request::GetMaxMemSlots);
     assert_eq!(slots, 64);
     let add = |i: u64| Request::AddMemReg(page(i), guest.fd.as_fd());
@@ -45,10 +38,7 @@ fn there_are_64_slots_and_no_65th() {
 /// As QEMU does it: every region by itself, then the rings.
 #[test]
 fn rings_run_in_memory_that_was_added_in_pieces() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, guest, mut peer) = negotiated();
     let piece = |i: u64| {
         let (at, size) = (i << 16, 1 << 16);
         MemoryRegion { guest: Guest::PHYSICAL + at, size, user: Guest::USER + at, mmap_offset: at }
@@ -83,10 +73,7 @@ fn rings_run_in_memory_that_was_added_in_pieces() {
 /// Nothing says that a front end describes its memory first.
 #[test]
 fn a_ring_that_is_there_before_its_memory_waits_for_it() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let (_dir, backend, guest, mut peer) = negotiated();
     peer.start_ring(1);
     let state = || backend.device().status().vrings[1].state;
     assert_eq!(peer.ask(Request::AddMemReg(page(0), guest.fd.as_fd())), 0);
@@ -98,10 +85,7 @@ fn a_ring_that_is_there_before_its_memory_waits_for_it() {
 
 #[test]
 fn regions_that_make_no_sense_are_refused() {
-    let dir = Dir::new();
-    let backend = backend(&dir);
-    let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let (_dir, backend, guest, mut peer) = connected();
     peer.start_ring(0);
     let before = backend.cells()[0].wanted().vring.unwrap();
     let good = guest.region();
