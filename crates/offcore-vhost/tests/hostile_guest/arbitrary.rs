@@ -20,25 +20,24 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
 
 #[test]
 fn any_guest_is_survived() {
-    let mut sum = Outcome::default();
+    let sum = std::cell::Cell::new(Outcome::default());
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         failure_persistence: None,
         max_shrink_iters: 300,
         ..ProptestConfig::with_cases(3000)
     });
-    let sum_cell = std::cell::Cell::new(sum);
     let result = runner.run(&bytes(), |bytes| {
-        let outcome = script::play(&bytes);
-        let mut sum = sum_cell.get();
-        sum.dequeued += outcome.dequeued;
-        sum.enqueued += outcome.enqueued;
-        sum.dropped += outcome.dropped;
-        sum.broken += outcome.broken;
-        sum_cell.set(sum);
+        let (sum_so_far, outcome) = (sum.get(), script::play(&bytes));
+        sum.set(Outcome {
+            dequeued: sum_so_far.dequeued + outcome.dequeued,
+            enqueued: sum_so_far.enqueued + outcome.enqueued,
+            dropped: sum_so_far.dropped + outcome.dropped,
+            broken: sum_so_far.broken + outcome.broken,
+        });
         Ok(())
     });
     result.unwrap();
-    sum = sum_cell.get();
+    let sum = sum.get();
     // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.dequeued.min(sum.enqueued).min(sum.broken) > 1000 && sum.dropped > 300, "{sum:?}");
 }

@@ -60,29 +60,54 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
     outcome
 }
 
+/// What the guest or the worker does next; the guest does it to its RX (0) or TX (1) virtqueue.
+enum Op {
+    /// One descriptor, made available.
+    Descriptor,
+    /// One descriptor of a table that may be anywhere.
+    TableEntry,
+    /// A chain in the ring.
+    Chain,
+    /// A chain in an indirect table.
+    Indirect,
+    /// Makes available what may be no chain.
+    Offer,
+    /// Moves the available index.
+    Jump,
+    /// Writes anything anywhere.
+    Write(u64, u64),
+    /// The engine has so many steps.
+    Steps(u8),
+    /// The front end stops the virtqueue, and starts it where it was, or anywhere.
+    Restart,
+    /// The front end starts the virtqueue here without a stop.
+    Start(u16),
+    /// The worker has its turn, with so many packets.
+    Turn(u8),
+}
+
 fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
-    let op = script.u8();
-    let queue = usize::from(op >> 7);
-    let ring = [RX, TX][queue];
+    let (op, queue) = script.op();
+    let ring = ring_of(queue);
     let size = rig.setup.size;
     let arena = &rig.arena;
-    match op & 0x7f {
-        0..4 => {
+    match op {
+        Op::Descriptor => {
             let (index, entry) = (script.index(size), script.descriptor(queue, size));
             arena.descriptor(ring.desc, index, entry);
             arena.offer(ring, size, index);
         }
-        4..6 => {
+        Op::TableEntry => {
             let (table, index) = (script.address(), script.u8().into());
             arena.descriptor(table, index, script.descriptor(queue, size));
         }
-        6..40 => {
+        Op::Chain => {
             let first = script.index(size);
             let entries = script.entries().min(size);
             chain(script, rig, queue, ring.desc, first, entries);
-            rig.arena.offer(ring, size, first);
+            arena.offer(ring, size, first);
         }
-        40..60 => {
+        Op::Indirect => {
             let (table, entries) = (script.address(), script.entries());
             chain(script, rig, queue, table, 0, entries);
             let (index, wrong) = (script.index(size), script.u8());
@@ -91,12 +116,11 @@ fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
             if wrong > 32 && rig.setup.features & VIRTIO_F_INDIRECT_DESC == 0 {
                 return;
             }
-            let arena = &rig.arena;
             arena.descriptor(ring.desc, index, desc(table, len, flags, script.index(size)));
             arena.offer(ring, size, index);
         }
-        60..62 => arena.offer(ring, size, script.head(size)),
-        62..66 => {
+        Op::Offer => arena.offer(ring, size, script.head(size)),
+        Op::Jump => {
             let index = arena.read_u16(ring.avail + 2);
             let to = match script.u8() {
                 jump @ 0..8 => index.wrapping_add(u16::from(jump)),
@@ -105,44 +129,38 @@ fn step(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome) {
             };
             arena.write_u16(ring.avail + 2, to);
         }
-        66..68 => {
-            let (at, value) = (script.u16(), script.u64());
-            arena.write(START + u64::from(at), &value.to_le_bytes());
-        }
-        68..72 => {
-            let (at, value) = (script.address(), script.u64());
-            arena.write(at, &value.to_le_bytes());
-        }
-        72..80 => {
-            for _ in 0..script.u8() {
+        Op::Write(at, value) => arena.write(at, &value.to_le_bytes()),
+        Op::Steps(steps) => {
+            for _ in 0..steps {
                 rig.stepper.step();
                 rig.poll();
             }
         }
-        80..86 => match script.u8() {
-            0..128 => {
-                // As when the front end stops the virtqueue and starts it where it was, or anywhere.
-                let base = rig.cells[queue].report().base as u16;
-                rig.stop(queue);
-                rig.turn(&[]);
-                let base = if script.u8() < 128 { base } else { script.u16() };
-                rig.start(queue, base, script.u8() < 200);
-            }
-            _ => rig.start(queue, script.u16(), true),
-        },
-        _ => {
-            let lengths: Vec<usize> =
-                (0..script.u8() % 8).map(|_| 14 + usize::from(script.u16()) % 1700).collect();
-            let was = rig.cells.each_ref().map(|cell| cell.report().broken.is_some());
-            rig.turn(&lengths);
-            for (queue, was) in was.into_iter().enumerate() {
-                let Some(error) = rig.cells[queue].report().broken else { continue };
-                outcome.broken += usize::from(!was);
-                assert!(!error.to_string().is_empty());
-                if was && script.u8() < 192 {
-                    rig.start(queue, rig.arena.read_u16(ring_of(queue).avail + 2), true);
-                }
-            }
+        Op::Restart => {
+            let base = rig.cells[queue].report().base as u16;
+            rig.stop(queue);
+            rig.turn(&[]);
+            let base = if script.u8() < 128 { base } else { script.u16() };
+            rig.start(queue, base, script.u8() < 200);
+        }
+        Op::Start(base) => rig.start(queue, base, true),
+        Op::Turn(packets) => {
+            let lengths: Vec<usize> = (0..packets).map(|_| 14 + usize::from(script.u16()) % 1700).collect();
+            turn(script, rig, outcome, &lengths);
+        }
+    }
+}
+
+/// A turn of the worker; what it finds broken is mostly started anew later.
+fn turn(script: &mut Script<'_>, rig: &mut Rig, outcome: &mut Outcome, lengths: &[usize]) {
+    let was = rig.cells.each_ref().map(|cell| cell.report().broken.is_some());
+    rig.turn(lengths);
+    for (queue, was) in was.into_iter().enumerate() {
+        let Some(error) = rig.cells[queue].report().broken else { continue };
+        outcome.broken += usize::from(!was);
+        assert!(!error.to_string().is_empty());
+        if was && script.u8() < 192 {
+            rig.start(queue, rig.arena.read_u16(ring_of(queue).avail + 2), true);
         }
     }
 }
@@ -205,6 +223,26 @@ impl Script<'_> {
             _ => self.u16(),
         };
         (Setup { engine, features, size, seed: self.u8().into() }, base)
+    }
+
+    /// What comes next, and to which virtqueue.
+    fn op(&mut self) -> (Op, usize) {
+        let byte = self.u8();
+        let op = match byte & 0x7f {
+            0..4 => Op::Descriptor,
+            4..6 => Op::TableEntry,
+            6..40 => Op::Chain,
+            40..60 => Op::Indirect,
+            60..62 => Op::Offer,
+            62..66 => Op::Jump,
+            66..68 => Op::Write(START + u64::from(self.u16()), self.u64()),
+            68..72 => Op::Write(self.address(), self.u64()),
+            72..80 => Op::Steps(self.u8()),
+            80..86 if self.u8() < 128 => Op::Restart,
+            80..86 => Op::Start(self.u16()),
+            _ => Op::Turn(self.u8() % 8),
+        };
+        (op, usize::from(byte >> 7))
     }
 
     fn index(&mut self, size: u16) -> u16 {
