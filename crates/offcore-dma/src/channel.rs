@@ -41,9 +41,9 @@ pub enum Failure {
     /// hardware error
     Hardware,
     /// operation refused
-    Refused,
+    Refused, // by its length, alignment or kind
     /// aborted
-    Aborted,
+    Aborted, // before it ran: the channel was stopped or reset
 }
 
 /// A copy that failed: the first `done` bytes were written, the rest were not.

@@ -33,26 +33,25 @@ const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
 pub enum PatternsError {
     /// pattern file {file}: {source}; expected a file that can be read, with one pattern a line
     Unreadable { file: String, source: io::Error },
-    /// pattern file {file} has more than {MAX_FILE:?} bytes: expected one pattern of at most
-    /// {MAX_PATTERN_LEN:?} bytes a line, and {MAX_PATTERNS:?} of them at most; check that it is the right
-    /// file
+    /// pattern file {file} has more than {MAX_FILE:?} bytes: expected one pattern of at most {MAX_PATTERN_LEN:?}
+    /// bytes a line, and {MAX_PATTERNS:?} of them at most; check that it is the right file
     FileTooLong { file: String },
-    /// {file} holds no pattern, only {lines} empty lines and comments: expected one pattern a line; write at
-    /// least one (a pattern that begins with # as \x23)
+    /// {file} holds no pattern, only {lines} empty lines and comments: expected one pattern a line; write at least
+    /// one (a pattern that begins with # as \x23)
     NoPattern { file: String, lines: usize },
-    /// {file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write
-    /// the byte as \x00 if a pattern has it, or check that it is the right file
+    /// {file}, line {line}: a NUL byte at byte {column} of the line: expected text, one pattern a line; write the
+    /// byte as \x00 if a pattern has it, or check that it is the right file
     Binary { file: String, line: usize, column: usize },
-    /// {file}, line {line}: '{found}' at byte {column} is no escape: expected \xNN with two hexadecimal
-    /// digits, \\, \n, \r or \t; write a backslash that is part of the pattern as \\
+    /// {file}, line {line}: '{found}' at byte {column} is no escape: expected \xNN with two hexadecimal digits, \\,
+    /// \n, \r or \t; write a backslash that is part of the pattern as \\
     Escape { file: String, line: usize, column: usize, found: String },
-    /// {file}, line {line}: a pattern of {found} bytes: expected 1 to {MAX_PATTERN_LEN:?}; shorten it, a part
-    /// that tells it from other traffic is enough
+    /// {file}, line {line}: a pattern of {found} bytes: expected 1 to {MAX_PATTERN_LEN:?}; shorten it, a part that
+    /// tells it from other traffic is enough
     Length { file: String, line: usize, found: usize },
     /// {file}, line {line}: one pattern too many: expected at most {MAX_PATTERNS:?}; split the set
     TooMany { file: String, line: usize },
-    /// {file}, line {line}: its patterns need {found} trie states: expected at most {MAX_STATES:?}, one for
-    /// every different prefix of a pattern and one more; use fewer or shorter patterns
+    /// {file}, line {line}: its patterns need {found} trie states: expected at most {MAX_STATES:?}, one for every
+    /// different prefix of a pattern and one more; use fewer or shorter patterns
     TooManyStates { file: String, line: usize, found: usize },
 }
 

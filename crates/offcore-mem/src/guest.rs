@@ -18,11 +18,9 @@ pub enum TableError {
     Range { guest: u64, len: u64 },
     /// guest memory regions {0:#x} and {1:#x} overlap
     Overlap(u64, u64),
-    /// guest memory region {guest:#x}+{len:#x} does not fit its mapping of {mapped:#x} bytes at offset
-    /// {offset:#x}
+    /// guest memory region {guest:#x}+{len:#x} does not fit its mapping of {mapped:#x} bytes at offset {offset:#x}
     Mapping { guest: u64, len: u64, offset: usize, mapped: usize },
-    /// guest memory region {guest:#x} cannot be guarded: this process has {GUARDS:?} regions already, drop
-    /// some
+    /// guest memory region {guest:#x} cannot be guarded: this process has {GUARDS:?} regions already, drop some
     Unguarded { guest: u64 },
 }
 

@@ -9,8 +9,7 @@ pub enum LcoreError {
     Unavailable { found: usize, available: Vec<usize> },
     /// lcore list '{found}': expected numbers and ranges such as 0,2-3
     Syntax { found: String },
-    /// real-time priority {priority} was refused ({source}): it needs root or CAP_SYS_NICE and a priority of
-    /// 1-99
+    /// real-time priority {priority} was refused ({source}): it needs root or CAP_SYS_NICE and a priority of 1-99
     Realtime { priority: i32, source: std::io::Error },
     /// pinning a thread: {0}
     System(#[from] rustix::io::Errno),

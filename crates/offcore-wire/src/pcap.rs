@@ -344,8 +344,8 @@ pub enum PcapError {
     FrameCheckSequence { len: u32 },
     /// pcap file cannot be read or written
     Io(#[from] io::Error),
-    /// pcap file has link type {found}{name}, expected {LINKTYPE_ETHERNET:?} (Ethernet): capture on one Ethernet interface
-    /// ('tcpdump -i eth0'), or convert it with 'tcprewrite --dlt=enet'
+    /// pcap file has link type {found}{name}, expected {LINKTYPE_ETHERNET:?} (Ethernet): capture on one Ethernet
+    /// interface ('tcpdump -i eth0'), or convert it with 'tcprewrite --dlt=enet'
     LinkType { found: u32, name: &'static str },
     /// not a pcap file: it has fewer than 4 bytes
     Empty,

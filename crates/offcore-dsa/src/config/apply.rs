@@ -30,6 +30,7 @@ pub enum ApplyError {
     Fixed { device: String },
     /// {place}: {clients} clients use it: stop them first, or take it away from them with --force
     Busy { place: String, clients: u32 },
+    // What was tried and what became of it, and how the device is now.
     /// {step}. {after}
     Step { step: String, after: String },
 }

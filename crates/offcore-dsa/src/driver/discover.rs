@@ -30,8 +30,8 @@ pub enum WqError {
     },
     /// {wq} is {state}, not enabled: accel-config enable-wq {device}/{wq}, or `offcore dsa configure`
     NotEnabled { wq: String, device: String, state: String },
-    /// {wq} is of type {found}, expected user: disable it and set its type to user (accel-config config-wq --type=user
-    /// {device}/{wq}), or use another one
+    /// {wq} is of type {found}, expected user: disable it and set its type to user (accel-config config-wq
+    /// --type=user {device}/{wq}), or use another one
     Type { wq: String, device: String, found: String },
     /// {wq} is named '{found}', expected '{expected}…': it is another application's; use one of yours
     OtherName {
@@ -40,21 +40,20 @@ pub enum WqError {
         /// How it should begin.
         expected: String,
     },
-    /// {wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels
-    /// since 6.7 ask for it), and enable it again
+    /// {wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels since
+    /// 6.7 ask for it), and enable it again
     OtherDriver { wq: String, found: String },
     /// {wq} is dedicated and in use by another process: stop that, or use a shared work queue
     Busy { wq: String },
-    /// no permission to open {node} for {wq}: chmod or chown it (a udev rule does so for good), or run as
-    /// root
+    /// no permission to open {node} for {wq}: chmod or chown it (a udev rule does so for good), or run as root
     NoPermission { wq: String, node: String },
-    /// {device} has no shared virtual memory (see pasid_enabled): boot with intel_iommu=on,sm_on and a kernel
-    /// with CONFIG_INTEL_IOMMU_SVM, with VT-d on in the firmware
+    /// {device} has no shared virtual memory (see pasid_enabled): boot with intel_iommu=on,sm_on and a kernel with
+    /// CONFIG_INTEL_IOMMU_SVM, with VT-d on in the firmware
     NoSva { device: String },
     /// {node} of {wq} cannot be opened ({reason}): is it enabled, and is /dev/dsa there?
     Open { wq: String, node: String, reason: Errno },
-    /// nothing can be submitted to {wq} through {node}: {mapping}, and write() is refused ({writing}): give
-    /// the process CAP_SYS_RAWIO, or use a kernel with write() submission (6.10, 6.6.31 or later)
+    /// nothing can be submitted to {wq} through {node}: {mapping}, and write() is refused ({writing}): give the
+    /// process CAP_SYS_RAWIO, or use a kernel with write() submission (6.10, 6.6.31 or later)
     NoWay { wq: String, node: String, mapping: String, writing: Errno },
     /// {path}: found '{found}', expected {expected}
     Attribute { path: String, found: String, expected: &'static str },

@@ -9,16 +9,16 @@ use super::{Explanation, descriptor, record, status};
 /// Text that is neither a code nor a record.
 #[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum ExplainError {
-    /// nothing to explain: give a status code (0x83), a cmd_status (0x80050000, cmd 0x15), or the 32 bytes of
-    /// a completion record in hex, followed by the 64 bytes of its descriptor if you have them
+    /// nothing to explain: give a status code (0x83), a cmd_status (0x80050000, cmd 0x15), or the 32 bytes of a
+    /// completion record in hex, followed by the 64 bytes of its descriptor if you have them
     Empty,
     /// '{text}' is not hexadecimal: expected a code such as 0x83, or bytes such as 83000700
     NotHex { text: String },
-    /// {code:#x} is no code: expected an operation status (0x00 to 0x3f, with 0x80 added for a write), a
-    /// SWERROR code (0x51 to 0x54), or a cmd_status (cmd 0x10, 0x80000010 and up)
+    /// {code:#x} is no code: expected an operation status (0x00 to 0x3f, with 0x80 added for a write), a SWERROR code
+    /// (0x51 to 0x54), or a cmd_status (cmd 0x10, 0x80000010 and up)
     NoCode { code: u64 },
-    /// {bytes} bytes: expected a completion record (32), a descriptor (64), or a record followed by its
-    /// descriptor (96)
+    /// {bytes} bytes: expected a completion record (32), a descriptor (64), or a record followed by its descriptor
+    /// (96)
     Length { bytes: usize },
 }
 

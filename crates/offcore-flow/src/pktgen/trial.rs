@@ -55,8 +55,8 @@ impl AsRef<Outcome> for Trial {
 pub enum TrialError {
     /// {0}
     Switch(#[from] SwitchError),
-    /// no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends
-    /// them on, and does it take frames of this size?
+    /// no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends them on,
+    /// and does it take frames of this size?
     NothingCame {
         /// The size, FCS included.
         size: usize,

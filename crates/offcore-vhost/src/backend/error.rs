@@ -18,15 +18,14 @@ pub enum ControlError {
     Connection(#[from] ConnectionError),
     /// {0}
     Message(#[from] MessageError),
-    /// SET_FEATURES {found:#x}: VIRTIO_F_VERSION_1 (bit 32) is missing; only modern virtio 1.x drivers are
-    /// served (for QEMU: disable-legacy=on)
+    /// SET_FEATURES {found:#x}: VIRTIO_F_VERSION_1 (bit 32) is missing; only modern virtio 1.x drivers are served
+    /// (for QEMU: disable-legacy=on)
     Legacy { found: u64 },
     /// {code} {found:#x}: {extra:#x} of them were not offered, expected a subset of {offered:#x}
     NotOffered { code: Code, found: u64, offered: u64, extra: u64 },
     /// {code}: virtqueue {index}, expected one below {vrings}
     VringIndex { code: Code, index: u32, vrings: usize },
-    /// {code}: protocol feature {name} (bit {bit}) was not negotiated; choose it by SET_PROTOCOL_FEATURES
-    /// first
+    /// {code}: protocol feature {name} (bit {bit}) was not negotiated; choose it by SET_PROTOCOL_FEATURES first
     NotNegotiated { code: Code, name: &'static str, bit: u32 },
     /// SET_VRING_NUM: virtqueue {queue} of {found}, expected {expected} from 1 to {MAX_SIZE:?}
     Size {
@@ -37,8 +36,8 @@ pub enum ControlError {
     },
     /// SET_VRING_BASE: virtqueue {queue} at {found}, expected at most 65535
     Base { queue: u16, found: u32 },
-    /// SET_VRING_BASE: packed virtqueue {queue} at {found:#x}, expected descriptors below {size} (bits 0 to
-    /// 14, and 16 to 30), each with a wrap counter above it
+    /// SET_VRING_BASE: packed virtqueue {queue} at {found:#x}, expected descriptors below {size} (bits 0 to 14, and
+    /// 16 to 30), each with a wrap counter above it
     PackedBase { queue: u16, found: u32, size: u16 },
     /// SET_VRING_ENABLE: virtqueue {queue}, state {found}, expected 0 or 1
     Enable { queue: u16, found: u32 },
@@ -46,12 +45,12 @@ pub enum ControlError {
     AddrFlags { queue: u16, found: u32 },
     /// {code}: virtqueue {queue} is running; stop it by GET_VRING_BASE first
     Running { code: Code, queue: u16 },
-    /// SET_FEATURES {found:#x}: virtqueue {queue} is running with {present:#x}; stop it by GET_VRING_BASE
-    /// first
+    /// SET_FEATURES {found:#x}: virtqueue {queue} is running with {present:#x}; stop it by GET_VRING_BASE first
     RunningFeatures { queue: u16, found: u64, present: u64 },
     /// virtqueue {queue}: {source}
     Layout { queue: u16, source: RingError },
     /// {code}: virtqueue {queue}: the file descriptor is {found}, expected an eventfd
+    // Writing to another file might block.
     NotAnEventfd { code: Code, queue: u16, found: String },
     /// NET_SET_MTU: {found} bytes, expected {MIN_MTU:?} to {max}
     Mtu { found: u64, max: u16 },
@@ -63,8 +62,9 @@ pub enum ControlError {
     Region { code: Code, guest: u64, size: u64, mmap_offset: u64 },
     /// {code}: region {guest:#x}: {source}
     Mapping { code: Code, guest: u64, source: MemoryError },
-    /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd,
-    /// tmpfs), hugetlbfs, ext4, xfs or btrfs
+    /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs),
+    /// hugetlbfs, ext4, xfs or btrfs
+    // Of another one somebody could hold the pages back.
     FileSystem {
         code: Code,
         guest: u64,
@@ -75,8 +75,8 @@ pub enum ControlError {
     Table { code: Code, source: TableError },
     /// ADD_MEM_REG: region {guest:#x} is one too many, expected at most {MAX_SLOTS:?}; remove one first
     Slots { guest: u64 },
-    /// REM_MEM_REG: no region is {guest:#x}+{size:#x} at front-end address {user:#x}; all three must be as
-    /// they were added
+    /// REM_MEM_REG: no region is {guest:#x}+{size:#x} at front-end address {user:#x}; all three must be as they were
+    /// added
     NoRegion {
         guest: u64,
         size: u64,

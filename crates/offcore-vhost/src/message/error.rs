@@ -24,8 +24,8 @@ pub enum MessageError {
     Payload { code: Code, found: usize, expected: usize },
     /// {code}: {found} file descriptors, expected {expected}
     Fds { code: Code, found: usize, expected: usize },
-    /// {code}: file descriptors were lost: more than {MAX_FDS:?} of them, or this process may open no more
-    /// (ulimit -n)
+    /// {code}: file descriptors were lost: more than {MAX_FDS:?} of them, or this process may open no more (ulimit
+    /// -n)
     FdsLost { code: Code },
     /// SET_MEM_TABLE: {found} regions, expected 1 to {MAX_REGIONS:?}
     Regions { found: u32 },
