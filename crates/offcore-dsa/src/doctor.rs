@@ -11,7 +11,7 @@ mod queue;
 
 use std::path::{Path, PathBuf};
 
-use offcore_stats::finding::Report;
+use offcore_stats::finding::{Report, Rights};
 
 use crate::config::sysfs::{self, Device, Roots};
 
@@ -78,7 +78,7 @@ pub fn examine(system: &System) -> Report {
     }
     machine::devices(&hardware, &devices, system, &mut report);
     machine::examine(system, &hardware, &devices, &mut report);
-    let me = access::Me::of(system);
+    let me = Rights::of(&system.read("proc/self/status").unwrap_or_default());
     access::mapping(system, &me, &devices, &mut report);
     for device in &devices {
         device::examine(system, &me, device, &mut report);

@@ -1,4 +1,9 @@
-//! What a doctor finds: checks of a machine, their verdicts, and what to do.
+//! What a doctor finds: checks of a machine, their verdicts, what to do, and the rights of the process that asks.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+
+use crate::lcore;
 
 /// How something is, from what does not matter to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, displaydoc::Display)]
@@ -95,5 +100,60 @@ impl Report {
 
     pub fn count(&self, verdict: Verdict) -> usize {
         self.findings.iter().filter(|finding| finding.verdict == verdict).count()
+    }
+}
+
+/// A process's rights and lcores, as `/proc/PID/status` tells them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rights {
+    user: Option<u32>,
+    groups: Vec<u32>,
+    capabilities: u64,
+    /// Those that it may run on; empty if the file does not tell them.
+    pub lcores: Vec<usize>,
+}
+
+/// The number of CAP_DAC_OVERRIDE.
+const DAC_OVERRIDE: u32 = 1;
+
+impl Rights {
+    /// None where `status` does not tell them.
+    pub fn of(status: &str) -> Self {
+        let field = |name: &str| {
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .unwrap_or_default()
+                .trim()
+        };
+        // Real, effective, saved, file system.
+        let effective = |name: &str| field(name).split_whitespace().nth(1)?.parse().ok();
+        let extra = field("Groups").split_whitespace().filter_map(|group| group.parse().ok());
+        Self {
+            user: effective("Uid"),
+            groups: effective("Gid").into_iter().chain(extra).collect(),
+            capabilities: u64::from_str_radix(field("CapEff"), 16).unwrap_or(0),
+            lcores: lcore::parse_list(field("Cpus_allowed_list")).unwrap_or_default(),
+        }
+    }
+
+    /// Whether it has the capability of this number (linux/capability.h).
+    pub fn has(&self, capability: u32) -> bool {
+        self.capabilities >> capability & 1 == 1
+    }
+
+    /// Whether it may read and write a file by its mode, and the mode and the owner in words.
+    pub fn may_use(&self, meta: &Metadata) -> (bool, String) {
+        let (mode, owner, group) = (meta.mode() & 0o777, meta.uid(), meta.gid());
+        let shift = if self.user == Some(owner) {
+            6
+        } else if self.groups.contains(&group) {
+            3
+        } else {
+            0
+        };
+        let allowed = mode >> shift & 0o6 == 0o6 || self.has(DAC_OVERRIDE);
+        let user = self.user.map_or("unknown".into(), |user| user.to_string());
+        (allowed, format!("mode {mode:04o}, user {owner}, group {group}; we are user {user}"))
     }
 }

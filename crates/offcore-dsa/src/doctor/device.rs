@@ -1,14 +1,14 @@
 //! A device: its state, its errors, its layout, and how far away it is.
 
-use offcore_stats::finding::Report;
+use offcore_stats::finding::{Report, Rights};
+use offcore_stats::lcore;
 
 use super::System;
-use super::access::Me;
 use crate::config::sysfs::Device;
 use crate::config::{check, status};
 
 /// Everything about a device but its work queues.
-pub(super) fn examine(system: &System, me: &Me, device: &Device, report: &mut Report) {
+pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mut Report) {
     state(device, report);
     errors(device, report);
     virtual_memory(device, report);
@@ -147,14 +147,14 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
 }
 
 /// Whether the lcores that we may run on are near the device.
-fn distance(system: &System, me: &Me, device: &Device, report: &mut Report) {
+fn distance(system: &System, me: &Rights, device: &Device, report: &mut Report) {
     let name = &device.config.name;
     let Some(node) = device.numa_node else {
         return report.check("numa-distance", name).not_applicable("the device has no NUMA node");
     };
     let list = |node: &str| system.read(&format!("sys/devices/system/node/{node}/cpulist"));
     let near = list(&format!("node{node}")).unwrap_or_default();
-    let near = super::access::lcores(&near);
+    let near = lcore::parse_list(&near).unwrap_or_default();
     if near.is_empty() {
         return report.check("numa-distance", name).not_applicable(format!("node {node} has no lcores"));
     }

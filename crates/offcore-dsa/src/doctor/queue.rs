@@ -1,9 +1,8 @@
 //! Work queues: whether a program can open them, and whether they are laid out well.
 
-use offcore_stats::finding::Report;
+use offcore_stats::finding::{Report, Rights};
 
 use super::System;
-use super::access::Me;
 use crate::config::sysfs::{Device, WqState};
 use crate::config::{WqConfig, WqType};
 use crate::wq::WqMode;
@@ -14,7 +13,7 @@ const SMALL: u32 = 16;
 const BURST: u32 = 32;
 
 /// All queues of a device that have a size.
-pub(super) fn examine(system: &System, me: &Me, device: &Device, report: &mut Report) {
+pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mut Report) {
     for (number, wq) in device.config.used_wqs() {
         let name = device.config.wq_name(number);
         let state = &device.wqs[number];
@@ -94,7 +93,7 @@ fn binding(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     }
 }
 
-fn node(system: &System, me: &Me, name: &str, state: &WqState, report: &mut Report) {
+fn node(system: &System, me: &Rights, name: &str, state: &WqState, report: &mut Report) {
     let path = system.dsa.dev.join(name);
     if state.node.is_none() {
         let found = format!("{} is not there", path.display());
@@ -108,7 +107,8 @@ fn node(system: &System, me: &Me, name: &str, state: &WqState, report: &mut Repo
         }
         return;
     }
-    match me.may_use(&path) {
+    let rights = std::fs::metadata(&path).map(|meta| me.may_use(&meta));
+    match rights.unwrap_or_else(|error| (false, error.to_string())) {
         (true, _) => report.check("permissions", name).ok(format!("{} may be opened", path.display())),
         (false, why) => report.check("permissions", name).problem(
             format!("{} may not be opened for reading and writing ({why})", path.display()),

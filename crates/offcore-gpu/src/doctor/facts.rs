@@ -1,7 +1,6 @@
 //! Facts about a machine, from files and from the caller.
 
-mod access;
-
+use offcore_stats::finding::Rights;
 use serde::Serialize;
 
 use super::pci::{self, Bar, PciFunction};
@@ -132,6 +131,9 @@ pub enum Meeting {
 /// The modules that give network cards access to a GPU's memory.
 const MODULES: [&str; 2] = ["nv_peer_mem", "nvidia_peermem"];
 
+/// The number of CAP_IPC_LOCK.
+const IPC_LOCK: u32 = 14;
+
 impl Facts {
     /// Reads everything, and adds the caller's input.
     pub(super) fn read(tree: &Tree, given: &Given) -> Self {
@@ -141,7 +143,7 @@ impl Facts {
         let is_there =
             |name: &String| nics.iter().any(|nic| nic.is_called(name)) || interfaces.contains(name);
         let missing_nics = given.nics.iter().filter(|name| !is_there(name)).cloned().collect();
-        let me = access::Me::of(tree);
+        let me = Rights::of(&tree.text("proc/self/status").unwrap_or_default());
         Self {
             kernel: tree.line("proc/sys/kernel/osrelease"),
             virtual_machine: is_virtual(tree),
@@ -155,7 +157,7 @@ impl Facts {
                 .collect(),
             device_files: device_files(tree, &me),
             locked_memory: locked_memory(&tree.text("proc/self/limits").unwrap_or_default()),
-            may_lock_all: me.may_lock_all(),
+            may_lock_all: me.has(IPC_LOCK),
             numa_nodes: tree.names("sys/devices/system/node").iter().filter(|name| is_node(name)).count(),
             pairs: pairs(&gpus, &nics),
             gpus,
@@ -193,7 +195,7 @@ fn driver(tree: &Tree) -> Option<Driver> {
     Some(Driver { version, open: line.contains("Open Kernel Module") })
 }
 
-fn device_files(tree: &Tree, me: &access::Me) -> Vec<DeviceFile> {
+fn device_files(tree: &Tree, me: &Rights) -> Vec<DeviceFile> {
     let names = tree.names("dev").into_iter().filter(|name| name.starts_with("nvidia"));
     let files = names.filter_map(|name| {
         let path = format!("/dev/{name}");
