@@ -30,9 +30,7 @@ pub(crate) const FEWEST: usize = 10;
 /// What some packets took, in TSC ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Packets.
     pub packets: u64,
-    /// Ticks of the measured core.
     pub core: u64,
     /// Ticks of the guests, for their virtqueues and for writing and reading the packets.
     pub guest: u64,
@@ -71,7 +69,6 @@ pub trait Subject {
 pub(crate) struct Turn {
     /// Its first packets, which find what others have left in the caches.
     start: Cost,
-    /// The others.
     pub(crate) timed: Cost,
 }
 

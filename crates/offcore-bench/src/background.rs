@@ -33,7 +33,6 @@ struct Buffers {
     from: Vec<u8>,
     to: Vec<u8>,
     at: usize,
-    /// Bytes of a copy.
     len: usize,
 }
 

@@ -177,7 +177,6 @@ impl fmt::Display for Setup {
 /// What an engine did in a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Worked {
-    /// Copies made.
     pub copies: usize,
     /// Nanoseconds that took, by the engine's clock: the TSC, or a model's virtual clock.
     pub ns: f64,

@@ -70,7 +70,6 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Pages of the packet buffers.
     pub hugepages: Hugepages,
-    /// The measured core.
     pub lcore: usize,
     /// The other core: the network card, and the engine.
     pub other_lcore: Option<usize>,

@@ -28,7 +28,6 @@ pub struct Options {
     pub quick: bool,
     /// Pages for guests and packet buffers.
     pub hugepages: Hugepages,
-    /// The measured core.
     pub lcore: usize,
     /// The guests' and the engine's core.
     pub other_lcore: Option<usize>,
@@ -41,11 +40,9 @@ pub struct DemoRow {
     pub frame: usize,
     /// TSC ticks a packet with the core copying.
     pub cpu_cycles: f64,
-    /// The same in nanoseconds.
     pub cpu_ns: f64,
     /// TSC ticks a packet with a helper core copying.
     pub offload_cycles: f64,
-    /// The same in nanoseconds.
     pub offload_ns: f64,
     /// Nanoseconds that the helper core takes for one of a packet's two copies.
     pub engine_ns_per_copy: f64,
@@ -55,7 +52,6 @@ pub struct DemoRow {
     pub bound: &'static str,
     /// Packets whose content and order were checked.
     pub verified: u64,
-    /// Packets lost.
     pub lost: u64,
 }
 

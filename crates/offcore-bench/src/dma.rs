@@ -89,19 +89,13 @@ pub struct Options {
     pub batches: Vec<usize>,
     /// Copies in flight; fewer of large ones, so that warm data stays warm.
     pub depths: Vec<usize>,
-    /// Where the data is.
     pub temperatures: Vec<Temperature>,
-    /// Who copies.
     pub subjects: Vec<Subject>,
-    /// Rounds of a cell.
     pub rounds: usize,
     /// How long a cell may take: then fewer rounds have to do, but never fewer than five.
     pub timeout: Duration,
-    /// Pages of the buffers.
     pub hugepages: Hugepages,
-    /// The measured core.
     pub lcore: usize,
-    /// The other core.
     pub other_lcore: Option<usize>,
 }
 

@@ -85,9 +85,7 @@ impl Peer {
 pub struct EndToEndOptions {
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
-    /// From whom to whom packets go.
     pub route: Route,
-    /// Formats of virtqueues.
     pub rings: Vec<Ring>,
     /// Whether ours copies a payload from guest to guest once, where it can.
     pub one_copy: bool,
@@ -95,15 +93,11 @@ pub struct EndToEndOptions {
     pub restarts: usize,
     /// Windows of each side between two restarts.
     pub pairs: usize,
-    /// Length of a window.
     pub window: Duration,
-    /// What is measured beside.
     pub peer: Option<Peer>,
     /// Pages of both back ends and of the front ends.
     pub hugepages: Hugepages,
-    /// The back ends' core.
     pub lcore: usize,
-    /// The front ends' core.
     pub other_lcore: Option<usize>,
 }
 

@@ -198,7 +198,6 @@ impl FromStr for WorkKind {
 /// The options of a measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What is measured.
     pub cases: Vec<Case>,
     /// Pipelines, each with a generator and a verifier.
     pub pipelines: usize,
@@ -216,9 +215,7 @@ pub struct Options {
     pub blocks: Option<u32>,
     /// Threads per block.
     pub threads: u32,
-    /// Windows of each cell.
     pub windows: usize,
-    /// Length of a window.
     pub window: Duration,
     /// How long packets go round before it.
     pub warm_up: Duration,

@@ -65,7 +65,6 @@ pub fn page_name(bytes: usize) -> &'static str {
 /// What a run needs memory for.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
-    /// From whom to whom packets go.
     pub route: Route,
     /// The coldest data, which takes most buffers.
     pub temperature: Temperature,
@@ -103,7 +102,6 @@ impl Need {
 /// The memory of a run.
 #[derive(Debug)]
 pub struct RunMemory {
-    /// Packet buffers.
     pub pool: &'static Pool,
     /// What it all is on; never [`Hugepages::Auto`].
     pub hugepages: Hugepages,
@@ -153,7 +151,6 @@ pub struct GuestSide {
     /// The device's: a mapping of its own, as another process would have.
     pub device: Arc<GuestMemory>,
     fd: OwnedFd,
-    /// Bytes of buffers.
     buffers: usize,
 }
 
@@ -213,15 +210,12 @@ impl GuestSide {
 /// What the variants of a cell share: the guests' memory, the packets in it, and what is done with them.
 #[derive(Debug)]
 pub struct Testbed {
-    /// What is done.
     pub workload: Workload,
     /// Packet buffers of the measured core.
     pub pool: &'static Pool,
-    /// The guest that sends.
     pub from: Arc<GuestSide>,
     /// The guest that receives: the same, or another one.
     pub to: Arc<GuestSide>,
-    /// The packets.
     pub traffic: Arc<Mutex<Traffic>>,
     slots: Cell<usize>,
 }

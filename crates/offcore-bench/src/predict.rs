@@ -23,7 +23,6 @@ const AUTO: [f64; 2] = [0.89, 0.95];
 /// The means of forwarding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
-    /// Cores that forward.
     pub cores: usize,
     /// Ports that packets come in by; each sends as many as it receives.
     pub ports: usize,
@@ -69,7 +68,6 @@ impl Interval {
 /// A rate in million packets a second, and its bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Million packets a second.
     pub mpps: Interval,
     /// What the most likely one is limited by.
     pub bound: Bound,

@@ -36,33 +36,24 @@ pub struct Row {
     pub guest: Option<&'static str>,
     /// The virtio features that were negotiated, VIRTIO_F_VERSION_1 left out.
     pub features: Option<String>,
-    /// Packets in a burst.
     pub burst: usize,
     /// `hot`, `remote` or `cold`; `none` where the buffers are none of these.
     pub temperature: String,
-    /// Packets in flight.
     pub window: usize,
     /// Application work per packet in nanoseconds, part of what was timed.
     pub work_ns: u64,
-    /// Whether any engine of the row is a model.
     pub simulated: bool,
     /// What `min`, `median` and `max` are.
     pub metric: &'static str,
-    /// Their unit.
     pub unit: &'static str,
-    /// Number of samples.
     pub runs: usize,
-    /// Smallest sample.
     pub min: f64,
-    /// Middle sample.
     pub median: f64,
-    /// Largest sample.
     pub max: f64,
     /// Mean of the samples; their sums make the ratios.
     pub mean: Option<f64>,
     /// Bursts of a turn that are timed, at least.
     pub bursts_per_turn: Option<usize>,
-    /// Nanoseconds a packet, at the median.
     pub ns_per_packet: f64,
     /// TSC ticks a packet, at the median.
     pub cycles_per_packet: f64,
@@ -76,9 +67,7 @@ pub struct Row {
     pub gbps_l1: f64,
     /// Latency percentiles, where measured.
     pub p50_ns: Option<f64>,
-    /// As above.
     pub p90_ns: Option<f64>,
-    /// As above.
     pub p99_ns: Option<f64>,
     /// As above: of 1000 packets, 999 take no longer.
     pub p999_ns: Option<f64>,
@@ -120,7 +109,6 @@ pub struct Row {
     pub pass: Option<bool>,
     /// Pages of the guests' memory, its virtqueues and our packet buffers: `4K`, `2M` or `1G`.
     pub pages: Option<&'static str>,
-    /// The peer beside which this was measured.
     pub peer: Option<String>,
     /// The peer's median, in the row's unit.
     pub peer_median: Option<f64>,
@@ -129,7 +117,6 @@ pub struct Row {
     pub peer_ratio: Option<f64>,
     /// Core cost: median of the ratios of paired blocks.
     pub peer_ratio_median: Option<f64>,
-    /// Lower bound of the ratio by bootstrap.
     pub peer_ratio_lower: Option<f64>,
     /// What alternated in the cell, itself included, each as mode and engine.
     pub variants: Option<String>,
@@ -138,7 +125,6 @@ pub struct Row {
     pub noise_floor: Option<f64>,
     /// The interval of that ratio: 90 % by bootstrap, and both halves of the blocks.
     pub noise_lower: Option<f64>,
-    /// As above.
     pub noise_upper: Option<f64>,
     /// `offload`: its speed over `cpu`'s, which alternated with it, as a ratio of sums; above 1 is faster.
     pub offload_over_cpu: Option<f64>,
@@ -168,15 +154,12 @@ pub struct Row {
     pub share_virtqueue: Option<f64>,
     /// Share of copying, or of handing copies over and learning of their end.
     pub share_copy: Option<f64>,
-    /// Packets received.
     pub received: u64,
     /// Packets whose content and order were checked.
     pub verified: u64,
-    /// Packets lost.
     pub lost: u64,
     /// TSC ticks of a poll that finds nothing.
     pub empty_poll_cycles: Option<f64>,
-    /// Nanoseconds that the engine takes for a copy.
     pub engine_ns_per_copy: Option<f64>,
     /// Bytes that core and engines have copied for each packet, virtio-net headers included: twice its length in a loop;
     /// once, but for the head of 64 bytes that the core writes itself, from guest to guest in one copy.
@@ -196,7 +179,6 @@ pub struct Row {
     pub peer_both_ratio: Option<f64>,
     /// Whether a copier on the other core made as many copies as this one while this one was timed.
     pub background: bool,
-    /// How many it made for each packet.
     pub background_copies_per_packet: Option<f64>,
     /// Million packets a second that core and engine reach together.
     pub sustained_mpps: Option<f64>,
@@ -216,7 +198,6 @@ pub struct Row {
     pub fe_bound: Option<bool>,
     /// End to end: how both sides forward: `mac`, or `l2`, a learning switch.
     pub forward: Option<&'static str>,
-    /// What the peer is.
     #[serde(flatten)]
     pub about_peer: AboutPeer,
     /// What only `offcore bench gpu` has.
@@ -318,7 +299,6 @@ pub struct GpuColumns {
     pub published_v100: Option<f64>,
     /// What the model of the published program says for this cell, in Gbit/s.
     pub model_gbps: Option<f64>,
-    /// What the model is.
     pub model: Option<&'static str>,
     /// Nanoseconds that each packet was made to take.
     pub forced_ns_per_packet: Option<u64>,

@@ -22,13 +22,9 @@ const RUN: usize = 4;
 /// Minimum, median and maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// Number of samples.
     pub runs: usize,
-    /// Smallest.
     pub min: f64,
-    /// Middle.
     pub median: f64,
-    /// Largest.
     pub max: f64,
 }
 
@@ -59,7 +55,6 @@ fn middle(sorted: &[f64]) -> f64 {
 /// A ratio of two things that alternated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// Median of the pairs' ratios.
     pub median: f64,
     /// Lower bound of the median, by bootstrap, at 90 % (one-sided 95 %).
     pub lower: f64,
@@ -90,7 +85,6 @@ pub fn paired_ratio(pairs: &[(f64, f64)]) -> Option<Ratio> {
 pub struct SumRatio {
     /// Ratio of the sums over all blocks: what short blocks hide, such as the dear bursts of a trial, is in it.
     pub sums: f64,
-    /// Median of the pairs' ratios.
     pub median: f64,
     /// Lower bound of the ratio of sums, by bootstrap, at 90 % (one-sided 95 %).
     pub lower: f64,

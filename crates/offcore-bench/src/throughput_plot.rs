@@ -12,7 +12,6 @@ pub struct Point {
     pub frame: usize,
     /// Percent of packets that were allowed to be lost.
     pub loss: f64,
-    /// Million packets a second.
     pub mpps: f64,
 }
 

@@ -42,11 +42,8 @@ pub(crate) const COPIES: f64 = 2.0;
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// From whom to whom packets go.
     pub route: Route,
-    /// Formats of virtqueues.
     pub rings: Vec<Ring>,
-    /// How guests use them.
     pub guests: Vec<GuestKind>,
     /// Whether ours copies a payload from guest to guest once, where it can.
     pub one_copy: bool,
@@ -74,9 +71,7 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Pages for guests and packet buffers.
     pub hugepages: Hugepages,
-    /// The measured core.
     pub lcore: usize,
-    /// The other core.
     pub other_lcore: Option<usize>,
 }
 

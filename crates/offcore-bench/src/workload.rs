@@ -162,17 +162,13 @@ pub const IMIX_MEAN: usize = 362;
 /// What a variant moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// From whom to whom.
     pub route: Route,
-    /// The format of all virtqueues.
     pub ring: Ring,
-    /// Where the data is.
     pub temperature: Temperature,
     /// Frame length in bytes, FCS included; the mean of a mix.
     pub frame: usize,
     /// Whether the lengths are those of [`IMIX`], in turn.
     pub imix: bool,
-    /// How the guests use their virtqueues.
     pub guest: GuestKind,
     /// Whether ours copies a payload from guest to guest once, where it can.
     pub one_copy: bool,

@@ -49,9 +49,7 @@ pub enum Failure {
 /// A copy that failed: the first `done` bytes were written, the rest were not.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
-    /// What was asked for.
     pub copy: CopyOp,
-    /// Why it failed.
     pub failure: Failure,
     /// Bytes at the start of the destination that are complete.
     pub done: u32,
@@ -62,7 +60,6 @@ pub struct Failed {
 pub struct Completions {
     /// Tokens of operations that succeeded, in the order in which they completed.
     pub tokens: ArrayVec<Token, 128>,
-    /// Operations that failed.
     pub failed: ArrayVec<Failed, 16>,
 }
 
@@ -101,20 +98,16 @@ pub struct ChannelInfo {
     pub ring_size: usize,
     /// Bytes of the longest operation; longer ones fail with [`Failure::Refused`].
     pub max_len: u32,
-    /// What it can do.
     pub capabilities: Capabilities,
 }
 
 /// A channel's counters. `submitted = completed + failed + in flight`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelStats {
-    /// Operations accepted.
     pub submitted: u64,
-    /// Operations that succeeded.
     pub completed: u64,
     /// Operations that failed, were aborted or were given up.
     pub failed: u64,
-    /// Bytes of operations that succeeded.
     pub bytes: u64,
 }
 

@@ -23,7 +23,6 @@ pub type Pump<'a> = &'a mut dyn FnMut();
 /// One check.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
-    /// Its name.
     pub name: &'static str,
     /// Runs it; panics when it fails.
     pub run: fn(Open<'_>, Pump<'_>),

@@ -12,7 +12,6 @@ pub struct Context<'a> {
     pub mover: &'a mut Mover,
     /// The worker's free packet buffers.
     pub cache: &'a mut PoolCache,
-    /// The worker's stage clock.
     pub clock: &'a mut StageClock,
     /// Packets to receive in one call, at most [`BURST`](offcore_mem::BURST).
     pub burst: usize,

@@ -333,7 +333,6 @@ pub struct Singles<'a, T, const IMMEDIATE: bool> {
     beside: &'a mut List,
     plan: &'a mut Plan,
     entered: &'a mut usize,
-    /// Where the next copy goes.
     next: *mut CopyOp,
 }
 

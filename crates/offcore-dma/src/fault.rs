@@ -32,9 +32,7 @@ pub struct Faults {
     pub late: u32,
     /// Per mille of reports for which a random one of those due is picked instead of the oldest.
     pub reorder: u32,
-    /// See [`Faults::delay`].
     pub delay_polls: u32,
-    /// See [`Faults::late`].
     pub late_polls: u32,
     /// Calls of [`Channel::reset`] that return [`Reset::Pending`] before one can return [`Reset::Done`].
     pub reset_calls: u32,
@@ -59,7 +57,6 @@ pub struct FaultCounts {
     pub late_after_taken: Counter,
     /// Late operations that a reset stopped.
     pub late_stopped: Counter,
-    /// Finished resets.
     pub resets: Counter,
 }
 

@@ -12,9 +12,7 @@ const MANY: usize = 8;
 pub struct ReorderRing {
     outstanding: Box<[u16]>,
     mask: u32,
-    /// Position of the oldest packet.
     oldest: u32,
-    /// Position of the next packet.
     next: u32,
     /// Every packet before this position is done.
     done: u32,

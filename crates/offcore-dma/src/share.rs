@@ -84,7 +84,6 @@ struct Entry {
     live: bool,
     /// Given up by its handle.
     taken: bool,
-    /// In the channel.
     held: bool,
 }
 

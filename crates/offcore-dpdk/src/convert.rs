@@ -28,7 +28,6 @@ const NO_PORT: u16 = u16::MAX;
 /// What was made of a burst's mbufs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// Bytes of the packets.
     pub(crate) bytes: u64,
     /// Mbufs that are no packet: shorter than an Ethernet header, of too many buffers, or of another pool.
     pub(crate) malformed: u64,

@@ -38,7 +38,6 @@ static OPENED: Mutex<Vec<Arc<Inner>>> = Mutex::new(Vec::new());
 /// A DMA device. Its channel is given out to one user at a time.
 #[derive(Debug)]
 pub struct DmaDevice {
-    /// What the command line calls it.
     name: String,
     inner: Arc<Inner>,
 }

@@ -24,7 +24,6 @@ pub enum EalError {
     /// the EAL does not start with '{arguments}': {reason}{said}
     Init {
         arguments: String,
-        /// Its error, and what to do about it.
         reason: String,
         /// What it printed and logged, after a "; ", or nothing.
         said: String,

@@ -48,7 +48,6 @@ pub struct Request {
     pub device: String,
     /// Arguments for its driver: `key=value,key=value`.
     pub args: Option<String>,
-    /// Queue pairs.
     pub queues: u16,
     /// MTU in bytes; `None`: as the device has it.
     pub mtu: Option<u16>,
@@ -75,10 +74,8 @@ pub enum EthError {
     Device(String),
     /// {what}: {source}{said}
     Dpdk {
-        /// What was tried, and what to do about it.
         what: String,
         source: std::io::Error,
-        /// What it logged, after a "; ", or nothing.
         said: String,
     },
 }
@@ -86,11 +83,9 @@ pub enum EthError {
 /// The state of a device's link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Whether it is up.
     pub up: bool,
     /// Mbit/s, if the device knows.
     pub mbit: Option<u32>,
-    /// Whether it is full duplex.
     pub full_duplex: bool,
 }
 
@@ -99,11 +94,9 @@ pub struct Link {
 pub struct Losses {
     /// Received while a queue was full.
     pub missed: u64,
-    /// Received broken.
     pub rx_errors: u64,
     /// Received while no packet buffer was free.
     pub no_buffer: u64,
-    /// Not sent.
     pub tx_errors: u64,
 }
 

@@ -32,7 +32,6 @@ pub enum PoolError {
     Small { device: String, found: usize, expected: usize },
     /// {what}: {source}
     Dpdk {
-        /// What was tried, and what to do about it.
         what: String,
         source: std::io::Error,
     },
@@ -50,7 +49,6 @@ pub struct MbufPool {
     stride: usize,
     /// The mempool's operations.
     source: &'static Source,
-    /// Memory of the mbufs.
     _headers: Mapping,
 }
 

@@ -46,7 +46,6 @@ pub struct Group {
     pub traffic_class_a: Option<u32>,
     /// Traffic class of addresses whose selector is 1; `None` leaves the device's.
     pub traffic_class_b: Option<u32>,
-    /// Read buffers that no other group may use.
     pub read_buffers_reserved: u32,
     /// Read buffers that the group may use; `None`: as many as there are.
     pub read_buffers_allowed: Option<u32>,
@@ -67,17 +66,13 @@ pub struct WqConfig {
     pub size: u32,
     /// Shared: descriptors that it holds for user clients. Dedicated: not used.
     pub threshold: u32,
-    /// The group that it is in.
     pub group: Option<usize>,
     /// Weight among the queues of its group, 1 to 15.
     pub priority: u32,
     /// Whether descriptors may ask to wait for page faults.
     pub block_on_fault: bool,
-    /// Descriptors of a batch, at most.
     pub max_batch_size: u32,
-    /// Bytes of a transfer, at most.
     pub max_transfer_size: u64,
-    /// Who it is for.
     pub kind: WqType,
     /// The name by which programs find it; DPDK takes those that begin with `dpdk_`.
     pub label: String,

@@ -76,7 +76,6 @@ pub struct WqInfo {
     pub threshold: u32,
     /// Descriptors of a batch, at most; 0 or 1 when batches cannot be used.
     pub max_batch_size: u32,
-    /// Bytes of a transfer, at most.
     pub max_transfer_size: u64,
     /// Whether descriptors may ask to block on a page fault.
     pub block_on_fault: bool,

@@ -79,7 +79,6 @@ enum Count {
 /// What the bridges of all workers share.
 #[derive(Debug)]
 pub struct Shared {
-    /// The forwarding database.
     pub fdb: Fdb,
     vlans: Vlans,
     learns: bool,
@@ -102,9 +101,7 @@ impl Shared {
 /// One RX queue of a worker's bridge.
 #[derive(Debug)]
 pub struct Input {
-    /// The queue.
     pub rx: Box<dyn RxQueue>,
-    /// Its port.
     pub port: usize,
     /// Which of the worker's TX queues of each port its packets go to: this one, counted round.
     pub turn: usize,

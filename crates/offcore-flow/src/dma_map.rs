@@ -16,9 +16,7 @@ pub enum Half {
 pub struct Entry {
     /// The port; `None` for every port that makes copies.
     pub port: Option<usize>,
-    /// Which half.
     pub half: Half,
-    /// The queue.
     pub queue: u16,
     /// Its part of a channel that other queues need, too, is its weight by the sum of theirs.
     pub weight: u16,
@@ -29,7 +27,6 @@ pub struct Entry {
 /// The whole mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DmaMap {
-    /// The entries as written.
     pub entries: Vec<Entry>,
 }
 

@@ -26,7 +26,6 @@ pub struct Engines {
     devices: BTreeMap<String, Arc<dyn Device>>,
     locked: BTreeMap<String, SharedChannel>,
     simulators: BTreeMap<String, (Simulator, Option<SimDevice>)>,
-    /// Lcores that workers run on.
     workers: Vec<usize>,
     /// NUMA node of the packet buffers.
     node: Option<usize>,

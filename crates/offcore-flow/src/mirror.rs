@@ -71,9 +71,7 @@ impl FromStr for Direction {
 /// A mirror of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// The port that is mirrored.
     pub port: usize,
-    /// Which of its packets.
     pub direction: Direction,
     /// The port that they are sent to, too: it does nothing else. Several mirrors may have the same.
     pub to: usize,

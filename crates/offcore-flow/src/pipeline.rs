@@ -68,11 +68,9 @@ pub struct QueuesSetup<'a> {
     pub on_hit: OnHit,
     /// The destination of [`OnHit::Steer`]; without it those packets are dropped.
     pub elsewhere: Option<Stamping>,
-    /// The statistics page for the counters.
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `pipeline0`.
     pub name: &'a str,
-    /// The index of the port's queue.
     pub index: u16,
 }
 

@@ -65,7 +65,6 @@ pub enum Payload {
     Made(Vec<HeaderTemplate>),
     /// A capture's.
     Captured {
-        /// The packets.
         capture: Capture,
         /// Whether it begins anew at its end.
         repeat: bool,
@@ -77,7 +76,6 @@ pub enum Payload {
 /// What a generator shall do.
 #[derive(Clone, Debug)]
 pub struct PktgenConfig {
-    /// What is sent.
     pub payload: Payload,
     /// Whether port 1 sends to port 0, too.
     pub bidirectional: bool,

@@ -15,9 +15,7 @@ pub struct QueueReport {
     pub port: String,
     /// `rx` or `tx`.
     pub half: String,
-    /// Queue index.
     pub queue: u32,
-    /// Packets since the start.
     pub packets: u64,
     /// Bytes since the start, without FCS.
     pub bytes: u64,
@@ -37,11 +35,9 @@ pub struct QueueReport {
 pub struct CopyReport {
     /// Such as `port0`.
     pub port: String,
-    /// Queue index.
     pub queue: u32,
     /// Packets whose copies were begun.
     pub packets: u64,
-    /// Bytes of those copies.
     pub bytes: u64,
     /// Packets dropped because they were longer than allowed.
     pub too_big: u64,
@@ -56,15 +52,11 @@ pub struct CopyReport {
 pub struct WorkReport {
     /// Such as `pipeline0`: the number is its RX port's.
     pub pipeline: String,
-    /// Queue index.
     pub queue: u32,
-    /// Bursts that came back.
     pub bursts: u64,
     /// Packets in them whose result was not 0.
     pub hits: u64,
-    /// Packets dropped for their result.
     pub dropped: u64,
-    /// Packets marked for their result.
     pub marked: u64,
     /// Packets sent to another port for their result.
     pub steered: u64,
@@ -77,28 +69,22 @@ pub struct WorkReport {
 /// Counters of one channel of one worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChannelReport {
-    /// The worker's lcore.
     pub lcore: u32,
     /// The channel, such as `core:1`.
     pub channel: String,
     /// How workers share it: `bound` when one worker has it, `lock`, or `swq` for a shared work queue.
     pub sharing: String,
-    /// Copies accepted.
     pub submitted: u64,
-    /// Copies completed.
     pub completed: u64,
     /// Copies failed, aborted or given up.
     pub failed: u64,
-    /// Bytes copied.
     pub bytes: u64,
-    /// Copies in flight.
     pub in_flight: u64,
 }
 
 /// Where one worker's cycles went since the start, from the sampled bursts.
 #[derive(Clone, Debug, Serialize, Default)]
 pub struct WorkerReport {
-    /// The worker's lcore.
     pub lcore: u32,
     /// Share of all sampled TSC ticks by stage, in percent.
     #[serde(serialize_with = "as_map")]
@@ -114,7 +100,6 @@ pub struct WorkerReport {
     pub overflow: u64,
     /// Channel resets because of lost copies.
     pub resets: u64,
-    /// Copies held in quarantine.
     pub quarantined: u64,
     /// Copies made by the core that had to wait for older ones of an engine.
     pub held_by_order: u64,
@@ -135,7 +120,6 @@ pub struct WorkerReport {
 /// What mode `auto` has decided on one worker for the copies of one size class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecisionReport {
-    /// The worker's lcore.
     pub lcore: u32,
     /// Bytes of the longest copy of the class; `max` for the last.
     pub up_to: String,
@@ -147,13 +131,10 @@ pub struct DecisionReport {
     pub core_ticks: u64,
     /// The same when an engine makes them all.
     pub engine_ticks: u64,
-    /// Copies made by the core.
     pub by_core: u64,
-    /// Copies given to an engine.
     pub by_engine: u64,
     /// Copies made by the core that had to wait for older ones of an engine.
     pub held_by_order: u64,
-    /// How often the choice has changed.
     pub changes: u64,
 }
 
@@ -167,15 +148,12 @@ fn as_map<S: Serializer, V: Serialize>(values: &[(String, V)], serializer: S) ->
 pub struct BridgePortReport {
     /// Such as `port0`.
     pub port: String,
-    /// Stations learned behind the port.
     pub learned: u64,
-    /// Stations that moved to the port from another one.
     pub moved: u64,
     /// Stations behind the port that were forgotten.
     pub aged: u64,
     /// Packets whose sender was not learned, since the database is full.
     pub not_learned: u64,
-    /// Packets from the port that were sent to all others.
     pub flooded: u64,
     /// Packets from the port that were dropped rather than flooded, because of the limit.
     pub flood_limited: u64,
@@ -186,9 +164,7 @@ pub struct BridgePortReport {
 /// The learning switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BridgeReport {
-    /// Addresses known at present.
     pub addresses: u64,
-    /// The ports.
     pub ports: Vec<BridgePortReport>,
 }
 
@@ -197,21 +173,16 @@ pub struct BridgeReport {
 pub struct Report {
     /// `interval` or `final`.
     pub report: &'static str,
-    /// Seconds since the start.
     pub seconds: f64,
     /// TSC ticks a second.
     pub tsc_hz: u64,
-    /// The queues.
     pub queues: Vec<QueueReport>,
-    /// The copy stages of `--forward copy`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyReport>,
     /// The work of `offcore gpu`'s pipelines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub work: Vec<WorkReport>,
-    /// The channels.
     pub channels: Vec<ChannelReport>,
-    /// The workers.
     pub workers: Vec<WorkerReport>,
     /// What mode `auto` has decided; size classes that were never used are left out.
     pub decisions: Vec<DecisionReport>,

@@ -24,12 +24,10 @@ const MOST: usize = 1 << 20;
 pub struct RingSetup<'a> {
     /// Packets it has room for, rounded up to a power of two.
     pub packets: usize,
-    /// The pool of the packets.
     pub pool: &'static Pool,
     /// Whether what the receiving worker cannot send waits, and then fills the ring, rather than being dropped there: for
     /// packets whose source waits as well ([`RxQueue::waits`]).
     pub waits: bool,
-    /// Where the counters go.
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `ring0`.
     pub name: &'a str,

@@ -47,14 +47,12 @@ pub struct Running {
     notes: Vec<String>,
     /// What works on packets.
     devices: Devices,
-    /// Whether a profiler looks at them.
     profiling: bool,
 }
 
 /// One queue's way through the switch, and the workers that it is on.
 #[derive(Clone, Copy, Debug)]
 struct Route {
-    /// The one that receives.
     worker: usize,
     /// The one that sends: another one when a ring is between them.
     sender: usize,

@@ -60,15 +60,12 @@ const OWN: usize = 11;
 /// One lcore's work.
 #[derive(Debug)]
 pub struct Worker {
-    /// What it does.
     pub tasks: Vec<Box<dyn Task>>,
     /// Packets a round takes from one queue, 1 to 64.
     pub burst: usize,
-    /// Its engines.
     pub mover: Mover,
     /// Its free packet buffers.
     pub cache: PoolCache,
-    /// Its stage clock.
     pub clock: StageClock,
     /// Where the mover's counters go.
     pub mover_stats: Block,

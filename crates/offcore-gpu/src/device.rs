@@ -19,7 +19,6 @@ pub enum DeviceError {
     /// {device}: {reason}
     Absent {
         device: String,
-        /// Why, and what to do.
         reason: String,
     },
     /// {device} cannot serve a burst ring: {reason}

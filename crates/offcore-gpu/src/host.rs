@@ -72,7 +72,6 @@ impl HostDevice {
 #[derive(Debug)]
 struct State {
     ending: AtomicBool,
-    /// Running threads.
     alive: AtomicUsize,
     workers: usize,
     /// Staging memory, kept until the last thread ends.

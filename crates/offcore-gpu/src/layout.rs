@@ -12,11 +12,8 @@ pub const PACKETS_IN_HEAD_LINE: usize = 7;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct PacketDescriptor {
-    /// Index of the packet's chunk.
     pub chunk: u32,
-    /// Offset in the chunk, in bytes.
     pub offset: u16,
-    /// Length in bytes.
     pub len: u16,
 }
 
@@ -51,7 +48,6 @@ pub struct PoolView {
     pub staging: *mut u8,
     /// A chunk has 1 << `chunk_shift` bytes.
     pub chunk_shift: u32,
-    /// Number of chunks.
     pub chunks: u32,
 }
 
@@ -102,7 +98,6 @@ pub struct TrieView {
     pub mask: u32,
     /// Number of states, at most 1 << 24.
     pub states: u32,
-    /// Bytes of the longest pattern.
     pub longest: u32,
     /// 0.
     pub reserved: u32,
@@ -125,7 +120,6 @@ impl TrieView {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct WorkView {
-    /// The work, which determines the result.
     pub kind: Kind,
     /// 1: swap the MAC addresses.
     pub swap: u32,
@@ -141,11 +135,8 @@ pub struct WorkView {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PipelineView {
-    /// The packets.
     pub pool: PoolView,
-    /// The bursts.
     pub ring: RingView,
-    /// The work.
     pub work: WorkView,
 }
 

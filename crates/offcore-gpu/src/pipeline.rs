@@ -53,7 +53,6 @@ pub enum PipelineError {
 /// The work on every packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work<'a> {
-    /// The work, which determines the result.
     pub kind: Kind,
     /// Whether to swap the MAC addresses.
     pub swap: bool,
@@ -63,7 +62,6 @@ pub struct Work<'a> {
     pub split_at: Option<usize>,
     /// Minimum nanoseconds per packet: in sequence on a CPU, in parallel for the threads of a block on a device.
     pub forced_ns: u32,
-    /// The patterns of [`Kind::Match`].
     pub patterns: Option<&'a Patterns>,
 }
 
@@ -76,7 +74,6 @@ pub enum Worker<'a> {
     Cpu,
     /// A device.
     Device {
-        /// The device.
         device: &'a mut dyn Device,
         /// How the device gets bursts.
         launch: Launch,
@@ -96,13 +93,10 @@ pub struct Setup<'a, 'd> {
     pub burst: usize,
     /// Maximum bursts in flight: a power of two, 2 to 4096.
     pub slots: usize,
-    /// What processes bursts.
     pub worker: Worker<'d>,
-    /// The work.
     pub work: Work<'a>,
     /// Time without an answer after which a device that has bursts is considered hung; longer than one burst takes.
     pub timeout: Duration,
-    /// The pool of the packets.
     pub pool: &'static Pool,
     /// Page size of the burst ring.
     pub hugepages: Hugepages,
@@ -267,13 +261,11 @@ impl Drop for Front {
 #[derive(Debug)]
 pub struct Back {
     collector: Collector,
-    /// Results of the oldest burst.
     results: Vec<u32>,
     /// The number of non-zero results, once the oldest burst is done.
     hits: Option<u32>,
     /// The work on the CPU, if it can take part.
     cpu: Option<CpuWork>,
-    /// Buffer split, if enabled.
     split: Option<Split>,
     serving: Option<Served>,
     /// Packets dropped after a failure.
@@ -290,11 +282,8 @@ pub struct Back {
 /// A processed burst.
 #[derive(Debug)]
 pub struct Done<'a> {
-    /// Its packets, in order.
     pub packets: &'a mut Vec<Packet>,
-    /// The result of each packet.
     pub results: &'a [u32],
-    /// How many of them are not 0.
     pub hits: u32,
 }
 

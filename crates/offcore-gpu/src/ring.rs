@@ -44,7 +44,6 @@ pub struct WorkBurst {
     pub turn: u64,
     /// TSC at submission.
     pub since: u64,
-    /// The packets, in order.
     pub packets: Vec<Packet>,
     /// Whether the device sees it.
     pub visible: bool,
@@ -62,7 +61,6 @@ pub struct RingConfig {
     pub burst: usize,
     /// Whether to keep the packets' addresses until their burst is back. It reads every packet.
     pub keep_addresses: bool,
-    /// Buffer split, if enabled.
     pub split: Option<Split>,
     /// Page size of the memory that the device accesses.
     pub hugepages: Hugepages,
@@ -71,7 +69,6 @@ pub struct RingConfig {
 /// Buffer split: the first bytes of a packet are in a separate buffer, and the device sees only the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Split {
-    /// The pool of the packets.
     pub pool: &'static Pool,
     /// Bytes in the first buffer.
     pub at: usize,
@@ -89,7 +86,6 @@ impl Split {
 #[derive(Debug)]
 struct Shared {
     mapping: Mapping,
-    /// Offset of the answers.
     answers: usize,
     slot_stride: usize,
     answer_stride: usize,
@@ -171,7 +167,6 @@ pub struct Submitter {
     /// Where slots are written: the ring's own memory or the device's.
     slots: NonNull<u8>,
     own_slots: bool,
-    /// Turn of the next burst.
     turn: u64,
     /// Turn of the first burst that is not visible to the device.
     next_visible: u64,

@@ -38,7 +38,6 @@ pub const COPY_COUNTERS: [&str; 5] = ["packets", "bytes", "too_big", "no_buffer"
 pub struct CopySetup<'a> {
     /// The mover of the worker that will own the queue.
     pub mover: &'a mut Mover,
-    /// Who copies.
     pub binding: Binding,
     /// Packets in flight at most, rounded up to a power of two: 1 to 32768.
     pub in_flight: usize,
@@ -46,9 +45,7 @@ pub struct CopySetup<'a> {
     pub max_frame: usize,
     /// Packets with fewer bytes are copied by the core, whoever copies the others.
     pub min_copy: usize,
-    /// The pool of the packets.
     pub pool: &'static Pool,
-    /// Where the counters go.
     pub stats: &'a StatsPage,
     /// Name of the queue in statistics, such as `port0/rx1`.
     pub name: &'a str,

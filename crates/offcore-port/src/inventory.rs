@@ -41,9 +41,7 @@ impl Xdp {
 /// A network interface.
 #[derive(Clone, Debug)]
 pub struct Interface {
-    /// Its name.
     pub name: String,
-    /// Its driver, if it has one that says so.
     pub driver: Option<String>,
     /// Where its device is, if it is anywhere.
     pub bus: Option<String>,
@@ -51,11 +49,9 @@ pub struct Interface {
     pub numa_node: Option<u32>,
     /// Longest payload of a frame in bytes.
     pub mtu: usize,
-    /// Its Ethernet address.
     pub mac: MacAddr,
     /// Whether its frames are Ethernet's.
     pub is_ethernet: bool,
-    /// What the link does.
     pub link: Link,
     /// Speed in Mbit/s, if known.
     pub speed: Option<u32>,

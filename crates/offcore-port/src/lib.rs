@@ -200,7 +200,6 @@ pub enum PortError {
     /// port '{port}': {what}: {source}
     System {
         port: String,
-        /// What was tried, and what to do about it.
         what: String,
         source: std::io::Error,
     },

@@ -55,7 +55,6 @@ impl fmt::Display for Link {
 /// What the kernel counts of an interface since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetDevCounters {
-    /// Packets received.
     pub rx_packets: u64,
     /// Bytes received, without FCS.
     pub rx_bytes: u64,
@@ -63,7 +62,6 @@ pub struct NetDevCounters {
     pub rx_errors: u64,
     /// Received packets that nobody had room for.
     pub rx_dropped: u64,
-    /// Packets sent.
     pub tx_packets: u64,
     /// Bytes sent, without FCS.
     pub tx_bytes: u64,
@@ -78,9 +76,7 @@ pub struct NetDevCounters {
 pub struct Channels {
     /// Queues that receive and send.
     pub combined: u32,
-    /// Queues that only receive.
     pub rx: u32,
-    /// Queues that only send.
     pub tx: u32,
 }
 

@@ -22,7 +22,6 @@ pub const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 pub struct Descriptor {
     /// Guest physical address of the buffer.
     pub addr: u64,
-    /// Its length in bytes.
     pub len: u32,
     /// `VIRTQ_DESC_F_*`.
     pub flags: u16,
@@ -95,7 +94,6 @@ impl Direction {
 pub struct Buffer {
     /// First byte.
     pub addr: NonNull<u8>,
-    /// Length in bytes.
     pub len: u32,
 }
 
@@ -135,7 +133,6 @@ pub(crate) struct Walker<'a> {
     /// Buffers that are taken, at most.
     pub(crate) max: usize,
     pub(crate) region: &'a mut RegionCache,
-    /// Buffers visited.
     pub(crate) visited: usize,
     /// Descriptors read, empty ones included.
     pub(crate) read: usize,

@@ -20,7 +20,6 @@ const TWO: u32 = 2 * ONE;
 /// A chain of one or two buffers, which are each in guest memory as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Double {
-    /// The first.
     pub first: Buffer,
     /// The second, or one of length 0.
     pub second: Buffer,
@@ -51,9 +50,7 @@ pub(crate) struct Tables<'a> {
     pub(crate) order: Order,
     pub(crate) memory: &'a GuestMemory,
     pub(crate) wanted: Wanted,
-    /// Where buffers are.
     pub(crate) buffers: &'a mut RegionCache,
-    /// Where tables are.
     pub(crate) tables: &'a mut RegionCache,
 }
 

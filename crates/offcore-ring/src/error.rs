@@ -16,7 +16,6 @@ pub enum RingError {
     Part { part: &'static str, address: u64, len: usize },
     /// {ring} index {found} is more than {size} ahead of {expected}
     Index {
-        /// `available` or `used`.
         ring: &'static str,
         found: u16,
         expected: u16,

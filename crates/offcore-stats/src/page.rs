@@ -33,7 +33,6 @@ pub enum PageError {
     Full { name: String, needed: usize, left: usize },
     /// not a statistics page of version {VERSION:?}: magic {magic:#x}, version {version}
     Foreign {
-        /// The first eight bytes.
         magic: u64,
         version: u32,
     },
@@ -218,7 +217,6 @@ impl Block {
 /// One block as a reader sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The block's name.
     pub name: String,
     /// Counter names and values.
     pub counters: Vec<(String, u64)>,

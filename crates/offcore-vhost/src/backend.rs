@@ -47,7 +47,6 @@ pub const MIN_MTU: u16 = 68;
 /// What a back end is to be.
 #[derive(Clone, Debug)]
 pub struct BackendConfig {
-    /// The socket's path.
     pub path: PathBuf,
     /// Whether the back end makes the socket, or connects to a front end's and reconnects when it goes away.
     pub role: Role,

@@ -27,7 +27,6 @@ pub struct VringConfig {
     pub start: u64,
     /// Where to begin, as in vhost-user's vring state: see `offcore_ring::device::DeviceQueue::base`.
     pub base: u32,
-    /// The negotiated virtio features.
     pub features: u64,
     /// Eventfd that notifies the driver; `None` when it polls.
     pub call: Option<Arc<OwnedFd>>,
@@ -51,7 +50,6 @@ impl VringConfig {
 pub struct Wanted {
     /// The ring; `None` while it is stopped.
     pub vring: Option<Arc<VringConfig>>,
-    /// Who copies.
     pub binding: Binding,
 }
 
@@ -60,7 +58,6 @@ pub struct Wanted {
 pub struct Report {
     /// Where the ring goes on: what GET_VRING_BASE answers. Kept when the ring is stopped.
     pub base: u32,
-    /// Why the virtqueue is broken, when it is.
     pub broken: Option<RingError>,
 }
 

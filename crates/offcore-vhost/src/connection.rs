@@ -33,7 +33,6 @@ pub enum ConnectionError {
     Closed,
     /// the peer closed the connection after {received} of {expected} bytes of a message's {part}
     ClosedMidMessage {
-        /// `header` or `payload`.
         part: &'static str,
         received: usize,
         expected: usize,
@@ -55,9 +54,7 @@ impl ConnectionError {
 /// A message as it came, not yet decoded.
 #[derive(Debug)]
 pub struct Received {
-    /// Its header.
     pub header: Header,
-    /// Its payload.
     pub payload: Vec<u8>,
     /// The file descriptors that came with it, close-on-exec.
     pub fds: Vec<OwnedFd>,

@@ -41,7 +41,6 @@ pub use crate::vring::Arm;
 pub struct Dequeued {
     /// Packets appended to the burst.
     pub packets: usize,
-    /// Their bytes.
     pub bytes: u64,
     /// Chains returned to the guest without a packet: longer than any packet.
     pub too_big: usize,

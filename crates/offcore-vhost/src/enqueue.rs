@@ -26,7 +26,6 @@ use crate::vring::{Active, Chains, InFlight, MAX_PIECES, Out, Taken, Vring, burs
 pub struct Submitted {
     /// Packets taken over: in flight or already published.
     pub packets: usize,
-    /// Their bytes.
     pub bytes: u64,
     /// Packets dropped and freed because the guest's chains are too short for them.
     pub too_big: usize,

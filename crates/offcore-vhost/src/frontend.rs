@@ -44,11 +44,9 @@ const TABLE: usize = 8;
 /// What a front end is to be.
 #[derive(Clone, Debug)]
 pub struct FrontEndConfig {
-    /// The socket's path.
     pub path: PathBuf,
     /// Whether the front end connects to a back end's socket, or makes one and waits for the back end.
     pub role: Role,
-    /// Queue pairs.
     pub queue_pairs: u16,
     /// Descriptors of each virtqueue: a power of two up to 32768, or with packed rings any number up to that.
     pub queue_size: u16,
@@ -85,7 +83,6 @@ pub struct MemoryFd<'a> {
     pub fd: BorrowedFd<'a>,
     /// Address of the mapping in this process, which is its guest address, too.
     pub address: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 

@@ -42,7 +42,6 @@ const FD_NONE: u64 = 1 << 8;
 pub struct Header {
     /// Which request, or the request that this replies to.
     pub code: Code,
-    /// Whether this is a reply.
     pub reply: bool,
     /// Whether the sender wants an acknowledgement (with REPLY_ACK negotiated).
     pub need_reply: bool,
@@ -99,7 +98,6 @@ pub struct MemoryRegion {
 /// A number about one virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringState {
-    /// Index of the virtqueue.
     pub index: u32,
     /// Size, base, or whatever the request is about.
     pub num: u32,
@@ -108,7 +106,6 @@ pub struct VringState {
 /// Where the parts of a virtqueue are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddr {
-    /// Index of the virtqueue.
     pub index: u32,
     /// Bit 0: log writes to the used ring (VHOST_VRING_F_LOG).
     pub flags: u32,
@@ -125,7 +122,6 @@ pub struct VringAddr {
 /// An eventfd for one virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringFd<F> {
-    /// Index of the virtqueue.
     pub index: u8,
     /// The eventfd; `None` when the virtqueue is polled instead.
     pub fd: Option<F>,

@@ -39,9 +39,7 @@ const REST: Duration = Duration::from_secs(1);
 /// What became of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// Packets that the receiver has got.
     pub packets: usize,
-    /// Their bytes.
     pub bytes: u64,
     /// Chains returned to the sender: longer than any packet.
     pub too_long: usize,
@@ -49,9 +47,7 @@ pub struct Forwarded {
     pub malformed: usize,
     /// Packets that the receiver's chains are too short for.
     pub too_big: usize,
-    /// Their bytes.
     pub too_big_bytes: u64,
-    /// What is to be done next.
     pub next: Next,
 }
 
@@ -73,7 +69,6 @@ pub struct Pair {
     copies: CopyQueue<Head>,
     /// Chains of the receiver that belong to packets of several, in order.
     chains: Chains,
-    /// Who copies.
     binding: Binding,
     /// The publications of sender and receiver that it follows.
     follows: Option<(u32, u32)>,

@@ -175,7 +175,6 @@ impl Chains {
 #[derive(Debug)]
 pub(crate) struct Vring {
     pub(crate) cell: Arc<VringCell>,
-    /// The publication that is in force.
     pub(crate) applied: u32,
     /// A publication that waits until nothing is in flight.
     pending: Option<(u32, Wanted)>,

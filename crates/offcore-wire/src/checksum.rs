@@ -226,7 +226,6 @@ pub fn complete_parts<'a>(
 pub struct ChecksumRangeError {
     /// Where summing was to start, in bytes from the start of the frame.
     pub csum_start: u16,
-    /// Where the field was to be, in bytes from `csum_start`.
     pub csum_offset: u16,
     /// The length of the frame in bytes.
     pub frame_len: usize,

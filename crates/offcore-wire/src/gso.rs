@@ -54,7 +54,6 @@ pub struct Segment {
     pub index: usize,
     /// Its payload: a range of the bytes that follow the frame's headers.
     pub payload: Range<usize>,
-    /// Whether it is the last.
     pub last: bool,
 }
 

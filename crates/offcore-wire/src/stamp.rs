@@ -35,7 +35,6 @@ const MAGIC: u16 = u16::from_le_bytes(*b"OG");
 pub struct Stamp {
     /// Whose packet it is: a number of the generator's own.
     pub stream: u16,
-    /// The flow.
     pub flow: u16,
     /// The packet's number in the flow, modulo 2^32.
     pub number: u32,
@@ -93,7 +92,6 @@ fn check(low: u64, high: u64, payload_len: usize) -> u16 {
 /// A packet of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// What it says.
     pub stamp: Stamp,
     /// Where its IP header starts.
     pub ip: usize,

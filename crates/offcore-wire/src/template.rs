@@ -35,16 +35,13 @@ pub struct UdpEndpoint {
     pub mac: MacAddr,
     /// IPv4 address.
     pub ip: Ipv4Addr,
-    /// UDP port.
     pub port: u16,
 }
 
 /// The addresses that all packets of a flow share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpFlow {
-    /// Who sends.
     pub src: UdpEndpoint,
-    /// To whom.
     pub dst: UdpEndpoint,
 }
 

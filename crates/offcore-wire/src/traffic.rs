@@ -35,13 +35,9 @@ pub enum Transport {
 /// Which fields differ from flow to flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vary {
-    /// The source address.
     pub src_ip: bool,
-    /// The destination address.
     pub dst_ip: bool,
-    /// The source port.
     pub src_port: bool,
-    /// The destination port.
     pub dst_port: bool,
 }
 
@@ -56,13 +52,10 @@ pub struct Traffic {
     pub vlan: Option<u16>,
     /// Source address; of the same family as the destination's.
     pub src_ip: IpAddr,
-    /// Destination address.
     pub dst_ip: IpAddr,
     /// UDP or TCP.
     pub transport: Transport,
-    /// Source port.
     pub src_port: u16,
-    /// Destination port.
     pub dst_port: u16,
     /// Which fields differ from flow to flow.
     pub vary: Vary,
@@ -82,7 +75,6 @@ pub struct HeaderTemplate {
     bytes: [u8; MAX_HEADERS_LEN],
     /// Where the IP header starts.
     ip: usize,
-    /// Where the transport header starts.
     transport: usize,
     /// Where the payload starts.
     len: usize,

@@ -127,7 +127,6 @@ impl FromStr for Direction {
 pub struct VethOptions {
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
-    /// Kinds of ports.
     pub ports: Vec<PortKind>,
     /// Which way packets go.
     pub directions: Vec<Direction>,
@@ -135,7 +134,6 @@ pub struct VethOptions {
     pub restarts: usize,
     /// Windows of each side between two restarts.
     pub pairs: usize,
-    /// Length of a window.
     pub window: Duration,
     /// Whether dpdk-testpmd is measured beside.
     pub testpmd: bool,

@@ -34,9 +34,7 @@ const TIMEOUT: u64 = 20_000_000_000;
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How channels are shared.
     pub sharings: Vec<Sharing>,
-    /// The workers' lcores.
     pub lcores: Vec<usize>,
     /// Bytes of a copy.
     pub sizes: Vec<usize>,
@@ -44,9 +42,7 @@ pub struct Options {
     pub batches: Vec<usize>,
     /// Copies that a worker has in flight.
     pub depth: usize,
-    /// Rounds.
     pub rounds: usize,
-    /// Pages of the buffers.
     pub hugepages: Hugepages,
 }
 

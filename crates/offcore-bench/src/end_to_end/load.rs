@@ -123,7 +123,6 @@ impl Way {
 #[derive(Debug)]
 pub(super) struct RoundTrips {
     guests: Vec<Guest>,
-    /// The memory of the guest that sends, and of the one that receives.
     tx_memory: Arc<GuestMemory>,
     rx_memory: Arc<GuestMemory>,
     rx: Queue<u32>,

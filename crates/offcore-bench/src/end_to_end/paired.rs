@@ -34,7 +34,6 @@ pub(crate) trait Load {
 /// What a timed window saw.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
-    /// Packets that arrived.
     pub(crate) received: u64,
     /// How long it took, in TSC ticks.
     pub(crate) ticks: u64,
@@ -99,16 +98,13 @@ impl<B: BackEnd, L: Load> Variant<B, L> {
 /// Windows of each side between two restarts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
-    /// How many.
     pub(crate) pairs: usize,
-    /// How long.
     pub(crate) window: Duration,
 }
 
 /// What a cell has gathered over its restarts.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
-    /// What the other side is called.
     peer: &'static str,
     ours: Vec<f64>,
     theirs: Vec<f64>,

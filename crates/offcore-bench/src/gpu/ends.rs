@@ -29,9 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Generator {
     front: Front,
-    /// Packets that were checked.
     returned: Consumer<Packet>,
-    /// Unused packets.
     reserve: Vec<Packet>,
     /// How many of them are still to come into use.
     fresh: usize,

@@ -121,7 +121,6 @@ pub(super) fn mark(packet: &mut Packet, number: u64) {
 /// How packets that come back are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Check<'a> {
-    /// What was filled in.
     pub content: &'a Content,
     /// Bytes of every packet.
     pub len: usize,

@@ -43,9 +43,7 @@ const CORE_NS: f64 = 10.0;
 /// A published figure: of the A100 (or CPU memory), and of the V100 where there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Published {
-    /// Gbit/s.
     pub gbps: f64,
-    /// The same on a V100.
     pub v100: Option<f64>,
 }
 

@@ -37,11 +37,9 @@ const EVERY_ONE: u64 = 1024;
 /// One of the things that take turns: pipelines, or a core by itself.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
-    /// Who works.
     pub workload: Workload,
     /// Where a device works on packets.
     pub memory: Memory,
-    /// What is done.
     pub work: WorkKind,
     /// Nanoseconds that each packet takes at least.
     pub forced_ns: u32,
@@ -85,9 +83,7 @@ impl Subject {
 /// What is compared with each other.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// What to call it.
     pub name: String,
-    /// Who takes turns.
     pub subjects: Vec<Subject>,
     /// Windows of each cell in a turn.
     pub each: usize,
@@ -110,7 +106,6 @@ impl Group {
 /// What was measured of one subject at one burst.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples {
-    /// Million packets a second of each window.
     pub mpps: Vec<f64>,
     /// Everything else, of all windows together.
     pub seen: Seen,
@@ -127,7 +122,6 @@ impl Samples {
 /// Everything that is there for as long as there is something to measure.
 #[derive(Debug)]
 pub(super) struct Rig<'a> {
-    /// What was asked for.
     pub options: &'a Options,
     device: Box<dyn Device>,
     /// What the device is, in words: a GPU's name, its memory.

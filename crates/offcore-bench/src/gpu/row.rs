@@ -19,11 +19,8 @@ const WARP: u32 = 32;
 /// What a row is about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell<'a> {
-    /// The case.
     pub case: Case,
-    /// Who was measured.
     pub subject: &'a Subject,
-    /// With which bursts.
     pub burst: usize,
 }
 

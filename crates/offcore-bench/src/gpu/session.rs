@@ -30,7 +30,6 @@ const VERY_IDLE: u32 = 4096;
 /// The lcores of a pipeline's ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The generator's.
     pub generator: usize,
     /// The verifier's; none: the generator's thread does that, too.
     pub verifier: Option<usize>,
@@ -73,11 +72,9 @@ pub(super) struct SessionSetup<'a> {
     pub slots: usize,
     /// Blocks of a device, and threads per block.
     pub blocks_and_threads: (u32, u32),
-    /// The ends of each pipeline.
     pub places: &'a [Place],
     /// What the verifiers know.
     pub known: Arc<Known>,
-    /// The pool of the packets.
     pub pool: &'static Pool,
     /// Pages of the burst rings.
     pub hugepages: Hugepages,

@@ -23,13 +23,11 @@ pub(super) enum Traffic {
 /// What is asked of a pipeline's ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// Packets of a burst.
     pub burst: usize,
     /// Bytes of a packet, without FCS.
     pub len: usize,
     /// Packets that a pipeline has in use.
     pub circulating: usize,
-    /// How packets come.
     pub traffic: Traffic,
 }
 
@@ -57,7 +55,6 @@ pub(super) struct PipelineState {
 /// A window that is going on.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// What is asked for.
     pub plan: Plan,
     /// TSC when the first packet of every pipeline is due, where there is a pace.
     pub origin: u64,
@@ -155,7 +152,6 @@ impl Window {
 pub(super) struct Seen {
     /// Million packets a second while it was measured, of all pipelines.
     pub mpps: f64,
-    /// Bursts that were counted.
     pub bursts: u64,
     /// Packets that came back, counted or not.
     pub received: u64,

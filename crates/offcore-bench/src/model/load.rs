@@ -14,11 +14,8 @@ const TIMEOUT: u64 = 1_000_000_000;
 /// What one client does.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// The work queue's number.
     pub wq: usize,
-    /// Bytes of a copy.
     pub bytes: u32,
-    /// Copies in flight.
     pub depth: usize,
     /// Copies in a batch descriptor; 1 for none.
     pub batch: usize,

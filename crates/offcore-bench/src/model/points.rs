@@ -93,21 +93,15 @@ impl Role {
 /// A published point.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// What it is.
     pub name: &'static str,
-    /// What it is for.
     pub role: Role,
-    /// What was published.
     pub target: Target,
-    /// In what.
     pub unit: &'static str,
     /// By whom, and what the model was given where the source leaves it open.
     pub source: &'static str,
     /// The source's software, in nanoseconds a copy, part of what the model says.
     pub software_ns: f64,
-    /// Bytes of a copy.
     pub bytes: u32,
-    /// What the model says.
     pub measure: fn(&Point, Timing) -> Result<f64>,
 }
 

@@ -35,13 +35,11 @@ pub struct TestpmdConfig {
     pub core: usize,
     /// Virtual devices as after `--vdev`; each becomes a port, in this order.
     pub vdevs: Vec<String>,
-    /// Packets a burst (`--burst`).
     pub burst: u16,
     /// RX and TX queues of every port (`--rxq`, `--txq`).
     pub queues: u16,
     /// MiB of memory (`-m`).
     pub memory_mb: u32,
-    /// The pages that memory is on.
     pub memory: Memory,
     /// Packet buffers (`--total-num-mbufs`). testpmd's own default would take hundreds of MiB.
     pub mbufs: u32,
@@ -73,9 +71,7 @@ pub enum Memory {
 /// A virtio-user front end (`net_virtio_user`): the part that a guest plays.
 #[derive(Debug, Clone)]
 pub struct VirtioUser {
-    /// The vhost-user socket.
     pub socket: PathBuf,
-    /// Queue pairs.
     pub queues: u16,
     /// Descriptors a virtqueue, a power of two.
     pub queue_size: u16,
@@ -105,9 +101,7 @@ pub const LOG_VIRTIO_PATHS: &str = "--log-level=pmd.net.virtio.init:info";
 /// A vhost back end (`net_vhost`): the part that a switch plays.
 #[derive(Debug, Clone)]
 pub struct NetVhost {
-    /// The vhost-user socket.
     pub socket: PathBuf,
-    /// Queue pairs.
     pub queues: u16,
     /// Whether this side connects to the front end's socket, and again after a loss, instead of making the socket.
     pub client: bool,

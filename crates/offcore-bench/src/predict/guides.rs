@@ -13,11 +13,8 @@ use crate::row::Row;
 /// A guide's table.
 #[derive(Clone, Copy, Debug)]
 pub struct Guide {
-    /// Which guide.
     pub name: &'static str,
-    /// Its machine, in words.
     pub machine: &'static str,
-    /// Hertz of its core.
     pub hz: f64,
     /// Frame length, then million packets a second with the core copying and with DSA copying.
     pub cells: &'static [(usize, f64, f64)],

@@ -29,15 +29,12 @@ pub struct Options {
     pub machine: Machine,
     /// Frame lengths, FCS included.
     pub frames: Vec<usize>,
-    /// Where the data is.
     pub temperature: Temperature,
     /// A B B A blocks for each frame length.
     pub blocks: usize,
     /// Pages for guests and packet buffers.
     pub hugepages: Hugepages,
-    /// The measured core.
     pub lcore: usize,
-    /// The other core.
     pub other_lcore: Option<usize>,
 }
 

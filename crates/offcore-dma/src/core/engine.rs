@@ -19,7 +19,6 @@ const RELEASED: usize = 32;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) name: String,
-    /// Channels open.
     open: AtomicUsize,
     /// Counts arrivals and withdrawals of channels.
     generation: CachePadded<AtomicU64>,

@@ -22,7 +22,6 @@ pub struct MoverStats {
     pub faults: u64,
     /// How often a channel was taken out of service.
     pub out_of_service: u64,
-    /// Channels that are out of service now.
     pub channels_out: u64,
     /// Bursts sent through a channel out of service, to see whether it works again.
     pub probes: u64,
@@ -103,7 +102,6 @@ impl Reason {
 pub struct Decision {
     /// Bytes of the longest copy of the class; `u32::MAX` for the last.
     pub up_to: u32,
-    /// Who copies.
     pub way: Way,
     /// Why that last changed.
     pub reason: Reason,
@@ -114,11 +112,9 @@ pub struct Decision {
     pub engine_ticks: f32,
     /// Copies made by the core. Each lease's are shared out among the classes by the sizes of one burst.
     pub by_core: u64,
-    /// Copies given to an engine.
     pub by_engine: u64,
     /// Copies made by the core that had to wait for older ones of an engine.
     pub held_by_order: u64,
-    /// How often the choice has changed.
     pub changes: u64,
 }
 
@@ -167,11 +163,8 @@ impl Service {
 /// How a channel does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelHealth {
-    /// Whether it is used.
     pub service: Service,
-    /// Failures counted against it.
     pub failures: u64,
-    /// How often it was taken out of service.
     pub taken_out: u64,
     /// Bursts sent to see whether it works again.
     pub probes: u64,

@@ -12,9 +12,7 @@ use crate::mempool::Lent;
 /// What a call received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
-    /// Packets.
     pub packets: usize,
-    /// Their bytes.
     pub bytes: u64,
     /// Packets that are none, and were freed: shorter than an Ethernet header, or of too many buffers.
     pub malformed: u64,
@@ -23,9 +21,7 @@ pub struct Receipt {
 /// What a call sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Packets.
     pub packets: usize,
-    /// Their bytes.
     pub bytes: u64,
 }
 

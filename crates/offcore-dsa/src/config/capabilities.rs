@@ -11,25 +11,19 @@ pub struct Capabilities {
     pub gen_cap: u64,
     /// OPCAP: the device's operations. The kernel hides Batch of version 1 devices in sysfs.
     pub ops: OpSet,
-    /// Groups.
     pub groups: usize,
-    /// Work queues.
     pub wqs: usize,
-    /// DSA engines.
     pub engines: usize,
     /// Descriptors that all work queues hold together.
     pub total_wq_size: u32,
     /// Read buffers; 0 where the device has no controls for them.
     pub read_buffers: u32,
-    /// Descriptors of a batch, at most.
     pub max_batch_size: u32,
-    /// Bytes of a transfer, at most.
     pub max_transfer_size: u64,
     /// Whether PASIDs are on, without which there are no shared queues (and no user queues in Linux).
     pub pasid: bool,
     /// Whether the page request service is on, without which nothing blocks on faults.
     pub page_requests: bool,
-    /// Whether the event log is there and on.
     pub event_log: bool,
     /// Whether ATS can be turned off for a single queue.
     pub wq_ats_control: bool,

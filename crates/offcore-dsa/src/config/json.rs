@@ -16,7 +16,6 @@ use crate::wq::{OpSet, WqMode};
 /// What a file holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// The DSA devices.
     pub devices: Vec<DeviceConfig>,
     /// What was ignored, in words: `wq0.1: key 'colour' is not known`.
     pub ignored: Vec<String>,

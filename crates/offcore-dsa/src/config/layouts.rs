@@ -59,11 +59,8 @@ pub fn built_in(name: &str, device: &Capabilities) -> Option<DeviceConfig> {
 /// `-d dsa0 -w 1 -m d -e 4`, as setup_dsa.sh of dsa-perf-micros and the mTCP guide has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OneLine {
-    /// `-d`: the device.
     pub device: String,
-    /// `-w`: work queues.
     pub wqs: usize,
-    /// `-m`: their mode.
     pub mode: WqMode,
     /// `-e`: DSA engines.
     pub engines: usize,

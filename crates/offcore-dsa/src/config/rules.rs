@@ -186,13 +186,10 @@ impl Rule {
 /// A rule that a layout breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleBroken {
-    /// The rule.
     pub rule: Rule,
     /// Where: `dsa0`, `group0.1`, `wq0.1`, `engine0.1`.
     pub place: String,
-    /// What was found.
     pub found: String,
-    /// What is allowed.
     pub allowed: String,
 }
 

@@ -59,15 +59,12 @@ impl Roots {
 /// A device as the kernel tells it.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// How it is laid out.
     pub config: DeviceConfig,
     /// What it could be laid out as.
     pub capabilities: Capabilities,
-    /// Its directory.
     pub path: PathBuf,
     /// `enabled`, `disabled`, `halted`, …
     pub state: String,
-    /// Programs that use it.
     pub clients: Option<u32>,
     /// The result of the last administrative command; see [`super::status`].
     pub cmd_status: Option<u32>,
@@ -77,7 +74,6 @@ pub struct Device {
     pub numa_node: Option<u32>,
     /// Whether the layout can be changed.
     pub configurable: bool,
-    /// The kernel driver that it is bound to.
     pub driver: Option<String>,
     /// How its work queues are, in the layout's order.
     pub wqs: Vec<WqState>,
@@ -86,7 +82,6 @@ pub struct Device {
 /// How a work queue is, beside how it is laid out.
 #[derive(Clone, Debug)]
 pub struct WqState {
-    /// Its directory.
     pub path: PathBuf,
     /// `enabled`, `disabled`, `locked`.
     pub state: String,
@@ -96,11 +91,9 @@ pub struct WqState {
     pub occupancy: Option<u32>,
     /// Retries of the kernel's own ENQCMDS.
     pub enqcmds_retries: Option<u32>,
-    /// The kernel driver that it is bound to.
     pub driver: Option<String>,
     /// Whether the attribute `driver_name` is there (Linux 6.7 and later).
     pub has_driver_name: bool,
-    /// Its character device, if it is there.
     pub node: Option<PathBuf>,
     /// The programs that have it open, where the kernel tells (Linux 6.4).
     pub files: Vec<OpenFile>,
@@ -109,7 +102,6 @@ pub struct WqState {
 /// A work queue's character device as one program has it open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenFile {
-    /// The process that opened it.
     pub pid: Option<u32>,
     /// Page faults on completion records that the kernel resolved for it.
     pub cr_faults: u64,

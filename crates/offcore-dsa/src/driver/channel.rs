@@ -38,7 +38,6 @@ pub(super) const MAX_RING: usize = 1 << 16;
 pub struct Credits {
     /// Places that this channel may use at present.
     pub limit: usize,
-    /// Places held.
     pub used: usize,
 }
 

@@ -25,7 +25,6 @@ pub enum WqError {
     /// configure the device (`offcore dsa configure`)
     NotThere {
         wq: String,
-        /// Those that are there, separated by commas.
         there: String,
     },
     /// {wq} is {state}, not enabled: accel-config enable-wq {device}/{wq}, or `offcore dsa configure`
@@ -37,7 +36,6 @@ pub enum WqError {
     OtherName {
         wq: String,
         found: String,
-        /// How it should begin.
         expected: String,
     },
     /// {wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels since
@@ -66,15 +64,12 @@ pub enum WqError {
 /// A work queue as sysfs describes it.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its properties.
     pub info: WqInfo,
-    /// Its device: `dsa0`.
     pub device: String,
     /// `enabled`, `disabled`, …
     pub state: String,
     /// `user`, `kernel` or `none`.
     pub kind: String,
-    /// What its user calls it.
     pub name: String,
     /// The driver that it is for; empty on kernels before 6.7.
     pub driver_name: String,

@@ -51,7 +51,6 @@ impl Default for Options {
 /// An open work queue.
 #[derive(Debug)]
 pub struct Opened {
-    /// What it is.
     pub info: WqInfo,
     /// The door to it. [`Portal::kind`] says which way was chosen.
     pub portal: Portal,

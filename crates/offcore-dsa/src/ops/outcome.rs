@@ -13,7 +13,6 @@ pub struct Done {
     pub difference: Option<usize>,
     /// CRC32C and copy with it: the CRC; 0 for the others.
     pub crc: u32,
-    /// Who computed it.
     pub done_by: DoneBy,
     /// Descriptors that the device took for it: one for every piece of at most the queue's maximum transfer
     /// size, and one for every continuation.

@@ -89,11 +89,9 @@ impl DifFlags {
 /// The tags of the next block, as they stand in descriptors (seeds) and completion records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tags {
-    /// Reference tag.
     pub(super) reference: u32,
     /// Application tag mask: bits that are 0 in the tag and are not checked; 0xffff checks none.
     pub(super) mask: u16,
-    /// Application tag.
     pub(super) application: u16,
 }
 

@@ -62,7 +62,6 @@ struct Served {
     dead: bool,
     /// Descriptors taken from the ring.
     taken: usize,
-    /// Jobs inside the device.
     jobs: u32,
 }
 

@@ -19,21 +19,16 @@ use super::SimError;
 /// | `weak` | a record that was zeroed and submitted without a fence between is zeroed after its completion |
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
-    /// Probability of a page fault.
     pub page: f64,
-    /// Probability of a hardware error.
     pub hardware: f64,
     /// Probability that a submission vanishes.
     pub drop: f64,
-    /// Probability of a late completion.
     pub late: f64,
-    /// How late it is, in nanoseconds.
     pub late_ns: u64,
     /// Probability that a completion record is not written.
     pub lost: f64,
     /// Probability that a storm of Retry answers begins.
     pub retry: f64,
-    /// Answers of a storm.
     pub retry_storm: u32,
     /// Descriptors after which the device halts; 0 for never. Counted from when the faults are set.
     pub halt_after: u64,

@@ -23,7 +23,6 @@ pub(super) struct Fault {
     pub(super) done: usize,
     /// The byte that could not be accessed.
     pub(super) address: u64,
-    /// It was to be written.
     pub(super) write: bool,
 }
 

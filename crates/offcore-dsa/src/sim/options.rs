@@ -57,13 +57,11 @@ impl Default for Profile {
 pub struct SimOptions {
     /// How the device is laid out.
     pub profile: Profile,
-    /// Which device it is (`gen=`).
     pub generation: Generation,
     /// What the generation's capabilities are replaced by, to try others.
     pub capabilities: Option<Capabilities>,
     /// Of everything random: stepped, the same seed and submissions give the same trace.
     pub seed: u64,
-    /// What goes wrong.
     pub faults: Faults,
     /// How long everything takes.
     pub timing: Timing,

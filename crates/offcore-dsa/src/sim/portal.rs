@@ -36,7 +36,6 @@ pub struct SimPortal {
 
 /// What faults of submission need to know.
 struct Orders {
-    /// Fences so far.
     fences: u64,
     /// The number of fences before the latest submission with each completion record.
     records: HashMap<u64, u64>,

@@ -33,9 +33,7 @@ pub(super) type Occupancy = CachePadded<AtomicU32>;
 pub(super) struct PortalCell {
     /// Submissions take the long way: the queue is shared, or faults of submission are injected.
     pub(super) special: AtomicBool,
-    /// The queue is shared.
     pub(super) shared: bool,
-    /// The portal is closed.
     pub(super) withdrawn: AtomicBool,
     /// Entries of the shared queue that are this client's.
     pub(super) entries: AtomicU32,
@@ -64,7 +62,6 @@ pub(super) struct Queue {
     pub(super) info: WqInfo,
     pub(super) limits: Limits,
     pub(super) config: WqConfig,
-    /// Its number on the device.
     pub(super) number: usize,
     /// Its group, counted among those that are used.
     pub(super) group: usize,
@@ -148,11 +145,9 @@ pub(super) struct Wishes {
 pub(super) struct Opened {
     /// Resets so far: what was opened before is dead.
     pub(super) epoch: u64,
-    /// Portals open of each queue.
     pub(super) portals: Vec<u32>,
     /// Of each queue.
     pub(super) occupancy: Vec<Arc<Occupancy>>,
-    /// Of the open portals.
     pub(super) cells: Vec<Arc<PortalCell>>,
 }
 

@@ -9,13 +9,9 @@ use crate::completion::Status;
 pub struct SoftwareError {
     /// What is wrong; `None` for a descriptor that was dropped because the dedicated queue was full.
     pub status: Option<Status>,
-    /// The work queue's number.
     pub wq: u32,
-    /// The descriptor's operation code.
     pub opcode: u8,
-    /// Whether the descriptor was a batch's, and which.
     pub batch_member: Option<u32>,
-    /// The address that is at fault; 0 where none is.
     pub address: u64,
 }
 

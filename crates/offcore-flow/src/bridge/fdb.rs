@@ -235,7 +235,6 @@ fn port_of(entry: u64) -> usize {
 #[derive(Debug)]
 pub struct Clock {
     tick: Duration,
-    /// The bucket that is swept next.
     next: usize,
 }
 

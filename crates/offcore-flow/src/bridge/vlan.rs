@@ -15,7 +15,6 @@ const RESERVED: u16 = 4095;
 /// What is said of a port: `PORT=access:VLAN` or `PORT=trunk:VLAN,VLAN-VLAN,…[,native=VLAN]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VlanRule {
-    /// The port.
     pub port: usize,
     /// How it takes part.
     pub vlans: PortVlans,

@@ -12,11 +12,8 @@ use super::sizes::Sizes;
 /// What senders shall do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Whether they send.
     pub running: bool,
-    /// How fast.
     pub rate: Rate,
-    /// Packets of which size.
     pub sizes: Sizes,
     /// Of how many flows, 1 to 65536; they take turns.
     pub flows: u32,

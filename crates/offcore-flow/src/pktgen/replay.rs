@@ -42,7 +42,6 @@ pub enum CaptureError {
     /// '{path}': record {record} has {len} bytes, less than an Ethernet header: take it out with editcap
     Runt {
         path: PathBuf,
-        /// The packet, counted from 1.
         record: u64,
         len: usize,
     },

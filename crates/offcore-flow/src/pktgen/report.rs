@@ -85,17 +85,13 @@ impl Counts {
 /// Latencies in nanoseconds, from when packets were due; absent where none was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latencies {
-    /// The shortest.
     pub min_ns: Option<f64>,
     /// What half of the packets did not exceed.
     pub p50_ns: Option<f64>,
-    /// What 90 % did not exceed.
     pub p90_ns: Option<f64>,
-    /// What 99 % did not exceed.
     pub p99_ns: Option<f64>,
     /// What 99.9 % did not exceed.
     pub p999_ns: Option<f64>,
-    /// The longest.
     pub max_ns: Option<f64>,
 }
 
@@ -119,9 +115,7 @@ pub struct Figures {
     /// Counts since the start, or since they were cleared.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Million packets sent a second.
     pub tx_mpps: f64,
-    /// Million packets received a second.
     pub rx_mpps: f64,
     /// Gbit of frames sent a second, FCS included.
     pub tx_gbps: f64,
@@ -129,7 +123,6 @@ pub struct Figures {
     pub rx_gbps: f64,
     /// Gbit a second that what was received takes on a wire, with preambles and gaps.
     pub gbps_l1: f64,
-    /// Latencies.
     #[serde(flatten)]
     pub latencies: Latencies,
 }
@@ -154,9 +147,7 @@ impl Figures {
 /// What the queues of a port have counted, whatever the packets were. Bytes include FCS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PortCounts {
-    /// Packets sent.
     pub tx_packets: u64,
-    /// Packets received.
     pub rx_packets: u64,
     /// Packets that were dropped instead of sent.
     pub tx_dropped: u64,
@@ -167,11 +158,8 @@ pub struct PortCounts {
 /// One direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DirectionReport {
-    /// The port that sends.
     pub from: usize,
-    /// The port that receives.
     pub to: usize,
-    /// What is told of it.
     #[serde(flatten)]
     pub figures: Figures,
 }
@@ -181,24 +169,18 @@ pub struct DirectionReport {
 pub struct PktgenReport {
     /// `interval`, `stats` or `final`.
     pub report: &'static str,
-    /// Seconds since the start.
     pub seconds: f64,
-    /// Seconds that rates are over.
     pub over_seconds: f64,
     /// Whether packets are being sent.
     pub running: bool,
-    /// The rate that is asked for.
     pub rate: String,
-    /// The sizes.
     pub size: String,
-    /// Flows.
     pub flows: u32,
     /// Packets that are due together.
     pub burst: u32,
     /// All directions together.
     #[serde(flatten)]
     pub all: Figures,
-    /// Each direction.
     pub directions: Vec<DirectionReport>,
 }
 
@@ -208,9 +190,7 @@ pub struct Reporter {
     started: Instant,
     /// When the last interval ended, and what had been counted.
     last: (Instant, Vec<Counts>),
-    /// What had been counted when counts were cleared.
     cleared: Vec<Counts>,
-    /// Latencies since that.
     latencies: Vec<Histogram>,
 }
 

@@ -18,7 +18,6 @@ pub struct SearchOptions {
 pub struct Outcome {
     /// Packets a second that were asked for.
     pub rate: f64,
-    /// Packets sent.
     pub sent: u64,
     /// Different packets that came.
     pub received: u64,

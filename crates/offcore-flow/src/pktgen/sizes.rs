@@ -19,7 +19,6 @@ const MAX_CYCLE: usize = 4096;
 /// Which sizes packets have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// As it was written.
     text: String,
     kind: Kind,
 }

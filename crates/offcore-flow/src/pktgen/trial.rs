@@ -25,7 +25,6 @@ const TICK: Duration = Duration::from_millis(1);
 /// How trials are made.
 #[derive(Clone, Debug)]
 pub struct TrialPlan {
-    /// The size of packets.
     pub size: usize,
     /// How long packets are sent.
     pub duration: Duration,
@@ -58,7 +57,6 @@ pub enum TrialError {
     /// no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends them on,
     /// and does it take frames of this size?
     NothingCame {
-        /// The size, FCS included.
         size: usize,
         seconds: f64,
     },

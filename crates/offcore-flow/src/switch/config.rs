@@ -35,7 +35,6 @@ pub struct SwitchConfig {
     pub dma: DmaMap,
     /// Simulated devices that channels may name.
     pub simulators: Vec<Simulator>,
-    /// One worker each.
     pub lcores: Vec<usize>,
     /// Packets a round takes from one queue, 1 to 64.
     pub burst: usize,
@@ -43,7 +42,6 @@ pub struct SwitchConfig {
     pub work_ns: u64,
     /// SCHED_FIFO priority of the workers.
     pub rt_priority: Option<i32>,
-    /// What workers do that have nothing to do.
     pub idle: Idle,
     /// In mode `auto`, how long a packet may take through an engine, from submission to publication.
     pub max_latency: Option<Duration>,
@@ -205,9 +203,7 @@ pub enum SwitchError {
     /// Starting a worker.
     #[error("starting the worker of lcore {lcore}: {source}")]
     Thread {
-        /// The lcore.
         lcore: usize,
-        /// The system's reason.
         source: std::io::Error,
     },
 }

@@ -15,7 +15,6 @@ const RING: usize = 2048;
 /// Where the rings to one mirror port come out.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// Its port.
     port: usize,
     rings: Vec<RingRx>,
 }

@@ -51,7 +51,6 @@ impl Workload {
 pub struct Working {
     /// Which port's packets go where.
     pub topology: Topology,
-    /// What processes bursts.
     pub workload: Workload,
     /// The devices, assigned to pipelines round-robin; empty except with [`Workload::Device`].
     pub devices: Vec<String>,
@@ -67,7 +66,6 @@ pub struct Working {
     pub split_at: Option<usize>,
     /// Minimum nanoseconds per packet.
     pub forced_ns: u32,
-    /// The patterns of [`Kind::Match`].
     pub patterns: Option<Arc<Patterns>>,
     /// Maximum packets per burst, 1 to 4096.
     pub burst: usize,
@@ -87,7 +85,6 @@ pub struct Working {
     pub elsewhere: Option<usize>,
     /// Page size of the burst rings.
     pub hugepages: Hugepages,
-    /// Whether to profile the run.
     pub profile: bool,
 }
 

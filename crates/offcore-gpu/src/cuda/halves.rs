@@ -108,7 +108,6 @@ struct State {
     launched: AtomicBool,
     /// The service is counted in [`Quiesce`]; changed under the quiesce lock.
     counted: AtomicBool,
-    /// The service has been ended.
     ended: AtomicBool,
     /// The error of the first launch that failed.
     refused: OnceLock<CudaError>,
@@ -162,7 +161,6 @@ struct CudaLauncher {
     state: Arc<State>,
     /// Taken when the service ends.
     resources: Option<Resources>,
-    /// The queue to the launch thread, if that launches.
     queue: Option<Queue>,
     /// With device addresses.
     view: PipelineView,

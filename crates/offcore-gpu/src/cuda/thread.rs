@@ -25,7 +25,6 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bursts of consecutive turns that are launched together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Batch {
-    /// The first turn.
     pub(super) turn: u64,
     /// Number of bursts, 1 to [`MAX_BATCH`].
     pub(super) bursts: u32,

@@ -7,7 +7,6 @@ use serde::Serialize;
 pub struct CudaFacts {
     /// The driver's CUDA version as returned by cuDriverGetVersion: 1000 × major + 10 × minor.
     pub driver_version: u32,
-    /// The devices visible to this process.
     pub devices: Vec<CudaDevice>,
 }
 
@@ -23,11 +22,8 @@ impl CudaFacts {
 pub struct CudaDevice {
     /// Its PCI address in lower case with a four-digit domain: `0000:3b:00.0`.
     pub address: String,
-    /// Its name.
     pub name: String,
-    /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Compute capability: major, minor.
     pub compute_capability: (u32, u32),
     /// CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.
     pub host_pointers: bool,

@@ -10,7 +10,6 @@ use super::{CudaFacts, Given, Ptx};
 /// All facts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Facts {
-    /// The kernel's release.
     pub kernel: Option<String>,
     /// Whether the processor reports a hypervisor.
     pub virtual_machine: bool,
@@ -24,7 +23,6 @@ pub struct Facts {
     pub modules: Vec<String>,
     /// NVIDIA's device files.
     pub device_files: Vec<DeviceFile>,
-    /// The limit on locked memory.
     pub locked_memory: Option<LockedMemory>,
     /// Whether this process is exempt from that limit by CAP_IPC_LOCK.
     pub may_lock_all: bool,

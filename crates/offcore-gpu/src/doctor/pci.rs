@@ -16,13 +16,10 @@ const VIRTIO: u16 = 0x1af4;
 pub struct PciFunction {
     /// Its address, such as `0000:3b:00.0`.
     pub address: String,
-    /// Vendor's number.
     pub vendor: u16,
-    /// Device's number.
     pub device: u16,
     /// Class, subclass and programming interface: 0x030200 for a GPU without a display.
     pub class: u32,
-    /// Its driver in the kernel, if it has one.
     pub driver: Option<String>,
     /// Its NUMA node, if the firmware reports it.
     pub numa_node: Option<u32>,
@@ -30,7 +27,6 @@ pub struct PciFunction {
     pub iommu: Option<IommuGroup>,
     /// Its PCIe link.
     pub link: PcieLink,
-    /// Its path.
     pub path: PciPath,
 }
 
@@ -44,7 +40,6 @@ impl PciFunction {
 /// An IOMMU group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IommuGroup {
-    /// Its number.
     pub number: u32,
     /// Its translation type, as in the kernel: `identity`, `DMA`, `DMA-FQ`.
     pub kind: Option<String>,
@@ -54,7 +49,6 @@ pub struct IommuGroup {
 /// `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PcieLink {
-    /// Current generation.
     pub generation: Option<u8>,
     /// Current number of lanes.
     pub width: Option<u8>,
@@ -76,9 +70,7 @@ pub struct PciPath {
 /// A BAR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Bar {
-    /// Its number.
     pub number: usize,
-    /// Size in bytes.
     pub bytes: u64,
 }
 

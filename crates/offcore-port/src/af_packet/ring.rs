@@ -53,7 +53,6 @@ pub(super) struct Header {
     pub(super) len: u32,
     /// Bytes of it that are in the slot.
     pub(super) there: u32,
-    /// Where its frame begins.
     pub(super) frame: u16,
     pub(super) network: u16,
     pub(super) time: [u32; 2],

@@ -47,7 +47,6 @@ pub(super) struct AfPacketTx {
     copier: Copier,
     /// Slots before the next one that the kernel has been asked to send and has not.
     requested: usize,
-    /// Bytes of the frames in them.
     requested_bytes: u64,
     last_rounds: u32,
 }

@@ -23,17 +23,12 @@ pub enum PciKind {
 pub struct PciDevice {
     /// Where it is, such as `0000:43:00.0`.
     pub address: String,
-    /// What it is for.
     pub kind: PciKind,
-    /// Vendor's number.
     pub vendor: u16,
-    /// Device's number.
     pub device: u16,
-    /// Its driver in the kernel, if it has one.
     pub driver: Option<String>,
     /// The NUMA node that it is next to, if any.
     pub numa_node: Option<u32>,
-    /// Names of its network interfaces.
     pub interfaces: Vec<String>,
     /// Whether an IOMMU stands before it, as vfio-pci wants it.
     pub has_iommu: bool,

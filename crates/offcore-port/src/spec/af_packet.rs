@@ -10,9 +10,7 @@ const SLOTS: u32 = 1024;
 /// `af_packet:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AfPacketSpec {
-    /// Name of the interface.
     pub name: String,
-    /// Queue pairs.
     pub queues: u16,
     /// How received packets are spread over several queues.
     pub fanout: Fanout,

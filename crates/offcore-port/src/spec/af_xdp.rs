@@ -10,9 +10,7 @@ const RING_SIZE: u32 = 1024;
 /// `af_xdp:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AfXdpSpec {
-    /// Name of the interface.
     pub name: String,
-    /// Queue pairs.
     pub queues: u16,
     /// The interface's number of the first of them.
     pub first: u16,

@@ -9,7 +9,6 @@ use super::{Options, first, inner, narrow, unless};
 pub struct DpdkSpec {
     /// The device as the EAL names it: `0000:43:00.0`, `net_null0`.
     pub device: String,
-    /// Queue pairs.
     pub queues: u16,
     /// MTU in bytes, if it is to be set.
     pub mtu: Option<u16>,

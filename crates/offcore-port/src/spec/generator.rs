@@ -19,7 +19,6 @@ pub struct GenSpec {
     pub flows: u32,
     /// Content is checked on one packet in this many; 0: on none. Sequence and length are always checked.
     pub verify: u32,
-    /// Queue pairs.
     pub queues: u16,
 }
 

@@ -8,7 +8,6 @@ use super::{Options, flag};
 /// `pcap:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapSpec {
-    /// The file to receive from.
     pub input: Option<PathBuf>,
     /// The file to write what is sent to.
     pub output: Option<PathBuf>,

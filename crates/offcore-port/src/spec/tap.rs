@@ -7,9 +7,7 @@ use super::{Options, first, flag, interface_name, unless};
 /// `tap:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapSpec {
-    /// Name of the interface.
     pub name: String,
-    /// Queue pairs.
     pub queues: u16,
     /// Open checksums and TCP packets to be segmented, from and to the kernel.
     pub offloads: bool,

@@ -8,9 +8,7 @@ use super::{Options, first, flag, inner, socket_path, unless};
 /// `vhost:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostSpec {
-    /// The socket.
     pub path: PathBuf,
-    /// Queue pairs offered.
     pub queues: u16,
     /// Connect to the socket instead of listening on it.
     pub client: bool,

@@ -11,9 +11,7 @@ use super::{Options, first, flag, narrow, socket_path, unless};
 /// `virtio-user:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtioUserSpec {
-    /// The socket.
     pub path: PathBuf,
-    /// Queue pairs wanted.
     pub queues: u16,
     /// Descriptors of a virtqueue.
     pub queue_size: u16,

@@ -30,7 +30,6 @@ pub(super) enum LinkState {
     },
     /// The rings run.
     Connected {
-        /// The virtio features negotiated.
         features: u64,
     },
 }

@@ -48,7 +48,6 @@ pub struct Queue {
     held: Word,
     signal: Signal,
     region: RegionCache,
-    /// Where indirect tables are.
     tables: RegionCache,
 }
 

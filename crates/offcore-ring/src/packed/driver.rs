@@ -36,7 +36,6 @@ pub struct Queue<T> {
     ids: Box<[Id]>,
     /// First free id of the list that `next` links. There is one as long as there is a free descriptor.
     free_id: u16,
-    /// Free descriptors.
     free: u16,
     in_flight: u16,
     /// Where the next available descriptor goes.

@@ -186,7 +186,6 @@ impl Event {
 /// What a side has passed on since it last looked whether to notify.
 #[derive(Debug)]
 struct Signal {
-    /// Descriptors.
     entries: u32,
     /// This is the first time, and is due whatever descriptor the other side waits for: it may have begun to wait before
     /// this side was made.

@@ -46,7 +46,6 @@ pub struct Queue {
     /// It never was: it may wait since before the queue was started here.
     first_signal: bool,
     region: RegionCache,
-    /// Where indirect tables are.
     tables: RegionCache,
     /// The chains that were looked at: as many as `known` says, from `next_avail` on.
     heads: Box<[u16; LOOK]>,

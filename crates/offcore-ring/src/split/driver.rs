@@ -28,7 +28,6 @@ pub struct Queue<T> {
     tokens: Box<[Option<T>]>,
     /// Descriptors of the chain, by head.
     lengths: Box<[u16]>,
-    /// What was written to the descriptors.
     written: Box<[Descriptor]>,
     /// In 32 bits, of which 16 count, like `next_used`: 16-bit fields are read by wider loads, which have to wait until
     /// the store before has left the core.

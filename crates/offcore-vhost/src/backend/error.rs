@@ -68,7 +68,6 @@ pub enum ControlError {
     FileSystem {
         code: Code,
         guest: u64,
-        /// The file system's number in linux/magic.h.
         found: i64,
     },
     /// {code}: {source}
@@ -80,7 +79,6 @@ pub enum ControlError {
     NoRegion {
         guest: u64,
         size: u64,
-        /// The front end's own address.
         user: u64,
     },
     /// {0}

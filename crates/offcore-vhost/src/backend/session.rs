@@ -32,7 +32,6 @@ pub(super) struct Session {
     max_mtu: u16,
     features: Option<u64>,
     protocol: u64,
-    /// The virtio device status.
     status: u8,
     mtu: Option<u16>,
     /// A socket for requests of ours. We have none to make; what we hold tells the front end that we listen.

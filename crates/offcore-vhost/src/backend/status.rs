@@ -23,7 +23,6 @@ pub enum RingState {
 /// One virtqueue as its front end has set it up.
 #[derive(Clone, Debug, Default)]
 pub struct VringStatus {
-    /// Whether it is used.
     pub state: RingState,
     /// Queue size; 0 before it is known.
     pub size: u16,
@@ -31,7 +30,6 @@ pub struct VringStatus {
     pub kicks: bool,
     /// Whether the driver has an eventfd to be notified by.
     pub calls: bool,
-    /// Why the virtqueue is broken, when it is.
     pub broken: Option<RingError>,
     /// Packets whose copies are in flight.
     pub in_flight: u64,
@@ -40,11 +38,9 @@ pub struct VringStatus {
 /// A back end at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// Whether a front end is connected.
     pub connected: bool,
     /// The virtio features negotiated; `None` before they are.
     pub features: Option<u64>,
-    /// The protocol features negotiated.
     pub protocol_features: u64,
     /// The virtio device status (virtio 1.2, section 2.1), when the front end tells it.
     pub virtio_status: u8,
@@ -52,17 +48,13 @@ pub struct Status {
     pub mtu: Option<u16>,
     /// Whether the front end listens to requests of the back end.
     pub back_channel: bool,
-    /// Regions of guest memory.
     pub regions: usize,
-    /// The virtqueues, by index.
     pub vrings: Vec<VringStatus>,
     /// What last went wrong, in this connection or an earlier one.
     pub last_error: Option<Arc<ControlError>>,
-    /// Front ends that have connected.
     pub connects: u64,
     /// Messages received, the refused ones included.
     pub messages: u64,
-    /// Messages refused.
     pub refused: u64,
 }
 

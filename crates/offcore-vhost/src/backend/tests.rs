@@ -46,7 +46,6 @@ struct WorkerControl {
     /// Does not pick anything up.
     hold: AtomicBool,
     end: AtomicBool,
-    /// Whether it has a ring.
     active: AtomicBool,
     /// How far it has got.
     base: AtomicU32,

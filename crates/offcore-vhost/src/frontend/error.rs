@@ -37,7 +37,6 @@ pub enum FrontEndError {
     /// {found} regions of memory, expected at most {max}: the back end takes these and one for the rings
     Regions {
         found: usize,
-        /// Regions that the back end takes beside that of the rings.
         max: usize,
     },
     /// SET_FEATURES {features:#x}: the back end does not accept them (device status {found:#x})
@@ -53,7 +52,6 @@ pub enum FrontEndError {
     /// GET_VRING_BASE: the back end replies {found:?} for virtqueue {queue}
     Base {
         queue: usize,
-        /// What it replied; `None` when it was no base.
         found: Option<VringState>,
     },
     /// {what}: {source}

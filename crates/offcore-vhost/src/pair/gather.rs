@@ -43,7 +43,6 @@ pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) receiver: &'a VringConfig,
     /// What the sender may ask for.
     pub(super) asks: Offloads,
-    /// What the receiver does.
     pub(super) accepts: Offloads,
     /// Whether a packet may take several of the receiver's chains.
     pub(super) mergeable: bool,

@@ -30,7 +30,6 @@ pub(super) struct Head {
     pub(super) to: Chain,
     /// How many it takes: none when the packet is dropped.
     pub(super) chains: u16,
-    /// Bytes of the frame.
     pub(super) frame: u32,
 }
 

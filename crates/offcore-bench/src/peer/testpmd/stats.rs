@@ -7,19 +7,15 @@ use anyhow::{Context, Result, bail};
 /// A port's statistics (`show port stats`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortStats {
-    /// The port's number.
     pub port: u16,
-    /// Packets received.
     pub rx_packets: u64,
     /// Packets that arrived while no buffer was posted for them.
     pub rx_missed: u64,
     /// Bytes received, without FCS.
     pub rx_bytes: u64,
-    /// Packets received in error.
     pub rx_errors: u64,
     /// Packets lost because testpmd had no free packet buffer.
     pub rx_no_mbuf: u64,
-    /// Packets sent.
     pub tx_packets: u64,
     /// Packets that the port failed to send.
     pub tx_errors: u64,
@@ -34,7 +30,6 @@ pub struct PortStats {
 /// What forwarding has done since it was started (`show fwd stats all`, `stop`).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ForwardStats {
-    /// By port.
     pub ports: Vec<PortForwardStats>,
     /// By pair of queues. testpmd prints this only when there are more of these than ports, and leaves out those
     /// that moved nothing.
@@ -46,13 +41,10 @@ pub struct ForwardStats {
 /// What forwarding has done at a port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortForwardStats {
-    /// The port's number.
     pub port: u16,
-    /// Packets that forwarding got from the port.
     pub rx_packets: u64,
     /// Packets that the port dropped before forwarding saw them.
     pub rx_dropped: u64,
-    /// Packets that the port took.
     pub tx_packets: u64,
     /// Packets that forwarding dropped since the port did not take them.
     pub tx_dropped: u64,
@@ -65,9 +57,7 @@ pub struct StreamStats {
     pub rx: (u16, u16),
     /// Where packets went: port and queue.
     pub tx: (u16, u16),
-    /// Packets received.
     pub rx_packets: u64,
-    /// Packets sent.
     pub tx_packets: u64,
     /// Packets dropped since the TX queue did not take them.
     pub tx_dropped: u64,
@@ -77,9 +67,7 @@ pub struct StreamStats {
 /// of its loop that moved packets, so polling in vain is not in it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoreCycles {
-    /// Cycles a packet.
     pub per_packet: f64,
-    /// Cycles in all.
     pub total: u64,
     /// Packets in all: received ones, except in modes that only send.
     pub packets: u64,

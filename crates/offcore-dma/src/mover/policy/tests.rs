@@ -58,7 +58,6 @@ struct Story {
     since: u64,
     /// Rounds in a row in which the core has made all copies.
     warm: f32,
-    /// Ticks so far.
     ticks: f64,
     /// What it would have been all along by the better of both ways.
     better: f64,

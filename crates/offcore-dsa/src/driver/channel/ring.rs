@@ -159,7 +159,6 @@ pub(super) struct Unit {
     pub(super) first: usize,
     /// Descriptors not yet reported.
     pub(super) count: usize,
-    /// Whether it is a batch descriptor.
     pub(super) batch: bool,
 }
 

@@ -21,7 +21,6 @@ pub(super) struct Piece {
     /// Bytes of the owner before the rest.
     from: u32,
     tries: u8,
-    /// Its completion record.
     pub(super) record: usize,
     pub(super) in_flight: bool,
 }

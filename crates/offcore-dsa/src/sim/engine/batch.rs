@@ -20,7 +20,6 @@ pub(super) struct Batch {
     queue: usize,
     /// Members of the list.
     count: u32,
-    /// Members read.
     read: u32,
     /// When the next ones are read; `None` when all are, or no more will be.
     read_at: Option<u64>,

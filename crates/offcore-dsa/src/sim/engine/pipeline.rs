@@ -19,7 +19,6 @@ const JITTER: f64 = 0.1;
 /// A DSA engine.
 #[derive(Debug)]
 pub(super) struct DsaEngine {
-    /// Descriptors in progress.
     pub(super) in_progress: u32,
     /// Batches that it has begun, oldest first.
     pub(super) batches: VecDeque<Batch>,
@@ -33,7 +32,6 @@ pub(super) struct DsaEngine {
     moving: Option<(f64, usize)>,
     /// Past the data path: when data and record are seen.
     pub(super) completing: VecDeque<(u64, usize)>,
-    /// When the front is free.
     front_free: u64,
     /// The time of the latest completion: none overtakes it.
     pub(super) last_done: u64,
