@@ -32,7 +32,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use offcore_dma::{Binding, Mode, Mover};
+use offcore_dma::{Binding, Mover};
 use offcore_mem::Pool;
 use offcore_port::{Port, QueueSetup, RxCounters, TxCounters};
 use offcore_stats::page::{Block, StatsPage};
@@ -204,15 +204,8 @@ pub fn start(
         let [sending, receiving] = place;
         let (mut tx, mut rx) = (Vec::new(), Vec::new());
         for queue in 0..port.queues() {
-            let binding = || Binding::new(Mode::Cpu, Vec::new());
-            let mover = &mut workers[receiving].mover;
-            rx.push(
-                port.rx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
-            );
-            let mover = &mut workers[sending].mover;
-            tx.push(
-                port.tx_queue(queue, QueueSetup { mover, stats: &page, binding: binding(), port: &name })?,
-            );
+            rx.push(port.rx_queue(queue, setup(&mut workers[receiving].mover, &page, &name))?);
+            tx.push(port.tx_queue(queue, setup(&mut workers[sending].mover, &page, &name))?);
         }
         let packets = if sends(index) { packets(&config, index, stream) } else { Packets::None };
         // What comes to a port is what the other one sent; to the only one, its own.
@@ -247,6 +240,10 @@ pub fn start(
         threads.start(lcore, None, |stop| worker.run(stop))?;
     }
     Ok(Running { workers: threads, config, ports, control, directions, counters, pool, _page: page })
+}
+
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, port: &'a str) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: Binding::core(), port }
 }
 
 fn worker(pool: &'static Pool) -> Worker {

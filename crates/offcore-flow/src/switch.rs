@@ -146,6 +146,8 @@ struct Assembly<'a> {
     page: StatsPage,
     workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
     targets: Vec<Target>,
+    /// Behind their queues: they are dropped last.
+    ports: Vec<Box<dyn Port>>,
 }
 
 /// Puts the switch together and starts its workers.
@@ -166,7 +168,7 @@ pub fn start(
 /// As [`start`].
 pub fn start_with(
     config: &SwitchConfig,
-    mut ports: Vec<Box<dyn Port>>,
+    ports: Vec<Box<dyn Port>>,
     pool: &'static Pool,
     mut devices: Devices,
 ) -> Result<Running, SwitchError> {
@@ -179,37 +181,37 @@ pub fn start_with(
     let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle).with_pool(pool);
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
-    let targets = Vec::new();
-    let mut assembly = Assembly { config, pool, dma, sharers, engines, page, workers: Vec::new(), targets };
+    let (workers, targets) = (Vec::new(), Vec::new());
+    let mut assembly = Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets };
     for &lcore in &config.lcores {
         assembly.add_worker(lcore, pool)?;
     }
     let mut bridging = None;
     match &config.run {
-        Run::Bridge(bridge) => bridging = Some(assembly.add_bridges(bridge, &routes, &mut ports, count)?),
+        Run::Bridge(bridge) => bridging = Some(assembly.add_bridges(bridge, &routes, count)?),
         Run::Forward { mode, eth_peers, .. } => {
             for route in &routes {
-                assembly.add_stream(*mode, eth_peers, route, &mut ports)?;
+                assembly.add_stream(*mode, eth_peers, route)?;
             }
         }
         Run::Copy(copying) => {
             for route in &routes {
-                assembly.add_copying(copying, route, &mut ports)?;
+                assembly.add_copying(copying, route)?;
             }
         }
         Run::Pipelines(working) => {
             for (index, route) in routes.iter().enumerate() {
-                assembly.add_pipeline(working, index, route, &mut ports, &mut devices)?;
+                assembly.add_pipeline(working, index, route, &mut devices)?;
             }
         }
     }
-    assembly.add_mirrors(&mirrors, &mut ports)?;
+    assembly.add_mirrors(&mirrors)?;
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
-    let queues = ports[..count].iter().map(|port| port.queues());
+    let queues = assembly.ports[..count].iter().map(|port| port.queues());
     notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
-    let Assembly { page, workers, .. } = assembly;
+    let Assembly { ports, page, workers, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     let threads = Threads::default();
     let mut running = Running { ports, workers: threads, page, bridging, notes, devices, profiling: false };
@@ -249,13 +251,12 @@ impl Assembly<'_> {
         mode: Forward,
         eth_peers: &EthPeers,
         &Route { worker, rx_port, tx_port, queue, .. }: &Route,
-        ports: &mut [Box<dyn Port>],
     ) -> Result<(), SwitchError> {
-        let addresses = addresses(eth_peers, tx_port, &*ports[tx_port]);
+        let addresses = addresses(eth_peers, tx_port, &*self.ports[tx_port]);
         let source = Source::of(mode, &addresses).or_else(|error| Field::Frame.refuse(error))?;
         let rules = Rules::new(mode, addresses, self.work()).with_source(source);
-        let rx = self.open_rx(worker, rx_port, queue, ports)?;
-        let tx = self.open_tx(worker, tx_port, queue, ports)?;
+        let rx = self.open_rx(worker, rx_port, queue)?;
+        let tx = self.open_tx(worker, tx_port, queue)?;
         let forwards = matches!(mode, Forward::Io | Forward::Mac | Forward::Macswap);
         let worker = &mut self.workers[worker].0;
         // A port's packets to itself are not between guests.

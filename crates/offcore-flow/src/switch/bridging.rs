@@ -97,7 +97,6 @@ impl Assembly<'_> {
         &mut self,
         config: &BridgeConfig,
         routes: &[Route],
-        ports: &mut [Box<dyn Port>],
         count: usize,
     ) -> Result<Bridging, SwitchError> {
         let bridging = Bridging::new(config, count, &self.page)?;
@@ -107,8 +106,8 @@ impl Assembly<'_> {
             let mut outputs: Vec<_> = (0..count).map(|_| Vec::new()).collect();
             for &Route { rx_port: port, queue, .. } in routes.iter().filter(|route| route.worker == worker) {
                 let turn = outputs[port].len();
-                inputs.push(Input { rx: self.open_rx(worker, port, queue, ports)?, port, turn });
-                outputs[port].push(self.open_tx(worker, port, queue, ports)?);
+                inputs.push(Input { rx: self.open_rx(worker, port, queue)?, port, turn });
+                outputs[port].push(self.open_tx(worker, port, queue)?);
             }
             let block = |port| self.page.block(&format!("bridge/port{port}/lcore{lcore}"), &COUNTERS);
             let counters = (0..count).map(block).collect::<Result<_, _>>()?;

@@ -8,7 +8,7 @@
 
 use offcore_dma::Binding;
 use offcore_mem::BURST;
-use offcore_port::{Port, QueueSetup, RxQueue};
+use offcore_port::{QueueSetup, RxQueue};
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::config::counted;
@@ -96,12 +96,11 @@ impl Assembly<'_> {
         &mut self,
         copying: &Copying,
         &Route { worker, sender, rx_port, tx_port, queue }: &Route,
-        ports: &mut [Box<dyn Port>],
     ) -> Result<(), SwitchError> {
         let peers = copying.eth_peers.as_ref();
-        let addresses = peers.map(|peers| addresses(peers, tx_port, &*ports[tx_port]));
-        let rx = self.copy_rx(copying, worker, rx_port, queue, ports)?;
-        let tx = self.open_tx(sender, tx_port, queue, ports)?;
+        let addresses = peers.map(|peers| addresses(peers, tx_port, &*self.ports[tx_port]));
+        let rx = self.copy_rx(copying, worker, rx_port, queue)?;
+        let tx = self.open_tx(sender, tx_port, queue)?;
         if worker == sender {
             self.forward(worker, Box::new(rx), tx, addresses);
             return Ok(());
@@ -128,13 +127,12 @@ impl Assembly<'_> {
         worker: usize,
         port: usize,
         queue: u16,
-        ports: &mut [Box<dyn Port>],
     ) -> Result<CopyRx, SwitchError> {
         let binding = self.binding(worker, port, Half::Rx, queue)?;
         let mover = &mut self.workers[worker].0.mover;
         let name = format!("port{port}");
         let setup = QueueSetup { mover, stats: &self.page, binding: Binding::core(), port: &name };
-        let inner = ports[port].rx_queue(queue, setup)?;
+        let inner = self.ports[port].rx_queue(queue, setup)?;
         let inner = self.mirrored_rx(port, inner)?;
         let mover = &mut self.workers[worker].0.mover;
         let setup = CopySetup {

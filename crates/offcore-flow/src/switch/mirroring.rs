@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use offcore_port::{Port, QueueSetup, RxQueue, TxQueue};
+use offcore_port::{QueueSetup, RxQueue, TxQueue};
 
 use super::{Assembly, Route, SwitchConfig, SwitchError};
 use crate::dma_map::Half;
@@ -52,13 +52,12 @@ impl Assembly<'_> {
         worker: usize,
         port: usize,
         queue: u16,
-        ports: &mut [Box<dyn Port>],
     ) -> Result<Box<dyn RxQueue>, SwitchError> {
         let binding = self.binding(worker, port, Half::Rx, queue)?;
         let name = format!("port{port}");
         let mover = &mut self.workers[worker].0.mover;
         let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
-        let rx = ports[port].rx_queue(queue, setup)?;
+        let rx = self.ports[port].rx_queue(queue, setup)?;
         self.mirrored_rx(port, rx)
     }
 
@@ -80,13 +79,12 @@ impl Assembly<'_> {
         worker: usize,
         port: usize,
         queue: u16,
-        ports: &mut [Box<dyn Port>],
     ) -> Result<Box<dyn TxQueue>, SwitchError> {
         let binding = self.binding(worker, port, Half::Tx, queue)?;
         let name = format!("port{port}");
         let mover = &mut self.workers[worker].0.mover;
         let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
-        let mut tx = ports[port].tx_queue(queue, setup)?;
+        let mut tx = self.ports[port].tx_queue(queue, setup)?;
         for mirror in self.mirrors_of(port).filter(|mirror| mirror.direction.has_tx()) {
             tx = Box::new(MirrorTx::new(tx, self.ring_to(mirror.to)?));
         }
@@ -94,14 +92,10 @@ impl Assembly<'_> {
     }
 
     /// Gives workers the sending ends of the mirrors, once every queue that is mirrored has been opened.
-    pub(super) fn add_mirrors(
-        &mut self,
-        routes: &[Route],
-        ports: &mut [Box<dyn Port>],
-    ) -> Result<(), SwitchError> {
+    pub(super) fn add_mirrors(&mut self, routes: &[Route]) -> Result<(), SwitchError> {
         for Target { port, rings } in std::mem::take(&mut self.targets) {
             let worker = routes.iter().find(|route| route.tx_port == port).map_or(0, |route| route.worker);
-            let tx = self.open_tx(worker, port, 0, ports)?;
+            let tx = self.open_tx(worker, port, 0)?;
             self.workers[worker].0.tasks.push(Box::new(MirrorOut::new(rings, tx)));
         }
         Ok(())

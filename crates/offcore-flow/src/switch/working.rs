@@ -224,11 +224,10 @@ impl Assembly<'_> {
         working: &Working,
         index: usize,
         &Route { worker, sender, rx_port, tx_port, queue }: &Route,
-        ports: &mut [Box<dyn Port>],
         devices: &mut Devices,
     ) -> Result<(), SwitchError> {
-        let rx = self.open_rx(worker, rx_port, queue, ports)?;
-        let tx = self.open_tx(sender, tx_port, queue, ports)?;
+        let rx = self.open_rx(worker, rx_port, queue)?;
+        let tx = self.open_tx(sender, tx_port, queue)?;
         let elsewhere = match working.elsewhere {
             Some(port) => Some(Stamping::new(self.ring_to(port)?)),
             None => None,
