@@ -40,7 +40,6 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
             "--max-latency is for --mode auto, which alone can leave the engine to the core: add it".into()
         );
     }
-    check_simulators(&args.engines.dsa_sims, &dma)?;
     let mut eth_peers = EthPeers::new();
     for &(port, mac) in &args.eth_peers {
         if eth_peers.insert(port, mac).is_some() {
@@ -184,26 +183,6 @@ pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap,
     Ok(map)
 }
 
-/// A simulated device is asked for once, and every one that a channel names is asked for.
-///
-/// # Errors
-/// As [`config`].
-pub(crate) fn check_simulators(simulators: &[Simulator], dma: &DmaMap) -> Result<(), String> {
-    let names: Vec<String> = simulators.iter().map(Simulator::name).collect();
-    if let Some((_, twice)) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
-        return Err(format!("--dsa-sim gives {twice} twice: expected it once, with all its keys"));
-    }
-    for channel in dma.entries.iter().flat_map(|entry| &entry.channels) {
-        if let Some((device, _)) = channel.split_once(':')
-            && let Some(number) = device.strip_prefix("dsa-sim")
-            && !names.iter().any(|name| name == device)
-        {
-            return Err(format!("--dma {channel}: there is no such device; add --dsa-sim {number}"));
-        }
-    }
-    Ok(())
-}
-
 fn check_forward(args: &SwitchArgs) -> Result<(), String> {
     let forward = args.forward;
     let generates = matches!(forward, ForwardArg::Txonly | ForwardArg::Flowgen);
@@ -343,7 +322,7 @@ mod tests {
             ("--port gen: --mode offload", &["--mode offload", "--dma"][..]),
             ("--port gen: --mode auto", &["--mode auto", "--dma"]),
             ("--port gen: --dsa-sim 0 --dsa-sim 0:seed=1", &["--dsa-sim", "dsa-sim0 twice"]),
-            ("--port vhost:/a --dma txq0@dsa-sim1:wq1.0 --dsa-sim 0", &["--dma", "--dsa-sim 1"]),
+            ("--port vhost:/a --dma txq0@dsa-sim1:wq1.0 --dsa-sim 0", &["--dsa-sim: none is dsa-sim1"]),
             ("--port gen: --txpkts 64", &["--txpkts", "--forward io"]),
             ("--port gen: --forward mac --txpkts 64", &["--txpkts", "--forward mac"]),
             ("--port gen: --eth-peer 0,02:00:00:00:00:01", &["--eth-peer", "--forward io"]),

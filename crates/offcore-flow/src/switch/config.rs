@@ -1,6 +1,6 @@
 //! What a switch shall do, and why it cannot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use offcore_dma::Mode;
@@ -145,6 +145,7 @@ pub enum Field {
     PortMask,
     Ports,
     RingSize,
+    Simulators,
     Sizes,
     SplitAt,
     Vlans,
@@ -225,11 +226,28 @@ impl SwitchConfig {
         Field::Mirrors.check_ports(count, self.mirrors.iter().map(|mirror| mirror.port))?;
         Field::Mirrors.check_ports(ports, self.mirrors.iter().map(|mirror| mirror.to))?;
         Field::Dma.check_ports(ports, self.dma.entries.iter().filter_map(|entry| entry.port))?;
+        self.check_simulators()?;
         match &self.run {
             Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(ports, eth_peers.keys().copied()),
             Run::Bridge(bridge) => bridging::check(bridge, count),
             Run::Copy(copying) => copying::check(self, copying, count),
             Run::Pipelines(working) => working.check(self.lcores.len(), ports),
+        }
+    }
+
+    /// A simulated device is asked for once, and every one that a channel names is asked for.
+    fn check_simulators(&self) -> Result<(), SwitchError> {
+        let mut names = BTreeSet::new();
+        if let Some(twice) = self.simulators.iter().find(|simulator| !names.insert(simulator.name())) {
+            return Field::Simulators
+                .refuse(format!("{} twice, expected it once, with all its keys", twice.name()));
+        }
+        let devices = self.dma.entries.iter().flat_map(|entry| &entry.channels).filter_map(|channel| {
+            channel.split_once(':').map(|(device, _)| device).filter(|device| device.starts_with("dsa-sim"))
+        });
+        match devices.into_iter().find(|device| !names.contains(*device)) {
+            Some(device) => Field::Simulators.refuse(format!("none is {device}, which a channel names")),
+            None => Ok(()),
         }
     }
 

@@ -91,7 +91,7 @@ fn what_contradicts_itself_is_refused_in_words() {
         ("--port gen: -f 63", &["--max-frame", "from 64"]),
         ("--port gen: -c both", &["--mode", "sw, hw"]),
         ("--port gen: --dma 1.rxq0@cpu", &["--dma: port 1", "one port"]),
-        ("--port gen: --dma rxq0@dsa-sim0:wq0.0", &["--dma", "--dsa-sim 0"]),
+        ("--port gen: --dma rxq0@dsa-sim0:wq0.0", &["--dsa-sim: none is dsa-sim0"]),
         ("--port gen: --until-idle", &["--until-idle", "count=N"]),
         ("--port gen: --lcores 1023", &["--lcores", "1023"]),
     ] {
