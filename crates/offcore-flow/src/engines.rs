@@ -65,15 +65,18 @@ impl Engines {
         if name != "dsa:auto" {
             return Ok(vec![name.into()]);
         }
-        let found =
-            discover::list(&Roots::from_env()).map_err(|error| format!("channel 'dsa:auto': {error}"))?;
+        self.resolve_auto().map_err(|error| format!("channel 'dsa:auto': {error}"))
+    }
+
+    fn resolve_auto(&mut self) -> Result<Vec<String>, String> {
+        let found = discover::list(&Roots::from_env()).map_err(|error| error.to_string())?;
         let ours: Vec<_> = found.iter().filter(|wq| wq.check(None).is_ok()).map(|wq| &wq.info).collect();
         let near: Vec<_> = ours.iter().filter(|wq| self.is_near(wq.numa_node)).collect();
         let chosen = if near.is_empty() { ours.iter().collect() } else { near };
         if chosen.is_empty() {
             return Err(
-                "channel 'dsa:auto': no work queue is enabled for users: `offcore dsa doctor` says why; dsa-simN:wqN.M \
-                 needs no hardware"
+                "no work queue is enabled for users: `offcore dsa doctor` says why; dsa-simN:wqN.M needs no \
+                        hardware"
                     .into(),
             );
         }
@@ -100,7 +103,7 @@ impl Engines {
             usable.push(name);
         }
         if usable.is_empty() {
-            return Err(format!("channel 'dsa:auto': no work queue can be used: {}", refused.join("; ")));
+            return Err(format!("no work queue can be used: {}", refused.join("; ")));
         }
         self.notes.extend(refused.into_iter().map(|error| format!("warning: dsa:auto goes without {error}")));
         Ok(usable)
@@ -160,14 +163,14 @@ impl Engines {
     }
 
     /// A work queue's name, and what stands behind it: `wq0.1/direct/memory`.
-    fn options<'a>(&self, name: &str, which: &'a str) -> Result<(&'a str, Options), String> {
+    fn options<'a>(&self, which: &'a str) -> Result<(&'a str, Options), String> {
         let mut parts = which.split('/');
         let wq = parts.next().unwrap_or_default();
         let numa_node = self.node.and_then(|node| node.try_into().ok());
         let mut options = Options { numa_node, ..Options::default() };
         for part in parts {
             if which.split('/').filter(|other| *other == part).count() > 1 {
-                return Err(format!("channel '{name}': '/{part}' stands there twice: once is enough"));
+                return Err(format!("'/{part}' stands there twice: once is enough"));
             }
             match part {
                 "direct" => options.batch = false,
@@ -175,8 +178,8 @@ impl Engines {
                 "block" => options.block_on_fault = true,
                 found => {
                     return Err(format!(
-                        "channel '{name}': '/{found}': expected /direct (no batch descriptors), /memory (copies are not \
-                         put into the cache) or /block (the device waits for page faults)"
+                        "'/{found}': expected /direct (no batch descriptors), /memory (copies are not put into the \
+                         cache) or /block (the device waits for page faults)"
                     ));
                 }
             }
@@ -185,60 +188,59 @@ impl Engines {
     }
 
     fn open(&mut self, name: &str) -> Result<Arc<dyn Device>, String> {
+        self.device(name).map_err(|error| format!("channel '{name}': {error}"))
+    }
+
+    fn device(&mut self, name: &str) -> Result<Arc<dyn Device>, String> {
         if name == "cpu" {
             return Ok(Arc::new(CpuDevice));
         }
         let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
                         dmadev:NAME (a DMA device of DPDK)";
-        let (kind, which) = name.split_once(':').ok_or_else(|| format!("channel '{name}': {expected}"))?;
+        let (kind, which) = name.split_once(':').ok_or(expected)?;
         match kind {
             "core" => {
-                let lcore = which
-                    .parse()
-                    .map_err(|_| format!("channel '{name}': '{which}' is no lcore; {expected}"))?;
+                let lcore = which.parse().map_err(|_| format!("'{which}' is no lcore; {expected}"))?;
                 Ok(Arc::new(CoreDevice::start_with(lcore, self.naps).map_err(|error| error.to_string())?))
             }
-            "dmadev" => self.dmadev(name, which),
+            "dmadev" => self.dmadev(which),
             "dsa" => {
-                let (wq, options) = self.options(name, which)?;
-                let device = DsaDevice::open(&Roots::from_env(), wq, options)
-                    .map_err(|error| format!("channel '{name}': {error}"))?;
+                let (wq, options) = self.options(which)?;
+                let device = DsaDevice::open(&Roots::from_env(), wq, options);
+                let device = device.map_err(|error| error.to_string())?;
                 self.notes.push(format!("{name}: descriptors are submitted by {}", device.submit_by()));
                 self.notes.extend(device.warnings().iter().map(|text| format!("warning: {text}")));
                 Ok(Arc::new(device))
             }
             simulated if simulated.starts_with("dsa-sim") => {
-                let (wq, options) = self.options(name, which)?;
-                let device = self.simulator(simulated)?;
-                let device = DsaDevice::simulated(&device, wq, options)
-                    .map_err(|error| format!("channel '{name}': {error}"))?;
-                Ok(Arc::new(device))
+                let (wq, options) = self.options(which)?;
+                let device = DsaDevice::simulated(&self.simulator(simulated)?, wq, options);
+                Ok(Arc::new(device.map_err(|error| error.to_string())?))
             }
-            _ => Err(format!("channel '{name}': {expected}")),
+            _ => Err(expected.into()),
         }
     }
 
     #[cfg(feature = "dpdk")]
-    fn dmadev(&mut self, name: &str, which: &str) -> Result<Arc<dyn Device>, String> {
-        let device = offcore_dpdk::dmadev::DmaDevice::open(which, self.pool)
-            .map_err(|error| format!("channel '{name}': {error}"))?;
+    fn dmadev(&mut self, which: &str) -> Result<Arc<dyn Device>, String> {
+        let device = offcore_dpdk::dmadev::DmaDevice::open(which, self.pool);
+        let device = device.map_err(|error| error.to_string())?;
         self.notes.extend(device.note());
         Ok(Arc::new(device))
     }
 
     #[cfg(not(feature = "dpdk"))]
-    fn dmadev(&mut self, name: &str, _: &str) -> Result<Arc<dyn Device>, String> {
-        Err(format!(
-            "channel '{name}': this offcore was built without DPDK: install libdpdk-dev 22.11 or later and pkg-config, \
-             then cargo build --release --features dpdk"
-        ))
+    fn dmadev(&mut self, _: &str) -> Result<Arc<dyn Device>, String> {
+        Err("this offcore was built without DPDK: install libdpdk-dev 22.11 or later and pkg-config, then cargo build \
+             --release --features dpdk"
+            .into())
     }
 
     /// The simulated device, started when it is not yet running.
     fn simulator(&mut self, name: &str) -> Result<SimDevice, String> {
         let helpers = self.helper_lcores();
         let Some((simulator, device)) = self.simulators.get_mut(name) else {
-            return Err(format!("channel '{name}:…': there is no such simulated device"));
+            return Err("there is no such simulated device".into());
         };
         if let Some(device) = device {
             return Ok(device.clone());
@@ -248,8 +250,8 @@ impl Engines {
         let spare = available.iter().find(free).or(available.last()).copied();
         let lcore = simulator.lcore.or(spare).ok_or("this process may run on no lcore")?;
         simulator.lcore = Some(lcore);
-        let started = SimDevice::start(name, simulator.options.clone(), lcore)
-            .map_err(|error| format!("channel '{name}:…': {error}"))?;
+        let started = SimDevice::start(name, simulator.options.clone(), lcore);
+        let started = started.map_err(|error| error.to_string())?;
         *device = Some(started.clone());
         Ok(started)
     }
