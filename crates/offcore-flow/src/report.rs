@@ -9,7 +9,7 @@ use offcore_stats::{Stage, tsc};
 use serde::{Serialize, Serializer};
 
 /// Counters of one queue half.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct QueueReport {
     /// Such as `port0`.
     pub port: String,
@@ -31,7 +31,7 @@ pub struct QueueReport {
 }
 
 /// Counters of the copy stage around one RX queue: see [`copy`](mod@crate::copy).
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct CopyReport {
     /// Such as `port0`.
     pub port: String,
@@ -48,7 +48,7 @@ pub struct CopyReport {
 }
 
 /// Counters of the work in one pipeline: see [`pipeline`](mod@crate::pipeline).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WorkReport {
     /// Such as `pipeline0`: the number is its RX port's.
     pub pipeline: String,
@@ -67,7 +67,7 @@ pub struct WorkReport {
 }
 
 /// Counters of one channel of one worker.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct ChannelReport {
     pub lcore: u32,
     /// The channel, such as `core:1`.
@@ -83,7 +83,7 @@ pub struct ChannelReport {
 }
 
 /// Where one worker's cycles went since the start, from the sampled bursts.
-#[derive(Clone, Debug, Serialize, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct WorkerReport {
     pub lcore: u32,
     /// Share of all sampled TSC ticks by stage, in percent.
@@ -118,7 +118,7 @@ pub struct WorkerReport {
 }
 
 /// What mode `auto` has decided on one worker for the copies of one size class.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DecisionReport {
     pub lcore: u32,
     /// Bytes of the longest copy of the class; `max` for the last.
@@ -169,7 +169,7 @@ pub struct BridgeReport {
 }
 
 /// One report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// `interval` or `final`.
     pub report: &'static str,
@@ -179,7 +179,7 @@ pub struct Report {
     pub queues: Vec<QueueReport>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyReport>,
-    /// The work of `offcore gpu`'s pipelines.
+    /// The work of pipelines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub work: Vec<WorkReport>,
     pub channels: Vec<ChannelReport>,
@@ -218,13 +218,7 @@ impl Reporter {
             report: kind,
             seconds: (now - self.started).as_secs_f64(),
             tsc_hz: tsc::hz(),
-            queues: Vec::new(),
-            copies: Vec::new(),
-            work: Vec::new(),
-            channels: Vec::new(),
-            workers: Vec::new(),
-            decisions: Vec::new(),
-            bridge: None,
+            ..Report::default()
         };
         for block in &snapshot {
             let previous = before.iter().find(|b| b.name == block.name);

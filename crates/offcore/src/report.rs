@@ -31,6 +31,13 @@ pub(crate) struct Line<'a> {
     pub measured: Option<Measurement>,
 }
 
+impl<'a> Line<'a> {
+    /// One that is not the last.
+    pub(crate) fn interval(report: &'a Report, ports: &'a [PortLine]) -> Self {
+        Self { report, ports, stopped_by: None, unfinished: None, measured: None }
+    }
+}
+
 /// Received packets, and how long they took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measurement {
@@ -320,17 +327,9 @@ mod tests {
             stages: Stage::ALL.map(|stage| (stage.name().into(), 10.0)).into(),
             groups: Group::ALL.map(|group| (group.name().into(), 33.3)).into(),
             core_copies: 7,
-            fallbacks: 0,
             overflow: 5,
-            resets: 0,
-            quarantined: 0,
             held_by_order: 2,
-            faults: 0,
-            out_of_service: 0,
-            probes: 0,
-            asleep: 0.0,
-            sleeps: 0,
-            woken: 0,
+            ..WorkerReport::default()
         };
         let decision = DecisionReport {
             lcore: 0,
@@ -349,20 +348,17 @@ mod tests {
             seconds: 2.04,
             tsc_hz: 2_000_000_000,
             queues: vec![queue("rx", &[], 4), queue("tx", &[("full", 12), ("down", 3)], 0)],
-            copies: Vec::new(),
-            work: Vec::new(),
             channels: vec![channel],
             workers: vec![worker],
             decisions: vec![decision],
-            bridge: None,
+            ..Report::default()
         }
     }
 
     #[test]
     fn tables_say_rates_drops_copies_and_cycles() {
         let report = report();
-        let text =
-            tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None });
+        let text = tables(&Line::interval(&report, &[]));
         let expected = "\
 ── 2.0 s
   queue      packets   Mpps  Gbit/s  dropped
@@ -393,13 +389,8 @@ mod tests {
             generator: None,
         };
         let stopped_by = Some(StoppedBy::Signal);
-        let text = tables(&Line {
-            report: &report,
-            ports: &[port],
-            stopped_by,
-            unfinished: Some(2),
-            measured: None,
-        });
+        let line = Line::interval(&report, std::slice::from_ref(&port));
+        let text = tables(&Line { stopped_by, unfinished: Some(2), ..line });
         assert!(text.starts_with("══ 2.0 s in all"), "{text}");
         assert!(text.contains("  port0 gen:size=64: 5 sent\n  2 packets in flight were never"), "{text}");
     }
@@ -409,8 +400,7 @@ mod tests {
         let port = BridgePortReport { port: "port0".into(), learned: 12, flooded: 3, ..Default::default() };
         let bridge = Some(BridgeReport { addresses: 11, ports: vec![port] });
         let report = Report { bridge, ..report() };
-        let text =
-            tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None });
+        let text = tables(&Line::interval(&report, &[]));
         let expected = "
   bridge  learned  moved  aged  not learned  flooded  over flood limit  filtered
   port0        12      0     0            0        3                 0         0
@@ -430,13 +420,8 @@ mod tests {
             status: String::new(),
             generator,
         };
-        let line = Line {
-            report: &report,
-            ports: &[port],
-            stopped_by: Some(StoppedBy::Duration),
-            unfinished: Some(0),
-            measured: None,
-        };
+        let line = Line::interval(&report, std::slice::from_ref(&port));
+        let line = Line { stopped_by: Some(StoppedBy::Duration), unfinished: Some(0), ..line };
         let json = serde_json::to_string(&line).unwrap();
         assert!(!json.contains('\n'));
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -450,8 +435,7 @@ mod tests {
         assert_eq!(value["workers"][0]["overflow"], 5);
         assert_eq!(value["decisions"][0]["way"], "engine");
         assert_eq!(value["ports"][0]["generator"]["verified"], 4);
-        let without =
-            Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None };
+        let without = Line::interval(&report, &[]);
         assert!(!serde_json::to_string(&without).unwrap().contains("stopped_by"));
     }
 }

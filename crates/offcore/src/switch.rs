@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::args::{Format, RunArgs, SwitchArgs};
 use crate::output::{say, write};
 use crate::ports::{self, Observed};
-use crate::report::{self, Line, Measurement, PortLine, StoppedBy};
+use crate::report::{self, Line, Measurement, StoppedBy};
 use crate::{Failure, plan};
 
 /// How often the control thread looks at signals, links and the clock.
@@ -183,7 +183,7 @@ impl Watch<'_> {
                     *at += interval;
                 }
                 let report = reporter.report("interval")?;
-                if !self.print(&report, None, None)? {
+                if !self.print(&report, None)? {
                     return Ok(StoppedBy::Output);
                 }
             }
@@ -196,21 +196,19 @@ impl Watch<'_> {
         let unfinished = self.running.stop();
         if stopped_by != StoppedBy::Output {
             let report = self.last.report("final").map_err(anyhow::Error::new)?;
-            self.print(&report, Some(stopped_by), Some(unfinished))?;
+            self.print(&report, Some((stopped_by, unfinished)))?;
         }
         Ok(ended(stopped_by, unfinished)?)
     }
 
     /// Writes a report to stdout; `false` when nobody reads it any more.
-    fn print(
-        &self,
-        report: &Report,
-        stopped_by: Option<StoppedBy>,
-        unfinished: Option<usize>,
-    ) -> anyhow::Result<bool> {
-        let ports: Vec<PortLine> = self.observed.lines(self.running.ports());
-        let measured = self.measurement.filter(|_| stopped_by.is_some());
-        let line = Line { report, ports: &ports, stopped_by, unfinished, measured };
+    fn print(&self, report: &Report, ended: Option<(StoppedBy, usize)>) -> anyhow::Result<bool> {
+        let ports = self.observed.lines(self.running.ports());
+        let mut line = Line::interval(report, &ports);
+        if let Some((stopped_by, unfinished)) = ended {
+            (line.stopped_by, line.unfinished) = (Some(stopped_by), Some(unfinished));
+            line.measured = self.measurement;
+        }
         let text = match self.watching.run.format {
             Format::Table => (self.watching.tables)(&line),
             Format::Json => serde_json::to_string(&line)? + "\n",

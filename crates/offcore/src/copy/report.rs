@@ -130,14 +130,10 @@ mod tests {
                 queue("port1", "rx", 0, 1, 0),
             ],
             copies: vec![copy(0, 5), copy(1, 6)],
-            work: Vec::new(),
             channels: vec![channel],
-            workers: Vec::new(),
-            decisions: Vec::new(),
-            bridge: None,
+            ..Report::default()
         };
-        let text =
-            tables(&Line { report: &report, ports: &[], stopped_by: None, unfinished: None, measured: None });
+        let text = tables(&Line::interval(&report, &[]));
         let expected = "\
 ── 1.0 s
   port   received    Mpps  Gbit/s  copied  sent   Mpps  Gbit/s  dropped on rx  on copy  on tx

@@ -104,12 +104,8 @@ mod tests {
             port: "pipeline0".into(),
             half: "rx".into(),
             queue: 1,
-            packets: 0,
-            bytes: 0,
-            packets_per_second: 0.0,
-            bits_per_second: 0.0,
             drops: vec![("full".into(), 8), ("failed".into(), 9)],
-            starved: 0,
+            ..QueueReport::default()
         };
         let text = work(&[work_report(true, 0)], &[queue]);
         assert!(text.contains("9 packets in its memory were dropped"), "{text}");
