@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::ops::RangeInclusive;
+use std::ops::{RangeBounds, RangeInclusive};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -528,6 +528,14 @@ pub(crate) fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<us
         let found = text.parse().ok().filter(|number| range.contains(number));
         found.ok_or_else(|| format!("expected a number from {} to {}", range.start(), range.end()))
     }
+}
+
+/// A number from `range`; the error is what was `expected`.
+pub(crate) fn number<T: FromStr + PartialOrd>(
+    range: impl RangeBounds<T> + Clone,
+    expected: &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| text.parse().ok().filter(|number| range.contains(number)).ok_or(expected.into())
 }
 
 /// One of `names`, each of which parses.

@@ -15,6 +15,7 @@ mod latency;
 mod model;
 mod vhost;
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -168,11 +169,8 @@ pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// A frame length, FCS included.
-pub(crate) fn frame(text: &str) -> Result<usize, String> {
-    let found = text.parse().ok().filter(|frame| (64..=1518).contains(frame));
-    found.ok_or_else(|| "expected a number from 64 to 1518".into())
-}
+/// The frame lengths that are measured, FCS included.
+pub(crate) const FRAME: RangeInclusive<usize> = 64..=1518;
 
 /// The measured lcore and the other one: those given, or the first two.
 pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>), String> {

@@ -14,7 +14,7 @@ use offcore_mem::Hugepages;
 use crate::Failure;
 use crate::args::within;
 use crate::bench::cells::{BenchArgs, or, temperature};
-use crate::bench::{Rows, frame, two_lcores};
+use crate::bench::{FRAME, Rows, two_lcores};
 use crate::output::told;
 use crate::table::{columns, digits, or_dash};
 
@@ -71,7 +71,7 @@ pub(crate) struct PredictArgs {
     pub engines: usize,
 
     /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518]
-    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub frames: Vec<usize>,
 
     /// Where the data is: in this core's cache, in the other's, in none

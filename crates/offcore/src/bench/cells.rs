@@ -10,8 +10,8 @@ use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
-use super::{Format, frame, plot_file};
-use crate::args::{Lcores, choice, hugepages, lcores, mode};
+use super::{FRAME, Format, plot_file};
+use crate::args::{Lcores, choice, hugepages, lcores, mode, within};
 
 /// A B B A blocks of a cell; the design asks for 200.
 pub(super) const BLOCKS: usize = 200;
@@ -45,7 +45,7 @@ pub(crate) struct BenchArgs {
 #[derive(Args, Debug)]
 pub(crate) struct CellArgs {
     /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; flip: 512,1518; latency: 64,512,1518]
-    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub frames: Vec<usize>,
 
     /// Where the data is: in this core's cache, in the other's, in none [default: all three]

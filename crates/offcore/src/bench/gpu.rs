@@ -11,7 +11,7 @@ use offcore_bench::row::{GpuColumns, Row};
 use offcore_stats::lcore;
 
 use super::cells::BenchArgs;
-use super::{Rows, frame, plot_file, verified};
+use super::{FRAME, Rows, plot_file, verified};
 use crate::Failure;
 use crate::args::{Lcores, choice, within};
 use crate::output::say;
@@ -65,7 +65,7 @@ pub(crate) struct GpuArgs {
     pub bursts: Vec<usize>,
 
     /// Frame lengths of case io, FCS included [default: 64,128,256,512,1024]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = frame)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub sizes: Vec<usize>,
 
     /// Work of case break-even: swap, crc32c, checksum, match [default: all four]

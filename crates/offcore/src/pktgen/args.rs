@@ -10,7 +10,7 @@ use offcore_flow::pktgen::rate::Rate;
 use offcore_flow::pktgen::sizes::Sizes;
 use offcore_wire::MacAddr;
 
-use crate::args::{RunArgs, interval, within};
+use crate::args::{RunArgs, interval, number, within};
 
 /// The examples of `offcore pktgen --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -59,6 +59,11 @@ receives from the second. Packets go to a port's first queue and come from all";
 const LCORES: &str =
     "The lcores: one for all, or one for what sends and one for what receives [default: the first two]";
 const DURATION: &str = "Stop after sending for this time; with --rfc2544, of each trial [default there: 5]";
+
+const COUNT: &str = "expected a number of packets, 1 or more";
+const SPEED: &str = "expected a factor such as 2 or 0.5";
+const LOSS: &str = "expected percent such as 0 or 0.01, less than 100";
+const RESOLUTION: &str = "expected percent from 0.001 to 50";
 
 /// The transport of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -153,7 +158,7 @@ pub(crate) struct PktgenArgs {
     pub burst: usize,
 
     /// Stop after so many packets, of each sending port
-    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "rfc2544")]
+    #[arg(long, value_name = "N", value_parser = number(1u64.., COUNT), conflicts_with = "rfc2544")]
     pub count: Option<u64>,
 
     /// How long to wait for packets that have not come, in the end and after each trial
@@ -173,7 +178,7 @@ pub(crate) struct PktgenArgs {
     pub pcap: Option<PathBuf>,
 
     /// Send the capture so many times as fast as it was [default: 1]
-    #[arg(long, value_name = "X", value_parser = speed, requires = "pcap", conflicts_with = "rate")]
+    #[arg(long, value_name = "X", value_parser = number(1e-6..=1e6, SPEED), requires = "pcap", conflicts_with = "rate")]
     pub speed: Option<f64>,
 
     /// Send the capture again and again
@@ -194,11 +199,11 @@ pub(crate) struct PktgenArgs {
     pub rfc2544: bool,
 
     /// Percent of packets that may be lost [default: 0]
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent, requires = "rfc2544")]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = number(0.0..100.0, LOSS), requires = "rfc2544")]
     pub loss: Vec<f64>,
 
     /// How exact the throughput is to be, in percent of the highest rate [default: 1]
-    #[arg(long, value_name = "PERCENT", value_parser = resolution, requires = "rfc2544")]
+    #[arg(long, value_name = "PERCENT", value_parser = number(0.001..=50.0, RESOLUTION), requires = "rfc2544")]
     pub resolution: Option<f64>,
 
     /// Sizes to search for [default: 64,128,256,512,1024,1280,1518]
@@ -215,24 +220,4 @@ fn link(text: &str) -> Result<f64, String> {
         Ok(Rate::Bits(bits)) => Ok(bits),
         _ => Err("expected bits a second such as 10Gbps".into()),
     }
-}
-
-fn count(text: &str) -> Result<u64, String> {
-    let found = text.parse().ok().filter(|&count| count > 0);
-    found.ok_or_else(|| "expected a number of packets, 1 or more".into())
-}
-
-fn speed(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|speed| (1e-6..=1e6).contains(speed));
-    found.ok_or_else(|| "expected a factor such as 2 or 0.5".into())
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|percent| (0.0..100.0).contains(percent));
-    found.ok_or_else(|| "expected percent such as 0 or 0.01, less than 100".into())
-}
-
-fn resolution(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|percent| (0.001..=50.0).contains(percent));
-    found.ok_or_else(|| "expected percent from 0.001 to 50".into())
 }
