@@ -14,9 +14,9 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use offcore_flow::SwitchConfig;
 use offcore_flow::pipeline::OnHit;
 use offcore_flow::switch::{Run, Working, Workload};
-use offcore_flow::{DmaMap, SwitchConfig};
 use offcore_gpu::device::Launch;
 use offcore_gpu::device::Memory;
 use offcore_gpu::layout::Kind;
@@ -25,7 +25,7 @@ use offcore_mem::BURST;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
-use crate::args::name;
+use crate::args::{Lcores, name};
 use crate::flags::by_flag;
 use crate::switch::{Measured, Watching, run_switch};
 use crate::{Failure, plan};
@@ -78,6 +78,7 @@ fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         plan::check_ports_end(&ports)?;
     }
     let working = working(args, elsewhere)?;
+    check_timeout(&working)?;
     let memory = working.memory;
     let run = Run::Pipelines(working);
     let config =
@@ -121,7 +122,6 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
     if by_device && args.blocks.is_some() && args.workload != Workload::Device(Launch::Persistent) {
         return Err(format!("--blocks is for --workload persistent, found {name}: leave it out"));
     }
-    check_timeout(args, by_device)?;
     if args.workload == Workload::None {
         let nothing = [
             ("--work", args.work != WorkKind::Swap),
@@ -148,6 +148,7 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
             "--no-swap with --work swap: nothing would be done; use -w none, or another --work".into()
         );
     }
+    let default = Working::default();
     Ok(Working {
         topology: args.port_topology,
         workload: args.workload,
@@ -160,16 +161,16 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
             WorkKind::Match => Kind::Match,
         },
         swap,
-        skip: args.skip.unwrap_or(args::SKIP) as u32,
+        skip: args.skip.map_or(default.skip, |bytes| bytes as u32),
         split_at: split_at(args)?,
         forced_ns: args.packet_time as u32,
         patterns: None,
         burst: args.burst,
         burst_timeout: Duration::from_micros(args.burst_timeout as u64),
         slots: args.slots,
-        blocks: args.blocks.unwrap_or(args::BLOCKS) as u32,
-        threads: args.threads.unwrap_or(args::THREADS) as u32,
-        timeout: Duration::from_millis(args.timeout.unwrap_or(args::TIMEOUT_MS) as u64),
+        blocks: args.blocks.map_or(default.blocks, |blocks| blocks as u32),
+        threads: args.threads.map_or(default.threads, |threads| threads as u32),
+        timeout: args.timeout.map_or(default.timeout, |ms| Duration::from_millis(ms as u64)),
         on_hit: on_hit(args, is_match)?,
         elsewhere,
         hugepages: args.run.pool.hugepages,
@@ -178,15 +179,15 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
 }
 
 /// Refuses a forced time that makes a burst take longer than the device's timeout.
-fn check_timeout(args: &PipelineArgs, by_device: bool) -> Result<(), String> {
-    let threads = args.threads.unwrap_or(args::THREADS);
-    let timeout = args.timeout.unwrap_or(args::TIMEOUT_MS);
-    let forced_ms = args.burst.div_ceil(threads) * args.packet_time / 1_000_000;
-    if by_device && forced_ms >= timeout {
+fn check_timeout(working: &Working) -> Result<(), String> {
+    let Working { threads, timeout, burst, forced_ns, .. } = working;
+    let forced = burst.div_ceil(*threads as usize) as u32 * Duration::from_nanos((*forced_ns).into());
+    if matches!(working.workload, Workload::Device(_)) && forced >= *timeout {
         return Err(format!(
-            "--packet-time {}: {threads} threads take {forced_ms} ms for a burst of {} packets, longer than --timeout \
-             {timeout} ms: raise that, or use smaller bursts",
-            args.packet_time, args.burst
+            "--packet-time {forced_ns}: {threads} threads take {} ms for a burst of {burst} packets, longer than --timeout \
+             {} ms: raise that, or use smaller bursts",
+            forced.as_millis(),
+            timeout.as_millis()
         ));
     }
     Ok(())
@@ -226,8 +227,8 @@ fn on_hit(args: &PipelineArgs, is_match: bool) -> Result<OnHit, String> {
 
 /// Two lcores per pipeline, as far as available; otherwise pipelines share them.
 fn lcores(args: &PipelineArgs, pipelines: usize) -> Result<Vec<usize>, String> {
-    if args.run.lcores.is_some() {
-        return plan::lcores(args.run.lcores.as_ref(), &[], &DmaMap::default());
+    if let Some(Lcores(given)) = &args.run.lcores {
+        return Ok(given.clone());
     }
     let mut available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
     available.truncate(2 * pipelines.max(1));

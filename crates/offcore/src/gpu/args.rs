@@ -14,16 +14,8 @@ use offcore_port::spec::{MAX_QUEUES, PortSpec};
 use super::doctor::{self, DoctorArgs};
 use crate::args::{RunArgs, port, topology, within};
 
-/// Default bytes before a payload: Ethernet, IPv4 and UDP headers.
-pub(super) const SKIP: usize = 42;
 /// Default split, as in l2fwd-nv.
 pub(super) const SPLIT_AT: usize = 60;
-/// Default blocks per pipeline.
-pub(super) const BLOCKS: usize = 4;
-/// Default threads per block.
-pub(super) const THREADS: usize = 256;
-/// Default timeout of a device.
-pub(super) const TIMEOUT_MS: usize = 1000;
 /// Expedited forwarding (RFC 3246).
 pub(super) const DSCP: usize = 46;
 /// l2fwd-nv's maximum: 20 ms.
