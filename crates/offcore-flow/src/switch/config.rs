@@ -228,7 +228,7 @@ impl SwitchConfig {
         Field::Dma.check_ports(ports, self.dma.entries.iter().filter_map(|entry| entry.port))?;
         self.check_simulators()?;
         match &self.run {
-            Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(ports, eth_peers.keys().copied()),
+            Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
             Run::Bridge(bridge) => bridging::check(bridge, count),
             Run::Copy(copying) => copying::check(self, copying, count),
             Run::Pipelines(working) => working.check(self.lcores.len(), ports),
