@@ -17,6 +17,7 @@ pub mod bridge;
 pub mod copy;
 pub mod dma_map;
 pub mod engines;
+mod error;
 pub mod forward;
 pub mod forwarding;
 pub mod guest_pair;

@@ -41,7 +41,7 @@ use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::STAMP_LEN;
 use offcore_wire::traffic::HeaderTemplate;
 
-use crate::switch::{Field, SwitchError, check_lcores, too_long};
+use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::threads::Threads;
 use control::{Control, Handover};
 use receiver::{Expected, Receiver};

@@ -1,6 +1,7 @@
 //! A switch: ports, engines and workers put together, started and stopped.
 
 mod bridging;
+mod check;
 mod config;
 mod copying;
 mod mirroring;
@@ -29,10 +30,9 @@ use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
 
-pub use config::{EthPeers, Field, Run, SwitchConfig, SwitchError};
-pub(crate) use config::{check_lcores, too_long};
-pub use copying::Copying;
-pub use working::{Devices, Working, Workload};
+pub use crate::error::{Field, SwitchError};
+pub use config::{Copying, EthPeers, Run, SwitchConfig, Working, Workload};
+pub use working::Devices;
 
 /// Bytes of the statistics page.
 const STATS_PAGE: usize = 4 << 20;

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use offcore_stats::lcore;
 
-use crate::switch::SwitchError;
+use crate::error::SwitchError;
 
 /// Threads of workers, each pinned to its lcore. Dropping them stops them.
 #[derive(Debug, Default)]

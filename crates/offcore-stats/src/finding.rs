@@ -37,6 +37,7 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Adds what is wanted, and why.
     pub fn wants(&mut self, wanted: impl Into<String>, why: &'static str) -> &mut Self {
         (self.wanted, self.why) = (wanted.into(), why);
         self
@@ -94,10 +95,12 @@ impl Report {
         })
     }
 
+    /// The verdict on the whole.
     pub fn worst(&self) -> Verdict {
         self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::NotApplicable)
     }
 
+    /// Findings with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.findings.iter().filter(|finding| finding.verdict == verdict).count()
     }

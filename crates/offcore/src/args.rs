@@ -1,13 +1,12 @@
 //! The command line: what can be written, and what is refused before anything is opened.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::ops::{RangeBounds, RangeInclusive};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use offcore_dma::Mode;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::mirror::Direction;
@@ -19,184 +18,7 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use offcore_wire::MacAddr;
 
-use crate::bench::BenchCommand;
-use crate::dsa::DsaCommand;
 use crate::eal::EalArgs;
-
-/// A packet data path whose copies are made by an engine instead of the core.
-#[derive(Debug, Parser)]
-#[command(name = "offcore", version, after_help = EXAMPLES)]
-pub(crate) struct Cli {
-    /// Log more: -v what happens, -vv how, -vvv everything; without it OFFCORE_LOG says what (default: warn)
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    pub verbose: u8,
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// The subcommands.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Switch packets between ports, testpmd-like; --demo needs nothing else
-    #[command(after_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
-    Switch(Box<SwitchArgs>),
-    /// Show what offloading saves here: in-process guests, nothing needed
-    #[command(name = DEMO, hide = true, override_usage = SWITCH_USAGE)]
-    Demo(DemoArgs),
-    /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
-    #[command(after_help = crate::copy::EXAMPLES)]
-    Copy(Box<crate::copy::CopyArgs>),
-    /// l2fwd-nv's pipelines: receive, gather bursts, let a GPU or the CPU work on them, send
-    #[command(after_help = crate::gpu::EXAMPLES)]
-    Gpu(Box<crate::gpu::GpuArgs>),
-    /// Measure the published tables on this machine
-    Bench {
-        /// What to measure.
-        #[command(subcommand)]
-        command: BenchCommand,
-    },
-    /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
-    #[command(after_help = crate::pktgen::EXAMPLES)]
-    Pktgen(Box<crate::pktgen::PktgenArgs>),
-    /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
-    #[command(after_help = crate::predict::EXAMPLES)]
-    Predict(crate::predict::PredictArgs),
-    /// List devices that can be used as ports
-    Port {
-        /// What to show.
-        #[command(subcommand)]
-        command: crate::port::PortCommand,
-    },
-    /// Intel DSA devices: what is there, how it is laid out, what is wrong with it
-    Dsa {
-        /// What to do with them.
-        #[command(subcommand)]
-        command: DsaCommand,
-    },
-}
-
-impl Command {
-    /// What a subcommand that has another use for -v has to say about logging.
-    pub(crate) fn verbose(&self) -> u8 {
-        match self {
-            Self::Gpu(args) => args.pipelines.verbose,
-            _ => 0,
-        }
-    }
-}
-
-const EXAMPLES: &str = "\
-Examples:
-  offcore switch --demo
-  offcore switch --help
-  offcore bench vhost --quick
-  offcore dsa doctor
-
-Exit codes: 0 done, 1 failed, 2 usage.";
-
-const SWITCH_USAGE: &str = "\
-offcore switch --port <SPEC>... [OPTIONS]
-       offcore switch --demo [--quick] [--format <FORMAT>]";
-
-/// The subcommand that `switch` is with `--demo`, which takes none of its other flags.
-const DEMO: &str = "switch-demo";
-
-impl Cli {
-    /// Parses the words of a command line.
-    ///
-    /// # Errors
-    /// The parser's, also for `--help`.
-    pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
-        let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-        if words.iter().any(|word| word == "--demo")
-            && let Some(switch) = words.iter_mut().find(|word| *word == "switch")
-        {
-            *switch = DEMO.into();
-        }
-        Self::try_parse_from(words)
-    }
-}
-
-/// The examples of `offcore switch --help`. A test parses each line that begins with `offcore`.
-pub(crate) const SWITCH_EXAMPLES: &str = "\
-Examples:
-  What a packet costs the core with the core copying and with an engine
-  copying; needs no root, hugepages or hardware:
-    offcore switch --demo
-  It takes about 20 seconds; --quick is shorter and rougher.
-
-  Two generators that check each other's packets, for two seconds:
-    offcore switch --port gen:size=64 --port gen:size=1518 --duration 2
-
-  Two guests, whose packets a helper thread on lcore 1 copies:
-    offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
-      --dma 'txq0@core:1;rxq0@core:1'
-
-  The same on a simulated DSA device, core or device by what is cheaper:
-    offcore switch --port vhost:/tmp/vm1.sock --port vhost:/tmp/vm2.sock \\
-      --dsa-sim 0:profile=vhost --dma 'txq0@dsa-sim0:wq0.0;rxq0@dsa-sim0:wq0.1' \\
-      --mode auto
-
-  A guest and the host's network, as root; channels in the vhost guide's syntax:
-    offcore switch --port tap:tap0 \\
-      --port 'vhost:/tmp/vm1.sock,dmas=[txq0@core:1;rxq0@core:1]'
-
-  Every packet of a capture with new addresses, into another one:
-    offcore switch --port pcap:in.pcap --port pcap:-,out.pcap \\
-      --forward mac --eth-peer 1,02:00:00:00:00:09 --until-idle
-
-  Every packet copied by a helper thread before it is sent, whatever the ports:
-    offcore switch --port gen:size=1518 --port gen:size=64 --forward copy \\
-      --dma rxq0@core:1 --duration 2
-
-  Traffic for the guest behind another switch, one JSON object a second:
-    offcore switch --port virtio-user:/tmp/vm1.sock --forward txonly \\
-      --txpkts 1518 --format json
-
-  A learning switch of two guests, in VLANs 10 and 20, and the host's network,
-  which has both, tagged; and a capture of all that the first guest does:
-    offcore switch --forward l2 --port vhost:/tmp/vm1.sock \\
-      --port vhost:/tmp/vm2.sock --port tap:tap0 --vlan 0=access:10 \\
-      --vlan 1=access:20 --vlan 2=trunk:10,20 --mirror 0=pcap:-,vm1.pcap
-
-Ports:
-  vhost:SOCKET[,queues=N,client,packed=off,in_order=off,mrg=off,
-        indirect=off,event_idx=off,offloads=off,
-        dmas=[txq0@CH;rxq0@CH]]
-  virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
-        event_idx=off,mac=MAC]
-  af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
-        busy_poll=N,need_wakeup=off,promisc=off]
-  af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,
-        slots=N,promisc=off,qdisc_bypass]
-  tap:NAME[,queues=N,offloads=off]
-  dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,
-       rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,...]]
-                             DEVICE: a PCI address, or net_null0 and its like
-  pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
-  gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
-
-Channels:
-  Of a vhost port both halves of a queue make copies. With --forward copy any
-  port's rxqN has the channels of the copy stage behind it.
-  cpu             the core itself
-  core:N          a helper thread on lcore N
-  dsa:wqN.M       work queue M of DSA device N; wqN.M is the same
-  dsa:auto        every work queue that is enabled for users, those of the
-                  packet buffers' NUMA node if there are any
-  dsa-simN:wqN.M  a work queue of the simulated device N (--dsa-sim)
-  dmadev:NAME     a DMA device of DPDK: a PCI address, or dma_skeleton
-  A work queue's name may be followed by /direct (no batch descriptors),
-  /memory (copies are not put into the cache), /block (the device waits for
-  page faults).
-  A work queue that several workers use is shared: a dedicated one by a lock.
-
-Simulated devices:
-  N[:profile=NAME|FILE,gen=spr|dsa2,seed=N,fault=...,lcore=N]
-
-Ctrl-C or SIGTERM stops it: what is in flight is finished, a last report
-follows. A second one ends it at once.";
 
 /// What `offcore switch` understands.
 #[derive(Args, Debug)]
@@ -561,27 +383,6 @@ pub(crate) fn mode() -> impl TypedValueParser<Value = Mode> {
 
 pub(crate) fn hugepages() -> impl TypedValueParser<Value = Hugepages> {
     choice(["auto", "1G", "2M", "none"])
-}
-
-/// Command lines in tests.
-#[cfg(test)]
-pub(crate) mod lines {
-    use super::{Cli, Command};
-
-    /// The command of a line, whose quotes are around whole words.
-    pub(crate) fn command(line: &str) -> Result<Command, String> {
-        let words = line.split_whitespace().map(|word| word.trim_matches('\''));
-        Cli::of(words).map(|cli| cli.command).map_err(|error| error.to_string())
-    }
-
-    /// The examples of a help text, of which there are so many.
-    pub(crate) fn examples(help: &str, count: usize) -> Vec<String> {
-        let whole = help.replace("\\\n", " ");
-        let lines = whole.lines().map(str::trim).filter(|line| line.starts_with("offcore "));
-        let lines: Vec<String> = lines.map(Into::into).collect();
-        assert_eq!(lines.len(), count, "{lines:?}");
-        lines
-    }
 }
 
 #[cfg(test)]

@@ -237,7 +237,7 @@ mod fixtures;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::cli::{Cli, Command};
     use clap::Parser;
 
     /// What the parser makes of a line; quotes are not needed in ours.

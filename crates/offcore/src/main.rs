@@ -14,6 +14,7 @@
 
 mod args;
 mod bench;
+mod cli;
 mod copy;
 mod demo;
 mod doctor;
@@ -40,7 +41,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use args::{Cli, Command};
+use cli::{Cli, Command};
 use output::say;
 
 /// Why a command ends early.

@@ -305,8 +305,8 @@ pub(crate) fn with_queues(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::lines::{command, examples};
-    use crate::args::{Command, SWITCH_EXAMPLES};
+    use crate::cli::lines::{command, examples};
+    use crate::cli::{Command, SWITCH_EXAMPLES};
     use offcore_flow::mirror::Direction;
 
     fn switch(flags: &str) -> Result<SwitchConfig, String> {

@@ -217,8 +217,8 @@ fn guide(guide: &Guide, rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Command;
-    use crate::args::lines::{command, examples};
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
 
     fn parse(line: &str) -> Result<Options, String> {
         let Command::Predict(args) = command(line)? else { panic!("{line}") };

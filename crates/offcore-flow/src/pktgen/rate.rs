@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::switch::{Field, SwitchError};
+use crate::error::{Field, SwitchError};
 use std::time::Duration;
 
 use offcore_stats::tsc;

@@ -40,11 +40,7 @@ pub enum CaptureError {
     /// '{path}' has no packets: nothing to send
     Empty { path: PathBuf },
     /// '{path}': record {record} has {len} bytes, less than an Ethernet header: take it out with editcap
-    Runt {
-        path: PathBuf,
-        record: u64,
-        len: usize,
-    },
+    Runt { path: PathBuf, record: u64, len: usize },
     /// '{path}' has more than {MAX_BYTES:?} bytes of packets: split it with editcap -c
     TooBig { path: PathBuf },
 }

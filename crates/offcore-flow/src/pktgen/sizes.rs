@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use offcore_stats::SplitMix;
 
-use crate::switch::{Field, SwitchError};
+use crate::error::{Field, SwitchError};
 
 /// The simple IMIX: seven, four and one.
 const IMIX: &str = "64:7,594:4,1518:1";

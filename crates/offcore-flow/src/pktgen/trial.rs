@@ -9,7 +9,7 @@ use super::rate::Rate;
 use super::report::{Figures, Reporter};
 use super::search::Outcome;
 use super::sizes::Sizes;
-use crate::switch::SwitchError;
+use crate::error::SwitchError;
 
 /// Learning frames of a direction, so that who forwards knows where addresses are.
 const LEARNING: u64 = 16;
@@ -56,10 +56,7 @@ pub enum TrialError {
     Switch(#[from] SwitchError),
     /// no learning frame of {size} bytes came back in {seconds} s: is something behind the port that sends them on,
     /// and does it take frames of this size?
-    NothingCame {
-        size: usize,
-        seconds: f64,
-    },
+    NothingCame { size: usize, seconds: f64 },
     /// interrupted
     Interrupted,
     /// a worker ended by itself

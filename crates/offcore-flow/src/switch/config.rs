@@ -1,22 +1,22 @@
-//! What a switch shall do, and why it cannot.
+//! What a switch shall do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use offcore_dma::Mode;
-use offcore_gpu::device::DeviceError;
-use offcore_mem::{BURST, Pool};
-use offcore_port::{Port, PortError};
-use offcore_stats::lcore::{self, LcoreError};
-use offcore_stats::page::PageError;
-use offcore_wire::{MacAddr, ethernet};
+use offcore_gpu::device::{Launch, Memory};
+use offcore_gpu::layout::Kind;
+use offcore_gpu::patterns::Patterns;
+use offcore_mem::Hugepages;
+use offcore_wire::MacAddr;
 
-use super::{Copying, Devices, Working, bridging, copying, mirroring};
 use crate::bridge::BridgeConfig;
-use crate::dma_map::{DmaMap, Half};
+use crate::dma_map::DmaMap;
 use crate::forward::{Forward, Topology};
 use crate::idle::Idle;
 use crate::mirror::Mirror;
+use crate::pipeline::OnHit;
 use crate::simulator::Simulator;
 
 /// Destination addresses by TX port; those of other ports are 02:00:00:00:00:PORT.
@@ -123,196 +123,140 @@ impl Run {
     }
 }
 
-/// A field of a configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the configurations document them")]
-pub enum Field {
-    Batch,
-    Bidirectional,
-    Burst,
-    Devices,
-    Dma,
-    Elsewhere,
-    EthPeers,
-    Flows,
-    Frame,
-    Lcores,
-    LinkSpeed,
-    Memory,
-    Mirrors,
-    OnHit,
-    Pool,
-    PortMask,
-    Ports,
-    RingSize,
-    Simulators,
-    Sizes,
-    SplitAt,
-    Vlans,
+/// The configuration of a switch that copies. The defaults are dpdk-dma's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copying {
+    /// Which port's packets go where.
+    pub topology: Topology,
+    /// Destinations; addresses are rewritten as `mac` does, or not at all where there are none.
+    pub eth_peers: Option<EthPeers>,
+    /// Ports that take part, one bit each, where not all do; those beyond the 64th do.
+    pub ports: Option<u64>,
+    /// Packets in flight in the copy stage of one queue, and packets that a ring has room for: 1 to 32768.
+    pub ring_size: usize,
+    /// Packets whose copies are submitted together, 1 to 64.
+    pub batch: usize,
+    /// Bytes of a packet, FCS included; longer ones are dropped. 0: any.
+    pub max_frame: usize,
+    /// Packets with fewer bytes, FCS included, are copied by the core.
+    pub min_copy: usize,
+    /// Bytes that are copied of every packet at least.
+    pub at_least: usize,
+    /// Whether lcores come in twos, of which the first receives and copies and the second sends.
+    pub two_lcores: bool,
 }
 
-impl Field {
-    /// An error about the field: what was found, and what was expected.
-    pub(crate) fn refuse<T>(self, text: impl Into<String>) -> Result<T, SwitchError> {
-        Err(SwitchError::Config { field: self, text: text.into() })
-    }
-
-    /// Refuses the first of `found` that is none of `ports` ports.
-    pub(crate) fn check_ports(
-        self,
-        ports: usize,
-        mut found: impl Iterator<Item = usize>,
-    ) -> Result<(), SwitchError> {
-        match found.find(|&port| port >= ports) {
-            Some(port) => self.refuse(format!("port {port}: {}", counted(ports))),
-            None => Ok(()),
+impl Default for Copying {
+    fn default() -> Self {
+        Self {
+            topology: Topology::Loop,
+            eth_peers: Some(EthPeers::new()),
+            ports: None,
+            ring_size: 2048,
+            batch: 32,
+            max_frame: 0,
+            min_copy: 0,
+            at_least: 0,
+            two_lcores: false,
         }
     }
 }
 
-/// How many ports there are, in words.
-pub(super) fn counted(ports: usize) -> String {
-    match ports {
-        1 => "there is one port, number 0".into(),
-        _ => format!("there are {ports} ports, counted from 0"),
+impl Copying {
+    /// Whether a port takes part.
+    pub(super) fn has(&self, port: usize) -> bool {
+        port >= 64 || self.ports.is_none_or(|ports| ports >> port & 1 != 0)
     }
 }
 
-/// Why a switch cannot be put together.
-#[derive(Debug, thiserror::Error)]
-pub enum SwitchError {
-    /// The configuration contradicts itself, or what there is.
-    #[error("{field:?}: {text}")]
-    Config {
-        /// Where.
-        field: Field,
-        /// What was found, and what was expected.
-        text: String,
-    },
-    /// A port.
-    #[error(transparent)]
-    Port(#[from] PortError),
-    /// The statistics page.
-    #[error(transparent)]
-    Stats(#[from] PageError),
-    /// A device that works on packets.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// Pinning a worker.
-    #[error(transparent)]
-    Lcore(#[from] LcoreError),
-    /// Starting a worker.
-    #[error("starting the worker of lcore {lcore}: {source}")]
-    Thread {
-        lcore: usize,
-        source: std::io::Error,
-    },
+/// What processes bursts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Workload {
+    /// Nothing: packets pass unchanged.
+    None,
+    /// The sending lcore.
+    #[default]
+    Cpu,
+    /// A device.
+    Device(Launch),
 }
 
-impl SwitchConfig {
-    /// Refuses what cannot be with so many ports, whatever they are.
-    ///
-    /// # Errors
-    /// [`SwitchError::Config`] for a field, [`SwitchError::Lcore`] for an lcore that is not to be had.
-    pub fn check(&self, ports: usize) -> Result<(), SwitchError> {
-        if ports == 0 {
-            return Field::Ports.refuse("none, expected one at least");
+impl Workload {
+    /// The name, also in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Cpu => "cpu",
+            Self::Device(launch) => launch.name(),
         }
-        if !(1..=BURST).contains(&self.burst) {
-            return Field::Burst.refuse(format!("{}, expected 1 to {BURST}", self.burst));
-        }
-        check_lcores(&self.lcores)?;
-        let count = mirroring::forwarding(self, ports);
-        Field::Mirrors.check_ports(count, self.mirrors.iter().map(|mirror| mirror.port))?;
-        Field::Mirrors.check_ports(ports, self.mirrors.iter().map(|mirror| mirror.to))?;
-        Field::Dma.check_ports(ports, self.dma.entries.iter().filter_map(|entry| entry.port))?;
-        self.check_simulators()?;
-        match &self.run {
-            Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
-            Run::Bridge(bridge) => bridging::check(bridge, count),
-            Run::Copy(copying) => copying::check(self, copying, count),
-            Run::Pipelines(working) => working.check(self.lcores.len(), ports),
-        }
-    }
-
-    /// A simulated device is asked for once, and every one that a channel names is asked for.
-    fn check_simulators(&self) -> Result<(), SwitchError> {
-        let mut names = BTreeSet::new();
-        if let Some(twice) = self.simulators.iter().find(|simulator| !names.insert(simulator.name())) {
-            return Field::Simulators
-                .refuse(format!("{} twice, expected it once, with all its keys", twice.name()));
-        }
-        let devices = self.dma.entries.iter().flat_map(|entry| &entry.channels).filter_map(|channel| {
-            channel.split_once(':').map(|(device, _)| device).filter(|device| device.starts_with("dsa-sim"))
-        });
-        match devices.into_iter().find(|device| !names.contains(*device)) {
-            Some(device) => Field::Simulators.refuse(format!("none is {device}, which a channel names")),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses what cannot be with these ports, packet buffers and devices.
-    pub(super) fn check_opened(
-        &self,
-        ports: &[Box<dyn Port>],
-        pool: &Pool,
-        devices: &Devices,
-    ) -> Result<(), SwitchError> {
-        self.check(ports.len())?;
-        let longest = pool.longest() + ethernet::FCS_LEN;
-        match &self.run {
-            Run::Forward { mode: Forward::Txonly { frame } | Forward::Flowgen { frame }, .. }
-                if *frame > longest =>
-            {
-                return too_long(*frame, longest);
-            }
-            Run::Bridge(_) => {
-                bridging::check_queues(
-                    &ports[..mirroring::forwarding(self, ports.len())],
-                    self.lcores.len(),
-                )?;
-            }
-            Run::Pipelines(working) => working.check_opened(ports, devices)?,
-            Run::Forward { .. } | Run::Copy(_) => {}
-        }
-        check_dma(self, ports)
     }
 }
 
-/// Refuses lcores that workers cannot run on.
-pub(crate) fn check_lcores(lcores: &[usize]) -> Result<(), SwitchError> {
-    if lcores.is_empty() {
-        return Field::Lcores.refuse("none, expected one at least");
-    }
-    let available = lcore::available()?;
-    match lcores.iter().find(|lcore| !available.contains(lcore)) {
-        Some(&found) => Err(LcoreError::Unavailable { found, available }.into()),
-        None => Ok(()),
-    }
+/// The configuration of a switch of pipelines.
+#[derive(Clone, Debug)]
+pub struct Working {
+    /// Which port's packets go where.
+    pub topology: Topology,
+    pub workload: Workload,
+    /// The devices, assigned to pipelines round-robin; empty except with [`Workload::Device`].
+    pub devices: Vec<String>,
+    /// Where a device processes packets.
+    pub memory: Memory,
+    /// The work, which determines a packet's result.
+    pub kind: Kind,
+    /// Whether to swap the MAC addresses.
+    pub swap: bool,
+    /// Bytes before the payload.
+    pub skip: u32,
+    /// Bytes to split off before the payload, if packets are split.
+    pub split_at: Option<usize>,
+    /// Minimum nanoseconds per packet.
+    pub forced_ns: u32,
+    pub patterns: Option<Arc<Patterns>>,
+    /// Maximum packets per burst, 1 to 4096.
+    pub burst: usize,
+    /// How long a packet waits for its burst to fill.
+    pub burst_timeout: Duration,
+    /// Maximum bursts in flight per pipeline, a power of two from 2 to 4096.
+    pub slots: usize,
+    /// Blocks per pipeline, 1 to 64.
+    pub blocks: u32,
+    /// Threads per block, 1 to 1024.
+    pub threads: u32,
+    /// Time without an answer after which a device is considered hung.
+    pub timeout: Duration,
+    /// What happens to packets by their result.
+    pub on_hit: OnHit,
+    /// The port that [`OnHit::Steer`] sends to. It is used for nothing else, and comes after all forwarding ports.
+    pub elsewhere: Option<usize>,
+    /// Page size of the burst rings.
+    pub hugepages: Hugepages,
+    pub profile: bool,
 }
 
-/// Packets of so many bytes take more of the packet buffers than one packet may.
-pub(crate) fn too_long<T>(found: usize, most: usize) -> Result<T, SwitchError> {
-    Field::Pool.refuse(format!(
-        "too small for packets of {found} bytes, expected at most {most}: a quarter of the packet buffers"
-    ))
-}
-
-/// Each queue that is mapped has copies to offload.
-fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
-    for entry in &config.dma.entries {
-        let mut named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
-        // A copy stage is around any port's RX queue.
-        let stage = matches!(config.run, Run::Copy(_)) && entry.half == Half::Rx;
-        let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
-        if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
-            return Field::Dma.refuse(format!(
-                "{}q{} of {}, which has no such queue with copies to offload (vhost ports have)",
-                if entry.half == Half::Rx { "rx" } else { "tx" },
-                entry.queue,
-                entry.port.map_or("any port".into(), |port| format!("port {port}")),
-            ));
+impl Default for Working {
+    fn default() -> Self {
+        Self {
+            topology: Topology::Loop,
+            workload: Workload::Cpu,
+            devices: Vec::new(),
+            memory: Memory::Host,
+            kind: Kind::Nothing,
+            swap: true,
+            skip: 42,
+            split_at: None,
+            forced_ns: 0,
+            patterns: None,
+            burst: 64,
+            burst_timeout: Duration::from_micros(100),
+            slots: 64,
+            blocks: 4,
+            threads: 256,
+            timeout: Duration::from_secs(1),
+            on_hit: OnHit::Pass,
+            elsewhere: None,
+            hugepages: Hugepages::Auto,
+            profile: false,
         }
     }
-    Ok(())
 }

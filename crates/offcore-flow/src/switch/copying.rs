@@ -11,58 +11,12 @@ use offcore_mem::BURST;
 use offcore_port::{QueueSetup, RxQueue};
 use offcore_wire::ethernet::FCS_LEN;
 
-use super::config::counted;
-use super::{Assembly, EthPeers, Field, Route, SwitchConfig, SwitchError, addresses};
+use super::config::{Copying, EthPeers, SwitchConfig};
+use super::{Assembly, Route, addresses};
 use crate::copy::{CopyRx, CopySetup};
 use crate::dma_map::Half;
-use crate::forward::Topology;
+use crate::error::{Field, SwitchError, counted};
 use crate::ring::{RingSetup, ring};
-
-/// The configuration of a switch that copies. The defaults are dpdk-dma's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Copying {
-    /// Which port's packets go where.
-    pub topology: Topology,
-    /// Destinations; addresses are rewritten as `mac` does, or not at all where there are none.
-    pub eth_peers: Option<EthPeers>,
-    /// Ports that take part, one bit each, where not all do; those beyond the 64th do.
-    pub ports: Option<u64>,
-    /// Packets in flight in the copy stage of one queue, and packets that a ring has room for: 1 to 32768.
-    pub ring_size: usize,
-    /// Packets whose copies are submitted together, 1 to 64.
-    pub batch: usize,
-    /// Bytes of a packet, FCS included; longer ones are dropped. 0: any.
-    pub max_frame: usize,
-    /// Packets with fewer bytes, FCS included, are copied by the core.
-    pub min_copy: usize,
-    /// Bytes that are copied of every packet at least.
-    pub at_least: usize,
-    /// Whether lcores come in twos, of which the first receives and copies and the second sends.
-    pub two_lcores: bool,
-}
-
-impl Default for Copying {
-    fn default() -> Self {
-        Self {
-            topology: Topology::Loop,
-            eth_peers: Some(EthPeers::new()),
-            ports: None,
-            ring_size: 2048,
-            batch: 32,
-            max_frame: 0,
-            min_copy: 0,
-            at_least: 0,
-            two_lcores: false,
-        }
-    }
-}
-
-impl Copying {
-    /// Whether a port takes part.
-    pub(super) fn has(&self, port: usize) -> bool {
-        port >= 64 || self.ports.is_none_or(|ports| ports >> port & 1 != 0)
-    }
-}
 
 /// Refuses what cannot be.
 pub(super) fn check(config: &SwitchConfig, copying: &Copying, ports: usize) -> Result<(), SwitchError> {

@@ -7,113 +7,19 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
-use offcore_gpu::device::{Device, DeviceError, Launch, Memory};
+use offcore_gpu::device::{Device, DeviceError, Memory};
 use offcore_gpu::devices;
-use offcore_gpu::layout::{Kind, MAX_BURST};
-use offcore_gpu::patterns::Patterns;
+use offcore_gpu::layout::MAX_BURST;
 use offcore_gpu::pipeline::{Setup, Work, Worker};
-use offcore_mem::{DeviceMemory, Hugepages, Pool};
+use offcore_mem::{DeviceMemory, Pool};
 use offcore_port::Port;
 
-use super::{Assembly, Field, Route, Run, SwitchConfig, SwitchError};
-use crate::forward::Topology;
+use super::config::{Run, SwitchConfig, Working, Workload};
+use super::{Assembly, Route};
+use crate::error::{Field, SwitchError};
 use crate::mirror::Stamping;
 use crate::pipeline::{OnHit, QueuesSetup, work_queues};
-
-/// What processes bursts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Workload {
-    /// Nothing: packets pass unchanged.
-    None,
-    /// The sending lcore.
-    #[default]
-    Cpu,
-    /// A device.
-    Device(Launch),
-}
-
-impl Workload {
-    /// The name, also in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Cpu => "cpu",
-            Self::Device(launch) => launch.name(),
-        }
-    }
-}
-
-/// The configuration of a switch of pipelines.
-#[derive(Clone, Debug)]
-pub struct Working {
-    /// Which port's packets go where.
-    pub topology: Topology,
-    pub workload: Workload,
-    /// The devices, assigned to pipelines round-robin; empty except with [`Workload::Device`].
-    pub devices: Vec<String>,
-    /// Where a device processes packets.
-    pub memory: Memory,
-    /// The work, which determines a packet's result.
-    pub kind: Kind,
-    /// Whether to swap the MAC addresses.
-    pub swap: bool,
-    /// Bytes before the payload.
-    pub skip: u32,
-    /// Bytes to split off before the payload, if packets are split.
-    pub split_at: Option<usize>,
-    /// Minimum nanoseconds per packet.
-    pub forced_ns: u32,
-    pub patterns: Option<Arc<Patterns>>,
-    /// Maximum packets per burst, 1 to 4096.
-    pub burst: usize,
-    /// How long a packet waits for its burst to fill.
-    pub burst_timeout: Duration,
-    /// Maximum bursts in flight per pipeline, a power of two from 2 to 4096.
-    pub slots: usize,
-    /// Blocks per pipeline, 1 to 64.
-    pub blocks: u32,
-    /// Threads per block, 1 to 1024.
-    pub threads: u32,
-    /// Time without an answer after which a device is considered hung.
-    pub timeout: Duration,
-    /// What happens to packets by their result.
-    pub on_hit: OnHit,
-    /// The port that [`OnHit::Steer`] sends to. It is used for nothing else, and comes after all forwarding ports.
-    pub elsewhere: Option<usize>,
-    /// Page size of the burst rings.
-    pub hugepages: Hugepages,
-    pub profile: bool,
-}
-
-impl Default for Working {
-    fn default() -> Self {
-        Self {
-            topology: Topology::Loop,
-            workload: Workload::Cpu,
-            devices: Vec::new(),
-            memory: Memory::Host,
-            kind: Kind::Nothing,
-            swap: true,
-            skip: 42,
-            split_at: None,
-            forced_ns: 0,
-            patterns: None,
-            burst: 64,
-            burst_timeout: Duration::from_micros(100),
-            slots: 64,
-            blocks: 4,
-            threads: 256,
-            timeout: Duration::from_secs(1),
-            on_hit: OnHit::Pass,
-            elsewhere: None,
-            hugepages: Hugepages::Auto,
-            profile: false,
-        }
-    }
-}
 
 impl Working {
     /// Refuses invalid configurations.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cli::{Cli, Command};
 use clap::CommandFactory;
 
 #[test]

@@ -243,9 +243,9 @@ fn core_costs(rows: &[&Row]) -> String {
 mod tests {
     use super::super::cells::BLOCKS;
     use super::*;
-    use crate::args::Command;
-    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
 
     fn parsed(flags: &str) -> Result<(CopyArgs, copy::Options), String> {
         parsed_line(&format!("offcore bench copy {flags}"))

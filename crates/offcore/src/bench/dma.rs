@@ -205,9 +205,9 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Command;
-    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
 
     fn parse(line: &str) -> Result<DmaArgs, String> {
         let Command::Bench { command: BenchCommand::Dma(args) } = command(line)? else { panic!("{line}") };

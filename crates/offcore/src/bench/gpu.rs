@@ -362,9 +362,9 @@ fn latency(rows: &[GpuRow<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Command;
-    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
 
     fn parsed(flags: &str) -> Result<(GpuArgs, Options), String> {
         parsed_line(&format!("offcore bench gpu {flags}"))

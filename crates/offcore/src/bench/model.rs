@@ -116,7 +116,7 @@ fn figure(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::lines::{command, examples};
+    use crate::cli::lines::{command, examples};
 
     #[test]
     fn every_example_of_the_help_is_accepted() {

@@ -316,9 +316,9 @@ fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
 mod tests {
     use super::super::cells::{BLOCKS, QUICK_BLOCKS};
     use super::*;
-    use crate::args::Command;
-    use crate::args::lines::{command, examples};
     use crate::bench::BenchCommand;
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
     use offcore_bench::copier::Setup;
 
     fn bench(flags: &str) -> Result<vhost::Options, String> {

@@ -1,8 +1,8 @@
 use offcore_stats::lcore;
 
 use super::*;
-use crate::args::Command;
-use crate::args::lines::{command, examples};
+use crate::cli::Command;
+use crate::cli::lines::{command, examples};
 
 fn planned(line: &str) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     match command(line)? {

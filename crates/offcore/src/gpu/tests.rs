@@ -2,8 +2,8 @@ use offcore_flow::Topology;
 use offcore_gpu::device::Memory;
 
 use super::*;
-use crate::args::lines::{command, examples};
-use crate::args::{Cli, Command};
+use crate::cli::lines::{command, examples};
+use crate::cli::{Cli, Command};
 
 fn working_of(config: SwitchConfig) -> Working {
     let Run::Pipelines(working) = config.run else { panic!("{:?} has no pipelines", config.run) };

@@ -178,8 +178,8 @@ mod tests {
     use offcore_port::pcap::PcapPort;
 
     use super::*;
-    use crate::args::Command;
-    use crate::args::lines::{command, examples};
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
     use crate::pktgen::EXAMPLES;
 
     fn parsed(words: &[&str]) -> Result<PktgenArgs, String> {

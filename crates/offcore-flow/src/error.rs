@@ -1,0 +1,100 @@
+//! Why a configuration cannot be, by its field, and why a switch cannot start.
+
+use offcore_gpu::device::DeviceError;
+use offcore_port::PortError;
+use offcore_stats::lcore::{self, LcoreError};
+use offcore_stats::page::PageError;
+
+/// A field of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    Batch,
+    Bidirectional,
+    Burst,
+    Devices,
+    Dma,
+    Elsewhere,
+    EthPeers,
+    Flows,
+    Frame,
+    Lcores,
+    LinkSpeed,
+    Memory,
+    Mirrors,
+    OnHit,
+    Pool,
+    PortMask,
+    Ports,
+    RingSize,
+    Simulators,
+    Sizes,
+    SplitAt,
+    Vlans,
+}
+
+impl Field {
+    /// An error about the field: what was found, and what was expected.
+    pub(crate) fn refuse<T>(self, text: impl Into<String>) -> Result<T, SwitchError> {
+        Err(SwitchError::Config { field: self, text: text.into() })
+    }
+
+    /// Refuses the first of `found` that is none of `ports` ports.
+    pub(crate) fn check_ports(
+        self,
+        ports: usize,
+        mut found: impl Iterator<Item = usize>,
+    ) -> Result<(), SwitchError> {
+        match found.find(|&port| port >= ports) {
+            Some(port) => self.refuse(format!("port {port}: {}", counted(ports))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How many ports there are, in words.
+pub(crate) fn counted(ports: usize) -> String {
+    match ports {
+        1 => "there is one port, number 0".into(),
+        _ => format!("there are {ports} ports, counted from 0"),
+    }
+}
+
+/// Why a switch cannot be put together.
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
+pub enum SwitchError {
+    /// {field:?}: {text}
+    Config {
+        field: Field,
+        /// What was found, and what was expected.
+        text: String,
+    },
+    /// {0}
+    Port(#[from] PortError),
+    /// {0}
+    Stats(#[from] PageError),
+    /// {0}
+    Device(#[from] DeviceError),
+    /// {0}
+    Lcore(#[from] LcoreError),
+    /// starting the worker of lcore {lcore}: {source}
+    Thread { lcore: usize, source: std::io::Error },
+}
+
+/// Refuses lcores that workers cannot run on.
+pub(crate) fn check_lcores(lcores: &[usize]) -> Result<(), SwitchError> {
+    if lcores.is_empty() {
+        return Field::Lcores.refuse("none, expected one at least");
+    }
+    let available = lcore::available()?;
+    match lcores.iter().find(|lcore| !available.contains(lcore)) {
+        Some(&found) => Err(LcoreError::Unavailable { found, available }.into()),
+        None => Ok(()),
+    }
+}
+
+/// Packets of so many bytes take more of the packet buffers than one packet may.
+pub(crate) fn too_long<T>(found: usize, most: usize) -> Result<T, SwitchError> {
+    Field::Pool.refuse(format!(
+        "too small for packets of {found} bytes, expected at most {most}: a quarter of the packet buffers"
+    ))
+}

@@ -1,0 +1,102 @@
+//! What a configuration, its ports, packet buffers and devices must agree on.
+
+use std::collections::BTreeSet;
+
+use offcore_mem::{BURST, Pool};
+use offcore_port::Port;
+use offcore_wire::ethernet;
+
+use super::config::{Run, SwitchConfig};
+use super::{Devices, bridging, copying, mirroring};
+use crate::dma_map::Half;
+use crate::error::{Field, SwitchError, check_lcores, too_long};
+use crate::forward::Forward;
+
+impl SwitchConfig {
+    /// Refuses what cannot be with so many ports, whatever they are.
+    ///
+    /// # Errors
+    /// [`SwitchError::Config`] for a field, [`SwitchError::Lcore`] for an lcore that is not to be had.
+    pub fn check(&self, ports: usize) -> Result<(), SwitchError> {
+        if ports == 0 {
+            return Field::Ports.refuse("none, expected one at least");
+        }
+        if !(1..=BURST).contains(&self.burst) {
+            return Field::Burst.refuse(format!("{}, expected 1 to {BURST}", self.burst));
+        }
+        check_lcores(&self.lcores)?;
+        let count = mirroring::forwarding(self, ports);
+        Field::Mirrors.check_ports(count, self.mirrors.iter().map(|mirror| mirror.port))?;
+        Field::Mirrors.check_ports(ports, self.mirrors.iter().map(|mirror| mirror.to))?;
+        Field::Dma.check_ports(ports, self.dma.entries.iter().filter_map(|entry| entry.port))?;
+        self.check_simulators()?;
+        match &self.run {
+            Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
+            Run::Bridge(bridge) => bridging::check(bridge, count),
+            Run::Copy(copying) => copying::check(self, copying, count),
+            Run::Pipelines(working) => working.check(self.lcores.len(), ports),
+        }
+    }
+
+    /// A simulated device is asked for once, and every one that a channel names is asked for.
+    fn check_simulators(&self) -> Result<(), SwitchError> {
+        let mut names = BTreeSet::new();
+        if let Some(twice) = self.simulators.iter().find(|simulator| !names.insert(simulator.name())) {
+            return Field::Simulators
+                .refuse(format!("{} twice, expected it once, with all its keys", twice.name()));
+        }
+        let devices = self.dma.entries.iter().flat_map(|entry| &entry.channels).filter_map(|channel| {
+            channel.split_once(':').map(|(device, _)| device).filter(|device| device.starts_with("dsa-sim"))
+        });
+        match devices.into_iter().find(|device| !names.contains(*device)) {
+            Some(device) => Field::Simulators.refuse(format!("none is {device}, which a channel names")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses what cannot be with these ports, packet buffers and devices.
+    pub(super) fn check_opened(
+        &self,
+        ports: &[Box<dyn Port>],
+        pool: &Pool,
+        devices: &Devices,
+    ) -> Result<(), SwitchError> {
+        self.check(ports.len())?;
+        let longest = pool.longest() + ethernet::FCS_LEN;
+        match &self.run {
+            Run::Forward { mode: Forward::Txonly { frame } | Forward::Flowgen { frame }, .. }
+                if *frame > longest =>
+            {
+                return too_long(*frame, longest);
+            }
+            Run::Bridge(_) => {
+                bridging::check_queues(
+                    &ports[..mirroring::forwarding(self, ports.len())],
+                    self.lcores.len(),
+                )?;
+            }
+            Run::Pipelines(working) => working.check_opened(ports, devices)?,
+            Run::Forward { .. } | Run::Copy(_) => {}
+        }
+        check_dma(self, ports)
+    }
+}
+
+/// Each queue that is mapped has copies to offload.
+fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
+    for entry in &config.dma.entries {
+        let mut named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
+        // A copy stage is around any port's RX queue.
+        let stage = matches!(config.run, Run::Copy(_)) && entry.half == Half::Rx;
+        let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
+        if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
+            return Field::Dma.refuse(format!(
+                "{}q{} of {}, which has no such queue with copies to offload (vhost ports have)",
+                if entry.half == Half::Rx { "rx" } else { "tx" },
+                entry.queue,
+                entry.port.map_or("any port".into(), |port| format!("port {port}")),
+            ));
+        }
+    }
+    Ok(())
+}
