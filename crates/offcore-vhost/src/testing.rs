@@ -124,19 +124,25 @@ pub struct Worker {
     pub cache: PoolCache,
     /// Its stages.
     pub clock: StageClock,
+    /// Packets that a call may give.
+    pub burst: usize,
 }
 
 impl Worker {
     /// A worker with a pool of 4096 packet buffers of 2 KiB.
     #[allow(clippy::new_without_default, reason = "a test says what it makes")]
     pub fn new() -> Self {
-        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
-        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() }
+        Self::over(Pool::new(4096, 2048, Hugepages::None).unwrap())
+    }
+
+    /// A worker with this pool.
+    pub fn over(pool: &'static Pool) -> Self {
+        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private(), burst: 64 }
     }
 
     /// What its queues are called with.
     pub fn ctx(&mut self) -> Context<'_> {
-        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: 64 }
+        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: self.burst }
     }
 
     /// A burst of packets of these lengths; packet `i` is filled with bytes derived from `serial + i`.

@@ -1,7 +1,6 @@
-use offcore_dma::Mover;
-use offcore_mem::{HEADROOM, Hugepages, Pool, PoolCache};
-use offcore_stats::StageClock;
+use offcore_mem::{HEADROOM, Hugepages, Pool};
 use offcore_stats::page::StatsPage;
+use offcore_vhost::testing::Worker;
 
 use super::*;
 use crate::ring::{RingSetup, ring};
@@ -10,25 +9,14 @@ use crate::ring::{RingSetup, ring};
 struct Setup {
     page: StatsPage,
     pool: &'static Pool,
-    cache: PoolCache,
-    mover: Mover,
-    clock: StageClock,
-}
-
-/// Calls with a context.
-macro_rules! with {
-    ($setup:ident, $ctx:ident => $what:expr) => {{
-        let (mover, cache, clock) = (&mut $setup.mover, &mut $setup.cache, &mut $setup.clock);
-        let $ctx = &mut Context { mover, cache, clock, burst: 32 };
-        $what
-    }};
+    worker: Worker,
 }
 
 impl Setup {
     fn new() -> Self {
         let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
         let page = StatsPage::new(1 << 18).unwrap();
-        Self { page, pool, cache: pool.cache(), mover: Mover::new(), clock: StageClock::private() }
+        Self { page, pool, worker: Worker { burst: 32, ..Worker::over(pool) } }
     }
 
     fn ring(&self, name: &str, packets: usize) -> (RingTx, RingRx) {
@@ -39,7 +27,7 @@ impl Setup {
     /// Packets whose first byte is one of these.
     fn packets(&mut self, numbers: impl IntoIterator<Item = u8>) -> Burst {
         let packet = |number| {
-            let mut packet = self.cache.take_sized(HEADROOM, 64).unwrap();
+            let mut packet = self.worker.cache.take_sized(HEADROOM, 64).unwrap();
             packet.bytes_mut()[0] = number;
             packet
         };
@@ -51,12 +39,12 @@ impl Setup {
         let mut all = Vec::new();
         loop {
             let mut burst = Burst::new();
-            with!(self, ctx => ring.rx(ctx, &mut burst));
+            ring.rx(&mut self.worker.ctx(), &mut burst);
             if burst.is_empty() {
                 return all;
             }
             all.extend(burst.iter().map(|packet| packet.bytes()[0]));
-            self.cache.free_all(burst);
+            self.worker.cache.free_all(burst);
         }
     }
 }
@@ -77,22 +65,22 @@ fn both_directions_are_mirrored_in_the_order_of_their_times() {
         number = numbers.end;
         expected.extend(numbers.clone());
         let mut packets = setup.packets(numbers.clone());
-        with!(setup, ctx => from.tx(ctx, &mut packets));
+        from.tx(&mut setup.worker.ctx(), &mut packets);
         let mut burst = Burst::new();
-        with!(setup, ctx => rx.rx(ctx, &mut burst));
+        rx.rx(&mut setup.worker.ctx(), &mut burst);
         assert_eq!(burst.len(), numbers.len());
         // What the port sends says that it is an answer.
         burst.iter_mut().for_each(|packet| packet.bytes_mut()[0] |= 0x80);
-        with!(setup, ctx => tx.tx(ctx, &mut burst));
+        tx.tx(&mut setup.worker.ctx(), &mut burst);
         expected.extend(numbers.map(|number| number | 0x80));
         forwarded.extend(setup.received(&mut sink));
         // The mirror is seldom looked after.
         if round % 7 == 0 {
-            with!(setup, ctx => mirror.round(ctx));
+            mirror.round(&mut setup.worker.ctx());
         }
     }
     drop((rx, tx));
-    while with!(setup, ctx => mirror.drain(ctx)) > 0 {}
+    while mirror.drain(&mut setup.worker.ctx()) > 0 {}
     assert_eq!(setup.received(&mut mirrored), expected);
     assert_eq!(forwarded, (0..number).map(|number| number | 0x80).collect::<Vec<_>>());
 }
@@ -104,13 +92,13 @@ fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
     let (copies, mut end) = setup.ring("m0", 4);
     let mut rx = MirrorRx::new(Box::new(source), copies);
     let mut packets = setup.packets(0..10);
-    with!(setup, ctx => from.tx(ctx, &mut packets));
+    from.tx(&mut setup.worker.ctx(), &mut packets);
     let mut burst = Burst::new();
-    with!(setup, ctx => rx.rx(ctx, &mut burst));
+    rx.rx(&mut setup.worker.ctx(), &mut burst);
     assert_eq!(burst.len(), 10);
     assert_eq!(rx.tap.to.ring.counters().dropped(DropReason::Full), 6);
     assert_eq!(setup.received(&mut end), [0, 1, 2, 3]);
-    setup.cache.free_all(burst);
+    setup.worker.cache.free_all(burst);
 }
 
 #[test]
@@ -121,16 +109,16 @@ fn a_mirror_that_stands_still_leaves_the_traffic_an_eighth_of_the_pool() {
     let mut rx = MirrorRx::new(Box::new(source), copies);
     for _ in 0..64 {
         let mut packets = setup.packets(0..32);
-        with!(setup, ctx => from.tx(ctx, &mut packets));
+        from.tx(&mut setup.worker.ctx(), &mut packets);
         let mut burst = Burst::new();
-        with!(setup, ctx => rx.rx(ctx, &mut burst));
+        rx.rx(&mut setup.worker.ctx(), &mut burst);
         assert_eq!(burst.len(), 32);
-        setup.cache.free_all(burst);
+        setup.worker.cache.free_all(burst);
     }
     let counters = rx.tap.to.ring.counters();
     let (kept, dropped) = (counters.packets(), counters.dropped(DropReason::NoBuffer));
     assert_eq!(kept + dropped, 64 * 32);
-    let free = setup.cache.available() as u64;
+    let free = setup.worker.cache.available() as u64;
     assert_eq!(kept + free, 1024);
     // Copies are made of whole bursts, while the bursts themselves have buffers.
     assert!((128..128 + 64).contains(&free), "{free} of 1024 left");
@@ -139,13 +127,13 @@ fn a_mirror_that_stands_still_leaves_the_traffic_an_eighth_of_the_pool() {
     let (to, _sink) = setup.ring("sink", 4);
     let (copies, _end) = setup.ring("m1", 2048);
     let mut tx = MirrorTx::new(Box::new(to), copies);
-    let others: Vec<Packet> = (128..free).filter_map(|_| setup.cache.take()).collect();
+    let others: Vec<Packet> = (128..free).filter_map(|_| setup.worker.cache.take()).collect();
     let mut burst = setup.packets(0..10);
     for _ in 0..3 {
-        with!(setup, ctx => tx.tx(ctx, &mut burst));
+        tx.tx(&mut setup.worker.ctx(), &mut burst);
     }
     assert_eq!((burst.len(), tx.tap.to.ring.counters().dropped(DropReason::NoBuffer)), (6, 4));
-    setup.cache.free_all(burst.into_iter().chain(others));
+    setup.worker.cache.free_all(burst.into_iter().chain(others));
     drop(end);
 }
 
@@ -156,11 +144,11 @@ fn what_a_port_does_not_take_is_not_mirrored() {
     let (copies, mut end) = setup.ring("m0", 64);
     let mut tx = MirrorTx::new(Box::new(to), copies);
     let mut packets = setup.packets(0..10);
-    with!(setup, ctx => tx.tx(ctx, &mut packets));
+    tx.tx(&mut setup.worker.ctx(), &mut packets);
     assert_eq!((packets.len(), setup.received(&mut end)), (6, vec![0, 1, 2, 3]));
-    with!(setup, ctx => tx.tx(ctx, &mut packets));
+    tx.tx(&mut setup.worker.ctx(), &mut packets);
     assert_eq!((packets.len(), setup.received(&mut end)), (6, vec![]));
-    setup.cache.free_all(packets);
+    setup.worker.cache.free_all(packets);
 }
 
 /// A queue that takes everything back, as a generator does.
@@ -186,11 +174,11 @@ fn what_is_taken_back_and_comes_again_is_mirrored_once() {
     let (copies, mut end) = setup.ring("m0", 64);
     let mut rx = MirrorRx::new(Box::new(Patient(packets, RxCounters::private())), copies);
     let mut burst = Burst::new();
-    with!(setup, ctx => rx.rx(ctx, &mut burst));
+    rx.rx(&mut setup.worker.ctx(), &mut burst);
     // Three could be sent.
-    setup.cache.free_all(burst.drain(..3));
+    setup.worker.cache.free_all(burst.drain(..3));
     rx.take_back(&mut burst);
-    with!(setup, ctx => rx.rx(ctx, &mut burst));
+    rx.rx(&mut setup.worker.ctx(), &mut burst);
     assert_eq!((burst.len(), setup.received(&mut end)), (7, (0..10).collect()));
-    setup.cache.free_all(burst);
+    setup.worker.cache.free_all(burst);
 }

@@ -4,14 +4,13 @@ mod direct;
 
 use std::time::Instant;
 
-use offcore_dma::Mover;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
 use offcore_gpu::pipeline::{Work, Worker};
 use offcore_mem::{HEADROOM, Hugepages, PoolCache};
-use offcore_stats::StageClock;
+use offcore_vhost::testing::Worker as Side;
 
 use super::*;
 use crate::ring::{RingSetup, ring};
@@ -20,22 +19,9 @@ const PACKETS: u64 = 20_000;
 /// Longer than any packet waits in a test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-struct Side {
-    mover: Mover,
-    cache: PoolCache,
-    clock: StageClock,
+fn side(pool: &'static Pool) -> Side {
+    Side { burst: 32, ..Side::over(pool) }
 }
-
-impl Side {
-    fn new(pool: &'static Pool) -> Self {
-        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() }
-    }
-
-    fn ctx(&mut self) -> Context<'_> {
-        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: 32 }
-    }
-}
-
 /// A packet with its number after a 14-byte header; every tenth has `mark` after that.
 fn make(cache: &mut PoolCache, number: u64) -> Option<Packet> {
     let mut packet = cache.take_sized(HEADROOM, 60 + number as usize % 1000)?;
@@ -117,8 +103,8 @@ fn through_with(
     let (to, mut elsewhere) = ring(ring_setup).unwrap();
     let queues = QueuesSetup { elsewhere: Some(Stamping::new(to)), ..queues(&stats, NEVER, on_hit) };
     let (tx, mut rx) = work_queues(setup(pool, worker, burst, work), queues).unwrap();
-    let sender = std::thread::spawn(move || send(tx, Side::new(pool)));
-    let (mut side, mut numbers) = (Side::new(pool), Vec::new());
+    let sender = std::thread::spawn(move || send(tx, side(pool)));
+    let (mut side, mut numbers) = (side(pool), Vec::new());
     let mut moved = Instant::now();
     loop {
         let mut burst = Burst::new();
@@ -247,7 +233,7 @@ fn only_ip_packets_are_marked() {
     let stats = StatsPage::new(1 << 14).unwrap();
     let patterns = Patterns::from_list(["mark"]).unwrap();
     for split_at in [None, Some(60)] {
-        let mut side = Side::new(pool);
+        let mut side = side(pool);
         let work =
             Work { kind: Kind::Match, split_at, skip: 14, patterns: Some(&patterns), ..Work::default() };
         let name = if split_at.is_some() { "split" } else { "whole" };
@@ -284,7 +270,7 @@ fn only_ip_packets_are_marked() {
 fn pitfall_4_partial_burst_waits_for_its_timeout() {
     let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
-    let mut side = Side::new(pool);
+    let mut side = side(pool);
     for (timeout, goes) in [(NEVER, false), (Duration::ZERO, true)] {
         let work = Work::default();
         let name = if goes { "at-once" } else { "never" };
@@ -312,7 +298,7 @@ fn pitfall_4_partial_burst_waits_for_its_timeout() {
 fn pitfall_5_full_pipeline_takes_no_more() {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
-    let mut side = Side::new(pool);
+    let mut side = side(pool);
     let work = Work { swap: true, ..Work::default() };
     let (mut tx, mut rx) =
         work_queues(setup(pool, Worker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();

@@ -1,31 +1,17 @@
 //! Two threads, as two workers: packets of one and of several buffers arrive once, in order and whole; what does not fit
 //! is dropped where it is counted; and the end comes in the right order.
 
-use offcore_dma::Mover;
 use offcore_mem::{HEADROOM, Hugepages, PoolCache};
 use offcore_port::DropReason;
-use offcore_stats::StageClock;
+use offcore_vhost::testing::Worker as Side;
 
 use super::*;
 
 const PACKETS: u64 = 200_000;
 
-struct Side {
-    mover: Mover,
-    cache: PoolCache,
-    clock: StageClock,
+fn side(pool: &'static Pool) -> Side {
+    Side { burst: 32, ..Side::over(pool) }
 }
-
-impl Side {
-    fn new(pool: &'static Pool) -> Self {
-        Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private() }
-    }
-
-    fn ctx(&mut self) -> Context<'_> {
-        Context { mover: &mut self.mover, cache: &mut self.cache, clock: &mut self.clock, burst: 32 }
-    }
-}
-
 fn make(cache: &mut PoolCache, number: u64) -> Option<Packet> {
     let mut packet = cache.take_chain(HEADROOM, length(number))?;
     packet.bytes_mut()[..8].copy_from_slice(&number.to_le_bytes());
@@ -78,8 +64,8 @@ fn received(waits: bool) -> (u64, TxCounters, RxCounters) {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let (tx, mut rx) = ring(setup(pool, &stats, waits)).unwrap();
-    let sender = std::thread::spawn(move || send(tx, Side::new(pool), waits));
-    let mut side = Side::new(pool);
+    let sender = std::thread::spawn(move || send(tx, side(pool), waits));
+    let mut side = side(pool);
     let (mut last, mut received, mut polls) = (None, 0, 0u64);
     // Whether the sender has ended is only seen by draining, which takes what is there like `rx` does.
     loop {
@@ -136,7 +122,7 @@ fn a_full_ring_leaves_what_it_has_no_room_for() {
     let pool = Pool::new(512, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let (mut tx, mut rx) = ring(setup(pool, &stats, false)).unwrap();
-    let mut side = Side::new(pool);
+    let mut side = side(pool);
     let mut made = 0;
     let mut burst = Burst::new();
     // 100 packets were asked for; 128 have room.

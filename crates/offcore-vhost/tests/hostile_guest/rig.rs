@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{Binding, ChannelId, Device, Mode, Mover};
+use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_ring::split::{device::Direction, driver};
 use offcore_stats::{StageClock, tsc};
@@ -96,7 +96,7 @@ impl Rig {
     /// Both of the hostile guest's virtqueues are started at available entry `base`, with whatever the memory holds.
     pub(crate) fn new(memories: Memories, setup: Setup, base: u16) -> Self {
         let Memories { arena, neighbour, pool, clock } = memories;
-        let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock };
+        let mut worker = Worker { clock, ..Worker::over(pool) };
         worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
         let (device, stepper) = CoreDevice::stepped();
         let faults = Faults {

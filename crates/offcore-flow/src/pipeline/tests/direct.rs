@@ -43,7 +43,7 @@ fn segmented_direct_packets_are_dropped() {
     let stats = StatsPage::new(1 << 14).unwrap();
     let Some(mut device) = device(pool) else { return };
     let (mut tx, mut rx) = work_queues_of(pool, &stats, &mut device);
-    let mut side = Side::new(pool);
+    let mut side = side(pool);
     let mut burst = packets(&mut side, 6);
     burst.push(side.cache.take_chain(HEADROOM, 5000).unwrap());
     burst.extend(packets(&mut side, 2));
@@ -68,7 +68,7 @@ fn packets_of_a_failed_device_are_dropped() {
         let stats = StatsPage::new(1 << 14).unwrap();
         let Some(device) = device(pool) else { return };
         let (mut tx, mut rx) = work_queues_of(pool, &stats, &mut device.with_fault(fault));
-        let mut side = Side::new(pool);
+        let mut side = side(pool);
         let (mut came, mut moved, mut left) = (0, Instant::now(), 10 * 8);
         while came + rx.counters().dropped(DropReason::Failed) < 80 {
             assert!(moved.elapsed() < Duration::from_secs(10), "nothing has come for 10 s");
