@@ -10,7 +10,7 @@ use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
-use offcore_vhost::features::VIRTIO_F_VERSION_1;
+use offcore_vhost::features::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
 use offcore_vhost::testing::*;
 use offcore_vhost::vring::Arm;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
@@ -38,6 +38,25 @@ impl ToGuest {
         assert_eq!(self.enqueue.in_flight(ctx.mover), 0, "the core's copies are done at once");
         submitted.packets
     }
+}
+
+/// What a guest sends: its driver, and the worker that dequeues.
+struct FromGuest {
+    guest: Guest,
+    worker: Worker,
+    cell: Arc<VringCell>,
+    dequeue: Dequeue,
+    driver: driver::Queue<u32>,
+}
+
+fn from_guest(guest: Guest, config: VringConfig) -> FromGuest {
+    let mut worker = Worker::new();
+    let cell = Arc::new(VringCell::new(1));
+    let dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+    let event_idx = config.features & VIRTIO_F_EVENT_IDX != 0;
+    let driver = driver::Queue::new(config.layout.clone(), event_idx);
+    start(&cell, config);
+    FromGuest { guest, worker, cell, dequeue, driver }
 }
 
 #[test]
@@ -130,11 +149,9 @@ fn stop_and_restart_go_on_where_they_were() {
 
 #[test]
 fn packets_leave_the_guest_in_order_and_unchanged() {
-    let (guest, mut worker) = (Guest::new(256), Worker::new());
-    let cell = Arc::new(VringCell::new(1));
-    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
-    start(&cell, guest.config(FEATURES_EVENT));
-    let mut driver = driver::Queue::new(guest.layout.clone(), true);
+    let guest = Guest::new(256);
+    let config = guest.config(FEATURES_EVENT);
+    let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
     let (mut sent, mut received) = (0u64, 0u64);
     let length = |serial: u64| 14 + (serial as usize * 131) % 1500;
     let mut burst = Burst::new();
@@ -158,7 +175,7 @@ fn packets_leave_the_guest_in_order_and_unchanged() {
                 break;
             }
             guest.write(address, &bytes);
-            driver.add_chain(&pieces, Direction::Readable, ()).unwrap();
+            driver.add_chain(&pieces, Direction::Readable, 0).unwrap();
             sent += 1;
         }
         driver.publish();
@@ -196,7 +213,7 @@ fn packets_in_tables_leave_the_guest_whoever_copies() {
                 let address = guest.buffer(sent as usize % 200, 2048);
                 guest.write(address, &bytes);
                 if sent.is_multiple_of(5) {
-                    driver.add(address, bytes.len() as u32, Direction::Readable, ()).unwrap();
+                    driver.add(address, bytes.len() as u32, Direction::Readable, 0).unwrap();
                 } else {
                     let cut = 1 + sent as usize * 7 % (bytes.len() - 1);
                     let rest = (address + cut as u64, bytes.len() - cut);
@@ -215,7 +232,7 @@ fn packets_in_tables_leave_the_guest_whoever_copies() {
                         table,
                         &[entry(address, cut, flags, next), entry(rest.0, rest.1, 0, 0)].concat(),
                     );
-                    driver.add_indirect(table, 32, ()).unwrap();
+                    driver.add_indirect(table, 32, 0).unwrap();
                 }
                 sent += 1;
             }
@@ -256,11 +273,9 @@ fn a_ring_that_rests_keeps_its_place_when_another_worker_comes() {
 
 #[test]
 fn what_cannot_be_a_packet_is_returned_and_counted() {
-    let (guest, mut worker) = (Guest::new(16), Worker::new());
-    let cell = Arc::new(VringCell::new(1));
-    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
-    start(&cell, guest.config(FEATURES));
-    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    let guest = Guest::new(16);
+    let config = guest.config(FEATURES);
+    let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
     let address = guest.buffer(0, 8192);
     guest.write(address, &[0; 100]);
     // Too short, no header at all, too long, and a header that asks for a checksum.
@@ -281,13 +296,11 @@ fn what_cannot_be_a_packet_is_returned_and_counted() {
 
 #[test]
 fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
-    let (guest, mut worker) = (Guest::new(16), Worker::new());
-    let cell = Arc::new(VringCell::new(1));
-    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
-    start(&cell, VringConfig { enabled: false, ..guest.config(FEATURES) });
-    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    let guest = Guest::new(16);
+    let config = VringConfig { enabled: false, ..guest.config(FEATURES) };
+    let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
     for _ in 0..3 {
-        driver.add(guest.buffer(0, 2048), 72, Direction::Readable, ()).unwrap();
+        driver.add(guest.buffer(0, 2048), 72, Direction::Readable, 0).unwrap();
     }
     driver.publish();
     let (mut burst, mut discarded, begun) = (Burst::new(), 0, Instant::now());
@@ -306,13 +319,11 @@ fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
 #[test]
 fn what_is_discarded_before_a_chain_that_breaks_the_queue_is_returned() {
     for packed in [false, true] {
-        let (guest, mut worker) = (Guest::with_rings(16, packed), Worker::new());
-        let cell = Arc::new(VringCell::new(1));
-        let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
-        start(&cell, VringConfig { enabled: false, ..guest.config(FEATURES) });
-        let mut driver = driver::Queue::new(guest.layout.clone(), false);
+        let guest = Guest::with_rings(16, packed);
+        let config = VringConfig { enabled: false, ..guest.config(FEATURES) };
+        let FromGuest { guest, mut worker, cell, mut dequeue, mut driver } = from_guest(guest, config);
         for direction in [Direction::Readable, Direction::Readable, Direction::Writable] {
-            driver.add(guest.buffer(0, 2048), 72, direction, ()).unwrap();
+            driver.add(guest.buffer(0, 2048), 72, direction, 0).unwrap();
         }
         driver.publish();
         let (mut discarded, begun) = (0, Instant::now());
@@ -328,12 +339,10 @@ fn what_is_discarded_before_a_chain_that_breaks_the_queue_is_returned() {
 
 #[test]
 fn a_dry_pool_leaves_chains_with_the_guest() {
-    let (guest, mut worker) = (Guest::new(16), Worker::new());
-    let cell = Arc::new(VringCell::new(1));
-    let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
-    start(&cell, guest.config(FEATURES));
-    let mut driver = driver::Queue::new(guest.layout.clone(), false);
-    driver.add(guest.buffer(0, 2048), 72, Direction::Readable, ()).unwrap();
+    let guest = Guest::new(16);
+    let config = guest.config(FEATURES);
+    let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
+    driver.add(guest.buffer(0, 2048), 72, Direction::Readable, 0).unwrap();
     driver.publish();
     let hoard: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
     let mut burst = Burst::new();
