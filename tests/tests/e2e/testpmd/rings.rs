@@ -18,9 +18,12 @@ const PACKED_VECTORIZED: Kind = (true, true, true);
 
 type Kind = (bool, bool, bool);
 
-/// Runs a kind in each of these shapes, which are `(mrg_rxbuf, queue_size, queues, copies)`, or in all there are.
-fn in_shapes((packed, in_order, vectorized): Kind, shapes: &[(bool, u16, u16, Copies)]) {
-    let run = |&(mrg_rxbuf, queue_size, queues, copies): &(bool, u16, u16, Copies)| {
+/// `(mrg_rxbuf, queue_size, queues, copies)`.
+type Shape = (bool, u16, u16, Copies);
+
+/// Runs a kind in each of these shapes, or in all there are.
+fn in_shapes((packed, in_order, vectorized): Kind, shapes: &[Shape]) {
+    let run = |&(mrg_rxbuf, queue_size, queues, copies): &Shape| {
         every_pattern(Case { packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, copies });
     };
     if !full() {
@@ -37,27 +40,25 @@ fn in_shapes((packed, in_order, vectorized): Kind, shapes: &[(bool, u16, u16, Co
 
 use Copies::{Core, Helper};
 
+const SHAPES: [Shape; 6] = [
+    (true, 256, 1, Core),
+    (true, 1024, 1, Helper),
+    (false, 256, 1, Helper),
+    (false, 1024, 1, Core),
+    (true, 256, 2, Helper),
+    (false, 1024, 2, Core),
+];
+const SHAPES_IN_ORDER: [Shape; 4] =
+    [(true, 256, 1, Helper), (false, 1024, 1, Core), (true, 1024, 2, Core), (false, 256, 2, Helper)];
+
 #[test]
 fn split() {
-    in_shapes(
-        SPLIT,
-        &[
-            (true, 256, 1, Core),
-            (true, 1024, 1, Helper),
-            (false, 256, 1, Helper),
-            (false, 1024, 1, Core),
-            (true, 256, 2, Helper),
-            (false, 1024, 2, Core),
-        ],
-    );
+    in_shapes(SPLIT, &SHAPES);
 }
 
 #[test]
 fn split_in_order() {
-    in_shapes(
-        SPLIT_IN_ORDER,
-        &[(true, 256, 1, Helper), (false, 1024, 1, Core), (true, 1024, 2, Core), (false, 256, 2, Helper)],
-    );
+    in_shapes(SPLIT_IN_ORDER, &SHAPES_IN_ORDER);
 }
 
 /// With mergeable buffers there is no vectorised function for split rings.
@@ -71,25 +72,12 @@ fn split_vectorized() {
 
 #[test]
 fn packed() {
-    in_shapes(
-        PACKED,
-        &[
-            (true, 256, 1, Core),
-            (true, 1024, 1, Helper),
-            (false, 256, 1, Helper),
-            (false, 1024, 1, Core),
-            (true, 256, 2, Helper),
-            (false, 1024, 2, Core),
-        ],
-    );
+    in_shapes(PACKED, &SHAPES);
 }
 
 #[test]
 fn packed_in_order() {
-    in_shapes(
-        PACKED_IN_ORDER,
-        &[(true, 256, 1, Helper), (false, 1024, 1, Core), (true, 1024, 2, Core), (false, 256, 2, Helper)],
-    );
+    in_shapes(PACKED_IN_ORDER, &SHAPES_IN_ORDER);
 }
 
 /// With mergeable buffers only transmission is vectorised; on a CPU without AVX-512, nothing.
