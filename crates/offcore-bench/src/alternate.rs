@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_has_two_turns_a_block_whose_first_window_is_not_timed() {
+    fn two_turns_a_block_first_window_untimed() {
         let other = OtherCore::start(None).unwrap();
         let mut cell = Alternating::new();
         for ticks in [10, 20] {
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_judged_by_the_better_mode_with_all_that_it_spent() {
+    fn auto_is_judged_by_the_better_mode() {
         // What it spends on trials at the starts of turns counts.
         let auto = blocks(19.0, 7.0, 10.0);
         let against = Against::new(&auto, Some(&blocks(20.0, 1.0, 20.0)), Some(&blocks(9.0, 1.0, 9.0)));

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_copies_until_it_is_ended_and_no_faster_than_told() {
+    fn background_keeps_its_rate() {
         let other = OtherCore::start(None).unwrap();
         let mut background = Background::new(1526);
         background.follow(1000 * 1000, 10);

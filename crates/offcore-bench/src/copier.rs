@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_and_engines_combine_to_what_makes_sense() {
+    fn modes_and_engines_combine() {
         let all = [Mode::Cpu, Mode::Offload, Mode::Auto];
         let setups = Setup::combine(&all, &Copier::ALL[..2]);
         let names: Vec<_> = setups.iter().map(ToString::to_string).collect();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_runs_until_it_has_nothing_to_do() {
+    fn engine_runs_until_idle() {
         let mut engine = Copier::Helper.open().unwrap().unwrap();
         let channel = engine.take_channel().unwrap();
         assert!(engine.take_channel().is_none());

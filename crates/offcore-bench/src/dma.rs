@@ -335,7 +335,7 @@ mod tests {
 
     /// Takes some seconds: each of up to fourteen engines and routines, in four arrangements, with every byte compared.
     #[test]
-    fn every_engine_copies_every_size_and_every_byte_is_compared() {
+    fn every_engine_copies_every_size() {
         let options = Options { sizes: vec![64, 5000], ..options(Subject::available().collect()) };
         let mut rows = Vec::new();
         run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn large_copies_are_fewer_so_that_warm_data_stays_warm() {
+    fn large_copies_are_fewer() {
         let cells = options(vec![Subject::Copier(Copier::Core)]).cells();
         let depths: Vec<_> = cells.iter().map(|cell| (cell.size, cell.batch, cell.depth)).collect();
         assert_eq!(depths[..2], [(64, 1, 64), (64, 32, 64)]);

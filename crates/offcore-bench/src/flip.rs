@@ -220,7 +220,7 @@ mod tests {
     use offcore_mem::Hugepages;
 
     #[test]
-    fn the_oracle_takes_the_better_mode_at_each_temperature() {
+    fn oracle_takes_the_better_mode() {
         let need = Need::of(Route::Loop, &[Temperature::Hot]);
         let memory = RunMemory::new(need, Hugepages::None).unwrap();
         let bed = Testbed::new(&memory, &Workload::table8(Temperature::Hot, 64)).unwrap();

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_packet_is_accounted_for_in_every_arrangement() {
+    fn every_arrangement_counts_packets() {
         let lcores = lcore::available().unwrap();
         let options = LatencyOptions {
             restarts: 1,

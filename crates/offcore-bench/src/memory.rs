@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_share_buffers_and_have_virtqueues_of_their_own() {
+    fn variants_share_buffers_not_virtqueues() {
         let need = Need::of(Route::Loop, &[Temperature::Hot, Temperature::Remote]);
         assert_eq!(need.temperature, Temperature::Remote);
         let memory = RunMemory::new(need, Hugepages::None).unwrap();

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn every_series_and_temperature_is_drawn_and_named() {
+    fn series_and_temperatures_are_drawn() {
         let dir = TempDir::new().unwrap();
         let path = dir.file("cost.svg");
         let mut rows = Vec::new();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_has_a_panel_for_each_frame_length() {
+    fn sweep_has_a_panel_per_length() {
         let dir = TempDir::new().unwrap();
         let path = dir.file("work.svg");
         let mut rows = Vec::new();

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lasts_for_several_samples_makes_a_wider_interval() {
+    fn lasting_change_widens_the_interval() {
         // As many dear samples, scattered and in a row.
         let width = |dear: fn(usize) -> bool| {
             let samples: Vec<f64> = (0..100).map(|i| if dear(i) { 20.0 } else { 10.0 }).collect();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fast_sample_rejects_no_later_one_and_a_new_clock_becomes_usual() {
+    fn one_fast_sample_rejects_no_later_one() {
         let mut clock = ClockCheck { recent: VecDeque::from([1000; CLOCK_SAMPLES]) };
         assert!(clock.note(1040) && !clock.note(1060) && !clock.note(900));
         assert!((0..100).all(|_| clock.note(1000)));

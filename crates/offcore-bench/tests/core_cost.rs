@@ -73,7 +73,7 @@ fn two_copies_can_be_asked_for() {
 }
 
 #[test]
-fn a_copier_beside_the_core_disturbs_no_packet() {
+fn copier_disturbs_no_packet() {
     let other = OtherCore::start(None).unwrap();
     let memory = memory();
     for workload in workloads(512) {

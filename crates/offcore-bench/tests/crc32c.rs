@@ -70,7 +70,7 @@ fn by_dsa(call: impl FnOnce(&mut Engine)) {
 }
 
 #[test]
-fn core_dsa_and_kernels_agree_on_the_same_bytes() {
+fn core_dsa_and_kernels_agree() {
     let lens: Vec<usize> = (SKIP..SKIP + 70).chain([128, 512, 1024, 1514]).collect();
     let by_core = results(Worker::Cpu, &lens);
     by_dsa(|dsa| {

@@ -273,7 +273,7 @@ fn every_ring_echoes_every_byte() {
 }
 
 #[test]
-fn every_ring_echoes_every_byte_on_hugepages() {
+fn echo_on_hugepages() {
     let _alone = alone();
     if Pages::best_for(MBUFS) != Pages::Huge {
         return skip("not enough free hugepages (sysctl -w vm.nr_hugepages=512)");
@@ -287,7 +287,7 @@ fn every_ring_echoes_every_byte_on_hugepages() {
 }
 
 #[test]
-fn mac_forwarding_loses_nothing_and_changes_addresses_only() {
+fn mac_forwarding_changes_addresses_only() {
     let _alone = alone();
     if testpmd_missing() {
         return;

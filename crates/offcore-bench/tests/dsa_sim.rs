@@ -220,7 +220,7 @@ fn soak(packets: u64) -> u64 {
 const ALL_FAULTS: &str = "profile=vhost,seed=7,fault=page:0.001+hw:0.0001+drop:0.0005+late:0.0001";
 
 #[test]
-fn ten_million_packets_survive_every_fault_and_a_halt() {
+fn packets_survive_faults_and_a_halt() {
     let mut looped = Loop::new(ALL_FAULTS, &["wq0.0", "wq0.1"], &[64, 590, 1518]);
     let packets = soak(10_000_000) / 3;
     // The device halts in the middle, and comes back some rounds later.
@@ -334,7 +334,7 @@ fn part_of_the_modest(shares: bool) -> f64 {
 }
 
 #[test]
-fn a_guest_that_floods_leaves_the_other_its_share_of_the_device() {
+fn flooding_guest_leaves_a_share() {
     let part = part_of_the_modest(true);
     assert!(part >= 0.45, "the modest guest got {part:.3} of the copies");
     let part = part_of_the_modest(false);
@@ -342,7 +342,7 @@ fn a_guest_that_floods_leaves_the_other_its_share_of_the_device() {
 }
 
 #[test]
-fn a_profile_with_small_transfers_copies_large_packets_in_parts() {
+fn small_transfers_split_packets() {
     let mut looped = Loop::new("profile=net,seed=3", &["wq0.0", "wq0.1", "wq0.2", "wq0.3"], &[64, 1518]);
     looped.run(50_000).unwrap();
     assert_eq!(looped.mover.stats().core_copies, 0, "the device made every copy");

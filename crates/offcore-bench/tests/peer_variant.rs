@@ -15,7 +15,7 @@ use offcore_mem::Hugepages;
 use offcore_stats::lcore;
 
 #[test]
-fn every_packet_arrives_over_every_route_and_format() {
+fn every_route_and_format_delivers() {
     let config = DpdkConfig { pages: Pages::Ordinary, lcore: lcore::available().unwrap()[0], mbufs: 4096 };
     let dpdk = Rc::new(DpdkLib::open(&config).unwrap());
     let other = OtherCore::start(None).unwrap();

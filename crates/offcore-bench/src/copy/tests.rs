@@ -27,7 +27,7 @@ fn measured(options: &Options) -> Vec<Row> {
 
 /// Takes seconds where other work keeps the cores busy: each of some hundred windows is handed from core to core.
 #[test]
-fn every_packet_is_copied_and_every_row_is_complete() {
+fn packets_copied_rows_complete() {
     for temperature in Temperature::ALL {
         let mut options = options(temperature);
         if temperature != Temperature::Hot {

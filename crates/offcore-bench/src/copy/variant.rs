@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_were_not_rewritten_are_noticed_in_cold_packets_too() {
+    fn cold_packets_have_addresses_checked() {
         let (mut variant, other) = variant(Temperature::Cold);
         // Buffers that have been copied into come round again with the addresses of their last turn.
         for _ in 0..3 {

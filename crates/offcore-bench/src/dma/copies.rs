@@ -219,7 +219,7 @@ mod tests {
     use offcore_dma::cpu::CpuDevice;
 
     #[test]
-    fn what_is_copied_is_verified_and_what_is_not_is_found() {
+    fn missing_copy_is_found() {
         for temperature in Temperature::ALL {
             let mut channel = CpuDevice.open_channel(64).unwrap();
             let mut copies = Copies::new(100, 8, temperature, Hugepages::None).unwrap();
@@ -239,7 +239,7 @@ mod tests {
 
     /// Correct bytes that an earlier round has left are not this round's: cold data goes round three times.
     #[test]
-    fn what_an_earlier_pass_has_left_is_not_taken_for_copied() {
+    fn stale_bytes_are_no_copy() {
         let mut channel = CpuDevice.open_channel(64).unwrap();
         let (size, depth) = (1 << 20, 64);
         let passes = 2 * (COLD / size).div_ceil(depth);

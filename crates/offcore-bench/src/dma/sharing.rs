@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_workers_share_in_every_way_and_every_byte_is_compared() {
+    fn two_workers_share_in_every_way() {
         let lcores = lcore::available().unwrap();
         let options = Options {
             sharings: vec![Sharing::Lock, Sharing::SharedQueue, Sharing::Bound],

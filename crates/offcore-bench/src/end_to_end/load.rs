@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sequence_number_is_where_the_probe_has_it() {
+    fn sequence_number_place_matches_probe() {
         let mut frame = [0; 60];
         probe::write(&mut frame, ProbeHeader { fill: 7, sequence: 1 }).unwrap();
         let mut patched = frame;

@@ -27,7 +27,7 @@ fn options() -> EndToEndOptions {
 }
 
 #[test]
-fn packets_go_round_and_every_one_is_accounted_for() {
+fn packets_go_round_and_are_counted() {
     let options = options();
     let mut rows = Vec::new();
     let result = run(&options, &Progress::hidden(), &mut |row| rows.push(row));
@@ -66,7 +66,7 @@ fn packets_of_one_guest_arrive_at_the_other() {
 }
 
 #[test]
-fn a_packet_whose_addresses_were_not_rewritten_is_noticed() {
+fn unrewritten_addresses_are_noticed() {
     let dir = TempDir::new().unwrap();
     let (mut ours, mut load) = pair(&dir, Forward::Io);
     let error = load.window(SETTLE, SETTLE, &mut ours).unwrap_err().to_string();
@@ -74,7 +74,7 @@ fn a_packet_whose_addresses_were_not_rewritten_is_noticed() {
 }
 
 #[test]
-fn a_back_end_that_returns_nothing_is_noticed() {
+fn silent_back_end_is_noticed() {
     let dir = TempDir::new().unwrap();
     let (mut ours, mut load) = pair(&dir, Forward::Rxonly);
     load.set_timeout(Duration::from_millis(300));

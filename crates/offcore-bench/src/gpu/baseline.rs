@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_and_a_wrong_result_are_noticed() {
+    fn wrong_byte_and_result_are_noticed() {
         let error = measured((Kind::Nothing, true), true, |bytes| bytes[99] ^= 1).unwrap_err().to_string();
         assert!(error.contains("packet 5") && error.contains("other bytes"), "{error}");
         let error = measured((Kind::Crc32c, false), false, |_| ()).unwrap_err().to_string();

@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_at_the_end_of_a_window_is_part_of_it() {
+    fn final_stall_counts_in_window() {
         // Ten bursts, one every 100 ticks.
         assert_eq!(span((1000, 2000), 10, None), 1000);
         assert_eq!(span((1000, 2000), 10, Some(2150)), 1000);

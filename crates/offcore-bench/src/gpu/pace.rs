@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_late_is_in_time_with_fewer_windows() {
+    fn late_run_has_fewer_windows() {
         let mut pace = Pace::new(10, Duration::from_secs(10));
         (0..4).for_each(|_| pace.step());
         assert!(!pace.is_late_after(Duration::from_secs(4)));

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_or_a_length_that_is_wrong_is_noticed() {
+    fn wrong_result_or_length_is_noticed() {
         let (pool, content) = (Pool::new(64, 2048, Hugepages::None).unwrap(), content());
         let mut packet = pool.cache().take_sized(HEADROOM, 100).unwrap();
         content.fill(packet.chunk(), packet.bytes_mut());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_than_one_packet_in_a_hundred_has_a_pattern() {
+    fn patterns_are_rare() {
         let (pool, content) = (Pool::new(4096, 2048, Hugepages::None).unwrap(), content());
         let work = CpuWork::new(Kind::Match, false, SKIP as u32, 0, Some(content.patterns())).unwrap();
         let mut cache = pool.cache();

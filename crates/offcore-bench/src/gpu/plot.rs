@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_table_has_a_panel_and_published_figures_are_named() {
+    fn tables_have_panels() {
         let dir = TempDir::new().unwrap();
         let path = dir.file("gpu.svg");
         let mut rows = Vec::new();

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_figures_are_those_of_the_tables() {
+    fn published_figures_match_tables() {
         assert_eq!(io(64, Memory::Host), Some(Published { gbps: 18.0, v100: None }));
         assert_eq!(io(1024, Memory::Gpu), Some(Published { gbps: 97.0, v100: Some(94.0) }));
         assert_eq!((io(1518, Memory::Host), workload(Workload::Cpu, Memory::Host, 1024, 16)), (None, None));

@@ -221,7 +221,7 @@ mod tests {
 
     /// Pitfall 6 of l2fwd-nv: its option `-t` is a time for each packet on a core, and one for each burst on a GPU.
     #[test]
-    fn pitfall_6_forced_time_is_stated_per_packet_and_per_burst() {
+    fn pitfall_6_forced_time_is_stated() {
         let per_burst = |workload, burst, threads| {
             [true, false].map(|stand_in| forced_ns_per_burst(workload, burst, threads, 1000, stand_in))
         };
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_fits_the_words_for_warmth_has_one() {
+    fn warmth_words_fit() {
         let of = |shared, buffers| temperature(shared, buffers);
         assert_eq!(
             [of(true, 8), of(true, 4096), of(false, 32), of(false, 33)],
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_break_even_is_where_one_pipeline_is_faster_for_good() {
+    fn break_even_is_lasting() {
         let bursts = [1, 16, 64, 256];
         assert_eq!(break_even(&bursts, &[1.0, 5.0, 9.0, 20.0], 1, 4.0), Some(16));
         assert_eq!(break_even(&bursts, &[1.0, 5.0, 9.0, 20.0], 4, 4.0), Some(256));

@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_have_lcores_of_their_own_where_the_device_has_one_left() {
+    fn ends_have_lcores_of_their_own() {
         let place = |generator, verifier| Place { generator, verifier };
         assert_eq!(places(&[0, 1], 1, 1).unwrap(), [place(1, None)]);
         assert_eq!(places(&[0, 1, 2], 1, 1).unwrap(), [place(1, Some(2))]);

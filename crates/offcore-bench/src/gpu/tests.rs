@@ -93,7 +93,7 @@ fn the_published_tables_are_complete() {
 }
 
 #[test]
-fn every_row_of_a_forced_time_states_it_per_packet_and_per_burst() {
+fn forced_rows_state_their_time() {
     if !kernel::BUILT {
         return;
     }
@@ -140,7 +140,7 @@ fn every_work_is_measured_beside_a_core() {
 }
 
 #[test]
-fn packets_that_come_at_a_pace_have_latencies() {
+fn paced_packets_have_latencies() {
     if !kernel::BUILT {
         return;
     }
@@ -181,7 +181,7 @@ fn a_corrupted_packet_is_found() {
 }
 
 #[test]
-fn a_device_that_fails_is_said_to_and_the_rest_is_measured() {
+fn failed_device_leaves_rest_measured() {
     if !kernel::BUILT {
         return;
     }
@@ -198,7 +198,7 @@ fn a_device_that_fails_is_said_to_and_the_rest_is_measured() {
 
 /// Where time runs out, cells have one window less, but one.
 #[test]
-fn fewer_windows_are_measured_where_time_runs_out() {
+fn short_time_means_fewer_windows() {
     if !kernel::BUILT {
         return;
     }

@@ -91,7 +91,7 @@ fn passed(temperature: Temperature) -> Looped {
 }
 
 #[test]
-fn a_packet_that_was_not_copied_is_noticed_on_every_pass() {
+fn uncopied_packet_is_noticed() {
     for temperature in [Temperature::Remote, Temperature::Cold] {
         // Nothing is written: what an earlier packet has left is there.
         let error = passed(temperature).window(|packet, before| packet.clone_from_slice(before));

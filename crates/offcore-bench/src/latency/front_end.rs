@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_due_at_even_intervals_and_then_no_more() {
+    fn packets_are_due_at_even_intervals() {
         let pace = Pace { first: 100, counted: 100, end: 110, start: 5000, interval: 250.5 };
         assert_eq!((pace.due(100), pace.due(101), pace.due(102)), (5000, 5250, 5501));
         assert_eq!((pace.due_until(0), pace.due_until(5000), pace.due_until(5250)), (101, 101, 101));

@@ -382,14 +382,14 @@ mod tests {
     }
 
     #[test]
-    fn fitted_points_are_the_three_that_were_agreed_on() {
+    fn fitted_points_are_the_agreed_three() {
         let fitted: Vec<_> = POINTS.iter().filter(|p| p.role == Role::Fitted).map(|p| p.name).collect();
         assert_eq!(fitted, ["1 byte", "8-12 KiB", "one device"]);
     }
 
     /// What is counted in the headline: a bound or a consequence of a parameter is no proof.
     #[test]
-    fn judged_points_could_have_come_out_otherwise() {
+    fn judged_points_are_not_fitted() {
         let judged: Vec<_> = POINTS.iter().filter(|p| p.role == Role::Judged).map(|p| p.name).collect();
         assert_eq!(judged, ["12-16 KiB", "16-20 KiB", "32 KiB", "98 KiB"]);
         // A device that is twice as fast meets every bound, and misses each of these.

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_says_version_and_instruction_set() {
+    fn configuration_names_version_and_isa() {
         let config = |machine, flags| {
             format!(
                 "#define RTE_COMPILE_TIME_CPUFLAGS {flags}\n#define RTE_MACHINE {machine}\n#define RTE_VER_MINOR 11\n\
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn features_have_names_and_what_has_none_is_not_left_out() {
+    fn unnamed_features_are_shown() {
         let bits = features::VIRTIO_F_VERSION_1
             | features::VIRTIO_NET_F_MRG_RXBUF
             | features::VIRTIO_F_RING_PACKED

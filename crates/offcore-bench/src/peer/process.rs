@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_a_wait_and_the_error_shows_the_output() {
+    fn silence_ends_a_wait_with_the_output() {
         let mut sh = sh("echo out; echo err >&2; sleep 60");
         sh.wait_for(0, TIMEOUT, "out", |text| text.contains("out").then_some(())).unwrap();
         let error =
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_outlives_the_thread_that_started_it() {
+    fn program_outlives_its_starting_thread() {
         let mut cat = std::thread::spawn(|| sh("exec cat")).join().unwrap();
         cat.write_line("still here").unwrap();
         cat.wait_for(0, TIMEOUT, "the echo", |text| text.contains("still here").then_some(())).unwrap();
@@ -403,7 +403,7 @@ mod tests {
 
     /// Kills a whole test process and sees its child go: the reason for `spawn_tied`.
     #[test]
-    fn a_program_dies_with_a_test_process_that_is_killed() {
+    fn program_dies_with_its_test_process() {
         const CHILD_OF: &str = "OFFCORE_TEST_DYING_PARENT";
         if std::env::var_os(CHILD_OF).is_some() {
             let sleeper = sh("exec sleep 61");
@@ -413,7 +413,7 @@ mod tests {
             }
         }
         let mut parent = Command::new(std::env::current_exe().unwrap());
-        parent.args(["--exact", "peer::process::tests::a_program_dies_with_a_test_process_that_is_killed"]);
+        parent.args(["--exact", "peer::process::tests::program_dies_with_its_test_process"]);
         parent.env(CHILD_OF, "1");
         let mut parent = Process::spawn("test process", parent).unwrap();
         let id: u32 = parent

@@ -557,7 +557,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_about_ports_are_taken_out_wherever_they_are() {
+    fn port_messages_are_taken_out() {
         let printed = "sh\nPort 0: queue state event\now port info 0\r\n\nPort 0: x\nPort 1 y\n\
                        tes\nPort 12: link state change event\ntpmd> \nPort 0: half";
         let expected = "show port info 0\r\n\nPort 0: x\nPort 1 y\ntestpmd> \nPort 0: half";

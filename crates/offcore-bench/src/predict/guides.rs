@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fitted_cells_are_met_and_the_path_costs_what_the_guide_lets_conclude() {
+    fn fitted_cells_and_path_cost_are_met() {
         for guide in GUIDES {
             for row in guide.rows().unwrap().iter().filter(|row| row.role == Some("fitted")) {
                 let error = row.error.unwrap();

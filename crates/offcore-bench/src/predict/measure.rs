@@ -134,14 +134,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_takes_the_portals_instruction_once() {
+    fn batch_takes_one_portal_instruction() {
         let with = with_portal(Interval::exact(100.0));
         // Two copies a packet, 32 in a batch, 136 ns one way.
         assert_eq!(with, Interval { low: 100.0, mid: 108.5, high: 117.0 });
     }
 
     #[test]
-    fn an_interval_leaves_the_outermost_samples_out() {
+    fn interval_leaves_extremes_out() {
         let samples: Vec<f64> = (0..=100).map(f64::from).rev().collect();
         assert_eq!(interval(samples), Interval { low: 10.0, mid: 50.0, high: 90.0 });
     }
