@@ -53,7 +53,7 @@ impl Rig {
 }
 
 #[test]
-fn the_first_copy_of_a_queue_is_not_lost_at_once() {
+fn first_copy_is_not_lost_at_once() {
     // A machine that has been up for a day has counted more ticks than this.
     let mut rig = rig(Duration::from_secs(60));
     rig.submit();

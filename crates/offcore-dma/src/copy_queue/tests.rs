@@ -126,7 +126,7 @@ fn gather<const IMMEDIATE: bool>(
 }
 
 #[test]
-fn core_copies_are_complete_at_once_unless_older_ones_are_in_flight() {
+fn core_copies_wait_for_older_ones() {
     let mut bed = Bed::new(Mode::Cpu, 1, 64);
     assert!(bed.submit(&[Kind::Plain(1); 8]));
     assert_eq!(bed.queue.in_flight(&mut bed.mover), 0);
@@ -142,7 +142,7 @@ fn core_copies_are_complete_at_once_unless_older_ones_are_in_flight() {
 }
 
 #[test]
-fn there_is_no_more_room_than_in_the_channel() {
+fn room_is_that_of_the_channel() {
     let mut bed = Bed::new(Mode::Offload, 1, 8);
     bed.submit(&[Kind::Plain(2); 8]);
     assert_eq!((bed.sent, bed.mover.stats().core_copies), (4, 0));

@@ -18,7 +18,7 @@ fn copies(source: &[u8], destination: &mut [u8], n: usize) -> Vec<CopyOp> {
 }
 
 #[test]
-fn a_step_is_bounded_and_serves_every_channel() {
+fn step_is_bounded_and_fair() {
     let (device, mut stepper) = CoreDevice::stepped();
     let (source, mut destination) = (vec![7u8; 2 * 256 * 8], vec![0u8; 2 * 256 * 8]);
     let ops = copies(&source, &mut destination, 2 * 256);
@@ -74,7 +74,7 @@ fn nothing_lands_after_a_channel_is_dropped() {
 }
 
 #[test]
-fn a_dead_engine_is_reset_at_once_and_its_operations_come_back() {
+fn dead_engine_returns_its_operations() {
     let (device, stepper) = CoreDevice::stepped();
     let (source, mut destination) = (vec![7u8; 64], vec![0u8; 64]);
     let mut channel = device.open_channel(8).unwrap();
@@ -94,7 +94,7 @@ fn a_dead_engine_is_reset_at_once_and_its_operations_come_back() {
 }
 
 #[test]
-fn slots_taken_out_before_they_were_made_are_not_reused_too_early() {
+fn taken_slots_are_not_reused_early() {
     let (device, mut stepper) = CoreDevice::stepped();
     let (source, mut destination) = (vec![7u8; 64], vec![0u8; 64]);
     let mut channel = device.open_channel(4).unwrap();
@@ -119,7 +119,7 @@ fn slots_taken_out_before_they_were_made_are_not_reused_too_early() {
 }
 
 #[test]
-fn channels_come_and_go_while_the_helper_copies() {
+fn channels_come_and_go_under_copies() {
     let device = CoreDevice::start(lcore::available().unwrap()[0]).unwrap();
     let (source, mut destination) = (vec![7u8; 4096], vec![0u8; 4096]);
     let mut steady = device.open_channel(64).unwrap();
@@ -150,7 +150,7 @@ fn channels_come_and_go_while_the_helper_copies() {
 }
 
 #[test]
-fn the_helper_is_named_pinned_and_ends_with_its_last_channel() {
+fn helper_is_named_pinned_and_ends() {
     let lcore = *lcore::available().unwrap().last().unwrap();
     let device = CoreDevice::start(lcore).unwrap();
     let helper = || {
@@ -186,7 +186,7 @@ fn the_helper_is_named_pinned_and_ends_with_its_last_channel() {
 
 /// It takes half a second to see that nearly nothing is used.
 #[test]
-fn a_helper_that_naps_leaves_its_lcore_to_others_and_still_copies() {
+fn napping_helper_still_copies() {
     let lcore = *lcore::available().unwrap().last().unwrap();
     let device = CoreDevice::start_with(lcore, true).unwrap();
     let mut channel = device.open_channel(8).unwrap();

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_stores_are_encoded_as_the_manual_has_it() {
+    fn direct_store_encoding() {
         // MOVDIR64B r64, m512 is 66 0F 38 F8 /r; ModRM 01 is register RAX (the destination's address), memory at RCX.
         // SAFETY: five bytes of instruction and three of padding stand at the label, and are never written.
         let bytes = unsafe { INSTRUCTION };

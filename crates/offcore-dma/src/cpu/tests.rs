@@ -38,7 +38,7 @@ fn assert_all_copy(len: usize, from: usize, to: usize, source: &[u8], destinatio
 }
 
 #[test]
-fn every_routine_copies_every_length_and_nothing_else() {
+fn routines_copy_every_length() {
     let (source, mut destination) = buffers(300_000);
     for len in (0..=4200).chain([9018, 65535, 65536, 65537, 300_000]) {
         // Odd offsets, other ones for every length.
@@ -48,7 +48,7 @@ fn every_routine_copies_every_length_and_nothing_else() {
 }
 
 #[test]
-fn every_routine_copies_from_and_to_every_alignment() {
+fn routines_copy_every_alignment() {
     let (source, mut destination) = buffers(1526);
     for (from, to) in (0..64).flat_map(|from| (0..64).map(move |to| (from, to))) {
         // Around the shortest that is streamed, and a whole frame.
@@ -59,7 +59,7 @@ fn every_routine_copies_from_and_to_every_alignment() {
 }
 
 #[test]
-fn routines_have_names_of_their_own_and_the_plainest_run_everywhere() {
+fn routine_names_differ() {
     let mut names: Vec<_> = Routine::ALL.map(Routine::name).into();
     names.sort_unstable();
     names.dedup();
@@ -71,7 +71,7 @@ fn routines_have_names_of_their_own_and_the_plainest_run_everywhere() {
 }
 
 #[test]
-fn a_copier_names_a_routine_that_this_cpu_has() {
+fn copier_names_an_available_routine() {
     let (source, mut destination) = buffers(64 * 2048);
     let (src, dst) = (source.as_ptr(), destination.as_mut_ptr());
     let mut copier = Copier::default();
@@ -95,7 +95,7 @@ fn a_copier_names_a_routine_that_this_cpu_has() {
 /// What a fence is for cannot be shown by a test that must not fail by chance, but that bytes are there when a burst of
 /// every routine is over can: the thread that waits for the flag finds them.
 #[test]
-fn what_a_routine_has_copied_is_there_before_what_is_published_after_it() {
+fn copy_is_visible_before_publish() {
     use std::sync::atomic::{AtomicU32, Ordering};
     const COPIES: usize = 8;
     const LEN: usize = 1526;
@@ -140,7 +140,7 @@ fn what_a_routine_has_copied_is_there_before_what_is_published_after_it() {
 }
 
 #[test]
-fn bursts_of_mixed_lengths_land_where_they_should() {
+fn mixed_bursts_land_right() {
     let mut copier = Copier::default();
     for round in 0..200usize {
         let lens: Vec<usize> = (0..1 + round % 64).map(|i| (i * 97 + round * 31) % 1600).collect();
@@ -166,7 +166,7 @@ fn bursts_of_mixed_lengths_land_where_they_should() {
 }
 
 #[test]
-fn the_rest_of_a_copy_starts_at_the_byte_that_is_missing() {
+fn rest_starts_at_the_missing_byte() {
     let (source, _) = buffers(200);
     for len in [0usize, 1, 7, 8, 9, 40, 200] {
         for done in 0..=len + 1 {

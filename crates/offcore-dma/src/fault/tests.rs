@@ -126,7 +126,7 @@ fn delayed_and_reordered_ones_all_come() {
 }
 
 #[test]
-fn never_is_never_until_a_reset_gives_it_back() {
+fn never_lasts_until_a_reset() {
     let mut rig = Rig::new(Faults { never: 1000, reset_calls: 3, ..Faults::default() });
     rig.copy_all();
     assert!(rig.poll(1000).is_empty());
@@ -146,7 +146,7 @@ fn late_ones_land_and_are_reported() {
 }
 
 #[test]
-fn late_ones_land_even_after_they_were_given_up() {
+fn late_copies_land_after_give_up() {
     let mut rig = Rig::new(Faults { late: 1000, late_polls: 10, reset_calls: 100, ..Faults::default() });
     rig.copy_all();
     assert_eq!(rig.take().len(), RING);
@@ -182,7 +182,7 @@ fn a_finished_reset_stops_late_ones() {
 }
 
 #[test]
-fn every_operation_is_reported_or_taken_once() {
+fn operations_end_exactly_once() {
     let faults = Faults {
         seed: 42,
         error: 50,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_moves_one_class_that_there_is_and_leaves_some() {
+    fn shift_moves_one_class() {
         let seen = [64, 594, 1518].map(class).into_iter().fold(0, |seen, class| seen | 1 << class);
         let choice = |decided| Choice { from: decided, decided, seen, busy: true };
         let both = |decided| [Way::Engine, Way::Core].map(|to| choice(decided).shifted(to));

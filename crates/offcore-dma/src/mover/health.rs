@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn each_probe_that_fails_doubles_the_pause_up_to_a_limit() {
+    fn failed_probe_doubles_the_pause() {
         let mut health = Health::new();
         out(&mut health, 0);
         let mut now = 0;

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_engine_is_declined_at_once_and_tried_ever_more_rarely() {
+    fn slow_engine_is_tried_ever_less() {
         let mut story = Story::new();
         const BURSTS: u64 = 2_000_000;
         let used = story.bursts(BURSTS, |_| MOST + 1);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn one_late_packet_among_many_is_forgiven_and_two_are_not() {
+    fn one_late_packet_is_forgiven() {
         let mut story = Story::new();
         story.bursts(1000, |_| 1);
         // It takes a while until a burst is stamped that is late.
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_slow_only_in_use_makes_few_bursts_late() {
+    fn slow_in_use_makes_few_bursts_late() {
         let mut story = Story::new();
         const BURSTS: u64 = 4_000_000;
         // In time when tried alone, late from the fifth burst in a row on: a trial is always a success.
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_does_not_come_back_counts_before_it_does() {
+    fn missing_packet_counts_as_late() {
         let mut latency = Latency::new();
         assert!(latency.admits() && latency.wants_stamp());
         latency.stamp(8, 100);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_shared_out_by_size_and_none_is_lost() {
+    fn copies_are_shared_out_by_size() {
         let mut tally = Tally::default();
         let seen = tally.look(&burst(&[(64, 7), (594, 4), (1518, 1)]));
         assert_eq!(seen.count_ones(), 3);

@@ -133,7 +133,7 @@ fn drain(mover: &mut Mover, lane: &mut Lane, stepper: &mut Stepper) {
 }
 
 #[test]
-fn a_channel_that_fails_is_taken_out_and_probed_with_growing_pauses() {
+fn failing_channel_is_probed_ever_less() {
     let (mut mover, channel, mut stepper, _) = faulty(Faults { error: 1000, ..Faults::default() });
     mover.set_back_off(tsc::hz() / 10_000, tsc::hz() / 1000);
     let mut lane = Lane::new(&mut mover, Mode::Offload, &[channel]);
@@ -182,7 +182,7 @@ fn an_error_now_and_then_takes_nothing_out() {
 }
 
 #[test]
-fn faulting_memory_is_charged_to_its_queue_and_not_to_the_channel() {
+fn memory_faults_charge_the_queue() {
     // Partial copies end with a page fault.
     let (mut mover, channel, mut stepper, counts) = faulty(Faults { partial: 1000, ..Faults::default() });
     mover.set_back_off(tsc::hz(), tsc::hz());
@@ -233,7 +233,7 @@ fn part_of_the_other(mover: &mut Mover, lanes: &mut [Lane; 2], stepper: &mut Ste
 }
 
 #[test]
-fn a_flooding_queue_leaves_the_other_its_half() {
+fn flooding_queue_leaves_a_half() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
     assert!(part_of_the_other(&mut mover, &mut lanes, &mut stepper) >= 45);
@@ -244,7 +244,7 @@ fn a_flooding_queue_leaves_the_other_its_half() {
 }
 
 #[test]
-fn a_queue_of_three_times_the_weight_gets_three_times_the_copies() {
+fn weights_share_the_copies() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lanes = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
     let binding = Binding { weight: 3, ..Binding::new(Mode::Offload, channels) };
@@ -254,7 +254,7 @@ fn a_queue_of_three_times_the_weight_gets_three_times_the_copies() {
 }
 
 #[test]
-fn while_the_others_are_idle_a_queue_may_use_the_whole_channel() {
+fn lone_queue_uses_the_whole_channel() {
     let (mut mover, channels, mut stepper) = sound(1);
     let [mut busy, mut idle] = [0, 1].map(|_| Lane::new(&mut mover, Mode::Offload, &channels));
     for _ in 0..3 {
@@ -276,7 +276,7 @@ fn choose(mover: &mut Mover, queue: QueueId, from: u32) {
 }
 
 #[test]
-fn one_burst_goes_both_ways_and_order_is_kept() {
+fn split_burst_keeps_order() {
     let (mut mover, channels, mut stepper) = sound(2);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     choose(&mut mover, lane.id(), 33);
@@ -299,7 +299,7 @@ fn one_burst_goes_both_ways_and_order_is_kept() {
 }
 
 #[test]
-fn auto_tries_both_ways_and_says_what_they_cost() {
+fn auto_tries_both_ways() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     let mut given = 0;
@@ -315,7 +315,7 @@ fn auto_tries_both_ways_and_says_what_they_cost() {
 }
 
 #[test]
-fn a_worker_that_does_not_end_its_rounds_copies_itself() {
+fn endless_round_copies_by_core() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     let given: usize = (0..1000).map(|_| round(&mut mover, &mut lane, &mut stepper, 32)).sum();
@@ -377,7 +377,7 @@ fn delayed(
 const SHORT: u64 = 200_000;
 
 #[test]
-fn an_engine_that_takes_too_long_is_declined_and_comes_back_when_it_does_not() {
+fn slow_engine_comes_back_when_fast() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
@@ -401,7 +401,7 @@ fn an_engine_that_takes_too_long_is_declined_and_comes_back_when_it_does_not() {
 
 /// Packets that are dropped, or shorter than what the core copies of each itself.
 #[test]
-fn packets_without_copies_do_not_tell_that_an_engine_is_in_time() {
+fn empty_packets_say_nothing_of_time() {
     let (mut mover, channels, _stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
@@ -415,7 +415,7 @@ fn packets_without_copies_do_not_tell_that_an_engine_is_in_time() {
 }
 
 #[test]
-fn without_a_longest_time_a_slow_engine_is_used() {
+fn no_limit_uses_a_slow_engine() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     let given = delayed(200, 1, (&mut mover, &mut lane, &mut stepper));
@@ -426,7 +426,7 @@ fn without_a_longest_time_a_slow_engine_is_used() {
 }
 
 #[test]
-fn what_is_in_flight_is_known_until_it_is_taken() {
+fn in_flight_until_taken() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Offload, &channels);
     assert_eq!(mover.in_flight(), 0);

@@ -77,7 +77,7 @@ fn on_handle_that_reorders(check: Check) {
 }
 
 #[test]
-fn completions_go_to_the_handle_that_submitted() {
+fn completions_go_to_the_submitter() {
     let mut rig = Rig::new();
     // The same tokens on both sides.
     assert_eq!((rig.give(0, 0, 16), rig.give(1, 0, 8), rig.give(0, 16, 4)), (16, 8, 4));
@@ -88,7 +88,7 @@ fn completions_go_to_the_handle_that_submitted() {
 }
 
 #[test]
-fn a_flooding_handle_leaves_the_other_its_half() {
+fn flooding_handle_leaves_a_half() {
     let mut rig = Rig::new();
     let mut made = [0; 2];
     // Each makes up for what has completed, the flooding one first and as much as it can.
@@ -125,7 +125,7 @@ fn weights_part_the_ring() {
 }
 
 #[test]
-fn one_handle_s_reset_aborts_the_other_s_operations() {
+fn reset_aborts_the_other_handle() {
     let (device, _stepper) = CoreDevice::stepped();
     // Nothing is ever answered, so a reset finds everything still there.
     let faults = Faults { never: 1000, ..Faults::default() };
@@ -160,7 +160,7 @@ fn one_handle_s_reset_aborts_the_other_s_operations() {
 }
 
 #[test]
-fn a_handle_dropped_with_work_that_nobody_does_takes_the_channel_with_it() {
+fn dropped_handle_ends_a_dead_channel() {
     let mut rig = Rig::new();
     rig.give(0, 0, 8);
     rig.give(1, 100, 8);

@@ -69,7 +69,7 @@ fn noise() -> impl FnMut(u32) -> f64 {
 }
 
 #[test]
-fn each_temperature_settles_on_its_routine_and_stays_there() {
+fn each_temperature_settles() {
     for (size, has_direct, times, expected) in [
         (Size::Large, false, HOT, Kind::Plain),
         (Size::Small, true, HOT, Kind::Plain),
@@ -87,7 +87,7 @@ fn each_temperature_settles_on_its_routine_and_stays_there() {
 }
 
 #[test]
-fn of_two_that_are_as_good_the_first_is_kept() {
+fn first_of_equals_is_kept() {
     // Direct stores are 1 % better here, which is not worth a change.
     let mut queue = Queue::new(Size::Large, true);
     assert_eq!(queue.bursts(10_000, REMOTE), Kind::NonTemporal);
@@ -96,7 +96,7 @@ fn of_two_that_are_as_good_the_first_is_kept() {
 }
 
 #[test]
-fn an_instruction_that_the_cpu_lacks_is_never_chosen() {
+fn missing_instruction_is_not_chosen() {
     let times = Times { direct: 0.1, ..REMOTE };
     let mut queue = Queue::new(Size::Large, false);
     queue.bursts(10_000, times);
@@ -128,7 +128,7 @@ fn trials_are_rare_while_nothing_changes() {
 }
 
 #[test]
-fn a_change_of_temperature_is_followed_within_10_000_packets() {
+fn temperature_change_is_followed() {
     const WITHIN: u32 = 10_000 / 32;
     let mut queue = Queue::new(Size::Large, false);
     for _ in 0..20 {
