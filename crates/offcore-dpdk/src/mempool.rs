@@ -384,7 +384,7 @@ mod tests {
     use crate::ethdev::{Ethdev, Request};
 
     #[test]
-    fn an_mbuf_that_was_about_a_drivers_buffer_brings_its_chunk_back() {
+    fn driver_mbuf_returns_its_chunk() {
         let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
         let request = Request { device: "net_null7".into(), queues: 1, ..Request::default() };
         let device = Ethdev::open(&request, pool).unwrap();

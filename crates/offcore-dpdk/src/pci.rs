@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_device_decides_what_is_to_be_done() {
+    fn device_owner_decides_the_remedy() {
         let root = std::env::temp_dir().join(format!("offcore-pci-{}", std::process::id()));
         let device = root.join("bus/pci/devices/0000:43:00.0");
         let says = |word: &str| {

@@ -29,7 +29,7 @@ offcore_dma::conformance_suite! {
 }
 
 #[test]
-fn a_second_channel_is_refused_until_the_first_is_gone() {
+fn second_channel_is_refused() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = DmaDevice::open("dma_skeleton", None).unwrap();
     assert_eq!((device.name(), device.max_channels()), ("dmadev:dma_skeleton", 1));
@@ -47,7 +47,7 @@ fn a_second_channel_is_refused_until_the_first_is_gone() {
 }
 
 #[test]
-fn what_was_taken_out_before_it_was_done_is_not_reported_and_the_rest_is() {
+fn taken_operations_are_not_reported() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = DmaDevice::open("dma_skeleton", None).unwrap();
     let mut channel = device.open_channel(32).unwrap();
@@ -83,7 +83,7 @@ fn what_was_taken_out_before_it_was_done_is_not_reported_and_the_rest_is() {
 }
 
 #[test]
-fn a_device_that_is_none_is_named_with_its_remedy() {
+fn no_device_is_named_with_remedy() {
     for (name, expected) in [
         ("dma_nothing", "dma_skeleton"),
         ("0000:ff:1f.6", "there is no PCI device 0000:ff:1f.6"),

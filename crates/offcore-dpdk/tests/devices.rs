@@ -24,7 +24,7 @@ fn free_buffers(cache: &mut PoolCache) -> usize {
 }
 
 #[test]
-fn what_net_null_gives_can_be_sent_to_it_again_and_again() {
+fn net_null_sends_and_receives() {
     let pool = pool();
     let mut cache = pool.cache();
     let device = Ethdev::open(&request("net_null0"), pool).unwrap();
@@ -43,7 +43,7 @@ fn what_net_null_gives_can_be_sent_to_it_again_and_again() {
 }
 
 #[test]
-fn what_is_sent_to_net_ring_comes_back_byte_by_byte() {
+fn net_ring_returns_every_byte() {
     let pool = pool();
     let mut cache = pool.cache();
     let device = Ethdev::open(&request("net_ring0"), pool).unwrap();
@@ -98,7 +98,7 @@ fn what_is_sent_to_net_ring_comes_back_byte_by_byte() {
 }
 
 #[test]
-fn a_dry_pool_receives_nothing_and_goes_on_when_there_are_buffers() {
+fn dry_pool_receives_later() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let request = Request { rx_desc: Some(16), ..request("net_null1") };
@@ -115,7 +115,7 @@ fn a_dry_pool_receives_nothing_and_goes_on_when_there_are_buffers() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named_with_its_remedy() {
+fn open_errors_name_the_remedy() {
     let pool = pool();
     let with = |request: Request, words: &[&str]| {
         let error = Ethdev::open(&request, pool).unwrap_err().to_string();
@@ -149,7 +149,7 @@ fn elsewhere(pool: &Pool) -> (Arc<Mapping>, DeviceMemory) {
 
 /// net_pcap copies what it receives out of a file, and what it sends into one, by the CPU.
 #[test]
-fn packets_are_received_into_and_sent_from_a_devices_memory() {
+fn device_memory_receives_and_sends() {
     let pool = pool();
     let mut cache = pool.cache();
     let (mapping, memory) = elsewhere(pool);
@@ -202,7 +202,7 @@ fn packets_are_received_into_and_sent_from_a_devices_memory() {
 }
 
 #[test]
-fn net_ring_passes_packets_in_a_devices_memory_on_as_they_are() {
+fn net_ring_passes_device_packets() {
     let pool = pool();
     let mut cache = pool.cache();
     let (mapping, memory) = elsewhere(pool);
@@ -234,7 +234,7 @@ fn net_ring_passes_packets_in_a_devices_memory_on_as_they_are() {
 }
 
 #[test]
-fn a_devices_memory_is_refused_where_it_cannot_be_used() {
+fn unusable_device_memory_is_refused() {
     let pool = pool();
     let (mapping, _) = elsewhere(pool);
     let place = |len| (mapping.base().as_ptr().expose_provenance(), len);

@@ -43,8 +43,8 @@ fn status(field: &str, task: &std::path::Path) -> String {
 }
 
 #[test]
-fn it_leaves_the_threads_affinity_and_signals_alone() {
-    if !is_child("it_leaves_the_threads_affinity_and_signals_alone") {
+fn eal_leaves_affinity_and_signals() {
+    if !is_child("eal_leaves_affinity_and_signals") {
         return;
     }
     let me = std::path::Path::new("/proc/thread-self");
@@ -78,8 +78,8 @@ fn it_runs_without_hugepages() {
 }
 
 #[test]
-fn what_it_says_of_bad_arguments_is_in_the_error_and_nowhere_else() {
-    if !is_child("what_it_says_of_bad_arguments_is_in_the_error_and_nowhere_else") {
+fn bad_arguments_are_in_the_error_only() {
+    if !is_child("bad_arguments_are_in_the_error_only") {
         return;
     }
     eal::configure("--bogus=1").unwrap();

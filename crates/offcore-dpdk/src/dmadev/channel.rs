@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_in_memory_that_the_device_does_not_reach_fail_in_their_turn() {
+    fn unreachable_copies_fail_in_turn() {
         crate::eal::start().unwrap();
         let number = crate::dmadev::find("dma_skeleton").unwrap();
         let (near, far) = (vec![7u8; 4096], vec![9u8; 4096]);

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_split_at_blanks_outside_of_quotes() {
+    fn words_split_outside_quotes() {
         assert_eq!(
             words("  -m 64 --vdev='net_ring0,a=b c'  \"\" "),
             ["-m", "64", "--vdev=net_ring0,a=b c", ""]

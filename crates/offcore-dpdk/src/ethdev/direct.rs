@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_that_would_touch_packets_are_told_not_to_or_refused() {
+    fn packet_touching_drivers_are_refused() {
         let sys = tree("mlx5", "mlx5_core");
         let of =
             |given| args(&sys, "3b:00.0", Some(ADDRESS), given, "cuda:0").map_err(|error| error.to_string());
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_reach_a_devices_memory_is_refused_by_name() {
+    fn unreachable_memory_is_named() {
         let sys = tree("vfio", "vfio-pci");
         let error = args(&sys, "3b:00.0", Some(ADDRESS), None, "cuda:0").unwrap_err().to_string();
         assert!(error.contains("3b:00.0 is bound to vfio-pci") && error.contains("mlx5_core"), "{error}");
