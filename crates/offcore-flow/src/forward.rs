@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_longer_than_a_buffer_take_several() {
+    fn long_packets_take_several_buffers() {
         let pool = offcore_mem::Pool::new(256, 2048, offcore_mem::Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let addresses = Addresses { source: MacAddr([2; 6]), destination: MacAddr([4; 6]) };

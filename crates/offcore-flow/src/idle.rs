@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_patient_after_a_packet_and_not_after_a_sleep() {
+    fn packet_delays_sleep() {
         let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
         let wait = |sleeper: &Sleeper| {
             let start = tsc::now();

@@ -83,7 +83,7 @@ fn assert_no_drops_but_of_mirrors(report: &Report) {
 }
 
 #[test]
-fn generators_flood_each_other_and_a_capture_has_it_all() {
+fn generators_flood_into_a_capture() {
     let dir = std::env::temp_dir().join(format!("offcore-l2-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (both, sent) = (dir.join("both.pcap"), dir.join("sent.pcap"));

@@ -294,13 +294,13 @@ fn a_burst_copied_by_an_engine_is_quiet() {
 }
 
 #[test]
-fn a_burst_given_on_as_copies_by_the_core_is_quiet() {
-    run_child("a_burst_given_on_as_copies_by_the_core_is_quiet", "copied");
+fn core_copied_burst_is_quiet() {
+    run_child("core_copied_burst_is_quiet", "copied");
 }
 
 #[test]
-fn a_burst_given_on_as_copies_by_an_engine_is_quiet() {
-    run_child("a_burst_given_on_as_copies_by_an_engine_is_quiet", "copied-offload");
+fn engine_copied_burst_is_quiet() {
+    run_child("engine_copied_burst_is_quiet", "copied-offload");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use offcore_wire::{MacAddr, probe};
 const PACKETS: u64 = 1000;
 
 #[test]
-fn a_full_virtqueue_loses_nothing_of_a_generator() {
+fn full_virtqueue_loses_nothing() {
     for forward in [Forward::Io, Forward::Mac, Forward::Macswap] {
         let (guest, mut parts) = (Guest::new(64), Parts::new());
         let cell = Arc::new(VringCell::new(0));

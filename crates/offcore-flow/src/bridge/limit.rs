@@ -56,7 +56,7 @@ mod tests {
     const HZ: u64 = 2_000_000_000;
 
     #[test]
-    fn the_limit_is_kept_however_often_it_is_asked() {
+    fn limit_is_kept() {
         for (pps, step) in [(1, 999_999), (10, 12_345_678), (1_000, 777_777), (3_000_000, 5_003)] {
             let limit = FloodLimit::new(pps, HZ);
             let start = 1 << 50;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_made_up_for_by_a_tenth_of_a_second_only() {
+    fn pause_is_made_up_for_briefly() {
         let limit = FloodLimit::new(1000, HZ);
         assert_eq!(limit.take(5 * HZ, 5000), 100);
         assert_eq!(limit.take(5 * HZ, 1), 0);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_comes_and_goes_and_takes_its_offload_along() {
+    fn tag_moves_its_offload() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let header = NetHeader {
             flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_retagged_is_left_as_it_was() {
+    fn unretaggable_packet_is_unchanged() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let mut tight = cache.take_sized(VLAN_TAG_LEN, PLAIN.len()).unwrap();
         assert_eq!(retag(&mut tight, Retag::Push(10)), Err(TagError::NoRoom));

@@ -177,7 +177,7 @@ fn an_answer_goes_to_whom_it_is_for_only() {
 }
 
 #[test]
-fn what_nobody_may_forward_is_dropped_and_counted() {
+fn unforwardable_is_counted() {
     let mut setup = Setup::new(3, &BridgeConfig::default());
     for last in 0..16 {
         assert_eq!(setup.pass(0, &frame([1, 0x80, 0xc2, 0, 0, last], mac(8), None, b"")), NOWHERE);
@@ -211,7 +211,7 @@ fn without_ageing_everything_is_flooded() {
 }
 
 #[test]
-fn a_full_database_floods_and_a_storm_of_moves_is_survived() {
+fn full_database_floods() {
     let mut setup = Setup::new(2, &BridgeConfig { addresses: 4, ..BridgeConfig::default() });
     for n in 2..100 {
         assert_eq!(setup.pass(0, &frame(mac(200), mac(n), None, b"")), [1]);
@@ -250,7 +250,7 @@ fn a_port_floods_as_much_as_it_may() {
 }
 
 #[test]
-fn vlans_do_not_mix_and_tags_are_where_they_belong() {
+fn vlans_do_not_mix() {
     let mut setup =
         Setup::new(5, &rules(&["0=access:10", "1=access:20", "2=trunk:10,20", "3=trunk:20,native=10"]));
     // From the access port of 10: to the trunk with a tag, to the native VLAN without, and to port 4, which is in all.
@@ -279,7 +279,7 @@ fn vlans_do_not_mix_and_tags_are_where_they_belong() {
 }
 
 #[test]
-fn packets_of_several_buffers_with_open_checksums_are_flooded() {
+fn long_open_packets_are_flooded() {
     let mut setup = Setup::new(4, &BridgeConfig::default());
     let payload: Vec<u8> = (0..1500u32).map(|n| (n % 249) as u8).collect();
     let (short, long) =
@@ -322,7 +322,7 @@ fn packets_of_several_buffers_with_open_checksums_are_flooded() {
 }
 
 #[test]
-fn what_a_port_has_no_room_for_is_dropped_there_only() {
+fn full_port_drops_alone() {
     let shared = Arc::new(Shared::new(&BridgeConfig::default(), 3, 1 << 55));
     let mut setup = Setup::with(3, shared, 20);
     for n in 0..60 {

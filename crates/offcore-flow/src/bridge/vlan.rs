@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_every_port_is_in_every_vlan_and_tags_stay() {
+    fn no_rules_keep_tags() {
         let vlans = vlans(64, &[]);
         assert!(!vlans.retags());
         for (tag, vlan) in [(None, Some(0)), (Some(0), Some(0)), (Some(7), Some(7)), (Some(4095), None)] {

@@ -50,7 +50,7 @@ impl Setup {
 }
 
 #[test]
-fn both_directions_are_mirrored_in_the_order_of_their_times() {
+fn mirror_orders_both_directions() {
     let mut setup = Setup::new();
     let (mut from, source) = setup.ring("source", 256);
     let (to, mut sink) = setup.ring("sink", 256);
@@ -86,7 +86,7 @@ fn both_directions_are_mirrored_in_the_order_of_their_times() {
 }
 
 #[test]
-fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
+fn slow_mirror_drops_alone() {
     let mut setup = Setup::new();
     let (mut from, source) = setup.ring("source", 64);
     let (copies, mut end) = setup.ring("m0", 4);
@@ -102,7 +102,7 @@ fn what_the_mirror_is_too_slow_for_is_dropped_there_only() {
 }
 
 #[test]
-fn a_mirror_that_stands_still_leaves_the_traffic_an_eighth_of_the_pool() {
+fn hung_mirror_leaves_an_eighth() {
     let mut setup = Setup::new();
     let (mut from, source) = setup.ring("source", 64);
     let (copies, end) = setup.ring("m0", 2048);
@@ -138,7 +138,7 @@ fn a_mirror_that_stands_still_leaves_the_traffic_an_eighth_of_the_pool() {
 }
 
 #[test]
-fn what_a_port_does_not_take_is_not_mirrored() {
+fn refused_packets_are_not_mirrored() {
     let mut setup = Setup::new();
     let (to, _sink) = setup.ring("sink", 4);
     let (copies, mut end) = setup.ring("m0", 64);
@@ -168,7 +168,7 @@ impl RxQueue for Patient {
 }
 
 #[test]
-fn what_is_taken_back_and_comes_again_is_mirrored_once() {
+fn retaken_packet_is_mirrored_once() {
     let mut setup = Setup::new();
     let packets = setup.packets(0..10);
     let (copies, mut end) = setup.ring("m0", 64);

@@ -267,7 +267,7 @@ fn only_ip_packets_are_marked() {
 }
 
 #[test]
-fn pitfall_4_partial_burst_waits_for_its_timeout() {
+fn pitfall_4_partial_burst_waits() {
     let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let mut side = side(pool);

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_kept_however_often_it_is_asked() {
+    fn rate_is_kept() {
         const HZ: u64 = 2_000_000_000;
         for step in [100, 7777, 1_000_000] {
             let (ticks, end) = (HZ / 10, HZ / 10 / step as u64 * step as u64);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_due_when_it_is_due_even_if_nobody_asked_then() {
+    fn packet_is_due_unasked() {
         let mut schedule = Schedule::new(Rate::Packets(1000.0), 1_000_000);
         assert_eq!(schedule.due(500), Some((500, 0)));
         schedule.spend(64);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_that_was_unlucky_lowers_the_result_and_nothing_more() {
+    fn unlucky_trial_lowers_the_result() {
         let mut first = true;
         let found = search(&options(&[0.0]), |rate| {
             let unlucky = rate < 2e6 && std::mem::take(&mut first);

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_of_a_capture_that_are_given_up_at_a_rate_are_counted() {
+    fn given_up_replay_is_counted() {
         let path = std::env::temp_dir().join(format!("offcore-sender-{}", std::process::id()));
         let mut writer = PcapWriter::new(std::fs::File::create(&path).unwrap(), 65_535).unwrap();
         writer.write_record(0, &[0; 60]).unwrap();

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_any_size_are_whole_and_their_checksums_right() {
+    fn made_packets_are_whole() {
         let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let sizes: Sizes = "80,81,1518,1519,9018,65535".parse().unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dry_pool_leaves_no_gap_in_numbers_and_sizes() {
+    fn dry_pool_leaves_no_gap() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut source = Source::new(template(Transport::Udp), 7, 1, &"64-1518".parse().unwrap(), 1);

@@ -118,7 +118,7 @@ fn what_does_not_wait_arrives_or_is_counted() {
 }
 
 #[test]
-fn a_full_ring_leaves_what_it_has_no_room_for() {
+fn full_ring_leaves_the_rest() {
     let pool = Pool::new(512, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let (mut tx, mut rx) = ring(setup(pool, &stats, false)).unwrap();

@@ -78,7 +78,7 @@ fn sent_and_received(running: &mut Running, reporter: &mut Reporter, expected: u
 }
 
 #[test]
-fn what_comes_as_it_was_sent_is_clean_whatever_its_size() {
+fn unchanged_traffic_is_clean() {
     for size in ["64", "imix", "64-9018", "65535:1,64:40"] {
         let (mut running, mut reporter) = started(config(size, 7, 20_000), looped(|_| None));
         let report = sent_and_received(&mut running, &mut reporter, 20_000);
@@ -249,7 +249,7 @@ fn a_search_finds_the_loss_that_there_is() {
 }
 
 #[test]
-fn packets_that_the_pool_has_not_got_the_buffers_for_are_refused() {
+fn oversized_packets_are_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let error = start(config("64-65535", 1, 1), looped(|_| None), pool).unwrap_err().to_string();
     assert!(error.contains("65535") && error.contains("Pool"), "{error}");

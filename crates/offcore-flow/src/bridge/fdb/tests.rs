@@ -16,7 +16,7 @@ fn at(seconds: u64) -> Duration {
 }
 
 #[test]
-fn a_station_is_found_where_it_was_seen_last() {
+fn station_is_where_last_seen() {
     let fdb = Fdb::new(100);
     assert_eq!(fdb.find(of(1, 1), 0), None);
     assert_eq!(fdb.learn(of(1, 1), 63, 0), Learned::New);
@@ -28,7 +28,7 @@ fn a_station_is_found_where_it_was_seen_last() {
 }
 
 #[test]
-fn a_station_that_is_silent_is_forgotten_and_one_that_is_not_is_not() {
+fn silent_station_is_forgotten() {
     let (fdb, mut clock) = (Fdb::new(100), Clock::new(AGEING));
     fdb.learn(of(0, 1), 1, 0);
     fdb.learn(of(0, 2), 2, 0);
@@ -68,7 +68,7 @@ fn what_there_is_no_room_for_is_not_learned() {
 }
 
 #[test]
-fn a_database_of_many_addresses_has_room_for_nearly_all() {
+fn database_has_room_for_nearly_all() {
     let fdb = Fdb::new(16384);
     let full = (0..16384).filter(|&n| fdb.learn(of(n as u16 % 7, n), 5, 0) == Learned::Full).count();
     assert!(full < 16384 / 200, "{full} of 16384 stations found their bucket full");
@@ -77,7 +77,7 @@ fn a_database_of_many_addresses_has_room_for_nearly_all() {
 /// Workers that learn the same stations at the same time, each behind its own port: what is found is always a port that
 /// was learned, and when they are done the last word is right.
 #[test]
-fn workers_that_learn_at_the_same_time_disturb_nobody() {
+fn concurrent_learning_is_safe() {
     const STATIONS: u32 = 300;
     let fdb = Fdb::new(1000);
     std::thread::scope(|scope| {

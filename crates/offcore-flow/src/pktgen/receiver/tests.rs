@@ -49,7 +49,7 @@ fn disturbed(packets: u32, seed: u64) -> Vec<(u16, u32)> {
 }
 
 #[test]
-fn loss_reorder_and_duplicates_are_those_of_a_model() {
+fn receiver_counts_match_a_model() {
     for seed in 1..400 {
         let arrivals = disturbed(40 + seed as u32 * 5, seed);
         let mut check = Check::new(Expected::Stream(STREAM), 0);
