@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_share_regions_and_the_last_one_unmaps() {
+    fn last_table_unmaps_shared_regions() {
         let (kept, other) = (Arc::new(region(0, 0x4000)), Arc::new(region(0x8000, 0x4000)));
         let first = GuestMemory::sharing(vec![Arc::clone(&kept), other]).unwrap();
         let second = GuestMemory::sharing(vec![kept, Arc::new(region(0x10_0000, 0x1000))]).unwrap();

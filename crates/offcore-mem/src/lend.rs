@@ -43,7 +43,7 @@ mod tests {
     use crate::{HEADROOM, Hugepages, Pool};
 
     #[test]
-    fn what_is_lent_comes_back_wherever_its_bytes_are() {
+    fn lent_buffer_is_found_by_any_byte() {
         let pool = Pool::new(64, 4096, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut packet = cache.take_sized(HEADROOM, 5).unwrap();
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "several buffers")]
-    fn a_packet_of_several_buffers_is_not_lent_as_one() {
+    fn long_packet_is_not_lent() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let packet = pool.cache().take_chain(HEADROOM, 4000).unwrap();
         pool.lend(packet);

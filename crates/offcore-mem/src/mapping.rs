@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn more_memory_than_there_is_is_not_asked_for() {
+    fn excessive_memory_is_not_asked_for() {
         let available = available_memory().unwrap();
         for (len, hugepages) in [
             (1 << 44, Hugepages::None),

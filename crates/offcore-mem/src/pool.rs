@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn every_chunk_can_be_taken_once_and_comes_back() {
+    fn chunks_are_taken_once() {
         let pool = pool();
         for _ in 0..5 {
             let mut cache = pool.cache();
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_freed_by_another_worker_come_round() {
+    fn freed_elsewhere_comes_round() {
         let pool = pool();
         let (to, from) = std::sync::mpsc::sync_channel::<Packet>(32);
         let sink = std::thread::spawn(move || {

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_of_one_buffer_is_plain_until_it_asks_for_something() {
+    fn offload_ends_plain() {
         let mut cache = pool(64).cache();
         let mut packet = cache.take_chain(HEADROOM, SIZE - HEADROOM).unwrap();
         assert!(packet.is_plain() && !packet.is_segmented() && !packet.has_offload());
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_packet_leaves_buffers_for_others() {
+    fn longest_packet_leaves_buffers() {
         let pool = pool(64);
         assert_eq!(pool.longest(), 16 * (SIZE - HEADROOM));
         let packet = pool.cache().take_chain(HEADROOM, pool.longest()).unwrap();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_packet_has_as_many_buffers_as_it_takes() {
+    fn long_packet_has_enough_buffers() {
         let pool = pool(64);
         let mut cache = pool.cache();
         for (headroom, total, lens) in [
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_short_gives_nothing_and_keeps_all() {
+    fn short_pool_gives_nothing() {
         let mut cache = pool(64).cache();
         assert!(cache.take_chain(0, 64 * SIZE + 1).is_none());
         assert!(cache.take_chain(HEADROOM, usize::MAX).is_none());
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_of_several_buffers_travels_between_workers() {
+    fn long_packet_changes_workers() {
         let pool = pool(256);
         let length = |n: usize| n * 6151 % 60_000;
         let (to, from) = std::sync::mpsc::sync_channel::<Packet>(4);
@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not of this pool")]
-    fn the_segments_of_a_foreign_packet_are_refused() {
+    fn foreign_segments_are_refused() {
         let packet = pool(64).cache().take_chain(0, SIZE + 1).unwrap();
         pool(64).segments(&packet);
     }

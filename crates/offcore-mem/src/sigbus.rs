@@ -161,7 +161,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_truncated_file_reads_as_zeroes_and_is_flagged() {
+    fn truncated_file_reads_as_zeroes() {
         let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 16384).unwrap();
         let mapping = Mapping::shared(fd.as_fd(), 0, 16384).unwrap();
