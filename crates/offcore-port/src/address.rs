@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_written_alike_have_different_stations() {
+    fn equal_ports_have_different_macs() {
         let (a, b) = (derived("gen:size=64"), derived("gen:size=64"));
         assert!(a.is_unicast() && a.is_local());
         assert_ne!(a, b);

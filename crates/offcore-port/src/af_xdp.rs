@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_too_small_is_refused_with_a_number_that_would_do() {
+    fn small_pool_error_says_how_many() {
         let pool = Pool::new(1024, 2048, offcore_mem::Hugepages::None).unwrap();
         let crate::spec::PortSpec::AfXdp(spec) = "af_xdp:lo,ring_size=512".parse().unwrap() else { panic!() };
         let error = AfXdpPort::open(&spec, pool).unwrap_err().to_string();

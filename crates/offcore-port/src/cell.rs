@@ -113,7 +113,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_ring_is_taken_once_and_the_old_one_goes_back() {
+    fn ring_is_taken_once() {
         let cell = Arc::new(Cell::new());
         let mut end = End::new(Arc::clone(&cell));
         assert_eq!((end.ring.is_none(), end.is_stale()), (true, false));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_goes_on_with_none_and_leaves_what_it_has() {
+    fn worker_goes_on_without_ring() {
         let cell = Arc::new(Cell::new());
         let ring = Arc::new(());
         cell.publish(Some(Arc::clone(&ring)));

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_the_same_bytes_and_asks_for_the_same() {
+    fn duplicate_equals_its_original() {
         let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let header = NetHeader {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_runs_dry_gives_the_first_copies() {
+    fn dry_pool_gives_the_first_copies() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let packets: Burst = (0..50).map(|_| cache.take_sized(HEADROOM, 100).unwrap()).collect();

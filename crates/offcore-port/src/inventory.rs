@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_way_is_said_with_its_remedy() {
+    fn obstacles_name_their_remedy() {
         let interface = Interface {
             name: "eth0".into(),
             driver: None,

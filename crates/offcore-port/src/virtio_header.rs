@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_on_stays_in_front_of_the_packet() {
+    fn agreed_offloads_stay() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let open = NetHeader {

@@ -347,7 +347,7 @@ fn a_changed_byte_is_found_in_every_buffer() {
 }
 
 #[test]
-fn a_pool_that_is_nearly_dry_makes_whole_packets_or_none() {
+fn nearly_dry_pool_makes_whole_packets() {
     let mut port = Loop::of("gen:size=9018", 512);
     let all: Vec<Packet> = std::iter::from_fn(|| port.worker.cache.take()).collect();
     let mut hoard = all;
@@ -365,7 +365,7 @@ fn a_pool_that_is_nearly_dry_makes_whole_packets_or_none() {
 }
 
 #[test]
-fn whatever_comes_is_counted_once_and_nothing_panics() {
+fn sink_counts_anything_once() {
     use proptest::prelude::*;
     let mut port = Loop::of("gen:size=200", 1024);
     let strategy = prop::collection::vec(

@@ -120,7 +120,7 @@ fn other_programs_read_what_is_written() {
 }
 
 #[test]
-fn what_is_written_reaches_the_file_when_the_port_is_idle() {
+fn idle_port_flushes_its_file() {
     let dir = TempDir::new();
     let out = dir.file("out.pcap");
     let mut worker = Worker::new(pool(64));
@@ -153,7 +153,7 @@ fn a_file_is_repeated_without_end() {
 }
 
 #[test]
-fn packets_of_every_length_are_received_and_written_as_they_were() {
+fn every_length_is_read_and_written() {
     let dir = TempDir::new();
     let lens = [14, 1791, 1792, 1793, 3584, 3585, 9014, 9216, 65535, 65536, 100_000, 262_143, 262_144];
     let frames: Vec<Vec<u8>> =
@@ -198,7 +198,7 @@ fn packets_of_every_length_are_received_and_written_as_they_were() {
 }
 
 #[test]
-fn packets_that_do_not_fit_or_are_none_are_counted() {
+fn bad_records_are_counted() {
     let dir = TempDir::new();
     // A pool of 64 buffers gives one packet 16 of them at most.
     let frames = [frame(0), vec![1; 28673], vec![2; 28672], vec![3; 13], vec![4; 14], vec![]];
@@ -242,7 +242,7 @@ fn a_packet_waits_for_its_buffers() {
 }
 
 #[test]
-fn packets_that_there_is_no_room_for_are_received_again() {
+fn taken_back_packets_come_again() {
     let dir = TempDir::new();
     let frames: Vec<Vec<u8>> = (0..100).map(frame).collect();
     let input = write(&dir, "in.pcap", &capture(&frames));
@@ -265,7 +265,7 @@ fn packets_that_there_is_no_room_for_are_received_again() {
 }
 
 #[test]
-fn packets_cut_when_they_were_captured_are_received_and_said() {
+fn cut_packets_are_reported() {
     let dir = TempDir::new();
     let frames = [vec![1; 60], vec![2; 9000], vec![3; 97]];
     let input = write(&dir, "in.pcap", &capture_of(96, &frames));

@@ -91,7 +91,7 @@ fn plain_packets_are_left_alone() {
 }
 
 #[test]
-fn a_queue_that_takes_everything_gets_everything_as_it_is() {
+fn capable_queue_gets_packets_unchanged() {
     let mut worker = Worker::new(pool(256));
     let mut sink = Sink::new(Offloads::ALL, true);
     for (v6, len) in [(false, 40_000), (true, 65_000), (false, 100)] {
@@ -102,7 +102,7 @@ fn a_queue_that_takes_everything_gets_everything_as_it_is() {
 }
 
 #[test]
-fn long_tcp_packets_are_segmented_in_their_place() {
+fn tcp_is_segmented_in_place() {
     let mut worker = Worker::new(pool(512));
     for v6 in [false, true] {
         for offloads in [NONE, Offloads { tso4: v6, tso6: !v6, ..NONE }] {
@@ -129,7 +129,7 @@ fn long_tcp_packets_are_segmented_in_their_place() {
 
 /// Between guests with jumbo frames, of which one has its offloads switched off.
 #[test]
-fn segments_may_take_several_buffers_where_the_queue_takes_such_packets() {
+fn segments_may_be_chained() {
     let mut worker = Worker::new(pool(256));
     for (v6, size) in [(false, 8948), (true, 8928), (false, 1739), (false, 3531), (true, 1801)] {
         let (header, bytes) = whole(v6, 40_001, size);
@@ -153,7 +153,7 @@ fn a_burst_may_become_many() {
 }
 
 #[test]
-fn open_checksums_are_completed_over_several_buffers() {
+fn checksum_spans_buffers() {
     let mut worker = Worker::new(pool(128));
     for (len, segments) in [(300, false), (300, true), (1700, false), (1793, true), (9000, true)] {
         let (header, bytes) = whole(false, len, 1448);
@@ -178,7 +178,7 @@ fn in_two(worker: &mut Worker, header: &NetHeader, bytes: &[u8], cut: usize) -> 
 }
 
 #[test]
-fn several_buffers_are_made_one_where_they_fit() {
+fn buffers_are_joined_where_they_fit() {
     let mut worker = Worker::new(pool(128));
     let (header, bytes) = whole(true, 1500, 700);
     for cut in [1, 60, 61, 1573] {
@@ -248,7 +248,7 @@ fn a_packet_becomes_256_segments_at_most() {
 }
 
 #[test]
-fn what_there_is_no_room_for_is_dropped_and_counted() {
+fn no_room_is_counted() {
     let mut worker = Worker::new(pool(64));
     let (header, bytes) = whole(false, 14_480, 1448);
     let mut sink = Sink::new(NONE, false);

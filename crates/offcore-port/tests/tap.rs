@@ -324,8 +324,8 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
-fn an_interface_that_was_deleted_is_made_again() {
-    in_namespace("an_interface_that_was_deleted_is_made_again", || {
+fn deleted_interface_is_made_again() {
+    in_namespace("deleted_interface_is_made_again", || {
         let mut tap = Tap::new("tap:tap0,queues=2");
         ip("link del tap0");
         // A queue finds it out.

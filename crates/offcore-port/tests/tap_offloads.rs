@@ -146,8 +146,8 @@ fn an_open_checksum_stays_open() {
 }
 
 #[test]
-fn a_port_without_offloads_gets_segments_with_checksums() {
-    in_namespace("a_port_without_offloads_gets_segments_with_checksums", || {
+fn no_offloads_get_finished_segments() {
+    in_namespace("no_offloads_get_finished_segments", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1,offloads=off");
         assert!(b.tx.accepts().segments && b.tx.accepts().offloads == Offloads::default());
         for v6 in [false, true] {
@@ -215,8 +215,8 @@ fn long_packets_pass_both_ways() {
 }
 
 #[test]
-fn what_the_kernel_does_not_take_is_dropped_and_counted() {
-    in_namespace("what_the_kernel_does_not_take_is_dropped_and_counted", || {
+fn kernel_refusals_are_counted() {
+    in_namespace("kernel_refusals_are_counted", || {
         let mut tap = Tap::new("tap:oc0");
         let (header, bytes) = whole(false, 5000, 1448);
         let mut no_ip = bytes.clone();

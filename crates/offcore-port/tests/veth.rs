@@ -104,7 +104,7 @@ fn veth() {
 }
 
 #[test]
-fn a_link_that_went_down_does_not_bring_long_packets_out_of_step() {
+fn link_down_keeps_long_packets_in_step() {
     in_namespace("out_of_step", || {
         veth();
         let (mut a, mut b) = (End::open("af_packet:v0"), End::open("af_packet:v1"));
@@ -129,7 +129,7 @@ fn a_link_that_went_down_does_not_bring_long_packets_out_of_step() {
 }
 
 #[test]
-fn packets_that_are_no_frames_are_counted_as_dropped() {
+fn non_frames_are_counted() {
     in_namespace("runts", || {
         veth();
         for kind in ["af_packet", "af_xdp"] {
@@ -157,7 +157,7 @@ fn packets_that_are_no_frames_are_counted_as_dropped() {
 
 /// Each queue's socket gets everything until it has joined the others.
 #[test]
-fn a_port_that_is_opened_under_traffic_receives_nothing_twice() {
+fn opening_under_traffic_receives_once() {
     in_namespace("twice", || {
         veth();
         let sent = Arc::new(AtomicU64::new(0));
@@ -201,7 +201,7 @@ fn a_port_that_is_opened_under_traffic_receives_nothing_twice() {
 }
 
 #[test]
-fn what_was_lost_before_an_interface_was_made_anew_is_counted() {
+fn losses_survive_a_new_interface() {
     in_namespace("lost_before", || {
         veth();
         let (mut a, mut b) = (End::open("af_packet:v0,slots=64"), End::open("af_packet:v1"));
@@ -263,7 +263,7 @@ fn an_interface_that_was_renamed_is_let_go() {
 }
 
 #[test]
-fn an_interface_made_anew_under_the_same_number_is_noticed() {
+fn reused_interface_number_is_noticed() {
     in_namespace("same_number", || {
         veth();
         for kind in ["af_packet:v0", "af_xdp:v0,ring_size=64"] {

@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_have_room_and_are_an_odd_number_of_lines() {
+    fn slots_are_an_odd_number_of_lines() {
         for direction in [Direction::Rx, Direction::Tx] {
             for frame in [64, 1518, 1522, 9018, 15000] {
                 let size = slot_size(direction, frame);

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_lent_comes_back_and_only_once() {
+    fn lent_comes_back_once() {
         let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
         let mut cache = pool.cache();
         let mut lent = Lent::new(pool);

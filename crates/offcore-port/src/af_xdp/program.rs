@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_is_what_an_assembler_makes_of_it() {
+    fn program_matches_assembler() {
         let bytes: Vec<u8> = instructions(7)
             .iter()
             .flat_map(|insn| {

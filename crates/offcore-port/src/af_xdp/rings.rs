@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_seen_before_it_is_published_and_nothing_is_free_before_it_is_released() {
+    fn publish_and_release_order() {
         let (mut producer, mut consumer) = pair();
         assert_eq!((producer.free(1), consumer.available(1)), (8, 0));
         (0..8).for_each(|entry| producer.push(entry));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_that_make_no_sense_are_not_followed() {
+    fn bad_indices_are_not_followed() {
         let (mut producer, mut consumer) = pair();
         producer.push(1);
         producer.publish();

@@ -313,7 +313,7 @@ fn the_core_copies_at_once() {
 }
 
 #[test]
-fn an_engine_copies_and_every_buffer_of_a_packet() {
+fn engine_copies_every_buffer() {
     let bed = run(Case { jumbo: 5, ..Case::default() }).unwrap();
     let (_, channel) = bed.mover.channels().next().unwrap();
     assert!(channel.stats().submitted > bed.case.packets / 2, "{:?}", channel.stats());
@@ -353,14 +353,14 @@ fn without_the_quarantine_it_is_noticed() {
 }
 
 #[test]
-fn packets_that_are_too_long_are_dropped_and_counted() {
+fn too_long_packets_are_counted() {
     let case = Case { max_frame: 1500, jumbo: 10, ..Case::default() };
     let bed = run(case).unwrap();
     assert!(bed.too_long > 1000, "{} of 20000", bed.too_long);
 }
 
 #[test]
-fn short_packets_are_the_cores_and_keep_their_place() {
+fn short_packets_keep_their_place() {
     let bed = run(Case { min_copy: 400, jumbo: 20, ..Case::default() }).unwrap();
     let short = (0..bed.case.packets).filter(|&number| form(number, 20).len < 400).count() as u64;
     assert!(short > 1000);
@@ -372,14 +372,14 @@ fn short_packets_are_the_cores_and_keep_their_place() {
 }
 
 #[test]
-fn more_short_packets_of_several_buffers_than_a_list_holds_are_several_lists() {
+fn many_pieces_take_several_lists() {
     let case = Case { min_copy: 30_000, jumbo: 2, burst: 64, chunks: 8192, ..Case::default() };
     let bed = run(case).unwrap();
     assert!(bed.mover.stats().core_copies > 3 * bed.case.packets, "{:?}", bed.mover.stats());
 }
 
 #[test]
-fn at_least_so_many_bytes_are_copied_and_never_more_than_there_are() {
+fn copy_minimum_is_bounded() {
     let bed = run(Case { at_least: 1700, ..Case::default() }).unwrap();
     let bytes = bed.copy.pending.stats.counter(1).value();
     assert!(bytes >= 1700 * bed.case.packets * 2 / 3, "{bytes}");
@@ -396,7 +396,7 @@ fn a_pool_that_runs_dry_loses_nothing() {
 }
 
 #[test]
-fn buffers_that_only_wait_for_each_other_are_given_up() {
+fn deadlocked_buffers_are_given_up() {
     // All packet buffers are those of packets that were received.
     let mut bed = Bed::new(Case { chunks: 64, burst: 64, packets: 64, mode: Mode::Cpu, ..Case::default() });
     let start = Instant::now();
@@ -443,7 +443,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn whatever_the_numbers_every_packet_comes_out_once_and_in_order(
+    fn packets_come_out_once_in_order(
         (in_flight, batch, burst) in (1usize..200, 1usize..=64, 1usize..=64),
         (max_frame, min_copy, at_least) in (0usize..3000, 0usize..2000, 0usize..3000),
         (jumbo, back, chunks) in (0u64..20, prop::sample::select(vec![0u64, 2, 5]), 256usize..2048),

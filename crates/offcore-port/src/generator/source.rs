@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_kept_however_often_it_is_asked() {
+    fn rate_is_kept() {
         const HZ: u64 = 2_000_000_000;
         for (rate, step) in [(1_000, 777), (1_000_000, 12_345), (33_333_333, 999), (3, 1_000_000)] {
             let mut pace = Pace::new(rate, HZ);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn network_and_dma_devices_are_listed_with_what_they_can_be() {
+    fn devices_list_their_uses() {
         let tree = Tree::new("listed");
         let nic = tree.device("0000:43:00.0", "0x020000", "0x8086", Some("ice"));
         fs::create_dir_all(nic.join("net/eth0")).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_entries_are_left_out_and_no_tree_is_no_device() {
+    fn damaged_entries_are_left_out() {
         let tree = Tree::new("damaged");
         let at = tree.device("0000:01:00.0", "0x020000", "0x8086", None);
         fs::write(at.join("class"), "what?").unwrap();

@@ -120,7 +120,7 @@ mod tests {
     use crate::spec::PortSpec;
 
     #[test]
-    fn descriptions_are_written_as_they_are_read() {
+    fn specs_print_as_they_parse() {
         for text in [
             "dpdk:0000:43:00.0",
             "dpdk:net_null0,queues=2,mtu=9000,rx_desc=512,tx_desc=2048",

@@ -62,7 +62,7 @@ fn a_call_receives_no_more_than_asked_for() {
 }
 
 #[test]
-fn a_full_ring_leaves_packets_with_the_sender() {
+fn full_ring_leaves_packets() {
     let mut setup = Setup::new(",queue_size=64");
     assert_eq!(setup.send(&frames(100)), 36);
     assert_eq!(setup.tx.counters().packets(), 64);
@@ -131,7 +131,7 @@ fn impossible_headers_are_counted() {
 }
 
 #[test]
-fn an_open_checksum_that_was_not_asked_for_is_closed() {
+fn unasked_open_checksum_is_closed() {
     let mut setup = Setup::new(",offloads=off");
     let open = NetHeader {
         num_buffers: 1,
@@ -150,7 +150,7 @@ fn an_open_checksum_that_was_not_asked_for_is_closed() {
 }
 
 #[test]
-fn packets_of_several_buffers_are_one_packet() {
+fn merged_buffers_are_one_packet() {
     let mut setup = Setup::new("");
     for _ in 0..10 {
         for len in LONG {
@@ -189,7 +189,7 @@ fn packets_of_several_buffers_are_one_packet() {
 }
 
 #[test]
-fn a_packet_with_a_buffer_that_makes_no_sense_is_dropped_as_a_whole() {
+fn bad_buffer_drops_the_whole_packet() {
     let mut setup = Setup::new("");
     let room = HEADER_LEN + ROOM;
     // What is claimed of each buffer, and why the packet is dropped.
@@ -223,7 +223,7 @@ fn a_packet_with_a_buffer_that_makes_no_sense_is_dropped_as_a_whole() {
 }
 
 #[test]
-fn a_back_end_that_goes_away_in_the_middle_of_a_packet_loses_no_buffer() {
+fn loss_inside_a_packet_leaks_nothing() {
     let mut setup = Setup::new("");
     setup.to_us.give(NetHeader { num_buffers: 5, ..NetHeader::default() }, &[1; 60], HEADER_LEN + ROOM);
     setup.to_us.fill(&[2; 60], 1000);
@@ -253,7 +253,7 @@ fn long_packets_are_sent_as_chains() {
 }
 
 #[test]
-fn long_packets_wait_for_descriptors_and_the_longest_are_dropped() {
+fn long_packets_wait_for_descriptors() {
     let mut setup = Setup::new(",queue_size=16");
     // Six buffers each, and two.
     let packets = [long(9014), long(9014), long(2000), long(9014), long(60)];
@@ -279,7 +279,7 @@ fn long_packets_wait_for_descriptors_and_the_longest_are_dropped() {
 }
 
 #[test]
-fn without_mergeable_buffers_the_mtu_says_how_long_a_packet_may_be() {
+fn mtu_bounds_unmerged_packets() {
     let mut setup = Setup::new(",mrg=off,mtu=9000");
     // 9022 bytes of a frame with two tags take six buffers.
     assert_eq!(setup.to_us.available(), 256 / 6);
@@ -308,7 +308,7 @@ fn without_mergeable_buffers_the_mtu_says_how_long_a_packet_may_be() {
 }
 
 #[test]
-fn an_mtu_that_the_queue_has_no_room_for_is_refused() {
+fn too_large_mtu_is_refused() {
     let text = "virtio-user:x,mrg=off,mtu=9000,queue_size=4";
     let error = VirtioUserPort::open(&spec(text), pool(64)).unwrap_err().to_string();
     let expected = "mtu=9000: packets take 6 buffers of 1792 bytes, expected at most 4: use larger ones (--mbuf-size) or a \
@@ -317,7 +317,7 @@ fn an_mtu_that_the_queue_has_no_room_for_is_refused() {
 }
 
 #[test]
-fn offloads_pass_both_ways_where_they_were_agreed_on() {
+fn agreed_offloads_pass_both_ways() {
     let open = NetHeader {
         flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
         csum_start: 34,
@@ -361,7 +361,7 @@ fn offloads_pass_both_ways_where_they_were_agreed_on() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_broken_alone() {
+fn bad_ring_breaks_alone() {
     let mut setup = Setup::new("");
     // A chain that was not made available.
     setup.to_us.send(&frame(1));
@@ -440,7 +440,7 @@ fn a_back_end_that_goes_away_comes_back() {
 }
 
 #[test]
-fn a_broken_ring_is_whole_again_with_a_new_back_end() {
+fn new_back_end_mends_a_broken_ring() {
     let mut setup = Setup::new("");
     setup.to_us.queue.push_used(Chain::one(4000), 60);
     setup.to_us.queue.publish();
@@ -465,7 +465,7 @@ fn queues_may_outlive_their_port() {
 }
 
 #[test]
-fn draining_takes_what_is_there_and_nothing_new() {
+fn drain_takes_nothing_new() {
     let mut setup = Setup::new("");
     for n in 0..100 {
         setup.to_us.send(&frame(n));
@@ -509,7 +509,7 @@ fn two_queue_pairs_are_two_queue_pairs() {
 }
 
 #[test]
-fn a_back_end_may_come_later_or_be_the_client() {
+fn back_end_may_be_late_or_client() {
     let dir = TempDir::new();
     let pool = pool(1024);
     let text = format!("virtio-user:{}", dir.file("s").display());

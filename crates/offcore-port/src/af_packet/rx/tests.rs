@@ -70,7 +70,7 @@ fn frame(len: usize, seed: usize) -> Vec<u8> {
 }
 
 #[test]
-fn packets_come_out_as_they_were_put_all_round_the_ring() {
+fn ring_returns_packets_unchanged() {
     let mut fixture = Fixture::new(1518, 64);
     for round in 0..10 {
         let frames: Vec<_> = [14, 60, 1514].iter().map(|&len| frame(len, round)).collect();
@@ -86,7 +86,7 @@ fn packets_come_out_as_they_were_put_all_round_the_ring() {
 }
 
 #[test]
-fn a_tag_goes_back_in_and_the_checksum_moves_with_it() {
+fn tag_moves_the_checksum() {
     let mut fixture = Fixture::new(1518, 64);
     let plain = frame(200, 1);
     let vnet = NetHeader {
@@ -115,7 +115,7 @@ fn a_tag_goes_back_in_and_the_checksum_moves_with_it() {
 }
 
 #[test]
-fn a_frame_longer_than_a_buffer_takes_several() {
+fn long_frame_takes_several_buffers() {
     let mut fixture = Fixture::new(9018, 64);
     let frames = [frame(9018, 3), frame(1793, 4), frame(1792, 5)];
     frames.iter().for_each(|frame| fixture.put_plain(frame));
@@ -162,7 +162,7 @@ fn what_cannot_be_is_dropped_and_counted() {
 }
 
 #[test]
-fn packets_wait_in_the_ring_while_the_pool_is_dry() {
+fn dry_pool_keeps_packets_in_the_ring() {
     let mut fixture = Fixture::new(1518, 64);
     let taken: Vec<_> = std::iter::from_fn(|| fixture.cache.take()).collect();
     fixture.put_plain(&frame(60, 1));
