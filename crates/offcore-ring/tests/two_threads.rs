@@ -211,7 +211,7 @@ fn race(packed: bool, event_idx: bool) {
 }
 
 #[test]
-fn nobody_sleeps_through_what_is_passed_on_just_then() {
+fn no_notification_is_slept_through() {
     for packed in [true, false] {
         [true, false].into_iter().for_each(|event_idx| race(packed, event_idx));
     }

@@ -90,7 +90,7 @@ fn a_chain_is_taken_apart() {
 }
 
 #[test]
-fn an_indirect_table_is_taken_apart_at_any_address() {
+fn indirect_table_at_any_address() {
     for table in [TABLE, TABLE + 3] {
         let guest = guest(8);
         guest.descriptor(DESC, 0, desc(table, 48, VIRTQ_DESC_F_INDIRECT, 0));
@@ -392,7 +392,7 @@ fn event_index_notifies_exactly_when_asked() {
 }
 
 #[test]
-fn the_driver_writes_a_descriptor_again_only_when_it_changes() {
+fn unchanged_descriptor_is_not_rewritten() {
     let guest = guest(4);
     let mut driver = driver::Queue::new(guest.layout.clone(), false);
     let mut device = device::Queue::new(guest.layout.clone(), 0, false, false);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn used_descriptors_become_visible_with_the_first() {
+fn used_burst_appears_with_its_first() {
     let guest = guest(3);
     let mut queue = guest.device(false);
     for turn in [true, false, true] {
@@ -29,7 +29,7 @@ fn used_descriptors_become_visible_with_the_first() {
 }
 
 #[test]
-fn chains_follow_each_other_around_the_end_of_the_ring() {
+fn chains_wrap_around_the_ring() {
     let guest = guest(5);
     let mut queue = guest.device(false);
     let next = available(true) | VIRTQ_DESC_F_NEXT;
@@ -59,7 +59,7 @@ fn chains_follow_each_other_around_the_end_of_the_ring() {
 }
 
 #[test]
-fn an_indirect_table_is_taken_as_a_whole_at_any_address() {
+fn indirect_table_at_any_address() {
     for table in [TABLE, TABLE + 3, SEAM - 16, SEAM - 32] {
         let guest = guest(4);
         let mut queue = guest.device(false);
@@ -80,7 +80,7 @@ fn an_indirect_table_is_taken_as_a_whole_at_any_address() {
 
 /// As DPDK's driver does with the header of a packet in several pieces.
 #[test]
-fn what_is_transmitted_may_be_marked_writable_in_an_indirect_table() {
+fn indirect_tx_may_be_writable() {
     let guest = guest(4);
     let mut queue = guest.device(false);
     guest.put(0, desc(TABLE, 32, 7, available(true) | VIRTQ_DESC_F_INDIRECT));
@@ -94,7 +94,7 @@ fn what_is_transmitted_may_be_marked_writable_in_an_indirect_table() {
 }
 
 #[test]
-fn an_indirect_table_may_be_longer_than_the_ring() {
+fn indirect_table_may_exceed_the_ring() {
     let guest = guest(2);
     let mut queue = guest.device(false);
     guest.put(0, desc(TABLE, 79 * 16, 7, available(true) | VIRTQ_DESC_F_INDIRECT));
@@ -185,7 +185,7 @@ fn indirect_needs_the_feature() {
 }
 
 #[test]
-fn descriptors_that_are_out_cannot_be_available() {
+fn out_is_not_available() {
     let guest = guest(4);
     let mut queue = guest.device(false);
     (0..4).for_each(|index| guest.put(index, desc(0x8000, 1, index, available(true))));
@@ -206,7 +206,7 @@ fn descriptors_that_are_out_cannot_be_available() {
 }
 
 #[test]
-fn long_chains_and_rings_go_beyond_what_is_kept() {
+fn long_chains_exceed_the_window() {
     let guest = guest(200);
     let mut queue = guest.device(false);
     for index in 0..200 {
@@ -356,7 +356,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     /// Chains of every kind come out complete and in order, and go back in any order, whatever the ring's size.
     #[test]
-    fn the_device_agrees_with_the_specifications_driver(ops in ops(), size in 1u16..40, level: prop::sample::Index) {
+    fn device_agrees_with_the_specification(ops in ops(), size in 1u16..40, level: prop::sample::Index) {
         let guest = guest(size);
         let levels: Vec<_> = Level::available().collect();
         let (mut model, mut queue) = (Model::new(size), guest.device(false).at_level(*level.get(&levels)));

@@ -7,7 +7,7 @@ fn queue(guest: &Guest) -> driver::Queue<char> {
 }
 
 #[test]
-fn a_burst_becomes_visible_with_its_first_descriptor() {
+fn burst_appears_with_its_first() {
     let guest = guest(3);
     let mut queue = queue(&guest);
     assert_eq!(queue.free(), 3);
@@ -94,7 +94,7 @@ fn a_hostile_device_is_named() {
 }
 
 #[test]
-fn chains_are_taken_back_from_a_device_that_is_gone() {
+fn chains_come_back_from_a_dead_device() {
     let guest = guest(4);
     let mut queue = queue(&guest);
     queue.add(0x8000, 1, Direction::Writable, 'a').unwrap();

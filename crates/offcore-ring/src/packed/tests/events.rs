@@ -11,7 +11,7 @@ fn expected(old: Position, entries: u32, event: u16, size: u32) -> bool {
 }
 
 #[test]
-fn an_event_is_due_when_its_descriptor_is_passed_in_its_turn() {
+fn event_is_due_in_its_turn() {
     for size in 1..6u32 {
         for old in (0..2 * size).map(Position) {
             for entries in 0..2 * size {
@@ -72,7 +72,7 @@ fn the_driver_is_notified_as_it_asks() {
 }
 
 #[test]
-fn the_first_notification_is_due_unless_none_is_wanted() {
+fn first_notification_is_due() {
     for (flags, due) in
         [(RING_EVENT_FLAGS_ENABLE, true), (RING_EVENT_FLAGS_DISABLE, false), (RING_EVENT_FLAGS_DESC, true)]
     {
@@ -87,7 +87,7 @@ fn the_first_notification_is_due_unless_none_is_wanted() {
 }
 
 #[test]
-fn the_driver_is_notified_at_its_descriptor_in_its_turn() {
+fn driver_is_notified_in_its_turn() {
     let guest = guest(5);
     let mut queue = guest.device(true);
     serve(&guest, &mut queue, 1);
@@ -116,7 +116,7 @@ fn the_driver_is_notified_at_its_descriptor_in_its_turn() {
 }
 
 #[test]
-fn the_device_asks_for_what_it_does_not_know_of() {
+fn device_asks_for_the_unknown() {
     let event = |guest: &Guest| {
         let event = guest.layout.device_event().load(Ordering::Relaxed);
         (event as u16, (event >> 16) as u16)
@@ -172,7 +172,7 @@ fn the_device_is_kicked_as_it_asks() {
 }
 
 #[test]
-fn the_driver_asks_for_what_it_has_not_found() {
+fn driver_asks_for_the_unfound() {
     let event = |guest: &Guest| {
         let event = guest.layout.driver_event().load(Ordering::Relaxed);
         (event as u16, (event >> 16) as u16)
