@@ -184,7 +184,7 @@ mod tests {
 
     /// On a thread of its own, so that a signal that waits is a failure and not the end of the tests.
     #[test]
-    fn a_full_eventfd_that_blocks_is_not_waited_for() {
+    fn full_eventfd_is_not_waited_for() {
         let event = std::sync::Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
         rustix::io::write(&*event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let (done, wait) = std::sync::mpsc::channel();

@@ -60,7 +60,7 @@ fn from_guest(guest: Guest, config: VringConfig) -> FromGuest {
 }
 
 #[test]
-fn packets_reach_the_guest_in_order_and_unchanged() {
+fn packets_reach_the_guest() {
     for buffer in [2048, 1526, 600, 128] {
         let mut t = to_guest(256, FEATURES);
         let mut receiver = Receiver::new(&t.guest, buffer);
@@ -83,7 +83,7 @@ fn packets_reach_the_guest_in_order_and_unchanged() {
 }
 
 #[test]
-fn a_packet_longer_than_its_chain_is_dropped_without_mergeable_buffers() {
+fn unmerged_long_packet_is_dropped() {
     let mut t = to_guest(8, VIRTIO_F_VERSION_1);
     let mut receiver = Receiver::new(&t.guest, 100);
     let mut burst = t.worker.packets(0, &[60, 200, 61]);
@@ -94,7 +94,7 @@ fn a_packet_longer_than_its_chain_is_dropped_without_mergeable_buffers() {
 }
 
 #[test]
-fn without_chains_packets_stay_with_the_caller() {
+fn no_chains_leave_packets() {
     let mut t = to_guest(8, FEATURES);
     let _receiver = Receiver::new(&t.guest, 600);
     let mut burst = t.worker.packets(0, &[1400; 4]);
@@ -105,7 +105,7 @@ fn without_chains_packets_stay_with_the_caller() {
 }
 
 #[test]
-fn a_broken_queue_takes_nothing_more_until_it_is_started_anew() {
+fn broken_queue_waits_for_a_start() {
     let mut t = to_guest(8, FEATURES);
     let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
     driver.add(GUEST - 1, 2048, Direction::Writable, ()).unwrap();
@@ -148,7 +148,7 @@ fn stop_and_restart_go_on_where_they_were() {
 }
 
 #[test]
-fn packets_leave_the_guest_in_order_and_unchanged() {
+fn packets_leave_the_guest() {
     let guest = Guest::new(256);
     let config = guest.config(FEATURES_EVENT);
     let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
@@ -192,7 +192,7 @@ fn packets_leave_the_guest_in_order_and_unchanged() {
 
 /// Headers and payload apart in an indirect table, as Linux sends them, cut anywhere; among them packets in one buffer.
 #[test]
-fn packets_in_tables_leave_the_guest_whoever_copies() {
+fn indirect_packets_leave_the_guest() {
     for (packed, mode) in
         [(false, Mode::Cpu), (true, Mode::Cpu), (false, Mode::Offload), (true, Mode::Offload)]
     {
@@ -258,7 +258,7 @@ fn packets_in_tables_leave_the_guest_whoever_copies() {
 }
 
 #[test]
-fn a_ring_that_rests_keeps_its_place_when_another_worker_comes() {
+fn resting_ring_keeps_its_place() {
     let mut t = to_guest(8, FEATURES);
     let _receiver = Receiver::new(&t.guest, 2048);
     let mut burst = t.worker.packets(0, &[60; 5]);
@@ -272,7 +272,7 @@ fn a_ring_that_rests_keeps_its_place_when_another_worker_comes() {
 }
 
 #[test]
-fn what_cannot_be_a_packet_is_returned_and_counted() {
+fn non_packets_are_returned() {
     let guest = Guest::new(16);
     let config = guest.config(FEATURES);
     let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
@@ -295,7 +295,7 @@ fn what_cannot_be_a_packet_is_returned_and_counted() {
 }
 
 #[test]
-fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
+fn disabled_queue_discards() {
     let guest = Guest::new(16);
     let config = VringConfig { enabled: false, ..guest.config(FEATURES) };
     let FromGuest { guest, mut worker, mut dequeue, mut driver, .. } = from_guest(guest, config);
@@ -317,7 +317,7 @@ fn a_queue_that_is_not_enabled_discards_what_the_guest_sends() {
 }
 
 #[test]
-fn what_is_discarded_before_a_chain_that_breaks_the_queue_is_returned() {
+fn discards_are_returned_before_a_break() {
     for packed in [false, true] {
         let guest = Guest::with_rings(16, packed);
         let config = VringConfig { enabled: false, ..guest.config(FEATURES) };
@@ -364,7 +364,7 @@ fn a_second_worker_is_refused() {
 
 /// The flag that makes an eventfd not block belongs to everybody who has it, the front end included.
 #[test]
-fn an_empty_kick_descriptor_does_not_hold_the_worker_up() {
+fn empty_kick_does_not_block() {
     let (guest, mut worker) = (Guest::new(64), Worker::new());
     let cell = Arc::new(VringCell::new(1));
     let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();

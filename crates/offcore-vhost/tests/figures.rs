@@ -53,7 +53,7 @@ fn shuffled(seed: u64) -> Box<dyn offcore_dma::Channel> {
 }
 
 #[test]
-fn figure_6_one_channel_serves_three_virtqueues() {
+fn figure_6_one_channel_three_virtqueues() {
     let mut worker = Worker::new();
     let channel = worker.mover.add_channel(shuffled(7));
     let mut virtqueues: Vec<Virtqueue> = (0..3).map(|i| virtqueue(&mut worker, 2 * i, &[channel])).collect();
@@ -166,7 +166,7 @@ fn a_stop_waits_for_what_is_in_flight() {
 }
 
 #[test]
-fn guest_memory_outlives_copies_that_were_never_answered() {
+fn memory_outlives_unanswered_copies() {
     let mut worker = Worker::new();
     let (device, stepper) = CoreDevice::stepped();
     let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
@@ -184,7 +184,7 @@ fn guest_memory_outlives_copies_that_were_never_answered() {
 }
 
 #[test]
-fn a_binding_changes_while_packets_are_in_flight() {
+fn binding_changes_in_flight() {
     let mut worker = Worker::new();
     let (device, mut stepper) = CoreDevice::stepped();
     let channel = worker.mover.add_channel(device.open_channel(64).unwrap());

@@ -43,7 +43,7 @@ impl Rig {
 }
 
 #[test]
-fn what_a_channel_has_no_room_for_the_core_copies() {
+fn core_copies_the_overflow() {
     let mut t = rig(0, 8);
     let mut receiver = Receiver::new(&t.guest, 2048);
     let mut enqueue = t.enqueue();
@@ -60,7 +60,7 @@ fn what_a_channel_has_no_room_for_the_core_copies() {
 }
 
 #[test]
-fn a_packet_of_more_pieces_than_a_channel_holds_is_sent() {
+fn many_pieces_are_sent() {
     let mut t = rig(0, 4);
     let mut receiver = Receiver::new(&t.guest, 128);
     let mut enqueue = t.enqueue();
@@ -75,7 +75,7 @@ fn a_packet_of_more_pieces_than_a_channel_holds_is_sent() {
 }
 
 #[test]
-fn a_burst_of_more_copies_than_a_list_holds_is_sent() {
+fn many_copies_are_sent() {
     let (guest, mut worker) = (Guest::new(1024), Worker::new());
     let cell = Arc::new(VringCell::new(0));
     start(&cell, guest.config(FEATURES));
@@ -90,7 +90,7 @@ fn a_burst_of_more_copies_than_a_list_holds_is_sent() {
 }
 
 #[test]
-fn a_chain_of_more_pieces_than_a_channel_holds_is_received() {
+fn many_pieces_are_received() {
     let mut t = rig(1, 4);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
     let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
@@ -117,7 +117,7 @@ fn a_chain_of_more_pieces_than_a_channel_holds_is_received() {
 }
 
 #[test]
-fn a_guest_cannot_have_more_chains_out_than_descriptors() {
+fn chains_out_are_bounded() {
     let mut t = rig(1, 1024);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
     let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
@@ -171,7 +171,7 @@ fn a_restart_with_another_size_works() {
 }
 
 #[test]
-fn a_binding_that_cannot_be_makes_the_core_copy() {
+fn impossible_binding_uses_the_core() {
     let mut t = rig(0, 64);
     let mut receiver = Receiver::new(&t.guest, 2048);
     let mut enqueue = t.enqueue();
@@ -185,7 +185,7 @@ fn a_binding_that_cannot_be_makes_the_core_copy() {
 
 /// Front ends exchange eventfds while they run (QEMU masks an interrupt in this way), stop, and start again.
 #[test]
-fn what_auto_has_learnt_outlives_everything_but_another_binding() {
+fn auto_forgets_with_a_new_binding() {
     let mut t = rig(0, 64);
     let (channel, mut receiver) = (t.channel, Receiver::new(&t.guest, 2048));
     t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Auto, vec![channel]));
@@ -216,7 +216,7 @@ fn what_auto_has_learnt_outlives_everything_but_another_binding() {
 
 /// A worker that leaves while a change waits for it has not seen the change.
 #[test]
-fn a_worker_that_leaves_does_not_lose_the_position() {
+fn leaving_worker_keeps_the_position() {
     let mut t = rig(0, 64);
     let mut receiver = Receiver::new(&t.guest, 2048);
     t.cell.publish(|wanted| wanted.binding = Binding::core());

@@ -196,7 +196,7 @@ fn both(values: [bool; 2]) -> impl Iterator<Item = (bool, bool)> {
 }
 
 #[test]
-fn packets_arrive_in_order_unchanged_and_copied_once() {
+fn packets_arrive_copied_once() {
     for (packed, offload) in both([false, true]).flat_map(|packed| [(packed, false), (packed, true)]) {
         for (rx_buffer, parts) in [(2048, 1), (2048, 3), (300, 1), (300, 2)] {
             let mut rig = Rig::new(Setup { packed, offload, rx_buffer, ..PLAIN });
@@ -259,7 +259,7 @@ fn nothing_is_seen_before_it_is_complete() {
 }
 
 #[test]
-fn a_sender_does_not_wait_for_a_receiver_without_buffers() {
+fn sender_does_not_wait_for_buffers() {
     for (packed, offload) in [((false, false), false), ((true, true), true)] {
         let mut rig = Rig::new(Setup { packed, offload, size: 8, ..PLAIN });
         assert!((0..8).all(|serial| rig.transmit(serial, 100, 1)));
@@ -287,7 +287,7 @@ fn a_sender_does_not_wait_for_a_receiver_without_buffers() {
 }
 
 #[test]
-fn a_receiver_that_keeps_up_gets_everything_in_one_copy() {
+fn fast_receiver_gets_one_copy() {
     for offload in [false, true] {
         let mut rig = Rig::new(Setup { offload, size: 8, ..PLAIN });
         assert!((0..6).all(|serial| rig.transmit(serial, 100, 1)));
@@ -308,7 +308,7 @@ fn a_receiver_that_keeps_up_gets_everything_in_one_copy() {
 }
 
 #[test]
-fn what_cannot_be_a_packet_is_returned_and_counted() {
+fn non_packets_are_returned() {
     for (packed, offload) in [((false, false), false), ((true, true), true)] {
         let mut rig =
             Rig::new(Setup { packed, offload, features: (VIRTIO_F_VERSION_1, VIRTIO_F_VERSION_1), ..PLAIN });
@@ -352,7 +352,7 @@ fn open_checksums_go_to_those_who_take_them() {
 }
 
 #[test]
-fn either_side_can_stop_once_what_is_in_flight_has_arrived() {
+fn either_side_can_stop() {
     for sender_stops in [true, false] {
         let mut rig = Rig::new(Setup { offload: true, ..PLAIN });
         assert!((0..3).all(|serial| rig.transmit(serial, 300, 1)));
@@ -390,7 +390,7 @@ fn either_side_can_stop_once_what_is_in_flight_has_arrived() {
 }
 
 #[test]
-fn copies_that_are_late_make_it_take_the_ordinary_way_for_a_while() {
+fn late_copies_take_the_ordinary_way() {
     let mut rig = Rig::new(Setup { offload: true, ..PLAIN });
     assert!(rig.transmit(0, 300, 1));
     rig.round();
@@ -411,7 +411,7 @@ fn copies_that_are_late_make_it_take_the_ordinary_way_for_a_while() {
 }
 
 #[test]
-fn a_binding_that_cannot_be_makes_the_core_copy() {
+fn impossible_binding_uses_the_core() {
     let mut rig = Rig::new(PLAIN);
     let missing = channel_of_another_mover();
     rig.rx_cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![missing]));
@@ -423,7 +423,7 @@ fn a_binding_that_cannot_be_makes_the_core_copy() {
 
 /// The front end disables a virtqueue that it starts anew, for a moment. Half a second long: that is how long a moment is.
 #[test]
-fn a_moment_of_being_disabled_begins_when_the_virtqueue_is_disabled() {
+fn grace_begins_when_disabled() {
     let mut rig = Rig::new(PLAIN);
     let enable = |rig: &mut Rig, enabled| {
         rig.tx_cell.publish(|wanted| {
@@ -447,7 +447,7 @@ fn a_moment_of_being_disabled_begins_when_the_virtqueue_is_disabled() {
 }
 
 #[test]
-fn whoever_breaks_the_rules_breaks_its_own_virtqueue() {
+fn rule_breaker_breaks_its_own_virtqueue() {
     for sender_breaks in [true, false] {
         let mut rig = Rig::new(PLAIN);
         let outside = GUEST - 1;
@@ -477,7 +477,7 @@ proptest! {
     /// Whatever the mixture of rings, chains, lengths and moments, what arrives is what was sent, in order, with none
     /// missing but those that a receiver without buffers never got.
     #[test]
-    fn packets_keep_their_order_whichever_way_they_go(
+    fn order_is_kept_either_way(
         packed: (bool, bool),
         offload: bool,
         size_bits in 3u32..7,

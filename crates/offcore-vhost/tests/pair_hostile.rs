@@ -356,7 +356,7 @@ fn check_stopped(seed: u64, side: &Side) {
 }
 
 #[test]
-fn whatever_two_guests_do_to_each_other_everything_comes_back() {
+fn two_hostile_guests_lose_nothing() {
     let (pool, mut ways) = (Pool::new(CHUNKS, 2048, Hugepages::None).unwrap(), [0; 2]);
     for seed in 1..=CASES {
         play(pool, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), STEPS, &mut ways);

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_somebody_could_hold_back_is_refused() {
+    fn withholdable_memory_is_refused() {
         let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };
         let (_mapping, fd) = Mapping::memfd("guest", 4096, offcore_mem::Hugepages::None).unwrap();
         assert!(map(Code::ADD_MEM_REG, &region, &fd).is_ok());

@@ -166,7 +166,7 @@ fn memory_of(cell: &VringCell) -> Weak<GuestMemory> {
 }
 
 #[test]
-fn a_memory_table_is_answered_when_no_worker_uses_the_old_one() {
+fn table_is_answered_after_the_worker() {
     let backend = backend("late", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
@@ -191,7 +191,7 @@ fn a_memory_table_is_answered_when_no_worker_uses_the_old_one() {
 }
 
 #[test]
-fn other_descriptors_do_not_stop_a_running_ring() {
+fn new_eventfds_do_not_stop_a_ring() {
     let backend = backend("change", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[1]);
     let mut peer = Peer::new(&backend);
@@ -226,7 +226,7 @@ fn other_descriptors_do_not_stop_a_running_ring() {
 
 /// The front end may free what it has exchanged as soon as it is answered.
 #[test]
-fn an_exchanged_descriptor_is_answered_when_the_worker_has_let_go_of_the_old_one() {
+fn eventfd_is_answered_after_the_worker() {
     let backend = backend("exchange", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
@@ -273,7 +273,7 @@ fn regions_come_and_go_under_a_running_ring() {
 
 /// QEMU exchanges a region for a longer one by removing it first.
 #[test]
-fn a_ring_whose_memory_is_removed_rests_until_it_is_back() {
+fn ring_rests_while_its_memory_is_gone() {
     let backend = backend("removed", TIMEOUT, ());
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     let mut peer = Peer::new(&backend);
@@ -304,7 +304,7 @@ fn a_ring_whose_memory_is_removed_rests_until_it_is_back() {
 }
 
 #[test]
-fn a_reset_waits_for_the_workers_and_forgets_what_the_driver_has_set_up() {
+fn reset_waits_and_forgets() {
     let backend = backend("reset", TIMEOUT, ());
     let workers: Vec<Worker> = backend.cells().iter().map(Worker::new).collect();
     for request in [Request::ResetDevice, Request::SetStatus(0)] {
@@ -339,7 +339,7 @@ fn a_reset_waits_for_the_workers_and_forgets_what_the_driver_has_set_up() {
 }
 
 #[test]
-fn a_ring_that_is_stopped_before_its_worker_saw_it_start_keeps_its_base() {
+fn unseen_ring_keeps_its_base() {
     let backend = backend("unseen", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
@@ -356,7 +356,7 @@ fn a_ring_that_is_stopped_before_its_worker_saw_it_start_keeps_its_base() {
 }
 
 #[test]
-fn the_next_worker_goes_on_where_the_last_one_left() {
+fn next_worker_goes_on() {
     let backend = backend("detach", TIMEOUT, ());
     let worker = Worker::new(&backend.cells()[0]);
     let mut peer = Peer::new(&backend);
@@ -370,7 +370,7 @@ fn the_next_worker_goes_on_where_the_last_one_left() {
 }
 
 #[test]
-fn a_worker_that_does_not_answer_costs_the_connection_and_keeps_the_memory() {
+fn silent_worker_costs_the_connection() {
     let backend = backend("stuck", Duration::from_millis(100), ());
     let worker = Worker::new(&backend.cells()[0]);
     // What a worker holds while it works.
@@ -403,7 +403,7 @@ fn a_worker_that_does_not_answer_costs_the_connection_and_keeps_the_memory() {
 
 /// The front end has filled its error eventfd, and made it one that blocks after it was handed over.
 #[test]
-fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
+fn full_error_eventfd_blocks_nobody() {
     let backend = backend("full", TIMEOUT, ());
     let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
     let mut peer = Peer::new(&backend);
@@ -421,7 +421,7 @@ fn an_error_that_the_front_end_does_not_take_keeps_nobody() {
 }
 
 #[test]
-fn a_broken_virtqueue_is_seen_and_told_and_stays_down_until_it_is_begun_anew() {
+fn broken_virtqueue_stays_down() {
     let backend = backend("broken", TIMEOUT, ());
     let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
     let mut peer = Peer::new(&backend);
@@ -490,7 +490,7 @@ impl DeviceEvents for Busy {
 }
 
 #[test]
-fn calls_inside_and_outside_of_callbacks_do_not_wait_for_each_other() {
+fn callbacks_and_calls_do_not_deadlock() {
     let destroyed = Arc::new(Mutex::new(Vec::new()));
     // Cells exist only with the back end, callbacks are given to it: they meet in this slot.
     let slot: Arc<Mutex<Option<Busy>>> = Arc::default();
@@ -535,7 +535,7 @@ fn calls_inside_and_outside_of_callbacks_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_disconnect_stops_workers_before_the_application_is_told() {
+fn disconnect_stops_workers_first() {
     struct Told(Arc<Mutex<Vec<bool>>>);
     impl DeviceEvents for Told {
         fn destroy_device(&mut self, device: &Device) {

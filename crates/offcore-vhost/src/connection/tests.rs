@@ -19,7 +19,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_message_in_single_bytes_is_put_together() {
+fn single_bytes_make_a_message() {
     let (a, mut b) = pair();
     let fd = eventfds(1);
     let (bytes, fds) = Request::SetVringKick(VringFd { index: 1, fd: Some(fd[0].as_fd()) }).encode(true);
@@ -44,7 +44,7 @@ fn messages_sent_at_once_come_one_by_one() {
 }
 
 #[test]
-fn the_end_is_told_apart_from_a_broken_message() {
+fn end_differs_from_broken_message() {
     let (a, mut b) = pair();
     assert!(b.is_alive());
     drop(a);
@@ -95,14 +95,14 @@ fn a_peer_that_does_not_read_is_given_up() {
 }
 
 #[test]
-fn a_header_without_sense_ends_the_connection() {
+fn bad_header_ends_the_connection() {
     let (a, mut b) = pair();
     a.send(&[0xff; 64], &[]).unwrap();
     assert!(matches!(b.receive(), Err(ConnectionError::Message(MessageError::Version { .. }))));
 }
 
 #[test]
-fn a_path_in_use_is_refused_and_a_stale_one_replaced() {
+fn path_in_use_is_refused() {
     let path = path("in-use");
     let listener = Listener::bind(&path).unwrap();
     let second = Listener::bind(&path).unwrap_err();

@@ -181,7 +181,7 @@ fn memory_tables_are_checked() {
 }
 
 #[test]
-fn a_region_is_added_with_its_file_and_removed_with_or_without_one() {
+fn region_is_added_with_its_file() {
     let decode = |code, len: usize, fds: usize| {
         let header = Header { code, reply: false, need_reply: false, size: len as u32 };
         Request::decode(&header, &vec![0; len], vec![7u32; fds])

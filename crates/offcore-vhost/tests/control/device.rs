@@ -15,7 +15,7 @@ fn jumbo_backend(dir: &Dir) -> Backend {
 }
 
 #[test]
-fn the_device_status_is_kept_and_says_whether_the_features_are_accepted() {
+fn device_status_is_kept() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let mut peer = Peer::connect(&dir.socket());
@@ -47,7 +47,7 @@ fn the_device_status_is_kept_and_says_whether_the_features_are_accepted() {
 }
 
 #[test]
-fn the_mtu_is_one_that_the_port_carries_and_is_shown() {
+fn mtu_is_bounded_and_shown() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let mut peer = Peer::negotiated(&dir.socket());
@@ -70,7 +70,7 @@ fn the_mtu_is_one_that_the_port_carries_and_is_shown() {
 }
 
 #[test]
-fn a_socket_for_our_requests_is_held_until_the_end() {
+fn request_socket_is_held() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let mut peer = Peer::negotiated(&dir.socket());
@@ -101,7 +101,7 @@ fn a_socket_for_our_requests_is_held_until_the_end() {
 }
 
 #[test]
-fn requests_of_protocol_features_that_were_not_negotiated_are_refused() {
+fn unnegotiated_requests_are_refused() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let guest = Guest::new();
@@ -136,7 +136,7 @@ fn requests_of_protocol_features_that_were_not_negotiated_are_refused() {
 }
 
 #[test]
-fn a_reset_device_begins_anew_over_the_same_connection() {
+fn reset_device_begins_anew() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let guest = Guest::new();

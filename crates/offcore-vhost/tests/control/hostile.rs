@@ -13,7 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::peer::*;
 
 #[test]
-fn messages_that_lose_the_stream_end_the_connection() {
+fn lost_stream_ends_the_connection() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let oversize = [2, 1, MAX_PAYLOAD as u32 + 1].map(u32::to_ne_bytes).concat();
@@ -35,7 +35,7 @@ fn messages_that_lose_the_stream_end_the_connection() {
 }
 
 #[test]
-fn a_front_end_that_dies_in_a_message_is_a_clear_end() {
+fn death_in_a_message_is_clear() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let guest = Guest::new();
@@ -54,7 +54,7 @@ fn a_front_end_that_dies_in_a_message_is_a_clear_end() {
 }
 
 #[test]
-fn short_long_and_unknown_messages_are_refused() {
+fn bad_lengths_and_codes_are_refused() {
     let (_dir, backend, _, mut peer) = negotiated();
     let need_reply = 1 | 8;
     for (code, payload, why) in [
@@ -95,7 +95,7 @@ fn short_long_and_unknown_messages_are_refused() {
 
 /// A front end that waits for a reply that will not come would wait for ever.
 #[test]
-fn requests_whose_reply_cannot_be_given_end_the_connection() {
+fn unanswerable_request_ends_connection() {
     let dir = Dir::new();
     let backend = backend(&dir);
     for (code, payload, why) in [
@@ -120,7 +120,7 @@ fn requests_whose_reply_cannot_be_given_end_the_connection() {
 }
 
 #[test]
-fn extra_and_missing_descriptors_are_refused() {
+fn wrong_fd_counts_are_refused() {
     let (_dir, backend, guest, mut peer) = negotiated();
     let fds: Vec<OwnedFd> = (0..40).map(|_| eventfd()).collect();
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -172,7 +172,7 @@ fn legacy_and_invented_features_are_refused() {
 }
 
 #[test]
-fn virtqueues_that_there_are_not_are_refused() {
+fn unknown_virtqueues_are_refused() {
     let (_dir, backend, _, mut peer) = negotiated();
     // The last two look like virtqueue 0 or 1 when they are cut to fewer bits.
     for index in [2, 255, 256, 65536, 0x8000_0001, u32::MAX] {
@@ -206,7 +206,7 @@ fn values_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn ring_parts_must_be_in_guest_memory_and_aligned() {
+fn ring_parts_are_inside_and_aligned() {
     let (dir, backend, guest, mut peer) = connected();
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 256))), 0);
     let (begin, good) = (Guest::USER, addresses(0));
@@ -244,7 +244,7 @@ fn ring_parts_must_be_in_guest_memory_and_aligned() {
 }
 
 #[test]
-fn a_running_virtqueue_is_not_changed_under_its_worker() {
+fn running_virtqueue_is_not_changed() {
     let (_dir, backend, guest, mut peer) = connected();
     peer.start_ring(0);
     let before = backend.cells()[0].wanted().vring.unwrap();
@@ -294,7 +294,7 @@ fn memory_that_makes_no_sense_is_refused() {
 
 /// A worker writes to these, or reads from them: a pipe that is full, or a file on a slow server, would stop it.
 #[test]
-fn what_workers_read_and_write_must_be_eventfds() {
+fn only_eventfds_are_accepted() {
     let (_dir, backend, _, mut peer) = negotiated();
     let (_reader, writer) = std::io::pipe().unwrap();
     let writer: OwnedFd = writer.into();

@@ -91,7 +91,7 @@ fn applications_are_told_in_order() {
 }
 
 #[test]
-fn a_front_end_that_goes_away_takes_its_rings_with_it_and_may_come_back() {
+fn front_end_leaves_and_comes_back() {
     let dir = Dir::new();
     let (backend, diary) = start(&dir, 1);
     let guest = Guest::new();
@@ -114,7 +114,7 @@ fn a_front_end_that_goes_away_takes_its_rings_with_it_and_may_come_back() {
 }
 
 #[test]
-fn a_second_front_end_waits_for_the_first_to_go() {
+fn second_front_end_waits() {
     let dir = Dir::new();
     let (backend, _) = start(&dir, 1);
     let first = Peer::negotiated(&dir.socket());
@@ -128,7 +128,7 @@ fn a_second_front_end_waits_for_the_first_to_go() {
 }
 
 #[test]
-fn a_client_waits_for_its_server_and_comes_back_to_it() {
+fn client_waits_for_its_server() {
     let dir = Dir::new();
     let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
     let backend = Backend::start(config, Box::new(())).unwrap();
@@ -164,7 +164,7 @@ fn a_client_that_stops_does_not_come_back() {
 }
 
 #[test]
-fn a_back_end_stops_at_once_whatever_its_front_end_does() {
+fn back_end_stops_at_once() {
     let dir = Dir::new();
     for cut in [0, 3, 14] {
         let (backend, diary) = start(&dir, 1);
@@ -183,7 +183,7 @@ fn a_back_end_stops_at_once_whatever_its_front_end_does() {
 }
 
 #[test]
-fn a_back_end_can_be_stopped_from_its_callback() {
+fn callback_may_stop_the_back_end() {
     #[derive(Default)]
     struct Stopper(Arc<Mutex<Option<Backend>>>);
     impl DeviceEvents for Stopper {

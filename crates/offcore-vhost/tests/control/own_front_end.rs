@@ -37,7 +37,7 @@ fn config(dir: &Dir) -> FrontEndConfig {
 }
 
 #[test]
-fn virtqueues_run_after_start_and_rest_after_stop() {
+fn virtqueues_start_and_stop() {
     let dir = Dir::new();
     let backend =
         Backend::start(BackendConfig { queue_pairs: 4, ..BackendConfig::new(dir.socket()) }, Box::new(()))
@@ -121,7 +121,7 @@ fn status_of(backend: &Backend) -> (usize, u64) {
 }
 
 #[test]
-fn the_back_end_learns_the_mtu_and_may_refuse_it() {
+fn back_end_may_refuse_the_mtu() {
     let dir = Dir::new();
     let backend =
         Backend::start(BackendConfig { max_mtu: 1500, ..BackendConfig::new(dir.socket()) }, Box::new(()))
@@ -187,7 +187,7 @@ fn a_front_end_can_be_the_server() {
 }
 
 #[test]
-fn a_new_front_end_takes_up_a_restarted_back_end() {
+fn front_end_takes_up_a_restart() {
     let dir = Dir::new();
     let start = || Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
     let memory = Memory::new();

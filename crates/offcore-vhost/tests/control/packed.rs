@@ -24,7 +24,7 @@ fn set_up(peer: &mut Peer, size: u32, base: u32) {
 }
 
 #[test]
-fn bases_of_32_and_of_16_bits_are_those_of_running_rings() {
+fn bases_of_32_and_16_bits() {
     let (_dir, backend, _guest, mut peer) = packed();
     // Fresh, as QEMU and as DPDK say it; then somewhere, with any wrap counters.
     for base in [0x8000_8000, 0x8000, 0, 0x0063_8063, 0x8063_0063, 99] {
@@ -94,7 +94,7 @@ fn sizes_need_not_be_powers_of_two() {
 }
 
 #[test]
-fn the_areas_must_be_in_guest_memory_and_aligned() {
+fn areas_are_inside_and_aligned() {
     let (_dir, backend, guest, mut peer) = packed();
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 100))), 0);
     let (begin, good) = (Guest::USER, addresses(0));
@@ -116,7 +116,7 @@ fn the_areas_must_be_in_guest_memory_and_aligned() {
 }
 
 #[test]
-fn our_front_end_asks_for_packed_rings_and_begins_them_afresh() {
+fn front_end_begins_packed_rings() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let features = FrontEndConfig::new("").features | VIRTIO_F_RING_PACKED;
@@ -153,7 +153,7 @@ fn our_front_end_asks_for_packed_rings_and_begins_them_afresh() {
 
 /// Nothing but the guest's memory is looked at that a kick's descriptor could change.
 #[test]
-fn a_kick_of_a_running_packed_ring_changes_only_its_descriptor() {
+fn kick_changes_only_its_eventfd() {
     let (_dir, backend, _guest, mut peer) = packed();
     set_up(&mut peer, 100, 0x8005);
     for _ in 0..3 {

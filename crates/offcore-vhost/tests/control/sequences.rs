@@ -38,7 +38,7 @@ fn features_are_offered_and_chosen() {
 }
 
 #[test]
-fn one_pair_offers_no_multiqueue_and_a_port_offers_what_it_was_told_to() {
+fn one_pair_offers_no_multiqueue() {
     let dir = Dir::new();
     let config = BackendConfig {
         features: features::VIRTIO_NET_F_MRG_RXBUF | features::VIRTIO_NET_F_MQ,
@@ -50,7 +50,7 @@ fn one_pair_offers_no_multiqueue_and_a_port_offers_what_it_was_told_to() {
 }
 
 #[test]
-fn acknowledgements_are_only_given_when_negotiated() {
+fn no_ack_unless_negotiated() {
     let dir = Dir::new();
     let _backend = backend(&dir);
     let mut peer = Peer::connect(&dir.socket());
@@ -61,7 +61,7 @@ fn acknowledgements_are_only_given_when_negotiated() {
 
 /// A ring starts with the last of its parts and not before, whatever their order.
 #[test]
-fn a_ring_starts_when_all_of_its_parts_are_there_in_any_order() {
+fn ring_starts_with_its_last_part() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let guest = Guest::new();
@@ -106,7 +106,7 @@ fn permutations(order: &mut [usize; 6], from: usize, each: &mut impl FnMut(&[usi
 }
 
 #[test]
-fn with_protocol_features_a_ring_waits_to_be_enabled() {
+fn ring_waits_to_be_enabled() {
     let (_dir, backend, _guest, mut peer) = connected();
     peer.start_ring(0);
     assert_eq!(ring(&backend, 0), RingState::Disabled);
@@ -135,7 +135,7 @@ fn a_polling_driver_has_no_eventfds() {
 }
 
 #[test]
-fn a_call_eventfd_reaches_the_worker_while_the_ring_runs() {
+fn call_eventfd_reaches_the_worker() {
     let (_dir, backend, _guest, mut peer) = connected();
     peer.start_ring(0);
     assert!(backend.cells()[0].wanted().vring.unwrap().call.is_none());
@@ -152,7 +152,7 @@ fn a_call_eventfd_reaches_the_worker_while_the_ring_runs() {
 }
 
 #[test]
-fn a_stopped_ring_tells_its_base_and_forgets_its_addresses() {
+fn stopped_ring_tells_its_base() {
     let (_dir, backend, _guest, mut peer) = connected();
     assert_eq!(peer.base(0), 0, "never set up");
     assert_eq!(peer.ask(Request::SetVringBase(state(0, 77))), 0);
@@ -173,7 +173,7 @@ fn a_stopped_ring_tells_its_base_and_forgets_its_addresses() {
 
 /// DPDK's virtio-user as a server, when its back end died and another one comes.
 #[test]
-fn a_ring_in_use_whose_front_end_knows_no_base_goes_on_where_it_is() {
+fn unknown_base_goes_on_from_used() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let guest = Guest::new();
@@ -237,7 +237,7 @@ fn regions_need_not_be_aligned() {
 }
 
 #[test]
-fn the_same_features_may_be_set_again_while_rings_run() {
+fn features_may_be_set_again() {
     let dir = Dir::new();
     let backend = backend_of(&dir, 2);
     let guest = Guest::new();

@@ -37,7 +37,7 @@ fn there_are_64_slots_and_no_65th() {
 
 /// As QEMU does it: every region by itself, then the rings.
 #[test]
-fn rings_run_in_memory_that_was_added_in_pieces() {
+fn rings_run_in_added_pieces() {
     let (_dir, backend, guest, mut peer) = negotiated();
     let piece = |i: u64| {
         let (at, size) = (i << 16, 1 << 16);
@@ -72,7 +72,7 @@ fn rings_run_in_memory_that_was_added_in_pieces() {
 
 /// Nothing says that a front end describes its memory first.
 #[test]
-fn a_ring_that_is_there_before_its_memory_waits_for_it() {
+fn ring_waits_for_its_memory() {
     let (_dir, backend, guest, mut peer) = negotiated();
     peer.start_ring(1);
     let state = || backend.device().status().vrings[1].state;
@@ -120,7 +120,7 @@ fn regions_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn our_front_end_adds_what_does_not_fit_a_table() {
+fn front_end_adds_beyond_a_table() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let memories: Vec<_> =

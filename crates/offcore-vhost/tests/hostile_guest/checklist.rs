@@ -89,7 +89,7 @@ fn cve_2018_1059_whole_ranges_are_checked() {
 
 /// The indirect table was checked at its first entry only, or assumed to be contiguous.
 #[test]
-fn cve_2018_1059_whole_indirect_tables_are_checked() {
+fn cve_2018_1059_indirect_tables() {
     let mut rig = rig(Engine::Core, ALL);
     let table = SEAM - 24;
     rig.arena.descriptor(table, 0, desc(BUFFERS, 20, VIRTQ_DESC_F_NEXT, 1));
@@ -114,7 +114,7 @@ fn cve_2018_1059_whole_indirect_tables_are_checked() {
 
 /// A buffer of length 0 at a bad address was translated to a null pointer and used.
 #[test]
-fn cve_2020_10725_zero_length_at_a_bad_address() {
+fn cve_2020_10725_zero_length() {
     for engine in [Engine::Core, Engine::Helper] {
         let mut rig = rig(engine, ALL);
         rig.tx(0, &[(u64::MAX, 0, 0, 0)]);
@@ -155,7 +155,7 @@ fn cve_2020_14375_descriptors_are_read_once() {
 
 /// The number of chains left was computed below zero, and the loop went on for a very long time.
 #[test]
-fn cve_2020_14378_an_available_index_that_goes_back() {
+fn cve_2020_14378_index_goes_back() {
     let mut rig = rig(Engine::Core, ALL);
     for head in 0..10 {
         rig.rx(head, &[(BUFFERS + u64::from(head) * 64, 64, 0, 0)]);
@@ -175,7 +175,7 @@ fn cve_2020_14378_an_available_index_that_goes_back() {
 
 /// As above: more chains at once than the virtqueue has, by not waiting for those that are in flight.
 #[test]
-fn cve_2020_14378_more_chains_than_the_virtqueue_has() {
+fn cve_2020_14378_too_many_chains() {
     let mut rig = rig(Engine::Helper, ALL);
     let half = SIZE / 2;
     for head in 0..half {
@@ -199,7 +199,7 @@ fn cve_2020_14378_more_chains_than_the_virtqueue_has() {
 
 /// The virtio-net header was taken to be within two descriptors, and to be followed by a packet.
 #[test]
-fn cve_2022_2132_a_header_over_many_descriptors_and_nothing_else() {
+fn cve_2022_2132_header_only_descriptors() {
     for engine in [Engine::Core, Engine::Helper] {
         let mut rig = rig(engine, ALL);
         let pieces = |bytes: u16| -> Vec<_> {
@@ -233,7 +233,7 @@ fn cve_2022_2132_a_header_over_many_descriptors_and_nothing_else() {
 
 /// As above, towards the guest: chains shorter than the header, merged.
 #[test]
-fn cve_2022_2132_a_header_over_several_chains() {
+fn cve_2022_2132_header_over_chains() {
     for engine in [Engine::Core, Engine::Helper] {
         let mut rig = rig(engine, ALL);
         for head in 0..20u16 {
@@ -270,7 +270,7 @@ fn refused(header: [u8; 12]) {
 
 /// csum_start beyond the packet. The feature is not offered, so nobody may ask for a checksum at all.
 #[test]
-fn cve_2024_11614_a_checksum_that_starts_beyond_the_packet() {
+fn cve_2024_11614_checksum_beyond_packet() {
     for start in [0u16, 14, 99, 100, 0x7fff, 0xffff] {
         let [low, high] = start.to_le_bytes();
         refused([1, 0, 0, 0, 0, 0, low, high, 6, 0, 0, 0]);
@@ -288,7 +288,7 @@ fn fix_7023f3e532_segments_of_0_bytes() {
 
 /// The virtio-net header was checked in guest memory, and read there again when it was used.
 #[test]
-fn fix_285e6b8b18_the_header_is_read_from_the_copy() {
+fn fix_285e6b8b18_header_read_from_copy() {
     for (copied, then) in [(0, 1), (1, 0)] {
         let mut rig = rig(Engine::Helper, ALL);
         rig.arena.write(BUFFERS, &[copied, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0]);
@@ -306,7 +306,7 @@ fn fix_285e6b8b18_the_header_is_read_from_the_copy() {
 
 /// A chain that is a circle, and a next descriptor outside the table.
 #[test]
-fn fix_6ec1778134_circles_and_next_out_of_range() {
+fn fix_6ec1778134_circles_and_bad_next() {
     let looped = RingError::Loop { head: 0, size: SIZE.into() };
     breaks(&[(BUFFERS, 1, VIRTQ_DESC_F_NEXT, 0)], &[], looped);
     breaks(&[(BUFFERS, 1, VIRTQ_DESC_F_NEXT, 1), (BUFFERS, 1, VIRTQ_DESC_F_NEXT, 0)], &[], looped);
@@ -349,7 +349,7 @@ fn fix_6ec1778134_empty_buffers_count() {
 
 /// Ring addresses were used after the virtqueue had been stopped.
 #[test]
-fn fix_1846fe767f_ring_addresses_after_a_stop() {
+fn fix_1846fe767f_addresses_after_stop() {
     for engine in [Engine::Core, Engine::Helper] {
         let mut rig = rig(engine, ALL);
         rig.tx(0, &[(BUFFERS, 112, 0, 0)]);

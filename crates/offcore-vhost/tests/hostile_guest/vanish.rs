@@ -28,7 +28,7 @@ fn offer_all(rig: &Rig) {
 }
 
 #[test]
-fn buffers_that_vanish_under_copies_in_flight() {
+fn buffers_vanish_under_copies() {
     for engine in ENGINES {
         let mut rig = rig(engine);
         offer_all(&rig);
@@ -101,7 +101,7 @@ fn memory_that_vanishes_at_any_moment() {
 }
 
 #[test]
-fn a_helper_on_another_thread_meets_the_fault() {
+fn helper_thread_meets_the_fault() {
     let mut rig = rig(Engine::Helper);
     offer_all(&rig);
     rig.turn(&[100; 8]);
