@@ -338,7 +338,7 @@ mod tests {
         }
 
         #[test]
-        fn completing_in_parts_is_completing_the_whole(
+        fn parts_complete_like_the_whole(
             mut parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8),
             start in 0..100u16,
             offset in 0..40u16,

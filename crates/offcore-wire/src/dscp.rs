@@ -103,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_it_is_nothing_panics_and_only_headers_change(bytes: Vec<u8>, dscp: u8) {
+        fn only_headers_change(bytes: Vec<u8>, dscp: u8) {
             let mut frame = bytes.clone();
             let marked = set(&mut frame, dscp);
             prop_assert!(marked || frame == bytes);

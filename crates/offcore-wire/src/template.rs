@@ -225,7 +225,7 @@ mod tests {
         }
 
         #[test]
-        fn a_varied_destination_is_as_if_built_for_it(flow in flows(), ip: [u8; 4]) {
+        fn varied_destination_equals_built(flow in flows(), ip: [u8; 4]) {
             let mut varied = UdpTemplate::new(&flow, 60).unwrap();
             varied.set_dst_ip(Ipv4Addr::from(ip));
             let dst = UdpEndpoint { ip: Ipv4Addr::from(ip), ..flow.dst };

@@ -168,7 +168,7 @@ impl Whole {
 
 proptest! {
     #[test]
-    fn segments_are_whole_packets_and_together_the_payload(whole in wholes(6000), gso_size in 8..2000u16) {
+    fn segments_make_the_payload(whole in wholes(6000), gso_size in 8..2000u16) {
         let packets = whole.cut(gso_size);
         let count = whole.payload_len.div_ceil(gso_size.into()).max(1);
         prop_assert_eq!(packets.len(), count);

@@ -189,7 +189,7 @@ fn a_record_beyond_the_limit_is_damage() {
 }
 
 #[test]
-fn a_record_that_does_not_fit_is_passed_over() {
+fn oversized_record_is_passed_over() {
     let format = Format::LITTLE_NANOS;
     let records = [format.record(0, 0, 9, 9, b"too large"), format.record(0, 0, 3, 3, b"fit")];
     let file = format.file(&records);
@@ -242,7 +242,7 @@ fn a_packet_is_read_in_parts_or_not_at_all() {
 }
 
 #[test]
-fn parts_are_written_as_one_packet_and_cut_as_one() {
+fn parts_are_written_as_one_packet() {
     let parts = [&b"abc"[..], b"", b"defg", b"hi"];
     for snaplen in 1..12u32 {
         let (mut whole, mut pieces) =
@@ -269,7 +269,7 @@ fn errors_of_the_file_itself_are_handed_on() {
 }
 
 #[test]
-fn the_writer_refuses_what_the_format_cannot_hold() {
+fn writer_refuses_the_unwritable() {
     for snaplen in [0, MAX_RECORD_LEN + 1, u32::MAX] {
         assert!(
             matches!(PcapWriter::new(Vec::new(), snaplen), Err(PcapError::SnapLen { found }) if found == snaplen)

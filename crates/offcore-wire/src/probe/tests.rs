@@ -50,7 +50,7 @@ fn layout_is_as_documented() {
 }
 
 #[test]
-fn a_change_of_any_byte_is_found_where_it_is() {
+fn changed_byte_is_found() {
     let frame = probe(1514, ProbeHeader { fill: 9, sequence: 5 });
     for offset in 58..frame.len() {
         let mut changed = frame.clone();
@@ -72,7 +72,7 @@ fn a_change_of_any_byte_is_found_where_it_is() {
 }
 
 #[test]
-fn a_rewritten_ip_header_with_a_right_checksum_passes() {
+fn rewritten_ip_header_passes() {
     let mut frame = probe(124, ProbeHeader { fill: 9, sequence: 5 });
     Ipv4PacketMut::new_checked(&mut frame[14..]).unwrap().set_ttl(3);
     assert_eq!(check_content(&frame), Ok(()));

@@ -52,7 +52,7 @@ fn the_shortest_frame_has_room_for_it() {
 }
 
 #[test]
-fn what_is_not_ours_is_told_from_what_is_broken() {
+fn foreign_differs_from_broken() {
     let stamp = Stamp { stream: STREAM, flow: 3, number: 9, due: 5 };
     let good = frame(&template(false, false, false), stamp, 100);
     let find = |frame: &[u8]| find(frame, frame.len(), STREAM);
