@@ -25,7 +25,7 @@ fn a_namespace_comes_and_goes() {
 }
 
 #[test]
-fn a_namespace_of_a_process_that_was_killed_is_swept_away() {
+fn stale_namespace_is_removed() {
     let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
     // A process that is gone: it has been waited for.
     let mut gone = Command::new("true").spawn().unwrap();
@@ -38,7 +38,7 @@ fn a_namespace_of_a_process_that_was_killed_is_swept_away() {
 }
 
 #[test]
-fn two_namespaces_reach_each_other_over_veth() {
+fn namespaces_reach_each_other() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ping, Need::Ethtool]) else { return };
     let (a, b) = (Netns::new().unwrap(), Netns::new().unwrap());
     a.veth("left", &b, "right").unwrap();

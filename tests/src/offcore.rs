@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_stands_still_is_an_error_though_lines_go_on() {
+    fn hung_count_is_an_error() {
         let mut offcore = stand_in(r#"while :; do echo '{"rx":5}'; sleep 0.1; done"#);
         offcore.timeout = Duration::from_secs(1);
         let error =

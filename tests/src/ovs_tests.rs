@@ -12,7 +12,7 @@ use crate::{Need, exclusive, require};
 
 /// What it measures is not asserted: see there for the rates.
 #[test]
-fn the_end_to_end_benchmark_takes_turns_with_open_vswitch() {
+fn benchmark_alternates_with_ovs() {
     let Some(()) = require(&[Need::Ovs, Need::Hugepages(384), Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let options = EndToEndOptions {

@@ -84,7 +84,7 @@ fn packets_pass_both_ways_on_ordinary_pages() {
 
 /// The roles of the socket are exchanged, there are two queues, and memory is whatever the machine has.
 #[test]
-fn two_queues_pass_packets_when_the_front_end_makes_the_socket() {
+fn two_queues_as_a_socket_client() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -157,7 +157,7 @@ fn nothing_is_left_behind() {
 
 /// The benchmark that runs a testpmd beside our back end. What it measures is not asserted: see there for the rates.
 #[test]
-fn the_end_to_end_benchmark_takes_turns_with_testpmd() {
+fn benchmark_alternates_with_testpmd() {
     use offcore_bench::end_to_end::{EndToEndOptions, Peer, run};
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();

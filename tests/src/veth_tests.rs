@@ -27,7 +27,7 @@ fn measured(options: &VethOptions) -> Vec<Row> {
 
 /// Takes seconds: 24 namespaces and 12 pairs of interfaces are made and deleted.
 #[test]
-fn every_direction_of_every_port_is_measured() {
+fn every_direction_is_measured() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let rows = measured(&options());
@@ -69,7 +69,7 @@ fn testpmd_is_measured_in_turns_with_ours() {
 }
 
 #[test]
-fn the_kernel_sends_numbered_frames_from_an_interface() {
+fn kernel_sends_numbered_frames() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool]) else { return };
     let (near, far) = (Netns::new().unwrap(), Netns::new().unwrap());
     near.veth("near", &far, "far").unwrap();

@@ -33,7 +33,7 @@ fn qemu_arguments_of_an_interface() {
 }
 
 #[test]
-fn a_guest_without_interfaces_boots_runs_and_reboots() {
+fn guest_boots_and_reboots() {
     let Some(()) = require(&[Need::Guest]) else { return };
     let _cores = exclusive();
     let mut guest = Guest::boot(&GuestConfig::default()).unwrap();
@@ -105,7 +105,7 @@ fn assert_ping(netns: &Netns, guest: &mut Guest) {
 }
 
 #[test]
-fn a_guest_reaches_a_namespace_through_a_back_end_also_after_a_reboot() {
+fn guest_reaches_a_namespace() {
     let Some(()) = require(&[Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool])
     else {
         return;
@@ -123,7 +123,7 @@ fn a_guest_reaches_a_namespace_through_a_back_end_also_after_a_reboot() {
 
 /// QEMU makes the socket of the first interface; the back end of the second is killed and started again.
 #[test]
-fn a_guest_makes_the_socket_and_outlives_a_back_end() {
+fn guest_socket_outlives_a_back_end() {
     let Some(()) = require(&[Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool])
     else {
         return;
@@ -162,7 +162,7 @@ fn a_guest_makes_the_socket_and_outlives_a_back_end() {
 }
 
 #[test]
-fn a_guest_has_the_queues_and_rings_it_was_given() {
+fn guest_has_its_queues_and_rings() {
     let Some(()) = require(&[Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool])
     else {
         return;

@@ -86,7 +86,7 @@ impl Drop for Server {
 
 /// The kernel's own offloads stay on: it leaves checksums open, and sends packets of 64 KiB.
 #[test]
-fn tcp_goes_both_ways_with_the_kernels_offloads() {
+fn tcp_passes_with_offloads() {
     let Some(()) = require(&[NEEDS, &[Need::Iperf3]].concat()) else { return };
     let _cores = exclusive();
     let hosts = Hosts::new();
@@ -167,7 +167,7 @@ fn frames_of(file: &[u8]) -> Vec<Vec<u8>> {
 
 /// From a file over a veth pair into a file, with tcpdump at the receiving end: everybody sees the same bytes.
 #[test]
-fn frames_arrive_byte_for_byte_tags_included_and_tcpdump_sees_them() {
+fn frames_arrive_tags_included() {
     let Some(()) = require(&[NEEDS, &[Need::Tcpdump]].concat()) else { return };
     let dir = TempDir::new().unwrap();
     let frames = frames();
@@ -239,7 +239,7 @@ fn several_queues_share_what_is_received() {
 }
 
 #[test]
-fn a_link_that_was_down_and_an_interface_made_anew_come_back() {
+fn down_link_and_new_interface_come_back() {
     let Some(()) = require(NEEDS) else { return };
     let hosts = Hosts::new();
     let mut offcore = hosts.switch(["af_packet:one", "af_packet:two,queues=1"]);
@@ -290,7 +290,7 @@ fn a_link_that_comes_up_later_is_used() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why_and_what_to_do() {
+fn open_errors_name_the_remedy() {
     let Some(()) = require(NEEDS) else { return };
     let netns = Netns::new().unwrap();
     let run = |prefix: &[&str], port: &str| {

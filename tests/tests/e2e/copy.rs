@@ -113,7 +113,7 @@ fn packets_come_back_over_two_lcores() {
 
 /// A copy that is lost takes a second to be missed, and the core copies meanwhile: there are few of them.
 #[test]
-fn a_million_packets_come_back_from_a_device_that_fails() {
+fn million_packets_over_a_failing_device() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let faults = "fault=page:0.002+hw:0.002+late:0.001:300+drop:0.00001+lost:0.00001";
@@ -208,7 +208,7 @@ fn a_capture_comes_through_byte_by_byte() {
 }
 
 #[test]
-fn long_frames_are_dropped_and_counted_on_copy() {
+fn too_long_copies_are_counted() {
     let frames = frames();
     let (found, report) = through(&frames, "--lcores 0 --no-mac-updating --max-frame 1004");
     let wanted: Vec<_> = frames.iter().filter(|frame| frame.len() <= 1000).cloned().collect();
@@ -227,7 +227,7 @@ fn only_the_ports_of_the_mask_take_part() {
 }
 
 #[test]
-fn what_cannot_be_copied_with_is_a_usage_error() {
+fn unusable_copier_is_a_usage_error() {
     for (args, word) in [
         (&["copy", "--port", "gen:", "--lcores", "0", "--dma", "rxq3@core:0"][..], "rxq3"),
         (&["copy", "--port", "gen:", "-p", "4"], "--portmask: 0x4"),

@@ -46,7 +46,7 @@ fn veth() -> Netns {
 }
 
 #[test]
-fn every_packet_through_net_af_packet_on_a_veth_is_verified() {
+fn net_af_packet_verifies_every_packet() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Cores(2)]) else { return };
     if !has_dpdk() {
         return;
@@ -86,7 +86,7 @@ fn every_packet_through_net_af_packet_on_a_veth_is_verified() {
 }
 
 #[test]
-fn packets_longer_than_a_buffer_go_through_net_ring_whole() {
+fn net_ring_passes_long_packets() {
     if !has_dpdk() {
         return;
     }
@@ -108,7 +108,7 @@ fn packets_longer_than_a_buffer_go_through_net_ring_whole() {
 }
 
 #[test]
-fn a_dmadev_makes_the_copies_of_a_vhost_port() {
+fn dmadev_copies_for_vhost() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     if !has_dpdk() {
         return;
@@ -134,7 +134,7 @@ fn a_dmadev_makes_the_copies_of_a_vhost_port() {
 }
 
 #[test]
-fn what_dpdk_refuses_is_said_with_its_remedy() {
+fn dpdk_refusals_name_the_remedy() {
     if !has_dpdk() {
         return;
     }

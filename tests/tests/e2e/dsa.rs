@@ -3,7 +3,7 @@
 use peers::{Offcore, TempDir};
 
 #[test]
-fn without_a_device_the_doctor_says_how_to_get_one_and_fails() {
+fn doctor_without_device_fails() {
     let dir = TempDir::new().unwrap();
     let root = dir.file("root").display().to_string();
     let run = Offcore::run(&["dsa", "doctor", "--root", &root]).unwrap();

@@ -178,7 +178,7 @@ fn assert_served(front_end: &Report, switch: &Report, port: usize) {
 }
 
 #[test]
-fn front_ends_that_break_the_protocol_harm_nobody_else() {
+fn bad_front_ends_harm_nobody_else() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -239,7 +239,7 @@ fn front_ends_that_break_the_protocol_harm_nobody_else() {
 }
 
 #[test]
-fn a_socket_that_somebody_listens_on_is_not_taken() {
+fn socket_in_use_is_not_taken() {
     let dir = TempDir::new().unwrap();
     let path = dir.file("s");
     let listener = UnixListener::bind(&path).unwrap();
@@ -273,7 +273,7 @@ fn a_file_in_the_sockets_place_is_kept() {
 }
 
 #[test]
-fn a_socket_that_a_dead_process_left_is_replaced() {
+fn stale_socket_is_replaced() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();

@@ -165,7 +165,7 @@ fn frames_of_9000_bytes_through_a_switch() {
 
 /// `txonly` and `flowgen` make frames of several buffers, too.
 #[test]
-fn frames_of_9000_bytes_made_by_the_forwarding_modes() {
+fn jumbo_frames_in_forwarding_modes() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     for mode in ["txonly", "flowgen"] {
@@ -184,7 +184,7 @@ fn frames_of_9000_bytes_made_by_the_forwarding_modes() {
 
 /// Two generators next to each other.
 #[test]
-fn frames_of_every_length_between_generators() {
+fn every_length_between_generators() {
     let Some(()) = require(&[]) else { return };
     let _cores = exclusive();
     for size in [1797, 3589, 9018, 9220, 65_553] {

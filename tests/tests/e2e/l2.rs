@@ -311,7 +311,7 @@ fn capture(path: &std::path::Path, more: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_mirror_has_exactly_the_packets_of_its_port() {
+fn mirror_has_its_ports_packets() {
     let Some(()) = needed() else { return };
     let _core = one_core();
     let dir = TempDir::new().unwrap();

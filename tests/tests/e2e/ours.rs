@@ -68,7 +68,7 @@ fn a_million_each_way_on_packed_rings() {
 }
 
 #[test]
-fn packets_each_way_copied_by_a_simulated_device() {
+fn simulated_device_copies_both_ways() {
     for ring in ["", ",packed"] {
         packets_each_way(Copies::Simulator, FEW, ring);
     }

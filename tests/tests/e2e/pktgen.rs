@@ -78,7 +78,7 @@ fn assert_counts_agree(report: &Value) {
 }
 
 #[test]
-fn commands_change_what_the_kernels_bridge_forwards() {
+fn commands_change_bridged_traffic() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let netns = quiet_netns();
@@ -123,7 +123,7 @@ fn commands_change_what_the_kernels_bridge_forwards() {
 }
 
 #[test]
-fn packets_of_several_buffers_cross_the_kernels_bridge() {
+fn long_packets_cross_the_bridge() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let netns = quiet_netns();
@@ -156,7 +156,7 @@ fn mirror(socket: &str, work_ns: &str) -> Offcore {
 }
 
 #[test]
-fn every_packet_that_a_switch_sends_back_is_checked() {
+fn returned_packets_are_checked() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -185,7 +185,7 @@ fn every_packet_that_a_switch_sends_back_is_checked() {
 }
 
 #[test]
-fn a_search_finds_no_more_than_a_slow_switch_forwards() {
+fn search_finds_a_slow_switchs_rate() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
     let dir = TempDir::new().unwrap();
@@ -275,7 +275,7 @@ fn a_capture_is_sent_byte_for_byte() {
 }
 
 #[test]
-fn what_cannot_be_followed_is_refused_by_name() {
+fn bad_commands_are_refused_by_name() {
     let dir = TempDir::new().unwrap();
     let bad = dir.file("bad.pcap");
     std::fs::write(&bad, [0xd4, 0xc3, 0xb2, 0xa1, 2, 0]).unwrap();

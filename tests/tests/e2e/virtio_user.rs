@@ -113,7 +113,7 @@ fn large_packets_out_and_back() {
 }
 
 #[test]
-fn packets_out_and_back_without_mergeable_buffers() {
+fn round_trip_without_mrg() {
     out_and_back(Case { size: 512, mrg: false, ..Case::PLAIN });
 }
 
@@ -123,23 +123,23 @@ fn packets_out_and_back_over_two_queues() {
 }
 
 #[test]
-fn small_packets_out_and_back_on_packed_rings() {
+fn round_trip_small_on_packed() {
     out_and_back(Case { packed: true, ..Case::PLAIN });
 }
 
 #[test]
-fn large_packets_out_and_back_on_packed_rings() {
+fn round_trip_large_on_packed() {
     out_and_back(Case { packed: true, size: 1518, queue_size: 1024, ..Case::PLAIN });
 }
 
 #[test]
-fn packets_out_and_back_on_packed_rings_without_mergeable_buffers() {
+fn round_trip_on_packed_without_mrg() {
     out_and_back(Case { packed: true, size: 512, queues: 2, mrg: false, ..Case::PLAIN });
 }
 
 /// The sides of the socket exchanged.
 #[test]
-fn packets_out_and_back_when_the_back_end_connects() {
+fn round_trip_when_back_end_connects() {
     for packed in [false, true] {
         out_and_back(Case { server: true, packed, size: 128, ..Case::PLAIN });
     }

@@ -17,7 +17,7 @@ fn lose_some(net: &Net, offcore: &mut Offcore, before: u64) -> u64 {
 }
 
 #[test]
-fn a_link_that_goes_down_drops_packets_and_comes_up_again() {
+fn link_goes_down_and_up() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 1, 1500);
@@ -40,7 +40,7 @@ fn a_link_that_goes_down_drops_packets_and_comes_up_again() {
 }
 
 #[test]
-fn an_interface_that_is_made_again_is_taken_over_again() {
+fn remade_interface_is_taken_over() {
     let Some(()) = needed() else { return };
     let core = one_core();
     for mode in ["", ",mode=skb"] {
@@ -62,7 +62,7 @@ fn an_interface_that_is_made_again_is_taken_over_again() {
 }
 
 #[test]
-fn an_interface_made_again_between_two_looks_is_another_one() {
+fn quickly_remade_interface_is_new() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 1, 1500);
@@ -78,7 +78,7 @@ fn an_interface_made_again_between_two_looks_is_another_one() {
 }
 
 #[test]
-fn a_switch_that_was_killed_leaves_no_program_and_can_be_started_again_at_once() {
+fn killed_switch_leaves_no_program() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 2, 1500);

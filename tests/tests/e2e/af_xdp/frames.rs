@@ -87,7 +87,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
 const PACKETS: u64 = 500_000;
 
 #[test]
-fn a_million_packets_between_two_of_our_ports_are_what_was_sent() {
+fn million_packets_between_our_ports() {
     let Some(()) = needed() else { return };
     let Some(()) = require(&[Need::Cores(2)]) else { return };
     let _cores = exclusive();
@@ -131,7 +131,7 @@ fn a_million_packets_between_two_of_our_ports_are_what_was_sent() {
 }
 
 #[test]
-fn jumbo_frames_come_and_go_in_several_buffers() {
+fn jumbo_frames_take_several_buffers() {
     let Some(()) = needed() else { return };
     let core = one_core();
     for mode in [",mode=copy", ",mode=skb"] {
@@ -148,7 +148,7 @@ fn jumbo_frames_come_and_go_in_several_buffers() {
 }
 
 #[test]
-fn larger_packet_buffers_hold_larger_frames_in_one_piece() {
+fn large_buffers_hold_whole_frames() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 1, 3000);

@@ -24,7 +24,7 @@ fn assert_says(text: &str, parts: &[&str]) {
 }
 
 #[test]
-fn what_an_interface_lacks_is_named_with_its_remedy() {
+fn missing_features_name_the_remedy() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 2, 1500);
@@ -42,7 +42,7 @@ fn what_an_interface_lacks_is_named_with_its_remedy() {
 }
 
 #[test]
-fn an_mtu_that_is_too_large_is_named_with_its_remedy() {
+fn too_large_mtu_names_the_remedy() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let net = Net::new(core.number(), 1, 40000);
@@ -81,7 +81,7 @@ fn a_port_of_another_switch_is_left_alone() {
 }
 
 #[test]
-fn a_program_of_somebody_else_is_never_replaced() {
+fn foreign_program_is_not_replaced() {
     let Some(()) = needed() else { return };
     let Some(()) = require(&[Need::Testpmd]) else { return };
     let core = one_core();

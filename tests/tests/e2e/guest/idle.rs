@@ -51,11 +51,11 @@ fn idle(packed: bool) {
 }
 
 #[test]
-fn an_idle_guest_with_split_rings_lets_the_core_sleep() {
+fn idle_split_guest_lets_core_sleep() {
     idle(false);
 }
 
 #[test]
-fn an_idle_guest_with_packed_rings_lets_the_core_sleep() {
+fn idle_packed_guest_lets_core_sleep() {
     idle(true);
 }

@@ -104,7 +104,7 @@ fn offloads_and_queues_on_packed_rings() {
 
 /// What the kernel leaves to a guest that takes nothing, the switch does.
 #[test]
-fn large_packets_for_a_guest_without_offloads() {
+fn large_packets_without_offloads() {
     let Some(()) = needed() else { return };
     let core = one_core();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());

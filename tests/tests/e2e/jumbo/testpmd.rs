@@ -26,7 +26,7 @@ fn assert_back(report: &Report, what: &str) {
 
 /// Our virtio-user port on its back end.
 #[test]
-fn frames_of_9000_bytes_to_its_back_end_and_back() {
+fn jumbo_frames_to_its_back_end() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     for options in ["", ",packed", ",offloads=off", ",mrg=off,mtu=9000,offloads=off"] {
@@ -46,7 +46,7 @@ fn frames_of_9000_bytes_to_its_back_end_and_back() {
 
 /// Its front end on our vhost port.
 #[test]
-fn frames_of_9000_bytes_to_its_front_end_and_back() {
+fn jumbo_frames_to_its_front_end() {
     let Some(()) = require(&[Need::Testpmd, Need::Cores(2)]) else { return };
     let _cores = exclusive();
     for (packed_vq, copies) in [(false, Copies::Core), (true, Copies::Core), (false, Copies::Helper)] {
