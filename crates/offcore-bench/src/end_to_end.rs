@@ -41,9 +41,6 @@ use back_end::{BUFFERS, BURST, BackEnd, Ours, TheirSwitch, Theirs};
 use load::{RoundTrips, WINDOW, Way};
 use paired::{Gathered, Schedule, Variant};
 
-/// Frame lengths of a quick run.
-pub const QUICK_FRAMES: [usize; 3] = [64, 512, 1518];
-
 /// MiB of hugepages for everything: testpmd's memory, our pool, the front ends' buffers.
 const HUGEPAGE_MIB: u32 = 384;
 

@@ -197,20 +197,6 @@ impl<T> Producer<T> {
 }
 
 impl<T: Copy> Producer<T> {
-    /// Puts items into the ring, as many as fit, and publishes them together; returns how many.
-    #[inline]
-    pub fn push_slice(&mut self, items: &[T]) -> usize {
-        let n = self.room(items.len()).min(items.len());
-        let (first, second) = self.spare(n);
-        let (head, tail) = items[..n].split_at(first.len());
-        first.write_copy_of_slice(head);
-        second.write_copy_of_slice(tail);
-        // SAFETY: the two slices are `n` slots, just written.
-        unsafe { self.advance(n) };
-        self.publish();
-        n
-    }
-
     /// The next free slots, at most `max`, in order, to be written in place: the first slice up to where the ring
     /// wraps around, the second from its start. [`Producer::advance`] says how many were written.
     #[inline(always)]

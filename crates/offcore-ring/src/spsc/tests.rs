@@ -2,6 +2,21 @@
 
 use super::*;
 
+impl<T: Copy> Producer<T> {
+    /// Puts items into the ring, as many as fit, and publishes them together; returns how many.
+    fn push_slice(&mut self, items: &[T]) -> usize {
+        let n = self.room(items.len()).min(items.len());
+        let (first, second) = self.spare(n);
+        let (head, tail) = items[..n].split_at(first.len());
+        first.write_copy_of_slice(head);
+        second.write_copy_of_slice(tail);
+        // SAFETY: the two slices are `n` slots, just written.
+        unsafe { self.advance(n) };
+        self.publish();
+        n
+    }
+}
+
 #[cfg(not(loom))]
 mod plain {
     use std::collections::VecDeque;
