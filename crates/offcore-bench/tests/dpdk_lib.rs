@@ -4,13 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use offcore_bench::peer::dpdk_lib::{Burst, DpdkConfig, DpdkLib, Offer, Pages, Port, SEQUENCE_OFFSET};
+use offcore_mem::testing::TempDir;
 use offcore_stats::lcore;
 
 const MBUFS: u32 = 8192;
@@ -44,29 +44,6 @@ fn testpmd_missing() -> bool {
         skip("dpdk-testpmd is not installed (Debian: apt-get install dpdk)");
     }
     missing
-}
-
-/// A directory of this test's own for sockets, removed at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("offcore-dpdk-lib-{}-{count}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("v.sock")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// dpdk-testpmd with one virtio-user port, at its prompt. Killed when dropped.
@@ -249,15 +226,15 @@ fn every_ring_echoes_every_byte() {
     if testpmd_missing() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDir::new();
     let dpdk = DpdkLib::open(&config()).unwrap();
     let on_huge = config().pages == Pages::Huge;
     assert_eq!(dpdk.page_size() > 4096, on_huge, "pages of {} bytes", dpdk.page_size());
     for (packed, mergeable) in [(false, true), (false, false), (true, true)] {
         let offer = Offer { packed, mergeable, ..Offer::default() };
-        let port = dpdk.register(&scratch.socket(), &offer).unwrap();
+        let port = dpdk.register(&scratch.file("v.sock"), &offer).unwrap();
         // The front end could do both: what is negotiated is the offer's doing.
-        let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=1,mrg_rxbuf=1", 2);
+        let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=1,mrg_rxbuf=1", 2);
         front_end.command("set fwd io");
         front_end.command("start");
         dpdk.wait_ready(&port, 2, TIMEOUT).unwrap();
@@ -268,7 +245,7 @@ fn every_ring_echoes_every_byte() {
             echo(&dpdk, &port, pair, len, total);
         }
         drop(port);
-        assert!(!scratch.socket().exists(), "the socket is removed with its port");
+        assert!(!scratch.file("v.sock").exists(), "the socket is removed with its port");
     }
 }
 
@@ -294,10 +271,10 @@ fn mac_forwarding_changes_addresses_only() {
     }
     const DESTINATION: [u8; 6] = [0x02, 1, 2, 3, 4, 5];
     const SOURCE: [u8; 6] = [0x02, 9, 8, 7, 6, 5];
-    let scratch = Scratch::new();
+    let scratch = TempDir::new();
     let dpdk = DpdkLib::open(&config()).unwrap();
-    let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
-    let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
+    let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
+    let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
     front_end.command("set fwd io");
     front_end.command("set txpkts 300");
     front_end.command("start tx_first 2");
@@ -344,11 +321,11 @@ fn a_full_ring_takes_what_it_has_room_for() {
     if testpmd_missing() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDir::new();
     let dpdk = DpdkLib::open(&config()).unwrap();
-    let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
+    let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
     // Nobody receives before "start".
-    let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
+    let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
     dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
     let frame = frame(60);
     let mut prepared = dpdk.prepare(300, 60).unwrap();
@@ -400,12 +377,12 @@ fn a_front_end_may_die_and_come_back() {
     if testpmd_missing() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDir::new();
     let dpdk = DpdkLib::open(&config()).unwrap();
-    let port = dpdk.register(&scratch.socket(), &Offer::default()).unwrap();
+    let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
     let mut burst = dpdk.burst();
     for round in 0..3 {
-        let mut front_end = FrontEnd::start(&scratch.socket(), "packed_vq=0,mrg_rxbuf=1", 1);
+        let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
         front_end.command("set fwd txonly");
         front_end.command("start");
         dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
@@ -441,7 +418,7 @@ fn a_front_end_may_die_and_come_back() {
 #[test]
 fn what_cannot_be_is_refused_in_words() {
     let _alone = alone();
-    let scratch = Scratch::new();
+    let scratch = TempDir::new();
     let refused = |result: anyhow::Result<DpdkLib>, words: &str| {
         let message = format!("{:#}", result.unwrap_err());
         assert!(message.contains(words), "{message}");
@@ -451,18 +428,18 @@ fn what_cannot_be_is_refused_in_words() {
     let dpdk = DpdkLib::open(&config()).unwrap();
     refused(DpdkLib::open(&config()), "open in this process already");
     let offer = Offer::default();
-    let port = dpdk.register(&scratch.socket(), &offer).unwrap();
-    let message = format!("{:#}", dpdk.register(&scratch.socket(), &offer).unwrap_err());
+    let port = dpdk.register(&scratch.file("v.sock"), &offer).unwrap();
+    let message = format!("{:#}", dpdk.register(&scratch.file("v.sock"), &offer).unwrap_err());
     assert!(message.contains("v.sock") && message.contains("in use"), "{message}");
-    let long = scratch.0.join("x".repeat(120));
+    let long = scratch.file(&"x".repeat(120));
     dpdk.register(&long, &offer).unwrap_err();
-    dpdk.register(&scratch.0.join("no/such/directory"), &offer).unwrap_err();
+    dpdk.register(&scratch.file("no/such/directory"), &offer).unwrap_err();
 
     let message = format!("{:#}", dpdk.wait_ready(&port, 1, Duration::from_millis(50)).unwrap_err());
     assert!(message.contains("v.sock") && message.contains("1 queue pair"), "{message}");
     dpdk.dequeue(&port, 0, &mut dpdk.burst(), 1).unwrap_err();
     dpdk.features(&port).unwrap_err();
-    assert!(scratch.socket().exists(), "the refused second port left the first one's socket alone");
+    assert!(scratch.file("v.sock").exists(), "the refused second port left the first one's socket alone");
 
     // Longer than a buffer; more than the pool has.
     dpdk.prepare(1, 2049).unwrap_err();

@@ -1,7 +1,9 @@
-//! Guest memory for tests, in ordinary pages and full of zeroes.
+//! For tests: guest memory, in ordinary pages and full of zeroes; and directories.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{GuestMemory, GuestRegion, Hugepages, Mapping};
 
@@ -20,4 +22,31 @@ pub fn guest_memory(len: usize) -> Arc<GuestMemory> {
 pub fn guest_regions<const N: usize>(regions: [(u64, u64, usize); N]) -> Arc<GuestMemory> {
     let regions = regions.map(|(guest, user, len)| region(guest, user, len));
     Arc::new(GuestMemory::new(regions.into()).unwrap())
+}
+
+/// A directory of the test's own, removed with it.
+#[derive(Debug)]
+pub struct TempDir(pub PathBuf);
+
+impl TempDir {
+    /// An empty directory.
+    #[allow(clippy::new_without_default, reason = "it makes a directory")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("offcore-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    /// A path in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

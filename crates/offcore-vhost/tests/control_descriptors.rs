@@ -55,10 +55,10 @@ fn a_full_process(backend: &Backend) {
 #[test]
 fn nothing_leaks() {
     let dir = Dir::new();
-    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let guest = Guest::new();
 
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     peer.start_pair();
     a_thousand("memory tables", |_| assert_eq!(peer.ask(guest.table()), 0));
 
@@ -110,13 +110,13 @@ fn nothing_leaks() {
     drop(peer);
 
     a_thousand("connections that end in a message", |round| {
-        let mut peer = Peer::connect(&dir.socket());
+        let mut peer = Peer::connect(&dir.file("vhost.sock"));
         let bytes = bytes_of(guest.table());
         peer.raw(&bytes[..1 + round % (bytes.len() - 1)], &fds[..8]);
     });
 
     a_thousand("front ends", |_| {
-        let mut front_end = FrontEnd::connect(&FrontEndConfig::new(dir.socket()), &[]).unwrap();
+        let mut front_end = FrontEnd::connect(&FrontEndConfig::new(dir.file("vhost.sock")), &[]).unwrap();
         front_end.start().unwrap();
     });
 

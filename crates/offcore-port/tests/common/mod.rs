@@ -17,6 +17,8 @@ use offcore_wire::virtio_net::NetHeader;
 /// How long a test waits for something to happen before it fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
+pub(crate) type TempDir = offcore_mem::testing::TempDir;
+
 /// A worker that a test plays.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -157,29 +159,4 @@ pub(crate) fn ip(args: &str) -> String {
     let run = std::process::Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(run.status.success(), "ip {args}: {}", String::from_utf8_lossy(&run.stderr));
     String::from_utf8_lossy(&run.stdout).into_owned()
-}
-
-/// A directory of the test's own, removed with it.
-#[derive(Debug)]
-pub(crate) struct TempDir(pub(crate) std::path::PathBuf);
-
-impl TempDir {
-    pub(crate) fn new() -> Self {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("offcore-port-{}-{nth}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn file(&self, name: &str) -> std::path::PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

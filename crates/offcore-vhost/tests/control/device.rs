@@ -10,7 +10,7 @@ use offcore_vhost::{Backend, BackendConfig};
 use crate::peer::*;
 
 fn jumbo_backend(dir: &Dir) -> Backend {
-    let config = BackendConfig { max_mtu: 9000, ..BackendConfig::new(dir.socket()) };
+    let config = BackendConfig { max_mtu: 9000, ..BackendConfig::new(dir.file("vhost.sock")) };
     Backend::start(config, Box::new(())).unwrap()
 }
 
@@ -18,7 +18,7 @@ fn jumbo_backend(dir: &Dir) -> Backend {
 fn device_status_is_kept() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
-    let mut peer = Peer::connect(&dir.socket());
+    let mut peer = Peer::connect(&dir.file("vhost.sock"));
     assert_eq!(peer.ask(Request::GetStatus), 0);
     peer.send(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED));
     // As DPDK's virtio-user and QEMU do it.
@@ -50,7 +50,7 @@ fn device_status_is_kept() {
 fn mtu_is_bounded_and_shown() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
     for mtu in [0, 67, 9001, 65536, u64::MAX] {
         let why = format!("NET_SET_MTU: {mtu} bytes, expected 68 to 9000");
         refused(&backend, &mut peer, Request::NetSetMtu(mtu), &why);
@@ -64,7 +64,7 @@ fn mtu_is_bounded_and_shown() {
     assert!(line.contains(", MTU 9000"), "{line}");
     drop(peer);
     until("forgotten", || backend.device().status().mtu.is_none());
-    let config = BackendConfig { max_mtu: 67, ..BackendConfig::new(dir.socket()) };
+    let config = BackendConfig { max_mtu: 67, ..BackendConfig::new(dir.file("vhost.sock")) };
     let error = Backend::start(config, Box::new(())).unwrap_err();
     assert!(matches!(error, StartError::Mtu { found: 67 }), "{error}");
 }
@@ -73,7 +73,7 @@ fn mtu_is_bounded_and_shown() {
 fn request_socket_is_held() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
-    let mut peer = Peer::negotiated(&dir.socket());
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
     let pair = || std::os::unix::net::UnixStream::pair().unwrap();
     let closed = |theirs: &std::os::unix::net::UnixStream| {
         theirs.set_nonblocking(true).unwrap();
@@ -105,7 +105,7 @@ fn unnegotiated_requests_are_refused() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let guest = Guest::new();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
     assert_eq!(peer.ask(guest.table()), 0);
     peer.send(Request::SetProtocolFeatures(features::VHOST_USER_PROTOCOL_F_REPLY_ACK));
     let (_theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -140,7 +140,7 @@ fn reset_device_begins_anew() {
     let dir = Dir::new();
     let backend = jumbo_backend(&dir);
     let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     for reset in [Request::ResetDevice, Request::SetStatus(0)] {
         for _ in 0..3 {
             assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);

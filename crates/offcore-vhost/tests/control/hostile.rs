@@ -26,7 +26,7 @@ fn lost_stream_ends_the_connection() {
         (version, "GET_FEATURES: protocol version 2, expected 1"),
         (flags, "GET_FEATURES: flags 0x101"),
     ] {
-        let mut peer = Peer::connect(&dir.socket());
+        let mut peer = Peer::connect(&dir.file("vhost.sock"));
         peer.raw(&bytes, &[]);
         peer.closed();
         error_says(backend.device(), why);
@@ -41,7 +41,7 @@ fn death_in_a_message_is_clear() {
     let guest = Guest::new();
     let whole = bytes_of(guest.table());
     for cut in 1..whole.len() {
-        let mut peer = Peer::connect(&dir.socket());
+        let mut peer = Peer::connect(&dir.file("vhost.sock"));
         peer.raw(&whole[..cut], &[guest.fd.as_fd()]);
         drop(peer);
         let why = match cut {
@@ -107,12 +107,12 @@ fn unanswerable_request_ends_connection() {
         (40, 1, "GET_STATUS: payload of 1 bytes, expected 0"),
         (44, 0, "GET_SHMEM_CONFIG is not supported"),
     ] {
-        let mut peer = Peer::negotiated(&dir.socket());
+        let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
         peer.message(code, 1, &vec![0; payload], &[]);
         peer.closed();
         error_says(backend.device(), why);
     }
-    let mut peer = Peer::negotiated(&dir.socket());
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
     peer.send(Request::GetVringBase(state(2, 0)));
     peer.closed();
     error_says(backend.device(), "GET_VRING_BASE: virtqueue 2, expected one below 2");
@@ -230,7 +230,7 @@ fn ring_parts_are_inside_and_aligned() {
     // Given before there is memory, addresses are checked when the ring starts, and then forgotten.
     let mut peer = {
         drop(peer);
-        Peer::negotiated(&dir.socket())
+        Peer::negotiated(&dir.file("vhost.sock"))
     };
     let kick = Request::SetVringKick(VringFd { index: 0, fd: None });
     assert_eq!(peer.ask(Request::SetVringNum(state(0, 256))), 0);
@@ -310,7 +310,7 @@ fn memory_that_vanishes_ends_the_connection() {
     let backend = backend(&dir);
     let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 1 << 20).unwrap();
-    let mut peer = Peer::negotiated(&dir.socket());
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
     let region = MemoryRegion { guest: 0, size: 1 << 20, user: Guest::USER, mmap_offset: 0 };
     assert_eq!(peer.ask(Request::SetMemTable(vec![(region, fd.as_fd())])), 0);
     peer.start_ring(0);
@@ -367,7 +367,7 @@ fn arbitrary_messages_do_no_harm() {
     let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
     runner
         .run(&prop::collection::vec(message, 1..60), |messages| {
-            let mut peer = Peer::negotiated(&dir.socket());
+            let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
             peer.start_ring(0);
             for (code, need_reply, payload, fds) in messages {
                 let fds = vec![guest.fd.as_fd(); fds];

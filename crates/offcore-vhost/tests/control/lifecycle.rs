@@ -52,7 +52,7 @@ impl DeviceEvents for Diary {
 
 fn start(dir: &Dir, queue_pairs: u16) -> (Backend, Diary) {
     let diary = Diary::default();
-    let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.socket()) };
+    let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.file("vhost.sock")) };
     (Backend::start(config, Box::new(diary.clone())).unwrap(), diary)
 }
 
@@ -61,7 +61,7 @@ fn applications_are_told_in_order() {
     let dir = Dir::new();
     let (backend, diary) = start(&dir, 2);
     let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     // The second pair is ready first: it is not told before there is a device.
     peer.start_ring(3);
     peer.enable(3, true);
@@ -98,7 +98,7 @@ fn front_end_leaves_and_comes_back() {
     let cell: Arc<VringCell> = Arc::clone(&backend.cells()[0]);
     let mut expected = Vec::new();
     for round in 1..=3 {
-        let mut peer = Peer::with_memory(&dir.socket(), &guest);
+        let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
         peer.start_pair();
         assert!(cell.wanted().vring.is_some());
         drop(peer);
@@ -117,8 +117,8 @@ fn front_end_leaves_and_comes_back() {
 fn second_front_end_waits() {
     let dir = Dir::new();
     let (backend, _) = start(&dir, 1);
-    let first = Peer::negotiated(&dir.socket());
-    let mut second = Peer::connect(&dir.socket());
+    let first = Peer::negotiated(&dir.file("vhost.sock"));
+    let mut second = Peer::connect(&dir.file("vhost.sock"));
     second.send(Request::GetQueueNum);
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(backend.device().status().connects, 1);
@@ -130,13 +130,13 @@ fn second_front_end_waits() {
 #[test]
 fn client_waits_for_its_server() {
     let dir = Dir::new();
-    let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
+    let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(config, Box::new(())).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!(!backend.device().status().connected);
     let guest = Guest::new();
     for round in 1..=3 {
-        let listener = UnixListener::bind(dir.socket()).unwrap();
+        let listener = UnixListener::bind(dir.file("vhost.sock")).unwrap();
         let mut peer = Peer::over(listener.accept().unwrap().0.into());
         assert_eq!(peer.ask(Request::GetQueueNum), 1);
         peer.send(Request::SetProtocolFeatures(9));
@@ -144,15 +144,15 @@ fn client_waits_for_its_server() {
         assert_eq!(peer.ask(guest.table()), 0);
         peer.start_pair();
         assert_eq!(backend.device().status().connects, round);
-        std::fs::remove_file(dir.socket()).unwrap();
+        std::fs::remove_file(dir.file("vhost.sock")).unwrap();
     }
 }
 
 #[test]
 fn a_client_that_stops_does_not_come_back() {
     let dir = Dir::new();
-    let listener = UnixListener::bind(dir.socket()).unwrap();
-    let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
+    let listener = UnixListener::bind(dir.file("vhost.sock")).unwrap();
+    let config = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(config, Box::new(())).unwrap();
     let mut peer = Peer::over(listener.accept().unwrap().0.into());
     assert_eq!(peer.ask(Request::GetQueueNum), 1);
@@ -169,7 +169,7 @@ fn back_end_stops_at_once() {
     for cut in [0, 3, 14] {
         let (backend, diary) = start(&dir, 1);
         let guest = Guest::new();
-        let mut peer = Peer::with_memory(&dir.socket(), &guest);
+        let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
         peer.start_pair();
         // In the middle of a message.
         peer.raw(&bytes_of(Request::SetFeatures(FEATURES))[..cut], &[]);
@@ -178,7 +178,7 @@ fn back_end_stops_at_once() {
         assert!(begun.elapsed() < Duration::from_secs(5));
         assert_eq!(diary.0.lock().unwrap().last().unwrap(), "destroy Enabled");
         peer.closed();
-        assert!(!dir.socket().exists());
+        assert!(!dir.file("vhost.sock").exists());
     }
 }
 
@@ -195,13 +195,13 @@ fn callback_may_stop_the_back_end() {
     let dir = Dir::new();
     let stopper = Stopper::default();
     let slot = Arc::clone(&stopper.0);
-    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(stopper)).unwrap();
+    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(stopper)).unwrap();
     *slot.lock().unwrap() = Some(backend);
     let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     peer.start_pair();
     peer.closed();
-    until("the socket is removed", || !dir.socket().exists());
+    until("the socket is removed", || !dir.file("vhost.sock").exists());
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn what_cannot_start_says_why() {
     let dir = Dir::new();
     let start = |config| Backend::start(config, Box::new(()));
     let (_backend, _) = self::start(&dir, 1);
-    let config = || BackendConfig::new(dir.socket());
+    let config = || BackendConfig::new(dir.file("vhost.sock"));
     let in_use = start(config()).unwrap_err();
     assert!(matches!(in_use, StartError::Socket(SocketError::InUse { .. })), "{in_use}");
     for queue_pairs in [0, 129] {
@@ -225,7 +225,7 @@ fn what_cannot_start_says_why() {
 #[test]
 fn devices_refuse_what_is_not_there() {
     let dir = Dir::new();
-    let config = BackendConfig { asynchronous: false, ..BackendConfig::new(dir.socket()) };
+    let config = BackendConfig { asynchronous: false, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(config, Box::new(())).unwrap();
     let device = backend.device();
     assert_eq!(device.clear_queue(2), Err(DeviceError::NoQueue { queue: 2, vrings: 2 }));

@@ -33,15 +33,17 @@ impl Memory {
 }
 
 fn config(dir: &Dir) -> FrontEndConfig {
-    FrontEndConfig { timeout: Duration::from_secs(5), ..FrontEndConfig::new(dir.socket()) }
+    FrontEndConfig { timeout: Duration::from_secs(5), ..FrontEndConfig::new(dir.file("vhost.sock")) }
 }
 
 #[test]
 fn virtqueues_start_and_stop() {
     let dir = Dir::new();
-    let backend =
-        Backend::start(BackendConfig { queue_pairs: 4, ..BackendConfig::new(dir.socket()) }, Box::new(()))
-            .unwrap();
+    let backend = Backend::start(
+        BackendConfig { queue_pairs: 4, ..BackendConfig::new(dir.file("vhost.sock")) },
+        Box::new(()),
+    )
+    .unwrap();
     let memory = Memory::new();
     let config = FrontEndConfig { queue_pairs: 3, queue_size: 1024, ..config(&dir) };
     let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
@@ -80,9 +82,11 @@ fn eight_queue_pairs_run() {
 /// Starts and stops eight queue pairs with `feature`, and looks at each of them.
 pub(crate) fn eight_queue_pairs(feature: u64, format: &str) {
     let dir = Dir::new();
-    let backend =
-        Backend::start(BackendConfig { queue_pairs: 8, ..BackendConfig::new(dir.socket()) }, Box::new(()))
-            .unwrap();
+    let backend = Backend::start(
+        BackendConfig { queue_pairs: 8, ..BackendConfig::new(dir.file("vhost.sock")) },
+        Box::new(()),
+    )
+    .unwrap();
     let memory = Memory::new();
     let config = FrontEndConfig { queue_pairs: 8, features: config(&dir).features | feature, ..config(&dir) };
     let mut front_end = FrontEnd::connect(&config, &[memory.region()]).unwrap();
@@ -123,9 +127,11 @@ fn status_of(backend: &Backend) -> (usize, u64) {
 #[test]
 fn back_end_may_refuse_the_mtu() {
     let dir = Dir::new();
-    let backend =
-        Backend::start(BackendConfig { max_mtu: 1500, ..BackendConfig::new(dir.socket()) }, Box::new(()))
-            .unwrap();
+    let backend = Backend::start(
+        BackendConfig { max_mtu: 1500, ..BackendConfig::new(dir.file("vhost.sock")) },
+        Box::new(()),
+    )
+    .unwrap();
     let connect = |mtu| FrontEnd::connect(&FrontEndConfig { mtu, ..config(&dir) }, &[]);
     let mut front_end = connect(Some(1500)).unwrap();
     assert_ne!(front_end.features() & features::VIRTIO_NET_F_MTU, 0);
@@ -144,7 +150,7 @@ fn back_end_may_refuse_the_mtu() {
 #[test]
 fn both_sides_see_the_same_ring() {
     let dir = Dir::new();
-    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let memory = Memory::new();
     let mut front_end = FrontEnd::connect(&config(&dir), &[memory.region()]).unwrap();
     let event_idx = front_end.features() & features::VIRTIO_F_EVENT_IDX != 0;
@@ -172,7 +178,7 @@ fn both_sides_see_the_same_ring() {
 #[test]
 fn a_front_end_can_be_the_server() {
     let dir = Dir::new();
-    let client = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.socket()) };
+    let client = BackendConfig { role: Role::Client, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(client, Box::new(())).unwrap();
     let memory = Memory::new();
     let config = FrontEndConfig { role: Role::Server, ..config(&dir) };
@@ -182,14 +188,14 @@ fn a_front_end_can_be_the_server() {
         assert_eq!(backend.device().status().connects, round);
         assert_eq!(backend.device().status().vrings[1].state, RingState::Enabled);
         drop(front_end);
-        assert!(!dir.socket().exists());
+        assert!(!dir.file("vhost.sock").exists());
     }
 }
 
 #[test]
 fn front_end_takes_up_a_restart() {
     let dir = Dir::new();
-    let start = || Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let start = || Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let memory = Memory::new();
     let mut backend = start();
     for _ in 0..3 {
@@ -217,7 +223,7 @@ fn what_cannot_be_is_said() {
         FrontEndError::Pairs { .. }
     ));
 
-    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let error = connect(&FrontEndConfig { queue_pairs: 2, ..short.clone() });
     assert!(matches!(error, FrontEndError::QueuePairs { found: 1, expected: 2 }), "{error}");
     let memory = Memory::new();

@@ -58,7 +58,7 @@ fn bases_outside_the_ring_are_refused() {
     // So is one that came before the features: 32 bits are too many for a split ring.
     let mut peer = {
         drop(peer);
-        Peer::connect(&dir.socket())
+        Peer::connect(&dir.file("vhost.sock"))
     };
     peer.send(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED));
     assert_eq!(peer.ask(guest.table()), 0);
@@ -120,7 +120,7 @@ fn front_end_begins_packed_rings() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let features = FrontEndConfig::new("").features | VIRTIO_F_RING_PACKED;
-    let config = FrontEndConfig { queue_size: 100, features, ..FrontEndConfig::new(dir.socket()) };
+    let config = FrontEndConfig { queue_size: 100, features, ..FrontEndConfig::new(dir.file("vhost.sock")) };
     for _ in 0..2 {
         let mut front_end = FrontEnd::connect(&config, &[]).unwrap();
         assert_ne!(front_end.features() & VIRTIO_F_RING_PACKED, 0);
@@ -141,10 +141,10 @@ fn front_end_begins_packed_rings() {
     let split = Dir::new();
     let offered = features::OFFERED & !VIRTIO_F_RING_PACKED;
     let _backend = Backend::start(
-        BackendConfig { features: offered, ..BackendConfig::new(split.socket()) },
+        BackendConfig { features: offered, ..BackendConfig::new(split.file("vhost.sock")) },
         Box::new(()),
     );
-    let config = FrontEndConfig { path: split.socket(), ..config };
+    let config = FrontEndConfig { path: split.file("vhost.sock"), ..config };
     let error = FrontEnd::connect(&config, &[]).unwrap_err();
     assert!(error.to_string().contains("queue size 100"), "{error}");
     let front_end = FrontEnd::connect(&FrontEndConfig { queue_size: 128, ..config }, &[]).unwrap();

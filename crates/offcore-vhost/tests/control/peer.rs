@@ -1,10 +1,10 @@
 //! A front end that sends whatever a test wants, and what it needs beside it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+pub(crate) use offcore_mem::testing::TempDir as Dir;
 use offcore_mem::{Hugepages, Mapping};
 use offcore_vhost::backend::Status;
 use offcore_vhost::connection::{Connection, ConnectionError};
@@ -16,29 +16,6 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Features of a modern driver over a front end that knows protocol features.
 pub(crate) const FEATURES: u64 = features::VIRTIO_F_VERSION_1 | features::VHOST_USER_F_PROTOCOL_FEATURES;
-
-/// A directory for sockets, removed at the end.
-pub(crate) struct Dir(PathBuf);
-
-impl Dir {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("offcore-control-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.0.join("vhost.sock")
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Memory of a guest whose addresses differ from ours and from its front end's.
 pub(crate) struct Guest {
@@ -193,13 +170,13 @@ impl Peer {
 
 /// A back end of one queue pair.
 pub(crate) fn backend(dir: &Dir) -> Backend {
-    Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap()
+    Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap()
 }
 
 /// A back end, and a front end that has negotiated.
 pub(crate) fn negotiated() -> (Dir, Backend, Guest, Peer) {
     let dir = Dir::new();
-    let (backend, peer) = (backend(&dir), Peer::negotiated(&dir.socket()));
+    let (backend, peer) = (backend(&dir), Peer::negotiated(&dir.file("vhost.sock")));
     (dir, backend, Guest::new(), peer)
 }
 

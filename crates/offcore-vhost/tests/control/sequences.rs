@@ -9,7 +9,7 @@ use offcore_vhost::{Backend, BackendConfig, features};
 use crate::peer::*;
 
 fn backend_of(dir: &Dir, queue_pairs: u16) -> Backend {
-    let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.socket()) };
+    let config = BackendConfig { queue_pairs, ..BackendConfig::new(dir.file("vhost.sock")) };
     Backend::start(config, Box::new(())).unwrap()
 }
 
@@ -21,7 +21,7 @@ fn ring(backend: &Backend, index: usize) -> RingState {
 fn features_are_offered_and_chosen() {
     let dir = Dir::new();
     let backend = backend_of(&dir, 4);
-    let mut peer = Peer::connect(&dir.socket());
+    let mut peer = Peer::connect(&dir.file("vhost.sock"));
     assert_eq!(peer.ask(Request::GetFeatures), features::OFFERED);
     let protocol = features::PROTOCOL_OFFERED;
     assert_eq!(peer.ask(Request::GetProtocolFeatures), protocol);
@@ -42,10 +42,10 @@ fn one_pair_offers_no_multiqueue() {
     let dir = Dir::new();
     let config = BackendConfig {
         features: features::VIRTIO_NET_F_MRG_RXBUF | features::VIRTIO_NET_F_MQ,
-        ..BackendConfig::new(dir.socket())
+        ..BackendConfig::new(dir.file("vhost.sock"))
     };
     let _backend = Backend::start(config, Box::new(())).unwrap();
-    let offered = Peer::connect(&dir.socket()).ask(Request::GetFeatures);
+    let offered = Peer::connect(&dir.file("vhost.sock")).ask(Request::GetFeatures);
     assert_eq!(offered, features::VIRTIO_NET_F_MRG_RXBUF | features::VIRTIO_F_VERSION_1);
 }
 
@@ -53,7 +53,7 @@ fn one_pair_offers_no_multiqueue() {
 fn no_ack_unless_negotiated() {
     let dir = Dir::new();
     let _backend = backend(&dir);
-    let mut peer = Peer::connect(&dir.socket());
+    let mut peer = Peer::connect(&dir.file("vhost.sock"));
     peer.message(3, 1 | 8, &[], &[]);
     // Had SET_OWNER been acknowledged, this would find that reply instead.
     assert_eq!(peer.ask(Request::GetQueueNum), 1);
@@ -69,7 +69,7 @@ fn ring_starts_with_its_last_part() {
     let mut orders = 0;
     permutations(&mut order, 0, &mut |order| {
         orders += 1;
-        let mut peer = Peer::connect(&dir.socket());
+        let mut peer = Peer::connect(&dir.file("vhost.sock"));
         peer.send(Request::SetProtocolFeatures(features::VHOST_USER_PROTOCOL_F_REPLY_ACK));
         for (sent, part) in order.iter().enumerate() {
             assert_eq!(ring(&backend, 1), RingState::Stopped, "after {sent} of {order:?}");
@@ -179,7 +179,7 @@ fn unknown_base_goes_on_from_used() {
     let guest = Guest::new();
     let used = addresses(0).used - Guest::USER;
     rustix::io::pwrite(&guest.fd, &1234u16.to_ne_bytes(), used + 2).unwrap();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     peer.start_ring(0);
     let base = || backend.cells()[0].wanted().vring.unwrap().base;
     assert_eq!(base(), 1234, "SET_VRING_BASE said 0");
@@ -195,7 +195,7 @@ fn a_new_memory_table_goes_to_running_rings() {
     let dir = Dir::new();
     let backend = backend(&dir);
     let (first, second) = (Guest::new(), Guest::new());
-    let mut peer = Peer::with_memory(&dir.socket(), &first);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &first);
     peer.start_pair();
     let before = backend.cells()[0].wanted().vring.unwrap();
     assert_eq!(peer.ask(second.table()), 0);
@@ -241,7 +241,7 @@ fn features_may_be_set_again() {
     let dir = Dir::new();
     let backend = backend_of(&dir, 2);
     let guest = Guest::new();
-    let mut peer = Peer::with_memory(&dir.socket(), &guest);
+    let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
     peer.start_pair();
     // QEMU does so for every further queue pair.
     assert_eq!(peer.ask(Request::SetFeatures(FEATURES)), 0);

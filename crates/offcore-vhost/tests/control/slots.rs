@@ -126,7 +126,8 @@ fn front_end_adds_beyond_a_table() {
     let memories: Vec<_> =
         (0..64).map(|_| Mapping::memfd("packets", 1 << 16, Hugepages::None).unwrap()).collect();
     let regions: Vec<_> = memories.iter().map(|(mapping, fd)| MemoryFd::new(mapping, fd.as_fd())).collect();
-    let mut front_end = FrontEnd::connect(&FrontEndConfig::new(dir.socket()), &regions[..30]).unwrap();
+    let mut front_end =
+        FrontEnd::connect(&FrontEndConfig::new(dir.file("vhost.sock")), &regions[..30]).unwrap();
     front_end.start().unwrap();
     let has = |i: usize| {
         let memory = backend.cells()[0].wanted().vring.unwrap().memory.clone();

@@ -133,7 +133,7 @@ fn while_packets_flow(mut change: impl FnMut(&mut Peer, usize)) {
 
 fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
     let dir = Dir::new();
-    let backend = Backend::start(BackendConfig::new(dir.socket()), Box::new(())).unwrap();
+    let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let guest = Guest::new();
     let (stop_driver, stop_worker, received) =
         (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
@@ -141,7 +141,7 @@ fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
         let _ends = Ends([&stop_driver, &stop_worker]);
         let driver = scope.spawn(|| transmit(&guest, format, &stop_driver));
         let worker = scope.spawn(|| receive(&backend.cells()[1], &received, &stop_worker));
-        let mut peer = Peer::with_memory(&dir.socket(), &guest);
+        let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);
         format.start(&mut peer);
         for round in 0..300 {
             let before = received.load(Ordering::Relaxed);
