@@ -14,6 +14,7 @@ use offcore_vhost::{Enqueue, VringCell};
 struct Virtqueue {
     guest: Guest,
     receiver: Receiver,
+    cell: Arc<VringCell>,
     enqueue: Enqueue,
 }
 
@@ -24,7 +25,7 @@ fn virtqueue(worker: &mut Worker, queue: u16, channels: &[ChannelId]) -> Virtque
     cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels.to_vec()));
     start(&cell, guest.config(FEATURES));
     let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
-    Virtqueue { guest, receiver, enqueue }
+    Virtqueue { guest, receiver, cell, enqueue }
 }
 
 impl Virtqueue {
@@ -138,18 +139,12 @@ fn a_stop_waits_for_what_is_in_flight() {
     let mut worker = Worker::new();
     let (device, mut stepper) = CoreDevice::stepped();
     let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
-    let guest = Guest::new(64);
-    let mut receiver = Receiver::new(&guest, 2048);
-    let cell = Arc::new(VringCell::new(0));
-    cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
-    start(&cell, guest.config(FEATURES));
-    let enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
-    let mut virtqueue = Virtqueue { guest, receiver: Receiver::new(&Guest::new(8), 64), enqueue };
+    let mut virtqueue = virtqueue(&mut worker, 0, &[channel]);
     virtqueue.submit(&mut worker, 0, &[100, 200]);
-    cell.publish(|wanted| wanted.vring = None);
+    virtqueue.cell.publish(|wanted| wanted.vring = None);
     let soon = std::time::Duration::from_millis(1);
     assert_eq!(virtqueue.poll(&mut worker), 0);
-    assert!(cell.wait(soon).is_err(), "two packets are in flight");
+    assert!(virtqueue.cell.wait(soon).is_err(), "two packets are in flight");
     assert_eq!(virtqueue.guest.memory.in_flight(), 2);
     let mut burst = worker.packets(2, &[60]);
     assert!(virtqueue.enqueue.enabled());
@@ -158,10 +153,10 @@ fn a_stop_waits_for_what_is_in_flight() {
     assert_eq!(stepper.step(), 2);
     assert_eq!(virtqueue.poll(&mut worker), 2);
     virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst);
-    assert_eq!(cell.wait(TIMEOUT).unwrap().base, 2);
+    assert_eq!(virtqueue.cell.wait(TIMEOUT).unwrap().base, 2);
     assert_eq!(virtqueue.guest.memory.in_flight(), 0);
     for (serial, len) in [(0, 100), (1, 200)] {
-        assert_eq!(receiver.receive(&virtqueue.guest).unwrap()[12..], pattern(serial, len));
+        virtqueue.expect(serial, len);
     }
 }
 
@@ -173,8 +168,8 @@ fn memory_outlives_unanswered_copies() {
     let mut virtqueue = virtqueue(&mut worker, 0, &[channel]);
     virtqueue.submit(&mut worker, 0, &[1500]);
     // The guest goes away, and so does the worker's side: only the engine still knows the address.
-    let Virtqueue { guest, enqueue, receiver } = virtqueue;
-    drop((enqueue, receiver));
+    let Virtqueue { guest, enqueue, receiver, cell } = virtqueue;
+    drop((enqueue, receiver, cell));
     let memory = Arc::downgrade(&guest.memory);
     drop(guest);
     assert!(memory.upgrade().is_none(), "nobody holds the table any more");
@@ -188,26 +183,16 @@ fn binding_changes_in_flight() {
     let mut worker = Worker::new();
     let (device, mut stepper) = CoreDevice::stepped();
     let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
-    let guest = Guest::new(64);
-    let mut receiver = Receiver::new(&guest, 2048);
-    let cell = Arc::new(VringCell::new(0));
-    cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
-    start(&cell, guest.config(FEATURES));
-    let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
-    let mut burst = worker.packets(0, &[100]);
-    enqueue.submit(&mut worker.ctx(), &mut burst);
-    cell.publish(|wanted| wanted.binding = Binding::core());
+    let mut virtqueue = virtqueue(&mut worker, 0, &[channel]);
+    virtqueue.submit(&mut worker, 0, &[100]);
+    virtqueue.cell.publish(|wanted| wanted.binding = Binding::core());
     let mut burst = worker.packets(1, &[100]);
-    enqueue.submit(&mut worker.ctx(), &mut burst);
+    virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst);
     assert_eq!(burst.len(), 1, "new packets wait until the old binding has drained");
     stepper.step();
-    let mut ctx = worker.ctx();
-    ctx.mover.poll(ctx.clock);
-    assert_eq!(enqueue.poll_completed(&mut ctx), 1);
-    assert_eq!(enqueue.submit(&mut ctx, &mut burst).packets, 1);
-    cell.wait(TIMEOUT).unwrap();
-    for serial in 0..2 {
-        assert_eq!(receiver.receive(&guest).unwrap()[12..], pattern(serial, 100));
-    }
+    assert_eq!(virtqueue.poll(&mut worker), 1);
+    assert_eq!(virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst).packets, 1);
+    virtqueue.cell.wait(TIMEOUT).unwrap();
+    (0..2).for_each(|serial| virtqueue.expect(serial, 100));
     assert_eq!(worker.mover.stats().core_copies, 1);
 }
