@@ -73,11 +73,7 @@ pub enum EthError {
     /// {0}
     Device(String),
     /// {what}: {source}{said}
-    Dpdk {
-        what: String,
-        source: std::io::Error,
-        said: String,
-    },
+    Dpdk { what: String, source: std::io::Error, said: String },
 }
 
 /// The state of a device's link.

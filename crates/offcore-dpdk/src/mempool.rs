@@ -31,10 +31,7 @@ pub enum PoolError {
     /// packet buffers in the memory of {device}: it has {found} bytes for them, expected {expected}
     Small { device: String, found: usize, expected: usize },
     /// {what}: {source}
-    Dpdk {
-        what: String,
-        source: std::io::Error,
-    },
+    Dpdk { what: String, source: std::io::Error },
 }
 
 /// A pool of ours with mbufs for its chunks. Made once for a pool, and lives as long as the process.

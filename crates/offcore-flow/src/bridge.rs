@@ -20,7 +20,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::duplicate::Duplicator;
-use offcore_port::settle::settle;
+use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, tsc};
@@ -388,7 +388,7 @@ impl Output {
     #[inline]
     fn send(&mut self, ctx: &mut Context<'_>) {
         if !Packet::all_plain(&self.burst) {
-            settle(&mut *self.tx, ctx, &mut self.burst);
+            fall_back(&mut *self.tx, ctx, &mut self.burst);
         }
         if self.burst.is_empty() {
             return self.tx.poll(ctx);

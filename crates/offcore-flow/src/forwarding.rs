@@ -1,7 +1,7 @@
 //! From one RX queue to one TX queue.
 
 use offcore_mem::{Burst, Packet};
-use offcore_port::settle::settle;
+use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::Stage;
 
@@ -120,7 +120,7 @@ impl Rules {
             source.fill(ctx.cache, &mut burst, ctx.burst);
         }
         if !Packet::all_plain(&burst) {
-            settle(tx, ctx, &mut burst);
+            fall_back(tx, ctx, &mut burst);
         }
         let sent = burst.len();
         if sent == 0 {
@@ -168,7 +168,7 @@ impl Rules {
             ctx.cache.free_all(burst.drain(..));
         }
         self.rewrite.burst(&mut burst);
-        settle(tx, ctx, &mut burst);
+        fall_back(tx, ctx, &mut burst);
         tx.tx(ctx, &mut burst);
         tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
         // A queue that has stopped takes no more: first comes what is still to come from the other side.

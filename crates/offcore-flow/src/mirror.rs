@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 use offcore_mem::{Burst, Packet};
 use offcore_port::duplicate::Duplicator;
-use offcore_port::settle::settle;
+use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Accepts, Context, DropReason, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net;
@@ -303,7 +303,7 @@ impl Task for MirrorOut {
             ctx.clock.lap(Stage::Idle);
             return 0;
         }
-        settle(&mut *self.tx, ctx, &mut burst);
+        fall_back(&mut *self.tx, ctx, &mut burst);
         self.tx.tx(ctx, &mut burst);
         self.tx.counters().drop_all(DropReason::Full, &mut burst, ctx.cache);
         packets

@@ -17,10 +17,7 @@ use crate::layout::PipelineView;
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum DeviceError {
     /// {device}: {reason}
-    Absent {
-        device: String,
-        reason: String,
-    },
+    Absent { device: String, reason: String },
     /// {device} cannot serve a burst ring: {reason}
     Start { device: String, reason: String },
 }

@@ -14,8 +14,8 @@ pub mod duplicate;
 pub mod generator;
 pub mod inventory;
 pub mod netdev;
+pub mod offload_fallback;
 pub mod pcap;
-pub mod settle;
 pub mod spec;
 pub mod stats;
 pub mod tap;
@@ -34,7 +34,7 @@ use offcore_stats::page::{PageError, StatsPage};
 use offcore_wire::ethernet::MacAddr;
 
 pub use base::PortBase;
-pub use settle::Accepts;
+pub use offload_fallback::Accepts;
 pub use stats::{DropReason, RxCounters, TxCounters};
 
 /// Packets that one call may append to `burst`.
@@ -121,7 +121,7 @@ pub trait TxQueue: Any + fmt::Debug + Send {
     fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
 
     /// Which packets it takes that are not [plain](offcore_mem::Packet::is_plain). The others are made plain before
-    /// they come to [`tx`](Self::tx): see [`settle`](mod@settle).
+    /// they come to [`tx`](Self::tx): see [`offload_fallback`].
     fn accepts(&self) -> Accepts {
         Accepts::default()
     }
@@ -198,11 +198,7 @@ pub enum PortError {
     /// port '{found}': {expected}
     Syntax { found: String, expected: String },
     /// port '{port}': {what}: {source}
-    System {
-        port: String,
-        what: String,
-        source: std::io::Error,
-    },
+    System { port: String, what: String, source: std::io::Error },
     /// port '{port}' has no free queue {index}
     Queue { port: String, index: u16 },
     /// port '{port}': {reason}

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use crate::base::PortBase;
 use crate::cell::{Cell, End};
 use crate::netdev::NetDev;
-use crate::settle;
+use crate::offload_fallback;
 use crate::spec::TapSpec;
 use crate::{Accepts, Context, DropReason, Port, PortError, QueueSetup, RxQueue, TxCounters, TxQueue};
 
@@ -252,7 +252,7 @@ impl TapTx {
 
     #[cold]
     fn send_special(&self, packet: &Packet) -> Result<usize, Errno> {
-        let header = settle::header(packet).to_bytes();
+        let header = offload_fallback::header(packet).to_bytes();
         let mut parts: ArrayVec<IoSlice<'_>, MAX_SEGMENTS> = ArrayVec::new();
         parts.push(IoSlice::new(&header));
         for segment in self.pool.segments(packet) {

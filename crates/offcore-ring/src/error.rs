@@ -15,12 +15,7 @@ pub enum RingError {
     /// {part} at {address:#x}+{len:#x} is not in guest memory
     Part { part: &'static str, address: u64, len: usize },
     /// {ring} index {found} is more than {size} ahead of {expected}
-    Index {
-        ring: &'static str,
-        found: u16,
-        expected: u16,
-        size: u16,
-    },
+    Index { ring: &'static str, found: u16, expected: u16, size: u16 },
     /// descriptor {index} was made available again before it was returned
     Taken { index: u16 },
     /// chain at descriptor {head} goes on in a descriptor that was not made available

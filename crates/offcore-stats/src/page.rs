@@ -32,10 +32,7 @@ pub enum PageError {
     /// statistics page is full: block '{name}' needs {needed} bytes, {left} are left
     Full { name: String, needed: usize, left: usize },
     /// not a statistics page of version {VERSION:?}: magic {magic:#x}, version {version}
-    Foreign {
-        magic: u64,
-        version: u32,
-    },
+    Foreign { magic: u64, version: u32 },
     /// statistics page is damaged at offset {0}
     Damaged(usize),
 }

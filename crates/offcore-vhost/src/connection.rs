@@ -32,11 +32,7 @@ pub enum ConnectionError {
     /// the peer closed the connection
     Closed,
     /// the peer closed the connection after {received} of {expected} bytes of a message's {part}
-    ClosedMidMessage {
-        part: &'static str,
-        received: usize,
-        expected: usize,
-    },
+    ClosedMidMessage { part: &'static str, received: usize, expected: usize },
     /// {0}
     Message(#[from] MessageError),
     /// the peer has not read {left} bytes within {SEND_TIMEOUT:?}

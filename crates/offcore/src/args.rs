@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use offcore_dma::Mode;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::mirror::Direction;

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_copies_fill_the_device_and_short_ones_its_front() {
+    fn short_copies_fill_the_front() {
         let short = DeviceRate::of(64, (1, 2, 4), BATCH).unwrap();
         let long = DeviceRate::of(1518, (1, 2, 4), BATCH).unwrap();
         assert_eq!((short.bound, long.bound), (Bound::Descriptors, Bound::DeviceBandwidth));

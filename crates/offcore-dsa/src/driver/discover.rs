@@ -23,21 +23,14 @@ pub enum WqError {
     Name(String),
     /// {wq} is not there ({there}): `offcore dsa list` shows what is; load the idxd driver (modprobe idxd) or
     /// configure the device (`offcore dsa configure`)
-    NotThere {
-        wq: String,
-        there: String,
-    },
+    NotThere { wq: String, there: String },
     /// {wq} is {state}, not enabled: accel-config enable-wq {device}/{wq}, or `offcore dsa configure`
     NotEnabled { wq: String, device: String, state: String },
     /// {wq} is of type {found}, expected user: disable it and set its type to user (accel-config config-wq
     /// --type=user {device}/{wq}), or use another one
     Type { wq: String, device: String, found: String },
     /// {wq} is named '{found}', expected '{expected}…': it is another application's; use one of yours
-    OtherName {
-        wq: String,
-        found: String,
-        expected: String,
-    },
+    OtherName { wq: String, found: String, expected: String },
     /// {wq} has driver_name '{found}', expected 'user': disable it, write 'user' to its driver_name (kernels since
     /// 6.7 ask for it), and enable it again
     OtherDriver { wq: String, found: String },

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use offcore_mem::packet::BURST;
 use offcore_mem::{Burst, Packet};
-use offcore_port::settle::settle;
+use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, TxCounters, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, tsc};
@@ -194,7 +194,7 @@ impl Sender {
         let (packets, bytes) = (burst.len(), len(&burst));
         let queue = &mut *self.queues[0];
         if !Packet::all_plain(&burst) {
-            settle(queue, ctx, &mut burst);
+            fall_back(queue, ctx, &mut burst);
         }
         queue.tx(ctx, &mut burst);
         let taken = packets - burst.len();

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::header::{BEFORE_TAG, TAG, header_of, mark, tag};
 use super::socket::VNET_HEADER;
-use crate::{DropReason, settle};
+use crate::{DropReason, offload_fallback};
 
 /// Bytes of the longest packet: the longest IP packet in a tagged frame.
 const LONGEST: usize = u16::MAX as usize + ethernet::HEADER_LEN + TAG;
@@ -100,7 +100,7 @@ fn discard(socket: &OwnedFd) {
 
 /// Sends a packet, all of its buffers, with the header that says what is left to be done for it; returns its length.
 pub(super) fn send(socket: &OwnedFd, pool: &Pool, packet: &Packet) -> Result<usize, Errno> {
-    let header = settle::header(packet).to_bytes();
+    let header = offload_fallback::header(packet).to_bytes();
     let mut parts: ArrayVec<io::IoSlice<'_>, MAX_PARTS> = ArrayVec::new();
     parts.push(io::IoSlice::new(&header[..VNET_HEADER]));
     for buffer in pool.segments(packet) {

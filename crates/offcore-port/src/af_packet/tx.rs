@@ -23,7 +23,7 @@ use super::ring::{self, Ring};
 use super::socket::VNET_HEADER;
 use super::{State, long};
 use crate::cell::End;
-use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, settle};
+use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, offload_fallback};
 
 /// Rounds that a queue which is stopped gives the kernel to take what it has been asked to send.
 const LAST_ROUNDS: u32 = 1000;
@@ -162,7 +162,7 @@ impl AfPacketTx {
 /// The virtio-net header of a packet in the ring: what it asks for, and that all of it is headers.
 #[inline(always)]
 fn vnet(packet: &Packet) -> [u8; VNET_HEADER] {
-    let mut header = if packet.has_offload() { settle::header(packet) } else { Default::default() };
+    let mut header = if packet.has_offload() { offload_fallback::header(packet) } else { Default::default() };
     header.hdr_len = packet.len() as u16;
     *header.to_bytes().first_chunk().expect("the header has as many bytes, and two more")
 }

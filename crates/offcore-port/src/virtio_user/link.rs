@@ -29,9 +29,7 @@ pub(super) enum LinkState {
         why: Option<String>,
     },
     /// The rings run.
-    Connected {
-        features: u64,
-    },
+    Connected { features: u64 },
 }
 
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use offcore_wire::virtio_net::HEADER_LEN;
 use super::cell::{Cell, Ring};
 use super::queue::{Half, add, add_chain};
 use super::{MAX_FRAME, MAX_SEGMENTS};
-use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, settle};
+use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, offload_fallback};
 
 /// Sends to one virtqueue.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ fn send_one(ring: &mut Ring, mut packet: Packet, pool: &Pool) -> Result<usize, (
     let (len, buffers) = (pool.total_len(&packet), pool.segment_count(&packet));
     let most = usize::from(ring.driver.size()).min(MAX_SEGMENTS);
     // The back end may have changed its mind since the packet was made ready for it.
-    let unwanted = packet.has_offload() && !ring.offloads.allows(&settle::header(&packet));
+    let unwanted = packet.has_offload() && !ring.offloads.allows(&offload_fallback::header(&packet));
     let unsent = if buffers > most || len > MAX_FRAME {
         Unsent::Never(DropReason::TooBig)
     } else if unwanted || packet.headroom() < HEADER_LEN {

@@ -65,22 +65,14 @@ pub enum ControlError {
     /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs),
     /// hugetlbfs, ext4, xfs or btrfs
     // Of another one somebody could hold the pages back.
-    FileSystem {
-        code: Code,
-        guest: u64,
-        found: i64,
-    },
+    FileSystem { code: Code, guest: u64, found: i64 },
     /// {code}: {source}
     Table { code: Code, source: TableError },
     /// ADD_MEM_REG: region {guest:#x} is one too many, expected at most {MAX_SLOTS:?}; remove one first
     Slots { guest: u64 },
     /// REM_MEM_REG: no region is {guest:#x}+{size:#x} at front-end address {user:#x}; all three must be as they were
     /// added
-    NoRegion {
-        guest: u64,
-        size: u64,
-        user: u64,
-    },
+    NoRegion { guest: u64, size: u64, user: u64 },
     /// {0}
     Unanswered(#[from] Unanswered),
     /// guest memory has vanished: a file of the memory table was truncated while the device used it

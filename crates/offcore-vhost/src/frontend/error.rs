@@ -35,10 +35,7 @@ pub enum FrontEndError {
     /// {found} queue pairs: expected 1 to {MAX_QUEUE_PAIRS:?}
     Pairs { found: u16 },
     /// {found} regions of memory, expected at most {max}: the back end takes these and one for the rings
-    Regions {
-        found: usize,
-        max: usize,
-    },
+    Regions { found: usize, max: usize },
     /// SET_FEATURES {features:#x}: the back end does not accept them (device status {found:#x})
     FeaturesRefused { features: u64, found: u64 },
     /// the back end does not offer RESET_DEVICE (protocol feature 13): close the connection instead
@@ -50,10 +47,7 @@ pub enum FrontEndError {
     /// memory of the rings: {0}
     Table(#[from] TableError),
     /// GET_VRING_BASE: the back end replies {found:?} for virtqueue {queue}
-    Base {
-        queue: usize,
-        found: Option<VringState>,
-    },
+    Base { queue: usize, found: Option<VringState> },
     /// {what}: {source}
     System { what: &'static str, source: std::io::Error },
 }

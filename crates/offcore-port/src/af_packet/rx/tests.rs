@@ -108,7 +108,7 @@ fn tag_moves_the_checksum() {
         let expected = [&plain[..12], &tag, &plain[12..]].concat();
         assert_eq!(fixture.bytes(packet), expected);
     }
-    let asked = crate::settle::header(&burst[0]);
+    let asked = crate::offload_fallback::header(&burst[0]);
     assert_eq!(asked, NetHeader { csum_start: 38, hdr_len: 58, ..vnet });
     assert!(!burst[1].has_offload());
     fixture.cache.free_all(burst);

@@ -7,7 +7,7 @@ mod common;
 use common::tcp::{are_segments, whole};
 use common::{Worker, frame, pool};
 use offcore_mem::{BURST, Burst, Packet};
-use offcore_port::settle::settle;
+use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Accepts, Context, DropReason, TxCounters, TxQueue};
 use offcore_wire::checksum;
 use offcore_wire::virtio_net::{
@@ -65,7 +65,7 @@ impl TxQueue for Sink {
 fn send(worker: &mut Worker, sink: &mut Sink, packets: impl FnOnce(&mut Worker) -> Burst) {
     let free = worker.free_chunks();
     let mut burst = packets(worker);
-    settle(sink, &mut worker.ctx(), &mut burst);
+    fall_back(sink, &mut worker.ctx(), &mut burst);
     sink.tx(&mut worker.ctx(), &mut burst);
     sink.counters.drop_all(DropReason::Full, &mut burst, &mut worker.cache);
     assert_eq!(worker.free_chunks(), free);
@@ -84,7 +84,7 @@ fn plain_packets_are_left_alone() {
     let mut burst: Burst = (0..40u8).map(|n| worker.packet(&[n; 60])).collect();
     let before: Vec<_> = burst.iter().map(|packet| (packet.chunk(), packet.data())).collect();
     let mut sink = Sink::new(NONE, false);
-    settle(&mut sink, &mut worker.ctx(), &mut burst);
+    fall_back(&mut sink, &mut worker.ctx(), &mut burst);
     assert!(burst.iter().map(|packet| (packet.chunk(), packet.data())).eq(before));
     assert_eq!(sink.calls, 0);
     worker.free(&mut burst);

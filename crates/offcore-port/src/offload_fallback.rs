@@ -1,4 +1,4 @@
-//! Packets that are more than the other side takes, made into ones that it does.
+//! The software offload fallback: packets that are more than the other side takes, made into ones that it does.
 //!
 //! A guest or the kernel may leave checksums open, hand over TCP packets of 64 KiB to be segmented, and send packets
 //! that take several buffers. To a port that can do as much they go as they are. For any other port the core does here
@@ -40,28 +40,28 @@ impl Accepts {
 /// Leaves in `burst` only packets that `tx` takes, made of those that were there, in their order. When they become more
 /// than a burst holds, the first are sent. Those that nothing can be made of, and those that would become more than 256
 /// segments, are dropped and counted with `tx`.
-pub fn settle(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
+pub fn fall_back(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
     let accepts = tx.accepts();
     if burst.iter().all(|packet| accepts.takes(packet)) {
         return;
     }
-    settle_slowly(accepts, tx, ctx, burst);
+    fall_back_slowly(accepts, tx, ctx, burst);
 }
 
 #[cold]
-fn settle_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
+fn fall_back_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
     let packets = std::mem::take(burst);
     let mut out = Out { tx, burst };
     for packet in packets {
-        match settled(accepts, packet, ctx.cache) {
-            Settled::Packet(packet) => out.push(packet, ctx),
-            Settled::Segment(packet) => {
+        match fallback_for(accepts, packet, ctx.cache) {
+            Fallback::Packet(packet) => out.push(packet, ctx),
+            Fallback::Segment(packet) => {
                 if let Err((reason, packets)) = segment(accepts, &packet, ctx, &mut out) {
                     out.tx.counters().drop(reason, packets);
                 }
                 ctx.cache.free(packet);
             }
-            Settled::Drop(packet, reason) => {
+            Fallback::Drop(packet, reason) => {
                 out.tx.counters().drop(reason, 1);
                 ctx.cache.free(packet);
             }
@@ -79,7 +79,7 @@ pub(crate) fn header(packet: &Packet) -> NetHeader {
 }
 
 /// What becomes of a packet.
-enum Settled {
+enum Fallback {
     /// It can be sent.
     Packet(Packet),
     /// It is to be segmented.
@@ -88,9 +88,9 @@ enum Settled {
     Drop(Packet, DropReason),
 }
 
-fn settled(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Settled {
+fn fallback_for(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Fallback {
     if accepts.takes(&packet) {
-        return Settled::Packet(packet);
+        return Fallback::Packet(packet);
     }
     let pool = cache.pool();
     let header = header(&packet);
@@ -98,27 +98,27 @@ fn settled(accepts: Accepts, mut packet: Packet, cache: &mut PoolCache) -> Settl
     let joined = packet.is_segmented() && !accepts.segments;
     let allowed = accepts.offloads.allows(&header);
     if header.is_gso() && (!allowed || joined && !fits) {
-        return Settled::Segment(packet);
+        return Fallback::Segment(packet);
     }
     if joined && !fits {
-        return Settled::Drop(packet, DropReason::TooBig);
+        return Fallback::Drop(packet, DropReason::TooBig);
     }
     if !allowed {
         let parts = pool.segments_mut(&mut packet);
         if checksum::complete_parts(parts, header.csum_start, header.csum_offset).is_err() {
-            return Settled::Drop(packet, DropReason::Malformed);
+            return Fallback::Drop(packet, DropReason::Malformed);
         }
         packet.set_offload(false);
     }
     if !joined {
-        return Settled::Packet(packet);
+        return Fallback::Packet(packet);
     }
     match join(&packet, cache) {
         Some(one) => {
             cache.free(packet);
-            Settled::Packet(one)
+            Fallback::Packet(one)
         }
-        None => Settled::Drop(packet, DropReason::NoBuffer),
+        None => Fallback::Drop(packet, DropReason::NoBuffer),
     }
 }
 
@@ -176,7 +176,7 @@ fn reason(error: GsoError) -> DropReason {
     }
 }
 
-/// Where settled packets go: the burst, and from there, when it is full, to the queue.
+/// Where packets that can be sent go: the burst, and from there, when it is full, to the queue.
 struct Out<'a> {
     tx: &'a mut dyn TxQueue,
     burst: &'a mut Burst,
