@@ -10,7 +10,6 @@ pub(super) const HEADING: &str =
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kernel {
     name: String,
-    /// Registers of a thread.
     registers: u32,
     /// Bytes of shared memory of a block, without what a launch adds.
     shared: u32,

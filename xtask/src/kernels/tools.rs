@@ -41,11 +41,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Programs and libraries, by path.
 #[derive(Debug)]
 pub(super) struct Tools {
-    /// A Python of its own.
     pub(super) python: PathBuf,
     /// The library libnvrtc.
     pub(super) nvrtc: PathBuf,
-    /// The program ptxas.
     pub(super) ptxas: PathBuf,
 }
 

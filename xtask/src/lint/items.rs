@@ -1,0 +1,118 @@
+//! Public items are documented: what rustc's `missing_docs` asks for, but for fields, variants and associated constants, whose
+//! names may say it; and
+//! every file says what it is for.
+
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Visibility};
+
+use super::Finding;
+use super::source::Source;
+
+/// Checks one parsed file of a library or of the binary.
+pub(super) fn check(source: &Source, file: &syn::File) -> Vec<Finding> {
+    let mut items = Items { source, findings: Vec::new() };
+    items.need_docs("the file", &file.attrs, 1);
+    items.visit_file(file);
+    items.findings
+}
+
+/// Whether an item is compiled for tests only.
+pub(super) fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.parse_args::<syn::Meta>().is_ok_and(|meta| meta.path().is_ident("test"))
+    })
+}
+
+struct Items<'a> {
+    source: &'a Source,
+    findings: Vec<Finding>,
+}
+
+impl Items<'_> {
+    fn need_docs(&mut self, name: &str, attributes: &[Attribute], line: usize) {
+        if !attributes.iter().any(|attribute| attribute.path().is_ident("doc")) {
+            let text = format!("{name} has no documentation: say what it is for");
+            self.findings.push(Finding { path: self.source.path.clone(), line, text });
+        }
+    }
+
+    fn public(&mut self, visibility: &Visibility, name: &syn::Ident, attributes: &[Attribute]) {
+        if matches!(visibility, Visibility::Public(_)) {
+            self.need_docs(&name.to_string(), attributes, name.span().start().line);
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Items<'_> {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.public(&item.vis, &item.sig.ident, &item.attrs);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.public(&item.vis, &item.ident, &item.attrs);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.public(&item.vis, &item.ident, &item.attrs);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.public(&item.vis, &item.ident, &item.attrs);
+        for member in &item.items {
+            if let syn::TraitItem::Fn(function) = member {
+                self.public(&item.vis, &function.sig.ident, &function.attrs);
+            }
+        }
+    }
+
+    fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
+        self.public(&item.vis, &item.ident, &item.attrs);
+    }
+
+    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
+        self.public(&item.vis, &item.ident, &item.attrs);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if is_test(&item.attrs) {
+            return;
+        }
+        for member in &item.items {
+            if let syn::ImplItem::Fn(function) = member {
+                self.public(&function.vis, &function.sig.ident, &function.attrs);
+            }
+        }
+    }
+
+    fn visit_item_macro(&mut self, item: &'ast syn::ItemMacro) {
+        let exported = item.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export"));
+        if let (true, Some(name)) = (exported, &item.ident) {
+            self.need_docs(&name.to_string(), &item.attrs, item.span().start().line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_items_without_docs_are_found() {
+        let text = "//! A file.\npub fn a() {}\n/// B.\npub struct B { pub c: u8 }\nimpl B {\n    pub fn d() {}\n    fn e() {}\n}\n\
+                    /// F.\npub enum F {\n    G,\n}\npub fn h() {}\npub(crate) fn i() {}\n#[cfg(test)]\nmod tests {\n    pub fn j() {}\n}\n";
+        let lines = |text: &str| -> Vec<usize> {
+            let findings = check(&Source::new("a.rs".into(), text), &syn::parse_file(text).unwrap());
+            findings.iter().map(|finding| finding.line).collect()
+        };
+        assert_eq!(lines(text), [2, 6, 13]);
+        assert_eq!(lines("fn a() {}\n"), [1]);
+    }
+}
