@@ -211,14 +211,98 @@ impl Side {
     }
 }
 
-/// Two guests' story. Counts the packets that went in one copy, and those that took the ordinary way.
-fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
-    let mut dice = SplitMix::new(seed);
-    let mut sides = [Side::new(&mut dice, false), Side::new(&mut dice, true)];
+/// The way from one guest to the other, as a worker goes it.
+struct Forwarding<'a> {
+    dequeue: Dequeue,
+    enqueue: Enqueue,
+    pair: Pair,
+    /// Packets that went in one copy, and those that took the ordinary way.
+    ways: &'a mut [usize; 2],
+}
+
+impl Forwarding<'_> {
+    fn round(&mut self, worker: &mut Worker, burst_size: usize) {
+        let Self { dequeue, enqueue, pair, ways } = self;
+        let mut ctx = worker.ctx();
+        ctx.burst = burst_size;
+        ctx.mover.poll(ctx.clock);
+        let mut burst = Burst::new();
+        let forwarded = pair.forward(&mut ctx, dequeue, enqueue, |frame| frame[..12].rotate_left(6));
+        ways[0] += forwarded.packets;
+        match forwarded.next {
+            Next::Nothing => return,
+            Next::Ordinary => drop(dequeue.try_dequeue(&mut ctx, &mut burst)),
+            Next::Finish => drop(dequeue.drain(&mut ctx, &mut burst)),
+        }
+        ways[1] += burst.len();
+        enqueue.submit(&mut ctx, &mut burst);
+        ctx.cache.free_all(burst.drain(..));
+        enqueue.poll_completed(&mut ctx);
+    }
+
+    /// Takes nothing new; returns the packets in flight.
+    fn drain(&mut self, worker: &mut Worker) -> usize {
+        let Self { dequeue, enqueue, pair, .. } = self;
+        let mut ctx = worker.ctx();
+        ctx.burst = 64;
+        ctx.mover.poll(ctx.clock);
+        let mut burst = Burst::new();
+        let (_, left) = pair.drain(&mut ctx, dequeue, enqueue);
+        dequeue.drain(&mut ctx, &mut burst);
+        enqueue.submit(&mut ctx, &mut burst);
+        ctx.cache.free_all(burst.drain(..));
+        enqueue.poll_completed(&mut ctx);
+        left + dequeue.in_flight(ctx.mover) + enqueue.in_flight(ctx.mover)
+    }
+
+    /// Goes on until a stop of `side` has been followed.
+    fn stop(&mut self, worker: &mut Worker, stepper: &mut Stepper, side: &Side, seed: u64) {
+        side.cell.publish(|wanted| wanted.vring = None);
+        for turn in 0.. {
+            stepper.step();
+            self.round(worker, 64);
+            if side.cell.wait(Duration::ZERO).is_ok() {
+                break;
+            }
+            assert!(turn < 100_000, "seed {seed}: a stop is not followed");
+            std::hint::spin_loop();
+        }
+        check_stopped(seed, side);
+    }
+
+    /// Ends with nothing in flight, and every packet buffer back in the pool.
+    fn end(mut self, mut worker: Worker, stepper: &mut Stepper, sides: &[Side; 2], seed: u64) {
+        for turn in 0.. {
+            stepper.step();
+            if self.drain(&mut worker) == 0 {
+                break;
+            }
+            assert!(turn < 1_000_000, "seed {seed}: packets in flight do not arrive");
+        }
+        for side in sides {
+            assert_eq!(side.guest.memory.in_flight(), 0, "seed {seed}");
+            side.cell.publish(|wanted| wanted.vring = None);
+        }
+        self.drain(&mut worker);
+        self.drain(&mut worker);
+        for side in sides {
+            side.cell.wait(Duration::ZERO).unwrap();
+            check_stopped(seed, side);
+        }
+        let mut ctx = worker.ctx();
+        assert!(self.dequeue.close(&mut ctx) && self.enqueue.close(&mut ctx), "seed {seed}");
+        let all: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
+        assert_eq!(all.len(), CHUNKS, "seed {seed}: packet buffers are missing");
+        worker.cache.free_all(all);
+    }
+}
+
+/// A worker with an engine that is stepped and one that fails, and what queues can be bound to.
+fn worker(pool: &'static Pool, dice: &mut SplitMix, seed: u64) -> (Worker, Stepper, [Binding; 4]) {
     let mut worker = Worker::new();
     worker.cache = pool.cache();
     worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
-    let (device, mut stepper): (_, Stepper) = CoreDevice::stepped();
+    let (device, stepper): (_, Stepper) = CoreDevice::stepped();
     let helper = worker.mover.add_channel(device.open_channel(1 << (2 + dice.below(7))).unwrap());
     let faults = Faults {
         seed,
@@ -240,40 +324,24 @@ fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
         Binding::new(Mode::Offload, vec![faulty]),
         Binding::new(Mode::Auto, vec![helper, faulty]),
     ];
+    (worker, stepper, bindings)
+}
+
+/// Two guests' story. Counts the packets that went each way.
+fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
+    let mut dice = SplitMix::new(seed);
+    let mut sides = [Side::new(&mut dice, false), Side::new(&mut dice, true)];
+    let (mut worker, mut stepper, bindings) = worker(pool, &mut dice, seed);
     let pick = |dice: &mut SplitMix| bindings[dice.below(4) as usize].clone();
     for side in &mut sides {
         let binding = pick(&mut dice);
         side.start(&binding, true);
     }
-    let mut dequeue = Dequeue::attach(&sides[0].cell, &mut worker.mover).unwrap();
-    let mut enqueue = Enqueue::attach(&sides[1].cell, &mut worker.mover).unwrap();
-    let mut pair = Pair::new(&mut worker.mover);
-    let mut round = |worker: &mut Worker, drain: bool, burst_size: usize| -> usize {
-        let mut ctx = worker.ctx();
-        ctx.burst = burst_size;
-        ctx.mover.poll(ctx.clock);
-        let mut burst = Burst::new();
-        if drain {
-            let (_, left) = pair.drain(&mut ctx, &mut dequeue, &mut enqueue);
-            dequeue.drain(&mut ctx, &mut burst);
-            enqueue.submit(&mut ctx, &mut burst);
-            ctx.cache.free_all(burst.drain(..));
-            enqueue.poll_completed(&mut ctx);
-            return left + dequeue.in_flight(ctx.mover) + enqueue.in_flight(ctx.mover);
-        }
-        let forwarded =
-            pair.forward(&mut ctx, &mut dequeue, &mut enqueue, |frame| frame[..12].rotate_left(6));
-        ways[0] += forwarded.packets;
-        match forwarded.next {
-            Next::Nothing => return 0,
-            Next::Ordinary => drop(dequeue.try_dequeue(&mut ctx, &mut burst)),
-            Next::Finish => drop(dequeue.drain(&mut ctx, &mut burst)),
-        }
-        ways[1] += burst.len();
-        enqueue.submit(&mut ctx, &mut burst);
-        ctx.cache.free_all(burst.drain(..));
-        enqueue.poll_completed(&mut ctx);
-        0
+    let mut forwarding = Forwarding {
+        dequeue: Dequeue::attach(&sides[0].cell, &mut worker.mover).unwrap(),
+        enqueue: Enqueue::attach(&sides[1].cell, &mut worker.mover).unwrap(),
+        pair: Pair::new(&mut worker.mover),
+        ways,
     };
     for _ in 0..steps {
         let which = dice.below(2) as usize;
@@ -282,7 +350,7 @@ fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
             6..12 => sides[1].offer(&mut dice),
             12..16 => {
                 let burst = if dice.below(3) == 0 { 1 + dice.below(64) as usize } else { 64 };
-                round(&mut worker, false, burst);
+                forwarding.round(&mut worker, burst);
             }
             16..18 => {
                 stepper.step();
@@ -299,48 +367,16 @@ fn play(pool: &'static Pool, seed: u64, steps: usize, ways: &mut [usize; 2]) {
                 sides[which].cell.publish(|wanted| wanted.binding = binding);
             }
             _ if dice.below(4) == 0 => {
-                // Stopped and, later, begun anew.
-                sides[which].cell.publish(|wanted| wanted.vring = None);
-                for turn in 0.. {
-                    stepper.step();
-                    round(&mut worker, false, 64);
-                    if sides[which].cell.wait(Duration::ZERO).is_ok() {
-                        break;
-                    }
-                    assert!(turn < 100_000, "seed {seed}: a stop is not followed");
-                    std::hint::spin_loop();
-                }
-                check_stopped(seed, &sides[which]);
+                forwarding.stop(&mut worker, &mut stepper, &sides[which], seed);
                 let (binding, enabled) = (pick(&mut dice), dice.below(8) > 0);
                 sides[which].start(&binding, enabled);
-                round(&mut worker, false, 64);
+                forwarding.round(&mut worker, 64);
                 sides[which].cell.wait(Duration::ZERO).unwrap();
             }
             _ => {}
         }
     }
-    for turn in 0.. {
-        stepper.step();
-        if round(&mut worker, true, 64) == 0 {
-            break;
-        }
-        assert!(turn < 1_000_000, "seed {seed}: packets in flight do not arrive");
-    }
-    for side in &sides {
-        assert_eq!(side.guest.memory.in_flight(), 0, "seed {seed}");
-        side.cell.publish(|wanted| wanted.vring = None);
-    }
-    round(&mut worker, true, 64);
-    round(&mut worker, true, 64);
-    for side in &sides {
-        side.cell.wait(Duration::ZERO).unwrap();
-        check_stopped(seed, side);
-    }
-    let mut ctx = worker.ctx();
-    assert!(dequeue.close(&mut ctx) && enqueue.close(&mut ctx), "seed {seed}");
-    let all: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
-    assert_eq!(all.len(), CHUNKS, "seed {seed}: packet buffers are missing");
-    worker.cache.free_all(all);
+    forwarding.end(worker, &mut stepper, &sides, seed);
 }
 
 /// Every chain that was taken is back.

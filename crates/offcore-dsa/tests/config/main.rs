@@ -90,20 +90,21 @@ fn names_that_are_none_are_answered_with_those_that_are() {
     assert_eq!(text, "-w 9: dsa1 allows 1 to 8");
 }
 
-/// What breaks each rule, and nothing but it.
+fn with(change: fn(&mut DeviceConfig)) -> DeviceConfig {
+    let mut config = vhost();
+    change(&mut config);
+    config
+}
+
+fn wq(change: fn(&mut WqConfig)) -> DeviceConfig {
+    let mut config = vhost();
+    change(&mut config.wqs[0]);
+    config
+}
+
+/// What breaks each rule about devices and groups, and nothing but it.
 fn breakers() -> Vec<(Rule, Capabilities, DeviceConfig)> {
-    let spr = Capabilities::spr;
-    let with = |change: fn(&mut DeviceConfig)| {
-        let mut config = vhost();
-        change(&mut config);
-        config
-    };
-    let wq = |change: fn(&mut WqConfig)| {
-        let mut config = vhost();
-        change(&mut config.wqs[0]);
-        config
-    };
-    let dsa2 = Capabilities::dsa2;
+    let (spr, dsa2) = (Capabilities::spr, Capabilities::dsa2);
     vec![
         (Rule::Numbers, Capabilities { engines: 2, ..spr() }, vhost()),
         (Rule::TotalWqSize, spr(), wq(|wq| wq.size = 65)),
@@ -147,6 +148,13 @@ fn breakers() -> Vec<(Rule, Capabilities, DeviceConfig)> {
         (Rule::TrafficClass, spr(), with(|config| config.groups[0].traffic_class_b = Some(8))),
         (Rule::ProgressLimit, dsa2(), with(|config| config.groups[0].desc_progress_limit = 4)),
         (Rule::ProgressLimit, spr(), with(|config| config.groups[0].batch_progress_limit = 1)),
+    ]
+}
+
+/// The same for rules about work queues.
+fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
+    let (spr, dsa2) = (Capabilities::spr, Capabilities::dsa2);
+    vec![
         (Rule::WqSizeNonZero, spr(), with(|config| config.wqs[5].label = "app".into())),
         (Rule::WqPriority, spr(), wq(|wq| wq.priority = 0)),
         (Rule::WqPriority, spr(), wq(|wq| wq.priority = 16)),
@@ -203,7 +211,7 @@ fn breakers() -> Vec<(Rule, Capabilities, DeviceConfig)> {
 #[test]
 fn each_rule_is_found_alone_and_named_with_what_was_found_and_what_is_allowed() {
     let mut seen = Vec::new();
-    for (rule, device, config) in breakers() {
+    for (rule, device, config) in breakers().into_iter().chain(breakers_of_wqs()) {
         let broken = broken(&config, &device);
         let rules: Vec<Rule> = broken.iter().map(|broken| broken.rule).collect();
         assert_eq!(rules, [rule], "{broken:?}");
