@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
+use crate::copy::{read_capture, write_capture};
 use crate::switch::{self, Copies};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Ping];
@@ -121,9 +122,6 @@ fn jumbo_frames_pass() {
     switch::stop(offcore).assert_only_drops(&[]);
 }
 
-/// The header of a capture file in microseconds, little-endian.
-const FILE: [u8; 24] = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
-
 /// Frames of all lengths, some with a VLAN tag, some with two.
 fn frames() -> Vec<Vec<u8>> {
     let frame = |n: usize| {
@@ -141,27 +139,10 @@ fn frames() -> Vec<Vec<u8>> {
     (0..500).map(frame).collect()
 }
 
-fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut file = FILE.to_vec();
-    for frame in frames {
-        let len = (frame.len() as u32).to_le_bytes();
-        file.extend([[1, 0, 0, 0], [2, 0, 0, 0], len, len].concat());
-        file.extend(frame);
-    }
-    file
-}
-
 /// The test's frames in a capture file: what else was on the line is left out.
-fn frames_of(file: &[u8]) -> Vec<Vec<u8>> {
-    let (mut frames, mut rest) = (Vec::new(), file.get(24..).unwrap_or_default());
-    while rest.len() >= 16 {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        let Some(frame) = rest.get(16..16 + len) else { break };
-        if frame.starts_with(&[2, 0, 0, 0, 0, 9]) {
-            frames.push(frame.to_vec());
-        }
-        rest = &rest[16 + len..];
-    }
+fn frames_of(file: String) -> Vec<Vec<u8>> {
+    let mut frames = read_capture(file.as_ref());
+    frames.retain(|frame| frame.starts_with(&[2, 0, 0, 0, 0, 9]));
     frames
 }
 
@@ -172,7 +153,7 @@ fn frames_arrive_tags_included() {
     let dir = TempDir::new().unwrap();
     let frames = frames();
     let file = |name: &str| dir.file(name).display().to_string();
-    fs::write(file("in"), capture(&frames)).unwrap();
+    write_capture(file("in").as_ref(), &frames);
     let netns = Netns::new().unwrap();
     netns.veth("left", &netns, "right").unwrap();
     for end in ["left", "right"] {
@@ -187,11 +168,11 @@ fn frames_arrive_tags_included() {
     let mut offcore = start_in(&netns, &ports, &[]);
     switch::wait_for_packets(&mut offcore, 3, "tx", frames.len() as u64);
     let report = switch::stop(offcore);
-    wait_until("tcpdump has written", || frames_of(&fs::read(file("seen")).unwrap()).len() >= frames.len());
+    wait_until("tcpdump has written", || frames_of(file("seen")).len() >= frames.len());
     tcpdump.kill().unwrap();
     tcpdump.wait().unwrap();
     for name in ["out", "seen"] {
-        let found = frames_of(&fs::read(file(name)).unwrap());
+        let found = frames_of(file(name));
         let differing = found.iter().zip(&frames).position(|(a, b)| a != b);
         assert_eq!((found.len(), differing), (frames.len(), None), "{name}: {report}");
     }

@@ -123,33 +123,28 @@ fn million_packets_over_a_failing_device() {
     assert!(sum(&report, "channels", "failed") > 0, "{report}");
 }
 
-/// A capture of frames of many lengths, written as libpcap does.
+/// The header of a capture file in microseconds, little-endian, of frames up to 256 KiB.
+const FILE: [u8; 24] = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+
+/// A capture of frames, written as libpcap does.
 pub(crate) fn write_capture(path: &Path, frames: &[Vec<u8>]) {
-    let mut file: Vec<u8> = Vec::new();
-    file.extend(0xa1b2_c3d4u32.to_le_bytes());
-    file.extend(2u16.to_le_bytes());
-    file.extend(4u16.to_le_bytes());
-    file.extend([0; 8]);
-    file.extend(65_535u32.to_le_bytes());
-    file.extend(1u32.to_le_bytes());
+    let mut file = FILE.to_vec();
     for (number, frame) in frames.iter().enumerate() {
-        file.extend((number as u32).to_le_bytes());
-        file.extend(0u32.to_le_bytes());
-        file.extend((frame.len() as u32).to_le_bytes());
-        file.extend((frame.len() as u32).to_le_bytes());
+        let len = frame.len() as u32;
+        file.extend([number as u32, 0, len, len].map(u32::to_le_bytes).concat());
         file.extend(frame);
     }
     std::fs::write(path, file).unwrap();
 }
 
-/// The frames of a capture.
+/// The frames of a capture, each of which is there as a whole but the last, which may still be written.
 pub(crate) fn read_capture(path: &Path) -> Vec<Vec<u8>> {
     let file = std::fs::read(path).unwrap();
-    let mut rest = &file[24..];
-    let mut frames = Vec::new();
+    let (mut frames, mut rest) = (Vec::new(), file.get(24..).unwrap_or_default());
     while let Some((header, after)) = rest.split_at_checked(16) {
-        let len = u32::from_le_bytes(*header[8..].first_chunk().unwrap()) as usize;
-        let (frame, after) = after.split_at(len);
+        let [len, on_the_line] = [8, 12].map(|at| u32::from_le_bytes(*header[at..].first_chunk().unwrap()));
+        assert_eq!(len, on_the_line, "frame {} was cut", frames.len());
+        let Some((frame, after)) = after.split_at_checked(len as usize) else { break };
         frames.push(frame.to_vec());
         rest = after;
     }

@@ -1,11 +1,8 @@
 //! Capture files of long frames: what is read comes out byte for byte where it is written.
 
-use std::fs;
-
 use super::*;
+use crate::copy::{read_capture, write_capture};
 
-/// The header of a capture file in microseconds, little-endian, of frames up to 256 KiB.
-const FILE: [u8; 24] = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
 /// Lengths of frames without FCS.
 const LENGTHS: [usize; 9] = [14, 60, 1514, 1792, 1793, 9014, 9216, 40_000, 65_549];
 
@@ -13,28 +10,6 @@ fn frame(n: usize) -> Vec<u8> {
     let len = LENGTHS[n % LENGTHS.len()];
     // No two frames are the same, and none has a shorter period than its own length.
     (0..len).map(|i| (i * 7 + i / 256 + n * 3) as u8).collect()
-}
-
-fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut file = FILE.to_vec();
-    for frame in frames {
-        let len = (frame.len() as u32).to_le_bytes();
-        file.extend([[1, 0, 0, 0], [2, 0, 0, 0], len, len].concat());
-        file.extend(frame);
-    }
-    file
-}
-
-/// The frames of a file, each of which must be there as a whole.
-fn frames_of(file: &[u8]) -> Vec<Vec<u8>> {
-    let (mut frames, mut rest) = (Vec::new(), &file[24..]);
-    while !rest.is_empty() {
-        let len = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().unwrap()) as usize;
-        assert_eq!(len(8), len(12), "frame {} was cut", frames.len());
-        frames.push(rest[16..16 + len(8)].to_vec());
-        rest = &rest[16 + len(8)..];
-    }
-    frames
 }
 
 fn assert_same(found: &[Vec<u8>], expected: &[Vec<u8>], what: &str) {
@@ -50,14 +25,14 @@ fn frames_of_every_length_from_file_to_file() {
     let mut frames: Vec<_> = (0..200).map(frame).collect();
     frames.extend([vec![7; 100_000], vec![8; 262_144]]);
     let [input, output] = ["in.pcap", "out.pcap"].map(|name| dir.file(name).display().to_string());
-    fs::write(&input, capture(&frames)).unwrap();
+    write_capture(input.as_ref(), &frames);
     for buffers in ["2048", "32768"] {
         let more = ["--mbuf-size", buffers, "--until-idle"];
         let ports = [format!("pcap:{input}"), format!("pcap:-,{output}")];
         let offcore = switch::start(&ports.each_ref().map(String::as_str), Copies::Core, 1, &more);
         let finished = offcore.wait().unwrap();
         assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
-        assert_same(&frames_of(&fs::read(&output).unwrap()), &frames, buffers);
+        assert_same(&read_capture(output.as_ref()), &frames, buffers);
     }
 }
 
@@ -70,7 +45,7 @@ fn frames_from_file_to_file_over_every_pair() {
         let dir = TempDir::new().unwrap();
         let frames: Vec<_> = (0..2000).map(frame).filter(|f| f.len() <= pair.longest as usize - 4).collect();
         let [input, output] = ["in.pcap", "out.pcap"].map(|name| dir.file(name).display().to_string());
-        fs::write(&input, capture(&frames)).unwrap();
+        write_capture(input.as_ref(), &frames);
         let [first, second] = pair.ports(&dir);
         let mut reads = switch_of(1, [&first, &format!("pcap:-,{output}")]);
         reads.wait_for("a report", |line| line.json.is_some()).unwrap();
@@ -86,6 +61,6 @@ fn frames_from_file_to_file_over_every_pair() {
         switch::wait_for_packets(&mut reads, 1, "tx", count - lost as u64);
         switch::stop(writes);
         switch::stop(reads).assert_only_drops(&[]);
-        assert_same(&frames_of(&fs::read(&output).unwrap()), &frames[lost..], pair.name);
+        assert_same(&read_capture(output.as_ref()), &frames[lost..], pair.name);
     }
 }
