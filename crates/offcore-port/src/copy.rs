@@ -12,6 +12,7 @@
 
 mod pieces;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use offcore_dma::mover::Plan;
@@ -211,53 +212,25 @@ impl Pending {
         clock: &mut StageClock,
         burst: &mut Burst,
     ) -> Gathered {
-        let Self { pool, waiting, min_copy, at_least, batch: most, .. } = self;
-        let most = waiting.len().min(*most).min(batch.packets()).min(match IMMEDIATE {
+        let most = self.waiting.len().min(self.batch).min(batch.packets()).min(match IMMEDIATE {
             true => burst.remaining_capacity(),
             false => BURST,
         });
-        let size = pool.chunk_size();
         let (mut taken, mut bytes) = (0, 0);
-        let mut gathered = None;
-        for source in &waiting[..most] {
+        let gathered = loop {
+            let singles = self.singles(taken..most, &mut batch, cache, burst);
+            (taken, bytes) = (taken + singles.0, bytes + singles.1);
             // Short packets of several buffers fill the core's list before there are as many packets.
-            if batch.room() == 0 {
-                break;
+            if taken == most || batch.room() == 0 {
+                break None;
             }
-            let len = source.len();
-            let (copy, short) = if source.is_plain() {
-                let offset = source.headroom();
-                let Some(copy) = cache.take_sized(offset, len) else {
-                    gathered = Some(Gathered::Starved);
-                    break;
-                };
-                let bytes_of_it = len.max((*at_least).min(size - offset));
-                batch.copy(source.data().as_ptr(), copy.data().as_ptr(), bytes_of_it as u32);
-                bytes += bytes_of_it;
-                (copy, len < *min_copy)
-            } else {
-                match pieces::copy(source, cache, &mut batch) {
-                    Ok((copy, total)) => {
-                        bytes += total;
-                        (copy, *min_copy > 0 && pool.total_len(source) < *min_copy)
-                    }
-                    Err(NoCopy::Starved) => {
-                        gathered = Some(Gathered::Starved);
-                        break;
-                    }
-                    Err(NoCopy::ListFull) => {
-                        if taken == 0 {
-                            gathered = Some(Gathered::NoRoom);
-                        }
-                        break;
-                    }
-                }
-            };
-            taken += 1;
-            let packet = InFlight { source: None, copy: Some(copy) };
-            let entered = if short { batch.enter_by_core(packet) } else { batch.enter(packet) };
-            burst.extend(entered.and_then(|packet| packet.copy));
-        }
+            match self.packet(taken, &mut batch, cache, burst) {
+                Ok(len) => (taken, bytes) = (taken + 1, bytes + len),
+                Err(NoCopy::Starved) => break Some(Gathered::Starved),
+                Err(NoCopy::ListFull) => break (taken == 0).then_some(Gathered::NoRoom),
+            }
+        };
+        let waiting = &mut self.waiting;
         let complete = batch.has_copies_of_the_core();
         if taken > 0 {
             if !IMMEDIATE {
@@ -277,6 +250,66 @@ impl Pending {
             self.stats.counter(1).add(bytes as u64);
         }
         gathered.unwrap_or(Gathered::Some { complete })
+    }
+
+    /// Adds packets of one buffer that an engine may copy, nearly all, until one comes that is none; their number and
+    /// bytes.
+    #[inline(always)]
+    fn singles<const IMMEDIATE: bool>(
+        &self,
+        packets: Range<usize>,
+        batch: &mut Batch<'_, InFlight, IMMEDIATE>,
+        cache: &mut PoolCache,
+        burst: &mut Burst,
+    ) -> (usize, usize) {
+        let size = self.pool.chunk_size();
+        let room = batch.room();
+        let mut list = batch.singles();
+        let (mut run, mut bytes) = (0, 0);
+        for source in self.waiting[packets].iter().take(room) {
+            let len = source.len();
+            if !source.is_plain() || len < self.min_copy {
+                break;
+            }
+            let offset = source.headroom();
+            let Some(copy) = cache.take_sized(offset, len) else { break };
+            let bytes_of_it = len.max(self.at_least.min(size - offset));
+            // SAFETY: no more are entered than there is room for.
+            match unsafe { list.enter(source.data().as_ptr(), copy.data().as_ptr(), bytes_of_it as u32) } {
+                None => burst.push(copy),
+                Some(holder) => holder.copy = Some(copy),
+            }
+            bytes += bytes_of_it;
+            run += 1;
+        }
+        list.finish();
+        (run, bytes)
+    }
+
+    /// Adds any packet, number `index` of those that wait; its bytes.
+    fn packet<const IMMEDIATE: bool>(
+        &self,
+        index: usize,
+        batch: &mut Batch<'_, InFlight, IMMEDIATE>,
+        cache: &mut PoolCache,
+        burst: &mut Burst,
+    ) -> Result<usize, NoCopy> {
+        let source = &self.waiting[index];
+        let len = source.len();
+        let (copy, bytes) = if source.is_plain() {
+            let offset = source.headroom();
+            let copy = cache.take_sized(offset, len).ok_or(NoCopy::Starved)?;
+            let bytes = len.max(self.at_least.min(self.pool.chunk_size() - offset));
+            batch.copy(source.data().as_ptr(), copy.data().as_ptr(), bytes as u32);
+            (copy, bytes)
+        } else {
+            pieces::copy(source, cache, batch)?
+        };
+        let packet = InFlight { source: None, copy: Some(copy) };
+        let short = self.min_copy > 0 && self.pool.total_len(source) < self.min_copy;
+        let entered = if short { batch.enter_by_core(packet) } else { batch.enter(packet) };
+        burst.extend(entered.and_then(|packet| packet.copy));
+        Ok(bytes)
     }
 
     /// Drops what was received and is longer than allowed.
