@@ -130,20 +130,20 @@ impl SharedChannel {
     pub fn handle_of_weight(&self, weight: u16) -> SharedHandle {
         let mut state = self.shared.lock();
         let reports = VecDeque::with_capacity(state.entries.len());
-        let own = HandleState {
+        let fresh = HandleState {
             taken: true,
             weight: usize::from(weight.max(1)),
             reports,
             ..HandleState::default()
         };
-        let free = state.handles.iter().position(|own| !own.taken && own.held == 0);
+        let free = state.handles.iter().position(|handle| !handle.taken && handle.held == 0);
         let index = match free {
             Some(free) => {
-                state.handles[free] = own;
+                state.handles[free] = fresh;
                 free
             }
             None => {
-                state.handles.push(own);
+                state.handles.push(fresh);
                 state.handles.len() - 1
             }
         };
@@ -177,12 +177,13 @@ impl State {
 
     /// Operations that handle `index` may have in the channel.
     fn share(&self, index: usize, ring_size: usize) -> usize {
-        let states = self.handles.iter().enumerate().filter(|(other, own)| *other != index && own.taken);
+        let handles = self.handles.iter().enumerate();
+        let others_taken = handles.filter(|(other, handle)| *other != index && handle.taken);
         let (mut others, mut weights) = (0, 0);
-        for (_, own) in states {
-            let active = own.held > 0 || own.last > 0 && own.last + IDLE_AFTER > self.submissions;
+        for (_, handle) in others_taken {
+            let active = handle.held > 0 || handle.last > 0 && handle.last + IDLE_AFTER > self.submissions;
             others += 1;
-            weights += if active { own.weight } else { 0 };
+            weights += if active { handle.weight } else { 0 };
         }
         let weight = self.handles[index].weight;
         match (others, weights) {
@@ -214,12 +215,12 @@ impl State {
     fn report(&mut self, index: u32, failed: Option<(Failure, u32)>) {
         let entry = &mut self.entries[index as usize];
         entry.held = false;
-        let own = &mut self.handles[entry.handle];
-        own.held -= 1;
+        let handle = &mut self.handles[entry.handle];
+        handle.held -= 1;
         if entry.taken {
             self.free.push(index);
         } else {
-            own.reports.push_back((index, failed));
+            handle.reports.push_back((index, failed));
         }
     }
 
@@ -256,9 +257,9 @@ impl SharedHandle {
 
     /// Takes the reports that are waiting for this handle, as many as fit.
     fn fetch(&mut self, state: &mut State, completions: &mut Completions) {
-        let own = &mut state.handles[self.index];
+        let handle = &mut state.handles[self.index];
         while !completions.is_full()
-            && let Some((index, failed)) = own.reports.pop_front()
+            && let Some((index, failed)) = handle.reports.pop_front()
         {
             let entry = &mut state.entries[index as usize];
             entry.live = false;
@@ -404,8 +405,8 @@ impl Drop for SharedHandle {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
         let others = |state: &State| {
-            let mut states = state.handles.iter().enumerate();
-            states.any(|(index, own)| index != self.index && own.taken)
+            let mut handles = state.handles.iter().enumerate();
+            handles.any(|(index, handle)| index != self.index && handle.taken)
         };
         for _ in 0..TIMEOUT {
             let mut state = shared.lock();

@@ -262,18 +262,14 @@ impl Pending {
         cache: &mut PoolCache,
         burst: &mut Burst,
     ) -> (usize, usize) {
-        let size = self.pool.chunk_size();
         let room = batch.room();
         let mut list = batch.singles();
         let (mut run, mut bytes) = (0, 0);
         for source in self.waiting[packets].iter().take(room) {
-            let len = source.len();
-            if !source.is_plain() || len < self.min_copy {
+            if !source.is_plain() || source.len() < self.min_copy {
                 break;
             }
-            let offset = source.headroom();
-            let Some(copy) = cache.take_sized(offset, len) else { break };
-            let bytes_of_it = len.max(self.at_least.min(size - offset));
+            let Some((copy, bytes_of_it)) = self.buffer_for(source, cache) else { break };
             // SAFETY: no more are entered than there is room for.
             match unsafe { list.enter(source.data().as_ptr(), copy.data().as_ptr(), bytes_of_it as u32) } {
                 None => burst.push(copy),
@@ -286,6 +282,14 @@ impl Pending {
         (run, bytes)
     }
 
+    /// A buffer for the copy of a packet of one, and the bytes to be copied; none when the pool has run dry.
+    #[inline(always)]
+    fn buffer_for(&self, source: &Packet, cache: &mut PoolCache) -> Option<(Packet, usize)> {
+        let (offset, len) = (source.headroom(), source.len());
+        let copy = cache.take_sized(offset, len)?;
+        Some((copy, len.max(self.at_least.min(self.pool.chunk_size() - offset))))
+    }
+
     /// Adds any packet, number `index` of those that wait; its bytes.
     fn packet<const IMMEDIATE: bool>(
         &self,
@@ -295,11 +299,8 @@ impl Pending {
         burst: &mut Burst,
     ) -> Result<usize, NoCopy> {
         let source = &self.waiting[index];
-        let len = source.len();
         let (copy, bytes) = if source.is_plain() {
-            let offset = source.headroom();
-            let copy = cache.take_sized(offset, len).ok_or(NoCopy::Starved)?;
-            let bytes = len.max(self.at_least.min(self.pool.chunk_size() - offset));
+            let (copy, bytes) = self.buffer_for(source, cache).ok_or(NoCopy::Starved)?;
             batch.copy(source.data().as_ptr(), copy.data().as_ptr(), bytes as u32);
             (copy, bytes)
         } else {
