@@ -44,12 +44,22 @@ impl<'a> Ipv4Packet<'a> {
     /// looked at: see [`Ipv4Packet::verify_checksum`].
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
+        Self::head_of(bytes, bytes.len())
+    }
+
+    /// Takes the first bytes of a packet of `len` bytes, for who has not all of it in one place: the payload is then what
+    /// of it is there.
+    ///
+    /// # Errors
+    /// As [`Ipv4Packet::new_checked`]; the header must be there as a whole.
+    #[inline]
+    pub fn head_of(bytes: &'a [u8], len: usize) -> Result<Self, WireError> {
         let Some((header, rest)) = bytes.split_first_chunk() else { return Err(too_short(bytes.len())) };
-        let lengths = Lengths::checked(header, rest.len())?;
-        // Both lengths were checked against `rest`; the empty defaults are never taken.
-        let rest = rest.get(..lengths.options + lengths.payload).unwrap_or_default();
-        let (options, payload) = rest.split_at_checked(lengths.options).unwrap_or_default();
-        Ok(Self { header, options, payload })
+        let lengths = Lengths::checked(header, len.saturating_sub(HEADER_LEN))?;
+        let Some((options, rest)) = rest.split_at_checked(lengths.options) else {
+            return Err(too_short(bytes.len()));
+        };
+        Ok(Self { header, options, payload: &rest[..lengths.payload.min(rest.len())] })
     }
 
     /// Header length with options, 20 to 60 bytes.

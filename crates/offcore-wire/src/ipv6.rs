@@ -35,6 +35,16 @@ impl<'a> Ipv6Packet<'a> {
     /// The version is not 6, or the payload length goes beyond the bytes.
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, WireError> {
+        Self::head_of(bytes, bytes.len())
+    }
+
+    /// Takes the first bytes of a packet of `len` bytes, for who has not all of it in one place: the payload is then what
+    /// of it is there.
+    ///
+    /// # Errors
+    /// As [`Ipv6Packet::new_checked`]; the header must be there as a whole.
+    #[inline]
+    pub fn head_of(bytes: &'a [u8], len: usize) -> Result<Self, WireError> {
         let layer = Layer::Ipv6;
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else {
             return Err(WireError::TooShort { layer, found: bytes.len(), needed: HEADER_LEN });
@@ -44,10 +54,11 @@ impl<'a> Ipv6Packet<'a> {
             return Err(WireError::Version { layer, found: version, expected: 6 });
         }
         let payload_len = usize::from(be16(header, field::PAYLOAD_LEN));
-        match rest.get(..payload_len) {
-            Some(payload) => Ok(Self { header, payload }),
-            None => Err(WireError::Length { layer, found: payload_len, min: 0, max: rest.len() }),
+        let max = len.saturating_sub(HEADER_LEN);
+        if payload_len > max {
+            return Err(WireError::Length { layer, found: payload_len, min: 0, max });
         }
+        Ok(Self { header, payload: &rest[..payload_len.min(rest.len())] })
     }
 
     /// Traffic class.
