@@ -27,6 +27,7 @@ use offcore_flow::Forward;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::lcore;
 
+use crate::BURST;
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::machine::{self, find_program, free_hugepage_mib};
 use crate::peer::about::feature_names;
@@ -34,11 +35,10 @@ use crate::peer::ovs;
 use crate::peer::tempdir::TempDir;
 use crate::peer::testpmd::Memory;
 use crate::progress::Progress;
-use crate::row::AboutPeer;
-use crate::row::Row;
+use crate::round_trips::{RoundTrips, WINDOW, Way};
+use crate::row::{AboutPeer, Row};
 use crate::workload::{Ring, Route};
-use back_end::{BUFFERS, BURST, BackEnd, Ours, TheirSwitch, Theirs};
-use load::{RoundTrips, WINDOW, Way};
+use back_end::{BUFFERS, BackEnd, Ours, TheirSwitch, Theirs};
 use paired::{Gathered, Schedule, Variant};
 
 /// MiB of hugepages for everything: testpmd's memory, our pool, the front ends' buffers.
@@ -308,4 +308,4 @@ fn about(process: AboutPeer, load: &RoundTrips, pages: Pages) -> AboutPeer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -25,11 +25,12 @@ use offcore_dma::Mode;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::{Histogram, lcore, tsc};
 
+use crate::BURST;
 use crate::guest::Seen;
 use crate::peer::tempdir::TempDir;
 use crate::progress::Progress;
 use crate::row::Row;
-use back_end::{BURST, BackEnd};
+use back_end::BackEnd;
 use front_end::Paced;
 
 /// Frame lengths when none are asked for.

@@ -20,6 +20,7 @@ pub mod peer;
 pub mod plot;
 pub mod predict;
 pub mod progress;
+mod round_trips;
 pub mod row;
 mod rules;
 pub mod sample;

@@ -31,7 +31,8 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::lcore;
 use offcore_wire::ethernet::FCS_LEN;
 
-use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
+use crate::BURST;
+use crate::end_to_end::back_end::{BUFFERS, Ours};
 use crate::end_to_end::paired::{Gathered, Schedule, Variant};
 use crate::machine::find_program;
 use crate::peer::netns::Netns;

@@ -24,13 +24,12 @@ use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{lcore, tsc};
 use offcore_vhost::BackendConfig;
 
+use crate::BURST;
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::ovs::Ovs;
 use crate::peer::testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig};
 use crate::sample::ClockCheck;
 
-/// Packets in a burst.
-pub(crate) const BURST: usize = 32;
 /// The peer's packet buffers: as many as ours.
 pub(crate) const BUFFERS: u32 = 8192;
 

@@ -4,7 +4,7 @@ use super::paired::{Load, SETTLE};
 use super::*;
 
 /// A back end that forwards `mode`, and a front end of frames of 64 bytes.
-pub(super) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
+pub(crate) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
     let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
     let core = lcore::available().unwrap()[0];
     let sockets = [dir.file("s")];

@@ -20,11 +20,10 @@ use offcore_stats::page::{Reader, StatsPage};
 use offcore_stats::{StageClock, lcore};
 use offcore_vhost::BackendConfig;
 
+use crate::BURST;
 use crate::copier::CHANNEL;
 use crate::guest::{PEER_MAC, PORT_MAC};
 
-/// Packets in a burst.
-pub(super) const BURST: usize = 32;
 /// The statistics that are looked at.
 const STATS: &str = "mover";
 

@@ -14,8 +14,9 @@ use offcore_port::{Port, QueueSetup};
 use offcore_stats::page::StatsPage;
 
 use super::{Cell, Direction, PortKind};
+use crate::BURST;
 use crate::end_to_end::back_end::BackEnd;
-use crate::end_to_end::back_end::{BUFFERS, BURST, Ours};
+use crate::end_to_end::back_end::{BUFFERS, Ours};
 use crate::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::netns::Netns;
 use crate::peer::testpmd::{Testpmd, TestpmdConfig};
