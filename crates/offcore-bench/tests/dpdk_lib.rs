@@ -9,12 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use offcore_bench::peer::dpdk_lib::{Burst, DpdkConfig, DpdkLib, Offer, Pages, Port, SEQUENCE_OFFSET};
+use offcore_bench::peer::dpdk_lib::{Burst, DpdkConfig, DpdkLib, Offer, Pages, Port};
 use offcore_mem::testing::TempDir;
 use offcore_stats::lcore;
 
 const MBUFS: u32 = 8192;
 const BURST: usize = 32;
+/// Where a packet's sequence number is: behind Ethernet (14), IPv4 (20) and UDP (8), 8 bytes, big-endian.
+const SEQUENCE_OFFSET: usize = 42;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 const MRG_RXBUF: u64 = 1 << 15;
@@ -175,23 +177,14 @@ fn expected(frame: &[u8], sequence: u64) -> Vec<u8> {
 /// Sends `total` packets to a front end that echoes them; all must come back in order and unchanged.
 fn echo(dpdk: &DpdkLib, port: &Port, pair: u8, len: u16, total: u64) {
     let frame = frame(len);
-    // More packets than in flight, less than a multiple of the burst: bursts wrap inside the ring of packets.
-    let mut prepared = dpdk.prepare(120, len).unwrap();
     let mut burst = dpdk.burst();
-    let (mut written, mut sent, mut back) = (0_u64, 0_u64, 0_u64);
+    let (mut sent, mut back) = (0_u64, 0_u64);
     let mut progress = Instant::now();
-    for i in 0..prepared.len() {
-        prepared.write(i, &frame, written);
-        written += 1;
-    }
     while back < total {
         if sent - back <= 64 && sent < total {
-            let max = BURST.min(usize::try_from(total - sent).unwrap());
-            sent += dpdk.enqueue_prepared(port, pair, &mut prepared, max).unwrap() as u64;
-            for fresh in prepared.refill().unwrap() {
-                prepared.write(fresh, &frame, written);
-                written += 1;
-            }
+            let count = BURST.min(usize::try_from(total - sent).unwrap());
+            burst.fill(count, len, |i| expected(&frame, sent + i as u64)).unwrap();
+            sent += dpdk.enqueue(port, pair, &mut burst).unwrap() as u64;
         }
         if dpdk.dequeue(port, pair, &mut burst, BURST).unwrap() > 0 {
             progress = Instant::now();
@@ -328,47 +321,35 @@ fn a_full_ring_takes_what_it_has_room_for() {
     let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
     dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
     let frame = frame(60);
-    let mut prepared = dpdk.prepare(300, 60).unwrap();
-    for i in 0..300 {
-        prepared.write(i, &frame, i as u64);
-    }
-    // Written by another thread, as for the temperature "remote".
-    let mut prepared = std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            for i in 0..300 {
-                prepared.write(i, &frame, 1000 + i as u64);
-            }
-            prepared
-        });
-        other.join().unwrap()
-    });
+    let mut burst = dpdk.burst();
+    let send = |burst: &mut Burst, from: u64| {
+        burst.fill(BURST, 60, |i| expected(&frame, from + i as u64)).unwrap();
+        dpdk.enqueue(&port, 0, burst).unwrap() as u64
+    };
     // The front end fills its ring after it has enabled it.
     let (mut taken, since) = (0, Instant::now());
     while taken < 256 {
-        taken += dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap();
+        taken += send(&mut burst, taken);
         assert!(since.elapsed() < TIMEOUT, "{taken} taken");
     }
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap(), 0, "queue_size=256");
-    assert_eq!(prepared.len(), 44);
-    assert_eq!(prepared.packet_mut(0), expected(&frame, 1256), "the rest stays at the front");
+    assert_eq!(send(&mut burst, taken), 0, "queue_size=256");
+    assert!(burst.is_empty());
 
     front_end.command("set fwd io");
     front_end.command("start");
-    let mut burst = dpdk.burst();
     let mut back = 0;
     while back < 256 {
         dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap();
         for i in 0..burst.len() {
-            assert_eq!(burst.packet(i).unwrap(), expected(&frame, 1000 + back));
+            assert_eq!(burst.packet(i).unwrap(), expected(&frame, back));
             back += 1;
         }
         burst.clear();
         assert!(since.elapsed() < TIMEOUT, "{back} back");
     }
     assert_eq!(drain(&dpdk, &port, &mut burst), 0);
-    assert_eq!(dpdk.enqueue_prepared(&port, 0, &mut prepared, 300).unwrap(), 44);
-    assert!(prepared.is_empty());
+    assert_eq!(send(&mut burst, back), BURST as u64);
 }
 
 #[test]
@@ -409,9 +390,9 @@ fn a_front_end_may_die_and_come_back() {
         kill.join().unwrap();
         let message = format!("{gone:#}");
         assert!(message.contains("no front end is connected to") && message.contains("v.sock"), "{message}");
-        let mut prepared = dpdk.prepare(1, 60).unwrap();
-        dpdk.enqueue_prepared(&port, 0, &mut prepared, 1).unwrap_err();
-        assert_eq!(prepared.len(), 1);
+        burst.fill(1, 60, |_| frame(60)).unwrap();
+        dpdk.enqueue(&port, 0, &mut burst).unwrap_err();
+        assert!(burst.is_empty());
     }
 }
 
@@ -442,10 +423,17 @@ fn what_cannot_be_is_refused_in_words() {
     assert!(scratch.file("v.sock").exists(), "the refused second port left the first one's socket alone");
 
     // Longer than a buffer; more than the pool has.
-    dpdk.prepare(1, 2049).unwrap_err();
-    dpdk.prepare(MBUFS as usize + 1, 60).unwrap_err();
+    dpdk.burst().fill(1, 2049, |_| frame(2049)).unwrap_err();
+    let take = |packets: usize, len| -> anyhow::Result<Vec<Burst>> {
+        let full = |_| {
+            let mut burst = dpdk.burst();
+            burst.fill(Burst::CAPACITY, len, |_| frame(len)).map(|()| burst)
+        };
+        (0..packets / Burst::CAPACITY).map(full).collect()
+    };
+    take(MBUFS as usize + Burst::CAPACITY, 60).unwrap_err();
     // Neither kept any: the whole pool can still be had, less what the thread's cache may hold back.
-    drop(dpdk.prepare(MBUFS as usize - 512, 2048).unwrap());
+    drop(take(MBUFS as usize - 512, 2048).unwrap());
     drop((port, dpdk));
 
     let other = if config().pages == Pages::Huge { Pages::Ordinary } else { Pages::Huge };
@@ -453,7 +441,7 @@ fn what_cannot_be_is_refused_in_words() {
     // The same again, from a thread that EAL has not seen yet.
     let again = std::thread::spawn(|| {
         let dpdk = DpdkLib::open(&config()).unwrap();
-        dpdk.prepare(64, 60).unwrap().len()
+        dpdk.burst().fill(64, 60, |_| frame(60)).unwrap();
     });
-    assert_eq!(again.join().unwrap(), 64);
+    again.join().unwrap();
 }

@@ -37,8 +37,8 @@ use offcore_vhost::features::{
 };
 
 use super::about;
+pub use packets::Burst;
 use packets::Pool;
-pub use packets::{Burst, Prepared, SEQUENCE_OFFSET};
 
 /// What a ring, a burst and the data thread's cache can hold between them.
 const MIN_MBUFS: u32 = 1024;
@@ -189,14 +189,6 @@ impl DpdkLib {
         Burst::new(Arc::clone(&self.pool))
     }
 
-    /// A ring of `count` packets of `len` bytes (at most 2048) to send, their content unset.
-    ///
-    /// # Errors
-    /// When the pool has not so many buffers left, or they are too short.
-    pub fn prepare(&self, count: usize, len: u16) -> Result<Prepared> {
-        Prepared::new(Arc::clone(&self.pool), count, len)
-    }
-
     /// Timed call: moves up to `max` packets from the guest's transmit queue of queue pair `pair` into `burst`, behind
     /// those it holds, as far as it has room: their number.
     ///
@@ -215,22 +207,6 @@ impl DpdkLib {
     #[inline]
     pub fn enqueue(&self, port: &Port, pair: u8, burst: &mut Burst) -> Result<usize> {
         counted(burst.enqueue(port.index, pair), port)
-    }
-
-    /// Timed call: copies up to `max` packets from the front of `prepared` to the guest's receive queue of queue pair
-    /// `pair` and returns their buffers to the pool: the number that found room; the others stay at the front.
-    ///
-    /// # Errors
-    /// When no front end is connected.
-    #[inline]
-    pub fn enqueue_prepared(
-        &self,
-        port: &Port,
-        pair: u8,
-        prepared: &mut Prepared,
-        max: usize,
-    ) -> Result<usize> {
-        counted(prepared.enqueue(port.index, pair, max), port)
     }
 }
 
