@@ -5,12 +5,12 @@
 //! has not. With this copier beside it, it has not either.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use offcore_stats::tsc;
 
-use crate::lockstep::{Beside, OtherCore};
+use crate::lockstep::{Beside, OtherCore, lock};
 use crate::temperature::BUFFER;
 
 /// Bytes that are copied from, and as many that are copied to: more than a core's own caches hold, as with an engine,
@@ -47,7 +47,7 @@ impl Background {
     pub(crate) fn begin<'a>(&self, other: &'a OtherCore) -> Result<Beside<'a>> {
         let (buffers, made, every) = (Arc::clone(&self.buffers), Arc::clone(&self.made), self.every);
         other.beside(move |end| {
-            let mut buffers = buffers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut buffers = lock(&buffers);
             made.fetch_add(buffers.copy_until(end, every), Ordering::Relaxed);
             Ok(())
         })

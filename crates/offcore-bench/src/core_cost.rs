@@ -5,13 +5,11 @@
 //! of packets is dequeued (submitted, timed); then the engine makes some copies, untimed, and the worker a round, timed,
 //! in which it reaps what is done, forwards it and publishes, until all packets have been published.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use offcore_dma::cpu::Routine;
-use offcore_dma::{Binding, Mode, Mover};
+use offcore_dma::{Binding, Mode};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
@@ -27,20 +25,14 @@ use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
 use crate::alternate::{Cost, Subject};
-use crate::background::Background;
 use crate::copier::Engine;
 use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
-use crate::lockstep::OtherCore;
+use crate::lockstep::{OtherCore, lock};
 use crate::memory::{GuestSide, Testbed};
 use crate::peer::about::feature_names;
-use crate::rules::rules;
 use crate::temperature::Temperature;
+use crate::timed_worker::{self, TimedWorker};
 use crate::workload::{Route, Workload};
-
-/// How often in a row the engine is run for nothing, at most.
-const MOST_IN_VAIN: usize = 64;
-/// A copy that takes longer counts as lost.
-pub(crate) const NEVER_LOST: Duration = Duration::from_secs(600);
 
 /// A virtqueue as the device has it.
 fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<VringConfig> {
@@ -66,18 +58,13 @@ const TX: u16 = 1;
 #[derive(Debug)]
 pub struct OwnVariant {
     guests: Arc<Mutex<Guests>>,
-    worker: Worker,
+    timed: TimedWorker,
     /// Whether packets go from guest to guest in one copy.
     is_pair: bool,
     /// The virtqueue that receives, and the one that transmits.
     cells: [Arc<VringCell>; 2],
-    engine: Option<Arc<Mutex<Engine>>>,
-    /// Whether the engine has copied anything when it was run last.
-    engine_worked: Arc<AtomicBool>,
-    background: Option<Background>,
     /// Of the queues that the core may copy for.
     routines: [Routines; 2],
-    temperature: Temperature,
     frame_len: usize,
 }
 
@@ -94,14 +81,7 @@ impl OwnVariant {
         let guests = Guests::new(traffic, rings, from.tables(slot));
         let [rx, tx] = [vring(bed, to, slot, RX)?, vring(bed, from, slot, TX)?];
         let cells = [Arc::new(VringCell::new(RX)), Arc::new(VringCell::new(TX))];
-        let mut mover = Mover::new();
-        // Whoever steps the engine may be taken off its core for long; no copy is lost by that.
-        mover.set_lost_after(tsc::ticks(NEVER_LOST));
-        if let Some(engine) = &mut engine {
-            let channel = engine.take_channel().context("the engine's channel belongs to another variant")?;
-            mover.add_channel(channel);
-        }
-        let channels: Vec<_> = mover.channels().map(|(id, _)| id).collect();
+        let (mut mover, channels) = timed_worker::mover_with(engine.as_mut())?;
         for (cell, vring) in cells.iter().zip([rx, tx]) {
             cell.publish(|wanted| {
                 wanted.vring = Some(Arc::new(vring));
@@ -124,14 +104,10 @@ impl OwnVariant {
         let worker = Worker::new(vec![task], mover, pool.cache());
         Ok(Self {
             guests: Arc::new(Mutex::new(guests)),
-            worker,
+            timed: TimedWorker::new(worker, engine, temperature),
             is_pair,
             cells,
-            engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
-            engine_worked: Arc::default(),
-            background: None,
             routines: Default::default(),
-            temperature,
             frame_len: frame - FCS_LEN,
         })
     }
@@ -139,22 +115,19 @@ impl OwnVariant {
     /// Puts a copier on the other core that makes as many copies as this variant's core, while that is timed.
     #[must_use]
     pub fn with_background(mut self) -> Self {
-        self.background = Some(Background::new(NET_HEADER + self.frame_len));
+        self.timed.set_background(NET_HEADER + self.frame_len);
         self
     }
 
     /// Copies that the copier beside has made for each packet; `None` without one.
     pub fn background_copies(&self) -> Option<f64> {
-        let made = self.background.as_ref()?.made();
-        Some(made as f64 / self.seen().received.max(1) as f64)
+        Some(self.timed.background_copies()? as f64 / self.seen().received.max(1) as f64)
     }
 
     /// Bytes that core and engines have copied for each packet so far: 1526 and again 1526 for a frame of 1518 bytes
     /// that was copied twice, virtio-net headers included.
     pub fn copied_bytes(&self) -> f64 {
-        let by_engines: u64 = self.worker.mover.channels().map(|(_, channel)| channel.stats().bytes).sum();
-        let all = self.worker.mover.stats().core_bytes + by_engines;
-        all as f64 / self.seen().received.max(1) as f64
+        self.timed.copied_bytes() as f64 / self.seen().received.max(1) as f64
     }
 
     /// How often a packet's payload has been copied, by [`OwnVariant::copied_bytes`].
@@ -170,12 +143,12 @@ impl OwnVariant {
         lock(&self.guests).become_as(temperature);
         // Of hot data's few buffers each has been posted several times, so they are used up in short windows, in which
         // each is received in once.
-        self.temperature = Temperature::Hot;
+        self.timed.temperature = Temperature::Hot;
         let posted = Temperature::Cold.window() / Temperature::Hot.window();
         for _ in 0..if temperature == Temperature::Hot { 0 } else { posted } {
             self.window(other)?;
         }
-        self.temperature = temperature;
+        self.timed.temperature = temperature;
         Ok(())
     }
 
@@ -186,7 +159,7 @@ impl OwnVariant {
 
     /// Nanoseconds that the engine took for a copy; `None` without one.
     pub fn engine_ns_per_copy(&self) -> Option<f64> {
-        Some(lock(self.engine.as_ref()?).ns_per_copy())
+        self.timed.engine_ns_per_copy()
     }
 
     /// Application work per packet from now on, in nanoseconds.
@@ -194,30 +167,25 @@ impl OwnVariant {
     /// # Errors
     /// When the worker does not forward.
     pub fn set_work(&mut self, ns: u64) -> Result<()> {
-        rules(&mut self.worker)?.work = (ns as f64 * tsc::hz() as f64 / 1e9) as u64;
+        self.timed.rules()?.work = (ns as f64 * tsc::hz() as f64 / 1e9) as u64;
         Ok(())
     }
 
     /// TSC ticks of a round that finds nothing.
     pub fn empty_poll(&mut self) -> f64 {
-        const ROUNDS: usize = 1000;
-        let start = tsc::now();
-        for _ in 0..ROUNDS {
-            self.worker.round();
-        }
-        (tsc::now() - start) as f64 / ROUNDS as f64
+        self.timed.empty_poll()
     }
 
     /// The routines by which the core copies, as most windows had it: out of the guest's memory and into it, or from guest
     /// to guest. `None` where the core has made no copy.
     pub fn copy_routine(&self) -> Option<String> {
-        let made = self.worker.mover.stats().core_copies > 0;
+        let made = self.timed.worker.mover.stats().core_copies > 0;
         let names: Vec<_> = self.routines.iter().filter_map(Routines::most).map(Routine::name).collect();
         made.then(|| names.join("+"))
     }
 
     fn note_routines(&mut self) {
-        let mover = &self.worker.mover;
+        let mover = &self.timed.worker.mover;
         // From guest to guest, the queue of the one copy was opened last, and no other copies.
         let only = if self.is_pair { 2 } else { 0 };
         for (queue, routines) in mover.queues().skip(only).zip(&mut self.routines) {
@@ -238,7 +206,7 @@ impl OwnVariant {
             self.window(other)?;
             // One round in 64 is sampled. An empty one now and then, and it is not the same of every window.
             if window % 3 == 0 {
-                self.worker.round();
+                self.timed.worker.round();
             }
         }
         let mut shares = self.groups();
@@ -253,83 +221,23 @@ impl OwnVariant {
     fn groups(&self) -> [f64; 3] {
         Group::ALL.map(|group| {
             let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
-            stages.map(|stage| self.worker.clock.ticks(stage) as f64).sum()
+            stages.map(|stage| self.timed.worker.clock.ticks(stage) as f64).sum()
         })
-    }
-
-    /// Packets of either direction that wait for their copies.
-    fn in_flight(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.in_flight()).sum()
-    }
-
-    /// As [`OwnVariant::rounds`], with the copier beside where there is one.
-    fn first_rounds(&mut self, rounds: usize, other: &OtherCore) -> Result<u64> {
-        let beside = self.background.as_ref().map(|background| background.begin(other)).transpose()?;
-        let before = self.worker.mover.stats().core_copies;
-        let ticks = self.rounds(rounds);
-        if let Some(beside) = beside {
-            beside.end()?;
-        }
-        let copies = self.worker.mover.stats().core_copies - before;
-        if let Some(background) = &mut self.background {
-            background.follow(ticks, copies);
-        }
-        Ok(ticks)
-    }
-
-    fn rounds(&mut self, rounds: usize) -> u64 {
-        let start = tsc::now();
-        for _ in 0..rounds {
-            self.worker.round();
-        }
-        tsc::now() - start
-    }
-
-    /// Some copies by the engine, always on the other core: on this one it would leave the packets in its caches. Returns
-    /// whether it has made any.
-    fn run_engine(&mut self, other: &OtherCore) -> Result<bool> {
-        let Some(engine) = self.engine.as_ref().map(Arc::clone) else { return Ok(false) };
-        let made = Arc::clone(&self.engine_worked);
-        other.run(move || {
-            made.store(lock(&engine).run_portion().copies > 0, Ordering::Relaxed);
-            Ok(())
-        })?;
-        Ok(self.engine_worked.load(Ordering::Relaxed))
-    }
-
-    fn on_guests(
-        &mut self,
-        other: &OtherCore,
-        f: impl FnOnce(&mut Guests) -> Result<()> + Send + 'static,
-    ) -> Result<()> {
-        let guests = Arc::clone(&self.guests);
-        self.elsewhere(other, move || f(&mut lock(&guests)))
-    }
-
-    /// Hot data stays with the measured core; otherwise the other core does it.
-    fn elsewhere(&self, other: &OtherCore, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        if self.temperature == Temperature::Hot { job() } else { other.run(job) }
     }
 }
 
 impl Subject for OwnVariant {
     /// Fails when a packet is lost, reordered or changed.
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
-        let window = self.temperature.window();
+        let window = self.timed.temperature.window();
         let before = lock(&self.guests).ticks();
-        self.on_guests(other, move |guests| guests.transmit(window))?;
-        let mut core = self.first_rounds(window / BURST, other)?;
-        // In mode `auto` the core may have made all copies: then there is nothing to wait for.
-        let mut in_vain = 0;
-        while self.in_flight() > 0 {
-            in_vain = if self.run_engine(other)? { 0 } else { in_vain + 1 };
-            core += self.rounds(1);
-            if in_vain > MOST_IN_VAIN {
-                bail!("{} packets are not published, and the engine has nothing to do", self.in_flight());
-            }
-        }
+        other.run_on(self.timed.temperature, &self.guests, move |guests| guests.transmit(window))?;
+        let cells = &self.cells;
+        let core = self.timed.rounds_until(window / BURST, other, || in_flight(cells) > 0)?;
+        let left = in_flight(cells);
+        ensure!(left == 0, "{left} packets are not published, and the engine has nothing to do");
         self.note_routines();
-        self.on_guests(other, move |guests| {
+        other.run_on(self.timed.temperature, &self.guests, move |guests| {
             guests.collect()?;
             match guests.outstanding() {
                 0 => Ok(()),
@@ -339,6 +247,11 @@ impl Subject for OwnVariant {
         let guest = lock(&self.guests).ticks() - before;
         Ok(Cost { packets: window as u64, core, guest })
     }
+}
+
+/// Packets of either direction that wait for their copies.
+fn in_flight(cells: &[Arc<VringCell>]) -> u64 {
+    cells.iter().map(|cell| cell.in_flight()).sum()
 }
 
 /// How often each routine was the present one of a queue.
@@ -356,8 +269,4 @@ impl Routines {
     fn most(&self) -> Option<Routine> {
         self.0.iter().max_by_key(|(_, times)| *times).map(|(routine, _)| *routine)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

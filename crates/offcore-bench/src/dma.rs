@@ -10,7 +10,7 @@ pub mod sharing;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -20,7 +20,7 @@ use offcore_mem::Hugepages;
 use offcore_stats::tsc;
 
 use crate::copier::{CHANNEL, Copier, Engine};
-use crate::lockstep::OtherCore;
+use crate::lockstep::{OtherCore, lock};
 use crate::progress::Progress;
 use crate::row::Row;
 use crate::sample::{ClockCheck, Spread};
@@ -208,9 +208,8 @@ impl Cell {
         other: &OtherCore,
         samples: Option<&mut Samples>,
     ) -> Result<()> {
-        let theirs = Arc::clone(copies);
-        self.elsewhere(other, move || {
-            lock(&theirs).prepare();
+        other.run_on(self.temperature, copies, |copies| {
+            copies.prepare();
             Ok(())
         })?;
         let mut mine = lock(copies);
@@ -239,9 +238,8 @@ impl Cell {
             mine.submit(channel, self.batch)?;
             submitted = tsc::now() - start;
             drop(mine);
-            let theirs = Arc::clone(engine);
-            self.elsewhere(other, move || {
-                lock(&theirs).run_timed();
+            other.run_on(self.temperature, engine, |engine| {
+                engine.run_timed();
                 Ok(())
             })?;
             latencies.extend_from_slice(lock(engine).latencies());
@@ -252,8 +250,7 @@ impl Cell {
             reaped = tsc::now() - start;
         }
         drop(mine);
-        let theirs = Arc::clone(copies);
-        self.elsewhere(other, move || lock(&theirs).verify().map(drop))?;
+        other.run_on(self.temperature, copies, |copies| copies.verify().map(drop))?;
         if let Some(samples) = samples {
             let depth = self.depth as f64;
             samples.submit.push(submitted as f64 / depth);
@@ -264,11 +261,6 @@ impl Cell {
             samples.verified += self.depth as u64;
         }
         Ok(())
-    }
-
-    /// Hot data stays with the measured core; otherwise the other core does it.
-    fn elsewhere(&self, other: &OtherCore, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        if self.temperature == Temperature::Hot { job() } else { other.run(job) }
     }
 
     fn row(&self, samples: &Samples) -> Row {
@@ -308,10 +300,6 @@ impl Cell {
 pub(crate) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get((last as f64 * share).round() as usize).copied()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod traffic;
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
 use offcore_ring::device::Direction;
@@ -14,6 +14,7 @@ use offcore_ring::{Layout, driver};
 use offcore_stats::tsc;
 use offcore_wire::MacAddr;
 
+use crate::lockstep::lock;
 use crate::temperature::{BUFFER, Temperature};
 use crate::workload::GuestKind;
 use traffic::{Buffers, GROUP, TABLE};
@@ -202,10 +203,6 @@ fn replenish(queue: &mut driver::Queue<u32>, buffers: &mut Buffers, window: usiz
         let _ = queue.add(buffers.address(buffer), BUFFER as u32, Direction::Writable, buffer);
     }
     queue.publish();
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

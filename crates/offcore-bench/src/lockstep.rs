@@ -1,13 +1,15 @@
 //! Two threads in lock-step: the measured core and the other core take turns, so that each turn's work is where it
 //! belongs and nothing runs beside what is timed.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow, bail};
 use offcore_stats::lcore;
+
+use crate::temperature::Temperature;
 
 /// A piece of work for the other core.
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
@@ -68,6 +70,23 @@ impl OtherCore {
         self.wait(turn)
     }
 
+    /// Runs `job` on `with` where that belongs: hot data stays with this core, all other is the other core's.
+    ///
+    /// # Errors
+    /// The job's own.
+    pub(crate) fn run_on<T: Send + 'static>(
+        &self,
+        temperature: Temperature,
+        with: &Arc<Mutex<T>>,
+        job: impl FnOnce(&mut T) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        if temperature == Temperature::Hot {
+            return job(&mut lock(with));
+        }
+        let with = Arc::clone(with);
+        self.run(move || job(&mut lock(&with)))
+    }
+
     /// Runs `job` on the other core beside what this core does until [`Beside::end`], which the job is told by the flag
     /// that it gets. Returns when the job has begun.
     ///
@@ -109,6 +128,11 @@ impl OtherCore {
             false => Ok(()),
         }
     }
+}
+
+/// Locks what both cores use, a panic of the other one or not.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A job that runs on the other core beside this one's work. Dropping it ends the job, too.

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
@@ -22,6 +22,7 @@ use offcore_wire::template::UdpTemplate;
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
 use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC};
+use crate::lockstep::lock;
 use crate::temperature::Temperature;
 
 /// Windows of buffers that go round with warm data: one that is received in, one that is copied into, and one that an RX
@@ -307,8 +308,4 @@ impl TxQueue for NicTx {
     fn counters(&self) -> &TxCounters {
         &self.counters
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,8 +4,8 @@
 //! The workers hand over and reap at the same time, each on its lcore; between the two the last of them steps the
 //! simulated device, untimed.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use offcore_dma::share::{SharedChannel, Sharing};
@@ -18,6 +18,7 @@ use offcore_stats::{lcore, tsc};
 
 use super::copies::Copies;
 use crate::copier::{CHANNEL, Worked, virtual_step};
+use crate::lockstep::lock;
 use crate::model::load::layout;
 use crate::progress::Progress;
 use crate::row::Row;
@@ -189,7 +190,7 @@ fn worker(
         copies.submit(channel.as_mut(), batch)?;
         let submitted = tsc::now() - start;
         if meeting.wait()? {
-            let mut step = step.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut step = lock(step);
             while step().copies > 0 {}
         }
         meeting.wait()?;

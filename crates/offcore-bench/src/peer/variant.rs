@@ -6,7 +6,7 @@
 //! packet, not indirect. These guests give it that: rings and bursts are multiples of four, and a packet is one buffer.
 
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,7 +22,7 @@ use super::dpdk_lib::{Burst, DpdkLib, Offer, Port};
 use crate::BURST;
 use crate::alternate::{Cost, Subject};
 use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
-use crate::lockstep::OtherCore;
+use crate::lockstep::{OtherCore, lock};
 use crate::memory::{GuestSide, RING, Testbed};
 use crate::row::AboutPeer;
 use crate::temperature::Temperature;
@@ -128,16 +128,6 @@ impl PeerVariant {
     pub fn seen(&self) -> Seen {
         lock(&self.guests).seen()
     }
-
-    fn on_guests(
-        &self,
-        other: &OtherCore,
-        f: impl FnOnce(&mut Guests) -> Result<()> + Send + 'static,
-    ) -> Result<()> {
-        let guests = Arc::clone(&self.guests);
-        let job = move || f(&mut lock(&guests));
-        if self.temperature == Temperature::Hot { job() } else { other.run(job) }
-    }
 }
 
 impl Subject for PeerVariant {
@@ -145,7 +135,7 @@ impl Subject for PeerVariant {
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let window = self.temperature.window();
         let before = lock(&self.guests).ticks();
-        self.on_guests(other, move |guests| guests.transmit(window))?;
+        other.run_on(self.temperature, &self.guests, move |guests| guests.transmit(window))?;
         let (from, to) = (&self.sides[0].port, &self.sides[self.sides.len() - 1].port);
         let start = tsc::now();
         for _ in 0..window / BURST {
@@ -154,7 +144,7 @@ impl Subject for PeerVariant {
             self.dpdk.enqueue(to, 0, &mut self.burst)?;
         }
         let core = tsc::now() - start;
-        self.on_guests(other, move |guests| {
+        other.run_on(self.temperature, &self.guests, move |guests| {
             guests.collect()?;
             match guests.outstanding() {
                 0 => Ok(()),
@@ -164,8 +154,4 @@ impl Subject for PeerVariant {
         let guest = lock(&self.guests).ticks() - before;
         Ok(Cost { packets: window as u64, core, guest })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
