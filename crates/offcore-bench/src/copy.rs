@@ -22,15 +22,15 @@ use offcore_stats::tsc;
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
-use crate::alternate::{Against, Alternating, FEWEST, Schedule};
-use crate::copier::Setup;
-use crate::lockstep::OtherCore;
-use crate::memory::{page_name, pages_for};
+use crate::guests::memory::{page_name, pages_for};
+use crate::method::alternate::{Against, Alternating, FEWEST, Schedule};
+use crate::method::copier::Setup;
+use crate::method::lockstep::OtherCore;
+use crate::method::temperature::Temperature;
 use crate::model::rate::DeviceRate;
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::{ClockCheck, SumRatio};
-use crate::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{ClockCheck, SumRatio};
 use nic::Nic;
 use variant::{Variant, counterpart, is};
 
@@ -64,7 +64,7 @@ pub struct Options {
     pub background: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
-    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::alternate::TURN_BURSTS).
+    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
     pub bursts: usize,
     /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
     pub timeout: Option<Duration>,

@@ -7,6 +7,7 @@
 
 pub mod copies;
 pub mod sharing;
+pub mod submit_reap;
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,12 +20,12 @@ use offcore_dma::{Channel, Device};
 use offcore_mem::Hugepages;
 use offcore_stats::tsc;
 
-use crate::copier::{CHANNEL, Copier, Engine};
-use crate::lockstep::{OtherCore, lock};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::{ClockCheck, Spread};
-use crate::temperature::Temperature;
+use crate::method::copier::{CHANNEL, Copier, Engine};
+use crate::method::lockstep::{OtherCore, lock};
+use crate::method::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{ClockCheck, Spread};
 use copies::{Copies, WARM};
 
 /// Sizes of copies that are measured where nothing else is said.

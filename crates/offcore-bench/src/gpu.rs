@@ -41,8 +41,8 @@ use offcore_gpu::patterns::Patterns;
 use offcore_gpu::pipeline::Work;
 use offcore_mem::Hugepages;
 
-use crate::progress::Progress;
-use crate::row::Row;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
 use rig::Rig;
 
 /// The device that stands in for a GPU.

@@ -1,35 +1,24 @@
 //! The published tables, re-measured beside peers.
 
-pub mod alternate;
-mod background;
-pub mod copier;
 pub mod copy;
-pub mod core_cost;
-pub mod demo;
 pub mod dma;
-pub mod end_to_end;
-pub mod flip;
 pub mod gpu;
-pub mod guest;
-pub mod latency;
-pub mod lockstep;
+mod guests;
 pub mod machine;
-pub mod memory;
+mod method;
 pub mod model;
 pub mod peer;
 pub mod plot;
 pub mod predict;
-pub mod progress;
-mod round_trips;
-pub mod row;
-pub mod sample;
-pub mod submit_reap;
-pub mod temperature;
-pub mod throughput_plot;
-mod timed_worker;
+mod report;
 pub mod vhost;
-pub mod work_sweep;
-pub mod workload;
+
+pub use dma::submit_reap;
+pub use guests::{guest, memory, workload};
+pub use method::{alternate, copier, lockstep, temperature};
+pub use plot::throughput as throughput_plot;
+pub use report::{progress, row, sample};
+pub use vhost::{core_cost, demo, end_to_end, flip, latency, work_sweep};
 
 /// Packets in a burst.
 pub(crate) const BURST: usize = 32;

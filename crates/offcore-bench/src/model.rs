@@ -8,8 +8,8 @@ pub mod rate;
 use anyhow::{Context, Result};
 use offcore_dsa::sim::Timing;
 
-use crate::progress::Progress;
-use crate::row::Row;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
 use points::{POINTS, Point, Target};
 
 /// How far a judged figure may be off.

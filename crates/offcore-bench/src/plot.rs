@@ -1,14 +1,16 @@
 //! Rows drawn as SVG: panels side by side, each with its own scale, one legend for all.
 
+pub mod throughput;
+
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::row::Row;
-use crate::temperature::Temperature;
-use crate::workload::Route;
+use crate::guests::workload::Route;
+use crate::method::temperature::Temperature;
+use crate::report::row::Row;
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (400, 360);

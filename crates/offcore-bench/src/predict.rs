@@ -11,7 +11,7 @@ use offcore_dma::Mode;
 use crate::model::TOLERANCE;
 pub(crate) use crate::model::rate::BATCH;
 pub use crate::model::rate::{Bound, DeviceRate};
-use crate::row::Row;
+use crate::report::row::Row;
 
 pub use guides::{GUIDES, Guide};
 pub use measure::{Options, run};

@@ -4,6 +4,13 @@
 //! to a guest: the same one (`loop`) or another (`guest-to-guest`).
 
 mod cell;
+pub mod core_cost;
+pub mod demo;
+pub mod end_to_end;
+pub mod flip;
+pub mod latency;
+mod round_trips;
+pub mod work_sweep;
 
 use std::time::Duration;
 
@@ -12,15 +19,15 @@ use anyhow::Context;
 use anyhow::Result;
 use offcore_mem::Hugepages;
 
-use crate::alternate::{FEWEST, Schedule};
-use crate::copier::Setup;
-use crate::lockstep::OtherCore;
-use crate::memory::{Need, RunMemory, Testbed, page_name};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::ClockCheck;
-use crate::temperature::Temperature;
-use crate::workload::{GuestKind, IMIX_MEAN, Ring, Route, Workload};
+use crate::guests::memory::{Need, RunMemory, Testbed, page_name};
+use crate::guests::workload::{GuestKind, IMIX_MEAN, Ring, Route, Workload};
+use crate::method::alternate::{FEWEST, Schedule};
+use crate::method::copier::Setup;
+use crate::method::lockstep::OtherCore;
+use crate::method::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::ClockCheck;
 use cell::{Cell, Kind};
 
 /// Frame lengths of the published table, FCS included.
@@ -65,7 +72,7 @@ pub struct Options {
     pub noise_floor: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
-    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::alternate::TURN_BURSTS).
+    /// Bursts of a turn that are timed, at least: [`TURN_BURSTS`](crate::method::alternate::TURN_BURSTS).
     pub bursts: usize,
     /// How long a cell may take: then fewer blocks have to do, but never fewer than ten.
     pub timeout: Option<Duration>,

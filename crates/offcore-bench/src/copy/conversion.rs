@@ -5,8 +5,8 @@ use anyhow::{Context, Result};
 use offcore_dpdk::measure::measure_conversion;
 use offcore_stats::{lcore, tsc};
 
-use crate::row::Row;
-use crate::sample::Spread;
+use crate::report::row::Row;
+use crate::report::sample::Spread;
 
 /// Times that everything is measured, each with a device of its own.
 const RUNS: usize = 5;

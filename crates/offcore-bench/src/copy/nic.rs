@@ -21,9 +21,9 @@ use offcore_wire::probe::{self, ProbeHeader};
 use offcore_wire::template::UdpTemplate;
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
-use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC};
-use crate::lockstep::lock;
-use crate::temperature::Temperature;
+use crate::guests::guest::{GUEST_MAC, PEER_MAC, PORT_MAC};
+use crate::method::lockstep::lock;
+use crate::method::temperature::Temperature;
 
 /// Windows of buffers that go round with warm data: one that is received in, one that is copied into, and one that an RX
 /// queue takes for the next.

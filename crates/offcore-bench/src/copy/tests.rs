@@ -1,7 +1,7 @@
 //! The harness itself: that it measures, and that it notices.
 
 use super::*;
-use crate::copier::Copier;
+use crate::method::copier::Copier;
 
 fn options(temperature: Temperature) -> Options {
     let lcores = offcore_stats::lcore::available().unwrap();

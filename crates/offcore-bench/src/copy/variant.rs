@@ -19,12 +19,12 @@ use offcore_wire::ethernet::FCS_LEN;
 
 use super::nic::Nic;
 use crate::BURST;
-use crate::alternate::{Cost, Subject};
-use crate::copier::{Copier, Setup};
-use crate::guest::{PEER_MAC, PORT_MAC};
-use crate::lockstep::{OtherCore, lock};
-use crate::temperature::Temperature;
-use crate::timed_worker::{self, TimedWorker};
+use crate::guests::guest::{PEER_MAC, PORT_MAC};
+use crate::method::alternate::{Cost, Subject};
+use crate::method::copier::{Copier, Setup};
+use crate::method::lockstep::{OtherCore, lock};
+use crate::method::temperature::Temperature;
+use crate::method::timed_worker::{self, TimedWorker};
 
 /// Packets that may be in flight at a time: more than a window.
 const IN_FLIGHT: usize = 1024;

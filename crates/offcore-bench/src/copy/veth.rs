@@ -32,12 +32,12 @@ use offcore_stats::lcore;
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
-use crate::end_to_end::back_end::{BUFFERS, Ours};
-use crate::end_to_end::paired::{Gathered, Schedule, Variant};
 use crate::machine::find_program;
 use crate::peer::netns::Netns;
-use crate::progress::Progress;
-use crate::row::Row;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::vhost::end_to_end::back_end::{BUFFERS, Ours};
+use crate::vhost::end_to_end::paired::{Gathered, Schedule, Variant};
 use device::Theirs;
 use load::FarEnd;
 

@@ -7,7 +7,7 @@ use offcore_dma::{Channel, CopyOp};
 use offcore_mem::{Hugepages, Mapping};
 use offcore_stats::SplitMix;
 
-use crate::temperature::Temperature;
+use crate::method::temperature::Temperature;
 
 /// Bytes of all sources together, at most, and of all destinations, unless data is to be cold.
 pub const WARM: usize = 16 << 20;

@@ -17,13 +17,13 @@ use offcore_mem::Hugepages;
 use offcore_stats::{lcore, tsc};
 
 use super::copies::Copies;
-use crate::copier::{CHANNEL, Worked, virtual_step};
-use crate::lockstep::lock;
+use crate::method::copier::{CHANNEL, Worked, virtual_step};
+use crate::method::lockstep::lock;
+use crate::method::temperature::Temperature;
 use crate::model::load::layout;
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::Spread;
-use crate::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::Spread;
 
 /// Entries of all work queues of the simulated device.
 const QUEUE_SPACE: u32 = 256;

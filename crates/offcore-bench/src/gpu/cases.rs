@@ -6,9 +6,9 @@ use super::published::{self, BURST, BURSTS, FRAME};
 use super::rig::{Group, Rig, Samples, Subject};
 use super::row::{Cell, break_even as find_break_even, rate};
 use super::{Case, Options, WorkKind, Workload, latency};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::Spread;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::Spread;
 
 /// Forced nanoseconds a packet.
 const FORCED: [u32; 3] = [100, 1000, 10_000];

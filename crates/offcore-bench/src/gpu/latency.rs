@@ -14,9 +14,9 @@ use super::rig::{Group, Rig, Samples, Subject};
 use super::row::{Cell, latency as row};
 use super::window::Traffic;
 use super::{Case, Options, WorkKind, Workload};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::Spread;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::Spread;
 
 /// Shares of the capacity that are offered.
 pub(super) const LOADS: [f64; 3] = [0.5, 0.8, 0.95];

@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::Case;
-use crate::row::{GpuColumns, Row};
+use crate::report::row::{GpuColumns, Row};
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (460, 400);

@@ -19,7 +19,7 @@ use super::packets::{Check, Content, LONGEST, SKIP};
 use super::session::{Place, Session, SessionSetup, places};
 use super::window::{Plan, Seen, Traffic};
 use super::{Options, Outcome, STAND_IN, WorkKind, Workload, baseline};
-use crate::progress::Progress;
+use crate::report::progress::Progress;
 
 /// Bytes of a packet buffer, headroom included.
 const BUFFER: usize = 2048;

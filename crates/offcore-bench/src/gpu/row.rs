@@ -7,9 +7,9 @@ use offcore_stats::tsc;
 use super::published::{self, MODEL, Published, UNIT};
 use super::rig::{Rig, Samples, Subject};
 use super::{Case, Workload};
-use crate::row::{GpuColumns, Row};
-use crate::sample::Spread;
-use crate::temperature::Temperature;
+use crate::method::temperature::Temperature;
+use crate::report::row::{GpuColumns, Row};
+use crate::report::sample::Spread;
 
 /// As fast as the ends by themselves, within so much: they are the limit.
 const AS_FAST: f64 = 0.9;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use plotters::prelude::*;
 
 use super::TOLERANCE;
-use crate::row::Row;
+use crate::report::row::Row;
 
 /// Pixels of a line.
 const LINE: u32 = 24;

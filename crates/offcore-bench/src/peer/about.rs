@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use offcore_vhost::features;
 
-use crate::row::AboutPeer;
+use crate::report::row::AboutPeer;
 
 impl AboutPeer {
     /// What process `id` says by the DPDK that it has loaded.

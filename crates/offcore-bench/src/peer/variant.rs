@@ -20,13 +20,13 @@ use offcore_vhost::{FrontEnd, FrontEndConfig};
 use super::about::feature_names;
 use super::dpdk_lib::{Burst, DpdkLib, Offer, Port};
 use crate::BURST;
-use crate::alternate::{Cost, Subject};
-use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
-use crate::lockstep::{OtherCore, lock};
-use crate::memory::{GuestSide, RING, Testbed};
-use crate::row::AboutPeer;
-use crate::temperature::Temperature;
-use crate::workload::{Ring, Route, Workload};
+use crate::guests::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
+use crate::guests::memory::{GuestSide, RING, Testbed};
+use crate::guests::workload::{Ring, Route, Workload};
+use crate::method::alternate::{Cost, Subject};
+use crate::method::lockstep::{OtherCore, lock};
+use crate::method::temperature::Temperature;
+use crate::report::row::AboutPeer;
 
 /// The peer's variant.
 #[derive(Debug)]

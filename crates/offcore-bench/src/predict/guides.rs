@@ -8,7 +8,7 @@ use anyhow::Result;
 use offcore_dma::Mode;
 
 use super::{Bound, DeviceRate, Estimate, Interval, Machine, estimate, row};
-use crate::row::Row;
+use crate::report::row::Row;
 
 /// A guide's table.
 #[derive(Clone, Copy, Debug)]

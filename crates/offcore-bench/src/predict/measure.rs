@@ -7,17 +7,17 @@ use offcore_mem::Hugepages;
 use offcore_stats::tsc;
 
 use super::{BATCH, DeviceRate, Interval, Machine, auto, estimate, row};
-use crate::alternate::Subject;
-use crate::copier::{Copier, Setup};
-use crate::core_cost::OwnVariant;
-use crate::lockstep::OtherCore;
-use crate::memory::{Need, RunMemory, Testbed};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::ClockCheck;
-use crate::temperature::Temperature;
+use crate::guests::memory::{Need, RunMemory, Testbed};
+use crate::guests::workload::{Route, Workload};
+use crate::method::alternate::Subject;
+use crate::method::copier::{Copier, Setup};
+use crate::method::lockstep::OtherCore;
+use crate::method::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::ClockCheck;
 use crate::vhost::COPIES;
-use crate::workload::{Route, Workload};
+use crate::vhost::core_cost::OwnVariant;
 
 /// Turns of each variant that are not counted.
 const WARM_UP: usize = 8;

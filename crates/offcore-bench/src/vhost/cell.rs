@@ -12,18 +12,18 @@ use offcore_stats::tsc;
 
 use super::{Options, PUBLISHED, Peers};
 use crate::BURST;
-use crate::alternate::{Against, Alternating, Blocks, Cost, Subject, mean};
-use crate::copier::{Copier, Setup};
-use crate::core_cost::OwnVariant;
-use crate::guest::Seen;
-use crate::lockstep::OtherCore;
-use crate::memory::Testbed;
+use crate::guests::guest::Seen;
+use crate::guests::memory::Testbed;
+use crate::guests::workload::{Route, Workload};
+use crate::method::alternate::{Against, Alternating, Blocks, Cost, Subject, mean};
+use crate::method::copier::{Copier, Setup};
+use crate::method::lockstep::OtherCore;
 use crate::model::rate::DeviceRate;
 use crate::peer::about::feature_names;
-use crate::row::AboutPeer;
-use crate::row::Row;
-use crate::sample::SumRatio;
-use crate::workload::{Route, Workload};
+use crate::report::row::AboutPeer;
+use crate::report::row::Row;
+use crate::report::sample::SumRatio;
+use crate::vhost::core_cost::OwnVariant;
 
 /// Windows over which Figure 3's shares are taken.
 const BREAKDOWN: usize = 192;
@@ -240,7 +240,7 @@ impl Cell {
         if let Some((name, theirs)) = peer {
             let ratio = SumRatio::of(&theirs.core, &blocks.core);
             row.peer = Some(name.into());
-            row.peer_median = Some(crate::sample::Spread::of(&theirs.core).median);
+            row.peer_median = Some(crate::report::sample::Spread::of(&theirs.core).median);
             row.peer_ratio = ratio.map(|ratio| ratio.sums);
             row.peer_ratio_median = ratio.map(|ratio| ratio.median);
             row.peer_ratio_lower = self.variants.bounds(theirs, blocks).map(|bounds| bounds.lower);

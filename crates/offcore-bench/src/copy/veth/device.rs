@@ -15,11 +15,11 @@ use offcore_stats::page::StatsPage;
 
 use super::{Cell, Direction, PortKind};
 use crate::BURST;
-use crate::end_to_end::back_end::BackEnd;
-use crate::end_to_end::back_end::{BUFFERS, Ours};
-use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::guests::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::netns::Netns;
 use crate::peer::testpmd::{Testpmd, TestpmdConfig};
+use crate::vhost::end_to_end::back_end::BackEnd;
+use crate::vhost::end_to_end::back_end::{BUFFERS, Ours};
 
 impl Direction {
     /// The forwarding mode, which is testpmd's.

@@ -12,10 +12,10 @@ use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Ipv4Packet, UdpFlow};
 
 use super::{Cell, Direction};
-use crate::end_to_end::back_end::BackEnd;
-use crate::end_to_end::paired::{Load, Window};
-use crate::guest::{GUEST_MAC, PORT_MAC, Seen};
+use crate::guests::guest::{GUEST_MAC, PORT_MAC, Seen};
 use crate::peer::frames::{FrameSink, FrameSource};
+use crate::vhost::end_to_end::back_end::BackEnd;
+use crate::vhost::end_to_end::paired::{Load, Window};
 
 /// Frames that the kernel is asked for at a time. Beside a core that polls, a call takes some 25 ms more than its frames do:
 /// measured by asking for more of them at a time. What it waits for was not seen; a grace period of RCU would take as long.

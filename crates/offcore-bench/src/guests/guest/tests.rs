@@ -10,8 +10,8 @@ use offcore_vhost::features::NET_HEADER;
 use offcore_vhost::frontend::ring_parts;
 use offcore_wire::template::UDP_HEADERS_LEN;
 
-use crate::temperature::STRIDE;
-use crate::workload::Workload;
+use crate::guests::workload::Workload;
+use crate::method::temperature::STRIDE;
 
 const BUFFERS: usize = 512;
 const RING: u16 = 256;

@@ -6,13 +6,13 @@ use anyhow::Result;
 use offcore_mem::Hugepages;
 use serde::Serialize;
 
-use crate::alternate::TURN_BURSTS;
-use crate::copier::Setup;
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::temperature::Temperature;
+use crate::guests::workload::{GuestKind, Ring, Route};
+use crate::method::alternate::TURN_BURSTS;
+use crate::method::copier::Setup;
+use crate::method::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
 use crate::vhost::{self, FRAMES};
-use crate::workload::{GuestKind, Ring, Route};
 
 /// A B B A blocks of a packet size.
 const BLOCKS: usize = 200;

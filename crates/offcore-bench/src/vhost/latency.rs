@@ -26,10 +26,10 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::{Histogram, lcore, tsc};
 
 use crate::BURST;
-use crate::guest::Seen;
+use crate::guests::guest::Seen;
 use crate::peer::tempdir::TempDir;
-use crate::progress::Progress;
-use crate::row::Row;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
 use back_end::BackEnd;
 use front_end::Paced;
 

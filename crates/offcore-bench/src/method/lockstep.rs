@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow, bail};
 use offcore_stats::lcore;
 
-use crate::temperature::Temperature;
+use crate::method::temperature::Temperature;
 
 /// A piece of work for the other core.
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;

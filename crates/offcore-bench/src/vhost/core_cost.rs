@@ -24,15 +24,15 @@ use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
-use crate::alternate::{Cost, Subject};
-use crate::copier::Engine;
-use crate::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
-use crate::lockstep::{OtherCore, lock};
-use crate::memory::{GuestSide, Testbed};
+use crate::guests::guest::{Guests, PEER_MAC, PORT_MAC, Seen};
+use crate::guests::memory::{GuestSide, Testbed};
+use crate::guests::workload::{Route, Workload};
+use crate::method::alternate::{Cost, Subject};
+use crate::method::copier::Engine;
+use crate::method::lockstep::{OtherCore, lock};
+use crate::method::temperature::Temperature;
+use crate::method::timed_worker::{self, TimedWorker};
 use crate::peer::about::feature_names;
-use crate::temperature::Temperature;
-use crate::timed_worker::{self, TimedWorker};
-use crate::workload::{Route, Workload};
 
 /// A virtqueue as the device has it.
 fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<VringConfig> {

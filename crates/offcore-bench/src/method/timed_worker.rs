@@ -14,10 +14,10 @@ use offcore_flow::task::Task;
 use offcore_flow::worker::Worker;
 use offcore_stats::tsc;
 
-use crate::background::Background;
-use crate::copier::Engine;
-use crate::lockstep::{OtherCore, lock};
-use crate::temperature::Temperature;
+use crate::method::background::Background;
+use crate::method::copier::Engine;
+use crate::method::lockstep::{OtherCore, lock};
+use crate::method::temperature::Temperature;
 
 /// How often in a row the engine is run for nothing, at most.
 const MOST_IN_VAIN: usize = 64;

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use offcore_dma::cost::{BURST, SubmitReap};
 use offcore_stats::tsc;
 
-use crate::copier::Copier;
-use crate::lockstep::OtherCore;
-use crate::row::Row;
-use crate::sample::{ClockCheck, Spread};
+use crate::method::copier::Copier;
+use crate::method::lockstep::OtherCore;
+use crate::report::row::Row;
+use crate::report::sample::{ClockCheck, Spread};
 
 /// Bursts that are not counted.
 const WARM_UP: usize = 200;

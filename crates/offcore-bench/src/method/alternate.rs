@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::BURST;
-use crate::lockstep::OtherCore;
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::{Bounds, ClockCheck, Spread, SumRatio};
+use crate::method::lockstep::OtherCore;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{Bounds, ClockCheck, Spread, SumRatio};
 
 /// Bursts of a turn that are timed, at least, in every measurement; tests have shorter turns.
 pub const TURN_BURSTS: usize = 256;

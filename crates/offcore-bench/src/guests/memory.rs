@@ -17,10 +17,10 @@ use offcore_ring::Layout;
 use offcore_vhost::MemoryFd;
 use offcore_vhost::frontend::{RingPlace, ring_parts};
 
-use crate::guest::{Traffic, buffers_len};
+use crate::guests::guest::{Traffic, buffers_len};
+use crate::guests::workload::{Ring, Route, Workload};
 use crate::machine::free_hugepage_mib;
-use crate::temperature::Temperature;
-use crate::workload::{Ring, Route, Workload};
+use crate::method::temperature::Temperature;
 
 /// Descriptors of every virtqueue.
 pub const RING: u16 = 1024;

@@ -7,18 +7,18 @@ use anyhow::Result;
 use offcore_stats::tsc;
 
 use crate::BURST;
-use crate::alternate::turn;
-use crate::copier::Setup;
-use crate::core_cost::OwnVariant;
-use crate::guest::Seen;
-use crate::lockstep::OtherCore;
-use crate::memory::{Need, RunMemory, Testbed};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::Spread;
-use crate::temperature::Temperature;
+use crate::guests::guest::Seen;
+use crate::guests::memory::{Need, RunMemory, Testbed};
+use crate::guests::workload::{Route, Workload};
+use crate::method::alternate::turn;
+use crate::method::copier::Setup;
+use crate::method::lockstep::OtherCore;
+use crate::method::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::Spread;
 use crate::vhost::Options;
-use crate::workload::{Route, Workload};
+use crate::vhost::core_cost::OwnVariant;
 
 /// Nanoseconds of work per packet that the sweep goes through.
 pub const WORK_NS: [u64; 8] = [0, 50, 100, 200, 400, 800, 1200, 1600];

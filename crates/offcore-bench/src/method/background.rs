@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use anyhow::Result;
 use offcore_stats::tsc;
 
-use crate::lockstep::{Beside, OtherCore, lock};
-use crate::temperature::BUFFER;
+use crate::method::lockstep::{Beside, OtherCore, lock};
+use crate::method::temperature::BUFFER;
 
 /// Bytes that are copied from, and as many that are copied to: more than a core's own caches hold, as with an engine,
 /// which has none.

@@ -13,7 +13,7 @@ use offcore_stats::tsc;
 
 use crate::model::load::layout;
 use crate::model::rate::BATCH;
-use crate::sample::Spread;
+use crate::report::sample::Spread;
 
 /// Copies that an engine makes from one look of the measured core to the next, at most, unless it makes more in one step:
 /// a running engine completes some at a time.

@@ -16,9 +16,9 @@ use offcore_stats::{Histogram, tsc};
 
 use super::back_end::BackEnd;
 use crate::BURST;
-use crate::guest::{PORT_MAC, Seen};
-use crate::round_trips::{CONTENT_EVERY, RING, RoundTrips, WINDOW, Way};
-use crate::workload::Ring;
+use crate::guests::guest::{PORT_MAC, Seen};
+use crate::guests::workload::Ring;
+use crate::vhost::round_trips::{CONTENT_EVERY, RING, RoundTrips, WINDOW, Way};
 
 /// A slow back end is sent so many packets however long it takes, so that there are some to check and to measure.
 const FEWEST: u64 = 4 * CONTENT_EVERY as u64;

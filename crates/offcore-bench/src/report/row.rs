@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::sample::{Bounds, Spread};
+use crate::report::sample::{Bounds, Spread};
 
 /// The number of the present description of a row.
 pub const SCHEMA: u32 = 3;

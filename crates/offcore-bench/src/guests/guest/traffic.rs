@@ -15,8 +15,8 @@ use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::virtio_net::{self, NetHeader};
 
 use super::{GUEST_MAC, PEER_MAC, PORT_MAC};
-use crate::temperature::{BUFFER, STRIDE, Temperature};
-use crate::workload::{GuestKind, Workload};
+use crate::guests::workload::{GuestKind, Workload};
+use crate::method::temperature::{BUFFER, STRIDE, Temperature};
 
 /// Packets that a guest writes or reads at a time, between two readings of the clock.
 pub(super) const GROUP: usize = 16;

@@ -25,10 +25,10 @@ use offcore_stats::{lcore, tsc};
 use offcore_vhost::BackendConfig;
 
 use crate::BURST;
-use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::guests::guest::{PEER_MAC, PORT_MAC};
 use crate::peer::ovs::Ovs;
 use crate::peer::testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig};
-use crate::sample::ClockCheck;
+use crate::report::sample::ClockCheck;
 
 /// The peer's packet buffers: as many as ours.
 pub(crate) const BUFFERS: u32 = 8192;

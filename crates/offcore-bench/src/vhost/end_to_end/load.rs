@@ -7,8 +7,8 @@ use offcore_stats::tsc;
 
 use super::back_end::BackEnd;
 use super::paired::{Load, Window};
-use crate::guest::Seen;
-use crate::round_trips::{RoundTrips, WINDOW};
+use crate::guests::guest::Seen;
+use crate::vhost::round_trips::{RoundTrips, WINDOW};
 
 /// Packets that are checked byte by byte before anything is timed.
 const ALL_CHECKED: u64 = 4096;

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use offcore_stats::tsc;
 
 use super::back_end::{BackEnd, Ours};
-use crate::guest::Seen;
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::{Spread, paired_ratio};
+use crate::guests::guest::Seen;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{Spread, paired_ratio};
 
 /// A window is not counted before it has run for so long.
 pub(crate) const SETTLE: Duration = Duration::from_millis(50);

@@ -8,17 +8,17 @@ use offcore_dma::Mode;
 use offcore_stats::tsc;
 
 use crate::BURST;
-use crate::alternate::{Cost, FEWEST, Steadiness, Subject, mean};
-use crate::copier::Setup;
-use crate::core_cost::OwnVariant;
-use crate::lockstep::OtherCore;
-use crate::memory::{Need, RunMemory, Testbed, page_name};
-use crate::progress::Progress;
-use crate::row::Row;
-use crate::sample::{Bounds, ClockCheck, Spread, SumRatio};
-use crate::temperature::Temperature;
+use crate::guests::memory::{Need, RunMemory, Testbed, page_name};
+use crate::guests::workload::{Ring, Route, Workload};
+use crate::method::alternate::{Cost, FEWEST, Steadiness, Subject, mean};
+use crate::method::copier::Setup;
+use crate::method::lockstep::OtherCore;
+use crate::method::temperature::Temperature;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{Bounds, ClockCheck, Spread, SumRatio};
 use crate::vhost::Options;
-use crate::workload::{Ring, Route, Workload};
+use crate::vhost::core_cost::OwnVariant;
 
 /// How long data stays as warm as it is, by the clock on the wall.
 pub const PHASE: Duration = Duration::from_millis(100);

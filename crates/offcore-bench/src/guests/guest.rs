@@ -14,9 +14,9 @@ use offcore_ring::{Layout, driver};
 use offcore_stats::tsc;
 use offcore_wire::MacAddr;
 
-use crate::lockstep::lock;
-use crate::temperature::{BUFFER, Temperature};
-use crate::workload::GuestKind;
+use crate::guests::workload::GuestKind;
+use crate::method::lockstep::lock;
+use crate::method::temperature::{BUFFER, Temperature};
 use traffic::{Buffers, GROUP, TABLE};
 pub use traffic::{Traffic, buffers_len};
 

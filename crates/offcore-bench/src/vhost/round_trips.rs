@@ -30,9 +30,9 @@ use offcore_wire::template::{UDP_HEADERS_LEN, UdpTemplate};
 use offcore_wire::{MacAddr, UdpFlow, ethernet};
 
 use crate::BURST;
-use crate::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
-use crate::temperature::STRIDE;
-use crate::workload::Ring;
+use crate::guests::guest::{GUEST_MAC, PEER_MAC, PORT_MAC, Seen};
+use crate::guests::workload::Ring;
+use crate::method::temperature::STRIDE;
 
 /// Descriptors of each virtqueue, and buffers of each direction: virtio's usual size.
 pub(crate) const RING: u16 = 256;
@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn a_gap_is_a_loss_and_the_past_is_an_error() {
         let dir = crate::peer::tempdir::TempDir::new().unwrap();
-        let (_back_end, mut load) = crate::end_to_end::tests::pair(&dir, offcore_flow::Forward::Mac);
+        let (_back_end, mut load) = crate::vhost::end_to_end::tests::pair(&dir, offcore_flow::Forward::Mac);
         (load.expected, load.next) = (3, 10);
         assert!(load.check_gap(5).is_ok());
         assert_eq!(load.lost(), 2);

@@ -9,7 +9,7 @@ use offcore_vhost::features::{
     VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MRG_RXBUF,
 };
 
-use crate::temperature::Temperature;
+use crate::method::temperature::Temperature;
 
 /// The format of virtqueues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

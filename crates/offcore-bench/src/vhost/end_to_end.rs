@@ -28,16 +28,16 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_stats::lcore;
 
 use crate::BURST;
-use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::guests::guest::{PEER_MAC, PORT_MAC};
+use crate::guests::workload::{Ring, Route};
 use crate::machine::{self, find_program, free_hugepage_mib};
 use crate::peer::about::feature_names;
 use crate::peer::ovs;
 use crate::peer::tempdir::TempDir;
 use crate::peer::testpmd::Memory;
-use crate::progress::Progress;
-use crate::round_trips::{RoundTrips, WINDOW, Way};
-use crate::row::{AboutPeer, Row};
-use crate::workload::{Ring, Route};
+use crate::report::progress::Progress;
+use crate::report::row::{AboutPeer, Row};
+use crate::vhost::round_trips::{RoundTrips, WINDOW, Way};
 use back_end::{BUFFERS, BackEnd, Ours, TheirSwitch, Theirs};
 use paired::{Gathered, Schedule, Variant};
 

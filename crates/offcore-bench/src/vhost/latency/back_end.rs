@@ -21,8 +21,8 @@ use offcore_stats::{StageClock, lcore};
 use offcore_vhost::BackendConfig;
 
 use crate::BURST;
-use crate::copier::CHANNEL;
-use crate::guest::{PEER_MAC, PORT_MAC};
+use crate::guests::guest::{PEER_MAC, PORT_MAC};
+use crate::method::copier::CHANNEL;
 
 /// The statistics that are looked at.
 const STATS: &str = "mover";
