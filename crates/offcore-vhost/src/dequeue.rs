@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use offcore_dma::{Batch, Begun, Context, Mover};
-use offcore_mem::{BURST, Burst, PoolCache};
+use offcore_mem::{BURST, Burst};
 use offcore_ring::device::{DeviceQueue, Direction};
 use offcore_ring::{RingError, prefetch, with_queue};
-use offcore_stats::{Stage, StageClock, tsc};
+use offcore_stats::{Stage, tsc};
 use offcore_wire::ethernet;
 
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
-use crate::vring::{Active, Chains, InFlight, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::vring::{Active, Call, InFlight, MAX_PIECES, Taken, Vring, burst_limit};
 use gather::{Gather, Gathered, start_of};
 use headers::{check_copies, check_headers};
 
@@ -140,7 +140,7 @@ impl Dequeue {
         let Some(active) = active.as_mut() else { return Ok(()) };
         let Context { mover, cache, clock, burst: most } = &mut *ctx;
         let (most, already) = (*most, dequeued.packets);
-        let mut call = Call { active, cell, chains, cache, clock, burst, dequeued };
+        let mut call = Call { active, cell, chains, cache, clock, burst, done: dequeued };
         let mut plan = copies.plan(mover);
         if !plan.by_core() {
             let wanted = burst_limit(most).min(plan.copies);
@@ -230,18 +230,7 @@ impl Dequeue {
     }
 }
 
-/// What one call takes chains with.
-struct Call<'a> {
-    active: &'a mut Active,
-    cell: &'a VringCell,
-    chains: &'a mut Chains,
-    cache: &'a mut PoolCache,
-    clock: &'a mut StageClock,
-    burst: &'a mut Burst,
-    dequeued: &'a mut Dequeued,
-}
-
-impl Call<'_> {
+impl Call<'_, Dequeued> {
     /// Gathers and submits at most `wanted` packets, and publishes them if they are complete at once.
     ///
     /// # Errors
@@ -252,7 +241,7 @@ impl Call<'_> {
         mut batch: Batch<'_, InFlight, IMMEDIATE>,
         wanted: usize,
     ) -> Result<Gathered, RingError> {
-        let Self { active, cell, chains, cache, clock, burst, dequeued } = self;
+        let Self { active, cell, chains, cache, clock, burst, done: dequeued } = self;
         let Active { queue, config, offloads, .. } = &mut **active;
         let offloads = *offloads;
         let first_new = burst.len();

@@ -9,17 +9,16 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use offcore_dma::{Batch, Begun, Context, Mover};
-use offcore_mem::{Burst, Packet, Pool, PoolCache};
+use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::device::{Chain, DeviceQueue, Direction, Wanted};
 use offcore_ring::{RingError, with_queue};
-use offcore_stats::{Stage, StageClock};
+use offcore_stats::Stage;
 use offcore_wire::virtio_net::{NetHeader, Offloads};
 
-use crate::cell::VringCell;
-use crate::cell::VringConfig;
+use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
 use crate::pieces::{self, Piece, pieces_of};
-use crate::vring::{Active, Chains, InFlight, MAX_PIECES, Out, Taken, Vring, burst_limit};
+use crate::vring::{Active, Call, Chains, InFlight, MAX_PIECES, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,12 +80,12 @@ impl Enqueue {
         let Vring { copies, active, chains, cell, .. } = &mut self.vring;
         let Some(active) = active.as_mut() else { return submitted };
         let Context { mover, cache, clock, .. } = ctx;
-        let mut call = Call { active, cell, chains, cache, clock, burst, submitted: &mut submitted };
+        let mut call = Call { active, cell, chains, cache, clock, burst, done: &mut submitted };
         let mut by_core = false;
         let mut broken = None;
         while !call.burst.is_empty() {
             let plan = if by_core { copies.plan_by_core(mover) } else { copies.plan(mover) };
-            let before = call.submitted.packets;
+            let before = call.done.packets;
             let stop = match copies.begin(mover, plan) {
                 Begun::Immediate(batch) => call.submit(batch),
                 Begun::Queued(batch) => call.submit(batch),
@@ -95,14 +94,14 @@ impl Enqueue {
                 None => by_core = false,
                 Some(Stop::Full) => break,
                 // One packet alone has more copies than the channel has room for.
-                Some(Stop::ListFull) => by_core = call.submitted.packets == before,
+                Some(Stop::ListFull) => by_core = call.done.packets == before,
                 Some(Stop::TooBig) => {
                     call.cache.free(call.burst.remove(0));
-                    call.submitted.too_big += 1;
+                    call.done.too_big += 1;
                 }
                 Some(Stop::Unwanted) => {
                     call.cache.free(call.burst.remove(0));
-                    call.submitted.unwanted += 1;
+                    call.done.unwanted += 1;
                 }
                 Some(Stop::Broken(error)) => {
                     broken = Some(error);
@@ -174,23 +173,12 @@ impl Enqueue {
     }
 }
 
-/// What one call delivers packets with.
-struct Call<'a> {
-    active: &'a mut Active,
-    cell: &'a VringCell,
-    chains: &'a mut Chains,
-    cache: &'a mut PoolCache,
-    clock: &'a mut StageClock,
-    burst: &'a mut Burst,
-    submitted: &'a mut Submitted,
-}
-
-impl Call<'_> {
+impl Call<'_, Submitted> {
     /// Gathers and submits one batch; says why it ended before the end of the burst. Packets that are complete then are
     /// published and freed.
     #[inline(always)]
     fn submit<const IMMEDIATE: bool>(&mut self, mut batch: Batch<'_, InFlight, IMMEDIATE>) -> Option<Stop> {
-        let Self { active, cell, chains, cache, clock, burst, submitted } = self;
+        let Self { active, cell, chains, cache, clock, burst, done: submitted } = self;
         let wanted = burst_limit(burst.len()).min(batch.packets());
         if wanted == 0 {
             return Some(Stop::Full);

@@ -10,11 +10,13 @@ use crate::features::{
 };
 use crate::{VringCell, VringConfig};
 use offcore_dma::core::CoreDevice;
+use offcore_dma::cpu::CpuDevice;
+use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{ChannelId, Context, Device, Mover};
 use offcore_mem::testing::guest_regions;
 use offcore_mem::{Burst, GuestMemory, Hugepages, Pool, PoolCache};
 use offcore_ring::{Layout, device::Direction, driver};
-use offcore_stats::StageClock;
+use offcore_stats::{StageClock, tsc};
 
 /// Guest physical address of the buffers; the rings are below.
 pub const BUFFERS: u64 = 1 << 20;
@@ -138,6 +140,25 @@ impl Worker {
     /// A worker with this pool.
     pub fn over(pool: &'static Pool) -> Self {
         Self { mover: Mover::new(), cache: pool.cache(), clock: StageClock::private(), burst: 64 }
+    }
+
+    /// Adds an engine that fails in all ways, lost copies and late ones included.
+    pub fn add_faulty(&mut self, seed: u64) -> ChannelId {
+        self.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
+        let faults = Faults {
+            seed,
+            error: 50,
+            partial: 50,
+            delay: 200,
+            never: 2,
+            late: 3,
+            reorder: 300,
+            delay_polls: 5,
+            late_polls: 2000,
+            reset_calls: 2,
+        };
+        let channel = FaultyChannel::new(CpuDevice.open_channel(256).unwrap(), faults);
+        self.mover.add_channel(Box::new(channel))
     }
 
     /// What its queues are called with.

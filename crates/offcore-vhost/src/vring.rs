@@ -8,9 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use offcore_dma::{Binding, CopyQueue, Mover};
-use offcore_mem::{BURST, Packet};
+use offcore_mem::{BURST, Burst, Packet, PoolCache};
 use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
+use offcore_stats::StageClock;
 use offcore_wire::virtio_net::Offloads;
 
 use crate::cell::{Report, VringCell, VringConfig, Wanted};
@@ -119,6 +120,17 @@ impl Active {
             eventfd::signal(call.as_fd());
         }
     }
+}
+
+/// What one call takes packets from a virtqueue with, or delivers them; it notes in `done` what became of them.
+pub(crate) struct Call<'a, T> {
+    pub(crate) active: &'a mut Active,
+    pub(crate) cell: &'a VringCell,
+    pub(crate) chains: &'a mut Chains,
+    pub(crate) cache: &'a mut PoolCache,
+    pub(crate) clock: &'a mut StageClock,
+    pub(crate) burst: &'a mut Burst,
+    pub(crate) done: &'a mut T,
 }
 
 /// A chain that was taken and not yet returned.

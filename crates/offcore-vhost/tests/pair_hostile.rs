@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::cpu::CpuDevice;
-use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, Device, Mode};
 use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
-use offcore_stats::{SplitMix, tsc};
+use offcore_stats::SplitMix;
 use offcore_vhost::features::*;
 use offcore_vhost::pair::Next;
 use offcore_vhost::testing::*;
@@ -301,23 +299,9 @@ impl Forwarding<'_> {
 fn worker(pool: &'static Pool, dice: &mut SplitMix, seed: u64) -> (Worker, Stepper, [Binding; 4]) {
     let mut worker = Worker::new();
     worker.cache = pool.cache();
-    worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
     let (device, stepper): (_, Stepper) = CoreDevice::stepped();
     let helper = worker.mover.add_channel(device.open_channel(1 << (2 + dice.below(7))).unwrap());
-    let faults = Faults {
-        seed,
-        error: 50,
-        partial: 50,
-        delay: 200,
-        never: 2,
-        late: 3,
-        reorder: 300,
-        delay_polls: 5,
-        late_polls: 2000,
-        reset_calls: 2,
-    };
-    let faulty = FaultyChannel::new(CpuDevice.open_channel(256).unwrap(), faults);
-    let faulty = worker.mover.add_channel(Box::new(faulty));
+    let faulty = worker.add_faulty(seed);
     let bindings = [
         Binding::core(),
         Binding::new(Mode::Offload, vec![helper]),

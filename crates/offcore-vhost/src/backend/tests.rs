@@ -124,7 +124,7 @@ impl Peer {
         peer.connection
             .send_request(Request::SetProtocolFeatures(features::PROTOCOL_OFFERED), false)
             .unwrap();
-        assert_eq!(peer.ask(Request::SetFeatures(features::VIRTIO_F_VERSION_1)), Some(Reply::Value(0)));
+        peer.done(Request::SetFeatures(features::VIRTIO_F_VERSION_1));
         assert_eq!(peer.table(), Some(Reply::Value(0)));
         peer
     }
@@ -135,6 +135,11 @@ impl Peer {
         self.connection.send_request(request, true).unwrap();
         let received = self.connection.receive_until(Instant::now() + TIMEOUT).ok()?;
         Some(received.expect("a reply within time").reply(code).unwrap())
+    }
+
+    /// Asks for what is answered by 0.
+    fn done(&mut self, request: Request<BorrowedFd<'_>>) {
+        assert_eq!(self.ask(request), Some(Reply::Value(0)));
     }
 
     fn table(&mut self) -> Option<Reply> {
@@ -152,7 +157,7 @@ impl Peer {
             Request::SetVringAddr(addr),
             Request::SetVringKick(VringFd { index: index as u8, fd: None }),
         ] {
-            assert_eq!(self.ask(request), Some(Reply::Value(0)));
+            self.done(request);
         }
     }
 
@@ -161,16 +166,22 @@ impl Peer {
     }
 }
 
+/// A back end with a front end that has started virtqueue `index`, and its worker.
+fn started(name: &str, index: u8) -> (Backend, Worker, Peer) {
+    let backend = backend(name, TIMEOUT, ());
+    let worker = Worker::new(&backend.cells()[usize::from(index)]);
+    let mut peer = Peer::new(&backend);
+    peer.start(index);
+    (backend, worker, peer)
+}
+
 fn memory_of(cell: &VringCell) -> Weak<GuestMemory> {
     Arc::downgrade(&cell.wanted().vring.unwrap().memory)
 }
 
 #[test]
 fn table_is_answered_after_the_worker() {
-    let backend = backend("late", TIMEOUT, ());
-    let worker = Worker::new(&backend.cells()[0]);
-    let mut peer = Peer::new(&backend);
-    peer.start(0);
+    let (backend, worker, mut peer) = started("late", 0);
     worker.advance_to(41);
     let old = memory_of(&backend.cells()[0]);
     worker.hold(true);
@@ -192,10 +203,7 @@ fn table_is_answered_after_the_worker() {
 
 #[test]
 fn new_eventfds_do_not_stop_a_ring() {
-    let backend = backend("change", TIMEOUT, ());
-    let worker = Worker::new(&backend.cells()[1]);
-    let mut peer = Peer::new(&backend);
-    peer.start(1);
+    let (backend, worker, mut peer) = started("change", 1);
     let wanted = || backend.cells()[1].wanted().vring.unwrap();
     let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let event = || VringFd { index: 1, fd: Some(fd.as_fd()) };
@@ -206,10 +214,10 @@ fn new_eventfds_do_not_stop_a_ring() {
         Request::SetVringKick(event()),
         Request::SetVringEnable(VringState { index: 1, num: 0 }),
     ] {
-        assert_eq!(peer.ask(request), Some(Reply::Value(0)));
+        peer.done(request);
     }
     assert!(wanted().call.is_some() && wanted().kick.is_some() && !wanted().enabled);
-    assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 1, fd: None })), Some(Reply::Value(0)));
+    peer.done(Request::SetVringKick(VringFd { index: 1, fd: None }));
     assert!(wanted().kick.is_none());
     assert_eq!(worker.control.begun.load(Ordering::Relaxed), 1, "it went on");
     worker.advance_to(65535);
@@ -232,14 +240,13 @@ fn eventfd_is_answered_after_the_worker() {
     let mut peer = Peer::new(&backend);
     let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let event = || VringFd { index: 0, fd: Some(fd.as_fd()) };
-    assert_eq!(peer.ask(Request::SetVringCall(event())), Some(Reply::Value(0)));
+    peer.done(Request::SetVringCall(event()));
     peer.start(0);
     until("the ring runs", || worker.control.active.load(Ordering::Relaxed));
     let old = Arc::downgrade(backend.cells()[0].wanted().vring.unwrap().call.as_ref().unwrap());
     worker.hold(true);
     std::thread::scope(|scope| {
-        let asked =
-            scope.spawn(|| assert_eq!(peer.ask(Request::SetVringCall(event())), Some(Reply::Value(0))));
+        let asked = scope.spawn(|| peer.done(Request::SetVringCall(event())));
         std::thread::sleep(Duration::from_millis(100));
         assert!(!asked.is_finished() && old.upgrade().is_some());
         worker.hold(false);
@@ -249,10 +256,7 @@ fn eventfd_is_answered_after_the_worker() {
 
 #[test]
 fn regions_come_and_go_under_a_running_ring() {
-    let backend = backend("regions", TIMEOUT, ());
-    let worker = Worker::new(&backend.cells()[0]);
-    let mut peer = Peer::new(&backend);
-    peer.start(0);
+    let (backend, worker, mut peer) = started("regions", 0);
     worker.advance_to(5);
     let vring = || backend.cells()[0].wanted().vring.unwrap();
     let byte =
@@ -261,11 +265,11 @@ fn regions_come_and_go_under_a_running_ring() {
     let (_mapping, fd) = Mapping::memfd("more", 1 << 16, Hugepages::None).unwrap();
     for round in 0..100 {
         let region = MemoryRegion { guest: 1 << 32, size: 1 << 16, user: 1 << 50, mmap_offset: 0 };
-        assert_eq!(peer.ask(Request::AddMemReg(region, fd.as_fd())), Some(Reply::Value(0)));
+        peer.done(Request::AddMemReg(region, fd.as_fd()));
         assert_eq!((byte(&vring(), 0), vring().base), (before, 5 + round), "neither moved nor mapped anew");
         assert!(byte(&vring(), 1 << 32).is_some());
         worker.advance_to(6 + round);
-        assert_eq!(peer.ask(Request::RemMemReg(region, None)), Some(Reply::Value(0)));
+        peer.done(Request::RemMemReg(region, None));
         assert_eq!((byte(&vring(), 0), vring().base), (before, 6 + round));
         assert!(byte(&vring(), 1 << 32).is_none());
     }
@@ -282,23 +286,23 @@ fn ring_rests_while_its_memory_is_gone() {
     let region = peer.region;
     let old = memory_of(&backend.cells()[0]);
     let fd = peer.fd.try_clone().unwrap();
-    assert_eq!(peer.ask(Request::RemMemReg(region, Some(fd.as_fd()))), Some(Reply::Value(0)));
+    peer.done(Request::RemMemReg(region, Some(fd.as_fd())));
     assert!(backend.cells().iter().all(|cell| cell.wanted().vring.is_none()));
     assert!(workers.iter().all(|worker| !worker.control.active.load(Ordering::Relaxed)));
     assert!(old.upgrade().is_none(), "nothing is mapped any more");
     assert_eq!(backend.device().status().regions, 0);
     // Other memory does not help, nor does a kick.
     let elsewhere = MemoryRegion { user: 1 << 20, guest: 1 << 40, ..region };
-    assert_eq!(peer.ask(Request::AddMemReg(elsewhere, fd.as_fd())), Some(Reply::Value(0)));
-    assert_eq!(peer.ask(Request::SetVringKick(VringFd { index: 0, fd: None })), Some(Reply::Value(0)));
+    peer.done(Request::AddMemReg(elsewhere, fd.as_fd()));
+    peer.done(Request::SetVringKick(VringFd { index: 0, fd: None }));
     assert!(backend.cells()[0].wanted().vring.is_none());
     // In two pieces: the second ring is in the second one.
     let half = |at: u64, size| MemoryRegion { guest: at, size, user: region.user + at, mmap_offset: at };
-    assert_eq!(peer.ask(Request::AddMemReg(half(0, 0x1_0000), fd.as_fd())), Some(Reply::Value(0)));
+    peer.done(Request::AddMemReg(half(0, 0x1_0000), fd.as_fd()));
     assert_eq!(backend.cells()[0].wanted().vring.unwrap().base, 77, "it goes on where it was");
     assert!(backend.cells()[1].wanted().vring.is_none());
     let rest = half(0x1_0000, region.size - 0x1_0000);
-    assert_eq!(peer.ask(Request::AddMemReg(rest, fd.as_fd())), Some(Reply::Value(0)));
+    peer.done(Request::AddMemReg(rest, fd.as_fd()));
     assert_eq!(backend.cells()[1].wanted().vring.unwrap().base, 77);
     assert_eq!(peer.base(1), Some(Reply::Vring(VringState { index: 1, num: 77 })));
 }
@@ -310,13 +314,13 @@ fn reset_waits_and_forgets() {
     for request in [Request::ResetDevice, Request::SetStatus(0)] {
         let mut peer = Peer::new(&backend);
         (0..2).for_each(|index| peer.start(index));
-        assert_eq!(peer.ask(Request::SetStatus(0xf)), Some(Reply::Value(0)));
+        peer.done(Request::SetStatus(0xf));
         workers.iter().for_each(|worker| {
             worker.advance_to(9);
             worker.hold(true);
         });
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| assert_eq!(peer.ask(request), Some(Reply::Value(0))));
+            let asked = scope.spawn(|| peer.done(request));
             std::thread::sleep(Duration::from_millis(50));
             assert!(!asked.is_finished(), "the workers still have the rings");
             workers.iter().for_each(|worker| worker.hold(false));
@@ -332,7 +336,7 @@ fn reset_waits_and_forgets() {
         // QEMU 7 asks only now, and goes on from there when the guest goes on.
         assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 })));
         // And everything begins anew, over the same connection.
-        assert_eq!(peer.ask(Request::SetFeatures(features::VIRTIO_F_VERSION_1)), Some(Reply::Value(0)));
+        peer.done(Request::SetFeatures(features::VIRTIO_F_VERSION_1));
         (0..2).for_each(|index| peer.start(index));
         assert!(backend.cells().iter().all(|cell| cell.wanted().vring.unwrap().base == 0));
     }
@@ -340,10 +344,7 @@ fn reset_waits_and_forgets() {
 
 #[test]
 fn unseen_ring_keeps_its_base() {
-    let backend = backend("unseen", TIMEOUT, ());
-    let worker = Worker::new(&backend.cells()[0]);
-    let mut peer = Peer::new(&backend);
-    peer.start(0);
+    let (_backend, worker, mut peer) = started("unseen", 0);
     worker.advance_to(9);
     assert_eq!(peer.base(0), Some(Reply::Vring(VringState { index: 0, num: 9 })));
     worker.hold(true);
@@ -357,10 +358,7 @@ fn unseen_ring_keeps_its_base() {
 
 #[test]
 fn next_worker_goes_on() {
-    let backend = backend("detach", TIMEOUT, ());
-    let worker = Worker::new(&backend.cells()[0]);
-    let mut peer = Peer::new(&backend);
-    peer.start(0);
+    let (backend, worker, mut peer) = started("detach", 0);
     worker.advance_to(12);
     drop(worker);
     let worker = Worker::new(&backend.cells()[0]);
@@ -405,11 +403,10 @@ fn silent_worker_costs_the_connection() {
 #[test]
 fn full_error_eventfd_blocks_nobody() {
     let backend = backend("full", TIMEOUT, ());
-    let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
+    let [first, second] = [0, 1].map(|index| Worker::new(&backend.cells()[index]));
     let mut peer = Peer::new(&backend);
     let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let event = VringFd { index: 0, fd: Some(err.as_fd()) };
-    assert_eq!(peer.ask(Request::SetVringErr(event)), Some(Reply::Value(0)));
+    peer.done(Request::SetVringErr(VringFd { index: 0, fd: Some(err.as_fd()) }));
     (0..2).for_each(|index| peer.start(index));
     rustix::fs::fcntl_setfl(&err, rustix::fs::OFlags::empty()).unwrap();
     rustix::io::write(&err, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -423,11 +420,10 @@ fn full_error_eventfd_blocks_nobody() {
 #[test]
 fn broken_virtqueue_stays_down() {
     let backend = backend("broken", TIMEOUT, ());
-    let (first, second) = (Worker::new(&backend.cells()[0]), Worker::new(&backend.cells()[1]));
+    let [first, second] = [0, 1].map(|index| Worker::new(&backend.cells()[index]));
     let mut peer = Peer::new(&backend);
     let err = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let event = VringFd { index: 0, fd: Some(err.as_fd()) };
-    assert_eq!(peer.ask(Request::SetVringErr(event)), Some(Reply::Value(0)));
+    peer.done(Request::SetVringErr(VringFd { index: 0, fd: Some(err.as_fd()) }));
     (0..2).for_each(|index| peer.start(index));
     first.advance_to(5);
     second.advance_to(6);

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::cpu::CpuDevice;
-use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_ring::split::{device::Direction, driver};
-use offcore_stats::{StageClock, tsc};
+use offcore_stats::StageClock;
 use offcore_vhost::dequeue::Dequeued;
 use offcore_vhost::{Dequeue, Enqueue, VringCell};
 
@@ -97,23 +95,9 @@ impl Rig {
     pub(crate) fn new(memories: Memories, setup: Setup, base: u16) -> Self {
         let Memories { arena, neighbour, pool, clock } = memories;
         let mut worker = Worker { clock, ..Worker::over(pool) };
-        worker.mover.set_lost_after(tsc::ticks(Duration::from_micros(100)));
         let (device, stepper) = CoreDevice::stepped();
-        let faults = Faults {
-            seed: setup.seed,
-            error: 50,
-            partial: 50,
-            delay: 200,
-            never: 2,
-            late: 3,
-            reorder: 300,
-            delay_polls: 5,
-            late_polls: 2000,
-            reset_calls: 2,
-        };
         let helper = worker.mover.add_channel(device.open_channel(256).unwrap());
-        let faulty = FaultyChannel::new(CpuDevice.open_channel(256).unwrap(), faults);
-        let faulty = worker.mover.add_channel(Box::new(faulty));
+        let faulty = worker.add_faulty(setup.seed);
         let (mode, channels): (Mode, Vec<ChannelId>) = match setup.engine {
             Engine::Core => (Mode::Cpu, vec![]),
             Engine::Helper => (Mode::Offload, vec![helper]),
