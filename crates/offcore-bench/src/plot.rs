@@ -4,13 +4,13 @@ pub mod throughput;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use plotters::coord::Shift;
+use anyhow::{Result, ensure};
 use plotters::prelude::*;
 
 use crate::guests::workload::Route;
 use crate::method::temperature::Temperature;
 use crate::report::row::Row;
+use crate::report::svg::{self, Area};
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (400, 360);
@@ -219,39 +219,28 @@ fn draw(words: &Words, panels: &[Panel], path: &Path) -> Result<()> {
         PANEL.0 * u32::try_from(columns)?.max(2),
         HEAD + PANEL.1 * u32::try_from(panels.len().div_ceil(columns))?,
     );
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        drawn(root.fill(&WHITE))?;
+    svg::write(path, size, |root| {
         let (head, body) = root.split_vertically(HEAD);
         draw_head(words, panels, &head)?;
         let rows = panels.len().div_ceil(columns);
         for (panel, area) in panels.iter().zip(body.split_evenly((rows, columns))) {
             draw_panel(words, panel, &area)?;
         }
-        drawn(root.present())?;
-    }
-    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
-}
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-
-/// A drawing's errors borrow it; what they say is enough.
-fn drawn<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T> {
-    result.map_err(|error| anyhow!("drawing: {error}"))
+        Ok(())
+    })
 }
 
 fn draw_head(words: &Words, panels: &[Panel], area: &Area<'_>) -> Result<()> {
-    drawn(area.draw_text(words.title, &("sans-serif", 20).into_font().color(&BLACK), (EDGE, 14)))?;
-    drawn(area.draw_text(words.meaning, &("sans-serif", 13).into_font().color(&BLACK.mix(0.7)), (EDGE, 42)))?;
+    area.draw_text(words.title, &("sans-serif", 20).into_font().color(&BLACK), (EDGE, 14))?;
+    area.draw_text(words.meaning, &("sans-serif", 13).into_font().color(&BLACK.mix(0.7)), (EDGE, 42))?;
     let used = |series: &Series| panels.iter().any(|panel| panel.lines.iter().any(|l| l.series == *series));
     let mut x = EDGE;
     for series in Series::ALL.into_iter().filter(used) {
         let (y, colour) = (74, series.colour());
-        drawn(area.draw(&PathElement::new([(x, y), (x + 28, y)], colour.stroke_width(2))))?;
+        area.draw(&PathElement::new([(x, y), (x + 28, y)], colour.stroke_width(2)))?;
         mark(area, series, (x + 14, y))?;
         let font = ("sans-serif", 14).into_font().color(&BLACK);
-        drawn(area.draw_text(series.name(), &font, (x + 36, y - 8)))?;
+        area.draw_text(series.name(), &font, (x + 36, y - 8))?;
         // Roughly: without the font, a letter is taken for 7.5 pixels wide.
         x += 60 + i32::try_from(series.name().len())? * 15 / 2;
     }
@@ -264,33 +253,29 @@ fn draw_panel(words: &Words, panel: &Panel, area: &Area<'_>) -> Result<()> {
     let top = all().map(|point| point.1).fold(0.0, f64::max);
     // A little further, so that the last point is not on the edge.
     let range = |reach: f64| 0.0..(reach * 1.05).max(1e-3);
-    let mut chart = drawn(
-        ChartBuilder::on(area)
-            .caption(&panel.title, ("sans-serif", 15))
-            .margin(10)
-            .margin_right(20)
-            .x_label_area_size(44)
-            .y_label_area_size(58)
-            .build_cartesian_2d(range(right), range(top)),
-    )?;
-    drawn(
-        chart
-            .configure_mesh()
-            .x_desc(words.x)
-            .y_desc(words.y)
-            .x_label_formatter(&|x| format!("{x:.0}"))
-            .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
-            .x_labels(9)
-            .y_labels(8)
-            .label_style(("sans-serif", 12))
-            .axis_desc_style(("sans-serif", 13))
-            .bold_line_style(BLACK.mix(0.12))
-            .light_line_style(TRANSPARENT)
-            .draw(),
-    )?;
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, ("sans-serif", 15))
+        .margin(10)
+        .margin_right(20)
+        .x_label_area_size(44)
+        .y_label_area_size(58)
+        .build_cartesian_2d(range(right), range(top))?;
+    chart
+        .configure_mesh()
+        .x_desc(words.x)
+        .y_desc(words.y)
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
+        .x_labels(9)
+        .y_labels(8)
+        .label_style(("sans-serif", 12))
+        .axis_desc_style(("sans-serif", 13))
+        .bold_line_style(BLACK.mix(0.12))
+        .light_line_style(TRANSPARENT)
+        .draw()?;
     for line in &panel.lines {
         let style = line.series.colour().stroke_width(2);
-        drawn(chart.draw_series(LineSeries::new(line.points.iter().copied(), style)))?;
+        chart.draw_series(LineSeries::new(line.points.iter().copied(), style))?;
         for point in &line.points {
             let at = chart.backend_coord(point);
             mark(area, line.series, relative(area, at))?;
@@ -308,13 +293,14 @@ fn relative(area: &Area<'_>, (x, y): (i32, i32)) -> (i32, i32) {
 /// A point of a line.
 fn mark(area: &Area<'_>, series: Series, at: (i32, i32)) -> Result<()> {
     let style = series.colour().filled();
-    drawn(match series {
+    match series {
         Series::Cpu => area.draw(&Circle::new(at, 4, style)),
         Series::Offload => area.draw(&TriangleMarker::new(at, 6, style)),
         Series::DpdkLib | Series::GuideCore | Series::GuideDsa => {
             area.draw(&Rectangle::new([(at.0 - 3, at.1 - 3), (at.0 + 4, at.1 + 4)], style))
         }
-    })
+    }?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! What a measurement tells: rows, and how far it is.
+//! What a measurement tells: rows, drawings, and how far it is.
 
 pub mod progress;
 pub mod row;
 pub mod sample;
+pub(crate) mod svg;

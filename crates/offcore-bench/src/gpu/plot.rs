@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use plotters::coord::Shift;
+use anyhow::{Result, ensure};
 use plotters::prelude::*;
 
 use super::Case;
 use crate::report::row::{GpuColumns, Row};
+use crate::report::svg::{self, Area, COLOURS};
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (460, 400);
@@ -15,17 +15,6 @@ const PANEL: (u32, u32) = (460, 400);
 const COLUMNS: usize = 3;
 /// Pixels above them.
 const HEAD: u32 = 56;
-/// Of Okabe and Ito, for colour-blind eyes too.
-const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(90, 90, 90),
-];
-
 /// A line of a panel.
 #[derive(Debug)]
 struct Line {
@@ -65,18 +54,14 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
         }
         None => "Packets through pipelines without a device".into(),
     };
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        drawn(root.fill(&WHITE))?;
-        drawn(root.draw_text(&title, &("sans-serif", 20).into_font().color(&BLACK), (16, 14)))?;
+    svg::write(path, size, |root| {
+        root.draw_text(&title, &("sans-serif", 20).into_font().color(&BLACK), (16, 14))?;
         let (_, body) = root.split_vertically(HEAD);
         for (panel, area) in panels.iter().zip(body.split_evenly((panels.len().div_ceil(columns), columns))) {
             draw_panel(panel, &area)?;
         }
-        drawn(root.present())?;
-    }
-    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+        Ok(())
+    })
 }
 
 type GpuRow<'a> = (&'a Row, &'a GpuColumns);
@@ -153,60 +138,51 @@ fn published(rows: &[GpuRow<'_>], at: impl Fn(&Row) -> f64) -> Vec<Line> {
     lines
 }
 
-/// A drawing's errors borrow it; what they say is enough.
-fn drawn<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T> {
-    result.map_err(|error| anyhow!("drawing: {error}"))
-}
-
-fn draw_panel(panel: &Panel, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
+fn draw_panel(panel: &Panel, area: &Area<'_>) -> Result<()> {
     let all = || panel.lines.iter().flat_map(|line| &line.points);
     let left = all().map(|point| point.0).fold(f64::MAX, f64::min);
     let right = all().map(|point| point.0).fold(left, f64::max);
     let top = all().map(|point| point.1).fold(0.0, f64::max);
-    let mut chart = drawn(
-        ChartBuilder::on(area)
-            .caption(&panel.title, ("sans-serif", 15))
-            .margin(10)
-            .margin_right(20)
-            .x_label_area_size(44)
-            .y_label_area_size(58)
-            .build_cartesian_2d((left / 1.2..right * 1.2).log_scale(), 0.0..(top * 1.35).max(1e-3)),
-    )?;
-    drawn(
-        chart
-            .configure_mesh()
-            .x_desc(panel.x)
-            .y_desc(panel.y)
-            .x_label_formatter(&|x| format!("{x:.0}"))
-            .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
-            .label_style(("sans-serif", 12))
-            .axis_desc_style(("sans-serif", 13))
-            .bold_line_style(BLACK.mix(0.12))
-            .light_line_style(TRANSPARENT)
-            .draw(),
-    )?;
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, ("sans-serif", 15))
+        .margin(10)
+        .margin_right(20)
+        .x_label_area_size(44)
+        .y_label_area_size(58)
+        .build_cartesian_2d((left / 1.2..right * 1.2).log_scale(), 0.0..(top * 1.35).max(1e-3))?;
+    chart
+        .configure_mesh()
+        .x_desc(panel.x)
+        .y_desc(panel.y)
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| if top < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
+        .label_style(("sans-serif", 12))
+        .axis_desc_style(("sans-serif", 13))
+        .bold_line_style(BLACK.mix(0.12))
+        .light_line_style(TRANSPARENT)
+        .draw()?;
     for (line, index) in panel.lines.iter().zip(0..) {
         let colour = COLOURS[index % COLOURS.len()];
         let theirs = line.name.starts_with("published");
         let style = if theirs { colour.mix(0.5).stroke_width(1) } else { colour.stroke_width(2) };
         let points = || line.points.iter().copied();
-        drawn(chart.draw_series(LineSeries::new(points(), style)))?
+        chart
+            .draw_series(LineSeries::new(points(), style))?
             .label(line.name.as_str())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
         if theirs {
-            drawn(chart.draw_series(points().map(|point| Cross::new(point, 4, style))))?;
+            chart.draw_series(points().map(|point| Cross::new(point, 4, style)))?;
         } else {
-            drawn(chart.draw_series(points().map(|point| Circle::new(point, 3, colour.filled()))))?;
+            chart.draw_series(points().map(|point| Circle::new(point, 3, colour.filled())))?;
         }
     }
-    drawn(
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .label_font(("sans-serif", 11))
-            .draw(),
-    )
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .label_font(("sans-serif", 11))
+        .draw()?;
+    Ok(())
 }
 
 #[cfg(test)]

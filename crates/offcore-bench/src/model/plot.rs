@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use plotters::prelude::*;
 
 use super::TOLERANCE;
 use crate::report::row::Row;
+use crate::report::svg::{self, Area};
 
 /// Pixels of a line.
 const LINE: u32 = 24;
@@ -26,15 +27,12 @@ const REACH: f64 = 0.3;
 pub fn errors(rows: &[Row], path: &Path) -> Result<()> {
     let points: Vec<_> = rows.iter().filter_map(|row| Some((row, row.error?))).collect();
     ensure!(!points.is_empty(), "there is nothing to draw: no row is of the model");
-    let mut svg = String::new();
-    draw(&points, &mut svg).map_err(|error| anyhow!("drawing: {error}"))?;
-    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+    let lines = u32::try_from(points.len())?;
+    svg::write(path, (WIDTH, HEAD + LINE * lines + 50), |root| draw(&points, root))
 }
 
-fn draw(points: &[(&Row, f64)], svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(points: &[(&Row, f64)], root: &Area<'_>) -> Result<()> {
     let lines = u32::try_from(points.len())?;
-    let root = SVGBackend::with_string(svg, (WIDTH, HEAD + LINE * lines + 50)).into_drawing_area();
-    root.fill(&WHITE)?;
     let text = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
     root.draw_text("The simulated DSA against published figures", &text(20), (16, 14))?;
     let meaning =
@@ -59,7 +57,6 @@ fn draw(points: &[(&Row, f64)], svg: &mut String) -> Result<(), Box<dyn std::err
         let at = (16, HEAD as i32 - 6 + (LINE * u32::try_from(index)?) as i32);
         root.draw_text(&format!("{} ({role})", row.case), &text(12), at)?;
     }
-    root.present()?;
     Ok(())
 }
 

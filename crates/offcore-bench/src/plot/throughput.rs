@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use plotters::prelude::*;
+
+use crate::report::svg::{self, Area, COLOURS};
 
 /// A throughput.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,14 +18,6 @@ pub struct Point {
 }
 
 const SIZE: (u32, u32) = (820, 480);
-/// Of Okabe and Ito, for colour-blind eyes too.
-const COLOURS: [RGBColor; 5] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(90, 90, 90),
-];
 
 /// Draws `points` to `path`.
 ///
@@ -31,15 +25,11 @@ const COLOURS: [RGBColor; 5] = [
 /// When there is none, or the file cannot be written.
 pub fn draw(points: &[Point], path: &Path) -> Result<()> {
     ensure!(!points.is_empty(), "there is nothing to draw: no throughput was measured");
-    let mut svg = String::new();
-    chart(points, &mut svg).map_err(|error| anyhow!("drawing: {error}"))?;
-    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+    svg::write(path, SIZE, |root| chart(points, root))
 }
 
-fn chart(points: &[Point], svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+fn chart(points: &[Point], root: &Area<'_>) -> Result<()> {
     let most = |of: fn(&Point) -> f64| points.iter().map(of).fold(0.0, f64::max).max(1e-6) * 1.05;
-    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
-    root.fill(&WHITE)?;
     let text = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
     root.draw_text("Throughput by RFC 2544, in each direction", &text(20), (16, 14))?;
     let (_, body) = root.split_vertically(64);
@@ -73,7 +63,6 @@ fn chart(points: &[Point], svg: &mut String) -> Result<(), Box<dyn std::error::E
         root.draw(&PathElement::new([(x, 50), (x + 28, 50)], colour.stroke_width(2)))?;
         root.draw_text(&format!("{loss} % lost"), &text(14), (x + 36, 42))?;
     }
-    root.present()?;
     Ok(())
 }
 

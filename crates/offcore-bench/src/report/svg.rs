@@ -1,0 +1,35 @@
+//! Drawings as SVG.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+/// Of Okabe and Ito, for colour-blind eyes too.
+pub(crate) const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(90, 90, 90),
+];
+
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Writes to `path` what `draw` draws, on white.
+///
+/// # Errors
+/// `draw`'s own, or when the file cannot be written.
+pub(crate) fn write(path: &Path, size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<()> {
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        draw(&root).context("drawing")?;
+        root.present()?;
+    }
+    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+}
