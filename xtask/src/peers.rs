@@ -231,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_everybody_writes_to_are_told_from_others() {
+    fn world_writable_directories_are_found() {
         assert!(is_world_writable(Path::new("/tmp")));
         assert!(!is_world_writable(Path::new("/usr")));
     }
 
     #[test]
-    fn a_program_that_fails_is_told_with_the_end_of_its_log() {
+    fn failed_program_shows_its_logs_end() {
         let work = std::env::temp_dir().join(format!("offcore-xtask-peers-{}", std::process::id()));
         fs::create_dir_all(&work).unwrap();
         let mut bad = Command::new("sh");

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_fails_without_a_test_counts_as_one() {
+    fn failed_step_counts_without_a_test() {
         let mut steps = Steps::new();
         steps.command("some", &mut shell("exit 3"));
         assert_eq!(steps.done[0].tally.failed, 1);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_is_killed_with_its_children() {
+    fn late_step_dies_with_its_children() {
         let script = "sleep 1000 & echo $!; wait";
         let mut pid = 0;
         let ended = watch(&mut shell(script), Duration::from_millis(300), |line| {
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn output_held_open_by_an_orphan_does_not_hold_up_the_step() {
+    fn orphans_output_does_not_block_the_step() {
         let mut orphan = 0;
         let started = Instant::now();
         let ended = watch(&mut shell("sleep 1000 & echo $!"), LIMIT, |line| {

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_stand_where_the_specification_has_them() {
+    fn fields_stand_at_their_offsets() {
         let record = CompletionRecord::default();
         assert_eq!(record.read(), None);
         let written = Completed {

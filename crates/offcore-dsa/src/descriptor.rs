@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_stand_where_the_specification_has_them() {
+    fn fields_stand_at_their_offsets() {
         let descriptor = Descriptor {
             pasid: 0x0403_0201,
             completion: 0x0f0e_0d0c_0b0a_0908,

@@ -38,7 +38,7 @@ fn says<'a>(report: &'a Report, check: &str, words: &[&str]) -> &'a Finding {
 const DSA0: &str = "sys/bus/dsa/devices/dsa0";
 
 #[test]
-fn a_healthy_machine_has_neither_problems_nor_warnings() {
+fn healthy_machine_has_no_findings() {
     let tree = Tree::healthy();
     let report = look(&tree);
     assert_eq!(report.worst(), Verdict::Ok, "{:#?}", report.findings);
@@ -159,7 +159,7 @@ fn broken_04_a_queue_is_not_enabled() {
 }
 
 #[test]
-fn broken_05_the_driver_name_is_missing_after_a_kernel_upgrade() {
+fn broken_05_driver_name_is_missing() {
     let tree = Tree::healthy();
     tree.set(&format!("{DSA0}/wq0.1/driver_name"), "");
     tree.set(&format!("{DSA0}/wq0.1/state"), "disabled");
@@ -198,7 +198,7 @@ fn broken_06_all_queues_are_the_kernels() {
 }
 
 #[test]
-fn broken_07_the_character_device_may_not_be_opened() {
+fn broken_07_device_file_may_not_be_opened() {
     let tree = Tree::healthy();
     tree.me(4242, 0, "0-3");
     tree.mode("dev/dsa/wq0.1", 0o666);
@@ -234,7 +234,7 @@ fn broken_09_there_is_no_iommu() {
 }
 
 #[test]
-fn broken_10_the_kernel_is_built_without_shared_virtual_memory() {
+fn broken_10_kernel_lacks_shared_memory() {
     let tree = Tree::healthy();
     let path = format!("boot/config-{RELEASE}");
     let config = tree.get(&path).replace("CONFIG_INTEL_IDXD_SVM=y", "# CONFIG_INTEL_IDXD_SVM is not set");
@@ -315,7 +315,7 @@ fn what_works_but_not_well_is_a_warning() {
 }
 
 #[test]
-fn a_shared_queue_with_a_low_threshold_is_a_warning() {
+fn low_threshold_is_a_warning() {
     let tree = Tree::healthy();
     tree.remove(DSA0);
     let caps = Capabilities::spr();
@@ -333,7 +333,7 @@ fn a_shared_queue_with_a_low_threshold_is_a_warning() {
 }
 
 #[test]
-fn kernels_that_map_portals_for_everybody_are_a_warning() {
+fn portals_for_everybody_are_a_warning() {
     let tree = Tree::healthy();
     tree.me(4242, 0, "0-3");
     for wq in ["wq0.0", "wq0.1"] {
@@ -346,7 +346,7 @@ fn kernels_that_map_portals_for_everybody_are_a_warning() {
 }
 
 #[test]
-fn the_kernels_own_copy_of_its_configuration_is_read_too() {
+fn proc_config_is_read_too() {
     let tree = Tree::healthy();
     let path = format!("boot/config-{RELEASE}");
     let config = tree.get(&path);
@@ -361,7 +361,7 @@ fn the_kernels_own_copy_of_its_configuration_is_read_too() {
 }
 
 #[test]
-fn what_a_tree_holds_cannot_make_the_doctor_panic() {
+fn no_tree_makes_the_doctor_panic() {
     let tree = Tree::healthy();
     let mut files = vec![tree.root.clone()];
     let mut at = 0;

@@ -74,7 +74,7 @@ fn the_kernels_command_status_is_explained() {
 }
 
 #[test]
-fn every_status_of_the_specification_has_words_and_others_say_so() {
+fn every_status_has_words() {
     let used = (0x00..=0x09).chain(0x10..=0x22).chain(0x26..=0x2e);
     for code in 0..=0x3f_u8 {
         let explanation = explain::status(Status(code));
@@ -91,7 +91,7 @@ fn every_status_of_the_specification_has_words_and_others_say_so() {
 }
 
 #[test]
-fn a_page_fault_names_operand_address_and_how_far_it_came() {
+fn page_fault_names_operand_and_progress() {
     let descriptor = with_record(copy(0x7000_0000_1000, 0x7000_0001_0000, 16384), 0x1000);
     let record = Completed {
         status: Status::PAGE_FAULT,
@@ -130,7 +130,7 @@ fn a_page_fault_names_operand_address_and_how_far_it_came() {
 }
 
 #[test]
-fn operands_are_named_as_the_operation_has_them() {
+fn operands_have_the_operations_names() {
     let fault = |descriptor: Descriptor, operand: u8| {
         let record = Completed { fault_info: operand << 1, ..Completed::of(Status::PAGE_FAULT) };
         explain::record(Some(&descriptor), &record).to_string()
@@ -203,7 +203,7 @@ fn results_and_mismatches_are_told() {
 }
 
 #[test]
-fn records_and_descriptors_are_read_from_hex_in_any_dress() {
+fn hex_is_read_in_any_form() {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&[0x83, 0, 7, 0, 0, 0x20, 0, 0]);
     bytes[8..16].copy_from_slice(&0x7f00_dead_b010_u64.to_le_bytes());
@@ -241,7 +241,7 @@ fn records_and_descriptors_are_read_from_hex_in_any_dress() {
 }
 
 #[test]
-fn what_is_neither_is_refused_with_what_was_expected() {
+fn other_input_is_told_what_was_expected() {
     assert_eq!(explained(&[]), Err(ExplainError::Empty));
     assert_eq!(explained(&["0xzz"]), Err(ExplainError::NotHex { text: "0xzz".into() }));
     assert_eq!(explained(&["é"]), Err(ExplainError::NotHex { text: "é".into() }));

@@ -263,12 +263,12 @@ fn batches_survive_every_fault_but_a_halt() {
 }
 
 #[test]
-fn single_descriptors_survive_every_fault_but_a_halt() {
+fn singles_survive_every_fault_but_a_halt() {
     survives(WqMode::Dedicated, everything(false), false);
 }
 
 #[test]
-fn a_shared_queue_survives_them_with_storms_of_retries() {
+fn shared_queue_survives_retry_storms() {
     for batch in [true, false] {
         let faults = everything(batch).map(|faults| Faults { retry: 0.01, retry_storm: 64, ..faults });
         let rig = survives(WqMode::Shared, faults, batch);
@@ -277,7 +277,7 @@ fn a_shared_queue_survives_them_with_storms_of_retries() {
 }
 
 #[test]
-fn page_faults_are_resumed_by_the_device_and_not_by_the_core() {
+fn device_resumes_its_page_faults() {
     let mut rig = Rig::new(WqMode::Dedicated, true, Faults { page: 0.01, ..Faults::none() });
     rig.run(COPIES);
     rig.finish();
@@ -288,7 +288,7 @@ fn page_faults_are_resumed_by_the_device_and_not_by_the_core() {
 }
 
 #[test]
-fn a_device_that_halts_is_left_and_found_again() {
+fn halted_device_is_left_and_found_again() {
     for batch in [true, false] {
         let faults = Faults { page: 0.001, halt_after: 2_000, ..Faults::none() };
         let mut rig = Rig::new(WqMode::Dedicated, batch, faults);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_says_from_which_size_on_it_pays() {
+    fn sentence_names_the_break_even() {
         for (cycles, pays, example) in [
             (
                 &[(300.0, 200.0), (900.0, 300.0)][..],

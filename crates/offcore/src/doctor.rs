@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_what_is_not_well_and_what_to_do() {
+    fn people_read_problem_and_remedy() {
         let short = text(&report(), Format::Table, false);
         let expected = "\
 warning         wq0.0 block-on-fault: it is on

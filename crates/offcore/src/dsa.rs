@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_contradict_each_other_are_named() {
+    fn contradicting_flags_are_named() {
         for (line, words) in [
             ("configure vhost -w 1", &["LAYOUT", "--wqs"][..]),
             ("configure vhost -c a.conf", &["LAYOUT", "--config"]),

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn copying_updates_addresses_unless_it_is_told_not_to() {
+    fn copying_updates_addresses_by_default() {
         let updates = |flags: &str| match switch(&format!("--port gen: --forward copy {flags}")).unwrap().run
         {
             Run::Copy(copying) => copying.eth_peers.is_some(),

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guides_table_has_both_columns_and_the_error() {
+    fn guide_has_both_columns_and_the_error() {
         let rows = GUIDES[0].rows().unwrap();
         let text = guide(&GUIDES[0], &rows);
         assert!(text.contains("1518  offload   4.67") && text.contains("392 cycles"), "{text}");

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_the_learning_switch_knows() {
+    fn table_shows_the_learning_switch() {
         let port = BridgePortReport { port: "port0".into(), learned: 12, flooded: 3, ..Default::default() };
         let bridge = Some(BridgeReport { addresses: 11, ports: vec![port] });
         let report = Report { bridge, ..report() };

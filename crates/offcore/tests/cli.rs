@@ -75,7 +75,7 @@ fn queue<'a>(report: &'a Value, port: &str, half: &str) -> &'a Value {
 }
 
 #[test]
-fn usage_errors_exit_with_2_and_name_the_flag() {
+fn usage_errors_exit_2_and_name_the_flag() {
     for (args, words) in [
         (&[][..], &["Usage"][..]),
         (&["swich"], &["swich", "switch"]),
@@ -137,7 +137,7 @@ fn help_and_version_exit_with_0() {
 }
 
 #[test]
-fn failures_exit_with_1_and_say_what_was_found() {
+fn failures_exit_1_and_say_what_was_found() {
     let folder = Folder::new("failures");
     let missing = format!("pcap:{}", folder.file("missing.pcap").display());
     std::fs::write(folder.file("text"), "not a capture file, whatever it is called").unwrap();
@@ -226,7 +226,7 @@ fn read_capture(path: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_capture_goes_through_the_switch_with_testpmds_mac_addresses() {
+fn switched_capture_has_testpmds_macs() {
     let _turn = turn();
     let folder = Folder::new("pcap");
     let (input, output) = (folder.file("in.pcap"), folder.file("out.pcap"));
@@ -351,7 +351,7 @@ fn packets_come_back_from_a_front_end() {
 }
 
 #[test]
-fn packets_come_back_whole_when_a_helper_core_copies() {
+fn helper_core_copies_packets_whole() {
     let helper = *offcore_stats::lcore::available().unwrap().last().unwrap();
     let dma = format!("--dma=txq0@core:{helper};rxq0@core:{helper}");
     let last = through_a_front_end("helper", &[&dma]);
@@ -363,7 +363,7 @@ fn packets_come_back_whole_when_a_helper_core_copies() {
 }
 
 #[test]
-fn the_demo_checks_every_packet_and_says_what_it_means() {
+fn demo_checks_packets_and_explains() {
     let _turn = turn();
     let output = offcore(&["switch", "--demo", "--quick", "--format=json"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));

@@ -112,7 +112,7 @@ ptxas info    : Used 13 registers, used 1 barriers
     }
 
     #[test]
-    fn spills_and_registers_that_a_block_does_not_have_are_found() {
+    fn spills_and_lacking_registers_are_found() {
         let found = |registers, spilled| Kernel { registers, spilled, ..Kernel::default() }.too_much("sm_80");
         assert_eq!(found(64, 0), None);
         assert!(found(65, 0).unwrap().contains("sm_80 has 65 registers"));

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn pips_error_and_the_reason_for_it_are_told_from_its_retries() {
+    fn pips_error_and_its_reason_are_found() {
         let said = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor object \
                     at 0x7f>: Failed to establish a new connection: [Errno 111] Connection refused')': /simple/x/\n\
                     ERROR: Could not find a version\nERROR: No\n";
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_is_killed_and_what_it_said_is_kept() {
+    fn late_tool_is_killed_and_output_kept() {
         // On a busy machine a shell may say nothing for seconds.
         let said = [1, 5, 30].map(Duration::from_secs).into_iter().find_map(|limit| {
             let mut slow = Command::new("sh");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_that_is_not_there_has_no_tools() {
+    fn missing_environment_has_no_tools() {
         assert!(installed(Path::new("/there/is/no/venv")).is_err());
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_the_table_are_found_whole_in_any_case() {
+    fn words_are_found_whole_in_any_case() {
         let table = format!(
             "text\n\n{HEAD}\n|---|---|\n| zeal, great zeal | effort |\n| is afoot | runs |\n\n| x | y |\n"
         );

@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_way_is_the_long_division_and_may_be_continued(
+        fn every_way_is_the_long_division(
             data in prop::collection::vec(any::<u8>(), 0..700), cut: prop::sample::Index, seed: u32,
             bypass_inversion: bool, bypass_reflection: bool,
         ) {

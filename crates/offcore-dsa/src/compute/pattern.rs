@@ -46,7 +46,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn patterns_are_little_endian_and_go_on_from_any_offset() {
+    fn patterns_continue_at_any_offset() {
         let pattern = Pattern::of_16(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908);
         let mut dst = [0xff; 37];
         pattern.from_offset(19).fill(&mut dst);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_go_through_one_write_in_order() {
+    fn one_write_carries_descriptors_in_order() {
         let (file, mut device) = pipe();
         let mut writer = Writer::probe(file).unwrap();
         let mut bytes = [0; 64];
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_is_no_error_and_a_closed_one_is() {
+    fn full_queue_is_fine_and_closed_fails() {
         let (file, device) = pipe();
         rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::NONBLOCK).unwrap();
         let mut writer = Writer::probe(file).unwrap();

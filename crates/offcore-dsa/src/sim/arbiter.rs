@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_is_served_in_proportion_to_its_weight() {
+    fn service_is_proportional_to_weight() {
         let mut arbiter = Arbiter::new([15, 1, 4]);
         let mut served = [0; 3];
         for _ in 0..2000 {
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_priority_waits_for_the_sum_of_the_others_at_most() {
+    fn least_priority_waits_for_the_others_sum() {
         let mut arbiter = Arbiter::new([15, 15, 1]);
         let mut waited = 0;
         for _ in 0..1000 {
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_want_is_not_served_and_gains_nothing() {
+    fn idle_client_gains_nothing() {
         let mut arbiter = Arbiter::new([1, 15]);
         assert!((0..100).all(|_| arbiter.next(|index| index == 0) == Some(0)));
         let first: Vec<_> = (0..16).map(|_| arbiter.next(|_| true).unwrap()).collect();

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_bytes_are_not_those_that_have_a_meaning() {
+    fn reserved_bytes_have_no_meaning() {
         for op in Opcode::ALL {
             let reserved = form_of(op).reserved;
             assert!(reserved.iter().all(|range| range.start < range.end && range.end <= 64), "{op:?}");

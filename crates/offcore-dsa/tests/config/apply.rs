@@ -49,7 +49,7 @@ fn groups(config: &DeviceConfig, caps: &Capabilities) -> Vec<Group> {
 }
 
 #[test]
-fn every_built_in_layout_can_be_applied_after_every_other() {
+fn layouts_apply_after_one_another() {
     for caps in [Capabilities::spr(), Capabilities::dsa2()] {
         let tree = Tree::new();
         tree.device(&DeviceConfig { ..built_in("vhost", &caps).unwrap() }, &caps);
@@ -76,7 +76,7 @@ fn every_built_in_layout_can_be_applied_after_every_other() {
 }
 
 #[test]
-fn a_layout_that_fails_gives_way_to_the_earlier_one() {
+fn failed_layout_restores_the_earlier_one() {
     let tree = Tree::healthy();
     let mut kernel = Kernel::new(tree.roots());
     kernel.fails = Some(("wq0.2", 0x8011_0000, 1));
@@ -99,7 +99,7 @@ fn a_layout_that_fails_gives_way_to_the_earlier_one() {
 }
 
 #[test]
-fn a_device_that_was_disabled_is_disabled_after_a_layout_that_fails() {
+fn disabled_device_stays_so_after_failure() {
     let tree = Tree::new();
     tree.device(&vhost(), &Capabilities::spr());
     drivers(&tree);
@@ -114,7 +114,7 @@ fn a_device_that_was_disabled_is_disabled_after_a_layout_that_fails() {
 }
 
 #[test]
-fn a_queue_that_was_disabled_is_disabled_after_a_layout_that_fails() {
+fn disabled_queue_stays_so_after_failure() {
     let tree = Tree::healthy();
     let dir = "sys/bus/dsa/devices/dsa0";
     // A size, and none of what it takes to enable it.
@@ -141,7 +141,7 @@ fn a_queue_that_was_disabled_is_disabled_after_a_layout_that_fails() {
 }
 
 #[test]
-fn what_a_disabled_device_still_has_from_an_earlier_layout_is_written_over() {
+fn disabled_devices_remains_are_overwritten() {
     let tree = Tree::new();
     // Newer kernels do not show Batch on the first generation, and take it.
     let caps = Capabilities { ops: Capabilities::spr().ops.without(Opcode::Batch), ..Capabilities::spr() };
@@ -171,7 +171,7 @@ fn what_a_disabled_device_still_has_from_an_earlier_layout_is_written_over() {
 }
 
 #[test]
-fn a_device_in_use_is_left_alone_until_forced() {
+fn device_in_use_needs_force() {
     let tree = Tree::healthy();
     tree.set("sys/bus/dsa/devices/dsa0/wq0.1/clients", 2);
     let mut kernel = Kernel::new(tree.roots());
@@ -186,7 +186,7 @@ fn a_device_in_use_is_left_alone_until_forced() {
 }
 
 #[test]
-fn traffic_classes_that_may_not_be_written_are_explained_and_right_ones_are_not_written() {
+fn read_only_traffic_classes_are_explained() {
     let tree = Tree::healthy();
     let mut config = vhost();
     config.groups[0].traffic_class_a = Some(1);
@@ -209,7 +209,7 @@ fn traffic_classes_that_may_not_be_written_are_explained_and_right_ones_are_not_
 }
 
 #[test]
-fn older_kernels_have_other_attributes_and_fewer() {
+fn older_kernels_have_fewer_attributes() {
     let tree = Tree::healthy();
     let dir = "sys/bus/dsa/devices/dsa0";
     for wq in 0..8 {
@@ -236,7 +236,7 @@ fn older_kernels_have_other_attributes_and_fewer() {
 }
 
 #[test]
-fn what_the_kernel_makes_of_a_value_is_read_back() {
+fn kernels_value_is_read_back() {
     let tree = Tree::healthy();
     let mut config = vhost();
     // The rules would have said so; without them the kernel rounds it.

@@ -28,7 +28,7 @@ fn broken(config: &DeviceConfig, device: &Capabilities) -> Vec<RuleBroken> {
 }
 
 #[test]
-fn every_built_in_layout_keeps_all_rules_on_both_generations() {
+fn built_in_layouts_keep_all_rules() {
     for name in BUILT_IN {
         for device in [Capabilities::spr(), Capabilities::dsa2()] {
             let config = built_in(name, &device).unwrap();
@@ -39,7 +39,7 @@ fn every_built_in_layout_keeps_all_rules_on_both_generations() {
 }
 
 #[test]
-fn counts_that_cannot_be_read_are_named_rules_and_no_panic() {
+fn unreadable_counts_are_named_rules() {
     let counts = ["max_groups", "max_work_queues", "max_engines"];
     for (bad, rubbish) in
         [&counts[..1], &counts[1..2], &counts[2..], &counts].into_iter().zip(["", "-1", "many", "0"])
@@ -79,7 +79,7 @@ fn presets_are_the_guides_layouts() {
 }
 
 #[test]
-fn names_that_are_none_are_answered_with_those_that_are() {
+fn unknown_names_are_told_the_known() {
     for name in ["vhosts", "net"] {
         let text = preset(name).unwrap_err().to_string();
         assert!(text.contains(name) && text.contains("vhost, vpp, mtcp, dpdk"), "{text}");
@@ -209,7 +209,7 @@ fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
 }
 
 #[test]
-fn each_rule_is_found_alone_and_named_with_what_was_found_and_what_is_allowed() {
+fn each_rule_is_found_alone() {
     let mut seen = Vec::new();
     for (rule, device, config) in breakers().into_iter().chain(breakers_of_wqs()) {
         let broken = broken(&config, &device);
@@ -248,7 +248,7 @@ fn all_broken_rules_are_found_at_once() {
 }
 
 #[test]
-fn read_buffers_follow_the_specifications_example() {
+fn read_buffers_follow_the_example() {
     // 74 in all, 3 reserved in each of 4 groups: 62 are free, and a group may use 65.
     let device = Capabilities { read_buffers: 74, ..Capabilities::spr() };
     let with = |allowed| {
@@ -308,7 +308,7 @@ const FILE: &str = r#"[
 ]"#;
 
 #[test]
-fn accel_configs_files_are_read_and_unknown_keys_are_reported() {
+fn accel_config_files_are_read() {
     let loaded = json::parse(FILE).unwrap();
     assert_eq!(
         loaded.ignored,
@@ -326,7 +326,7 @@ fn accel_configs_files_are_read_and_unknown_keys_are_reported() {
 }
 
 #[test]
-fn maxima_of_0_in_a_file_are_as_the_device_has_them() {
+fn maxima_of_0_are_the_devices() {
     let text = FILE.replacen(r#""max_batch_size":32"#, r#""max_batch_size":0"#, 1).replacen(
         r#""max_transfer_size":16384"#,
         r#""max_transfer_size":0"#,
@@ -342,7 +342,7 @@ fn maxima_of_0_in_a_file_are_as_the_device_has_them() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_named_with_its_place() {
+fn wrong_file_names_the_place() {
     for (from, to, words) in [
         (
             r#""priority":10"#,
@@ -395,7 +395,7 @@ fn a_file_that_breaks_rules_names_them() {
 }
 
 #[test]
-fn the_template_for_users_is_filled_in_for_the_device() {
+fn user_template_fits_the_device() {
     let text = r#"[ { "dev":"dsa0", "groups":[ { "dev":"group0.0", "grouped_workqueues":[
         { "dev":"wq0.0", "mode":"shared", "group_id":0, "priority":10, "block_on_fault":1,
           "name":"user_default_wq", "ats_disable":0, "prs_disable":1 } ] } ] } ]"#;
@@ -411,7 +411,7 @@ fn the_template_for_users_is_filled_in_for_the_device() {
 }
 
 #[test]
-fn commands_are_accel_configs_in_the_order_in_which_they_work() {
+fn commands_have_a_working_order() {
     let lines = commands::commands(&profile("app").unwrap(), &Capabilities::spr());
     let position =
         |text: &str| lines.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}"));
@@ -428,7 +428,7 @@ fn commands_are_accel_configs_in_the_order_in_which_they_work() {
 }
 
 #[test]
-fn a_layout_moves_to_another_device_with_its_names() {
+fn layout_moves_to_another_device() {
     let config = vhost().renamed("dsa2");
     assert_eq!((config.wq_name(1).as_str(), config.wqs[1].label.as_str()), ("wq2.1", "dpdk_wq2.1"));
     let text = sysfs::find(&Tree::healthy().roots(), "dsa2").unwrap_err().to_string();
@@ -436,7 +436,7 @@ fn a_layout_moves_to_another_device_with_its_names() {
 }
 
 #[test]
-fn older_kernels_print_operations_lowest_word_first() {
+fn older_kernels_print_lowest_word_first() {
     let tree = Tree::healthy();
     tree.set("sys/bus/dsa/devices/dsa0/op_cap", "0x1003f03ff 0x0 0x0 0x0");
     assert_eq!(present(&tree).capabilities.ops, OpSet([0x1_003f_03ff, 0, 0, 0]));

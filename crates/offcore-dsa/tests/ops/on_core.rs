@@ -47,7 +47,7 @@ fn nothing_is_done_at_once() {
 }
 
 #[test]
-fn lengths_are_checked_before_anything_is_done() {
+fn lengths_are_checked_first() {
     let mut dst = [0; 2];
     let copy = Operation::Copy { src: [1, 2, 3][..].into(), dst: dst[..].as_mut().into() };
     let error = Engine::core().run(copy).unwrap_err();
@@ -76,7 +76,7 @@ fn only_a_plain_copy_may_overlap_itself() {
 }
 
 #[test]
-fn what_the_core_did_at_once_is_polled_in_order() {
+fn work_of_the_core_is_polled_in_order() {
     let mut engine = Engine::core();
     let (src, mut dst) = ([9; 8], [0; 8]);
     let tickets = [0; 3].map(|_| engine.submit(unbounded(src.as_ptr(), dst.as_mut_ptr(), 8)).unwrap());

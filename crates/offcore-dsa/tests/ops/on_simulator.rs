@@ -93,7 +93,7 @@ fn same_as_core(engine: &mut Engine, len: usize) -> Vec<(Opcode, Done)> {
 }
 
 #[test]
-fn the_device_does_what_it_can_and_the_core_the_rest() {
+fn core_does_what_the_device_cannot() {
     for options in ["gen=spr", "gen=dsa2", "gen=spr,ops=3f", "gen=dsa2,profile=app"] {
         let device = Device::new(options);
         let ops = device.queue().ops;
@@ -114,7 +114,7 @@ fn the_device_does_what_it_can_and_the_core_the_rest() {
 }
 
 #[test]
-fn a_dualcast_whose_destinations_have_the_same_place_in_their_pages_is_the_devices() {
+fn aligned_dualcast_is_the_devices() {
     let device = Device::new("gen=spr");
     let mut engine = device.engine(Options::default());
     let src = bytes(1000, 3);
@@ -133,7 +133,7 @@ fn a_dualcast_whose_destinations_have_the_same_place_in_their_pages_is_the_devic
 }
 
 #[test]
-fn what_is_larger_than_the_queues_maximum_is_done_in_pieces() {
+fn beyond_the_maximum_goes_in_pieces() {
     let device = Device::new("gen=dsa2,profile=net");
     let most = device.queue().max_transfer_size as usize;
     assert_eq!(most, 16 << 10);
@@ -149,7 +149,7 @@ fn what_is_larger_than_the_queues_maximum_is_done_in_pieces() {
 }
 
 #[test]
-fn the_device_goes_on_after_page_faults_and_the_result_is_the_same() {
+fn device_resumes_to_the_same_result() {
     for seed in 1..6 {
         let device = Device::new(&format!("gen=dsa2,profile=net,seed={seed},fault=page:0.6"));
         let mut engine = device.engine(Options { resumes: 1000, ..Options::default() });
@@ -166,7 +166,7 @@ fn the_device_goes_on_after_page_faults_and_the_result_is_the_same() {
 }
 
 #[test]
-fn the_core_finishes_after_a_page_fault_where_it_is_asked_to() {
+fn core_finishes_a_fault_where_asked() {
     let device = Device::new("gen=dsa2,seed=3,fault=page:1");
     let mut engine = device.engine(Options { resumes: 0, ..Options::default() });
     let mut finished = 0;
@@ -181,7 +181,7 @@ fn the_core_finishes_after_a_page_fault_where_it_is_asked_to() {
 }
 
 #[test]
-fn a_hardware_error_is_made_good_by_the_core_from_the_pieces_start() {
+fn core_redoes_a_piece_after_an_error() {
     let device = Device::new("gen=dsa2,profile=net,fault=hw:1");
     let mut engine = device.engine(Options::default());
     let (src, mut dst) = (bytes(50_000, 5), vec![0; 50_000]);
@@ -196,7 +196,7 @@ fn a_hardware_error_is_made_good_by_the_core_from_the_pieces_start() {
 }
 
 #[test]
-fn a_copy_onto_itself_that_failed_half_way_is_reported_and_not_made_up() {
+fn half_done_overlap_is_reported() {
     let device = Device::new("gen=spr,fault=hw:1");
     let mut engine = device.engine(Options::default());
     let mut memory = bytes(4096, 9);
@@ -206,7 +206,7 @@ fn a_copy_onto_itself_that_failed_half_way_is_reported_and_not_made_up() {
 }
 
 #[test]
-fn a_device_that_does_not_answer_is_given_up_and_nothing_is_lost() {
+fn mute_device_loses_nothing() {
     for fault in ["drop:1", "lost:1", "halt:1"] {
         let device = Device::new(&format!("gen=spr,fault={fault}"));
         let mut engine = device.engine(Options { timeout: Duration::from_millis(50), ..Options::default() });
@@ -226,7 +226,7 @@ fn a_device_that_does_not_answer_is_given_up_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_record_is_used_again_only_after_a_fence() {
+fn record_is_reused_only_after_a_fence() {
     let device = Device::new("gen=spr,fault=weak");
     let mut engine = device.engine(Options { timeout: Duration::from_secs(2), ..Options::default() });
     let (src, mut dst) = (bytes(500, 5), vec![0; 500]);
@@ -236,7 +236,7 @@ fn a_record_is_used_again_only_after_a_fence() {
 }
 
 #[test]
-fn a_shared_queue_that_stays_full_leaves_it_to_the_core() {
+fn full_shared_queue_leaves_it_to_the_core() {
     let device = Device::new("gen=spr,profile=app,fault=retry:1:100000000");
     let mut engine = device.engine(Options::default());
     let (src, mut dst) = (bytes(5000, 5), vec![0; 5000]);
@@ -252,7 +252,7 @@ fn stepped(options: &str) -> (Engine, SimEngine, WqInfo) {
 }
 
 #[test]
-fn many_operations_are_in_flight_and_polled_when_the_device_has_done_them() {
+fn many_operations_are_in_flight() {
     let (mut engine, mut sim, wq) = stepped("gen=spr,profile=vhost");
     let limit = wq.size as usize;
     let src = bytes(3000, 11);

@@ -9,7 +9,7 @@ fn statuses(records: &[Option<Completed>]) -> Vec<u8> {
 }
 
 #[test]
-fn rule_3_a_batch_of_one_or_none_or_too_many_is_refused() {
+fn rule_3_batch_of_wrong_size_is_refused() {
     let mut rig = Rig::plain();
     let members = vec![noop(); 65];
     for count in [0, 1, 65] {
@@ -20,7 +20,7 @@ fn rule_3_a_batch_of_one_or_none_or_too_many_is_refused() {
 }
 
 #[test]
-fn rule_3_a_descriptor_list_that_is_misaligned_is_refused() {
+fn rule_3_misaligned_list_is_refused() {
     let mut rig = Rig::plain();
     let members = vec![noop(); 4];
     let descriptor = Descriptor { src: members.as_ptr() as u64 + 32, ..batch(&members[..2]) };
@@ -28,7 +28,7 @@ fn rule_3_a_descriptor_list_that_is_misaligned_is_refused() {
 }
 
 #[test]
-fn rule_3_batches_and_drains_inside_a_batch_are_unsupported_operations() {
+fn rule_3_no_batch_or_drain_in_a_batch() {
     let mut rig = Rig::plain();
     let inner = vec![noop(); 2];
     let drain = Descriptor::new(Opcode::Drain, RECORD);
@@ -64,7 +64,7 @@ fn rule_3_members_are_not_ordered() {
 }
 
 #[test]
-fn rule_3_a_fence_waits_for_the_members_before_it() {
+fn rule_3_fence_waits_for_earlier_members() {
     let mut rig = Rig::with_engines(4);
     for _ in 0..20 {
         let src = pattern(50_000, 7);
@@ -78,7 +78,7 @@ fn rule_3_a_fence_waits_for_the_members_before_it() {
 }
 
 #[test]
-fn rule_3_a_fence_after_a_failed_member_abandons_the_rest() {
+fn rule_3_fence_abandons_after_a_failure() {
     let mut rig = Rig::plain();
     let (src, mut dst) = (pattern(64, 3), vec![0; 64]);
     let wrong = operation(Opcode::MemoryMove, 0, 0, 0);
@@ -94,7 +94,7 @@ fn rule_3_a_fence_after_a_failed_member_abandons_the_rest() {
 }
 
 #[test]
-fn rule_3_success_with_a_false_predicate_stops_at_a_fence_too() {
+fn rule_3_false_predicate_stops_at_a_fence() {
     let mut rig = Rig::plain();
     let (a, b) = (pattern(64, 1), pattern(64, 2));
     let compare =
@@ -105,7 +105,7 @@ fn rule_3_success_with_a_false_predicate_stops_at_a_fence_too() {
 }
 
 #[test]
-fn rule_3_a_fence_outside_a_batch_is_an_invalid_flag() {
+fn rule_3_fence_belongs_in_a_batch() {
     let mut rig = Rig::plain();
     let record = rig.run(noop().with_flags(Flags::FENCE));
     assert_eq!(record.status, Status::INVALID_FLAGS);
@@ -116,7 +116,7 @@ fn rule_3_a_fence_outside_a_batch_is_an_invalid_flag() {
 }
 
 #[test]
-fn rule_3_a_list_on_a_page_that_is_not_there_ends_the_batch_there() {
+fn rule_3_batch_ends_where_its_list_faults() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     let members: Vec<Descriptor> = (1..4).map(|index| rig.with_record(noop(), index)).collect();
@@ -131,7 +131,7 @@ fn rule_3_a_list_on_a_page_that_is_not_there_ends_the_batch_there() {
 }
 
 #[test]
-fn rule_3_the_list_is_read_when_the_batch_is_processed() {
+fn rule_3_list_is_read_when_processed() {
     let mut rig = Rig::plain();
     let mut members = vec![noop(), noop()];
     rig.submit(batch(&members), 0);
@@ -143,7 +143,7 @@ fn rule_3_the_list_is_read_when_the_batch_is_processed() {
 }
 
 #[test]
-fn rule_3_a_record_that_is_not_requested_is_written_for_an_error_only() {
+fn rule_3_unrequested_record_is_for_errors() {
     let mut rig = Rig::plain();
     let quiet = |index: usize, rig: &Rig, descriptor: Descriptor| {
         let flags = descriptor.flags() | Flags::CRAV;

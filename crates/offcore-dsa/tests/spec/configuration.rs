@@ -17,7 +17,7 @@ fn refuses(change: impl Fn(&mut DeviceConfig)) -> bool {
 }
 
 #[test]
-fn rule_10_the_sizes_of_work_queues_add_up_to_what_the_device_has() {
+fn rule_10_queue_sizes_fit_the_device() {
     assert!(refuses(|config| config.wqs[0].size = 129));
     assert!(refuses(|config| config.wqs[1] = WqConfig { size: 65, ..dedicated() }));
     let large = WqConfig { size: 256, ..dedicated() };
@@ -25,20 +25,20 @@ fn rule_10_the_sizes_of_work_queues_add_up_to_what_the_device_has() {
 }
 
 #[test]
-fn rule_10_a_work_queue_with_a_size_is_in_a_group_and_one_without_in_none() {
+fn rule_10_sized_queues_are_in_a_group() {
     assert!(refuses(|config| config.wqs[0].group = None));
     assert!(refuses(|config| config.wqs[3].group = Some(0)));
 }
 
 #[test]
-fn rule_10_a_group_has_work_queues_and_dsa_engines_or_neither() {
+fn rule_10_group_has_queues_and_engines() {
     assert!(refuses(|config| config.engines[0] = None));
     assert!(refuses(|config| config.engines[1] = Some(2)));
     assert!(refuses(|config| config.wqs[0].group = Some(9)));
 }
 
 #[test]
-fn rule_10_read_buffers_allowed_are_four_a_dsa_engine_and_what_is_reserved_and_free() {
+fn rule_10_read_buffers_per_engine() {
     let with = |reserved, allowed| {
         let capabilities = Capabilities { read_buffers: 74, ..Capabilities::spr() };
         let wqs: Vec<WqConfig> =
@@ -67,7 +67,7 @@ fn rule_11_a_work_queue_has_a_priority() {
 }
 
 #[test]
-fn rule_11_a_shared_work_queue_needs_identities() {
+fn rule_11_shared_queue_needs_identities() {
     let config = layout(&[shared(8)], 1);
     assert!(!is_refused(options(config.clone())));
     let capabilities = Capabilities { pasid: false, ..Capabilities::spr() };
@@ -75,7 +75,7 @@ fn rule_11_a_shared_work_queue_needs_identities() {
 }
 
 #[test]
-fn rule_11_block_on_fault_needs_page_requests() {
+fn rule_11_block_on_fault_needs_requests() {
     let config = layout(&[dedicated()], 1);
     let spr = Capabilities::spr;
     for capabilities in [
@@ -87,21 +87,21 @@ fn rule_11_block_on_fault_needs_page_requests() {
 }
 
 #[test]
-fn rule_11_maximum_sizes_are_at_most_the_devices() {
+fn rule_11_maxima_are_within_the_devices() {
     assert!(refuses(|config| config.wqs[0].max_transfer_size = 1 << 32));
     assert!(refuses(|config| config.wqs[0].max_batch_size = 0));
     assert!(refuses(|config| config.wqs[0].max_batch_size = 2048));
 }
 
 #[test]
-fn rule_11_operations_allowed_are_among_the_devices() {
+fn rule_11_operations_are_the_devices() {
     let ops = Capabilities::spr().ops;
     assert!(refuses(|config| config.wqs[0].op_config = Some(ops.with(Opcode::ScatterCopy))));
     assert!(!refuses(|config| config.wqs[0].op_config = Some(ops.without(Opcode::Fill))));
 }
 
 #[test]
-fn rule_11_page_requests_are_off_for_a_queue_only_with_an_event_log_and_without_block_on_fault() {
+fn rule_11_page_requests_off_needs_a_log() {
     let off = WqConfig { prs_disable: true, block_on_fault: false, ..dedicated() };
     assert!(is_refused(options(layout(std::slice::from_ref(&off), 1))));
     assert!(!is_refused(second_generation(layout(std::slice::from_ref(&off), 1))));

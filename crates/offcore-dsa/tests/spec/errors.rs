@@ -7,7 +7,7 @@ use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
 
 #[test]
-fn operations_that_the_generation_lacks_are_unsupported() {
+fn generation_lacks_operations() {
     let mut first = Rig::plain();
     let later = [
         Opcode::TranslationFetch,
@@ -39,7 +39,7 @@ fn operations_that_the_generation_lacks_are_unsupported() {
 }
 
 #[test]
-fn operations_that_the_queue_does_not_allow_are_unsupported() {
+fn queue_forbids_operations() {
     let device = Capabilities::spr();
     let wq = offcore_dsa::config::WqConfig {
         op_config: Some(device.ops.without(Opcode::MemoryMove)),
@@ -52,7 +52,7 @@ fn operations_that_the_queue_does_not_allow_are_unsupported() {
 }
 
 #[test]
-fn flags_that_an_operation_does_not_have_are_invalid_and_named() {
+fn foreign_flags_are_invalid_and_named() {
     let mut rig = Rig::plain();
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     let copy = copy(&src, &mut dst);
@@ -76,7 +76,7 @@ fn flags_that_an_operation_does_not_have_are_invalid_and_named() {
 }
 
 #[test]
-fn an_operation_with_a_result_must_request_its_record() {
+fn results_need_a_requested_record() {
     let mut rig = Rig::plain();
     let data = pattern(64, 1);
     for op in [Opcode::Compare, Opcode::ComparePattern, Opcode::CrcGeneration, Opcode::DifCheck] {
@@ -98,7 +98,7 @@ fn an_operation_with_a_result_must_request_its_record() {
 }
 
 #[test]
-fn without_the_capability_cache_control_is_an_invalid_flag() {
+fn cache_control_needs_its_capability() {
     let missing = gen_cap::CACHE_CONTROL_MEMORY | gen_cap::DESTINATION_READBACK;
     let capabilities =
         Capabilities { gen_cap: Capabilities::spr().gen_cap & !missing, ..Capabilities::spr() };
@@ -127,7 +127,7 @@ fn reserved_fields_must_be_zero() {
 }
 
 #[test]
-fn fields_out_of_range_misaligned_or_overlapping_are_errors() {
+fn wrong_fields_are_errors() {
     let mut rig = Rig::plain();
     let words = vec![0_u64; 1024];
     let base = words.as_ptr() as u64;

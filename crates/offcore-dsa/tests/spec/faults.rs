@@ -22,7 +22,7 @@ fn copies(rig: &mut Rig, n: usize) -> Vec<(Option<u8>, usize)> {
 }
 
 #[test]
-fn an_injected_page_fault_copies_what_it_says() {
+fn injected_fault_copies_what_it_says() {
     let mut rig = rig("page:1");
     let seen = copies(&mut rig, 64);
     for (index, (status, copied)) in seen.iter().enumerate() {
@@ -33,14 +33,14 @@ fn an_injected_page_fault_copies_what_it_says() {
 }
 
 #[test]
-fn an_injected_hardware_error_promises_nothing() {
+fn injected_error_promises_nothing() {
     let mut rig = rig("hw:1");
     assert!(copies(&mut rig, 64).iter().all(|(status, _)| *status == Some(Status::HARDWARE.0)));
     assert_eq!(rig.device.stats().injected_hardware_errors, 64);
 }
 
 #[test]
-fn a_dropped_submission_does_nothing_and_a_lost_record_hides_a_copy() {
+fn dropped_and_lost_are_different() {
     let mut rig = rig("drop:1");
     assert_eq!(copies(&mut rig, 64), vec![(None, 0); 64]);
     assert_eq!(rig.device.stats().injected_drops, 64);
@@ -52,7 +52,7 @@ fn a_dropped_submission_does_nothing_and_a_lost_record_hides_a_copy() {
 }
 
 #[test]
-fn a_late_completion_lands_late_with_data_and_record() {
+fn late_completion_brings_data_and_record() {
     let mut rig = rig("late:1:500");
     let (src, mut dst) = (pattern(100, 1), vec![0; 100]);
     rig.submit(copy(&src, &mut dst), 0);
@@ -64,7 +64,7 @@ fn a_late_completion_lands_late_with_data_and_record() {
 }
 
 #[test]
-fn the_device_halts_after_so_many_descriptors() {
+fn device_halts_after_so_many() {
     let mut rig = rig("halt:10");
     let done = copies(&mut rig, 30).iter().filter(|(status, _)| status.is_some()).count();
     assert_eq!((done, rig.portal.is_alive(), rig.device.stats().halts), (10, false, 1));
@@ -91,7 +91,7 @@ fn a_storm_of_retries_ends() {
 }
 
 #[test]
-fn without_a_fence_a_record_that_is_used_again_is_overwritten() {
+fn reused_record_without_fence_is_lost() {
     let mut rig = rig("weak");
     for (fenced, arrives) in [(true, true), (false, false), (true, true)] {
         rig.record(0).clear();

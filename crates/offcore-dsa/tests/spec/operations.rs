@@ -10,7 +10,7 @@ fn a_noop_completes() {
 }
 
 #[test]
-fn a_fill_writes_a_pattern_of_8_bytes_and_in_the_second_generation_of_16() {
+fn fill_patterns_have_8_or_16_bytes() {
     let mut dst = vec![0; 37];
     let fill = Descriptor {
         src: u64::from_le_bytes(*b"abcdefgh"),
@@ -30,7 +30,7 @@ fn a_fill_writes_a_pattern_of_8_bytes_and_in_the_second_generation_of_16() {
 }
 
 #[test]
-fn a_compare_tells_the_first_difference_and_checks_the_expected_result() {
+fn compare_tells_the_first_difference() {
     let mut rig = Rig::plain();
     let a = pattern(100_000, 1);
     let mut b = a.clone();
@@ -48,7 +48,7 @@ fn a_compare_tells_the_first_difference_and_checks_the_expected_result() {
 }
 
 #[test]
-fn a_difference_before_a_page_that_is_not_there_is_reported_instead_of_it() {
+fn difference_comes_before_a_fault() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     let mut other = vec![0_u8; 8192];
@@ -61,7 +61,7 @@ fn a_difference_before_a_page_that_is_not_there_is_reported_instead_of_it() {
 }
 
 #[test]
-fn a_compare_pattern_tells_a_place_not_after_the_first_difference() {
+fn compare_pattern_tells_a_place() {
     let mut rig = Rig::plain();
     let mut data = b"abcdefgh".repeat(100);
     let descriptor =
@@ -87,7 +87,7 @@ fn apply(delta: &[u8], dst: &mut [u64]) -> Descriptor {
 }
 
 #[test]
-fn a_delta_record_turns_the_original_into_what_it_was_changed_to() {
+fn delta_record_remakes_the_change() {
     let mut rig = Rig::plain();
     let original: Vec<u64> = (0..4096).collect();
     let mut changed = original.clone();
@@ -108,7 +108,7 @@ fn a_delta_record_turns_the_original_into_what_it_was_changed_to() {
 }
 
 #[test]
-fn a_delta_record_whose_offsets_do_not_increase_or_lie_outside_is_an_error() {
+fn bad_delta_offsets_are_an_error() {
     let mut rig = Rig::plain();
     let delta = |offset: u16| [offset.to_le_bytes().as_slice(), &[7; 8]].concat();
     let mut dst = vec![0; 4];
@@ -121,7 +121,7 @@ fn a_delta_record_whose_offsets_do_not_increase_or_lie_outside_is_an_error() {
 }
 
 #[test]
-fn a_dualcast_writes_both_destinations_whose_low_address_bits_are_the_same() {
+fn dualcast_writes_both_destinations() {
     let mut rig = Rig::plain();
     let src = pattern(4000, 3);
     let pages = Pages::with_holes(4, 3..4);
@@ -174,7 +174,7 @@ fn a_copy_with_crc_copies_and_tells_the_crc() {
 }
 
 #[test]
-fn a_crc_that_stops_at_a_page_goes_on_from_its_partial_value() {
+fn crc_goes_on_from_its_partial_value() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     pages.put(0, &pattern(4096, 1));
@@ -196,7 +196,7 @@ fn dif(op: Opcode, (src, dst): (u64, u64), size: usize, flags: [u8; 3], tags: [u
 }
 
 #[test]
-fn data_integrity_fields_are_inserted_checked_updated_and_stripped() {
+fn integrity_fields_go_in_and_out() {
     let mut rig = Rig::plain();
     let data = pattern(4 * 512, 8);
     let [mut with_fields, mut updated] = [(); 2].map(|()| vec![0_u8; 4 * 520]);
@@ -229,7 +229,7 @@ fn data_integrity_fields_are_inserted_checked_updated_and_stripped() {
 }
 
 #[test]
-fn fields_apart_are_generated_where_the_generation_has_them() {
+fn separate_fields_need_the_generation() {
     let data = pattern(1024, 8);
     let mut fields = vec![0_u64; 2];
     let generate =
@@ -252,7 +252,7 @@ impl Fields for Vec<u64> {
 }
 
 #[test]
-fn a_cache_flush_changes_nothing_and_needs_its_pages() {
+fn cache_flush_only_needs_its_pages() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     let flush = operation(Opcode::CacheFlush, 0, pages.at(0), 4096);
@@ -262,7 +262,7 @@ fn a_cache_flush_changes_nothing_and_needs_its_pages() {
 }
 
 #[test]
-fn a_translation_fetch_is_for_the_second_generation_with_address_translation() {
+fn translation_fetch_needs_generation_2() {
     let pages = Pages::with_holes(4, 3..4);
     let mut fetch = operation(Opcode::TranslationFetch, pages.at(0), 0, 3 * 4096);
     assert_eq!(Rig::plain().run(fetch).status, Status::BAD_OPCODE);
@@ -280,7 +280,7 @@ fn a_translation_fetch_is_for_the_second_generation_with_address_translation() {
 }
 
 #[test]
-fn a_drain_reads_back_where_the_generation_can() {
+fn drain_reads_back_where_it_can() {
     let pages = Pages::with_holes(2, 1..2);
     let mut drain = Descriptor::new(Opcode::Drain, Flags::OP_0);
     drain.src = pages.at(8);

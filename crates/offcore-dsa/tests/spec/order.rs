@@ -30,7 +30,7 @@ fn completion_order(rig: &mut Rig, copies: usize) -> Vec<usize> {
 }
 
 #[test]
-fn rule_4_one_dsa_engine_keeps_the_order_of_a_queue() {
+fn rule_4_one_engine_keeps_the_order() {
     let mut rig = Rig::plain();
     for _ in 0..4 {
         assert!(completion_order(&mut rig, 48).is_sorted());
@@ -38,13 +38,13 @@ fn rule_4_one_dsa_engine_keeps_the_order_of_a_queue() {
 }
 
 #[test]
-fn rule_4_four_dsa_engines_complete_out_of_order() {
+fn rule_4_four_engines_lose_the_order() {
     let mut rig = Rig::with_engines(4);
     assert!(!completion_order(&mut rig, 48).is_sorted());
 }
 
 #[test]
-fn rule_4_copies_of_one_size_complete_out_of_order_too() {
+fn rule_4_equal_copies_lose_the_order_too() {
     let mut rig = Rig::with_engines(4);
     let src = pattern(1500, 5);
     let mut targets = vec![vec![0; 1500]; 32];
@@ -60,7 +60,7 @@ fn rule_4_copies_of_one_size_complete_out_of_order_too() {
 }
 
 #[test]
-fn rule_4_batches_of_a_queue_keep_their_order_with_one_dsa_engine() {
+fn rule_4_one_engine_keeps_batches_in_order() {
     let mut rig = Rig::plain();
     let members = vec![noop(); 64];
     for index in 0..20 {
@@ -75,7 +75,7 @@ fn rule_4_batches_of_a_queue_keep_their_order_with_one_dsa_engine() {
 }
 
 #[test]
-fn rule_4_an_error_never_stops_later_descriptors() {
+fn rule_4_error_stops_no_later_descriptor() {
     for engines in [1, 4] {
         let mut rig = Rig::with_engines(engines);
         let pages = Pages::with_holes(1, 0..1);
@@ -90,7 +90,7 @@ fn rule_4_an_error_never_stops_later_descriptors() {
 }
 
 #[test]
-fn a_drain_waits_for_what_was_submitted_before_it() {
+fn drain_waits_for_earlier_descriptors() {
     let mut rig = Rig::with_engines(4);
     for round in 0..10 {
         let src = pattern(100_000, round);
@@ -140,7 +140,7 @@ fn shares(wqs: [WqConfig; 2], of: u64) -> [u64; 2] {
 }
 
 #[test]
-fn rule_5_work_queues_are_served_by_priority_and_none_starves() {
+fn rule_5_priority_starves_no_queue() {
     let with = |priority| WqConfig { priority, ..dedicated() };
     let [high, low] = shares([with(15), with(1)], 4000);
     assert!(high > 12 * low && low > 100, "{high} {low}");
@@ -161,7 +161,7 @@ fn duration(rig: &mut Rig) -> u64 {
 }
 
 #[test]
-fn rule_5_read_buffers_limit_what_a_group_moves() {
+fn rule_5_read_buffers_limit_a_group() {
     let mut config = layout(&[dedicated()], 1);
     let all = duration(&mut Rig::new(options(config.clone())));
     config.groups[0].read_buffers_allowed = Some(4);
@@ -174,7 +174,7 @@ fn rule_5_read_buffers_limit_what_a_group_moves() {
 }
 
 #[test]
-fn rule_5_progress_limits_leave_descriptors_in_the_queue() {
+fn rule_5_progress_limits_hold_back() {
     let most_in_progress = |limit| {
         let mut config = layout(&[dedicated()], 1);
         config.groups[0].desc_progress_limit = limit;
@@ -199,7 +199,7 @@ fn rule_5_progress_limits_leave_descriptors_in_the_queue() {
 }
 
 #[test]
-fn rule_5_a_traffic_class_without_a_virtual_channel_is_an_error() {
+fn rule_5_class_needs_a_virtual_channel() {
     let mut config = layout(&[dedicated()], 1);
     config.groups[0].traffic_class_b = Some(5);
     let mut rig = Rig::new(options(config));

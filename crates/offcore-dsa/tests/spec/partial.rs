@@ -7,7 +7,7 @@ use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
 
 #[test]
-fn rule_6_a_copy_from_a_page_that_is_not_there_stops_at_its_first_byte() {
+fn rule_6_read_fault_stops_at_the_page() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     pages.put(0, &pattern(4096, 3));
@@ -22,7 +22,7 @@ fn rule_6_a_copy_from_a_page_that_is_not_there_stops_at_its_first_byte() {
 }
 
 #[test]
-fn rule_6_a_copy_to_a_page_that_is_not_there_tells_of_a_write() {
+fn rule_6_write_fault_is_told_as_such() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     let src = pattern(1000, 3);
@@ -33,7 +33,7 @@ fn rule_6_a_copy_to_a_page_that_is_not_there_tells_of_a_write() {
 }
 
 #[test]
-fn rule_6_a_read_only_page_faults_as_one_that_is_not_there() {
+fn rule_6_read_only_page_faults() {
     let mut rig = Rig::plain();
     let pages = Pages::protected(1, 0..1, libc::PROT_READ);
     let src = pattern(100, 3);
@@ -61,7 +61,7 @@ fn resume(rig: &mut Rig, mut descriptor: Descriptor) -> [usize; 2] {
 }
 
 #[test]
-fn rule_6_a_partial_copy_is_resumed_in_both_directions() {
+fn rule_6_partial_copy_resumes_both_ways() {
     let faults = Faults { page: 0.6, ..Faults::none() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let mut directions = [0; 2];
@@ -76,7 +76,7 @@ fn rule_6_a_partial_copy_is_resumed_in_both_directions() {
 }
 
 #[test]
-fn rule_6_with_block_on_fault_the_device_waits_and_goes_on() {
+fn rule_6_block_on_fault_waits_and_goes_on() {
     let faults = Faults { page: 1.0, ..Faults::none() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(5000, 1), vec![0; 5000]);
@@ -88,7 +88,7 @@ fn rule_6_with_block_on_fault_the_device_waits_and_goes_on() {
 }
 
 #[test]
-fn rule_6_a_page_that_nobody_can_provide_is_an_invalid_request() {
+fn rule_6_hopeless_page_is_invalid_request() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(2, 1..2);
     let mut dst = vec![0; 500];
@@ -99,7 +99,7 @@ fn rule_6_a_page_that_nobody_can_provide_is_an_invalid_request() {
 }
 
 #[test]
-fn rule_6_block_on_fault_is_an_invalid_flag_where_the_queue_does_not_allow_it() {
+fn rule_6_block_on_fault_needs_the_queue() {
     let wq = offcore_dsa::config::WqConfig { block_on_fault: false, ..dedicated() };
     let mut rig = Rig::new(options(layout(&[wq], 1)));
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
@@ -109,7 +109,7 @@ fn rule_6_block_on_fault_is_an_invalid_flag_where_the_queue_does_not_allow_it() 
 }
 
 #[test]
-fn rule_7_an_overlapping_move_is_as_if_through_a_buffer() {
+fn rule_7_overlap_is_as_if_buffered() {
     let mut rig = Rig::plain();
     for (from, to) in [(0, 100), (100, 0), (0, 1), (1, 0), (5, 5)] {
         let mut bytes = pattern(1200, 9);
@@ -122,7 +122,7 @@ fn rule_7_an_overlapping_move_is_as_if_through_a_buffer() {
 }
 
 #[test]
-fn rule_7_an_overlapping_move_that_stops_tells_its_direction() {
+fn rule_7_stopped_overlap_has_a_direction() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(3, 0..1);
     let data = pattern(4096, 4);
@@ -135,7 +135,7 @@ fn rule_7_an_overlapping_move_that_stops_tells_its_direction() {
 }
 
 #[test]
-fn rule_7_without_the_capability_overlap_is_an_error() {
+fn rule_7_overlap_needs_its_capability() {
     let capabilities =
         Capabilities { gen_cap: Capabilities::spr().gen_cap & !gen_cap::OVERLAP, ..Capabilities::spr() };
     let mut rig =
@@ -149,7 +149,7 @@ fn rule_7_without_the_capability_overlap_is_an_error() {
 }
 
 #[test]
-fn rule_7_a_transfer_of_no_bytes_or_of_too_many_is_refused() {
+fn rule_7_no_bytes_or_too_many_are_refused() {
     let mut rig = Rig::plain();
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     let whole = copy(&src, &mut dst);
@@ -159,7 +159,7 @@ fn rule_7_a_transfer_of_no_bytes_or_of_too_many_is_refused() {
 }
 
 #[test]
-fn rule_7_of_several_errors_some_error_is_reported() {
+fn rule_7_one_of_several_errors_is_told() {
     let mut rig = Rig::plain();
     let wrong = Descriptor { size: 0, reserved: 7, interrupt: 3, ..operation(Opcode::MemoryMove, 1, 1, 0) };
     assert!(is_error(&rig.run(wrong.with_flags(Flags::FENCE | Flags::CACHE_CONTROL_3))));

@@ -5,7 +5,7 @@ use offcore_dsa::sim::{SimDevice, SimError};
 use offcore_dsa::{Status, Submitted};
 
 #[test]
-fn rule_1_a_dedicated_queue_that_is_full_drops_silently_and_reports_in_swerror() {
+fn rule_1_full_dedicated_queue_drops() {
     let mut rig = Rig::plain();
     for index in 0..70 {
         rig.submit(noop(), index);
@@ -21,7 +21,7 @@ fn rule_1_a_dedicated_queue_that_is_full_drops_silently_and_reports_in_swerror()
 }
 
 #[test]
-fn rule_1_a_dedicated_queue_has_room_again_when_descriptors_have_left_it() {
+fn rule_1_dedicated_queue_has_room_again() {
     let mut rig = Rig::plain();
     for round in 0..4 {
         for index in 0..64 {
@@ -34,7 +34,7 @@ fn rule_1_a_dedicated_queue_has_room_again_when_descriptors_have_left_it() {
 }
 
 #[test]
-fn rule_1_a_shared_queue_answers_retry_at_its_threshold_on_the_limited_portal() {
+fn rule_1_shared_queue_retries_at_threshold() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     let answers: Vec<Submitted> = (0..60)
         .map(|index| {
@@ -53,7 +53,7 @@ fn rule_1_a_shared_queue_answers_retry_at_its_threshold_on_the_limited_portal() 
 }
 
 #[test]
-fn rule_1_a_client_that_leaves_a_shared_queue_leaves_its_entries() {
+fn rule_1_client_leaves_its_entries() {
     let Rig { device, mut engine, mut portal, .. } = Rig::new(options(layout(&[shared(48)], 1)));
     for step in [false, true, true] {
         assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
@@ -70,7 +70,7 @@ fn rule_1_a_client_that_leaves_a_shared_queue_leaves_its_entries() {
 }
 
 #[test]
-fn rule_2_a_shared_queue_has_many_clients_and_a_dedicated_one_has_one() {
+fn rule_2_dedicated_queue_has_one_client() {
     let (device, mut engine) =
         SimDevice::stepped("dsa-sim3", options(layout(&[shared(60), dedicated()], 1))).unwrap();
     let mut portals: Vec<_> = (0..4).map(|_| device.open("wq3.0").unwrap()).collect();
@@ -87,7 +87,7 @@ fn rule_2_a_shared_queue_has_many_clients_and_a_dedicated_one_has_one() {
 }
 
 #[test]
-fn rule_9_a_device_that_is_halted_ignores_stores_and_answers_retry_to_enqcmd() {
+fn rule_9_halted_device_answers_retry() {
     let mut rig = Rig::plain();
     rig.device.halt();
     rig.submit(noop(), 0);
@@ -101,7 +101,7 @@ fn rule_9_a_device_that_is_halted_ignores_stores_and_answers_retry_to_enqcmd() {
 }
 
 #[test]
-fn rule_9_a_posted_store_to_a_shared_queue_is_ignored() {
+fn rule_9_shared_queue_ignores_stores() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     let descriptor = rig.with_record(noop(), 0);
     (0..100).for_each(|_| rig.portal.store(&descriptor));
@@ -117,7 +117,7 @@ fn rule_9_a_posted_store_to_a_shared_queue_is_ignored() {
 }
 
 #[test]
-fn rule_9_a_dedicated_queue_answers_retry_to_enqcmd() {
+fn rule_9_dedicated_queue_retries_enqcmd() {
     let mut rig = Rig::plain();
     let descriptor = rig.with_record(noop(), 0);
     assert!((0..100).all(|_| rig.portal.enqcmd(&descriptor) == Submitted::Retry));
@@ -132,7 +132,7 @@ fn rule_9_a_dedicated_queue_answers_retry_to_enqcmd() {
 }
 
 #[test]
-fn rule_9_a_misaligned_completion_record_is_reported_in_swerror_only() {
+fn rule_9_misaligned_record_is_in_swerror() {
     let mut rig = Rig::plain();
     let mut descriptor = rig.with_record(noop(), 0);
     descriptor.completion += 16;
@@ -146,7 +146,7 @@ fn rule_9_a_misaligned_completion_record_is_reported_in_swerror_only() {
 }
 
 #[test]
-fn rule_9_a_completion_record_on_no_page_is_reported_in_swerror_and_nothing_is_done() {
+fn rule_9_absent_record_is_in_swerror() {
     let mut rig = Rig::plain();
     let pages = Pages::with_holes(1, 0..1);
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
@@ -160,7 +160,7 @@ fn rule_9_a_completion_record_on_no_page_is_reported_in_swerror_and_nothing_is_d
 }
 
 #[test]
-fn rule_9_an_invalid_interrupt_handle_is_reported_in_the_record_and_in_swerror() {
+fn rule_9_bad_handle_is_in_both() {
     let mut rig = Rig::plain();
     let mut descriptor = noop().with_flags(offcore_dsa::Flags::RCI);
     descriptor.interrupt = 9;
@@ -170,7 +170,7 @@ fn rule_9_an_invalid_interrupt_handle_is_reported_in_the_record_and_in_swerror()
 }
 
 #[test]
-fn rule_9_without_a_completion_record_errors_are_reported_in_swerror() {
+fn rule_9_no_record_means_swerror() {
     let mut rig = Rig::plain();
     let descriptor = operation(offcore_dsa::Opcode::MemoryMove, 64, 128, 0);
     rig.submit_raw(&descriptor);
@@ -184,7 +184,7 @@ fn rule_9_without_a_completion_record_errors_are_reported_in_swerror() {
 }
 
 #[test]
-fn rule_9_privilege_in_a_shared_queue_is_reported_in_swerror_only() {
+fn rule_9_privilege_is_in_swerror_only() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     let descriptor = offcore_dsa::Descriptor { pasid: 1 << 31, ..rig.with_record(noop(), 0) };
     rig.submit_raw(&descriptor);
@@ -197,7 +197,7 @@ fn rule_9_privilege_in_a_shared_queue_is_reported_in_swerror_only() {
 }
 
 #[test]
-fn rule_9_a_device_with_an_event_log_keeps_errors_there() {
+fn rule_9_event_log_keeps_errors() {
     let mut rig = Rig::new(second_generation(layout(&[dedicated()], 1)));
     for _ in 0..3 {
         rig.submit_raw(&operation(offcore_dsa::Opcode::MemoryMove, 64, 128, 0));

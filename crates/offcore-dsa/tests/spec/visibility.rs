@@ -6,7 +6,7 @@ use offcore_dsa::sim::{Faults, SimDevice, SimOptions};
 use offcore_dsa::{CompletionRecord, Descriptor, Opcode, Status, Submitted};
 
 #[test]
-fn rule_8_before_its_completion_a_copy_has_changed_nothing() {
+fn rule_8_nothing_changes_before_completion() {
     let mut rig = Rig::plain();
     let (src, mut dst) = (pattern(4096, 1), vec![0xee; 4096]);
     rig.submit(copy(&src, &mut dst), 0);
@@ -22,7 +22,7 @@ fn rule_8_before_its_completion_a_copy_has_changed_nothing() {
 }
 
 #[test]
-fn rule_8_submission_alone_moves_nothing_however_long_it_takes() {
+fn rule_8_submission_alone_moves_nothing() {
     let mut rig = Rig::plain();
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     rig.submit(copy(&src, &mut dst), 0);
@@ -67,7 +67,7 @@ fn rule_8_data_is_visible_before_its_record() {
 }
 
 #[test]
-fn rule_8_without_address_translation_write_faults_go_unreported() {
+fn rule_8_write_faults_may_go_unreported() {
     let wq = WqConfig { ats_disable: true, ..dedicated() };
     let mut rig = Rig::new(options(layout(&[wq], 1)));
     let pages = Pages::with_holes(1, 0..1);
@@ -82,7 +82,7 @@ fn rule_8_without_address_translation_write_faults_go_unreported() {
 }
 
 #[test]
-fn rule_12_the_device_never_writes_a_status_of_zero() {
+fn rule_12_status_zero_is_never_written() {
     let faults = Faults { page: 0.3, hardware: 0.3, ..Faults::none() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
@@ -127,7 +127,7 @@ fn the_same_seed_is_the_same_trace() {
 }
 
 #[test]
-fn closing_a_portal_gives_up_what_is_in_the_device() {
+fn closing_a_portal_gives_up_its_work() {
     let Rig { device, mut engine, mut portal, .. } = Rig::plain();
     let record = CompletionRecord::default();
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
@@ -160,7 +160,7 @@ fn wait_for_the_first_byte(dst: &[u8], byte: u8) {
 
 /// With devices on their own threads. Takes up to some seconds where there is one core.
 #[test]
-fn closing_a_portal_waits_for_a_device_on_its_own_thread() {
+fn closing_a_portal_waits_for_the_thread() {
     let device = SimDevice::start("dsa-sim0", options(layout(&[shared(48)], 2)), 0).unwrap();
     let src = vec![1_u8; 2 << 20];
     let mut dst = vec![0_u8; 2 << 20];
@@ -193,7 +193,7 @@ fn run_one(device: &SimDevice) {
 
 /// With a device on its own thread, which is halted while it has copies to finish.
 #[test]
-fn a_reset_of_a_halted_device_finishes_nothing_from_before() {
+fn reset_after_a_halt_finishes_nothing() {
     let device = SimDevice::start("dsa-sim0", options(layout(&[dedicated()], 1)), 0).unwrap();
     let src = vec![1_u8; 256];
     for _ in 0..300 {
@@ -212,7 +212,7 @@ fn a_reset_of_a_halted_device_finishes_nothing_from_before() {
 }
 
 #[test]
-fn a_reset_gives_up_everything_and_enables_the_device_again() {
+fn reset_gives_up_all_and_enables_again() {
     let mut rig = Rig::plain();
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     rig.submit(copy(&src, &mut dst), 0);

@@ -189,7 +189,7 @@ fn split_packets_have_payload_results() {
 
 /// Swapped packets are not swapped again, others are.
 #[test]
-fn cpu_takes_over_from_a_dead_or_hung_device() {
+fn cpu_takes_over_from_dead_or_hung_one() {
     for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Hangs(5), "has not answered")] {
         for burst in [1, 64, 300] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);

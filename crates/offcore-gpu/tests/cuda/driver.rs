@@ -146,7 +146,7 @@ fn kernel_ends_at_quit_without_leaks() {
 }
 
 #[test]
-fn host_pointer_in_a_kernel_ends_the_context() {
+fn host_pointer_in_kernel_ends_context() {
     let fake = Fake::new();
     for by_host in [true, false] {
         let opened = open();

@@ -74,7 +74,7 @@ fn every_offset_and_length_is_staged() {
 }
 
 #[test]
-fn long_packets_and_bad_descriptors_are_staged() {
+fn long_and_bad_packets_are_staged() {
     let mut packets: Vec<_> = (0..=2048u16)
         .map(|len| {
             let offset = (len.wrapping_mul(7) % 32).min(2048 - len);

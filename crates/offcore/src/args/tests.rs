@@ -71,7 +71,7 @@ fn values_of_every_flag() {
 }
 
 #[test]
-fn a_bad_value_is_named_with_its_flag_and_what_was_expected() {
+fn bad_value_names_flag_and_expectation() {
     for (flag, value, expected) in [
         ("--port", "vhost", "KIND:ARGS"),
         ("--port", "ring:a", "vhost, virtio-user, af_xdp"),
@@ -116,7 +116,7 @@ fn a_bad_value_is_named_with_its_flag_and_what_was_expected() {
 }
 
 #[test]
-fn flags_that_exclude_each_other_are_both_named() {
+fn exclusive_flags_are_both_named() {
     for (args, names) in [
         (&["--demo", "--port=gen:"][..], ["--demo", "--port"]),
         (&["--demo", "--dma=txq0@cpu"], ["--demo", "--dma"]),

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_added_up_and_drops_are_told_apart() {
+    fn ports_add_up_and_drops_stay_apart() {
         let queue = |port: &str, half: &str, queue, packets, drops: u64| QueueReport {
             port: port.into(),
             half: half.into(),

@@ -31,7 +31,7 @@ fn the_defaults_are_dpdk_dmas() {
 }
 
 #[test]
-fn as_many_packets_are_received_together_as_are_to_be_submitted_together() {
+fn burst_follows_the_batch_size() {
     for (flags, batch, burst) in [("-b 8", 8, 32), ("-b 33", 33, 33), ("--dma-batch 64", 64, 64)] {
         let (config, _) = copy(&format!("--port gen: {flags}")).unwrap();
         assert_eq!((copying(&config).batch, config.burst), (batch, burst), "{flags}");
@@ -39,7 +39,7 @@ fn as_many_packets_are_received_together_as_are_to_be_submitted_together() {
 }
 
 #[test]
-fn dpdk_dmas_letters_and_words_mean_the_same() {
+fn dpdk_dma_letters_and_words_agree() {
     let letters = "-p 0x3 -q 2 -c hw -s 1024 -b 16 -f 1518 -m 100 -i 2";
     let words = "--portmask 3 --nb-queue 2 --copy-type offload --ring-size 1024 --dma-batch-size 16 \
         --max-frame-size 1518 --force-min-copy-size 100 --stats-interval 2 --mac-updating";
@@ -67,7 +67,7 @@ fn dpdk_dmas_letters_and_words_mean_the_same() {
 }
 
 #[test]
-fn an_even_number_of_lcores_is_paired_unless_told_otherwise() {
+fn even_lcores_are_paired_by_default() {
     let all = lcore::available().unwrap();
     let [first, second, ..] = all[..] else { return };
     let two = |flags: &str| copying(&copy(&format!("--port gen: {flags}")).unwrap().0).two_lcores;
@@ -77,7 +77,7 @@ fn an_even_number_of_lcores_is_paired_unless_told_otherwise() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused_in_words() {
+fn contradictions_are_refused_in_words() {
     for (flags, words) in [
         ("", &["--port"][..]),
         ("--port gen: -p 0x2", &["--portmask: 0x2", "one port", "0x1"]),

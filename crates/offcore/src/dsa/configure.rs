@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_can_be_loaded_and_printing_changes_nothing() {
+    fn saved_is_loaded_and_dry_run_is_dry() {
         let tree = Tree::healthy();
         let file = tree.path("saved.conf");
         configure(&tree, &format!("--save {}", file.display())).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_said_before_anything_is_changed() {
+    fn impossible_layout_changes_nothing() {
         let tree = Tree::healthy();
         let bad = tree.path("bad.conf");
         let text = r#"[{"dev":"dsa0","groups":[{"dev":"group0.0","grouped_workqueues":[
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_of_files_enables_nothing_and_that_is_noticed() {
+    fn plain_files_enable_nothing() {
         let tree = Tree::healthy();
         // Nobody acts on what is written to bind and unbind here.
         let error = configure(&tree, "vhost").unwrap_err();

@@ -169,7 +169,7 @@ mod tests {
     use offcore_dsa::config::sysfs;
 
     #[test]
-    fn a_device_is_listed_as_a_table_and_as_an_object() {
+    fn device_is_listed_as_table_and_object() {
         let tree = Tree::healthy();
         let devices = sysfs::devices(&tree.roots()).unwrap();
         let table = text(&devices, Format::Table).unwrap();

@@ -192,7 +192,7 @@ mod tests {
     const WQ: &str = "sys/bus/dsa/devices/dsa0/wq0.1";
 
     #[test]
-    fn an_interval_is_what_was_sampled_in_it_and_what_changed() {
+    fn interval_has_samples_and_changes() {
         let tree = Tree::healthy();
         let look = || sysfs::devices(&tree.roots()).unwrap();
         tree.set(&format!("{WQ}/dsa!wq0.1/file0/cr_faults"), 5);

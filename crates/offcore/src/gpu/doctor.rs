@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn command_line_tells_the_pool_and_the_build_the_kernels() {
+    fn doctor_knows_pool_and_kernels() {
         let machine = Machine::new("judged");
         let small = machine.finding("--mbufs 1024 --mbuf-size 2048", "locked-memory");
         assert!(small.verdict == Verdict::Ok && small.wanted.contains("2 MiB"), "{small:?}");

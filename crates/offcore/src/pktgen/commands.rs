@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_answered_with_what_is() {
+    fn unknown_command_is_told_the_commands() {
         for (line, says) in [
             ("begin", "set rate RATE"),
             ("set", "set rate RATE"),

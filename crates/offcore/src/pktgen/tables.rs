@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_say_counts_rates_latencies_and_what_went_wrong() {
+    fn tables_have_rates_latencies_and_errors() {
         let counts = Counts {
             sent: 1000,
             received: 999,

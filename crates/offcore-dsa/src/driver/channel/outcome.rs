@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_completion_counts_fewer_bytes_than_asked_for() {
+    fn partial_completion_counts_fewer_bytes() {
         let record = Completed { completed: 40, result: 1, ..Completed::of(Status::PAGE_FAULT) };
         assert_eq!(outcome(&record, 100), Outcome::Partial { bytes: 40, backwards: true });
         assert_eq!(outcome(&record, 40), Outcome::Partial { bytes: 0, backwards: true });

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_that_faults_again_and_again_is_given_up() {
+    fn rest_that_keeps_faulting_is_given_up() {
         let (mut side, mut ended) = (Side::new(1 << 20), Ended::default());
         side.resume(copy(100), Outcome::Partial { bytes: 10, backwards: false }, &mut ended);
         for bytes in [5, 0] {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_copy_is_reported_once_and_fails_from_its_first_gap() {
+    fn long_copy_fails_from_its_first_gap() {
         let (mut side, mut ended) = (Side::new(64), Ended::default());
         for fails in [false, true] {
             side.add_long(copy(64 * 3 + 10));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn more_parts_than_places_are_issued_one_after_the_other() {
+    fn parts_beyond_the_places_wait() {
         let (mut side, mut ended) = (Side::new(16), Ended::default());
         side.add_long(copy(16 * 100));
         let mut parts = 0;

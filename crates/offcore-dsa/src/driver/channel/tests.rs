@@ -117,7 +117,7 @@ fn fault(completed: u32, backwards: bool) -> Completed {
 }
 
 #[test]
-fn direct_descriptors_have_a_record_each_and_no_fence() {
+fn direct_ones_have_records_and_no_fence() {
     let mut rig = direct();
     rig.submit(0..5);
     let descriptors = rig.device.submitted();
@@ -139,7 +139,7 @@ fn direct_descriptors_have_a_record_each_and_no_fence() {
 }
 
 #[test]
-fn a_burst_is_one_batch_and_a_burst_of_one_goes_direct() {
+fn burst_is_one_batch_and_one_goes_direct() {
     let mut rig = batches();
     rig.submit(0..20);
     let batch = rig.device.submitted();
@@ -162,7 +162,7 @@ fn a_burst_is_one_batch_and_a_burst_of_one_goes_direct() {
 }
 
 #[test]
-fn batches_are_split_at_their_longest_and_where_the_ring_ends() {
+fn batches_split_at_maximum_and_ring_end() {
     let mut rig = batches();
     rig.submit(0..50);
     let batches = rig.device.submitted();
@@ -197,7 +197,7 @@ fn a_dedicated_queue_is_never_overfilled() {
 }
 
 #[test]
-fn a_copy_is_resumed_after_a_page_fault_in_either_direction() {
+fn copy_resumes_after_faults_both_ways() {
     for rig in [direct, batches] {
         let mut rig = rig();
         rig.submit(0..1);
@@ -221,7 +221,7 @@ fn a_copy_is_resumed_after_a_page_fault_in_either_direction() {
 }
 
 #[test]
-fn a_copy_that_faults_for_ever_is_handed_to_the_core() {
+fn endless_faults_go_to_the_core() {
     let mut rig = batches();
     rig.submit(0..3);
     let batch = rig.device.submitted()[0];
@@ -247,7 +247,7 @@ fn a_copy_that_faults_for_ever_is_handed_to_the_core() {
 }
 
 #[test]
-fn every_member_of_a_failed_batch_is_accounted_for() {
+fn failed_batch_accounts_for_every_member() {
     let mut rig = batches();
     rig.submit(0..6);
     let batch = rig.device.submitted()[0];
@@ -275,7 +275,7 @@ fn every_member_of_a_failed_batch_is_accounted_for() {
 }
 
 #[test]
-fn a_failed_batch_without_a_failed_member_is_not_believed() {
+fn failed_batch_needs_a_failed_member() {
     let mut rig = batches();
     rig.submit(0..3);
     let batch = rig.device.submitted()[0];
@@ -288,7 +288,7 @@ fn a_failed_batch_without_a_failed_member_is_not_believed() {
 }
 
 #[test]
-fn a_device_that_refuses_batches_gets_single_descriptors() {
+fn refused_batches_go_singly() {
     let mut rig = batches();
     rig.submit(0..4);
     let batch = rig.device.submitted()[0];
@@ -331,7 +331,7 @@ fn a_drain_proves_a_lost_copy_dead() {
 }
 
 #[test]
-fn a_drain_of_an_earlier_reset_proves_nothing() {
+fn drain_of_earlier_reset_proves_nothing() {
     let mut rig = direct();
     rig.submit(0..1);
     assert_eq!(rig.channel.reset(), Reset::Pending);
@@ -344,7 +344,7 @@ fn a_drain_of_an_earlier_reset_proves_nothing() {
 }
 
 #[test]
-fn nothing_is_handed_over_between_a_reset_and_what_it_proved_dead() {
+fn reset_hands_over_only_the_proven_dead() {
     let mut rig = batches();
     rig.submit(0..2);
     let batch = rig.device.submitted()[0];
@@ -368,7 +368,7 @@ fn nothing_is_handed_over_between_a_reset_and_what_it_proved_dead() {
 }
 
 #[test]
-fn a_device_that_is_gone_is_closed_and_probed_back_in() {
+fn gone_device_is_closed_and_probed() {
     let pause = Duration::from_millis(100);
     let mut rig = rig("0x100", 64, Options { reopen_every: pause, ..Options::default() });
     rig.submit(0..20);
@@ -420,7 +420,7 @@ fn a_copy_of_nothing_needs_no_device() {
 }
 
 #[test]
-fn a_long_copy_goes_in_parts_and_is_reported_once() {
+fn long_copy_in_parts_is_reported_once() {
     let mut rig = batches();
     let op = rig.op(0, 40_000, 9);
     // SAFETY: as in `submit`.
@@ -438,7 +438,7 @@ fn a_long_copy_goes_in_parts_and_is_reported_once() {
 }
 
 #[test]
-fn choices_are_made_where_the_queue_allows_them() {
+fn choices_need_what_the_queue_allows() {
     let options = Options { block_on_fault: true, cache_control: false, batch: false, ..Options::default() };
     let mut rig = rig("0x200", 64, options);
     rig.submit(0..2);
@@ -461,7 +461,7 @@ fn choices_are_made_where_the_queue_allows_them() {
 }
 
 #[test]
-fn channels_of_a_shared_queue_split_its_places() {
+fn channels_share_a_queues_places() {
     let tree = Tree::new();
     let _end = tree.device_end("wq0.1");
     let device = DsaDevice::open(&tree.roots(), "wq0.1", Options::default()).unwrap();

@@ -10,7 +10,7 @@ fn refused(tree: &Tree, options: &Options) -> String {
 }
 
 #[test]
-fn work_queues_are_found_with_their_properties() {
+fn work_queues_have_their_properties() {
     let tree = Tree::new();
     let found = list(&tree.roots()).unwrap();
     assert_eq!(found.iter().map(|f| f.info.name.as_str()).collect::<Vec<_>>(), ["wq0.0", "wq0.1"]);
@@ -41,7 +41,7 @@ fn no_device_is_an_empty_list() {
 }
 
 #[test]
-fn a_healthy_queue_is_opened_by_write_where_the_portal_cannot_be_mapped() {
+fn unmappable_portal_is_opened_by_write() {
     let tree = Tree::new();
     // A FIFO cannot be mapped, and not every CPU has the instruction.
     let mut device = tree.device_end("wq0.0");

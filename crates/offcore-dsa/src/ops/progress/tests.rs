@@ -127,7 +127,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn an_operation_that_stops_anywhere_ends_as_if_it_had_not(
+    fn stopped_operation_ends_the_same(
         len in 1..20_000_usize, most in 5_000..12_000_u64,
         stops in prop::collection::vec(prop_oneof![Just(0), 0..9_000_usize], 0..6),
         differs: prop::sample::Index, bypass in 0..4_u8, seed: u8,
@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn a_copy_onto_itself_is_right_in_pieces_and_after_faults_in_both_directions(
+    fn overlapping_copy_survives_faults(
         len in 1..5_000_usize, from in 0..3_000_usize, to in 0..3_000_usize, most in 1..3_000_u64,
         stops in prop::collection::vec(0..2_000_usize, 0..6),
     ) {
@@ -203,7 +203,7 @@ fn a_device_that_cannot_do_it_is_not_asked() {
 }
 
 #[test]
-fn a_device_that_fails_leaves_the_piece_to_the_core_unless_the_copy_was_onto_itself() {
+fn core_redoes_a_piece_unless_overlapping() {
     let mut memory = [1_u8; 256];
     let base = memory.as_mut_ptr();
     let after = |to, status, completed| {
@@ -219,7 +219,7 @@ fn a_device_that_fails_leaves_the_piece_to_the_core_unless_the_copy_was_onto_its
 
 /// Section 8.3, written out by hand.
 #[test]
-fn descriptors_are_the_specifications_byte_for_byte() {
+fn descriptors_match_byte_for_byte() {
     const SRC: [u8; 8] = [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
     const DST: [u8; 8] = [0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28];
     const SECOND: [u8; 8] = [0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, 0x48];

@@ -61,7 +61,7 @@ fn a_field_is_in_network_order() {
 }
 
 #[test]
-fn a_guard_of_zeros_and_its_inversions_are_known() {
+fn guards_of_zeros_are_known() {
     let guard = |flags: DifFlags| flags.guard(&[0; BLOCK]);
     assert_eq!(guard(DifFlags::empty()), 0);
     assert_eq!(guard(DifFlags::INVERT_RESULT), 0xffff);
@@ -119,7 +119,7 @@ fn fields_of_ones_are_detected() {
 }
 
 #[test]
-fn a_block_that_is_wrong_leaves_its_tags_and_is_not_written() {
+fn wrong_block_is_not_written() {
     let mut src = inserted(3, Tags::default());
     src[(BLOCK + FIELD) + 3] ^= 0x10;
     let mut dif = Dif::default();
@@ -129,7 +129,7 @@ fn a_block_that_is_wrong_leaves_its_tags_and_is_not_written() {
 }
 
 #[test]
-fn an_update_replaces_what_is_not_passed_through() {
+fn update_replaces_what_is_not_passed() {
     let source_tags = Tags { reference: 0x11, mask: 0, application: 0x22 };
     let destination_tags = Tags { reference: 0x33, mask: 0, application: 0x44 };
     let mut src = inserted(2, source_tags);

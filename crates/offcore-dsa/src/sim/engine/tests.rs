@@ -48,7 +48,7 @@ fn takes(profile: &str, size: u32, n: usize) -> f64 {
 }
 
 #[test]
-fn a_copy_that_is_alone_takes_what_the_model_says() {
+fn lone_copy_takes_the_models_time() {
     let timing = Timing::default();
     for size in [1, 1518, 4096, 65_536, 1 << 20] {
         let (ns, model) = (takes("vpp", size, 1), timing.alone_ns(u64::from(size)));
@@ -57,7 +57,7 @@ fn a_copy_that_is_alone_takes_what_the_model_says() {
 }
 
 #[test]
-fn long_copies_are_limited_by_bandwidth_and_short_ones_by_the_front() {
+fn bandwidth_or_front_limits_copies() {
     let timing = Timing::default();
     let long = takes("vpp", 256 << 10, 16) - timing.fixed_ns();
     let model = timing.transfer_ns(16 * (256 << 10), 1);
@@ -68,7 +68,7 @@ fn long_copies_are_limited_by_bandwidth_and_short_ones_by_the_front() {
 }
 
 #[test]
-fn dsa_engines_that_move_data_share_the_device() {
+fn moving_engines_share_the_device() {
     let timing = Timing::default();
     // Four groups of one DSA engine: a large copy in each takes four times as long as one alone.
     let (device, mut engine, _) = device("net");
@@ -87,7 +87,7 @@ fn dsa_engines_that_move_data_share_the_device() {
 }
 
 #[test]
-fn a_batch_takes_the_reading_of_its_list_and_its_own_record_more() {
+fn batch_adds_its_list_and_its_record() {
     let timing = Timing::default();
     let (_device, mut engine, mut portal) = device("vpp");
     let mut buffers = Buffers::new();
@@ -103,13 +103,13 @@ fn a_batch_takes_the_reading_of_its_list_and_its_own_record_more() {
 }
 
 #[test]
-fn a_deeper_queue_is_faster_until_the_front_is_busy() {
+fn depth_helps_until_the_front_is_busy() {
     let each = [1, 2, 4, 8, 32].map(|depth| takes("vpp", 256, depth) / depth as f64);
     assert!(each.is_sorted_by(|a, b| a > b), "{each:?}");
 }
 
 #[test]
-fn timing_and_faults_change_while_the_device_runs() {
+fn timing_and_faults_change_while_running() {
     let (device, mut engine, mut portal) = device("vpp");
     let mut buffers = Buffers::new();
     let mut run = |engine: &mut SimEngine| {
@@ -128,7 +128,7 @@ fn timing_and_faults_change_while_the_device_runs() {
 }
 
 #[test]
-fn a_completion_that_is_late_beyond_the_clocks_end_is_the_last() {
+fn completion_beyond_the_clock_is_last() {
     let (device, mut engine, mut portal) = device("vpp");
     let mut buffers = Buffers::new();
     device.set_faults(Faults { late: 1.0, late_ns: u64::MAX, ..Faults::none() });
@@ -141,7 +141,7 @@ fn a_completion_that_is_late_beyond_the_clocks_end_is_the_last() {
 }
 
 #[test]
-fn a_device_whose_engine_is_gone_is_not_alive() {
+fn device_without_its_engine_is_dead() {
     let (device, engine, mut portal) = device("vpp");
     assert!(portal.is_alive());
     drop(engine);

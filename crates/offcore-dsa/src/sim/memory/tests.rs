@@ -99,7 +99,7 @@ fn a_backward_copy_stops_from_the_other_end() {
 }
 
 #[test]
-fn overlapping_ranges_move_backwards_as_if_through_a_buffer() {
+fn overlapping_ranges_move_backwards() {
     install();
     let mut bytes: Vec<u8> = (0..200).collect();
     let base = bytes.as_mut_ptr() as u64;
@@ -147,7 +147,7 @@ fn a_record_is_written_or_its_fault_told() {
 }
 
 #[test]
-fn a_file_that_was_cut_faults_like_a_page_that_is_not_there() {
+fn truncated_file_faults() {
     install();
     let fd = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
@@ -161,7 +161,7 @@ fn a_file_that_was_cut_faults_like_a_page_that_is_not_there() {
 }
 
 #[test]
-fn a_guarded_mapping_faults_for_the_device_and_is_guarded_for_the_cpu() {
+fn guarded_mapping_faults_for_the_device() {
     install();
     let fd = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();

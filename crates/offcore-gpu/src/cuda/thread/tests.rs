@@ -91,7 +91,7 @@ fn small_queue_holds_all_bursts_in_flight() {
 }
 
 #[test]
-fn one_thread_serves_queues_that_come_and_go() {
+fn one_thread_serves_changing_queues() {
     let place = Mutex::default();
     let thread = LaunchThread::shared_at(&place).unwrap();
     let seen = Arc::downgrade(&thread);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_older_than_the_ptx_target_is_a_problem() {
+    fn gpu_older_than_the_ptx_is_a_problem() {
         let mut fake = Fake::good("gpu-target");
         assert_eq!(fake.finding("ptx-target", GPU).verdict, Verdict::Ok);
         fake.cuda().devices[0].compute_capability = (6, 1);

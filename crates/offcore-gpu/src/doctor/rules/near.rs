@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_card_that_is_not_there_is_a_problem() {
+    fn missing_named_card_is_a_problem() {
         let mut fake = Fake::good("near-named");
         fake.set("sys/class/net/veth0/mtu", "1500");
         fake.given.nics = ["veth0", "eth0", "../veth0"].map(String::from).to_vec();

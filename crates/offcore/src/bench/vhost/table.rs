@@ -215,7 +215,7 @@ mod tests {
     use offcore_bench::row::AboutPeer;
 
     #[test]
-    fn the_break_even_is_between_the_sizes_around_it() {
+    fn break_even_lies_between_two_sizes() {
         let row = |frame, mode: &str, cycles_per_packet| Row {
             case: "loop".into(),
             ring: "split",
