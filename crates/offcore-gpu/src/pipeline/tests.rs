@@ -1,106 +1,77 @@
+#[path = "../../tests/cuda/packets/content.rs"]
+mod content;
 mod direct;
 
 use std::time::Instant;
 
-use offcore_mem::{HEADROOM, PoolCache};
+use offcore_mem::PoolCache;
 
 use super::*;
 use crate::device::Watch;
 use crate::host::{Fault, HostDevice};
+use content::{PATTERN, SKIP, content, expected, packet};
 
 /// For devices that fail, and for those that must not, on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const LONG_TIMEOUT: Duration = Duration::from_secs(10);
-const SKIP: usize = 14;
 
 fn work(kind: Kind, patterns: Option<&Patterns>) -> Work<'_> {
     Work { kind, swap: true, skip: SKIP as u32, split_at: None, forced_ns: 0, patterns }
 }
 
-/// Bytes of packet `number`: lengths from 60 on, some in several buffers.
-fn content(number: usize) -> Vec<u8> {
-    let len = if number % 37 == 36 { 5000 } else { 60 + number * 7 % 1400 };
-    (0..len).map(|at| (number.wrapping_mul(2_654_435_761) >> 9).wrapping_add(at * 13) as u8).collect()
+/// Kernels of one block.
+fn one_block(device: &mut dyn Device) -> Worker<'_> {
+    Worker::Device { device, launch: Launch::Kernel, blocks: 1, threads: 32, memory: Memory::Host }
 }
 
-fn packet(pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
-    let bytes = content(number);
-    let mut packet = cache.take_chain(HEADROOM, bytes.len()).unwrap();
-    pool.segments_mut(&mut packet).flatten().zip(&bytes).for_each(|(to, from)| *to = *from);
-    packet
+/// A pipeline of this many slots.
+fn setup<'a, 'd>(
+    worker: Worker<'d>,
+    work: Work<'a>,
+    burst: usize,
+    slots: usize,
+    pool: &'static Pool,
+) -> Setup<'a, 'd> {
+    Setup { burst, slots, worker, work, timeout: TIMEOUT, pool, hugepages: Hugepages::None }
 }
 
-/// Splits off the first `at` bytes, if the packet is longer and in one buffer.
-fn split(pool: &Pool, cache: &mut PoolCache, mut packet: Packet, at: usize) -> Packet {
-    if packet.is_segmented() || packet.len() <= at {
-        return packet;
+/// Waits for a burst to come back.
+fn wait(back: &mut Back) -> Done<'_> {
+    let since = Instant::now();
+    while back.done().is_none() {
+        assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back");
     }
-    let mut header = cache.take_sized(HEADROOM, at).unwrap();
-    header.bytes_mut().copy_from_slice(&packet.bytes()[..at]);
-    // Poison: the device must not read them.
-    packet.bytes_mut()[..at].fill(0xee);
-    packet.pull(at);
-    pool.link(header, packet)
+    back.done().unwrap()
 }
 
-/// The expected packet and result.
-fn expected(number: usize, kind: Kind, skip: usize) -> (Vec<u8>, u32) {
-    let mut bytes = content(number);
-    bytes[..12].rotate_left(6);
-    let result = match kind {
-        Kind::Crc32c => crc32c::crc32c(bytes.get(skip..).unwrap_or_default()),
-        Kind::Match => {
-            u32::from(bytes.get(skip..).unwrap_or_default().windows(3).any(|window| window == pattern()))
-        }
-        _ => 0,
-    };
-    (bytes, result)
+/// All packet buffers are free.
+fn assert_all_free(pool: &Pool, mut cache: PoolCache) {
+    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+    assert_eq!(all.len(), pool.chunks());
+    cache.free_all(all);
 }
 
-/// Occurs in some packets: 13 apart, as their bytes are.
-fn pattern() -> [u8; 3] {
-    [200, 213, 226]
-}
-
-/// Sends bursts of `burst` packets and checks every packet that comes back. Returns the failure of the device.
-fn every_packet_is_right(worker: Worker<'_>, kind: Kind, burst: usize, bursts: usize) -> Option<String> {
-    every_packet_is_right_split(worker, (kind, None), burst, bursts, LONG_TIMEOUT)
-}
-
-/// The same with packets split at `split_at`, if given.
-fn every_packet_is_right_split(
+/// Sends bursts of `burst` packets, split at `split_at` if given, and checks every packet that comes back. Returns the
+/// failure of the device.
+fn every_packet_is_right(
     worker: Worker<'_>,
     (kind, split_at): (Kind, Option<usize>),
-    burst: usize,
-    bursts: usize,
+    (burst, bursts): (usize, usize),
     timeout: Duration,
 ) -> Option<String> {
     let skip = split_at.unwrap_or(SKIP);
     let pool = Pool::new(16 * burst.max(128), 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
-    let patterns = Patterns::from_list([pattern()]).unwrap();
+    let patterns = Patterns::from_list([PATTERN]).unwrap();
     let swapped = !matches!(worker, Worker::None);
-    let setup = Setup {
-        burst,
-        slots: 4,
-        worker,
-        work: Work { split_at, ..work(kind, Some(&patterns)) },
-        timeout,
-        pool,
-        hugepages: Hugepages::None,
-    };
+    let work = Work { split_at, ..work(kind, Some(&patterns)) };
+    let setup = Setup { timeout, ..setup(worker, work, burst, 4, pool) };
     let (mut front, mut back) = pipeline(setup).unwrap();
     let (mut sent, mut received, mut gathered) = (0, 0, Vec::new());
     let mut moved = Instant::now();
     while received < bursts * burst {
         if sent < bursts * burst && front.room(1) > 0 {
-            gathered.extend((sent..sent + burst).map(|number| {
-                let packet = packet(pool, &mut cache, number);
-                match split_at {
-                    Some(at) => split(pool, &mut cache, packet, at),
-                    None => packet,
-                }
-            }));
+            gathered.extend((sent..sent + burst).map(|number| packet(pool, &mut cache, number, split_at)));
             sent += burst;
             assert!(front.submit(&mut gathered) && gathered.is_empty());
         }
@@ -125,28 +96,22 @@ fn every_packet_is_right_split(
     assert!(!back.is_waiting());
     let failure = back.failure().map(str::to_owned);
     drop(back);
-    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
-    assert_eq!(all.len(), pool.chunks());
-    cache.free_all(all);
+    assert_all_free(pool, cache);
     failure
 }
 
 #[test]
 fn every_worker_has_the_same_results() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
-        for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (257, 8), (1024, 6)] {
-            assert_eq!(every_packet_is_right(Worker::None, kind, burst, bursts), None);
-            assert_eq!(every_packet_is_right(Worker::Cpu, kind, burst, bursts), None);
+        for bursts in [(1, 100), (7, 40), (64, 12), (257, 8), (1024, 6)] {
+            let right =
+                |worker: Worker<'_>| every_packet_is_right(worker, (kind, None), bursts, LONG_TIMEOUT);
+            assert_eq!(right(Worker::None), None);
+            assert_eq!(right(Worker::Cpu), None);
             for launch in Launch::ALL {
                 let mut device = HostDevice::new().unwrap();
-                let worker = Worker::Device {
-                    device: &mut device,
-                    launch,
-                    blocks: 2,
-                    threads: 64,
-                    memory: Memory::Host,
-                };
-                assert_eq!(every_packet_is_right(worker, kind, burst, bursts), None);
+                let (device, memory) = (&mut device, Memory::Host);
+                assert_eq!(right(Worker::Device { device, launch, blocks: 2, threads: 64, memory }), None);
             }
         }
     }
@@ -158,32 +123,20 @@ fn split_packets_have_payload_results() {
         for (split_at, burst, bursts) in
             [(60, 1, 100), (60, 257, 8), (61, 64, 12), (14, 64, 12), (1400, 64, 12)]
         {
-            let split_at = Some(split_at);
-            let right =
-                every_packet_is_right_split(Worker::Cpu, (kind, split_at), burst, bursts, LONG_TIMEOUT);
-            assert_eq!(right, None);
+            let (work, bursts) = ((kind, Some(split_at)), (burst, bursts));
+            let right = |worker: Worker<'_>| every_packet_is_right(worker, work, bursts, LONG_TIMEOUT);
+            assert_eq!(right(Worker::Cpu), None);
             for (launch, memory) in
                 Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
             {
-                let mut device = HostDevice::new().unwrap();
-                let worker = Worker::Device { device: &mut device, launch, blocks: 2, threads: 64, memory };
-                assert_eq!(
-                    every_packet_is_right_split(worker, (kind, split_at), burst, bursts, LONG_TIMEOUT),
-                    None
-                );
+                let device = &mut HostDevice::new().unwrap();
+                assert_eq!(right(Worker::Device { device, launch, blocks: 2, threads: 64, memory }), None);
             }
         }
     }
     for fault in [Fault::Dies(5), Fault::Hangs(5)] {
         let mut device = HostDevice::new().unwrap().with_fault(fault);
-        let worker = Worker::Device {
-            device: &mut device,
-            launch: Launch::Kernel,
-            blocks: 1,
-            threads: 32,
-            memory: Memory::Host,
-        };
-        every_packet_is_right_split(worker, (Kind::Crc32c, Some(60)), 64, 40, TIMEOUT).unwrap();
+        every_packet_is_right(one_block(&mut device), (Kind::Crc32c, Some(60)), (64, 40), TIMEOUT).unwrap();
     }
 }
 
@@ -193,16 +146,9 @@ fn cpu_takes_over_from_dead_or_hung_one() {
     for (fault, words) in [(Fault::Dies(5), "have ended"), (Fault::Hangs(5), "has not answered")] {
         for burst in [1, 64, 300] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);
-            let worker = Worker::Device {
-                device: &mut device,
-                launch: Launch::Kernel,
-                blocks: 1,
-                threads: 32,
-                memory: Memory::Host,
-            };
             let failure =
-                every_packet_is_right_split(worker, (Kind::Crc32c, None), burst, 40, TIMEOUT).unwrap();
-            assert!(failure.contains(words), "{failure}");
+                every_packet_is_right(one_block(&mut device), (Kind::Crc32c, None), (burst, 40), TIMEOUT);
+            assert!(failure.as_ref().unwrap().contains(words), "{failure:?}");
         }
     }
 }
@@ -212,25 +158,9 @@ fn half_done_burst_is_not_swapped_twice() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let mut device = HostDevice::new().unwrap().with_fault(Fault::Dies(0));
-    let worker = Worker::Device {
-        device: &mut device,
-        launch: Launch::Kernel,
-        blocks: 1,
-        threads: 1,
-        memory: Memory::Host,
-    };
-    let setup = Setup {
-        burst: 2,
-        slots: 2,
-        worker,
-        work: work(Kind::Crc32c, None),
-        timeout: TIMEOUT,
-        pool,
-        hugepages: Hugepages::None,
-    };
+    let setup = setup(one_block(&mut device), work(Kind::Crc32c, None), 2, 2, pool);
     let (mut front, mut back) = pipeline(setup).unwrap();
-    let mut packets = vec![packet(pool, &mut cache, 0), packet(pool, &mut cache, 1)];
-    assert!(front.submit(&mut packets));
+    assert!(front.submit(&mut [0, 1].map(|number| packet(pool, &mut cache, number, None)).into()));
     let since = Instant::now();
     while back.serving.as_mut().unwrap().watch.failure().is_none() {
         assert!(since.elapsed() < Duration::from_secs(10), "the device lives");
@@ -238,12 +168,7 @@ fn half_done_burst_is_not_swapped_twice() {
     }
     // As if the device had swapped the first packet's addresses before it died.
     back.collector.oldest().unwrap().packets[0].bytes_mut()[..12].rotate_left(6);
-    let done = loop {
-        match back.done() {
-            Some(_) => break back.done().unwrap(),
-            None => assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back"),
-        }
-    };
+    let done = wait(&mut back);
     for (number, packet) in done.packets.drain(..).enumerate() {
         let right = expected(number, Kind::Crc32c, SKIP);
         assert_eq!((packet.bytes().to_vec(), done.results[number]), right);
@@ -305,30 +230,16 @@ fn hung_device_packets_are_quarantined() {
     let mut cache = pool.cache();
     let mut device = HungDevice::default();
     let (hung, view) = (Arc::clone(&device.hung), Arc::clone(&device.view));
-    let worker = Worker::Device {
-        device: &mut device,
-        launch: Launch::Kernel,
-        blocks: 1,
-        threads: 1,
-        memory: Memory::Host,
-    };
-    let work = work(Kind::Crc32c, None);
-    let setup =
-        Setup { burst: 2, slots: 4, worker, work, timeout: TIMEOUT, pool, hugepages: Hugepages::None };
+    let setup = setup(one_block(&mut device), work(Kind::Crc32c, None), 2, 4, pool);
     let (mut front, mut back) = pipeline(setup).unwrap();
     let mut number = 0;
     let mut submit = |front: &mut Front, cache: &mut PoolCache| {
-        let mut packets = vec![packet(pool, cache, number), packet(pool, cache, number + 1)];
+        assert!(front.submit(&mut [0, 1].map(|next| packet(pool, cache, number + next, None)).into()));
         number += 2;
-        assert!(front.submit(&mut packets));
     };
     let mut received = 0;
     let mut receive = |back: &mut Back, cache: &mut PoolCache| {
-        let since = Instant::now();
-        while back.done().is_none() {
-            assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back");
-        }
-        let done = back.done().unwrap();
+        let done = wait(back);
         for (packet, result) in done.packets.drain(..).zip(done.results) {
             assert_eq!((packet.bytes().to_vec(), *result), expected(received, Kind::Crc32c, SKIP));
             received += 1;
@@ -367,9 +278,7 @@ fn hung_device_packets_are_quarantined() {
     receive(&mut back, &mut cache);
     assert_eq!(back.quarantined(), 0);
     drop(front);
-    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
-    assert_eq!(all.len(), pool.chunks());
-    cache.free_all(all);
+    assert_all_free(pool, cache);
 }
 
 /// A device that fails on request, and counts how often it is checked.
@@ -415,18 +324,9 @@ fn device_check_is_rate_limited() {
     let mut cache = pool.cache();
     let mut device = CountingDevice::default();
     let (dead, asked) = (Arc::clone(&device.0), Arc::clone(&device.1));
-    let worker = Worker::Device {
-        device: &mut device,
-        launch: Launch::Kernel,
-        blocks: 1,
-        threads: 1,
-        memory: Memory::Host,
-    };
-    let work = work(Kind::Nothing, None);
-    let setup =
-        Setup { burst: 1, slots: 2, worker, work, timeout: LONG_TIMEOUT, pool, hugepages: Hugepages::None };
-    let (mut front, mut back) = pipeline(setup).unwrap();
-    assert!(front.submit(&mut vec![packet(pool, &mut cache, 0)]));
+    let setup = setup(one_block(&mut device), work(Kind::Nothing, None), 1, 2, pool);
+    let (mut front, mut back) = pipeline(Setup { timeout: LONG_TIMEOUT, ..setup }).unwrap();
+    assert!(front.submit(&mut vec![packet(pool, &mut cache, 0, None)]));
     let (since, mut looks) = (Instant::now(), 0);
     while since.elapsed() < Duration::from_millis(20) || looks < 1000 {
         assert!(back.done().is_none());
@@ -436,27 +336,15 @@ fn device_check_is_rate_limited() {
     let times = asked.load(Ordering::Relaxed);
     assert!((1..=most).contains(&times), "asked {times} times in {most} ms, in {looks} looks");
     dead.store(true, Ordering::Relaxed);
-    let since = Instant::now();
-    while back.done().is_none() {
-        assert!(since.elapsed() < Duration::from_secs(10), "not detected for 10 s");
-    }
+    cache.free_all(wait(&mut back).packets.drain(..));
     assert_eq!(back.failure(), Some("it was told to"));
-    cache.free_all(back.done().unwrap().packets.drain(..));
     back.retire();
 }
 
 #[test]
 fn invalid_setup_is_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
-    let setup = |worker, burst, slots, kind| Setup {
-        burst,
-        slots,
-        worker,
-        work: work(kind, None),
-        timeout: TIMEOUT,
-        pool,
-        hugepages: Hugepages::None,
-    };
+    let setup = |worker, burst, slots, kind| setup(worker, work(kind, None), burst, slots, pool);
     let mut device = HostDevice::new().unwrap();
     let worker = Worker::Device {
         device: &mut device,

@@ -7,7 +7,7 @@ use offcore_gpu::layout::Kind;
 use offcore_gpu::{cuda, devices};
 
 use crate::packets::{Case, Line, pool, run, run_one, ways};
-use crate::processes::{in_a_process, start_process};
+use crate::processes::passes_in_processes;
 use crate::rig::{Fake, is_child};
 
 const ILLEGAL_INSTRUCTION: i64 = 715;
@@ -134,17 +134,11 @@ fn abandoned_device_launches_nothing() {
 fn cpu_takes_over_from_a_hung_kernel() {
     const NAME: &str = "faults::cpu_takes_over_from_a_hung_kernel";
     if !is_child() {
-        let start = |(way, mapped): (usize, &'static str)| {
-            start_process(NAME, &[("OFFCORE_TEST_WAY", &way.to_string()), ("OFFCORE_FAKE_DMA_BUF", mapped)])
-        };
-        let ways = (0..ways().count()).flat_map(|way| [(way, "0"), (way, "1")]);
-        let children: Vec<_> = ways.map(start).collect();
-        for child in children {
-            let output = child.wait_with_output().unwrap();
-            let said = [output.stdout, output.stderr].concat();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
-        }
-        return;
+        let ways: Vec<String> = (0..ways().count()).map(|way| way.to_string()).collect();
+        let environments = ways.iter().flat_map(|way| {
+            ["0", "1"].map(|mapped| [("OFFCORE_TEST_WAY", &**way), ("OFFCORE_FAKE_DMA_BUF", mapped)])
+        });
+        return passes_in_processes(NAME, environments);
     }
     let fake = Fake::new();
     let way: usize = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
@@ -167,13 +161,7 @@ fn cpu_takes_over_from_a_hung_kernel() {
 fn pipeline_ends_beside_a_hung_kernel() {
     const NAME: &str = "faults::pipeline_ends_beside_a_hung_kernel";
     if !is_child() {
-        let children = Launch::ALL.map(|launch| start_process(NAME, &[("OFFCORE_TEST_WAY", launch.name())]));
-        for child in children {
-            let output = child.wait_with_output().unwrap();
-            let said = [output.stdout, output.stderr].concat();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
-        }
-        return;
+        return passes_in_processes(NAME, Launch::ALL.map(|launch| [("OFFCORE_TEST_WAY", launch.name())]));
     }
     let fake = Fake::new();
     let launch: Launch = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
@@ -309,13 +297,7 @@ fn what_is_too_old_is_refused_by_name() {
 fn old_driver_is_refused() {
     const NAME: &str = "faults::old_driver_is_refused";
     if !is_child() {
-        let output = in_a_process(NAME, &[("OFFCORE_FAKE_DRIVER", "11080")]);
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
-        );
-        return;
+        return passes_in_processes(NAME, [[("OFFCORE_FAKE_DRIVER", "11080")]]);
     }
     let fake = Fake::new();
     let refused = refusal();
@@ -329,13 +311,7 @@ fn old_driver_is_refused() {
 fn machine_without_gpu_is_reported() {
     const NAME: &str = "faults::machine_without_gpu_is_reported";
     if !is_child() {
-        let output = in_a_process(NAME, &[("OFFCORE_FAKE_DEVICES", "0")]);
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
-        );
-        return;
+        return passes_in_processes(NAME, [[("OFFCORE_FAKE_DEVICES", "0")]]);
     }
     let _fake = Fake::new();
     for refused in [refusal(), cuda::list().unwrap_err().to_string(), cuda::facts().unwrap_err()] {

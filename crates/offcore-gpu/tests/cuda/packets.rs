@@ -1,19 +1,19 @@
 //! Sends packets through pipelines and checks each one.
 
+mod content;
+
 use std::time::{Duration, Instant};
 
 use offcore_gpu::device::{Device, Launch, Memory};
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
 use offcore_gpu::pipeline::{Back, Front, Setup, Work, Worker, pipeline};
-use offcore_mem::{HEADROOM, Hugepages, Packet, Pool, PoolCache};
-use offcore_wire::Sum;
+use offcore_mem::{Hugepages, Packet, Pool, PoolCache};
 
-const SKIP: usize = 14;
+use content::{PATTERN, SKIP, expected, packet};
+
 /// Packets per burst in the mixed case, repeated.
 const LENGTHS: [usize; 5] = [1, 1024, 7, 257, 64];
-/// Occurs in some packets: 13 apart, as their bytes are.
-const PATTERN: [u8; 3] = [200, 213, 226];
 
 /// The work of a pipeline, and its number of packets.
 #[derive(Clone, Copy, Debug)]
@@ -44,40 +44,6 @@ impl Case {
 
     fn packets(&self) -> usize {
         (0..self.bursts).map(|burst| self.len(burst)).sum()
-    }
-
-    /// A packet by number: lengths from 60 on, some of several buffers.
-    fn content(number: usize) -> Vec<u8> {
-        let len = if number % 37 == 36 { 5000 } else { 60 + number * 7 % 1400 };
-        (0..len).map(|at| (number.wrapping_mul(2_654_435_761) >> 9).wrapping_add(at * 13) as u8).collect()
-    }
-
-    /// The expected packet and result.
-    fn expected(&self, number: usize) -> (Vec<u8>, u32) {
-        let mut bytes = Self::content(number);
-        bytes[..12].rotate_left(6);
-        let payload = bytes.get(self.split_at.unwrap_or(SKIP)..).unwrap_or_default();
-        let result = match self.kind {
-            Kind::Nothing => 0,
-            Kind::Crc32c => crc32c::crc32c(payload),
-            Kind::Checksum => u32::from(Sum::of(payload).checksum()),
-            Kind::Match => u32::from(payload.windows(3).any(|window| window == PATTERN)),
-        };
-        (bytes, result)
-    }
-
-    fn packet(&self, pool: &Pool, cache: &mut PoolCache, number: usize) -> Packet {
-        let bytes = Self::content(number);
-        let mut packet = cache.take_chain(HEADROOM, bytes.len()).unwrap();
-        pool.segments_mut(&mut packet).flatten().zip(&bytes).for_each(|(to, from)| *to = *from);
-        let Some(at) = self.split_at.filter(|at| !packet.is_segmented() && packet.len() > *at) else {
-            return packet;
-        };
-        let mut header = cache.take_sized(HEADROOM, at).unwrap();
-        header.bytes_mut().copy_from_slice(&packet.bytes()[..at]);
-        packet.bytes_mut()[..at].fill(0xee);
-        packet.pull(at);
-        pool.link(header, packet)
     }
 }
 
@@ -129,7 +95,7 @@ impl Line {
             return false;
         }
         let next = *packets..*packets + case.len(*bursts);
-        gathered.extend(next.clone().map(|number| case.packet(pool, cache, number)));
+        gathered.extend(next.clone().map(|number| packet(pool, cache, number, case.split_at)));
         (*bursts, *packets) = (*bursts + 1, next.end);
         assert!(front.submit(gathered) && gathered.is_empty());
         true
@@ -143,7 +109,8 @@ impl Line {
         assert_eq!(done.hits as usize, nonzero);
         for (packet, result) in done.packets.drain(..).zip(done.results) {
             let found: Vec<u8> = pool.segments(&packet).flatten().copied().collect();
-            assert_eq!((found, *result), case.expected(*received), "{case:?}: packet {received}");
+            let right = expected(*received, case.kind, case.split_at.unwrap_or(SKIP));
+            assert_eq!((found, *result), right, "{case:?}: packet {received}");
             *received += 1;
             cache.free(packet);
         }

@@ -102,12 +102,12 @@ State &state()
 	return *state;
 }
 
-void wait_until_idle(Lock &lock, Context &context, const char *call)
+void wait_for(Lock &lock, const unsigned &unfinished, const char *call)
 {
 	State &all = state();
 	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.timeout);
-	while (context.unfinished)
-		if (all.changed.wait_until(lock, deadline) == std::cv_status::timeout && context.unfinished)
+	while (unfinished)
+		if (all.changed.wait_until(lock, deadline) == std::cv_status::timeout && unfinished)
 			abort_with("%s waits for kernels that do not end: a driver would wait for ever", call);
 }
 
@@ -129,7 +129,7 @@ API int offcore_fake_set(const char *name, long long value)
 		for (Context *context : all.contexts) {
 			if (context->unfinished)
 				context->error = LAUNCH_FAILED;
-			wait_until_idle(lock, *context, "offcore_fake_set");
+			wait_for(lock, context->unfinished, "offcore_fake_set");
 			context->error = 0;
 		}
 		return 1;

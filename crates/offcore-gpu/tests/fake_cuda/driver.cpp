@@ -139,18 +139,14 @@ API int cuDriverGetVersion(int *version)
 
 API int cuDeviceGetCount(int *count)
 {
-	Lock lock(state().mutex);
-	if (int refused = enter(lock, "cuDeviceGetCount"))
-		return refused;
-	*count = (int)state().settings.devices;
+	ENTER();
+	*count = (int)all.settings.devices;
 	return SUCCESS;
 }
 
 API int cuDeviceGet(int *device, int ordinal)
 {
-	Lock lock(state().mutex);
-	if (int refused = enter(lock, "cuDeviceGet"))
-		return refused;
+	ENTER();
 	if (!is_device(ordinal))
 		return INVALID_DEVICE;
 	*device = ordinal;
@@ -159,20 +155,16 @@ API int cuDeviceGet(int *device, int ordinal)
 
 API int cuDeviceGetName(char *name, int len, int device)
 {
-	Lock lock(state().mutex);
-	if (int refused = enter(lock, "cuDeviceGetName"))
-		return refused;
+	ENTER();
 	if (!is_device(device) || len < 1)
 		return INVALID_VALUE;
-	snprintf(name, (size_t)len, "%s", state().settings.name.c_str());
+	snprintf(name, (size_t)len, "%s", all.settings.name.c_str());
 	return SUCCESS;
 }
 
 API int cuDeviceGetAttribute(int *value, int which, int device)
 {
-	Lock lock(state().mutex);
-	if (int refused = enter(lock, "cuDeviceGetAttribute"))
-		return refused;
+	ENTER();
 	if (!is_device(device))
 		return INVALID_DEVICE;
 	if (which < 1 || which > 160)
@@ -183,20 +175,16 @@ API int cuDeviceGetAttribute(int *value, int which, int device)
 
 API int cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
-	Lock lock(state().mutex);
-	if (int refused = enter(lock, "cuDeviceTotalMem_v2"))
-		return refused;
+	ENTER();
 	if (!is_device(device))
 		return INVALID_DEVICE;
-	*bytes = (size_t)state().settings.memory;
+	*bytes = (size_t)all.settings.memory;
 	return SUCCESS;
 }
 
 API int cuDeviceGetPCIBusId(char *id, int len, int device)
 {
-	Lock lock(state().mutex);
-	if (int refused = enter(lock, "cuDeviceGetPCIBusId"))
-		return refused;
+	ENTER();
 	if (!is_device(device) || len < 13)
 		return INVALID_VALUE;
 	snprintf(id, (size_t)len, "0000:%02X:00.0", (unsigned)device + 1);
@@ -205,10 +193,7 @@ API int cuDeviceGetPCIBusId(char *id, int len, int device)
 
 API int cuDevicePrimaryCtxRetain(Context **context, int device)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	if (int refused = enter(lock, "cuDevicePrimaryCtxRetain"))
-		return refused;
+	ENTER();
 	if (!is_device(device))
 		return INVALID_DEVICE;
 	*context = context_of(device);
@@ -220,10 +205,7 @@ API int cuDevicePrimaryCtxRetain(Context **context, int device)
 
 API int cuDevicePrimaryCtxRelease_v2(int device)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	if (int refused = enter(lock, "cuDevicePrimaryCtxRelease_v2"))
-		return refused;
+	ENTER();
 	if (!is_device(device))
 		return INVALID_DEVICE;
 	Context &context = *context_of(device);
@@ -233,7 +215,7 @@ API int cuDevicePrimaryCtxRelease_v2(int device)
 		// The kernels end with the context; the next context works.
 		if (context.unfinished)
 			fail(context, LAUNCH_FAILED);
-		wait_until_idle(lock, context, "cuDevicePrimaryCtxRelease");
+		wait_for(lock, context.unfinished, "cuDevicePrimaryCtxRelease");
 		context.error = 0;
 	}
 	return SUCCESS;
@@ -241,10 +223,7 @@ API int cuDevicePrimaryCtxRelease_v2(int device)
 
 API int cuCtxSetCurrent(Context *context)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	if (int refused = enter(lock, "cuCtxSetCurrent"))
-		return refused;
+	ENTER();
 	bool known = !context;
 	for (const Context *one : all.contexts)
 		known |= one == context && one->retained;
@@ -256,16 +235,14 @@ API int cuCtxSetCurrent(Context *context)
 
 API int cuProfilerStart(void)
 {
-	Lock lock(state().mutex);
-	Context *context;
-	return enter(lock, "cuProfilerStart", context);
+	ENTER_IN_CONTEXT();
+	return SUCCESS;
 }
 
 API int cuProfilerStop(void)
 {
-	Lock lock(state().mutex);
-	Context *context;
-	return enter(lock, "cuProfilerStop", context);
+	ENTER_IN_CONTEXT();
+	return SUCCESS;
 }
 
 namespace {

@@ -9,13 +9,6 @@
 //   message if they do not,
 // * memory from cuMemAlloc is never zero initially.
 // Live objects are counted (offcore_fake_live), and faults can be injected (offcore_fake_set, OFFCORE_FAKE_*).
-//   * an address at the device is not the host's: it is shifted by more than any host address has, so that a host
-//     pointer that a kernel is given, and a device's that the host uses, are found at once,
-//   * every handle and every range of memory is looked up,
-//   * a call that a driver answers only when its kernels have ended (cuMemFree, cuMemHostRegister, ...) ends the process
-//     with a message when they do not,
-//   * memory from cuMemAlloc is never zero to begin with.
-// What is alive is counted (offcore_fake_live), and faults can be asked for (offcore_fake_set, OFFCORE_FAKE_*).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -198,14 +191,27 @@ int enter(const Lock &, const char *name);
 int enter(Lock &, const char *name, Context *&context);
 // The same for calls that release something, which succeed on a lost context, too; `error` is returned then.
 int enter_to_free(Lock &, const char *name, Context *&context, int &error);
+// How entry points begin: the state as `all`, its `lock`, and the entry check under the function's name; where the call
+// needs one with the thread's `context`, and to release something with the `error` to return.
+#define ENTER() BEGIN(enter(lock, __func__))
+#define ENTER_IN_CONTEXT() \
+	Context *context; \
+	BEGIN(enter(lock, __func__, context))
+#define ENTER_TO_FREE() \
+	Context *context; \
+	int error; \
+	BEGIN(enter_to_free(lock, __func__, context, error))
+#define BEGIN(check) \
+	[[maybe_unused]] State &all = state(); \
+	Lock lock(all.mutex); \
+	if (int refused = check) \
+	return refused
+
 // The context's error, after its kernels have stopped, or SUCCESS.
 int error_of(Lock &, Context &);
 
-// Waits until the device is idle, for calls that block until then.
-void wait_until_idle(Lock &, Context &, const char *call);
-
-// The same for one stream.
-void wait_for(Lock &, const Stream &, const char *call);
+// Waits until a context or a stream has no `unfinished` work, for calls that block until then.
+void wait_for(Lock &, const unsigned &unfinished, const char *call);
 
 // Queues work on a stream; on null, the null stream, it completes before the call returns.
 void queue(Lock &, Context &, Stream *, std::function<void()>);

@@ -45,11 +45,7 @@ API int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, uns
                        unsigned block_y, unsigned block_z, unsigned shared, Stream *stream, void **parameters,
                        void **extra)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuLaunchKernel", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (const long long us = all.settings.launch_us) {
 		lock.unlock();
 		std::this_thread::sleep_for(std::chrono::microseconds(us));
@@ -74,10 +70,7 @@ API int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, uns
 
 API int cuGraphCreate(Graph **graph, unsigned flags)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	if (int refused = enter(lock, "cuGraphCreate"))
-		return refused;
+	ENTER();
 	if (flags)
 		return INVALID_VALUE;
 	*graph = new Graph;
@@ -87,10 +80,7 @@ API int cuGraphCreate(Graph **graph, unsigned flags)
 
 API int cuGraphDestroy(Graph *graph)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	if (int refused = enter(lock, "cuGraphDestroy"))
-		return refused;
+	ENTER();
 	return all.graphs.erase(graph) ? SUCCESS : INVALID_HANDLE;
 }
 
@@ -139,11 +129,7 @@ API int cuGraphAddKernelNode_v2(Node **node, Graph *graph, Node *const *dependen
 
 API int cuGraphInstantiateWithFlags(Exec **exec, Graph *graph, unsigned long long)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuGraphInstantiateWithFlags", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.graphs.count(graph))
 		return INVALID_HANDLE;
 	Exec *made = new Exec{context, {}};
@@ -156,21 +142,13 @@ API int cuGraphInstantiateWithFlags(Exec **exec, Graph *graph, unsigned long lon
 
 API int cuGraphUpload(Exec *exec, Stream *stream)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuGraphUpload", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	return all.execs.count(exec) && all.streams.count(stream) ? SUCCESS : INVALID_HANDLE;
 }
 
 API int cuGraphLaunch(Exec *exec, Stream *stream)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuGraphLaunch", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.execs.count(exec) || !all.streams.count(stream) || exec->context != context || stream->context != context)
 		return INVALID_HANDLE;
 	for (const Launch &launch : exec->launches)
@@ -185,9 +163,6 @@ API int cuGraphLaunch(Exec *exec, Stream *stream)
 
 API int cuGraphExecDestroy(Exec *exec)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	if (int refused = enter(lock, "cuGraphExecDestroy"))
-		return refused;
+	ENTER();
 	return all.execs.erase(exec) ? SUCCESS : INVALID_HANDLE;
 }

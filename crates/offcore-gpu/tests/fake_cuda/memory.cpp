@@ -1,5 +1,4 @@
 // Memory: the device's, and registered host memory.
-#include <chrono>
 #include <cstring>
 
 #include <fcntl.h>
@@ -88,11 +87,7 @@ using namespace fake;
 
 API int cuMemAlloc_v2(u64 *address, size_t len)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemAlloc_v2", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!len)
 		return INVALID_VALUE;
 	size_t used = 0;
@@ -119,18 +114,13 @@ API int cuMemAlloc_v2(u64 *address, size_t len)
 
 API int cuMemFree_v2(u64 address)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	int error;
-	if (int refused = enter_to_free(lock, "cuMemFree_v2", context, error))
-		return refused;
+	ENTER_TO_FREE();
 	u8 *host = translate(lock, *context, address, 1);
 	if (!host || !all.allocations.count(host)) {
 		report("cuMemFree: %#llx is not where an allocation of this context begins", address);
 		return INVALID_VALUE;
 	}
-	wait_until_idle(lock, *context, "cuMemFree");
+	wait_for(lock, context->unfinished, "cuMemFree");
 	munmap(host, all.allocations[host].len);
 	close(all.allocations[host].file);
 	all.allocations.erase(host);
@@ -139,11 +129,7 @@ API int cuMemFree_v2(u64 address)
 
 API int cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemGetInfo_v2", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	*free = *total = (size_t)all.settings.memory;
 	for (const auto &[_, range] : all.allocations)
 		*free -= range.context == context ? range.len : 0;
@@ -152,11 +138,7 @@ API int cuMemGetInfo_v2(size_t *free, size_t *total)
 
 API int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemHostRegister_v2", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	// PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
 	if (!host || !len || flags & ~15u)
 		return INVALID_VALUE;
@@ -167,23 +149,18 @@ API int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 		used += range.len;
 	if (used + len > (size_t)all.settings.registrable)
 		return OUT_OF_MEMORY;
-	wait_until_idle(lock, *context, "cuMemHostRegister");
+	wait_for(lock, context->unfinished, "cuMemHostRegister");
 	all.registrations[(u8 *)host] = Range{(u8 *)host, len, context, (flags & 1) != 0, -1};
 	return SUCCESS;
 }
 
 API int cuMemHostUnregister(void *host)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	int error;
-	if (int refused = enter_to_free(lock, "cuMemHostUnregister", context, error))
-		return refused;
+	ENTER_TO_FREE();
 	auto found = all.registrations.find((u8 *)host);
 	if (found == all.registrations.end())
 		return HOST_MEMORY_NOT_REGISTERED;
-	wait_until_idle(lock, *context, "cuMemHostUnregister");
+	wait_for(lock, context->unfinished, "cuMemHostUnregister");
 	const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	unsigned char resident;
 	if (mincore((void *)((uintptr_t)host / page * page), 1, &resident) != 0)
@@ -194,11 +171,7 @@ API int cuMemHostUnregister(void *host)
 
 API int cuMemHostGetDevicePointer_v2(u64 *address, void *host, unsigned flags)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemHostGetDevicePointer_v2", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	const Range *range = within(all.registrations, (u8 *)host, 1);
 	if (!range || flags)
 		return INVALID_VALUE;
@@ -212,10 +185,7 @@ API int cuMemHostGetDevicePointer_v2(u64 *address, void *host, unsigned flags)
 
 API int cuMemcpyHtoD_v2(u64 to, const void *from, size_t len)
 {
-	Lock lock(state().mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemcpyHtoD_v2", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	u8 *host = argument(lock, *context, "cuMemcpyHtoD", to, len);
 	if (!host)
 		return INVALID_VALUE;
@@ -250,10 +220,7 @@ API int cuMemsetD32Async(u64 to, unsigned value, size_t count, Stream *stream)
 
 API int cuPointerSetAttribute(const void *value, int attribute, u64 address)
 {
-	Lock lock(state().mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuPointerSetAttribute", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	// Only SYNC_MEMOPS can be set.
 	if (!value || attribute != 6 || !argument(lock, *context, "cuPointerSetAttribute", address, 1))
 		return INVALID_VALUE;
@@ -262,10 +229,7 @@ API int cuPointerSetAttribute(const void *value, int attribute, u64 address)
 
 API int cuFlushGPUDirectRDMAWrites(int target, int scope)
 {
-	Lock lock(state().mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuFlushGPUDirectRDMAWrites", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	// The current context's device; visible to itself or to all.
 	return target != 0 || (scope != 100 && scope != 200) ? INVALID_VALUE : SUCCESS;
 }
@@ -273,11 +237,7 @@ API int cuFlushGPUDirectRDMAWrites(int target, int scope)
 // A descriptor for mapping device memory: whole pages of one allocation, here all of it.
 API int cuMemGetHandleForAddressRange(void *handle, u64 address, size_t len, int type, unsigned long long)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuMemGetHandleForAddressRange", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.settings.dma_buf)
 		return NOT_SUPPORTED;
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -99,11 +99,7 @@ using namespace fake;
 
 API int cuModuleLoadDataEx(Module **module, const void *image, unsigned count, const int *options, void **values)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuModuleLoadDataEx", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!image)
 		return INVALID_VALUE;
 	const std::string ptx = (const char *)image;
@@ -127,15 +123,10 @@ API int cuModuleLoadDataEx(Module **module, const void *image, unsigned count, c
 
 API int cuModuleUnload(Module *module)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	int error;
-	if (int refused = enter_to_free(lock, "cuModuleUnload", context, error))
-		return refused;
+	ENTER_TO_FREE();
 	if (!all.modules.count(module))
 		return INVALID_HANDLE;
-	wait_until_idle(lock, *module->context, "cuModuleUnload");
+	wait_for(lock, module->context->unfinished, "cuModuleUnload");
 	for (const auto &[_, function] : module->functions)
 		all.functions.erase(function);
 	all.modules.erase(module);
@@ -144,11 +135,7 @@ API int cuModuleUnload(Module *module)
 
 API int cuModuleGetFunction(Function **function, Module *module, const char *name)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuModuleGetFunction", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.modules.count(module))
 		return INVALID_HANDLE;
 	auto found = module->functions.find(name);
@@ -161,11 +148,7 @@ API int cuModuleGetFunction(Function **function, Module *module, const char *nam
 
 API int cuFuncGetAttribute(int *value, int which, Function *function)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuFuncGetAttribute", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.functions.count(function))
 		return INVALID_HANDLE;
 	switch (which) {
@@ -183,11 +166,7 @@ API int cuFuncGetAttribute(int *value, int which, Function *function)
 
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Function *function, int threads, size_t)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuOccupancyMaxActiveBlocksPerMultiprocessor", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.functions.count(function))
 		return INVALID_HANDLE;
 	if (threads < 1)

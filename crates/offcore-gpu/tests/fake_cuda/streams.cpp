@@ -1,6 +1,4 @@
 // Streams, each a thread with a queue, and events.
-#include <chrono>
-
 #include "fake.h"
 
 namespace fake {
@@ -29,22 +27,13 @@ static void serve(Stream *stream)
 	}
 }
 
-void wait_for(Lock &lock, const Stream &stream, const char *call)
-{
-	State &all = state();
-	auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(all.settings.timeout);
-	while (stream.unfinished)
-		if (all.changed.wait_until(lock, deadline) == std::cv_status::timeout && stream.unfinished)
-			abort_with("%s waits for kernels that do not end: a driver would wait for ever", call);
-}
-
 void queue(Lock &lock, Context &context, Stream *stream, std::function<void()> work)
 {
 	State &all = state();
 	if (!stream) {
 		for (const Stream *other : std::set<Stream *>(all.streams))
 			if (other->context == &context && other->blocking)
-				wait_for(lock, *other, "a call on the null stream");
+				wait_for(lock, other->unfinished, "a call on the null stream");
 		work();
 		return;
 	}
@@ -60,11 +49,7 @@ using namespace fake;
 
 API int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuStreamCreateWithPriority", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (flags > 1)
 		return INVALID_VALUE;
 	*stream = new Stream;
@@ -78,12 +63,7 @@ API int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int)
 // Queued work still completes.
 API int cuStreamDestroy_v2(Stream *stream)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	int error;
-	if (int refused = enter_to_free(lock, "cuStreamDestroy_v2", context, error))
-		return refused;
+	ENTER_TO_FREE();
 	if (!all.streams.erase(stream))
 		return INVALID_HANDLE;
 	stream->ending = true;
@@ -93,11 +73,7 @@ API int cuStreamDestroy_v2(Stream *stream)
 
 API int cuStreamQuery(Stream *stream)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuStreamQuery", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.streams.count(stream))
 		return INVALID_HANDLE;
 	return stream->unfinished ? NOT_READY : SUCCESS;
@@ -105,24 +81,16 @@ API int cuStreamQuery(Stream *stream)
 
 API int cuStreamSynchronize(Stream *stream)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuStreamSynchronize", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.streams.count(stream))
 		return INVALID_HANDLE;
-	wait_for(lock, *stream, "cuStreamSynchronize");
+	wait_for(lock, stream->unfinished, "cuStreamSynchronize");
 	return error_of(lock, *context);
 }
 
 API int cuEventCreate(Event **event, unsigned flags)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuEventCreate", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	// BLOCKING_SYNC, DISABLE_TIMING.
 	if (flags & ~3u)
 		return INVALID_VALUE;
@@ -133,22 +101,13 @@ API int cuEventCreate(Event **event, unsigned flags)
 
 API int cuEventDestroy_v2(Event *event)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	int error;
-	if (int refused = enter_to_free(lock, "cuEventDestroy_v2", context, error))
-		return refused;
+	ENTER_TO_FREE();
 	return all.events.erase(event) ? error : (int)INVALID_HANDLE;
 }
 
 API int cuEventRecord(Event *event, Stream *stream)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuEventRecord", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.events.count(event) || (stream && !all.streams.count(stream)))
 		return INVALID_HANDLE;
 	if (event->context != context || (stream && stream->context != context))
@@ -167,11 +126,7 @@ API int cuEventRecord(Event *event, Stream *stream)
 
 API int cuEventQuery(Event *event)
 {
-	State &all = state();
-	Lock lock(all.mutex);
-	Context *context;
-	if (int refused = enter(lock, "cuEventQuery", context))
-		return refused;
+	ENTER_IN_CONTEXT();
 	if (!all.events.count(event))
 		return INVALID_HANDLE;
 	return event->reached < event->recorded ? NOT_READY : SUCCESS;

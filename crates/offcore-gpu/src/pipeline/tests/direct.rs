@@ -1,6 +1,6 @@
 //! Packets in device memory, written by the test in place of a network card.
 
-use offcore_mem::DeviceMemory;
+use offcore_mem::{DeviceMemory, HEADROOM};
 
 use super::*;
 
@@ -38,8 +38,7 @@ fn setup<'a, 'd>(
     burst: usize,
 ) -> Setup<'a, 'd> {
     let worker = Worker::Device { device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
-    let work = work(kind, Some(patterns));
-    Setup { burst, slots: 4, worker, work, timeout: TIMEOUT, pool, hugepages: Hugepages::None }
+    super::setup(worker, work(kind, Some(patterns)), burst, 4, pool)
 }
 
 /// Sends bursts and checks the packets that come back. Returns the number of lost packets.
@@ -47,7 +46,7 @@ fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bu
     let pool = Pool::new(16 * burst.max(128), 2048, Hugepages::None).unwrap();
     let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
     let mut cache = pool.cache();
-    let patterns = Patterns::from_list([pattern()]).unwrap();
+    let patterns = Patterns::from_list([PATTERN]).unwrap();
     let mut setup = setup(device, launch, pool, (kind, &patterns), burst);
     if bursts * burst < 1000 {
         setup.timeout = LONG_TIMEOUT;
@@ -81,9 +80,7 @@ fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bu
     }
     assert!(front.is_empty());
     drop((front, back));
-    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
-    assert_eq!(all.len(), pool.chunks());
-    cache.free_all(all);
+    assert_all_free(pool, cache);
     lost
 }
 
@@ -118,17 +115,13 @@ fn packets_of_several_buffers_pass() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
     let mut device = HostDevice::new().unwrap();
     let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
-    let (mut cache, patterns) = (pool.cache(), Patterns::from_list([pattern()]).unwrap());
+    let (mut cache, patterns) = (pool.cache(), Patterns::from_list([PATTERN]).unwrap());
     let setup = setup(&mut device, Launch::Persistent, pool, (Kind::Crc32c, &patterns), 2);
     let (mut front, mut back) = pipeline(setup).unwrap();
     let jumbo = cache.take_chain(HEADROOM, 5000).unwrap();
     let mut packets = vec![jumbo, received(&memory, pool, &mut cache, 1)];
     assert!(front.submit(&mut packets));
-    let since = Instant::now();
-    while back.done().is_none() {
-        assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back");
-    }
-    let done = back.done().unwrap();
+    let done = wait(&mut back);
     assert_eq!((done.results[0], done.results[1], done.hits), (0, expected(1, Kind::Crc32c, SKIP).1, 1));
     cache.free_all(done.packets.drain(..));
     back.retire();
@@ -137,21 +130,16 @@ fn packets_of_several_buffers_pass() {
 #[test]
 fn hung_device_buffers_are_held_back() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
-    let (mut cache, patterns) = (pool.cache(), Patterns::from_list([pattern()]).unwrap());
+    let (mut cache, patterns) = (pool.cache(), Patterns::from_list([PATTERN]).unwrap());
     let mut device = HungDevice::default();
     let hung = Arc::clone(&device.hung);
     let setup = setup(&mut device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
     let (mut front, mut back) = pipeline(setup).unwrap();
     let mut lost = |front: &mut Front, back: &mut Back, submit: usize| {
         for _ in 0..submit {
-            let mut packets = vec![packet(pool, &mut cache, 0), packet(pool, &mut cache, 1)];
-            assert!(front.submit(&mut packets));
+            assert!(front.submit(&mut [0, 1].map(|number| packet(pool, &mut cache, number, None)).into()));
         }
-        let since = Instant::now();
-        while back.done().is_none() {
-            assert!(since.elapsed() < Duration::from_secs(10), "the burst does not come back");
-        }
-        assert!(back.done().unwrap().packets.is_empty());
+        assert!(wait(back).packets.is_empty());
         back.retire();
         (back.take_lost(), back.quarantined())
     };
@@ -163,15 +151,13 @@ fn hung_device_buffers_are_held_back() {
     hung.store(false, Ordering::Relaxed);
     assert_eq!(lost(&mut front, &mut back, 1), (2, 0));
     drop((front, back));
-    let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
-    assert_eq!(all.len(), pool.chunks());
-    cache.free_all(all);
+    assert_all_free(pool, cache);
 }
 
 #[test]
 fn invalid_direct_setup_is_refused() {
     let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
-    let patterns = Patterns::from_list([pattern()]).unwrap();
+    let patterns = Patterns::from_list([PATTERN]).unwrap();
     let mut device = HostDevice::new().unwrap();
     let refused = |device: &mut HostDevice, split_at| {
         let mut setup = setup(device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
