@@ -46,7 +46,7 @@ pub enum SimError {
     /// simulated DSA '{0}': expected a name that ends in a number, such as dsa-sim0
     Name(String),
     /// simulated DSA: {0}
-    Config(#[from] ConfigError),
+    Config(ConfigError),
     /// simulated DSA '{device}': its thread cannot run: {reason}
     Thread { device: String, reason: String },
     /// {device} has no work queue '{wq}': it has {there}

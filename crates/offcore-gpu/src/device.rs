@@ -148,7 +148,7 @@ impl Service {
             _ => {
                 let found = memory.map_or(0, DeviceMemory::len);
                 let reason = format!(
-                    "packets must be in its memory (--memory direct), but it has {found} bytes for them, expected \
+                    "packets must be in its memory (memory direct), but it has {found} bytes for them, expected \
                      {expected}"
                 );
                 Err(DeviceError::Start { device: device.into(), reason })
@@ -169,7 +169,7 @@ pub trait Device: fmt::Debug + Send {
     /// The device has no such memory.
     fn pool(&mut self, len: usize) -> Result<DeviceMemory, DeviceError> {
         let _ = len;
-        let reason = "its memory is not for network cards: expected --memory host or gpu".into();
+        let reason = "its memory is not for network cards: expected memory host or gpu".into();
         Err(DeviceError::Absent { device: self.name().into(), reason })
     }
 

@@ -19,7 +19,7 @@ pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
 fn with_stand_in(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Absent { device, reason } => {
-            let reason = format!("{reason}; or use --device host, threads that stand in for a GPU");
+            let reason = format!("{reason}; or use the device host, threads that stand in for a GPU");
             DeviceError::Absent { device, reason }
         }
         other => other,
@@ -35,8 +35,7 @@ pub fn default() -> Result<String, DeviceError> {
     match first {
         Ok(name) => Ok(name.unwrap_or_else(|| "cuda:0".into())),
         Err(DeviceError::Absent { reason, .. } | DeviceError::Start { reason, .. }) => {
-            let reason = format!("{reason}; or use --device host, threads that stand in for a GPU");
-            Err(DeviceError::Absent { device: "no device".into(), reason })
+            Err(with_stand_in(DeviceError::Absent { device: "no device".into(), reason }))
         }
     }
 }
@@ -74,7 +73,7 @@ mod tests {
     fn errors_without_a_driver_name_it() {
         let Err(text) = cuda::facts() else { return };
         let error = default().unwrap_err().to_string();
-        assert!(error.contains("--device host") && error.contains(&text), "{error}");
+        assert!(error.contains("the device host") && error.contains(&text), "{error}");
         let error = open("cuda:0").unwrap_err().to_string();
         assert!(error.starts_with("cuda:0: ") && error.contains(&text), "{error}");
     }

@@ -31,8 +31,8 @@ const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
 /// An invalid pattern set. Lines, and columns in bytes, are counted from 1.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PatternsError {
-    /// pattern file {file}: {source}; expected a file that can be read, with one pattern a line
-    Unreadable { file: String, source: io::Error },
+    /// pattern file {file}: {error}; expected a file that can be read, with one pattern a line
+    Unreadable { file: String, error: io::Error },
     /// pattern file {file} has more than {MAX_FILE:?} bytes: expected one pattern of at most {MAX_PATTERN_LEN:?}
     /// bytes a line, and {MAX_PATTERNS:?} of them at most; check that it is the right file
     FileTooLong { file: String },
@@ -76,7 +76,7 @@ impl Patterns {
         match File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text)) {
             Ok(read) if read as u64 > MAX_FILE => Err(PatternsError::FileTooLong { file }),
             Ok(_) => Self::parse(&file, &text),
-            Err(source) => Err(PatternsError::Unreadable { file, source }),
+            Err(error) => Err(PatternsError::Unreadable { file, error }),
         }
     }
 

@@ -34,7 +34,7 @@ pub enum RingError {
     /// {what}: found {found}, expected {expected}
     OutOfRange { what: &'static str, found: usize, expected: &'static str },
     /// a burst ring: {0}
-    Memory(#[from] MemoryError),
+    Memory(MemoryError),
 }
 
 /// Packets that a device processes together.
@@ -128,7 +128,8 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
     let answer_stride = (size_of::<AnswerHead>() + config.burst * size_of::<u32>()).next_multiple_of(LINE);
     let answers = config.slots * slot_stride;
     let (mapping, _fd) =
-        Mapping::memfd("offcore-bursts", answers + config.slots * answer_stride, config.hugepages)?;
+        Mapping::memfd("offcore-bursts", answers + config.slots * answer_stride, config.hugepages)
+            .map_err(RingError::Memory)?;
     let shared = Arc::new(Shared { mapping, answers, slot_stride, answer_stride, slots: config.slots });
     let queue = || spsc::ring(config.slots).map_err(|_| out_of_range("slots", config.slots, "fewer"));
     let ((submitted, to_collect), (mut returned, empty)) = (queue()?, queue()?);

@@ -135,7 +135,8 @@ impl NetHeader {
     #[inline]
     pub fn check(&self, frame_len: usize) -> Result<(), NetHeaderError> {
         if self.needs_checksum() {
-            ChecksumRangeError::check(self.csum_start, self.csum_offset, frame_len)?;
+            ChecksumRangeError::check(self.csum_start, self.csum_offset, frame_len)
+                .map_err(NetHeaderError::Checksum)?;
         }
         if self.is_gso() {
             return self.check_gso(frame_len);
@@ -200,7 +201,7 @@ impl Offloads {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum NetHeaderError {
     /// virtio-net header: {0}
-    Checksum(#[from] ChecksumRangeError),
+    Checksum(ChecksumRangeError),
     /// virtio-net header: gso_type {gso_type:#04x} with gso_size 0
     GsoSize { gso_type: u8 },
     /// virtio-net header: unknown gso_type {gso_type:#04x}, expected 0, 1, 3, 4 or 5, or 0x81 or 0x84 with ECN

@@ -60,7 +60,7 @@ impl DsaDevice {
     /// # Errors
     /// [`WqError::Simulator`].
     pub fn simulated(device: &SimDevice, wq: &str, options: Options) -> Result<Self, WqError> {
-        let portal = device.open(wq)?.into();
+        let portal = device.open(wq).map_err(WqError::Simulator)?.into();
         let info = device.work_queues().into_iter().find(|info| info.name == wq);
         let info =
             info.ok_or_else(|| WqError::NotThere { wq: wq.into(), there: "no work queue is".into() })?;

@@ -48,10 +48,10 @@ pub enum WqError {
     NoWay { wq: String, node: String, mapping: String, writing: Errno },
     /// {path}: found '{found}', expected {expected}
     Attribute { path: String, found: String, expected: &'static str },
-    /// {path} cannot be read: {source}; is {wq} there, and the idxd driver loaded?
-    Read { path: String, wq: String, source: io::Error },
+    /// {path} cannot be read: {error}; is {wq} there, and the idxd driver loaded?
+    Read { path: String, wq: String, error: io::Error },
     /// {0}
-    Simulator(#[from] SimError),
+    Simulator(SimError),
 }
 
 /// A work queue as sysfs describes it.
@@ -218,9 +218,7 @@ impl Attributes<'_> {
         let path = self.dir.join(name);
         match fs::read_to_string(&path) {
             Ok(text) => Ok(text.trim().to_owned()),
-            Err(source) => {
-                Err(WqError::Read { path: path.display().to_string(), wq: self.wq.into(), source })
-            }
+            Err(error) => Err(WqError::Read { path: path.display().to_string(), wq: self.wq.into(), error }),
         }
     }
 

@@ -40,7 +40,7 @@ impl Way {
                 }
                 Ok(opened.portal)
             }
-            Source::Simulator(device) => Ok(device.open(&self.info.name)?.into()),
+            Source::Simulator(device) => Ok(device.open(&self.info.name).map_err(WqError::Simulator)?.into()),
         }
     }
 }

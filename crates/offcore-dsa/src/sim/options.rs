@@ -148,11 +148,11 @@ pub(super) fn layout(options: &SimOptions, name: &str) -> Result<DeviceConfig, S
         Profile::Layout(layout) => (**layout).clone(),
         Profile::Named(profile) => match config::built_in(profile, &device) {
             Some(layout) => layout,
-            None => fitted(config::profile(profile)?, name, &device),
+            None => fitted(config::profile(profile).map_err(SimError::Config)?, name, &device),
         },
     };
     layout.name = name.into();
-    config::check(&layout, &device).map_err(config::ConfigError::Rules)?;
+    config::check(&layout, &device).map_err(|broken| SimError::Config(config::ConfigError::Rules(broken)))?;
     Ok(layout)
 }
 

@@ -29,7 +29,7 @@ const BY_HOST: i32 = 1;
 pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, String> {
     if gpu.facts.gpudirect_rdma == Some(false) {
         return Err("network cards do not reach its memory (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED): use another \
-                    GPU, or --memory gpu, which copies packets there"
+                    GPU, or memory gpu, which copies packets there"
             .into());
     }
     flushes(gpu)?;
@@ -41,8 +41,7 @@ pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, St
         );
     }
     let len = len.next_multiple_of(PAGE);
-    let memory =
-        Allocation::new(&gpu.context, "packets that network cards put there (--memory direct)", len + PAGE)?;
+    let memory = Allocation::new(&gpu.context, "packets that network cards put there", len + PAGE)?;
     // An allocation need not be page-aligned.
     let base = memory.at::<u8>().addr().next_multiple_of(PAGE);
     let to_text =
@@ -69,7 +68,7 @@ pub(super) fn flushes(gpu: &Gpu) -> Result<bool, String> {
         return Ok(true);
     }
     Err("nothing says when kernels see what a network card has written (neither an order of such writes nor \
-         cuFlushGPUDirectRDMAWrites): use --memory gpu, which copies packets there"
+         cuFlushGPUDirectRDMAWrites): use memory gpu, which copies packets there"
         .into())
 }
 

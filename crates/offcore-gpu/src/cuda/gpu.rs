@@ -212,8 +212,7 @@ impl Gpu {
         if let Some(memory) = known.and_then(|(.., memory)| memory.upgrade()) {
             return Ok(memory);
         }
-        let memory =
-            Arc::new(Allocation::new(&self.context, "a copy of the packet pool (--memory gpu)", len)?);
+        let memory = Arc::new(Allocation::new(&self.context, "a copy of the packet pool", len)?);
         staging.push((base, len, Arc::downgrade(&memory)));
         Ok(memory)
     }
@@ -257,14 +256,14 @@ fn check_capacity(reserved: [u32; 2], wanted: u32, queues: u32, multiprocessors:
     if reserved[0] >= queues {
         return Err(format!(
             "it runs at most {queues} kernels at a time, and {} pipelines already have one that waits for bursts: set \
-             CUDA_DEVICE_MAX_CONNECTIONS (32 at most) in the environment, or use fewer pipelines or --workload kernel",
+             CUDA_DEVICE_MAX_CONNECTIONS (32 at most) in the environment, or use fewer pipelines or a launch a burst",
             reserved[0]
         ));
     }
     if reserved[1] + wanted > multiprocessors {
         return Err(format!(
             "blocks that wait for bursts would need {} multiprocessors, and it has {multiprocessors}: use fewer \
-             --blocks, --threads or pipelines",
+             blocks, threads or pipelines",
             reserved[1] + wanted
         ));
     }

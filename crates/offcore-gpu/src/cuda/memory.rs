@@ -242,9 +242,9 @@ fn refused(what: &str, len: usize, error: CudaError) -> String {
         );
     }
     format!(
-        "registering {what} ({len}): {error}: the device reads packets in host memory with any --memory, so the \
+        "registering {what} ({len}): {error}: the device reads packets in host memory whatever memory is chosen, so the \
          pool must be lockable: raise the limit (ulimit -l) or the memory limit of the container or cgroup, or use a \
-         smaller pool (--mbufs); see `offcore gpu doctor`"
+         smaller pool; see `offcore gpu doctor`"
     )
 }
 
@@ -283,7 +283,9 @@ mod tests {
     fn refused_registration_names_the_limits() {
         let error = CudaError::new("cuMemHostRegister_v2", CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let text = refused("the packet pool", 32 << 20, error);
-        for word in ["the packet pool (32 MiB)", "cuMemHostRegister_v2", "ulimit -l", "cgroup", "--memory"] {
+        for word in
+            ["the packet pool (32 MiB)", "cuMemHostRegister_v2", "ulimit -l", "cgroup", "smaller pool"]
+        {
             assert!(text.contains(word), "{word}: {text}");
         }
     }

@@ -62,7 +62,7 @@ fn names_of_nothing() {
 #[test]
 fn a_gpu_that_is_not_there() {
     for args in [["-w", "kernel", "--device", "cuda:77"], ["-w", "persistent", "-g", "77"]] {
-        assert_refused(&args, 1, &["cuda:77", "--device host"]);
+        assert_refused(&args, 1, &["cuda:77", "the device host"]);
     }
 }
 

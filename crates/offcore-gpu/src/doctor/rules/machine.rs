@@ -22,7 +22,7 @@ pub(super) fn gpu(facts: &Facts, given: &Given, report: &mut Report) {
             "no function of vendor 10de and class 03 under /sys/bus/pci/devices",
             match given.has_host_device {
                 true => {
-                    "use --device host, which runs the same kernels on threads; in a virtual machine or container, \
+                    "use the device host, which runs the same kernels on threads; in a virtual machine or container, \
                      pass a GPU to it; otherwise check lspci -d 10de:"
                 }
                 false => {
@@ -41,14 +41,14 @@ pub(super) fn gpu(facts: &Facts, given: &Given, report: &mut Report) {
 
 pub(super) fn host_device(given: &Given, report: &mut Report) {
     let rule = report.check("host-device", SYSTEM).wants(
-        "a build with --device host",
+        "a build with the device host",
         "it runs the kernels on threads, to check results and pipelines without a GPU",
     );
     if given.has_host_device {
-        rule.ok("--device host is there")
+        rule.ok("the device host is there")
     } else {
         let advice = "install a C++ compiler (apt-get install g++) and build again";
-        rule.warning("--device host is absent: there was no C++ compiler at the build", advice)
+        rule.warning("the device host is absent: there was no C++ compiler at the build", advice)
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn slots(facts: &Facts, report: &mut Report) {
 pub(super) fn gpudirect(facts: &Facts, report: &mut Report) {
     let rule = report.check("gpudirect", SYSTEM).wants(
         "the module nvidia_peermem, or a driver that exports dma-bufs",
-        "a network card can then put packets into GPU memory itself (GPUDirect RDMA): offcore gpu --memory direct, \
+        "a network card can then put packets into GPU memory itself (GPUDirect RDMA) for memory direct, \
          which is untested and whose driver needs nvidia_peermem; otherwise it receives into host memory, from where \
          the GPU copies them",
     );
@@ -78,7 +78,7 @@ pub(super) fn gpudirect(facts: &Facts, report: &mut Report) {
         }
     }
     let open = facts.driver.as_ref().is_some_and(|driver| driver.open);
-    let advice = "modprobe nvidia-peermem for offcore gpu --memory direct; nothing for the others. Programs that take dma-bufs: \
+    let advice = "modprobe nvidia-peermem for memory direct; nothing for the others. Programs that take dma-bufs: \
                   NVIDIA's open-source kernel driver (from version 515 on, GPUs from Turing on, Linux from 5.12 on)";
     match (dma_buf(facts), open && imports_dma_buf(facts)) {
         (Some(true), _) if imports_dma_buf(facts) => rule.ok("the driver exports dma-bufs"),

@@ -12,9 +12,9 @@ use crate::doctor::fixture::Fake;
 fn no_gpu_is_a_problem() {
     let mut fake = Fake::empty("machine-none");
     let finding = fake.finding("gpu", "system");
-    assert!(finding.verdict == Verdict::Problem && finding.advice.contains("--device host"), "{finding:?}");
+    assert!(finding.verdict == Verdict::Problem && finding.advice.contains("the device host"), "{finding:?}");
     fake.given.has_host_device = false;
-    assert!(!fake.finding("gpu", "system").advice.contains("--device host"));
+    assert!(!fake.finding("gpu", "system").advice.contains("the device host"));
     let absent = fake.finding("host-device", "system");
     assert!(absent.verdict == Verdict::Warning && absent.advice.contains("C++ compiler"), "{absent:?}");
 }
