@@ -1,5 +1,8 @@
 //! The command line: what can be written, and what is refused before anything is opened.
 
+pub(crate) mod eal;
+pub(crate) mod flags;
+
 use std::fmt;
 use std::ops::{RangeBounds, RangeInclusive};
 use std::str::FromStr;
@@ -18,7 +21,7 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use offcore_wire::MacAddr;
 
-use crate::eal::EalArgs;
+use eal::EalArgs;
 
 /// What `offcore switch` understands.
 #[derive(Args, Debug)]

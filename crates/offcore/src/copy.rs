@@ -12,10 +12,10 @@ use offcore_flow::switch::{Copying, EthPeers, Run};
 use offcore_flow::{DmaMap, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
+use crate::Failure;
+use crate::args::flags::by_flag;
 use crate::args::{EngineArgs, MacArgs, RunArgs, choice, topology, within};
-use crate::flags::by_flag;
-use crate::switch::{Watching, run_switch};
-use crate::{Failure, plan};
+use crate::switch::{Watching, plan, run_switch};
 
 /// Packets taken from a queue at a time, unless more are to be submitted together: dpdk-dma's.
 const BURST: usize = 32;
@@ -126,14 +126,7 @@ pub(crate) struct CopyArgs {
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args).map_err(Failure::Usage)?;
-    let watching = Watching {
-        ports: &ports,
-        run: &args.run,
-        until_idle: args.until_idle,
-        measured: None,
-        tables: report::tables,
-    };
-    run_switch(&config, watching)
+    run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
 
 /// The configuration, and the ports with as many queues as they are to have.

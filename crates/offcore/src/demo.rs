@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::args::{DemoArgs, Format};
+use crate::output::table::columns;
 use crate::output::{say, told, write};
-use crate::table::columns;
 
 /// Runs the demo and shows what came out.
 ///

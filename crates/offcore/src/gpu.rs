@@ -25,10 +25,10 @@ use offcore_mem::BURST;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
+use crate::Failure;
+use crate::args::flags::by_flag;
 use crate::args::{Lcores, name};
-use crate::flags::by_flag;
-use crate::switch::{Measured, Watching, run_switch};
-use crate::{Failure, plan};
+use crate::switch::{Measured, Watching, plan, run_switch};
 use args::{OnMatch, WorkKind};
 
 pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, PipelineArgs};
@@ -57,14 +57,9 @@ fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
         }
     }
     let measured = (args.packets > 0).then_some(Measured { packets: args.packets, warm_up: args.warm_up });
-    let watching = Watching {
-        ports: &ports,
-        run: &args.run(),
-        until_idle: args.until_idle,
-        measured,
-        tables: report::tables,
-    };
-    run_switch(&config, watching)
+    let run = args.run();
+    let watching = Watching::new(&ports, &run, args.until_idle, report::tables);
+    run_switch(&config, Watching { measured, ..watching })
 }
 
 /// The configuration, before devices and files are opened, and the ports with their number of queues.

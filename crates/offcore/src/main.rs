@@ -1,12 +1,12 @@
 //! The binary `offcore`: the command line and what it starts.
 //!
-//! * [`args`]: what can be written, [`plan`]: what is refused because it contradicts itself, [`flags`]: how it is said,
-//! * [`switch`]: `offcore switch`, [`ports`]: its ports opened, [`report`]: its reports written, [`table`]: in columns,
+//! * [`args`]: what can be written, with its flags and what is said to DPDK,
+//! * [`switch`]: `offcore switch`: what is refused because it contradicts itself, ports opened, reports written,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`,
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
-//! * [`output`]: where words go.
+//! * [`output`]: where words go, and tables.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
 
@@ -19,18 +19,12 @@ mod copy;
 mod demo;
 mod doctor;
 mod dsa;
-mod eal;
-mod flags;
 mod gpu;
 mod output;
 mod pktgen;
-mod plan;
 mod port;
-mod ports;
 mod predict;
-mod report;
 mod switch;
-mod table;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

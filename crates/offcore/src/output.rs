@@ -1,5 +1,7 @@
 //! Where words go: results to stdout, everything else to stderr.
 
+pub(crate) mod table;
+
 use std::io::{ErrorKind, Write};
 
 use anyhow::anyhow;

@@ -18,8 +18,9 @@ use anyhow::Context;
 use offcore_flow::SwitchError;
 use offcore_flow::pktgen;
 
+use crate::Failure;
 use crate::output::say;
-use crate::{Failure, ports, switch};
+use crate::switch::{self, ports};
 
 pub(crate) use args::{EXAMPLES, PktgenArgs};
 use interfaces::Interfaces;

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::Format;
+use crate::output::table::{columns, or_dash};
 use crate::output::write;
-use crate::table::{columns, or_dash};
 
 /// What `offcore port` does.
 #[derive(Debug, Subcommand)]

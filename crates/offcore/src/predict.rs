@@ -15,8 +15,8 @@ use crate::Failure;
 use crate::args::within;
 use crate::bench::cells::{BenchArgs, or, temperature};
 use crate::bench::{FRAME, Rows, two_lcores};
+use crate::output::table::{columns, digits, or_dash};
 use crate::output::told;
-use crate::table::{columns, digits, or_dash};
 
 /// A B B A blocks of a frame length.
 const BLOCKS: usize = 200;

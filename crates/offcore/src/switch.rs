@@ -1,5 +1,9 @@
 //! `offcore switch`: opens what the flags say, watches it run, and stops it cleanly.
 
+pub(crate) mod plan;
+pub(crate) mod ports;
+pub(crate) mod report;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,11 +17,11 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::Failure;
 use crate::args::{Format, RunArgs, SwitchArgs};
 use crate::output::{say, write};
-use crate::ports::{self, Observed};
-use crate::report::{self, Line, Measurement, StoppedBy};
-use crate::{Failure, plan};
+use ports::Observed;
+use report::{Line, Measurement, StoppedBy};
 
 /// How often the control thread looks at signals, links and the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -31,14 +35,7 @@ const MEASURING_TICK: Duration = Duration::from_millis(1);
 pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     let config = plan::config(args).map_err(Failure::Usage)?;
     let ports = plan::ports(args);
-    let watching = Watching {
-        ports: &ports,
-        run: &args.run,
-        until_idle: args.until_idle,
-        measured: None,
-        tables: report::tables,
-    };
-    run_switch(&config, watching)
+    run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
 
 /// What a switch has beside its configuration: its ports, and how it is watched.
@@ -53,6 +50,18 @@ pub(crate) struct Watching<'a> {
     pub measured: Option<Measured>,
     /// Reports for people.
     pub tables: fn(&Line<'_>) -> String,
+}
+
+impl<'a> Watching<'a> {
+    /// Nothing is measured.
+    pub(crate) fn new(
+        ports: &'a [PortSpec],
+        run: &'a RunArgs,
+        until_idle: bool,
+        tables: fn(&Line<'_>) -> String,
+    ) -> Self {
+        Self { ports, run, until_idle, measured: None, tables }
+    }
 }
 
 /// What is measured before a switch of pipelines stops: packets that they took in, which leaves out what they had no room

@@ -83,6 +83,22 @@ pub(crate) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
     if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
 }
 
+/// What no case heeds would be taken for what was measured: a flag that is `given` has one of the cases that it is for.
+///
+/// # Errors
+/// It has none.
+pub(super) fn goes_with<C: PartialEq>(
+    cases: &[C],
+    given: bool,
+    flag: &str,
+    (wanted, names): (&[C], &str),
+) -> Result<(), String> {
+    match !given || cases.iter().any(|case| wanted.contains(case)) {
+        true => Ok(()),
+        false => Err(format!("{flag} goes with --case {names}: add it, or leave {flag} out")),
+    }
+}
+
 impl CellArgs {
     /// Who copies in which mode.
     ///

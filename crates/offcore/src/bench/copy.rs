@@ -10,11 +10,11 @@ use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 
-use super::cells::{CellArgs, or};
+use super::cells::{CellArgs, goes_with, or};
 use super::{Rows, end_to_end, two_lcores, verified};
 use crate::Failure;
 use crate::args::choice;
-use crate::table::{columns, digits, or_dash, times};
+use crate::output::table::{columns, digits, or_dash, times};
 
 /// Rounds of 32768 packets of case conversion.
 #[cfg(feature = "dpdk")]
@@ -115,26 +115,19 @@ fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
         (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
         (true, None) => vec![Case::CoreCost],
     };
-    let need = |given: bool, flag: &str, case: Case, name| match !given || cases.contains(&case) {
-        true => Ok(()),
-        false => Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out")),
-    };
-    // What no case heeds would be taken for what was measured.
-    for (given, flag) in [
-        (!args.cells.temperatures.is_empty(), "--temperature"),
-        (!args.cells.modes.is_empty(), "--mode"),
-        (!args.cells.engines.is_empty(), "--engine"),
-        (args.cells.background, "--background"),
-        (args.cells.plot.is_some(), "--plot"),
+    const COSTS: (&[Case], &str) = (&[Case::CoreCost], "core-cost");
+    const RATES: (&[Case], &str) = (&[Case::EndToEnd], "end-to-end");
+    for (given, flag, wanted) in [
+        (!args.cells.temperatures.is_empty(), "--temperature", COSTS),
+        (!args.cells.modes.is_empty(), "--mode", COSTS),
+        (!args.cells.engines.is_empty(), "--engine", COSTS),
+        (args.cells.background, "--background", COSTS),
+        (args.cells.plot.is_some(), "--plot", COSTS),
+        (!args.ports.is_empty(), "--port", RATES),
+        (!args.directions.is_empty(), "--direction", RATES),
+        (args.peer.is_some(), "--peer dpdk", RATES),
     ] {
-        need(given, flag, Case::CoreCost, "core-cost")?;
-    }
-    for (given, flag) in [
-        (!args.ports.is_empty(), "--port"),
-        (!args.directions.is_empty(), "--direction"),
-        (args.peer.is_some(), "--peer dpdk"),
-    ] {
-        need(given, flag, Case::EndToEnd, "end-to-end")?;
+        goes_with(&cases, given, flag, wanted)?;
     }
     Ok(cases)
 }
@@ -167,7 +160,7 @@ fn conversion(args: &CopyArgs, options: &copy::Options, emit: &mut dyn FnMut(Row
 
 #[cfg(not(feature = "dpdk"))]
 fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow::Result<()> {
-    bail!("conversion: {}", crate::eal::WITHOUT)
+    bail!("conversion: {}", crate::args::eal::WITHOUT)
 }
 
 fn options(args: &CopyArgs) -> Result<copy::Options, String> {

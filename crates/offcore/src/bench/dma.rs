@@ -16,7 +16,7 @@ use super::cells::{BenchArgs, or, temperature};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{Lcores, within};
-use crate::table::{columns, digits, or_dash};
+use crate::output::table::{columns, digits, or_dash};
 
 /// Rounds of a combination, and how long it may take.
 const ROUNDS: (usize, Duration) = (400, Duration::from_millis(500));

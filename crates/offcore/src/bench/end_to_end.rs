@@ -2,7 +2,7 @@
 
 use offcore_bench::row::Row;
 
-use crate::table::{columns, digits, or_dash, times};
+use crate::output::table::{columns, digits, or_dash, times};
 
 /// The rows, for people; nothing when there are none. `counted` says where packets are counted, `other` is who sends them.
 pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {

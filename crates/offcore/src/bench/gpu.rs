@@ -10,12 +10,12 @@ use offcore_bench::progress::Progress;
 use offcore_bench::row::{GpuColumns, Row};
 use offcore_stats::lcore;
 
-use super::cells::BenchArgs;
+use super::cells::{BenchArgs, goes_with};
 use super::{FRAME, Rows, plot_file, verified};
 use crate::Failure;
 use crate::args::{Lcores, choice, within};
 use crate::output::say;
-use crate::table::{columns, digits, or_dash, times, us};
+use crate::output::table::{columns, digits, or_dash, times, us};
 
 /// The examples of `offcore bench gpu --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -156,10 +156,7 @@ fn check(args: &GpuArgs) -> Result<(), String> {
     for (given, flag, case) in
         [(!args.sizes.is_empty(), "--sizes", Case::Io), (!args.works.is_empty(), "--work", Case::BreakEven)]
     {
-        if given && !cases.contains(&case) {
-            let name = case.name();
-            return Err(format!("{flag} goes with --case {name}: add it, or leave {flag} out"));
-        }
+        goes_with(&cases, given, flag, (&[case], case.name()))?;
     }
     if !args.slots.is_power_of_two() {
         return Err(format!(

@@ -2,7 +2,7 @@
 
 use offcore_bench::row::Row;
 
-use crate::table::{columns, digits, or_dash, us};
+use crate::output::table::{columns, digits, or_dash, us};
 
 /// Whether the row is of this table.
 pub(super) fn is_latency(row: &Row) -> bool {

@@ -11,7 +11,7 @@ use offcore_bench::row::Row;
 
 use super::{Format, Rows, plot_file};
 use crate::Failure;
-use crate::table::columns;
+use crate::output::table::columns;
 
 /// The examples of `offcore bench model --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\

@@ -21,7 +21,7 @@ use offcore_bench::work_sweep;
 use offcore_bench::workload::{GuestKind, Ring, Route};
 use offcore_stats::lcore;
 
-use super::cells::{CellArgs, or};
+use super::cells::{CellArgs, goes_with, or};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{choice, within};
@@ -181,8 +181,7 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         "core-cost, guest-to-guest or work-ns",
     );
     let cells = &args.cells;
-    // What no case heeds would be taken for what was measured.
-    for (given, flag, (wanted, names)) in [
+    for (given, flag, wanted) in [
         (!cells.temperatures.is_empty(), "--temperature", COSTS),
         (!cells.engines.is_empty(), "--engine", ENGINES),
         (args.guests != [GuestKind::Simple], "--guest linux", COSTS),
@@ -194,9 +193,7 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (cells.plot.is_some(), "--plot", DRAWN),
         (cells.background, "--background", COSTS),
     ] {
-        if given && !cases.iter().any(|case| wanted.contains(case)) {
-            return Err(format!("{flag} goes with --case {names}: add it, or leave {flag} out"));
-        }
+        goes_with(&cases, given, flag, wanted)?;
     }
     let rings = args.rings.iter().any(|&ring| ring != Ring::Split);
     for (given, flag, unwanted, names) in [

@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use offcore_flow::report::Report;
 
-use crate::report::{Line, channels, costs, heading};
-use crate::table::columns;
+use crate::output::table::columns;
+use crate::switch::report::{Line, channels, costs, heading};
 
 /// What dpdk-dma calls a channel's three lines; here they are one. A failed copy was finished by the core.
 const CHANNEL_HEADS: &str = "total submitted ops|total completed ops|total failed ops";

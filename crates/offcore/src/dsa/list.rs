@@ -7,7 +7,7 @@ use offcore_dsa::config::sysfs::Device;
 use serde_json::{Value, json};
 
 use crate::args::Format;
-use crate::table::{columns, or_dash};
+use crate::output::table::{columns, or_dash};
 
 /// The examples of `offcore dsa list --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\

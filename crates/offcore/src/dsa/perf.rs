@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::PerfArgs;
 use crate::Failure;
 use crate::args::Format;
+use crate::output::table::columns;
 use crate::output::{say, write};
-use crate::table::columns;
 
 /// The examples of `offcore dsa perf --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\

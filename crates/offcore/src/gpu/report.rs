@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use offcore_flow::report::{QueueReport, WorkReport};
 
-use crate::report::{Line, Measurement, costs, heading, queues};
-use crate::table::columns;
+use crate::output::table::columns;
+use crate::switch::report::{Line, Measurement, costs, heading, queues};
 
 /// The report as tables.
 pub(super) fn tables(line: &Line<'_>) -> String {

@@ -14,7 +14,7 @@ use offcore_wire::traffic::{HeaderTemplate, Traffic, Transport, Vary};
 use super::args::{Field, PktgenArgs, Proto};
 use crate::Failure;
 use crate::args::Lcores;
-use crate::flags::by_flag;
+use crate::args::flags::by_flag;
 use crate::output::say;
 
 /// The discard port.

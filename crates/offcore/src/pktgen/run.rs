@@ -17,7 +17,7 @@ use super::tables;
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
-use crate::report::StoppedBy;
+use crate::switch::report::StoppedBy;
 use crate::switch::{ended, say_changes};
 
 /// How often the control thread looks at commands, signals, links and the clock.

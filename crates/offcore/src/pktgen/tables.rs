@@ -5,8 +5,8 @@ use std::fmt::Write;
 use offcore_flow::pktgen::report::{Counts, DirectionReport, Figures, PktgenReport};
 
 use super::interfaces::Compared;
-use crate::report::StoppedBy;
-use crate::table::columns;
+use crate::output::table::columns;
+use crate::switch::report::StoppedBy;
 
 /// A report and, when it is the last one, why that is.
 pub(super) fn report(

@@ -18,10 +18,10 @@ use super::args::PktgenArgs;
 use super::interfaces::{Compared, Interfaces};
 use crate::Failure;
 use crate::args::Format;
+use crate::output::table::{columns, digits, us};
 use crate::output::{say, write};
-use crate::report::StoppedBy;
 use crate::switch::ended;
-use crate::table::{columns, digits, us};
+use crate::switch::report::StoppedBy;
 
 /// RFC 2544's sizes for Ethernet (9.1).
 const FRAMES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];

@@ -4,7 +4,7 @@ use offcore_bench::memory::page_name;
 use offcore_bench::row::Row;
 
 use super::super::{end_to_end, latency as latency_table, verified};
-use crate::table::{columns, digits, or_dash, times};
+use crate::output::table::{columns, digits, or_dash, times};
 
 /// All rows, for people.
 pub(super) fn table(rows: &[Row]) -> String {

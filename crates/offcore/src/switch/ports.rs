@@ -14,7 +14,7 @@ use offcore_vhost::backend::BackendConfig;
 use offcore_vhost::connection::Role;
 use offcore_vhost::features;
 
-use crate::report::PortLine;
+use crate::switch::report::PortLine;
 
 /// The counters of the generators among the ports, and which ports have a link whose state changes.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ fn dpdk(
 
 #[cfg(not(feature = "dpdk"))]
 fn dpdk(spec: &DpdkSpec, _: &'static Pool, _: Option<&DeviceMemory>) -> Result<Box<dyn Port>, PortError> {
-    Err(PortError::Other { port: spec.to_string(), reason: crate::eal::WITHOUT.into() })
+    Err(PortError::Other { port: spec.to_string(), reason: crate::args::eal::WITHOUT.into() })
 }
 
 fn backend(spec: &VhostSpec) -> BackendConfig {

@@ -10,7 +10,7 @@ use offcore_stats::stage::Group;
 use offcore_wire::ethernet;
 use serde::Serialize;
 
-use crate::table::columns;
+use crate::output::table::columns;
 
 /// A report as it is written: what the workers counted, and what the ports say.
 #[derive(Debug, Serialize)]

@@ -11,8 +11,8 @@ use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
+use crate::args::flags::by_flag;
 use crate::args::{BridgeArgs, ForwardArg, Lcores, MirrorArg, SwitchArgs};
-use crate::flags::by_flag;
 
 /// Frame length of `txonly` and `flowgen` when none is given.
 const FRAME: usize = 64;
