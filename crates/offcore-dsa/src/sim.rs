@@ -277,10 +277,4 @@ impl SimDevice {
         }
         shared.notify_and_wait();
     }
-
-    /// Changes how long everything takes from now on.
-    pub fn set_timing(&self, timing: Timing) {
-        lock(&self.shared().wishes).timing = Some(timing);
-        self.shared().notify_and_wait();
-    }
 }

@@ -15,11 +15,6 @@ impl Pattern {
         Self(lower as u128 | (upper as u128) << 64)
     }
 
-    /// The same byte everywhere.
-    pub const fn of_byte(byte: u8) -> Self {
-        Self::of_8(u64::from_ne_bytes([byte; 8]))
-    }
-
     /// The pattern's lower and upper 8 bytes; in a pattern of 8 bytes they are the same.
     pub const fn words(self) -> (u64, u64) {
         (self.0 as u64, (self.0 >> 64) as u64)
@@ -52,7 +47,6 @@ mod tests {
         pattern.from_offset(19).fill(&mut dst);
         assert!(dst.iter().zip(3..).all(|(&byte, at)| byte == at % 16), "{dst:?}");
         assert_eq!(Pattern::of_8(5).words(), (5, 5));
-        assert_eq!(Pattern::of_byte(5), Pattern::of_8(0x0505_0505_0505_0505));
     }
 
     proptest! {

@@ -176,11 +176,6 @@ impl Rule {
             _ => "section 5.1",
         }
     }
-
-    /// Whether it is Linux's and not the device's: a simulator does not check it.
-    pub fn is_linux(self) -> bool {
-        self.source() == "Linux"
-    }
 }
 
 /// A rule that a layout breaks.

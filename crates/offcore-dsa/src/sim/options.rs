@@ -81,11 +81,6 @@ impl Default for SimOptions {
 }
 
 impl SimOptions {
-    /// The default device of a built-in layout.
-    pub fn with_profile(name: &str) -> Self {
-        Self { profile: Profile::Named(name.into()), ..Self::default() }
-    }
-
     /// What the device can be laid out as.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities.clone().unwrap_or_else(|| self.generation.capabilities())
@@ -189,7 +184,7 @@ mod tests {
             let error = text.parse::<SimOptions>().unwrap_err().to_string();
             assert!(error.contains("expected"), "{error}");
         }
-        let missing = SimOptions::with_profile("nothing");
+        let missing = "profile=nothing".parse().unwrap();
         assert!(matches!(layout(&missing, "dsa-sim0"), Err(SimError::Config(_))));
         assert!(matches!(layout(&SimOptions::default(), "dsa-sim"), Err(SimError::Name(_))));
     }

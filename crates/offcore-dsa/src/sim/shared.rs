@@ -8,7 +8,7 @@ use offcore_ring::spsc::Consumer;
 
 use super::checks::Limits;
 use super::stats::Counters;
-use super::{DeviceState, Faults, SimOptions, SoftwareError, SoftwareErrors, Timing};
+use super::{DeviceState, Faults, SimOptions, SoftwareError, SoftwareErrors};
 use crate::config::{Capabilities, DeviceConfig, Group, WqConfig};
 use crate::descriptor::Descriptor;
 use crate::wq::{WqInfo, WqMode};
@@ -136,7 +136,6 @@ fn queue(
 pub(super) struct Wishes {
     pub(super) arriving: Vec<Client>,
     pub(super) faults: Option<Faults>,
-    pub(super) timing: Option<Timing>,
     pub(super) reset: bool,
 }
 

@@ -19,7 +19,6 @@ impl SimEngine {
         if let Some(faults) = wishes.faults {
             self.set_faults(faults);
         }
-        self.timing = wishes.timing.unwrap_or(self.timing);
         for client in wishes.arriving {
             let served = Some(Served { client, dead: false, taken: 0, jobs: 0 });
             match self.clients.iter().position(Option::is_none) {

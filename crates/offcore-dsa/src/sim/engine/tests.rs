@@ -5,9 +5,10 @@ use crate::completion::CompletionRecord;
 use crate::portal::Submitted;
 use crate::sim::{SimDevice, SimPortal};
 
-/// A stepped device with a built-in layout and its first queue open.
+/// A stepped device with a built-in layout, and further options, and its first queue open.
 fn device(profile: &str) -> (SimDevice, SimEngine, SimPortal) {
-    let (device, engine) = SimDevice::stepped("dsa-sim0", SimOptions::with_profile(profile)).unwrap();
+    let options = format!("profile={profile}").parse().unwrap();
+    let (device, engine) = SimDevice::stepped("dsa-sim0", options).unwrap();
     let portal = device.open(&device.work_queues()[0].name).unwrap();
     (device, engine, portal)
 }
@@ -109,22 +110,22 @@ fn depth_helps_until_the_front_is_busy() {
 }
 
 #[test]
-fn timing_and_faults_change_while_running() {
-    let (device, mut engine, mut portal) = device("vpp");
+fn slower_device_has_faults_when_asked() {
     let mut buffers = Buffers::new();
-    let mut run = |engine: &mut SimEngine| {
-        let before = engine.now;
-        assert_eq!(portal.submit(&buffers.copy(4096, 0)), Submitted::Accepted);
-        engine.run_until_idle();
-        engine.now - before
-    };
-    let normal = run(&mut engine);
-    device.set_timing(Timing::default().slower(10.0));
-    let slow = run(&mut engine);
+    let [normal, slow] = ["vpp", "vpp,slower=10"].map(|options| {
+        let (device, mut engine, mut portal) = device(options);
+        let mut run = || {
+            assert_eq!(portal.submit(&buffers.copy(4096, 0)), Submitted::Accepted);
+            engine.run_until_idle();
+            engine.now
+        };
+        let took = run();
+        device.set_faults(Faults { hardware: 1.0, ..Faults::none() });
+        run();
+        assert_eq!((device.stats().failed, device.stats().completed), (1, 2));
+        took
+    });
     assert!((slow as f64 / normal as f64 - 10.0).abs() < 0.01, "{slow} {normal}");
-    device.set_faults(Faults { hardware: 1.0, ..Faults::none() });
-    run(&mut engine);
-    assert_eq!((device.stats().failed, device.stats().completed), (1, 3));
 }
 
 #[test]
