@@ -81,6 +81,9 @@ fn a_guest_that_qemu_refuses_says_why() {
     assert!(error.contains("no-such-option") && error.contains("invalid option"), "{error}");
 }
 
+/// What tests between a guest and a namespace need.
+const NEEDS: [Need; 6] = [Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool];
+
 /// A back end on core 0, between the guest's socket and a TAP interface in a namespace.
 fn vhost_and_tap(netns: &Netns, back_end: &NetVhost) -> Testpmd {
     let mut config = TestpmdConfig::net_vhost(0, back_end);
@@ -106,10 +109,7 @@ fn assert_ping(netns: &Netns, guest: &mut Guest) {
 
 #[test]
 fn guest_reaches_a_namespace() {
-    let Some(()) = require(&[Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool])
-    else {
-        return;
-    };
+    let Some(()) = require(&NEEDS) else { return };
     let _cores = exclusive();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let _testpmd = vhost_and_tap(&netns, &NetVhost::new(dir.file("s")));
@@ -124,10 +124,7 @@ fn guest_reaches_a_namespace() {
 /// QEMU makes the socket of the first interface; the back end of the second is killed and started again.
 #[test]
 fn guest_socket_outlives_a_back_end() {
-    let Some(()) = require(&[Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool])
-    else {
-        return;
-    };
+    let Some(()) = require(&NEEDS) else { return };
     let _cores = exclusive();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let nic = |server| Nic { server, ..Nic::new(dir.file("s"), "52:54:00:00:00:02", "10.77.0.2/24") };
@@ -163,10 +160,7 @@ fn guest_socket_outlives_a_back_end() {
 
 #[test]
 fn guest_has_its_queues_and_rings() {
-    let Some(()) = require(&[Need::Root, Need::Guest, Need::Testpmd, Need::Tun, Need::Ping, Need::Ethtool])
-    else {
-        return;
-    };
+    let Some(()) = require(&NEEDS) else { return };
     let _cores = exclusive();
     let (dir, netns) = (TempDir::new().unwrap(), Netns::new().unwrap());
     let testpmd = vhost_and_tap(&netns, &NetVhost { queues: 2, ..NetVhost::new(dir.file("s")) });
