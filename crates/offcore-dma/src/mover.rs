@@ -384,19 +384,19 @@ impl Mover {
     }
 
     /// Test switch: packets come out at once, complete or not.
-    #[cfg(feature = "test-switches")]
+    #[cfg(feature = "testing")]
     pub fn switch_off_order(&mut self) {
         self.queues.iter_mut().flatten().for_each(|queue| queue.ring.switch_off());
     }
 
     /// Test switch: lost copies are made by the core at once, without waiting for proof that they are dead.
-    #[cfg(feature = "test-switches")]
+    #[cfg(feature = "testing")]
     pub fn switch_off_quarantine(&mut self) {
         self.quarantine = false;
     }
 
     /// Test switch: what a channel could not copy counts as copied.
-    #[cfg(feature = "test-switches")]
+    #[cfg(feature = "testing")]
     pub fn switch_off_recovery(&mut self) {
         self.channels.recovery = false;
     }

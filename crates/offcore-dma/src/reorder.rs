@@ -149,7 +149,7 @@ impl ReorderRing {
     }
 
     /// Test switch: every packet counts as done at once. Shows that the tests notice a ring that does not work.
-    #[cfg(feature = "test-switches")]
+    #[cfg(feature = "testing")]
     pub fn switch_off(&mut self) {
         self.ordered = false;
     }

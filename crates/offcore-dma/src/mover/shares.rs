@@ -11,7 +11,7 @@ pub(super) const IDLE_AFTER: u32 = 128;
 
 impl Mover {
     /// Test switch: every queue may fill a channel, whoever else needs it.
-    #[cfg(any(test, feature = "test-switches"))]
+    #[cfg(any(test, feature = "testing"))]
     pub fn switch_off_shares(&mut self) {
         self.shares = false;
         self.share_out();
