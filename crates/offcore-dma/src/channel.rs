@@ -7,6 +7,7 @@
 use std::fmt;
 
 use arrayvec::ArrayVec;
+use offcore_stats::counters;
 
 /// Names a copy's packet to the one who submitted it; engines only hand it back.
 pub type Token = u32;
@@ -101,14 +102,15 @@ pub struct ChannelInfo {
     pub capabilities: Capabilities,
 }
 
-/// A channel's counters. `submitted = completed + failed + in flight`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChannelStats {
-    pub submitted: u64,
-    pub completed: u64,
-    /// Operations that failed, were aborted or were given up.
-    pub failed: u64,
-    pub bytes: u64,
+counters! {
+    /// A channel's counters. `submitted = completed + failed + in flight`.
+    pub struct ChannelStats {
+        submitted,
+        completed,
+        /// Operations that failed, were aborted or were given up.
+        failed,
+        bytes,
+    }
 }
 
 /// What a channel keeps to tell its [`ChannelStats`]. Copies in flight are subtracted only when somebody asks.

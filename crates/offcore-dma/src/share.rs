@@ -15,29 +15,21 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
+use offcore_stats::named;
 
 use crate::channel::{Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Failed, Failure, Reset};
 
-/// How a channel comes to be used by more than one worker, or not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Sharing {
-    /// One worker has it.
-    #[default]
-    Bound,
-    /// By a lock around it.
-    Lock,
-    /// By the device: a shared work queue.
-    SharedQueue,
-}
-
-impl Sharing {
-    /// The word for options and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bound => "bound",
-            Self::Lock => "lock",
-            Self::SharedQueue => "swq",
-        }
+named! {
+    /// How a channel comes to be used by more than one worker, or not.
+    #[derive(Default)]
+    pub enum Sharing {
+        /// One worker has it.
+        #[default]
+        Bound = "bound",
+        /// By a lock around it.
+        Lock = "lock",
+        /// By the device: a shared work queue.
+        SharedQueue = "swq",
     }
 }
 

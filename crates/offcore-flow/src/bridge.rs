@@ -23,7 +23,7 @@ use offcore_port::duplicate::Duplicator;
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::page::Block;
-use offcore_stats::{Stage, tsc};
+use offcore_stats::{Stage, named, tsc};
 use offcore_wire::MacAddr;
 
 use crate::task::{Task, work};
@@ -59,21 +59,22 @@ impl Default for BridgeConfig {
     }
 }
 
-/// What one worker counts for one port, about packets that came from there: stations learned, stations moved to it,
-/// stations for which the database had no room; packets flooded, packets not flooded because of the limit, and packets
-/// that have no other port to go to (their station is behind the port itself, their VLAN has no other port, the port does
-/// not take their tag, or their address is one that bridges keep to themselves).
-pub const COUNTERS: [&str; 6] = ["learned", "moved", "not_learned", "flooded", "flood_limited", "filtered"];
-
-#[derive(Clone, Copy)]
-#[repr(usize)]
-enum Count {
-    Learned,
-    Moved,
-    NotLearned,
-    Flooded,
-    FloodLimited,
-    Filtered,
+named! {
+    /// What one worker counts for one port, about packets that came from there.
+    pub enum Count {
+        /// Stations learned.
+        Learned = "learned",
+        /// Stations moved to the port.
+        Moved = "moved",
+        /// Stations for which the database had no room.
+        NotLearned = "not_learned",
+        Flooded = "flooded",
+        /// Packets not flooded because of the limit.
+        FloodLimited = "flood_limited",
+        /// Packets that have no other port to go to: their station is behind the port itself, their VLAN has no other port,
+        /// the port does not take their tag, or their address is one that bridges keep to themselves.
+        Filtered = "filtered",
+    }
 }
 
 /// What the bridges of all workers share.
@@ -121,7 +122,7 @@ pub struct Bridge {
     inputs: Vec<Input>,
     /// Each port's TX queues.
     outputs: Vec<Vec<Output>>,
-    /// Each port's counters, of [`COUNTERS`].
+    /// Each port's counters, of [`Count::NAMES`].
     counters: Vec<Block>,
     duplicator: Duplicator,
     /// Application work per packet, in TSC ticks.
@@ -181,7 +182,7 @@ impl Task for Bridge {
 
 impl Bridge {
     /// One with these RX queues, and of each port these TX queues (at least one) and a block of counters made with
-    /// [`COUNTERS`]; `work` is TSC ticks of application work per packet.
+    /// [`Count::NAMES`]; `work` is TSC ticks of application work per packet.
     ///
     /// # Panics
     /// When the numbers of ports differ, or a port has no TX queue.

@@ -2,4 +2,4 @@
 //!
 //! The stage itself is an RX queue around another one, and lives with the queues: [`offcore_port::copy`].
 
-pub use offcore_port::copy::{COPY_COUNTERS, CopyRx, CopySetup};
+pub use offcore_port::copy::{CopyCount, CopyRx, CopySetup};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use offcore_port::Wake;
 use offcore_stats::page::Block;
-use offcore_stats::tsc;
+use offcore_stats::{named, tsc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::task::Task;
@@ -30,26 +30,15 @@ const MOST: usize = 128;
 /// long it slept in TSC ticks.
 pub const IDLE_COUNTERS: [&str; 3] = ["sleeps", "woken", "slept_ticks"];
 
-/// What workers do that have nothing to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Idle {
-    /// Poll on: the next packet is found at once.
-    #[default]
-    Poll,
-    /// Sleep until something comes: the lcore is left to others meanwhile.
-    Sleep,
-}
-
-impl Idle {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Poll, Self::Sleep];
-
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Poll => "poll",
-            Self::Sleep => "sleep",
-        }
+named! {
+    /// What workers do that have nothing to do.
+    #[derive(Default)]
+    pub enum Idle {
+        /// Poll on: the next packet is found at once.
+        #[default]
+        Poll = "poll",
+        /// Sleep until something comes: the lcore is left to others meanwhile.
+        Sleep = "sleep",
     }
 }
 
@@ -57,8 +46,7 @@ impl FromStr for Idle {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|idle| idle.name() == text);
-        known.ok_or_else(|| format!("idle '{text}': expected poll or sleep"))
+        Self::find(text).ok_or_else(|| format!("idle '{text}': expected poll or sleep"))
     }
 }
 

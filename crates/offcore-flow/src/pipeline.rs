@@ -24,24 +24,31 @@ use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_port::{Accepts, Context, DropReason, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{Stage, tsc};
+use offcore_stats::{Stage, named, tsc};
 use offcore_wire::dscp;
 
 use crate::mirror::Stamping;
 use crate::ring::bytes;
 
-/// Counters of the work in the statistics page, in block `NAME/workN`: bursts returned; packets with a non-zero result;
-/// packets dropped, marked (IP only) and steered by their result; whether the device has failed (1), in which case the
-/// CPU takes over if it can; and the packets held back because of it.
-pub const WORK_COUNTERS: [&str; 7] =
-    ["bursts", "hits", "dropped", "marked", "steered", "failed", "quarantined"];
-const BURSTS: usize = 0;
-const HITS: usize = 1;
-const DROPPED: usize = 2;
-const MARKED: usize = 3;
-const STEERED: usize = 4;
-const FAILED: usize = 5;
-const QUARANTINED: usize = 6;
+named! {
+    /// Counters of the work in the statistics page, in block `NAME/workN`.
+    pub enum WorkCount {
+        /// Bursts returned.
+        Bursts = "bursts",
+        /// Packets with a non-zero result.
+        Hits = "hits",
+        /// Packets dropped by their result.
+        Dropped = "dropped",
+        /// Packets marked by their result (IP only).
+        Marked = "marked",
+        /// Packets steered by their result.
+        Steered = "steered",
+        /// Whether the device has failed (1): the CPU takes over if it can.
+        Failed = "failed",
+        /// Packets held back because of that.
+        Quarantined = "quarantined",
+    }
+}
 
 /// What happens to packets by their result. With patterns, a packet with a match has a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +113,7 @@ pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(
         direct,
         split,
         counters: RxCounters::new(stats, name, index)?,
-        work: stats.block(&format!("{name}/work{index}"), &WORK_COUNTERS)?,
+        work: stats.block(&format!("{name}/work{index}"), &WorkCount::NAMES)?,
     };
     Ok((tx, rx))
 }
@@ -285,8 +292,8 @@ impl WorkRx {
         if self.next == 0 {
             // Reversed, so that `pop` returns them in order.
             done.packets.reverse();
-            self.work.counter(BURSTS).add(1);
-            self.work.counter(HITS).add(done.hits.into());
+            self.work.counter(WorkCount::Bursts as usize).add(1);
+            self.work.counter(WorkCount::Hits as usize).add(done.hits.into());
         }
         let (first, mut hits) = (burst.len(), Hits::default());
         for _ in 0..room {
@@ -308,8 +315,8 @@ impl WorkRx {
             self.next = 0;
             self.back.retire();
             if self.back.failure().is_some() {
-                self.work.counter(FAILED).set(1);
-                self.work.counter(QUARANTINED).set(self.back.quarantined() as u64);
+                self.work.counter(WorkCount::Failed as usize).set(1);
+                self.work.counter(WorkCount::Quarantined as usize).set(self.back.quarantined() as u64);
                 self.counters.drop(DropReason::Failed, self.back.take_lost());
             }
         }
@@ -323,21 +330,21 @@ impl WorkRx {
     #[inline]
     fn settle(&mut self, mut hits: Hits, ctx: &mut Context<'_>) {
         if hits.dropped > 0 {
-            self.work.counter(DROPPED).add(hits.dropped);
+            self.work.counter(WorkCount::Dropped as usize).add(hits.dropped);
         }
         if hits.marked > 0 {
-            self.work.counter(MARKED).add(hits.marked);
+            self.work.counter(WorkCount::Marked as usize).add(hits.marked);
         }
         if hits.elsewhere.is_empty() {
             return;
         }
         match &mut self.elsewhere {
             Some(elsewhere) => {
-                self.work.counter(STEERED).add(hits.elsewhere.len() as u64);
+                self.work.counter(WorkCount::Steered as usize).add(hits.elsewhere.len() as u64);
                 elsewhere.send(hits.elsewhere, tsc::now(), ctx);
             }
             None => {
-                self.work.counter(DROPPED).add(hits.elsewhere.len() as u64);
+                self.work.counter(WorkCount::Dropped as usize).add(hits.elsewhere.len() as u64);
                 ctx.cache.free_all(hits.elsewhere.drain(..));
             }
         }

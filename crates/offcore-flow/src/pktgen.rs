@@ -44,9 +44,9 @@ use offcore_wire::traffic::HeaderTemplate;
 use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::threads::Threads;
 use control::{Control, Handover};
-use receiver::{Expected, Receiver};
+use receiver::{Expected, Received, Receiver};
 use replay::{Capture, Replay};
-use sender::{Packets, Sender};
+use sender::{Packets, Sender, Sent};
 use source::Source;
 use worker::Worker;
 
@@ -215,8 +215,8 @@ pub fn start(
             Payload::Made(_) => Expected::Stream(stream.wrapping_add(from as u16)),
             Payload::Captured { .. } => Expected::Anything,
         };
-        let sent_block = page.block(&format!("{name}/sender"), &sender::COUNTERS)?;
-        let received = page.block(&format!("{name}/receiver"), &receiver::COUNTERS)?;
+        let sent_block = page.block(&format!("{name}/sender"), &Sent::NAMES)?;
+        let received = page.block(&format!("{name}/receiver"), &Received::NAMES)?;
         let handover = Arc::new(Handover::new());
         let sender = Sender::new(tx, packets, Arc::clone(&control), sent_block.clone());
         let receiver = Receiver::new(rx, expected, config.verify, Arc::clone(&handover), received.clone());
@@ -303,7 +303,7 @@ impl Running {
         }
         let version = self.control.change(|now| *now = settings);
         let asked = Instant::now();
-        let applied = |sender: &Block| sender.counter(3).value() >= version;
+        let applied = |sender: &Block| sender.counter(Sent::Applied as usize).value() >= version;
         while !self.directions.iter().all(|direction| applied(&direction.sent)) {
             if asked.elapsed() > TIMEOUT || !self.is_running() {
                 let lcores = &self.config.lcores;
@@ -333,7 +333,7 @@ impl Running {
 
     /// Whether everything that was to be sent since the last start was: the count, or the capture.
     pub fn is_done(&self) -> bool {
-        self.directions.iter().all(|direction| direction.sent.counter(4).value() == 1)
+        self.directions.iter().all(|direction| direction.sent.counter(Sent::Done as usize).value() == 1)
     }
 
     /// Whether every worker is still running.

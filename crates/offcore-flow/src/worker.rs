@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use offcore_dma::mover::{self, Decision, Way};
+use offcore_dma::channel::ChannelStats;
+use offcore_dma::mover::{self, Decision, MoverStats, Way};
 use offcore_dma::{ChannelId, Mover};
 use offcore_mem::PoolCache;
 use offcore_port::Context;
+use offcore_stats::named::joined;
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock};
 
@@ -21,12 +23,10 @@ const PUBLISH_ASLEEP: u32 = 100;
 /// A worker that stops gives up when nothing has moved for this long.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The names of [`MOVER_COUNTERS`] for these classes.
-macro_rules! mover_counters {
+/// The names of [`CLASS_COUNTERS`] for these classes.
+macro_rules! class_counters {
     ($($class:literal),*) => {
         [
-            "core_copies", "core_bytes", "fallbacks", "overflow", "resets", "quarantined", "faults",
-            "out_of_service", "channels_out", "probes", "held_by_order",
             $(
                 concat!("auto_", $class, "_by_core"),
                 concat!("auto_", $class, "_by_engine"),
@@ -42,20 +42,22 @@ macro_rules! mover_counters {
 }
 
 /// Counters of one channel on the statistics page.
-pub const CHANNEL_COUNTERS: [&str; 5] = ["submitted", "completed", "failed", "bytes", "in_flight"];
+pub const CHANNEL_COUNTERS: [&str; ChannelStats::NAMES.len() + 1] =
+    joined(ChannelStats::NAMES, ["in_flight"]);
 /// Counters of one worker's mover on the statistics page: its own, then for every size class of mode `auto` those of
 /// [`CLASS_COUNTERS`], the class named by the bytes of its longest copy.
-pub const MOVER_COUNTERS: [&str; OWN + mover::CLASSES * CLASS_COUNTERS.len()] = mover_counters![
-    "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768", "65536", "max"
-];
+pub const MOVER_COUNTERS: [&str; MoverStats::NAMES.len() + mover::CLASSES * CLASS_COUNTERS.len()] = joined(
+    MoverStats::NAMES,
+    class_counters![
+        "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768", "65536", "max"
+    ],
+);
 /// What is told of a size class, over all queues of the worker: how many copies the core made, how many an engine, how
 /// many of the core's waited for older ones of an engine, and how often the choice changed; and of the queue with most
 /// copies of the class who copies (0 no one so far, 1 the core, 2 an engine), the number of the reason
 /// ([`Reason::ALL`](offcore_dma::mover::Reason::ALL)), and both costs in TSC ticks a copy.
 pub const CLASS_COUNTERS: [&str; 8] =
     ["by_core", "by_engine", "held", "changes", "way", "reason", "core_ticks", "engine_ticks"];
-/// Counters of the mover itself.
-const OWN: usize = 11;
 
 /// One lcore's work.
 #[derive(Debug)]
@@ -182,34 +184,13 @@ impl Worker {
     }
 
     fn publish_stats(&self) {
-        let stats = self.mover.stats();
-        let values = [
-            stats.core_copies,
-            stats.core_bytes,
-            stats.fallbacks,
-            stats.overflow,
-            stats.resets,
-            stats.quarantined,
-            stats.faults,
-            stats.out_of_service,
-            stats.channels_out,
-            stats.probes,
-            stats.held_by_order,
-        ];
-        let decisions = self.decisions().into_iter().flatten();
-        for (i, value) in values.into_iter().chain(decisions).enumerate() {
-            self.mover_stats.counter(i).set(value);
-        }
+        self.mover_stats
+            .set(self.mover.stats().values().into_iter().chain(self.decisions().into_iter().flatten()));
         for (id, channel) in self.mover.channels() {
             let Some((_, block)) = self.channel_stats.iter().find(|(known, _)| *known == id) else {
                 continue;
             };
-            let stats = channel.stats();
-            let in_flight = channel.in_flight() as u64;
-            let values = [stats.submitted, stats.completed, stats.failed, stats.bytes, in_flight];
-            for (i, value) in values.into_iter().enumerate() {
-                block.counter(i).set(value);
-            }
+            block.set(channel.stats().values().into_iter().chain([channel.in_flight() as u64]));
         }
     }
 }

@@ -20,7 +20,7 @@ use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mover};
 use offcore_mem::{BURST, Burst, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{Stage, StageClock, tsc};
+use offcore_stats::{Stage, StageClock, named, tsc};
 
 use crate::{Context, PortError, RxCounters, RxQueue, Wake, hand_over, room};
 use pieces::{MAX_SEGMENTS, NoCopy};
@@ -29,10 +29,21 @@ use pieces::{MAX_SEGMENTS, NoCopy};
 /// free. Then it is dropped: all buffers may be those of packets that wait.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Counters of a copy stage on the statistics page, whose block is called `NAME/copy`: packets and bytes of which copies
-/// were begun, packets dropped because they were longer than allowed or no packet buffer was to be had, and calls that
-/// left packets waiting for one.
-pub const COPY_COUNTERS: [&str; 5] = ["packets", "bytes", "too_big", "no_buffer", "starved"];
+named! {
+    /// Counters of a copy stage on the statistics page, whose block is called `NAME/copy`.
+    pub enum CopyCount {
+        /// Packets of which copies were begun.
+        Packets = "packets",
+        /// Their bytes.
+        Bytes = "bytes",
+        /// Packets dropped because they were longer than allowed.
+        TooBig = "too_big",
+        /// Packets dropped because no packet buffer was to be had.
+        NoBuffer = "no_buffer",
+        /// Calls that left packets waiting for a packet buffer.
+        Starved = "starved",
+    }
+}
 
 /// What a [`CopyRx`] is made with.
 #[derive(Debug)]
@@ -106,7 +117,7 @@ impl CopyRx {
         if !(1..=32768).contains(&in_flight) {
             return Err(refuse(format!("{in_flight} packets in flight: expected 1 to 32768")));
         }
-        let stats = stats.block(&format!("{name}/copy"), &COPY_COUNTERS)?;
+        let stats = stats.block(&format!("{name}/copy"), &CopyCount::NAMES)?;
         let mut queue = CopyQueue::open(mover, in_flight);
         queue.bind(mover, &binding).map_err(|error| refuse(error.to_string()))?;
         let pending = Pending {
@@ -246,8 +257,8 @@ impl Pending {
                 cache.free_front(waiting, taken);
             }
             self.stuck_since = None;
-            self.stats.counter(0).add(taken as u64);
-            self.stats.counter(1).add(bytes as u64);
+            self.stats.counter(CopyCount::Packets as usize).add(taken as u64);
+            self.stats.counter(CopyCount::Bytes as usize).add(bytes as u64);
         }
         gathered.unwrap_or(Gathered::Some { complete })
     }
@@ -327,7 +338,7 @@ impl Pending {
         let pool = self.pool;
         for packet in self.waiting.take() {
             if pool.total_len(&packet) > self.max_frame || pool.segment_count(&packet) > MAX_SEGMENTS {
-                self.stats.counter(2).add(1);
+                self.stats.counter(CopyCount::TooBig as usize).add(1);
                 cache.free(packet);
             } else {
                 self.waiting.push(packet);
@@ -338,7 +349,7 @@ impl Pending {
     /// The pool has no buffer to copy the first packet into. It waits, since what is in flight will set some free.
     #[cold]
     fn starved(&mut self, cache: &mut PoolCache, in_flight: usize) {
-        self.stats.counter(4).add(1);
+        self.stats.counter(CopyCount::Starved as usize).add(1);
         if in_flight > 0 {
             self.stuck_since = None;
             return;
@@ -346,7 +357,7 @@ impl Pending {
         let now = tsc::now();
         if now.wrapping_sub(*self.stuck_since.get_or_insert(now)) > tsc::ticks(TIMEOUT) {
             cache.free(self.waiting.remove(0));
-            self.stats.counter(3).add(1);
+            self.stats.counter(CopyCount::NoBuffer as usize).add(1);
         }
     }
 }

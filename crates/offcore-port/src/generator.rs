@@ -17,6 +17,7 @@ mod sink;
 mod source;
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Add;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offcore_mem::Pool;
@@ -26,7 +27,7 @@ use crate::base::PortBase;
 use crate::spec::{FCS, GenSpec};
 use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue, address};
 
-use sink::Sink;
+use sink::{Counts, Sink};
 use source::Source;
 
 /// What was generated and what came back.
@@ -78,8 +79,8 @@ impl GenCounters {
     /// The sum over the port's queues, as it is now.
     pub fn report(&self) -> GenReport {
         let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = |index| queues.sinks.iter().map(|sink| sink.counter(index).value()).sum();
-        let [received, verified, lost, reordered, duplicates, corrupt, foreign] = std::array::from_fn(sum);
+        let Counts { received, verified, lost, reordered, duplicates, corrupt, foreign } =
+            queues.sinks.iter().map(Counts::read).fold(Counts::default(), Add::add);
         let sent = queues.sources.iter().map(RxCounters::packets).sum();
         GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign }
     }
@@ -151,7 +152,7 @@ impl Port for GenPort {
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         let counters = self.base.take_tx(index, &setup)?;
-        let block = setup.stats.block(&format!("{}/sink{index}", setup.port), &sink::COUNTERS)?;
+        let block = setup.stats.block(&format!("{}/sink{index}", setup.port), &Counts::NAMES)?;
         self.counters.add(|queues| queues.sinks.push(block.clone()));
         Ok(Box::new(Sink::new(&self.spec, block, counters)))
     }

@@ -7,34 +7,24 @@ mod pci;
 use std::io;
 use std::path::Path;
 
+use offcore_stats::named;
 use offcore_wire::ethernet::MacAddr;
 
 use crate::netdev::{Channels, Link, NetDev};
 
 pub use pci::{PciDevice, PciKind, devices};
 
-/// What an interface's driver does for XDP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Xdp {
-    /// The kernel does not tell: it is older than 6.3.
-    Unknown,
-    /// The driver has none: the kernel does it behind the driver, with copies.
-    Generic,
-    /// In the driver, with copies.
-    Native,
-    /// In the driver, straight into the sockets' memory.
-    ZeroCopy,
-}
-
-impl Xdp {
-    /// The name used in reports and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Generic => "generic",
-            Self::Native => "native",
-            Self::ZeroCopy => "zero-copy",
-        }
+named! {
+    /// What an interface's driver does for XDP.
+    pub enum Xdp {
+        /// The kernel does not tell: it is older than 6.3.
+        Unknown = "unknown",
+        /// The driver has none: the kernel does it behind the driver, with copies.
+        Generic = "generic",
+        /// In the driver, with copies.
+        Native = "native",
+        /// In the driver, straight into the sockets' memory.
+        ZeroCopy = "zero-copy",
     }
 }
 

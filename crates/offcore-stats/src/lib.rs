@@ -7,12 +7,14 @@
 //! * [`histogram`]: how long things took,
 //! * [`random`]: chance that a seed repeats,
 //! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
+//! * [`named`](mod@named): enums whose variants have names,
 //! * [`lcore`]: pinning workers to cores.
 
 pub mod counter;
 pub mod finding;
 pub mod histogram;
 pub mod lcore;
+pub mod named;
 pub mod page;
 pub mod random;
 pub mod stage;

@@ -209,6 +209,13 @@ impl Block {
         // SAFETY: `values` points to `len` counters that live as long as self; index was just checked.
         unsafe { self.values.add(index).as_ref() }
     }
+
+    /// Stores `values` in the first counters, in order.
+    pub fn set(&self, values: impl IntoIterator<Item = u64>) {
+        for (index, value) in values.into_iter().enumerate() {
+            self.counter(index).set(value);
+        }
+    }
 }
 
 /// One block as a reader sees it.

@@ -1,99 +1,70 @@
 //! What the mover counts, and what it has decided and why.
 
+use offcore_stats::{counters, named};
+
 /// Size classes of copies: up to 64 bytes, up to 128, and so on by powers of two up to 64 KiB, and all above.
 pub const CLASSES: usize = 12;
 
-/// What the mover itself counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MoverStats {
-    /// Copies made by the core because that was the plan.
-    pub core_copies: u64,
-    /// Bytes of those.
-    pub core_bytes: u64,
-    /// Copies that the core made or finished because a channel failed them.
-    pub fallbacks: u64,
-    /// Copies that the core made because no channel of the queue had room for the packet's, or was in service.
-    pub overflow: u64,
-    /// Channel resets because of copies that were not answered in time.
-    pub resets: u64,
-    /// Copies held in quarantine until a reset proved them dead.
-    pub quarantined: u64,
-    /// Copies that failed because the memory of the queue's guest could not be reached.
-    pub faults: u64,
-    /// How often a channel was taken out of service.
-    pub out_of_service: u64,
-    pub channels_out: u64,
-    /// Bursts sent through a channel out of service, to see whether it works again.
-    pub probes: u64,
-    /// Copies made by the core that had to wait in the reorder ring for older copies of an engine.
-    pub held_by_order: u64,
-}
-
-/// One of the two who can make a copy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Way {
-    /// The core copies.
-    #[default]
-    Core,
-    /// One of the queue's channels does.
-    Engine,
-}
-
-impl Way {
-    /// The word for reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Core => "core",
-            Self::Engine => "engine",
-        }
+counters! {
+    /// What the mover itself counts.
+    pub struct MoverStats {
+        /// Copies made by the core because that was the plan.
+        core_copies,
+        /// Bytes of those.
+        core_bytes,
+        /// Copies that the core made or finished because a channel failed them.
+        fallbacks,
+        /// Copies that the core made because no channel of the queue had room for the packet's, or was in service.
+        overflow,
+        /// Channel resets because of copies that were not answered in time.
+        resets,
+        /// Copies held in quarantine until a reset proved them dead.
+        quarantined,
+        /// Copies that failed because the memory of the queue's guest could not be reached.
+        faults,
+        /// How often a channel was taken out of service.
+        out_of_service,
+        channels_out,
+        /// Bursts sent through a channel out of service, to see whether it works again.
+        probes,
+        /// Copies made by the core that had to wait in the reorder ring for older copies of an engine.
+        held_by_order,
     }
 }
 
-/// Why a decision is as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Reason {
-    /// Nothing has changed it yet.
-    #[default]
-    Initial,
-    /// What rounds cost changed, and then the other way was cheaper.
-    Cheaper,
-    /// The other way was tried and found cheaper.
-    Explored,
-    /// The channels have no room, or the queue has had its share of them: the core copies meanwhile.
-    Full,
-    /// The channels are out of service: the core copies meanwhile.
-    OutOfService,
-    /// The queue's memory kept faulting: the core copies for a while.
-    Faults,
-    /// Packets took too long through an engine ([`Mover::set_max_latency`](super::Mover::set_max_latency)): the core
-    /// copies for a while.
-    Latency,
+named! {
+    /// One of the two who can make a copy.
+    #[derive(Default)]
+    pub enum Way {
+        /// The core copies.
+        #[default]
+        Core = "core",
+        /// One of the queue's channels does.
+        Engine = "engine",
+    }
 }
 
-impl Reason {
-    /// Every reason, each at its number.
-    pub const ALL: [Self; 7] = [
-        Self::Initial,
-        Self::Cheaper,
-        Self::Explored,
-        Self::Full,
-        Self::OutOfService,
-        Self::Faults,
-        Self::Latency,
-    ];
-
-    /// The word for reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Initial => "initial",
-            Self::Cheaper => "cheaper",
-            Self::Explored => "explored",
-            Self::Full => "full",
-            Self::OutOfService => "out_of_service",
-            Self::Faults => "faults",
-            Self::Latency => "latency",
-        }
+named! {
+    /// Why a decision is as it is.
+    #[derive(Default)]
+    #[repr(u8)]
+    pub enum Reason {
+        /// Nothing has changed it yet.
+        #[default]
+        Initial = "initial",
+        /// What rounds cost changed, and then the other way was cheaper.
+        Cheaper = "cheaper",
+        /// The other way was tried and found cheaper.
+        Explored = "explored",
+        /// The channels have no room, or the queue has had its share of them: the core copies meanwhile.
+        Full = "full",
+        /// The channels are out of service: the core copies meanwhile.
+        OutOfService = "out_of_service",
+        /// The queue's memory kept faulting: the core copies for a while.
+        Faults = "faults",
+        /// Packets took too long through an engine ([`Mover::set_max_latency`](super::Mover::set_max_latency)): the core
+        /// copies for a while.
+        Latency = "latency",
     }
 }
 
@@ -137,26 +108,17 @@ pub struct Decisions {
     pub latency_pauses: u64,
 }
 
-/// Whether a channel is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Service {
-    /// It is.
-    #[default]
-    In,
-    /// It failed repeatedly: nothing is given to it for a while.
-    Out,
-    /// One burst is on its way through it, to see whether it works again.
-    Probing,
-}
-
-impl Service {
-    /// The word for reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::In => "in",
-            Self::Out => "out",
-            Self::Probing => "probing",
-        }
+named! {
+    /// Whether a channel is used.
+    #[derive(Default)]
+    pub enum Service {
+        /// It is.
+        #[default]
+        In = "in",
+        /// It failed repeatedly: nothing is given to it for a while.
+        Out = "out",
+        /// One burst is on its way through it, to see whether it works again.
+        Probing = "probing",
     }
 }
 

@@ -90,7 +90,7 @@ impl Setup {
     fn with(ports: usize, shared: Arc<Shared>, room: usize) -> Self {
         let input: Vec<_> = (0..ports).map(|_| (Frames::default(), RxCounters::private())).collect();
         let output: Vec<_> = (0..ports).map(|_| (Frames::default(), TxCounters::private())).collect();
-        let counters: Vec<Block> = (0..ports).map(|_| Block::private(&COUNTERS)).collect();
+        let counters: Vec<Block> = (0..ports).map(|_| Block::private(&Count::NAMES)).collect();
         let inputs = input.iter().enumerate().map(|(port, (frames, counters))| {
             let rx = Box::new(Feed(Arc::clone(frames), counters.clone()));
             Input { rx, port, turn: 0 }
@@ -128,7 +128,7 @@ impl Setup {
     }
 
     fn count(&self, port: usize, name: &str) -> u64 {
-        let index = COUNTERS.iter().position(|known| *known == name).unwrap();
+        let index = Count::find(name).unwrap() as usize;
         self.counters[port].counter(index).value()
     }
 

@@ -80,8 +80,8 @@ fn send(mut tx: WorkTx, mut side: Side) {
 fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
     let work = Work { kind, swap: true, skip: 14, ..Work::default() };
     let (numbers, counters, elsewhere) = through_with(worker, burst, work, on_hit, |_| ());
-    assert_eq!((&counters[MARKED..], elsewhere), (&[0; 4][..], vec![]));
-    (numbers, counters[..MARKED].to_vec())
+    assert_eq!((&counters[WorkCount::Marked as usize..], elsewhere), (&[0; 4][..], vec![]));
+    (numbers, counters[..WorkCount::Marked as usize].to_vec())
 }
 
 /// Numbers of the packets returned, all counters of the work, and numbers of the steered packets. `see` is called with
@@ -134,7 +134,7 @@ fn through_with(
     }
     sender.join().unwrap();
     assert_eq!(rx.counters().packets(), numbers.len() as u64);
-    let counters = (0..WORK_COUNTERS.len()).map(|i| rx.work.counter(i).value()).collect();
+    let counters = (0..WorkCount::NAMES.len()).map(|i| rx.work.counter(i).value()).collect();
     drop((rx, elsewhere, side));
     let mut cache = pool.cache();
     let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
@@ -201,7 +201,9 @@ fn packets_are_split_marked_and_steered() {
         let work = Work { kind: Kind::Match, swap: true, skip: 14, split_at, ..Work::default() };
         let plain = |packet: &Packet| assert!(packet.is_plain());
         let bursts = PACKETS.div_ceil(257);
-        let steered = bursts_of(bursts, hits.len() as u64, |counts| counts[STEERED] = hits.len() as u64);
+        let steered = bursts_of(bursts, hits.len() as u64, |counts| {
+            counts[WorkCount::Steered as usize] = hits.len() as u64
+        });
         let found = through_with(Worker::Cpu, 257, work, OnHit::Steer, plain);
         assert_eq!(found, (others.clone(), steered.clone(), hits.clone()), "{split_at:?}");
         for (launch, memory) in
@@ -221,8 +223,8 @@ fn packets_are_split_marked_and_steered() {
 
 /// The counters for this many bursts and results.
 fn bursts_of(bursts: u64, hits: u64, more: impl FnOnce(&mut [u64])) -> Vec<u64> {
-    let mut counters = vec![0; WORK_COUNTERS.len()];
-    (counters[BURSTS], counters[HITS]) = (bursts, hits);
+    let mut counters = vec![0; WorkCount::NAMES.len()];
+    (counters[WorkCount::Bursts as usize], counters[WorkCount::Hits as usize]) = (bursts, hits);
     more(&mut counters);
     counters
 }
@@ -254,7 +256,8 @@ fn only_ip_packets_are_marked() {
         tx.poll(&mut side.ctx());
         rx.rx(&mut side.ctx(), &mut burst);
         assert_eq!(burst.iter().map(dscp_of).collect::<Vec<_>>(), [46, 0, 0], "{name}");
-        let counted = [BURSTS, HITS, MARKED].map(|which| rx.work.counter(which).value());
+        let counted = [WorkCount::Bursts, WorkCount::Hits, WorkCount::Marked]
+            .map(|which| rx.work.counter(which as usize).value());
         assert_eq!(counted, [1, 2, 1], "{name}");
         // Packets that cannot be sent are returned first.
         rx.take_back(&mut burst);

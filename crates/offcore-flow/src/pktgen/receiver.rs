@@ -6,16 +6,12 @@ use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::generator::sequence::{Arrival, Sequence};
 use offcore_port::{Context, RxCounters, RxQueue};
 use offcore_stats::page::Block;
-use offcore_stats::{Histogram, Stage, tsc};
+use offcore_stats::{Histogram, Stage, counters, tsc};
 use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::{self, DUE_RANGE, Stamp, StampError};
 
 use super::control::Handover;
 use super::source::MAX_FLOWS;
-
-/// What a receiver counts.
-pub(super) const COUNTERS: [&str; 9] =
-    ["received", "bytes", "verified", "lost", "reordered", "duplicates", "corrupt", "foreign", "malformed"];
 
 /// Which packets a receiver expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +63,7 @@ impl Receiver {
                 packets += burst.len();
                 self.check.burst(&burst, ctx.cache.pool(), tsc::now(), &mut self.latencies);
                 ctx.cache.free_all(burst.drain(..));
-                self.check.publish(&self.counters);
+                std::mem::take(&mut self.check.counts).add_to(&self.counters);
                 ctx.clock.lap(Stage::Application);
             }
         }
@@ -84,7 +80,7 @@ impl Receiver {
             self.check.burst(&burst, ctx.cache.pool(), tsc::now(), &mut self.latencies);
             ctx.cache.free_all(burst.drain(..));
         }
-        self.check.publish(&self.counters);
+        std::mem::take(&mut self.check.counts).add_to(&self.counters);
         self.handover.answer(&mut self.latencies);
         left
     }
@@ -98,19 +94,20 @@ struct Flow {
     next: u64,
 }
 
-/// What one burst adds to the counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    received: u64,
-    bytes: u64,
-    verified: u64,
-    /// Wraps below 0 when what was lost before comes late.
-    lost: u64,
-    reordered: u64,
-    duplicates: u64,
-    corrupt: u64,
-    foreign: u64,
-    malformed: u64,
+counters! {
+    /// What a receiver counts, or what one burst adds to that.
+    pub(super) struct Received {
+        received,
+        bytes,
+        verified,
+        /// Wraps below 0 when what was lost before comes late.
+        lost,
+        reordered,
+        duplicates,
+        corrupt,
+        foreign,
+        malformed,
+    }
 }
 
 /// What is known of a stream.
@@ -121,14 +118,14 @@ struct Check {
     verify: u32,
     /// Packets until one is verified.
     until_verify: u32,
-    counts: Counts,
+    counts: Received,
 }
 
 impl Check {
     fn new(expected: Expected, verify: u32) -> Self {
         let flows = if matches!(expected, Expected::Stream(_)) { MAX_FLOWS as usize } else { 0 };
         let flows = vec![Flow::default(); flows].into();
-        Self { expected, flows, verify, until_verify: 1, counts: Counts::default() }
+        Self { expected, flows, verify, until_verify: 1, counts: Received::default() }
     }
 
     #[inline]
@@ -206,16 +203,6 @@ impl Check {
             Arrival::Implausible => counts.corrupt += 1,
         }
         true
-    }
-
-    #[inline]
-    fn publish(&mut self, block: &Block) {
-        let Counts { received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed } =
-            std::mem::take(&mut self.counts);
-        let values = [received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed];
-        for (index, value) in values.into_iter().enumerate() {
-            block.counter(index).add(value);
-        }
     }
 }
 

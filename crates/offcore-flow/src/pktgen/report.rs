@@ -1,73 +1,52 @@
 //! What a generator tells: counts and latencies of each direction, and of all together.
 
-use std::ops::{Add, Sub};
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
 use offcore_port::{RxCounters, TxCounters};
-use offcore_stats::{Histogram, tsc};
+use offcore_stats::{Histogram, counters, tsc};
 use serde::Serialize;
 
 use super::rate::WIRE_OVERHEAD;
+use super::receiver::Received;
+use super::sender::Sent;
 use super::{Direction, Running};
 
 /// How long receivers may take to hand over their latencies.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-macro_rules! counts {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of one direction, or of several together.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-        pub struct Counts {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl Add for Counts {
-            type Output = Self;
-
-            fn add(self, other: Self) -> Self {
-                Self { $($name: self.$name.wrapping_add(other.$name),)* }
-            }
-        }
-
-        impl Sub for Counts {
-            type Output = Self;
-
-            /// What was counted since; `lost` may have become less, and wraps.
-            fn sub(self, before: Self) -> Self {
-                Self { $($name: self.$name.wrapping_sub(before.$name),)* }
-            }
-        }
-    };
-}
-
-counts! {
-    /// Packets that the port sent.
-    sent,
-    /// Their bytes, FCS included; those that the port dropped are in there, too.
-    sent_bytes,
-    /// Packets that the port took and did not send: too big for it, or its link was down.
-    tx_dropped,
-    /// Packets that were due and given up, since nothing could be sent for a second.
-    given_up,
-    /// Packets that came, duplicates included.
-    received,
-    /// Bytes of those that came for the first time, FCS included.
-    received_bytes,
-    /// Packets whose content was looked at byte for byte.
-    verified,
-    /// Packets that are missing: below the highest number that came in their flow, and in a final report all.
-    lost,
-    /// Packets that came after one with a higher number of their flow.
-    reordered,
-    /// Packets that came more than once, without their first time.
-    duplicates,
-    /// Packets whose content, length or number is not what was sent. When that is seen in the number or the headers, they
-    /// do not count as received, and therefore as lost.
-    corrupt,
-    /// Somebody else's packets.
-    foreign,
-    /// No sound packets: shorter than their headers, or than these say.
-    malformed,
+counters! {
+    /// Counts of one direction, or of several together; `lost` may become less.
+    #[derive(Serialize)]
+    pub struct Counts {
+        /// Packets that the port sent.
+        sent,
+        /// Their bytes, FCS included; those that the port dropped are in there, too.
+        sent_bytes,
+        /// Packets that the port took and did not send: too big for it, or its link was down.
+        tx_dropped,
+        /// Packets that were due and given up, since nothing could be sent for a second.
+        given_up,
+        /// Packets that came, duplicates included.
+        received,
+        /// Bytes of those that came for the first time, FCS included.
+        received_bytes,
+        /// Packets whose content was looked at byte for byte.
+        verified,
+        /// Packets that are missing: below the highest number that came in their flow, and in a final report all.
+        lost,
+        /// Packets that came after one with a higher number of their flow.
+        reordered,
+        /// Packets that came more than once, without their first time.
+        duplicates,
+        /// Packets whose content, length or number is not what was sent. When that is seen in the number or the headers, they
+        /// do not count as received, and therefore as lost.
+        corrupt,
+        /// Somebody else's packets.
+        foreign,
+        /// No sound packets: shorter than their headers, or than these say.
+        malformed,
+    }
 }
 
 impl Counts {
@@ -298,19 +277,18 @@ impl Reporter {
 
 /// What a direction has counted since the start of everything. `lost` is what is missing below the highest numbers.
 fn counts(direction: &Direction) -> Counts {
-    let [sent, received] = [&direction.sent, &direction.received];
+    let sent = |what: Sent| direction.sent.counter(what as usize).value();
     let tx_dropped: u64 = direction.tx.iter().map(TxCounters::dropped_total).sum();
-    let handed = sent.counter(0).value();
-    let [packets, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed] =
-        std::array::from_fn(|index| received.counter(index).value());
+    let Received { received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed } =
+        Received::read(&direction.received);
     // Packets that the port dropped have numbers, which are missing at the other end.
     let lost = lost.wrapping_sub(tx_dropped);
     Counts {
-        sent: handed.saturating_sub(tx_dropped),
-        sent_bytes: sent.counter(1).value(),
+        sent: sent(Sent::Handed).saturating_sub(tx_dropped),
+        sent_bytes: sent(Sent::Bytes),
         tx_dropped,
-        given_up: sent.counter(2).value(),
-        received: packets,
+        given_up: sent(Sent::GivenUp),
+        received,
         received_bytes: bytes,
         verified,
         lost: if lost.cast_signed() < 0 { 0 } else { lost },

@@ -2,6 +2,8 @@
 //!
 //! A binary search, for several losses at once: what a trial has shown for one counts for the others.
 
+use offcore_stats::named;
+
 /// What is searched for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchOptions {
@@ -39,25 +41,15 @@ impl Outcome {
     }
 }
 
-/// What keeps a throughput from being higher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// At a higher rate more is lost.
-    Loss,
-    /// Nothing is: the highest rate that was to be tried passes.
-    MaxRate,
-    /// A higher rate could not be sent.
-    Sender,
-}
-
-impl Limit {
-    /// The name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Loss => "loss",
-            Self::MaxRate => "max_rate",
-            Self::Sender => "sender",
-        }
+named! {
+    /// What keeps a throughput from being higher.
+    pub enum Limit {
+        /// At a higher rate more is lost.
+        Loss = "loss",
+        /// Nothing is: the highest rate that was to be tried passes.
+        MaxRate = "max_rate",
+        /// A higher rate could not be sent.
+        Sender = "sender",
     }
 }
 

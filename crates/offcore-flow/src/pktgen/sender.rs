@@ -7,7 +7,7 @@ use offcore_mem::{Burst, Packet};
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, TxCounters, TxQueue};
 use offcore_stats::page::Block;
-use offcore_stats::{Stage, tsc};
+use offcore_stats::{Stage, named, tsc};
 use offcore_wire::ethernet::FCS_LEN;
 
 use super::control::{Control, Settings};
@@ -15,10 +15,23 @@ use super::rate::{Rate, Schedule};
 use super::replay::Replay;
 use super::source::Source;
 
-/// What a sender counts: packets handed to the port (those that the port drops included), their bytes with FCS, packets
-/// that were given up as too late, the version of the settings that it has applied, whether it has nothing to send any
-/// more, and how many ticks after the start that was.
-pub(super) const COUNTERS: [&str; 6] = ["handed", "bytes", "given_up", "applied", "done", "took"];
+named! {
+    /// What a sender counts.
+    pub(super) enum Sent {
+        /// Packets handed to the port, those that the port drops included.
+        Handed = "handed",
+        /// Their bytes with FCS.
+        Bytes = "bytes",
+        /// Packets that were given up as too late.
+        GivenUp = "given_up",
+        /// The version of the settings that it has applied.
+        Applied = "applied",
+        /// Whether it has nothing to send any more.
+        Done = "done",
+        /// How many ticks after the start that was.
+        Took = "took",
+    }
+}
 
 /// Where packets come from.
 #[derive(Debug)]
@@ -120,7 +133,7 @@ impl Sender {
         self.settings = settings;
         self.seen = version;
         self.say_done();
-        self.counters.counter(3).set(version);
+        self.counters.counter(Sent::Applied as usize).set(version);
     }
 
     /// Whether there is nothing more to send.
@@ -132,9 +145,9 @@ impl Sender {
         };
         let done = (over || self.left == 0) && self.waiting.is_empty();
         if done {
-            self.counters.counter(5).set(tsc::now().wrapping_sub(self.began));
+            self.counters.counter(Sent::Took as usize).set(tsc::now().wrapping_sub(self.began));
         }
-        self.counters.counter(4).set(done.into());
+        self.counters.counter(Sent::Done as usize).set(done.into());
     }
 
     /// Makes what is due.
@@ -148,7 +161,7 @@ impl Sender {
                         (1.., due) => due,
                         (0, _) => {
                             let Some((due, given_up)) = self.schedule.due(now) else { break };
-                            self.counters.counter(2).add(given_up);
+                            self.counters.counter(Sent::GivenUp as usize).add(given_up);
                             self.together = (self.settings.burst, due);
                             due
                         }
@@ -159,7 +172,7 @@ impl Sender {
                     let due = match self.settings.rate {
                         Rate::Unlimited => replay.due(now),
                         _ => self.schedule.due(now).map(|(due, given_up)| {
-                            self.counters.counter(2).add(given_up);
+                            self.counters.counter(Sent::GivenUp as usize).add(given_up);
                             due
                         }),
                     };
@@ -198,8 +211,8 @@ impl Sender {
         }
         queue.tx(ctx, &mut burst);
         let taken = packets - burst.len();
-        self.counters.counter(0).add(taken as u64);
-        self.counters.counter(1).add(bytes - len(&burst));
+        self.counters.counter(Sent::Handed as usize).add(taken as u64);
+        self.counters.counter(Sent::Bytes as usize).add(bytes - len(&burst));
         self.waiting = burst;
         if self.left == 0 {
             self.say_done();
@@ -248,7 +261,7 @@ mod tests {
         };
         let replay = Replay::new(capture, true, 1.0, tsc::hz());
         let control = Arc::new(Control::new(settings.clone()));
-        let block = Block::private(&COUNTERS);
+        let block = Block::private(&Sent::NAMES);
         let packets = Packets::Captured(Box::new(replay));
         let mut sender = Sender::new(Vec::new(), packets, control, block.clone());
         sender.apply(1, settings);
@@ -260,7 +273,7 @@ mod tests {
         let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: BURST };
         let mut burst = Burst::new();
         sender.fill(&mut ctx, &mut burst);
-        assert_eq!((burst.len(), block.counter(2).value()), (1, 29));
+        assert_eq!((burst.len(), block.counter(Sent::GivenUp as usize).value()), (1, 29));
         cache.free_all(burst);
     }
 }

@@ -6,8 +6,10 @@ use offcore_stats::tsc;
 
 use super::Running;
 use super::rate::Rate;
+use super::receiver::Received;
 use super::report::{Figures, Reporter};
 use super::search::Outcome;
+use super::sender::Sent;
 use super::sizes::Sizes;
 use crate::error::SwitchError;
 
@@ -182,7 +184,8 @@ impl Running {
 
     /// How long the slowest sender has taken from the last start until everything was sent.
     pub fn took(&self) -> Duration {
-        let ticks = self.directions.iter().map(|direction| direction.sent.counter(5).value()).max();
+        let ticks =
+            self.directions.iter().map(|direction| direction.sent.counter(Sent::Took as usize).value()).max();
         Duration::from_secs_f64(tsc::to_ns(ticks.unwrap_or(0)) / 1e9)
     }
 
@@ -214,7 +217,7 @@ impl Running {
 
     /// Packets received so far, in each direction.
     fn received(&self) -> Vec<u64> {
-        self.directions.iter().map(|direction| direction.received.counter(0).value()).collect()
+        self.directions.iter().map(|direction| Received::read(&direction.received).received).collect()
     }
 
     fn pass(&mut self, tick: &mut Tick<'_>) -> Result<(), TrialError> {

@@ -10,7 +10,7 @@ use offcore_stats::tsc;
 
 use super::{Assembly, Field, Route, SwitchError};
 use crate::bridge::fdb::{Clock, MAX_PORTS};
-use crate::bridge::{Bridge, BridgeConfig, COUNTERS, Input, Shared};
+use crate::bridge::{Bridge, BridgeConfig, Count, Input, Shared};
 
 /// The queues of `ports`, dealt to the workers: worker `w` of `n` has queues `w`, `w + n`, … of each, both halves.
 pub(super) fn routes(ports: &[Box<dyn Port>], workers: usize) -> Vec<Route> {
@@ -109,7 +109,7 @@ impl Assembly<'_> {
                 inputs.push(Input { rx: self.open_rx(worker, port, queue)?, port, turn });
                 outputs[port].push(self.open_tx(worker, port, queue)?);
             }
-            let block = |port| self.page.block(&format!("bridge/port{port}/lcore{lcore}"), &COUNTERS);
+            let block = |port| self.page.block(&format!("bridge/port{port}/lcore{lcore}"), &Count::NAMES);
             let counters = (0..count).map(block).collect::<Result<_, _>>()?;
             let bridge = Bridge::new(Arc::clone(&bridging.shared), inputs, outputs, counters, self.work());
             self.workers[worker].0.tasks.push(Box::new(bridge));

@@ -381,7 +381,7 @@ fn many_pieces_take_several_lists() {
 #[test]
 fn copy_minimum_is_bounded() {
     let bed = run(Case { at_least: 1700, ..Case::default() }).unwrap();
-    let bytes = bed.copy.pending.stats.counter(1).value();
+    let bytes = bed.copy.pending.stats.counter(CopyCount::Bytes as usize).value();
     assert!(bytes >= 1700 * bed.case.packets * 2 / 3, "{bytes}");
     // Longer than a packet buffer: as far as it goes.
     run(Case { at_least: 5000, ..Case::default() }).unwrap();
@@ -391,7 +391,10 @@ fn copy_minimum_is_bounded() {
 fn a_pool_that_runs_dry_loses_nothing() {
     for mode in [Mode::Cpu, Mode::Offload] {
         let bed = run(Case { chunks: 192, mode, jumbo: 30, burst: 64, ..Case::default() }).unwrap();
-        assert!(bed.copy.pending.stats.counter(4).value() > 0 || mode == Mode::Cpu, "the pool was never dry");
+        assert!(
+            bed.copy.pending.stats.counter(CopyCount::Starved as usize).value() > 0 || mode == Mode::Cpu,
+            "the pool was never dry"
+        );
     }
 }
 
@@ -408,7 +411,11 @@ fn deadlocked_buffers_are_given_up() {
         bed.cache.free_all(burst);
         assert!(start.elapsed() < Duration::from_secs(10), "{out} of 63 came out");
     }
-    assert_eq!(bed.copy.pending.stats.counter(3).value(), 1, "one packet made room for the others");
+    assert_eq!(
+        bed.copy.pending.stats.counter(CopyCount::NoBuffer as usize).value(),
+        1,
+        "one packet made room for the others"
+    );
 }
 
 #[test]

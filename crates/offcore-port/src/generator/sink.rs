@@ -2,8 +2,8 @@
 
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::prefetch;
-use offcore_stats::Stage;
 use offcore_stats::page::Block;
+use offcore_stats::{Stage, counters};
 use offcore_wire::probe::{self, ProbeError, ProbeHeader};
 use offcore_wire::template::UDP_HEADERS_LEN;
 
@@ -15,9 +15,6 @@ use crate::{Accepts, Context, TxCounters, TxQueue};
 pub(super) const FILL_BITS: u32 = 8;
 /// The highest stream id.
 pub(super) const MAX_STREAM: u32 = u32::MAX >> FILL_BITS;
-/// What a sink counts, in the order of [`super::GenReport`]'s fields after `sent`.
-pub(super) const COUNTERS: [&str; 7] =
-    ["received", "verified", "lost", "reordered", "duplicates", "corrupt", "foreign"];
 /// Streams that one sink tells apart: probes of further ones are foreign.
 const MAX_STREAMS: usize = 256;
 /// Flows that one sink keeps numbers for, all streams together (36 MB): probes of further ones are foreign.
@@ -46,17 +43,18 @@ pub(super) struct Sink {
     counters: TxCounters,
 }
 
-/// What one burst adds to the counters.
-#[derive(Debug, Default)]
-struct Counts {
-    received: u64,
-    verified: u64,
-    /// Wraps below 0 when what was lost before comes late.
-    lost: u64,
-    reordered: u64,
-    duplicates: u64,
-    corrupt: u64,
-    foreign: u64,
+counters! {
+    /// What a sink counts, or what one burst adds to that.
+    pub(super) struct Counts {
+        received,
+        verified,
+        /// Wraps below 0 when what was lost before comes late.
+        lost,
+        reordered,
+        duplicates,
+        corrupt,
+        foreign,
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,15 +204,6 @@ impl Sink {
         self.streams[index].1.resize(wanted, Sequence::default());
         Ok(index)
     }
-
-    fn publish(&mut self) {
-        let Counts { received, verified, lost, reordered, duplicates, corrupt, foreign } =
-            std::mem::take(&mut self.counts);
-        let values = [received, verified, lost, reordered, duplicates, corrupt, foreign];
-        for (index, value) in values.into_iter().enumerate() {
-            self.block.counter(index).add(value);
-        }
-    }
 }
 
 impl TxQueue for Sink {
@@ -238,7 +227,7 @@ impl TxQueue for Sink {
             self.check(frame);
         }
         self.counters.add(burst.len() as u64, bytes);
-        self.publish();
+        std::mem::take(&mut self.counts).add_to(&self.block);
         ctx.cache.free_all(burst.drain(..));
         ctx.clock.lap(Stage::Tx);
     }

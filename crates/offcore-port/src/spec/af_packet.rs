@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use offcore_stats::named;
+
 use super::{Options, first, flag, interface_name, narrow, unless};
 
 /// Slots of a ring, when nothing else is asked for.
@@ -22,47 +24,29 @@ pub struct AfPacketSpec {
     pub qdisc_bypass: bool,
 }
 
-/// How the kernel spreads received packets over the queues of a port: packet(7), PACKET_FANOUT.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fanout {
-    /// By the packet's flow: what belongs together stays together, and in order.
-    #[default]
-    Hash,
-    /// In turn.
-    Lb,
-    /// By the core that the packet was received on.
-    Cpu,
-    /// The first queue until it is full, then the next.
-    Rollover,
-    /// At random.
-    Rnd,
-    /// By the queue of the network card that it was received on.
-    Qm,
-}
-
-impl Fanout {
-    const ALL: [(&str, Self); 6] = [
-        ("hash", Self::Hash),
-        ("lb", Self::Lb),
-        ("cpu", Self::Cpu),
-        ("rollover", Self::Rollover),
-        ("rnd", Self::Rnd),
-        ("qm", Self::Qm),
-    ];
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, mode)| *mode);
-        found.ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|(name, _)| *name).collect();
-            format!("fanout={text}: expected one of {}", names.join(", "))
-        })
+named! {
+    /// How the kernel spreads received packets over the queues of a port: packet(7), PACKET_FANOUT.
+    #[derive(Default)]
+    pub enum Fanout {
+        /// By the packet's flow: what belongs together stays together, and in order.
+        #[default]
+        Hash = "hash",
+        /// In turn.
+        Lb = "lb",
+        /// By the core that the packet was received on.
+        Cpu = "cpu",
+        /// The first queue until it is full, then the next.
+        Rollover = "rollover",
+        /// At random.
+        Rnd = "rnd",
+        /// By the queue of the network card that it was received on.
+        Qm = "qm",
     }
 }
 
-impl fmt::Display for Fanout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
-        f.write_str(name)
+impl Fanout {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::find(text).ok_or_else(|| format!("fanout={text}: expected one of {}", Self::NAMES.join(", ")))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use offcore_stats::named;
+
 use super::{Options, first, flag, interface_name, narrow, unless};
 
 /// Packets that an RX or TX ring holds unless it is said.
@@ -27,28 +29,17 @@ pub struct AfXdpSpec {
     pub promiscuous: bool,
 }
 
-/// How packets get from an interface to an XDP socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// The first of the others that there is.
-    Auto,
-    /// The driver uses the packet buffers.
-    ZeroCopy,
-    /// The driver has the packets, and the kernel copies them.
-    Copy,
-    /// The kernel's stack has the packets, and the kernel copies them: any interface can do that.
-    Skb,
-}
-
-impl XdpMode {
-    const ALL: [(Self, &str); 4] =
-        [(Self::Auto, "auto"), (Self::ZeroCopy, "zc"), (Self::Copy, "copy"), (Self::Skb, "skb")];
-}
-
-impl fmt::Display for XdpMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(mode, _)| mode == self).map_or("", |(_, name)| *name);
-        f.write_str(name)
+named! {
+    /// How packets get from an interface to an XDP socket.
+    pub enum XdpMode {
+        /// The first of the others that there is.
+        Auto = "auto",
+        /// The driver uses the packet buffers.
+        ZeroCopy = "zc",
+        /// The driver has the packets, and the kernel copies them.
+        Copy = "copy",
+        /// The kernel's stack has the packets, and the kernel copies them: any interface can do that.
+        Skb = "skb",
     }
 }
 
@@ -61,9 +52,7 @@ impl AfXdpSpec {
             None => XdpMode::Auto,
             Some(value) => {
                 let found = value.unwrap_or_default();
-                let mode = XdpMode::ALL.iter().find(|(_, name)| *name == found);
-                mode.map(|(mode, _)| *mode)
-                    .ok_or_else(|| format!("mode={found}: expected auto, zc, copy or skb"))?
+                XdpMode::find(found).ok_or_else(|| format!("mode={found}: expected auto, zc, copy or skb"))?
             }
         };
         let ring_size: u32 = narrow(options.number("ring_size", RING_SIZE.into(), 64..=32768)?);

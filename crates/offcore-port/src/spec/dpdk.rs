@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use offcore_stats::named;
+
 use super::{Options, first, inner, narrow, unless};
 
 /// `dpdk:`.
@@ -24,30 +26,17 @@ pub struct DpdkSpec {
     pub args: Option<String>,
 }
 
-/// What a device hashes to choose a packet's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hash {
-    /// Addresses.
-    Ip,
-    /// Addresses and ports of TCP.
-    Tcp,
-    /// Addresses and ports of UDP.
-    Udp,
-    /// Addresses and ports of SCTP.
-    Sctp,
-}
-
-impl Hash {
-    const ALL: [Self; 4] = [Self::Ip, Self::Tcp, Self::Udp, Self::Sctp];
-
-    /// As it is written.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ip => "ip",
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        }
+named! {
+    /// What a device hashes to choose a packet's queue.
+    pub enum Hash {
+        /// Addresses.
+        Ip = "ip",
+        /// Addresses and ports of TCP.
+        Tcp = "tcp",
+        /// Addresses and ports of UDP.
+        Udp = "udp",
+        /// Addresses and ports of SCTP.
+        Sctp = "sctp",
     }
 }
 
@@ -82,8 +71,7 @@ fn hashes(text: &str) -> Result<Vec<Hash>, String> {
         return Ok(Vec::new());
     }
     let hash = |name: &str| {
-        let found = Hash::ALL.into_iter().find(|hash| hash.name() == name);
-        found.ok_or_else(|| {
+        Hash::find(name).ok_or_else(|| {
             format!("rss={text}: expected off, or some of ip, tcp, udp, sctp as in rss=[ip,tcp]")
         })
     };

@@ -84,7 +84,10 @@ fn packets_of_a_failed_device_are_dropped() {
             side.cache.free_all(burst);
         }
         assert_eq!((came, rx.counters().dropped(DropReason::Failed)), (16, 64), "{fault:?}");
-        assert_eq!([FAILED, QUARANTINED].map(|which| rx.work.counter(which).value()), [1, 0]);
+        assert_eq!(
+            [WorkCount::Failed, WorkCount::Quarantined].map(|which| rx.work.counter(which as usize).value()),
+            [1, 0]
+        );
         assert!(tx.stop(&mut side.ctx()));
         all_are_back(pool, &mut side);
     }

@@ -10,8 +10,8 @@ fn stamp(flow: u16, number: u32) -> Stamp {
 }
 
 /// What arrivals of numbers of one flow count, told from all of them together.
-fn model(arrivals: &[(u16, u32)]) -> Counts {
-    let mut counts = Counts { received: arrivals.len() as u64, ..Counts::default() };
+fn model(arrivals: &[(u16, u32)]) -> Received {
+    let mut counts = Received { received: arrivals.len() as u64, ..Received::default() };
     for flow in 0..4 {
         let mut seen = BTreeSet::new();
         for &(_, number) in arrivals.iter().filter(|(of, _)| *of == flow) {
