@@ -24,10 +24,11 @@ use source::Source;
 const LONGEST: usize = 600;
 
 /// Where `unsafe` may be.
-const UNSAFE: [&str; 12] = [
+const UNSAFE: [&str; 13] = [
     "crates/offcore-stats/",
     "crates/offcore-mem/",
     "crates/offcore-ring/",
+    "crates/offcore-session/",
     "crates/offcore-dma/",
     "crates/offcore-dsa/",
     "crates/offcore-dpdk/",

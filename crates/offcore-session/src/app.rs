@@ -1,0 +1,235 @@
+//! The application's side of a session, over the shared layout alone: it needs the segments, mapped anywhere, and the
+//! place of the slot.
+//!
+//! A stack that stores nonsense makes bytes wrong or missing here; it makes nobody read or write outside of the mapped
+//! segments. Each direction has one reader or writer at a time; several threads or processes settle that among
+//! themselves.
+
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use crate::layout::{CAPACITY, Runs};
+use crate::memory::{Block, Memory, Place};
+use crate::slot::{Half, Map, Slot};
+use crate::sync::Ordering;
+
+/// Bytes side by side in shared memory. It hands out an address, not a slice: the other side may be writing there, if it
+/// does what it must not.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    address: NonNull<u8>,
+    len: usize,
+    memory: PhantomData<&'a Memory>,
+}
+
+impl Span<'_> {
+    /// First byte.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// Length in bytes, at least 1.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// The spans of a range, in order. A range of up to 64 KiB has two of them, or four when it goes from the small ring
+/// over to large blocks.
+#[derive(Debug)]
+pub struct Spans<'a> {
+    memory: &'a Memory,
+    map: Map,
+    runs: Runs,
+}
+
+impl<'a> Spans<'a> {
+    fn new(memory: &'a Memory, half: &Half, position: u64, len: usize) -> Self {
+        // An empty range is not looked up: without one the stack may be changing where the bytes are.
+        let map = if len == 0 { Map::EMPTY } else { half.map() };
+        Self { memory, map, runs: Runs::new(position, len, map.p0) }
+    }
+
+    fn none(memory: &'a Memory) -> Self {
+        Self { memory, map: Map::EMPTY, runs: Runs::new(0, 0, 0) }
+    }
+
+    fn find(&mut self) -> Option<Span<'a>> {
+        let run = self.runs.next()?;
+        let page = match run.entry {
+            None => self.map.small,
+            Some(at) => self.memory.entry(Place::new(self.map.table)?, at)?.load(Ordering::Relaxed),
+        };
+        let address = self.memory.address(Block::new(page)?, run.offset, run.len)?;
+        Some(Span { address, len: run.len, memory: PhantomData })
+    }
+}
+
+impl<'a> Iterator for Spans<'a> {
+    type Item = Span<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Span<'a>> {
+        let span = self.find();
+        if span.is_none() {
+            // Where there is no block the range ends.
+            self.runs = Runs::new(0, 0, 0);
+        }
+        span
+    }
+}
+
+/// Bytes between two positions; none when there would be more than a FIFO holds.
+fn between(from: u64, to: u64) -> usize {
+    usize::try_from(to.wrapping_sub(from)).ok().filter(|&len| len <= CAPACITY).unwrap_or(0)
+}
+
+/// Reads what a session has received.
+#[derive(Debug)]
+pub struct Reader {
+    memory: Arc<Memory>,
+    slot: Place,
+    head: u64,
+}
+
+impl Reader {
+    /// Reader of the session whose slot is at `slot`, from where the last reader has stopped. `None` when the slot is
+    /// not in the memory.
+    pub fn new(memory: Arc<Memory>, slot: Place) -> Option<Self> {
+        let head = memory.slot(slot)?.rx.index();
+        Some(Self { memory, slot, head })
+    }
+
+    /// The slot, for its state and flags.
+    pub fn slot(&self) -> Option<&Slot> {
+        self.memory.slot(self.slot)
+    }
+
+    /// How many bytes there are to be read.
+    #[inline]
+    pub fn available(&self) -> usize {
+        self.slot().map_or(0, |slot| between(self.head, slot.rx.edge()))
+    }
+
+    /// Where the bytes are that there are to be read, oldest first.
+    #[inline]
+    pub fn spans(&self) -> Spans<'_> {
+        let Some(slot) = self.slot() else { return Spans::none(&self.memory) };
+        Spans::new(&self.memory, &slot.rx, self.head, between(self.head, slot.rx.edge()))
+    }
+
+    /// Gives the `n` oldest bytes back to the stack, at most those that there are.
+    #[inline]
+    pub fn consume(&mut self, n: usize) {
+        self.head += n.min(self.available()) as u64;
+        if let Some(slot) = self.slot() {
+            slot.rx.set_index(self.head);
+        }
+    }
+
+    /// Copies bytes out and consumes them. Returns how many: fewer than asked for only when there are no more.
+    pub fn read(&mut self, to: &mut [u8]) -> usize {
+        let mut done = 0;
+        for span in self.spans() {
+            let rest = &mut to[done..];
+            let n = span.len.min(rest.len());
+            if n == 0 {
+                break;
+            }
+            // SAFETY: `n` bytes of a span, which is mapped, and of the caller's slice, which is not shared memory.
+            // copy-ok: what a read is; the application's core makes it
+            unsafe { ptr::copy_nonoverlapping(span.address.as_ptr(), rest.as_mut_ptr(), n) };
+            done += n;
+        }
+        if done > 0 {
+            self.consume(done);
+        }
+        done
+    }
+}
+
+/// Writes what a session is to send.
+#[derive(Debug)]
+pub struct Writer {
+    memory: Arc<Memory>,
+    slot: Place,
+    tail: u64,
+    /// Bytes that [`Writer::spans`] gave out; while there are any the stack does not take them back.
+    given: usize,
+}
+
+impl Writer {
+    /// Writer of the session whose slot is at `slot`, from where the last writer has stopped. `None` when the slot is
+    /// not in the memory.
+    pub fn new(memory: Arc<Memory>, slot: Place) -> Option<Self> {
+        let half = &memory.slot(slot)?.tx;
+        half.stop_writing();
+        let tail = half.index();
+        Some(Self { memory, slot, tail, given: 0 })
+    }
+
+    /// The slot, for its state and flags.
+    pub fn slot(&self) -> Option<&Slot> {
+        self.memory.slot(self.slot)
+    }
+
+    /// How many bytes can be written now. The stack may take them back from a session that has been idle for long.
+    #[inline]
+    pub fn space(&self) -> usize {
+        self.slot().map_or(0, |slot| between(self.tail, slot.tx.limit()))
+    }
+
+    /// How many written bytes the stack has not yet freed.
+    pub fn unacknowledged(&self) -> usize {
+        self.slot().map_or(0, |slot| between(slot.tx.edge(), self.tail))
+    }
+
+    /// Where up to `max` bytes can be written, in order. They are the application's until [`Writer::commit`], which must
+    /// follow, be it with 0.
+    pub fn spans(&mut self, max: usize) -> Spans<'_> {
+        self.given = 0;
+        let Some(slot) = self.memory.slot(self.slot) else { return Spans::none(&self.memory) };
+        let limit = slot.tx.start_writing();
+        self.given = between(self.tail, limit).min(max);
+        if self.given == 0 {
+            slot.tx.stop_writing();
+        }
+        Spans::new(&self.memory, &slot.tx, self.tail, self.given)
+    }
+
+    /// Shows the stack the first `n` bytes of [`Writer::spans`], at most all of them, and gives it the others back.
+    #[inline]
+    pub fn commit(&mut self, n: usize) {
+        self.tail += n.min(self.given) as u64;
+        self.given = 0;
+        if let Some(slot) = self.slot() {
+            slot.tx.set_index(self.tail);
+            slot.tx.stop_writing();
+        }
+    }
+
+    /// Copies bytes in and commits them. Returns how many: fewer than given only when there is no more space.
+    pub fn write(&mut self, from: &[u8]) -> usize {
+        let mut done = 0;
+        for span in self.spans(from.len()) {
+            let rest = &from[done..];
+            let n = span.len.min(rest.len());
+            // SAFETY: `n` bytes of a span, which is mapped, and of the caller's slice, which is not shared memory.
+            // copy-ok: what a write is; the application's core makes it
+            unsafe { ptr::copy_nonoverlapping(rest.as_ptr(), span.address.as_ptr(), n) };
+            done += n;
+        }
+        self.commit(done);
+        done
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.given > 0 {
+            self.commit(0);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Wholes that are cut into up to 16 equal parts, and lists of those that have free ones. All of it is private memory;
+//! every function takes a few steps, however many wholes there are.
+
+const NONE: u32 = u32::MAX;
+
+/// A whole, by its number.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cut {
+    /// A bit for each free part.
+    free: u16,
+    /// Neighbours in the list that it is in, if it has a free part.
+    next: u32,
+    previous: u32,
+}
+
+/// The wholes of one kind that have free parts, the one that got its first free part last in front.
+#[derive(Debug)]
+pub(super) struct List {
+    first: u32,
+    /// One bit for each part of a whole of this kind.
+    all: u16,
+}
+
+impl List {
+    /// Of wholes that are cut into `parts`.
+    pub(super) fn new(parts: u32) -> Self {
+        Self { first: NONE, all: u16::MAX >> (16 - parts) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+}
+
+/// The wholes.
+#[derive(Debug, Default)]
+pub(super) struct Cuts {
+    wholes: Vec<Cut>,
+}
+
+impl Cuts {
+    /// Makes room for `n` wholes more.
+    pub(super) fn add(&mut self, n: usize) {
+        self.wholes.resize(self.wholes.len() + n, Cut::default());
+    }
+
+    /// Cuts a whole; the parts in `without` are never given out.
+    pub(super) fn cut(&mut self, list: &mut List, whole: u32, without: u16) {
+        debug_assert_eq!(self.wholes[whole as usize].free, 0);
+        self.wholes[whole as usize].free = list.all & !without;
+        self.link(list, whole);
+    }
+
+    /// A free part of the list's first whole: the whole, and the number of the part.
+    pub(super) fn take(&mut self, list: &mut List) -> Option<(u32, u32)> {
+        let whole = list.first;
+        let cut = self.wholes.get_mut(whole as usize)?;
+        let part = cut.free.trailing_zeros();
+        cut.free &= cut.free - 1;
+        if cut.free == 0 {
+            self.unlink(list, whole);
+        }
+        Some((whole, part))
+    }
+
+    /// Takes a part back. `true`: all parts are free, and it is no longer cut, but a whole.
+    pub(super) fn give(&mut self, list: &mut List, whole: u32, part: u32) -> bool {
+        let cut = &mut self.wholes[whole as usize];
+        let bit = 1 << part;
+        debug_assert!(cut.free & bit == 0 && list.all & bit != 0, "part {part} of {whole} is given twice");
+        let first = cut.free == 0;
+        cut.free |= bit;
+        let complete = cut.free == list.all;
+        if first {
+            self.link(list, whole);
+        }
+        if complete {
+            self.unlink(list, whole);
+            self.wholes[whole as usize].free = 0;
+        }
+        complete
+    }
+
+    fn link(&mut self, list: &mut List, whole: u32) {
+        let next = std::mem::replace(&mut list.first, whole);
+        let cut = &mut self.wholes[whole as usize];
+        (cut.next, cut.previous) = (next, NONE);
+        if let Some(next) = self.wholes.get_mut(next as usize) {
+            next.previous = whole;
+        }
+    }
+
+    fn unlink(&mut self, list: &mut List, whole: u32) {
+        let Cut { next, previous, .. } = self.wholes[whole as usize];
+        match self.wholes.get_mut(previous as usize) {
+            Some(previous) => previous.next = next,
+            None => list.first = next,
+        }
+        if let Some(next) = self.wholes.get_mut(next as usize) {
+            next.previous = previous;
+        }
+    }
+}

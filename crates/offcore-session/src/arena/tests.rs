@@ -1,0 +1,104 @@
+//! Blocks, slots and tables come, go and come again.
+
+use std::collections::HashSet;
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+fn all<T>(mut take: impl FnMut() -> Option<T>) -> Vec<T> {
+    std::iter::from_fn(&mut take).collect()
+}
+
+#[test]
+fn every_page_but_the_first_is_given_out_once() {
+    let mut arena = Arena::new(MIB).unwrap();
+    let free = arena.free();
+    assert_eq!(free, Free { large: 15, small: 15 });
+    let large = all(|| arena.take_large());
+    let small = all(|| arena.take_small());
+    assert_eq!((large.len(), small.len()), (15, 15));
+    let pages: HashSet<u32> = large
+        .iter()
+        .flat_map(|block| block.page()..block.page() + 16)
+        .chain(small.iter().map(|b| b.page()))
+        .collect();
+    assert_eq!(pages, (1..256).collect());
+    assert!(large.iter().all(|&block| arena.address(block).addr().get().is_multiple_of(SMALL)));
+    large.into_iter().for_each(|block| arena.give_large(block));
+    small.into_iter().for_each(|block| arena.give_small(block));
+    assert_eq!(arena.free(), free);
+}
+
+#[test]
+fn small_blocks_become_large_again() {
+    let mut arena = Arena::new(MIB).unwrap();
+    let mut small = all(|| arena.take_small());
+    assert_eq!(small.len(), 255);
+    // In an order that goes through all lists.
+    small.sort_by_key(|block| block.page().wrapping_mul(0x9E37_79B9));
+    small.into_iter().for_each(|block| arena.give_small(block));
+    assert_eq!(arena.free(), Free { large: 15, small: 15 });
+    assert_eq!(all(|| arena.take_large()).len(), 15);
+}
+
+#[test]
+fn slots_and_tables_do_not_overlap() {
+    let mut arena = Arena::new(2 * LARGE).unwrap();
+    let free = arena.free();
+    let slots: Vec<Place> = (0..21).map(|_| arena.take_slot().unwrap()).collect();
+    let tables: Vec<Place> = (0..9).map(|_| arena.take_table().unwrap()).collect();
+    let units: HashSet<u32> = slots
+        .iter()
+        .map(|p| p.number())
+        .chain(tables.iter().flat_map(|p| [p.number(), p.number() + 1]))
+        .collect();
+    assert_eq!(units.len(), 21 + 2 * 9);
+    assert_eq!(arena.free().small, free.small - 3 - 3);
+    assert!(arena.take_slot().is_some_and(|place| arena.slot(place).state() == 0));
+    let more = all(|| arena.take_table());
+    assert_eq!(arena.free(), Free { large: 0, small: 0 });
+    arena.give_slot(Place::new(slots[20].number() + 1).unwrap());
+    slots.into_iter().for_each(|place| arena.give_slot(place));
+    tables.into_iter().chain(more).for_each(|place| arena.give_table(place));
+    assert_eq!(arena.free(), free);
+}
+
+#[test]
+fn the_reserve_is_for_who_asks_for_it() {
+    let mut arena = Arena::new(MIB).unwrap();
+    arena.reserve(4);
+    let mut large = all(|| arena.take_large());
+    assert_eq!(large.len(), 11);
+    assert_eq!(all(|| arena.take_small()).len(), 15, "no large block of the reserve is cut");
+    large.push(arena.take_reserved().unwrap());
+    arena.give_large(large.pop().unwrap());
+    assert!(arena.take_large().is_none(), "what is given back fills the reserve first");
+    arena.give_large(large.pop().unwrap());
+    assert!(arena.take_large().is_some());
+    assert_eq!(all(|| arena.take_reserved()).len(), 4);
+    assert!(arena.small_of(Share::Reserved).is_none());
+}
+
+#[test]
+fn an_arena_grows_up_to_its_limit_and_outlives_itself() {
+    let mut arena = Arena::new(SEGMENT + LARGE).unwrap();
+    assert_eq!(arena.free().large, SEGMENT / LARGE - 1);
+    let view = Arc::clone(arena.memory());
+    assert!(arena.grow().unwrap());
+    assert!(!arena.grow().unwrap());
+    let far = arena.take_large().unwrap();
+    assert_eq!(far.page() as usize, PAGES);
+    // The segment is seen by who had the memory before it grew, and is mapped after the arena has gone.
+    drop(arena);
+    let address = view.address(far, LARGE - 1, 1).unwrap();
+    // SAFETY: one byte of a block in a segment that `view` keeps mapped.
+    unsafe {
+        address.write_volatile(7);
+        assert_eq!(address.read_volatile(), 7);
+    }
+    assert!(view.address(far, LARGE, 2 * MIB).is_none());
+    // A place or a block outside of all segments has no address.
+    assert!(view.slot(Place::new(u32::MAX).unwrap()).is_none());
+    assert!(view.address(Block::new(u32::MAX).unwrap(), 0, 1).is_none());
+}

@@ -1,0 +1,357 @@
+//! The stack's side of one direction of a session. All that it decides by is private memory.
+//!
+//! ```text
+//!              released       edge            end
+//!                 |   data     |  covered      |
+//!   freed blocks  |            |  by blocks    |  no blocks
+//!   rx:           head         committed tail  last byte that has a block, out of order ones included
+//!   tx:           acknowledged tail seen       limit
+//! ```
+//! A FIFO is in one of three states:
+//!
+//! * **Empty**: no block, nothing between `released` and `end`. It costs this struct.
+//! * **Small**: one block of 4 KiB is a ring for all positions. Its room counts from the last position that was
+//!   released while no copy was in flight: what a copy reads or writes is not given out again.
+//! * **Large**: from a position `p0` on there are blocks of 64 KiB, in a table of 256, where and when they are needed.
+//!   Positions below `p0` are in the small ring as before; its block is freed when `p0` is released.
+//!
+//! **From small to large.** A range that the ring has no room for makes the FIFO large, with `p0 = end`: no position
+//! that has a block changes its place, so what either side reads or writes meanwhile stays where it is. For the
+//! application all that it has seen is below `p0`; it looks at `p0` and the table again before it uses a later edge
+//! or limit. An empty FIFO becomes large at once when the first range does not fit; then it has no small block.
+//!
+//! **Back to empty**, and from there to small, only when nothing is between `released` and `end` and no copy is in
+//! flight: [`Fifo::shrink`]. The application, too, then has no position to look up: of a reader head and tail are the
+//! same. A writer may have a limit beyond its tail; the stack takes that back first, as [`crate::slot`] says, and
+//! leaves the FIFO alone when the writer is at it.
+
+mod rx;
+mod tx;
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use crate::arena::{Arena, Share};
+use crate::layout::{CAPACITY, NEVER, Runs, SMALL, block_number, entry};
+use crate::memory::{Block, Place};
+use crate::slot::{Half, Map, Slot};
+use crate::table::Table;
+
+/// What an application has stored in its slot and must not have: its session is to be reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
+pub enum Misuse {
+    /// head {found} of the receive direction: expected {from} to {to}
+    Head { found: u64, from: u64, to: u64 },
+    /// tail {found} of the transmit direction: expected {from} to {to}
+    Tail { found: u64, from: u64, to: u64 },
+}
+
+/// A direction of a session: [`Rx`] or [`Tx`].
+pub trait Direction: sealed::Half {}
+
+/// Receive: the stack produces, the application consumes.
+#[derive(Debug)]
+pub enum Rx {}
+
+/// Transmit: the application produces, the stack consumes.
+#[derive(Debug)]
+pub enum Tx {}
+
+impl Direction for Rx {}
+impl Direction for Tx {}
+
+mod sealed {
+    /// Which half of the slot it is.
+    pub trait Half {
+        #[doc(hidden)]
+        const RX: bool;
+    }
+    impl Half for super::Rx {
+        const RX: bool = true;
+    }
+    impl Half for super::Tx {
+        const RX: bool = false;
+    }
+}
+
+/// One direction of a session, on the stack's side. Its blocks go back to the arena by [`Fifo::shrink`] or
+/// [`Fifo::discard`], not when it is dropped.
+#[derive(Debug)]
+pub struct Fifo<D> {
+    released: u64,
+    edge: u64,
+    end: u64,
+    p0: u64,
+    /// The small ring has room up to 4096 bytes beyond this.
+    room_from: u64,
+    /// `Some` exactly when there is a `p0`.
+    table: Option<Box<Table>>,
+    small: Option<Block>,
+    /// Copies in flight to or from the small block.
+    holds: u32,
+    slot: Place,
+    /// The session is over: the slot may be another's.
+    discarded: bool,
+    direction: PhantomData<D>,
+}
+
+// Ten thousand idle sessions have two of these each.
+const _: () = assert!(size_of::<Fifo<Rx>>() <= 64);
+
+impl<D: Direction> Fifo<D> {
+    /// The direction of a new session whose slot is at `slot`, empty.
+    pub fn new(slot: Place) -> Self {
+        Self {
+            released: 0,
+            edge: 0,
+            end: 0,
+            p0: NEVER,
+            room_from: 0,
+            table: None,
+            small: None,
+            holds: 0,
+            slot,
+            discarded: false,
+            direction: PhantomData,
+        }
+    }
+
+    /// Whether it has no blocks.
+    pub fn is_empty(&self) -> bool {
+        self.small.is_none() && self.table.is_none()
+    }
+
+    /// The position up to which bytes are no longer needed: consumed, or acknowledged.
+    #[inline(always)]
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
+    /// The position up to which there is data: committed, or written by the application as far as the stack has seen.
+    #[inline(always)]
+    pub fn edge(&self) -> u64 {
+        self.edge
+    }
+
+    /// The position after the last byte that has had a block; the limit of the transmit direction.
+    #[inline(always)]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Where the `len` bytes from `position` on are, in order: addresses and lengths in bytes. The range lies between
+    /// [`Fifo::released`] and [`Fifo::end`] and has blocks; the list ends where there is none. At most two pieces for
+    /// 64 KiB, or four where the range begins in the small ring and ends in large blocks.
+    #[inline]
+    pub fn pieces<'a>(
+        &'a self,
+        arena: &'a Arena,
+        position: u64,
+        len: usize,
+    ) -> impl Iterator<Item = (NonNull<u8>, usize)> + 'a {
+        debug_assert!(self.has(position, len));
+        Runs::new(position, len, self.p0).map_while(|run| {
+            let block = match run.entry {
+                None => self.small?,
+                Some(at) => self.table.as_ref()?.block(at)?,
+            };
+            Some((arena.memory().address(block, run.offset, run.len)?, run.len))
+        })
+    }
+
+    /// Counts a copy in flight to or from these bytes, which have blocks: the blocks stay until [`Fifo::unhold`],
+    /// whatever is released.
+    #[inline]
+    pub fn hold(&mut self, position: u64, len: usize) {
+        debug_assert!(self.has(position, len));
+        for run in Runs::new(position, len, self.p0) {
+            match (run.entry, &mut self.table) {
+                (None, _) => self.holds += 1,
+                (Some(at), Some(table)) => table.hold(at),
+                (Some(_), None) => debug_assert!(false, "a position from p0 on, and no table"),
+            }
+        }
+    }
+
+    /// The copy is over: the same range as in [`Fifo::hold`].
+    #[inline]
+    pub fn unhold(&mut self, arena: &mut Arena, position: u64, len: usize) {
+        for run in Runs::new(position, len, self.p0) {
+            match (run.entry, &mut self.table) {
+                (None, _) => self.holds -= 1,
+                (Some(at), Some(table)) => {
+                    if let Some(block) = table.unhold(at) {
+                        self.free(arena, at, block);
+                    }
+                }
+                (Some(_), None) => debug_assert!(false, "a position from p0 on, and no table"),
+            }
+        }
+        self.settle(arena);
+    }
+
+    /// Gives all blocks back, the session being over: the application has let go of it, or is not to be considered.
+    /// Blocks that copies in flight hold go back with the last of them, by [`Fifo::unhold`]; [`Fifo::is_empty`] says
+    /// when. The slot is not written to any more.
+    pub fn discard(&mut self, arena: &mut Arena) {
+        self.discarded = true;
+        self.edge = self.end;
+        self.release(arena, self.end);
+        // The last block is not wholly below the end.
+        self.free_blocks(arena, block_number(self.end), block_number(self.end));
+        self.settle(arena);
+    }
+
+    fn half<'a>(&self, arena: &'a Arena) -> &'a Half {
+        let slot: &Slot = arena.slot(self.slot);
+        if D::RX { &slot.rx } else { &slot.tx }
+    }
+
+    /// Whether a range has been covered and is not released.
+    fn has(&self, position: u64, len: usize) -> bool {
+        position >= self.released && position.checked_add(len as u64).is_some_and(|end| end <= self.end)
+    }
+
+    fn is_held(&self) -> bool {
+        self.holds > 0 || self.table.as_ref().is_some_and(|table| table.held > 0)
+    }
+
+    /// Makes blocks exist for a range, all or none.
+    #[inline]
+    fn make(&mut self, arena: &mut Arena, position: u64, len: usize, share: Share) -> bool {
+        let Some(end) = position.checked_add(len as u64) else { return false };
+        if position < self.released || end - self.released > CAPACITY as u64 || self.discarded {
+            return false;
+        }
+        let made = if len == 0 {
+            return true;
+        } else if self.table.is_none() && end - self.room_from <= SMALL as u64 {
+            self.make_small(arena, share)
+        } else {
+            self.make_large(arena, position, end, share)
+        };
+        if made {
+            self.end = self.end.max(end);
+        }
+        made
+    }
+
+    fn make_small(&mut self, arena: &mut Arena, share: Share) -> bool {
+        if self.small.is_some() {
+            return true;
+        }
+        self.small = arena.small_of(share);
+        if self.small.is_some() {
+            self.describe(arena);
+        }
+        self.small.is_some()
+    }
+
+    fn make_large(&mut self, arena: &mut Arena, position: u64, end: u64, share: Share) -> bool {
+        let fresh = self.table.is_none();
+        let p0 = if fresh { self.end } else { self.p0 };
+        if end <= p0 {
+            // Below p0 all that is not released has the small block.
+            return true;
+        }
+        let (first, last) = (block_number(position.max(p0)), block_number(end - 1));
+        let Some(mut table) = self.table.take().or_else(|| arena.take_tables(share)) else { return false };
+        let filled = fill(&mut table, arena, first, last, share);
+        if fresh && !filled {
+            arena.give_tables(table);
+            return false;
+        }
+        self.table = Some(table);
+        if fresh {
+            self.p0 = p0;
+            self.describe(arena);
+        }
+        filled
+    }
+
+    /// Tells the application where the bytes are. It looks when it sees a later edge or limit.
+    fn describe(&self, arena: &Arena) {
+        self.half(arena).describe(Map {
+            p0: self.p0,
+            small: self.small.map_or(0, Block::page),
+            table: self.table.as_ref().map_or(0, |table| table.place.number()),
+        });
+    }
+
+    /// Frees the blocks that are wholly below `upto`, which is at most `edge`.
+    #[inline]
+    fn release(&mut self, arena: &mut Arena, upto: u64) {
+        debug_assert!(self.released <= upto && upto <= self.edge);
+        let (first, next) = (block_number(self.released.max(self.p0)), block_number(upto));
+        self.released = upto;
+        if self.table.is_some() && first < next {
+            self.free_blocks(arena, first, next - 1);
+        }
+        self.settle(arena);
+    }
+
+    /// Frees the blocks of these numbers, now or with the last copy. At most a table of them.
+    fn free_blocks(&mut self, arena: &mut Arena, first: u64, last: u64) {
+        for number in first..=last {
+            let at = entry(number);
+            if let Some(block) = self.table.as_mut().and_then(|table| table.release(at)) {
+                self.free(arena, at, block);
+            }
+        }
+    }
+
+    fn free(&self, arena: &mut Arena, at: usize, block: Block) {
+        if let Some(table) = &self.table {
+            arena.show(table.place, at, None);
+        }
+        arena.give_large(block);
+    }
+
+    /// What becomes possible when positions have been released or a copy is over.
+    #[inline]
+    fn settle(&mut self, arena: &mut Arena) {
+        if self.holds == 0 {
+            self.room_from = self.released;
+            if self.released >= self.p0 || self.discarded {
+                // The slot may go on naming it: the application is past p0.
+                self.small.take().into_iter().for_each(|block| arena.give_small(block));
+            }
+        }
+        if self.discarded && self.table.as_ref().is_some_and(|table| table.blocks == 0) {
+            self.table.take().into_iter().for_each(|table| arena.give_tables(table));
+        }
+    }
+
+    /// Back to empty: nothing is between `released` and `edge`, and nothing is held.
+    fn clear(&mut self, arena: &mut Arena) {
+        if self.table.is_some() {
+            let first = block_number(self.released.max(self.p0));
+            self.free_blocks(arena, first, block_number(self.end));
+        }
+        self.small.take().into_iter().for_each(|block| arena.give_small(block));
+        self.table.take().into_iter().for_each(|table| arena.give_tables(table));
+        self.p0 = NEVER;
+        self.end = self.edge;
+        self.describe(arena);
+    }
+}
+
+/// Puts blocks into the table's entries for blocks `first` to `last` that have none, all or none.
+fn fill(table: &mut Table, arena: &mut Arena, first: u64, last: u64, share: Share) -> bool {
+    let Some(missing) = table.missing(first, last) else { return false };
+    if missing == 0 {
+        return true;
+    }
+    if missing > arena.left(share) {
+        return false;
+    }
+    for at in (first..=last).map(entry) {
+        if table.block(at).is_none()
+            && let Some(block) = arena.large_of(share)
+        {
+            table.put(at, block);
+            arena.show(table.place, at, Some(block));
+        }
+    }
+    true
+}

@@ -1,0 +1,106 @@
+//! Where a position of a stream is: which block, and where in it.
+//!
+//! A position is an offset in the stream of bytes, from 0 on. It is in the small ring exactly when it is below `p0`:
+//! byte `position % 4096` of the small block. From `p0` on it is byte `position % 65536` of the large block in entry
+//! `position / 65536 % 256` of the table. Both sides compute it from the same three words of the slot.
+
+/// Bytes of a small block, and of a page.
+pub const SMALL: usize = 4096;
+/// Bytes of a large block.
+pub const LARGE: usize = 1 << LARGE_SHIFT;
+/// Large blocks that a FIFO's table has entries for.
+pub const TABLE: usize = 256;
+/// Bytes that a FIFO holds at most: one block less than the table has entries, since a range that begins inside a
+/// block touches one more.
+pub const CAPACITY: usize = (TABLE - 1) * LARGE;
+/// The `p0` of a FIFO that has no large blocks: every position is below it.
+pub const NEVER: u64 = u64::MAX;
+
+const LARGE_SHIFT: u32 = 16;
+
+/// The number of the large block that holds `position`: its entry in the table is this modulo [`TABLE`].
+#[inline(always)]
+pub(crate) fn block_number(position: u64) -> u64 {
+    position >> LARGE_SHIFT
+}
+
+/// The entry of the table for the large block of that number.
+#[inline(always)]
+pub(crate) fn entry(number: u64) -> usize {
+    number as usize % TABLE
+}
+
+/// Bytes of a stream that lie side by side in one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Entry of the table; `None` is the small block.
+    pub(crate) entry: Option<usize>,
+    /// First byte in the block.
+    pub(crate) offset: usize,
+    /// Bytes, at least 1; `offset + len` is at most the block's length.
+    pub(crate) len: usize,
+}
+
+/// The runs of a range, in order. A range of up to 64 KiB has two of them, or four when `p0` is inside.
+#[derive(Clone, Debug)]
+pub(crate) struct Runs {
+    position: u64,
+    left: usize,
+    p0: u64,
+}
+
+impl Runs {
+    /// The runs of `len` bytes from `position` on.
+    #[inline(always)]
+    pub(crate) fn new(position: u64, len: usize, p0: u64) -> Self {
+        Self { position, left: len, p0 }
+    }
+}
+
+impl Iterator for Runs {
+    type Item = Run;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Run> {
+        if self.left == 0 {
+            return None;
+        }
+        let run = if self.position < self.p0 {
+            let offset = self.position as usize % SMALL;
+            let below = usize::try_from(self.p0 - self.position).unwrap_or(usize::MAX);
+            Run { entry: None, offset, len: self.left.min(SMALL - offset).min(below) }
+        } else {
+            let offset = self.position as usize % LARGE;
+            let entry = entry(block_number(self.position));
+            Run { entry: Some(entry), offset, len: self.left.min(LARGE - offset) }
+        };
+        self.left -= run.len;
+        // The application's side computes with what it read from shared memory: nonsense may wrap, but not panic.
+        self.position = self.position.wrapping_add(run.len as u64);
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(position: u64, len: usize, p0: u64) -> Vec<(Option<usize>, usize, usize)> {
+        Runs::new(position, len, p0).map(|run| (run.entry, run.offset, run.len)).collect()
+    }
+
+    #[test]
+    fn ranges_are_cut_where_blocks_end() {
+        assert_eq!(runs(0, 0, 0), []);
+        assert_eq!(runs(4000, 200, NEVER), [(None, 4000, 96), (None, 0, 104)]);
+        assert_eq!(runs(65_000, 65_536, 0), [(Some(0), 65_000, 536), (Some(1), 0, 65_000)]);
+        assert_eq!(runs((256 << 16) + 5, 1, 7), [(Some(0), 5, 1)]);
+        let across = [(None, 4090, 6), (None, 0, 10), (Some(1), 10, 65_526), (Some(2), 0, 4)];
+        assert_eq!(runs(65_536 - 6, 65_546, 65_536 + 10), across);
+    }
+
+    #[test]
+    fn positions_at_the_end_of_the_numbers_wrap() {
+        assert_eq!(Runs::new(u64::MAX, CAPACITY, 3).map(|run| run.len).sum::<usize>(), CAPACITY);
+    }
+}

@@ -1,0 +1,224 @@
+//! The shared slot of a session: 512 bytes that the stack and the application talk through.
+//!
+//! All numbers are in the machine's byte order. Positions are offsets in a stream, from 0 on.
+//!
+//! | offset | bytes | written by | what |
+//! |--:|--:|---|---|
+//! | 0 | 4 | stack | `state`: what the session is, by the stack's numbering |
+//! | 4 | 4 | stack | `flags`: what has happened to it |
+//! | 64 | 128 | | receive direction: the stack produces, the application consumes |
+//! | 192 | 128 | | transmit direction: the application produces, the stack consumes |
+//! | 320 | 192 | | reserved, 0 |
+//!
+//! A direction is two cache lines; each has one writer:
+//!
+//! | offset | bytes | written by | what |
+//! |--:|--:|---|---|
+//! | 0 | 8 | stack | `edge`: receive: the tail, up to which there is data; transmit: the head, up to which it is freed |
+//! | 8 | 8 | stack | `limit`: transmit: the position up to which there are blocks to write to |
+//! | 16 | 8 | stack | `p0`: the first position in large blocks; [`NEVER`] while there are none |
+//! | 24 | 4 | stack | `small`: the page of the small block, or 0 |
+//! | 28 | 4 | stack | `table`: the place of the table, or 0 |
+//! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
+//! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
+//!
+//! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
+//! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only when that shows that
+//! there are bytes. So it knows `p0` and the table before it sees a position beyond `p0`.
+//!
+//! **Taking back.** `limit` goes back in one case only: nothing is in the FIFO, and its blocks are wanted elsewhere.
+//! The application may be about to write to them, so each side stores its word, executes a full fence, and looks at the
+//! other's: either the application sees the lower limit, or the stack sees `writing` and leaves the blocks where they
+//! are.
+//!
+//! The stack loads `index` and `writing` and nothing else, and never what it has stored itself.
+
+#[cfg(all(loom, test))]
+mod loom_model;
+
+use crate::layout::NEVER;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bytes of a slot.
+pub const SLOT: usize = 512;
+
+/// A session's slot. Every byte is part of an atomic: a reference to it says nothing about who else writes to it.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot {
+    state: AtomicU32,
+    flags: AtomicU32,
+    reserved: [AtomicU32; 14],
+    pub(crate) rx: Half,
+    pub(crate) tx: Half,
+    rest: [AtomicU32; 48],
+}
+
+/// One direction of a slot.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Half {
+    edge: AtomicU64,
+    limit: AtomicU64,
+    p0: AtomicU64,
+    small: AtomicU32,
+    table: AtomicU32,
+    stack_rest: [AtomicU64; 4],
+    index: AtomicU64,
+    writing: AtomicU32,
+    app_rest: [AtomicU32; 13],
+}
+
+// Loom's atomics are larger than what they stand for.
+#[cfg(not(all(loom, test)))]
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<Slot>() == SLOT);
+    assert!(offset_of!(Slot, state) == 0 && offset_of!(Slot, flags) == 4);
+    assert!(offset_of!(Slot, rx) == 64 && offset_of!(Slot, tx) == 192 && offset_of!(Slot, rest) == 320);
+    assert!(size_of::<Half>() == 128);
+    assert!(offset_of!(Half, edge) == 0 && offset_of!(Half, limit) == 8 && offset_of!(Half, p0) == 16);
+    assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
+    assert!(offset_of!(Half, index) == 64 && offset_of!(Half, writing) == 72);
+};
+
+/// Where the bytes of a direction are: see [`crate::layout`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Map {
+    pub(crate) p0: u64,
+    /// Page of the small block, or 0.
+    pub(crate) small: u32,
+    /// Place of the table, or 0.
+    pub(crate) table: u32,
+}
+
+impl Map {
+    /// Of a FIFO that has no blocks.
+    pub(crate) const EMPTY: Self = Self { p0: NEVER, small: 0, table: 0 };
+}
+
+impl Slot {
+    /// The session's state, by the stack's numbering: for the application.
+    pub fn state(&self) -> u32 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    /// Shows the application another state, after all that was committed before.
+    pub fn set_state(&self, state: u32) {
+        self.state.store(state, Ordering::Release);
+    }
+
+    /// What has happened to the session, by the stack's numbering: for the application.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Acquire)
+    }
+
+    /// Shows the application other flags, after all that was committed before.
+    pub fn set_flags(&self, flags: u32) {
+        self.flags.store(flags, Ordering::Release);
+    }
+
+    /// Makes it the slot of a new session: nothing in either direction, no blocks.
+    pub(crate) fn reset(&self) {
+        for word in [&self.state, &self.flags].into_iter().chain(&self.reserved).chain(&self.rest) {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.rx.reset();
+        self.tx.reset();
+    }
+}
+
+impl Half {
+    fn reset(&self) {
+        for word in [&self.edge, &self.limit, &self.index].into_iter().chain(&self.stack_rest) {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.writing].into_iter().chain(&self.app_rest) {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.describe(Map::EMPTY);
+    }
+
+    /// The stack says where the bytes are; the application looks after the next [`Half::publish`] or [`Half::allow`].
+    #[inline]
+    pub(crate) fn describe(&self, map: Map) {
+        self.p0.store(map.p0, Ordering::Relaxed);
+        self.small.store(map.small, Ordering::Relaxed);
+        self.table.store(map.table, Ordering::Relaxed);
+    }
+
+    /// The stack publishes its edge, and with it all that it stored before.
+    #[inline(always)]
+    pub(crate) fn publish(&self, edge: u64) {
+        self.edge.store(edge, Ordering::Release);
+    }
+
+    /// The stack lets the application write up to `limit`.
+    #[inline(always)]
+    pub(crate) fn allow(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Release);
+    }
+
+    /// The application's index, as it is now: not checked.
+    #[inline(always)]
+    pub(crate) fn index(&self) -> u64 {
+        self.index.load(Ordering::Acquire)
+    }
+
+    /// The stack takes back what lies between `tail`, as far as it has seen data, and `limit`. `false`: the application
+    /// is writing or has written, and keeps it.
+    pub(crate) fn revoke(&self, tail: u64, limit: u64) -> bool {
+        self.limit.store(tail, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // Loaded before the tail: who has stopped writing has stored the tail before.
+        let writing = self.writing.load(Ordering::Acquire) != 0;
+        if writing || self.index.load(Ordering::Acquire) != tail {
+            self.limit.store(limit, Ordering::Release);
+            return false;
+        }
+        true
+    }
+
+    /// The stack's edge, for the application, and with it all that the stack stored before.
+    #[inline(always)]
+    pub(crate) fn edge(&self) -> u64 {
+        self.edge.load(Ordering::Acquire)
+    }
+
+    /// The limit, for the application. Between this and its use the stack may take it back, unless it lies between
+    /// [`Half::start_writing`] and [`Half::stop_writing`].
+    #[inline(always)]
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Acquire)
+    }
+
+    /// Where the bytes are, for the application: not checked.
+    #[inline(always)]
+    pub(crate) fn map(&self) -> Map {
+        Map {
+            p0: self.p0.load(Ordering::Relaxed),
+            small: self.small.load(Ordering::Relaxed),
+            table: self.table.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The application publishes its index, after its reads or writes below it.
+    #[inline(always)]
+    pub(crate) fn set_index(&self, index: u64) {
+        self.index.store(index, Ordering::Release);
+    }
+
+    /// The application begins to use what the limit gives it, until [`Half::stop_writing`]. Returns the limit.
+    #[inline(always)]
+    pub(crate) fn start_writing(&self) -> u64 {
+        self.writing.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.limit()
+    }
+
+    /// The application no longer uses what the limit gave it; it has published its index before.
+    #[inline(always)]
+    pub(crate) fn stop_writing(&self) {
+        self.writing.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,157 @@
+//! What the two sides of a slot store and load, in every interleaving; a loom cell stands for each byte of a block.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+
+impl Half {
+    fn new() -> Self {
+        let half = Self {
+            edge: AtomicU64::new(0),
+            limit: AtomicU64::new(0),
+            p0: AtomicU64::new(0),
+            small: AtomicU32::new(0),
+            table: AtomicU32::new(0),
+            stack_rest: std::array::from_fn(|_| AtomicU64::new(0)),
+            index: AtomicU64::new(0),
+            writing: AtomicU32::new(0),
+            app_rest: std::array::from_fn(|_| AtomicU32::new(0)),
+        };
+        half.reset();
+        half
+    }
+}
+
+/// A half, and its blocks: a small ring of two bytes and a large block.
+struct Direction {
+    half: Half,
+    small: [UnsafeCell<u64>; 2],
+    large: [UnsafeCell<u64>; 4],
+}
+
+// SAFETY: who may touch a byte is what the models check; loom reports two threads that do at once.
+unsafe impl Send for Direction {}
+// SAFETY: as above.
+unsafe impl Sync for Direction {}
+
+impl Direction {
+    fn new() -> Arc<Self> {
+        let cell = |_| UnsafeCell::new(u64::MAX);
+        Arc::new(Self {
+            half: Half::new(),
+            small: std::array::from_fn(cell),
+            large: std::array::from_fn(cell),
+        })
+    }
+
+    fn byte(&self, position: u64, p0: u64) -> &UnsafeCell<u64> {
+        if position < p0 { &self.small[position as usize % 2] } else { &self.large[position as usize] }
+    }
+
+    fn put(&self, position: u64, p0: u64) {
+        // SAFETY: loom checks that nobody else touches the byte.
+        self.byte(position, p0).with_mut(|byte| unsafe { *byte = position });
+    }
+
+    /// Reads what there is as a reader does, and returns its head.
+    fn read(&self, head: u64) -> u64 {
+        let edge = self.half.edge();
+        if edge == head {
+            thread::yield_now();
+            return head;
+        }
+        let map = self.half.map();
+        for position in head..edge {
+            assert!(if position < map.p0 { map.small != 0 } else { map.table != 0 });
+            // SAFETY: loom checks that nobody writes the byte.
+            self.byte(position, map.p0).with(|byte| assert_eq!(unsafe { *byte }, position));
+        }
+        self.half.set_index(edge);
+        edge
+    }
+}
+
+/// Small, then large while the reader may be at work, then empty and small again.
+#[test]
+fn a_reader_finds_every_byte_where_it_is() {
+    let mut model = loom::model::Builder::new();
+    // Two forced switches between the threads reach every pair of steps; without a bound the model takes hours.
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let stack = Direction::new();
+        let application = Arc::clone(&stack);
+        let thread = thread::spawn(move || {
+            let mut head = 0;
+            while head < 4 {
+                head = application.read(head);
+            }
+        });
+        stack.half.describe(Map { p0: NEVER, small: 1, table: 0 });
+        stack.put(0, NEVER);
+        stack.half.publish(1);
+        stack.half.describe(Map { p0: 1, small: 1, table: 2 });
+        stack.put(1, 1);
+        stack.half.publish(2);
+        while stack.half.index() != 2 {
+            thread::yield_now();
+        }
+        stack.half.describe(Map::EMPTY);
+        stack.half.describe(Map { p0: NEVER, small: 3, table: 0 });
+        stack.put(2, NEVER);
+        stack.half.publish(3);
+        stack.put(3, NEVER);
+        stack.half.publish(4);
+        thread.join().unwrap();
+    });
+}
+
+/// The stack takes back what an idle writer was granted, and uses it, while the writer may begin to write.
+#[test]
+fn what_is_taken_back_is_not_written_to() {
+    loom::model(|| {
+        let stack = Direction::new();
+        stack.half.describe(Map { p0: NEVER, small: 1, table: 0 });
+        stack.half.allow(1);
+        let application = Arc::clone(&stack);
+        let thread = thread::spawn(move || {
+            let written = application.half.start_writing() > 0;
+            if written {
+                application.put(0, NEVER);
+                application.half.set_index(1);
+            }
+            application.half.stop_writing();
+            written
+        });
+        let taken = stack.half.revoke(0, 1);
+        if taken {
+            stack.half.describe(Map::EMPTY);
+            stack.put(0, NEVER);
+        }
+        let written = thread.join().unwrap();
+        assert!(!(taken && written));
+        if written {
+            assert_eq!((stack.half.index(), stack.half.limit()), (1, 1));
+        }
+    });
+}
+
+/// The fences matter: without them both sides may take the block for theirs.
+#[test]
+#[should_panic(expected = "both")]
+fn without_fences_both_sides_have_it() {
+    loom::model(|| {
+        let stack = Direction::new();
+        stack.half.allow(1);
+        let application = Arc::clone(&stack);
+        let thread = thread::spawn(move || {
+            application.half.writing.store(1, Ordering::Relaxed);
+            application.half.limit() > 0
+        });
+        stack.half.limit.store(0, Ordering::Relaxed);
+        let taken = stack.half.writing.load(Ordering::Acquire) == 0;
+        let written = thread.join().unwrap();
+        assert!(!(taken && written), "both");
+    });
+}

@@ -1,0 +1,116 @@
+//! The stack's table of a FIFO's large blocks, and the spare ones.
+
+use crate::layout::{TABLE, entry};
+use crate::memory::{Block, Place};
+
+/// One entry: a block, and how many copies to or from it are in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    block: Option<Block>,
+    /// Copies in flight; the top bit says that the block has been released and is freed with the last of them.
+    holds: u32,
+}
+
+const DYING: u32 = 1 << 31;
+
+/// The large blocks of one FIFO. The application has a copy of the pages at `place`, which the stack never reads.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// The application's copy.
+    pub(crate) place: Place,
+    /// Entries that have a block.
+    pub(crate) blocks: u32,
+    /// Copies in flight, over all blocks.
+    pub(crate) held: u32,
+    entries: [Entry; TABLE],
+}
+
+impl Table {
+    /// How many of the blocks `first` to `last` are missing; `None` when an entry is taken by a block of an earlier
+    /// lap, which copies in flight still hold.
+    #[inline]
+    pub(crate) fn missing(&self, first: u64, last: u64) -> Option<usize> {
+        let mut missing = 0;
+        for number in first..=last {
+            let entry = self.entries[entry(number)];
+            if entry.holds & DYING != 0 {
+                return None;
+            }
+            missing += usize::from(entry.block.is_none());
+        }
+        Some(missing)
+    }
+
+    /// The block in entry `at`.
+    #[inline(always)]
+    pub(crate) fn block(&self, at: usize) -> Option<Block> {
+        self.entries[at].block
+    }
+
+    /// Puts a block into the empty entry `at`.
+    pub(crate) fn put(&mut self, at: usize, block: Block) {
+        debug_assert!(self.entries[at].block.is_none());
+        self.entries[at] = Entry { block: Some(block), holds: 0 };
+        self.blocks += 1;
+    }
+
+    /// Counts a copy in flight to or from the block of entry `at`.
+    #[inline(always)]
+    pub(crate) fn hold(&mut self, at: usize) {
+        debug_assert!(self.entries[at].block.is_some());
+        self.entries[at].holds += 1;
+        self.held += 1;
+    }
+
+    /// A copy is over. Returns the block when it has been released meanwhile: it is to be freed.
+    #[inline(always)]
+    pub(crate) fn unhold(&mut self, at: usize) -> Option<Block> {
+        let entry = &mut self.entries[at];
+        debug_assert!(entry.holds & !DYING > 0, "entry {at} is not held");
+        entry.holds -= 1;
+        self.held -= 1;
+        if entry.holds == DYING { self.remove(at) } else { None }
+    }
+
+    /// The block of entry `at` is no longer wanted. Returns it when it is to be freed now, and not with its last copy.
+    pub(crate) fn release(&mut self, at: usize) -> Option<Block> {
+        let entry = &mut self.entries[at];
+        entry.block?;
+        if entry.holds == 0 {
+            return self.remove(at);
+        }
+        entry.holds |= DYING;
+        None
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Block> {
+        self.blocks -= 1;
+        std::mem::take(&mut self.entries[at]).block
+    }
+}
+
+/// Tables that no FIFO uses, to be used again: memory is asked for only when more FIFOs are large than ever before.
+#[derive(Debug, Default)]
+pub(crate) struct Spare {
+    #[allow(clippy::vec_box, reason = "a FIFO has one word for its table")]
+    tables: Vec<Box<Table>>,
+}
+
+impl Spare {
+    /// An empty table, whose copy is at `place`.
+    pub(crate) fn take(&mut self, place: Place) -> Box<Table> {
+        match self.tables.pop() {
+            Some(mut table) => {
+                table.place = place;
+                table
+            }
+            None => Box::new(Table { place, blocks: 0, held: 0, entries: [Entry::default(); TABLE] }),
+        }
+    }
+
+    /// Takes an empty table back.
+    pub(crate) fn give(&mut self, table: Box<Table>) {
+        debug_assert!(table.blocks == 0 && table.held == 0);
+        self.tables.push(table);
+    }
+}
