@@ -99,12 +99,17 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     steps.programs("tests", programs(ours), JOBS);
     steps.tests("documented examples", cargo(&test).args(["--doc", "--no-fail-fast"]).args(features));
     // The checks that only debug builds make: one owner for each packet buffer, arithmetic that does not overflow.
-    let small = ["--package=offcore-mem", "--package=offcore-ring", "--package=offcore-dma"];
+    let small = [
+        "--package=offcore-mem",
+        "--package=offcore-ring",
+        "--package=offcore-session",
+        "--package=offcore-dma",
+    ];
     steps.tests("tests with debug assertions", cargo(&["test", "--no-fail-fast"]).args(small));
     steps.tests(
         "loom models",
         // What optimising loom itself would take is more than its models do.
-        cargo(&["test", "--package=offcore-ring", "--lib", "loom"])
+        cargo(&["test", "--package=offcore-ring", "--package=offcore-session", "--lib", "loom"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", project.target.join("loom")),
     );
