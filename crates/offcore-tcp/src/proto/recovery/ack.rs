@@ -1,0 +1,369 @@
+//! What an ACK does.
+
+use super::delivery::Delivery;
+use super::{GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
+
+/// SACK blocks of an ACK that are looked at: no more fit beside timestamps but one (RFC 2018, section 3). Each splits two
+/// runs at most.
+const BLOCKS: usize = 4;
+/// DupThresh of RFC 5681 and 8985.
+const THRESHOLD: u32 = 3;
+
+/// An ACK as far as recovery is concerned.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ack<'a> {
+    /// The next byte that the receiver expects.
+    pub una: u64,
+    /// SACK blocks, first byte and the one after the last, without the DSACK.
+    pub sacks: &'a [(u64, u64)],
+    /// What the receiver had twice (RFC 2883).
+    pub dsack: Option<(u64, u64)>,
+    /// The time since the segment was sent that the timestamp echoes, in microseconds.
+    pub rtt_sample: Option<u64>,
+    /// The ACK has ECE, and ECN was negotiated.
+    pub ece: bool,
+    /// The window it advertises is not the one before.
+    pub window_changed: bool,
+    /// It has payload, SYN or FIN.
+    pub has_data: bool,
+}
+
+/// What an ACK did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Acked {
+    /// Bytes that the cumulative ACK covers and the one before did not.
+    pub newly_acked: u64,
+    /// Bytes that SACK covers since this ACK.
+    pub newly_sacked: u64,
+    /// Bytes that are lost since this ACK.
+    pub lost: u64,
+    /// It showed that a reduction was for nothing, which is undone.
+    pub spurious: bool,
+    /// It ended a recovery.
+    pub recovered: bool,
+}
+
+impl Recovery {
+    /// An ACK has come. Old ones change nothing but by their SACK blocks; one beyond what was published changes nothing.
+    #[inline]
+    pub fn ack(&mut self, now: u64, ack: &Ack) -> Acked {
+        let before = self.runs.una;
+        let plain = ack.sacks.is_empty() && ack.dsack.is_none() && !ack.ece;
+        if !(plain && ack.una > before && ack.una <= self.runs.published && self.quiet()) {
+            return self.ack_slow(now, ack);
+        }
+        let mut delivery = self.delivery(now, ack);
+        self.runs.advance(ack.una, &mut delivery);
+        self.estimate(now, ack, &delivery);
+        self.expired = 0;
+        self.grow(now, before, delivery.acked);
+        self.rearm(now, true);
+        Acked { newly_acked: delivery.acked, ..Acked::default() }
+    }
+
+    /// Nothing is missing and nothing is doubtful: an ACK that advances is all there is to it.
+    #[inline]
+    fn quiet(&self) -> bool {
+        self.state == State::Open
+            && self.runs.sacked | self.runs.lost | self.runs.replanned | self.duplicates == 0
+            && matches!(self.probe, Probe::None | Probe::Due)
+            && !self.runs.repeats()
+    }
+
+    #[inline]
+    fn delivery(&self, now: u64, ack: &Ack) -> Delivery {
+        Delivery::new(now, self.newest, self.highest, self.echo(now, ack), self.rtt.min())
+    }
+
+    /// The latest that the segment was sent that the ACK echoes.
+    #[inline]
+    fn echo(&self, now: u64, ack: &Ack) -> Option<u64> {
+        let sample = ack.rtt_sample.filter(|_| self.timestamps)?;
+        Some(now.saturating_sub(sample).saturating_add(GRANULARITY))
+    }
+
+    /// Takes round-trip times and what RACK keeps from what was delivered.
+    #[inline]
+    fn estimate(&mut self, now: u64, ack: &Ack, delivery: &Delivery) {
+        if let Some(rtt) = delivery.once {
+            self.rtt.least(now, rtt);
+        }
+        if let Some(rtt) = delivery.rtt {
+            (self.newest, self.newest_rtt) = (delivery.newest, rtt);
+        }
+        self.highest = delivery.highest;
+        if delivery.acked == 0 {
+            return;
+        }
+        // An ACK for what was sent twice gives no sample but by its timestamp (RFC 6298, section 3; Karn).
+        let own = delivery.first.filter(|_| !delivery.repeated).map(|first| now.saturating_sub(first));
+        let echoed = ack.rtt_sample.filter(|_| self.timestamps);
+        if let Some(sample) = own.or(echoed) {
+            self.rtt.sample(sample);
+        }
+    }
+
+    /// The window grows, unless it was not what limited the data that is acknowledged (RFC 7661, section 4).
+    #[inline]
+    fn grow(&mut self, now: u64, before: u64, acked: u64) {
+        if acked == 0 {
+            return;
+        }
+        let flight = self.planned - before;
+        let started = self.cc.cwnd >= self.cc.ssthresh;
+        let limited = before < self.limited || (!started && u64::from(self.cc.cwnd) < 2 * flight);
+        let loss = self.state == State::Loss;
+        if limited || loss {
+            self.cc.on_ack(now, acked, self.rtt.srtt(), loss);
+        } else {
+            self.cc.on_unlimited(now);
+        }
+    }
+
+    /// Timers after an ACK.
+    #[inline]
+    fn rearm(&mut self, now: u64, advanced: bool) {
+        if self.probe == Probe::Due && advanced {
+            self.forget_probe();
+        }
+        if self.runs.is_empty() {
+            (self.timeout_at, self.probe_at, self.reorder_at) = (NEVER, NEVER, NEVER);
+            return;
+        }
+        if advanced {
+            // RFC 6298, section 5.3.
+            self.timeout_at = now + self.rtt.rto();
+        }
+        if advanced || self.runs.sacked > 0 {
+            self.arm_probe(now);
+        }
+    }
+
+    #[inline(never)]
+    fn ack_slow(&mut self, now: u64, ack: &Ack) -> Acked {
+        let before = self.runs.una;
+        let flight = self.runs.published - before;
+        if ack.una > self.runs.published {
+            return Acked::default();
+        }
+        let mut delivery = self.delivery(now, ack);
+        self.runs.advance(ack.una, &mut delivery);
+        if self.sack {
+            self.take_sacks(ack, &mut delivery);
+        }
+        self.estimate(now, ack, &delivery);
+        let advanced = delivery.acked > 0;
+        if advanced {
+            self.expired = 0;
+        }
+        if delivery.reordered {
+            self.reordering = true;
+            self.episode.get_or_insert_default().stats.reordered += 1;
+        }
+        self.take_dsack(ack);
+        let delivered = if self.sack {
+            delivery.fresh + delivery.sacked
+        } else {
+            self.take_duplicate(ack, advanced, delivery.acked)
+        };
+        let mut spurious = self.judge(now, ack, advanced);
+        let reduced = self.take_probe_ack(ack, advanced);
+        let (recovered, needless) = self.leave();
+        spurious |= needless;
+        let lost = self.find_lost(now, advanced);
+        if lost > 0 && self.state == State::Open {
+            self.enter(flight, delivered);
+        }
+        let marked = ack.ece && self.take_mark(flight);
+        match self.state {
+            State::Recovery => self.reduce(delivered, advanced && lost == 0),
+            // The window was just set.
+            _ if recovered || spurious || reduced || marked || ack.ece => {}
+            State::Open | State::Loss => self.grow(now, before, delivery.acked),
+        }
+        self.rearm(now, advanced);
+        Acked { newly_acked: delivery.acked, newly_sacked: delivery.sacked, lost, spurious, recovered }
+    }
+
+    fn take_sacks(&mut self, ack: &Ack, delivery: &mut Delivery) {
+        for &(from, to) in ack.sacks.iter().take(BLOCKS) {
+            if to <= self.runs.una && from < to {
+                // An ACK that was overtaken.
+                continue;
+            }
+            if from <= self.runs.una || from >= to || to > self.runs.published {
+                self.episode.get_or_insert_default().stats.bad_sacks += 1;
+                continue;
+            }
+            self.runs.sack(from, to, delivery);
+        }
+    }
+
+    /// Widens RACK's window for what was retransmitted too soon.
+    fn take_dsack(&mut self, ack: &Ack) {
+        if ack.dsack.is_none() && self.episode.is_none() {
+            return;
+        }
+        let episode = self.episode.get_or_insert_default();
+        episode.stats.duplicates += u32::from(ack.dsack.is_some());
+        episode.reordering.on_ack(self.runs.una, self.runs.published, ack.dsack.is_some());
+    }
+
+    /// Counts duplicate ACKs where there is no SACK: each is a segment that arrived (RFC 5681, section 2 and 3.2). Returns
+    /// the bytes that are delivered by that.
+    fn take_duplicate(&mut self, ack: &Ack, advanced: bool, acked: u64) -> u64 {
+        let mss = u64::from(self.mss);
+        if advanced {
+            // One segment is the one that was missing; for the others duplicates came already.
+            let others = u32::try_from((acked - 1) / mss).unwrap_or(u32::MAX);
+            let known = self.duplicates.min(others);
+            self.duplicates = if self.state == State::Recovery { self.duplicates - known } else { 0 };
+            return acked - u64::from(known) * mss;
+        }
+        let repeats = ack.una == self.runs.una && !ack.has_data && !ack.window_changed;
+        // Not more can have arrived than was sent; and after a timeout ACKs repeat what was before it.
+        let most = match self.state {
+            State::Open if self.may_fall() => THRESHOLD,
+            State::Open => THRESHOLD - 1,
+            State::Recovery => u32::MAX,
+            State::Loss => 0,
+        };
+        let out = (self.runs.published - self.runs.una).div_ceil(mss).saturating_sub(1);
+        if !repeats || u64::from(self.duplicates) >= u64::from(most).min(out) {
+            return 0;
+        }
+        self.duplicates += 1;
+        mss
+    }
+
+    /// What is lost is not of a window that was reduced for (RFC 6582, section 4; RFC 3168, section 6.1.2).
+    fn may_fall(&self) -> bool {
+        self.recover == 0 || self.runs.una > self.recover
+    }
+
+    /// Whether the ACK shows that the last reduction was for nothing; undoes it then (RFC 4015, section 3.2).
+    fn judge(&mut self, now: u64, ack: &Ack, advanced: bool) -> bool {
+        let echo = self.echo(now, ack);
+        let (state, una) = (self.state, self.runs.una);
+        let Some(episode) = &mut self.episode else { return false };
+        let twice = ack.dsack.is_some_and(|range| episode.undo.on_duplicate(range, una));
+        let late = advanced && state != State::Open && episode.undo.on_echo(echo);
+        (twice || late) && self.undo()
+    }
+
+    /// Takes the last reduction back. False where there is none.
+    fn undo(&mut self) -> bool {
+        let Some(episode) = &mut self.episode else { return false };
+        let Some(before) = episode.undo.take() else { return false };
+        episode.stats.spurious += 1;
+        let cwnd = self.cc.cwnd.max(before.cwnd);
+        self.cc = before;
+        self.cc.cwnd = cwnd;
+        self.cc.set_mss(self.mss);
+        self.state = State::Open;
+        self.duplicates = 0;
+        self.runs.find_all();
+        true
+    }
+
+    /// What became of the probe (RFC 8985, section 7.4.2). True when it repaired a loss, and the window is reduced.
+    fn take_probe_ack(&mut self, ack: &Ack, advanced: bool) -> bool {
+        let una = self.runs.una;
+        if self.probe_end == NOWHERE || una < self.probe_end || self.probe == Probe::Planned {
+            return false;
+        }
+        let repeats = !advanced && ack.sacks.is_empty() && !ack.has_data;
+        let twice = ack.dsack.is_some_and(|range| range.1 == self.probe_end);
+        if self.probe != Probe::Again || twice {
+            self.forget_probe();
+        } else if una > self.probe_end {
+            self.forget_probe();
+            self.cc.on_loss(u64::from(self.cc.cwnd));
+            self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
+            (self.recover, self.cwr) = (self.runs.published, true);
+            return true;
+        } else if repeats {
+            self.forget_probe();
+        }
+        false
+    }
+
+    /// Ends recovery when everything sent before it is acknowledged. Returns whether that is so, and whether it was for
+    /// nothing.
+    fn leave(&mut self) -> (bool, bool) {
+        if self.state == State::Open || self.runs.una < self.recover {
+            return (false, false);
+        }
+        if self.state == State::Recovery {
+            self.cc.cwnd = self.cc.ssthresh;
+        }
+        self.state = State::Open;
+        self.duplicates = 0;
+        let Some(episode) = &mut self.episode else { return (true, false) };
+        episode.reordering.on_recovered();
+        let untouched = episode.undo.on_recovered(self.runs.published);
+        (true, untouched && self.undo())
+    }
+
+    /// Marks what is lost, and returns how many bytes that were not before.
+    pub(super) fn find_lost(&mut self, now: u64, advanced: bool) -> u64 {
+        if self.sack {
+            return self.find_overdue(now);
+        }
+        let third = self.state == State::Open && self.duplicates >= THRESHOLD;
+        // RFC 6582, section 3.2: a partial ACK tells that the next segment is missing also.
+        let partial = self.state == State::Recovery && advanced;
+        if third || partial { self.runs.lose_head(self.mss) } else { 0 }
+    }
+
+    /// RACK (RFC 8985, section 6.2, step 4 and 5).
+    fn find_overdue(&mut self, now: u64) -> u64 {
+        let eager = !self.reordering && (self.state != State::Open || self.runs.segments >= THRESHOLD);
+        let least = self.rtt.min().unwrap_or(0);
+        let srtt = self.rtt.srtt();
+        let window = match &self.episode {
+            _ if eager => 0,
+            Some(episode) => episode.reordering.window(least, srtt),
+            None => (least / 4).min(srtt),
+        };
+        let wait = self.newest_rtt + window;
+        let (lost, waiting) = self.runs.detect(self.newest, now.checked_sub(wait));
+        self.reorder_at = waiting.map_or(NEVER, |sent| (sent + wait).max(now + 1));
+        lost
+    }
+
+    /// Begins fast recovery. `flight`: bytes that were not acknowledged before this ACK, of which it delivered some.
+    pub(super) fn enter(&mut self, flight: u64, delivered: u64) {
+        let outside = u64::from(self.runs.sacked) + u64::from(self.duplicates) * u64::from(self.mss);
+        let left = (self.runs.published - self.runs.una).saturating_sub(outside);
+        let episode = self.episode.get_or_insert_default();
+        episode.undo.begin(self.cc, self.runs.una);
+        episode.prr = super::prr::Prr::new(left + delivered);
+        self.cc.on_loss(flight);
+        self.state = State::Recovery;
+        (self.recover, self.cwr) = (self.runs.published, true);
+        self.forget_probe();
+    }
+
+    /// Sets the window in fast recovery.
+    pub(super) fn reduce(&mut self, delivered: u64, safe: bool) {
+        let (pipe, ssthresh) = (self.pipe(), u64::from(self.cc.ssthresh));
+        let Some(episode) = &mut self.episode else { return };
+        let count = episode.prr.on_ack(delivered, pipe, ssthresh, u64::from(self.mss), safe);
+        self.cc.cwnd = u32::try_from(pipe + count).unwrap_or(u32::MAX);
+    }
+
+    /// The ACK says that a router marked a segment: one reduction per window (RFC 3168, section 6.1.2).
+    fn take_mark(&mut self, flight: u64) -> bool {
+        if self.state != State::Open || !self.may_fall() {
+            return false;
+        }
+        self.cc.on_loss(flight);
+        self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
+        (self.recover, self.cwr) = (self.runs.published, true);
+        let episode = self.episode.get_or_insert_default();
+        episode.undo.take();
+        episode.stats.marks += 1;
+        true
+    }
+}

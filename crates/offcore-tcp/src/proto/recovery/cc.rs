@@ -1,0 +1,143 @@
+//! Congestion control: how large the window is, and what it becomes after ACKs and losses.
+//!
+//! Windows are bytes. Both algorithms share slow start, the reaction to a timeout and the restart after idleness; they
+//! differ in how they grow in congestion avoidance and in what they keep after a loss.
+
+mod cubic;
+mod newreno;
+
+use cubic::Cubic;
+use newreno::NewReno;
+
+/// The largest congestion window: what a scaled window can promise (RFC 7323, section 2.3).
+const LARGEST: u32 = 1 << 30;
+
+/// So many segments of growth an ACK gives at most in slow start (RFC 3465, section 2.3).
+const LIMIT: u32 = 2;
+
+/// How the window grows in congestion avoidance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// RFC 5681: a segment per round trip, half the window after a loss.
+    NewReno,
+    /// RFC 9438: a cubic function of the time since the last loss.
+    Cubic,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Growth {
+    NewReno(NewReno),
+    Cubic(Cubic),
+}
+
+/// The congestion window of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Congestion {
+    pub(super) cwnd: u32,
+    pub(super) ssthresh: u32,
+    mss: u32,
+    growth: Growth,
+}
+
+impl Congestion {
+    /// The initial window is RFC 6928's: ten segments, but not much more than 14,600 bytes.
+    pub(super) fn new(mss: u32, algorithm: Algorithm) -> Self {
+        let growth = match algorithm {
+            Algorithm::NewReno => Growth::NewReno(NewReno::default()),
+            Algorithm::Cubic => Growth::Cubic(Cubic::default()),
+        };
+        Self { cwnd: initial(mss), ssthresh: u32::MAX, mss, growth }
+    }
+
+    /// Grows the window for `acked` bytes that a cumulative ACK covers. `restart`: slow start after a timeout, where an
+    /// ACK gives one segment at most (RFC 3465, section 2.3).
+    #[inline]
+    pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64, restart: bool) {
+        let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);
+        if self.cwnd < self.ssthresh {
+            let limit = if restart { self.mss } else { LIMIT * self.mss };
+            let grown = acked.min(limit).min(self.ssthresh - self.cwnd);
+            self.cwnd = (self.cwnd + grown).min(LARGEST);
+            if self.cwnd < self.ssthresh {
+                return;
+            }
+            // What slow start had no use for counts below.
+            acked = acked.min(limit) - grown;
+        }
+        if acked == 0 {
+            return;
+        }
+        let cwnd = match &mut self.growth {
+            Growth::NewReno(newreno) => newreno.on_ack(self.cwnd, acked, self.mss),
+            Growth::Cubic(cubic) => cubic.on_ack(now, self.cwnd, acked, self.mss, srtt),
+        };
+        self.cwnd = cwnd.min(LARGEST);
+    }
+
+    /// An ACK came while the application, not the window, limited what was sent: the window stays, and CUBIC's clock
+    /// with it (RFC 9438, section 5.8).
+    #[inline]
+    pub(super) fn on_unlimited(&mut self, now: u64) {
+        if let Growth::Cubic(cubic) = &mut self.growth {
+            cubic.pause(now);
+        }
+    }
+
+    /// A window with a loss or a mark: sets `ssthresh` from the bytes in flight. The window itself is the caller's to set.
+    pub(super) fn on_loss(&mut self, flight: u64) {
+        // Limited transmit sends beyond the window; that is not what the network carried (RFC 5681, section 3.2).
+        let flight = u32::try_from(flight).unwrap_or(u32::MAX).min(self.cwnd);
+        let kept = match &mut self.growth {
+            Growth::NewReno(newreno) => newreno.on_loss(flight),
+            Growth::Cubic(cubic) => cubic.on_loss(self.cwnd, flight),
+        };
+        self.ssthresh = kept.max(2 * self.mss);
+    }
+
+    /// A timeout: one segment (RFC 5681, section 3.1).
+    pub(super) fn on_timeout(&mut self) {
+        self.cwnd = self.mss;
+        if let Growth::Cubic(cubic) = &mut self.growth {
+            cubic.forget_epoch();
+        }
+    }
+
+    /// The window after `idle` microseconds without data in flight: half for each `rto` that passed, but not less than
+    /// the restart window (RFC 5681, section 4.1; RFC 2861, section 3.2).
+    #[inline]
+    pub(super) fn after_idle(&self, idle: u64, rto: u64) -> u32 {
+        let halvings = idle.checked_div(rto).unwrap_or(0).min(31);
+        let floor = self.cwnd.min(initial(self.mss));
+        (self.cwnd >> halvings).max(floor)
+    }
+
+    /// Data is sent again after idleness.
+    pub(super) fn restart(&mut self, now: u64, idle: u64, rto: u64) {
+        let cwnd = self.after_idle(idle, rto);
+        if cwnd < self.cwnd {
+            self.ssthresh = self.ssthresh.max(self.cwnd / 4 * 3);
+            self.cwnd = cwnd;
+        }
+        self.on_unlimited(now);
+    }
+
+    /// The path carries segments of another size from now on. The window stays as it is in bytes, but holds a segment.
+    pub(super) fn set_mss(&mut self, mss: u32) {
+        self.mss = mss;
+        self.cwnd = self.cwnd.max(mss);
+        self.ssthresh = self.ssthresh.max(2 * mss);
+    }
+
+    /// A segment of the handshake was lost: one segment (RFC 5681, section 3.1).
+    pub(super) fn on_handshake_loss(&mut self) {
+        self.cwnd = self.mss;
+    }
+}
+
+/// RFC 6928, section 2.
+fn initial(mss: u32) -> u32 {
+    (10 * mss).min(14_600.max(2 * mss))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! Tests of what both algorithms share, and of NewReno.
+
+use super::*;
+
+const MSS: u32 = 1460;
+
+fn congestion(algorithm: Algorithm) -> Congestion {
+    Congestion::new(MSS, algorithm)
+}
+
+// RFC 6928, section 2.
+#[test]
+fn the_initial_window_is_ten_segments() {
+    assert_eq!(initial(1460), 14_600);
+    assert_eq!(initial(536), 5360);
+    assert_eq!(initial(1480), 14_600);
+    assert_eq!(initial(8960), 17_920);
+}
+
+// RFC 5681, section 3.1; RFC 3465, section 2.2 and 2.3.
+#[test]
+fn slow_start_takes_two_segments_per_ack() {
+    let mut cc = congestion(Algorithm::NewReno);
+    cc.on_ack(0, u64::from(MSS), 0, false);
+    assert_eq!(cc.cwnd, 11 * MSS);
+    cc.on_ack(0, 2 * u64::from(MSS), 0, false);
+    assert_eq!(cc.cwnd, 13 * MSS);
+    cc.on_ack(0, 40 * u64::from(MSS), 0, false);
+    assert_eq!(cc.cwnd, 15 * MSS, "L is 2");
+    cc.on_ack(0, 40 * u64::from(MSS), 0, true);
+    assert_eq!(cc.cwnd, 16 * MSS, "L is 1 after a timeout");
+    cc.on_ack(0, 100, 0, false);
+    assert_eq!(cc.cwnd, 16 * MSS + 100, "bytes, not ACKs (ACK division)");
+}
+
+// RFC 5681, section 3.1.
+#[test]
+fn avoidance_adds_a_segment_per_window() {
+    let mut cc = congestion(Algorithm::NewReno);
+    cc.ssthresh = cc.cwnd;
+    for acks in 1..=10 {
+        assert_eq!(cc.cwnd, 10 * MSS, "{acks}");
+        cc.on_ack(0, u64::from(MSS), 0, false);
+    }
+    assert_eq!(cc.cwnd, 11 * MSS);
+}
+
+// RFC 5681, equation 4.
+#[test]
+fn a_loss_halves_what_was_in_flight() {
+    let mut cc = congestion(Algorithm::NewReno);
+    cc.on_loss(u64::from(8 * MSS));
+    assert_eq!(cc.ssthresh, 4 * MSS);
+    cc.on_loss(u64::from(100 * MSS));
+    assert_eq!(cc.ssthresh, 5 * MSS, "never more than half the window");
+    cc.on_loss(u64::from(MSS));
+    assert_eq!(cc.ssthresh, 2 * MSS, "never less than two segments");
+    let mut cc = congestion(Algorithm::Cubic);
+    cc.on_loss(u64::from(10 * MSS));
+    assert_eq!(cc.ssthresh, 7 * MSS);
+}
+
+// RFC 2861, section 3.2; RFC 5681, section 4.1.
+#[test]
+fn idleness_halves_down_to_the_start() {
+    let mut cc = congestion(Algorithm::Cubic);
+    cc.cwnd = 100 * MSS;
+    assert_eq!(cc.after_idle(199_999, 200_000), 100 * MSS);
+    assert_eq!(cc.after_idle(200_000, 200_000), 50 * MSS);
+    assert_eq!(cc.after_idle(1 << 60, 200_000), 10 * MSS);
+    cc.ssthresh = 20 * MSS;
+    cc.restart(500_000, 500_000, 200_000);
+    assert_eq!((cc.cwnd, cc.ssthresh), (25 * MSS, 75 * MSS));
+    cc.cwnd = 3 * MSS;
+    assert_eq!(cc.after_idle(1 << 60, 200_000), 3 * MSS, "never more than before");
+}
+
+#[test]
+fn the_window_holds_a_segment_of_any_size() {
+    let mut cc = congestion(Algorithm::NewReno);
+    cc.on_timeout();
+    cc.set_mss(9000);
+    assert_eq!(cc.cwnd, 9000);
+}

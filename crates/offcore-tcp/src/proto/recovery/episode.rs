@@ -1,0 +1,132 @@
+//! What only losses need: boxed, and made at the first of them.
+
+use super::Stats;
+use super::cc::Congestion;
+use super::prr::Prr;
+
+/// So many recoveries without a DSACK narrow the reordering window again (RFC 8985, section 6.2, step 4).
+const PERSIST: u8 = 16;
+
+/// What only losses need.
+#[derive(Debug, Default)]
+pub(super) struct Episode {
+    pub(super) stats: Stats,
+    pub(super) prr: Prr,
+    pub(super) undo: Undo,
+    pub(super) reordering: Reordering,
+}
+
+/// How to take back a reduction that was for nothing.
+#[derive(Debug, Default)]
+pub(super) struct Undo {
+    /// The window from before; none when there is nothing to undo.
+    before: Option<Congestion>,
+    /// The first unacknowledged byte when it was reduced.
+    una: u64,
+    /// When the first retransmission was published; 0 before.
+    first: u64,
+    /// Bytes retransmitted of which no DSACK says that they came twice.
+    open: u64,
+    /// What was published when recovery ended: DSACKs of its retransmissions come before that is acknowledged.
+    until: Option<u64>,
+    /// An ACK has advanced since: what timestamps tell they have told.
+    told: bool,
+}
+
+impl Undo {
+    /// A reduction is made, for what was sent from `una` on.
+    pub(super) fn begin(&mut self, before: Congestion, una: u64) {
+        *self = Self { before: Some(before), una, ..Self::default() };
+    }
+
+    /// A timeout in recovery: the window from before it counts, and timestamps decide anew.
+    pub(super) fn go_on(&mut self) {
+        (self.first, self.told) = (0, false);
+    }
+
+    /// So many bytes were retransmitted.
+    pub(super) fn on_repeat(&mut self, now: u64, bytes: u64) {
+        if self.before.is_some() {
+            if self.first == 0 {
+                self.first = now.max(1);
+            }
+            self.open += bytes;
+        }
+    }
+
+    /// The receiver has had this data twice. True when that is so for all that was retransmitted (RFC 3708).
+    pub(super) fn on_duplicate(&mut self, range: (u64, u64), una: u64) -> bool {
+        if self.until.is_some_and(|until| una > until) {
+            *self = Self::default();
+        }
+        if self.first == 0 || range.0 < self.una {
+            return false;
+        }
+        self.open = self.open.saturating_sub(range.1.saturating_sub(range.0));
+        self.open == 0
+    }
+
+    /// An ACK advanced that echoes a segment sent at `echo` or a little before. True when that was before the first
+    /// retransmission: it is the original's (RFC 3522, section 3.2). The first such ACK decides.
+    pub(super) fn on_echo(&mut self, echo: Option<u64>) -> bool {
+        if self.first == 0 || self.told {
+            return false;
+        }
+        self.told = true;
+        echo.is_some_and(|echo| echo < self.first)
+    }
+
+    /// Recovery ended, and `published` was sent by then. True when nothing was retransmitted in it.
+    pub(super) fn on_recovered(&mut self, published: u64) -> bool {
+        self.until = Some(published);
+        self.before.is_some() && self.first == 0
+    }
+
+    /// The window from before, which is not to be undone twice.
+    pub(super) fn take(&mut self) -> Option<Congestion> {
+        std::mem::take(self).before
+    }
+}
+
+/// How long reordered segments are waited for (RFC 8985, section 6.2, step 4).
+#[derive(Debug)]
+pub(super) struct Reordering {
+    /// Quarters of the least round-trip time: RACK.reo_wnd_mult.
+    quarters: u32,
+    persist: u8,
+    /// Until ACKs reach it, a DSACK is of the round in which the window grew: RACK.dsack_round.
+    round: Option<u64>,
+}
+
+impl Default for Reordering {
+    fn default() -> Self {
+        Self { quarters: 1, persist: PERSIST, round: None }
+    }
+}
+
+impl Reordering {
+    /// An ACK up to `una` came, with or without a DSACK; the round ends at `published`.
+    pub(super) fn on_ack(&mut self, una: u64, published: u64, duplicate: bool) {
+        if self.round.is_some_and(|round| una >= round) {
+            self.round = None;
+        }
+        if duplicate && self.round.is_none() {
+            self.round = Some(published);
+            self.quarters = self.quarters.saturating_add(1);
+            self.persist = PERSIST;
+        }
+    }
+
+    /// A recovery ended.
+    pub(super) fn on_recovered(&mut self) {
+        self.persist = self.persist.saturating_sub(1);
+        if self.persist == 0 {
+            self.quarters = 1;
+        }
+    }
+
+    /// The time that reordered segments are given: so many quarters of `least`, but not more than `srtt`.
+    pub(super) fn window(&self, least: u64, srtt: u64) -> u64 {
+        (u64::from(self.quarters) * least / 4).min(srtt)
+    }
+}

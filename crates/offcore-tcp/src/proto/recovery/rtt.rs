@@ -1,0 +1,161 @@
+//! Round-trip times and the retransmission timeout (RFC 6298).
+
+/// What the variance adds to the timeout at least. RFC 6298 asks for a timeout of a second; Linux has 200 ms, which is the
+/// longest that common receivers delay an ACK, and peers are made for its senders.
+const LEAST: u64 = 200_000;
+/// The timeout before the first sample (RFC 6298, section 2.1).
+const INITIAL: u64 = 1_000_000;
+/// The longest timeout, as in Linux (RFC 6298, section 2.5, asks for 60 s at least).
+const LONGEST: u64 = 120_000_000;
+/// A smallest round-trip time older than this is replaced: paths change.
+const MINIMUM_LASTS: u64 = 300_000_000;
+/// Samples are taken for this at most, so that sums fit 32 bits.
+const LARGEST_SAMPLE: u64 = 60_000_000;
+
+/// The estimates, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rtt {
+    /// Eight times the smoothed time; 0 before the first sample.
+    srtt: u32,
+    /// Four times the variation.
+    variation: u32,
+    /// The smallest of the last minutes; `u32::MAX` before the first sample.
+    min: u32,
+    /// The timeout is doubled so many times: until a sample comes that is no retransmission's (Karn).
+    backoff: u8,
+    min_at: u64,
+}
+
+impl Rtt {
+    pub(super) fn new() -> Self {
+        Self { srtt: 0, variation: 0, min: u32::MAX, backoff: 0, min_at: 0 }
+    }
+
+    /// Takes a sample (RFC 6298, section 2.2 and 2.3). It must not be of a segment that was retransmitted.
+    #[inline]
+    pub(super) fn sample(&mut self, sample: u64) {
+        let sample = sample.clamp(1, LARGEST_SAMPLE) as u32;
+        self.backoff = 0;
+        if self.srtt == 0 {
+            self.srtt = sample * 8;
+            self.variation = sample * 2;
+            return;
+        }
+        let srtt = self.srtt / 8;
+        // Beta is 1/4 and alpha 1/8; the variation takes the smoothed time from before.
+        self.variation = self.variation - self.variation / 4 + sample.abs_diff(srtt);
+        self.srtt = self.srtt - srtt + sample;
+    }
+
+    /// Takes a sample of how soon any segment was acknowledged.
+    #[inline]
+    pub(super) fn least(&mut self, now: u64, sample: u64) {
+        let sample = sample.clamp(1, LARGEST_SAMPLE) as u32;
+        if sample <= self.min || now.saturating_sub(self.min_at) > MINIMUM_LASTS {
+            self.min = sample;
+            self.min_at = now;
+        }
+    }
+
+    /// The smoothed time; 0 before the first sample.
+    #[inline]
+    pub(super) fn srtt(&self) -> u64 {
+        u64::from(self.srtt / 8)
+    }
+
+    pub(super) fn variation(&self) -> u64 {
+        u64::from(self.variation / 4)
+    }
+
+    /// The smallest time of the last five minutes, if there was a sample.
+    #[inline]
+    pub(super) fn min(&self) -> Option<u64> {
+        (self.min < u32::MAX).then_some(u64::from(self.min))
+    }
+
+    /// The timeout without its doublings.
+    #[inline]
+    pub(super) fn base(&self) -> u64 {
+        if self.srtt == 0 {
+            return INITIAL;
+        }
+        (self.srtt() + u64::from(self.variation).max(LEAST)).min(LONGEST)
+    }
+
+    /// The timeout.
+    #[inline]
+    pub(super) fn rto(&self) -> u64 {
+        (self.base() << self.backoff).min(LONGEST)
+    }
+
+    /// Doubles the timeout (RFC 6298, section 5.5).
+    pub(super) fn back_off(&mut self) {
+        if self.rto() < LONGEST {
+            self.backoff += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // RFC 6298, section 2.1 to 2.3.
+    #[test]
+    fn samples_are_smoothed() {
+        let mut rtt = Rtt::new();
+        assert_eq!((rtt.srtt(), rtt.rto()), (0, 1_000_000));
+        rtt.sample(400_000);
+        assert_eq!((rtt.srtt(), rtt.variation(), rtt.rto()), (400_000, 200_000, 1_200_000));
+        rtt.sample(480_000);
+        assert_eq!((rtt.srtt(), rtt.variation()), (410_000, 170_000));
+        assert_eq!(rtt.rto(), 410_000 + 4 * 170_000);
+    }
+
+    #[test]
+    fn a_steady_path_waits_200_ms_more() {
+        let mut rtt = Rtt::new();
+        for _ in 0..200 {
+            rtt.sample(30_000);
+        }
+        assert_eq!(rtt.rto(), 230_000);
+    }
+
+    // RFC 6298, section 5.5 and 5.7; Karn.
+    #[test]
+    fn backoff_lasts_until_a_sample() {
+        let mut rtt = Rtt::new();
+        rtt.sample(30_000);
+        let base = rtt.rto();
+        for doubled in 1..=3 {
+            rtt.back_off();
+            assert_eq!(rtt.rto(), base << doubled);
+        }
+        (0..100).for_each(|_| rtt.back_off());
+        assert_eq!(rtt.rto(), LONGEST);
+        rtt.sample(30_000);
+        assert!(rtt.rto() <= base);
+    }
+
+    #[test]
+    fn the_least_time_is_forgotten() {
+        let mut rtt = Rtt::new();
+        assert_eq!(rtt.min(), None);
+        rtt.least(0, 100);
+        rtt.least(1, 200);
+        assert_eq!(rtt.min(), Some(100));
+        rtt.least(MINIMUM_LASTS + 1, 200);
+        assert_eq!(rtt.min(), Some(200));
+    }
+
+    #[test]
+    fn samples_of_any_size_do_not_overflow() {
+        let mut rtt = Rtt::new();
+        for sample in [0, u64::MAX, 1, u64::MAX, u64::MAX, 0] {
+            rtt.sample(sample);
+            rtt.least(sample, sample);
+            rtt.back_off();
+            assert!(rtt.rto() <= LONGEST);
+        }
+    }
+}

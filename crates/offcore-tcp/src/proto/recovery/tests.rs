@@ -1,0 +1,13 @@
+//! Tests of recovery, by subject.
+
+mod link;
+mod simulation;
+
+use super::*;
+
+#[test]
+fn a_connection_is_small() {
+    let size = size_of::<Recovery>();
+    assert!(size <= 352, "{size}");
+    assert_eq!(size_of::<runs::Run>(), 16);
+}

@@ -1,0 +1,400 @@
+//! A link in virtual time between a sender that is [`Recovery`] and a receiver that acknowledges as Linux does.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::ops::Range;
+
+use offcore_stats::random::SplitMix;
+
+use super::super::*;
+
+/// What the network does. Times are microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    /// Bytes per second.
+    pub(super) rate: u64,
+    /// One way.
+    pub(super) delay: u64,
+    /// Bytes that wait for the link before more are dropped.
+    pub(super) queue: u64,
+    pub(super) loss: f64,
+    pub(super) ack_loss: f64,
+    /// The probability that a segment takes `late` longer.
+    pub(super) reorder: f64,
+    pub(super) late: u64,
+    pub(super) duplicate: f64,
+    /// Marks instead of drops when the queue is half full.
+    pub(super) marks: bool,
+    pub(super) seed: u64,
+}
+
+impl Default for Link {
+    /// 100 Mbit/s, 20 ms, a queue of one product of both.
+    fn default() -> Self {
+        Self {
+            rate: 12_500_000,
+            delay: 10_000,
+            queue: 250_000,
+            loss: 0.0,
+            ack_loss: 0.0,
+            reorder: 0.0,
+            late: 0,
+            duplicate: 0.0,
+            marks: false,
+            seed: 1,
+        }
+    }
+}
+
+/// What the two ends agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    pub(super) algorithm: Algorithm,
+    pub(super) sack: bool,
+    pub(super) timestamps: bool,
+    pub(super) mss: u32,
+    /// Segments that are published as one.
+    pub(super) burst: u64,
+    /// How long a copy takes from plan to port.
+    pub(super) copy: u64,
+    /// The peer's window.
+    pub(super) window: u64,
+}
+
+impl Default for Peer {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::Cubic,
+            sack: true,
+            timestamps: true,
+            mss: 1448,
+            burst: 1,
+            copy: 0,
+            window: 4 << 20,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A copy is done: it goes to the port.
+    Publish {
+        range: (u64, u64),
+        repeat: bool,
+    },
+    /// A segment arrives, sent at that time.
+    Segment {
+        range: (u64, u64),
+        sent: u64,
+        marked: bool,
+    },
+    Answer {
+        una: u64,
+        sacks: Vec<(u64, u64)>,
+        dsack: Option<(u64, u64)>,
+        echo: u64,
+        ece: bool,
+    },
+    /// The receiver's delayed ACK is due, if it is still that one.
+    Delayed {
+        number: u64,
+    },
+}
+
+/// How a transfer went.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Report {
+    pub(super) took: u64,
+    pub(super) stats: Stats,
+    /// Segments that the network dropped.
+    pub(super) dropped: u64,
+    /// Segments that the receiver had already.
+    pub(super) useless: u64,
+    pub(super) most_runs: usize,
+}
+
+/// RFC 5681's receiver, with SACK and DSACK.
+#[derive(Debug, Default)]
+struct Receiver {
+    next: u64,
+    /// By their beginning.
+    held: BTreeMap<u64, u64>,
+    /// The range that arrived last is reported first.
+    recent: VecDeque<u64>,
+    unacked: u64,
+    delayed: u64,
+    echo: u64,
+    ece: bool,
+    useless: u64,
+}
+
+impl Receiver {
+    /// Takes a segment; returns what was had already.
+    fn take(&mut self, range: (u64, u64), sent: u64) -> Option<(u64, u64)> {
+        let (from, to) = range;
+        let inside = self.held.range(..=from).next_back().is_some_and(|(_, &end)| end >= to);
+        if to <= self.next || inside {
+            self.useless += 1;
+            if to <= self.next {
+                self.echo = self.echo.max(sent);
+            }
+            return Some(range);
+        }
+        if from <= self.next {
+            // RFC 7323, section 4.3: the echo is of the last segment in sequence.
+            self.echo = sent;
+        }
+        let (mut start, mut end) = (from, to);
+        while let Some((&other, &other_end)) = self.held.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            (start, end) = (start.min(other), end.max(other_end));
+            self.held.remove(&other);
+        }
+        if start <= self.next {
+            self.next = end;
+        } else {
+            self.held.insert(start, end);
+            self.recent.push_front(from);
+            self.recent.truncate(16);
+        }
+        None
+    }
+
+    fn blocks(&self) -> Vec<(u64, u64)> {
+        let mut blocks = Vec::new();
+        for at in &self.recent {
+            let Some((&from, &to)) = self.held.range(..=at).next_back() else { continue };
+            if to > *at && !blocks.contains(&(from, to)) && blocks.len() < 3 {
+                blocks.push((from, to));
+            }
+        }
+        blocks
+    }
+}
+
+/// A transfer over a link.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub(super) sender: Recovery,
+    link: Link,
+    peer: Peer,
+    random: SplitMix,
+    receiver: Receiver,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    number: u64,
+    now: u64,
+    /// When the link has sent what is in its queue.
+    busy: u64,
+    bytes: u64,
+    dropped: u64,
+    most_runs: usize,
+    /// Segments to be dropped by number, from 1.
+    pub(super) victims: Vec<u64>,
+    /// Everything sent in this time is lost; or arrives this much later.
+    pub(super) outage: Range<u64>,
+    pub(super) stall: u64,
+    sent: u64,
+}
+
+impl Transfer {
+    pub(super) fn new(link: Link, peer: Peer, bytes: u64) -> Self {
+        let mut sender = Recovery::new(peer.mss, peer.algorithm, peer.sack, peer.timestamps);
+        sender.first_rtt(1_000_000, 2 * link.delay);
+        Self {
+            sender,
+            link,
+            peer,
+            random: SplitMix::new(link.seed),
+            receiver: Receiver::default(),
+            events: BinaryHeap::new(),
+            number: 0,
+            now: 1_000_000,
+            busy: 0,
+            bytes,
+            dropped: 0,
+            most_runs: 0,
+            victims: Vec::new(),
+            outage: 0..0,
+            stall: 0,
+            sent: 0,
+        }
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.number += 1;
+        self.events.push(Reverse((time, self.number, event)));
+    }
+
+    /// Runs until every byte is acknowledged.
+    pub(super) fn run(mut self) -> Report {
+        let begin = self.now;
+        self.send();
+        let mut steps = 0_u64;
+        while self.sender.una() < self.bytes {
+            steps += 1;
+            assert!(steps < 20_000_000, "no end: {:?}", self.sender);
+            let due = self.sender.deadline();
+            let next = self.events.peek().map(|Reverse((time, ..))| *time);
+            match (due, next) {
+                (Some(due), next) if next.is_none_or(|next| due < next) => {
+                    self.now = self.now.max(due);
+                    self.act();
+                }
+                (_, Some(_)) => {
+                    let Some(Reverse((time, _, event))) = self.events.pop() else { break };
+                    self.now = self.now.max(time);
+                    self.handle(event);
+                }
+                _ => panic!("stalled at {}: {:?}", self.now, self.sender),
+            }
+            self.check();
+        }
+        assert_eq!(self.receiver.next, self.bytes);
+        assert_eq!(self.sender.pipe(), 0, "{:?}", self.sender);
+        assert_eq!(self.sender.deadline(), None);
+        Report {
+            took: self.now - begin,
+            stats: self.sender.stats(),
+            dropped: self.dropped,
+            useless: self.receiver.useless,
+            most_runs: self.most_runs,
+        }
+    }
+
+    fn check(&mut self) {
+        let (sender, most) = (&self.sender, self.sender.planned_to() - self.sender.una());
+        assert!(sender.pipe() <= most);
+        assert!(sender.una() <= sender.published_to() && sender.published_to() <= sender.planned_to());
+        assert!(self.receiver.next >= sender.una());
+        self.most_runs = self.most_runs.max(sender.runs.len());
+    }
+
+    fn act(&mut self) {
+        let action = self.sender.timer(self.now);
+        assert!(self.sender.backoffs() < 15, "{:?}", self.sender);
+        if !self.send() && action == TimerAction::Probe {
+            let probe = self.sender.next_probe();
+            if let Some(range) = probe {
+                self.order(range, true);
+            }
+        }
+    }
+
+    /// Plans what the windows admit. False if that is nothing.
+    fn send(&mut self) -> bool {
+        let mut sent = false;
+        let mss = u64::from(self.peer.mss);
+        while let Some(range) = self.sender.next_lost((mss * self.peer.burst) as u32) {
+            self.order(range, true);
+            sent = true;
+        }
+        loop {
+            let from = self.sender.planned_to();
+            let edge = self.bytes.min(self.sender.una() + self.peer.window);
+            let room = self.sender.window(self.now).min(edge.saturating_sub(from));
+            let len = room.min(mss * self.peer.burst);
+            // Silly windows are avoided (RFC 9293, section 3.8.6.2.1).
+            if len == 0 || (len < mss && from + len < self.bytes) {
+                return sent;
+            }
+            self.sender.plan_new(self.now, len);
+            self.order(from..from + len, false);
+            sent = true;
+        }
+    }
+
+    fn order(&mut self, range: Range<u64>, repeat: bool) {
+        let range = (range.start, range.end);
+        self.at(self.now + self.peer.copy, Event::Publish { range, repeat });
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Publish { range, repeat } => {
+                if repeat && range.1 <= self.sender.una() {
+                    self.sender.unplanned(range.0..range.1);
+                } else {
+                    self.sender.published(self.now, range.0..range.1, repeat);
+                    self.transmit(range);
+                }
+            }
+            Event::Segment { range, sent, marked } => self.receive(range, sent, marked),
+            Event::Answer { una, sacks, dsack, echo, ece } => {
+                let rtt_sample = (echo > 0).then(|| (self.now / 1000 - echo / 1000) * 1000);
+                let ack = Ack { una, sacks: &sacks, dsack, rtt_sample, ece, ..Ack::default() };
+                self.sender.ack(self.now, &ack);
+                self.send();
+            }
+            Event::Delayed { number } => {
+                if self.receiver.delayed == number && self.receiver.unacked > 0 {
+                    self.answer(None);
+                }
+            }
+        }
+    }
+
+    /// Puts a packet's segments on the link.
+    fn transmit(&mut self, range: (u64, u64)) {
+        let mut from = range.0;
+        while from < range.1 {
+            let to = range.1.min(from + u64::from(self.peer.mss));
+            let copies = 1 + u64::from(self.random.happens(self.link.duplicate));
+            for _ in 0..copies {
+                self.transmit_segment((from, to));
+            }
+            from = to;
+        }
+    }
+
+    fn transmit_segment(&mut self, range: (u64, u64)) {
+        self.sent += 1;
+        let waiting = self.busy.saturating_sub(self.now) * self.link.rate / 1_000_000;
+        let full = waiting + (range.1 - range.0) > self.link.queue;
+        let chance = self.random.happens(self.link.loss);
+        if full || chance || self.victims.contains(&self.sent) || self.outage.contains(&self.now) {
+            self.dropped += 1;
+            return;
+        }
+        let took = (range.1 - range.0 + 52) * 1_000_000 / self.link.rate;
+        self.busy = self.busy.max(self.now) + took;
+        let late = if self.random.happens(self.link.reorder) { self.random.below(self.link.late) } else { 0 };
+        let marked = self.link.marks && waiting > self.link.queue / 2;
+        let at = self.busy + self.link.delay + late + self.stall;
+        self.at(at, Event::Segment { range, sent: self.now, marked });
+    }
+
+    fn receive(&mut self, range: (u64, u64), sent: u64, marked: bool) {
+        self.receiver.ece |= marked;
+        if self.sender.cwr_due() {
+            // The segment would have brought it in half a round trip.
+            self.sender.cwr_sent();
+            self.receiver.ece = marked;
+        }
+        let before = self.receiver.next;
+        let dsack = self.receiver.take(range, sent);
+        self.receiver.unacked += 1;
+        let in_order = before == range.0 && self.receiver.next == range.1;
+        if !in_order || !self.receiver.held.is_empty() || self.receiver.unacked >= 2 {
+            return self.answer(dsack);
+        }
+        self.receiver.delayed += 1;
+        let number = self.receiver.delayed;
+        self.at(self.now + 40_000, Event::Delayed { number });
+    }
+
+    fn answer(&mut self, dsack: Option<(u64, u64)>) {
+        self.receiver.unacked = 0;
+        if self.random.happens(self.link.ack_loss) {
+            return;
+        }
+        let (sacks, dsack) = match self.peer.sack {
+            true => (self.receiver.blocks(), dsack),
+            false => (Vec::new(), None),
+        };
+        let echo = if self.peer.timestamps { self.receiver.echo } else { 0 };
+        let (una, ece) = (self.receiver.next, self.receiver.ece);
+        self.at(self.now + self.link.delay, Event::Answer { una, sacks, dsack, echo, ece });
+    }
+}

@@ -1,0 +1,169 @@
+//! Transfers over links of all kinds. Times are virtual and seeds fixed, so bounds can be told.
+
+use super::super::Algorithm::{Cubic, NewReno};
+use super::link::{Link, Peer, Report, Transfer};
+
+const MB: u64 = 1 << 20;
+
+/// Every pair of an algorithm and whether there is SACK, with and without timestamps.
+fn peers() -> impl Iterator<Item = Peer> {
+    [NewReno, Cubic].into_iter().flat_map(|algorithm| {
+        [(true, true), (true, false), (false, true), (false, false)].map(|(sack, timestamps)| Peer {
+            algorithm,
+            sack,
+            timestamps,
+            ..Peer::default()
+        })
+    })
+}
+
+fn run(link: Link, peer: Peer, bytes: u64) -> Report {
+    Transfer::new(link, peer, bytes).run()
+}
+
+/// Bytes per second.
+fn rate(report: &Report, bytes: u64) -> f64 {
+    bytes as f64 * 1e6 / report.took as f64
+}
+
+#[test]
+fn pure_delay_retransmits_nothing() {
+    for peer in peers() {
+        for (burst, copy) in [(1, 0), (44, 0), (1, 300), (44, 2000)] {
+            let peer = Peer { burst, copy, window: 200_000, ..peer };
+            let report = run(Link { queue: MB, ..Link::default() }, peer, 4 * MB);
+            let stats = report.stats;
+            assert_eq!((report.useless, report.dropped), (0, 0), "{peer:?} {report:?}");
+            assert_eq!(stats.fast + stats.timeout + stats.probes + stats.timeouts, 0, "{report:?}");
+            assert!(rate(&report, 4 * MB) > 5e6, "{peer:?} {report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_keeps_the_link_busy() {
+    for peer in peers() {
+        let bytes = 40 * MB;
+        let report = run(Link::default(), peer, bytes);
+        assert!(report.dropped > 0);
+        assert_eq!(report.stats.timeouts, 0, "{peer:?} {report:?}");
+        // Without SACK a segment per round trip is repaired after slow start went too far.
+        let least = if peer.sack { 10e6 } else { 1.5e6 };
+        assert!(rate(&report, bytes) > least, "{peer:?}: {} {report:?}", rate(&report, bytes));
+    }
+}
+
+// Mathis's formula: MSS / RTT * 1.22 / sqrt(p), with delayed ACKs 0.87; CUBIC is not slower.
+#[test]
+fn random_loss_gives_what_theory_says() {
+    for peer in peers().filter(|peer| peer.sack) {
+        let link = Link { rate: 125_000_000, queue: 8 * MB, loss: 0.001, ..Link::default() };
+        let bytes = 40 * MB;
+        let report = run(link, peer, bytes);
+        let theory = 1448.0 / 0.020 * 1.0 / 0.001_f64.sqrt();
+        let got = rate(&report, bytes) / theory;
+        assert!((0.6..3.0).contains(&got), "{got} {peer:?} {report:?}");
+        assert_eq!(report.useless, u64::from(report.stats.probes).min(report.useless), "{report:?}");
+    }
+}
+
+#[test]
+fn heavy_loss_loses_no_byte() {
+    for peer in peers() {
+        for seed in 0..8 {
+            let link = Link { loss: 0.05, ack_loss: 0.05, seed, ..Link::default() };
+            let report = run(link, Peer { burst: 1 + seed * 5, copy: seed * 100, ..peer }, MB / 2);
+            let resent = report.stats.fast + report.stats.timeout + report.stats.probes;
+            assert!(u64::from(resent) + 60 < 2 * report.dropped + 200, "{peer:?} {report:?}");
+        }
+    }
+}
+
+#[test]
+fn everything_at_once_loses_no_byte() {
+    for peer in peers() {
+        for seed in 0..12 {
+            let link = Link {
+                loss: 0.02,
+                ack_loss: 0.1,
+                reorder: 0.1,
+                late: 30_000,
+                duplicate: 0.02,
+                marks: seed % 2 == 0,
+                seed,
+                ..Link::default()
+            };
+            let report = run(link, Peer { burst: 1 + seed, ..peer }, MB / 2);
+            assert!(report.most_runs < 1000, "{report:?}");
+        }
+    }
+}
+
+// RFC 8985, section 3.3.2: reordering widens the window, so that it costs nothing.
+#[test]
+fn reordering_is_learned() {
+    for algorithm in [NewReno, Cubic] {
+        let peer = Peer { algorithm, window: 200_000, ..Peer::default() };
+        let link = Link { reorder: 0.02, late: 4000, queue: MB, ..Link::default() };
+        let bytes = 20 * MB;
+        let report = run(link, peer, bytes);
+        assert!(report.stats.reordered > 20, "{report:?}");
+        assert!(report.useless < 30, "{report:?}");
+        assert!(rate(&report, bytes) > 5e6, "{} {report:?}", rate(&report, bytes));
+    }
+}
+
+#[test]
+fn marks_reduce_without_loss() {
+    for algorithm in [NewReno, Cubic] {
+        let link = Link { marks: true, queue: 500_000, ..Link::default() };
+        let bytes = 40 * MB;
+        let report = run(link, Peer { algorithm, ..Peer::default() }, bytes);
+        assert!(report.stats.marks > 0 && report.stats.timeouts == 0, "{report:?}");
+        assert!(rate(&report, bytes) > 10e6, "{} {report:?}", rate(&report, bytes));
+    }
+}
+
+// RFC 8985, section 3.2: a lost tail is repaired by a probe, in two round trips and not in a timeout.
+#[test]
+fn a_lost_tail_is_probed_for() {
+    let mut transfer = Transfer::new(Link::default(), Peer::default(), 10 * 1448);
+    transfer.victims = vec![9, 10];
+    let report = transfer.run();
+    assert_eq!((report.stats.probes, report.stats.timeouts), (1, 0), "{report:?}");
+    assert!(report.took < 150_000, "{report:?}");
+    let peer = Peer { sack: false, ..Peer::default() };
+    let mut transfer = Transfer::new(Link::default(), peer, 10 * 1448);
+    transfer.victims = vec![9, 10];
+    let report = transfer.run();
+    assert_eq!((report.stats.probes, report.stats.timeouts), (0, 1), "{report:?}");
+}
+
+// RFC 8985, section 3.1: retransmissions that are lost are found without a timeout.
+#[test]
+fn a_lost_retransmission_is_found() {
+    let mut transfer = Transfer::new(Link::default(), Peer::default(), 400 * 1448);
+    transfer.victims = vec![20];
+    let once = transfer.run();
+    // The retransmission's number is that of the first segment sent after the loss is known.
+    let mut found = false;
+    for repeat in 21..80 {
+        let mut transfer = Transfer::new(Link::default(), Peer::default(), 400 * 1448);
+        transfer.victims = vec![20, repeat];
+        let report = transfer.run();
+        assert_eq!(report.stats.timeouts, 0, "{report:?}");
+        found |= report.stats.fast == 2 && report.took > once.took + 5000;
+    }
+    assert!(found);
+}
+
+#[test]
+fn an_outage_is_survived() {
+    for peer in peers() {
+        let mut transfer = Transfer::new(Link::default(), peer, 4 * MB);
+        transfer.outage = 1_100_000..4_000_000;
+        let report = transfer.run();
+        assert!(report.stats.timeouts >= 3, "{report:?}");
+        assert!(report.took < 10_000_000, "{peer:?} {report:?}");
+    }
+}

@@ -1,0 +1,125 @@
+//! Timeouts, probes, and the end of the wait for reordered segments.
+
+use super::{NEVER, Probe, Recovery, State};
+
+/// How long receivers delay an ACK at most (RFC 8985, section 7.2: TLP.max_ack_delay), as Linux supposes.
+const ACK_DELAY: u64 = 200_000;
+/// A probe waits for two round trips and this: a receiver or a timer that is late is no loss. Linux has the same 2 ms.
+const SLACK: u64 = 2000;
+/// How long a probe waits before there is a round-trip time (RFC 8985, section 7.2).
+const UNKNOWN: u64 = 1_000_000;
+
+/// What the caller does about a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimerAction {
+    /// Nothing.
+    None,
+    /// Send a segment of new data, for which [`Recovery::window`] has room now, if the peer's window has; otherwise
+    /// [`Recovery::next_probe`].
+    Probe,
+    /// A timeout: everything is lost. Give up if [`Recovery::backoffs`] is too high, otherwise send what
+    /// [`Recovery::next_lost`] has.
+    Retransmit,
+    /// Data was waited for long enough: send what [`Recovery::next_lost`] has.
+    Reorder,
+}
+
+impl Recovery {
+    /// When [`Recovery::timer`] is to be called next, if at all. Every call on this structure may change it.
+    #[inline]
+    pub fn deadline(&self) -> Option<u64> {
+        let first = self.timeout_at.min(self.probe_at).min(self.reorder_at);
+        (first != NEVER).then_some(first)
+    }
+
+    /// It is `now`. One action per call: where the deadline is not in the future after it, it is called again.
+    pub fn timer(&mut self, now: u64) -> TimerAction {
+        if self.runs.is_empty() {
+            (self.timeout_at, self.probe_at, self.reorder_at) = (NEVER, NEVER, NEVER);
+            return TimerAction::None;
+        }
+        if self.reorder_at <= now {
+            return self.stop_waiting(now);
+        }
+        if self.probe_at <= now {
+            self.probe_at = NEVER;
+            self.probe = Probe::Due;
+            // The probe may be due when the timeout is, and goes first (RFC 8985, section 7.2).
+            self.timeout_at = now + self.rtt.rto();
+            return TimerAction::Probe;
+        }
+        if self.timeout_at > now {
+            return TimerAction::None;
+        }
+        if self.runs.head_planned() {
+            // The retransmission is still being copied; its clock starts when it is published.
+            self.timeout_at = now + self.rtt.rto();
+            return TimerAction::None;
+        }
+        self.time_out(now);
+        TimerAction::Retransmit
+    }
+
+    fn stop_waiting(&mut self, now: u64) -> TimerAction {
+        let flight = self.runs.published - self.runs.una;
+        let lost = self.find_lost(now, false);
+        if lost == 0 {
+            return TimerAction::None;
+        }
+        if self.state == State::Open {
+            self.enter(flight, 0);
+        }
+        if self.state == State::Recovery {
+            self.reduce(0, false);
+        }
+        TimerAction::Reorder
+    }
+
+    /// RFC 6298, section 5.4 to 5.6, and RFC 5681, section 3.1.
+    fn time_out(&mut self, now: u64) {
+        if self.runs.head().is_some_and(super::runs::Run::sacked) {
+            // The receiver acknowledges less than it SACKed, so it dropped data (RFC 2018, section 8).
+            self.runs.forget_sacks();
+        }
+        let flight = self.runs.published - self.runs.una;
+        let episode = self.episode.get_or_insert_default();
+        episode.stats.timeouts += 1;
+        match self.state {
+            State::Open => {
+                episode.undo.begin(self.cc, self.runs.una);
+                self.cc.on_loss(flight);
+            }
+            // The same window's reduction was made already.
+            State::Recovery => episode.undo.go_on(),
+            State::Loss => {}
+        }
+        self.cc.on_timeout();
+        self.runs.lose_all();
+        self.state = State::Loss;
+        (self.recover, self.cwr) = (self.runs.published, true);
+        self.duplicates = 0;
+        self.forget_probe();
+        self.reorder_at = NEVER;
+        self.expired = self.expired.saturating_add(1);
+        self.rtt.back_off();
+        self.timeout_at = now + self.rtt.rto();
+    }
+
+    /// Starts the clock of the next probe, where there is to be one (RFC 8985, section 7.2).
+    #[inline]
+    pub(super) fn arm_probe(&mut self, now: u64) {
+        let useful =
+            self.sack && self.state == State::Open && self.runs.sacked == 0 && self.probe == Probe::None;
+        if !useful {
+            self.probe_at = NEVER;
+            return;
+        }
+        let single = self.runs.published - self.runs.una <= u64::from(self.mss);
+        let delay = if single { ACK_DELAY } else { SLACK };
+        let wait = match self.rtt.srtt() {
+            0 => UNKNOWN,
+            srtt => 2 * srtt + delay,
+        };
+        self.probe_at = (now + wait).min(self.timeout_at);
+    }
+}
