@@ -540,3 +540,6 @@ impl Runs {
         self.una + u64::from(end.wrapping_sub(self.una as u32))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! Tests of recovery, by subject.
 
 mod link;
+mod property;
+mod rfc;
 mod simulation;
 
 use super::*;

@@ -1,0 +1,247 @@
+//! Runs against a map of bytes.
+
+use offcore_stats::random::SplitMix;
+
+use super::*;
+
+const MSS: u32 = 10;
+
+/// What every byte is: the naive version of [`Runs`].
+#[derive(Debug, Default)]
+struct Oracle {
+    una: u64,
+    published: u64,
+    bytes: std::collections::BTreeMap<u64, u8>,
+}
+
+impl Oracle {
+    fn count(&self, fate: impl Fn(u8) -> bool) -> u32 {
+        self.bytes.values().filter(|flags| fate(**flags)).count() as u32
+    }
+
+    fn set(&mut self, range: Range<u64>, change: impl Fn(u8) -> u8) {
+        for (_, flags) in self.bytes.range_mut(range) {
+            *flags = change(*flags);
+        }
+    }
+
+    fn check(&self, runs: &Runs) {
+        assert_eq!((runs.una, runs.published), (self.una, self.published));
+        assert_eq!(runs.sacked, self.count(|flags| flags & SACKED != 0));
+        assert_eq!(runs.lost, self.count(|flags| flags == LOST));
+        assert_eq!(runs.replanned, self.count(|flags| flags & PLANNED != 0));
+        let mut start = runs.una;
+        for run in &runs.runs {
+            let end = runs.position(run.end);
+            assert!(end > start);
+            for at in start..end {
+                assert_eq!(run.flags & FATE, self.bytes[&at], "at {at}: {runs:?}");
+            }
+            start = end;
+        }
+        assert_eq!(start, runs.published);
+    }
+}
+
+fn nothing(now: u64) -> Delivery {
+    Delivery::new(now, Newest::default(), 0, None, None)
+}
+
+/// `segments` of [`MSS`] bytes, sent as one at time 1.
+fn sent(segments: u64) -> Runs {
+    let mut runs = Runs::default();
+    runs.push(1, segments * u64::from(MSS), MSS);
+    runs
+}
+
+fn sack(runs: &mut Runs, from: u64, to: u64) -> u64 {
+    let mut delivery = nothing(100);
+    runs.sack(from, to, &mut delivery);
+    delivery.sacked
+}
+
+/// What `sack` may take of a block is known from outside by the counts alone; it must be whole runs, inside the block.
+fn sack_both(runs: &mut Runs, oracle: &mut Oracle, from: u64, to: u64) {
+    let before = runs.sacked;
+    let newly = sack(runs, from, to);
+    assert_eq!(u64::from(runs.sacked - before), newly);
+    let mut start = runs.una;
+    for run in &runs.runs {
+        let end = runs.position(run.end);
+        for at in start..end {
+            if run.sacked() && oracle.bytes[&at] & SACKED == 0 {
+                assert!((from..to).contains(&at), "{at} is not in {from}..{to}");
+                oracle.bytes.insert(at, SACKED);
+            }
+        }
+        start = end;
+    }
+}
+
+#[test]
+fn runs_are_what_a_map_of_bytes_says() {
+    for seed in 0..60 {
+        let mut random = SplitMix::new(seed);
+        // Ends wrap in the middle.
+        let origin = (1_u64 << 32) - 200 + seed * 7;
+        let mut runs = Runs { una: origin, published: origin, ..Runs::default() };
+        let mut oracle = Oracle { una: origin, published: origin, ..Oracle::default() };
+        let mut planned: Vec<Range<u64>> = Vec::new();
+        for now in 1..400 {
+            let len = oracle.published - oracle.una;
+            let from = oracle.una + random.below(len + 1);
+            let to = from + random.below(oracle.published - from + 1);
+            match random.below(9) {
+                0 | 1 if len < 600 => {
+                    let end = oracle.published + random.below(45);
+                    runs.push(now / 3, end, MSS);
+                    oracle.bytes.extend((oracle.published..end).map(|at| (at, 0)));
+                    oracle.published = end;
+                }
+                2 => {
+                    let mut delivery = nothing(now);
+                    let known = oracle.bytes.range(..from).filter(|(_, flags)| **flags & SACKED != 0).count();
+                    runs.advance(from, &mut delivery);
+                    assert_eq!(delivery.acked, from - oracle.una);
+                    assert_eq!(delivery.fresh, delivery.acked - known as u64);
+                    oracle.una = from;
+                    oracle.bytes = oracle.bytes.split_off(&from);
+                }
+                3 | 4 if from > oracle.una && from < to => sack_both(&mut runs, &mut oracle, from, to),
+                5 => {
+                    if let Some(range) = runs.next_lost(1 + random.below(40) as u32) {
+                        assert!(oracle.bytes.range(range.clone()).all(|(_, flags)| *flags == LOST));
+                        assert!(oracle.bytes.range(..range.start).all(|(_, flags)| *flags != LOST));
+                        oracle.set(range.clone(), |_| LOST | PLANNED);
+                        planned.push(range);
+                    } else {
+                        assert_eq!(oracle.count(|flags| flags == LOST), 0);
+                    }
+                }
+                6 if !planned.is_empty() => {
+                    let range = planned.swap_remove(random.below(planned.len() as u64) as usize);
+                    if random.happens(0.3) {
+                        runs.abandon(&range);
+                        oracle.set(range, |flags| flags & !PLANNED);
+                    } else {
+                        runs.transmit(now, range.clone(), MSS);
+                        oracle.set(range, |flags| flags & SACKED);
+                    }
+                }
+                7 if random.happens(0.2) => {
+                    runs.lose_all();
+                    oracle.set(0..u64::MAX, |flags| if flags & SACKED != 0 { flags } else { flags | LOST });
+                }
+                8 if random.happens(0.1) => {
+                    runs.find_all();
+                    oracle.set(0..u64::MAX, |flags| flags & !LOST);
+                }
+                8 if random.happens(0.1) => {
+                    runs.forget_sacks();
+                    oracle.set(0..u64::MAX, |flags| flags & !SACKED);
+                }
+                _ => {}
+            }
+            oracle.check(&runs);
+        }
+    }
+}
+
+#[test]
+fn what_is_published_together_is_one_run() {
+    let mut runs = Runs::default();
+    runs.push(1, 10, MSS);
+    runs.push(1, 40, MSS);
+    runs.push(1, 45, MSS);
+    assert_eq!(runs.len(), 1);
+    runs.push(1, 55, MSS);
+    assert_eq!(runs.len(), 2, "a short segment is the last of a run");
+    runs.push(2, 65, MSS);
+    assert_eq!(runs.len(), 3);
+}
+
+// RFC 2018, section 4: the receiver holds whole segments only if it says so of whole ones.
+#[test]
+fn blocks_are_rounded_inwards() {
+    let mut runs = sent(10);
+    assert_eq!(sack(&mut runs, 11, 19), 0);
+    assert_eq!(sack(&mut runs, 15, 39), 10, "only 20 to 30 is whole");
+    assert_eq!(sack(&mut runs, 15, 40), 10);
+    assert_eq!(runs.len(), 3);
+    assert_eq!(sack(&mut runs, 15, 40), 0, "the same again");
+    assert_eq!(sack(&mut runs, 35, 60), 20, "a neighbour");
+    assert_eq!(runs.len(), 3);
+}
+
+// CVE-2019-11477, -11478, -11479: tiny blocks do not shatter what was sent.
+#[test]
+fn runs_and_work_have_bounds() {
+    let mut runs = Runs::default();
+    runs.push(1, 20_000 * u64::from(MSS), MSS);
+    for segment in (1..20_000_u64).step_by(2) {
+        let from = segment * u64::from(MSS);
+        let before = runs.len();
+        sack(&mut runs, from, from + u64::from(MSS));
+        assert!(runs.len() <= (before + 2).min(MOST - RESERVED + 1));
+    }
+    // Even so, all that is lost is given.
+    runs.lose_all();
+    let mut given = 0;
+    while let Some(range) = runs.next_lost(MSS) {
+        given += range.end - range.start;
+        runs.transmit(2, range, MSS);
+        assert!(runs.len() <= MOST);
+    }
+    assert_eq!((given, runs.lost), (200_000 - u64::from(runs.sacked), 0));
+}
+
+#[test]
+fn new_data_joins_when_there_are_many_runs() {
+    let mut runs = Runs::default();
+    for time in 1..=50_000 {
+        runs.push(time, time * u64::from(MSS), MSS);
+    }
+    assert!(runs.len() <= MOST - RESERVED);
+    assert_eq!(runs.published, 500_000);
+    // The newer time counts: the first run is younger than its first segment.
+    assert!(runs.head().unwrap().time > 1);
+    let mut delivery = nothing(60_000);
+    runs.advance(500_000, &mut delivery);
+    assert_eq!((delivery.acked, runs.len()), (500_000, 0));
+}
+
+#[test]
+fn adjacent_losses_are_given_together() {
+    let mut runs = Runs::default();
+    (1..=6).for_each(|small| runs.push(small, small * 3, MSS));
+    sack(&mut runs, 9, 12);
+    runs.lose_all();
+    assert_eq!(runs.next_lost(20), Some(0..9));
+    assert_eq!(runs.next_lost(4), Some(12..16));
+    runs.transmit(9, 0..9, MSS);
+    assert_eq!(runs.replanned, 4);
+    runs.abandon(&(12..16));
+    assert_eq!(runs.next_lost(20), Some(12..18));
+    assert_eq!(runs.next_lost(20), None);
+}
+
+#[test]
+fn the_probe_is_the_last_segment() {
+    let mut runs = Runs::default();
+    runs.push(1, 35, MSS);
+    assert_eq!(runs.next_probe(MSS), Some(30..35));
+    assert_eq!(runs.next_probe(MSS), None, "it is planned");
+    runs.transmit(2, 30..35, MSS);
+    assert_eq!((runs.replanned, runs.next_probe(MSS)), (0, Some(30..35)));
+}
+
+#[test]
+fn no_memory_is_kept_when_quiet() {
+    let mut runs = Runs::default();
+    runs.push(1, 35, MSS);
+    runs.release();
+    assert_eq!(runs.len(), 1);
+    runs.advance(35, &mut nothing(2));
+    runs.release();
+    assert_eq!(runs.runs.capacity(), 0);
+}

@@ -1,0 +1,166 @@
+//! ACKs of any kind: nothing panics, and the counts stay true.
+
+use offcore_stats::random::SplitMix;
+use proptest::prelude::*;
+
+use super::super::*;
+
+/// What is told to a sender.
+#[derive(Clone, Debug)]
+enum Step {
+    Plan(u64),
+    Publish(u64),
+    Lost(u32),
+    Again(bool),
+    Ack { una: u64, sacks: Vec<(u64, u64)>, dsack: Option<(u64, u64)>, rtt: Option<u64>, flags: u8 },
+    Timer(u64),
+    Mss(u32),
+}
+
+fn near() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..40_000_u64, 1 => 0..u64::MAX, 1 => Just(u64::MAX), 1 => (1_u64 << 31) - 9..(1 << 31) + 9]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let block = || (near(), near());
+    let ack = (
+        near(),
+        prop::collection::vec(block(), 0..6),
+        prop::option::of(block()),
+        prop::option::of(near()),
+        any::<u8>(),
+    );
+    prop_oneof![
+        3 => (1..5000_u64).prop_map(Step::Plan),
+        1 => near().prop_map(Step::Plan),
+        3 => (1..5000_u64).prop_map(Step::Publish),
+        3 => (0..9000_u32).prop_map(Step::Lost),
+        2 => any::<bool>().prop_map(Step::Again),
+        6 => ack.prop_map(|(una, sacks, dsack, rtt, flags)| Step::Ack { una, sacks, dsack, rtt, flags }),
+        2 => (0..400_000_u64).prop_map(Step::Timer),
+        1 => any::<u32>().prop_map(Step::Mss),
+    ]
+}
+
+/// A sender, and what was given by it.
+struct Driver {
+    sender: Recovery,
+    now: u64,
+    given: Vec<Range<u64>>,
+    acked: u64,
+}
+
+impl Driver {
+    fn step(&mut self, step: Step) {
+        let (una, published) = (self.sender.una(), self.sender.published_to());
+        match step {
+            Step::Plan(len) => self.sender.plan_new(self.now, len),
+            Step::Publish(len) => {
+                let end = self.sender.planned_to().min(published + len);
+                self.sender.published(self.now, published..end, false);
+            }
+            Step::Lost(at_most) => {
+                if let Some(range) = self.sender.next_lost(at_most) {
+                    assert!(una <= range.start && range.start < range.end && range.end <= published);
+                    assert!(range.end - range.start <= u64::from(at_most));
+                    assert!(
+                        self.given.iter().all(|other| other.end <= range.start || range.end <= other.start)
+                    );
+                    self.given.push(range);
+                }
+            }
+            Step::Again(kept) => {
+                if let Some(range) = self.given.pop() {
+                    match kept {
+                        true => self.sender.published(self.now, range, true),
+                        false => self.sender.unplanned(range),
+                    }
+                }
+            }
+            Step::Ack { una: to, sacks, dsack, rtt, flags } => {
+                // Half of the positions are relative to what is in flight.
+                let place = |at: u64| if flags & 1 == 0 { at } else { una.saturating_add(at % 20_000) };
+                let sacks: Vec<_> = sacks.into_iter().map(|(from, to)| (place(from), place(to))).collect();
+                let to = if flags & 2 == 0 { una } else { place(to) };
+                let ack = Ack {
+                    una: to,
+                    sacks: &sacks,
+                    dsack,
+                    rtt_sample: rtt,
+                    ece: flags & 0x0c == 0,
+                    window_changed: flags & 0x30 == 0,
+                    has_data: flags & 0xc0 == 0,
+                };
+                let acked = self.sender.ack(self.now, &ack);
+                let valid = if to <= published { to.max(una) } else { una };
+                assert_eq!((self.sender.una(), acked.newly_acked), (valid, valid - una));
+                self.acked += acked.newly_acked;
+            }
+            Step::Timer(time) => {
+                self.now += time;
+                if self.sender.timer(self.now) == TimerAction::Probe
+                    && let Some(range) = self.sender.next_probe()
+                {
+                    assert!(range.start >= una && range.end == published);
+                    self.given.push(range);
+                }
+            }
+            Step::Mss(mss) => self.sender.set_mss(mss),
+        }
+        let una = self.sender.una();
+        self.given.retain(|range| range.end > una);
+        self.check();
+    }
+
+    fn check(&self) {
+        let sender = &self.sender;
+        let (una, published, planned) = (sender.una(), sender.published_to(), sender.planned_to());
+        assert!(una <= published && published <= planned && planned - una < 1 << 31);
+        assert_eq!(una, self.acked);
+        assert!(sender.pipe() <= planned - una);
+        let runs = &sender.runs;
+        let counted = u64::from(runs.sacked) + u64::from(runs.lost) + u64::from(runs.replanned);
+        assert!(counted <= published - una, "{sender:?}");
+        let given: u64 = self.given.iter().map(|range| range.end - range.start.max(una)).sum();
+        assert!(u64::from(runs.replanned) <= given, "{sender:?} {:?}", self.given);
+        assert!(runs.len() <= runs::MOST);
+        assert!(sender.cwnd() >= 28 && sender.window(self.now) <= 1 << 31);
+        assert!(published == una || sender.deadline().is_some() || runs.head_planned(), "{sender:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn garbage_breaks_nothing(
+        steps in prop::collection::vec(step(), 1..300),
+        cubic in any::<bool>(), sack in any::<bool>(), timestamps in any::<bool>(), mss in 0..3000_u32,
+    ) {
+        let algorithm = if cubic { Algorithm::Cubic } else { Algorithm::NewReno };
+        let sender = Recovery::new(mss, algorithm, sack, timestamps);
+        let mut driver = Driver { sender, now: 1, given: Vec::new(), acked: 0 };
+        for step in steps {
+            driver.step(step);
+        }
+    }
+}
+
+#[test]
+fn any_time_is_survived() {
+    let mut random = SplitMix::new(3);
+    let mut sender = Recovery::new(1000, Algorithm::Cubic, true, true);
+    for _ in 0..20_000 {
+        // Clocks that jump are the caller's mistake, not a reason to end.
+        let now = random.next() >> (random.below(63) + 1);
+        sender.plan_new(now, random.below(3000));
+        let (from, to) = (sender.published_to(), sender.planned_to());
+        sender.published(now, from..to, false);
+        sender.timer(now);
+        while let Some(range) = sender.next_lost(3000) {
+            sender.published(now, range, true);
+        }
+        let una = sender.una() + random.below(sender.published_to() - sender.una() + 1);
+        let sacks = [(una + 1000, una + 2000)];
+        sender.ack(now, &Ack { una, sacks: &sacks, rtt_sample: Some(random.next()), ..Ack::default() });
+    }
+}
