@@ -1,6 +1,6 @@
 //! What an ACK does.
 
-use super::delivery::Delivery;
+use super::delivery::{Delivery, Newest};
 use super::{GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
 
 /// SACK blocks of an ACK that are looked at: no more fit beside timestamps but one (RFC 2018, section 3). Each splits two
@@ -52,13 +52,20 @@ impl Recovery {
         if !(plain && ack.una > before && ack.una <= self.runs.published && self.quiet()) {
             return self.ack_slow(now, ack);
         }
-        let mut delivery = self.delivery(now, ack);
-        self.runs.advance(ack.una, &mut delivery);
-        self.estimate(now, ack, &delivery);
+        // Everything was sent once, so the estimators take the times as they are.
+        let (first, last) = self.runs.advance_plain(ack.una);
+        let newest = Newest { time: last, end: ack.una };
+        let rtt = now.saturating_sub(last);
+        if newest >= self.newest {
+            (self.newest, self.newest_rtt) = (newest, rtt);
+        }
+        self.highest = self.highest.max(ack.una);
+        self.rtt.least(now, rtt);
+        self.rtt.sample(now.saturating_sub(first));
         self.expired = 0;
-        self.grow(now, before, delivery.acked);
+        self.grow(now, before, ack.una - before);
         self.rearm(now, true);
-        Acked { newly_acked: delivery.acked, ..Acked::default() }
+        Acked { newly_acked: ack.una - before, ..Acked::default() }
     }
 
     /// Nothing is missing and nothing is doubtful: an ACK that advances is all there is to it.
@@ -70,20 +77,17 @@ impl Recovery {
             && !self.runs.repeats()
     }
 
-    #[inline]
     fn delivery(&self, now: u64, ack: &Ack) -> Delivery {
         Delivery::new(now, self.newest, self.highest, self.echo(now, ack), self.rtt.min())
     }
 
     /// The latest that the segment was sent that the ACK echoes.
-    #[inline]
     fn echo(&self, now: u64, ack: &Ack) -> Option<u64> {
         let sample = ack.rtt_sample.filter(|_| self.timestamps)?;
         Some(now.saturating_sub(sample).saturating_add(GRANULARITY))
     }
 
     /// Takes round-trip times and what RACK keeps from what was delivered.
-    #[inline]
     fn estimate(&mut self, now: u64, ack: &Ack, delivery: &Delivery) {
         if let Some(rtt) = delivery.once {
             self.rtt.least(now, rtt);
@@ -350,7 +354,8 @@ impl Recovery {
         let (pipe, ssthresh) = (self.pipe(), u64::from(self.cc.ssthresh));
         let Some(episode) = &mut self.episode else { return };
         let count = episode.prr.on_ack(delivered, pipe, ssthresh, u64::from(self.mss), safe);
-        self.cc.cwnd = u32::try_from(pipe + count).unwrap_or(u32::MAX);
+        // With nothing in flight no ACK would come that lets a segment go.
+        self.cc.set((pipe + count).max(u64::from(self.mss)));
     }
 
     /// The ACK says that a router marked a segment: one reduction per window (RFC 3168, section 6.1.2).

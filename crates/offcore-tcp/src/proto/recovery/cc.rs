@@ -83,6 +83,11 @@ impl Congestion {
         }
     }
 
+    /// The window in a recovery, which is not the algorithm's.
+    pub(super) fn set(&mut self, cwnd: u64) {
+        self.cwnd = u32::try_from(cwnd).unwrap_or(LARGEST).min(LARGEST);
+    }
+
     /// A window with a loss or a mark: sets `ssthresh` from the bytes in flight. The window itself is the caller's to set.
     pub(super) fn on_loss(&mut self, flight: u64) {
         // Limited transmit sends beyond the window; that is not what the network carried (RFC 5681, section 3.2).

@@ -178,6 +178,27 @@ impl Runs {
         }
     }
 
+    /// The same as [`Runs::advance`] up to `to` where everything is in flight and was sent once. Returns when the first and
+    /// the last segment were sent.
+    #[inline]
+    pub(super) fn advance_plain(&mut self, to: u64) -> (u64, u64) {
+        let first = self.runs.front().map_or(0, |run| run.time);
+        let mut last = first;
+        let una = self.una as u32;
+        let acked = (to as u32).wrapping_sub(una);
+        let mut covered = 0;
+        while covered < acked {
+            let Some(run) = self.runs.front() else { break };
+            last = run.time;
+            covered = run.end.wrapping_sub(una);
+            if covered <= acked {
+                self.runs.pop_front();
+            }
+        }
+        self.una = to;
+        (first, last)
+    }
+
     /// Takes what a cumulative ACK up to `to` covers.
     #[inline]
     pub(super) fn advance(&mut self, to: u64, delivery: &mut Delivery) {

@@ -80,7 +80,7 @@ impl Cubic {
     /// The time since the last ACK does not count.
     pub(super) fn pause(&mut self, now: u64) {
         if self.epoch > 0 {
-            self.epoch += now.saturating_sub(self.last);
+            self.epoch = self.epoch.saturating_add(now.saturating_sub(self.last));
         }
         self.last = now;
     }

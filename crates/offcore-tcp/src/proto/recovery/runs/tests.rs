@@ -245,3 +245,22 @@ fn no_memory_is_kept_when_quiet() {
     runs.release();
     assert_eq!(runs.runs.capacity(), 0);
 }
+
+#[test]
+fn the_short_way_is_the_long_way() {
+    let mut random = SplitMix::new(5);
+    let (mut short, mut long) = (Runs::default(), Runs::default());
+    for now in 1..5000 {
+        let end = short.published + random.below(60);
+        short.push(now / 2, end, MSS);
+        long.push(now / 2, end, MSS);
+        let to = short.una + random.below((short.published - short.una).min(90) + 1);
+        if to == short.una {
+            continue;
+        }
+        let mut delivery = nothing(now);
+        long.advance(to, &mut delivery);
+        assert_eq!(short.advance_plain(to), (delivery.first.unwrap(), delivery.newest.time));
+        assert_eq!((short.una, short.len()), (long.una, long.len()));
+    }
+}
