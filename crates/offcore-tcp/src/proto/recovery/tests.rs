@@ -10,6 +10,6 @@ use super::*;
 #[test]
 fn a_connection_is_small() {
     let size = size_of::<Recovery>();
-    assert!(size <= 352, "{size}");
+    assert!(size <= 304, "{size}");
     assert_eq!(size_of::<runs::Run>(), 16);
 }

@@ -192,9 +192,9 @@ pub(super) struct Transfer {
     most_runs: usize,
     /// Segments to be dropped by number, from 1.
     pub(super) victims: Vec<u64>,
-    /// Everything sent in this time is lost; or arrives this much later.
+    /// Everything sent in this time is lost, or waits for its end.
     pub(super) outage: Range<u64>,
-    pub(super) stall: u64,
+    pub(super) pause: bool,
     sent: u64,
 }
 
@@ -217,7 +217,7 @@ impl Transfer {
             most_runs: 0,
             victims: Vec::new(),
             outage: 0..0,
-            stall: 0,
+            pause: false,
             sent: 0,
         }
     }
@@ -351,17 +351,21 @@ impl Transfer {
     fn transmit_segment(&mut self, range: (u64, u64)) {
         self.sent += 1;
         let waiting = self.busy.saturating_sub(self.now) * self.link.rate / 1_000_000;
-        let full = waiting + (range.1 - range.0) > self.link.queue;
+        let out = self.outage.contains(&self.now);
+        let full = waiting + (range.1 - range.0) > self.link.queue && !(out && self.pause);
         let chance = self.random.happens(self.link.loss);
-        if full || chance || self.victims.contains(&self.sent) || self.outage.contains(&self.now) {
+        if full || chance || self.victims.contains(&self.sent) || (out && !self.pause) {
             self.dropped += 1;
             return;
+        }
+        if out {
+            self.busy = self.busy.max(self.outage.end);
         }
         let took = (range.1 - range.0 + 52) * 1_000_000 / self.link.rate;
         self.busy = self.busy.max(self.now) + took;
         let late = if self.random.happens(self.link.reorder) { self.random.below(self.link.late) } else { 0 };
         let marked = self.link.marks && waiting > self.link.queue / 2;
-        let at = self.busy + self.link.delay + late + self.stall;
+        let at = self.busy + self.link.delay + late;
         self.at(at, Event::Segment { range, sent: self.now, marked });
     }
 

@@ -167,3 +167,18 @@ fn an_outage_is_survived() {
         assert!(report.took < 10_000_000, "{peer:?} {report:?}");
     }
 }
+
+// RFC 3522 and 4015: a pause of the path looks like a loss; what shows that it was none undoes it.
+#[test]
+fn a_pause_is_no_loss() {
+    for peer in peers().filter(|peer| peer.timestamps || peer.sack) {
+        let peer = Peer { window: 200_000, ..peer };
+        let mut transfer = Transfer::new(Link { queue: MB, ..Link::default() }, peer, 8 * MB);
+        transfer.outage = 1_300_000..2_300_000;
+        transfer.pause = true;
+        let report = transfer.run();
+        assert_eq!(report.dropped, 0);
+        assert!(report.stats.timeouts >= 1 && report.stats.spurious >= 1, "{peer:?} {report:?}");
+        assert!(report.took < 2_600_000, "{peer:?} {report:?}");
+    }
+}
