@@ -67,6 +67,14 @@ impl fmt::Debug for EtherType {
     }
 }
 
+/// Writes the header of a frame without tags.
+#[inline]
+pub fn write_header(to: &mut [u8; HEADER_LEN], dst: MacAddr, src: MacAddr, ethertype: EtherType) {
+    put(to, field::DST, dst.0);
+    put(to, field::SRC, src.0);
+    put(to, field::ETHERTYPE, ethertype.0.to_be_bytes());
+}
+
 /// An Ethernet frame to read.
 #[derive(Debug, Clone, Copy)]
 pub struct EthernetFrame<'a> {

@@ -28,6 +28,43 @@ pub(crate) mod field {
     pub(crate) const DST: usize = 16;
 }
 
+/// What a header without options is written from. The packet is whole: no fragment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipv4Header {
+    pub src: Ipv4Addr,
+    pub dst: Ipv4Addr,
+    /// What the payload is.
+    pub protocol: IpProtocol,
+    /// Differentiated services code point in the upper six bits, explicit congestion notification in the lower two.
+    pub dscp_ecn: u8,
+    /// Identification.
+    pub ident: u16,
+    pub dont_fragment: bool,
+    /// Time to live, in hops.
+    pub ttl: u8,
+    /// Length of header and payload together, in bytes.
+    pub total_len: u16,
+}
+
+impl Ipv4Header {
+    /// Writes the header with its checksum.
+    #[inline]
+    pub fn write(&self, to: &mut [u8; HEADER_LEN]) {
+        to[field::VERSION_IHL] = VERSION_IHL_PLAIN;
+        to[field::DSCP_ECN] = self.dscp_ecn;
+        put(to, field::TOTAL_LEN, self.total_len.to_be_bytes());
+        put(to, field::IDENT, self.ident.to_be_bytes());
+        put(to, field::FLAGS_OFFSET, [u8::from(self.dont_fragment) << 6, 0]);
+        to[field::TTL] = self.ttl;
+        to[field::PROTOCOL] = self.protocol.0;
+        put(to, field::CHECKSUM, [0, 0]);
+        put(to, field::SRC, self.src.octets());
+        put(to, field::DST, self.dst.octets());
+        let checksum = Sum::of(to).checksum();
+        put(to, field::CHECKSUM, checksum.to_be_bytes());
+    }
+}
+
 /// An IPv4 packet to read: header, options, and the payload up to the total length.
 #[derive(Debug, Clone, Copy)]
 pub struct Ipv4Packet<'a> {

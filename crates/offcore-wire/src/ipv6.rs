@@ -4,12 +4,15 @@ use std::net::Ipv6Addr;
 
 use crate::{
     error::{Layer, WireError},
-    field::{be16, be32, bytes},
+    field::{be16, be32, bytes, put},
     ip::IpProtocol,
 };
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 40;
+
+/// The flow label's bits of the first word.
+const FLOW_LABEL: u32 = 0x000f_ffff;
 
 pub(crate) mod field {
     pub(crate) const VERSION_CLASS_LABEL: usize = 0;
@@ -18,6 +21,35 @@ pub(crate) mod field {
     pub(crate) const HOP_LIMIT: usize = 7;
     pub(crate) const SRC: usize = 8;
     pub(crate) const DST: usize = 24;
+}
+
+/// What a fixed header is written from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipv6Header {
+    pub src: Ipv6Addr,
+    pub dst: Ipv6Addr,
+    /// What the payload starts with: a transport protocol or an extension header.
+    pub next_header: IpProtocol,
+    pub traffic_class: u8,
+    /// Flow label; of it the lower 20 bits count.
+    pub flow_label: u32,
+    pub hop_limit: u8,
+    /// Length of everything after the fixed header, in bytes.
+    pub payload_len: u16,
+}
+
+impl Ipv6Header {
+    /// Writes the header.
+    #[inline]
+    pub fn write(&self, to: &mut [u8; HEADER_LEN]) {
+        let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & FLOW_LABEL;
+        put(to, field::VERSION_CLASS_LABEL, word.to_be_bytes());
+        put(to, field::PAYLOAD_LEN, self.payload_len.to_be_bytes());
+        to[field::NEXT_HEADER] = self.next_header.0;
+        to[field::HOP_LIMIT] = self.hop_limit;
+        put(to, field::SRC, self.src.octets());
+        put(to, field::DST, self.dst.octets());
+    }
 }
 
 /// An IPv6 packet to read.
@@ -70,7 +102,7 @@ impl<'a> Ipv6Packet<'a> {
     /// Flow label, 20 bits.
     #[inline]
     pub fn flow_label(&self) -> u32 {
-        be32(self.header, field::VERSION_CLASS_LABEL) & 0x000f_ffff
+        be32(self.header, field::VERSION_CLASS_LABEL) & FLOW_LABEL
     }
 
     /// Length of everything after the fixed header, in bytes.

@@ -5,6 +5,9 @@
 //! drops the bounds checks. Views borrow private memory: bytes that another party may still write (guest memory) are
 //! copied first and parsed from the copy.
 //!
+//! What is written is a value: a header's fields in the host's byte order, whose `write` fills an array of the header's
+//! exact size and cannot fail either.
+//!
 //! Nothing here allocates for a packet, nothing is `unsafe`, and nothing panics whatever the bytes are.
 //!
 //! | module | what it knows |
@@ -47,8 +50,8 @@ pub use checksum::Sum;
 pub use error::{Layer, WireError};
 pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
 pub use ip::IpProtocol;
-pub use ipv4::{Ipv4Packet, Ipv4PacketMut};
-pub use ipv6::Ipv6Packet;
-pub use tcp::{TcpFlags, TcpSegment};
+pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};
+pub use ipv6::{Ipv6Header, Ipv6Packet};
+pub use tcp::{TcpFlags, TcpHeader, TcpSegment};
 pub use template::{UdpEndpoint, UdpFlow, UdpTemplate};
-pub use udp::{UdpDatagram, UdpDatagramMut};
+pub use udp::{UdpDatagram, UdpDatagramMut, UdpHeader};

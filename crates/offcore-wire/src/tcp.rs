@@ -1,4 +1,4 @@
-//! TCP (RFC 9293): the header, to read.
+//! TCP (RFC 9293): the header, to read and to write.
 
 use std::{
     fmt,
@@ -9,12 +9,15 @@ use std::{
 use crate::{
     checksum::Sum,
     error::{Layer, WireError},
-    field::{be16, be32},
+    field::{be16, be32, put},
     ip::IpProtocol,
 };
 
 /// Length of the header without options, in bytes.
 pub const HEADER_LEN: usize = 20;
+
+/// Length of the options at most, in bytes.
+pub const MAX_OPTIONS_LEN: usize = 40;
 
 /// Offset of the checksum field in the header, in bytes: the `csum_offset` of a TCP packet.
 pub const CHECKSUM_OFFSET: u16 = 16;
@@ -58,6 +61,25 @@ impl TcpFlags {
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
+
+    /// Whether any bit of `other` is set here.
+    #[inline]
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether no bit is set.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// These flags, but for those of `other`.
+    #[inline]
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
 }
 
 impl BitOr for TcpFlags {
@@ -73,6 +95,42 @@ impl fmt::Debug for TcpFlags {
         const NAMES: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
         let set = (0..8).filter(|bit| self.0 & (1 << bit) != 0).map(|bit| NAMES[bit]);
         f.debug_set().entries(set).finish()
+    }
+}
+
+/// What a header is written from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpHeader {
+    pub src_port: u16,
+    pub dst_port: u16,
+    /// Sequence number of the first byte of the payload; a SYN's own number.
+    pub seq: u32,
+    /// The next sequence number that is expected; counts only with [`TcpFlags::ACK`].
+    pub ack: u32,
+    pub flags: TcpFlags,
+    /// The receive window as it is sent, unscaled.
+    pub window: u16,
+    /// The urgent pointer; counts only with [`TcpFlags::URG`].
+    pub urgent: u16,
+}
+
+impl TcpHeader {
+    /// Writes the header; the checksum field is 0. `options_len` is the length of the options that follow, in bytes: a
+    /// multiple of 4, at most [`MAX_OPTIONS_LEN`]. Of another length the data offset counts what whole words there may
+    /// be.
+    #[inline]
+    pub fn write(&self, to: &mut [u8; HEADER_LEN], options_len: usize) {
+        #[allow(clippy::cast_possible_truncation, reason = "15 at most")]
+        let words = ((HEADER_LEN + options_len.min(MAX_OPTIONS_LEN)) / 4) as u8;
+        put(to, field::SRC_PORT, self.src_port.to_be_bytes());
+        put(to, field::DST_PORT, self.dst_port.to_be_bytes());
+        put(to, field::SEQ, self.seq.to_be_bytes());
+        put(to, field::ACK, self.ack.to_be_bytes());
+        to[field::DATA_OFFSET] = words << 4;
+        to[field::FLAGS] = self.flags.0;
+        put(to, field::WINDOW, self.window.to_be_bytes());
+        put(to, field::CHECKSUM, [0, 0]);
+        put(to, field::URGENT, self.urgent.to_be_bytes());
     }
 }
 

@@ -22,6 +22,26 @@ pub(crate) mod field {
     pub(crate) const CHECKSUM: usize = 6;
 }
 
+/// What a header is written from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpHeader {
+    pub src_port: u16,
+    pub dst_port: u16,
+    /// Length of header and payload together, in bytes.
+    pub len: u16,
+}
+
+impl UdpHeader {
+    /// Writes the header; the checksum field is 0.
+    #[inline]
+    pub fn write(&self, to: &mut [u8; HEADER_LEN]) {
+        put(to, field::SRC_PORT, self.src_port.to_be_bytes());
+        put(to, field::DST_PORT, self.dst_port.to_be_bytes());
+        put(to, field::LENGTH, self.len.to_be_bytes());
+        put(to, field::CHECKSUM, [0, 0]);
+    }
+}
+
 /// A UDP datagram to read.
 #[derive(Debug, Clone, Copy)]
 pub struct UdpDatagram<'a> {
