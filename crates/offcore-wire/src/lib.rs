@@ -52,6 +52,6 @@ pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag}
 pub use ip::IpProtocol;
 pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};
 pub use ipv6::{Ipv6Header, Ipv6Packet};
-pub use tcp::{TcpFlags, TcpHeader, TcpSegment};
+pub use tcp::{SackBlock, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
 pub use template::{UdpEndpoint, UdpFlow, UdpTemplate};
 pub use udp::{UdpDatagram, UdpDatagramMut, UdpHeader};

@@ -1,4 +1,4 @@
-//! TCP (RFC 9293): the header, to read and to write.
+//! TCP (RFC 9293): the header and its options, to read and to write.
 
 use std::{
     fmt,
@@ -13,11 +13,12 @@ use crate::{
     ip::IpProtocol,
 };
 
+pub use options::{MAX_OPTIONS_LEN, MAX_SACK_BLOCKS, MAX_WINDOW_SCALE, SackBlock, TcpOptions, Timestamps};
+
+mod options;
+
 /// Length of the header without options, in bytes.
 pub const HEADER_LEN: usize = 20;
-
-/// Length of the options at most, in bytes.
-pub const MAX_OPTIONS_LEN: usize = 40;
 
 /// Offset of the checksum field in the header, in bytes: the `csum_offset` of a TCP packet.
 pub const CHECKSUM_OFFSET: u16 = 16;
@@ -218,7 +219,7 @@ impl<'a> TcpSegment<'a> {
         HEADER_LEN + self.options.len()
     }
 
-    /// The options, 0 to 40 bytes, unparsed.
+    /// The options, 0 to 40 bytes, for [`TcpOptions::parse`].
     #[inline]
     pub fn options(&self) -> &'a [u8] {
         self.options
