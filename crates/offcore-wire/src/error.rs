@@ -1,4 +1,6 @@
-//! What a view's `new_checked` refuses.
+//! What is refused because it is not the packet it was taken for.
+
+use crate::ip::IpProtocol;
 
 /// The header that was being looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display)]
@@ -20,12 +22,22 @@ pub enum Layer {
 /// Why bytes are not the packet they were taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum WireError {
+    /// IPv6 packet has {found}, an extension header that is not known or not where it may be
+    Extension { found: IpProtocol },
     /// {layer} header says it is {found} bytes long; the least is {min}
     HeaderLength { layer: Layer, found: usize, min: usize },
     /// {layer} length field says {found} bytes; expected {min} to {max}
     Length { layer: Layer, found: usize, min: usize, max: usize },
+    /// {layer} option {kind} is {found} bytes long; expected {min} to {max}
+    OptionLength { layer: Layer, kind: u8, found: usize, min: usize, max: usize },
+    /// IPv6 routing header has {segments_left} segments left, expected 0
+    Routing { segments_left: u8 },
+    /// IPv6 packet has more extension headers than {max}
+    TooManyHeaders { max: usize },
     /// {layer} header needs {needed} bytes, but only {found} are there
     TooShort { layer: Layer, found: usize, needed: usize },
+    /// IPv6 option {kind:#04x} is not known and says that the packet is to be dropped then
+    UnknownOption { kind: u8 },
     /// {layer} header has version {found}, expected {expected}
     Version { layer: Layer, found: u8, expected: u8 },
 }

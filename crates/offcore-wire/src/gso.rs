@@ -228,9 +228,6 @@ fn tcp_after_ipv4(front: &[u8], ip_at: usize) -> Result<usize, GsoError> {
 /// Hop-by-hop options, destination options, and a routing header that has done its work may come before TCP. Any other
 /// routing header changes the pseudo header.
 fn tcp_after_ipv6(front: &[u8], ip_at: usize) -> Result<usize, GsoError> {
-    const HOP_BY_HOP: IpProtocol = IpProtocol(0);
-    const ROUTING: IpProtocol = IpProtocol(43);
-    const DESTINATION: IpProtocol = IpProtocol(60);
     let header: &[u8; ipv6::HEADER_LEN] = at(front, ip_at)?;
     if header[0] >> 4 != 6 {
         return Err(GsoError::IpHeader { found: header[0] });
@@ -241,10 +238,12 @@ fn tcp_after_ipv6(front: &[u8], ip_at: usize) -> Result<usize, GsoError> {
     while end < MAX_HEADERS {
         let extension = match next {
             IpProtocol::TCP => return Ok(end),
-            HOP_BY_HOP | DESTINATION | ROUTING => at::<4>(front, end)?,
+            IpProtocol::HOP_BY_HOP | IpProtocol::DESTINATION_OPTIONS | IpProtocol::ROUTING => {
+                at::<4>(front, end)?
+            }
             _ => break,
         };
-        if next == ROUTING && extension[3] != 0 {
+        if next == IpProtocol::ROUTING && extension[3] != 0 {
             break;
         }
         next = IpProtocol(extension[0]);

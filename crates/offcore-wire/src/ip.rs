@@ -7,10 +7,20 @@ use std::fmt;
 pub struct IpProtocol(pub u8);
 
 impl IpProtocol {
+    /// Options for the destination, an extension header of IPv6.
+    pub const DESTINATION_OPTIONS: Self = Self(60);
+    /// The fragment header, an extension header of IPv6.
+    pub const FRAGMENT: Self = Self(44);
+    /// Options for every hop, an extension header of IPv6.
+    pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP.
     pub const ICMP: Self = Self(1);
     /// ICMPv6.
     pub const ICMPV6: Self = Self(58);
+    /// Nothing follows (IPv6).
+    pub const NO_NEXT_HEADER: Self = Self(59);
+    /// The routing header, an extension header of IPv6.
+    pub const ROUTING: Self = Self(43);
     /// TCP.
     pub const TCP: Self = Self(6);
     /// UDP.

@@ -1,4 +1,4 @@
-//! IPv6 (RFC 8200): the fixed header. Extension headers are left in the payload.
+//! IPv6 (RFC 8200): the fixed header, extension headers walked over, and addresses that follow from others.
 
 use std::net::Ipv6Addr;
 
@@ -7,6 +7,12 @@ use crate::{
     field::{be16, be32, bytes, put},
     ip::IpProtocol,
 };
+
+pub use address::{link_local, multicast_mac, solicited_node};
+pub use extension::{Fragment, MAX_EXTENSIONS, Transport};
+
+mod address;
+mod extension;
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 40;
@@ -135,9 +141,28 @@ impl<'a> Ipv6Packet<'a> {
         Ipv6Addr::from(bytes::<16, _>(self.header, field::DST))
     }
 
-    /// The bytes after the fixed header, up to the payload length.
+    /// The bytes after the fixed header, up to the payload length. Extension headers are still in it.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
+    }
+
+    /// What the packet carries behind its extension headers: hop-by-hop options, which may only be the first, and up to
+    /// [`MAX_EXTENSIONS`] routing headers, destination options and fragment headers.
+    ///
+    /// # Errors
+    /// [`WireError::TooShort`] where a header goes beyond the payload, [`WireError::OptionLength`] where an option goes
+    /// beyond its header. [`WireError::UnknownOption`] if an option is not to be skipped by who does not know it,
+    /// [`WireError::Routing`] if the packet is to go on to somebody else, [`WireError::Extension`] for any other
+    /// extension header, [`WireError::TooManyHeaders`].
+    #[inline]
+    pub fn transport(&self) -> Result<Transport<'a>, WireError> {
+        match self.next_header() {
+            IpProtocol::HOP_BY_HOP => {
+                let (next_header, rest) = extension::options(self.payload)?;
+                Transport::behind(next_header, rest)
+            }
+            next_header => Transport::behind(next_header, self.payload),
+        }
     }
 }

@@ -51,7 +51,7 @@ pub use error::{Layer, WireError};
 pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
 pub use ip::IpProtocol;
 pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};
-pub use ipv6::{Ipv6Header, Ipv6Packet};
+pub use ipv6::{Fragment, Ipv6Header, Ipv6Packet};
 pub use tcp::{SackBlock, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
 pub use template::{UdpEndpoint, UdpFlow, UdpTemplate};
 pub use udp::{UdpDatagram, UdpDatagramMut, UdpHeader};
