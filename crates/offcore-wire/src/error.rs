@@ -5,6 +5,8 @@ use crate::ip::IpProtocol;
 /// The header that was being looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display)]
 pub enum Layer {
+    /// ARP
+    Arp, // RFC 826
     /// Ethernet
     Ethernet,
     /// IPv4
@@ -24,10 +26,14 @@ pub enum Layer {
 pub enum WireError {
     /// IPv6 packet has {found}, an extension header that is not known or not where it may be
     Extension { found: IpProtocol },
+    /// {layer} field {field} is {found}, expected {expected}
+    Field { layer: Layer, field: &'static str, found: u16, expected: u16 },
     /// {layer} header says it is {found} bytes long; the least is {min}
     HeaderLength { layer: Layer, found: usize, min: usize },
     /// {layer} length field says {found} bytes; expected {min} to {max}
     Length { layer: Layer, found: usize, min: usize, max: usize },
+    /// ARP operation is {found}, expected 1 (request) or 2 (reply)
+    Operation { found: u16 },
     /// {layer} option {kind} is {found} bytes long; expected {min} to {max}
     OptionLength { layer: Layer, kind: u8, found: usize, min: usize, max: usize },
     /// IPv6 routing header has {segments_left} segments left, expected 0

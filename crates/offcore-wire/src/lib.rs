@@ -6,15 +6,17 @@
 //! copied first and parsed from the copy.
 //!
 //! What is written is a value: a header's fields in the host's byte order, whose `write` fills an array of the header's
-//! exact size and cannot fail either.
+//! exact size and cannot fail either. Short messages (ARP, TCP options) are values in both directions: `parse` reads
+//! all of one.
 //!
 //! Nothing here allocates for a packet, nothing is `unsafe`, and nothing panics whatever the bytes are.
 //!
 //! | module | what it knows |
 //! |---|---|
 //! | [`ethernet`] | MAC addresses, the Ethernet II header, 802.1Q tags |
-//! | [`ip`], [`ipv4`], [`ipv6`] | IP headers |
-//! | [`udp`], [`tcp`] | transport headers |
+//! | [`arp`] | ARP packets |
+//! | [`ip`], [`ipv4`], [`ipv6`] | IP headers, IPv6 extension headers, addresses that follow from others |
+//! | [`udp`], [`tcp`] | transport headers, TCP options |
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
 //! | [`traffic`] | headers as a user chooses them |
 //! | [`stamp`] | numbers and times behind any headers, and content to be verified |
@@ -27,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arp;
 pub mod checksum;
 pub mod dscp;
 mod error;
@@ -46,6 +49,7 @@ pub mod traffic;
 pub mod udp;
 pub mod virtio_net;
 
+pub use arp::{Arp, ArpOperation};
 pub use checksum::Sum;
 pub use error::{Layer, WireError};
 pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
