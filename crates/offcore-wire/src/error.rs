@@ -9,6 +9,8 @@ pub enum Layer {
     Arp, // RFC 826
     /// Ethernet
     Ethernet,
+    /// ICMP
+    Icmpv4, // RFC 792
     /// IPv4
     Ipv4, // RFC 791
     /// IPv6

@@ -6,7 +6,7 @@
 //! copied first and parsed from the copy.
 //!
 //! What is written is a value: a header's fields in the host's byte order, whose `write` fills an array of the header's
-//! exact size and cannot fail either. Short messages (ARP, TCP options) are values in both directions: `parse` reads
+//! exact size and cannot fail either. Short messages (ARP, ICMP, TCP options) are values in both directions: `parse` reads
 //! all of one.
 //!
 //! Nothing here allocates for a packet, nothing is `unsafe`, and nothing panics whatever the bytes are.
@@ -16,6 +16,7 @@
 //! | [`ethernet`] | MAC addresses, the Ethernet II header, 802.1Q tags |
 //! | [`arp`] | ARP packets |
 //! | [`ip`], [`ipv4`], [`ipv6`] | IP headers, IPv6 extension headers, addresses that follow from others |
+//! | [`icmpv4`] | echo and errors |
 //! | [`udp`], [`tcp`] | transport headers, TCP options |
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
 //! | [`traffic`] | headers as a user chooses them |
@@ -36,6 +37,8 @@ mod error;
 pub mod ethernet;
 mod field;
 pub mod gso;
+mod icmp;
+pub mod icmpv4;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
@@ -53,6 +56,7 @@ pub use arp::{Arp, ArpOperation};
 pub use checksum::Sum;
 pub use error::{Layer, WireError};
 pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
+pub use icmpv4::Icmpv4;
 pub use ip::IpProtocol;
 pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};
 pub use ipv6::{Fragment, Ipv6Header, Ipv6Packet};

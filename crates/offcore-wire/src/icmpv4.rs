@@ -1,0 +1,205 @@
+//! ICMP for IPv4 (RFC 792; RFC 1191 for path MTUs; RFC 1812 for what errors quote).
+
+use crate::{
+    checksum::Sum,
+    error::{Layer, WireError},
+    field::be16,
+    icmp::{self, field},
+};
+
+/// Length of the header in bytes: what every message begins with.
+pub const HEADER_LEN: usize = icmp::HEADER_LEN;
+
+/// Length of an error message at most, in bytes: with an IPv4 header in front of it 576 (RFC 1812, 4.3.2.3).
+pub const MAX_ERROR_LEN: usize = 556;
+
+/// Type: the answer to [`ECHO`].
+pub const ECHO_REPLY: u8 = 0;
+/// Type: the packet was not delivered.
+pub const DESTINATION_UNREACHABLE: u8 = 3;
+/// Type: there is a better first hop.
+pub const REDIRECT: u8 = 5;
+/// Type: asks for [`ECHO_REPLY`].
+pub const ECHO: u8 = 8;
+/// Type: the time to live came to 0, or fragments were missing.
+pub const TIME_EXCEEDED: u8 = 11;
+/// Type: a header is wrong.
+pub const PARAMETER_PROBLEM: u8 = 12;
+
+/// Code of [`DESTINATION_UNREACHABLE`]: nobody takes the protocol.
+pub const PROTOCOL_UNREACHABLE: u8 = 2;
+/// Code of [`DESTINATION_UNREACHABLE`]: nobody takes the port.
+pub const PORT_UNREACHABLE: u8 = 3;
+/// Code of [`DESTINATION_UNREACHABLE`]: the packet is too long for the next hop and must not be fragmented.
+pub const FRAGMENTATION_NEEDED: u8 = 4;
+
+/// A message. What an error quotes is the packet that it is about, from its IPv4 header on; it may be cut anywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Icmpv4<'a> {
+    /// A host wants its bytes back.
+    EchoRequest { ident: u16, seq: u16 },
+    /// They are here.
+    EchoReply { ident: u16, seq: u16 },
+    /// The packet was not delivered.
+    Unreachable {
+        code: u8,
+        /// With [`FRAGMENTATION_NEEDED`], the MTU of the next hop in bytes; 0 from a router older than RFC 1191.
+        mtu: u16,
+        quoted: &'a [u8],
+    },
+    /// The packet was under way for too long.
+    TimeExceeded { code: u8, quoted: &'a [u8] },
+    /// A header of the packet is wrong.
+    ParameterProblem {
+        /// Where, in bytes from the start of the packet.
+        pointer: u8,
+        quoted: &'a [u8],
+    },
+    /// There is a better first hop. A host may leave it at that.
+    Redirect,
+    /// Any other.
+    Other { kind: u8, code: u8 },
+}
+
+impl<'a> Icmpv4<'a> {
+    /// Reads the payload of an IPv4 packet, or as much of it as there is in one place. The checksum is not looked at.
+    ///
+    /// # Errors
+    /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let Some((header, quoted)) = bytes.split_first_chunk::<HEADER_LEN>() else {
+            return Err(WireError::TooShort { layer: Layer::Icmpv4, found: bytes.len(), needed: HEADER_LEN });
+        };
+        let (kind, code) = (header[field::TYPE], header[field::CODE]);
+        let [high, low] = [be16(header, field::REST), be16(header, field::REST + 2)];
+        Ok(match kind {
+            ECHO => Self::EchoRequest { ident: high, seq: low },
+            ECHO_REPLY => Self::EchoReply { ident: high, seq: low },
+            DESTINATION_UNREACHABLE => Self::Unreachable { code, mtu: low, quoted },
+            TIME_EXCEEDED => Self::TimeExceeded { code, quoted },
+            PARAMETER_PROBLEM => Self::ParameterProblem { pointer: header[field::REST], quoted },
+            REDIRECT => Self::Redirect,
+            _ => Self::Other { kind, code },
+        })
+    }
+}
+
+/// Makes an echo request the reply to it. The checksum stays as right as it was, wherever the rest of the message lies.
+#[inline]
+pub fn make_echo_reply(message: &mut [u8; HEADER_LEN]) {
+    icmp::set_type(message, ECHO_REPLY);
+}
+
+/// Writes an error message of type `kind` with its checksum, and returns its length in bytes. `rest` is what the second
+/// four bytes of the header hold: 0, the MTU of the next hop, or, in its upper eight bits, a pointer. `quoted` is the
+/// packet, from its IPv4 header on. As much of it is quoted as fits into `to` and into [`MAX_ERROR_LEN`]; where not
+/// even the header fits into `to`, nothing is written and 0 is returned.
+pub fn write_error(to: &mut [u8], kind: u8, code: u8, rest: u32, quoted: &[u8]) -> usize {
+    icmp::write_error(to, MAX_ERROR_LEN, [kind, code], rest, quoted, |_| Sum::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `ping -c 1 -s 16 -p ab` with its timestamp left out.
+    const PING: [u8; 24] = [
+        8, 0, 0x80, 0x76, 0x1a, 0x2b, 0, 1, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab, 0xab,
+        0xab, 0xab, 0xab, 0xab, 0xab,
+    ];
+
+    #[test]
+    fn echo_and_its_reply() {
+        assert!(Sum::of(&PING).is_valid());
+        assert_eq!(Icmpv4::parse(&PING), Ok(Icmpv4::EchoRequest { ident: 0x1a2b, seq: 1 }));
+        let mut reply = PING;
+        make_echo_reply(reply.first_chunk_mut().unwrap());
+        assert_eq!(Icmpv4::parse(&reply), Ok(Icmpv4::EchoReply { ident: 0x1a2b, seq: 1 }));
+        assert_eq!(reply[..8], [0, 0, 0x88, 0x76, 0x1a, 0x2b, 0, 1]);
+        assert!(Sum::of(&reply).is_valid());
+    }
+
+    /// The one reply whose updated checksum could be the wrong zero.
+    #[test]
+    fn a_reply_of_nothing_but_zeros_is_right() {
+        let mut message = [8, 0, 0xf7, 0xff, 0, 0, 0, 0];
+        assert!(Sum::of(&message).is_valid());
+        make_echo_reply(&mut message);
+        assert_eq!(message, [0, 0, 0xff, 0xff, 0, 0, 0, 0]);
+        assert!(Sum::of(&message).is_valid());
+    }
+
+    #[test]
+    fn errors_are_read() {
+        let quoted = [0x45, 0, 0, 99];
+        let read = |kind, code, rest: [u8; 4]| {
+            let message = [&[kind, code, 0xaa, 0xbb][..], &rest, &quoted].concat();
+            format!("{:?}", Icmpv4::parse(&message).unwrap())
+        };
+        assert_eq!(read(3, 4, [0, 0, 5, 0x14]), "Unreachable { code: 4, mtu: 1300, quoted: [69, 0, 0, 99] }");
+        assert_eq!(read(11, 1, [0; 4]), "TimeExceeded { code: 1, quoted: [69, 0, 0, 99] }");
+        assert_eq!(read(12, 0, [9, 1, 1, 1]), "ParameterProblem { pointer: 9, quoted: [69, 0, 0, 99] }");
+        assert_eq!(read(5, 1, [10, 0, 0, 1]), "Redirect");
+        assert_eq!(read(13, 2, [0; 4]), "Other { kind: 13, code: 2 }");
+        for found in 0..HEADER_LEN {
+            let error = WireError::TooShort { layer: Layer::Icmpv4, found, needed: HEADER_LEN };
+            assert_eq!(Icmpv4::parse(&PING[..found]), Err(error));
+        }
+    }
+
+    #[test]
+    fn errors_quote_what_fits() {
+        let packet = [0x5a; 2000];
+        let mut to = [0xee; 1500];
+        assert_eq!(
+            write_error(&mut to, DESTINATION_UNREACHABLE, PORT_UNREACHABLE, 0, &packet),
+            MAX_ERROR_LEN
+        );
+        assert!(Sum::of(&to[..MAX_ERROR_LEN]).is_valid());
+        assert!(to[MAX_ERROR_LEN..].iter().all(|byte| *byte == 0xee));
+        for len in 0..HEADER_LEN {
+            let mut to = vec![0xee; len];
+            assert_eq!(write_error(&mut to, TIME_EXCEEDED, 0, 0, &packet), 0);
+            assert!(to.iter().all(|byte| *byte == 0xee));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_written_error_reads_back(
+            code: u8,
+            rest: u32,
+            packet in prop::collection::vec(any::<u8>(), 0..100),
+            room in 8..120usize,
+        ) {
+            let mut to = vec![0xee; room];
+            let len = write_error(&mut to, DESTINATION_UNREACHABLE, code, rest, &packet);
+            prop_assert_eq!(len, room.min(8 + packet.len()));
+            let quoted = &packet[..len - 8];
+            let mtu = rest as u16;
+            prop_assert_eq!(Icmpv4::parse(&to[..len]), Ok(Icmpv4::Unreachable { code, mtu, quoted }));
+            prop_assert!(Sum::of(&to[..len]).is_valid());
+            prop_assert!(to[len..].iter().all(|byte| *byte == 0xee));
+            let theirs = etherparse::Icmpv4Slice::from_slice(&to[..len]).unwrap();
+            prop_assert_eq!((theirs.type_u8(), theirs.code_u8(), theirs.payload()), (3, code, quoted));
+        }
+
+        #[test]
+        fn replies_have_a_right_checksum(ident: u16, seq: u16, data in prop::collection::vec(any::<u8>(), 0..60)) {
+            let ping = etherparse::IcmpEchoHeader { id: ident, seq };
+            let ping = etherparse::Icmpv4Header::with_checksum(etherparse::Icmpv4Type::EchoRequest(ping), &data);
+            let mut message = [&ping.to_bytes()[..], &data].concat();
+            prop_assert_eq!(Icmpv4::parse(&message), Ok(Icmpv4::EchoRequest { ident, seq }));
+            make_echo_reply(message.first_chunk_mut().unwrap());
+            prop_assert_eq!(Icmpv4::parse(&message), Ok(Icmpv4::EchoReply { ident, seq }));
+            prop_assert!(Sum::of(&message).is_valid());
+        }
+
+        #[test]
+        fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            prop_assert_eq!(Icmpv4::parse(&bytes).is_ok(), bytes.len() >= HEADER_LEN);
+        }
+    }
+}
