@@ -1,5 +1,7 @@
 //! What is refused because it is not the packet it was taken for.
 
+use std::net::Ipv6Addr;
+
 use crate::ip::IpProtocol;
 
 /// The header that was being looked at.
@@ -11,6 +13,8 @@ pub enum Layer {
     Ethernet,
     /// ICMP
     Icmpv4, // RFC 792
+    /// ICMPv6
+    Icmpv6, // RFC 4443 and 4861
     /// IPv4
     Ipv4, // RFC 791
     /// IPv6
@@ -34,6 +38,8 @@ pub enum WireError {
     HeaderLength { layer: Layer, found: usize, min: usize },
     /// {layer} length field says {found} bytes; expected {min} to {max}
     Length { layer: Layer, found: usize, min: usize, max: usize },
+    /// {layer} target is {found}, a multicast address; expected a unicast address
+    MulticastTarget { layer: Layer, found: Ipv6Addr },
     /// ARP operation is {found}, expected 1 (request) or 2 (reply)
     Operation { found: u16 },
     /// {layer} option {kind} is {found} bytes long; expected {min} to {max}
