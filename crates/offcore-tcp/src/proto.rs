@@ -2,5 +2,37 @@
 //!
 //! Times are microseconds since the stack was made, as `u64`. Positions in a stream are `u64` offsets of its first byte;
 //! sequence numbers are what they look like on the wire, and only headers have them.
+mod addr;
+mod calls;
+mod conns;
+mod demux;
+mod handshake;
+mod icmp;
+mod iface;
+mod input;
+mod ip;
+mod neighbour;
+mod net;
+mod opening;
+mod output;
+mod packet;
+mod reassembly;
+mod receive;
+mod recovery;
+mod secrets;
+mod segment;
+mod send;
+mod stack;
+mod tcb;
+mod timewait;
+mod wheel;
 
-pub mod recovery;
+pub use addr::{ConnId, FlowKey};
+pub use calls::{CallError, Info};
+pub use iface::{IfaceConfig, Prefix, Route};
+pub use ip::ip_end;
+pub use packet::{
+    Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Verdict,
+};
+pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
+pub use stack::{Config, Stack};

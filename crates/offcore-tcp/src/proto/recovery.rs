@@ -28,9 +28,9 @@ mod timer;
 
 use std::ops::Range;
 
-pub use ack::{Ack, Acked};
+pub(super) use ack::{Ack, Acked};
 pub use cc::Algorithm;
-pub use timer::TimerAction;
+pub(super) use timer::TimerAction;
 
 use cc::Congestion;
 use delivery::Newest;
@@ -102,7 +102,7 @@ pub struct Stats {
 /// window go ([`Recovery::plan_new`]); tells what the port has ([`Recovery::published`]) and what it will not get
 /// ([`Recovery::unplanned`]); and brings ACKs ([`Recovery::ack`]) and the time ([`Recovery::timer`]).
 #[derive(Debug)]
-pub struct Recovery {
+pub(super) struct Recovery {
     runs: Runs,
     /// The end of what was planned.
     planned: u64,
@@ -145,7 +145,7 @@ pub struct Recovery {
 impl Recovery {
     /// A connection that is established and has sent nothing. `mss`: bytes of payload per segment, options taken off;
     /// below 28 it is taken for 28, above 65,535 for that. `sack` and `timestamps`: both sides agreed to use them.
-    pub fn new(mss: u32, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
+    pub(super) fn new(mss: u32, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
         let mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
         Self {
             runs: Runs::default(),
@@ -176,18 +176,18 @@ impl Recovery {
     }
 
     /// The round-trip time of the handshake, unless its segment was sent twice.
-    pub fn first_rtt(&mut self, now: u64, sample: u64) {
+    pub(super) fn first_rtt(&mut self, now: u64, sample: u64) {
         self.rtt.sample(sample);
         self.rtt.least(now, sample);
     }
 
     /// The SYN or its answer had to be sent again: begins with one segment (RFC 5681, section 3.1).
-    pub fn handshake_lost(&mut self) {
+    pub(super) fn handshake_lost(&mut self) {
         self.cc.on_handshake_loss();
     }
 
     /// The path carries segments of another size from now on (RFC 1191, 4821).
-    pub fn set_mss(&mut self, mss: u32) {
+    pub(super) fn set_mss(&mut self, mss: u32) {
         self.mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
         self.cc.set_mss(self.mss);
     }
@@ -195,7 +195,7 @@ impl Recovery {
     /// Bytes of new data that may be planned now; the peer's window is the caller's to apply. Lost data goes first, and
     /// takes from the same window. One segment is free while a probe is due.
     #[inline]
-    pub fn window(&self, now: u64) -> u64 {
+    pub(super) fn window(&self, now: u64) -> u64 {
         let pipe = self.pipe();
         let cwnd = if pipe == 0 { self.cc.after_idle(self.idle(now), self.rtt.base()) } else { self.cc.cwnd };
         let room = u64::from(cwnd).saturating_sub(pipe);
@@ -204,7 +204,7 @@ impl Recovery {
 
     /// New data of `len` bytes is planned: it follows what was planned last.
     #[inline]
-    pub fn plan_new(&mut self, now: u64, len: u64) {
+    pub(super) fn plan_new(&mut self, now: u64, len: u64) {
         if self.pipe() == 0 {
             let (idle, rto) = (self.idle(now), self.rtt.base());
             if idle >= rto {
@@ -225,7 +225,7 @@ impl Recovery {
 
     /// Lost data to be retransmitted next, at most so many bytes and as far as the window goes; planned from now on. None
     /// where nothing is lost or there is no room.
-    pub fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
+    pub(super) fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
         if self.runs.lost == 0 {
             return None;
         }
@@ -245,7 +245,7 @@ impl Recovery {
 
     /// The last segment, to be sent again because a probe is due and there is no new data to send; planned from now on.
     /// None where there is nothing to probe with.
-    pub fn next_probe(&mut self) -> Option<Range<u64>> {
+    pub(super) fn next_probe(&mut self) -> Option<Range<u64>> {
         if self.probe != Probe::Due {
             return None;
         }
@@ -256,7 +256,7 @@ impl Recovery {
     }
 
     /// What was planned will not be published: the last new data, or a retransmission, which may be given again.
-    pub fn unplanned(&mut self, range: Range<u64>) {
+    pub(super) fn unplanned(&mut self, range: Range<u64>) {
         if range.start >= self.runs.published {
             if range.end == self.planned && range.start < self.planned {
                 self.planned = range.start;
@@ -275,7 +275,7 @@ impl Recovery {
     /// The port has this data: clocks start. `retransmission`: it is the range of [`Recovery::next_lost`] or
     /// [`Recovery::next_probe`] or a part of one; new data is published in order.
     #[inline]
-    pub fn published(&mut self, now: u64, range: Range<u64>, retransmission: bool) {
+    pub(super) fn published(&mut self, now: u64, range: Range<u64>, retransmission: bool) {
         if retransmission {
             return self.published_again(now, range);
         }
@@ -293,23 +293,23 @@ impl Recovery {
 
     /// Memory of sent data is given back. To be called when the connection has been quiet for some time: a connection that
     /// sends now and then would allocate each time otherwise.
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         self.runs.release();
     }
 
     /// Whether the next new segment should have CWR set, if ECN was negotiated (RFC 3168, section 6.1.2).
-    pub fn cwr_due(&self) -> bool {
+    pub(super) fn cwr_due(&self) -> bool {
         self.cwr
     }
 
     /// A new segment was sent with CWR.
-    pub fn cwr_sent(&mut self) {
+    pub(super) fn cwr_sent(&mut self) {
         self.cwr = false;
     }
 
     /// Bytes in flight, those planned included: neither acknowledged, nor SACKed, nor lost (RFC 6675, section 4).
     #[inline]
-    pub fn pipe(&self) -> u64 {
+    pub(super) fn pipe(&self) -> u64 {
         let gone = u64::from(self.runs.sacked)
             + u64::from(self.runs.lost)
             + u64::from(self.duplicates) * u64::from(self.mss);
@@ -317,62 +317,62 @@ impl Recovery {
     }
 
     /// The first byte that is not acknowledged.
-    pub fn una(&self) -> u64 {
+    pub(super) fn una(&self) -> u64 {
         self.runs.una
     }
 
     /// The end of what was published.
-    pub fn published_to(&self) -> u64 {
+    pub(super) fn published_to(&self) -> u64 {
         self.runs.published
     }
 
     /// The end of what was planned.
-    pub fn planned_to(&self) -> u64 {
+    pub(super) fn planned_to(&self) -> u64 {
         self.planned
     }
 
     /// Where the sender is.
-    pub fn state(&self) -> State {
+    pub(super) fn state(&self) -> State {
         self.state
     }
 
     /// The smoothed round-trip time in microseconds, 0 before the first sample.
-    pub fn srtt(&self) -> u64 {
+    pub(super) fn srtt(&self) -> u64 {
         self.rtt.srtt()
     }
 
     /// The variation of the round-trip time in microseconds.
-    pub fn rttvar(&self) -> u64 {
+    pub(super) fn rttvar(&self) -> u64 {
         self.rtt.variation()
     }
 
     /// The least round-trip time of the last minutes in microseconds, if there was a sample.
-    pub fn min_rtt(&self) -> Option<u64> {
+    pub(super) fn min_rtt(&self) -> Option<u64> {
         self.rtt.min()
     }
 
     /// The timeout in microseconds, with its doublings.
-    pub fn rto(&self) -> u64 {
+    pub(super) fn rto(&self) -> u64 {
         self.rtt.rto()
     }
 
     /// The congestion window in bytes.
-    pub fn cwnd(&self) -> u64 {
+    pub(super) fn cwnd(&self) -> u64 {
         u64::from(self.cc.cwnd)
     }
 
     /// The slow start threshold in bytes; `u32::MAX` before the first loss.
-    pub fn ssthresh(&self) -> u64 {
+    pub(super) fn ssthresh(&self) -> u64 {
         u64::from(self.cc.ssthresh)
     }
 
     /// Timeouts since an ACK advanced: the caller gives up at some number (RFC 1122, section 4.2.3.5).
-    pub fn backoffs(&self) -> u8 {
+    pub(super) fn backoffs(&self) -> u8 {
         self.expired
     }
 
     /// What happened so far.
-    pub fn stats(&self) -> Stats {
+    pub(super) fn stats(&self) -> Stats {
         self.episode.as_ref().map_or_else(Stats::default, |episode| episode.stats)
     }
 

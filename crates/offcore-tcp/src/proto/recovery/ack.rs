@@ -11,42 +11,42 @@ const THRESHOLD: u32 = 3;
 
 /// An ACK as far as recovery is concerned.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ack<'a> {
+pub(crate) struct Ack<'a> {
     /// The next byte that the receiver expects.
-    pub una: u64,
+    pub(crate) una: u64,
     /// SACK blocks, first byte and the one after the last, without the DSACK.
-    pub sacks: &'a [(u64, u64)],
+    pub(crate) sacks: &'a [(u64, u64)],
     /// What the receiver had twice (RFC 2883).
-    pub dsack: Option<(u64, u64)>,
+    pub(crate) dsack: Option<(u64, u64)>,
     /// The time since the segment was sent that the timestamp echoes, in microseconds.
-    pub rtt_sample: Option<u64>,
+    pub(crate) rtt_sample: Option<u64>,
     /// The ACK has ECE, and ECN was negotiated.
-    pub ece: bool,
+    pub(crate) ece: bool,
     /// The window it advertises is not the one before.
-    pub window_changed: bool,
+    pub(crate) window_changed: bool,
     /// It has payload, SYN or FIN.
-    pub has_data: bool,
+    pub(crate) has_data: bool,
 }
 
 /// What an ACK did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Acked {
+pub(crate) struct Acked {
     /// Bytes that the cumulative ACK covers and the one before did not.
-    pub newly_acked: u64,
+    pub(crate) newly_acked: u64,
     /// Bytes that SACK covers since this ACK.
-    pub newly_sacked: u64,
+    pub(crate) newly_sacked: u64,
     /// Bytes that are lost since this ACK.
-    pub lost: u64,
+    pub(crate) lost: u64,
     /// It showed that a reduction was for nothing, which is undone.
-    pub spurious: bool,
+    pub(crate) spurious: bool,
     /// It ended a recovery.
-    pub recovered: bool,
+    pub(crate) recovered: bool,
 }
 
 impl Recovery {
     /// An ACK has come. Old ones change nothing but by their SACK blocks; one beyond what was published changes nothing.
     #[inline]
-    pub fn ack(&mut self, now: u64, ack: &Ack) -> Acked {
+    pub(crate) fn ack(&mut self, now: u64, ack: &Ack) -> Acked {
         let before = self.runs.una;
         let plain = ack.sacks.is_empty() && ack.dsack.is_none() && !ack.ece;
         if !(plain && ack.una > before && ack.una <= self.runs.published && self.quiet()) {

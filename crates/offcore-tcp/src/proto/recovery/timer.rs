@@ -11,7 +11,7 @@ const UNKNOWN: u64 = 1_000_000;
 
 /// What the caller does about a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimerAction {
+pub(crate) enum TimerAction {
     /// Nothing.
     None,
     /// Send a segment of new data, for which [`Recovery::window`] has room now, if the peer's window has; otherwise
@@ -27,13 +27,13 @@ pub enum TimerAction {
 impl Recovery {
     /// When [`Recovery::timer`] is to be called next, if at all. Every call on this structure may change it.
     #[inline]
-    pub fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         let first = self.timeout_at.min(self.probe_at).min(self.reorder_at);
         (first != NEVER).then_some(first)
     }
 
     /// It is `now`. One action per call: where the deadline is not in the future after it, it is called again.
-    pub fn timer(&mut self, now: u64) -> TimerAction {
+    pub(crate) fn timer(&mut self, now: u64) -> TimerAction {
         if self.runs.is_empty() {
             (self.timeout_at, self.probe_at, self.reorder_at) = (NEVER, NEVER, NEVER);
             return TimerAction::None;

@@ -1,0 +1,241 @@
+//! What applications ask for.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use super::addr::{ConnId, FlowKey};
+use super::handshake::Listener;
+use super::input::FIN_TIMEOUT;
+use super::packet::{Cause, Out};
+use super::receive::Receiver;
+use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
+use super::send::Sender;
+use super::stack::Stack;
+use super::tcb::{Asking, State, Tcb};
+
+/// Why a call was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
+pub enum CallError {
+    /// no route to the address
+    NoRoute,
+    /// the address is not one of this stack's
+    NotOurs,
+    /// the address and port are in use
+    InUse,
+    /// every port that could be chosen is in use
+    NoPort,
+    /// there are as many connections as may be
+    TooMany,
+    /// the connection is gone
+    Gone,
+    /// the connection's stream has been ended, or is not open yet
+    NotOpen,
+    /// an index of the application's end means nothing
+    Misuse,
+}
+
+/// Who the ends of a connection are, and how it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Info {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub state: &'static str,
+    /// Bytes of congestion window.
+    pub cwnd: u64,
+    /// Slow start threshold, in bytes.
+    pub ssthresh: u64,
+    /// Bytes in flight.
+    pub pipe: u64,
+    /// Smoothed round trip time, its variation, and the shortest, in microseconds.
+    pub srtt: u64,
+    pub rttvar: u64,
+    pub min_rtt: Option<u64>,
+    /// Retransmission timeout, in microseconds.
+    pub rto: u64,
+    pub recovery: RecoveryState,
+    pub stats: RecoveryStats,
+    /// Bytes of payload in a segment, at most.
+    pub mss: u16,
+}
+
+impl Stack {
+    /// Takes connections to `port`, at one address of ours or at all; the listener's number.
+    ///
+    /// # Errors
+    /// [`CallError::NotOurs`], [`CallError::InUse`].
+    pub fn listen(&mut self, address: Option<IpAddr>, port: u16, backlog: usize) -> Result<u32, CallError> {
+        let ours = |address: &IpAddr| {
+            let mut all = self.net.ifaces.iter().flat_map(|iface| &iface.addresses);
+            all.any(|own| own.prefix.address == *address)
+        };
+        if !address.as_ref().is_none_or(ours) {
+            return Err(CallError::NotOurs);
+        }
+        let backlog = backlog.clamp(1, u16::MAX.into());
+        let listener = Listener { address, port, backlog, half_open: 0, accept: VecDeque::new() };
+        self.listeners.insert(listener).ok_or(CallError::InUse)
+    }
+
+    /// Takes no more connections; those that were not accepted are reset.
+    pub fn unlisten(&mut self, now: u64, listener: u32, out: &mut Out) {
+        let Some(gone) = self.listeners.remove(listener) else { return };
+        for id in gone.accept {
+            self.abort(now, id, out);
+        }
+    }
+
+    /// The next connection of a listener, when there is one.
+    pub fn accept(&mut self, listener: u32) -> Option<ConnId> {
+        loop {
+            let id = self.listeners.get_mut(listener)?.accept.pop_front()?;
+            let Some(conn) = self.conns.get_mut(id) else { continue };
+            conn.listener = None;
+            if conn.tcb.state != State::Closed {
+                return Some(id);
+            }
+            self.free_when_done(id);
+        }
+    }
+
+    /// Asks for a connection. [`Event::Connected`](super::packet::Event::Connected) or
+    /// [`Closed`](super::packet::Event::Closed) says what has become of it.
+    ///
+    /// # Errors
+    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany).
+    pub fn connect(&mut self, now: u64, to: SocketAddr, out: &mut Out) -> Result<ConnId, CallError> {
+        let way = self.net.way(to.ip()).ok_or(CallError::NoRoute)?;
+        let key = |port| FlowKey::new(way.source, port, to.ip(), to.port());
+        let (secrets, demux) = (&self.secrets, &self.demux);
+        let taken = |port| {
+            let key = key(port);
+            demux.lookup(secrets.flow(&key), |value| self.key_of(value) == Some(key)).is_some()
+        };
+        let port = secrets.port(now, way.source, to, taken).ok_or(CallError::NoPort)?;
+        let key = key(port);
+        let iss = self.secrets.isn(&key, now);
+        let mut tcb = Tcb::new(
+            key,
+            way,
+            Receiver::new(0, 0, 0),
+            Sender::new(iss, 536, self.wishes.algorithm, false, false),
+        );
+        tcb.asking = Some(Asking { due: now, tries: 0, since: now });
+        let id = self.add(tcb, None).ok_or(CallError::TooMany)?;
+        self.ask_again(now, id, out);
+        Ok(id)
+    }
+
+    /// The application has written.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`], [`CallError::NotOpen`]; [`CallError::Misuse`] when its index means nothing: the connection is
+    /// reset.
+    pub fn written(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
+        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        if !this.tcb.may_send() {
+            return Err(CallError::NotOpen);
+        }
+        if this.written(&mut self.arena, self.config.send_buffer).is_err() {
+            self.abort(now, conn, out);
+            return Err(CallError::Misuse);
+        }
+        self.touch(conn);
+        self.settle(now, out);
+        Ok(())
+    }
+
+    /// The application has read.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`]; [`CallError::Misuse`] when its index means nothing: the connection is reset.
+    pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
+        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        match this.rx.consumed(&mut self.arena) {
+            Ok(position) => this.tcb.receiver.consumed(position),
+            Err(_) => {
+                self.abort(now, conn, out);
+                return Err(CallError::Misuse);
+            }
+        }
+        self.touch(conn);
+        self.settle(now, out);
+        Ok(())
+    }
+
+    /// The application waits for room to write; [`Event::Writable`](super::packet::Event::Writable) says when there is.
+    pub fn want_room(&mut self, conn: ConnId) {
+        if let Some(this) = self.conns.get_mut(conn) {
+            this.wants_room = true;
+        }
+    }
+
+    /// The application writes no more; what it has written is sent, and then that the stream has ended.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`], [`CallError::NotOpen`].
+    pub fn shutdown(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
+        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        this.tcb.state = match this.tcb.state {
+            State::Established | State::SynReceived => State::FinWait1,
+            State::CloseWait => State::LastAck,
+            _ => return Err(CallError::NotOpen),
+        };
+        this.tcb.sender.close();
+        self.touch(conn);
+        self.settle(now, out);
+        Ok(())
+    }
+
+    /// The application lets go of a connection: it ends as Linux ends one. When there is data that was not read, the peer
+    /// learns that it was lost (RFC 9293, 3.6.1).
+    pub fn close(&mut self, now: u64, conn: ConnId, out: &mut Out) {
+        let Some(this) = self.conns.get_mut(conn) else { return };
+        let tcb = &mut this.tcb;
+        if tcb.state == State::SynSent || tcb.receiver.has_unread() {
+            return self.abort(now, conn, out);
+        }
+        tcb.orphan = true;
+        if tcb.state == State::FinWait2 {
+            tcb.give_up = Some(now + FIN_TIMEOUT);
+            self.touch(conn);
+            self.settle(now, out);
+        } else if self.shutdown(now, conn, out).is_err() {
+            self.free_when_done(conn);
+        }
+    }
+
+    /// The application lets go of a connection, which is reset.
+    pub fn abort(&mut self, now: u64, conn: ConnId, out: &mut Out) {
+        let Some(this) = self.conns.get_mut(conn) else { return };
+        this.tcb.orphan = true;
+        self.net.abort(now, &mut this.tcb, out);
+        self.over(conn, Cause::Aborted, out);
+        self.free_when_done(conn);
+    }
+
+    /// Who the ends of a connection are, and how it is.
+    pub fn info(&self, conn: ConnId) -> Option<Info> {
+        let tcb = &self.conns.get(conn)?.tcb;
+        let recovery = &tcb.sender.recovery;
+        Some(Info {
+            local: SocketAddr::new(tcb.key.local(), tcb.key.local_port),
+            remote: SocketAddr::new(tcb.key.remote(), tcb.key.remote_port),
+            state: tcb.state.name(),
+            cwnd: recovery.cwnd(),
+            ssthresh: recovery.ssthresh(),
+            pipe: recovery.pipe(),
+            srtt: recovery.srtt(),
+            rttvar: recovery.rttvar(),
+            min_rtt: recovery.min_rtt(),
+            rto: recovery.rto(),
+            recovery: recovery.state(),
+            stats: recovery.stats(),
+            mss: tcb.sender.mss(),
+        })
+    }
+
+    /// All connections.
+    pub fn all(&self) -> impl Iterator<Item = ConnId> {
+        self.conns.iter().map(|(id, _)| id)
+    }
+}

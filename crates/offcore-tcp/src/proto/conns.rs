@@ -1,0 +1,184 @@
+//! All connections of a stack, by number.
+
+use offcore_session::{Arena, Fifo, Misuse, Place, Rx, Tx};
+
+use super::addr::ConnId;
+use super::packet::{Event, Out};
+use super::tcb::{State, Tcb};
+
+/// Bytes that an application may write before it is seen to write much: one small block.
+const FIRST_GRANT: u64 = 4096;
+
+/// A connection and its FIFOs.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub tcb: Tcb,
+    /// What it shares with the application.
+    pub slot: Place,
+    /// From the peer to the application.
+    pub rx: Fifo<Rx>,
+    /// From the application to the peer.
+    pub tx: Fifo<Tx>,
+    /// Bytes that the application may write ahead.
+    ahead: u64,
+    /// Planned packets that have not been sealed.
+    pub planned: u32,
+    /// The application waits for room.
+    pub wants_room: bool,
+    /// The listener that it belongs to, until it is accepted.
+    pub listener: Option<u32>,
+}
+
+impl Conn {
+    /// With a slot of its own; `None` when the arena has none.
+    pub(super) fn new(tcb: Tcb, arena: &mut Arena) -> Option<Box<Self>> {
+        let slot = arena.take_slot()?;
+        let (rx, tx) = (Fifo::new(slot), Fifo::new(slot));
+        let ahead = FIRST_GRANT;
+        Some(Box::new(Self { tcb, slot, rx, tx, ahead, planned: 0, wants_room: false, listener: None }))
+    }
+
+    /// Gives its memory back.
+    pub(super) fn dissolve(mut self: Box<Self>, arena: &mut Arena) {
+        self.rx.discard(arena);
+        self.tx.discard(arena);
+        arena.give_slot(self.slot);
+    }
+
+    /// Lets the application write as much as it has shown to need, `buffer` bytes ahead at most.
+    pub(super) fn grant(&mut self, arena: &mut Arena, buffer: u32) {
+        let used = self.tx.edge() - self.tx.released();
+        if used > self.ahead / 2 {
+            self.ahead = (self.ahead * 2).min(buffer.into()).max(FIRST_GRANT);
+        }
+        let upto = self.tx.released() + self.ahead;
+        if upto > self.tx.end() {
+            self.tx.grant(arena, upto);
+        }
+    }
+
+    /// Gives back what a quiet connection does not need.
+    pub(super) fn trim(&mut self, arena: &mut Arena, buffer: u32) {
+        self.tcb.sender.recovery.release();
+        self.rx.shrink(arena);
+        if self.tx.shrink(arena) {
+            self.ahead = FIRST_GRANT;
+            self.grant(arena, buffer);
+        }
+    }
+
+    /// Looks how far the application has written.
+    pub(super) fn written(&mut self, arena: &mut Arena, buffer: u32) -> Result<(), Misuse> {
+        let written = self.tx.written(arena)?;
+        self.tcb.sender.written(written);
+        self.grant(arena, buffer);
+        Ok(())
+    }
+
+    /// The peer has acknowledged more: the application has room.
+    #[inline]
+    pub(super) fn acknowledged(&mut self, arena: &mut Arena, id: ConnId, buffer: u32, out: &mut Out) {
+        self.tx.acked(arena, self.tcb.sender.acknowledged());
+        self.grant(arena, buffer);
+        if std::mem::take(&mut self.wants_room) {
+            out.events.push(Event::Writable(id));
+        }
+    }
+
+    /// The application learns of what does not wait for a copy.
+    #[inline]
+    pub(super) fn settle(&mut self, id: ConnId, out: &mut Out) {
+        let tcb = &mut self.tcb;
+        if tcb.placing == 0 && !tcb.told_end && tcb.receiver.end() == Some(tcb.committed) {
+            tcb.told_end = true;
+            out.events.push(Event::EndOfStream(id));
+        }
+    }
+
+    /// Whether nothing refers to it any more.
+    pub(super) fn is_free(&self) -> bool {
+        self.tcb.orphan && self.tcb.state == State::Closed && self.tcb.placing == 0 && self.planned == 0
+    }
+}
+
+/// A slot, used again and again; its generation tells one connection from the next.
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    conn: Option<Box<Conn>>,
+}
+
+/// Connections by number.
+#[derive(Debug, Default)]
+pub(super) struct Conns {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl Conns {
+    pub(super) fn new(limit: u32) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Adds one, or returns it when there are as many as may be.
+    pub(super) fn insert(&mut self, conn: Box<Conn>) -> Result<ConnId, Box<Conn>> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < self.limit as usize => {
+                self.slots.push(Slot { generation: 0, conn: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return Err(conn),
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.conn = Some(conn);
+        Ok(ConnId { index, generation: slot.generation })
+    }
+
+    pub(super) fn remove(&mut self, id: ConnId) -> Option<Box<Conn>> {
+        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let conn = slot.conn.take()?;
+        self.free.push(id.index);
+        Some(conn)
+    }
+
+    /// The connection that a name means, when it is still there.
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        slot.conn.as_deref_mut().filter(|_| slot.generation == id.generation)
+    }
+
+    pub(super) fn get(&self, id: ConnId) -> Option<&Conn> {
+        let slot = self.slots.get(id.index as usize)?;
+        slot.conn.as_deref().filter(|_| slot.generation == id.generation)
+    }
+
+    /// The connection in a slot, and its name.
+    #[inline]
+    pub(super) fn at(&mut self, index: u32) -> Option<(ConnId, &mut Conn)> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let id = ConnId { index, generation: slot.generation };
+        slot.conn.as_deref_mut().map(|conn| (id, conn))
+    }
+
+    #[inline]
+    pub(super) fn peek(&self, index: u32) -> Option<&Conn> {
+        self.slots.get(index as usize)?.conn.as_deref()
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ConnId, &Conn)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let id = ConnId { index: index as u32, generation: slot.generation };
+            slot.conn.as_deref().map(|conn| (id, conn))
+        })
+    }
+}

@@ -1,0 +1,214 @@
+//! SYNs: what they offer, what both sides agree on, and connections that are half open.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
+
+use super::addr::{ConnId, FlowKey};
+use super::iface::Way;
+use super::output::{Fields, payload_of};
+use super::receive::Receiver;
+use super::recovery::Algorithm;
+use super::segment::Segment;
+use super::send::Sender;
+use super::tcb::{Agreed, State, Tcb};
+
+/// Our window's scale: enough for 16 MiB.
+pub(super) const SCALE: u8 = 8;
+/// Largest scale that counts (RFC 7323, 2.3).
+const SCALE_MAX: u8 = 14;
+/// Segment size of a peer that says none (RFC 9293, MUST-15).
+const MSS_DEFAULT: u16 = 536;
+const MSS_DEFAULT_V6: u16 = 1220;
+/// Smallest segment size that is believed: below, headers would be all there is (as Linux).
+const MSS_MIN: u16 = 48;
+/// First wait for an answer to a SYN (RFC 6298, 2.1), doubled each time.
+pub(super) const SYN_TIMEOUT: u64 = 1_000_000;
+/// SYNs and their answers are repeated as often (as Linux).
+pub(super) const SYN_RETRIES: u8 = 6;
+pub(super) const SYN_ACK_RETRIES: u8 = 5;
+
+/// What this end wants.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wishes {
+    pub receive_window: u32,
+    pub algorithm: Algorithm,
+    pub ecn: bool,
+}
+
+/// The options of our SYN, or of the answer to one: then only what the peer has offered too.
+pub(super) fn offer(
+    mtu: u16,
+    to: IpAddr,
+    timestamps: Option<Timestamps>,
+    sack: bool,
+    scale: bool,
+) -> TcpOptions {
+    TcpOptions {
+        mss: Some(payload_of(mtu, to, false)),
+        window_scale: scale.then_some(SCALE),
+        sack_permitted: sack,
+        timestamps,
+        ..TcpOptions::default()
+    }
+}
+
+/// What a peer's SYN offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Offered {
+    pub mss: u16,
+    pub scale: Option<u8>,
+    pub sack: bool,
+    pub timestamp: Option<u32>,
+    pub ecn: bool,
+    /// Not scaled.
+    pub window: u16,
+}
+
+impl Offered {
+    pub(super) fn of(segment: &Segment, to: IpAddr) -> Self {
+        let options = &segment.options;
+        let default = if to.is_ipv4() { MSS_DEFAULT } else { MSS_DEFAULT_V6 };
+        let ecn = if segment.has(TcpFlags::ACK) {
+            segment.has(TcpFlags::ECE) && !segment.has(TcpFlags::CWR)
+        } else {
+            segment.flags.contains(TcpFlags::ECE | TcpFlags::CWR)
+        };
+        Self {
+            mss: options.mss.unwrap_or(default).max(MSS_MIN),
+            scale: options.window_scale.map(|scale| scale.min(SCALE_MAX)),
+            sack: options.sack_permitted,
+            timestamp: options.timestamps.map(|timestamps| timestamps.value),
+            ecn,
+            window: segment.window,
+        }
+    }
+}
+
+/// Both ends of a handshake as it is known when the peer's SYN has come.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Both {
+    pub key: FlowKey,
+    pub way: Way,
+    pub mtu: u16,
+    pub iss: u32,
+    pub irs: u32,
+    pub offered: Offered,
+    /// What our timestamps are ahead of the clock.
+    pub timestamp_offset: u32,
+}
+
+/// A connection whose peer's SYN has come.
+pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
+    let Both { key, way, mtu, iss, irs, offered, timestamp_offset } = *both;
+    let agreed = Agreed {
+        timestamps: offered.timestamp.map(|_| timestamp_offset),
+        sack: offered.sack,
+        ecn: offered.ecn && wishes.ecn,
+    };
+    let remote = key.remote();
+    let options = if agreed.timestamps.is_some() { 12 } else { 0 };
+    let theirs = offered.mss.saturating_sub(options).max(8);
+    let mss = theirs.min(payload_of(mtu, remote, agreed.timestamps.is_some()));
+    let scale = if offered.scale.is_some() { SCALE } else { 0 };
+    let promise = match offered.scale {
+        Some(_) => wishes.receive_window,
+        None => wishes.receive_window.min(u16::MAX.into()),
+    };
+    let mut receiver = Receiver::new(irs, promise, scale);
+    let sender = Sender::new(iss, mss, wishes.algorithm, agreed.sack, agreed.timestamps.is_some());
+    if let Some(timestamp) = offered.timestamp {
+        receiver.start_timestamps(now, timestamp);
+    }
+    // The window of our SYN has been announced.
+    receiver.acknowledge_syn();
+    let mut tcb = Tcb::new(key, way, receiver, sender);
+    tcb.agreed = agreed;
+    tcb.sender.scale = offered.scale.unwrap_or(0);
+    tcb.sender.open_window(offered.window.into());
+    tcb.state = State::Established;
+    tcb
+}
+
+/// A connection whose SYN we have answered: RFC 9293's SYN-RECEIVED of a passive open.
+#[derive(Debug, Clone)]
+pub(super) struct Half {
+    pub both: Both,
+    pub listener: u32,
+    pub due: u64,
+    pub since: u64,
+    pub tries: u8,
+}
+
+impl Half {
+    /// Our answer to the SYN.
+    pub(super) fn answer(&self, now: u64, wishes: &Wishes) -> Fields {
+        let Both { key, mtu, iss, irs, offered, timestamp_offset, .. } = self.both;
+        let timestamps = offered
+            .timestamp
+            .map(|echo| Timestamps { value: timestamp_offset.wrapping_add((now / 1000) as u32), echo });
+        let ecn = if offered.ecn && wishes.ecn { TcpFlags::ECE } else { TcpFlags(0) };
+        Fields {
+            src_port: key.local_port,
+            dst_port: key.remote_port,
+            seq: iss,
+            ack: irs.wrapping_add(1),
+            flags: TcpFlags::SYN | TcpFlags::ACK | ecn,
+            window: wishes.receive_window.min(u16::MAX.into()) as u16,
+            options: offer(mtu, key.remote(), timestamps, offered.sack, offered.scale.is_some()),
+        }
+    }
+}
+
+/// An address and port that connections come to.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    /// Connections that are half open, or not accepted yet: as many each, at most.
+    pub backlog: usize,
+    pub half_open: usize,
+    pub accept: VecDeque<ConnId>,
+}
+
+/// Listeners by address and port.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    by_address: HashMap<(Option<IpAddr>, u16), u32>,
+    all: Vec<Option<Listener>>,
+}
+
+impl Listeners {
+    /// Adds one; `None` when the address and port have one.
+    pub(super) fn insert(&mut self, listener: Listener) -> Option<u32> {
+        let key = (listener.address, listener.port);
+        if self.by_address.contains_key(&key) {
+            return None;
+        }
+        let free = self.all.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() - 1
+        });
+        self.all[index] = Some(listener);
+        self.by_address.insert(key, index as u32);
+        Some(index as u32)
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<Listener> {
+        let listener = self.all.get_mut(index as usize)?.take()?;
+        self.by_address.remove(&(listener.address, listener.port));
+        Some(listener)
+    }
+
+    /// Who takes connections to an address: its own listener goes before one of all addresses.
+    pub(super) fn find(&self, address: IpAddr, port: u16) -> Option<u32> {
+        let at = |address| self.by_address.get(&(address, port));
+        at(Some(address)).or_else(|| at(None)).copied()
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Listener> {
+        self.all.get_mut(index as usize)?.as_mut()
+    }
+}

@@ -1,0 +1,173 @@
+//! ICMP: echoes are answered; errors say something about connections (RFC 5927 for whom to believe; RFC 1191 and 8201
+//! for the path's MTU).
+
+use std::net::IpAddr;
+
+use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Ipv4Packet, Ipv6Packet, ethernet, icmpv4, icmpv6};
+
+use super::addr::{ConnId, FlowKey};
+use super::ip::IpHeaders;
+use super::output::payload_of;
+use super::packet::{Cause, DropReason, Out, RxSeg, Verdict};
+use super::segment::position;
+use super::stack::{Entry, Stack};
+use super::tcb::State;
+
+/// The least MTU that is believed: below, a peer could make us send headers only (as Linux).
+const LEAST_V4: u16 = 552;
+const LEAST_V6: u16 = 1280;
+
+/// A packet of ours that an error is about.
+struct Quoted {
+    key: FlowKey,
+    seq: u32,
+}
+
+impl Quoted {
+    fn v4(bytes: &[u8]) -> Option<Self> {
+        let ip = Ipv4Packet::head_of(bytes, u16::MAX.into()).ok()?;
+        Self::tcp(ip.src().into(), ip.dst().into(), ip.protocol(), ip.payload())
+    }
+
+    fn v6(bytes: &[u8]) -> Option<Self> {
+        let ip = Ipv6Packet::head_of(bytes, 40 + usize::from(u16::MAX)).ok()?;
+        Self::tcp(ip.src().into(), ip.dst().into(), ip.next_header(), ip.payload())
+    }
+
+    fn tcp(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &[u8]) -> Option<Self> {
+        let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>().filter(|_| protocol == IpProtocol::TCP)?;
+        let (from, to) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        Some(Self { key: FlowKey::new(src, from, dst, to), seq: u32::from_be_bytes([e, f, g, h]) })
+    }
+}
+
+impl Stack {
+    /// ICMP: echoes are answered in place.
+    pub(super) fn icmp(
+        &mut self,
+        ip: &IpHeaders,
+        packet: &mut RxSeg<'_>,
+        to_us: bool,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let end = ip.end.min(packet.head.len());
+        let message = packet.head.get(ip.transport..end).ok_or(DropReason::Malformed)?;
+        match Icmpv4::parse(message).map_err(|_| DropReason::Malformed)? {
+            Icmpv4::EchoRequest { .. } if to_us => {
+                let head = packet.head.get_mut(ip.transport..).and_then(<[u8]>::first_chunk_mut);
+                icmpv4::make_echo_reply(head.ok_or(DropReason::Malformed)?);
+                turn_round(packet.head, 26, 4);
+                Ok(Verdict::Reply)
+            }
+            Icmpv4::Unreachable { code, mtu, quoted } => {
+                self.unreachable_v4(code, mtu, quoted, out);
+                Ok(Verdict::Consumed)
+            }
+            _ => Ok(Verdict::Consumed),
+        }
+    }
+
+    pub(super) fn icmpv6(
+        &mut self,
+        now: u64,
+        iface: u8,
+        ip: &IpHeaders,
+        packet: &mut RxSeg<'_>,
+        to_us: bool,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let end = ip.end.min(packet.head.len());
+        let message = packet.head.get(ip.transport..end).ok_or(DropReason::Malformed)?;
+        match Icmpv6::parse(message).map_err(|_| DropReason::Malformed)? {
+            Icmpv6::EchoRequest { .. } if to_us => {
+                let head = packet.head.get_mut(ip.transport..).and_then(<[u8]>::first_chunk_mut);
+                icmpv6::make_echo_reply(head.ok_or(DropReason::Malformed)?);
+                turn_round(packet.head, 22, 16);
+                Ok(Verdict::Reply)
+            }
+            Icmpv6::NeighborSolicit(question) => Ok(self.net.solicited(now, iface, ip, &question, out)),
+            Icmpv6::NeighborAdvert(answer) => Ok(self.net.advertised(now, iface, ip, &answer, out)),
+            Icmpv6::Unreachable { code, quoted } => {
+                self.unreachable_v6(code, quoted, out);
+                Ok(Verdict::Consumed)
+            }
+            Icmpv6::PacketTooBig { mtu, quoted } => {
+                self.packet_too_big(mtu, quoted);
+                Ok(Verdict::Consumed)
+            }
+            _ => Ok(Verdict::Consumed),
+        }
+    }
+
+    /// The connection that an error is about, when it quotes what is in flight.
+    fn quoted(&mut self, quoted: Option<Quoted>) -> Option<ConnId> {
+        let Quoted { key, seq } = quoted?;
+        let hash = self.secrets.flow(&key);
+        let value = self.demux.lookup(hash, |value| self.key_of(value) == Some(key))?;
+        let Entry::Conn(index) = Entry::of(value) else { return None };
+        let (id, conn) = self.conns.at(index)?;
+        let sender = &conn.tcb.sender;
+        if conn.tcb.state == State::SynSent {
+            return (seq == sender.seq(0).wrapping_sub(1)).then_some(id);
+        }
+        let at = position(seq, sender.seq(0), sender.una())?;
+        (sender.una()..=sender.published_to()).contains(&at).then_some(id)
+    }
+
+    /// A packet of ours was not delivered.
+    #[cold]
+    pub(super) fn unreachable_v4(&mut self, code: u8, mtu: u16, quoted: &[u8], out: &mut Out) {
+        let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
+        match code {
+            icmpv4::FRAGMENTATION_NEEDED => self.set_path_mtu(id, mtu.max(LEAST_V4)),
+            // These do not mend themselves (RFC 1122, 4.2.3.9).
+            icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE => self.unreachable(id, out),
+            _ => {}
+        }
+    }
+
+    /// The same of IPv6.
+    #[cold]
+    pub(super) fn unreachable_v6(&mut self, code: u8, quoted: &[u8], out: &mut Out) {
+        if code == icmpv6::PORT_UNREACHABLE
+            && let Some(id) = self.quoted(Quoted::v6(quoted))
+        {
+            self.unreachable(id, out);
+        }
+    }
+
+    /// Only a connection that is not there yet ends by it: who is connected has a peer (RFC 5927, 6.1).
+    fn unreachable(&mut self, id: ConnId, out: &mut Out) {
+        if self.conns.get(id).is_some_and(|conn| conn.tcb.state == State::SynSent) {
+            self.over(id, Cause::Unreachable, out);
+        }
+    }
+
+    #[cold]
+    pub(super) fn packet_too_big(&mut self, mtu: u32, quoted: &[u8]) {
+        if let Some(id) = self.quoted(Quoted::v6(quoted)) {
+            self.set_path_mtu(id, u16::try_from(mtu).unwrap_or(u16::MAX).max(LEAST_V6));
+        }
+    }
+
+    /// The path takes packets of `mtu` bytes at most.
+    fn set_path_mtu(&mut self, id: ConnId, mtu: u16) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let tcb = &mut conn.tcb;
+        let mss = payload_of(mtu, tcb.key.remote(), tcb.agreed.timestamps.is_some());
+        if mss < tcb.sender.mss() {
+            tcb.sender.set_mss(mss);
+            self.touch(id);
+        }
+    }
+}
+
+/// Makes an answer's link and IP headers of a question's: who sent it gets it. Addresses of `len` bytes lie at
+/// `addresses`; their exchange leaves checksums as they are.
+fn turn_round(head: &mut [u8], addresses: usize, len: usize) {
+    let (link, _) = head.split_at_mut(ethernet::HEADER_LEN);
+    let (dst, src) = link.split_at_mut(6);
+    dst.swap_with_slice(&mut src[..6]);
+    let (src, dst) = head[addresses..addresses + 2 * len].split_at_mut(len);
+    src.swap_with_slice(dst);
+}

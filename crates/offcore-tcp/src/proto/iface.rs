@@ -1,0 +1,247 @@
+//! Interfaces, their addresses, and routes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use offcore_wire::{MacAddr, ipv6};
+
+/// What an interface is.
+#[derive(Debug, Clone)]
+pub struct IfaceConfig {
+    pub mac: MacAddr,
+    /// Bytes of an IP packet, at most: 576 to 65535; IPv6 asks for 1280 or more.
+    pub mtu: u16,
+    pub addresses: Vec<Prefix>,
+    pub routes: Vec<Route>,
+    /// Bytes of a TCP packet that the port cuts into segments itself; 0 when it does not.
+    pub segment_offload: u32,
+}
+
+/// An address and how many of its leading bits name the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    pub address: IpAddr,
+    pub len: u8,
+}
+
+impl Prefix {
+    /// Whether `other` is of the same network.
+    pub fn contains(&self, other: IpAddr) -> bool {
+        match (self.address, other) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                (own.to_bits() ^ other.to_bits()).leading_zeros() >= u32::from(self.len).min(32)
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                (own.to_bits() ^ other.to_bits()).leading_zeros() >= u32::from(self.len).min(128)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Packets to a network go by a gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    pub to: Prefix,
+    pub gateway: IpAddr,
+}
+
+impl Route {
+    /// The default route of a gateway's family.
+    pub fn default_by(gateway: IpAddr) -> Self {
+        let address = match gateway {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        Self { to: Prefix { address, len: 0 }, gateway }
+    }
+}
+
+/// What an address of ours is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Somebody else may have it; until this time nobody has said so (RFC 4862, 5.4).
+    Tentative {
+        until: u64,
+    },
+    Preferred,
+    /// Somebody else has it.
+    Duplicated,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnAddress {
+    pub prefix: Prefix,
+    pub standing: Standing,
+}
+
+/// An interface.
+#[derive(Debug)]
+pub(crate) struct Iface {
+    pub mac: MacAddr,
+    pub mtu: u16,
+    pub addresses: Vec<OwnAddress>,
+    pub routes: Vec<Route>,
+    pub segment_offload: u32,
+}
+
+impl Iface {
+    pub(crate) fn new(config: &IfaceConfig) -> Self {
+        let standing = Standing::Tentative { until: 0 };
+        let link_local = Prefix { address: ipv6::link_local(config.mac).into(), len: 64 };
+        let with_v6 = config.addresses.iter().any(|prefix| prefix.address.is_ipv6());
+        let all = config.addresses.iter().copied().chain(with_v6.then_some(link_local));
+        Self {
+            mac: config.mac,
+            mtu: config.mtu,
+            addresses: all.map(|prefix| OwnAddress { prefix, standing }).collect(),
+            routes: config.routes.clone(),
+            segment_offload: config.segment_offload,
+        }
+    }
+
+    /// Whether a packet to this address may be taken.
+    pub(crate) fn owns(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|own| own.prefix.address == address && own.standing == Standing::Preferred)
+    }
+
+    /// Whether `address` is a multicast group that the interface is in, and its station address.
+    pub(crate) fn is_in_group(&self, address: IpAddr) -> bool {
+        const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let IpAddr::V6(group) = address else { return address == Ipv4Addr::new(224, 0, 0, 1) };
+        group == ALL_NODES
+            || self.addresses.iter().any(|own| match own.prefix.address {
+                IpAddr::V6(address) => group == ipv6::solicited_node(address),
+                IpAddr::V4(_) => false,
+            })
+    }
+
+    /// Whether `address` is the broadcast address of a network of the interface.
+    pub(crate) fn is_broadcast(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(address) = address else { return false };
+        address.is_broadcast()
+            || self.addresses.iter().any(|own| match own.prefix.address {
+                IpAddr::V4(ours) if own.prefix.len < 31 => {
+                    let host = u32::MAX.checked_shr(own.prefix.len.into()).unwrap_or(0);
+                    address.to_bits() == ours.to_bits() | host
+                }
+                _ => false,
+            })
+    }
+
+    /// The neighbour to send a packet for `to` to, and how long the prefix is by which it is known.
+    fn next_hop(&self, to: IpAddr) -> Option<(IpAddr, u8)> {
+        let link = |to: IpAddr| self.addresses.iter().filter(move |own| own.prefix.contains(to));
+        let direct = link(to).map(|own| (to, own.prefix.len));
+        let by_gateway = self.routes.iter().filter(|route| route.to.contains(to));
+        direct.chain(by_gateway.map(|route| (route.gateway, route.to.len))).max_by_key(|hop| hop.1)
+    }
+
+    /// The own address to send from when a packet goes to `next_hop` (RFC 6724 in short: of the same network, otherwise
+    /// any of the same family and scope).
+    fn source(&self, to: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
+        let usable = || {
+            let preferred = self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
+            preferred
+                .map(|own| own.prefix)
+                .filter(move |own| own.address.is_ipv4() == to.is_ipv4())
+                .filter(move |own| is_link_local(own.address) == is_link_local(to) || to.is_ipv4())
+        };
+        let near = usable().find(|own| own.contains(next_hop));
+        near.or_else(|| usable().next()).map(|own| own.address)
+    }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+/// Which way a packet goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub iface: u8,
+    pub next_hop: IpAddr,
+    /// Our address on that way.
+    pub source: IpAddr,
+}
+
+/// The way to `to`: the longest prefix decides, and the first interface of several.
+pub(crate) fn way(ifaces: &[Iface], to: IpAddr) -> Option<Way> {
+    let mut best: Option<(Way, u8)> = None;
+    for (iface, this) in ifaces.iter().enumerate() {
+        let Some((next_hop, len)) = this.next_hop(to) else { continue };
+        let Some(source) = this.source(to, next_hop) else { continue };
+        if best.is_none_or(|(_, found)| len > found) {
+            best = Some((Way { iface: iface as u8, next_hop, source }, len));
+        }
+    }
+    best.map(|(way, _)| way)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(text: &str, len: u8) -> Prefix {
+        Prefix { address: text.parse().unwrap(), len }
+    }
+
+    fn iface(addresses: &[Prefix], routes: &[Route]) -> Iface {
+        let mut iface = Iface::new(&IfaceConfig {
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            addresses: addresses.to_vec(),
+            routes: routes.to_vec(),
+            segment_offload: 0,
+        });
+        iface.addresses.iter_mut().for_each(|own| own.standing = Standing::Preferred);
+        iface
+    }
+
+    #[test]
+    fn prefixes_contain_their_network() {
+        assert!(prefix("10.0.0.2", 24).contains("10.0.0.77".parse().unwrap()));
+        assert!(!prefix("10.0.0.2", 24).contains("10.0.1.2".parse().unwrap()));
+        assert!(prefix("10.0.0.2", 0).contains("192.168.1.1".parse().unwrap()));
+        assert!(prefix("10.0.0.2", 32).contains("10.0.0.2".parse().unwrap()));
+        assert!(!prefix("::", 0).contains("10.0.0.2".parse().unwrap()), "families are apart");
+    }
+
+    #[test]
+    fn longest_prefix_decides() {
+        let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+        let near = Route { to: prefix("192.168.0.0", 16), gateway: "10.1.0.9".parse().unwrap() };
+        let first = iface(&[prefix("10.0.0.2", 24)], &[Route::default_by(gateway)]);
+        let second = iface(&[prefix("10.1.0.2", 24)], &[near]);
+        let ifaces = [first, second];
+        let to = |text: &str| way(&ifaces, text.parse().unwrap()).unwrap();
+        assert_eq!(to("10.0.0.7").next_hop, "10.0.0.7".parse::<IpAddr>().unwrap());
+        assert_eq!((to("8.8.8.8").iface, to("8.8.8.8").next_hop), (0, gateway));
+        assert_eq!((to("192.168.3.4").iface, to("192.168.3.4").next_hop), (1, near.gateway));
+        assert_eq!(to("192.168.3.4").source, "10.1.0.2".parse::<IpAddr>().unwrap());
+        assert_eq!(way(&ifaces, "2001:db8::1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn broadcast_of_each_network() {
+        let iface = iface(&[prefix("10.0.0.2", 24), prefix("10.9.0.1", 31)], &[]);
+        let is = |text: &str| iface.is_broadcast(text.parse().unwrap());
+        assert!(is("10.0.0.255") && is("255.255.255.255"));
+        assert!(!is("10.0.0.254") && !is("10.9.0.1"), "point-to-point links have none (RFC 3021)");
+    }
+
+    #[test]
+    fn v6_brings_link_local_address() {
+        let iface = iface(&[prefix("2001:db8::2", 64)], &[]);
+        assert!(iface.owns("fe80::ff:fe00:1".parse().unwrap()));
+        assert!(iface.is_in_group("ff02::1:ff00:2".parse().unwrap()));
+        assert!(!iface.is_in_group("ff02::1:ff00:3".parse().unwrap()));
+    }
+
+    #[test]
+    fn tentative_addresses_are_not_ours_yet() {
+        let mut iface = iface(&[prefix("10.0.0.2", 24)], &[]);
+        iface.addresses[0].standing = Standing::Tentative { until: 5 };
+        assert!(!iface.owns("10.0.0.2".parse().unwrap()));
+        assert_eq!(way(&[iface], "10.0.0.3".parse().unwrap()), None);
+    }
+}

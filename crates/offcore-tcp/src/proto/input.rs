@@ -1,0 +1,304 @@
+//! Segments of connections that both sides know (RFC 9293, 3.10.7.4).
+
+use offcore_wire::TcpFlags;
+
+use super::addr::ConnId;
+use super::conns::Conn;
+use super::net::Net;
+use super::output;
+use super::packet::{Cause, DropReason, Event, Out, Place, Verdict};
+use super::segment::{Segment, range};
+use super::send::{Report, Strange};
+use super::tcb::{State, Tcb};
+
+/// How long a connection that the application has let go waits for the peer's FIN (as Linux).
+pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
+
+/// What a segment is taken by.
+#[derive(Debug)]
+pub(super) struct Input<'a> {
+    pub now: u64,
+    pub id: ConnId,
+    pub net: &'a mut Net,
+    pub arena: &'a mut offcore_session::Arena,
+    /// Bytes that an application may write ahead.
+    pub buffer: u32,
+    pub out: &'a mut Out,
+}
+
+/// What has become of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It goes on.
+    Open,
+    /// Both streams have ended, and the peer may not know it: TIME-WAIT.
+    TimeWait,
+    /// It is over.
+    Over(Cause),
+}
+
+impl Input<'_> {
+    /// Takes a segment.
+    ///
+    /// # Errors
+    /// Why it is dropped.
+    #[inline]
+    pub(super) fn segment(
+        &mut self,
+        conn: &mut Conn,
+        segment: &Segment,
+    ) -> Result<(Verdict, Outcome), DropReason> {
+        let start = conn.tcb.receiver.position(segment.seq);
+        self.check_timestamps(&mut conn.tcb, segment)?;
+        // A SYN in the window or out of it may be a blind attack (RFC 5961, 4.2).
+        if segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST) {
+            self.challenge(&mut conn.tcb);
+            return Err(DropReason::OutOfWindow);
+        }
+        let acceptable = conn.tcb.receiver.is_acceptable(start, segment.seq_len());
+        if segment.has(TcpFlags::RST) {
+            return self.reset(conn, start, acceptable);
+        }
+        // A window of zero still takes acknowledgements (RFC 9293, 3.10.7.4).
+        let next = conn.tcb.receiver.next();
+        if !acceptable && start != Some(next) {
+            self.unacceptable(&mut conn.tcb, segment, start);
+            return Err(DropReason::OutOfWindow);
+        }
+        if !segment.has(TcpFlags::ACK) {
+            return Err(DropReason::Malformed);
+        }
+        let start = start.unwrap_or(next);
+        let outcome = self.acknowledgement(conn, segment, start)?;
+        if conn.tcb.agreed.ecn {
+            let receiver = &mut conn.tcb.receiver;
+            receiver.echo_congestion &= !segment.has(TcpFlags::CWR);
+            receiver.echo_congestion |= segment.congestion_experienced;
+        }
+        if let Some(timestamps) = segment.options.timestamps {
+            conn.tcb.receiver.take_timestamp(self.now, Some(start), timestamps);
+        }
+        if outcome != Outcome::Open || segment.payload_len == 0 && !segment.has(TcpFlags::FIN) {
+            return Ok((Verdict::Consumed, outcome));
+        }
+        if !acceptable {
+            conn.tcb.receiver.ack_now();
+            return Err(DropReason::OutOfWindow);
+        }
+        self.text(conn, segment, start)
+    }
+
+    /// PAWS (RFC 7323, 5.3 R1), and 3.2: who has agreed on timestamps sends them always.
+    #[inline]
+    fn check_timestamps(&mut self, tcb: &mut Tcb, segment: &Segment) -> Result<(), DropReason> {
+        if tcb.agreed.timestamps.is_none() || segment.has(TcpFlags::RST) {
+            return Ok(());
+        }
+        match segment.options.timestamps {
+            Some(timestamps) if tcb.receiver.is_old(self.now, timestamps) => {
+                self.unacceptable(tcb, segment, tcb.receiver.position(segment.seq));
+                Err(DropReason::Paws)
+            }
+            Some(_) => Ok(()),
+            None => Err(DropReason::Paws),
+        }
+    }
+
+    /// Answers a segment that is not in the window. One with data may be a retransmission or a probe of the window, and is
+    /// always answered.
+    #[cold]
+    fn unacceptable(&mut self, tcb: &mut Tcb, segment: &Segment, start: Option<u64>) {
+        if let Some(start) = start.filter(|_| segment.payload_len > 0) {
+            tcb.receiver.note_duplicate(start..start + u64::from(segment.payload_len));
+            tcb.receiver.ack_now();
+        } else {
+            self.challenge(tcb);
+        }
+    }
+
+    /// Answers by an acknowledgement that proves what we know, unless one went out just now.
+    #[cold]
+    fn challenge(&mut self, tcb: &mut Tcb) {
+        if tcb.may_challenge(self.now) {
+            self.net.acknowledge(self.now, tcb, self.out);
+        }
+    }
+
+    /// RFC 5961, 3.2: only the exact sequence number resets.
+    #[cold]
+    fn reset(
+        &mut self,
+        conn: &mut Conn,
+        start: Option<u64>,
+        acceptable: bool,
+    ) -> Result<(Verdict, Outcome), DropReason> {
+        if start == Some(conn.tcb.receiver.next()) {
+            let cause = if conn.tcb.state == State::SynReceived { Cause::Refused } else { Cause::Reset };
+            return Ok((Verdict::Consumed, Outcome::Over(cause)));
+        }
+        if acceptable {
+            self.challenge(&mut conn.tcb);
+        }
+        Err(DropReason::OutOfWindow)
+    }
+
+    /// The acknowledgement and the window (RFC 9293, 3.10.7.4, fifth check).
+    #[inline]
+    fn acknowledgement(
+        &mut self,
+        conn: &mut Conn,
+        segment: &Segment,
+        start: u64,
+    ) -> Result<Outcome, DropReason> {
+        let tcb = &mut conn.tcb;
+        let first = tcb.sender.seq(0);
+        let una = tcb.sender.una();
+        let mut sacks = arrayvec::ArrayVec::<(u64, u64), 4>::new();
+        let mut duplicate = None;
+        if tcb.agreed.sack {
+            let reported = segment.options.sack.iter();
+            let ranges = reported.filter_map(|block| range(block.start, block.end, first, una));
+            sacks.extend(ranges.map(|range| (range.start, range.end)));
+            // A block below the acknowledgement, or inside the next one, reports a duplicate (RFC 2883, 4).
+            let ack = super::segment::position(segment.ack, first, una).unwrap_or(0);
+            let inside = sacks.len() > 1 && sacks[1].0 <= sacks[0].0 && sacks[0].1 <= sacks[1].1;
+            if sacks.first().is_some_and(|block| block.1 <= ack || inside) {
+                duplicate = sacks.pop_at(0);
+            }
+        }
+        let echoed = segment.options.timestamps.filter(|timestamps| timestamps.echo != 0);
+        let rtt = tcb.timestamp(self.now).zip(echoed).map(|(now, stamps)| now.wrapping_sub(stamps.echo));
+        let report = Report {
+            ack: segment.ack,
+            window: u32::from(segment.window) << tcb.sender.scale,
+            at: start,
+            sacks: &sacks,
+            duplicate,
+            // Longer than an hour is not a round trip, but an echo of nothing.
+            rtt: rtt.filter(|millis| *millis < 3_600_000).map(|millis| u64::from(millis) * 1000),
+            congestion: tcb.agreed.ecn && segment.has(TcpFlags::ECE),
+            has_data: segment.payload_len > 0,
+        };
+        let acked = match tcb.sender.report(self.now, &report) {
+            Ok(acked) => acked,
+            Err(Strange::Unsent | Strange::Ancient) => {
+                self.challenge(tcb);
+                return Err(DropReason::Acknowledgement);
+            }
+        };
+        if tcb.state == State::SynReceived {
+            tcb.state = State::Established;
+            self.out.events.push(Event::Connected(self.id));
+        }
+        if acked.newly_acked == 0 {
+            return Ok(Outcome::Open);
+        }
+        self.net.neighbours.confirm(self.now, (tcb.way.iface, tcb.way.next_hop));
+        conn.acknowledged(self.arena, self.id, self.buffer, self.out);
+        Ok(Self::fin_acknowledged(&mut conn.tcb, self.now))
+    }
+
+    /// Our FIN may have been acknowledged.
+    #[inline]
+    fn fin_acknowledged(tcb: &mut Tcb, now: u64) -> Outcome {
+        if !tcb.sender.fin_acknowledged() {
+            return Outcome::Open;
+        }
+        match tcb.state {
+            State::FinWait1 => {
+                tcb.state = State::FinWait2;
+                tcb.give_up = tcb.orphan.then_some(now + FIN_TIMEOUT);
+                Outcome::Open
+            }
+            State::Closing => Outcome::TimeWait,
+            State::LastAck => Outcome::Over(Cause::Finished),
+            _ => Outcome::Open,
+        }
+    }
+
+    /// The segment's text and FIN (seventh and eighth check).
+    #[inline]
+    fn text(
+        &mut self,
+        conn: &mut Conn,
+        segment: &Segment,
+        start: u64,
+    ) -> Result<(Verdict, Outcome), DropReason> {
+        let tcb = &mut conn.tcb;
+        if !matches!(tcb.state, State::Established | State::FinWait1 | State::FinWait2) {
+            // The peer's stream has ended already: this is a retransmission.
+            tcb.receiver.ack_now();
+            return Err(DropReason::OutOfWindow);
+        }
+        if tcb.orphan && segment.payload_len > 0 {
+            // Nobody is going to read it: the peer is told (RFC 9293, 3.6.1).
+            self.net.abort(self.now, tcb, self.out);
+            return Ok((Verdict::Consumed, Outcome::Over(Cause::Aborted)));
+        }
+        let all = start..start + u64::from(segment.payload_len);
+        let (arena, fifo) = (&mut *self.arena, &mut conn.rx);
+        let fin = segment.has(TcpFlags::FIN);
+        let text = tcb.receiver.text(self.now, all, fin, |range| {
+            fifo.cover(arena, range.start, (range.end - range.start) as usize)
+        })?;
+        if tcb.receiver.is_quick() {
+            self.net.acknowledge(self.now, tcb, self.out);
+        }
+        let verdict = if text.range.is_empty() {
+            Verdict::Consumed
+        } else {
+            tcb.placing += 1;
+            fifo.hold(text.range.start, (text.range.end - text.range.start) as usize);
+            Verdict::Place(Place {
+                conn: self.id,
+                pos: text.range.start,
+                skip: (segment.payload_at as u64 + (text.range.start - start)) as u16,
+                len: (text.range.end - text.range.start) as u32,
+                commit_to: text.commit_to,
+            })
+        };
+        let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
+        conn.settle(self.id, self.out);
+        Ok((verdict, outcome))
+    }
+
+    /// All of the peer's stream has come, its FIN too.
+    fn fin_received(tcb: &mut Tcb) -> Outcome {
+        match tcb.state {
+            State::Established => tcb.state = State::CloseWait,
+            State::FinWait1 if tcb.sender.fin_acknowledged() => return Outcome::TimeWait,
+            State::FinWait1 => tcb.state = State::Closing,
+            State::FinWait2 => return Outcome::TimeWait,
+            _ => {}
+        }
+        Outcome::Open
+    }
+}
+
+impl Net {
+    /// Sends an acknowledgement of all that has come. It may overtake data that is being copied: its sequence number is
+    /// the published edge.
+    pub(super) fn acknowledge(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
+        let seq = tcb.sender.published_seq();
+        self.bare(now, tcb, seq, TcpFlags::ACK, out);
+    }
+
+    /// Sends a segment without data. It carries SACK blocks.
+    pub(super) fn bare(&mut self, now: u64, tcb: &mut Tcb, seq: u32, flags: TcpFlags, out: &mut Out) {
+        let fields = tcb.fields(now, seq, flags, true);
+        let envelope = tcb.envelope(offcore_wire::MacAddr([0; 6]), offcore_wire::MacAddr([0; 6]));
+        self.send(now, tcb.way, envelope, out, |bytes, envelope| {
+            let whole = output::TxChecksum::Payload(offcore_wire::Sum::ZERO);
+            output::write(bytes, envelope, &fields, 0, whole).0
+        });
+    }
+
+    /// Resets the connection, towards the peer.
+    #[cold]
+    pub(super) fn abort(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
+        if tcb.is_synchronized() {
+            let seq = tcb.sender.published_seq();
+            self.bare(now, tcb, seq, TcpFlags::RST, out);
+        }
+    }
+}

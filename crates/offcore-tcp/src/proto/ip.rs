@@ -1,0 +1,213 @@
+//! The headers in front of TCP, UDP and ICMP, read and written.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use offcore_wire::{
+    EtherType, EthernetFrame, IpProtocol, Ipv4Header, Ipv4Packet, Ipv6Header, Ipv6Packet, MacAddr, Sum,
+    ethernet, ipv4, ipv6,
+};
+
+use super::packet::{DropReason, HEAD};
+
+/// Hops that packets may make.
+const HOPS: u8 = 64;
+
+/// A received packet's headers up to the transport's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IpHeaders {
+    pub src_mac: MacAddr,
+    pub dst_mac: MacAddr,
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub protocol: IpProtocol,
+    /// Explicit congestion notification, 0 to 3.
+    pub ecn: u8,
+    /// Time to live, or hop limit.
+    pub hops: u8,
+    /// Offset of the transport header in the frame.
+    pub transport: usize,
+    /// Offset of the end of the IP packet in the frame.
+    pub end: usize,
+    pub fragment: bool,
+}
+
+/// What a frame is.
+pub(crate) enum Frame {
+    Arp,
+    Ip(IpHeaders),
+}
+
+/// Offset of the end of the IP packet in a frame of `len` bytes: what is behind it is padding. `head` are the frame's
+/// first bytes. Of anything else than IP, `len`.
+pub fn ip_end(head: &[u8], len: usize) -> usize {
+    let Ok(frame) = EthernetFrame::new_checked(head) else { return len };
+    let available = len.saturating_sub(ethernet::HEADER_LEN);
+    let found = match frame.ethertype() {
+        EtherType::IPV4 => {
+            Ipv4Packet::head_of(frame.payload(), available).ok().map(|ip| usize::from(ip.total_len()))
+        }
+        EtherType::IPV6 => Ipv6Packet::head_of(frame.payload(), available)
+            .ok()
+            .map(|ip| ipv6::HEADER_LEN + usize::from(ip.payload_len())),
+        _ => None,
+    };
+    found.map_or(len, |found| ethernet::HEADER_LEN + found)
+}
+
+/// Reads the headers of a frame of `len` bytes whose first ones are `head`.
+#[inline]
+pub(crate) fn parse(head: &[u8], len: usize) -> Result<Frame, DropReason> {
+    let frame = EthernetFrame::new_checked(head).map_err(|_| DropReason::Malformed)?;
+    let available = len.saturating_sub(ethernet::HEADER_LEN);
+    match frame.ethertype() {
+        EtherType::IPV4 => parse_v4(&frame, available).map(Frame::Ip),
+        EtherType::IPV6 => parse_v6(&frame, available).map(Frame::Ip),
+        EtherType::ARP => Ok(Frame::Arp),
+        _ => Err(DropReason::Protocol),
+    }
+}
+
+#[inline]
+fn parse_v4(frame: &EthernetFrame<'_>, available: usize) -> Result<IpHeaders, DropReason> {
+    let ip = Ipv4Packet::head_of(frame.payload(), available).map_err(|_| DropReason::Malformed)?;
+    if !ip.verify_checksum() {
+        return Err(DropReason::Checksum);
+    }
+    Ok(IpHeaders {
+        src_mac: frame.src(),
+        dst_mac: frame.dst(),
+        src: ip.src().into(),
+        dst: ip.dst().into(),
+        protocol: ip.protocol(),
+        ecn: ip.ecn(),
+        hops: ip.ttl(),
+        transport: ethernet::HEADER_LEN + ip.header_len(),
+        end: ethernet::HEADER_LEN + usize::from(ip.total_len()),
+        fragment: ip.is_fragment(),
+    })
+}
+
+#[inline]
+fn parse_v6(frame: &EthernetFrame<'_>, available: usize) -> Result<IpHeaders, DropReason> {
+    let ip = Ipv6Packet::head_of(frame.payload(), available).map_err(|_| DropReason::Malformed)?;
+    let payload = ethernet::HEADER_LEN + ipv6::HEADER_LEN;
+    let transport = ip.transport().map_err(|_| DropReason::Malformed)?;
+    Ok(IpHeaders {
+        src_mac: frame.src(),
+        dst_mac: frame.dst(),
+        src: ip.src().into(),
+        dst: ip.dst().into(),
+        protocol: transport.protocol,
+        ecn: ip.traffic_class() & 3,
+        hops: ip.hop_limit(),
+        transport: payload + (ip.payload().len() - transport.payload.len()),
+        end: payload + usize::from(ip.payload_len()),
+        fragment: transport.fragment.is_some(),
+    })
+}
+
+impl IpHeaders {
+    /// Bytes of transport header and payload.
+    #[inline]
+    pub(crate) fn transport_len(&self) -> usize {
+        self.end.saturating_sub(self.transport)
+    }
+
+    /// Whether the checksum over pseudo header, transport header and payload is right. `rest` is the sum of what is not
+    /// in `head`.
+    #[inline]
+    pub(crate) fn checksum_is_valid(&self, head: &[u8], rest: Sum) -> bool {
+        let Some(bytes) = head.get(self.transport..self.end.min(head.len()).min(HEAD.max(self.transport)))
+        else {
+            return false;
+        };
+        let pseudo = if self.protocol == IpProtocol::ICMP {
+            Sum::ZERO
+        } else {
+            pseudo(self.src, self.dst, self.protocol, self.transport_len())
+        };
+        (pseudo + Sum::of(bytes) + rest).is_valid()
+    }
+}
+
+/// The sum of the pseudo header of a transport packet of `len` bytes.
+#[inline]
+pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: IpProtocol, len: usize) -> Sum {
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => Sum::pseudo_v4(src, dst, protocol, len as u16),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => Sum::pseudo_v6(src, dst, protocol, len as u32),
+        _ => Sum::ZERO,
+    }
+}
+
+/// Addresses and the like of a packet to be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Envelope {
+    pub src_mac: MacAddr,
+    pub dst_mac: MacAddr,
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub protocol: IpProtocol,
+    /// Explicit congestion notification, 0 to 3.
+    pub ecn: u8,
+    pub hops: u8,
+    /// Identification, of IPv4.
+    pub ident: u16,
+}
+
+impl Envelope {
+    /// A packet that may make the usual number of hops.
+    pub(crate) fn new(src: IpAddr, dst: IpAddr, protocol: IpProtocol) -> Self {
+        let none = MacAddr([0; 6]);
+        Self { src_mac: none, dst_mac: none, src, dst, protocol, ecn: 0, hops: HOPS, ident: 0 }
+    }
+
+    /// Bytes of the Ethernet and IP headers.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        ethernet::HEADER_LEN + if self.dst.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN }
+    }
+
+    /// Writes both headers in front of `transport_len` bytes; returns their length.
+    #[inline]
+    pub(crate) fn write(&self, to: &mut [u8; HEAD], transport_len: usize) -> usize {
+        let ethertype = if self.dst.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+        let (link, rest) = to.split_first_chunk_mut().expect("the buffer has room for all headers");
+        ethernet::write_header(link, self.dst_mac, self.src_mac, ethertype);
+        match (self.src, self.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let header = Ipv4Header {
+                    src,
+                    dst,
+                    protocol: self.protocol,
+                    dscp_ecn: self.ecn,
+                    ident: self.ident,
+                    dont_fragment: true,
+                    ttl: self.hops,
+                    total_len: (ipv4::HEADER_LEN + transport_len) as u16,
+                };
+                header.write(rest.first_chunk_mut().expect("the buffer has room for all headers"));
+            }
+            (src, dst) => {
+                let header = Ipv6Header {
+                    src: v6(src),
+                    dst: v6(dst),
+                    next_header: self.protocol,
+                    traffic_class: self.ecn,
+                    flow_label: 0,
+                    hop_limit: self.hops,
+                    payload_len: transport_len as u16,
+                };
+                header.write(rest.first_chunk_mut().expect("the buffer has room for all headers"));
+            }
+        }
+        self.len()
+    }
+}
+
+fn v6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}

@@ -1,0 +1,344 @@
+//! What is below transport: interfaces, neighbours, and packets sent to somebody.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use offcore_wire::{Arp, ArpOperation, EtherType, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, arp};
+use offcore_wire::{ethernet, ipv6};
+
+use super::iface::{Iface, IfaceConfig, Standing, Way, way};
+use super::ip::{Envelope, IpHeaders};
+use super::neighbour::{Ask, Neighbours, Said, Who};
+use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
+use super::tcb::{Link, Tcb};
+
+/// How long an answer to a duplicate address is waited for (RFC 4862: RetransTimer).
+const DETECTION: u64 = 1_000_000;
+/// How long the station of a connection's next hop is used without asking the cache.
+const LINK_AGE: u64 = 1_000_000;
+/// Time between two defences of an address (RFC 5227, 2.4: DEFEND_INTERVAL).
+const DEFEND: u64 = 10_000_000;
+
+const BROADCAST: MacAddr = MacAddr([0xff; 6]);
+
+/// Interfaces and neighbours.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub ifaces: Vec<Iface>,
+    pub neighbours: Neighbours,
+    /// Identification of the next IPv4 packet.
+    ident: u16,
+    defended: Option<u64>,
+    /// Messages from somebody who has an address of ours.
+    pub conflicts: u64,
+}
+
+impl Net {
+    pub(crate) fn new(neighbours: usize) -> Self {
+        Self {
+            ifaces: Vec::new(),
+            neighbours: Neighbours::new(neighbours),
+            ident: 0,
+            defended: None,
+            conflicts: 0,
+        }
+    }
+
+    /// Adds an interface. Its addresses are announced; those of IPv6 are ours when a second has passed without somebody
+    /// who has them.
+    pub(crate) fn add(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
+        let number = self.ifaces.len() as u8;
+        let mut iface = Iface::new(config);
+        for own in &mut iface.addresses {
+            match own.prefix.address {
+                IpAddr::V4(address) => {
+                    own.standing = Standing::Preferred;
+                    out.controls.push(announcement(number, config.mac, address));
+                }
+                IpAddr::V6(address) => {
+                    own.standing = Standing::Tentative { until: now + DETECTION };
+                    out.controls.push(solicitation(number, config.mac, Ipv6Addr::UNSPECIFIED, address, None));
+                }
+            }
+        }
+        self.ifaces.push(iface);
+        number
+    }
+
+    /// Sends a packet of headers to `to`, from `from` or from whichever address is right. `write` puts transport header and
+    /// payload behind the other headers, which it is told, and returns the length of all.
+    pub(crate) fn send(
+        &mut self,
+        now: u64,
+        route: Way,
+        mut envelope: Envelope,
+        out: &mut Out,
+        write: impl FnOnce(&mut [u8; HEAD], &Envelope) -> usize,
+    ) {
+        let who = (route.iface, route.next_hop);
+        let station = self.station(now, who, out);
+        envelope.src_mac = self.ifaces[usize::from(route.iface)].mac;
+        envelope.dst_mac = station.unwrap_or(MacAddr([0; 6]));
+        envelope.ident = self.next_ident();
+        let packet = Control::new(route.iface, |bytes| write(bytes, &envelope));
+        match station {
+            Some(_) => out.controls.push(packet),
+            None => self.neighbours.wait(who, packet),
+        }
+    }
+
+    /// The way to `to`, from `from` when that is given.
+    pub(crate) fn way(&self, to: IpAddr) -> Option<Way> {
+        way(&self.ifaces, to)
+    }
+
+    pub(crate) fn next_ident(&mut self) -> u16 {
+        self.ident = self.ident.wrapping_add(1);
+        self.ident
+    }
+
+    /// The station of a neighbour; it is asked for when it is not known.
+    pub(crate) fn station(&mut self, now: u64, who: Who, out: &mut Out) -> Option<MacAddr> {
+        let mut question = None;
+        let station = self.neighbours.resolve(now, who, |ask| question = Some(ask));
+        if let Some(ask) = question {
+            self.ask(ask, out);
+        }
+        station
+    }
+
+    /// The station of a connection's next hop, as it keeps it.
+    #[inline]
+    pub(crate) fn link(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) -> Option<MacAddr> {
+        if let Some(link) = tcb.link
+            && link.generation == self.neighbours.generation()
+            && now < link.until
+        {
+            return Some(link.mac);
+        }
+        let mac = self.station(now, (tcb.way.iface, tcb.way.next_hop), out)?;
+        tcb.link = Some(Link { mac, generation: self.neighbours.generation(), until: now + LINK_AGE });
+        Some(mac)
+    }
+
+    fn ask(&self, ask: Ask, out: &mut Out) {
+        let (number, target) = ask.who;
+        let iface = &self.ifaces[usize::from(number)];
+        let Some(way) = way(std::slice::from_ref(iface), target) else { return };
+        match (target, way.source) {
+            (IpAddr::V4(target_ip), IpAddr::V4(sender_ip)) => {
+                let question = Arp {
+                    operation: ArpOperation::Request,
+                    sender_mac: iface.mac,
+                    sender_ip,
+                    target_mac: MacAddr([0; 6]),
+                    target_ip,
+                };
+                out.controls.push(arp_packet(number, ask.station.unwrap_or(BROADCAST), &question));
+            }
+            (IpAddr::V6(target), IpAddr::V6(source)) => {
+                out.controls.push(solicitation(number, iface.mac, source, target, ask.station));
+            }
+            _ => {}
+        }
+    }
+
+    /// An ARP packet has come (RFC 826; RFC 5227, 2.4 for an address that somebody else claims).
+    pub(crate) fn arp(&mut self, now: u64, number: u8, head: &[u8], out: &mut Out) -> Verdict {
+        let Ok(message) = Arp::parse(&head[ethernet::HEADER_LEN.min(head.len())..]) else {
+            return Verdict::Drop(DropReason::Malformed);
+        };
+        let iface = &self.ifaces[usize::from(number)];
+        let mac = iface.mac;
+        if message.sender_mac == mac {
+            return Verdict::Consumed;
+        }
+        if iface.owns(message.sender_ip.into()) {
+            self.conflicts += 1;
+            if self.defended.is_none_or(|last| now - last >= DEFEND) {
+                self.defended = Some(now);
+                out.controls.push(announcement(number, mac, message.sender_ip));
+            }
+            return Verdict::Consumed;
+        }
+        let wanted = iface.owns(message.target_ip.into());
+        if !message.sender_ip.is_unspecified() && !message.sender_mac.is_multicast() {
+            let answer = wanted && message.operation == ArpOperation::Reply;
+            let said = Said { answer, replaces: true, wanted };
+            self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
+        }
+        if wanted && message.operation == ArpOperation::Request {
+            let answer = Arp {
+                operation: ArpOperation::Reply,
+                sender_mac: mac,
+                sender_ip: message.target_ip,
+                target_mac: message.sender_mac,
+                target_ip: message.sender_ip,
+            };
+            out.controls.push(arp_packet(number, message.sender_mac, &answer));
+        }
+        Verdict::Consumed
+    }
+
+    fn learned(&mut self, now: u64, who: Who, mac: MacAddr, said: Said, out: &mut Out) {
+        out.controls.extend(self.neighbours.learn(now, who, mac, said));
+    }
+
+    /// A neighbour asks who has an address (RFC 4861, 7.2.3; RFC 4862, 5.4.3 while it is tentative).
+    pub(crate) fn solicited(
+        &mut self,
+        now: u64,
+        number: u8,
+        ip: &IpHeaders,
+        question: &NeighborSolicit,
+        out: &mut Out,
+    ) -> Verdict {
+        let IpAddr::V6(src) = ip.src else { return Verdict::Drop(DropReason::Malformed) };
+        if ip.hops != 255 {
+            return Verdict::Drop(DropReason::Malformed);
+        }
+        let iface = &mut self.ifaces[usize::from(number)];
+        let target = IpAddr::from(question.target);
+        let Some(own) = iface.addresses.iter_mut().find(|own| own.prefix.address == target) else {
+            return Verdict::Consumed;
+        };
+        if matches!(own.standing, Standing::Tentative { .. }) {
+            if src.is_unspecified() && ip.src_mac != iface.mac {
+                own.standing = Standing::Duplicated;
+                self.conflicts += 1;
+                out.events.push(Event::AddressConflict { iface: number, address: target });
+            }
+            return Verdict::Consumed;
+        }
+        let mac = iface.mac;
+        if own.standing == Standing::Duplicated {
+            return Verdict::Consumed;
+        }
+        if let Some(station) = question.source_link.filter(|_| !src.is_unspecified()) {
+            let said = Said { answer: false, replaces: true, wanted: true };
+            self.learned(now, (number, ip.src), station, said, out);
+        }
+        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let (to, station) = match src.is_unspecified() {
+            true => (all_nodes, ipv6::multicast_mac(all_nodes)),
+            false => (src, question.source_link.unwrap_or(ip.src_mac)),
+        };
+        let advert = NeighborAdvert {
+            router: false,
+            solicited: !src.is_unspecified(),
+            replaces: true,
+            target: question.target,
+            target_link: Some(mac),
+        };
+        out.controls.push(discovery(number, mac, station, question.target, to, |bytes| {
+            advert.write(bytes, question.target, to)
+        }));
+        Verdict::Consumed
+    }
+
+    /// A neighbour says which station it is (RFC 4861, 7.2.5).
+    pub(crate) fn advertised(
+        &mut self,
+        now: u64,
+        number: u8,
+        ip: &IpHeaders,
+        answer: &NeighborAdvert,
+        out: &mut Out,
+    ) -> Verdict {
+        if ip.hops != 255 {
+            return Verdict::Drop(DropReason::Malformed);
+        }
+        let iface = &mut self.ifaces[usize::from(number)];
+        let target = IpAddr::from(answer.target);
+        if let Some(own) = iface.addresses.iter_mut().find(|own| own.prefix.address == target) {
+            if ip.src_mac != iface.mac {
+                self.conflicts += 1;
+                if matches!(own.standing, Standing::Tentative { .. }) {
+                    own.standing = Standing::Duplicated;
+                    out.events.push(Event::AddressConflict { iface: number, address: target });
+                }
+            }
+            return Verdict::Consumed;
+        }
+        let station = answer.target_link.unwrap_or(ip.src_mac);
+        let said = Said { answer: answer.solicited, replaces: answer.replaces, wanted: false };
+        self.learned(now, (number, target), station, said, out);
+        Verdict::Consumed
+    }
+
+    /// Does what is due; `gone` is called for neighbours that do not answer.
+    pub(crate) fn timers(&mut self, now: u64, out: &mut Out, gone: impl FnMut(Who)) {
+        for own in self.ifaces.iter_mut().flat_map(|iface| &mut iface.addresses) {
+            if matches!(own.standing, Standing::Tentative { until } if until <= now) {
+                own.standing = Standing::Preferred;
+            }
+        }
+        let mut questions = arrayvec::ArrayVec::<Ask, 64>::new();
+        self.neighbours.expire(now, questions.capacity(), |ask| questions.push(ask), gone);
+        for ask in questions {
+            self.ask(ask, out);
+        }
+    }
+
+    /// When something is due next.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let addresses = self.ifaces.iter().flat_map(|iface| &iface.addresses);
+        let detection = addresses.filter_map(|own| match own.standing {
+            Standing::Tentative { until } => Some(until),
+            _ => None,
+        });
+        detection.chain(self.neighbours.deadline()).min()
+    }
+}
+
+fn arp_packet(iface: u8, to: MacAddr, message: &Arp) -> Control {
+    Control::new(iface, |bytes| {
+        let (link, rest) = bytes.split_first_chunk_mut().expect("the buffer has room for all headers");
+        ethernet::write_header(link, to, message.sender_mac, EtherType::ARP);
+        message.write(rest.first_chunk_mut().expect("the buffer has room for all headers"));
+        ethernet::HEADER_LEN + arp::LEN
+    })
+}
+
+/// Tells everybody that an address is ours (RFC 5227, 3).
+fn announcement(iface: u8, mac: MacAddr, address: Ipv4Addr) -> Control {
+    let message = Arp {
+        operation: ArpOperation::Request,
+        sender_mac: mac,
+        sender_ip: address,
+        target_mac: MacAddr([0; 6]),
+        target_ip: address,
+    };
+    arp_packet(iface, BROADCAST, &message)
+}
+
+fn solicitation(
+    iface: u8,
+    mac: MacAddr,
+    source: Ipv6Addr,
+    target: Ipv6Addr,
+    station: Option<MacAddr>,
+) -> Control {
+    let to = if station.is_some() { target } else { ipv6::solicited_node(target) };
+    let question = NeighborSolicit { target, source_link: (!source.is_unspecified()).then_some(mac) };
+    let station = station.unwrap_or_else(|| ipv6::multicast_mac(to));
+    discovery(iface, mac, station, source, to, |bytes| question.write(bytes, source, to))
+}
+
+/// A packet of neighbour discovery: its hop limit proves that it comes from the link (RFC 4861, 7.1).
+fn discovery(
+    iface: u8,
+    src_mac: MacAddr,
+    dst_mac: MacAddr,
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    write: impl FnOnce(&mut [u8; 32]) -> usize,
+) -> Control {
+    let envelope = Envelope::new(src.into(), dst.into(), IpProtocol::ICMPV6);
+    let envelope = Envelope { src_mac, dst_mac, hops: 255, ..envelope };
+    Control::new(iface, |bytes| {
+        let at = envelope.len();
+        let len = write(bytes[at..].first_chunk_mut().expect("the buffer has room for all headers"));
+        envelope.write(bytes, len);
+        at + len
+    })
+}

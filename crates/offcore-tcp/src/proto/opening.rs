@@ -1,0 +1,407 @@
+//! Connections on their way: asked for by us, asked for by a peer, and those that have just ended.
+
+use offcore_wire::TcpFlags;
+
+use super::addr::{ConnId, FlowKey};
+use super::conns::Conn;
+use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
+use super::output::Fields;
+use super::packet::{Cause, DropReason, Event, Out, Verdict};
+use super::secrets::Secrets;
+use super::segment::Segment;
+use super::stack::{Entry, Stack};
+use super::tcb::{State, Tcb};
+use super::timewait::{Action, Ended};
+
+/// Connections that are half open, at most, of all listeners.
+const HALVES: usize = 1 << 16;
+
+impl Stack {
+    /// A segment for a connection that we have asked for (RFC 9293, 3.10.7.3).
+    #[cold]
+    pub(super) fn syn_sent_segment(
+        &mut self,
+        now: u64,
+        id: ConnId,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
+        let (key, way, iss) = (conn.tcb.key, conn.tcb.way, conn.tcb.sender.seq(0).wrapping_sub(1));
+        let acknowledges = segment.has(TcpFlags::ACK);
+        if acknowledges && segment.ack != iss.wrapping_add(1) {
+            self.refuse(now, key, segment, out);
+            return Err(DropReason::Acknowledgement);
+        }
+        if segment.has(TcpFlags::RST) {
+            if acknowledges {
+                self.over(id, Cause::Refused, out);
+                return Ok(Verdict::Consumed);
+            }
+            return Err(DropReason::OutOfWindow);
+        }
+        if !segment.has(TcpFlags::SYN) {
+            return Err(DropReason::OutOfWindow);
+        }
+        let both = Both {
+            key,
+            way,
+            mtu: self.net.ifaces[usize::from(way.iface)].mtu,
+            iss,
+            irs: segment.seq,
+            offered: Offered::of(segment, key.remote()),
+            timestamp_offset: self.secrets.timestamp_offset(&key),
+        };
+        let asked = conn.tcb.asking.take();
+        let mut tcb = handshake::connection(now, &both, &self.wishes);
+        tcb.touched = conn.tcb.touched;
+        tcb.orphan = conn.tcb.orphan;
+        match asked {
+            Some(asked) if asked.tries == 1 => tcb.sender.recovery.first_rtt(now, now - asked.since),
+            _ => tcb.sender.recovery.handshake_lost(),
+        }
+        if acknowledges {
+            tcb.receiver.ack_now();
+            out.events.push(Event::Connected(id));
+        } else {
+            // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
+            tcb.state = State::SynReceived;
+            let half = Half { both, listener: 0, due: 0, since: now, tries: 0 };
+            let fields = half.answer(now, &self.wishes);
+            self.send_fields(now, key, &fields, out);
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
+        conn.tcb = tcb;
+        // What has been written ahead.
+        if conn.written(&mut self.arena, self.config.send_buffer).is_err() {
+            self.abort(now, id, out);
+        }
+        Ok(Verdict::Consumed)
+    }
+
+    /// Sends our SYN; once more each time that its timer goes off.
+    #[cold]
+    pub(super) fn ask_again(&mut self, now: u64, id: ConnId, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(asking) = &mut conn.tcb.asking else { return };
+        if asking.tries > SYN_RETRIES {
+            return self.over(id, Cause::TimedOut, out);
+        }
+        asking.due = now + (SYN_TIMEOUT << asking.tries);
+        let again = asking.tries > 0;
+        asking.tries += 1;
+        self.wheel.set(id.index, asking.due);
+        let key = conn.tcb.key;
+        let mtu = self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu;
+        let offset = self.secrets.timestamp_offset(&key);
+        let value = offset.wrapping_add((now / 1000) as u32);
+        let timestamps = Some(offcore_wire::Timestamps { value, echo: 0 });
+        // A SYN that is not answered may have met somebody who does not like ECN's bits (RFC 3168, 6.1.1.1).
+        let ecn = if self.config.ecn && !again { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) };
+        let fields = Fields {
+            src_port: key.local_port,
+            dst_port: key.remote_port,
+            seq: conn.tcb.sender.seq(0).wrapping_sub(1),
+            ack: 0,
+            flags: TcpFlags::SYN | ecn,
+            window: self.wishes.receive_window.min(u16::MAX.into()) as u16,
+            options: handshake::offer(mtu, key.remote(), timestamps, true, true),
+        };
+        self.send_fields(now, key, &fields, out);
+    }
+
+    /// A segment that belongs to no connection: for a listener, or for nobody (RFC 9293, 3.10.7.1 and 3.10.7.2).
+    #[cold]
+    pub(super) fn stray_segment(
+        &mut self,
+        now: u64,
+        key: FlowKey,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let Some(number) = self.listeners.find(key.local(), key.local_port) else {
+            self.refuse(now, key, segment, out);
+            return Err(DropReason::NoConnection);
+        };
+        if segment.has(TcpFlags::RST) {
+            return Err(DropReason::NoConnection);
+        }
+        if segment.has(TcpFlags::ACK) {
+            return self.cookie_segment(now, number, key, segment, out);
+        }
+        if !segment.has(TcpFlags::SYN) {
+            return Err(DropReason::NoConnection);
+        }
+        let Some(way) = self.net.way(key.remote()) else { return Err(DropReason::NoConnection) };
+        let both = Both {
+            key,
+            way,
+            mtu: self.net.ifaces[usize::from(way.iface)].mtu,
+            iss: self.secrets.isn(&key, now),
+            irs: segment.seq,
+            offered: Offered::of(segment, key.remote()),
+            timestamp_offset: self.secrets.timestamp_offset(&key),
+        };
+        let half = Half { both, listener: number, due: now + SYN_TIMEOUT, since: now, tries: 0 };
+        self.half_open(now, half, out)
+    }
+
+    /// Answers a SYN.
+    fn half_open(&mut self, now: u64, half: Half, out: &mut Out) -> Result<Verdict, DropReason> {
+        let key = half.both.key;
+        let Some(listener) = self.listeners.get_mut(half.listener) else {
+            return Err(DropReason::NoConnection);
+        };
+        if listener.accept.len() >= listener.backlog {
+            return Err(DropReason::Backlog);
+        }
+        let full = self.halves.len() - self.free_halves.len() >= HALVES;
+        if full || listener.half_open >= listener.backlog {
+            return self.answer_by_cookie(now, &half, out);
+        }
+        listener.half_open += 1;
+        let (due, fields) = (half.due, half.answer(now, &self.wishes));
+        let index = match self.free_halves.pop() {
+            Some(index) => index,
+            None => {
+                self.halves.push(None);
+                self.halves.len() as u32 - 1
+            }
+        };
+        self.halves[index as usize] = Some(half);
+        if self.enter(&key, Entry::Half(index)).is_err() {
+            self.drop_half(index);
+            return Err(DropReason::Backlog);
+        }
+        self.half_wheel.set(index, due);
+        self.send_fields(now, key, &fields, out);
+        Ok(Verdict::Consumed)
+    }
+
+    /// Forgets a connection that is half open.
+    fn drop_half(&mut self, index: u32) -> Option<Half> {
+        let half = self.halves.get_mut(index as usize)?.take()?;
+        self.free_halves.push(index);
+        self.half_wheel.cancel(index);
+        self.leave(&half.both.key, Entry::Half(index));
+        if let Some(listener) = self.listeners.get_mut(half.listener) {
+            listener.half_open = listener.half_open.saturating_sub(1);
+        }
+        Some(half)
+    }
+
+    /// The answer to a SYN has not been acknowledged in time.
+    #[cold]
+    pub(super) fn half_timer(&mut self, now: u64, index: u32, out: &mut Out) {
+        let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) else { return };
+        if half.tries >= SYN_ACK_RETRIES || self.listeners.get_mut(half.listener).is_none() {
+            self.drop_half(index);
+            return;
+        }
+        half.tries += 1;
+        half.due = now + (SYN_TIMEOUT << half.tries);
+        let (key, due, fields) = (half.both.key, half.due, half.answer(now, &self.wishes));
+        self.half_wheel.set(index, due);
+        self.send_fields(now, key, &fields, out);
+    }
+
+    /// A segment for a connection that is half open (RFC 9293, 3.10.7.4 in SYN-RECEIVED).
+    #[cold]
+    pub(super) fn half_segment(
+        &mut self,
+        now: u64,
+        index: u32,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let Some(half) = self.halves.get(index as usize).and_then(Option::clone) else {
+            return Err(DropReason::NoConnection);
+        };
+        let Both { key, iss, irs, .. } = half.both;
+        let next = irs.wrapping_add(1);
+        let away = segment.seq.wrapping_sub(next);
+        if segment.has(TcpFlags::RST) {
+            if segment.seq == next {
+                self.drop_half(index);
+                return Ok(Verdict::Consumed);
+            }
+            return Err(DropReason::OutOfWindow);
+        }
+        if segment.has(TcpFlags::SYN) {
+            // The same one once more: our answer was lost. Another one, of a peer that begins anew, is answered the same
+            // way, and resets us if it is real (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
+            let fields = half.answer(now, &self.wishes);
+            self.send_fields(now, key, &fields, out);
+            return Ok(Verdict::Consumed);
+        }
+        if away > self.wishes.receive_window.min(u16::MAX.into()) || !segment.has(TcpFlags::ACK) {
+            return Err(DropReason::OutOfWindow);
+        }
+        if segment.ack != iss.wrapping_add(1) {
+            self.refuse(now, key, segment, out);
+            return Err(DropReason::Acknowledgement);
+        }
+        let listener = self.listeners.get_mut(half.listener).ok_or(DropReason::NoConnection)?;
+        if listener.accept.len() >= listener.backlog {
+            // The peer sends it again when our answer comes again.
+            return Err(DropReason::Backlog);
+        }
+        self.drop_half(index);
+        let id = self.establish(now, &half, out)?;
+        self.conn_segment(now, id.index, segment, out)
+    }
+
+    /// A handshake of a listener is complete.
+    pub(super) fn establish(&mut self, now: u64, half: &Half, out: &mut Out) -> Result<ConnId, DropReason> {
+        let mut tcb = handshake::connection(now, &half.both, &self.wishes);
+        match half.tries {
+            0 => tcb.sender.recovery.first_rtt(now, now - half.since),
+            _ if half.due > 0 => tcb.sender.recovery.handshake_lost(),
+            // A cookie does not know.
+            _ => {}
+        }
+        let id = self.add(tcb, Some(half.listener)).ok_or(DropReason::NoSpace)?;
+        if let Some(listener) = self.listeners.get_mut(half.listener) {
+            listener.accept.push_back(id);
+            out.events.push(Event::Incoming { listener: half.listener });
+        }
+        Ok(id)
+    }
+
+    /// Gives a connection its number, memory and place in the table.
+    pub(super) fn add(&mut self, tcb: Tcb, listener: Option<u32>) -> Option<ConnId> {
+        let key = tcb.key;
+        let mut conn = Conn::new(tcb, &mut self.arena)?;
+        conn.listener = listener;
+        conn.grant(&mut self.arena, self.config.send_buffer);
+        let id = match self.conns.insert(conn) {
+            Ok(id) => id,
+            Err(conn) => {
+                conn.dissolve(&mut self.arena);
+                return None;
+            }
+        };
+        if self.enter(&key, Entry::Conn(id.index)).is_err() {
+            if let Some(conn) = self.conns.remove(id) {
+                conn.dissolve(&mut self.arena);
+            }
+            return None;
+        }
+        Some(id)
+    }
+
+    /// Too many are half open: the answer carries all that has to be known (a SYN cookie).
+    fn answer_by_cookie(&mut self, now: u64, half: &Half, out: &mut Out) -> Result<Verdict, DropReason> {
+        let mut half = half.clone();
+        let offered = &mut half.both.offered;
+        half.both.iss = self.secrets.cookie(now, &half.both.key, half.both.irs, offered);
+        let value = half.both.timestamp_offset.wrapping_add((now / 1000) as u32);
+        let back = Secrets::stamp(value, offered);
+        half.both.timestamp_offset = half.both.timestamp_offset.wrapping_sub(back);
+        let fields = half.answer(now, &self.wishes);
+        self.send_fields(now, half.both.key, &fields, out);
+        Ok(Verdict::Consumed)
+    }
+
+    /// An acknowledgement at a listener: perhaps of a cookie.
+    fn cookie_segment(
+        &mut self,
+        now: u64,
+        listener: u32,
+        key: FlowKey,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let way = self.net.way(key.remote()).ok_or(DropReason::NoConnection)?;
+        let room = self.listeners.get_mut(listener).is_some_and(|this| this.accept.len() < this.backlog);
+        let Some(offered) = self.secrets.check_cookie(now, &key, segment) else {
+            self.refuse(now, key, segment, out);
+            return Err(DropReason::NoConnection);
+        };
+        if !room {
+            return Err(DropReason::Backlog);
+        }
+        let both = Both {
+            key,
+            way,
+            mtu: self.net.ifaces[usize::from(way.iface)].mtu,
+            iss: segment.ack.wrapping_sub(1),
+            irs: segment.seq.wrapping_sub(1),
+            offered,
+            timestamp_offset: self.secrets.timestamp_offset(&key),
+        };
+        let half = Half { both, listener, due: 0, since: now, tries: 1 };
+        let id = self.establish(now, &half, out)?;
+        self.conn_segment(now, id.index, segment, out)
+    }
+
+    /// Both streams have ended: the connection's name is kept for a minute, so that old segments find it.
+    pub(super) fn enter_time_wait(&mut self, now: u64, id: ConnId, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let tcb = &mut conn.tcb;
+        // What the peer has not been told yet.
+        let seq = tcb.sender.published_seq();
+        self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+        let ended = Ended {
+            key: tcb.key,
+            snd_nxt: seq,
+            rcv_nxt: tcb.receiver.seq(tcb.receiver.next()),
+            ts_recent: tcb.receiver.recent(),
+            ts_offset: tcb.agreed.timestamps.unwrap_or(0),
+        };
+        let key = ended.key;
+        self.over(id, Cause::Finished, out);
+        let (index, evicted) = self.time_wait.insert(now, ended);
+        if let Some((evicted, key)) = evicted {
+            self.leave(&key, Entry::TimeWait(evicted));
+        }
+        if self.enter(&key, Entry::TimeWait(index)).is_err() {
+            self.time_wait.remove(index);
+        }
+    }
+
+    /// A segment of a connection that has ended (RFC 9293, 3.10.7.4 in TIME-WAIT; RFC 6191).
+    #[cold]
+    pub(super) fn time_wait_segment(
+        &mut self,
+        now: u64,
+        key: FlowKey,
+        index: u32,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        match self.time_wait.on_segment(now, index, segment) {
+            Action::Ignore => Err(DropReason::OutOfWindow),
+            Action::Acknowledge(answer) => {
+                let options = offcore_wire::TcpOptions {
+                    timestamps: answer.timestamps,
+                    ..offcore_wire::TcpOptions::default()
+                };
+                let fields = Fields {
+                    src_port: key.local_port,
+                    dst_port: key.remote_port,
+                    seq: answer.seq,
+                    ack: answer.ack,
+                    flags: TcpFlags::ACK,
+                    window: 0,
+                    options,
+                };
+                self.send_fields(now, key, &fields, out);
+                Ok(Verdict::Consumed)
+            }
+            Action::Remove => {
+                self.forget_time_wait(key, index);
+                Ok(Verdict::Consumed)
+            }
+            Action::Reopen => {
+                self.forget_time_wait(key, index);
+                self.stray_segment(now, key, segment, out)
+            }
+        }
+    }
+
+    pub(super) fn forget_time_wait(&mut self, key: FlowKey, index: u32) {
+        self.time_wait.remove(index);
+        self.leave(&key, Entry::TimeWait(index));
+    }
+}

@@ -1,0 +1,94 @@
+//! TCP headers written.
+
+use std::net::IpAddr;
+
+use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpHeader, TcpOptions, tcp};
+
+use super::ip::{self, Envelope};
+use super::packet::HEAD;
+
+/// A TCP header to be written.
+#[derive(Debug, Clone)]
+pub(crate) struct Fields {
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: TcpFlags,
+    pub window: u16,
+    pub options: TcpOptions,
+}
+
+/// Who completes the checksum.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TxChecksum {
+    /// The port: the field has the sum of the pseudo header.
+    Port,
+    /// It is complete; this is the sum of the payload, which begins behind an even number of bytes.
+    Payload(Sum),
+}
+
+/// Writes Ethernet, IP and TCP headers in front of `payload_len` bytes; returns their length and where the TCP header
+/// begins.
+#[inline]
+pub(crate) fn write(
+    to: &mut [u8; HEAD],
+    envelope: &Envelope,
+    fields: &Fields,
+    payload_len: usize,
+    checksum: TxChecksum,
+) -> (usize, usize) {
+    let at = envelope.len();
+    let options_len = fields.options.len();
+    let header_len = tcp::HEADER_LEN + options_len;
+    let transport_len = header_len + payload_len;
+    envelope.write(to, transport_len);
+    let transport = &mut to[at..at + header_len];
+    let header = TcpHeader {
+        src_port: fields.src_port,
+        dst_port: fields.dst_port,
+        seq: fields.seq,
+        ack: fields.ack,
+        flags: fields.flags,
+        window: fields.window,
+        urgent: 0,
+    };
+    let (fixed, options) = transport.split_first_chunk_mut().expect("a header is 20 bytes at least");
+    header.write(fixed, options_len);
+    fields.options.write(options);
+    let pseudo = ip::pseudo(envelope.src, envelope.dst, IpProtocol::TCP, transport_len);
+    let field = match checksum {
+        TxChecksum::Port => pseudo.value(),
+        TxChecksum::Payload(payload) => (pseudo + Sum::of(transport) + payload).checksum(),
+    };
+    let place = usize::from(tcp::CHECKSUM_OFFSET);
+    transport[place..place + 2].copy_from_slice(&field.to_be_bytes());
+    (at + header_len, at)
+}
+
+/// The answer to a segment that belongs to no connection (RFC 9293, 3.10.7.1): a reset, or none to a reset.
+pub(crate) fn reset_for(segment: &super::segment::Segment) -> Option<Fields> {
+    if segment.has(TcpFlags::RST) {
+        return None;
+    }
+    let (seq, ack, flags) = if segment.has(TcpFlags::ACK) {
+        (segment.ack, 0, TcpFlags::RST)
+    } else {
+        (0, segment.seq.wrapping_add(segment.seq_len()), TcpFlags::RST | TcpFlags::ACK)
+    };
+    Some(Fields {
+        src_port: segment.dst_port,
+        dst_port: segment.src_port,
+        seq,
+        ack,
+        flags,
+        window: 0,
+        options: TcpOptions::default(),
+    })
+}
+
+/// Bytes of payload that fit a packet of `mtu` bytes behind headers with the options that every segment has.
+pub(crate) fn payload_of(mtu: u16, to: IpAddr, timestamps: bool) -> u16 {
+    let headers = if to.is_ipv4() { 40 } else { 60 } + if timestamps { 12 } else { 0 };
+    mtu.saturating_sub(headers).max(8)
+}

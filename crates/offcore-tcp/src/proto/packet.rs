@@ -1,0 +1,234 @@
+//! What goes into the stack and what comes out: the heads of received packets, verdicts, plans and packets of headers.
+
+use std::net::IpAddr;
+
+use offcore_wire::Sum;
+
+use super::addr::ConnId;
+
+/// Bytes of a packet that the protocols see: the longest Ethernet, IP and TCP headers fit.
+pub const HEAD: usize = 128;
+
+/// A received packet.
+#[derive(Debug)]
+pub struct RxSeg<'a> {
+    /// Its first bytes: all of them, or at least [`HEAD`]. A reply is made in place.
+    pub head: &'a mut [u8],
+    /// Bytes of the whole packet, without FCS.
+    pub len: u32,
+    pub checksum: RxChecksum,
+}
+
+/// What is known of a packet's TCP, UDP or ICMP checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RxChecksum {
+    /// The port has verified it, or the packet comes from this machine and has none yet.
+    Verified,
+    /// Nobody has looked. `rest` is the sum of the bytes from [`HEAD`] to [`ip_end`](super::ip::ip_end).
+    Unknown { rest: Sum },
+}
+
+/// What becomes of a received packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has done what it had to do.
+    Consumed,
+    /// It is dropped.
+    Drop(DropReason),
+    /// Its head is now the head of a reply, to be sent by the interface that it came from.
+    Reply,
+    /// Its payload belongs into a FIFO.
+    Place(Place),
+}
+
+/// A copy of a packet's payload to an rx_fifo, whose blocks exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub conn: ConnId,
+    /// Position of the first byte in the stream.
+    pub pos: u64,
+    /// Offset of the first byte in the packet.
+    pub skip: u16,
+    /// Bytes to copy, at least one.
+    pub len: u32,
+    /// Position up to which the application may see data when this and all earlier copies of the connection are done.
+    pub commit_to: u64,
+}
+
+/// A copy of data from a tx_fifo to a packet, or to as many as segments of `mss` bytes make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    pub conn: ConnId,
+    /// Position of the first byte in the stream.
+    pub pos: u64,
+    /// Bytes to copy; may be none, of a FIN alone.
+    pub len: u32,
+    /// Bytes of a segment, at most.
+    pub mss: u16,
+    /// The stream ends after these bytes.
+    pub fin: bool,
+    /// It has been sent before.
+    pub again: bool,
+}
+
+/// What becomes of a planned packet when its copies are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sealed {
+    /// Send it by this interface. The headers are `headers` bytes, and the transport's begins at `transport`.
+    Send { iface: u8, headers: u8, transport: u8 },
+    /// It has been acknowledged meanwhile, or its connection is gone.
+    Obsolete,
+}
+
+/// A packet of headers only, complete with its checksums.
+#[derive(Debug, Clone, Copy)]
+pub struct Control {
+    /// Interface to send it by.
+    pub iface: u8,
+    len: u8,
+    bytes: [u8; HEAD],
+}
+
+impl Control {
+    /// `write` puts the packet into the buffer and returns its length.
+    pub(crate) fn new(iface: u8, write: impl FnOnce(&mut [u8; HEAD]) -> usize) -> Self {
+        let mut bytes = [0; HEAD];
+        let len = write(&mut bytes).min(HEAD) as u8;
+        Self { iface, len, bytes }
+    }
+
+    /// The packet, from the Ethernet header on.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..usize::from(self.len)]
+    }
+}
+
+/// What applications are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A connection that was asked for is there.
+    Connected(ConnId),
+    /// A listener has a connection to be accepted.
+    Incoming { listener: u32 },
+    /// There is data to be read that was not there before.
+    Readable(ConnId),
+    /// There is room to write that was not there before.
+    Writable(ConnId),
+    /// The peer sends no more; all that it sent can be read.
+    EndOfStream(ConnId),
+    /// The connection is over, and why.
+    Closed(ConnId, Cause),
+    /// Somebody else has an address of ours; it is not used.
+    AddressConflict { iface: u8, address: IpAddr },
+}
+
+/// Why a connection is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Both sides have ended their streams.
+    Finished,
+    /// The peer has reset it.
+    Reset,
+    /// The peer refused it.
+    Refused,
+    /// The peer does not answer.
+    TimedOut,
+    /// ICMP says that the peer cannot be reached.
+    Unreachable,
+    /// The application aborted it.
+    Aborted,
+}
+
+/// What a call of the stack asks of its caller. Who calls takes everything out before the next call.
+#[derive(Debug, Default)]
+pub struct Out {
+    /// One for each received packet.
+    pub verdicts: Vec<Verdict>,
+    /// To be sent, in this order, before what is planned.
+    pub controls: Vec<Control>,
+    pub plans: Vec<Plan>,
+    pub events: Vec<Event>,
+}
+
+impl Out {
+    /// Forgets everything; keeps the memory.
+    pub fn clear(&mut self) {
+        self.verdicts.clear();
+        self.controls.clear();
+        self.plans.clear();
+        self.events.clear();
+    }
+}
+
+/// Declares [`DropReason`] with names for reports.
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why a received packet is dropped.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum DropReason {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl DropReason {
+            /// Names, as reports have them, in the order of the reasons.
+            pub const NAMES: &[&str] = &[$($text),*];
+        }
+    };
+}
+
+drop_reasons! {
+    /// Headers that contradict themselves or the packet's length.
+    Malformed = "malformed",
+    /// A wrong checksum.
+    Checksum = "checksum",
+    /// Neither ARP nor IP.
+    Protocol = "protocol",
+    /// To another station.
+    NotForUs = "not_for_us",
+    /// From an address that nobody sends from.
+    Source = "source",
+    /// A fragment of an IP packet.
+    Fragment = "fragment",
+    /// No connection, and a reset as answer.
+    NoConnection = "no_connection",
+    /// Segments of a connection that were out of its window, or old.
+    OutOfWindow = "out_of_window",
+    /// A timestamp older than what was there already (RFC 7323, 5).
+    Paws = "paws",
+    /// An acknowledgement of what was never sent.
+    Acknowledgement = "ack_of_unsent",
+    /// No memory for the data.
+    NoSpace = "no_space",
+    /// More holes than are kept.
+    TooManyHoles = "too_many_holes",
+    /// A listener whose queue is full.
+    Backlog = "backlog",
+    /// More answers than the limit allows.
+    RateLimit = "rate_limit",
+}
+
+/// Counts of what was dropped, by reason.
+#[derive(Debug, Clone, Default)]
+pub struct Drops([u64; DropReason::NAMES.len()]);
+
+impl Drops {
+    #[inline]
+    pub(crate) fn count(&mut self, reason: DropReason) -> Verdict {
+        self.0[reason as usize] += 1;
+        Verdict::Drop(reason)
+    }
+
+    /// How many for this reason.
+    pub fn get(&self, reason: DropReason) -> u64 {
+        self.0[reason as usize]
+    }
+
+    /// Names and counts of all reasons.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        DropReason::NAMES.iter().copied().zip(self.0)
+    }
+}

@@ -1,0 +1,468 @@
+//! The receiving half of a connection: what is expected, what has come, and what has to be acknowledged.
+
+use std::ops::Range;
+
+use offcore_wire::Timestamps;
+
+use super::packet::DropReason;
+use super::reassembly::Reassembly;
+use super::segment::position;
+
+/// How long a timestamp is good for comparison: 24 days (RFC 7323, 5.5).
+const TIMESTAMP_AGE: u64 = 24 * 24 * 3600 * 1_000_000;
+/// How long an acknowledgement may be delayed (RFC 9293, 3.8.6.3: below half a second; Linux has 40 ms at least).
+const DELAYED_ACK: u64 = 40_000;
+/// Segments at the beginning of which every second one is acknowledged at once, so that the peer's window opens.
+const QUICK_SEGMENTS: u8 = 32;
+
+/// What has to be acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AckNeed {
+    No,
+    /// By this time.
+    By(u64),
+    Now,
+}
+
+/// What a segment's text comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Text {
+    /// The part of the stream that is to be copied.
+    pub range: Range<u64>,
+    /// Up to here the application may see data once this and all earlier copies are done.
+    pub commit_to: u64,
+}
+
+/// Receive sequence space. Positions are offsets of the stream's first byte; a FIN takes one behind the last byte.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    /// Sequence number of position 0.
+    first: u32,
+    /// Next position expected; copies up to here have been ordered.
+    next: u64,
+    /// Right edge that has been announced. It never retreats (RFC 9293, 3.8.6).
+    announced: u64,
+    /// [`next`](Self::next) as last acknowledged.
+    acknowledged: u64,
+    /// Position up to which the application has read.
+    consumed: u64,
+    /// Bytes that the application may leave unread: what the window promises.
+    promise: u32,
+    /// Position of the peer's FIN, when it has come; `next` is beyond it when all before it has come, too.
+    fin: Option<u64>,
+    /// Largest segment seen of late, as an estimate of the peer's.
+    pub peer_mss: u16,
+    pub scale: u8,
+    quick: u8,
+    need: AckNeed,
+    /// Newest timestamp of the peer, and when it came (RFC 7323, 4.3).
+    recent: Option<(u32, u64)>,
+    /// Copies of data that was there already, to be reported once (RFC 2883).
+    duplicate: Option<Range<u64>>,
+    islands: Option<Box<Reassembly>>,
+    /// Congestion was experienced; echoed until the peer has reduced its window (RFC 3168, 6.1.3).
+    pub echo_congestion: bool,
+}
+
+impl Receiver {
+    /// After a SYN of sequence number `irs`; the window promises `promise` bytes.
+    pub(crate) fn new(irs: u32, promise: u32, scale: u8) -> Self {
+        Self {
+            first: irs.wrapping_add(1),
+            next: 0,
+            announced: 0,
+            acknowledged: 0,
+            consumed: 0,
+            promise,
+            fin: None,
+            peer_mss: 536,
+            scale,
+            quick: QUICK_SEGMENTS,
+            need: AckNeed::No,
+            recent: None,
+            duplicate: None,
+            islands: None,
+            echo_congestion: false,
+        }
+    }
+
+    /// Next position expected.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The sequence number of a position.
+    #[inline]
+    pub(crate) fn seq(&self, position: u64) -> u32 {
+        self.first.wrapping_add(position as u32)
+    }
+
+    /// The position of a sequence number; `None` before the stream's beginning.
+    #[inline]
+    pub(crate) fn position(&self, seq: u32) -> Option<u64> {
+        position(seq, self.first, self.next)
+    }
+
+    /// Where the peer's stream ends, when all of it has come.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.fin.filter(|fin| *fin < self.next)
+    }
+
+    /// Position up to which data has come, without the FIN.
+    pub(crate) fn data_end(&self) -> u64 {
+        self.end().unwrap_or(self.next)
+    }
+
+    /// Notes a SYN's timestamp.
+    pub(crate) fn start_timestamps(&mut self, now: u64, value: u32) {
+        self.recent = Some((value, now));
+    }
+
+    /// The timestamp to echo; none without the option.
+    pub(crate) fn recent(&self) -> Option<u32> {
+        self.recent.map(|(value, _)| value)
+    }
+
+    /// Whether a segment is older than what has come already (RFC 7323, 5.3 R1).
+    #[inline]
+    pub(crate) fn is_old(&self, now: u64, timestamps: Timestamps) -> bool {
+        self.recent.is_some_and(|(recent, at)| {
+            timestamps.value.wrapping_sub(recent).cast_signed() < 0 && now - at < TIMESTAMP_AGE
+        })
+    }
+
+    /// Takes the timestamp of an acceptable segment that begins at `start` (RFC 7323, 5.3 R3).
+    #[inline]
+    pub(crate) fn take_timestamp(&mut self, now: u64, start: Option<u64>, timestamps: Timestamps) {
+        if start.is_none_or(|start| start <= self.acknowledged) && self.recent.is_some() {
+            self.recent = Some((timestamps.value, now));
+        }
+    }
+
+    /// Whether any of a segment's sequence numbers is in the window (RFC 9293, 3.10.7.4, first check).
+    #[inline]
+    pub(crate) fn is_acceptable(&self, start: Option<u64>, seq_len: u32) -> bool {
+        let Some(start) = start else { return false };
+        let end = start + u64::from(seq_len);
+        match (seq_len, self.announced == self.next) {
+            (0, true) => start == self.next,
+            (0, false) => (self.next..self.announced).contains(&start),
+            // A window of zero takes what comes next for its acknowledgement; no text.
+            (_, true) => false,
+            (_, false) => start < self.announced && end > self.next,
+        }
+    }
+
+    /// Takes the text of an acceptable segment. `cover` makes memory for the range that it is called with, or says that
+    /// there is none.
+    ///
+    /// # Errors
+    /// Why nothing of it is taken.
+    #[inline]
+    pub(crate) fn text(
+        &mut self,
+        now: u64,
+        segment: Range<u64>,
+        fin: bool,
+        mut cover: impl FnMut(Range<u64>) -> bool,
+    ) -> Result<Text, DropReason> {
+        let limit = self.announced.min(self.fin.unwrap_or(u64::MAX));
+        let wanted = segment.start.max(self.next)..segment.end.min(limit);
+        if segment.start < self.next {
+            self.note_duplicate(segment.start..segment.end.min(self.next));
+        }
+        // A FIN counts when the segment's end fits.
+        if fin && segment.end <= self.announced && segment.end >= self.next && self.fin.is_none() {
+            self.fin = Some(segment.end);
+        }
+        if wanted.is_empty() {
+            self.finish();
+            self.need = AckNeed::Now;
+            let commit_to = self.data_end();
+            return Ok(Text { range: self.next..self.next, commit_to });
+        }
+        let in_order = wanted.start == self.next && self.islands.is_none();
+        let range = if in_order { wanted } else { self.missing(wanted) };
+        if range.is_empty() {
+            self.need = AckNeed::Now;
+            return Ok(Text { commit_to: self.data_end(), range });
+        }
+        if !cover(range.clone()) {
+            self.need = AckNeed::Now;
+            return Err(DropReason::NoSpace);
+        }
+        if in_order {
+            self.next = range.end;
+            self.need_ack(now, range.end - range.start);
+        } else {
+            self.need = AckNeed::Now;
+            self.out_of_order(&range)?;
+        }
+        self.finish();
+        Ok(Text { commit_to: self.data_end(), range })
+    }
+
+    /// The first part of `wanted` that has not come yet.
+    #[cold]
+    fn missing(&mut self, wanted: Range<u64>) -> Range<u64> {
+        let missing = self.islands.get_or_insert_default().missing(wanted.clone());
+        if missing.start > wanted.start {
+            self.note_duplicate(wanted.start..missing.start);
+        }
+        missing
+    }
+
+    #[cold]
+    fn out_of_order(&mut self, range: &Range<u64>) -> Result<(), DropReason> {
+        let islands = self.islands.get_or_insert_default();
+        if range.start == self.next {
+            self.next = islands.advance(range.end);
+        } else {
+            islands.insert(range.clone()).map_err(|_| DropReason::TooManyHoles)?;
+        }
+        if islands.is_empty() {
+            self.islands = None;
+        }
+        Ok(())
+    }
+
+    /// The FIN is taken when everything before it has come.
+    #[inline]
+    fn finish(&mut self) {
+        if self.fin == Some(self.next) {
+            self.next += 1;
+            self.need = AckNeed::Now;
+        }
+    }
+
+    pub(crate) fn note_duplicate(&mut self, range: Range<u64>) {
+        self.need = AckNeed::Now;
+        self.duplicate = Some(range);
+    }
+
+    /// In-order data of `len` bytes has come.
+    #[inline]
+    fn need_ack(&mut self, now: u64, len: u64) {
+        let due = self.next - self.acknowledged;
+        self.peer_mss = self.peer_mss.max(len.min(u64::from(u16::MAX)) as u16);
+        // At the beginning every second segment; later a vector's segments have one acknowledgement.
+        self.quick = self.quick.saturating_sub(1);
+        if due >= 2 * u64::from(self.peer_mss) {
+            self.need = AckNeed::Now;
+        } else if self.need == AckNeed::No {
+            self.need = AckNeed::By(now + DELAYED_ACK);
+        }
+    }
+
+    /// Whether an acknowledgement has to go out before more segments of the same vector are looked at.
+    #[inline]
+    pub(crate) fn is_quick(&self) -> bool {
+        self.need == AckNeed::Now && (self.quick > 0 || self.islands.is_some())
+    }
+
+    /// Asks for an acknowledgement.
+    pub(crate) fn ack_now(&mut self) {
+        self.need = AckNeed::Now;
+    }
+
+    pub(crate) fn need(&self) -> AckNeed {
+        self.need
+    }
+
+    /// The application has read up to `position`. An update of the window is asked for when it has grown by a good deal
+    /// (RFC 9293, 3.8.6.2.2).
+    pub(crate) fn consumed(&mut self, position: u64) {
+        self.consumed = self.consumed.max(position.min(self.data_end()));
+        let grown = self.edge() - self.announced;
+        if self.fin.is_none() && grown >= u64::from(self.promise / 2).min(2 * u64::from(self.peer_mss)) {
+            self.need = AckNeed::Now;
+        }
+    }
+
+    /// Whether the application has not read all that has come.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.consumed < self.data_end()
+    }
+
+    /// Where the window may end: a whole number of the units that its field counts in.
+    #[inline]
+    fn edge(&self) -> u64 {
+        let unit = !((1u64 << self.scale) - 1);
+        let largest = u64::from(u16::MAX) << self.scale;
+        let window = (self.consumed + u64::from(self.promise)).saturating_sub(self.next).min(largest);
+        self.announced.max(self.next + (window & unit))
+    }
+
+    /// The fields of a segment that goes out now: acknowledgement number and window. All that was due is
+    /// acknowledged then.
+    #[inline]
+    pub(crate) fn acknowledge(&mut self) -> (u32, u16) {
+        self.announced = self.edge();
+        self.acknowledged = self.next;
+        self.need = AckNeed::No;
+        let window = (self.announced.saturating_sub(self.next) >> self.scale).min(u64::from(u16::MAX));
+        (self.seq(self.next), window as u16)
+    }
+
+    /// The window's field of a SYN, which is not scaled (RFC 7323, 2.2).
+    pub(crate) fn acknowledge_syn(&mut self) -> (u32, u16) {
+        let window = self.promise.min(u32::from(u16::MAX));
+        self.announced = self.announced.max(u64::from(window));
+        self.need = AckNeed::No;
+        (self.seq(self.next), window as u16)
+    }
+
+    /// The ranges of SACK blocks, `at_most` of them: a duplicate first (RFC 2883, 4), then what is behind holes.
+    pub(crate) fn sack_ranges(&mut self, at_most: usize) -> arrayvec::ArrayVec<Range<u64>, 4> {
+        let mut ranges = arrayvec::ArrayVec::new();
+        ranges.extend(self.duplicate.take());
+        let left = at_most.min(4).saturating_sub(ranges.len());
+        if let Some(islands) = self.islands.as_deref().filter(|_| left > 0) {
+            ranges.extend(islands.newest(left));
+        }
+        ranges
+    }
+
+    /// Whether SACK blocks are due.
+    pub(crate) fn has_sack(&self) -> bool {
+        self.duplicate.is_some() || self.islands.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A receiver of 64 KiB whose window has been announced.
+    fn receiver() -> Receiver {
+        let mut receiver = Receiver::new(999, 65_535, 0);
+        receiver.acknowledge();
+        receiver
+    }
+
+    fn take(receiver: &mut Receiver, range: Range<u64>) -> Result<Text, DropReason> {
+        receiver.text(0, range, false, |_| true)
+    }
+
+    #[test]
+    fn every_second_segment_is_acknowledged() {
+        // RFC 9293, 3.8.6.3 (SHLD-18, MUST-58).
+        let mut receiver = receiver();
+        receiver.peer_mss = 1000;
+        take(&mut receiver, 0..1000).unwrap();
+        assert_eq!(receiver.need(), AckNeed::By(DELAYED_ACK));
+        take(&mut receiver, 1000..2000).unwrap();
+        assert_eq!(receiver.need(), AckNeed::Now);
+        assert_eq!(receiver.acknowledge(), (3000, 63_535));
+        assert_eq!(receiver.need(), AckNeed::No);
+    }
+
+    #[test]
+    fn acceptability_as_in_the_table() {
+        // RFC 9293, 3.10.7.4, table 6.
+        let mut receiver = receiver();
+        take(&mut receiver, 0..100).unwrap();
+        assert!(receiver.is_acceptable(Some(100), 0));
+        assert!(!receiver.is_acceptable(Some(99), 0));
+        assert!(receiver.is_acceptable(Some(65_534), 0));
+        assert!(!receiver.is_acceptable(Some(65_535), 0));
+        assert!(receiver.is_acceptable(Some(50), 51));
+        assert!(!receiver.is_acceptable(Some(50), 50));
+        assert!(!receiver.is_acceptable(None, 5));
+    }
+
+    #[test]
+    fn window_does_not_shrink() {
+        // RFC 9293, 3.8.6: "the right edge of the window is never moved to the left".
+        let mut receiver = Receiver::new(0, 10_000, 0);
+        let (_, first) = receiver.acknowledge();
+        for start in [0, 1000, 2000, 3000] {
+            take(&mut receiver, start..start + 1000).unwrap();
+        }
+        let (_, second) = receiver.acknowledge();
+        assert_eq!((first, second), (10_000, 6000));
+        receiver.consumed(4000);
+        assert_eq!(receiver.need(), AckNeed::Now, "it has grown");
+        assert_eq!(receiver.acknowledge().1, 10_000);
+    }
+
+    #[test]
+    fn small_growth_is_not_announced() {
+        // RFC 9293, 3.8.6.2.2: silly window avoidance.
+        let mut receiver = Receiver::new(0, 10_000, 0);
+        receiver.acknowledge();
+        take(&mut receiver, 0..4000).unwrap();
+        receiver.acknowledge();
+        receiver.peer_mss = 1000;
+        receiver.consumed(100);
+        assert_eq!(receiver.need(), AckNeed::No);
+    }
+
+    #[test]
+    fn holes_fill_and_commit_together() {
+        let mut receiver = receiver();
+        assert_eq!(take(&mut receiver, 100..200).unwrap(), Text { range: 100..200, commit_to: 0 });
+        assert_eq!(receiver.need(), AckNeed::Now);
+        assert_eq!(receiver.sack_ranges(3).as_slice(), [100..200]);
+        assert_eq!(take(&mut receiver, 0..100).unwrap(), Text { range: 0..100, commit_to: 200 });
+        assert!(!receiver.has_sack());
+    }
+
+    #[test]
+    fn received_bytes_are_not_written_again() {
+        let mut receiver = receiver();
+        take(&mut receiver, 100..200).unwrap();
+        assert_eq!(take(&mut receiver, 50..150).unwrap().range, 50..100);
+        assert_eq!(take(&mut receiver, 0..300).unwrap(), Text { range: 0..50, commit_to: 200 });
+        assert_eq!(take(&mut receiver, 0..300).unwrap().range, 200..300);
+    }
+
+    #[test]
+    fn duplicates_are_reported_once() {
+        // RFC 2883, 4: the first block reports the duplicate segment.
+        let mut receiver = receiver();
+        take(&mut receiver, 0..300).unwrap();
+        receiver.acknowledge();
+        assert!(take(&mut receiver, 100..200).unwrap().range.is_empty());
+        assert_eq!(receiver.need(), AckNeed::Now);
+        assert_eq!(receiver.sack_ranges(3).as_slice(), [100..200]);
+        assert!(receiver.sack_ranges(3).is_empty());
+    }
+
+    #[test]
+    fn fin_waits_for_all_before_it() {
+        let mut receiver = receiver();
+        receiver.text(0, 100..200, true, |_| true).unwrap();
+        assert_eq!((receiver.next(), receiver.end()), (0, None));
+        let text = take(&mut receiver, 0..100).unwrap();
+        assert_eq!((receiver.next(), receiver.end(), text.commit_to), (201, Some(200), 200));
+    }
+
+    #[test]
+    fn data_behind_a_fin_is_not_taken() {
+        let mut receiver = receiver();
+        receiver.text(0, 100..200, true, |_| true).unwrap();
+        assert!(take(&mut receiver, 200..300).unwrap().range.is_empty());
+    }
+
+    #[test]
+    fn without_memory_nothing_changes() {
+        let mut receiver = receiver();
+        assert_eq!(receiver.text(0, 0..100, false, |_| false), Err(DropReason::NoSpace));
+        assert_eq!((receiver.next(), receiver.need()), (0, AckNeed::Now));
+    }
+
+    #[test]
+    fn old_timestamps_are_seen() {
+        let mut receiver = receiver();
+        receiver.start_timestamps(0, 1000);
+        let at = |value| Timestamps { value, echo: 0 };
+        assert!(receiver.is_old(1, at(999)));
+        assert!(!receiver.is_old(1, at(1000)));
+        assert!(!receiver.is_old(TIMESTAMP_AGE, at(999)), "RFC 7323, 5.5");
+        receiver.take_timestamp(1, Some(1), at(2000));
+        assert_eq!(receiver.recent(), Some(1000), "not the one that covers the last acknowledged byte");
+        receiver.take_timestamp(1, Some(0), at(2000));
+        assert_eq!(receiver.recent(), Some(2000));
+    }
+}

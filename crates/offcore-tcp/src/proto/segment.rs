@@ -1,0 +1,96 @@
+//! A received TCP segment, read from its head.
+
+use std::ops::Range;
+
+use offcore_wire::{TcpFlags, TcpOptions, TcpSegment};
+
+use super::ip::IpHeaders;
+use super::packet::DropReason;
+
+/// A segment: its header, and where its payload is.
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    pub src_port: u16,
+    pub dst_port: u16,
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: TcpFlags,
+    /// As on the wire, not scaled.
+    pub window: u16,
+    pub options: TcpOptions,
+    /// Offset of the payload in the frame.
+    pub payload_at: usize,
+    /// Bytes of payload.
+    pub payload_len: u32,
+    /// A router has marked it (RFC 3168, 6.1.3).
+    pub congestion_experienced: bool,
+}
+
+impl Segment {
+    /// Reads the segment in a frame whose first bytes are `head`.
+    #[inline]
+    pub(crate) fn parse(ip: &IpHeaders, head: &[u8]) -> Result<Self, DropReason> {
+        let bytes = head.get(ip.transport..ip.end.min(head.len())).ok_or(DropReason::Malformed)?;
+        let tcp = TcpSegment::new_checked(bytes).map_err(|_| DropReason::Malformed)?;
+        let payload_at = ip.transport + tcp.header_len();
+        Ok(Self {
+            src_port: tcp.src_port(),
+            dst_port: tcp.dst_port(),
+            seq: tcp.seq(),
+            ack: tcp.ack(),
+            flags: tcp.flags(),
+            window: tcp.window(),
+            options: TcpOptions::parse(tcp.options()),
+            payload_at,
+            payload_len: (ip.end - payload_at) as u32,
+            congestion_experienced: ip.ecn == 3,
+        })
+    }
+
+    pub(crate) fn has(&self, flag: TcpFlags) -> bool {
+        self.flags.intersects(flag)
+    }
+
+    /// Sequence numbers that it takes: of its payload, and one each of SYN and FIN.
+    pub(crate) fn seq_len(&self) -> u32 {
+        self.payload_len + u32::from(self.has(TcpFlags::SYN)) + u32::from(self.has(TcpFlags::FIN))
+    }
+}
+
+/// A position in a stream that is at most 2^31 away from `near`, from its sequence number. `first` is the sequence number
+/// of position 0. Nothing when that would be before position 0.
+#[inline]
+pub(crate) fn position(seq: u32, first: u32, near: u64) -> Option<u64> {
+    let distance = seq.wrapping_sub(first).wrapping_sub(near as u32).cast_signed();
+    near.checked_add_signed(distance.into())
+}
+
+/// The same of two edges, of a range that is not empty.
+#[inline]
+pub(crate) fn range(start: u32, end: u32, first: u32, near: u64) -> Option<Range<u64>> {
+    let (start, end) = (position(start, first, near)?, position(end, first, near)?);
+    (start < end).then_some(start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn position_finds_its_way_back(first: u32, near in 0u64..1 << 40, away in -0x7fff_ffffi64..0x7fff_ffff) {
+            let Some(pos) = near.checked_add_signed(away) else { return Ok(()) };
+            let seq = first.wrapping_add(pos as u32);
+            prop_assert_eq!(position(seq, first, near), Some(pos));
+        }
+    }
+
+    #[test]
+    fn nothing_is_before_the_stream() {
+        assert_eq!(position(99, 100, 0), None);
+        assert_eq!(position(99, 100, 1), None);
+        assert_eq!(position(100, 100, 0), Some(0));
+    }
+}

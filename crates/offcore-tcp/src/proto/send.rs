@@ -1,0 +1,353 @@
+//! The sending half of a connection: what may be sent, what has been, and what the peer says of it.
+
+use std::ops::Range;
+
+use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
+use super::segment::position;
+
+/// Bytes of one connection whose copies are under way, at most.
+const COPYING: u64 = 256 << 10;
+/// Longest time between two probes of a window of zero (RFC 9293, 3.8.6.1; as Linux).
+const PERSIST_MAX: u64 = 120_000_000;
+
+/// What is to be sent next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Next {
+    /// Bytes of the stream.
+    pub range: Range<u64>,
+    /// The stream ends behind them.
+    pub fin: bool,
+    /// They have been sent before.
+    pub again: bool,
+}
+
+/// An acknowledgement that means nothing here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strange {
+    /// It acknowledges what has not been sent.
+    Unsent,
+    /// It is older than the largest window (RFC 5961, 5.2).
+    Ancient,
+}
+
+/// What a segment says about what was sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Report<'a> {
+    pub ack: u32,
+    /// Bytes, scaled.
+    pub window: u32,
+    /// Position of the segment itself in the peer's stream.
+    pub at: u64,
+    pub sacks: &'a [(u64, u64)],
+    /// A duplicate that it reports (RFC 2883).
+    pub duplicate: Option<(u64, u64)>,
+    /// Microseconds that a timestamp took to come back.
+    pub rtt: Option<u64>,
+    /// The peer has had a mark of congestion.
+    pub congestion: bool,
+    pub has_data: bool,
+}
+
+/// Send sequence space. Positions are offsets of the stream's first byte; a FIN takes one behind the last byte. There are
+/// two edges: copies are ordered up to [`next`](Self::next), and the port has
+/// what is before [`published_to`](Self::published_to). The peer can know of that
+/// only.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    /// Sequence number of position 0.
+    first: u32,
+    /// Right edge of the peer's window.
+    edge: u64,
+    /// Segment of the last update of the window: its position and its acknowledgement.
+    updated: (u64, u64),
+    /// Largest window that the peer has had, in bytes.
+    largest: u32,
+    pub scale: u8,
+    /// Position up to which the application has written.
+    written: u64,
+    /// The application has ended its stream.
+    closing: bool,
+    fin_planned: bool,
+    /// Small segments go out at once (RFC 9293, 3.7.4).
+    pub no_delay: bool,
+    /// Bytes of payload in a segment, at most.
+    mss: u16,
+    /// When a window that is closed, or too small, is looked at again.
+    persist: Option<u64>,
+    persist_tries: u8,
+    /// What is in flight; it knows the edges.
+    pub recovery: Recovery,
+}
+
+impl Sender {
+    /// After a SYN of sequence number `iss`, of segments of `mss` bytes.
+    pub(crate) fn new(iss: u32, mss: u16, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
+        Self {
+            first: iss.wrapping_add(1),
+            edge: 0,
+            updated: (0, 0),
+            largest: 0,
+            scale: 0,
+            written: 0,
+            closing: false,
+            fin_planned: false,
+            no_delay: false,
+            mss,
+            persist: None,
+            persist_tries: 0,
+            recovery: Recovery::new(mss.into(), algorithm, sack, timestamps),
+        }
+    }
+
+    /// The sequence number of a position.
+    #[inline]
+    pub(crate) fn seq(&self, position: u64) -> u32 {
+        self.first.wrapping_add(position as u32)
+    }
+
+    /// The sequence number of what a segment without data carries: it must not be ahead of what the port has.
+    #[inline]
+    pub(crate) fn published_seq(&self) -> u32 {
+        self.seq(self.published_to())
+    }
+
+    /// Oldest position not acknowledged.
+    #[inline]
+    pub(crate) fn una(&self) -> u64 {
+        self.recovery.una()
+    }
+
+    /// Position up to which copies have been ordered.
+    #[inline]
+    fn next(&self) -> u64 {
+        self.recovery.planned_to()
+    }
+
+    /// Position up to which the port has everything.
+    #[inline]
+    pub(crate) fn published_to(&self) -> u64 {
+        self.recovery.published_to()
+    }
+
+    /// The sequence number that a keep-alive or a probe of a closed window has: an old one.
+    pub(crate) fn probe_seq(&self) -> u32 {
+        self.seq(self.una()).wrapping_sub(1)
+    }
+
+    /// Position of the FIN, when it has been planned.
+    fn fin(&self) -> Option<u64> {
+        self.fin_planned.then_some(self.written)
+    }
+
+    /// Whether the application has written nothing beyond `position`.
+    pub(crate) fn is_last(&self, position: u64) -> bool {
+        position == self.written
+    }
+
+    /// Whether the peer has acknowledged our FIN.
+    pub(crate) fn fin_acknowledged(&self) -> bool {
+        self.fin().is_some_and(|fin| self.una() > fin)
+    }
+
+    /// Bytes of the stream that are acknowledged: their memory is free.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.una().min(self.written)
+    }
+
+    pub(crate) fn mss(&self) -> u16 {
+        self.mss
+    }
+
+    pub(crate) fn set_mss(&mut self, mss: u16) {
+        self.mss = mss;
+        self.recovery.set_mss(mss.into());
+    }
+
+    /// The window of the handshake's last segment.
+    pub(crate) fn open_window(&mut self, window: u32) {
+        self.edge = u64::from(window);
+        self.largest = window;
+    }
+
+    /// The application has written up to `position`.
+    pub(crate) fn written(&mut self, position: u64) {
+        if !self.closing {
+            self.written = self.written.max(position);
+        }
+    }
+
+    /// The application has ended its stream.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Takes an acknowledgement and a window.
+    ///
+    /// # Errors
+    /// It means nothing here; nothing has changed.
+    #[inline]
+    pub(crate) fn report(&mut self, now: u64, report: &Report<'_>) -> Result<Acked, Strange> {
+        let una = self.una();
+        let Some(ack) = position(report.ack, self.first, una) else { return Err(Strange::Ancient) };
+        if ack > self.published_to() {
+            return Err(Strange::Unsent);
+        }
+        if ack + u64::from(self.largest) < self.una() {
+            return Err(Strange::Ancient);
+        }
+        let moved = self.update_window(ack, report);
+        let advanced = ack > self.una();
+        let acked = self.recovery.ack(
+            now,
+            &Ack {
+                una: ack.max(una),
+                sacks: report.sacks,
+                dsack: report.duplicate,
+                rtt_sample: report.rtt,
+                ece: report.congestion,
+                window_changed: moved,
+                has_data: report.has_data,
+            },
+        );
+        if advanced || self.edge > self.next() {
+            self.persist = None;
+            self.persist_tries = 0;
+        }
+        Ok(acked)
+    }
+
+    /// RFC 9293, 3.10.7.4: the window of a newer segment counts. Returns whether it has changed.
+    #[inline]
+    fn update_window(&mut self, ack: u64, report: &Report<'_>) -> bool {
+        let newer = ack > self.una() || (report.at, ack) >= self.updated;
+        if ack < self.una() || !newer {
+            return false;
+        }
+        let edge = ack + u64::from(report.window);
+        let moved = edge != self.edge;
+        self.edge = edge;
+        self.updated = (report.at, ack);
+        self.largest = self.largest.max(report.window);
+        moved
+    }
+
+    /// What is to be sent next, in packets of at most `at_most` bytes; when nothing can be sent now, none.
+    #[inline]
+    pub(crate) fn plan(&mut self, now: u64, at_most: u32) -> Option<Next> {
+        let at_most = at_most.max(self.mss.into());
+        if let Some(range) = self.recovery.next_lost(at_most) {
+            return Some(self.again(range));
+        }
+        let Some((len, fin)) = self.usable(now, at_most, false) else {
+            self.watch_window(now);
+            return self.recovery.next_probe().map(|range| self.again(range));
+        };
+        Some(self.advance(now, len, fin))
+    }
+
+    fn again(&self, range: Range<u64>) -> Next {
+        let fin = self.fin().is_some_and(|fin| range.end > fin);
+        Next { range: range.start..range.end - u64::from(fin), fin, again: true }
+    }
+
+    #[inline]
+    fn advance(&mut self, now: u64, len: u64, fin: bool) -> Next {
+        let range = self.next()..self.next() + len;
+        self.fin_planned |= fin;
+        self.recovery.plan_new(now, len + u64::from(fin));
+        Next { range, fin, again: false }
+    }
+
+    /// New bytes that may be sent, and whether the FIN goes with them. `now_or_never` sends less than silly window
+    /// avoidance likes.
+    #[inline]
+    fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
+        if self.fin_planned {
+            return None;
+        }
+        let mss = u64::from(self.mss);
+        let data = self.written - self.next();
+        let window = self.edge.saturating_sub(self.next());
+        let copying = COPYING.saturating_sub(self.next() - self.published_to());
+        let len = data.min(window).min(copying).min(self.recovery.window(now)).min(at_most.into());
+        let whole = len == data;
+        let fin = self.closing && whole && (window > len || data > 0);
+        if len == 0 {
+            return (fin && data == 0).then_some((0, true));
+        }
+        if len >= mss {
+            return Some((if whole { len } else { len - len % mss }, fin));
+        }
+        let wait = if whole {
+            // Nagle's algorithm (RFC 9293, 3.7.4).
+            !self.no_delay && !fin && self.next() > self.una()
+        } else {
+            // The sender's silly window avoidance (3.8.6.2.1).
+            !now_or_never && len < u64::from(self.largest / 2)
+        };
+        (!wait).then_some((len, fin))
+    }
+
+    /// Nothing can be sent: when that is for the peer's window, and nothing is under way whose acknowledgement would
+    /// open it, somebody has to ask.
+    fn watch_window(&mut self, now: u64) {
+        let blocked = self.written > self.next() || self.closing && !self.fin_planned;
+        if blocked && self.next() == self.una() && self.persist.is_none() {
+            let wait = self.recovery.rto() << self.persist_tries.min(16);
+            self.persist = Some(now + wait.min(PERSIST_MAX));
+        }
+    }
+
+    /// The port has the bytes of `next`.
+    #[inline]
+    pub(crate) fn published(&mut self, now: u64, next: &Next) {
+        let range = next.range.start..next.range.end + u64::from(next.fin);
+        self.recovery.published(now, range, next.again);
+    }
+
+    /// Nothing of `next` is going to be sent.
+    pub(crate) fn unplanned(&mut self, next: &Next) {
+        self.recovery.unplanned(next.range.start..next.range.end + u64::from(next.fin));
+    }
+
+    /// When [`timer`](Self::timer) is to be called.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        [self.persist, self.recovery.deadline()].into_iter().flatten().min()
+    }
+
+    /// Something may be due.
+    pub(crate) fn timer(&mut self, now: u64) -> Due {
+        if self.persist.is_some_and(|due| due <= now) {
+            self.persist = None;
+            self.persist_tries = self.persist_tries.saturating_add(1);
+            return match self.usable(now, self.mss.into(), true) {
+                Some((len, fin)) => Due::Send(self.advance(now, len, fin)),
+                None => {
+                    self.watch_window(now);
+                    Due::AskForWindow
+                }
+            };
+        }
+        match self.recovery.timer(now) {
+            TimerAction::None => Due::Nothing,
+            TimerAction::Probe | TimerAction::Retransmit | TimerAction::Reorder => Due::Plan,
+        }
+    }
+
+    /// Timeouts in a row without a sign of the peer.
+    pub(crate) fn timeouts(&self) -> u8 {
+        self.recovery.backoffs().max(self.persist_tries)
+    }
+}
+
+/// What a timer of the sender asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    /// There may be something to be planned.
+    Plan,
+    /// This, at once.
+    Send(Next),
+    /// A segment that the peer answers with its window.
+    AskForWindow,
+}

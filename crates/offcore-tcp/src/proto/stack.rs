@@ -1,0 +1,584 @@
+//! A host stack: packets' heads and the time go in; verdicts, plans, packets of headers and events come out.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use offcore_mem::mapping::MemoryError;
+use offcore_session::{Arena, Memory, Place as Slot};
+use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
+
+use super::addr::{ConnId, FlowKey};
+use super::conns::{Conn, Conns};
+use super::demux::{Demux, Full};
+use super::handshake::{Half, Listeners, Wishes};
+use super::iface::IfaceConfig;
+use super::input::{Input, Outcome};
+use super::ip::{self, Envelope, Frame, IpHeaders};
+use super::net::Net;
+use super::output::{self, TxChecksum};
+use super::packet::{Cause, DropReason, Drops, Event, HEAD, Out, Plan, RxChecksum, RxSeg, Sealed, Verdict};
+use super::receive::AckNeed;
+use super::recovery::Algorithm;
+use super::secrets::Secrets;
+use super::segment::Segment;
+use super::send::{Due, Next};
+use super::tcb::State;
+use super::timewait::TimeWait;
+use super::wheel::Wheel;
+
+/// Timers that go off in one call, at most.
+const EXPIRIES: usize = 64;
+/// Bytes of one connection that are planned in a row, at most.
+const QUANTUM: u32 = 64 << 10;
+/// Timeouts in a row after which a peer is given up: about 15 minutes, as Linux.
+const TIMEOUTS: u8 = 15;
+/// A connection is quiet when nothing has happened for so long.
+const QUIET: u64 = 1_000_000;
+
+/// What a stack may use, and what it wants.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Nobody else may know it: it keeps peers from guessing sequence numbers and from choosing hash collisions.
+    pub secret: [u8; 16],
+    pub connections: u32,
+    pub neighbours: usize,
+    /// Bytes of FIFOs, of all connections together.
+    pub memory: usize,
+    /// Bytes that an application may leave unread of each connection.
+    pub receive_window: u32,
+    /// Bytes that an application may write ahead of each connection.
+    pub send_buffer: u32,
+    pub algorithm: Algorithm,
+    pub ecn: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            secret: [0; 16],
+            connections: 1 << 20,
+            neighbours: 1 << 14,
+            memory: 256 << 20,
+            receive_window: 256 << 10,
+            send_buffer: 256 << 10,
+            algorithm: Algorithm::Cubic,
+            ecn: true,
+        }
+    }
+}
+
+/// What a name in the table of connections means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    Conn(u32),
+    Half(u32),
+    TimeWait(u32),
+}
+
+impl Entry {
+    const HALF: u32 = 1 << 30;
+    const TIME_WAIT: u32 = 1 << 31;
+
+    pub(super) fn value(self) -> u32 {
+        match self {
+            Self::Conn(index) => index,
+            Self::Half(index) => index | Self::HALF,
+            Self::TimeWait(index) => index | Self::TIME_WAIT,
+        }
+    }
+
+    pub(super) fn of(value: u32) -> Self {
+        if value & Self::TIME_WAIT != 0 {
+            Self::TimeWait(value & !Self::TIME_WAIT)
+        } else if value & Self::HALF != 0 {
+            Self::Half(value & !Self::HALF)
+        } else {
+            Self::Conn(value)
+        }
+    }
+}
+
+/// One worker's stack.
+#[derive(Debug)]
+pub struct Stack {
+    pub(super) config: Config,
+    pub(super) wishes: Wishes,
+    pub(super) secrets: Secrets,
+    pub(super) net: Net,
+    pub(super) arena: Arena,
+    pub(super) conns: Conns,
+    pub(super) demux: Demux,
+    pub(super) halves: Vec<Option<Half>>,
+    pub(super) free_halves: Vec<u32>,
+    pub(super) listeners: Listeners,
+    pub(super) time_wait: TimeWait,
+    pub(super) wheel: Wheel,
+    pub(super) half_wheel: Wheel,
+    /// Connections whose acknowledgements and timers are looked at when the call is done.
+    touched: Vec<u32>,
+    /// Connections that may have something to send.
+    ready: std::collections::VecDeque<u32>,
+    drops: Drops,
+}
+
+impl Stack {
+    /// A stack without interfaces.
+    ///
+    /// # Errors
+    /// When there is not as much memory as FIFOs shall have.
+    pub fn new(config: Config) -> Result<Self, MemoryError> {
+        let wishes =
+            Wishes { receive_window: config.receive_window, algorithm: config.algorithm, ecn: config.ecn };
+        Ok(Self {
+            wishes,
+            secrets: Secrets::new(config.secret),
+            net: Net::new(config.neighbours),
+            arena: Arena::new(config.memory)?,
+            conns: Conns::new(config.connections.min(Entry::HALF - 1)),
+            demux: Demux::new(config.connections.min(1 << 16) as usize),
+            halves: Vec::new(),
+            free_halves: Vec::new(),
+            listeners: Listeners::default(),
+            time_wait: TimeWait::new(1 << 18),
+            wheel: Wheel::new(),
+            half_wheel: Wheel::new(),
+            touched: Vec::new(),
+            ready: std::collections::VecDeque::new(),
+            drops: Drops::default(),
+            config,
+        })
+    }
+
+    /// Adds an interface; its number.
+    pub fn add_iface(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
+        self.net.add(now, config, out)
+    }
+
+    /// What was dropped, and why.
+    pub fn drops(&self) -> &Drops {
+        &self.drops
+    }
+
+    /// Connections that there are.
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// The memory that FIFOs are in: what an application needs beside [`slot`](Self::slot).
+    pub fn memory(&self) -> &Arc<Memory> {
+        self.arena.memory()
+    }
+
+    /// What a connection shares with its application.
+    pub fn slot(&self, conn: ConnId) -> Option<Slot> {
+        self.conns.get(conn).map(|conn| conn.slot)
+    }
+
+    /// Takes packets that interface `iface` has received. `out` has a verdict for each, in order.
+    pub fn rx(&mut self, now: u64, iface: u8, packets: &mut [RxSeg<'_>], out: &mut Out) {
+        for packet in packets {
+            let verdict = self.packet(now, iface, packet, out).unwrap_or_else(Verdict::Drop);
+            if let Verdict::Drop(reason) = verdict {
+                self.drops.count(reason);
+            }
+            out.verdicts.push(verdict);
+        }
+        self.settle(now, out);
+    }
+
+    #[inline]
+    fn packet(
+        &mut self,
+        now: u64,
+        iface: u8,
+        packet: &mut RxSeg<'_>,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let ip = match ip::parse(packet.head, packet.len as usize)? {
+            Frame::Ip(ip) => ip,
+            Frame::Arp => return Ok(self.net.arp(now, iface, packet.head, out)),
+        };
+        let here = self.net.ifaces.get(usize::from(iface)).ok_or(DropReason::NotForUs)?;
+        let to_us = here.owns(ip.dst);
+        let to_station = ip.dst_mac == here.mac;
+        if !to_station && !ip.dst_mac.is_multicast() || !to_us && !here.is_in_group(ip.dst) {
+            return Err(DropReason::NotForUs);
+        }
+        // Nobody answers a broadcast, nor sends from one (RFC 1122, 3.2.1.3).
+        if ip.src.is_multicast() || ip.src.is_loopback() || here.is_broadcast(ip.src) || here.owns(ip.src) {
+            return Err(DropReason::Source);
+        }
+        if ip.fragment {
+            return Err(DropReason::Fragment);
+        }
+        if let RxChecksum::Unknown { rest } = packet.checksum
+            && matches!(ip.protocol, IpProtocol::TCP | IpProtocol::ICMP | IpProtocol::ICMPV6)
+            && !ip.checksum_is_valid(packet.head, rest)
+        {
+            return Err(DropReason::Checksum);
+        }
+        match ip.protocol {
+            IpProtocol::TCP if to_us && to_station && !ip.src.is_unspecified() => {
+                let segment = Segment::parse(&ip, packet.head)?;
+                self.segment(now, &ip, &segment, out)
+            }
+            IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(&ip, packet, to_us, out),
+            IpProtocol::ICMPV6 if ip.dst.is_ipv6() => self.icmpv6(now, iface, &ip, packet, to_us, out),
+            _ => Err(DropReason::NoConnection),
+        }
+    }
+
+    /// A segment finds its connection.
+    #[inline]
+    fn segment(
+        &mut self,
+        now: u64,
+        ip: &IpHeaders,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let key = FlowKey::new(ip.dst, segment.dst_port, ip.src, segment.src_port);
+        let hash = self.secrets.flow(&key);
+        match self.demux.lookup(hash, |value| self.key_of(value) == Some(key)).map(Entry::of) {
+            Some(Entry::Conn(index)) => self.conn_segment(now, index, segment, out),
+            Some(Entry::Half(index)) => self.half_segment(now, index, segment, out),
+            Some(Entry::TimeWait(index)) => self.time_wait_segment(now, key, index, segment, out),
+            None => self.stray_segment(now, key, segment, out),
+        }
+    }
+
+    /// Enters a flow into the table.
+    pub(super) fn enter(&mut self, key: &FlowKey, entry: Entry) -> Result<(), Full> {
+        let hash = self.secrets.flow(key);
+        let mut demux = std::mem::take(&mut self.demux);
+        let entered =
+            demux.insert(hash, entry.value(), |value| self.key_of(value).map(|key| self.secrets.flow(&key)));
+        self.demux = demux;
+        entered
+    }
+
+    /// Takes a flow out of the table.
+    pub(super) fn leave(&mut self, key: &FlowKey, entry: Entry) {
+        self.demux.remove(self.secrets.flow(key), entry.value());
+    }
+
+    /// The flow that a name in the table is about.
+    #[inline]
+    pub(super) fn key_of(&self, value: u32) -> Option<FlowKey> {
+        match Entry::of(value) {
+            Entry::Conn(index) => self.conns.peek(index).map(|conn| conn.tcb.key),
+            Entry::Half(index) => self.halves[index as usize].as_ref().map(|half| half.both.key),
+            Entry::TimeWait(index) => self.time_wait.get(index).map(|entry| entry.key),
+        }
+    }
+
+    #[inline]
+    pub(super) fn conn_segment(
+        &mut self,
+        now: u64,
+        index: u32,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let Some((id, conn)) = self.conns.at(index) else { return Err(DropReason::NoConnection) };
+        if !std::mem::replace(&mut conn.tcb.touched, true) {
+            self.touched.push(index);
+        }
+        if conn.tcb.state == State::SynSent {
+            return self.syn_sent_segment(now, id, segment, out);
+        }
+        let buffer = self.config.send_buffer;
+        let mut input = Input { now, id, net: &mut self.net, arena: &mut self.arena, buffer, out };
+        let (verdict, outcome) = input.segment(conn, segment)?;
+        match outcome {
+            Outcome::Open => {}
+            Outcome::TimeWait => self.enter_time_wait(now, id, out),
+            Outcome::Over(cause) => self.over(id, cause, out),
+        }
+        Ok(verdict)
+    }
+
+    /// A segment of no connection is answered by a reset.
+    pub(super) fn refuse(&mut self, now: u64, key: FlowKey, segment: &Segment, out: &mut Out) {
+        if let Some(fields) = output::reset_for(segment) {
+            self.send_fields(now, key, &fields, out);
+        }
+    }
+
+    /// Sends a segment of headers only that belongs to no connection.
+    pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &output::Fields, out: &mut Out) {
+        let Some(way) = self.net.way(key.remote()) else { return };
+        let envelope = Envelope::new(key.local(), key.remote(), IpProtocol::TCP);
+        self.net.send(now, way, envelope, out, |bytes, envelope| {
+            output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
+        });
+    }
+
+    /// The application's end of a connection learns that it is over; nothing more is sent or received.
+    pub(super) fn over(&mut self, id: ConnId, cause: Cause, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if conn.tcb.state == State::Closed {
+            return;
+        }
+        conn.tcb.state = State::Closed;
+        conn.tcb.asking = None;
+        conn.tcb.give_up = None;
+        let key = conn.tcb.key;
+        if !conn.tcb.orphan && conn.listener.is_none() {
+            out.events.push(Event::Closed(id, cause));
+        }
+        // Nobody is going to accept it; the listener forgets it when it comes to it.
+        conn.tcb.orphan |= conn.listener.is_some();
+        self.leave(&key, Entry::Conn(id.index));
+        self.wheel.cancel(id.index);
+        self.free_when_done(id);
+    }
+
+    /// Frees a connection that nobody refers to.
+    pub(super) fn free_when_done(&mut self, id: ConnId) {
+        if self.conns.get(id).is_some_and(Conn::is_free)
+            && let Some(conn) = self.conns.remove(id)
+        {
+            conn.dissolve(&mut self.arena);
+        }
+    }
+
+    /// Marks a connection as one that may have something to send, and looks at it when the call is done.
+    pub(super) fn touch(&mut self, id: ConnId) {
+        if let Some(conn) = self.conns.get_mut(id)
+            && !std::mem::replace(&mut conn.tcb.touched, true)
+        {
+            self.touched.push(id.index);
+        }
+    }
+
+    /// Acknowledgements that are due go out, timers are set, and who may have something to send gets in line.
+    pub(super) fn settle(&mut self, now: u64, out: &mut Out) {
+        while let Some(index) = self.touched.pop() {
+            let Some((_, conn)) = self.conns.at(index) else { continue };
+            let tcb = &mut conn.tcb;
+            tcb.touched = false;
+            if tcb.state == State::Closed {
+                continue;
+            }
+            tcb.trim = Some(now + QUIET);
+            if tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
+                self.net.acknowledge(now, tcb, out);
+            }
+            if tcb.is_synchronized() && !std::mem::replace(&mut tcb.ready, true) {
+                self.ready.push_back(index);
+            }
+            if let Some(deadline) = tcb.deadline() {
+                self.wheel.set(index, deadline);
+            }
+        }
+    }
+
+    /// Plans what is to be sent, `budget` packets at most: each connection in its turn.
+    pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
+        let mut left = budget;
+        for _ in 0..self.ready.len() {
+            if left == 0 {
+                return;
+            }
+            let Some(index) = self.ready.pop_front() else { return };
+            let Some((id, conn)) = self.conns.at(index) else { continue };
+            let offload = self.net.ifaces[usize::from(conn.tcb.way.iface)].segment_offload;
+            let at_most = offload.min(QUANTUM);
+            let mut quantum = QUANTUM;
+            conn.tcb.ready = false;
+            while left > 0 {
+                let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
+                let len = (next.range.end - next.range.start) as u32;
+                conn.plan(id, next, out);
+                left -= 1;
+                quantum = quantum.saturating_sub(len.max(1));
+                if quantum == 0 {
+                    break;
+                }
+            }
+            if left == 0 || quantum == 0 {
+                conn.tcb.ready = true;
+                self.ready.push_back(index);
+            }
+            if let Some(deadline) = conn.tcb.deadline() {
+                self.wheel.set(index, deadline);
+            }
+        }
+    }
+
+    /// Bytes of FIFO memory that are free.
+    pub fn memory_free(&self) -> usize {
+        let free = self.arena.free();
+        free.large * (64 << 10) + free.small * 4096
+    }
+
+    /// Whether somebody may have something to send.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The copies of `plan` are done: writes the packet's headers, as they are right now. `payload` is the sum of the
+    /// payload when the port does not complete checksums.
+    #[inline]
+    pub fn seal(
+        &mut self,
+        now: u64,
+        plan: &Plan,
+        payload: Option<Sum>,
+        to: &mut [u8; HEAD],
+        out: &mut Out,
+    ) -> Sealed {
+        let Some(conn) = self.conns.get_mut(plan.conn) else { return Sealed::Obsolete };
+        conn.planned -= 1;
+        conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        let next = Next { range: plan.pos..plan.pos + u64::from(plan.len), fin: plan.fin, again: plan.again };
+        let tcb = &mut conn.tcb;
+        let end = next.range.end + u64::from(next.fin);
+        if tcb.state == State::Closed {
+            self.free_when_done(plan.conn);
+            return Sealed::Obsolete;
+        }
+        if plan.again && end <= tcb.sender.una() {
+            tcb.sender.unplanned(&next);
+            return Sealed::Obsolete;
+        }
+        let station = self.net.link(now, tcb, out);
+        let iface = tcb.way.iface;
+        let own = self.net.ifaces[usize::from(iface)].mac;
+        // Without a station the packet is as good as lost; retransmission finds it again when the neighbour answers.
+        let mut envelope = tcb.envelope(own, station.unwrap_or(MacAddr([0xff; 6])));
+        envelope.ident = self.net.next_ident();
+        envelope.ecn = u8::from(tcb.agreed.ecn && !plan.again && plan.len > 0) << 1;
+        let mut flags = TcpFlags::ACK;
+        if plan.len > 0 && tcb.sender.is_last(next.range.end) {
+            flags = flags | TcpFlags::PSH;
+        }
+        if plan.fin {
+            flags = flags | TcpFlags::FIN;
+        }
+        if tcb.agreed.ecn && !plan.again && plan.len > 0 && tcb.sender.recovery.cwr_due() {
+            tcb.sender.recovery.cwr_sent();
+            flags = flags | TcpFlags::CWR;
+        }
+        let seq = tcb.sender.seq(plan.pos);
+        let fields = tcb.fields(now, seq, flags, false);
+        tcb.sender.published(now, &next);
+        let checksum = payload.map_or(TxChecksum::Port, TxChecksum::Payload);
+        let (headers, transport) = output::write(to, &envelope, &fields, plan.len as usize, checksum);
+        if let Some(deadline) = tcb.deadline() {
+            self.wheel.set(plan.conn.index, deadline);
+        }
+        Sealed::Send { iface, headers: headers as u8, transport: transport as u8 }
+    }
+
+    /// The copies of a [`Place`](super::packet::Place) are done, and those of all before it of its connection.
+    #[inline]
+    pub fn placed(&mut self, conn: ConnId, pos: u64, len: u32, commit_to: u64, out: &mut Out) {
+        let Some(this) = self.conns.get_mut(conn) else { return };
+        this.tcb.placing -= 1;
+        this.rx.unhold(&mut self.arena, pos, len as usize);
+        if commit_to > this.tcb.committed {
+            this.tcb.committed = commit_to;
+            this.rx.commit(&self.arena, commit_to);
+            out.events.push(Event::Readable(conn));
+        }
+        this.settle(conn, out);
+        self.free_when_done(conn);
+    }
+
+    /// Where the bytes of a [`Place`](super::packet::Place) belong: addresses and lengths.
+    #[inline]
+    pub fn place_pieces(
+        &self,
+        conn: ConnId,
+        pos: u64,
+        len: u32,
+    ) -> impl Iterator<Item = (NonNull<u8>, usize)> {
+        let conn = self.conns.get(conn);
+        conn.into_iter().flat_map(move |conn| conn.rx.pieces(&self.arena, pos, len as usize))
+    }
+
+    /// Where the bytes of a plan are: addresses and lengths.
+    #[inline]
+    pub fn plan_pieces(&self, plan: &Plan) -> impl Iterator<Item = (NonNull<u8>, usize)> {
+        let (pos, len) = (plan.pos, plan.len as usize);
+        let conn = self.conns.get(plan.conn);
+        conn.into_iter().flat_map(move |conn| conn.tx.pieces(&self.arena, pos, len))
+    }
+
+    /// Does what is due by `now`; returns when something is due next.
+    pub fn timers(&mut self, now: u64, out: &mut Out) -> Option<u64> {
+        let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
+        self.wheel.expire(now, EXPIRIES, |index| due.push(index));
+        for index in due {
+            self.conn_timer(now, index, out);
+        }
+        let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
+        self.half_wheel.expire(now, EXPIRIES, |index| due.push(index));
+        for index in due {
+            self.half_timer(now, index, out);
+        }
+        let (demux, secrets) = (&mut self.demux, &self.secrets);
+        self.time_wait.expire(now, EXPIRIES, |index, key| {
+            demux.remove(secrets.flow(key), Entry::TimeWait(index).value());
+        });
+        self.net.timers(now, out, |_| ());
+        self.settle(now, out);
+        let deadlines = [
+            self.wheel.next_deadline(),
+            self.half_wheel.next_deadline(),
+            self.time_wait.next_deadline(),
+            self.net.deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn conn_timer(&mut self, now: u64, index: u32, out: &mut Out) {
+        let Some((id, conn)) = self.conns.at(index) else { return };
+        let tcb = &mut conn.tcb;
+        if tcb.asking.is_some_and(|asking| asking.due <= now) {
+            return self.ask_again(now, id, out);
+        }
+        if tcb.give_up.is_some_and(|due| due <= now) {
+            return self.over(id, Cause::TimedOut, out);
+        }
+        if tcb.trim.is_some_and(|due| due <= now) && tcb.deadline() == tcb.trim {
+            tcb.trim = None;
+            conn.trim(&mut self.arena, self.config.send_buffer);
+            if let Some(deadline) = conn.tcb.deadline() {
+                self.wheel.set(index, deadline);
+            }
+            return;
+        }
+        if matches!(tcb.receiver.need(), AckNeed::By(due) if due <= now) {
+            tcb.receiver.ack_now();
+        }
+        if tcb.sender.deadline().is_some_and(|due| due <= now) {
+            match tcb.sender.timer(now) {
+                Due::Nothing | Due::Plan => {}
+                Due::Send(next) => conn.plan(id, next, out),
+                Due::AskForWindow => {
+                    let seq = tcb.sender.probe_seq();
+                    self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+                }
+            }
+            if conn.tcb.sender.timeouts() > TIMEOUTS {
+                return self.over(id, Cause::TimedOut, out);
+            }
+        }
+        self.touch(id);
+    }
+}
+
+impl Conn {
+    /// Orders the copy of what is to be sent.
+    #[inline]
+    fn plan(&mut self, conn: ConnId, next: Next, out: &mut Out) {
+        let len = (next.range.end - next.range.start) as u32;
+        self.planned += 1;
+        self.tx.hold(next.range.start, len as usize);
+        let mss = self.tcb.sender.mss();
+        out.plans.push(Plan { conn, pos: next.range.start, len, mss, fin: next.fin, again: next.again });
+    }
+}

@@ -1,0 +1,199 @@
+//! One connection.
+
+use std::ops::Range;
+
+use offcore_wire::{IpProtocol, MacAddr, SackBlock, TcpFlags, TcpOptions, Timestamps};
+
+use super::addr::FlowKey;
+use super::iface::Way;
+use super::ip::Envelope;
+use super::output::Fields;
+use super::receive::{AckNeed, Receiver};
+use super::send::Sender;
+
+/// Time between two answers to segments that do not belong into the window (RFC 5961, 7; as Linux).
+const CHALLENGE: u64 = 500_000;
+
+/// States of RFC 9293, 3.3.2, but LISTEN, which is no connection, and TIME-WAIT, which is kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    SynSent,
+    SynReceived,
+    Established,
+    FinWait1,
+    FinWait2,
+    CloseWait,
+    Closing,
+    LastAck,
+    /// Over; what has been received can be read still.
+    Closed,
+}
+
+impl State {
+    /// As in RFC 9293.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::SynSent => "SYN-SENT",
+            Self::SynReceived => "SYN-RECEIVED",
+            Self::Established => "ESTABLISHED",
+            Self::FinWait1 => "FIN-WAIT-1",
+            Self::FinWait2 => "FIN-WAIT-2",
+            Self::CloseWait => "CLOSE-WAIT",
+            Self::Closing => "CLOSING",
+            Self::LastAck => "LAST-ACK",
+            Self::Closed => "CLOSED",
+        }
+    }
+}
+
+/// What the SYNs have agreed on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Agreed {
+    /// What our timestamps are ahead of the clock, in milliseconds.
+    pub timestamps: Option<u32>,
+    pub sack: bool,
+    pub ecn: bool,
+}
+
+/// The neighbour's station, as last resolved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Link {
+    pub mac: MacAddr,
+    pub generation: u32,
+    pub until: u64,
+}
+
+/// A connection that is being asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asking {
+    pub due: u64,
+    pub tries: u8,
+    pub since: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Tcb {
+    pub key: FlowKey,
+    pub way: Way,
+    pub link: Option<Link>,
+    pub state: State,
+    pub agreed: Agreed,
+    pub receiver: Receiver,
+    pub sender: Sender,
+    pub asking: Option<Asking>,
+    /// Position up to which the application may see data.
+    pub committed: u64,
+    /// Copies to the rx_fifo that have not been reported.
+    pub placing: u32,
+    /// When a connection that waits for the peer's FIN only is given up.
+    pub give_up: Option<u64>,
+    /// When memory that a quiet connection does not need is given back; none when it has been.
+    pub trim: Option<u64>,
+    /// When a segment that did not belong here was last answered.
+    challenged: Option<u64>,
+    /// The application has let go of it.
+    pub orphan: bool,
+    /// The application has been told that the stream has ended.
+    pub told_end: bool,
+    /// In the list of connections whose acknowledgements and timers are looked at when the vector is done.
+    pub touched: bool,
+    /// In the list of connections that may have something to send.
+    pub ready: bool,
+}
+
+impl Tcb {
+    pub(crate) fn new(key: FlowKey, way: Way, receiver: Receiver, sender: Sender) -> Self {
+        Self {
+            key,
+            way,
+            link: None,
+            state: State::SynSent,
+            agreed: Agreed::default(),
+            receiver,
+            sender,
+            asking: None,
+            committed: 0,
+            placing: 0,
+            give_up: None,
+            trim: None,
+            challenged: None,
+            orphan: false,
+            told_end: false,
+            touched: false,
+            ready: false,
+        }
+    }
+
+    /// Whether both sides know sequence numbers.
+    pub(crate) fn is_synchronized(&self) -> bool {
+        !matches!(self.state, State::SynSent | State::Closed)
+    }
+
+    /// Whether the application may still write.
+    pub(crate) fn may_send(&self) -> bool {
+        use State::{CloseWait, Established, SynReceived, SynSent};
+        matches!(self.state, SynSent | SynReceived | Established | CloseWait)
+    }
+
+    /// Our timestamp now.
+    #[inline]
+    pub(crate) fn timestamp(&self, now: u64) -> Option<u32> {
+        self.agreed.timestamps.map(|offset| offset.wrapping_add((now / 1000) as u32))
+    }
+
+    /// Whether a segment that does not belong here may be answered now.
+    pub(crate) fn may_challenge(&mut self, now: u64) -> bool {
+        let may = self.challenged.is_none_or(|last| now - last >= CHALLENGE);
+        if may {
+            self.challenged = Some(now);
+        }
+        may
+    }
+
+    /// The header of a segment that goes out now, at `seq`. It acknowledges all that has come.
+    #[inline]
+    pub(crate) fn fields(&mut self, now: u64, seq: u32, flags: TcpFlags, with_sack: bool) -> Fields {
+        let mut options = TcpOptions::default();
+        if let Some(value) = self.timestamp(now) {
+            options.timestamps = Some(Timestamps { value, echo: self.receiver.recent().unwrap_or(0) });
+        }
+        if with_sack && self.agreed.sack && self.receiver.has_sack() {
+            let room = if options.timestamps.is_some() { 3 } else { 4 };
+            let ranges = self.receiver.sack_ranges(room);
+            let block = |range: Range<u64>| SackBlock {
+                start: self.receiver.seq(range.start),
+                end: self.receiver.seq(range.end),
+            };
+            options.sack = ranges.into_iter().map(block).collect();
+        }
+        let (ack, window) = self.receiver.acknowledge();
+        let echo = if self.agreed.ecn && self.receiver.echo_congestion { TcpFlags::ECE } else { TcpFlags(0) };
+        Fields {
+            src_port: self.key.local_port,
+            dst_port: self.key.remote_port,
+            seq,
+            ack,
+            flags: flags | TcpFlags::ACK | echo,
+            window,
+            options,
+        }
+    }
+
+    /// Addresses of its packets.
+    #[inline]
+    pub(crate) fn envelope(&self, src_mac: MacAddr, dst_mac: MacAddr) -> Envelope {
+        let envelope = Envelope::new(self.key.local(), self.key.remote(), IpProtocol::TCP);
+        Envelope { src_mac, dst_mac, ..envelope }
+    }
+
+    /// When its timer is to go off.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let delayed = match self.receiver.need() {
+            AckNeed::By(due) => Some(due),
+            AckNeed::Now | AckNeed::No => None,
+        };
+        let asking = self.asking.map(|asking| asking.due);
+        [delayed, asking, self.give_up, self.trim, self.sender.deadline()].into_iter().flatten().min()
+    }
+}

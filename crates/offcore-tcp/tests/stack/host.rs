@@ -1,0 +1,326 @@
+//! A host: a stack, applications on it, and copies that are made at once, late, or in any order.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use offcore_session::{Reader, Writer};
+use offcore_stats::SplitMix;
+use offcore_tcp::proto::{
+    Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, RxChecksum, RxSeg, Sealed,
+    Stack, Verdict, ip_end,
+};
+use offcore_wire::{MacAddr, Sum};
+
+/// One end of a connection, as its application sees it.
+pub struct Session {
+    pub reader: Reader,
+    pub writer: Writer,
+    /// What has been read.
+    pub received: Vec<u8>,
+    /// What is to be written still.
+    pub to_send: Vec<u8>,
+    pub sent: usize,
+    /// Close when all is written.
+    pub close_after: bool,
+    pub closed_here: bool,
+    pub end_of_stream: bool,
+    pub closed: Option<Cause>,
+    /// Bytes that it reads at a time; none when it does not read.
+    pub appetite: usize,
+}
+
+/// A copy that has been ordered.
+enum Copying {
+    Place(Place, Vec<u8>),
+    Plan(Plan, Vec<u8>),
+}
+
+impl Copying {
+    fn conn(&self) -> ConnId {
+        match self {
+            Self::Place(place, _) => place.conn,
+            Self::Plan(plan, _) => plan.conn,
+        }
+    }
+
+    fn is_plan(&self) -> bool {
+        matches!(self, Self::Plan(..))
+    }
+}
+
+pub struct Host {
+    pub stack: Stack,
+    pub out: Out,
+    /// Frames to be sent, in order.
+    pub frames: Vec<Vec<u8>>,
+    pub sessions: HashMap<ConnId, Session>,
+    pub listener: Option<u32>,
+    pub connected: Vec<ConnId>,
+    pub accepted: Vec<ConnId>,
+    /// How many calls copies may stay under way; 0: they are made at once.
+    pub latency: usize,
+    copying: Vec<(usize, Copying)>,
+    chance: SplitMix,
+}
+
+pub fn mac(last: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, last])
+}
+
+impl Host {
+    /// A host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64.
+    pub fn new(last: u8, mtu: u16, config: Config) -> Self {
+        let mut stack = Stack::new(Config { secret: [last; 16], memory: 32 << 20, ..config }).unwrap();
+        let mut out = Out::default();
+        let addresses = vec![
+            Prefix { address: [10, 0, 0, last].into(), len: 24 },
+            Prefix { address: [0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()].into(), len: 64 },
+        ];
+        let iface = IfaceConfig { mac: mac(last), mtu, addresses, routes: Vec::new(), segment_offload: 0 };
+        stack.add_iface(1, &iface, &mut out);
+        let mut host = Self {
+            stack,
+            out,
+            frames: Vec::new(),
+            sessions: HashMap::new(),
+            listener: None,
+            connected: Vec::new(),
+            accepted: Vec::new(),
+            latency: 0,
+            copying: Vec::new(),
+            chance: SplitMix::new(u64::from(last)),
+        };
+        host.take_out(1);
+        host
+    }
+
+    pub fn listen(&mut self, port: u16, backlog: usize) {
+        self.listener = Some(self.stack.listen(None, port, backlog).unwrap());
+    }
+
+    pub fn connect(&mut self, now: u64, to: &str) -> ConnId {
+        let conn = self.stack.connect(now, to.parse().unwrap(), &mut self.out).unwrap();
+        self.open(conn);
+        self.take_out(now);
+        conn
+    }
+
+    fn open(&mut self, conn: ConnId) {
+        let slot = self.stack.slot(conn).unwrap();
+        let memory = self.stack.memory();
+        let session = Session {
+            reader: Reader::new(Arc::clone(memory), slot).unwrap(),
+            writer: Writer::new(Arc::clone(memory), slot).unwrap(),
+            received: Vec::new(),
+            to_send: Vec::new(),
+            sent: 0,
+            close_after: false,
+            closed_here: false,
+            end_of_stream: false,
+            closed: None,
+            appetite: usize::MAX,
+        };
+        self.sessions.insert(conn, session);
+    }
+
+    /// Queues bytes to be sent by a connection.
+    pub fn send(&mut self, now: u64, conn: ConnId, bytes: &[u8]) {
+        self.sessions.get_mut(&conn).unwrap().to_send.extend_from_slice(bytes);
+        self.pump(now, conn);
+    }
+
+    /// Frames have come.
+    pub fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
+        let mut packets: Vec<RxSeg<'_>> = frames
+            .iter_mut()
+            .map(|frame| {
+                let len = frame.len();
+                let end = ip_end(&frame[..len.min(HEAD)], len);
+                let rest = frame.get(HEAD..end).map_or(Sum::ZERO, Sum::of);
+                let head = &mut frame[..len.min(HEAD)];
+                RxSeg { head, len: len as u32, checksum: RxChecksum::Unknown { rest } }
+            })
+            .collect();
+        self.stack.rx(now, 0, &mut packets, &mut self.out);
+        let verdicts = std::mem::take(&mut self.out.verdicts);
+        assert_eq!(verdicts.len(), frames.len());
+        for (verdict, frame) in verdicts.iter().zip(frames) {
+            match verdict {
+                Verdict::Place(place) => {
+                    let from = usize::from(place.skip);
+                    let bytes = frame[from..from + place.len as usize].to_vec();
+                    self.order(Copying::Place(*place, bytes));
+                }
+                Verdict::Reply => self.frames.push(frame.clone()),
+                Verdict::Consumed | Verdict::Drop(_) => {}
+            }
+        }
+        self.take_out(now);
+    }
+
+    /// Time passes: timers, copies, and what can be sent. Returns when a timer is due next.
+    pub fn poll(&mut self, now: u64) -> Option<u64> {
+        let deadline = self.stack.timers(now, &mut self.out);
+        self.take_out(now);
+        for _ in 0..32 {
+            self.stack.tx(now, 64, &mut self.out);
+            if self.out.plans.is_empty() {
+                break;
+            }
+            self.take_out(now);
+        }
+        self.complete(now);
+        let busy = self.stack.has_ready() || !self.copying.is_empty();
+        if busy { Some(now + 1) } else { deadline.max(Some(now + 1)).filter(|_| deadline.is_some()) }
+    }
+
+    fn order(&mut self, copying: Copying) {
+        let wait = if self.latency == 0 { 0 } else { self.chance.below(self.latency as u64 + 1) as usize };
+        self.copying.push((wait, copying));
+    }
+
+    /// Copies complete in any order; what is complete is reported in the order of its connection and direction.
+    fn complete(&mut self, now: u64) {
+        for (wait, _) in &mut self.copying {
+            *wait = wait.saturating_sub(1);
+        }
+        let mut blocked = Vec::new();
+        let mut index = 0;
+        while index < self.copying.len() {
+            let (wait, copying) = &self.copying[index];
+            let key = (copying.conn(), copying.is_plan());
+            if *wait > 0 || blocked.contains(&key) {
+                blocked.push(key);
+                index += 1;
+                continue;
+            }
+            let (_, copying) = self.copying.remove(index);
+            self.finish(now, copying);
+        }
+        self.take_events(now);
+    }
+
+    fn finish(&mut self, now: u64, copying: Copying) {
+        match copying {
+            Copying::Place(place, bytes) => {
+                let mut done = 0;
+                for (address, len) in self.stack.place_pieces(place.conn, place.pos, place.len) {
+                    // SAFETY: the stack has covered the range, and it is not committed yet.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), address.as_ptr(), len);
+                    }
+                    done += len;
+                }
+                assert_eq!(done, bytes.len());
+                self.stack.placed(place.conn, place.pos, place.len, place.commit_to, &mut self.out);
+            }
+            Copying::Plan(plan, bytes) => {
+                let mut headers = [0; HEAD];
+                let sealed = self.stack.seal(now, &plan, Some(Sum::of(&bytes)), &mut headers, &mut self.out);
+                if let Sealed::Send { headers: len, .. } = sealed {
+                    let mut frame = headers[..len.into()].to_vec();
+                    frame.extend_from_slice(&bytes);
+                    self.frames.push(frame);
+                }
+            }
+        }
+    }
+
+    /// Takes out what the stack asks for.
+    fn take_out(&mut self, now: u64) {
+        for control in self.out.controls.drain(..) {
+            self.frames.push(control.bytes().to_vec());
+        }
+        let plans = std::mem::take(&mut self.out.plans);
+        for plan in plans {
+            let mut bytes = Vec::with_capacity(plan.len as usize);
+            for (address, len) in self.stack.plan_pieces(&plan) {
+                // SAFETY: the application has written these bytes, and they are not acknowledged.
+                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
+            }
+            assert_eq!(bytes.len(), plan.len as usize);
+            self.order(Copying::Plan(plan, bytes));
+        }
+        if self.latency == 0 {
+            for (_, copying) in std::mem::take(&mut self.copying) {
+                self.finish(now, copying);
+            }
+        }
+        self.take_events(now);
+    }
+
+    fn take_events(&mut self, now: u64) {
+        for event in std::mem::take(&mut self.out.events) {
+            match event {
+                Event::Connected(conn) => {
+                    self.connected.push(conn);
+                    self.pump(now, conn);
+                }
+                Event::Incoming { listener } => {
+                    while let Some(conn) = self.stack.accept(listener) {
+                        self.open(conn);
+                        self.accepted.push(conn);
+                        self.read(now, conn);
+                    }
+                }
+                Event::Readable(conn) => self.read(now, conn),
+                Event::Writable(conn) => self.pump(now, conn),
+                Event::EndOfStream(conn) => {
+                    if let Some(session) = self.sessions.get_mut(&conn) {
+                        session.end_of_stream = true;
+                    }
+                }
+                Event::Closed(conn, cause) => {
+                    if let Some(session) = self.sessions.get_mut(&conn) {
+                        session.closed = Some(cause);
+                    }
+                }
+                Event::AddressConflict { .. } => {}
+            }
+        }
+        let controls: Vec<_> = self.out.controls.drain(..).collect();
+        self.frames.extend(controls.iter().map(|control| control.bytes().to_vec()));
+    }
+
+    /// The application reads what it likes.
+    pub fn read(&mut self, now: u64, conn: ConnId) {
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        let len = session.reader.available().min(session.appetite);
+        if len == 0 {
+            return;
+        }
+        let at = session.received.len();
+        session.received.resize(at + len, 0);
+        assert_eq!(session.reader.read(&mut session.received[at..]), len);
+        let _ = self.stack.consumed(now, conn, &mut self.out);
+    }
+
+    /// The application writes what there is room for.
+    pub fn pump(&mut self, now: u64, conn: ConnId) {
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        loop {
+            let written = session.writer.write(&session.to_send[session.sent..]);
+            session.sent += written;
+            if written == 0 || self.stack.written(now, conn, &mut self.out).is_err() {
+                break;
+            }
+        }
+        if session.sent < session.to_send.len() {
+            self.stack.want_room(conn);
+        } else if session.close_after && !session.closed_here {
+            session.closed_here = self.stack.shutdown(now, conn, &mut self.out).is_ok();
+        }
+    }
+
+    /// The application writes no more when all is written.
+    pub fn close_after(&mut self, now: u64, conn: ConnId) {
+        self.sessions.get_mut(&conn).unwrap().close_after = true;
+        self.pump(now, conn);
+    }
+
+    pub fn release(&mut self, now: u64, conn: ConnId) {
+        self.sessions.remove(&conn);
+        self.stack.close(now, conn, &mut self.out);
+        self.take_out(now);
+    }
+}

@@ -1,0 +1,7 @@
+//! Two whole stacks against each other, in virtual time.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+mod host;
+mod streams;
+mod world;

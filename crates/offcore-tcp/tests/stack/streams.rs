@@ -1,0 +1,169 @@
+//! Streams between two stacks over links of all kinds: every byte arrives, once, in order.
+
+use offcore_stats::SplitMix;
+use offcore_tcp::proto::{Algorithm, Cause, Config};
+
+use crate::world::{Impairment, World};
+
+const SECOND: u64 = 1_000_000;
+
+fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut chance = SplitMix::new(seed);
+    (0..len).map(|_| chance.below(256) as u8).collect()
+}
+
+/// Sends `len` bytes each way, closes both ends, and compares.
+fn exchange(world: &mut World, to: &str, len: usize) {
+    world.hosts[1].listen(7, 16);
+    world.run(2 * SECOND);
+    let here = world.hosts[0].connect(world.now, to);
+    let (up, down) = (content(1, len), content(2, len));
+    let now = world.now;
+    world.hosts[0].send(now, here, &up);
+    assert!(
+        world.run_until(100 * SECOND, |hosts| !hosts[1].accepted.is_empty()),
+        "{:?}",
+        world.hosts[0].sessions[&here].closed
+    );
+    let there = world.hosts[1].accepted[0];
+    let now = world.now;
+    world.hosts[0].close_after(now, here);
+    world.hosts[1].send(now, there, &down);
+    world.hosts[1].close_after(now, there);
+    let done = world.run_until(3600 * SECOND, |hosts| {
+        hosts[0].sessions[&here].end_of_stream && hosts[1].sessions[&there].end_of_stream
+    });
+    let (here, there) = (&world.hosts[0].sessions[&here], &world.hosts[1].sessions[&there]);
+    let state = (here.received.len(), here.closed, there.received.len(), there.closed);
+    assert!(done, "{state:?} of {len} at {} s", world.now / SECOND);
+    assert!(there.received == up, "the first stream arrives as it was sent");
+    assert!(here.received == down, "the second stream arrives as it was sent");
+}
+
+fn lossy() -> Impairment {
+    Impairment { loss: 30, reorder: 50, duplicate: 20, corrupt: 10 }
+}
+
+#[test]
+fn both_ways_over_ipv4() {
+    exchange(&mut World::new(1, 1500, Config::default()), "10.0.0.2:7", 300_000);
+}
+
+#[test]
+fn both_ways_over_ipv6() {
+    exchange(&mut World::new(1, 1500, Config::default()), "[2001:db8::2]:7", 300_000);
+}
+
+#[test]
+fn jumbo_frames() {
+    exchange(&mut World::new(1, 9000, Config::default()), "10.0.0.2:7", 1_000_000);
+}
+
+#[test]
+fn smallest_mtu() {
+    exchange(&mut World::new(1, 576, Config::default()), "10.0.0.2:7", 100_000);
+}
+
+#[test]
+fn nothing_but_the_end() {
+    exchange(&mut World::new(1, 1500, Config::default()), "10.0.0.2:7", 0);
+}
+
+#[test]
+fn lossy_links() {
+    for seed in 0..8 {
+        let algorithm = if seed % 2 == 0 { Algorithm::Cubic } else { Algorithm::NewReno };
+        let mut world = World::new(seed, 1500, Config { algorithm, ..Config::default() });
+        world.impairment = lossy();
+        exchange(&mut world, "10.0.0.2:7", 200_000);
+    }
+}
+
+#[test]
+fn slow_copies() {
+    for seed in 0..4 {
+        let mut world = World::new(seed, 1500, Config::default());
+        world.hosts.iter_mut().for_each(|host| host.latency = 20);
+        world.impairment = if seed % 2 == 0 { Impairment::default() } else { lossy() };
+        exchange(&mut world, "10.0.0.2:7", 200_000);
+    }
+}
+
+#[test]
+fn refused_without_listener() {
+    let mut world = World::new(1, 1500, Config::default());
+    let conn = world.hosts[0].connect(1, "10.0.0.2:9");
+    world.run(SECOND);
+    assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::Refused));
+}
+
+#[test]
+fn gives_up_when_nobody_answers() {
+    let mut world = World::new(1, 1500, Config::default());
+    let conn = world.hosts[0].connect(1, "10.0.0.3:9");
+    world.run(300 * SECOND);
+    assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::TimedOut));
+}
+
+#[test]
+fn a_slow_reader_stops_the_sender() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let bytes = content(3, 2_000_000);
+    world.run(SECOND);
+    let there = world.hosts[1].accepted[0];
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
+    let now = world.now;
+    world.hosts[0].send(now, here, &bytes);
+    world.run(60 * SECOND);
+    let waiting = world.hosts[1].sessions[&there].reader.available();
+    assert!((60_000..=300_000).contains(&waiting), "{waiting} bytes wait: as much as the window promises");
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = usize::MAX;
+    let now = world.now;
+    world.hosts[1].read(now, there);
+    let all = |hosts: &mut [crate::host::Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
+    assert!(world.run_until(600 * SECOND, all));
+    assert!(world.hosts[1].sessions[&there].received == bytes);
+}
+
+#[test]
+fn close_with_unread_data_resets() {
+    // RFC 9293, 3.6.1: "the TCP implementation ... SHOULD send a RST to show that data was lost".
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    world.run(SECOND);
+    let there = world.hosts[1].accepted[0];
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
+    let now = world.now;
+    world.hosts[0].send(now, here, b"nobody reads this");
+    world.run(SECOND);
+    let now = world.now;
+    world.hosts[1].release(now, there);
+    world.run(SECOND);
+    assert_eq!(world.hosts[0].sessions[&here].closed, Some(Cause::Reset));
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 64);
+    let before = world.hosts.each_ref().map(|host| host.stack.memory_free());
+    for _ in 0..20 {
+        let here = world.hosts[0].connect(world.now, "10.0.0.2:7");
+        let now = world.now;
+        world.hosts[0].send(now, here, &content(4, 10_000));
+        world.run(SECOND);
+        let there = world.hosts[1].accepted.pop().unwrap();
+        assert_eq!(world.hosts[1].sessions[&there].received.len(), 10_000);
+        let now = world.now;
+        world.hosts[0].release(now, here);
+        world.hosts[1].release(now, there);
+    }
+    world.run(120 * SECOND);
+    for (host, before) in world.hosts.iter().zip(before) {
+        assert_eq!(host.stack.connections(), 0);
+        assert_eq!(host.stack.memory_free(), before);
+    }
+}

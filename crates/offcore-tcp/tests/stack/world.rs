@@ -1,0 +1,132 @@
+//! Two hosts and the link between them, in virtual time.
+
+use std::collections::BinaryHeap;
+
+use offcore_stats::SplitMix;
+use offcore_tcp::proto::Config;
+
+use crate::host::Host;
+
+/// What a link does to frames, in thousandths.
+#[derive(Clone, Copy, Default)]
+pub struct Impairment {
+    pub loss: u64,
+    pub reorder: u64,
+    pub duplicate: u64,
+    pub corrupt: u64,
+}
+
+/// A frame on its way: when it arrives, a number, where to, the bytes. The earliest is the greatest.
+#[derive(PartialEq, Eq)]
+struct Flying(u64, u64, usize, Vec<u8>);
+
+impl Ord for Flying {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (other.0, other.1).cmp(&(self.0, self.1))
+    }
+}
+
+impl PartialOrd for Flying {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+pub struct World {
+    pub now: u64,
+    pub hosts: [Host; 2],
+    pub impairment: Impairment,
+    /// Microseconds that a frame takes.
+    pub delay: u64,
+    /// Every frame that was sent: when, by whom, the bytes.
+    pub trace: Vec<(u64, usize, Vec<u8>)>,
+    flying: BinaryHeap<Flying>,
+    number: u64,
+    chance: SplitMix,
+}
+
+impl World {
+    pub fn new(seed: u64, mtu: u16, config: Config) -> Self {
+        let hosts = [Host::new(1, mtu, config.clone()), Host::new(2, mtu, config)];
+        Self {
+            now: 1,
+            hosts,
+            impairment: Impairment::default(),
+            delay: 100,
+            trace: Vec::new(),
+            flying: BinaryHeap::new(),
+            number: 0,
+            chance: SplitMix::new(seed),
+        }
+    }
+
+    /// Runs until `done`, at most so many virtual microseconds. Whether it was done in time.
+    pub fn run_until(&mut self, within: u64, mut done: impl FnMut(&mut [Host; 2]) -> bool) -> bool {
+        let end = self.now + within;
+        loop {
+            if done(&mut self.hosts) {
+                return true;
+            }
+            let mut next = u64::MAX;
+            for host in &mut self.hosts {
+                next = next.min(host.poll(self.now).unwrap_or(u64::MAX));
+            }
+            self.collect();
+            if let Some(first) = self.flying.peek() {
+                next = next.min(first.0);
+            }
+            if next >= end {
+                self.now = end;
+                return done(&mut self.hosts);
+            }
+            self.now = self.now.max(next);
+            self.deliver();
+        }
+    }
+
+    /// Runs for so many virtual microseconds.
+    pub fn run(&mut self, time: u64) {
+        self.run_until(time, |_| false);
+    }
+
+    fn happens(&mut self, thousandths: u64) -> bool {
+        self.chance.below(1000) < thousandths
+    }
+
+    /// Takes what hosts have sent.
+    fn collect(&mut self) {
+        for host in 0..2 {
+            for mut frame in std::mem::take(&mut self.hosts[host].frames) {
+                self.trace.push((self.now, host, frame.clone()));
+                if self.happens(self.impairment.loss) {
+                    continue;
+                }
+                if self.happens(self.impairment.corrupt) {
+                    let at = 14 + self.chance.below(frame.len() as u64 - 14) as usize;
+                    frame[at] ^= 1 << self.chance.below(8);
+                }
+                let late =
+                    if self.happens(self.impairment.reorder) { self.chance.below(4 * self.delay) } else { 0 };
+                let copies = 1 + usize::from(self.happens(self.impairment.duplicate));
+                for _ in 0..copies {
+                    self.number += 1;
+                    let at = self.now + self.delay + late;
+                    self.flying.push(Flying(at, self.number, 1 - host, frame.clone()));
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        let mut due = [Vec::new(), Vec::new()];
+        while self.flying.peek().is_some_and(|first| first.0 <= self.now) {
+            let Some(Flying(_, _, to, frame)) = self.flying.pop() else { break };
+            due[to].push(frame);
+        }
+        for (host, mut frames) in self.hosts.iter_mut().zip(due) {
+            if !frames.is_empty() {
+                host.receive(self.now, &mut frames);
+            }
+        }
+    }
+}
