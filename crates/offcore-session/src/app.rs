@@ -123,7 +123,8 @@ impl Reader {
     /// Gives the `n` oldest bytes back to the stack, at most those that there are.
     #[inline]
     pub fn consume(&mut self, n: usize) {
-        self.head += n.min(self.available()) as u64;
+        // What was stored in the slot may be nonsense: it may wrap, but not panic.
+        self.head = self.head.wrapping_add(n.min(self.available()) as u64);
         if let Some(slot) = self.slot() {
             slot.rx.set_index(self.head);
         }
@@ -202,7 +203,7 @@ impl Writer {
     /// Shows the stack the first `n` bytes of [`Writer::spans`], at most all of them, and gives it the others back.
     #[inline]
     pub fn commit(&mut self, n: usize) {
-        self.tail += n.min(self.given) as u64;
+        self.tail = self.tail.wrapping_add(n.min(self.given) as u64);
         self.given = 0;
         if let Some(slot) = self.slot() {
             slot.tx.set_index(self.tail);
