@@ -183,3 +183,31 @@ fn a_refused_range_takes_nothing() {
     rx.discard(&mut arena);
     assert!(rx.is_empty());
 }
+
+/// A block that is released while a copy holds it keeps its entry of the table: the next lap waits for the copy.
+#[test]
+fn a_held_block_keeps_its_entry() {
+    let mut arena = Arena::new(300 * LARGE).unwrap();
+    let slot = arena.take_slot().unwrap();
+    let free = arena.free();
+    let mut tx = offcore_session::Fifo::<offcore_session::Tx>::new(slot);
+    let mut writer = offcore_session::Writer::new(arena.memory().clone(), slot).unwrap();
+    assert!(tx.grant(&mut arena, CAPACITY as u64));
+    assert_eq!(writer.write(&vec![7; CAPACITY]), CAPACITY);
+    let all = tx.written(&arena).unwrap();
+    tx.hold(10, 20);
+    let (held, _) = tx.pieces(&arena, 10, 20).next().unwrap();
+    tx.acked(&mut arena, all);
+    assert_eq!(arena.free().large, free.large - 1, "the held block alone");
+    let lap = (CAPACITY + LARGE) as u64;
+    assert!(tx.grant(&mut arena, lap), "up to the held block's entry");
+    assert!(!tx.grant(&mut arena, lap + 1));
+    assert_eq!((writer.space(), tx.end()), (LARGE, lap), "nothing has changed");
+    assert_eq!(writer.write(&vec![8; LARGE]), LARGE);
+    // SAFETY: a byte of the block that is held.
+    assert_eq!(unsafe { held.read_volatile() }, 7);
+    tx.unhold(&mut arena, 10, 20);
+    assert!(tx.grant(&mut arena, lap + 1));
+    tx.discard(&mut arena);
+    assert_eq!((tx.is_empty(), arena.free()), (true, free));
+}
