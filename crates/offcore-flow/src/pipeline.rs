@@ -21,7 +21,9 @@ use offcore_gpu::device::Memory;
 use offcore_gpu::pipeline::{Back, Front, PipelineError, Setup, Worker};
 use offcore_gpu::ring::Split;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
-use offcore_port::{Accepts, Context, DropReason, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use offcore_port::{
+    Accepts, Context, DropReason, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake, hand_over,
+};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
 use offcore_stats::{Stage, named, tsc};
@@ -283,9 +285,7 @@ impl WorkRx {
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
             // Already counted.
-            let packets = self.returned.len().min(burst.remaining_capacity());
-            burst.extend(self.returned.drain(..packets));
-            return;
+            return hand_over(&mut self.returned, burst);
         }
         let room = ctx.burst.min(burst.remaining_capacity());
         let Some(done) = self.back.done() else { return };
@@ -399,8 +399,7 @@ impl RxQueue for WorkRx {
     }
 
     fn take_back(&mut self, burst: &mut Burst) {
-        let packets = burst.len().min(self.returned.remaining_capacity());
-        self.returned.extend(burst.drain(..packets));
+        hand_over(burst, &mut self.returned);
     }
 }
 

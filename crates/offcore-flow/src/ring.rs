@@ -10,7 +10,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use offcore_mem::{Burst, Packet, Pool};
-use offcore_port::{Accepts, Context, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake};
+use offcore_port::{Accepts, Context, PortError, RxCounters, RxQueue, TxCounters, TxQueue, Wake, hand_over};
 use offcore_ring::{prefetch, spsc};
 use offcore_stats::Stage;
 use offcore_stats::page::StatsPage;
@@ -96,9 +96,7 @@ impl RingRx {
     fn receive(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
             // They were counted when they came.
-            let packets = self.returned.len().min(burst.remaining_capacity());
-            burst.extend(self.returned.drain(..packets));
-            return;
+            return hand_over(&mut self.returned, burst);
         }
         let first = burst.len();
         let room = ctx.burst.min(burst.remaining_capacity());
@@ -143,8 +141,7 @@ impl RxQueue for RingRx {
 
     fn take_back(&mut self, burst: &mut Burst) {
         if self.waits {
-            let packets = burst.len().min(self.returned.remaining_capacity());
-            self.returned.extend(burst.drain(..packets));
+            hand_over(burst, &mut self.returned);
         }
     }
 

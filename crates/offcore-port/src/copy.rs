@@ -365,8 +365,7 @@ impl Pending {
 impl RxQueue for CopyRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.returned.is_empty() {
-            hand_over(&mut self.returned, burst);
-            return;
+            return hand_over(&mut self.returned, burst);
         }
         if self.queue.in_flight(ctx.mover) > 0 {
             self.reap(ctx, burst);

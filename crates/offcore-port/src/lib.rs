@@ -44,7 +44,8 @@ pub(crate) fn room(ctx: &Context<'_>, burst: &Burst) -> usize {
 }
 
 /// Moves packets, in order, as many as there is room for.
-pub(crate) fn hand_over(from: &mut Burst, to: &mut Burst) {
+#[inline]
+pub fn hand_over(from: &mut Burst, to: &mut Burst) {
     let packets = from.len().min(to.remaining_capacity());
     to.extend(from.drain(..packets));
 }

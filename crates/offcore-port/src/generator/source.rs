@@ -117,8 +117,7 @@ impl Source {
 impl RxQueue for Source {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
         if !self.waiting.is_empty() {
-            hand_over(&mut self.waiting, burst);
-            return;
+            return hand_over(&mut self.waiting, burst);
         }
         let mut wanted = self.left.min(room(ctx, burst) as u64);
         if let Some(pace) = &mut self.pace {
