@@ -26,7 +26,7 @@ use offcore_stats::page::Block;
 use offcore_stats::{Stage, named, tsc};
 use offcore_wire::MacAddr;
 
-use crate::task::{Task, work};
+use crate::worker::task::{Task, work};
 use fdb::{Fdb, Learned, MAX_PORTS, Station};
 use limit::FloodLimit;
 use tag::TagError;

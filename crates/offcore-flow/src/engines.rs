@@ -1,5 +1,8 @@
 //! Devices by name.
 
+pub mod dma_map;
+pub mod simulator;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,8 +16,8 @@ use offcore_dsa::sim::SimDevice;
 use offcore_mem::Pool;
 use offcore_stats::lcore;
 
-use crate::idle::Idle;
-use crate::simulator::Simulator;
+use crate::worker::idle::Idle;
+use simulator::Simulator;
 
 /// Operations that a channel holds.
 pub const CHANNEL_RING: usize = 1024;

@@ -1,12 +1,15 @@
 //! From one RX queue to one TX queue.
 
+pub mod forward;
+pub mod guest_pair;
+
 use offcore_mem::{Burst, Packet};
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::Stage;
 
-use crate::forward::{Addresses, Forward, Rewrite, Source};
-use crate::task::{Task, work};
+use crate::worker::task::{Task, work};
+use forward::{Addresses, Forward, Rewrite, Source};
 
 /// Packets from one RX queue to one TX queue, through packet buffers.
 #[derive(Debug)]

@@ -15,26 +15,21 @@
 
 pub mod bridge;
 pub mod copy;
-pub mod dma_map;
 pub mod engines;
 mod error;
-pub mod forward;
 pub mod forwarding;
-pub mod guest_pair;
-pub mod idle;
 pub mod mirror;
 pub mod pipeline;
 pub mod pktgen;
 pub mod report;
 pub mod ring;
-pub mod simulator;
 pub mod switch;
-pub mod task;
-mod threads;
 pub mod worker;
 
-pub use dma_map::DmaMap;
-pub use forward::{Forward, Topology};
-pub use idle::Idle;
-pub use simulator::Simulator;
+pub use engines::dma_map::{self, DmaMap};
+pub use engines::simulator::{self, Simulator};
+pub use forwarding::forward::{self, Forward, Topology};
+pub use forwarding::guest_pair;
 pub use switch::{Running, SwitchConfig, SwitchError};
+pub use worker::idle::{self, Idle};
+pub use worker::task;

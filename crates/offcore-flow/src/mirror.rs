@@ -22,7 +22,7 @@ use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net;
 
 use crate::ring::{RingRx, RingTx};
-use crate::task::Task;
+use crate::worker::task::Task;
 
 /// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
 const STAMP: usize = 8;

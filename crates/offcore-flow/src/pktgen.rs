@@ -42,7 +42,7 @@ use offcore_wire::stamp::STAMP_LEN;
 use offcore_wire::traffic::HeaderTemplate;
 
 use crate::error::{Field, SwitchError, check_lcores, too_long};
-use crate::threads::Threads;
+use crate::worker::threads::Threads;
 use control::{Control, Handover};
 use receiver::{Expected, Received, Receiver};
 use replay::{Capture, Replay};

@@ -18,14 +18,14 @@ use offcore_stats::page::{Reader, StatsPage};
 use offcore_stats::{StageClock, stage, tsc};
 use offcore_wire::MacAddr;
 
-use crate::dma_map::{DmaMap, Half};
 use crate::engines::Engines;
-use crate::forward::{Addresses, Forward, Rewrite, Source};
+use crate::engines::dma_map::{DmaMap, Half};
+use crate::forwarding::forward::{Addresses, Forward, Rewrite, Source};
+use crate::forwarding::guest_pair::GuestPair;
 use crate::forwarding::{Forwarding, Rules};
-use crate::guest_pair::GuestPair;
-use crate::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::report::Reporter;
-use crate::threads::Threads;
+use crate::worker::idle::{IDLE_COUNTERS, Idle, Sleeper};
+use crate::worker::threads::Threads;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
@@ -407,7 +407,7 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forward::Topology;
+    use crate::forwarding::forward::Topology;
 
     #[test]
     fn queues_without_another_end_are_told() {

@@ -1,5 +1,9 @@
 //! One lcore's loop: poll completions, then one round of each task; run to completion on its own queues.
 
+pub mod idle;
+pub mod task;
+pub(crate) mod threads;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,8 +17,8 @@ use offcore_stats::named::joined;
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock};
 
-use crate::idle::Sleeper;
-use crate::task::Task;
+use idle::Sleeper;
+use task::Task;
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;

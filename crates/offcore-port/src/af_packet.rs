@@ -29,7 +29,7 @@ use offcore_wire::ethernet::{self};
 use offcore_wire::virtio_net::Offloads;
 
 use crate::base::PortBase;
-use crate::cell::{Cell, End};
+use crate::base::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
 use crate::spec::AfPacketSpec;
 use crate::{Port, PortError, QueueSetup, RxQueue, TxQueue};

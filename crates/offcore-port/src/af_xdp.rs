@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use offcore_mem::Pool;
 
 use crate::base::PortBase;
-use crate::cell::{Cell, End};
+use crate::base::cell::{Cell, End};
 use crate::netdev::{Link, NetDev};
 use crate::spec::AfXdpSpec;
 use crate::{DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue};

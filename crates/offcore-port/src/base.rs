@@ -1,5 +1,9 @@
 //! What every port has.
 
+pub mod address;
+pub(crate) mod cell;
+pub mod stats;
+
 use offcore_wire::MacAddr;
 
 use crate::{PortError, QueueSetup, RxCounters, TxCounters};

@@ -2,11 +2,9 @@
 //!
 //! A [`Port`] gives out queues; a queue belongs to one worker and moves bursts. One dynamic call handles a burst.
 
-pub mod address;
 pub mod af_packet;
 pub mod af_xdp;
 pub mod base;
-mod cell;
 pub mod copy;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
@@ -17,7 +15,6 @@ pub mod netdev;
 pub mod offload_fallback;
 pub mod pcap;
 pub mod spec;
-pub mod stats;
 pub mod tap;
 pub mod vhost;
 mod virtio_header;
@@ -33,9 +30,9 @@ use offcore_mem::{Burst, DeviceMemory};
 use offcore_stats::page::{PageError, StatsPage};
 use offcore_wire::ethernet::MacAddr;
 
-pub use base::PortBase;
+pub use base::stats::{self, DropReason, RxCounters, TxCounters};
+pub use base::{PortBase, address};
 pub use offload_fallback::Accepts;
-pub use stats::{DropReason, RxCounters, TxCounters};
 
 /// Packets that one call may append to `burst`.
 #[inline(always)]

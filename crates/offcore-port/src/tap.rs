@@ -24,7 +24,7 @@ use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 use rustix::io::Errno;
 
 use crate::base::PortBase;
-use crate::cell::{Cell, End};
+use crate::base::cell::{Cell, End};
 use crate::netdev::NetDev;
 use crate::offload_fallback;
 use crate::spec::TapSpec;

@@ -8,9 +8,9 @@ use offcore_wire::ethernet;
 
 use super::config::{Run, SwitchConfig};
 use super::{Devices, bridging, copying, mirroring};
-use crate::dma_map::Half;
+use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError, check_lcores, too_long};
-use crate::forward::Forward;
+use crate::forwarding::forward::Forward;
 
 impl SwitchConfig {
     /// Refuses what cannot be with so many ports, whatever they are.

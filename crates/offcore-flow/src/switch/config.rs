@@ -12,12 +12,12 @@ use offcore_mem::Hugepages;
 use offcore_wire::MacAddr;
 
 use crate::bridge::BridgeConfig;
-use crate::dma_map::DmaMap;
-use crate::forward::{Forward, Topology};
-use crate::idle::Idle;
+use crate::engines::dma_map::DmaMap;
+use crate::engines::simulator::Simulator;
+use crate::forwarding::forward::{Forward, Topology};
 use crate::mirror::Mirror;
 use crate::pipeline::OnHit;
-use crate::simulator::Simulator;
+use crate::worker::idle::Idle;
 
 /// Destination addresses by TX port; those of other ports are 02:00:00:00:00:PORT.
 pub type EthPeers = BTreeMap<usize, MacAddr>;

@@ -14,7 +14,7 @@ use offcore_wire::ethernet::FCS_LEN;
 use super::config::{Copying, EthPeers, SwitchConfig};
 use super::{Assembly, Route, addresses};
 use crate::copy::{CopyRx, CopySetup};
-use crate::dma_map::Half;
+use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError, counted};
 use crate::ring::{RingSetup, ring};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use offcore_port::{QueueSetup, RxQueue, TxQueue};
 
 use super::{Assembly, Route, SwitchConfig, SwitchError};
-use crate::dma_map::Half;
+use crate::engines::dma_map::Half;
 use crate::mirror::{Mirror, MirrorOut, MirrorRx, MirrorTx};
 use crate::ring::{RingRx, RingSetup, RingTx, ring};
 

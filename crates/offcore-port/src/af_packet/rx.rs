@@ -17,7 +17,7 @@ use super::header::{BEFORE_TAG, TAG, header_of, mark, tag};
 use super::long::{self, Long};
 use super::ring::{self, Header, Ring};
 use super::socket::{self};
-use crate::cell::End;
+use crate::base::cell::End;
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
 /// Copies of a burst that are made together.

@@ -22,7 +22,7 @@ use rustix::net::SendFlags;
 use super::ring::{self, Ring};
 use super::socket::VNET_HEADER;
 use super::{State, long};
-use crate::cell::End;
+use crate::base::cell::End;
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue, offload_fallback};
 
 /// Rounds that a queue which is stopped gives the kernel to take what it has been asked to send.

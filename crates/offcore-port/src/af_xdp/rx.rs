@@ -13,7 +13,7 @@ use super::MAX_BUFFERS;
 use super::lent::Lent;
 use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
-use crate::cell::End;
+use crate::base::cell::End;
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, room};
 
 /// Buffers that the kernel may lack before it gets new ones, unless the ring is so small that a quarter of it is less.

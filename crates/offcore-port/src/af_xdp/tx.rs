@@ -16,7 +16,7 @@ use super::lent::Lent;
 use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
 use super::{Line, MAX_BUFFERS};
-use crate::cell::End;
+use crate::base::cell::End;
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 
 /// A queue that stops waits this long for the next buffer to come back; then closing the socket brings the rest.

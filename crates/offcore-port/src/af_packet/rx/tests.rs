@@ -9,7 +9,7 @@ use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NE
 
 use super::*;
 use crate::af_packet::ring::Direction;
-use crate::cell::Cell;
+use crate::base::cell::Cell;
 
 /// Where the kernel puts frames.
 const FRAME: u16 = 76;

@@ -15,7 +15,7 @@ use offcore_stats::page::Block;
 use offcore_stats::{named, tsc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::task::Task;
+use crate::worker::task::Task;
 
 /// How long a worker polls in vain before it sleeps.
 const TIMEOUT: Duration = Duration::from_micros(50);

@@ -5,7 +5,7 @@ use offcore_port::{Context, RxQueue};
 use offcore_stats::Stage;
 
 use crate::forwarding::Rules;
-use crate::task::{Task, work};
+use crate::worker::task::{Task, work};
 
 /// Packets from one guest to another.
 #[derive(Debug)]
