@@ -259,6 +259,13 @@ fn value(block: &Snapshot, name: &str) -> u64 {
     block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
 }
 
+/// Sets the report's fields (`=`), or adds to them (`+=`), by the block's counters of the same names.
+macro_rules! read {
+    ($block:ident, $report:ident $sets:tt $($counter:ident)+) => {
+        $($report.$counter $sets value($block, stringify!($counter));)+
+    };
+}
+
 fn bridge_port<'a>(report: &'a mut BridgeReport, name: &str) -> &'a mut BridgePortReport {
     let known = report.ports.iter().position(|port| port.port == name);
     let index = known.unwrap_or(report.ports.len());
@@ -272,12 +279,7 @@ fn bridge_port<'a>(report: &'a mut BridgeReport, name: &str) -> &'a mut BridgePo
 fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
     if let Some((name, _)) = what.split_once('/') {
         let port = bridge_port(report, name);
-        port.learned += value(block, "learned");
-        port.moved += value(block, "moved");
-        port.not_learned += value(block, "not_learned");
-        port.flooded += value(block, "flooded");
-        port.flood_limited += value(block, "flood_limited");
-        port.filtered += value(block, "filtered");
+        read!(block, port += learned moved not_learned flooded flood_limited filtered);
         return;
     }
     for (name, value) in block.counters.iter().filter(|(name, _)| name != "addresses") {
@@ -309,20 +311,12 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
         "idle" => {
             let slept = value(block, "slept_ticks") as f64 / report.tsc_hz as f64;
             worker.asleep = (100.0 * slept / report.seconds.max(1e-9)).min(100.0);
-            worker.sleeps = value(block, "sleeps");
-            worker.woken = value(block, "woken");
+            read!(block, worker = sleeps woken);
         }
         "stages" => shares(worker, block),
         "mover" => {
-            worker.core_copies = value(block, "core_copies");
-            worker.fallbacks = value(block, "fallbacks");
-            worker.overflow = value(block, "overflow");
-            worker.resets = value(block, "resets");
-            worker.quarantined = value(block, "quarantined");
-            worker.held_by_order = value(block, "held_by_order");
-            worker.faults = value(block, "faults");
-            worker.out_of_service = value(block, "out_of_service");
-            worker.probes = value(block, "probes");
+            read!(block, worker = core_copies fallbacks overflow resets quarantined held_by_order);
+            read!(block, worker = faults out_of_service probes);
             report.decisions.extend(decisions(lcore, block));
         }
         _ => {}
@@ -338,29 +332,15 @@ fn port(
     previous: Option<&Snapshot>,
     elapsed: Duration,
 ) {
-    let get = |name| value(block, name);
     if let Some(queue) = what.strip_prefix("rx").and_then(|queue| queue.strip_suffix("/copy")?.parse().ok()) {
-        report.copies.push(CopyReport {
-            port: owner.into(),
-            queue,
-            packets: get("packets"),
-            bytes: get("bytes"),
-            too_big: get("too_big"),
-            no_buffer: get("no_buffer"),
-            starved: get("starved"),
-        });
+        let mut copy = CopyReport { port: owner.into(), queue, ..Default::default() };
+        read!(block, copy = packets bytes too_big no_buffer starved);
+        report.copies.push(copy);
     } else if let Some(queue) = what.strip_prefix("work").and_then(|queue| queue.parse().ok()) {
-        report.work.push(WorkReport {
-            pipeline: owner.into(),
-            queue,
-            bursts: get("bursts"),
-            hits: get("hits"),
-            dropped: get("dropped"),
-            marked: get("marked"),
-            steered: get("steered"),
-            failed: get("failed") > 0,
-            quarantined: get("quarantined"),
-        });
+        let failed = value(block, "failed") > 0;
+        let mut work = WorkReport { pipeline: owner.into(), queue, failed, ..Default::default() };
+        read!(block, work = bursts hits dropped marked steered quarantined);
+        report.work.push(work);
     } else {
         report.queues.extend(queue(owner, what, block, previous, elapsed));
     }
@@ -370,17 +350,10 @@ fn port(
 fn channel(lcore: u32, name: &str, block: &Snapshot) -> ChannelReport {
     let name = name.split_once('#').map_or(name, |(name, _)| name);
     let (channel, sharing) = name.rsplit_once('/').unwrap_or((name, ""));
-    let get = |name| value(block, name);
-    ChannelReport {
-        lcore,
-        channel: channel.into(),
-        sharing: sharing.into(),
-        submitted: get("submitted"),
-        completed: get("completed"),
-        failed: get("failed"),
-        bytes: get("bytes"),
-        in_flight: get("in_flight"),
-    }
+    let (channel, sharing) = (channel.into(), sharing.into());
+    let mut report = ChannelReport { lcore, channel, sharing, ..Default::default() };
+    read!(block, report = submitted completed failed bytes in_flight);
+    report
 }
 
 fn queue(
@@ -397,17 +370,17 @@ fn queue(
     };
     let reasons = offcore_port::DropReason::ALL.map(offcore_port::DropReason::name);
     let drops = reasons.iter().map(|&r| (r.to_string(), value(block, r))).filter(|(_, n)| *n > 0);
-    Some(QueueReport {
+    let mut report = QueueReport {
         port: port.into(),
         half: half.into(),
         queue: index.parse().ok()?,
-        packets: value(block, "packets"),
-        bytes: value(block, "bytes"),
         packets_per_second: rate("packets"),
         bits_per_second: rate("bytes") * 8.0,
         drops: drops.collect(),
-        starved: value(block, "starved"),
-    })
+        ..Default::default()
+    };
+    read!(block, report = packets bytes starved);
+    Some(report)
 }
 
 fn shares(worker: &mut WorkerReport, block: &Snapshot) {
