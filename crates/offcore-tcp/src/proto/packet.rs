@@ -59,6 +59,8 @@ pub struct Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     pub conn: ConnId,
+    /// Interface that it goes by.
+    pub iface: u8,
     /// Position of the first byte in the stream.
     pub pos: u64,
     /// Bytes to copy; may be none, of a FIN alone.

@@ -472,6 +472,16 @@ impl Stack {
         Sealed::Send { iface, headers: headers as u8, transport: transport as u8 }
     }
 
+    /// A planned packet is not made: there is no buffer for it.
+    pub fn give_up(&mut self, plan: &Plan) {
+        let Some(conn) = self.conns.get_mut(plan.conn) else { return };
+        conn.planned -= 1;
+        conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        let range = plan.pos..plan.pos + u64::from(plan.len);
+        conn.tcb.sender.unplanned(&Next { range, fin: plan.fin, again: plan.again });
+        self.touch(plan.conn);
+    }
+
     /// The copies of a [`Place`](super::packet::Place) are done, and those of all before it of its connection.
     #[inline]
     pub fn placed(&mut self, conn: ConnId, pos: u64, len: u32, commit_to: u64, out: &mut Out) {
@@ -579,6 +589,7 @@ impl Conn {
         self.planned += 1;
         self.tx.hold(next.range.start, len as usize);
         let mss = self.tcb.sender.mss();
-        out.plans.push(Plan { conn, pos: next.range.start, len, mss, fin: next.fin, again: next.again });
+        let (iface, pos) = (self.tcb.way.iface, next.range.start);
+        out.plans.push(Plan { conn, iface, pos, len, mss, fin: next.fin, again: next.again });
     }
 }

@@ -1,0 +1,431 @@
+//! The stack among packets: its copies are two copy queues, one from tx_fifos to packets and one from packets to rx_fifos.
+//!
+//! A packet that is received is held until its payload is in the FIFO; a packet that is sent gets its headers when its
+//! payload is there. Neither is visible before its copies, and all before them, are done.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use arrayvec::ArrayVec;
+use offcore_dma::mover::MoverError;
+use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mover};
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
+use offcore_stats::{Stage, StageClock};
+use offcore_wire::virtio_net::{self, NetHeader};
+use offcore_wire::{Sum, tcp};
+
+use crate::proto::{Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
+
+/// Packets in flight in each of the copy queues.
+const IN_FLIGHT: usize = 1024;
+/// Copies that a packet may take: as many as it has buffers, and as many as it has pieces in a FIFO.
+const COPIES: usize = 96;
+/// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
+const QUEUE: usize = 1024;
+
+/// A copy: from, to, bytes.
+type Copy = (NonNull<u8>, NonNull<u8>, usize);
+type Copies = ArrayVec<Copy, COPIES>;
+
+/// A packet whose payload is on its way to an rx_fifo. It holds the packet; the stack holds the FIFO's blocks.
+#[derive(Debug)]
+struct Placing {
+    packet: Packet,
+    place: Place,
+}
+
+/// A packet whose payload is on its way from a tx_fifo. The same.
+#[derive(Debug)]
+struct Sending {
+    packet: Packet,
+    plan: Plan,
+}
+
+/// What one interface's port is, and what is to be sent by it.
+#[derive(Debug, Default)]
+struct Link {
+    /// The port completes checksums.
+    checksums: bool,
+    queue: VecDeque<Packet>,
+}
+
+/// Counters of the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathStats {
+    /// Packets that were not made, or not sent, for want of buffers or of room in an interface's queue.
+    pub starved: u64,
+}
+
+/// A stack and its copies.
+#[derive(Debug)]
+pub struct Path {
+    /// The protocols.
+    pub stack: Stack,
+    out: Out,
+    rx: CopyQueue<Option<Placing>>,
+    tx: CopyQueue<Option<Sending>>,
+    /// What the copy queues have had no room for.
+    to_place: VecDeque<Placing>,
+    to_fill: VecDeque<Sending>,
+    links: Vec<Link>,
+    stats: PathStats,
+}
+
+impl Path {
+    /// `out` is what the stack has asked for so far. The core copies until the path is [bound](Self::bind).
+    pub fn new(stack: Stack, out: Out, mover: &mut Mover) -> Self {
+        Self {
+            stack,
+            out,
+            rx: CopyQueue::open(mover, IN_FLIGHT),
+            tx: CopyQueue::open(mover, IN_FLIGHT),
+            to_place: VecDeque::new(),
+            to_fill: VecDeque::new(),
+            links: Vec::new(),
+            stats: PathStats::default(),
+        }
+    }
+
+    /// Says who copies what is received, and what is sent.
+    ///
+    /// # Errors
+    /// Channels that are not this mover's, or too many.
+    pub fn bind(&mut self, mover: &mut Mover, rx: &Binding, tx: &Binding) -> Result<(), MoverError> {
+        self.rx.bind(mover, rx)?;
+        self.tx.bind(mover, tx)
+    }
+
+    /// Says whether the port of interface `iface` completes checksums.
+    pub fn set_link(&mut self, iface: u8, checksums: bool) {
+        self.link(iface).checksums = checksums;
+    }
+
+    fn link(&mut self, iface: u8) -> &mut Link {
+        let index = usize::from(iface);
+        if index >= self.links.len() {
+            self.links.resize_with(index + 1, Link::default);
+        }
+        &mut self.links[index]
+    }
+
+    /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room.
+    pub fn is_open(&self) -> bool {
+        self.to_place.is_empty()
+    }
+
+    /// Calls of the stack, with what they ask for: `out` is emptied by the next [`turn`](Self::turn).
+    pub fn call(&mut self) -> (&mut Stack, &mut Out) {
+        (&mut self.stack, &mut self.out)
+    }
+
+    /// What has gone wrong for want of room.
+    pub fn stats(&self) -> PathStats {
+        self.stats
+    }
+
+    /// Takes packets that interface `iface` has received.
+    pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
+        let pool = ctx.cache.pool();
+        let mut heads: ArrayVec<RxSeg<'_>, BURST> = ArrayVec::new();
+        for packet in packets.iter_mut() {
+            let len = pool.total_len(packet);
+            let checksum = checksum_of(packet, len, ctx.cache);
+            let head_len = packet.len().min(HEAD);
+            heads.push(RxSeg { head: &mut packet.bytes_mut()[..head_len], len: len as u32, checksum });
+        }
+        self.stack.rx(now, iface, &mut heads, &mut self.out);
+        drop(heads);
+        ctx.clock.lap(Stage::Header);
+        for (mut packet, verdict) in packets.drain(..).zip(self.out.verdicts.drain(..)) {
+            match verdict {
+                Verdict::Consumed | Verdict::Drop(_) => ctx.cache.free(packet),
+                Verdict::Place(place) => self.to_place.push_back(Placing { packet, place }),
+                Verdict::Reply => {
+                    packet.set_offload(false);
+                    let Some(link) = self.links.get_mut(usize::from(iface)) else {
+                        ctx.cache.free(packet);
+                        continue;
+                    };
+                    link.queue.push_back(packet);
+                }
+            }
+        }
+        self.submit_places(ctx);
+    }
+
+    /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most. Returns when
+    /// something is due next, in microseconds.
+    pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) -> Option<u64> {
+        self.finish(ctx, now);
+        let deadline = self.stack.timers(now, &mut self.out);
+        if !self.to_place.is_empty() {
+            self.submit_places(ctx);
+        }
+        let room = budget.min(ctx.cache.available() / 2);
+        if self.to_fill.is_empty() && room > 0 {
+            self.stack.tx(now, room, &mut self.out);
+        }
+        ctx.clock.lap(Stage::Header);
+        self.take_out(ctx, now);
+        deadline
+    }
+
+    /// Copies that are done are reported and their packets freed, or sent.
+    fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
+        let mut ready = self.rx.ready(ctx.mover);
+        let placed = ready.len();
+        let mut done: ArrayVec<Placing, BURST> = ArrayVec::new();
+        let count = placed.min(BURST);
+        done.extend((0..count).filter_map(|index| ready.holder(index).take()));
+        ready.retire(count);
+        for placing in done {
+            self.placed(ctx.cache, placing);
+        }
+        let mut ready = self.tx.ready(ctx.mover);
+        let count = ready.len().min(BURST);
+        let mut done: ArrayVec<Sending, BURST> = ArrayVec::new();
+        done.extend((0..count).filter_map(|index| ready.holder(index).take()));
+        ready.retire(count);
+        for sending in done {
+            self.filled(ctx.cache, now, sending);
+        }
+    }
+
+    fn placed(&mut self, cache: &mut PoolCache, Placing { packet, place }: Placing) {
+        self.stack.placed(place.conn, place.pos, place.len, place.commit_to, &mut self.out);
+        cache.free(packet);
+    }
+
+    /// A packet has its payload: it gets its headers and goes.
+    fn filled(&mut self, cache: &mut PoolCache, now: u64, Sending { mut packet, plan }: Sending) {
+        let mut headers = [0; HEAD];
+        let by_port = self.link(plan.iface).checksums;
+        let payload = (!by_port).then(|| Sum::of(packet.bytes()));
+        let sealed = self.stack.seal(now, &plan, payload, &mut headers, &mut self.out);
+        let Sealed::Send { iface, headers: len, transport } = sealed else {
+            cache.free(packet);
+            return;
+        };
+        let len = usize::from(len);
+        packet.push(len);
+        packet.bytes_mut()[..len].copy_from_slice(&headers[..len]);
+        if by_port {
+            let header = NetHeader {
+                flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
+                csum_start: transport.into(),
+                csum_offset: tcp::CHECKSUM_OFFSET,
+                ..NetHeader::default()
+            };
+            packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
+            packet.set_offload(true);
+        }
+        self.enqueue(cache, iface, packet);
+    }
+
+    fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
+        let link = self.link(iface);
+        if link.queue.len() >= QUEUE {
+            self.stats.starved += 1;
+            cache.free(packet);
+        } else {
+            link.queue.push_back(packet);
+        }
+    }
+
+    /// What the stack has asked for becomes packets.
+    fn take_out(&mut self, ctx: &mut Context<'_>, now: u64) {
+        let mut controls = std::mem::take(&mut self.out.controls);
+        for control in controls.drain(..) {
+            let bytes = control.bytes();
+            let Some(mut packet) = ctx.cache.take_sized(HEADROOM, bytes.len()) else {
+                self.stats.starved += 1;
+                continue;
+            };
+            packet.bytes_mut().copy_from_slice(bytes);
+            self.enqueue(ctx.cache, control.iface, packet);
+        }
+        self.out.controls = controls;
+        let mut plans = std::mem::take(&mut self.out.plans);
+        for plan in plans.drain(..) {
+            match ctx.cache.take_sized(HEADROOM, plan.len as usize) {
+                Some(packet) => self.to_fill.push_back(Sending { packet, plan }),
+                None => {
+                    self.stats.starved += 1;
+                    self.stack.give_up(&plan);
+                }
+            }
+        }
+        self.out.plans = plans;
+        self.submit_fills(ctx, now);
+    }
+
+    fn submit_places(&mut self, ctx: &mut Context<'_>) {
+        while !self.to_place.is_empty() {
+            let plan = self.rx.plan(ctx.mover);
+            let mut plan = if plan.packets == 0 { self.rx.plan_by_core(ctx.mover) } else { plan };
+            let Self { stack, rx, to_place, .. } = self;
+            let copies = |placing: &Placing, cache: &PoolCache| {
+                let Place { conn, pos, skip, len, .. } = placing.place;
+                let mut from = Pieces::default();
+                cache.pool().for_each_segment(&placing.packet, |data, len| from.push((data, len)));
+                pair(skip_to(from, skip.into()), stack.place_pieces(conn, pos, len))
+            };
+            let needed = to_place.front().map_or(0, |first| copies(first, ctx.cache).len());
+            if needed > plan.copies {
+                plan = rx.plan_by_core(ctx.mover);
+            }
+            let before = to_place.len();
+            let mut done = Vec::new();
+            let Context { mover, cache, clock, .. } = &mut *ctx;
+            match rx.begin(mover, plan) {
+                Begun::Immediate(batch) => enter(batch, to_place, |one| copies(one, cache), clock, &mut done),
+                Begun::Queued(batch) => enter(batch, to_place, |one| copies(one, cache), clock, &mut done),
+            }
+            let stuck = self.to_place.len() == before;
+            for placing in done {
+                self.placed(ctx.cache, placing);
+            }
+            if stuck {
+                return;
+            }
+        }
+    }
+
+    fn submit_fills(&mut self, ctx: &mut Context<'_>, now: u64) {
+        while !self.to_fill.is_empty() {
+            let plan = self.tx.plan(ctx.mover);
+            let mut plan = if plan.packets == 0 { self.tx.plan_by_core(ctx.mover) } else { plan };
+            let Self { stack, tx, to_fill, .. } = self;
+            let copies = |sending: &Sending| {
+                let mut to = Pieces::default();
+                to.push((sending.packet.data(), sending.packet.len()));
+                let from = stack.plan_pieces(&sending.plan).collect();
+                pair(from, to.into_iter())
+            };
+            let needed = to_fill.front().map_or(0, |first| copies(first).len());
+            if needed > plan.copies {
+                plan = tx.plan_by_core(ctx.mover);
+            }
+            let before = to_fill.len();
+            let mut done = Vec::new();
+            let Context { mover, clock, .. } = &mut *ctx;
+            match tx.begin(mover, plan) {
+                Begun::Immediate(batch) => enter(batch, to_fill, copies, clock, &mut done),
+                Begun::Queued(batch) => enter(batch, to_fill, copies, clock, &mut done),
+            }
+            let stuck = self.to_fill.len() == before;
+            for sending in done {
+                self.filled(ctx.cache, now, sending);
+            }
+            if stuck {
+                return;
+            }
+        }
+    }
+
+    /// Packets to be sent by interface `iface`, in order.
+    pub fn to_send(&mut self, iface: u8) -> &mut VecDeque<Packet> {
+        &mut self.link(iface).queue
+    }
+
+    /// What applications are told, since the last call.
+    pub fn take_events(&mut self, into: &mut Vec<Event>) {
+        into.append(&mut self.out.events);
+    }
+
+    /// Packets whose copies are in flight, or wait for room.
+    pub fn in_flight(&self, mover: &mut Mover) -> usize {
+        let waiting = self.to_place.len() + self.to_fill.len();
+        self.rx.in_flight(mover) + self.tx.in_flight(mover) + waiting
+    }
+}
+
+/// Addresses and lengths of the parts of a packet, or of a range of a FIFO.
+type Pieces = ArrayVec<(NonNull<u8>, usize), 64>;
+
+/// The same without the first `skip` bytes.
+fn skip_to(pieces: Pieces, mut skip: usize) -> Pieces {
+    let mut left = Pieces::default();
+    for (data, len) in pieces {
+        let here = skip.min(len);
+        skip -= here;
+        if here < len {
+            // SAFETY: `here` is inside the piece.
+            left.push((unsafe { data.add(here) }, len - here));
+        }
+    }
+    left
+}
+
+/// The copies from one list of pieces to another, as far as both go.
+fn pair(from: Pieces, to: impl Iterator<Item = (NonNull<u8>, usize)>) -> Copies {
+    let mut copies = Copies::new();
+    let mut from = from.into_iter();
+    let mut source = from.next();
+    for (mut dst, mut room) in to {
+        while room > 0 {
+            let Some((src, len)) = source else { return copies };
+            let n = room.min(len);
+            if copies.try_push((src, dst, n)).is_err() {
+                return copies;
+            }
+            room -= n;
+            // SAFETY: both lie `n` bytes further in their pieces, or where those end.
+            unsafe {
+                dst = dst.add(n);
+                source = if n < len { Some((src.add(n), len - n)) } else { from.next() };
+            }
+        }
+    }
+    copies
+}
+
+/// Enters packets with their copies, as many as there is room for, and submits them; those that are complete at once go
+/// to `done`.
+fn enter<T, const IMMEDIATE: bool>(
+    mut batch: Batch<'_, Option<T>, IMMEDIATE>,
+    waiting: &mut VecDeque<T>,
+    copies: impl Fn(&T) -> Copies,
+    clock: &mut StageClock,
+    done: &mut Vec<T>,
+) {
+    let most = batch.packets();
+    for _ in 0..most {
+        let Some(next) = waiting.front() else { break };
+        let copies = copies(next);
+        if copies.len() > batch.room() {
+            break;
+        }
+        for (src, dst, len) in copies {
+            batch.copy(src.as_ptr(), dst.as_ptr(), len as u32);
+        }
+        if let Some(next) = waiting.pop_front() {
+            done.extend(batch.enter(Some(next)).flatten());
+        }
+    }
+    // SAFETY: the holder owns the packet, and until it is reported the stack keeps the FIFO's blocks, which it has shown to
+    // nobody (a place) or which nobody writes any more (a plan).
+    unsafe { batch.submit(clock) };
+}
+
+/// What is known of a packet's checksum; the core sums up what nobody has looked at.
+fn checksum_of(packet: &Packet, len: usize, cache: &PoolCache) -> RxChecksum {
+    if packet.has_offload() {
+        let header = packet.headroom_bytes(virtio_net::HEADER_LEN).first_chunk().map(NetHeader::from_bytes);
+        if header.is_some_and(|header| header.needs_checksum()) {
+            return RxChecksum::Verified;
+        }
+    }
+    let head = &packet.bytes()[..packet.len().min(HEAD)];
+    let end = ip_end(head, len);
+    if !packet.is_segmented() {
+        return RxChecksum::Unknown { rest: packet.bytes().get(HEAD..end).map_or(Sum::ZERO, Sum::of) };
+    }
+    let mut at = 0;
+    let parts = cache.pool().segments(packet).map(|part| {
+        let (from, to) = (HEAD.max(at) - at, end.max(at) - at);
+        at += part.len();
+        part.get(from.min(part.len())..to.min(part.len())).unwrap_or_default()
+    });
+    RxChecksum::Unknown { rest: Sum::of_parts(parts) }
+}
