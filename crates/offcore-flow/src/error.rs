@@ -8,6 +8,7 @@ use offcore_stats::page::PageError;
 /// A field of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
+    Addresses,
     Batch,
     Bidirectional,
     Burst,
@@ -26,6 +27,7 @@ pub enum Field {
     PortMask,
     Ports,
     RingSize,
+    Service,
     Simulators,
     Sizes,
     SplitAt,

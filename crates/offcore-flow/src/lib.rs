@@ -18,6 +18,7 @@ pub mod copy;
 pub mod engines;
 mod error;
 pub mod forwarding;
+pub mod host;
 pub mod mirror;
 pub mod pipeline;
 pub mod pktgen;

@@ -4,6 +4,7 @@ mod bridging;
 mod check;
 mod config;
 mod copying;
+mod hosting;
 mod mirroring;
 mod working;
 
@@ -31,7 +32,7 @@ use bridging::Bridging;
 use mirroring::Target;
 
 pub use crate::error::{Field, SwitchError};
-pub use config::{Copying, EthPeers, Run, SwitchConfig, Working, Workload};
+pub use config::{Copying, EthPeers, HostIface, Hosting, Run, SwitchConfig, Working, Workload};
 pub use working::Devices;
 
 /// Bytes of the statistics page.
@@ -70,8 +71,10 @@ impl Route {
 
 /// Every queue that has one at the other end, dealt to the workers in turn.
 fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
-    if let Run::Bridge(_) = config.run {
-        return bridging::routes(ports, config.lcores.len());
+    match config.run {
+        Run::Bridge(_) => return bridging::routes(ports, config.lcores.len()),
+        Run::Host(_) => return hosting::routes(ports),
+        _ => {}
     }
     let mut routes = Vec::new();
     for rx_port in 0..ports.len() {
@@ -199,6 +202,7 @@ pub fn start_with(
                 assembly.add_copying(copying, route)?;
             }
         }
+        Run::Host(hosting) => assembly.add_host(hosting, &routes)?,
         Run::Pipelines(working) => {
             for (index, route) in routes.iter().enumerate() {
                 assembly.add_pipeline(working, index, route, &mut devices)?;

@@ -26,7 +26,11 @@ use eal::EalArgs;
 /// What `offcore switch` understands.
 #[derive(Args, Debug)]
 pub(crate) struct SwitchArgs {
-    /// Ports, lcores, packet buffers, reports.
+    /// Ports.
+    #[command(flatten)]
+    pub at: PortArgs,
+
+    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 
@@ -95,13 +99,17 @@ pub(crate) struct SwitchArgs {
     pub until_idle: bool,
 }
 
-/// What every command that has ports understands.
+/// The ports of a command that has them as they are.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct RunArgs {
+pub(crate) struct PortArgs {
     /// A port, as KIND:ARGS (see `offcore switch --help`); once for each port, they are counted from 0
     #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
     pub ports: Vec<PortSpec>,
+}
 
+/// What every command that has ports understands beside them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunArgs {
     /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
     #[arg(long, value_name = "LIST", value_parser = lcores)]
     pub lcores: Option<Lcores>,
@@ -376,7 +384,7 @@ pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
     choice(["paired", "chained", "loop"])
 }
 
-fn idle() -> impl TypedValueParser<Value = Idle> {
+pub(crate) fn idle() -> impl TypedValueParser<Value = Idle> {
     choice(Idle::ALL.map(Idle::name))
 }
 

@@ -44,6 +44,9 @@ pub(crate) enum Command {
     /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
     #[command(after_help = crate::pktgen::EXAMPLES)]
     Pktgen(Box<crate::pktgen::PktgenArgs>),
+    /// A TCP/IP host on ports, with a small application: echo, sink or source
+    #[command(after_help = crate::tcp::EXAMPLES)]
+    Tcp(Box<crate::tcp::TcpArgs>),
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),

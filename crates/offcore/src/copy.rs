@@ -14,7 +14,7 @@ use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use crate::Failure;
 use crate::args::flags::by_flag;
-use crate::args::{EngineArgs, MacArgs, RunArgs, choice, topology, within};
+use crate::args::{EngineArgs, MacArgs, PortArgs, RunArgs, choice, topology, within};
 use crate::switch::{Watching, plan, run_switch};
 
 /// Packets taken from a queue at a time, unless more are to be submitted together: dpdk-dma's.
@@ -56,7 +56,11 @@ to 32768; a port's queue N sends on its queue N, not all of them on queue 0.";
 #[derive(Args, Debug)]
 #[command(mut_arg("stats_interval", |arg| arg.short('i')))]
 pub(crate) struct CopyArgs {
-    /// Ports, lcores, packet buffers, reports.
+    /// Ports.
+    #[command(flatten)]
+    pub at: PortArgs,
+
+    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 
@@ -131,7 +135,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
 
 /// The configuration, and the ports with as many queues as they are to have.
 fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let ports = plan::with_queues(&args.run.ports, args.queues, "--queues")?;
+    let ports = plan::with_queues(&args.at.ports, args.queues, "--queues")?;
     plan::check_twice(&ports)?;
     let dma = channels(args, &ports)?;
     let mapped = dma.entries.iter().any(|entry| entry.half == Half::Rx);

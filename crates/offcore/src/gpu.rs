@@ -64,7 +64,7 @@ fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
 
 /// The configuration, before devices and files are opened, and the ports with their number of queues.
 fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let mut ports = plan::with_queues(&args.run.ports, args.pipelines, "--pipelines")?;
+    let mut ports = plan::with_queues(&args.at.ports, args.pipelines, "--pipelines")?;
     let pipelines: usize = ports.iter().cloned().map(|mut port| plan::queue_count(&mut port)).sum();
     let elsewhere = args.steer.as_ref().map(|_| ports.len());
     ports.extend(args.steer.clone());

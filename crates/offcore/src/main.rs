@@ -4,7 +4,7 @@
 //! * [`switch`]: `offcore switch`: what is refused because it contradicts itself, ports opened, reports written,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
-//! * [`pktgen`]: `offcore pktgen`,
+//! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`,
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
 //! * [`output`]: where words go, and tables.
 //!
@@ -25,6 +25,7 @@ mod pktgen;
 mod port;
 mod predict;
 mod switch;
+mod tcp;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Gpu(args) => (args.names(), gpu::run(args)),
         Command::Bench { command } => (command.names(), bench::run(command)),
         Command::Pktgen(args) => (&["pktgen"][..], pktgen::run(args)),
+        Command::Tcp(args) => (&["tcp"][..], tcp::run(args)),
         Command::Predict(args) => (&["predict"][..], predict::run(args)),
         Command::Dsa { command } => (command.names(), dsa::run(command)),
         Command::Port { command } => (command.names(), port::run(command)),

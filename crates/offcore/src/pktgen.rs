@@ -36,8 +36,8 @@ pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     args.run.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
-    let (ports, _) = ports::open(&args.run.ports, pool, None).map_err(SwitchError::from)?;
-    let interfaces = Interfaces::open(&args.run.ports, &ports);
+    let (ports, _) = ports::open(&args.at.ports, pool, None).map_err(SwitchError::from)?;
+    let interfaces = Interfaces::open(&args.at.ports, &ports);
     let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;
     let running = pktgen::start(config, ports, pool)?;
     if args.rfc2544 {

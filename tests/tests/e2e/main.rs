@@ -18,5 +18,6 @@ mod ours;
 mod pktgen;
 mod refused;
 mod switch;
+mod tcp;
 mod testpmd;
 mod virtio_user;

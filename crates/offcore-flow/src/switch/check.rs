@@ -34,6 +34,7 @@ impl SwitchConfig {
             Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
             Run::Bridge(bridge) => bridging::check(bridge, count),
             Run::Copy(copying) => copying::check(self, copying, count),
+            Run::Host(hosting) => hosting.check(self, count),
             Run::Pipelines(working) => working.check(self.lcores.len(), ports),
         }
     }
@@ -76,7 +77,7 @@ impl SwitchConfig {
                 )?;
             }
             Run::Pipelines(working) => working.check_opened(ports, devices)?,
-            Run::Forward { .. } | Run::Copy(_) => {}
+            Run::Forward { .. } | Run::Copy(_) | Run::Host(_) => {}
         }
         check_dma(self, ports)
     }
@@ -86,8 +87,12 @@ impl SwitchConfig {
 fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
     for entry in &config.dma.entries {
         let mut named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
-        // A copy stage is around any port's RX queue.
-        let stage = matches!(config.run, Run::Copy(_)) && entry.half == Half::Rx;
+        // A copy stage is around any port's RX queue; a host copies what is received and what is sent.
+        let stage = match config.run {
+            Run::Copy(_) => entry.half == Half::Rx,
+            Run::Host(_) => true,
+            _ => false,
+        };
         let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
         if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
             return Field::Dma.refuse(format!(

@@ -9,12 +9,14 @@ use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
 use offcore_mem::Hugepages;
+use offcore_tcp::proto::{Prefix, Route as IpRoute};
 use offcore_wire::MacAddr;
 
 use crate::bridge::BridgeConfig;
 use crate::engines::dma_map::DmaMap;
 use crate::engines::simulator::Simulator;
 use crate::forwarding::forward::{Forward, Topology};
+use crate::host::apps::Service;
 use crate::mirror::Mirror;
 use crate::pipeline::OnHit;
 use crate::worker::idle::Idle;
@@ -81,6 +83,8 @@ pub enum Run {
     Bridge(BridgeConfig),
     /// They are copied into new buffers first, as dpdk-dma does ([`copy`](crate::copy)).
     Copy(Copying),
+    /// They are a TCP/IP host's, with an application on it ([`host`](crate::host)).
+    Host(Hosting),
     /// They are worked on in pipelines, as l2fwd-nv does ([`pipeline`](crate::pipeline)).
     Pipelines(Working),
 }
@@ -95,7 +99,7 @@ impl Run {
     pub(super) fn peer(&self, port: usize, ports: usize) -> Option<usize> {
         match self {
             Self::Forward { topology, .. } => Some(topology.peer(port, ports)),
-            Self::Bridge(_) => None,
+            Self::Bridge(_) | Self::Host(_) => None,
             Self::Copy(copying) => {
                 let peer = copying.topology.peer(port, ports);
                 (copying.has(port) && copying.has(peer)).then_some(peer)
@@ -107,7 +111,7 @@ impl Run {
     /// The workers of route number `index`: who receives, and who sends.
     pub(super) fn workers(&self, index: usize, lcores: usize) -> (usize, usize) {
         let paired = match self {
-            Self::Forward { .. } | Self::Bridge(_) => false,
+            Self::Forward { .. } | Self::Bridge(_) | Self::Host(_) => false,
             Self::Copy(copying) => copying.two_lcores,
             Self::Pipelines(_) => lcores > 1,
         };
@@ -167,6 +171,27 @@ impl Copying {
     pub(super) fn has(&self, port: usize) -> bool {
         port >= 64 || self.ports.is_none_or(|ports| ports >> port & 1 != 0)
     }
+}
+
+/// The configuration of a host.
+#[derive(Clone, Debug)]
+pub struct Hosting {
+    /// The interfaces, by port.
+    pub ifaces: Vec<HostIface>,
+    pub service: Service,
+    /// Where the service listens.
+    pub port: u16,
+}
+
+/// One interface of a host.
+#[derive(Clone, Debug)]
+pub struct HostIface {
+    /// Its station address, where it is not the port's: a TAP port's is the kernel's.
+    pub mac: Option<MacAddr>,
+    /// Bytes of an IP packet, at most.
+    pub mtu: u16,
+    pub addresses: Vec<Prefix>,
+    pub routes: Vec<IpRoute>,
 }
 
 /// What processes bursts.

@@ -10,6 +10,7 @@ use crate::Failure;
 /// The flag of a field.
 const fn flag(field: Field) -> &'static str {
     match field {
+        Field::Addresses => "addr= of --port",
         Field::Batch => "--dma-batch",
         Field::Bidirectional => "--bidirectional",
         Field::Burst => "--burst",
@@ -28,6 +29,7 @@ const fn flag(field: Field) -> &'static str {
         Field::PortMask => "--portmask",
         Field::Ports => "--port",
         Field::RingSize => "--ring-size",
+        Field::Service => "--app",
         Field::Simulators => "--dsa-sim",
         Field::Sizes => "--size",
         Field::SplitAt => "--split",

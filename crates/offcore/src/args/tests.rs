@@ -48,7 +48,7 @@ fn values_of_every_flag() {
         "--until-idle",
     ])
     .unwrap();
-    assert_eq!(args.run.ports.len(), 2);
+    assert_eq!(args.at.ports.len(), 2);
     assert_eq!((args.forward, args.port_topology), (ForwardArg::Mac, Topology::Chained));
     assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
     let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = args.bridge;

@@ -12,7 +12,7 @@ use offcore_mem::HEADROOM;
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use super::doctor::{self, DoctorArgs};
-use crate::args::{RunArgs, port, topology, within};
+use crate::args::{PortArgs, RunArgs, port, topology, within};
 
 /// Default split, as in l2fwd-nv.
 pub(super) const SPLIT_AT: usize = 60;
@@ -97,7 +97,11 @@ pub(crate) enum GpuCommand {
 #[derive(Args, Debug)]
 #[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
 pub(crate) struct PipelineArgs {
-    /// Ports, lcores, packet buffers, reports.
+    /// Ports.
+    #[command(flatten)]
+    pub at: PortArgs,
+
+    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 

@@ -10,7 +10,7 @@ use offcore_flow::pktgen::rate::Rate;
 use offcore_flow::pktgen::sizes::Sizes;
 use offcore_wire::MacAddr;
 
-use crate::args::{RunArgs, interval, number, within};
+use crate::args::{PortArgs, RunArgs, interval, number, within};
 
 /// The examples of `offcore pktgen --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -93,7 +93,11 @@ pub(crate) enum Field {
 #[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
 #[command(mut_arg("duration", |arg| arg.help(DURATION)))]
 pub(crate) struct PktgenArgs {
-    /// Ports, lcores, packet buffers, reports.
+    /// Ports.
+    #[command(flatten)]
+    pub at: PortArgs,
+
+    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 

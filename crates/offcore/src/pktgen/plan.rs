@@ -29,17 +29,17 @@ const V6: [Ipv6Addr; 2] =
 /// # Errors
 /// In words that name the flags, what was found and what to do.
 pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
-    match args.run.ports.len() {
+    match args.at.ports.len() {
         1 if args.bidirectional => return Err("--bidirectional needs two ports: give --port twice".into()),
         1 | 2 => {}
         n => return Err(format!("--port: found {n} ports, expected one with a loop behind it, or two")),
     }
-    if let Some(port) = args.run.ports.iter().find(|port| matches!(port, PortSpec::Gen(_))) {
+    if let Some(port) = args.at.ports.iter().find(|port| matches!(port, PortSpec::Gen(_))) {
         return Err(format!(
             "--port {port}: pktgen makes packets itself, name the port that they are to go to"
         ));
     }
-    if let [one, other] = &args.run.ports[..]
+    if let [one, other] = &args.at.ports[..]
         && one.to_string() == other.to_string()
     {
         return Err(format!("--port {one} is given twice: for a loop behind one port give it once"));
@@ -197,7 +197,7 @@ mod tests {
             let Ok(PortSpec::Pcap(spec)) = "pcap:-,/dev/null".parse() else { panic!("a port of no files") };
             Box::new(PcapPort::open(&spec).unwrap())
         };
-        config(&args, None, &args.run.ports.iter().map(nowhere).collect::<Vec<_>>(), None)
+        config(&args, None, &args.at.ports.iter().map(nowhere).collect::<Vec<_>>(), None)
     }
 
     #[test]

@@ -86,9 +86,9 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
 
 /// The ports to be opened: those given, then those that mirrors send to, each once.
 pub(crate) fn ports(args: &SwitchArgs) -> Vec<PortSpec> {
-    let mut ports = args.run.ports.to_vec();
+    let mut ports = args.at.ports.to_vec();
     for mirror in &args.mirrors {
-        if !ports[args.run.ports.len()..].contains(&mirror.spec) {
+        if !ports[args.at.ports.len()..].contains(&mirror.spec) {
             ports.push(mirror.spec.clone());
         }
     }
@@ -96,7 +96,7 @@ pub(crate) fn ports(args: &SwitchArgs) -> Vec<PortSpec> {
 }
 
 fn mirrors(args: &SwitchArgs, ports: &[PortSpec]) -> Result<Vec<Mirror>, String> {
-    let count = args.run.ports.len();
+    let count = args.at.ports.len();
     let mut mirrors = Vec::new();
     for MirrorArg { port, direction, spec } in &args.mirrors {
         let to = ports.iter().skip(count).position(|port| port == spec).map_or(count, |at| count + at);
@@ -212,7 +212,7 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
     if matches!(args.forward, ForwardArg::Txonly | ForwardArg::Flowgen) {
         return Err(format!("--until-idle and --forward {}: it sends without end", args.forward));
     }
-    check_ports_end(&args.run.ports)
+    check_ports_end(&args.at.ports)
 }
 
 /// The same for what the ports send.

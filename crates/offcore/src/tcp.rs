@@ -1,0 +1,270 @@
+//! `offcore tcp`: a TCP/IP host on ports, with a small application.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use clap::Args;
+use offcore_dma::Mode;
+use offcore_flow::host::apps::Service;
+use offcore_flow::switch::{HostIface, Hosting, Run};
+use offcore_flow::{Idle, SwitchConfig};
+use offcore_mem::BURST;
+use offcore_port::spec::PortSpec;
+use offcore_tcp::proto::{Prefix, Route};
+use offcore_wire::MacAddr;
+
+use crate::Failure;
+use crate::args::flags::by_flag;
+use crate::args::{EngineArgs, RunArgs, idle, mode, port};
+use crate::switch::{Watching, plan, report, run_switch};
+
+/// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  A host behind an interface tap0 that the kernel gets, which sends back what
+  is sent to it; as root:
+    offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app echo
+  Then, in another terminal:
+    ip addr add 10.0.0.1/24 dev tap0
+    ping 10.0.0.2
+    nc 10.0.0.2 7
+
+  The same, reading what is sent to it, its copies made by a helper thread on
+  lcore 1, IPv6 too, and a gateway:
+    offcore tcp --port tap:tap0,addr=10.0.0.2/24,addr=fd00::2/64,gw=10.0.0.1 \\
+      --app sink:5001 --dma 'rxq0@core:1;txq0@core:1' --mode offload
+
+A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
+more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
+Ethernet address of its own, since the interface's is the kernel's; any other
+one has the port's. Here rxqN and txqN of port 0 name the copies from packets
+to receive buffers and from send buffers to packets. A segment's payload is in
+one packet buffer: for more than 1792 bytes --mbuf-size has to be larger.";
+
+/// What `offcore tcp` understands.
+#[derive(Args, Debug)]
+pub(crate) struct TcpArgs {
+    /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]; once for each port
+    #[arg(long = "port", value_name = "SPEC", required = true)]
+    pub ports: Vec<HostPortArg>,
+
+    /// Lcores, packet buffers, reports.
+    #[command(flatten)]
+    pub run: RunArgs,
+
+    /// Who copies.
+    #[command(flatten)]
+    pub engines: EngineArgs,
+
+    /// What listens, as echo, sink or source, with another port behind a colon [ports: 7, 9, 19]
+    #[arg(long, value_name = "APP", default_value = "echo")]
+    pub app: AppArg,
+
+    /// Who makes the copies; auto chooses by what it measures [default: offload where a queue is mapped, cpu elsewhere]
+    #[arg(long, value_name = "MODE", value_parser = mode())]
+    pub mode: Option<Mode>,
+
+    /// What the worker does that has nothing to do: poll on, or sleep until something comes
+    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
+    pub idle: Idle,
+}
+
+/// A port and its interface.
+#[derive(Clone, Debug)]
+pub(crate) struct HostPortArg {
+    spec: PortSpec,
+    iface: HostIface,
+}
+
+impl FromStr for HostPortArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut iface = HostIface { mac: None, mtu: 1500, addresses: Vec::new(), routes: Vec::new() };
+        let mut rest = Vec::new();
+        for field in text.split(',') {
+            match field.split_once('=') {
+                Some(("addr", value)) => iface.addresses.push(prefix(value)?),
+                Some(("gw", value)) => {
+                    let gateway = value.parse().map_err(|_| {
+                        format!("gw={value}: expected an IPv4 or IPv6 address, such as 10.0.0.1")
+                    })?;
+                    iface.routes.push(Route::default_by(gateway));
+                }
+                Some(("mtu", value)) => {
+                    let mtu = value.parse().ok().filter(|mtu| (576..=9000).contains(mtu));
+                    iface.mtu = mtu.ok_or_else(|| format!("mtu={value}: expected 576 to 9000"))?;
+                }
+                Some(("mac", value)) => {
+                    let mac = value.parse::<MacAddr>().ok().filter(|mac| mac.is_unicast());
+                    iface.mac = Some(mac.ok_or_else(|| {
+                        format!("mac={value}: expected a station's address, such as 02:00:00:00:00:02")
+                    })?);
+                }
+                _ => rest.push(field),
+            }
+        }
+        if iface.addresses.is_empty() {
+            return Err("no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24".into());
+        }
+        if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
+            return Err(format!("gw={}: expected an address of a network that addr= is in", route.gateway));
+        }
+        let spec = port(&rest.join(","))?;
+        if matches!(spec, PortSpec::Tap(_)) && iface.mac.is_none() {
+            iface.mac = Some(own_mac(&iface.addresses[0]));
+        }
+        Ok(Self { spec, iface })
+    }
+}
+
+fn on_link(addresses: &[Prefix], gateway: IpAddr) -> bool {
+    let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
+    link_local || addresses.iter().any(|prefix| prefix.contains(gateway))
+}
+
+/// An address and the length of its network's prefix.
+fn prefix(text: &str) -> Result<Prefix, String> {
+    let expected = || format!("addr={text}: expected ADDRESS/LENGTH, such as 10.0.0.2/24 or fd00::2/64");
+    let (address, len) = text.split_once('/').ok_or_else(expected)?;
+    let address: IpAddr = address.parse().map_err(|_| expected())?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let len = len.parse().ok().filter(|len| *len <= longest).ok_or_else(expected)?;
+    if address.is_multicast() || address.is_unspecified() || address.is_loopback() {
+        return Err(format!("addr={text}: expected an address that a host can have"));
+    }
+    Ok(Prefix { address, len })
+}
+
+/// A local Ethernet address made of an IP address: hosts on one link have different ones.
+fn own_mac(prefix: &Prefix) -> MacAddr {
+    match prefix.address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            MacAddr([0x02, 0x0f, a, b, c, d])
+        }
+        IpAddr::V6(address) => {
+            let [.., a, b, c, d] = address.octets();
+            MacAddr([0x02, 0x6f, a, b, c, d])
+        }
+    }
+}
+
+/// The application and where it listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AppArg {
+    service: Service,
+    port: u16,
+}
+
+impl FromStr for AppArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, port) = text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
+        let (service, usual) = match name {
+            "echo" => (Service::Echo, 7),
+            "sink" => (Service::Sink, 9),
+            "source" => (Service::Source, 19),
+            _ => return Err("expected echo, sink or source, such as echo:7000".into()),
+        };
+        let port = match port {
+            None => usual,
+            Some(port) => port
+                .parse()
+                .ok()
+                .filter(|port| *port > 0)
+                .ok_or_else(|| format!("port '{port}': expected 1 to 65535"))?,
+        };
+        Ok(Self { service, port })
+    }
+}
+
+impl fmt::Display for AppArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.service {
+            Service::Echo => "echo",
+            Service::Sink => "sink",
+            Service::Source => "source",
+        };
+        write!(f, "{name}:{}", self.port)
+    }
+}
+
+/// Runs the host until something stops it.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
+pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
+    let (config, ports) = plan(args).map_err(Failure::Usage)?;
+    run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))
+}
+
+fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let ports: Vec<PortSpec> = args.ports.iter().map(|port| port.spec.clone()).collect();
+    plan::check_twice(&ports)?;
+    let dma = plan::dma_map(args.engines.dma.clone(), &ports)?;
+    let mapped = !dma.entries.is_empty();
+    let lcores = match &args.run.lcores {
+        Some(_) => plan::lcores(args.run.lcores.as_ref(), &args.engines.dsa_sims, &dma)?,
+        None => plan::lcores(None, &args.engines.dsa_sims, &dma)?.into_iter().take(1).collect(),
+    };
+    let hosting = Hosting {
+        ifaces: args.ports.iter().map(|port| port.iface.clone()).collect(),
+        service: args.app.service,
+        port: args.app.port,
+    };
+    let config = SwitchConfig {
+        run: Run::Host(hosting),
+        mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
+        lcores,
+        simulators: args.engines.dsa_sims.clone(),
+        dma,
+        burst: BURST,
+        idle: args.idle,
+        ..SwitchConfig::default()
+    };
+    config.check(ports.len()).map_err(by_flag)?;
+    Ok((config, ports))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_have_addresses() {
+        let port: HostPortArg =
+            "tap:tap0,addr=10.0.0.2/24,offloads=off,addr=fd00::2/64,gw=10.0.0.1,mtu=9000".parse().unwrap();
+        assert_eq!(port.spec.to_string(), "tap:tap0,offloads=off");
+        assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, 9000));
+        assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
+    }
+
+    #[test]
+    fn wrong_addresses_are_named() {
+        for (text, expected) in [
+            ("tap:tap0", "no address"),
+            ("tap:tap0,addr=10.0.0.2", "addr=10.0.0.2: expected ADDRESS/LENGTH"),
+            ("tap:tap0,addr=10.0.0.2/33", "expected ADDRESS/LENGTH"),
+            ("tap:tap0,addr=224.0.0.1/24", "that a host can have"),
+            ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected an address of a network"),
+            ("tap:tap0,addr=10.0.0.2/24,gw=x", "gw=x: expected an IPv4 or IPv6 address"),
+            ("tap:tap0,addr=10.0.0.2/24,mtu=60", "mtu=60: expected 576 to 9000"),
+            ("tap:tap0,addr=10.0.0.2/24,mac=ff:ff:ff:ff:ff:ff", "expected a station's address"),
+            ("tap:tap0,addr=10.0.0.2/24,what=1", "what"),
+        ] {
+            let error = text.parse::<HostPortArg>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn apps_have_ports() {
+        assert_eq!("sink".parse::<AppArg>().unwrap().to_string(), "sink:9");
+        assert_eq!("echo:7000".parse::<AppArg>().unwrap().to_string(), "echo:7000");
+        assert!("http".parse::<AppArg>().unwrap_err().contains("expected echo, sink or source"));
+        assert!("echo:0".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
+    }
+}

@@ -1,0 +1,183 @@
+//! `offcore tcp` against the kernel's TCP/IP stack: a TAP interface in a network namespace, the kernel at one end, ours at the
+//! other.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use peers::{Need, Netns, Offcore, one_core, require};
+
+const TAP: &str = "tap0";
+const KERNEL: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
+const OURS: [&str; 2] = ["10.77.0.2", "fd77::2"];
+const NEEDS: [Need; 5] = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Cores(2)];
+/// No progress for so long is a failure.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A host in a namespace of its own, and the kernel beside it.
+fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
+    let port = format!("tap:{TAP}{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
+    let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
+    args.extend(more);
+    let mut offcore = Offcore::start_in(netns, &args).unwrap();
+    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
+    netns.ip(&["addr", "add", KERNEL[1], "dev", TAP, "nodad"]).unwrap();
+    for address in OURS {
+        let ping = || netns.run("ping", &["-c1", "-W1", address]);
+        assert!((0..20).any(|_| ping().is_ok()), "{address} answers no ping: {}", offcore.tail());
+    }
+    offcore
+}
+
+/// A connection of the kernel's to ours.
+fn connect(address: &str, port: u16) -> TcpStream {
+    let to = SocketAddr::new(address.parse().unwrap(), port);
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+    stream
+}
+
+/// Bytes that no two streams have alike.
+fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(next).collect()
+}
+
+/// Sends bytes to an echo server and reads them back, both at once.
+fn echo(address: &str, port: u16, seed: u64, len: usize) {
+    let mut stream = connect(address, port);
+    let bytes = content(seed, len);
+    let mut reading = stream.try_clone().unwrap();
+    let reader = thread::spawn(move || {
+        let mut back = Vec::new();
+        reading.read_to_end(&mut back).unwrap();
+        back
+    });
+    stream.write_all(&bytes).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let back = reader.join().unwrap();
+    assert!(back == bytes, "{address}: {} of {len} bytes came back", back.len());
+}
+
+/// Stops the host; it has lost nothing in flight.
+fn stop(offcore: Offcore) {
+    let finished = offcore.stop().unwrap();
+    assert!(finished.status.success(), "{finished:?}");
+}
+
+#[test]
+fn echo_over_tap() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    for port in ["", ",offloads=off"] {
+        let offcore = host(&netns, port, &[]);
+        netns
+            .within(|| {
+                for address in OURS {
+                    echo(address, 7, 1, 0);
+                    echo(address, 7, 2, 1);
+                    thread::scope(|scope| {
+                        for seed in 0..4 {
+                            scope.spawn(move || echo(address, 7, seed, 2_000_000));
+                        }
+                    });
+                }
+                Ok(())
+            })
+            .unwrap();
+        stop(offcore);
+    }
+}
+
+#[test]
+fn copies_by_an_engine() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    for mode in ["offload", "auto"] {
+        let offcore =
+            host(&netns, "", &["--dma", "rxq0@core:1;txq0@core:1", "--mode", mode, "--lcores", "0"]);
+        netns
+            .within(|| {
+                OURS.iter().for_each(|address| echo(address, 7, 3, 2_000_000));
+                Ok(())
+            })
+            .unwrap();
+        let finished = offcore.stop().unwrap();
+        assert!(finished.status.success(), "{finished:?}");
+    }
+}
+
+#[test]
+fn what_the_kernel_does_not_offer() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let offcore = host(&netns, "", &["--app", "echo:7000"]);
+    let rounds = [
+        [("tcp_sack", "0"), ("tcp_timestamps", "0"), ("tcp_window_scaling", "0"), ("tcp_ecn", "0")],
+        [("tcp_sack", "1"), ("tcp_timestamps", "0"), ("tcp_window_scaling", "1"), ("tcp_ecn", "1")],
+        [("tcp_sack", "0"), ("tcp_timestamps", "1"), ("tcp_window_scaling", "0"), ("tcp_ecn", "1")],
+    ];
+    for settings in rounds {
+        netns
+            .within(|| {
+                for (name, value) in settings {
+                    std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value)?;
+                }
+                OURS.iter().for_each(|address| echo(address, 7000, 4, 1_000_000));
+                Ok(())
+            })
+            .unwrap();
+    }
+    stop(offcore);
+}
+
+#[test]
+fn a_source_never_ends() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let offcore = host(&netns, "", &["--app", "source"]);
+    netns
+        .within(|| {
+            let mut stream = connect(OURS[0], 19);
+            let mut bytes = vec![0; 3_000_000];
+            stream.read_exact(&mut bytes)?;
+            for (number, word) in (0u64..).zip(bytes.chunks_exact(8)) {
+                assert_eq!(word, number.to_be_bytes());
+            }
+            Ok(())
+        })
+        .unwrap();
+    stop(offcore);
+}
+
+#[test]
+fn nobody_listens() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let offcore = host(&netns, "", &[]);
+    netns
+        .within(|| {
+            for address in OURS {
+                let to = SocketAddr::new(address.parse()?, 8);
+                let refused = TcpStream::connect_timeout(&to, TIMEOUT).unwrap_err();
+                assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+            }
+            Ok(())
+        })
+        .unwrap();
+    stop(offcore);
+}
