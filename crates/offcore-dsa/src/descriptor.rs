@@ -2,10 +2,24 @@
 
 use bitflags::bitflags;
 
-/// Operation codes (Table 8-2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, displaydoc::Display)]
-#[repr(u8)]
-pub enum Opcode {
+/// Defines the operation codes and the list of them.
+macro_rules! opcodes {
+    ($($(#[doc = $name:literal])+ $op:ident = $code:literal,)*) => {
+        /// Operation codes (Table 8-2).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, displaydoc::Display)]
+        #[repr(u8)]
+        pub enum Opcode {
+            $($(#[doc = $name])+ $op = $code,)*
+        }
+
+        impl Opcode {
+            /// All of them.
+            pub const ALL: [Self; [$($code),*].len()] = [$(Self::$op),*];
+        }
+    };
+}
+
+opcodes! {
     /// no-op
     Noop = 0x00,
     /// batch
@@ -71,41 +85,6 @@ pub enum Opcode {
 }
 
 impl Opcode {
-    /// All of them.
-    pub const ALL: [Self; 31] = [
-        Self::Noop,
-        Self::Batch,
-        Self::Drain,
-        Self::MemoryMove,
-        Self::Fill,
-        Self::Compare,
-        Self::ComparePattern,
-        Self::CreateDelta,
-        Self::ApplyDelta,
-        Self::Dualcast,
-        Self::TranslationFetch,
-        Self::CrcGeneration,
-        Self::CopyCrc,
-        Self::DifCheck,
-        Self::DifInsert,
-        Self::DifStrip,
-        Self::DifUpdate,
-        Self::DixGenerate,
-        Self::TypeConversion,
-        Self::Reduce,
-        Self::ReduceDualcast,
-        Self::GatherReduce,
-        Self::GatherCopy,
-        Self::ScatterCopy,
-        Self::ScatterFill,
-        Self::CacheFlush,
-        Self::UpdateWindow,
-        Self::InterDomainCopy,
-        Self::InterDomainFill,
-        Self::InterDomainCompare,
-        Self::InterDomainComparePattern,
-    ];
-
     /// The operation with this code; `None` for a reserved one.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&op| op as u8 == code)

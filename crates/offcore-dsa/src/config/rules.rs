@@ -8,174 +8,98 @@ use super::{Capabilities, DeviceConfig, WqConfig, WqType};
 use crate::descriptor::Opcode;
 use crate::wq::{WqMode, gen_cap};
 
-/// A rule, in the words of [`Rule::name`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Rule {
-    /// 5.1: work queues, groups and DSA engines exist in the device.
-    Numbers,
-    /// 5.1: the work queues' sizes add up to no more than the device has.
-    TotalWqSize,
-    /// 5.1: a work queue with a size is in exactly one group.
-    WqInOneGroup,
-    /// 5.1: a work queue without a size is in no group.
-    EmptyWqInNoGroup,
-    /// 5.1: a DSA engine is in one group at most.
-    EngineInOneGroup,
-    /// 5.1: a group has both work queues and DSA engines, or neither.
-    GroupComplete,
-    /// 5.1: the limit for groups' read buffers is used only where the device has one.
-    ReadBufferLimitSupport,
-    /// 5.1: the limit for groups' read buffers is at most the device's read buffers.
-    ReadBufferLimitRange,
-    /// 5.1: the limit for groups' read buffers is at least 4 for each DSA engine of the groups that use it.
-    ReadBufferLimitPerEngine,
-    /// 5.1: the read buffers reserved by groups add up to no more than the device has.
-    ReadBuffersReserved,
-    /// 5.1: a group may use at least 4 read buffers for each of its DSA engines.
-    ReadBuffersPerEngine,
-    /// 5.1: a group may use at least the read buffers that it reserves.
-    ReadBuffersAtLeastReserved,
-    /// 5.1: a group may use at most the read buffers that it reserves and those that nobody does.
-    ReadBuffersAtMostFree,
-    /// 5.1: the event log is there, and holds 64 entries or more.
-    EventLog,
-    /// 9.2.23: a traffic class is a number from 0 to 7.
-    TrafficClass,
-    /// 9.2.23: progress limits are 0 to 3, and 0 where the device has none.
-    ProgressLimit,
-    /// 5.2: a work queue has a size. (An empty queue is not enabled, so only a queue that is meant to be used breaks
-    /// this: one that has a name.)
-    WqSizeNonZero,
-    /// 5.2: a work queue's priority is 1 to 15.
-    WqPriority,
-    /// 5.2: a shared work queue needs PASIDs.
-    SharedNeedsPasid,
-    /// 5.2: block on fault needs the page request service, and a device that can.
-    BlockOnFaultNeedsPageRequests,
-    /// 5.2: transfers are at most as large as the device's.
-    MaxTransferSize,
-    /// 5.2: batches are of 1 descriptor or more, and at most as large as the device's.
-    MaxBatchSize,
-    /// 5.2: the operations allowed are among the device's.
-    OpConfig,
-    /// 5.2: ATS is off for a queue only where the device can do that.
-    AtsDisableSupport,
-    /// 5.2: PRS is off for a queue only where the device can do that, and with the event log.
-    PrsDisableNeedsEventLog,
-    /// 5.2: PRS is not off for a queue that blocks on faults.
-    PrsDisableWithBlockOnFault,
-    /// Linux: a shared work queue's threshold is 1 to its size.
-    Threshold,
-    /// Linux: maximum transfer and batch sizes are powers of two.
-    PowerOfTwo,
-    /// Linux: a work queue that is used has a type.
-    WqType,
-    /// Linux: a work queue that is used has a name, of 1 to 1024 characters.
-    WqName,
-    /// Linux 6.7: a work queue that is used says which driver is to be bound.
-    DriverName,
-    /// Linux: a user work queue needs PASIDs.
-    UserNeedsPasid,
+/// Defines the rules, each with its name and who wants it so.
+macro_rules! rules {
+    ($($(#[doc = $doc:literal])+ $rule:ident = $name:literal, $source:literal;)*) => {
+        /// A rule, in the words of [`Rule::name`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Rule {
+            $($(#[doc = $doc])+ $rule,)*
+        }
+
+        impl Rule {
+            /// All of them.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$rule),*];
+
+            /// A stable name: `total-wq-size`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$rule => $name,)* }
+            }
+
+            /// Who wants it so: a section of the specification, or Linux.
+            pub const fn source(self) -> &'static str {
+                match self { $(Self::$rule => $source,)* }
+            }
+        }
+    };
 }
 
-impl Rule {
-    /// All of them.
-    pub const ALL: [Self; 32] = [
-        Self::Numbers,
-        Self::TotalWqSize,
-        Self::WqInOneGroup,
-        Self::EmptyWqInNoGroup,
-        Self::EngineInOneGroup,
-        Self::GroupComplete,
-        Self::ReadBufferLimitSupport,
-        Self::ReadBufferLimitRange,
-        Self::ReadBufferLimitPerEngine,
-        Self::ReadBuffersReserved,
-        Self::ReadBuffersPerEngine,
-        Self::ReadBuffersAtLeastReserved,
-        Self::ReadBuffersAtMostFree,
-        Self::EventLog,
-        Self::TrafficClass,
-        Self::ProgressLimit,
-        Self::WqSizeNonZero,
-        Self::WqPriority,
-        Self::SharedNeedsPasid,
-        Self::BlockOnFaultNeedsPageRequests,
-        Self::MaxTransferSize,
-        Self::MaxBatchSize,
-        Self::OpConfig,
-        Self::AtsDisableSupport,
-        Self::PrsDisableNeedsEventLog,
-        Self::PrsDisableWithBlockOnFault,
-        Self::Threshold,
-        Self::PowerOfTwo,
-        Self::WqType,
-        Self::WqName,
-        Self::DriverName,
-        Self::UserNeedsPasid,
-    ];
-
-    /// A stable name: `total-wq-size`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Numbers => "numbers",
-            Self::TotalWqSize => "total-wq-size",
-            Self::WqInOneGroup => "wq-in-one-group",
-            Self::EmptyWqInNoGroup => "empty-wq-in-no-group",
-            Self::EngineInOneGroup => "engine-in-one-group",
-            Self::GroupComplete => "group-complete",
-            Self::ReadBufferLimitSupport => "read-buffer-limit-support",
-            Self::ReadBufferLimitRange => "read-buffer-limit-range",
-            Self::ReadBufferLimitPerEngine => "read-buffer-limit-per-engine",
-            Self::ReadBuffersReserved => "read-buffers-reserved",
-            Self::ReadBuffersPerEngine => "read-buffers-per-engine",
-            Self::ReadBuffersAtLeastReserved => "read-buffers-at-least-reserved",
-            Self::ReadBuffersAtMostFree => "read-buffers-at-most-free",
-            Self::EventLog => "event-log",
-            Self::TrafficClass => "traffic-class",
-            Self::ProgressLimit => "progress-limit",
-            Self::WqSizeNonZero => "wq-size-non-zero",
-            Self::WqPriority => "wq-priority",
-            Self::SharedNeedsPasid => "shared-needs-pasid",
-            Self::BlockOnFaultNeedsPageRequests => "block-on-fault-needs-page-requests",
-            Self::MaxTransferSize => "max-transfer-size",
-            Self::MaxBatchSize => "max-batch-size",
-            Self::OpConfig => "op-config",
-            Self::AtsDisableSupport => "ats-disable-support",
-            Self::PrsDisableNeedsEventLog => "prs-disable-needs-event-log",
-            Self::PrsDisableWithBlockOnFault => "prs-disable-with-block-on-fault",
-            Self::Threshold => "threshold",
-            Self::PowerOfTwo => "power-of-two",
-            Self::WqType => "wq-type",
-            Self::WqName => "wq-name",
-            Self::DriverName => "driver-name",
-            Self::UserNeedsPasid => "user-needs-pasid",
-        }
-    }
-
-    /// Who wants it so: a section of the specification, or Linux.
-    pub const fn source(self) -> &'static str {
-        match self {
-            Self::TrafficClass | Self::ProgressLimit => "section 9.2.23",
-            Self::WqSizeNonZero
-            | Self::WqPriority
-            | Self::SharedNeedsPasid
-            | Self::BlockOnFaultNeedsPageRequests
-            | Self::MaxTransferSize
-            | Self::MaxBatchSize
-            | Self::OpConfig
-            | Self::AtsDisableSupport
-            | Self::PrsDisableNeedsEventLog
-            | Self::PrsDisableWithBlockOnFault => "section 5.2",
-            Self::Threshold
-            | Self::PowerOfTwo
-            | Self::WqType
-            | Self::WqName
-            | Self::DriverName
-            | Self::UserNeedsPasid => "Linux",
-            _ => "section 5.1",
-        }
-    }
+rules! {
+    /// 5.1: work queues, groups and DSA engines exist in the device.
+    Numbers = "numbers", "section 5.1";
+    /// 5.1: the work queues' sizes add up to no more than the device has.
+    TotalWqSize = "total-wq-size", "section 5.1";
+    /// 5.1: a work queue with a size is in exactly one group.
+    WqInOneGroup = "wq-in-one-group", "section 5.1";
+    /// 5.1: a work queue without a size is in no group.
+    EmptyWqInNoGroup = "empty-wq-in-no-group", "section 5.1";
+    /// 5.1: a DSA engine is in one group at most.
+    EngineInOneGroup = "engine-in-one-group", "section 5.1";
+    /// 5.1: a group has both work queues and DSA engines, or neither.
+    GroupComplete = "group-complete", "section 5.1";
+    /// 5.1: the limit for groups' read buffers is used only where the device has one.
+    ReadBufferLimitSupport = "read-buffer-limit-support", "section 5.1";
+    /// 5.1: the limit for groups' read buffers is at most the device's read buffers.
+    ReadBufferLimitRange = "read-buffer-limit-range", "section 5.1";
+    /// 5.1: the limit for groups' read buffers is at least 4 for each DSA engine of the groups that use it.
+    ReadBufferLimitPerEngine = "read-buffer-limit-per-engine", "section 5.1";
+    /// 5.1: the read buffers reserved by groups add up to no more than the device has.
+    ReadBuffersReserved = "read-buffers-reserved", "section 5.1";
+    /// 5.1: a group may use at least 4 read buffers for each of its DSA engines.
+    ReadBuffersPerEngine = "read-buffers-per-engine", "section 5.1";
+    /// 5.1: a group may use at least the read buffers that it reserves.
+    ReadBuffersAtLeastReserved = "read-buffers-at-least-reserved", "section 5.1";
+    /// 5.1: a group may use at most the read buffers that it reserves and those that nobody does.
+    ReadBuffersAtMostFree = "read-buffers-at-most-free", "section 5.1";
+    /// 5.1: the event log is there, and holds 64 entries or more.
+    EventLog = "event-log", "section 5.1";
+    /// 9.2.23: a traffic class is a number from 0 to 7.
+    TrafficClass = "traffic-class", "section 9.2.23";
+    /// 9.2.23: progress limits are 0 to 3, and 0 where the device has none.
+    ProgressLimit = "progress-limit", "section 9.2.23";
+    /// 5.2: a work queue has a size. (An empty queue is not enabled, so only a queue that is meant to be used breaks
+    /// this: one that has a name.)
+    WqSizeNonZero = "wq-size-non-zero", "section 5.2";
+    /// 5.2: a work queue's priority is 1 to 15.
+    WqPriority = "wq-priority", "section 5.2";
+    /// 5.2: a shared work queue needs PASIDs.
+    SharedNeedsPasid = "shared-needs-pasid", "section 5.2";
+    /// 5.2: block on fault needs the page request service, and a device that can.
+    BlockOnFaultNeedsPageRequests = "block-on-fault-needs-page-requests", "section 5.2";
+    /// 5.2: transfers are at most as large as the device's.
+    MaxTransferSize = "max-transfer-size", "section 5.2";
+    /// 5.2: batches are of 1 descriptor or more, and at most as large as the device's.
+    MaxBatchSize = "max-batch-size", "section 5.2";
+    /// 5.2: the operations allowed are among the device's.
+    OpConfig = "op-config", "section 5.2";
+    /// 5.2: ATS is off for a queue only where the device can do that.
+    AtsDisableSupport = "ats-disable-support", "section 5.2";
+    /// 5.2: PRS is off for a queue only where the device can do that, and with the event log.
+    PrsDisableNeedsEventLog = "prs-disable-needs-event-log", "section 5.2";
+    /// 5.2: PRS is not off for a queue that blocks on faults.
+    PrsDisableWithBlockOnFault = "prs-disable-with-block-on-fault", "section 5.2";
+    /// Linux: a shared work queue's threshold is 1 to its size.
+    Threshold = "threshold", "Linux";
+    /// Linux: maximum transfer and batch sizes are powers of two.
+    PowerOfTwo = "power-of-two", "Linux";
+    /// Linux: a work queue that is used has a type.
+    WqType = "wq-type", "Linux";
+    /// Linux: a work queue that is used has a name, of 1 to 1024 characters.
+    WqName = "wq-name", "Linux";
+    /// Linux 6.7: a work queue that is used says which driver is to be bound.
+    DriverName = "driver-name", "Linux";
+    /// Linux: a user work queue needs PASIDs.
+    UserNeedsPasid = "user-needs-pasid", "Linux";
 }
 
 /// A rule that a layout breaks.
