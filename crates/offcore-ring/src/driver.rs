@@ -1,6 +1,8 @@
-//! What the driver sides of both formats have in common, and one type for either.
+//! The driver side of a virtqueue of either format: makes chains available, collects used ones. A chain keeps a token of
+//! its owner's.
 
 pub use crate::chain::Used;
+use crate::chain::VIRTQ_DESC_F_INDIRECT;
 use crate::device::Direction;
 use crate::{Layout, RingError, packed, split};
 
@@ -25,8 +27,8 @@ macro_rules! either {
 
 impl<T> Queue<T> {
     /// The driver side of a fresh queue, whose memory is set to what a queue begins with.
-    pub fn new(layout: Layout, event_idx: bool) -> Self {
-        match layout {
+    pub fn new(layout: impl Into<Layout>, event_idx: bool) -> Self {
+        match layout.into() {
             Layout::Split(layout) => Self::Split(split::driver::Queue::new(layout, event_idx)),
             Layout::Packed(layout) => Self::Packed(packed::driver::Queue::new(layout, event_idx)),
         }
@@ -54,7 +56,7 @@ impl<T> Queue<T> {
     /// The token, when no descriptor is free.
     #[inline(always)]
     pub fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T> {
-        either!(self, side => side.add(addr, len, direction, token))
+        self.add_chain(&[(addr, len)], direction, token)
     }
 
     /// Makes a chain of buffers, guest addresses and lengths, available.
@@ -63,7 +65,7 @@ impl<T> Queue<T> {
     /// The token, when fewer descriptors are free, or `buffers` is empty.
     #[inline(always)]
     pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
-        either!(self, side => side.add_chain(buffers, direction, token))
+        either!(self, side => side.add_with(buffers, direction.flag(), token))
     }
 
     /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
@@ -73,7 +75,7 @@ impl<T> Queue<T> {
     /// The token, when the queue is full.
     #[inline(always)]
     pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
-        either!(self, side => side.add_indirect(table, len, token))
+        either!(self, side => side.add_with(&[(table, len)], VIRTQ_DESC_F_INDIRECT, token))
     }
 
     /// Makes the chains added so far visible to the device.

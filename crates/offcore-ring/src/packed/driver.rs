@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::RingError;
-use crate::chain::{Direction, Used, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use crate::chain::{Used, VIRTQ_DESC_F_NEXT};
 
 use super::{Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
 
@@ -26,7 +26,7 @@ struct Found {
     entries: u16,
 }
 
-/// The driver side of one queue. `T` names a chain to its owner.
+/// The driver side of one queue: see [`crate::driver::Queue`].
 #[derive(Debug)]
 pub struct Queue<T> {
     layout: Layout,
@@ -54,8 +54,8 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The driver side of a fresh queue: zeroes the ring and both event structures.
-    pub fn new(layout: Layout, event_idx: bool) -> Self {
+    /// Zeroes the ring and both event structures.
+    pub(crate) fn new(layout: Layout, event_idx: bool) -> Self {
         let size = layout.size;
         let mut at = Position::FRESH;
         for _ in 0..size {
@@ -89,54 +89,22 @@ impl<T> Queue<T> {
         self.layout.size.into()
     }
 
-    /// Queue size.
-    pub fn size(&self) -> u16 {
+    pub(crate) fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// Free descriptors.
     #[inline(always)]
-    pub fn free(&self) -> u16 {
+    pub(crate) fn free(&self) -> u16 {
         self.free
     }
 
-    /// Chains in flight.
-    pub fn in_flight(&self) -> u16 {
+    pub(crate) fn in_flight(&self) -> u16 {
         self.in_flight
     }
 
-    /// Makes one buffer available (not visible before [`Queue::publish`]); gives the token back when no descriptor is
-    /// free.
-    ///
-    /// # Errors
-    /// The token, when the queue is full.
+    /// Makes a chain available, every descriptor of which gets `flags`.
     #[inline(always)]
-    pub fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T> {
-        self.add_chain(&[(addr, len)], direction, token)
-    }
-
-    /// Makes a chain of buffers available.
-    ///
-    /// # Errors
-    /// The token, when fewer descriptors are free, or `buffers` is empty.
-    #[inline(always)]
-    pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
-        self.add_with(buffers, if direction == Direction::Writable { VIRTQ_DESC_F_WRITE } else { 0 }, token)
-    }
-
-    /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
-    /// for whoever has negotiated INDIRECT_DESC.
-    ///
-    /// # Errors
-    /// The token, when the queue is full.
-    #[inline(always)]
-    pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
-        self.add_with(&[(table, len)], VIRTQ_DESC_F_INDIRECT, token)
-    }
-
-    /// Every descriptor of the chain gets `flags`.
-    #[inline(always)]
-    fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
+    pub(crate) fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
         if buffers.is_empty() || buffers.len() > usize::from(self.free) {
             return Err(token);
         }
@@ -163,9 +131,8 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Makes the chains added so far visible to the device.
     #[inline(always)]
-    pub fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         if self.next != self.published {
             self.layout.publish(self.published, self.held);
             self.signal.add(self.next.since(self.published, self.ring_size()));
@@ -173,27 +140,23 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether the device wants to be kicked for what was published since this was last asked.
     #[inline(always)]
-    pub fn needs_kick(&mut self) -> bool {
+    pub(crate) fn needs_kick(&mut self) -> bool {
         let size = self.ring_size();
         self.signal.is_due(self.layout.device_event(), self.event_idx, self.published, size)
     }
 
-    /// Asks the device for notifications of used chains, or for none.
-    pub fn set_notification(&mut self, wanted: bool) {
+    pub(crate) fn set_notification(&mut self, wanted: bool) {
         let size = self.ring_size();
         let event = if wanted && self.event_idx { Event::at(self.used, size) } else { Event::all(wanted) };
         self.layout.driver_event().store(event.0, Ordering::Relaxed);
         full_barrier();
     }
 
-    /// How many chains, as far as they were looked at, the device has returned that [`Queue::pop`] has not taken.
-    ///
     /// # Errors
     /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
     #[inline(always)]
-    pub fn used(&mut self) -> Result<u16, RingError> {
+    pub(crate) fn used(&mut self) -> Result<u16, RingError> {
         if self.ready == 0 {
             self.look()?;
         }
@@ -228,13 +191,12 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// The next returned chain; `None` when [`Queue::used`] last said there is no more. Its length is 0 unless the device
-    /// says that it has written.
+    /// The length is 0 unless the device says that it has written.
     ///
     /// # Errors
     /// [`RingError::NotInFlight`] when every chain was taken back by [`Queue::take_in_flight`].
     #[inline(always)]
-    pub fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
+    pub(crate) fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
         if self.ready == 0 {
             return Ok(None);
         }
@@ -251,8 +213,7 @@ impl<T> Queue<T> {
         Ok(Some(Used { token, len: if word.is_writable() { word.len() } else { 0 } }))
     }
 
-    /// Takes back every chain in flight: the device is gone and will not return them.
-    pub fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
+    pub(crate) fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
         self.tokens.iter_mut().filter_map(Option::take)
     }
 }

@@ -10,7 +10,7 @@
 //! them is written too. So length, id and flags, which share eight bytes, are always read and written by one access.
 
 pub mod device;
-pub mod driver;
+pub(crate) mod driver;
 mod lines;
 
 use std::ptr::NonNull;

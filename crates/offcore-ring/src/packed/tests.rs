@@ -7,6 +7,7 @@ use offcore_mem::{GuestMemory, RegionCache};
 
 use super::*;
 use crate::device::{Buffer, Chain, DeviceQueue, Direction, Single, Wanted};
+use crate::driver;
 use crate::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT};
 use crate::testing;
 use crate::vector::Level;

@@ -8,14 +8,13 @@ use std::sync::atomic::Ordering;
 use crate::prefetch;
 
 use super::{
-    Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
-    VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE, VIRTQ_USED_F_NO_NOTIFY, need_event,
+    Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_NEXT,
+    VIRTQ_USED_F_NO_NOTIFY, need_event,
 };
 use crate::barrier::full_barrier;
-use crate::chain::Direction;
-pub use crate::chain::Used;
+use crate::chain::Used;
 
-/// The driver side of one queue. `T` names a chain to its owner.
+/// The driver side of one queue: see [`crate::driver::Queue`].
 #[derive(Debug)]
 pub struct Queue<T> {
     layout: Layout,
@@ -39,8 +38,8 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The driver side of a fresh queue: zeroes both rings.
-    pub fn new(layout: Layout, event_idx: bool) -> Self {
+    /// Zeroes both rings.
+    pub(crate) fn new(layout: Layout, event_idx: bool) -> Self {
         let size = layout.size;
         for index in [layout.avail_idx(), layout.avail_flags(), layout.used_event(), layout.used_idx()] {
             index.store(0, Ordering::Relaxed);
@@ -65,19 +64,16 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Queue size.
-    pub fn size(&self) -> u16 {
+    pub(crate) fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// Free descriptors.
     #[inline(always)]
-    pub fn free(&self) -> u16 {
+    pub(crate) fn free(&self) -> u16 {
         self.free
     }
 
-    /// Chains in flight.
-    pub fn in_flight(&self) -> u16 {
+    pub(crate) fn in_flight(&self) -> u16 {
         self.next_avail.wrapping_sub(self.next_used) as u16
     }
 
@@ -93,38 +89,9 @@ impl<T> Queue<T> {
         self.next_used as u16
     }
 
-    /// Makes one buffer available (not visible before [`Queue::publish`]); gives the token back when no descriptor is
-    /// free.
-    ///
-    /// # Errors
-    /// The token, when the queue is full.
+    /// Makes a chain available, every descriptor of which gets `flags`.
     #[inline(always)]
-    pub fn add(&mut self, addr: u64, len: u32, direction: Direction, token: T) -> Result<(), T> {
-        self.add_chain(&[(addr, len)], direction, token)
-    }
-
-    /// Makes a chain of buffers available.
-    ///
-    /// # Errors
-    /// The token, when fewer descriptors are free, or `buffers` is empty.
-    #[inline(always)]
-    pub fn add_chain(&mut self, buffers: &[(u64, u32)], direction: Direction, token: T) -> Result<(), T> {
-        self.add_with(buffers, if direction == Direction::Writable { VIRTQ_DESC_F_WRITE } else { 0 }, token)
-    }
-
-    /// Makes the chain in the table of `len` bytes at guest address `table` available, which takes one descriptor. It is
-    /// for whoever has negotiated INDIRECT_DESC.
-    ///
-    /// # Errors
-    /// The token, when the queue is full.
-    #[inline(always)]
-    pub fn add_indirect(&mut self, table: u64, len: u32, token: T) -> Result<(), T> {
-        self.add_with(&[(table, len)], VIRTQ_DESC_F_INDIRECT, token)
-    }
-
-    /// Every descriptor of the chain gets `flags`.
-    #[inline(always)]
-    fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
+    pub(crate) fn add_with(&mut self, buffers: &[(u64, u32)], flags: u16, token: T) -> Result<(), T> {
         if buffers.is_empty() || buffers.len() > usize::from(self.free) {
             return Err(token);
         }
@@ -158,9 +125,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Makes the chains added so far visible to the device.
     #[inline(always)]
-    pub fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         let next = self.next_avail();
         if self.published != next {
             self.published = next;
@@ -168,9 +134,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether the device wants to be kicked for what was published since this was last asked.
     #[inline(always)]
-    pub fn needs_kick(&mut self) -> bool {
+    pub(crate) fn needs_kick(&mut self) -> bool {
         let (old, new) = (self.kicked, self.published);
         if old == new {
             return false;
@@ -184,8 +149,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Asks the device for notifications of used chains, or for none.
-    pub fn set_notification(&mut self, wanted: bool) {
+    pub(crate) fn set_notification(&mut self, wanted: bool) {
         if self.event_idx {
             let next = self.next_used();
             let event = if wanted { next } else { next.wrapping_sub(1) };
@@ -198,12 +162,10 @@ impl<T> Queue<T> {
         full_barrier();
     }
 
-    /// How many chains the device has returned that [`Queue::pop`] has not taken.
-    ///
     /// # Errors
     /// [`RingError::Index`] when the device claims more than are in flight.
     #[inline(always)]
-    pub fn used(&mut self) -> Result<u16, RingError> {
+    pub(crate) fn used(&mut self) -> Result<u16, RingError> {
         let known = self.used_idx.wrapping_sub(self.next_used());
         if known > 0 {
             return Ok(known);
@@ -221,12 +183,10 @@ impl<T> Queue<T> {
         Ok(ready)
     }
 
-    /// The next returned chain; `None` when [`Queue::used`] last said there is no more.
-    ///
     /// # Errors
     /// [`RingError::NotInFlight`] when the device names a chain that it does not have.
     #[inline(always)]
-    pub fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
+    pub(crate) fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
         if self.used_idx == self.next_used() {
             return Ok(None);
         }
@@ -253,8 +213,7 @@ impl<T> Queue<T> {
         self.free += length;
     }
 
-    /// Takes back every chain in flight: the device is gone and will not return them.
-    pub fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
+    pub(crate) fn take_in_flight(&mut self) -> impl Iterator<Item = T> + '_ {
         self.tokens.iter_mut().filter_map(Option::take)
     }
 }

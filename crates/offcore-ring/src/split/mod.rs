@@ -10,7 +10,7 @@
 //! each field is read once, by a volatile or atomic access, and checked where it is used.
 
 pub mod device;
-pub mod driver;
+pub(crate) mod driver;
 mod lines;
 
 use std::ptr::NonNull;

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction};
+use crate::driver;
 use crate::vector::{Level, Single, Wanted};
 
 const DESC: u64 = 0x1000;

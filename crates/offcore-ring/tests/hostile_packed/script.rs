@@ -9,9 +9,8 @@ use std::sync::Arc;
 use offcore_mem::GuestMemory;
 use offcore_mem::testing::guest_regions;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
-use offcore_ring::packed::{
-    FRESH_BASE, Layout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED, device, driver, ring_len,
-};
+use offcore_ring::driver;
+use offcore_ring::packed::{FRESH_BASE, Layout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED, device, ring_len};
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use offcore_ring::testing::single;
 

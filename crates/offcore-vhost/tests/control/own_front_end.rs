@@ -6,7 +6,7 @@ use std::time::Duration;
 use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Layout;
 use offcore_ring::device::{self, DeviceQueue, Direction};
-use offcore_ring::split::driver;
+use offcore_ring::driver;
 use offcore_ring::testing::single;
 use offcore_ring::with_queue;
 use offcore_vhost::backend::RingState;

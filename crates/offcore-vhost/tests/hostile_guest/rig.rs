@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
-use offcore_ring::split::{device::Direction, driver};
+use offcore_ring::{device::Direction, driver};
 use offcore_stats::StageClock;
 use offcore_vhost::dequeue::Dequeued;
 use offcore_vhost::{Dequeue, Enqueue, VringCell};

@@ -35,7 +35,7 @@ fn chains_come_back_in_any_order() {
     // The last chain first: it moves the device on by two.
     guest.put(0, desc(0, 9, 2, used(true) | VIRTQ_DESC_F_WRITE));
     assert_eq!(queue.used(), Ok(1));
-    assert_eq!(queue.pop(), Ok(Some(crate::driver::Used { token: 'c', len: 9 })));
+    assert_eq!(queue.pop(), Ok(Some(driver::Used { token: 'c', len: 9 })));
     assert_eq!(queue.pop(), Ok(None));
     guest.put(2, desc(0, 7, 0, used(true)));
     guest.put(4, desc(0, 8, 1, used(true) | VIRTQ_DESC_F_WRITE));
