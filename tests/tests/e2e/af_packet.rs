@@ -1,14 +1,13 @@
 //! Ports on interfaces of the kernel by packet sockets, against the kernel's network stack in namespaces.
 
 use std::fs;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
 use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
 use crate::copy::{read_capture, write_capture};
-use crate::switch::{self, Copies};
+use crate::switch;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Ip, Need::Ping];
 
@@ -37,17 +36,15 @@ impl Hosts {
     }
 
     fn switch(&self, ports: [&str; 2]) -> Offcore {
-        let mut offcore = start_in(&self.middle, &ports, &[]);
-        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        let mut offcore = start_in(&self.middle, &ports);
+        switch::wait_for_report(&mut offcore);
         offcore
     }
 
     /// Pings the second host until an answer comes.
     fn wait_for_answer(&self) {
-        let end = Instant::now() + Duration::from_secs(10);
-        while self.first.run("ping", &["-c", "1", "-W", "1", "10.77.3.2"]).is_err() {
-            assert!(Instant::now() < end, "no answer for 10 s");
-        }
+        let ping = || self.first.run("ping", &["-c", "1", "-W", "1", "10.77.3.2"]).is_ok();
+        switch::wait_until("an answer comes", ping);
     }
 
     fn ping(&self, more: &[&str]) {
@@ -57,32 +54,8 @@ impl Hosts {
     }
 }
 
-fn start_in(netns: &Netns, ports: &[&str], more: &[&str]) -> Offcore {
-    let args = switch::arguments(ports, Copies::Core, 1, more);
-    Offcore::start_in(netns, &args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
-}
-
-/// A server of iperf3 for one transfer, ended on drop.
-struct Server(Child);
-
-impl Server {
-    fn start(netns: &Netns) -> Self {
-        let mut command = netns.command("iperf3");
-        let server = command.args(["-s", "-1"]).stdout(Stdio::null()).spawn().unwrap();
-        let end = Instant::now() + Duration::from_secs(10);
-        while !netns.run("ss", &["-ltn"]).unwrap().contains(":5201") {
-            assert!(Instant::now() < end, "iperf3 does not listen");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Self(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start_in(netns: &Netns, ports: &[&str]) -> Offcore {
+    switch::start_in(netns, "0", ports, &[])
 }
 
 /// The kernel's own offloads stay on: it leaves checksums open, and sends packets of 64 KiB.
@@ -96,7 +69,7 @@ fn tcp_passes_with_offloads() {
     hosts.ping(&[]);
     hosts.ping(&["-s", "20000"]);
     for direction in [&[][..], &["-R"]] {
-        let _server = Server::start(&hosts.second);
+        let _server = switch::iperf3_server(&hosts.second, &["--one-off"]);
         let args = [&["-c", "10.77.3.2", "-n", "50M"], direction].concat();
         let text = hosts.first.run("iperf3", &args).unwrap();
         assert!(text.contains("receiver"), "{text}");
@@ -155,20 +128,17 @@ fn frames_arrive_tags_included() {
     let file = |name: &str| dir.file(name).display().to_string();
     write_capture(file("in").as_ref(), &frames);
     let netns = Netns::new().unwrap();
-    netns.veth("left", &netns, "right").unwrap();
-    for end in ["left", "right"] {
-        netns.ip(&["link", "set", end, "up"]).unwrap();
-    }
+    switch::veth_in(&netns, "left", "right");
     let mut tcpdump = netns.command("tcpdump");
     tcpdump.args(["-i", "right", "-Q", "in", "-U", "-B", "16384", "-w", &file("seen")]);
     let mut tcpdump = tcpdump.stderr(Stdio::null()).spawn().unwrap();
-    wait_until("tcpdump has begun", || fs::metadata(file("seen")).is_ok_and(|file| file.len() >= 24));
+    switch::wait_until("tcpdump has begun", || fs::metadata(file("seen")).is_ok_and(|file| file.len() >= 24));
     let (input, output) = (format!("pcap:{}", file("in")), format!("pcap:-,{}", file("out")));
     let ports = [input.as_str(), "af_packet:left", "af_packet:right", &output];
-    let mut offcore = start_in(&netns, &ports, &[]);
+    let mut offcore = start_in(&netns, &ports);
     switch::wait_for_packets(&mut offcore, 3, "tx", frames.len() as u64);
     let report = switch::stop(offcore);
-    wait_until("tcpdump has written", || frames_of(file("seen")).len() >= frames.len());
+    switch::wait_until("tcpdump has written", || frames_of(file("seen")).len() >= frames.len());
     tcpdump.kill().unwrap();
     tcpdump.wait().unwrap();
     for name in ["out", "seen"] {
@@ -180,14 +150,6 @@ fn frames_arrive_tags_included() {
     report.assert_only_drops(&["port0 tx down"]);
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !done() {
-        assert!(Instant::now() < end, "waited 10 s until {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Each packet comes to one queue, and none is lost; with `hash`, both queues get some.
 #[test]
 fn several_queues_share_what_is_received() {
@@ -196,14 +158,11 @@ fn several_queues_share_what_is_received() {
     let _cores = exclusive();
     for fanout in ["hash", "lb", "rollover"] {
         let netns = Netns::new().unwrap();
-        netns.veth("left", &netns, "right").unwrap();
-        for end in ["left", "right"] {
-            netns.ip(&["link", "set", end, "up"]).unwrap();
-        }
+        switch::veth_in(&netns, "left", "right");
         let source = format!("gen:size=128,count={PACKETS},rate=50000,flows=64");
         let right = format!("af_packet:right,queues=2,fanout={fanout}");
         let ports = [source.as_str(), "af_packet:left", &right, "gen:size=128,count=1,queues=2"];
-        let mut offcore = start_in(&netns, &ports, &[]);
+        let mut offcore = start_in(&netns, &ports);
         switch::wait_for_packets(&mut offcore, 2, "rx", PACKETS);
         let report = switch::stop(offcore);
         let found = report.generator(3);

@@ -10,10 +10,9 @@ mod refusals;
 
 use std::time::Duration;
 
-use offcore_bench::peer::process::Process;
 use peers::{Need, Netns, Offcore, exclusive, one_core, require};
 
-use crate::switch::{self, Copies, Report, arguments_on, full, wait_for_status};
+use crate::switch::{self, Report, full, wait_for_status};
 
 const CLIENT: &str = "10.77.0.1";
 const SERVER: &str = "10.77.0.2";
@@ -64,7 +63,7 @@ impl Net {
     /// A switch between the two ports, each with these options; both links are up.
     fn start(&self, options: &str, more: &[&str]) -> Offcore {
         let ports = ["p0", "p1"].map(|name| format!("af_xdp:{name},queues={}{options}", self.queues));
-        let mut offcore = self.start_with(&ports.each_ref().map(String::as_str), more);
+        let mut offcore = self.start_with(&ports, more);
         for (port, name) in ["p0", "p1"].into_iter().enumerate() {
             wait_for_status(&mut offcore, port, &format!("interface {name} is up"));
         }
@@ -72,8 +71,8 @@ impl Net {
     }
 
     /// A switch with these ports.
-    fn start_with(&self, ports: &[&str], more: &[&str]) -> Offcore {
-        start_in(&self.switch, &self.lcores, ports, more)
+    fn start_with(&self, ports: &[impl AsRef<str>], more: &[&str]) -> Offcore {
+        switch::start_in(&self.switch, &self.lcores, ports, more)
     }
 
     /// Pings the server, `size` bytes of payload in one piece.
@@ -93,11 +92,7 @@ impl Net {
     /// Sends some megabytes by TCP each way, over several connections.
     fn streams(&self) {
         for way in [&[][..], &["-R"]] {
-            let mut command = self.server.command("iperf3");
-            command.args(["--server", "--one-off", "--forceflush"]);
-            let mut server = Process::spawn("iperf3", command).unwrap();
-            let listening = |text: &str| text.contains("listening").then_some(());
-            server.wait_for(0, TIMEOUT, "iperf3 to listen", listening).unwrap();
+            let mut server = switch::iperf3_server(&self.server, &["--one-off"]);
             let bytes = if full() { "500M" } else { "20M" };
             let args = [&["--client", SERVER, "-J", "--parallel", "8", "--bytes", bytes], way].concat();
             let report: serde_json::Value =
@@ -118,13 +113,6 @@ impl Net {
     fn assert_no_programs(&self) {
         assert!(!self.has_program("p0") && !self.has_program("p1"), "an XDP program was left behind");
     }
-}
-
-/// Starts a switch in a namespace.
-fn start_in(netns: &Netns, lcores: &str, ports: &[&str], more: &[&str]) -> Offcore {
-    let args = arguments_on(lcores, ports, Copies::Core, 1, more);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    Offcore::start_in(netns, &args).unwrap()
 }
 
 fn needed() -> Option<()> {

@@ -34,17 +34,6 @@ fn has_dpdk() -> bool {
     false
 }
 
-/// A veth pair in a namespace of its own, without the kernel's own chatter.
-fn veth() -> Netns {
-    let netns = Netns::new().unwrap();
-    netns.run("sysctl", &["-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"]).unwrap();
-    netns.ip(&["link", "add", "va", "type", "veth", "peer", "name", "vb"]).unwrap();
-    for name in ["va", "vb"] {
-        netns.ip(&["link", "set", name, "up"]).unwrap();
-    }
-    netns
-}
-
 #[test]
 fn net_af_packet_verifies_every_packet() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Cores(2)]) else { return };
@@ -52,22 +41,19 @@ fn net_af_packet_verifies_every_packet() {
         return;
     }
     let _cores = exclusive();
-    let netns = veth();
+    let netns = Netns::new().unwrap();
+    switch::quiet(&netns);
+    switch::veth_in(&netns, "va", "vb");
     let port = |index, name| {
         format!("dpdk:net_af_packet{index},args=[iface={name},blocksz=65536,framesz=2048,framecnt=2048]")
     };
     let generator = |size| format!("gen:size={size},count={PACKETS},rate=50k");
     let ports = [generator(1400), port(0, "va"), generator(64), port(1, "vb")];
-    let args =
-        |more: &[&str]| switch::arguments(&ports.each_ref().map(String::as_str), Copies::Core, 1, more);
-    let started = |args: Vec<String>| {
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        Offcore::start_in(&netns, &args).unwrap()
-    };
+    let started = |more: &[&str]| switch::start_in(&netns, "0", &ports, more);
     // The driver's frames have more room than such a buffer behind DPDK's headroom.
-    let refused = started(args(&["--mbuf-size", "2048"])).wait().unwrap();
+    let refused = started(&["--mbuf-size", "2048"]).wait().unwrap();
     assert!(refused.stderr.contains("use a larger --mbuf-size"), "{}", refused.stderr);
-    let mut offcore = started(args(&["--mbuf-size", "4096"]));
+    let mut offcore = started(&["--mbuf-size", "4096"]);
     for port in [0, 2] {
         switch::wait_for_packets(&mut offcore, port, "tx", PACKETS);
     }
@@ -119,9 +105,9 @@ fn dmadev_copies_for_vhost() {
     let generator = |size| format!("gen:size={size},count={PACKETS},rate=50k");
     let dmas = "dmas=[txq0@dmadev:dma_skeleton;rxq0@dmadev:dma_skeleton]";
     let ports = [format!("vhost:{socket},{dmas}"), generator(1024)];
-    let mut back_end = switch::start_on(0, &ports.each_ref().map(String::as_str), Copies::Core, 1, &[]);
+    let mut back_end = switch::start_on(0, &ports, Copies::Core, 1, &[]);
     let ports = [format!("virtio-user:{socket}"), generator(256)];
-    let mut front_end = switch::start_on(1, &ports.each_ref().map(String::as_str), Copies::Core, 1, &[]);
+    let mut front_end = switch::start_on(1, &ports, Copies::Core, 1, &[]);
     switch::wait_for_packets(&mut front_end, 1, "tx", PACKETS / 2);
     switch::wait_for_packets(&mut back_end, 1, "tx", PACKETS / 2);
     let (front_end, back_end) = (switch::stop(front_end), switch::stop(back_end));

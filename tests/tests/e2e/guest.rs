@@ -39,7 +39,7 @@ impl System {
         let args = arguments(&[&socket, &format!("tap:{TAP},queues={queues}")], copies, queues, more);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut offcore = Offcore::start_in(netns, &args).unwrap();
-        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        switch::wait_for_report(&mut offcore);
         netns.configure(TAP, &format!("{HOST}/24")).unwrap();
         if offloads { netns.enable_offloads(TAP) } else { netns.disable_offloads(TAP) }.unwrap();
         offcore

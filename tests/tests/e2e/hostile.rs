@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use peers::offcore::Signal;
 use peers::{Need, Offcore, TempDir, exclusive, require};
@@ -130,11 +130,7 @@ fn bad_messages() -> Vec<Bad> {
 
 /// Waits until the log has more lines that contain `text` than `before`.
 fn wait_for_log(offcore: &Offcore, text: &str, before: usize) {
-    let start = Instant::now();
-    while count(offcore, text) <= before {
-        assert!(start.elapsed() < Duration::from_secs(10), "no {text:?} was logged:\n{}", offcore.stderr());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    switch::wait_until(&format!("{text:?} is logged"), || count(offcore, text) > before);
 }
 
 fn count(offcore: &Offcore, text: &str) -> usize {
@@ -148,11 +144,7 @@ fn open_files(offcore: &Offcore) -> usize {
 /// Waits until the switch has no more files open than `before`: it has noticed that the last front end is gone, and
 /// has kept none of the file descriptors that nobody wanted.
 fn wait_for_files(offcore: &Offcore, before: usize) {
-    let start = Instant::now();
-    while open_files(offcore) > before {
-        assert!(start.elapsed() < Duration::from_secs(10), "{} files, {before} before", open_files(offcore));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    switch::wait_until(&format!("{before} files are open"), || open_files(offcore) <= before);
 }
 
 /// A front end of ours with a generator, on lcore 1, whose packets a switch sends back.
@@ -184,7 +176,6 @@ fn bad_front_ends_harm_nobody_else() {
     let dir = TempDir::new().unwrap();
     let (attacked, neighbour) = (dir.file("attacked"), dir.file("neighbour"));
     let ports = [&attacked, &neighbour].map(|socket| format!("vhost:{}", socket.display()));
-    let ports = ports.each_ref().map(String::as_str);
     let mut offcore = switch::start(&ports, Copies::Core, 1, &["--port-topology", "loop"]);
     switch::wait_for_status(&mut offcore, 0, "waiting for a front end");
     let mut traffic = good_front_end(&neighbour, "gen:size=256,rate=20k");

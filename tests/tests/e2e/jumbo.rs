@@ -81,7 +81,7 @@ fn both_ways(pair: &Pair, size: u32) {
     let [first, second] = pair.ports(&dir);
     let generator = generator(size);
     let mut first = switch_of(0, [&first, &generator]);
-    first.wait_for("a report", |line| line.json.is_some()).unwrap();
+    switch::wait_for_report(&mut first);
     let mut second = switch_of(1, [&second, &generator]);
     for side in [&mut first, &mut second] {
         switch::wait_for_packets(side, 1, "rx", PACKETS);
@@ -123,7 +123,7 @@ fn through_a_switch(pairs: [&Pair; 2], forward: &str) {
     let [[a, a_end], [b, b_end]] = [pairs[0].ports(&dirs[0]), pairs[1].ports(&dirs[1])];
     let more = ["--mbufs", "65536", "--forward", forward];
     let mut middle = switch::start_on(0, &[&a, &b], Copies::Core, 1, &more);
-    middle.wait_for("a report", |line| line.json.is_some()).unwrap();
+    switch::wait_for_report(&mut middle);
     let mut ends = switch_of(1, [&a_end, &generator, &b_end, &generator]);
     let mut done = |port| switch::wait_for_packets(&mut ends, port, "rx", PACKETS);
     done(1);

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use offcore_bench::peer::process::Process;
 use peers::guest::{Guest, GuestConfig, Nic};
 use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core, require};
 use serde_json::Value;
 
-use crate::switch::{self, Copies, Report, arguments, full, latest, stop_with_log};
+use crate::switch::{self, Report, full, latest, stop_with_log};
 
 /// The longest frame that goes over a wire with an MTU of 1500.
 const FRAME: u64 = 1514;
@@ -39,7 +40,7 @@ impl Attach {
     fn prepare(self, number: usize, home: &Netns, host: &Netns) {
         // Nobody says anything that no test asked for.
         for netns in [home, host] {
-            netns.run("sh", &["-c", "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6"]).unwrap();
+            switch::quiet(netns);
         }
         if self != Self::Tap {
             let switch_end = format!("sw{number}");
@@ -89,10 +90,8 @@ impl Lan {
         let names: Vec<String> = attached().map(|(number, (kind, _))| kind.port(number)).collect();
         let ports: Vec<&str> = names.iter().map(String::as_str).chain(ports.iter().copied()).collect();
         let more = [&["--forward", "l2", "--idle", "sleep"], more].concat();
-        let args = arguments(&ports, Copies::Core, 1, &more);
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let mut offcore = Offcore::start_in(&home, &args).unwrap();
-        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        let mut offcore = switch::start_in(&home, "0", &ports, &more);
+        switch::wait_for_report(&mut offcore);
         attached().for_each(|(number, (kind, host))| kind.finish(number, &home, host));
         Self { offcore, hosts, _home: home }
     }
@@ -118,34 +117,13 @@ impl Lan {
         panic!("no stream from host {from} to {to}: {report:#}");
     }
 
-    /// An iperf3 server on a host that ends with its namespace's test.
-    fn serve(&self, host: usize) -> Server {
-        let mut command = self.hosts[host].command("iperf3");
-        command.args(["-s", "--forceflush"]).stdout(std::process::Stdio::null());
-        let server = Server(command.spawn().unwrap());
-        let listens = || self.hosts[host].run("ss", &["-ltn"]).is_ok_and(|text| text.contains(":5201"));
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !listens() {
-            assert!(Instant::now() < deadline, "iperf3's server does not come up");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        server
+    fn serve(&self, host: usize) -> Process {
+        switch::iperf3_server(&self.hosts[host], &[])
     }
 
     /// Stops the switch; its log is without worries.
     fn stop(self) -> Report {
         stop_with_log(self.offcore).0
-    }
-}
-
-/// A program in the background, killed on drop.
-struct Server(std::process::Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended; that is as well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -215,7 +193,7 @@ fn two_workers_share_what_they_know() {
         vec!["switch", "--forward", "l2", "--lcores", "0,1", "--format", "json", "--stats-interval", "0.2"];
     args.extend(["--port", "tap:tap0,queues=2", "--port", "tap:tap1,queues=2"]);
     let mut offcore = Offcore::start_in(&home, &args).unwrap();
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    switch::wait_for_report(&mut offcore);
     let hosts = [0, 1].map(|number| {
         let host = Netns::new().unwrap();
         home.ip(&["link", "set", &tap(number), "netns", host.name()]).unwrap();

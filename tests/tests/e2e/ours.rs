@@ -2,10 +2,8 @@
 
 use peers::{Need, Offcore, TempDir, exclusive, require};
 
-use crate::switch::{self, Copies, Report};
+use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
-/// The virtqueues have the packed layout (VIRTIO_F_RING_PACKED).
-const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 /// Packets each way, at least.
 const PACKETS: u64 = 1_000_000;
 /// The same when a simulated device and the front end take turns on one core.
@@ -30,9 +28,8 @@ fn packets_each_way(copies: Copies, packets: u64, ring: &str) {
     let socket = dir.file("s").display().to_string();
     let generator = |size| format!("gen:size={size},count={},rate={}", 2 * packets, packets / 2);
     let ports = [format!("vhost:{socket}"), generator(1518)];
-    let mut back_end = switch::start_on(0, &ports.each_ref().map(String::as_str), copies, 1, &[]);
+    let mut back_end = switch::start_on(0, &ports, copies, 1, &[]);
     let ports = [format!("virtio-user:{socket},queue_size=4096{ring}"), generator(256)];
-    let ports = ports.each_ref().map(String::as_str);
     let mut front_end = switch::start_on(1, &ports, Copies::Core, 1, &["--mbufs", "32768"]);
 
     for offcore in [&mut back_end, &mut front_end] {

@@ -1,10 +1,11 @@
 //! `offcore pktgen` against the kernel's bridge, against a switch that sends packets back, and against tcpdump.
 
-use std::path::Path;
-
 use peers::offcore::Finished;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 use serde_json::Value;
+
+use crate::copy::read_capture;
+use crate::switch::{Report, quiet};
 
 /// Starts `offcore pktgen`, on lcore 1, with reports as JSON.
 fn pktgen(netns: Option<&Netns>, args: &[&str]) -> Offcore {
@@ -18,10 +19,7 @@ fn pktgen(netns: Option<&Netns>, args: &[&str]) -> Offcore {
 
 /// The last report, after a clean end.
 fn last(finished: &Finished) -> Value {
-    assert_eq!(finished.status.code(), Some(0), "{}\n{}", finished.stdout, finished.stderr);
-    let report = finished.lines.last().and_then(|line| line.json.clone()).unwrap();
-    assert_eq!((&report["report"], &report["unfinished"]), (&"final".into(), &0.into()), "{report}");
-    report
+    Report::last_of(finished).0
 }
 
 fn number(report: &Value, name: &str) -> u64 {
@@ -50,10 +48,7 @@ fn bridged(netns: &Netns, pktgen: &mut Offcore) {
 
 fn quiet_netns() -> Netns {
     let netns = Netns::new().unwrap();
-    // Otherwise every new interface has something to say.
-    netns
-        .run("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])
-        .unwrap();
+    quiet(&netns);
     netns
 }
 
@@ -174,14 +169,8 @@ fn returned_packets_are_checked() {
     }
     assert_eq!(report["stopped_by"], "count");
     // What is missing the switch has dropped for want of room.
-    let switch = switch.stop().unwrap();
-    let counted = switch.lines.last().and_then(|line| line.json.clone()).unwrap();
-    let of = |half: &str| {
-        let queues = counted["queues"].as_array().unwrap();
-        queues.iter().find(|queue| queue["half"] == half).unwrap().clone()
-    };
-    assert_eq!(number(&of("rx"), "packets"), sent, "{counted}");
-    assert_eq!(number(&of("tx"), "packets"), received, "{counted}");
+    let counted = Report::last_of(&switch.stop().unwrap());
+    assert_eq!((counted.packets(0, "rx"), counted.packets(0, "tx")), (sent, received), "{counted}");
 }
 
 #[test]
@@ -215,18 +204,6 @@ fn search_finds_a_slow_switchs_rate() {
     }
     assert!(std::fs::read_to_string(plot).unwrap().contains("<svg"));
     switch.stop().unwrap();
-}
-
-/// The packets of a capture.
-fn packets(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(path).unwrap();
-    let (mut at, mut packets) = (24, Vec::new());
-    while let Some(header) = bytes.get(at..at + 16) {
-        let len = u32::from_le_bytes(*header[8..].first_chunk().unwrap()) as usize;
-        packets.push(bytes[at + 16..at + 16 + len].to_vec());
-        at += 16 + len;
-    }
-    packets
 }
 
 #[test]
@@ -269,7 +246,7 @@ fn a_capture_is_sent_byte_for_byte() {
     pktgen.command("quit").unwrap();
     let report = last(&pktgen.wait().unwrap());
     assert_eq!(number(&report, "sent"), 700, "{report}");
-    let (sent, seen) = (packets(&sent), packets(&seen));
+    let (sent, seen) = (read_capture(&sent), read_capture(&seen));
     assert_eq!((sent.len(), seen.len()), (500, 700));
     assert!(sent.iter().cycle().zip(&seen).all(|(sent, seen)| sent == seen));
 }

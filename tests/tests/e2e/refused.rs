@@ -9,6 +9,8 @@ use std::process::{Command, Output};
 use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, require};
 
+use crate::switch::wait_for_report;
+
 /// Somebody without rights.
 const NOBODY: u32 = 65_534;
 
@@ -121,7 +123,7 @@ fn interfaces_that_are_not_for_us() {
     let args =
         ["switch", "--port", "tap:busy", "--idle", "sleep", "--format", "json", "--stats-interval", "0.1"];
     let mut holder = Offcore::start_in(&netns, &args).unwrap();
-    holder.wait_for("a report", |line| line.json.is_some()).unwrap();
+    wait_for_report(&mut holder);
     netns.ip(&["link", "add", "bridge0", "type", "bridge"]).unwrap();
     let links = || netns.ip(&["-o", "link"]).unwrap().lines().count();
     let before = links();

@@ -1,9 +1,15 @@
 //! `offcore switch` under test: how it is started, and what its reports say.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use peers::Offcore;
+use offcore_bench::peer::process::Process;
+use peers::offcore::Finished;
+use peers::{Netns, Offcore};
 use serde_json::Value;
+
+/// Feature bit of virtqueues that have the packed layout.
+pub(crate) const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 
 /// Who makes the copies of the vhost ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,20 +59,25 @@ pub(crate) fn idle() -> &'static [&'static str] {
 
 /// The arguments of a switch between `ports` with one worker on lcore 0 and five reports a second, the copies of whose
 /// first `queues` queues are made as `copies` says.
-pub(crate) fn arguments(ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Vec<String> {
+pub(crate) fn arguments(
+    ports: &[impl AsRef<str>],
+    copies: Copies,
+    queues: u16,
+    more: &[&str],
+) -> Vec<String> {
     arguments_on("0", ports, copies, queues, more)
 }
 
 /// As [`arguments`], with the worker on other lcores.
 pub(crate) fn arguments_on(
     lcores: &str,
-    ports: &[&str],
+    ports: &[impl AsRef<str>],
     copies: Copies,
     queues: u16,
     more: &[&str],
 ) -> Vec<String> {
     let mut args: Vec<String> = vec!["switch".into()];
-    args.extend(ports.iter().flat_map(|port| ["--port".into(), (*port).into()]));
+    args.extend(ports.iter().flat_map(|port| ["--port", port.as_ref()].map(String::from)));
     args.extend(["--lcores", lcores].map(String::from));
     args.extend(["--stats-interval", "0.2", "--format", "json"].map(String::from));
     args.extend(copies.map(queues).into_iter().flat_map(|map| ["--dma".into(), map]));
@@ -76,15 +87,63 @@ pub(crate) fn arguments_on(
 }
 
 /// Starts a switch: see [`arguments`].
-pub(crate) fn start(ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Offcore {
+pub(crate) fn start(ports: &[impl AsRef<str>], copies: Copies, queues: u16, more: &[&str]) -> Offcore {
     start_on(0, ports, copies, queues, more)
 }
 
 /// As [`start`], with the worker on another lcore.
-pub(crate) fn start_on(lcore: usize, ports: &[&str], copies: Copies, queues: u16, more: &[&str]) -> Offcore {
+pub(crate) fn start_on(
+    lcore: usize,
+    ports: &[impl AsRef<str>],
+    copies: Copies,
+    queues: u16,
+    more: &[&str],
+) -> Offcore {
     let args = arguments_on(&lcore.to_string(), ports, copies, queues, more);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    Offcore::start(&args).unwrap()
+    Offcore::start(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+}
+
+/// A switch in a namespace, with the worker on these lcores; the core makes the copies.
+pub(crate) fn start_in(netns: &Netns, lcores: &str, ports: &[impl AsRef<str>], more: &[&str]) -> Offcore {
+    let args = arguments_on(lcores, ports, Copies::Core, 1, more);
+    Offcore::start_in(netns, &args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+}
+
+/// Waits for the first report, upon which the ports are there.
+pub(crate) fn wait_for_report(offcore: &mut Offcore) {
+    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+}
+
+/// Waits until something is done that is soon done.
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < end, "waited 10 s until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// An iperf3 server in a namespace, which listens; it ends when dropped.
+pub(crate) fn iperf3_server(netns: &Netns, more: &[&str]) -> Process {
+    let mut command = netns.command("iperf3");
+    command.args(["--server", "--forceflush"]).args(more);
+    let mut server = Process::spawn("iperf3", command).unwrap();
+    let listening = |text: &str| text.contains("listening").then_some(());
+    server.wait_for(0, Duration::from_secs(10), "iperf3 to listen", listening).unwrap();
+    server
+}
+
+/// A veth pair in a namespace, both ends up.
+pub(crate) fn veth_in(netns: &Netns, left: &str, right: &str) {
+    netns.veth(left, netns, right).unwrap();
+    for end in [left, right] {
+        netns.ip(&["link", "set", end, "up"]).unwrap();
+    }
+}
+
+/// Keeps interfaces that come into a namespace from saying anything that no test asked for.
+pub(crate) fn quiet(netns: &Netns) {
+    netns.run("sysctl", &["-qw", "net.ipv6.conf.default.disable_ipv6=1"]).unwrap();
 }
 
 /// Waits until a report says that at least this many packets have gone through the `half` of `port`.
@@ -129,11 +188,7 @@ pub(crate) fn stop(offcore: Offcore) -> Report {
 /// As [`stop`], for a switch that may have logged warnings, which are returned.
 pub(crate) fn stop_with_log(offcore: Offcore) -> (Report, String) {
     let finished = offcore.stop().unwrap();
-    let last = finished.lines.last().and_then(|line| line.json.clone());
-    let report = Report(last.unwrap_or_else(|| panic!("no final report: {finished:?}")));
-    assert_eq!(finished.status.code(), Some(0), "{}\n{report}", finished.stderr);
-    assert_eq!(report.0["report"], "final", "{report}");
-    assert_eq!(report.0["unfinished"], 0, "{report}");
+    let report = Report::last_of(&finished);
     for worker in report.list("workers") {
         for bad in ["fallbacks", "resets", "quarantined"] {
             assert_eq!(worker[bad], 0, "{report}");
@@ -143,7 +198,6 @@ pub(crate) fn stop_with_log(offcore: Offcore) -> (Report, String) {
         assert_eq!((&channel["failed"], &channel["in_flight"]), (&0.into(), &0.into()), "{report}");
         assert_eq!(channel["submitted"], channel["completed"], "{report}");
     }
-    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
     (report, finished.stderr)
 }
 
@@ -171,6 +225,16 @@ pub(crate) struct Generated {
 }
 
 impl Report {
+    /// The final one of a run that ended well and left nothing unfinished.
+    pub(crate) fn last_of(finished: &Finished) -> Self {
+        let last = finished.lines.last().and_then(|line| line.json.clone());
+        let report = Self(last.unwrap_or_else(|| panic!("no final report: {finished:?}")));
+        assert_eq!(finished.status.code(), Some(0), "{}\n{report}", finished.stderr);
+        assert_eq!((&report.0["report"], &report.0["unfinished"]), (&"final".into(), &0.into()), "{report}");
+        assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+        report
+    }
+
     fn list(&self, name: &str) -> &[Value] {
         self.0[name].as_array().unwrap_or_else(|| panic!("no {name:?} in {self}"))
     }

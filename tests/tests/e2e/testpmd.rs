@@ -6,12 +6,11 @@ use peers::offcore::Signal;
 use peers::testpmd::{LOG_VIRTIO_PATHS, PortStats};
 use peers::{Need, Offcore, TempDir, Testpmd, TestpmdConfig, VirtioUser, exclusive, require};
 
-use crate::switch::{self, Copies, Report};
+use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
 /// The features of virtio 1.2 (5.1.3, 6) that a front end's kind shows in.
 const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
 const VIRTIO_NET_F_MQ: u64 = 1 << 22;
-const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 const VIRTIO_F_IN_ORDER: u64 = 1 << 35;
 
 /// Bursts that go round, of 32 packets for each queue: less than a virtqueue holds.

@@ -3,13 +3,10 @@
 use peers::testpmd::PortForwardStats;
 use peers::{Need, NetVhost, Offcore, TempDir, Testpmd, TestpmdConfig, exclusive, require};
 
-use crate::switch::{self, Copies, Report};
+use crate::switch::{self, Copies, Report, VIRTIO_F_RING_PACKED};
 
 /// Packets that come back, at least.
 const PACKETS: u64 = 100_000;
-
-/// The virtqueues have the packed layout (VIRTIO_F_RING_PACKED).
-const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 
 /// What is sent, and over what.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +47,7 @@ impl Case {
             format!("virtio-user:{socket},queues={queues},queue_size={queue_size}{mrg}{packed}{server}"),
             format!("gen:size={size},queues={queues}"),
         ];
-        switch::start(&ports.each_ref().map(String::as_str), Copies::Core, 1, &[])
+        switch::start(&ports, Copies::Core, 1, &[])
     }
 }
 

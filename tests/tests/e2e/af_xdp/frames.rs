@@ -1,11 +1,12 @@
 //! What is sent is what arrives: byte by byte in a capture, and a million packets checked by their receiver.
 
-use std::fs;
+use std::path::Path;
 
 use offcore_bench::peer::process::Process;
 use peers::{Need, TempDir, exclusive, one_core, require};
 
-use super::{Net, TIMEOUT, needed, start_in, stop};
+use super::{Net, TIMEOUT, needed, stop};
+use crate::copy::{read_capture, write_capture};
 use crate::switch::{self, wait_for_status};
 
 /// Frames of many lengths, none like another.
@@ -20,33 +21,10 @@ fn frames() -> Vec<Vec<u8>> {
     lengths.enumerate().map(frame).collect()
 }
 
-/// A capture file of link type Ethernet.
-fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut file = Vec::new();
-    for word in [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65535, 1u32] {
-        file.extend(word.to_le_bytes());
-    }
-    for frame in frames {
-        for word in [0, 0, frame.len() as u32, frame.len() as u32] {
-            file.extend(word.to_le_bytes());
-        }
-        file.extend(frame);
-    }
-    file
-}
-
 /// The frames in a capture file, of those that [`frames`] makes.
-fn captured(file: &[u8]) -> Vec<Vec<u8>> {
-    let mut rest = file.get(24..).unwrap_or_default();
-    let mut frames = Vec::new();
-    while let Some((head, more)) = rest.split_at_checked(16) {
-        let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
-        let Some((frame, more)) = more.split_at_checked(len) else { break };
-        if frame.get(12..14) == Some(&[0x88, 0xb5]) {
-            frames.push(frame.to_vec());
-        }
-        rest = more;
-    }
+fn captured(path: &Path) -> Vec<Vec<u8>> {
+    let mut frames = read_capture(path);
+    frames.retain(|frame| frame.get(12..14) == Some(&[0x88, 0xb5]));
     frames
 }
 
@@ -58,7 +36,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
     for mode in ["", ",mode=skb"] {
         let (net, dir) = (Net::new(core.number(), 1, 1500), TempDir::new().unwrap());
         let sent = frames();
-        fs::write(dir.file("in"), capture(&sent)).unwrap();
+        write_capture(&dir.file("in"), &sent);
         let seen = dir.file("seen").display().to_string();
         let mut command = net.client.command("sh");
         let tcpdump = format!(
@@ -76,7 +54,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
         switch::wait_for_packets(&mut offcore, 1, "tx", sent.len() as u64);
         tcpdump.wait_for_exit(TIMEOUT).unwrap();
         let report = stop(offcore, &net);
-        let seen = captured(&fs::read(&seen).unwrap());
+        let seen = captured(seen.as_ref());
         assert_eq!(seen.len(), sent.len(), "{report}");
         assert!(seen == sent, "frames were changed on their way");
         report.assert_only_drops(&[]);
@@ -97,7 +75,7 @@ fn million_packets_between_our_ports() {
     let here =
         |port: &str, size| [format!("af_xdp:{port}"), format!("gen:size={size},count={PACKETS},rate={rate}")];
     let start = |netns, ports: [String; 2], lcore, state| {
-        let mut offcore = start_in(netns, lcore, &ports.each_ref().map(String::as_str), &[]);
+        let mut offcore = switch::start_in(netns, lcore, &ports, &[]);
         wait_for_status(&mut offcore, 0, state);
         offcore
     };

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use peers::{Netns, Offcore, Wire};
 
+use crate::switch::quiet;
+
 /// Bytes of the headers of Ethernet, IPv4 and UDP.
 pub(super) const HEADERS: usize = 42;
 /// Lengths of frames, without FCS: from 60 bytes to 1514.
@@ -34,8 +36,7 @@ impl Network {
         let network = Self { here: netns(), there: netns(), lcores: lcores.to_string(), pairs };
         let Self { here, there, .. } = &network;
         for netns in [here, there] {
-            // Otherwise every new interface has something to say.
-            netns.run("sh", &["-c", "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6"]).unwrap();
+            quiet(netns);
         }
         let queues = queues.to_string();
         let several = ["numtxqueues", queues.as_str(), "numrxqueues", queues.as_str()];

@@ -83,8 +83,8 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     let dir = TempDir::new().unwrap();
     let ports = [0, 1].map(|number| format!("vhost:{}", socket(&dir, number).display()));
     // On each core a guest.
-    let mut offcore = switch::start(&ports.each_ref().map(String::as_str), copies, 1, switch::idle());
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    let mut offcore = switch::start(&ports, copies, 1, switch::idle());
+    switch::wait_for_report(&mut offcore);
     let mut guests = [0, 1].map(|number| sides[number].boot(&dir, number));
     for guest in &mut guests {
         guest.wait_ready().unwrap();
@@ -92,7 +92,11 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     }
     for (port, side) in sides.iter().enumerate() {
         let features = switch::latest(&offcore).features(port);
-        assert_eq!(features >> 34 & 1 == 1, side.packed, "features of guest {port}: {features:#x}");
+        assert_eq!(
+            features & switch::VIRTIO_F_RING_PACKED != 0,
+            side.packed,
+            "features of guest {port}: {features:#x}"
+        );
     }
 
     ping(&mut guests);

@@ -29,7 +29,7 @@ fn frames_of_every_length_from_file_to_file() {
     for buffers in ["2048", "32768"] {
         let more = ["--mbuf-size", buffers, "--until-idle"];
         let ports = [format!("pcap:{input}"), format!("pcap:-,{output}")];
-        let offcore = switch::start(&ports.each_ref().map(String::as_str), Copies::Core, 1, &more);
+        let offcore = switch::start(&ports, Copies::Core, 1, &more);
         let finished = offcore.wait().unwrap();
         assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
         assert_same(&read_capture(output.as_ref()), &frames, buffers);
@@ -48,7 +48,7 @@ fn frames_from_file_to_file_over_every_pair() {
         write_capture(input.as_ref(), &frames);
         let [first, second] = pair.ports(&dir);
         let mut reads = switch_of(1, [&first, &format!("pcap:-,{output}")]);
-        reads.wait_for("a report", |line| line.json.is_some()).unwrap();
+        switch::wait_for_report(&mut reads);
         let writes = switch_of(0, [&second, &format!("pcap:{input}")]);
         // What is read before the ports are connected has nowhere to go.
         let count = frames.len() as u64;

@@ -1,7 +1,6 @@
 //! The kernel's own TCP/IP stack at both ends: two network namespaces, each with a TAP interface with an MTU of 9000, and
 //! a pair of ports between them.
 
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use peers::one_core;
@@ -11,16 +10,6 @@ use super::*;
 const TAP: &str = "tap0";
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
-/// A program that is ended with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A switch between a TAP interface in `netns` and `port`. Without offloads the interface is there before the switch,
 /// which makes room for frames as long as its MTU says then.
 fn end(netns: &Netns, lcore: usize, port: &str, offloads: bool) -> Offcore {
@@ -29,12 +18,8 @@ fn end(netns: &Netns, lcore: usize, port: &str, offloads: bool) -> Offcore {
         netns.ip(&["tuntap", "add", TAP, "mode", "tap"]).unwrap();
         netns.ip(&["link", "set", TAP, "mtu", "9000"]).unwrap();
     }
-    let args = ["switch", "--port", port, "--port", &tap, "--lcores", &lcore.to_string()].map(String::from);
-    let more = ["--stats-interval", "0.2", "--format", "json", "--idle", "sleep"].map(String::from);
-    let args: Vec<String> = args.into_iter().chain(more).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let mut offcore = Offcore::start_in(netns, &args).unwrap();
-    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    let mut offcore = switch::start_in(netns, &lcore.to_string(), &[port, &tap], &["--idle", "sleep"]);
+    switch::wait_for_report(&mut offcore);
     offcore
 }
 
@@ -70,12 +55,11 @@ fn pings_and_streams(pair: &Pair, offloads: bool) {
             assert!(text.contains(" 0% packet loss"), "{}: {text}", pair.name);
         }
     }
-    let mut server = nets[1].command("iperf3");
-    let _server = Running(server.args(["-s"]).stdout(Stdio::null()).spawn().unwrap());
+    let _server = switch::iperf3_server(&nets[1], &[]);
     for reverse in [false, true] {
         let mut args = vec!["-J", "-t1", "-c", ADDRESSES[1]];
         args.extend(reverse.then_some("-R"));
-        // The server may not be there yet, or be busy with the stream before.
+        // The server may be busy with the stream before.
         let stream = || -> serde_json::Value {
             std::thread::sleep(Duration::from_millis(200));
             serde_json::from_str(&eventually(&nets[0], "iperf3", &args)).unwrap()

@@ -53,7 +53,7 @@ fn jumbo_frames_to_its_front_end() {
         let dir = TempDir::new().unwrap();
         let port = format!("vhost:{}", dir.file("s").display());
         let mut offcore = switch::start(&[&port, SOURCE], copies, 1, &[]);
-        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        switch::wait_for_report(&mut offcore);
         let front_end = VirtioUser { packed_vq, queue_size: 1024, ..VirtioUser::new(dir.file("s")) };
         let mut testpmd = Testpmd::start(&config(TestpmdConfig::virtio_user(1, &front_end), &ARGS)).unwrap();
         testpmd.set_forward("io").unwrap();
