@@ -1,10 +1,9 @@
-//! Public items are documented: what rustc's `missing_docs` asks for, but for fields, variants and associated constants, whose
-//! names may say it; and
-//! every file says what it is for.
+//! Public items are documented: what rustc's `missing_docs` asks for, but for fields, variants and associated constants,
+//! whose names may say it; and every file says what it is for.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Visibility};
+use syn::{Attribute, ImplItem, Item, TraitItem, Visibility};
 
 use super::Finding;
 use super::source::Source;
@@ -46,56 +45,37 @@ impl Items<'_> {
 }
 
 impl<'ast> Visit<'ast> for Items<'_> {
-    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if !is_test(&item.attrs) {
-            visit::visit_item_mod(self, item);
-        }
-    }
-
-    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        self.public(&item.vis, &item.sig.ident, &item.attrs);
-    }
-
-    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
-        self.public(&item.vis, &item.ident, &item.attrs);
-    }
-
-    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
-        self.public(&item.vis, &item.ident, &item.attrs);
-    }
-
-    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.public(&item.vis, &item.ident, &item.attrs);
-        for member in &item.items {
-            if let syn::TraitItem::Fn(function) = member {
-                self.public(&item.vis, &function.sig.ident, &function.attrs);
+    fn visit_item(&mut self, item: &'ast Item) {
+        match item {
+            Item::Mod(item) if !is_test(&item.attrs) => visit::visit_item_mod(self, item),
+            Item::Fn(item) => self.public(&item.vis, &item.sig.ident, &item.attrs),
+            Item::Struct(item) => self.public(&item.vis, &item.ident, &item.attrs),
+            Item::Enum(item) => self.public(&item.vis, &item.ident, &item.attrs),
+            Item::Const(item) => self.public(&item.vis, &item.ident, &item.attrs),
+            Item::Type(item) => self.public(&item.vis, &item.ident, &item.attrs),
+            Item::Trait(item) => {
+                self.public(&item.vis, &item.ident, &item.attrs);
+                for member in &item.items {
+                    if let TraitItem::Fn(function) = member {
+                        self.public(&item.vis, &function.sig.ident, &function.attrs);
+                    }
+                }
             }
-        }
-    }
-
-    fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
-        self.public(&item.vis, &item.ident, &item.attrs);
-    }
-
-    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
-        self.public(&item.vis, &item.ident, &item.attrs);
-    }
-
-    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        if is_test(&item.attrs) {
-            return;
-        }
-        for member in &item.items {
-            if let syn::ImplItem::Fn(function) = member {
-                self.public(&function.vis, &function.sig.ident, &function.attrs);
+            Item::Impl(item) if !is_test(&item.attrs) => {
+                for member in &item.items {
+                    if let ImplItem::Fn(function) = member {
+                        self.public(&function.vis, &function.sig.ident, &function.attrs);
+                    }
+                }
             }
-        }
-    }
-
-    fn visit_item_macro(&mut self, item: &'ast syn::ItemMacro) {
-        let exported = item.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export"));
-        if let (true, Some(name)) = (exported, &item.ident) {
-            self.need_docs(&name.to_string(), &item.attrs, item.span().start().line);
+            Item::Macro(item)
+                if item.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export")) =>
+            {
+                if let Some(name) = &item.ident {
+                    self.need_docs(&name.to_string(), &item.attrs, item.span().start().line);
+                }
+            }
+            _ => {}
         }
     }
 }
