@@ -1,5 +1,12 @@
 //! What a status code, a completion record or a command status means, in words, and what to do about it.
 
+/// Makes a table of codes: each with its name, what it means, and what to do.
+macro_rules! codes {
+    ($($code:literal $name:literal $meaning:literal $advice:literal;)*) => {
+        &[$(($code, ($name, $meaning, $advice)),)*]
+    };
+}
+
 mod codes;
 mod record;
 mod statuses;
@@ -9,7 +16,7 @@ use std::fmt;
 
 pub use codes::{command_error, flag_name, kernel_error, software_error};
 pub use record::{descriptor, record};
-pub use statuses::{status, status_name};
+pub use statuses::status;
 pub use text::{ExplainError, from_text};
 
 /// An explanation: what it is, what is known about it, and what to do.
@@ -21,6 +28,14 @@ pub struct Explanation {
     pub facts: Vec<String>,
     /// What to do, one thing a line.
     pub advice: Vec<String>,
+}
+
+/// Name, meaning, what to do.
+type Words = (&'static str, &'static str, &'static str);
+type Codes = &'static [(u32, Words)];
+
+fn words_of(codes: Codes, code: u32) -> Option<Words> {
+    codes.iter().find(|(known, _)| *known == code).map(|&(_, words)| words)
 }
 
 impl Explanation {

@@ -6,7 +6,6 @@
 mod instructions;
 mod ways;
 
-use std::fmt;
 use std::path::PathBuf;
 
 use crate::descriptor::Descriptor;
@@ -20,27 +19,20 @@ pub(crate) use ways::{Page, Writer};
 const ENQCMD_TRIES: u32 = 4;
 
 /// How descriptors get to the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display)]
 pub enum SubmitBy {
     /// A posted 64-byte store to a mapped dedicated queue.
+    #[displaydoc("MOVDIR64B")]
     Movdir64b,
     /// A 64-byte store to a mapped shared queue that answers whether there was room.
+    #[displaydoc("ENQCMD")]
     Enqcmd,
     /// A system call, which the kernel turns into one of the two: where mapping is not permitted.
+    #[displaydoc("write()")]
     Write,
     /// The simulator.
+    #[displaydoc("simulator")]
     Simulator,
-}
-
-impl fmt::Display for SubmitBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Movdir64b => "MOVDIR64B",
-            Self::Enqcmd => "ENQCMD",
-            Self::Write => "write()",
-            Self::Simulator => "simulator",
-        })
-    }
 }
 
 /// A work queue's portal. Dropping it closes the queue: the kernel (or the simulator) aborts what this client still has

@@ -5,22 +5,15 @@ use std::fmt;
 use crate::descriptor::Opcode;
 
 /// Who may submit to a work queue, and how.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, displaydoc::Display)]
 pub enum WqMode {
     /// One client, which counts its own descriptors; MOVDIR64B. A descriptor too many is silently dropped.
+    #[displaydoc("dedicated")]
     #[default]
     Dedicated,
     /// Many clients; ENQCMD, which says whether the descriptor was accepted.
+    #[displaydoc("shared")]
     Shared,
-}
-
-impl fmt::Display for WqMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Dedicated => "dedicated",
-            Self::Shared => "shared",
-        })
-    }
 }
 
 /// The operations that a device or work queue supports: bit N of OPCAP or OPCFG is operation code N.

@@ -4,7 +4,7 @@
 
 use crate::descriptor::Flags;
 
-use super::Explanation;
+use super::{Codes, Explanation, words_of};
 
 /// The name of one descriptor flag, by its bit (0 to 23).
 pub const fn flag_name(bit: u32) -> &'static str {
@@ -59,33 +59,24 @@ pub(super) fn flag_reason(flag: Flags) -> &'static str {
 
 /// Codes 0x51 to 0x54 of SWERROR and the event log, which are about no single operation; `None` for others.
 pub fn software_error(code: u8) -> Option<Explanation> {
-    let (name, meaning, advice) = match code {
-        0x51 => (
-            "PCI configuration changed while enabled",
-            "An unsupported change was made to the PCI configuration while the device was not disabled; it \
-             is halted.",
-            "Reset the device (function-level reset), and configure it again.",
-        ),
-        0x52 => (
-            "command while a command was active",
-            "The command register was written while another command was running.",
-            "Two drivers use the device at once.",
-        ),
-        0x53 => (
-            "dedicated queue overflow",
-            "A descriptor was submitted to a dedicated work queue that had no room, and was dropped.",
-            "Count descriptors in flight, at most the queue's size; nobody else may submit to a dedicated \
-             queue.",
-        ),
-        0x54 => (
-            "event log",
-            "The device could not append to the event log.",
-            "Enlarge event_log_size, and look for what fills it.",
-        ),
-        _ => return None,
-    };
+    let (name, meaning, advice) = words_of(SOFTWARE, code.into())?;
     Some(Explanation::new(format!("0x{code:02x} (SWERROR): {name}"), meaning, advice))
 }
+
+const SOFTWARE: Codes = codes! {
+    0x51 "PCI configuration changed while enabled"
+        "An unsupported change was made to the PCI configuration while the device was not disabled; it is halted."
+        "Reset the device (function-level reset), and configure it again.";
+    0x52 "command while a command was active"
+        "The command register was written while another command was running."
+        "Two drivers use the device at once.";
+    0x53 "dedicated queue overflow"
+        "A descriptor was submitted to a dedicated work queue that had no room, and was dropped."
+        "Count descriptors in flight, at most the queue's size; nobody else may submit to a dedicated queue.";
+    0x54 "event log"
+        "The device could not append to the event log."
+        "Enlarge event_log_size, and look for what fills it.";
+};
 
 /// Error codes of administrative commands, which the kernel shows in `cmd_status`; `None` for unused ones.
 pub fn command_error(code: u8) -> Option<Explanation> {
@@ -133,72 +124,72 @@ pub fn command_error(code: u8) -> Option<Explanation> {
 
 /// The kernel driver's own codes of `cmd_status`, 0x80000010 and up; `None` for others.
 pub fn kernel_error(code: u32) -> Option<Explanation> {
-    let (name, meaning, advice) = match code {
-        0x8000_0010 => (
-            "DEV_ENABLED",
-            "The device is enabled already.",
-            "Disable it first, to change its configuration.",
-        ),
-        0x8000_0020 => (
-            "DEV_NOT_ENABLED",
-            "The device is not enabled.",
-            "Enable the device before its work queues (accel-config enable-device).",
-        ),
-        0x8000_0021 => ("WQ_ENABLED", "The work queue is enabled already.", ""),
-        0x8002_0000 => ("DEV_DMA_ERR", "Registering the device as DMA engine failed.", "See dmesg."),
-        0x8003_0000 => ("WQ_NO_GRP", "The work queue is in no group.", "Write its group_id."),
-        0x8004_0000 => ("WQ_NO_NAME", "The work queue has no name.", "Write a name; DPDK looks for dpdk_…"),
-        0x8005_0000 => (
-            "WQ_NO_SVM",
-            "A user work queue needs shared virtual memory, and the device has none.",
-            "Boot with intel_iommu=on,sm_on and enable VT-d in the BIOS; see dmesg for 'Unable to turn on \
-             user SVA'.",
-        ),
-        0x8006_0000 => (
-            "WQ_NO_THRESH",
-            "A shared work queue needs a threshold.",
-            "Write its threshold, at most its size.",
-        ),
-        0x8007_0000 => ("WQ_PORTAL_ERR", "The portal could not be mapped.", "See dmesg."),
-        0x8008_0000 => (
-            "WQ_RES_ALLOC_ERR",
-            "Memory for the work queue's descriptors could not be had.",
-            "Free memory, or make the queue smaller.",
-        ),
-        0x8009_0000 => ("PERCPU_ERR", "A per-CPU counter could not be set up.", "See dmesg."),
-        0x800a_0000 => ("DMA_CHAN_ERR", "Registering the DMA channel failed.", "See dmesg."),
-        0x800b_0000 => ("CDEV_ERR", "The character device /dev/dsa/wqN.M could not be made.", "See dmesg."),
-        0x800c_0000 => (
-            "WQ_NO_SWQ_SUPPORT",
-            "Shared work queues are not available: no PASID.",
-            "Boot with intel_iommu=on,sm_on, or make the queue dedicated.",
-        ),
-        0x800d_0000 => (
-            "WQ_NONE_CONFIGURED",
-            "No work queue is configured.",
-            "Give at least one work queue a size and a group.",
-        ),
-        0x800e_0000 => ("WQ_NO_SIZE", "The work queue has size 0.", "Write its size."),
-        0x800f_0000 => (
-            "WQ_NO_PRIV",
-            "A kernel work queue needs privileged mode, which is not available.",
-            "Boot with intel_iommu=on,sm_on, or use a user queue.",
-        ),
-        0x8010_0000 => ("WQ_IRQ_ERR", "The work queue's interrupt could not be set up.", "See dmesg."),
-        0x8011_0000 => (
-            "WQ_USER_NO_IOMMU",
-            "A user work queue needs the IOMMU with shared virtual memory.",
-            "Boot with intel_iommu=on,sm_on; without it only kernel queues work.",
-        ),
-        0x8012_0000 => {
-            ("DEV_EVL_ERR", "The event log could not be set up.", "See dmesg; check event_log_size.")
-        }
-        0x8020_0000 => (
-            "WQ_NO_DRV_NAME",
-            "The work queue's driver_name is not the driver that binds it (kernel 6.7 and later).",
-            "Write driver_name: user for user queues, dmaengine for the kernel's.",
-        ),
-        _ => return None,
-    };
+    let (name, meaning, advice) = words_of(KERNEL, code)?;
     Some(Explanation::new(format!("cmd_status 0x{code:08x}: {name}"), meaning, advice))
 }
+
+const KERNEL: Codes = codes! {
+    0x8000_0010 "DEV_ENABLED"
+        "The device is enabled already."
+        "Disable it first, to change its configuration.";
+    0x8000_0020 "DEV_NOT_ENABLED"
+        "The device is not enabled."
+        "Enable the device before its work queues (accel-config enable-device).";
+    0x8000_0021 "WQ_ENABLED"
+        "The work queue is enabled already."
+        "";
+    0x8002_0000 "DEV_DMA_ERR"
+        "Registering the device as DMA engine failed."
+        "See dmesg.";
+    0x8003_0000 "WQ_NO_GRP"
+        "The work queue is in no group."
+        "Write its group_id.";
+    0x8004_0000 "WQ_NO_NAME"
+        "The work queue has no name."
+        "Write a name; DPDK looks for dpdk_…";
+    0x8005_0000 "WQ_NO_SVM"
+        "A user work queue needs shared virtual memory, and the device has none."
+        "Boot with intel_iommu=on,sm_on and enable VT-d in the BIOS; see dmesg for 'Unable to turn on user SVA'.";
+    0x8006_0000 "WQ_NO_THRESH"
+        "A shared work queue needs a threshold."
+        "Write its threshold, at most its size.";
+    0x8007_0000 "WQ_PORTAL_ERR"
+        "The portal could not be mapped."
+        "See dmesg.";
+    0x8008_0000 "WQ_RES_ALLOC_ERR"
+        "Memory for the work queue's descriptors could not be had."
+        "Free memory, or make the queue smaller.";
+    0x8009_0000 "PERCPU_ERR"
+        "A per-CPU counter could not be set up."
+        "See dmesg.";
+    0x800a_0000 "DMA_CHAN_ERR"
+        "Registering the DMA channel failed."
+        "See dmesg.";
+    0x800b_0000 "CDEV_ERR"
+        "The character device /dev/dsa/wqN.M could not be made."
+        "See dmesg.";
+    0x800c_0000 "WQ_NO_SWQ_SUPPORT"
+        "Shared work queues are not available: no PASID."
+        "Boot with intel_iommu=on,sm_on, or make the queue dedicated.";
+    0x800d_0000 "WQ_NONE_CONFIGURED"
+        "No work queue is configured."
+        "Give at least one work queue a size and a group.";
+    0x800e_0000 "WQ_NO_SIZE"
+        "The work queue has size 0."
+        "Write its size.";
+    0x800f_0000 "WQ_NO_PRIV"
+        "A kernel work queue needs privileged mode, which is not available."
+        "Boot with intel_iommu=on,sm_on, or use a user queue.";
+    0x8010_0000 "WQ_IRQ_ERR"
+        "The work queue's interrupt could not be set up."
+        "See dmesg.";
+    0x8011_0000 "WQ_USER_NO_IOMMU"
+        "A user work queue needs the IOMMU with shared virtual memory."
+        "Boot with intel_iommu=on,sm_on; without it only kernel queues work.";
+    0x8012_0000 "DEV_EVL_ERR"
+        "The event log could not be set up."
+        "See dmesg; check event_log_size.";
+    0x8020_0000 "WQ_NO_DRV_NAME"
+        "The work queue's driver_name is not the driver that binds it (kernel 6.7 and later)."
+        "Write driver_name: user for user queues, dmaengine for the kernel's.";
+};

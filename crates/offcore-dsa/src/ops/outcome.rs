@@ -1,10 +1,7 @@
 //! What came of an operation, who did it, and why it was not the device.
 
-use std::fmt;
-
 use crate::completion::Status;
 use crate::descriptor::Opcode;
-use crate::explain::status_name;
 
 /// A result, and how it came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,66 +19,39 @@ pub struct Done {
 }
 
 /// Who did an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display)]
 pub enum DoneBy {
-    /// The device.
+    /// device
     Device,
-    /// The core, all of it.
+    /// core: {0}
     Core(Why),
-    /// The device began, the core finished from where it was.
+    /// device, finished by the core: {0}
     Both(Why),
 }
 
-impl fmt::Display for DoneBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Device => f.write_str("device"),
-            Self::Core(why) => write!(f, "core: {why}"),
-            Self::Both(why) => write!(f, "device, finished by the core: {why}"),
-        }
-    }
-}
-
 /// Why the core did it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, displaydoc::Display)]
 pub enum Why {
-    /// There is nothing to do for a device: no bytes.
+    /// no bytes
     Nothing,
-    /// There is no device.
+    /// no device
     NoDevice,
-    /// The work queue does not have the operation.
+    /// the work queue does not have the operation
     Unsupported,
-    /// The device has the operation, but not this form of it.
+    /// the device does not take {0}
     Form(&'static str),
-    /// The shared queue had no room for a long time.
+    /// the shared work queue stayed full
     QueueFull,
-    /// It kept faulting.
-    PageFault {
-        /// The address of the last fault.
-        address: u64,
-    },
-    /// The device refused the descriptor.
+    // The address is that of the last fault.
+    /// page faults at {address:#x}
+    PageFault { address: u64 },
+    /// the device refused it: {0}
     Refused(Status),
-    /// The device failed.
+    /// the device failed: {0}
     Failed(Status),
-    /// The device did not answer in time, or is halted; its queue was closed.
+    // Not in time, or it is halted.
+    /// the device did not answer; its queue was closed
     Lost,
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("no bytes"),
-            Self::NoDevice => f.write_str("no device"),
-            Self::Unsupported => f.write_str("the work queue does not have the operation"),
-            Self::Form(what) => write!(f, "the device does not take {what}"),
-            Self::QueueFull => f.write_str("the shared work queue stayed full"),
-            Self::PageFault { address } => write!(f, "page faults at {address:#x}"),
-            Self::Refused(status) => write!(f, "the device refused it: {}", status_name(*status)),
-            Self::Failed(status) => write!(f, "the device failed: {}", status_name(*status)),
-            Self::Lost => f.write_str("the device did not answer; its queue was closed"),
-        }
-    }
 }
 
 /// Why there is no result.

@@ -1,6 +1,5 @@
 //! Sockets with a path: listening on one, connecting to one.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,22 +9,15 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Which side of the socket one is. Either side of the protocol can be either.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, displaydoc::Display)]
 pub enum Role {
     /// Makes the socket and waits for a peer.
+    #[displaydoc("server")]
     #[default]
     Server,
     /// Connects to a peer's socket.
+    #[displaydoc("client")]
     Client,
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Server => "server",
-            Self::Client => "client",
-        })
-    }
 }
 
 impl FromStr for Role {
