@@ -232,10 +232,10 @@ const COPIES: usize = 50_000;
 /// Everything but halts. A lost record of a batch's member that failed cannot be told from success where another
 /// member's is there (see the driver), so with batches records are lost on their own.
 fn everything(batch: bool) -> [Faults; 2] {
-    let kept = Faults { page: 0.01, hardware: 0.001, late: 0.001, late_ns: 20_000, ..Faults::none() };
+    let kept = Faults { page: 0.01, hardware: 0.001, late: 0.001, late_ns: 20_000, ..Faults::default() };
     match batch {
         // A batch is one submission.
-        true => [Faults { drop: 0.005, ..kept }, Faults { lost: 0.01, late: 0.01, ..Faults::none() }],
+        true => [Faults { drop: 0.005, ..kept }, Faults { lost: 0.01, late: 0.01, ..Faults::default() }],
         false => [Faults { drop: 0.0003, ..kept }, Faults { drop: 0.0003, lost: 0.0003, ..kept }],
     }
 }
@@ -278,7 +278,7 @@ fn shared_queue_survives_retry_storms() {
 
 #[test]
 fn device_resumes_its_page_faults() {
-    let mut rig = Rig::new(WqMode::Dedicated, true, Faults { page: 0.01, ..Faults::none() });
+    let mut rig = Rig::new(WqMode::Dedicated, true, Faults { page: 0.01, ..Faults::default() });
     rig.run(COPIES);
     rig.finish();
     let faults = rig.device.stats().injected_page_faults;
@@ -290,7 +290,7 @@ fn device_resumes_its_page_faults() {
 #[test]
 fn halted_device_is_left_and_found_again() {
     for batch in [true, false] {
-        let faults = Faults { page: 0.001, halt_after: 2_000, ..Faults::none() };
+        let faults = Faults { page: 0.001, halt_after: 2_000, ..Faults::default() };
         let mut rig = Rig::new(WqMode::Dedicated, batch, faults);
         rig.run(10_000);
         assert_eq!(rig.device.state(), DeviceState::Halted);
@@ -298,7 +298,7 @@ fn halted_device_is_left_and_found_again() {
         let by_device = rig.channel.stats().completed;
         rig.run(20_000);
         assert_eq!(rig.channel.stats().completed, by_device, "the core copies while the device is gone");
-        rig.device.set_faults(Faults::none());
+        rig.device.set_faults(Faults::default());
         rig.device.reset();
         rig.run(40_000);
         let completed = rig.channel.stats().completed;

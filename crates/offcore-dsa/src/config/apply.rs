@@ -51,11 +51,7 @@ pub fn apply(
     if !device.configurable {
         return Err(ApplyError::Fixed { device: name.clone() });
     }
-    for (number, wq) in device.wqs.iter().enumerate() {
-        if let Some(clients @ 1..) = wq.clients.filter(|_| !force) {
-            return Err(ApplyError::Busy { place: device.config.wq_name(number), clients });
-        }
-    }
+    check_clients(device, force)?;
     let mut work = Work { roots, device, attributes, done: Applied::default() };
     match work.all(config) {
         Ok(()) => Ok(work.done),
@@ -73,16 +69,20 @@ pub fn disable(
     force: bool,
     attributes: &mut dyn Attributes,
 ) -> Result<Applied, ApplyError> {
-    for (number, wq) in device.wqs.iter().enumerate() {
-        if let Some(clients @ 1..) = wq.clients.filter(|_| !force) {
-            return Err(ApplyError::Busy { place: device.config.wq_name(number), clients });
-        }
-    }
+    check_clients(device, force)?;
     let mut work = Work { roots, device, attributes, done: Applied::default() };
     let name = &device.config.name;
     work.disable()
         .map_err(|step| ApplyError::Step { step, after: format!("{name} may be in part enabled.") })?;
     Ok(work.done)
+}
+
+fn check_clients(device: &Device, force: bool) -> Result<(), ApplyError> {
+    let clients = device.wqs.iter().map(|wq| wq.clients.unwrap_or(0)).enumerate();
+    match clients.filter(|_| !force).find(|(_, clients)| *clients > 0) {
+        Some((wq, clients)) => Err(ApplyError::Busy { place: device.config.wq_name(wq), clients }),
+        None => Ok(()),
+    }
 }
 
 /// A step's failure in words.

@@ -460,7 +460,7 @@ impl Fields {
 
 /// Operations as the kernel prints them: a bitmap of 32-bit words with commas between, the highest first; before Linux
 /// 6.0 four words of 64 bits with spaces between, the lowest first.
-pub(super) fn op_set(text: &str) -> Option<OpSet> {
+pub(crate) fn op_set(text: &str) -> Option<OpSet> {
     let digits = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     let mut ops = OpSet::default();
     if !text.contains(',') {

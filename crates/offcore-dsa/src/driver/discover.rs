@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::config::sysfs::Roots;
+use crate::config::json::op_set;
+use crate::config::sysfs::{Roots, names};
 use crate::sim::SimError;
 use crate::wq::{OpSet, WqInfo, WqMode};
 
@@ -119,20 +120,13 @@ pub fn list(roots: &Roots) -> Result<Vec<Found>, WqError> {
 
 fn numbers(roots: &Roots) -> Vec<(u32, u32)> {
     let mut numbers = Vec::new();
-    for device in names(&roots.sysfs).filter_map(|name| name.strip_prefix("dsa")?.parse::<u32>().ok()) {
+    for device in names(&roots.sysfs).iter().filter_map(|name| name.strip_prefix("dsa")?.parse::<u32>().ok())
+    {
         let inside = names(&roots.sysfs.join(format!("dsa{device}")));
-        numbers.extend(inside.filter_map(|name| parse(&name)).filter(|&(of, _)| of == device));
+        numbers.extend(inside.iter().filter_map(|name| parse(name)).filter(|&(of, _)| of == device));
     }
     numbers.sort_unstable();
     numbers
-}
-
-fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
-    fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
 }
 
 /// Device and queue number of `wq0.1`.
@@ -204,7 +198,7 @@ fn engines(device: &Path, number: u32, group: Option<u64>) -> u32 {
             name.starts_with(&format!("engine{number}.")).then(|| device.join(&name).join("group_id"))?;
         fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()
     };
-    names(device).filter_map(group_of).filter(|&of| of == group).count().max(1) as u32
+    names(device).into_iter().filter_map(group_of).filter(|&of| of == group).count().max(1) as u32
 }
 
 /// The files of a device or a work queue.
@@ -231,16 +225,8 @@ impl Attributes<'_> {
         parsed.map_err(|_| self.unexpected(name, "a number"))
     }
 
-    /// A bit for each operation, written as the kernel writes bitmaps: hexadecimal words separated by commas.
     fn ops(&self, name: &str) -> Option<OpSet> {
-        let text = self.text(name).ok()?;
-        let mut words = [0; 4];
-        let digits: Vec<u32> =
-            text.chars().rev().filter(|&c| c != ',').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
-        for (i, digit) in digits.iter().enumerate().take(64) {
-            words[i / 16] |= u64::from(*digit) << (i % 16 * 4);
-        }
-        Some(OpSet(words))
+        op_set(&self.text(name).ok()?)
     }
 
     fn unexpected(&self, name: &str, expected: &'static str) -> WqError {

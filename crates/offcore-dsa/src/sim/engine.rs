@@ -118,7 +118,7 @@ impl SimEngine {
             now: 0,
             random: SplitMix::new(options.seed),
             timing: options.timing,
-            faults: Faults::none(),
+            faults: Faults::default(),
             until_halt: None,
             clients: Vec::new(),
             jobs: Vec::new(),

@@ -54,13 +54,6 @@ impl Default for Faults {
     }
 }
 
-impl Faults {
-    /// Nothing goes wrong.
-    pub fn none() -> Self {
-        Self::default()
-    }
-}
-
 impl FromStr for Faults {
     type Err = SimError;
 
@@ -155,8 +148,8 @@ mod tests {
         assert_eq!((faults.retry, faults.retry_storm), (0.1, 8));
         assert_eq!((faults.halt_after, faults.weak_ordering), (5000, true));
         assert_eq!(faults.to_string().parse::<Faults>().unwrap(), faults);
-        assert_eq!("none".parse::<Faults>().unwrap(), Faults::none());
-        assert_eq!(Faults::none().to_string(), "none");
+        assert_eq!("none".parse::<Faults>().unwrap(), Faults::default());
+        assert_eq!(Faults::default().to_string(), "none");
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn dropped_and_lost_are_different() {
     rig.device.set_faults("lost:1".parse().unwrap());
     assert_eq!(copies(&mut rig, 64), vec![(None, 100); 64]);
     assert_eq!(rig.device.stats().injected_lost, 64);
-    rig.device.set_faults(Faults::none());
+    rig.device.set_faults(Faults::default());
     assert_eq!(copies(&mut rig, 64), vec![(Some(1), 100); 64]);
 }
 

@@ -62,7 +62,7 @@ fn resume(rig: &mut Rig, mut descriptor: Descriptor) -> [usize; 2] {
 
 #[test]
 fn rule_6_partial_copy_resumes_both_ways() {
-    let faults = Faults { page: 0.6, ..Faults::none() };
+    let faults = Faults { page: 0.6, ..Faults::default() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let mut directions = [0; 2];
     for round in 0..60 {
@@ -77,7 +77,7 @@ fn rule_6_partial_copy_resumes_both_ways() {
 
 #[test]
 fn rule_6_block_on_fault_waits_and_goes_on() {
-    let faults = Faults { page: 1.0, ..Faults::none() };
+    let faults = Faults { page: 1.0, ..Faults::default() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(5000, 1), vec![0; 5000]);
     let before = rig.engine.now();

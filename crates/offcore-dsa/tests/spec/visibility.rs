@@ -83,7 +83,7 @@ fn rule_8_write_faults_may_go_unreported() {
 
 #[test]
 fn rule_12_status_zero_is_never_written() {
-    let faults = Faults { page: 0.3, hardware: 0.3, ..Faults::none() };
+    let faults = Faults { page: 0.3, hardware: 0.3, ..Faults::default() };
     let mut rig = Rig::new(SimOptions { faults, ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);
     for _ in 0..200 {

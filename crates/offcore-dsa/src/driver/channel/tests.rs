@@ -475,7 +475,7 @@ fn channels_share_a_queues_places() {
 
 /// Rounds of copies through a simulated device whose CPU lets stores pass submissions; returns how many came back.
 fn completed_with_fences(fences: bool, batch: bool) -> usize {
-    let faults = Faults { weak_ordering: true, ..Faults::none() };
+    let faults = Faults { weak_ordering: true, ..Faults::default() };
     let (device, mut engine) =
         SimDevice::stepped("dsa-sim0", SimOptions { faults, ..SimOptions::default() }).unwrap();
     let opened = DsaDevice::simulated(&device, "wq0.0", Options { batch, ..Options::default() }).unwrap();

@@ -120,7 +120,7 @@ fn slower_device_has_faults_when_asked() {
             engine.now
         };
         let took = run();
-        device.set_faults(Faults { hardware: 1.0, ..Faults::none() });
+        device.set_faults(Faults { hardware: 1.0, ..Faults::default() });
         run();
         assert_eq!((device.stats().failed, device.stats().completed), (1, 2));
         took
@@ -132,7 +132,7 @@ fn slower_device_has_faults_when_asked() {
 fn completion_beyond_the_clock_is_last() {
     let (device, mut engine, mut portal) = device("vpp");
     let mut buffers = Buffers::new();
-    device.set_faults(Faults { late: 1.0, late_ns: u64::MAX, ..Faults::none() });
+    device.set_faults(Faults { late: 1.0, late_ns: u64::MAX, ..Faults::default() });
     for completed in [1, 0] {
         assert_eq!(portal.submit(&buffers.copy(64, completed)), Submitted::Accepted);
         assert_eq!(engine.run_until_idle(), completed);
