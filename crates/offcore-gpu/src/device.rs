@@ -116,9 +116,6 @@ pub struct Service {
 
 impl Service {
     /// Checks the numbers; `device` is the device's name.
-    ///
-    /// # Errors
-    /// A number is out of range.
     pub(crate) fn check(&self, device: &str) -> Result<(), DeviceError> {
         for (what, found, most) in [("blocks", self.blocks, 64), ("threads per block", self.threads, 1024)] {
             if !(1..=most).contains(&found) {
@@ -130,9 +127,6 @@ impl Service {
     }
 
     /// The memory from [`Device::pool`], if packets are there.
-    ///
-    /// # Errors
-    /// They are, and the memory is missing or too small.
     pub(crate) fn direct(
         &self,
         device: &str,

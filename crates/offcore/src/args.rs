@@ -23,18 +23,14 @@ use offcore_wire::MacAddr;
 
 use eal::EalArgs;
 
-/// What `offcore switch` understands.
 #[derive(Args, Debug)]
 pub(crate) struct SwitchArgs {
-    /// Ports.
     #[command(flatten)]
     pub at: PortArgs,
 
-    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Who copies.
     #[command(flatten)]
     pub engines: EngineArgs,
 
@@ -47,11 +43,9 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "TOPOLOGY", default_value = "paired", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// Addresses of what --forward copy sends.
     #[command(flatten)]
     pub mac: MacArgs,
 
-    /// What the learning switch is told.
     #[command(flatten)]
     pub bridge: BridgeArgs,
 
@@ -114,11 +108,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LIST", value_parser = lcores)]
     pub lcores: Option<Lcores>,
 
-    /// The packet buffers.
     #[command(flatten)]
     pub pool: PoolArgs,
 
-    /// DPDK.
     #[command(flatten)]
     pub eal: EalArgs,
 
@@ -148,7 +140,6 @@ pub(crate) struct EngineArgs {
     pub dsa_sims: Vec<Simulator>,
 }
 
-/// What `offcore switch --demo` understands.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
     /// Show what offloading saves here: in-process guests, about 20 seconds, nothing needed
@@ -197,7 +188,6 @@ pub(crate) struct MacArgs {
 }
 
 impl MacArgs {
-    /// What was asked for, if anything.
     pub(crate) fn updating(&self) -> Option<bool> {
         (self.mac_updating || self.no_mac_updating).then_some(self.mac_updating)
     }
@@ -255,9 +245,6 @@ pub(crate) struct PoolArgs {
 
 impl PoolArgs {
     /// The pool, and one line on it for a person.
-    ///
-    /// # Errors
-    /// Sizes out of range, or no memory.
     pub(crate) fn open(&self) -> Result<(&'static Pool, String), PoolError> {
         let pool = Pool::new(self.mbufs, self.mbuf_size, self.hugepages)?;
         let mapping = pool.mapping();
@@ -282,7 +269,6 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The lcores of the workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lcores(pub Vec<usize>);
 

@@ -29,7 +29,6 @@ use crate::Failure;
 use crate::args::Lcores;
 use crate::output::{say, told, write};
 
-/// What `offcore bench` measures.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Table 8 of the vhost guide: what forwarding a guest's packet costs the core
@@ -73,10 +72,6 @@ pub(crate) enum Format {
     Csv,
 }
 
-/// Measures and writes what the flags ask for.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest.
 pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
     let result = match command {
         BenchCommand::Vhost(args) => vhost::run(args),
@@ -100,12 +95,10 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// None so far.
     pub(crate) fn new(format: Format) -> Self {
         Self { format, rows: Vec::new(), written: Ok(true) }
     }
 
-    /// Another one.
     pub(crate) fn push(&mut self, mut row: Row) {
         (row.schema, row.cpu, row.commit) = (SCHEMA, cpu_model(), option_env!("OFFCORE_COMMIT"));
         if self.format == Format::Json && matches!(self.written, Ok(true)) {
@@ -116,9 +109,6 @@ impl Rows {
     }
 
     /// Writes what has not been written yet; `draw` makes the file that `--plot` asks for, `table` is for people.
-    ///
-    /// # Errors
-    /// What drawing or writing says.
     pub(crate) fn finish(
         self,
         plot: Option<&PathBuf>,

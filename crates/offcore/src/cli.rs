@@ -15,12 +15,10 @@ pub(crate) struct Cli {
     /// Log more: -v what happens, -vv how, -vvv everything; without it OFFCORE_LOG says what (default: warn)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Switch packets between ports, testpmd-like; --demo needs nothing else
@@ -37,7 +35,6 @@ pub(crate) enum Command {
     Gpu(Box<crate::gpu::GpuArgs>),
     /// Measure the published tables on this machine
     Bench {
-        /// What to measure.
         #[command(subcommand)]
         command: BenchCommand,
     },
@@ -52,13 +49,11 @@ pub(crate) enum Command {
     Predict(crate::predict::PredictArgs),
     /// List devices that can be used as ports
     Port {
-        /// What to show.
         #[command(subcommand)]
         command: crate::port::PortCommand,
     },
     /// Intel DSA devices: what is there, how it is laid out, what is wrong with it
     Dsa {
-        /// What to do with them.
         #[command(subcommand)]
         command: DsaCommand,
     },
@@ -92,9 +87,6 @@ const DEMO: &str = "switch-demo";
 
 impl Cli {
     /// Parses the words of a command line.
-    ///
-    /// # Errors
-    /// The parser's, also for `--help`.
     pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
         let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
         if words.iter().any(|word| word == "--demo")
@@ -106,7 +98,6 @@ impl Cli {
     }
 }
 
-/// The examples of `offcore switch --help`. A test parses each line that begins with `offcore`.
 pub(crate) const SWITCH_EXAMPLES: &str = "\
 Examples:
   What a packet costs the core with the core copying and with an engine

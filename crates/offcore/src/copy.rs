@@ -20,7 +20,6 @@ use crate::switch::{Watching, plan, run_switch};
 /// Packets taken from a queue at a time, unless more are to be submitted together: dpdk-dma's.
 const BURST: usize = 32;
 
-/// The examples of `offcore copy --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   A generator whose packets are copied by the core and come back to it, for
@@ -52,19 +51,15 @@ Where dpdk-dma's options mean something else here: --max-frame drops longer
 packets, where dpdk-dma sets the port's MTU; --ring-size may be any number up
 to 32768; a port's queue N sends on its queue N, not all of them on queue 0.";
 
-/// What `offcore copy` understands.
 #[derive(Args, Debug)]
 #[command(mut_arg("stats_interval", |arg| arg.short('i')))]
 pub(crate) struct CopyArgs {
-    /// Ports.
     #[command(flatten)]
     pub at: PortArgs,
 
-    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Who copies.
     #[command(flatten)]
     pub engines: EngineArgs,
 
@@ -87,7 +82,6 @@ pub(crate) struct CopyArgs {
     #[arg(short = 's', long, value_name = "N", default_value_t = 2048, value_parser = within(1..=32768))]
     pub ring_size: usize,
 
-    /// Addresses of what is sent.
     #[command(flatten)]
     pub mac: MacArgs,
 
@@ -125,9 +119,6 @@ pub(crate) struct CopyArgs {
 }
 
 /// Copies packets until something stops it.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args).map_err(Failure::Usage)?;
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))

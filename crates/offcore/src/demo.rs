@@ -13,9 +13,6 @@ use crate::output::table::columns;
 use crate::output::{say, told, write};
 
 /// Runs the demo and shows what came out.
-///
-/// # Errors
-/// When it cannot be set up, or a packet was lost or changed.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let lcores = lcore::available().map_err(anyhow::Error::new)?;
     let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {

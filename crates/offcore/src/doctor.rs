@@ -11,9 +11,6 @@ use crate::args::Format;
 use crate::output::write;
 
 /// Writes the findings about `what`.
-///
-/// # Errors
-/// [`Failure::Failed`] when there are problems.
 pub(crate) fn tell(report: &Report, format: Format, all: bool, what: &str) -> Result<(), Failure> {
     write(&text(report, format, all))?;
     match report.count(Verdict::Problem) {

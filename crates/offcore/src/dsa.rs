@@ -19,7 +19,6 @@ use crate::Failure;
 use crate::args::Format;
 use crate::output::write;
 
-/// What `offcore dsa` does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DsaCommand {
     /// Show devices, groups, work queues and DSA engines
@@ -40,7 +39,6 @@ pub(crate) enum DsaCommand {
 }
 
 impl DsaCommand {
-    /// The words that name the subcommand.
     pub(crate) fn names(&self) -> &'static [&'static str] {
         match self {
             Self::List(_) => &["dsa", "list"],
@@ -63,14 +61,12 @@ Examples:
   What a device's cmd_status says:
     offcore dsa explain 0x80200000";
 
-/// What `offcore dsa list` understands.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// Only this device, such as dsa0
     #[arg(value_name = "DEVICE")]
     pub device: Option<String>,
 
-    /// Where the kernel's trees are.
     #[command(flatten)]
     pub roots: RootArgs,
 
@@ -79,7 +75,6 @@ pub(crate) struct ListArgs {
     pub format: Format,
 }
 
-/// What `offcore dsa configure` understands.
 #[derive(Args, Debug)]
 pub(crate) struct ConfigureArgs {
     /// A built-in layout: vhost, vpp, mtcp, dpdk, or accel-config's os, app, net, storage, user_default
@@ -122,12 +117,10 @@ pub(crate) struct ConfigureArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Where the kernel's trees are.
     #[command(flatten)]
     pub roots: RootArgs,
 }
 
-/// What `offcore dsa doctor` understands.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// The directory with proc, sys, dev and boot: a copy of another machine's
@@ -143,7 +136,6 @@ pub(crate) struct DoctorArgs {
     pub format: Format,
 }
 
-/// What `offcore dsa perf` understands.
 #[derive(Args, Debug)]
 pub(crate) struct PerfArgs {
     /// Only this device, such as dsa0
@@ -158,7 +150,6 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub count: Option<u64>,
 
-    /// Where the kernel's trees are.
     #[command(flatten)]
     pub roots: RootArgs,
 
@@ -167,7 +158,6 @@ pub(crate) struct PerfArgs {
     pub format: Format,
 }
 
-/// What `offcore dsa explain` understands.
 #[derive(Args, Debug)]
 pub(crate) struct ExplainArgs {
     /// A code, or the bytes of a completion record
@@ -209,11 +199,6 @@ impl RootArgs {
     }
 }
 
-/// Does what was asked for.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest, and for what the doctor
-/// found to be a problem.
 pub(crate) fn run(command: &DsaCommand) -> Result<(), Failure> {
     match command {
         DsaCommand::List(args) => {

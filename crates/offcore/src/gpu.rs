@@ -34,9 +34,6 @@ use args::{OnMatch, WorkKind};
 pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, PipelineArgs};
 
 /// Runs pipelines until something stops them, or the doctor.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     match &args.command {
         Some(GpuCommand::Doctor(args)) => doctor::run(args),

@@ -26,9 +26,6 @@ pub(crate) use args::{EXAMPLES, PktgenArgs};
 use interfaces::Interfaces;
 
 /// Opens what the flags say and runs it to its end.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args).map_err(Failure::Usage)?;
     let payload = plan::capture(args)?;

@@ -14,7 +14,6 @@ use crate::args::Format;
 use crate::output::table::{columns, or_dash};
 use crate::output::write;
 
-/// What `offcore port` does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PortCommand {
     /// Show network interfaces and PCI devices, what each could be opened as, and what is missing
@@ -23,7 +22,6 @@ pub(crate) enum PortCommand {
 }
 
 impl PortCommand {
-    /// The words that name the subcommand.
     pub(crate) fn names(&self) -> &'static [&'static str] {
         match self {
             Self::List(_) => &["port", "list"],
@@ -31,7 +29,6 @@ impl PortCommand {
     }
 }
 
-/// The examples of `offcore port list --help`. A test parses each line that begins with `offcore`.
 const EXAMPLES: &str = "\
 Examples:
     offcore port list
@@ -40,7 +37,6 @@ Examples:
 A copied tree of another machine's devices:
     offcore port list --sysfs /tmp/sys";
 
-/// What `offcore port list` understands.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// Where the kernel's tree of devices is
@@ -52,10 +48,6 @@ pub(crate) struct ListArgs {
     pub format: Format,
 }
 
-/// Runs `offcore port`.
-///
-/// # Errors
-/// What the kernel refused to tell.
 pub(crate) fn run(command: &PortCommand) -> Result<(), Failure> {
     let PortCommand::List(args) = command;
     let interfaces =

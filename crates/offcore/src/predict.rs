@@ -23,7 +23,6 @@ const BLOCKS: usize = 200;
 /// The same with `--quick`.
 const QUICK_BLOCKS: usize = 40;
 
-/// The examples of `offcore predict --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   What one DSA would give this machine, a core and a 100G port:
@@ -42,7 +41,6 @@ What a packet costs the core is measured here, with the simulated device behind
 the real driver; how fast the device is comes from its model, on the virtual
 clock. So everything but 'cpu' is a model's word, not a measurement.";
 
-/// What `offcore predict` understands.
 #[derive(Args, Debug)]
 #[command(mut_arg("quick", |arg| arg.help("Fewer blocks: a few seconds")))]
 pub(crate) struct PredictArgs {
@@ -78,12 +76,10 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "WHERE", default_value = "remote", value_parser = temperature())]
     pub temperature: Temperature,
 
-    /// Lcores, pages, format.
     #[command(flatten)]
     pub bench: BenchArgs,
 }
 
-/// Whose machine is predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Whose {
     /// This one, as it is measured.
@@ -93,9 +89,6 @@ pub(crate) enum Whose {
 }
 
 /// Measures, predicts, and writes.
-///
-/// # Errors
-/// [`Failure::Usage`] for lcores that are not to be had, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| anyhow!("offcore predict: {}", told(&error));
     let mut rows = Rows::new(args.bench.format);

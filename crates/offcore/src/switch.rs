@@ -29,9 +29,6 @@ const TICK: Duration = Duration::from_millis(20);
 const MEASURING_TICK: Duration = Duration::from_millis(1);
 
 /// Runs the switch until something stops it.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     let config = plan::config(args).map_err(Failure::Usage)?;
     let ports = plan::ports(args);
@@ -68,16 +65,12 @@ impl<'a> Watching<'a> {
 /// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Measured {
-    /// So many.
     pub packets: u64,
     /// After these.
     pub warm_up: u64,
 }
 
 /// Opens the ports, and runs a switch until something stops it.
-///
-/// # Errors
-/// As [`run`].
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
     let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
     watching.run.eal.configure().map_err(Failure::Usage)?;

@@ -90,9 +90,6 @@ impl Rings {
 
 impl Nic {
     /// A card for frames of `frame` bytes, FCS included, that has `pool` for itself.
-    ///
-    /// # Errors
-    /// When the frame length is impossible or the pool too small.
     pub(super) fn new(pool: &'static Pool, temperature: Temperature, frame: usize) -> Result<Self> {
         let frame_len = frame.saturating_sub(ethernet::FCS_LEN);
         ensure!(frame_len <= pool.data_room(), "a frame of {frame} bytes does not fit a packet buffer");
@@ -162,9 +159,6 @@ impl Nic {
     }
 
     /// Receives a window of packets.
-    ///
-    /// # Errors
-    /// When buffers are missing.
     pub(super) fn receive(&mut self) -> Result<()> {
         self.source.0[4] ^= 1;
         for _ in 0..self.temperature.window() {
@@ -182,9 +176,6 @@ impl Nic {
     }
 
     /// Puts two windows of free buffers into `cache`, the measured core's: to copy into, and for its RX queue.
-    ///
-    /// # Errors
-    /// When buffers are missing.
     pub(super) fn lend(&mut self, cache: &mut PoolCache) -> Result<()> {
         for _ in 0..(WINDOWS - 1) * self.temperature.window() {
             cache.free(self.next()?);
@@ -199,9 +190,6 @@ impl Nic {
     }
 
     /// Checks every packet that was sent, byte by byte.
-    ///
-    /// # Errors
-    /// When one is missing, out of order, or not what was received with the addresses rewritten.
     pub(super) fn check(&mut self) -> Result<()> {
         let sent = std::mem::take(&mut *lock(&self.rings.sent));
         self.rings.count.store(0, Ordering::Relaxed);

@@ -46,9 +46,6 @@ pub(super) struct Variant {
 
 impl Variant {
     /// A forwarder behind `nic`, which it shares with the other variants of its cell.
-    ///
-    /// # Errors
-    /// When the engine cannot be had.
     pub(super) fn new(
         setup: Setup,
         nic: &Arc<Mutex<Nic>>,

@@ -16,9 +16,6 @@ use super::window::{Plan, Seen};
 
 /// Measures `work` on `packets` on `lcore`, for `length`. Before that it is done once, and all packets are looked at as
 /// `check` says.
-///
-/// # Errors
-/// When the lcore is not to be had, or a packet or a result is wrong.
 pub(super) fn measure(
     (work, check): (&CpuWork, Check<'_>),
     (pool, packets): (&'static Pool, &mut [Packet]),

@@ -339,9 +339,6 @@ impl Verifier {
     }
 
     /// What was seen in the window.
-    ///
-    /// # Errors
-    /// A packet that was lost, reordered or changed; a device that has failed.
     pub(super) fn finish(&mut self, window: &Window) -> Result<Seen> {
         if let Some(error) = self.error.take() {
             return Err(error);

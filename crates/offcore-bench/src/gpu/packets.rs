@@ -132,9 +132,6 @@ pub(super) struct Check<'a> {
 
 impl Check<'_> {
     /// Looks at length, number, addresses and result of what should be packet `number`.
-    ///
-    /// # Errors
-    /// What is wrong, in words.
     #[inline(always)]
     pub(super) fn head(&self, packet: &Packet, number: u64, result: Option<u32>) -> Result<()> {
         let bytes = packet.bytes();
@@ -166,9 +163,6 @@ impl Check<'_> {
     }
 
     /// Looks at every other byte.
-    ///
-    /// # Errors
-    /// That some have changed.
     pub(super) fn content(&self, packet: &Packet, number: u64, scratch: &mut Vec<u8>) -> Result<()> {
         let there = self.content.is_there(packet.chunk(), packet.bytes(), scratch);
         ensure!(there, "packet {number} has come back with other bytes than it was sent with");
@@ -176,9 +170,6 @@ impl Check<'_> {
     }
 
     /// The same for a packet that was [marked](mark), and its result; then takes the mark away.
-    ///
-    /// # Errors
-    /// That bytes have changed, or the result is another one.
     pub(super) fn marked(
         &self,
         (pool, work): (&Pool, Option<&CpuWork>),

@@ -37,9 +37,6 @@ pub(super) struct Place {
 
 /// Where the ends of `pipelines` pipelines go. Two lcores each, if at least one more is left for the device for each of
 /// `device_threads`, else one. The first lcores are left to others.
-///
-/// # Errors
-/// In words, when there are too few.
 pub(super) fn places(lcores: &[usize], pipelines: usize, device_threads: usize) -> Result<Vec<Place>> {
     ensure!(
         pipelines <= lcores.len(),
@@ -99,9 +96,6 @@ struct Thread {
 
 impl Session {
     /// Starts pipelines, which share `packets`; `device` is for workloads that need one.
-    ///
-    /// # Errors
-    /// What the pipelines say, or threads cannot be started.
     pub(super) fn open(
         setup: &SessionSetup<'_>,
         mut device: Option<&mut (dyn Device + 'static)>,
@@ -156,9 +150,6 @@ impl Session {
     }
 
     /// Measures a window of `length`, after `warm_up`. What everybody has seen together.
-    ///
-    /// # Errors
-    /// A packet that was lost, reordered or changed, a device that has failed, or too little in too long a time.
     pub(super) fn measure(&self, plan: Plan, warm_up: Duration, length: Duration) -> Result<Seen> {
         let window = Arc::new(Window::new(plan, self.pipelines));
         // However short a window is: threads of a busy machine have to wait for their turn.

@@ -263,9 +263,6 @@ impl<S: Subject> Alternating<S> {
     }
 
     /// Measures.
-    ///
-    /// # Errors
-    /// When a packet is lost, reordered or changed.
     pub(crate) fn measure(
         &mut self,
         schedule: Schedule,

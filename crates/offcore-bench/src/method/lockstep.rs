@@ -71,9 +71,6 @@ impl OtherCore {
     }
 
     /// Runs `job` on `with` where that belongs: hot data stays with this core, all other is the other core's.
-    ///
-    /// # Errors
-    /// The job's own.
     pub(crate) fn run_on<T: Send + 'static>(
         &self,
         temperature: Temperature,

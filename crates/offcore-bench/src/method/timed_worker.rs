@@ -38,9 +38,6 @@ pub(crate) struct TimedWorker {
 }
 
 /// A mover with `engine`'s channel, if there is one, and that channel.
-///
-/// # Errors
-/// When the channel is taken already.
 pub(crate) fn mover_with(engine: Option<&mut Engine>) -> Result<(Mover, Vec<ChannelId>)> {
     let mut mover = Mover::new();
     // Whoever steps the engine may be taken off its core for long; no copy is lost by that.
@@ -143,9 +140,6 @@ impl TimedWorker {
     }
 
     /// The rules of a worker that forwards, and does nothing else.
-    ///
-    /// # Errors
-    /// When it does something else.
     pub(crate) fn rules(&mut self) -> Result<&mut Rules> {
         let task: &mut dyn Task = self.worker.tasks.first_mut().context("the worker has no task")?.as_mut();
         let task: &mut dyn Any = task;

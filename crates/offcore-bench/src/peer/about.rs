@@ -25,9 +25,6 @@ impl AboutPeer {
 }
 
 /// The librte_vhost that process `id` has loaded.
-///
-/// # Errors
-/// When it has loaded none.
 pub(super) fn loaded(id: u32) -> Result<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{id}/maps")).context("the peer's memory map")?;
     let path = maps.lines().find_map(|line| {

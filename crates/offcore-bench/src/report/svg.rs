@@ -20,9 +20,6 @@ pub(crate) const COLOURS: [RGBColor; 7] = [
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Writes to `path` what `draw` draws, on white.
-///
-/// # Errors
-/// `draw`'s own, or when the file cannot be written.
 pub(crate) fn write(path: &Path, size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<()> {
     let mut svg = String::new();
     {

@@ -136,9 +136,6 @@ impl OwnVariant {
     }
 
     /// From now on data of this temperature: at most that of the testbed's workload.
-    ///
-    /// # Errors
-    /// As for [`Subject::window`].
     pub(crate) fn become_as(&mut self, temperature: Temperature, other: &OtherCore) -> Result<()> {
         lock(&self.guests).become_as(temperature);
         // Of hot data's few buffers each has been posted several times, so they are used up in short windows, in which

@@ -140,9 +140,6 @@ pub(crate) struct RoundTrips {
 impl RoundTrips {
     /// Connects to the back end at `sockets`, of which the first gets what is sent and the last gives it back, and starts
     /// its virtqueues; nothing is sent yet. Frames are `frame` bytes long, FCS included.
-    ///
-    /// # Errors
-    /// When the frame length is impossible, memory is short or the back end cannot be had.
     pub(crate) fn connect(
         sockets: &[PathBuf],
         ring: Ring,
@@ -198,9 +195,6 @@ impl RoundTrips {
     }
 
     /// Has the receiver send a packet, by which a switch learns where it is. The back end runs.
-    ///
-    /// # Errors
-    /// When nobody takes the packet.
     pub(crate) fn introduce(&mut self) -> Result<()> {
         let receiver = self.guests.last().context("there is a guest")?;
         let mut tx = receiver.queue(1)?;

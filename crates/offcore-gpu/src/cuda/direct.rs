@@ -23,9 +23,6 @@ const IN_ORDER: i32 = 100;
 const BY_HOST: i32 = 1;
 
 /// Device memory for `len` bytes of packets; `name` is the device's.
-///
-/// # Errors
-/// There is none, or network cards cannot reach it.
 pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, String> {
     if gpu.facts.gpudirect_rdma == Some(false) {
         return Err("network cards do not reach its memory (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED): use another \
@@ -55,9 +52,6 @@ pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, St
 }
 
 /// Whether a network card's writes must be flushed before the device gets the burst.
-///
-/// # Errors
-/// They need one, and it is not available.
 pub(super) fn flushes(gpu: &Gpu) -> Result<bool, String> {
     let device = driver::device(gpu.ordinal).map_err(|error| error.to_string())?;
     let known = |which| driver::attribute(device, which).unwrap_or_default();

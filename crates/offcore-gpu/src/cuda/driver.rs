@@ -110,9 +110,6 @@ fn load_from(directory: &Path) {
 }
 
 /// Loads and initialises the driver. Returns its CUDA version as cuDriverGetVersion does: 1000 × major + 10 × minor.
-///
-/// # Errors
-/// Why it does not, and what to do.
 pub(crate) fn ready() -> Result<u32, String> {
     if !is_present() {
         return Err(
@@ -280,9 +277,6 @@ impl fmt::Debug for Module {
 
 impl Module {
     /// Compiles PTX for the device.
-    ///
-    /// # Errors
-    /// The error, and the compiler's log.
     pub(crate) fn load(context: &Arc<Context>, ptx: &CStr) -> Result<Self, String> {
         context.enter().map_err(|error| error.to_string())?;
         let mut log = vec![0u8; LOG];

@@ -58,9 +58,6 @@ pub(crate) struct Gpu {
 }
 
 /// Checks that a driver of this CUDA version, and a device of this compute capability if given, can run the kernels.
-///
-/// # Errors
-/// What is too old, and what to do.
 pub(crate) fn check_versions(driver: u32, device: Option<(u32, u32)>) -> Result<(), String> {
     let Some(ptx) = Ptx::parse(PTX) else {
         return Err("the kernels' PTX has no version: rebuild this program".into());
@@ -88,9 +85,6 @@ pub(crate) fn check_versions(driver: u32, device: Option<(u32, u32)>) -> Result<
 
 impl Gpu {
     /// GPU `ordinal` of those that the driver shows.
-    ///
-    /// # Errors
-    /// Why it cannot be used, and what to do.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         static OPEN: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
         let version = driver::ready()?;
@@ -219,9 +213,6 @@ impl Gpu {
 
     /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads must all be resident: a block
     /// that is not running serves nothing, and its turns would stall.
-    ///
-    /// # Errors
-    /// Too few are free.
     pub(crate) fn reserve_sms(
         self: &Arc<Self>,
         kernel: Kernel,

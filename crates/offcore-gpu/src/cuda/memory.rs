@@ -26,9 +26,6 @@ impl fmt::Debug for Allocation {
 
 impl Allocation {
     /// Allocates `len` bytes, uninitialised; at least 1.
-    ///
-    /// # Errors
-    /// Names `what`, and how much memory is free.
     pub(crate) fn new(context: &Arc<Context>, what: &str, len: usize) -> Result<Self, String> {
         let mut at = 0;
         let done = context.enter().and_then(|()| {
@@ -122,9 +119,6 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// Registers `len` bytes at `base` for the device of `context`.
-    ///
-    /// # Errors
-    /// Names `what`.
     ///
     /// # Safety
     /// The memory stays mapped as long as the registration.

@@ -22,9 +22,6 @@ use crate::layout::{PipelineView, RingView, TrieView};
 
 /// Sets up a service. Returns it with a note for the user.
 ///
-/// # Errors
-/// What the device refuses.
-///
 /// # Safety
 /// As for [`Device::start`](crate::device::Device::start).
 pub(super) unsafe fn start(

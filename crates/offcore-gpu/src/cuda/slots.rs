@@ -24,9 +24,6 @@ const BY_PCIE: u32 = 12_080;
 /// Slots in device memory, and the CPU's mapping of them. `view` has device addresses, `answers` is the CPU's address
 /// of the answers. Nothing has been launched on the stream yet.
 ///
-/// # Errors
-/// Why slots cannot be in device memory.
-///
 /// # Safety
 /// `view` describes a valid ring, and nothing else uses its first answer meanwhile.
 pub(super) unsafe fn slots(

@@ -176,9 +176,6 @@ pub(crate) struct LaunchThread {
 
 impl LaunchThread {
     /// The thread shared through `place`, or a new one if there is none or it has ended.
-    ///
-    /// # Errors
-    /// Why there is no thread.
     pub(super) fn shared_at(place: &Mutex<Weak<Self>>) -> Result<Arc<Self>, String> {
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = place.upgrade().filter(|thread| !thread.mailbox.is_gone()) {
@@ -206,9 +203,6 @@ impl LaunchThread {
     }
 
     /// A queue for a ring of `slots` slots. Its bursts are launched from [`Queue::open`] on.
-    ///
-    /// # Errors
-    /// The number of slots is no power of two.
     pub(super) fn queue(self: &Arc<Self>, slots: u32) -> Result<Queue, String> {
         let max_batch = MAX_BATCH.min(slots as usize);
         // An entry is released only after the launch, when the burst may already have been answered and its slot

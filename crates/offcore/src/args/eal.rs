@@ -18,9 +18,6 @@ pub(crate) struct EalArgs {
 
 impl EalArgs {
     /// Hands them to the EAL, which starts with the first of its devices.
-    ///
-    /// # Errors
-    /// Arguments that cannot be, or a build without DPDK.
     pub(crate) fn configure(&self) -> Result<(), String> {
         match &self.eal {
             None => Ok(()),

@@ -7,7 +7,6 @@ use offcore_stats::lcore::LcoreError;
 
 use crate::Failure;
 
-/// The flag of a field.
 const fn flag(field: Field) -> &'static str {
     match field {
         Field::Addresses => "addr= of --port",
@@ -37,7 +36,6 @@ const fn flag(field: Field) -> &'static str {
     }
 }
 
-/// The error, with flags.
 pub(crate) fn by_flag(error: SwitchError) -> String {
     match error {
         SwitchError::Config { field, text } => format!("{}: {text}", flag(field)),

@@ -68,12 +68,10 @@ pub(crate) struct CellArgs {
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
-    /// Lcores, pages, format.
     #[command(flatten)]
     pub bench: BenchArgs,
 }
 
-/// By name.
 pub(crate) fn temperature() -> impl TypedValueParser<Value = Temperature> {
     choice(Temperature::ALL.map(Temperature::name))
 }
@@ -84,9 +82,6 @@ pub(crate) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
 }
 
 /// What no case heeds would be taken for what was measured: a flag that is `given` has one of the cases that it is for.
-///
-/// # Errors
-/// It has none.
 pub(super) fn goes_with<C: PartialEq>(
     cases: &[C],
     given: bool,
@@ -100,10 +95,6 @@ pub(super) fn goes_with<C: PartialEq>(
 }
 
 impl CellArgs {
-    /// Who copies in which mode.
-    ///
-    /// # Errors
-    /// When no mode goes with an engine.
     pub(super) fn setups(&self) -> Result<Vec<Setup>, String> {
         let modes = or(&self.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
         let engines = or(&self.engines, &[Copier::Core, Copier::Helper]);
@@ -118,7 +109,6 @@ impl CellArgs {
         }
     }
 
-    /// Blocks of a cell.
     pub(super) fn blocks(&self) -> usize {
         if self.bench.quick { QUICK_BLOCKS } else { BLOCKS }
     }

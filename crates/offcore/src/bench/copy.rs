@@ -23,7 +23,6 @@ const ROUNDS: usize = 200;
 #[cfg(feature = "dpdk")]
 const QUICK_ROUNDS: usize = 50;
 
-/// The examples of `offcore bench copy --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   What forwarding a packet with a copy costs the core, roughly, in less than a minute:
@@ -51,7 +50,6 @@ A core cost is what the core spends on a packet: no network card's driver is in
 it, and an engine has a rate of its own. 'reaches' is what core and engine
 reach together, 'bound' which of them is the limit.";
 
-/// What `offcore bench copy` understands.
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
     #[command(flatten)]
@@ -75,7 +73,6 @@ pub(crate) struct CopyArgs {
     pub peer: Option<Peer>,
 }
 
-/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Case {
     /// TSC ticks that receiving, copying, rewriting addresses and handing over takes the core.
@@ -86,18 +83,12 @@ pub(crate) enum Case {
     Conversion,
 }
 
-/// What is measured beside ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// dpdk-testpmd's net_af_xdp and net_af_packet in place of our ports, end to end.
     Dpdk,
 }
 
-/// Measures and writes what the flags ask for.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that contradict each other and lcores that are not to be had, [`Failure::Failed`] for the
-/// rest.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let cases = cases(args).map_err(Failure::Usage)?;
     let options = options(args).map_err(Failure::Usage)?;

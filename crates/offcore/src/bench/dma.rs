@@ -25,7 +25,6 @@ const QUICK_ROUNDS: (usize, Duration) = (100, Duration::from_millis(80));
 /// Copies that each worker has in flight with `--sharing`.
 const SHARED_DEPTH: usize = 32;
 
-/// The examples of `offcore bench dma --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   The core, a helper core and a simulated DSA, roughly:
@@ -46,7 +45,6 @@ Examples:
 Cycles are the TSC's, per copy, the waits for the engine left out. GB/s and
 latencies are by the clock of whoever copies: with dsa-sim, the virtual one.";
 
-/// What `offcore bench dma` understands.
 #[derive(Args, Debug)]
 #[command(mut_arg("quick", |arg| arg.help("Three sizes, two batches, fewer rounds")))]
 pub(crate) struct DmaArgs {
@@ -80,7 +78,6 @@ pub(crate) struct DmaArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(1..=4), requires = "sharings")]
     pub workers: usize,
 
-    /// Lcores, pages, format.
     #[command(flatten)]
     pub bench: BenchArgs,
 }
@@ -106,10 +103,6 @@ fn size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected bytes such as 64, 4K or 1M, at most 1M".into())
 }
 
-/// Measures and writes what the flags ask for.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
     let mut rows = Rows::new(args.bench.format);
     let mut emit = |row: Row| rows.push(row);

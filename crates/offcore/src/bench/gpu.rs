@@ -17,7 +17,6 @@ use crate::args::{Lcores, choice, within};
 use crate::output::say;
 use crate::output::table::{columns, digits, or_dash, times, us};
 
-/// The examples of `offcore bench gpu --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   All of it on the first GPU, or on threads in its place, in less than four minutes:
@@ -40,7 +39,6 @@ their own where there are enough, send packets round and check each of them.
 Threads in place of a GPU (device 'host') give right results; what they take
 says nothing of a GPU.";
 
-/// The arguments of `offcore bench gpu`.
 #[derive(Args, Debug)]
 #[command(mut_arg("quick", |arg| arg.help("Fewer cells and windows: about a minute")))]
 #[command(mut_arg("lcores", |arg| {
@@ -94,7 +92,6 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "FILE.svg", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 
-    /// Lcores, pages, format.
     #[command(flatten)]
     pub bench: BenchArgs,
 }
@@ -120,10 +117,6 @@ fn memory() -> impl TypedValueParser<Value = Memory> {
         .try_map(move |name| named(&name).ok_or("expected host or gpu"))
 }
 
-/// Measures and writes what the flags ask for.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that cannot be followed, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     check(args).map_err(Failure::Usage)?;
     let (device, line) = gpu::open(args.device.as_deref()).context("--device")?;

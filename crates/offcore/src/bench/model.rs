@@ -13,7 +13,6 @@ use super::{Format, Rows, plot_file};
 use crate::Failure;
 use crate::output::table::columns;
 
-/// The examples of `offcore bench model --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   Every published figure beside the model's:
@@ -27,7 +26,6 @@ could have come out otherwise: at most 15 % off. Figures that follow from
 parameters and lower bounds stand apart. What runs is the simulator, stepped, on
 its virtual clock; nothing is measured on this machine.";
 
-/// What `offcore bench model` understands.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
     /// Draw the errors as an SVG

@@ -27,7 +27,6 @@ use crate::Failure;
 use crate::args::{choice, within};
 use table::table;
 
-/// The examples of `offcore bench vhost --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   Everything, roughly, in some minutes:
@@ -73,7 +72,6 @@ own. 'reaches' is what both reach together, 'bound' which of them is the limit."
 /// Frame lengths of case flip where nothing else is said: the core's copy of the longest is dearest when it is cold.
 const FLIP_FRAMES: [usize; 2] = [512, 1518];
 
-/// What `offcore bench vhost` understands.
 #[derive(Args, Debug)]
 pub(crate) struct VhostArgs {
     #[command(flatten)]
@@ -108,7 +106,6 @@ pub(crate) struct VhostArgs {
     pub peer: Option<Peer>,
 }
 
-/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Case {
     /// TSC ticks that forwarding a packet takes the core.
@@ -132,7 +129,6 @@ pub(crate) enum Case {
     GuestToGuestEndToEnd,
 }
 
-/// What is measured beside ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// DPDK's librte_vhost in the harness of core-cost.
@@ -143,10 +139,6 @@ pub(crate) enum Peer {
     Ovs,
 }
 
-/// Measures and writes what the flags ask for.
-///
-/// # Errors
-/// [`Failure::Usage`] for lcores that are not to be had, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::Usage)?;
     let cases = cases(args).map_err(Failure::Usage)?;

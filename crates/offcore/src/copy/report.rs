@@ -11,7 +11,6 @@ use crate::switch::report::{Line, channels, costs, heading};
 /// What dpdk-dma calls a channel's three lines; here they are one. A failed copy was finished by the core.
 const CHANNEL_HEADS: &str = "total submitted ops|total completed ops|total failed ops";
 
-/// The report as tables.
 pub(super) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);

@@ -15,7 +15,6 @@ use super::ConfigureArgs;
 use crate::Failure;
 use crate::output::{say, write};
 
-/// The examples of `offcore dsa configure --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\
 Examples:
   The vhost guide's layout, what accel-config would be told for it:
@@ -51,9 +50,7 @@ pub(super) fn mode() -> impl TypedValueParser<Value = WqMode> {
 /// Where layouts come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// One of the built-in ones.
     BuiltIn(String),
-    /// A file.
     File,
     /// `-w`, `-m`, `-e`.
     OneLine,
@@ -63,10 +60,6 @@ pub(super) enum Source {
     Present,
 }
 
-/// What was asked for.
-///
-/// # Errors
-/// What is missing.
 pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
     match &args.layout {
         _ if args.file.is_some() => Ok(Source::File),
@@ -82,10 +75,6 @@ pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
     }
 }
 
-/// Does what was asked for.
-///
-/// # Errors
-/// [`Failure::Usage`] for flags that say nothing, [`Failure::Failed`] for the rest.
 pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
     let source = sources(args).map_err(Failure::Usage)?;
     let roots = args.roots.roots();

@@ -6,7 +6,6 @@ use super::DoctorArgs;
 use crate::Failure;
 use crate::doctor::tell;
 
-/// The examples of `offcore dsa doctor --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\
 Examples:
     offcore dsa doctor
@@ -17,10 +16,6 @@ Another machine's files, copied to a directory:
 
 Exit codes: 0 no problem (there may be warnings), 1 a problem, 2 usage.";
 
-/// Looks, and writes what was found.
-///
-/// # Errors
-/// [`Failure::Failed`] when there are problems.
 pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let system = args.root.as_deref().map_or_else(System::default, System::under);
     let report = examine(&system);

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use crate::args::Format;
 use crate::output::table::{columns, or_dash};
 
-/// The examples of `offcore dsa list --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\
 Examples:
     offcore dsa list
@@ -18,7 +17,6 @@ Examples:
 A simulated or copied tree (DPDK's DSA_SYSFS_PATH and DSA_DEV_PATH work, too):
     offcore dsa list --sysfs /tmp/sys/bus/dsa/devices --dev /tmp/dev/dsa";
 
-/// The devices as text.
 pub(super) fn text(devices: &[Device], format: Format) -> anyhow::Result<String> {
     match format {
         Format::Table => Ok(tables(devices)),

@@ -17,7 +17,6 @@ use crate::args::Format;
 use crate::output::table::columns;
 use crate::output::{say, write};
 
-/// The examples of `offcore dsa perf --help`. A test parses each line that begins with `offcore`.
 pub(super) const EXAMPLES: &str = "\
 Examples:
     offcore dsa perf
@@ -32,16 +31,12 @@ const SAMPLES: u32 = 50;
 /// Reading a queue's occupancy is a read over PCI Express: not more often than this.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// A time in seconds.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| *seconds >= 0.01 && *seconds <= 3600.0);
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected seconds from 0.01 to 3600".into())
 }
 
 /// Watches until it is enough.
-///
-/// # Errors
-/// A device that is not there, or no longer.
 pub(super) fn run(args: &PerfArgs) -> Result<(), Failure> {
     let name = args.device.as_deref();
     let mut before = args.roots.devices(name)?;
@@ -84,7 +79,6 @@ fn events(root: &Path, devices: &[Device]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Occupancies of an interval.
 #[derive(Debug, Default)]
 struct Watched {
     /// By queue's name: samples, their sum, the largest.
@@ -117,7 +111,6 @@ impl Watched {
     }
 }
 
-/// A queue's line.
 fn rows(before: &[Device], after: &[Device], watched: &Watched) -> Vec<Value> {
     let mut rows = Vec::new();
     for device in after {

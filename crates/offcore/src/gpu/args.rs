@@ -24,7 +24,6 @@ const MAX_PACKET_TIME: usize = 20_000_000;
 const LCORES: &str = "The lcores: one for everything, or an even number in pairs of receiver and sender [default: two per \
                       pipeline, as far as available]";
 
-/// The examples of `offcore gpu --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   Packets of a generator, swapped by threads that stand in for a GPU, for two
@@ -62,15 +61,12 @@ Differences from l2fwd-nv: without -v it runs until it is stopped; an unknown
 partial burst is submitted after --burst-timeout; a pipeline that is too slow
 drops packets and counts them, and does not end.";
 
-/// The arguments of `offcore gpu`.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct GpuArgs {
-    /// A subcommand, instead of running pipelines.
     #[command(subcommand)]
     pub command: Option<GpuCommand>,
 
-    /// The pipelines.
     #[command(flatten)]
     pub pipelines: PipelineArgs,
 }
@@ -85,7 +81,6 @@ impl GpuArgs {
     }
 }
 
-/// The subcommands of `offcore gpu`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum GpuCommand {
     /// Check what this machine has for packets on a GPU, what is missing, and what to do
@@ -93,15 +88,12 @@ pub(crate) enum GpuCommand {
     Doctor(DoctorArgs),
 }
 
-/// Pipelines.
 #[derive(Args, Debug)]
 #[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
 pub(crate) struct PipelineArgs {
-    /// Ports.
     #[command(flatten)]
     pub at: PortArgs,
 
-    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 
@@ -241,7 +233,6 @@ impl PipelineArgs {
     }
 }
 
-/// The work on packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WorkKind {
     /// Swap the addresses; no result.

@@ -12,7 +12,6 @@ use crate::args::{Format, mbuf_size, within};
 use crate::doctor::tell;
 use crate::output::write;
 
-/// The examples of `offcore gpu doctor --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
     offcore gpu doctor
@@ -25,7 +24,6 @@ Environment: CUDA_PATH_L, the directory with libcuda.
 
 Exit codes: 0 no problem (there may be warnings), 1 a problem, 2 usage.";
 
-/// The arguments of `offcore gpu doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// A network card to check, by PCI address or interface name; repeat for each [default: all]
@@ -53,10 +51,6 @@ pub(crate) struct DoctorArgs {
     pub root: Option<PathBuf>,
 }
 
-/// Runs the checks and prints the findings.
-///
-/// # Errors
-/// [`Failure::Failed`] if there are problems.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let root = args.root.as_deref().unwrap_or(Path::new("/"));
     let (facts, report) = examine(root, &given(args));

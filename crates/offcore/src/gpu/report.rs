@@ -7,7 +7,6 @@ use offcore_flow::report::{QueueReport, WorkReport};
 use crate::output::table::columns;
 use crate::switch::report::{Line, Measurement, costs, heading, queues};
 
-/// The report as tables.
 pub(super) fn tables(line: &Line<'_>) -> String {
     let mut text = heading(line);
     if let Some(measured) = &line.measured {

@@ -12,7 +12,6 @@ use offcore_wire::MacAddr;
 
 use crate::args::{PortArgs, RunArgs, interval, number, within};
 
-/// The examples of `offcore pktgen --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   A million packets a second of mixed sizes out of one interface and in at
@@ -65,7 +64,6 @@ const SPEED: &str = "expected a factor such as 2 or 0.5";
 const LOSS: &str = "expected percent such as 0 or 0.01, less than 100";
 const RESOLUTION: &str = "expected percent from 0.001 to 50";
 
-/// The transport of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Proto {
     /// UDP.
@@ -87,17 +85,14 @@ pub(crate) enum Field {
     DstPort,
 }
 
-/// What `offcore pktgen` understands.
 #[derive(Args, Debug)]
 #[command(mut_arg("ports", |arg| arg.help(PORTS)))]
 #[command(mut_arg("lcores", |arg| arg.help(LCORES)))]
 #[command(mut_arg("duration", |arg| arg.help(DURATION)))]
 pub(crate) struct PktgenArgs {
-    /// Ports.
     #[command(flatten)]
     pub at: PortArgs,
 
-    /// Lcores, packet buffers, reports.
     #[command(flatten)]
     pub run: RunArgs,
 

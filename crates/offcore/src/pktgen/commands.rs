@@ -6,12 +6,10 @@ use std::sync::mpsc::{Receiver, channel};
 use offcore_flow::pktgen::rate::Rate;
 use offcore_flow::pktgen::sizes::Sizes;
 
-/// What `help` says.
 pub(super) const HELP: &str = "\
 commands: start, stop, stats, clear, help, quit,
           set rate RATE, set size SIZES, set flows N, set burst N, set count N";
 
-/// A command.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Command {
     Burst(u32),
@@ -37,9 +35,6 @@ pub(super) enum Said {
 }
 
 /// Reads standard input on a thread of its own, which ends with it or with the process.
-///
-/// # Errors
-/// When there can be no thread.
 pub(super) fn read() -> std::io::Result<Receiver<Said>> {
     let (said, commands) = channel();
     std::thread::Builder::new().name("commands".into()).spawn(move || {

@@ -28,9 +28,7 @@ pub(super) struct Interfaces {
 /// One port's counts and its interface's, since the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Compared {
-    /// The port's number.
     pub port: usize,
-    /// The interface's name.
     pub interface: String,
     /// Packets that the port sent.
     pub sent: u64,

@@ -25,9 +25,6 @@ const V6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 2)];
 
 /// What can be refused before anything is opened.
-///
-/// # Errors
-/// In words that name the flags, what was found and what to do.
 pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
     match args.at.ports.len() {
         1 if args.bidirectional => return Err("--bidirectional needs two ports: give --port twice".into()),
@@ -53,10 +50,6 @@ pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// The capture, where there is one.
-///
-/// # Errors
-/// [`Failure::Failed`] with what is wrong with it.
 pub(super) fn capture(args: &PktgenArgs) -> Result<Option<Capture>, Failure> {
     let Some(path) = &args.pcap else { return Ok(None) };
     let capture = Capture::read(path).map_err(anyhow::Error::new)?;
@@ -72,9 +65,6 @@ pub(super) fn capture(args: &PktgenArgs) -> Result<Option<Capture>, Failure> {
 }
 
 /// The configuration. `speed` is the link's in bit/s, where the interface tells it.
-///
-/// # Errors
-/// As for [`check`].
 pub(super) fn config(
     args: &PktgenArgs,
     capture: Option<Capture>,
@@ -125,7 +115,6 @@ pub(super) fn config(
     Ok(PktgenConfig { settings, ..config })
 }
 
-/// The headers of what each port sends.
 fn templates(args: &PktgenArgs, ports: &[Box<dyn Port>]) -> Result<Vec<HeaderTemplate>, String> {
     let [src_ip, dst_ip] = match (args.src_ip, args.dst_ip) {
         (Some(src), Some(dst)) => [src, dst],

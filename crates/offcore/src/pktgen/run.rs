@@ -23,7 +23,6 @@ use crate::switch::{ended, say_changes};
 /// How often the control thread looks at commands, signals, links and the clock.
 const TICK: Duration = Duration::from_millis(5);
 
-/// A report as it is written.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
@@ -37,9 +36,6 @@ struct Line<'a> {
 }
 
 /// Runs until something ends it, and reports.
-///
-/// # Errors
-/// [`Failure`].
 pub(super) fn run(
     args: &PktgenArgs,
     mut running: Running,

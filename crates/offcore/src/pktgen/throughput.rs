@@ -142,10 +142,6 @@ struct End<'a> {
     unfinished: usize,
 }
 
-/// Searches, and writes what was found.
-///
-/// # Errors
-/// [`Failure`].
 pub(super) fn run(
     args: &PktgenArgs,
     mut running: Running,

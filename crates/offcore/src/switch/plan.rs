@@ -19,10 +19,6 @@ const FRAME: usize = 64;
 /// How long nothing moves before `--until-idle` stops.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The configuration of a switch.
-///
-/// # Errors
-/// In words that name the flags, what was found and what to do.
 pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     let ports = ports(args);
     check_twice(&ports)?;
@@ -143,9 +139,6 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
 }
 
 /// Two ports cannot make the same socket, interface or file.
-///
-/// # Errors
-/// As [`config`].
 pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     let made = |port: &PortSpec| match port {
         PortSpec::Vhost(vhost) if !vhost.client => Some(("listens at", vhost.path.clone())),
@@ -166,10 +159,6 @@ pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     Ok(())
 }
 
-/// The mapping of `--dma`, with what ports say themselves.
-///
-/// # Errors
-/// As [`config`].
 pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap, String> {
     let mut map = dma.unwrap_or_default();
     for (index, port) in ports.iter().enumerate() {
@@ -216,9 +205,6 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
 }
 
 /// The same for what the ports send.
-///
-/// # Errors
-/// As [`config`].
 pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
     for port in ports {
         match port {
@@ -235,9 +221,6 @@ pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
 }
 
 /// The lcores given, or the first one that no channel uses.
-///
-/// # Errors
-/// As [`config`].
 pub(crate) fn lcores(
     given: Option<&Lcores>,
     simulators: &[Simulator],
@@ -270,15 +253,11 @@ pub(crate) fn queues_of(port: &mut PortSpec) -> Option<&mut u16> {
     }
 }
 
-/// How many queues a port has.
 pub(crate) fn queue_count(port: &mut PortSpec) -> usize {
     queues_of(port).map_or(1, |queues| usize::from(*queues))
 }
 
 /// The ports with as many queues as `flag` asks for, if it was given.
-///
-/// # Errors
-/// As [`config`].
 pub(crate) fn with_queues(
     ports: &[PortSpec],
     queues: Option<usize>,

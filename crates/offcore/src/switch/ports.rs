@@ -113,7 +113,6 @@ const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
     | features::VIRTIO_NET_F_GUEST_ECN;
 
 impl Observed {
-    /// What the ports say now.
     pub(crate) fn lines(&self, ports: &[Box<dyn Port>]) -> Vec<PortLine> {
         let ports = ports.iter().zip(&self.generators).enumerate();
         let lines = ports.map(|(index, (port, generator))| PortLine {

@@ -18,7 +18,6 @@ pub(crate) struct Line<'a> {
     /// What the workers counted.
     #[serde(flatten)]
     pub report: &'a Report,
-    /// What the ports say.
     pub ports: &'a [PortLine],
     /// Why the switch stopped, in the final report.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +40,6 @@ impl<'a> Line<'a> {
 /// Received packets, and how long they took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measurement {
-    /// Packets.
     pub packets: u64,
     /// Their bytes, without FCS.
     pub bytes: u64,
@@ -84,7 +82,6 @@ pub(crate) enum StoppedBy {
     Worker,
 }
 
-/// One port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PortLine {
     /// Such as `port0`.
@@ -120,7 +117,6 @@ impl From<GenReport> for Generator {
     }
 }
 
-/// The report as tables.
 pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);

@@ -77,9 +77,6 @@ pub struct CoreCycles {
 
 impl PortStats {
     /// Parses the answer to `show port stats all`.
-    ///
-    /// # Errors
-    /// When it has no port, or a number is missing.
     pub(super) fn parse_all(text: &str) -> Result<Vec<Self>> {
         const HEAD: &str = "NIC statistics for port ";
         let mut ports = Vec::new();
@@ -119,9 +116,6 @@ impl ForwardStats {
     }
 
     /// Parses the answer to `show fwd stats all` or `stop`.
-    ///
-    /// # Errors
-    /// When it has no port, or a number is missing.
     pub(super) fn parse(text: &str) -> Result<Self> {
         const PORT: &str = "Forward statistics for port ";
         const STREAM: &str = "Forward Stats for RX Port=";

@@ -126,9 +126,6 @@ impl Gathered {
 
     /// Measures both sides in turns, ours alone without `theirs`; they have been started anew for it. A pair during which
     /// the core's clock changes is rejected, until as many have been as count: then this clock is what there is.
-    ///
-    /// # Errors
-    /// What the sides say.
     pub(crate) fn restart<L: Load, B: BackEnd, M: Load>(
         &mut self,
         mut ours: Variant<Ours, L>,
@@ -177,9 +174,6 @@ impl Gathered {
     }
 
     /// Tells `row`, which knows what was measured.
-    ///
-    /// # Errors
-    /// When nothing was.
     pub(crate) fn enter(&self, row: &mut Row) -> Result<()> {
         ensure!(
             !self.ours.is_empty(),

@@ -6,7 +6,6 @@ use offcore_bench::row::Row;
 use super::super::{end_to_end, latency as latency_table, verified};
 use crate::output::table::{columns, digits, or_dash, times};
 
-/// All rows, for people.
 pub(super) fn table(rows: &[Row]) -> String {
     let (far, near): (Vec<&Row>, Vec<&Row>) = rows
         .iter()
@@ -78,7 +77,6 @@ pub(super) fn table(rows: &[Row]) -> String {
     text + &clock(rows) + &peers(rows) + &break_even(rows) + &breakdown(rows) + blank + &far + &latencies
 }
 
-/// The pages of both sides.
 fn pages(row: &Row) -> String {
     let theirs = row.about_peer.peer_page_bytes.map(|bytes| page_name(bytes as usize));
     match (row.pages, theirs) {
