@@ -29,7 +29,7 @@ mod session;
 mod tests;
 mod window;
 
-use std::str::FromStr;
+use offcore_stats::named;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
@@ -48,45 +48,19 @@ use rig::Rig;
 /// The device that stands in for a GPU.
 pub const STAND_IN: &str = "host";
 
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
-    /// The first published table: packets of 64 to 1024 bytes without work.
-    Io,
-    /// The second one: MAC swap by bursts.
-    Workload,
-    /// A forced time for each packet.
-    Forced,
-    /// The burst from which on a device beats a core.
-    BreakEven,
-    /// Latency at a fixed rate.
-    Latency,
-}
-
-impl Case {
-    /// All cases.
-    pub const ALL: [Self; 5] = [Self::Io, Self::Workload, Self::Forced, Self::BreakEven, Self::Latency];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Io => "io",
-            Self::Workload => "workload",
-            Self::Forced => "forced",
-            Self::BreakEven => "break-even",
-            Self::Latency => "latency",
-        }
-    }
-}
-
-impl FromStr for Case {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|case| case.name() == text);
-        known.ok_or_else(|| {
-            format!("case '{text}': expected io, workload, forced, break-even, latency or all")
-        })
+named! {
+    /// What is measured.
+    pub enum Case {
+        /// The first published table: packets of 64 to 1024 bytes without work.
+        Io = "io",
+        /// The second one: MAC swap by bursts.
+        Workload = "workload",
+        /// A forced time for each packet.
+        Forced = "forced",
+        /// The burst from which on a device beats a core.
+        BreakEven = "break-even",
+        /// Latency at a fixed rate.
+        Latency = "latency",
     }
 }
 
@@ -124,35 +98,25 @@ impl Workload {
     }
 }
 
-/// The work on every packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WorkKind {
-    /// None.
-    Nothing,
-    /// Swaps the MAC addresses.
-    Swap,
-    /// CRC-32C of its payload.
-    Crc32c,
-    /// The Internet checksum of its payload.
-    Checksum,
-    /// Its payload is searched for 5,000 patterns of 8 to 32 bytes.
-    Match,
+named! {
+    /// The work on every packet.
+    pub enum WorkKind {
+        /// None.
+        Nothing = "nothing",
+        /// Swaps the MAC addresses.
+        Swap = "swap",
+        /// CRC-32C of its payload.
+        Crc32c = "crc32c",
+        /// The Internet checksum of its payload.
+        Checksum = "checksum",
+        /// Its payload is searched for 5,000 patterns of 8 to 32 bytes.
+        Match = "match",
+    }
 }
 
 impl WorkKind {
     /// The selectable ones.
-    pub const ALL: [Self; 4] = [Self::Swap, Self::Crc32c, Self::Checksum, Self::Match];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::Swap => "swap",
-            Self::Crc32c => "crc32c",
-            Self::Checksum => "checksum",
-            Self::Match => "match",
-        }
-    }
+    pub const WORKS: [Self; 4] = [Self::Swap, Self::Crc32c, Self::Checksum, Self::Match];
 
     /// The CPU implementation.
     const fn baseline(self) -> &'static str {
@@ -183,15 +147,6 @@ impl WorkKind {
             forced_ns,
             patterns: Some(patterns),
         }
-    }
-}
-
-impl FromStr for WorkKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|work| work.name() == text);
-        known.ok_or_else(|| format!("work '{text}': expected swap, crc32c, checksum or match"))
     }
 }
 
@@ -257,7 +212,7 @@ impl Options {
             pipelines: if stand_in { 1 } else { 4.min(lcores.len().saturating_sub(1) / 2).max(1) },
             bursts: Vec::new(),
             sizes: if quick { [64, published::FRAME].into() } else { published::SIZES.into() },
-            works: WorkKind::ALL.into(),
+            works: WorkKind::WORKS.into(),
             memories: Memory::ALL.into(),
             slots: 64,
             blocks: if stand_in && lcores.len() < 8 { Some(1) } else { None },

@@ -4,10 +4,10 @@
 //! halves: a [`Launcher`] on the lcore that submits, which tells the device of a burst if it does not poll, and a
 //! [`Watch`] on the lcore that collects, which checks whether the device still runs.
 
+use offcore_stats::named;
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::str::FromStr;
 
 use offcore_mem::DeviceMemory;
 
@@ -22,43 +22,15 @@ pub enum DeviceError {
     Start { device: String, reason: String },
 }
 
-/// How a device gets bursts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launch {
-    /// One kernel launch per burst, or per batch of bursts.
-    Kernel,
-    /// One kernel that polls the ring until it is told to quit.
-    Persistent,
-    /// Graphs of kernels, each of which waits for one slot.
-    Graph,
-}
-
-impl Launch {
-    /// All variants.
-    pub const ALL: [Self; 3] = [Self::Kernel, Self::Persistent, Self::Graph];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Kernel => "kernel",
-            Self::Persistent => "persistent",
-            Self::Graph => "graph",
-        }
-    }
-}
-
-impl fmt::Display for Launch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Launch {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|launch| launch.name() == text);
-        known.ok_or_else(|| format!("workload type '{text}': expected kernel, persistent or graph"))
+named! {
+    /// How a device gets bursts.
+    pub enum Launch {
+        /// One kernel launch per burst, or per batch of bursts.
+        Kernel = "kernel",
+        /// One kernel that polls the ring until it is told to quit.
+        Persistent = "persistent",
+        /// Graphs of kernels, each of which waits for one slot.
+        Graph = "graph",
     }
 }
 

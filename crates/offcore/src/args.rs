@@ -357,13 +357,20 @@ pub(crate) fn number<T: FromStr + PartialOrd>(
     move |text| text.parse().ok().filter(|number| range.contains(number)).ok_or(expected.into())
 }
 
+/// One of `names`, each of which `find` knows.
+pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
+    names: impl IntoIterator<Item = &'static str>,
+    find: fn(&str) -> Option<T>,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names).try_map(move |name| find(&name).ok_or("no such name"))
+}
+
 /// One of `names`, each of which parses.
 pub(crate) fn choice<T>(names: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
 where
     T: FromStr + Clone + Send + Sync + 'static,
-    T::Err: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    PossibleValuesParser::new(names).try_map(|name| name.parse())
+    one_of(names, |name| name.parse().ok())
 }
 
 pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
@@ -371,7 +378,7 @@ pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
 }
 
 pub(crate) fn idle() -> impl TypedValueParser<Value = Idle> {
-    choice(Idle::ALL.map(Idle::name))
+    one_of(Idle::NAMES, Idle::find)
 }
 
 pub(crate) fn mode() -> impl TypedValueParser<Value = Mode> {

@@ -23,12 +23,11 @@ mod device;
 mod load;
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use offcore_mem::{Hugepages, Pool};
-use offcore_stats::lcore;
+use offcore_stats::{lcore, named};
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
@@ -46,80 +45,25 @@ pub const FRAMES: [usize; 2] = [64, 1518];
 /// The largest frame of an interface with an MTU of 1500, FCS included.
 const LARGEST: usize = 1518;
 
-/// A kind of port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortKind {
-    /// XDP sockets, in copy mode: veth has no other.
-    AfXdp,
-    /// Packet sockets with rings.
-    AfPacket,
-}
-
-impl PortKind {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::AfXdp, Self::AfPacket];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AfXdp => "af_xdp",
-            Self::AfPacket => "af_packet",
-        }
+named! {
+    /// A kind of port.
+    pub enum PortKind {
+        /// XDP sockets, in copy mode: veth has no other.
+        AfXdp = "af_xdp",
+        /// Packet sockets with rings.
+        AfPacket = "af_packet",
     }
 }
 
-impl fmt::Display for PortKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for PortKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        known.ok_or_else(|| format!("port '{text}': expected af_xdp or af_packet"))
-    }
-}
-
-/// Which way packets go, seen from the back end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// It sends.
-    Txonly,
-    /// It receives.
-    Rxonly,
-    /// It sends back what it receives.
-    Forward,
-}
-
-impl Direction {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Txonly, Self::Rxonly, Self::Forward];
-
-    /// The case's name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Txonly => "txonly",
-            Self::Rxonly => "rxonly",
-            Self::Forward => "forward",
-        }
-    }
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Direction {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|direction| direction.name() == text);
-        known.ok_or_else(|| format!("direction '{text}': expected txonly, rxonly or forward"))
+named! {
+    /// Which way packets go, seen from the back end.
+    pub enum Direction {
+        /// It sends.
+        Txonly = "txonly",
+        /// It receives.
+        Rxonly = "rxonly",
+        /// It sends back what it receives.
+        Forward = "forward",
     }
 }
 

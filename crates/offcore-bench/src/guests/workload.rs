@@ -1,7 +1,7 @@
 //! What a variant of a vhost measurement moves: from whom to whom, over which virtqueues, how warm, how long.
 
+use offcore_stats::named;
 use std::fmt;
-use std::str::FromStr;
 
 use offcore_vhost::features::{
     VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_NET_F_CSUM,
@@ -11,28 +11,19 @@ use offcore_vhost::features::{
 
 use crate::method::temperature::Temperature;
 
-/// The format of virtqueues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Ring {
-    /// A descriptor table, an available and a used ring (virtio 1.2, 2.7).
-    #[default]
-    Split,
-    /// One ring of descriptors that both sides write (virtio 1.2, 2.8).
-    Packed,
+named! {
+    /// The format of virtqueues.
+    #[derive(Default)]
+    pub enum Ring {
+        /// A descriptor table, an available and a used ring (virtio 1.2, 2.7).
+        #[default]
+        Split = "split",
+        /// One ring of descriptors that both sides write (virtio 1.2, 2.8).
+        Packed = "packed",
+    }
 }
 
 impl Ring {
-    /// Both of them.
-    pub const ALL: [Self; 2] = [Self::Split, Self::Packed];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Split => "split",
-            Self::Packed => "packed",
-        }
-    }
-
     /// Where the device begins with a fresh virtqueue, as in vhost-user's vring state: a packed one has its wrap counters
     /// set.
     pub const fn base(self) -> u32 {
@@ -51,40 +42,19 @@ impl Ring {
     }
 }
 
-impl fmt::Display for Ring {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+named! {
+    /// Where the packets of a guest go.
+    #[derive(Default)]
+    pub enum Route {
+        /// Back to the guest that sent them, as in Table 8 of the vhost guide.
+        #[default]
+        Loop = "loop",
+        /// To another guest with memory of its own.
+        GuestToGuest = "guest-to-guest",
     }
-}
-
-impl FromStr for Ring {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|ring| ring.name() == text);
-        known.ok_or_else(|| format!("ring '{text}': expected split or packed"))
-    }
-}
-
-/// Where the packets of a guest go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Route {
-    /// Back to the guest that sent them, as in Table 8 of the vhost guide.
-    #[default]
-    Loop,
-    /// To another guest with memory of its own.
-    GuestToGuest,
 }
 
 impl Route {
-    /// The case's name in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Loop => "loop",
-            Self::GuestToGuest => "guest-to-guest",
-        }
-    }
-
     /// Guests, and sockets, that it takes.
     pub const fn guests(self) -> usize {
         match self {
@@ -94,35 +64,20 @@ impl Route {
     }
 }
 
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+named! {
+    /// How a guest uses its virtqueues.
+    #[derive(Default)]
+    pub enum GuestKind {
+        /// One descriptor a packet, nothing left to the device, as DPDK's virtio driver does, but for its IN_ORDER.
+        #[default]
+        Simple = "simple",
+        /// As Linux does: event index, checksums left to the device, and packets of more than 128 bytes sent in two pieces,
+        /// headers and payload, by an indirect table.
+        Linux = "linux",
     }
-}
-
-/// How a guest uses its virtqueues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum GuestKind {
-    /// One descriptor a packet, nothing left to the device, as DPDK's virtio driver does, but for its IN_ORDER.
-    #[default]
-    Simple,
-    /// As Linux does: event index, checksums left to the device, and packets of more than 128 bytes sent in two pieces,
-    /// headers and payload, by an indirect table.
-    Linux,
 }
 
 impl GuestKind {
-    /// Both of them.
-    pub const ALL: [Self; 2] = [Self::Simple, Self::Linux];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Simple => "simple",
-            Self::Linux => "linux",
-        }
-    }
-
     /// The feature bits that it asks for, those of the ring's format left out.
     pub const fn features(self) -> u64 {
         let simple = VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
@@ -136,21 +91,6 @@ impl GuestKind {
                 simple | VIRTIO_F_EVENT_IDX | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_GUEST_CSUM | tso
             }
         }
-    }
-}
-
-impl fmt::Display for GuestKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for GuestKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        known.ok_or_else(|| format!("guest '{text}': expected simple or linux"))
     }
 }
 
@@ -209,19 +149,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_known_by_their_names() {
-        for ring in Ring::ALL {
-            assert_eq!(ring.name().parse::<Ring>().unwrap(), ring);
-        }
+    fn mix_and_table_8_are_what_they_say() {
         let mean = IMIX.iter().sum::<usize>() as f64 / IMIX.len() as f64;
         assert_eq!(mean.round(), IMIX_MEAN as f64);
-        assert!("chained".parse::<Ring>().unwrap_err().contains("split or packed"));
         assert_eq!(
             Workload::table8(Temperature::Hot, 64).to_string(),
             "loop, split, simple guest, hot, 64 B"
         );
-        for kind in GuestKind::ALL {
-            assert_eq!(kind.name().parse::<GuestKind>().unwrap(), kind);
-        }
     }
 }

@@ -1,34 +1,20 @@
 //! Where the data of a copy is: in which cache, and whose.
 
-use std::fmt;
-use std::str::FromStr;
+use offcore_stats::{SplitMix, named};
 
-use offcore_stats::SplitMix;
-
-/// How warm a benchmark's buffers are. What a copy costs depends on it more than on its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Temperature {
-    /// 32 buffers, touched by the core that is measured only.
-    Hot,
-    /// 256 buffers; the other core wrote the source and last read the destination, as a guest on its own core does.
-    Remote,
-    /// 256 MiB of buffers, used in random order, untouched since their last turn.
-    Cold,
+named! {
+    /// How warm a benchmark's buffers are. What a copy costs depends on it more than on its size.
+    pub enum Temperature {
+        /// 32 buffers, touched by the core that is measured only.
+        Hot = "hot",
+        /// 256 buffers; the other core wrote the source and last read the destination, as a guest on its own core does.
+        Remote = "remote",
+        /// 256 MiB of buffers, used in random order, untouched since their last turn.
+        Cold = "cold",
+    }
 }
 
 impl Temperature {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Hot, Self::Remote, Self::Cold];
-
-    /// The name in options and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Hot => "hot",
-            Self::Remote => "remote",
-            Self::Cold => "cold",
-        }
-    }
-
     /// Buffers that each direction goes through.
     pub const fn buffers(self) -> usize {
         match self {
@@ -62,18 +48,3 @@ pub const BUFFER: usize = 2048;
 /// Bytes between the beginnings of two: as many lines as a DPDK packet buffer has, an odd number, so that packets do not
 /// crowd the same sets of a cache.
 pub const STRIDE: usize = 37 * 64;
-
-impl fmt::Display for Temperature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Temperature {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|t| t.name() == text);
-        known.ok_or_else(|| format!("temperature '{text}': expected hot, remote or cold"))
-    }
-}

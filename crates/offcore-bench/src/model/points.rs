@@ -5,6 +5,7 @@
 use anyhow::Result;
 use offcore_dsa::WqMode;
 use offcore_dsa::sim::Timing;
+use offcore_stats::named;
 
 use super::load::{Bench, Load, Outcome, layout};
 
@@ -57,36 +58,23 @@ impl Target {
     }
 }
 
-/// What a point is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Parameters were chosen so that it is met.
-    Fitted,
-    /// A parameter is this figure, or was bounded by it: that it is met says nothing.
-    Taken,
-    /// The source leaves a load or a threshold open, and ours was chosen with the figure known: that it is met says that
-    /// such a load exists.
-    Assumed,
-    /// It follows from the bandwidth parameters and from how they are shared: a model that meets the fitted points misses
-    /// it only by a mistake.
-    Derived,
-    /// A lower bound, which any faster model meets as well.
-    Bounded,
-    /// The model is judged by it: it could have come out otherwise.
-    Judged,
-}
-
-impl Role {
-    /// The name in reports and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fitted => "fitted",
-            Self::Taken => "taken",
-            Self::Assumed => "assumed",
-            Self::Derived => "derived",
-            Self::Bounded => "bounded",
-            Self::Judged => "judged",
-        }
+named! {
+    /// What a point is for.
+    pub enum Role {
+        /// Parameters were chosen so that it is met.
+        Fitted = "fitted",
+        /// A parameter is this figure, or was bounded by it: that it is met says nothing.
+        Taken = "taken",
+        /// The source leaves a load or a threshold open, and ours was chosen with the figure known: that it is met says that
+        /// such a load exists.
+        Assumed = "assumed",
+        /// It follows from the bandwidth parameters and from how they are shared: a model that meets the fitted points misses
+        /// it only by a mistake.
+        Derived = "derived",
+        /// A lower bound, which any faster model meets as well.
+        Bounded = "bounded",
+        /// The model is judged by it: it could have come out otherwise.
+        Judged = "judged",
     }
 }
 

@@ -1,6 +1,6 @@
 //! What one simulated device does with copies of one length, kept full.
 
-use std::fmt;
+use offcore_stats::named;
 
 use anyhow::Result;
 use offcore_dsa::WqMode;
@@ -14,35 +14,19 @@ pub(crate) const BATCH: usize = 32;
 const HEADER: usize = 12;
 /// Bytes of a frame that nobody copies.
 const FCS: usize = 4;
-/// What keeps a rate from being higher.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bound {
-    /// The cores are busy.
-    #[default]
-    Core,
-    /// The devices move all the bytes that they can.
-    DeviceBandwidth,
-    /// The devices take all the descriptors that they can.
-    Descriptors,
-    /// The ports carry all that they can.
-    PortRate,
-}
-
-impl Bound {
-    /// The words in reports and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Core => "core",
-            Self::DeviceBandwidth => "device bandwidth",
-            Self::Descriptors => "descriptors/s",
-            Self::PortRate => "port rate",
-        }
-    }
-}
-
-impl fmt::Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+named! {
+    /// What keeps a rate from being higher.
+    #[derive(Default)]
+    pub enum Bound {
+        /// The cores are busy.
+        #[default]
+        Core = "core",
+        /// The devices move all the bytes that they can.
+        DeviceBandwidth = "device bandwidth",
+        /// The devices take all the descriptors that they can.
+        Descriptors = "descriptors/s",
+        /// The ports carry all that they can.
+        PortRate = "port rate",
     }
 }
 

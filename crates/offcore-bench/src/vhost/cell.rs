@@ -8,7 +8,7 @@ use std::fmt;
 
 use anyhow::Result;
 use offcore_dma::Mode;
-use offcore_stats::tsc;
+use offcore_stats::{named, tsc};
 
 use super::{Options, PUBLISHED, Peers};
 use crate::BURST;
@@ -28,15 +28,16 @@ use crate::vhost::core_cost::OwnVariant;
 /// Windows over which Figure 3's shares are taken.
 const BREAKDOWN: usize = 192;
 
-/// What alternates in a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The core against itself.
-    Noise,
-    /// The core against the peer.
-    Peer,
-    /// Modes and engines against each other.
-    Modes,
+named! {
+    /// What alternates in a cell.
+    pub(super) enum Kind {
+        /// The core against itself.
+        Noise = "noise floor",
+        /// The core against the peer.
+        Peer = "peer",
+        /// Modes and engines against each other.
+        Modes = "modes",
+    }
 }
 
 impl Kind {
@@ -75,16 +76,6 @@ impl Kind {
                 all.iter().copied().chain(idle).collect()
             }
         }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Noise => "noise floor",
-            Self::Peer => "peer",
-            Self::Modes => "modes",
-        })
     }
 }
 

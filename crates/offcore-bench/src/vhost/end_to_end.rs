@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use offcore_flow::Forward;
 use offcore_mem::{Hugepages, Pool};
-use offcore_stats::lcore;
+use offcore_stats::{lcore, named};
 
 use crate::BURST;
 use crate::guests::guest::{PEER_MAC, PORT_MAC};
@@ -44,24 +44,17 @@ use paired::{Gathered, Schedule, Variant};
 /// MiB of hugepages for everything: testpmd's memory, our pool, the front ends' buffers.
 const HUGEPAGE_MIB: u32 = 384;
 
-/// What is measured beside ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// dpdk-testpmd with net_vhost.
-    Testpmd,
-    /// Open vSwitch with DPDK, from guest to guest: both sides are learning switches.
-    Ovs,
+named! {
+    /// What is measured beside ours.
+    pub enum Peer {
+        /// dpdk-testpmd with net_vhost.
+        Testpmd = "dpdk-testpmd",
+        /// Open vSwitch with DPDK, from guest to guest: both sides are learning switches.
+        Ovs = "ovs-dpdk",
+    }
 }
 
 impl Peer {
-    /// The name in errors and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Testpmd => "dpdk-testpmd",
-            Self::Ovs => "ovs-dpdk",
-        }
-    }
-
     /// Why it cannot be measured here, and what helps.
     fn refused(self, route: Route) -> Option<String> {
         match self {

@@ -164,7 +164,7 @@ fn pipeline_ends_beside_a_hung_kernel() {
         return passes_in_processes(NAME, Launch::ALL.map(|launch| [("OFFCORE_TEST_WAY", launch.name())]));
     }
     let fake = Fake::new();
-    let launch: Launch = std::env::var("OFFCORE_TEST_WAY").unwrap().parse().unwrap();
+    let launch = Launch::find(&std::env::var("OFFCORE_TEST_WAY").unwrap()).unwrap();
     let mut device = devices::open("cuda:0").unwrap();
     let pool = pool(2, 64);
     let hangs = Case { timeout: Duration::from_millis(50), ..Case::new(launch, Memory::Host) };

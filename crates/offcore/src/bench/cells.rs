@@ -11,7 +11,7 @@ use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
 use super::{FRAME, Format, plot_file};
-use crate::args::{Lcores, choice, hugepages, lcores, mode, within};
+use crate::args::{Lcores, choice, hugepages, lcores, mode, one_of, within};
 
 /// A B B A blocks of a cell; the design asks for 200.
 pub(super) const BLOCKS: usize = 200;
@@ -73,7 +73,7 @@ pub(crate) struct CellArgs {
 }
 
 pub(crate) fn temperature() -> impl TypedValueParser<Value = Temperature> {
-    choice(Temperature::ALL.map(Temperature::name))
+    one_of(Temperature::NAMES, Temperature::find)
 }
 
 /// What was given, or else what is measured where nothing was.

@@ -13,7 +13,7 @@ use offcore_bench::temperature::Temperature;
 use super::cells::{CellArgs, goes_with, or};
 use super::{Rows, end_to_end, two_lcores, verified};
 use crate::Failure;
-use crate::args::choice;
+use crate::args::one_of;
 use crate::output::table::{columns, digits, or_dash, times};
 
 /// Rounds of 32768 packets of case conversion.
@@ -61,11 +61,11 @@ pub(crate) struct CopyArgs {
     pub cases: Vec<Case>,
 
     /// Kinds of ports of case end-to-end: af_xdp, af_packet [default: both]
-    #[arg(long = "port", value_name = "LIST", value_delimiter = ',', value_parser = choice::<PortKind>(PortKind::ALL.map(PortKind::name)))]
+    #[arg(long = "port", value_name = "LIST", value_delimiter = ',', value_parser = one_of(PortKind::NAMES, PortKind::find))]
     pub ports: Vec<PortKind>,
 
     /// Which way packets go in case end-to-end: txonly, rxonly, forward [default: all three]
-    #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Direction>(Direction::ALL.map(Direction::name)))]
+    #[arg(long = "direction", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Direction::NAMES, Direction::find))]
     pub directions: Vec<Direction>,
 
     /// Measure other people's software beside ours, in turns

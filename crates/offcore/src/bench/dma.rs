@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use offcore_bench::copier::Copier;
 use offcore_bench::dma::{self, Options, SIZES, Subject, sharing};
 use offcore_bench::progress::Progress;
@@ -15,7 +15,7 @@ use offcore_stats::lcore;
 use super::cells::{BenchArgs, or, temperature};
 use super::{Rows, two_lcores};
 use crate::Failure;
-use crate::args::{Lcores, within};
+use crate::args::{Lcores, one_of, within};
 use crate::output::table::{columns, digits, or_dash};
 
 /// Rounds of a combination, and how long it may take.
@@ -84,11 +84,7 @@ pub(crate) struct DmaArgs {
 
 /// How workers share a channel: a lock around one dedicated queue, one shared work queue, or a dedicated queue each.
 fn sharing() -> impl TypedValueParser<Value = Sharing> {
-    PossibleValuesParser::new(["lock", "swq", "bound"]).map(|name| match name.as_str() {
-        "lock" => Sharing::Lock,
-        "swq" => Sharing::SharedQueue,
-        _ => Sharing::Bound,
-    })
+    one_of(["lock", "swq", "bound"], Sharing::find)
 }
 
 /// Bytes, with K or M for binary thousands and millions.

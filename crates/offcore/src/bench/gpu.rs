@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use offcore_bench::gpu::{self, Case, Memory, Options, Outcome, WorkKind, plot};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::{GpuColumns, Row};
@@ -13,7 +13,7 @@ use offcore_stats::lcore;
 use super::cells::{BenchArgs, goes_with};
 use super::{FRAME, Rows, plot_file, verified};
 use crate::Failure;
-use crate::args::{Lcores, choice, within};
+use crate::args::{Lcores, one_of, within};
 use crate::output::say;
 use crate::output::table::{columns, digits, or_dash, times, us};
 
@@ -67,7 +67,7 @@ pub(crate) struct GpuArgs {
     pub sizes: Vec<usize>,
 
     /// Work of case break-even: swap, crc32c, checksum, match [default: all four]
-    #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = choice::<WorkKind>(WorkKind::ALL.map(WorkKind::name)))]
+    #[arg(long = "work", value_name = "LIST", value_delimiter = ',', value_parser = one_of(WorkKind::WORKS.map(WorkKind::name), WorkKind::find))]
     pub works: Vec<WorkKind>,
 
     /// Where a device processes packets: host (in place), gpu (in a copy in its memory) [default: both; in cases forced
@@ -96,25 +96,16 @@ pub(crate) struct GpuArgs {
     pub bench: BenchArgs,
 }
 
-/// A case, or all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AnyCase {
-    All,
-    One(Case),
-}
+/// A case, or `None` for all of them.
+type AnyCase = Option<Case>;
 
 fn case() -> impl TypedValueParser<Value = AnyCase> {
-    let names = Case::ALL.map(Case::name).into_iter().chain(["all"]);
-    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
-        "all" => Ok(AnyCase::All),
-        name => name.parse().map(AnyCase::One),
-    })
+    let find = |name: &str| if name == "all" { Some(None) } else { Case::find(name).map(Some) };
+    one_of(Case::NAMES.into_iter().chain(["all"]), find)
 }
 
 fn memory() -> impl TypedValueParser<Value = Memory> {
-    let named = |name: &str| Memory::ALL.into_iter().find(|memory| memory.name() == name);
-    PossibleValuesParser::new(Memory::ALL.map(Memory::name))
-        .try_map(move |name| named(&name).ok_or("expected host or gpu"))
+    one_of(Memory::ALL.map(Memory::name), |name| Memory::ALL.into_iter().find(|memory| memory.name() == name))
 }
 
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
@@ -139,7 +130,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
 
 /// The cases that are measured, each once.
 fn cases(args: &GpuArgs) -> Vec<Case> {
-    let asked = |case: &Case| args.cases.iter().any(|any| [AnyCase::All, AnyCase::One(*case)].contains(any));
+    let asked = |case: &Case| args.cases.iter().any(|any| any.is_none_or(|any| any == *case));
     Case::ALL.into_iter().filter(asked).collect()
 }
 

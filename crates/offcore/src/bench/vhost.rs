@@ -24,7 +24,7 @@ use offcore_stats::lcore;
 use super::cells::{CellArgs, goes_with, or};
 use super::{Rows, two_lcores};
 use crate::Failure;
-use crate::args::{choice, within};
+use crate::args::{one_of, within};
 use table::table;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -89,12 +89,12 @@ pub(crate) struct VhostArgs {
     pub max_latency: Option<usize>,
 
     /// Formats of virtqueues: split, packed [default: both]
-    #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = choice::<Ring>(Ring::ALL.map(Ring::name)))]
+    #[arg(long = "ring", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Ring::NAMES, Ring::find))]
     pub rings: Vec<Ring>,
 
     /// How guests use their virtqueues: simple, one descriptor a packet; linux, as Linux does, with event index, offload
     /// headers and indirect tables
-    #[arg(long = "guest", value_name = "LIST", value_delimiter = ',', default_value = "simple", value_parser = choice::<GuestKind>(GuestKind::ALL.map(GuestKind::name)))]
+    #[arg(long = "guest", value_name = "LIST", value_delimiter = ',', default_value = "simple", value_parser = one_of(GuestKind::NAMES, GuestKind::find))]
     pub guests: Vec<GuestKind>,
 
     /// How often ours copies a payload from guest to guest: once where it can, or twice in any case

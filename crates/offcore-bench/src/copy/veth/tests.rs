@@ -11,15 +11,3 @@ fn what_is_missing_is_said() {
     let error = run(&options, &Progress::hidden(), &mut |row| panic!("{row:?}")).unwrap_err().to_string();
     assert!(error.contains(&missing), "{error}");
 }
-
-#[test]
-fn names_are_known() {
-    for kind in PortKind::ALL {
-        assert_eq!(kind.name().parse(), Ok(kind));
-    }
-    for direction in Direction::ALL {
-        assert_eq!(direction.name().parse(), Ok(direction));
-    }
-    assert!("tap".parse::<PortKind>().unwrap_err().contains("af_packet"));
-    assert!("both".parse::<Direction>().unwrap_err().contains("rxonly"));
-}
