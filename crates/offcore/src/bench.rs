@@ -48,19 +48,6 @@ pub(crate) enum BenchCommand {
     Model(model::ModelArgs),
 }
 
-impl BenchCommand {
-    /// The words that lead to the command, for messages about its flags.
-    pub(crate) const fn names(&self) -> &'static [&'static str] {
-        match self {
-            Self::Vhost(_) => &["bench", "vhost"],
-            Self::Copy(_) => &["bench", "copy"],
-            Self::Dma(_) => &["bench", "dma"],
-            Self::Gpu(_) => &["bench", "gpu"],
-            Self::Model(_) => &["bench", "model"],
-        }
-    }
-}
-
 /// How rows are written to stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -72,7 +59,7 @@ pub(crate) enum Format {
     Csv,
 }
 
-pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failure> {
     let result = match command {
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
@@ -81,7 +68,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Model(args) => model::run(args),
     };
     result.map_err(|failure| match failure {
-        Failure::Failed(error) => anyhow!("offcore {}: {}", command.names().join(" "), told(&error)).into(),
+        Failure::Failed(error) => anyhow!("offcore {}: {}", names.join(" "), told(&error)).into(),
         usage => usage,
     })
 }

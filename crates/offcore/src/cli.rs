@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::args::{DemoArgs, SwitchArgs};
 use crate::bench::BenchCommand;
@@ -17,6 +17,9 @@ pub(crate) struct Cli {
     pub verbose: u8,
     #[command(subcommand)]
     pub command: Command,
+    /// The words that led to it, for messages about its flags.
+    #[arg(skip)]
+    pub names: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -94,7 +97,14 @@ impl Cli {
         {
             *switch = DEMO.into();
         }
-        Self::try_parse_from(words)
+        let matches = Self::command().try_get_matches_from(words)?;
+        let mut cli = Self::from_arg_matches(&matches)?;
+        let mut next = matches.subcommand();
+        while let Some((name, matches)) = next {
+            cli.names.push(name.into());
+            next = matches.subcommand();
+        }
+        Ok(cli)
     }
 }
 

@@ -38,18 +38,6 @@ pub(crate) enum DsaCommand {
     Explain(ExplainArgs),
 }
 
-impl DsaCommand {
-    pub(crate) fn names(&self) -> &'static [&'static str] {
-        match self {
-            Self::List(_) => &["dsa", "list"],
-            Self::Configure(_) => &["dsa", "configure"],
-            Self::Doctor(_) => &["dsa", "doctor"],
-            Self::Perf(_) => &["dsa", "perf"],
-            Self::Explain(_) => &["dsa", "explain"],
-        }
-    }
-}
-
 const EXPLAIN_EXAMPLES: &str = "\
 Examples:
   A status, as a driver or another program reports it:

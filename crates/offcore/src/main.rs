@@ -60,21 +60,21 @@ fn main() -> ExitCode {
         say(&format!("error: {text}"));
         return ExitCode::from(2);
     }
-    let (names, result) = match &cli.command {
-        Command::Switch(args) => (&["switch"][..], switch::run(args)),
-        Command::Demo(args) => (&["switch"][..], demo::run(args)),
-        Command::Copy(args) => (&["copy"][..], copy::run(args)),
-        Command::Gpu(args) => (args.names(), gpu::run(args)),
-        Command::Bench { command } => (command.names(), bench::run(command)),
-        Command::Pktgen(args) => (&["pktgen"][..], pktgen::run(args)),
-        Command::Tcp(args) => (&["tcp"][..], tcp::run(args)),
-        Command::Predict(args) => (&["predict"][..], predict::run(args)),
-        Command::Dsa { command } => (command.names(), dsa::run(command)),
-        Command::Port { command } => (command.names(), port::run(command)),
+    let result = match &cli.command {
+        Command::Switch(args) => switch::run(args),
+        Command::Demo(args) => demo::run(args),
+        Command::Copy(args) => copy::run(args),
+        Command::Gpu(args) => gpu::run(args),
+        Command::Bench { command } => bench::run(command, &cli.names),
+        Command::Pktgen(args) => pktgen::run(args),
+        Command::Tcp(args) => tcp::run(args),
+        Command::Predict(args) => predict::run(args),
+        Command::Dsa { command } => dsa::run(command),
+        Command::Port { command } => port::run(command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(text)) => usage(names, &text),
+        Err(Failure::Usage(text)) => usage(&cli.names, &text),
         // Our errors name their causes themselves.
         Err(Failure::Failed(error)) => {
             say(&format!("error: {error}"));
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
 }
 
 /// Says what is wrong with the flags in the way that the parser does.
-fn usage(names: &[&str], text: &str) -> ExitCode {
+fn usage(names: &[String], text: &str) -> ExitCode {
     let mut root = Cli::command();
     root.build();
     let mut command = &mut root;

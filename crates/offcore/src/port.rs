@@ -21,14 +21,6 @@ pub(crate) enum PortCommand {
     List(ListArgs),
 }
 
-impl PortCommand {
-    pub(crate) fn names(&self) -> &'static [&'static str] {
-        match self {
-            Self::List(_) => &["port", "list"],
-        }
-    }
-}
-
 const EXAMPLES: &str = "\
 Examples:
     offcore port list

@@ -71,16 +71,6 @@ pub(crate) struct GpuArgs {
     pub pipelines: PipelineArgs,
 }
 
-impl GpuArgs {
-    /// The names of the subcommand.
-    pub(crate) fn names(&self) -> &'static [&'static str] {
-        match self.command {
-            Some(GpuCommand::Doctor(_)) => &["gpu", "doctor"],
-            None => &["gpu"],
-        }
-    }
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum GpuCommand {
     /// Check what this machine has for packets on a GPU, what is missing, and what to do
