@@ -19,6 +19,7 @@ use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Star
 use crate::idle::{Idle, NAP};
 use crate::kernel;
 use crate::layout::{PipelineView, PoolView};
+use crate::ring::slot_and_lap;
 
 const NAME: &str = "host";
 /// Time for threads to end.
@@ -249,7 +250,7 @@ impl LaunchQueue {
             if self.injects_fault(turn) {
                 return;
             }
-            let place = slot_and_lap(view, turn);
+            let place = slot_and_lap(view.ring.count, turn);
             let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
             for block in 0..blocks {
                 // SAFETY: the burst has been submitted, since its turn is in the queue; the rest is the caller's
@@ -281,19 +282,13 @@ impl LaunchQueue {
 unsafe fn graphs(view: &PipelineView, threads: NonZeroU32) {
     let mut turn = 0;
     loop {
-        let (slot, lap) = slot_and_lap(view, turn);
+        let (slot, lap) = slot_and_lap(view.ring.count, turn);
         // SAFETY: the caller's promise.
         if !unsafe { kernel::graph_node(view, threads, slot, lap) } {
             return;
         }
         turn += 1;
     }
-}
-
-/// Slot and lap of a turn: see [`crate::ring`].
-fn slot_and_lap(view: &PipelineView, turn: u64) -> (u32, u32) {
-    let slots = u64::from(view.ring.count);
-    ((turn % slots) as u32, (turn / slots % u64::from(u32::MAX)) as u32 + 1)
 }
 
 #[derive(Debug)]

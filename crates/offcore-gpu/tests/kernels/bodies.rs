@@ -146,8 +146,7 @@ fn last_block_of_a_burst_answers() {
             {
                 rig.stage(staging);
                 let packets = rig.packets(count, turn);
-                let mut pool = rig.pool.bytes().to_vec();
-                let expected = rig.expect(&mut pool, &packets);
+                let (pool, expected) = rig.after(&packets);
                 rig.post(turn, &packets);
                 for i in 0..blocks {
                     let block = if backwards { blocks - 1 - i } else { i };
@@ -177,8 +176,7 @@ fn blocks_share_a_burst_concurrently() {
         for turn in 0..10 {
             rig.stage(STAGINGS[turn as usize % STAGINGS.len()]);
             let packets = rig.packets(1000, turn);
-            let mut pool = rig.pool.bytes().to_vec();
-            let expected = rig.expect(&mut pool, &packets);
+            let (pool, expected) = rig.after(&packets);
             rig.post(turn, &packets);
             thread::scope(|scope| {
                 for block in 0..blocks {

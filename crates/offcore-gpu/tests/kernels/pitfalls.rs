@@ -24,8 +24,7 @@ fn pitfall_1_last_packet_of_a_large_burst() {
         for mode in MODES {
             let rig = Rig::new(count, 2, count, Kind::Nothing);
             let packets = full_packets(&rig, count);
-            let mut pool = rig.pool.bytes().to_vec();
-            let expected = rig.expect(&mut pool, &packets);
+            let (pool, expected) = rig.after(&packets);
             assert_ne!(pool, rig.pool.bytes());
             rig.post(0, &packets);
             rig.quit(1);
@@ -53,8 +52,7 @@ fn pitfall_2_current_slot_is_used() {
         for turn in 0..200u64 {
             // Different packets each turn; none repeat from the last.
             let packets: Vec<_> = (0..9).map(|i| all[(turn as usize * 9 + i) % 64]).collect();
-            let mut pool = rig.pool.bytes().to_vec();
-            let expected = rig.expect(&mut pool, &packets);
+            let (pool, expected) = rig.after(&packets);
             rig.post(turn, &packets);
             quit.turn += 1;
             assert!(rig.wait(turn), "no answer to turn {turn}");
@@ -65,15 +63,13 @@ fn pitfall_2_current_slot_is_used() {
     });
 }
 
-/// l2fwd-nv: receives until there are `burst - 4` packets, so bursts of up to 4 never complete.
 /// A device only writes answers: they may be behind a bus.
 #[test]
 fn pitfall_7_device_never_reads_an_answer() {
     let rig = Rig::new(64, 2, 64, Kind::Crc32c);
     for turn in 0..6 {
         let packets = full_packets(&rig, 64);
-        let mut pool = rig.pool.bytes().to_vec();
-        let expected = rig.expect(&mut pool, &packets);
+        let (pool, expected) = rig.after(&packets);
         rig.spoil_results(turn);
         rig.post(turn, &packets);
         let (slot, lap) = rig.place(turn);
@@ -84,14 +80,14 @@ fn pitfall_7_device_never_reads_an_answer() {
     }
 }
 
+/// l2fwd-nv: receives until there are `burst - 4` packets, so bursts of up to 4 never complete.
 #[test]
 fn pitfall_3_bursts_of_1_to_4_are_processed() {
     for count in 1..=4 {
         for number in [1, 32, 256] {
             let rig = Rig::new(8, 2, 4, Kind::Crc32c);
             let packets = full_packets(&rig, count);
-            let mut pool = rig.pool.bytes().to_vec();
-            let expected = rig.expect(&mut pool, &packets);
+            let (pool, expected) = rig.after(&packets);
             rig.post(0, &packets);
             rig.quit(1);
             // SAFETY: the rig is alive, and nothing else uses its memory.

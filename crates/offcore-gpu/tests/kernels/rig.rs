@@ -392,6 +392,13 @@ impl Rig {
         packets.iter().map(|packet| self.expect_one(pool, packet)).collect()
     }
 
+    /// The same for a burst alone: the pool after it, and its results.
+    pub(crate) fn after(&self, packets: &[PacketDescriptor]) -> (Vec<u8>, Vec<u32>) {
+        let mut pool = self.pool.bytes().to_vec();
+        let results = self.expect(&mut pool, packets);
+        (pool, results)
+    }
+
     fn expect_one(&self, pool: &mut [u8], packet: &PacketDescriptor) -> u32 {
         let (chunk_len, begin, len) =
             (1 << self.chunk_shift, usize::from(packet.offset), usize::from(packet.len));

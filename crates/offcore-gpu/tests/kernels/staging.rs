@@ -9,8 +9,7 @@ use crate::rig::{KINDS, Rig, STAGINGS, threads};
 
 /// Runs one burst and checks everything, including staging memory.
 fn one_burst(rig: &Rig, mode: &str, packets: &[PacketDescriptor], number: u32, case: &str) {
-    let mut pool = rig.pool.bytes().to_vec();
-    let expected = rig.expect(&mut pool, packets);
+    let (pool, expected) = rig.after(packets);
     rig.poison();
     rig.spoil_results(0);
     rig.clear_answer(0);

@@ -13,8 +13,7 @@ use crate::rig::{COUNTS, KINDS, Numbers, Rig, threads};
 /// Runs one burst in place and staged, and checks everything.
 fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &str) -> Vec<u32> {
     let before = rig.pool.bytes().to_vec();
-    let mut pool = before.clone();
-    let expected = rig.expect(&mut pool, packets);
+    let (pool, expected) = rig.after(packets);
     for staging in [None, Some(0)] {
         let case = &format!("{case}, staging {staging:?}");
         rig.stage(staging);
