@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use crate::netns::{Netns, checked, unique_interface};
+use crate::netns::{Netns, checked};
+use crate::tempdir::unique_name;
 use crate::{Need, require};
 
 fn ip(args: &[&str]) -> anyhow::Result<String> {
@@ -55,7 +56,7 @@ fn namespaces_reach_each_other() {
 fn an_interface_moves_in() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };
     let netns = Netns::new().unwrap();
-    let tap = unique_interface();
+    let tap = unique_name();
     ip(&["tuntap", "add", "dev", &tap, "mode", "tap"]).unwrap();
     netns.take(&tap).unwrap();
     netns.configure(&tap, "10.77.2.1/24").unwrap();

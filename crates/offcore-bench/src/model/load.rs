@@ -30,24 +30,6 @@ impl Load {
     pub const fn new(wq: usize, bytes: u32, depth: usize) -> Self {
         Self { wq, bytes, depth, batch: 1, pause_ns: 0, faults: false }
     }
-
-    /// The same with pauses.
-    #[must_use]
-    pub const fn pausing(self, pause_ns: u64) -> Self {
-        Self { pause_ns, ..self }
-    }
-
-    /// The same with a page fault for every copy.
-    #[must_use]
-    pub const fn faulting(self) -> Self {
-        Self { faults: true, ..self }
-    }
-
-    /// The same in batches of `batch`.
-    #[must_use]
-    pub const fn in_batches(self, batch: usize) -> Self {
-        Self { batch, ..self }
-    }
 }
 
 /// What became of it.

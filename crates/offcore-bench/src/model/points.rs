@@ -142,7 +142,7 @@ pub const POINTS: [Point; 26] = [
         4096,
         |point, timing| {
             let layout = layout(1, 1, 4, QUEUE_SPACE, WqMode::Dedicated);
-            let load = Load::new(0, point.bytes, 1).faulting();
+            let load = Load { faults: true, ..Load::new(0, point.bytes, 1) };
             Ok(one(layout, timing, load, 8)?.latency_ns() / 1e3)
         },
     ),
@@ -259,7 +259,7 @@ pub const POINTS: [Point; 26] = [
         |point, timing| {
             let load = Load::new(0, point.bytes, 8);
             let batches =
-                one(layout(1, 1, 4, QUEUE_SPACE, WqMode::Dedicated), timing, load.in_batches(4), 64)?;
+                one(layout(1, 1, 4, QUEUE_SPACE, WqMode::Dedicated), timing, Load { batch: 4, ..load }, 64)?;
             Ok(batches.bandwidth() / group(point, timing, 4, 8)?.bandwidth())
         },
     ),
@@ -275,7 +275,7 @@ pub const POINTS: [Point; 26] = [
         "vhost guide, two copies a packet; one group of 4 DSA engines, two queues of 64",
         1526,
         |point, timing| {
-            let loads = [0, 1].map(|wq| Load::new(wq, point.bytes, 64).in_batches(32));
+            let loads = [0, 1].map(|wq| Load { batch: 32, ..Load::new(wq, point.bytes, 64) });
             let outcomes = Bench::new(layout(1, 2, 4, 64, WqMode::Dedicated), timing, &loads)?.run(4096)?;
             Ok(outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3)
         },
@@ -319,7 +319,7 @@ fn groups(point: &Point, timing: Timing, groups: usize) -> Result<f64> {
 fn shared(point: &Point, timing: Timing, bytes: u32, depth: usize) -> Result<f64> {
     let copies = if point.bytes > 64 << 10 { 64 } else { 512 };
     let pause = timing.alone_ns(bytes.into()) as u64;
-    let loads = [Load::new(0, point.bytes, 1).pausing(pause), Load::new(1, bytes, depth)];
+    let loads = [Load { pause_ns: pause, ..Load::new(0, point.bytes, 1) }, Load::new(1, bytes, depth)];
     let layout = layout(1, 2, 1, QUEUE_SPACE / 2, WqMode::Dedicated);
     Ok(Bench::new(layout, timing, &loads)?.run(copies)?[0].latency_ns())
 }

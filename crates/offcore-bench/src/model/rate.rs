@@ -60,7 +60,7 @@ impl DeviceRate {
     ) -> Result<Self> {
         let timing = Timing::PUBLISHED;
         let wqs = groups * queues;
-        let loads: Vec<_> = (0..wqs).map(|wq| Load::new(wq, bytes, 4 * BATCH).in_batches(batch)).collect();
+        let loads: Vec<_> = (0..wqs).map(|wq| Load { batch, ..Load::new(wq, bytes, 4 * BATCH) }).collect();
         let size = 128 / wqs as u32;
         let layout = layout(groups, queues, engines, size, WqMode::Dedicated);
         let outcomes = Bench::new(layout, timing, &loads)?.run(4096)?;

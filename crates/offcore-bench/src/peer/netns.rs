@@ -179,11 +179,6 @@ impl Drop for Netns {
     }
 }
 
-/// An interface name that no other process uses, for an interface that starts in the initial namespace.
-pub fn unique_interface() -> String {
-    unique_name()
-}
-
 fn ip(args: &[&str]) -> Result<String> {
     checked(Command::new("ip").args(args))
 }

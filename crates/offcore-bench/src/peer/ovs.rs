@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use offcore_stats::lcore;
 use rustix::process::Signal;
 
+use super::netns::checked;
 use super::process::{Process, TIMEOUT};
 use super::tempdir::{TempDir, unique_name};
 use crate::machine::find_program;
@@ -61,7 +62,7 @@ impl Ovs {
         }
         let dir = TempDir::new()?;
         let database = dir.file("conf.db");
-        run(Command::new("ovsdb-tool").arg("create").arg(&database).arg(SCHEMA))?;
+        checked(Command::new("ovsdb-tool").arg("create").arg(&database).arg(SCHEMA))?;
         let mut server = Command::new(find_program("ovsdb-server").context("ovsdb-server")?);
         server.arg(&database).arg(format!("--remote=punix:{}", dir.file("db").display()));
         server.arg(format!("--unixctl={}", dir.file("db.ctl").display()));
@@ -83,8 +84,8 @@ impl Ovs {
         let mut configure = vsctl(&dir);
         configure.args(["--no-wait", "set", "Open_vSwitch", "."]);
         configure.args(settings.iter().map(|setting| format!("other_config:{setting}")));
-        run(vsctl(&dir).args(["--no-wait", "init"]))?;
-        run(&mut configure)?;
+        checked(vsctl(&dir).args(["--no-wait", "init"]))?;
+        checked(&mut configure)?;
 
         let mut switch = Command::new("unshare");
         switch.arg("--net").arg(VSWITCHD).arg(format!("unix:{}", dir.file("db").display()));
@@ -106,7 +107,7 @@ impl Ovs {
                 "type=dpdkvhostuser",
             ]);
         }
-        run(&mut bridge).with_context(|| ovs.switch.tail())?;
+        checked(&mut bridge).with_context(|| ovs.switch.tail())?;
         for socket in ovs.sockets() {
             wait_until("a port's socket", || Ok(socket.exists())).with_context(|| ovs.switch.tail())?;
         }
@@ -187,7 +188,7 @@ impl Ovs {
     fn ask(&self, question: &[&str]) -> Result<String> {
         let mut appctl = Command::new("ovs-appctl");
         appctl.args(["--timeout=10", "-t"]).arg(self.dir.file("ctl")).args(question);
-        run(&mut appctl)
+        checked(&mut appctl)
     }
 }
 
@@ -214,15 +215,6 @@ fn at_home(mut command: Command, dir: &TempDir) -> Command {
         command.env(variable, dir.path());
     }
     command
-}
-
-/// Runs a program to its end; what it printed.
-fn run(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("cannot run {name}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {}: {}", output.status, said.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn wait_until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
