@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use bitflags::bitflags;
 
 /// Operation status, bits 5:0 of the record's first byte (Table 5-6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Status(pub u8);
 
 impl Status {
@@ -83,7 +83,7 @@ pub struct CompletionRecord {
 const _: () = assert!(size_of::<CompletionRecord>() == 32 && align_of::<CompletionRecord>() == 32);
 
 /// A completion record, read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completed {
     /// Bits 5:0 of the status byte.
     pub status: Status,
@@ -157,16 +157,8 @@ impl CompletionRecord {
 
 impl Completed {
     /// A record of `status` with everything else zero.
-    pub const fn of(status: Status) -> Self {
-        Self {
-            status,
-            fault_was_write: false,
-            result: 0,
-            fault_info: 0,
-            completed: 0,
-            fault_address: 0,
-            specific: [0; 2],
-        }
+    pub fn of(status: Status) -> Self {
+        Self { status, ..Self::default() }
     }
 }
 

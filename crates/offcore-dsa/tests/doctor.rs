@@ -42,27 +42,10 @@ fn healthy_machine_has_no_findings() {
     let tree = Tree::healthy();
     let report = look(&tree);
     assert_eq!(report.worst(), Verdict::Ok, "{:#?}", report.findings);
-    for check in [
-        "kernel-command-line",
-        "kernel-config",
-        "iommu",
-        "cpu-instructions",
-        "hugepages",
-        "driver-binding",
-        "portal-mapping",
-        "device-state",
-        "command-status",
-        "shared-virtual-memory",
-        "layout",
-        "traffic-class",
-        "numa-distance",
-        "wq-state",
-        "driver-name",
-        "permissions",
-        "block-on-fault",
-        "wq-size",
-        "user-queues",
-    ] {
+    let checks = "kernel-command-line kernel-config iommu cpu-instructions hugepages driver-binding portal-mapping \
+                  device-state command-status shared-virtual-memory layout traffic-class numa-distance wq-state \
+                  driver-name permissions block-on-fault wq-size user-queues";
+    for check in checks.split(' ') {
         let found: Vec<_> = report.findings.iter().filter(|finding| finding.check == check).collect();
         assert!(
             !found.is_empty() && found.iter().all(|finding| finding.verdict == Verdict::Ok),

@@ -200,12 +200,8 @@ fn faults(seed: u64) -> Faults {
     }
 }
 
-fn channels() -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
-    channels_late(1)
-}
-
-/// The same, the second channel completing `late` of a thousand copies late.
-fn channels_late(late: u32) -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
+/// A channel that never completes some copies, and one that completes `late` of a thousand late.
+fn channels(late: u32) -> (Vec<Box<dyn offcore_dma::Channel>>, [Arc<FaultCounts>; 2]) {
     let open = |faults| FaultyChannel::new(CpuDevice.open_channel(1024).unwrap(), faults);
     let never = open(Faults { never: 1, ..faults(1) });
     let late = open(Faults { late, ..faults(2) });
@@ -218,7 +214,7 @@ const MILLION: u64 = 1_000_000;
 
 #[test]
 fn a_million_packets_survive_every_fault() {
-    let (channels, counts) = channels();
+    let (channels, counts) = channels(1);
     let mut looped = Loop::new(channels);
     looped.run(MILLION).unwrap();
     let total =
@@ -237,7 +233,7 @@ fn a_million_packets_survive_every_fault() {
 
 #[test]
 fn without_the_reorder_ring_it_is_noticed() {
-    let (channels, _) = channels();
+    let (channels, _) = channels(1);
     let mut looped = Loop::new(channels);
     looped.worker.mover.switch_off_order();
     let error = looped.run(MILLION).unwrap_err();
@@ -246,7 +242,7 @@ fn without_the_reorder_ring_it_is_noticed() {
 
 #[test]
 fn without_the_quarantine_it_is_noticed() {
-    let (channels, counts) = channels_late(10);
+    let (channels, counts) = channels(10);
     let mut looped = Loop::new(channels);
     looped.worker.mover.switch_off_quarantine();
     let error = looped.run(MILLION).unwrap_err();

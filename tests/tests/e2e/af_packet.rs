@@ -1,8 +1,5 @@
 //! Ports on interfaces of the kernel by packet sockets, against the kernel's network stack in namespaces.
 
-use std::fs;
-use std::process::Stdio;
-
 use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
@@ -129,18 +126,14 @@ fn frames_arrive_tags_included() {
     write_capture(file("in").as_ref(), &frames);
     let netns = Netns::new().unwrap();
     switch::veth_in(&netns, "left", "right");
-    let mut tcpdump = netns.command("tcpdump");
-    tcpdump.args(["-i", "right", "-Q", "in", "-U", "-B", "16384", "-w", &file("seen")]);
-    let mut tcpdump = tcpdump.stderr(Stdio::null()).spawn().unwrap();
-    switch::wait_until("tcpdump has begun", || fs::metadata(file("seen")).is_ok_and(|file| file.len() >= 24));
+    let tcpdump = switch::tcpdump(&netns, "right", file("seen").as_ref(), &[]);
     let (input, output) = (format!("pcap:{}", file("in")), format!("pcap:-,{}", file("out")));
     let ports = [input.as_str(), "af_packet:left", "af_packet:right", &output];
     let mut offcore = start_in(&netns, &ports);
     switch::wait_for_packets(&mut offcore, 3, "tx", frames.len() as u64);
     let report = switch::stop(offcore);
     switch::wait_until("tcpdump has written", || frames_of(file("seen")).len() >= frames.len());
-    tcpdump.kill().unwrap();
-    tcpdump.wait().unwrap();
+    drop(tcpdump);
     for name in ["out", "seen"] {
         let found = frames_of(file(name));
         let differing = found.iter().zip(&frames).position(|(a, b)| a != b);

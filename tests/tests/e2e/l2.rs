@@ -189,10 +189,8 @@ fn two_workers_share_what_they_know() {
     let Some(()) = needed().and(require(&[Need::Cores(2)])) else { return };
     let _alone = exclusive();
     let home = Netns::new().unwrap();
-    let mut args =
-        vec!["switch", "--forward", "l2", "--lcores", "0,1", "--format", "json", "--stats-interval", "0.2"];
-    args.extend(["--port", "tap:tap0,queues=2", "--port", "tap:tap1,queues=2"]);
-    let mut offcore = Offcore::start_in(&home, &args).unwrap();
+    let ports = ["tap:tap0,queues=2", "tap:tap1,queues=2"];
+    let mut offcore = switch::start_in(&home, "0,1", &ports, &["--forward", "l2"]);
     switch::wait_for_report(&mut offcore);
     let hosts = [0, 1].map(|number| {
         let host = Netns::new().unwrap();

@@ -1,11 +1,13 @@
 //! `offcore pktgen` against the kernel's bridge, against a switch that sends packets back, and against tcpdump.
 
+use std::time::Duration;
+
 use peers::offcore::Finished;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 use serde_json::Value;
 
 use crate::copy::read_capture;
-use crate::switch::{Report, quiet};
+use crate::switch::{Report, quiet, tcpdump};
 
 /// Starts `offcore pktgen`, on lcore 1, with reports as JSON.
 fn pktgen(netns: Option<&Netns>, args: &[&str]) -> Offcore {
@@ -223,26 +225,12 @@ fn a_capture_is_sent_byte_for_byte() {
     );
     pktgen.wait_for("its port", |line| line.json.is_some()).unwrap();
     netns.ip(&["link", "set", "one", "up"]).unwrap();
-    let mut tcpdump = netns.command("tcpdump");
-    tcpdump
-        // Room for what comes while it does not run: with less, some of the packets were once missing on a busy machine.
-        .args(["-i", "one", "-Q", "in", "-c", "700", "-U", "-B", "16384", "-w"])
-        .arg(&seen);
-    let mut tcpdump = tcpdump.stderr(std::process::Stdio::piped()).spawn().unwrap();
-    // It listens when it has written the file's header.
-    while std::fs::metadata(&seen).map_or(0, |file| file.len()) < 24 {
-        assert!(tcpdump.try_wait().unwrap().is_none(), "tcpdump has ended");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    let mut tcpdump = tcpdump(&netns, "one", &seen, &["-c", "700"]);
     pktgen.command("start").unwrap();
     wait_for_sent(&mut pktgen, 700);
-    let since = std::time::Instant::now();
-    while tcpdump.try_wait().unwrap().is_none() {
-        if since.elapsed() > std::time::Duration::from_secs(10) {
-            tcpdump.kill().unwrap();
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    // What it has by then is looked at below.
+    let _ = tcpdump.wait_for_exit(Duration::from_secs(10));
+    drop(tcpdump);
     pktgen.command("quit").unwrap();
     let report = last(&pktgen.wait().unwrap());
     assert_eq!(number(&report, "sent"), 700, "{report}");

@@ -1,6 +1,7 @@
 //! `offcore switch` under test: how it is started, and what its reports say.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
@@ -131,6 +132,20 @@ pub(crate) fn iperf3_server(netns: &Netns, more: &[&str]) -> Process {
     let listening = |text: &str| text.contains("listening").then_some(());
     server.wait_for(0, Duration::from_secs(10), "iperf3 to listen", listening).unwrap();
     server
+}
+
+/// tcpdump in a namespace, which writes the frames that come in at an interface to a file, and has begun to. It has room
+/// for those that come while it does not run: with less, some were once missing on a busy machine.
+pub(crate) fn tcpdump(netns: &Netns, interface: &str, file: &Path, more: &[&str]) -> Process {
+    let mut command = netns.command("tcpdump");
+    command
+        .args(["-i", interface, "-Q", "in", "-n", "-U", "-B", "16384", "-Z", "root", "-w"])
+        .arg(file)
+        .args(more);
+    let tcpdump = Process::spawn("tcpdump", command).unwrap();
+    let has_header = || std::fs::metadata(file).is_ok_and(|file| file.len() >= 24);
+    wait_until("tcpdump has begun", has_header);
+    tcpdump
 }
 
 /// A veth pair in a namespace, both ends up.

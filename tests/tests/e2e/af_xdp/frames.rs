@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use offcore_bench::peer::process::Process;
 use peers::{Need, TempDir, exclusive, one_core, require};
 
 use super::{Net, TIMEOUT, needed, stop};
@@ -37,16 +36,10 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
         let (net, dir) = (Net::new(core.number(), 1, 1500), TempDir::new().unwrap());
         let sent = frames();
         write_capture(&dir.file("in"), &sent);
-        let seen = dir.file("seen").display().to_string();
-        let mut command = net.client.command("sh");
-        let tcpdump = format!(
-            "exec tcpdump -i vc -Q in -n -U -B 16384 -Z root -w {seen} -c {} ether proto 0x88b5 2>&1",
-            sent.len()
-        );
-        command.args(["-c", &tcpdump]);
-        let mut tcpdump = Process::spawn("tcpdump", command).unwrap();
-        let listening = |text: &str| text.contains("listening on").then_some(());
-        tcpdump.wait_for(0, TIMEOUT, "tcpdump to begin", listening).unwrap();
+        let seen = dir.file("seen");
+        let count = sent.len().to_string();
+        let more = ["-c", &count, "ether", "proto", "0x88b5"];
+        let mut tcpdump = switch::tcpdump(&net.client, "vc", &seen, &more);
 
         // From the file to the client's stack; what that sends, to another file.
         let files = format!("pcap:{},{}", dir.file("in").display(), dir.file("out").display());
@@ -54,7 +47,7 @@ fn tcpdump_sees_what_was_sent_byte_by_byte() {
         switch::wait_for_packets(&mut offcore, 1, "tx", sent.len() as u64);
         tcpdump.wait_for_exit(TIMEOUT).unwrap();
         let report = stop(offcore, &net);
-        let seen = captured(seen.as_ref());
+        let seen = captured(&seen);
         assert_eq!(seen.len(), sent.len(), "{report}");
         assert!(seen == sent, "frames were changed on their way");
         report.assert_only_drops(&[]);
