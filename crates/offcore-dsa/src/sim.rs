@@ -154,10 +154,6 @@ impl SimDevice {
         &self.inner.shared
     }
 
-    fn seed(&self) -> u64 {
-        self.inner.seed
-    }
-
     /// The device's name.
     pub fn name(&self) -> &str {
         &self.shared().name

@@ -22,33 +22,10 @@ pub struct Loaded {
 }
 
 /// Keys that `accel-config save-config` and `list` write and that are no settings.
-const DEVICE_FACTS: [&str; 24] = [
-    "max_groups",
-    "max_work_queues",
-    "max_engines",
-    "work_queue_size",
-    "numa_node",
-    "op_cap",
-    "gen_cap",
-    "iaa_cap",
-    "version",
-    "state",
-    "max_tokens",
-    "max_read_buffers",
-    "max_batch_size",
-    "max_transfer_size",
-    "configurable",
-    "pasid_enabled",
-    "cdev_major",
-    "clients",
-    "errors",
-    "cmd_status",
-    "ims_size",
-    "max_available",
-    "ungrouped_workqueues",
-    "ungrouped_engines",
-];
-const WQ_FACTS: [&str; 6] = ["cdev_minor", "clients", "state", "occupancy", "enqcmds_retries", "uuid"];
+const DEVICE_FACTS: &str = "max_groups max_work_queues max_engines work_queue_size numa_node op_cap gen_cap iaa_cap version state \
+    max_tokens max_read_buffers max_batch_size max_transfer_size configurable pasid_enabled cdev_major clients \
+    errors cmd_status ims_size max_available ungrouped_workqueues ungrouped_engines";
+const WQ_FACTS: &str = "cdev_minor clients state occupancy enqcmds_retries uuid";
 
 /// Reads a file.
 ///
@@ -149,7 +126,7 @@ impl Reader {
         config.event_log_size = fields.number(&["event_log_size"])?.filter(|size| *size > 0);
         let groups = fields.array("groups")?;
         let loose = [fields.array("ungrouped_workqueues")?, fields.array("ungrouped_engines")?];
-        self.rest(fields, &DEVICE_FACTS);
+        self.rest(fields, DEVICE_FACTS);
         for group in groups {
             self.group(object(group, &format!("{name}: a group"))?, &mut config, number)?;
         }
@@ -189,7 +166,7 @@ impl Reader {
         };
         let (wqs, engines) = (fields.array("grouped_workqueues")?, fields.array("grouped_engines")?);
         let place = fields.place.clone();
-        self.rest(fields, &[]);
+        self.rest(fields, "");
         *at(&mut config.groups, index) = group;
         for wq in wqs {
             let map = object(wq, &format!("{place}: a work queue"))?;
@@ -250,7 +227,7 @@ impl Reader {
             prs_disable: fields.switch(&["prs_disable"])?,
             op_config: fields.op_config()?,
         };
-        self.rest(fields, &WQ_FACTS);
+        self.rest(fields, WQ_FACTS);
         let slot = at(&mut config.wqs, index);
         if let (Some(first), Some(second)) = (slot.group, wq.group)
             && first != second
@@ -272,7 +249,7 @@ impl Reader {
         let index = index(&name, "engine", device)?;
         let mut fields = Fields { place: name.clone(), map };
         let said = fields.integer(&["group_id"])?;
-        self.rest(fields, &[]);
+        self.rest(fields, "");
         let group = self.group_of(&name, in_group, said, config);
         let slot = at(&mut config.engines, index);
         if let (Some(first), Some(second)) = (*slot, group)
@@ -320,9 +297,9 @@ impl Reader {
     }
 
     /// Reports what nobody took.
-    fn rest(&mut self, fields: Fields, facts: &[&str]) {
+    fn rest(&mut self, fields: Fields, facts: &str) {
         let place = &fields.place;
-        let unknown = fields.map.keys().filter(|key| !facts.contains(&key.as_str()));
+        let unknown = fields.map.keys().filter(|key| !facts.split(' ').any(|fact| fact == *key));
         self.loaded.ignored.extend(unknown.map(|key| format!("{place}: key '{key}' is not known")));
     }
 }

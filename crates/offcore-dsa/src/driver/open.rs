@@ -67,7 +67,8 @@ pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqErro
     let found = discover::find(roots, wq)?;
     found.check(options.wq_name.as_deref())?;
     let node = roots.device_node(wq);
-    let file = open_file(&node, &found)?;
+    let file = rustix::fs::open(&node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|reason| refusal(reason, &node, &found))?;
     let warnings: Vec<String> = found.numa_warning(options.numa_node).into_iter().collect();
     let portal = choose(file, &found, &node)?;
     let info = found.info;
@@ -76,11 +77,6 @@ pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqErro
         tracing::warn!("{warning}");
     }
     Ok(Opened { info, portal, warnings })
-}
-
-fn open_file(node: &Path, found: &Found) -> Result<OwnedFd, WqError> {
-    rustix::fs::open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|reason| refusal(reason, node, found))
 }
 
 /// Why the kernel does not open a device file.

@@ -77,15 +77,11 @@ struct InFlight {
 }
 
 /// How long nothing has come.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Quiet {
     polls: u32,
     since: Option<Instant>,
     asked: Option<Instant>,
-}
-
-impl Quiet {
-    const NOT: Self = Self { polls: 0, since: None, asked: None };
 }
 
 impl Engine {
@@ -110,7 +106,7 @@ impl Engine {
             wq,
             options,
             tickets: 0,
-            quiet: Quiet::NOT,
+            quiet: Quiet::default(),
         }
     }
 
@@ -195,7 +191,7 @@ impl Engine {
             }
         }
         if came || !waiting {
-            self.quiet = Quiet::NOT;
+            self.quiet = Quiet::default();
             return;
         }
         self.quiet.polls += 1;
@@ -319,7 +315,7 @@ impl Engine {
                 self.finish(work, Why::Lost);
             }
         }
-        self.quiet = Quiet::NOT;
+        self.quiet = Quiet::default();
     }
 }
 

@@ -30,7 +30,6 @@ impl Default for Scratch {
 /// What goes wrong with an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Injected {
-    /// Nothing.
     #[default]
     Nothing,
     /// A page fault after that many bytes.
@@ -43,10 +42,7 @@ pub(super) enum Injected {
         write: bool,
     },
     /// A hardware error after that many bytes.
-    Hardware {
-        /// Bytes that are processed before.
-        after: u64,
-    },
+    Hardware { after: u64 },
 }
 
 /// How an operation stopped before its end.

@@ -68,7 +68,7 @@ impl SimPortal {
             fences: 0,
             records: HashMap::new(),
             storm: 0,
-            random: SplitMix::new(device.seed() ^ (queue as u64 + 1) << 32),
+            random: SplitMix::new(device.inner.seed ^ (queue as u64 + 1) << 32),
         };
         Self { ring, cell, occupancy, threshold, queue, epoch, device, orders }
     }

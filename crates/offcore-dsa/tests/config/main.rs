@@ -181,20 +181,10 @@ fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
         (
             Rule::PrsDisableWithBlockOnFault,
             dsa2(),
-            wq(|wq| {
-                wq.prs_disable = true;
-                wq.block_on_fault = true;
-            }),
+            wq(|wq| (wq.prs_disable, wq.block_on_fault) = (true, true)),
         ),
         (Rule::Threshold, spr(), wq(|wq| wq.mode = WqMode::Shared)),
-        (
-            Rule::Threshold,
-            spr(),
-            wq(|wq| {
-                wq.mode = WqMode::Shared;
-                wq.threshold = 65;
-            }),
-        ),
+        (Rule::Threshold, spr(), wq(|wq| (wq.mode, wq.threshold) = (WqMode::Shared, 65))),
         (Rule::PowerOfTwo, spr(), wq(|wq| wq.max_transfer_size = 3000)),
         (Rule::WqType, spr(), wq(|wq| wq.kind = WqType::None)),
         (Rule::WqName, spr(), wq(|wq| wq.label = String::new())),
