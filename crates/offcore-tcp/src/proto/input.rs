@@ -108,9 +108,13 @@ impl Input<'_> {
     /// always answered.
     #[cold]
     fn unacceptable(&mut self, tcb: &mut Tcb, segment: &Segment, start: Option<u64>) {
-        if let Some(start) = start.filter(|_| segment.payload_len > 0) {
-            tcb.receiver.note_duplicate(start..start + u64::from(segment.payload_len));
+        if segment.payload_len > 0 {
             tcb.receiver.ack_now();
+            // Only what has come before is a duplicate: what is beyond the window has not.
+            let end = start.map(|start| start + u64::from(segment.payload_len));
+            if let Some((start, end)) = start.zip(end).filter(|(_, end)| *end <= tcb.receiver.next()) {
+                tcb.receiver.note_duplicate(start..end);
+            }
         } else {
             self.challenge(tcb);
         }

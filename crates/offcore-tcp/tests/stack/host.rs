@@ -12,21 +12,21 @@ use offcore_tcp::proto::{
 use offcore_wire::{MacAddr, Sum};
 
 /// One end of a connection, as its application sees it.
-pub struct Session {
-    pub reader: Reader,
-    pub writer: Writer,
+pub(crate) struct Session {
+    pub(crate) reader: Reader,
+    pub(crate) writer: Writer,
     /// What has been read.
-    pub received: Vec<u8>,
+    pub(crate) received: Vec<u8>,
     /// What is to be written still.
-    pub to_send: Vec<u8>,
-    pub sent: usize,
+    pub(crate) to_send: Vec<u8>,
+    pub(crate) sent: usize,
     /// Close when all is written.
-    pub close_after: bool,
-    pub closed_here: bool,
-    pub end_of_stream: bool,
-    pub closed: Option<Cause>,
+    pub(crate) close_after: bool,
+    pub(crate) closed_here: bool,
+    pub(crate) end_of_stream: bool,
+    pub(crate) closed: Option<Cause>,
     /// Bytes that it reads at a time; none when it does not read.
-    pub appetite: usize,
+    pub(crate) appetite: usize,
 }
 
 /// A copy that has been ordered.
@@ -48,28 +48,28 @@ impl Copying {
     }
 }
 
-pub struct Host {
-    pub stack: Stack,
-    pub out: Out,
+pub(crate) struct Host {
+    pub(crate) stack: Stack,
+    pub(crate) out: Out,
     /// Frames to be sent, in order.
-    pub frames: Vec<Vec<u8>>,
-    pub sessions: HashMap<ConnId, Session>,
-    pub listener: Option<u32>,
-    pub connected: Vec<ConnId>,
-    pub accepted: Vec<ConnId>,
+    pub(crate) frames: Vec<Vec<u8>>,
+    pub(crate) sessions: HashMap<ConnId, Session>,
+    pub(crate) listener: Option<u32>,
+    pub(crate) connected: Vec<ConnId>,
+    pub(crate) accepted: Vec<ConnId>,
     /// How many calls copies may stay under way; 0: they are made at once.
-    pub latency: usize,
+    pub(crate) latency: usize,
     copying: Vec<(usize, Copying)>,
     chance: SplitMix,
 }
 
-pub fn mac(last: u8) -> MacAddr {
+pub(crate) fn mac(last: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, last])
 }
 
 impl Host {
     /// A host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64.
-    pub fn new(last: u8, mtu: u16, config: Config) -> Self {
+    pub(crate) fn new(last: u8, mtu: u16, config: Config) -> Self {
         let mut stack = Stack::new(Config { secret: [last; 16], memory: 32 << 20, ..config }).unwrap();
         let mut out = Out::default();
         let addresses = vec![
@@ -94,11 +94,11 @@ impl Host {
         host
     }
 
-    pub fn listen(&mut self, port: u16, backlog: usize) {
+    pub(crate) fn listen(&mut self, port: u16, backlog: usize) {
         self.listener = Some(self.stack.listen(None, port, backlog).unwrap());
     }
 
-    pub fn connect(&mut self, now: u64, to: &str) -> ConnId {
+    pub(crate) fn connect(&mut self, now: u64, to: &str) -> ConnId {
         let conn = self.stack.connect(now, to.parse().unwrap(), &mut self.out).unwrap();
         self.open(conn);
         self.take_out(now);
@@ -124,13 +124,13 @@ impl Host {
     }
 
     /// Queues bytes to be sent by a connection.
-    pub fn send(&mut self, now: u64, conn: ConnId, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, now: u64, conn: ConnId, bytes: &[u8]) {
         self.sessions.get_mut(&conn).unwrap().to_send.extend_from_slice(bytes);
         self.pump(now, conn);
     }
 
     /// Frames have come.
-    pub fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
+    pub(crate) fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
         let mut packets: Vec<RxSeg<'_>> = frames
             .iter_mut()
             .map(|frame| {
@@ -159,7 +159,7 @@ impl Host {
     }
 
     /// Time passes: timers, copies, and what can be sent. Returns when a timer is due next.
-    pub fn poll(&mut self, now: u64) -> Option<u64> {
+    pub(crate) fn poll(&mut self, now: u64) -> Option<u64> {
         let deadline = self.stack.timers(now, &mut self.out);
         self.take_out(now);
         for _ in 0..32 {
@@ -283,7 +283,7 @@ impl Host {
     }
 
     /// The application reads what it likes.
-    pub fn read(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn read(&mut self, now: u64, conn: ConnId) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         let len = session.reader.available().min(session.appetite);
         if len == 0 {
@@ -296,7 +296,7 @@ impl Host {
     }
 
     /// The application writes what there is room for.
-    pub fn pump(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn pump(&mut self, now: u64, conn: ConnId) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         loop {
             let written = session.writer.write(&session.to_send[session.sent..]);
@@ -313,12 +313,12 @@ impl Host {
     }
 
     /// The application writes no more when all is written.
-    pub fn close_after(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn close_after(&mut self, now: u64, conn: ConnId) {
         self.sessions.get_mut(&conn).unwrap().close_after = true;
         self.pump(now, conn);
     }
 
-    pub fn release(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn release(&mut self, now: u64, conn: ConnId) {
         self.sessions.remove(&conn);
         self.stack.close(now, conn, &mut self.out);
         self.take_out(now);

@@ -167,3 +167,43 @@ fn nothing_is_left_behind() {
         assert_eq!(host.stack.memory_free(), before);
     }
 }
+
+/// The data frames of host 0 in the trace, over IPv4.
+fn data_frames(world: &World) -> Vec<Vec<u8>> {
+    let sent = world.trace.iter().filter(|(_, host, frame)| *host == 0 && frame.len() > 200);
+    sent.map(|(_, _, frame)| frame.clone()).collect()
+}
+
+/// Moves a frame's segment by `by` in the stream.
+fn shifted(mut frame: Vec<u8>, by: u32) -> Vec<u8> {
+    use offcore_wire::{IpProtocol, Sum};
+    let seq = u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]).wrapping_add(by);
+    frame[38..42].copy_from_slice(&seq.to_be_bytes());
+    frame[50..52].fill(0);
+    let address = |at: usize| [frame[at], frame[at + 1], frame[at + 2], frame[at + 3]].into();
+    let len = (frame.len() - 34) as u16;
+    let sum = Sum::pseudo_v4(address(26), address(30), IpProtocol::TCP, len) + Sum::of(&frame[34..]);
+    frame[50..52].copy_from_slice(&sum.checksum().to_be_bytes());
+    frame
+}
+
+#[test]
+fn beyond_the_window_is_no_duplicate() {
+    // RFC 2883, 4: a DSACK block reports what has been received twice. What was never taken is not reported at all.
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let now = world.now;
+    world.hosts[0].send(now, here, &content(5, 20_000));
+    world.run(SECOND);
+    let frame = data_frames(&world).pop().unwrap();
+    let now = world.now;
+    let mut answer = |by: u32| {
+        world.hosts[1].receive(now, &mut [shifted(frame.clone(), by)]);
+        let answers = std::mem::take(&mut world.hosts[1].frames);
+        assert_eq!(answers.len(), 1);
+        answers[0].len()
+    };
+    assert_eq!(answer(0), 78, "a duplicate is acknowledged with a block");
+    assert_eq!(answer(1 << 20), 66, "without one");
+}

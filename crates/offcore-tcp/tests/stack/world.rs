@@ -9,11 +9,11 @@ use crate::host::Host;
 
 /// What a link does to frames, in thousandths.
 #[derive(Clone, Copy, Default)]
-pub struct Impairment {
-    pub loss: u64,
-    pub reorder: u64,
-    pub duplicate: u64,
-    pub corrupt: u64,
+pub(crate) struct Impairment {
+    pub(crate) loss: u64,
+    pub(crate) reorder: u64,
+    pub(crate) duplicate: u64,
+    pub(crate) corrupt: u64,
 }
 
 /// A frame on its way: when it arrives, a number, where to, the bytes. The earliest is the greatest.
@@ -32,21 +32,21 @@ impl PartialOrd for Flying {
     }
 }
 
-pub struct World {
-    pub now: u64,
-    pub hosts: [Host; 2],
-    pub impairment: Impairment,
+pub(crate) struct World {
+    pub(crate) now: u64,
+    pub(crate) hosts: [Host; 2],
+    pub(crate) impairment: Impairment,
     /// Microseconds that a frame takes.
-    pub delay: u64,
+    pub(crate) delay: u64,
     /// Every frame that was sent: when, by whom, the bytes.
-    pub trace: Vec<(u64, usize, Vec<u8>)>,
+    pub(crate) trace: Vec<(u64, usize, Vec<u8>)>,
     flying: BinaryHeap<Flying>,
     number: u64,
     chance: SplitMix,
 }
 
 impl World {
-    pub fn new(seed: u64, mtu: u16, config: Config) -> Self {
+    pub(crate) fn new(seed: u64, mtu: u16, config: Config) -> Self {
         let hosts = [Host::new(1, mtu, config.clone()), Host::new(2, mtu, config)];
         Self {
             now: 1,
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// Runs until `done`, at most so many virtual microseconds. Whether it was done in time.
-    pub fn run_until(&mut self, within: u64, mut done: impl FnMut(&mut [Host; 2]) -> bool) -> bool {
+    pub(crate) fn run_until(&mut self, within: u64, mut done: impl FnMut(&mut [Host; 2]) -> bool) -> bool {
         let end = self.now + within;
         loop {
             if done(&mut self.hosts) {
@@ -85,7 +85,7 @@ impl World {
     }
 
     /// Runs for so many virtual microseconds.
-    pub fn run(&mut self, time: u64) {
+    pub(crate) fn run(&mut self, time: u64) {
         self.run_until(time, |_| false);
     }
 
