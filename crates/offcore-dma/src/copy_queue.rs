@@ -14,6 +14,8 @@
 //! When the core copies and no older packet is in flight, packets are complete when they are submitted: [`Begun`] says
 //! so, and such a batch needs no holders.
 
+use std::marker::PhantomData;
+
 use arrayvec::ArrayVec;
 use offcore_stats::StageClock;
 
@@ -155,7 +157,9 @@ pub enum Begun<'a, T> {
     Queued(Batch<'a, T, false>),
 }
 
-/// Packets whose copies are being gathered. One that is not submitted is lost with its packets; nothing is copied.
+/// Packets whose copies are being gathered. One that packets were entered into must be submitted: nobody copies them
+/// otherwise, and the queue waits for those that an engine was to copy.
+#[must_use = "packets that were entered are never copied without a submission"]
 #[derive(Debug)]
 pub struct Batch<'a, T, const IMMEDIATE: bool> {
     id: QueueId,
@@ -181,6 +185,9 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
             beside.clear();
         }
         let (first, mask) = (queue.ring.next_slot(), queue.ring.mask());
+        // The plan may be an older one.
+        let mut plan = plan;
+        plan.packets = plan.packets.min(queue.ring.room());
         Self { id, queue, channels, holders, list, beside, plan, first, mask, entered: 0 }
     }
 
@@ -235,9 +242,13 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
     pub fn singles(&mut self) -> Singles<'_, T, IMMEDIATE> {
         let Self { id, queue, holders, list, beside, plan, entered, .. } = self;
-        // SAFETY: inside the vector's array, or where that ends.
-        let next = unsafe { list.as_mut_ptr().add(list.len()) };
-        Singles { id: *id, ring: &mut queue.ring, holders, list, beside, plan, entered, next }
+        let len = list.len();
+        // From here on the list is used by this pointer only: another borrow of it would end what `next` may do.
+        let list = std::ptr::from_mut::<List>(list);
+        // SAFETY: the list is there, and its end is inside its array, or where that ends.
+        let next = unsafe { (*list).as_mut_ptr().add(len) };
+        let borrow = PhantomData;
+        Singles { id: *id, ring: &mut queue.ring, holders, list, borrow, beside, plan, entered, next }
     }
 
     /// Takes the copies of the next packet back.
@@ -311,8 +322,10 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     /// # Safety
     /// The memory of every copy must stay valid, and be used by nobody else in a way that conflicts: until this returns
     /// when the batch is immediate, otherwise until its packet's holder comes out of [`CopyQueue::ready`], or the mover
-    /// is dropped. So a holder owns what its packet's copies read and write. What was added by [`Batch::list`] has the
-    /// [token](Batch::token) that its packet had then.
+    /// is dropped. So a holder owns what its packet's copies read and write, and until then nobody takes it out of
+    /// [`Batch::holder`] or drops the queue before the mover. No more packets were entered than [`Batch::packets`], the
+    /// queue and the batch are of the same mover, and the queue is not used after it was closed. What was added by
+    /// [`Batch::list`] has the [token](Batch::token) that its packet had then.
     #[inline(always)]
     pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [CopyOp] {
         let Self { queue, channels, list, beside, plan, .. } = self;
@@ -329,7 +342,8 @@ pub struct Singles<'a, T, const IMMEDIATE: bool> {
     id: QueueId,
     ring: &'a mut ReorderRing,
     holders: &'a mut [T],
-    list: &'a mut List,
+    list: *mut List,
+    borrow: PhantomData<&'a mut List>,
     beside: &'a mut List,
     plan: &'a mut Plan,
     entered: &'a mut usize,
@@ -374,6 +388,8 @@ impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
     #[inline(always)]
     pub fn finish(self) {
         let Self { list, entered, next, .. } = self;
+        // SAFETY: the list is borrowed for as long as this lives, and nobody else uses it.
+        let list = unsafe { &mut *list };
         // SAFETY: so many have been written, one after the other from the array's beginning on; `next` has come from there.
         unsafe { list.set_len(next.offset_from_unsigned(list.as_ptr())) };
         *entered = list.len();
@@ -411,14 +427,22 @@ impl<T> Ready<'_, T> {
     }
 
     /// The holder of packet `index`.
+    ///
+    /// # Panics
+    /// When there are not so many: copies of later ones are still in flight.
     #[inline(always)]
     pub fn holder(&mut self, index: usize) -> &mut T {
+        assert!(index < self.packets, "the packet is in flight");
         &mut self.holders[(self.first + index) & self.mask]
     }
 
     /// The oldest `packets` leave the queue; returns how many packets are left in flight.
+    ///
+    /// # Panics
+    /// When there are not so many.
     #[inline(always)]
     pub fn retire(self, packets: usize) -> usize {
+        assert!(packets <= self.packets, "the packets are in flight");
         self.queue.ring.retire(packets);
         self.queue.reaped(self.max_latency);
         self.queue.ring.in_flight()

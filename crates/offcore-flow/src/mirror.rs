@@ -319,7 +319,11 @@ impl Task for MirrorOut {
                 input.waiting.reverse();
             }
         }
-        left + usize::from(!self.tx.stop(ctx))
+        // A queue that has stopped takes no more; the round above polls it meanwhile.
+        if left > 0 {
+            return left;
+        }
+        usize::from(!self.tx.stop(ctx))
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {

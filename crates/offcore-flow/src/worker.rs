@@ -66,10 +66,11 @@ pub const CLASS_COUNTERS: [&str; 8] =
 /// One lcore's work.
 #[derive(Debug)]
 pub struct Worker {
+    /// Dropped first: then no engine works for the tasks' queues any more.
+    pub mover: Mover,
     pub tasks: Vec<Box<dyn Task>>,
     /// Packets a round takes from one queue, 1 to 64.
     pub burst: usize,
-    pub mover: Mover,
     /// Its free packet buffers.
     pub cache: PoolCache,
     pub clock: StageClock,

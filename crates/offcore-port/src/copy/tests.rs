@@ -346,10 +346,14 @@ fn without_the_recovery_it_is_noticed() {
 
 #[test]
 fn without_the_quarantine_it_is_noticed() {
-    let mut bed = Bed::new(Case { packets: 1_000_000, faults: two(10), ..Case::default() });
-    bed.mover.switch_off_quarantine();
-    let error = bed.run().unwrap_err();
-    assert!(error.starts_with("packet"), "{error}");
+    // A late copy is noticed when its buffer is another packet's by then: that is for the clock to decide, so there are
+    // several tries.
+    let error = (0..20).find_map(|_| {
+        let mut bed = Bed::new(Case { packets: 1_000_000, faults: two(10), ..Case::default() });
+        bed.mover.switch_off_quarantine();
+        bed.run().err()
+    });
+    assert!(error.as_ref().is_some_and(|error| error.starts_with("packet")), "{error:?}");
 }
 
 #[test]
