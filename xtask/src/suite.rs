@@ -68,12 +68,11 @@ fn checks(project: &Project, steps: &mut Steps, features: &[&str]) {
 }
 
 fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
+    // A commit's property tests make the same cases everywhere; the full run looks for new ones.
+    let mode = if full { ("OFFCORE_FULL", "1") } else { ("PROPTEST_RNG_SEED", "1") };
     let cargo = |args: &[&str]| -> Command {
         let mut command = project.cargo();
-        command.args(args);
-        if full {
-            command.env("OFFCORE_FULL", "1");
-        }
+        command.args(args).envs([mode]);
         command
     };
     steps.check("lints", || {
@@ -89,7 +88,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     let programs = |executables: Vec<Executable>| -> Vec<(String, Command)> {
         let program = |executable: Executable| {
             let mut command = executable.command();
-            command.envs(full.then_some(("OFFCORE_FULL", "1")));
+            command.envs([mode]);
             (executable.name, command)
         };
         executables.into_iter().map(program).collect()
