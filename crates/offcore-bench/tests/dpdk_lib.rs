@@ -3,13 +3,14 @@
 // clippy.toml allows it in test functions only; the helpers here are part of them.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use offcore_bench::machine::find_program;
 use offcore_bench::peer::dpdk_lib::{Burst, DpdkConfig, DpdkLib, Offer, Pages, Port};
+use offcore_bench::peer::testpmd::{Testpmd, TestpmdConfig, VirtioUser};
 use offcore_mem::testing::TempDir;
 use offcore_stats::lcore;
 
@@ -40,123 +41,26 @@ fn skip(reason: &str) {
 }
 
 fn testpmd_missing() -> bool {
-    let found = Command::new("sh").args(["-c", "command -v dpdk-testpmd"]).stdout(Stdio::null()).status();
-    let missing = !found.unwrap().success();
+    let missing = find_program("dpdk-testpmd").is_none();
     if missing {
         skip("dpdk-testpmd is not installed (Debian: apt-get install dpdk)");
     }
     missing
 }
 
-/// dpdk-testpmd with one virtio-user port, at its prompt. Killed when dropped.
-struct FrontEnd {
-    child: Child,
-    output: Arc<Mutex<String>>,
-    errors: Arc<Mutex<String>>,
-}
-
-impl FrontEnd {
-    fn start(socket: &Path, device: &str, queues: u8) -> Self {
-        // Its own lcore where there are two.
-        let cpu = *lcore::available().unwrap().last().unwrap();
-        let memory: &[&str] = if Pages::best_for(200_000) == Pages::Huge {
-            &["--in-memory", "--single-file-segments", "-m", "512"]
-        } else {
-            &["--no-huge", "--no-shconf", "-m", "512"]
-        };
-        // Statistics would stay in the buffer of a standard output that is a pipe.
-        let mut child = Command::new("stdbuf")
-            .args(["-o0", "dpdk-testpmd"])
-            .args(["--no-pci", "--no-telemetry", "--log-level=error"])
-            .args(["--lcores", &format!("0@{cpu},1@{cpu}")])
-            .args(["--file-prefix", "offcore-test"])
-            .args(memory)
-            .arg("--vdev")
-            .arg(format!(
-                "net_virtio_user0,path={},queues={queues},queue_size=256,{device}",
-                socket.display()
-            ))
-            .args([
-                "--",
-                "-i",
-                "--port-topology=loop",
-                "--no-mlockall",
-                "--no-flush-rx",
-                "--burst=32",
-                "--total-num-mbufs=8192",
-            ])
-            .args([format!("--rxq={queues}"), format!("--txq={queues}")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // Apart: words of the one must not come to lie inside words of the other.
-        let output = collect(child.stdout.take().unwrap());
-        let errors = collect(child.stderr.take().unwrap());
-        let front_end = Self { child, output, errors };
-        // It starts the device when it finds it and again when it configures the port; packets of the first time are
-        // lost.
-        front_end.wait_for("testpmd> ");
-        front_end
-    }
-
-    /// Waits until testpmd has said `words`: all that it has said from there on.
-    fn wait_for(&self, words: &str) -> String {
-        let since = Instant::now();
-        loop {
-            let output = self.output.lock().unwrap().clone();
-            if let Some((_, rest)) = output.split_once(words) {
-                return rest.to_owned();
-            }
-            assert!(since.elapsed() < TIMEOUT, "testpmd did not say {words:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn command(&mut self, line: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
-    }
-
-    /// Stops forwarding: packets received and sent since the start.
-    fn stop(&mut self) -> (u64, u64) {
-        self.command("stop");
-        self.wait_for("TX-total");
-        let statistics = self.wait_for("Accumulated forward statistics");
-        (number_after(&statistics, "RX-packets:"), number_after(&statistics, "TX-packets:"))
-    }
-}
-
-impl Drop for FrontEnd {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.command("show port xstats 0");
-            std::thread::sleep(Duration::from_millis(500));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            println!("{}\n{}", self.output.lock().unwrap(), self.errors.lock().unwrap());
-        }
-    }
-}
-
-/// Everything that a program writes, collected on a thread that ends with the program.
-fn collect(mut from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
-    let output = Arc::new(Mutex::new(String::new()));
-    let into = Arc::clone(&output);
-    std::thread::spawn(move || {
-        let mut chunk = [0; 4096];
-        while let Ok(n @ 1..) = from.read(&mut chunk) {
-            into.lock().unwrap().push_str(&String::from_utf8_lossy(&chunk[..n]));
-        }
-    });
-    output
-}
-
-fn number_after(text: &str, label: &str) -> u64 {
-    let rest = text.split_once(label).unwrap_or_else(|| panic!("no {label} in {text}")).1;
-    rest.split_whitespace().next().unwrap().parse().unwrap()
+/// dpdk-testpmd with one virtio-user port, which starts the device when it finds it and again when it configures the
+/// port; packets of the first time are lost, so that is over.
+fn front_end(socket: &Path, packed_vq: bool, queues: u16) -> Testpmd {
+    let port = VirtioUser { queues, packed_vq, ..VirtioUser::new(socket) };
+    // Its own lcore where there are two.
+    let core = *lcore::available().unwrap().last().unwrap();
+    let config = TestpmdConfig {
+        memory_mb: 512,
+        mbufs: 8192,
+        args: vec!["--no-flush-rx".into()],
+        ..TestpmdConfig::virtio_user(core, &port)
+    };
+    Testpmd::start(&config).unwrap()
 }
 
 /// An IPv4/UDP frame of `len` bytes (without FCS) whose payload is a pattern.
@@ -227,9 +131,9 @@ fn every_ring_echoes_every_byte() {
         let offer = Offer { packed, mergeable, ..Offer::default() };
         let port = dpdk.register(&scratch.file("v.sock"), &offer).unwrap();
         // The front end could do both: what is negotiated is the offer's doing.
-        let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=1,mrg_rxbuf=1", 2);
-        front_end.command("set fwd io");
-        front_end.command("start");
+        let mut front_end = front_end(&scratch.file("v.sock"), true, 2);
+        front_end.set_forward("io").unwrap();
+        front_end.start_forwarding().unwrap();
         dpdk.wait_ready(&port, 2, TIMEOUT).unwrap();
         let features = dpdk.features(&port).unwrap();
         assert_eq!(features & VIRTIO_F_RING_PACKED != 0, packed, "{features:#x}");
@@ -267,10 +171,10 @@ fn mac_forwarding_changes_addresses_only() {
     let scratch = TempDir::new();
     let dpdk = DpdkLib::open(&config()).unwrap();
     let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
-    let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
-    front_end.command("set fwd io");
-    front_end.command("set txpkts 300");
-    front_end.command("start tx_first 2");
+    let mut front_end = front_end(&scratch.file("v.sock"), false, 1);
+    front_end.set_forward("io").unwrap();
+    front_end.set_tx_length(300).unwrap();
+    front_end.start_forwarding_tx_first(2).unwrap();
     dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
 
     let mut burst = dpdk.burst();
@@ -304,7 +208,9 @@ fn mac_forwarding_changes_addresses_only() {
     }
     assert_eq!(sent, received, "64 circulating packets always find room in a ring of 256");
     received += drain(&dpdk, &port, &mut burst);
-    assert_eq!(front_end.stop(), (sent, received), "testpmd's (received, sent)");
+    let stats = front_end.stop_forwarding().unwrap();
+    let stats = stats.port(0).unwrap();
+    assert_eq!((stats.rx_packets, stats.tx_packets), (sent, received), "testpmd's (received, sent)");
     assert_eq!(received - sent, 64);
 }
 
@@ -318,7 +224,7 @@ fn a_full_ring_takes_what_it_has_room_for() {
     let dpdk = DpdkLib::open(&config()).unwrap();
     let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
     // Nobody receives before "start".
-    let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
+    let mut front_end = front_end(&scratch.file("v.sock"), false, 1);
     dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
     let frame = frame(60);
     let mut burst = dpdk.burst();
@@ -336,8 +242,8 @@ fn a_full_ring_takes_what_it_has_room_for() {
     assert_eq!(send(&mut burst, taken), 0, "queue_size=256");
     assert!(burst.is_empty());
 
-    front_end.command("set fwd io");
-    front_end.command("start");
+    front_end.set_forward("io").unwrap();
+    front_end.start_forwarding().unwrap();
     let mut back = 0;
     while back < 256 {
         dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap();
@@ -363,9 +269,9 @@ fn a_front_end_may_die_and_come_back() {
     let port = dpdk.register(&scratch.file("v.sock"), &Offer::default()).unwrap();
     let mut burst = dpdk.burst();
     for round in 0..3 {
-        let mut front_end = FrontEnd::start(&scratch.file("v.sock"), "packed_vq=0,mrg_rxbuf=1", 1);
-        front_end.command("set fwd txonly");
-        front_end.command("start");
+        let mut front_end = front_end(&scratch.file("v.sock"), false, 1);
+        front_end.set_forward("txonly").unwrap();
+        front_end.start_forwarding().unwrap();
         dpdk.wait_ready(&port, 1, TIMEOUT).unwrap();
         let since = Instant::now();
         while dpdk.dequeue(&port, 0, &mut burst, BURST).unwrap() == 0 {
@@ -375,7 +281,7 @@ fn a_front_end_may_die_and_come_back() {
         // Killed while this thread is in librte_vhost most of the time.
         let kill = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
-            drop(front_end);
+            front_end.kill();
         });
         let (since, gone) = (
             Instant::now(),
