@@ -9,10 +9,13 @@
 //! 2. [`CopyQueue::begin`] opens a [`Batch`]: [`Batch::copy`] for each copy of a packet, then [`Batch::enter`] with its
 //!    holder.
 //! 3. [`Batch::submit`] hands the copies over, in one call.
-//! 4. [`CopyQueue::ready`] gives the holders of packets that are complete.
+//! 4. [`CopyQueue::ready`] gives the holders of packets that are complete, or [`CopyQueue::take_by_key`] takes them: then
+//!    only packets of the same key wait for one another, those of a connection, say.
 //!
 //! When the core copies and no older packet is in flight, packets are complete when they are submitted: [`Begun`] says
 //! so, and such a batch needs no holders.
+
+mod keyed;
 
 use std::marker::PhantomData;
 
@@ -22,6 +25,7 @@ use offcore_stats::StageClock;
 use crate::channel::{CopyOp, Token};
 use crate::mover::{Binding, Channels, Mover, MoverError, Plan, Queue, QueueId};
 use crate::reorder::ReorderRing;
+use keyed::Keys;
 
 /// Copies of a batch, at most.
 pub const LIST: usize = 256;
@@ -38,6 +42,7 @@ pub struct CopyQueue<T> {
     list: Box<List>,
     /// Copies that the core makes while an engine makes those on the list.
     beside: Box<List>,
+    keys: Keys,
 }
 
 impl<T: Default> CopyQueue<T> {
@@ -47,7 +52,8 @@ impl<T: Default> CopyQueue<T> {
     /// When `packets` is out of range.
     pub fn open(mover: &mut Mover, packets: usize) -> Self {
         let id = mover.open_queue(packets);
-        Self { id, holders: holders(mover, id), list: Box::default(), beside: Box::default() }
+        let (list, beside) = (Box::default(), Box::default());
+        Self { id, holders: holders(mover, id), list, beside, keys: Keys::default() }
     }
 
     /// Gives the queue room for at least `packets` in flight, 1 to 32768.
@@ -82,6 +88,12 @@ impl<T> CopyQueue<T> {
     /// Channels that are not this mover's, or too many.
     pub fn bind(&mut self, mover: &mut Mover, binding: &Binding) -> Result<(), MoverError> {
         mover.bind_queue(self.id, binding)
+    }
+
+    /// A copy of this queue that has not completed after `ticks` (TSC) counts as lost, whatever the mover's other queues
+    /// have.
+    pub fn set_lost_after(&mut self, mover: &mut Mover, ticks: u64) {
+        mover.parts(self.id).0.lost_after = Some(ticks);
     }
 
     /// Packets in flight.
@@ -120,7 +132,7 @@ impl<T> CopyQueue<T> {
     /// Opens a batch.
     #[inline(always)]
     pub fn begin<'a>(&'a mut self, mover: &'a mut Mover, plan: Plan) -> Begun<'a, T> {
-        let Self { id, holders, list, beside } = self;
+        let Self { id, holders, list, beside, .. } = self;
         let (queue, channels) = mover.parts(*id);
         let own = Own { id: *id, holders, list, beside };
         if plan.by_core() && queue.ring.in_flight() == 0 {

@@ -16,6 +16,10 @@ pub struct ReorderRing {
     next: u32,
     /// Every packet before this position is done.
     done: u32,
+    /// Entries from the oldest on that may be used: all, or as many as there are before one of a packet passed over.
+    limit: u32,
+    /// Positions of packets that were passed over, the oldest first.
+    passed: Vec<u32>,
     ordered: bool,
 }
 
@@ -25,8 +29,16 @@ impl ReorderRing {
     /// # Panics
     /// When `size` is 0 or above 32768.
     pub fn new(size: usize) -> Self {
-        let mut ring =
-            Self { outstanding: Box::default(), mask: 0, oldest: 0, next: 0, done: 0, ordered: true };
+        let mut ring = Self {
+            outstanding: Box::default(),
+            mask: 0,
+            oldest: 0,
+            next: 0,
+            done: 0,
+            limit: 0,
+            passed: Vec::new(),
+            ordered: true,
+        };
         ring.resize(size);
         ring
     }
@@ -41,15 +53,16 @@ impl ReorderRing {
         let size = size.next_power_of_two();
         self.outstanding = vec![0; size].into();
         self.mask = size as u32 - 1;
+        self.limit = size as u32;
     }
 
     /// Free entries.
     #[inline(always)]
     pub fn room(&self) -> usize {
-        self.outstanding.len() - self.in_flight()
+        self.limit.wrapping_sub(self.next.wrapping_sub(self.oldest)) as usize
     }
 
-    /// Packets that are not yet retired.
+    /// Packets that are not yet retired, without those that were passed over: while there are any of those, one at least.
     #[inline(always)]
     pub fn in_flight(&self) -> usize {
         self.next.wrapping_sub(self.oldest) as usize
@@ -146,6 +159,68 @@ impl ReorderRing {
     pub fn retire(&mut self, packets: usize) {
         debug_assert!(packets <= self.done.wrapping_sub(self.oldest) as usize);
         self.oldest = self.oldest.wrapping_add(packets as u32);
+    }
+
+    /// The position that the next packet will have.
+    pub fn end(&self) -> u32 {
+        self.next
+    }
+
+    /// Positions of packets that were passed over and have not been [let go](Self::let_go), the oldest first.
+    pub(crate) fn passed(&self) -> &[u32] {
+        &self.passed
+    }
+
+    /// Slots of the packets from the oldest on that were not passed over, and of some that were.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + use<> {
+        let Self { oldest, next, mask, .. } = *self;
+        (0..next.wrapping_sub(oldest)).map(move |index| (oldest.wrapping_add(index) & mask) as usize)
+    }
+
+    /// Forgets packets that were passed over but for those to be kept, by slot and whether they are done.
+    pub(crate) fn keep_passed(&mut self, mut keep: impl FnMut(usize, bool) -> bool) {
+        let Self { outstanding, passed, mask, .. } = self;
+        passed.retain(|&position| {
+            let slot = (position & *mask) as usize;
+            keep(slot, outstanding[slot] == 0)
+        });
+    }
+
+    /// Retires the oldest packets that are not `kept`, by slot. With over half of the entries in use, those that are kept
+    /// are passed over until it is a quarter: they keep their slots, which later packets leave out.
+    pub(crate) fn pass_over(&mut self, kept: impl Fn(usize) -> bool) {
+        let entries = self.outstanding.len();
+        let crowded = self.in_flight() > entries / 2 || self.room() == 0;
+        while self.in_flight() > usize::from(!self.passed.is_empty()) {
+            let slot = self.oldest_slot();
+            if kept(slot) && !self.was_passed(slot) {
+                if !crowded || self.in_flight() <= (entries / 4).max(1) {
+                    break;
+                }
+                self.passed.push(self.oldest);
+            }
+            self.oldest = self.oldest.wrapping_add(1);
+        }
+        if self.done.wrapping_sub(self.oldest) > entries as u32 {
+            self.done = self.oldest;
+        }
+        self.leave_out();
+    }
+
+    fn was_passed(&self, slot: usize) -> bool {
+        self.passed.iter().any(|&position| (position & self.mask) as usize == slot)
+    }
+
+    /// The entries that may be used end before the next slot of a packet that was passed over.
+    fn leave_out(&mut self) {
+        let entries = self.outstanding.len();
+        while !self.passed.is_empty() && self.in_flight() < entries && self.was_passed(self.next_slot()) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let ahead =
+            self.passed.iter().map(|&position| (position.wrapping_sub(self.next) & self.mask) as usize);
+        let free = entries - self.in_flight();
+        self.limit = (self.in_flight() + ahead.min().unwrap_or(free).min(free)) as u32;
     }
 
     /// Test switch: every packet counts as done at once. Shows that the tests notice a ring that does not work.

@@ -90,3 +90,16 @@ fn a_copy_that_is_not_answered_is_lost() {
     assert_eq!(rig.mover.stats().resets, 1);
     rig.finish();
 }
+
+#[test]
+fn time_of_the_queue_counts() {
+    let limit = Duration::from_millis(1);
+    let mut rig = rig(Duration::from_secs(60));
+    rig.queue.set_lost_after(&mut rig.mover, tsc::ticks(limit));
+    rig.submit();
+    rig.poll();
+    std::thread::sleep(limit);
+    rig.poll();
+    assert_eq!(rig.mover.stats().resets, 1);
+    rig.finish();
+}

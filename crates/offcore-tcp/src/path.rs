@@ -4,13 +4,15 @@
 //! payload is there. Neither is visible before its copies, and all before them, are done.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_dma::mover::MoverError;
 use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
-use offcore_stats::{Stage, StageClock};
+use offcore_stats::{Stage, StageClock, tsc};
 use offcore_wire::virtio_net::{self, NetHeader};
 use offcore_wire::{Sum, tcp};
 
@@ -18,6 +20,8 @@ use crate::proto::{Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Sta
 
 /// Packets in flight in each of the copy queues.
 const IN_FLIGHT: usize = 1024;
+/// How long a copy may take: well below what makes a peer retransmit.
+const LOST_AFTER: Duration = Duration::from_millis(50);
 /// Copies that a packet may take: as many as it has buffers, and as many as it has pieces in a FIFO.
 const COPIES: usize = 96;
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
@@ -67,6 +71,9 @@ pub struct Path {
     /// What the copy queues have had no room for.
     to_place: VecDeque<Placing>,
     to_fill: VecDeque<Sending>,
+    /// Where packets are between their queue and what becomes of them; empty between calls.
+    placed: Vec<Placing>,
+    filled: Vec<Sending>,
     links: Vec<Link>,
     stats: PathStats,
 }
@@ -74,13 +81,18 @@ pub struct Path {
 impl Path {
     /// `out` is what the stack has asked for so far. The core copies until the path is [bound](Self::bind).
     pub fn new(stack: Stack, out: Out, mover: &mut Mover) -> Self {
+        let (mut rx, mut tx) = (CopyQueue::open(mover, IN_FLIGHT), CopyQueue::open(mover, IN_FLIGHT));
+        rx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
+        tx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         Self {
             stack,
             out,
-            rx: CopyQueue::open(mover, IN_FLIGHT),
-            tx: CopyQueue::open(mover, IN_FLIGHT),
+            rx,
+            tx,
             to_place: VecDeque::new(),
             to_fill: VecDeque::new(),
+            placed: Vec::new(),
+            filled: Vec::new(),
             links: Vec::new(),
             stats: PathStats::default(),
         }
@@ -170,25 +182,22 @@ impl Path {
         deadline
     }
 
-    /// Copies that are done are reported and their packets freed, or sent.
+    /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
     fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let mut ready = self.rx.ready(ctx.mover);
-        let placed = ready.len();
-        let mut done: ArrayVec<Placing, BURST> = ArrayVec::new();
-        let count = placed.min(BURST);
-        done.extend((0..count).filter_map(|index| ready.holder(index).take()));
-        ready.retire(count);
-        for placing in done {
+        let mut done = mem::take(&mut self.placed);
+        let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.index);
+        self.rx.take_by_key(ctx.mover, key, |placing| done.extend(placing));
+        for placing in done.drain(..) {
             self.placed(ctx.cache, placing);
         }
-        let mut ready = self.tx.ready(ctx.mover);
-        let count = ready.len().min(BURST);
-        let mut done: ArrayVec<Sending, BURST> = ArrayVec::new();
-        done.extend((0..count).filter_map(|index| ready.holder(index).take()));
-        ready.retire(count);
-        for sending in done {
+        self.placed = done;
+        let mut done = mem::take(&mut self.filled);
+        let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.index);
+        self.tx.take_by_key(ctx.mover, key, |sending| done.extend(sending));
+        for sending in done.drain(..) {
             self.filled(ctx.cache, now, sending);
         }
+        self.filled = done;
     }
 
     fn placed(&mut self, cache: &mut PoolCache, Placing { packet, place }: Placing) {
@@ -234,7 +243,7 @@ impl Path {
 
     /// What the stack has asked for becomes packets.
     fn take_out(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let mut controls = std::mem::take(&mut self.out.controls);
+        let mut controls = mem::take(&mut self.out.controls);
         for control in controls.drain(..) {
             let bytes = control.bytes();
             let Some(mut packet) = ctx.cache.take_sized(HEADROOM, bytes.len()) else {
@@ -245,7 +254,7 @@ impl Path {
             self.enqueue(ctx.cache, control.iface, packet);
         }
         self.out.controls = controls;
-        let mut plans = std::mem::take(&mut self.out.plans);
+        let mut plans = mem::take(&mut self.out.plans);
         for plan in plans.drain(..) {
             match ctx.cache.take_sized(HEADROOM, plan.len as usize) {
                 Some(packet) => self.to_fill.push_back(Sending { packet, plan }),
@@ -263,7 +272,7 @@ impl Path {
         while !self.to_place.is_empty() {
             let plan = self.rx.plan(ctx.mover);
             let mut plan = if plan.packets == 0 { self.rx.plan_by_core(ctx.mover) } else { plan };
-            let Self { stack, rx, to_place, .. } = self;
+            let Self { stack, rx, to_place, placed, .. } = self;
             let copies = |placing: &Placing, cache: &PoolCache| {
                 let Place { conn, pos, skip, len, .. } = placing.place;
                 let mut from = Pieces::default();
@@ -275,16 +284,17 @@ impl Path {
                 plan = rx.plan_by_core(ctx.mover);
             }
             let before = to_place.len();
-            let mut done = Vec::new();
+            let mut done = mem::take(placed);
             let Context { mover, cache, clock, .. } = &mut *ctx;
             match rx.begin(mover, plan) {
                 Begun::Immediate(batch) => enter(batch, to_place, |one| copies(one, cache), clock, &mut done),
                 Begun::Queued(batch) => enter(batch, to_place, |one| copies(one, cache), clock, &mut done),
             }
             let stuck = self.to_place.len() == before;
-            for placing in done {
+            for placing in done.drain(..) {
                 self.placed(ctx.cache, placing);
             }
+            self.placed = done;
             if stuck {
                 return;
             }
@@ -295,7 +305,7 @@ impl Path {
         while !self.to_fill.is_empty() {
             let plan = self.tx.plan(ctx.mover);
             let mut plan = if plan.packets == 0 { self.tx.plan_by_core(ctx.mover) } else { plan };
-            let Self { stack, tx, to_fill, .. } = self;
+            let Self { stack, tx, to_fill, filled, .. } = self;
             let copies = |sending: &Sending| {
                 let mut to = Pieces::default();
                 to.push((sending.packet.data(), sending.packet.len()));
@@ -307,16 +317,17 @@ impl Path {
                 plan = tx.plan_by_core(ctx.mover);
             }
             let before = to_fill.len();
-            let mut done = Vec::new();
+            let mut done = mem::take(filled);
             let Context { mover, clock, .. } = &mut *ctx;
             match tx.begin(mover, plan) {
                 Begun::Immediate(batch) => enter(batch, to_fill, copies, clock, &mut done),
                 Begun::Queued(batch) => enter(batch, to_fill, copies, clock, &mut done),
             }
             let stuck = self.to_fill.len() == before;
-            for sending in done {
+            for sending in done.drain(..) {
                 self.filled(ctx.cache, now, sending);
             }
+            self.filled = done;
             if stuck {
                 return;
             }

@@ -9,8 +9,10 @@ use crate::mover::{ChannelId, Mode};
 
 const IN_FLIGHT: usize = 64;
 const LEN: usize = 16;
+/// Packets of a test, at most.
+const PLACES: usize = 4096;
 
-/// A queue whose packet `n` is copied to place `n % IN_FLIGHT`, with what that needs.
+/// A queue whose packet `n`, from 1 on, is copied to place `n`, with what that needs.
 struct Bed {
     mover: Mover,
     channels: Vec<ChannelId>,
@@ -45,9 +47,9 @@ impl Bed {
             .unzip();
         let mut queue = CopyQueue::open(&mut mover, IN_FLIGHT);
         queue.bind(&mut mover, &Binding::new(mode, channels.clone())).unwrap();
-        let (source, target) = (vec![0; IN_FLIGHT * LEN], vec![0; IN_FLIGHT * LEN]);
+        let (source, target) = (vec![0; PLACES * LEN], vec![0; PLACES * LEN]);
         let clock = StageClock::private();
-        Self { mover, channels, steppers, queue, clock, source, target, sent: 0, received: 0 }
+        Self { mover, channels, steppers, queue, clock, source, target, sent: 1, received: 1 }
     }
 
     /// Submits as many of `kinds` as there is room for; returns whether they were complete at once.
@@ -77,9 +79,24 @@ impl Bed {
 
     fn check(&mut self, number: usize) {
         assert_eq!(number, self.received, "packets come out in the order in which they went in");
-        let place = number % IN_FLIGHT * LEN;
-        assert_eq!(self.target[place..][..LEN], [number as u8 | 1; LEN], "packet {number}");
+        assert!(self.is_copied(number), "packet {number}");
         self.received += 1;
+    }
+
+    fn is_copied(&self, number: usize) -> bool {
+        self.target[number * LEN..][..LEN] == [number as u8 | 1; LEN]
+    }
+
+    /// Takes what is complete, with so many keys, by so many calls.
+    fn take(&mut self, keys: usize, calls: usize) -> Vec<usize> {
+        self.mover.poll(&mut self.clock);
+        let mut taken = Vec::new();
+        let key = |&number: &usize| (number > 0).then_some((number % keys) as u32);
+        for _ in 0..calls {
+            self.queue.take_by_key(&mut self.mover, key, |number| taken.push(number));
+        }
+        assert!(taken.iter().all(|&number| self.is_copied(number)));
+        taken
     }
 }
 
@@ -92,7 +109,7 @@ fn gather<const IMMEDIATE: bool>(
 ) -> Vec<usize> {
     let mut complete = Vec::new();
     for kind in kinds.iter().take(batch.packets()) {
-        let at = *sent % IN_FLIGHT * LEN;
+        let at = *sent * LEN;
         let (source, target) = (&mut source[at..][..LEN], &mut target[at..][..LEN]);
         source.fill(*sent as u8 | 1);
         target.fill(0);
@@ -145,10 +162,10 @@ fn core_copies_wait_for_older_ones() {
 fn room_is_that_of_the_channel() {
     let mut bed = Bed::new(Mode::Offload, 1, 8);
     bed.submit(&[Kind::Plain(2); 8]);
-    assert_eq!((bed.sent, bed.mover.stats().core_copies), (4, 0));
+    assert_eq!((bed.sent, bed.mover.stats().core_copies), (5, 0));
     // It is full: the core copies.
     bed.submit(&[Kind::Plain(2); 8]);
-    assert_eq!((bed.sent, bed.mover.stats().core_copies), (12, 16));
+    assert_eq!((bed.sent, bed.mover.stats().core_copies), (13, 16));
     assert_eq!(bed.reap(), 0);
     bed.steppers[0].step();
     assert_eq!(bed.reap(), 12);
@@ -163,7 +180,66 @@ fn what_is_not_worth_it_goes_to_the_core() {
     assert_eq!(bed.reap(), 2);
 }
 
+#[test]
+fn stalled_copy_holds_up_its_key_only() {
+    let mut bed = Bed::new(Mode::Offload, 1, 8);
+    // The engine has the first packet, of key 1, and never answers; the core makes the others' copies.
+    bed.submit(&[Kind::Plain(1)]);
+    let mut taken = Vec::new();
+    for _ in 0..10 * IN_FLIGHT {
+        bed.submit(&[Kind::ByCore, Kind::ByCore, Kind::ByCore]);
+        taken.append(&mut bed.take(64, 17));
+    }
+    let sent = bed.sent;
+    assert!(sent > 20 * IN_FLIGHT, "there is room for {sent} only");
+    let expected: Vec<usize> = (1..sent).filter(|number| number % 64 != 1).collect();
+    assert_eq!(taken, expected);
+    bed.steppers[0].step();
+    let late: Vec<usize> = (1..sent).filter(|number| number % 64 == 1).collect();
+    assert_eq!((bed.take(64, 1), bed.queue.in_flight(&mut bed.mover)), (late, 0));
+    // Every slot can be used again.
+    for packets in [IN_FLIGHT, IN_FLIGHT, 7, IN_FLIGHT] {
+        bed.submit(&vec![Kind::ByCore; packets]);
+        assert_eq!(bed.take(64, 1).len(), packets);
+    }
+}
+
 proptest! {
+    #[test]
+    fn packets_of_a_key_come_out_complete_and_in_order(
+        rounds in prop::collection::vec((0..32usize, 0..8usize, 0..20usize), 1..100), keys in 1..20usize,
+    ) {
+        let mut bed = Bed::new(Mode::Offload, 3, 16);
+        let mut left: Vec<usize> = Vec::new();
+        for (packets, steps, calls) in rounds {
+            let sent = bed.sent;
+            prop_assert!(!bed.submit(&vec![Kind::Plain(1); packets]) || left.is_empty());
+            left.extend(sent..bed.sent);
+            for (index, stepper) in bed.steppers.iter_mut().enumerate() {
+                // The last one mostly hangs.
+                if steps >> index & 1 == 1 && (index < 2 || steps == 7) {
+                    stepper.step();
+                }
+            }
+            let taken = bed.take(keys, calls);
+            for &number in &taken {
+                let first = left.iter().position(|&other| other % keys == number % keys).unwrap();
+                prop_assert_eq!(left.remove(first), number);
+            }
+            prop_assert_eq!(bed.queue.in_flight(&mut bed.mover) == 0, left.is_empty());
+            if calls > 17 {
+                let mut stalled: Vec<usize> = Vec::new();
+                for &number in &left {
+                    prop_assert!(stalled.contains(&(number % keys)) || !bed.is_copied(number), "{number} waits");
+                    stalled.push(number % keys);
+                }
+            }
+        }
+        bed.steppers.iter_mut().for_each(|stepper| _ = stepper.step());
+        let taken = bed.take(keys, 1);
+        prop_assert_eq!((taken.len(), bed.queue.in_flight(&mut bed.mover)), (left.len(), 0));
+    }
+
     #[test]
     fn packets_come_out_complete_and_in_order(
         rounds in prop::collection::vec((prop::collection::vec(0..7usize, 0..32), 0..4usize), 1..100),

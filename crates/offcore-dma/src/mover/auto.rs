@@ -49,7 +49,7 @@ impl Queue {
     pub(super) fn stamp(&mut self) {
         let Self { ring, latency, .. } = self;
         if latency.wants_stamp() {
-            latency.stamp(ring.oldest().wrapping_add(ring.in_flight() as u32), tsc::now());
+            latency.stamp(ring.end(), tsc::now());
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct Queue {
     pub(super) worked: bool,
     /// How often its guest's memory could not be reached.
     pub(super) faults: Health,
+    /// TSC ticks after which a copy counts as lost, where it is not the mover's.
+    pub(crate) lost_after: Option<u64>,
     /// The packet that was outstanding and the oldest when the queue was last looked at, and since when.
     pub(super) watched: Option<(u32, u64)>,
 }
@@ -61,6 +63,7 @@ impl Queue {
             active: false,
             worked: false,
             faults: Health::new(),
+            lost_after: None,
             watched: None,
         }
     }

@@ -55,16 +55,18 @@ impl Mover {
         let now = tsc::now();
         let mut late = false;
         for queue in self.queues.iter_mut().flatten() {
-            let waits = queue.ring.in_flight() > 0 && queue.ring.ready() == 0;
+            let passed = queue.ring.passed().first().copied();
+            let waits = passed.is_some() || (queue.ring.in_flight() > 0 && queue.ring.ready() == 0);
+            let waiting = passed.unwrap_or(queue.ring.oldest());
             queue.watched = match queue.watched {
                 _ if !waits => None,
-                Some((oldest, since)) if oldest == queue.ring.oldest() => {
-                    let lost = now.wrapping_sub(since) > self.lost_after;
+                Some((oldest, since)) if oldest == waiting => {
+                    let lost = now.wrapping_sub(since) > queue.lost_after.unwrap_or(self.lost_after);
                     late |= lost;
                     // What is reset because of it has as long to answer: the other channels are not reset again meanwhile.
                     Some((oldest, if lost { now } else { since }))
                 }
-                _ => Some((queue.ring.oldest(), now)),
+                _ => Some((waiting, now)),
             };
         }
         if !late {
