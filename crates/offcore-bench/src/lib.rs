@@ -11,6 +11,7 @@ pub mod peer;
 pub mod plot;
 pub mod predict;
 mod report;
+pub mod tcp;
 pub mod vhost;
 
 pub use dma::submit_reap;

@@ -28,6 +28,11 @@ pub trait App: std::fmt::Debug + Send {
     /// Something has happened.
     fn event(&mut self, event: Event, calls: &mut Calls<'_>);
 
+    /// Called in every round, before packets are sent.
+    fn round(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
+        let _ = (ctx, calls);
+    }
+
     /// The worker stops: connections are closed.
     fn stop(&mut self, calls: &mut Calls<'_>);
 }
@@ -117,6 +122,8 @@ impl Host {
                 self.path.receive(ctx, now, iface as u8, &mut burst);
             }
         }
+        let (stack, out) = self.path.call();
+        self.app.round(ctx, &mut Calls { stack, out, now });
         self.path.turn(ctx, now, BURST);
         self.tell(now);
         let Self { ports, path, .. } = self;

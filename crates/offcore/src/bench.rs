@@ -5,6 +5,7 @@
 //! * [`dma`]: `offcore bench dma`
 //! * [`gpu`]: `offcore bench gpu`
 //! * [`model`]: `offcore bench model`
+//! * [`tcp`]: `offcore bench tcp`
 
 pub(crate) mod cells;
 mod copy;
@@ -13,6 +14,7 @@ mod end_to_end;
 mod gpu;
 mod latency;
 mod model;
+mod tcp;
 mod vhost;
 
 use std::ops::RangeInclusive;
@@ -46,6 +48,9 @@ pub(crate) enum BenchCommand {
     /// The simulated DSA's timing against every published figure
     #[command(after_help = model::EXAMPLES)]
     Model(model::ModelArgs),
+    /// What a TCP segment costs the core of the host stack, by who copies
+    #[command(after_help = tcp::EXAMPLES)]
+    Tcp(tcp::TcpBenchArgs),
 }
 
 /// How rows are written to stdout.
@@ -66,6 +71,7 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
         BenchCommand::Dma(args) => dma::run(args),
         BenchCommand::Gpu(args) => gpu::run(args),
         BenchCommand::Model(args) => model::run(args),
+        BenchCommand::Tcp(args) => tcp::run(args),
     };
     result.map_err(|failure| match failure {
         Failure::Failed(error) => anyhow!("offcore {}: {}", names.join(" "), told(&error)).into(),

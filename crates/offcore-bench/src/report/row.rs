@@ -16,7 +16,7 @@ pub struct Row {
     pub cpu: Option<&'static str>,
     /// What was checked out when the program was built.
     pub commit: Option<&'static str>,
-    /// The subcommand: `vhost`, `copy`, `dma`, `gpu`, `model`, or `predict`.
+    /// The subcommand: `vhost`, `copy`, `dma`, `gpu`, `tcp`, `model`, or `predict`.
     pub bench: &'static str,
     /// What was done: `loop`, `guest-to-guest`, `submit_reap`, …
     pub case: String,
@@ -40,6 +40,12 @@ pub struct Row {
     /// `hot`, `remote` or `cold`; `none` where the buffers are none of these.
     pub temperature: String,
     pub window: usize,
+    /// TCP: bytes that applications write at a time.
+    pub chunk: Option<usize>,
+    /// TCP: connections that take turns.
+    pub connections: Option<usize>,
+    /// TCP: Gbit/s of payload, of the measured core alone.
+    pub payload_gbps: Option<f64>,
     /// Application work per packet in nanoseconds, part of what was timed.
     pub work_ns: u64,
     pub simulated: bool,

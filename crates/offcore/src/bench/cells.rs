@@ -1,5 +1,6 @@
 //! What the benchmarks of core costs have in common: which cells are measured, by whom, for how long and where.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -72,6 +73,21 @@ pub(crate) struct CellArgs {
     pub bench: BenchArgs,
 }
 
+/// Bytes of `range`, with K or M for binary thousands and millions.
+pub(super) fn size(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| {
+        let (digits, factor) = match text.strip_suffix(['K', 'k']) {
+            Some(digits) => (digits, 1 << 10),
+            None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),
+        };
+        let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
+        let (least, most) = (range.start(), range.end() >> 20);
+        bytes
+            .filter(|n| range.contains(n))
+            .ok_or_else(|| format!("expected bytes such as 512, 4K or 1M, from {least} to {most}M"))
+    }
+}
+
 pub(crate) fn temperature() -> impl TypedValueParser<Value = Temperature> {
     one_of(Temperature::NAMES, Temperature::find)
 }
@@ -94,27 +110,41 @@ pub(super) fn goes_with<C: PartialEq>(
     }
 }
 
+/// What modes and engines make together.
+pub(super) fn setups(modes: &[Mode], engines: &[Copier]) -> Result<Vec<Setup>, String> {
+    let modes = or(modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
+    let engines = or(engines, &[Copier::Core, Copier::Helper]);
+    let setups = Setup::combine(&modes, &engines);
+    match setups.is_empty() {
+        false => Ok(setups),
+        true => Err(
+            "--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other modes \
+                     with the other engines"
+                .into(),
+        ),
+    }
+}
+
+/// Blocks of a cell.
+pub(super) fn blocks(quick: bool) -> usize {
+    if quick { QUICK_BLOCKS } else { BLOCKS }
+}
+
+/// How long a cell may take; `None`: as long as it does.
+pub(super) fn timeout(quick: bool) -> Option<Duration> {
+    quick.then_some(QUICK_TIMEOUT)
+}
+
 impl CellArgs {
     pub(super) fn setups(&self) -> Result<Vec<Setup>, String> {
-        let modes = or(&self.modes, &[Mode::Cpu, Mode::Offload, Mode::Auto]);
-        let engines = or(&self.engines, &[Copier::Core, Copier::Helper]);
-        let setups = Setup::combine(&modes, &engines);
-        match setups.is_empty() {
-            false => Ok(setups),
-            true => {
-                Err("--mode and --engine leave nothing to measure: mode cpu goes with engine cpu, the other \
-                         modes with the other engines"
-                    .into())
-            }
-        }
+        setups(&self.modes, &self.engines)
     }
 
     pub(super) fn blocks(&self) -> usize {
-        if self.bench.quick { QUICK_BLOCKS } else { BLOCKS }
+        blocks(self.bench.quick)
     }
 
-    /// How long a cell may take; `None`: as long as it does.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        self.bench.quick.then_some(QUICK_TIMEOUT)
+        timeout(self.bench.quick)
     }
 }

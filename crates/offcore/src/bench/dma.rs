@@ -12,7 +12,7 @@ use offcore_bench::temperature::Temperature;
 use offcore_dma::share::Sharing;
 use offcore_stats::lcore;
 
-use super::cells::{BenchArgs, or, temperature};
+use super::cells::{BenchArgs, or, size, temperature};
 use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::{Lcores, one_of, within};
@@ -49,7 +49,7 @@ latencies are by the clock of whoever copies: with dsa-sim, the virtual one.";
 #[command(mut_arg("quick", |arg| arg.help("Three sizes, two batches, fewer rounds")))]
 pub(crate) struct DmaArgs {
     /// Bytes of a copy, 1 to 1M [default: 64,256,1K,4K,16K,64K,256K,1M]
-    #[arg(long = "size", value_name = "LIST", value_delimiter = ',', value_parser = size)]
+    #[arg(long = "size", value_name = "LIST", value_delimiter = ',', value_parser = size(1..=1 << 20))]
     pub sizes: Vec<usize>,
 
     /// Copies handed over at a time, 1 to 128 [default: 1,8,32,128]
@@ -85,18 +85,6 @@ pub(crate) struct DmaArgs {
 /// How workers share a channel: a lock around one dedicated queue, one shared work queue, or a dedicated queue each.
 fn sharing() -> impl TypedValueParser<Value = Sharing> {
     one_of(["lock", "swq", "bound"], Sharing::find)
-}
-
-/// Bytes, with K or M for binary thousands and millions.
-fn size(text: &str) -> Result<usize, String> {
-    let (digits, factor) = match text.strip_suffix(['K', 'k']) {
-        Some(digits) => (digits, 1 << 10),
-        None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),
-    };
-    let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
-    bytes
-        .filter(|n| (1..=1 << 20).contains(n))
-        .ok_or_else(|| "expected bytes such as 64, 4K or 1M, at most 1M".into())
 }
 
 pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {

@@ -1,0 +1,218 @@
+//! The applications' side of the measured connections: writes and reads FIFOs on a core of its own, and checks every byte.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use anyhow::{Context as _, Result, ensure};
+use offcore_flow::host::{App, Calls};
+use offcore_port::Context;
+use offcore_session::{Reader, Writer};
+use offcore_stats::SplitMix;
+use offcore_tcp::proto::{CallError, ConnId, Event, Stack};
+
+use crate::method::lockstep::lock;
+
+/// Where the receiving host listens.
+pub(super) const PORT: u16 = 5001;
+/// Bytes after which what is written begins again: a prime number, so that no wrong place looks right.
+const PERIOD: usize = 1_048_573;
+/// Connections that are opened at a time.
+const AT_A_TIME: usize = 256;
+
+/// What every stream consists of, twice.
+static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut random = SplitMix::new(15);
+    let period: Vec<u8> = (0..PERIOD).map(|_| random.next() as u8).collect();
+    [&period[..], &period[..]].concat()
+});
+
+/// One connection, as whoever writes or reads it sees it.
+#[derive(Debug)]
+struct Stream {
+    conn: ConnId,
+    reader: Reader,
+    writer: Writer,
+    position: u64,
+    /// Bytes that are still to be written.
+    owed: usize,
+}
+
+/// The streams of a host, which its application shares with whoever writes and reads them.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// In the order of the client's ports.
+    streams: Vec<Stream>,
+    by_port: HashMap<u16, Stream>,
+    buffer: Vec<u8>,
+    /// Connections on which there is something to be written.
+    owing: Vec<usize>,
+    /// Connections that have been written or read since the stack was told.
+    touched: Vec<(ConnId, bool)>,
+}
+
+impl Streams {
+    /// Puts the connections in an order that both hosts have.
+    pub(super) fn sort(&mut self) {
+        let mut all: Vec<_> = self.by_port.drain().collect();
+        all.sort_by_key(|(port, _)| *port);
+        self.streams = all.into_iter().map(|(_, stream)| stream).collect();
+    }
+
+    /// Connections that are open.
+    pub(super) fn len(&self) -> usize {
+        self.streams.len().max(self.by_port.len())
+    }
+
+    /// So many bytes more are to be written on connection `index`.
+    pub(super) fn owe(&mut self, index: usize, len: usize) -> Result<()> {
+        self.streams.get_mut(index).context("there is no such connection")?.owed += len;
+        self.owing.push(index);
+        Ok(())
+    }
+
+    /// Writes what there is room for.
+    pub(super) fn write(&mut self) {
+        let Self { streams, owing, touched, .. } = self;
+        owing.retain(|&index| {
+            let stream = &mut streams[index];
+            let mut all = 0;
+            while stream.owed > 0 {
+                let at = (stream.position % PERIOD as u64) as usize;
+                let n = stream.writer.write(&PATTERN[at..at + stream.owed.min(PERIOD)]);
+                if n == 0 {
+                    break;
+                }
+                (stream.owed, stream.position, all) = (stream.owed - n, stream.position + n as u64, all + n);
+            }
+            if all > 0 {
+                touched.push((stream.conn, true));
+            }
+            stream.owed > 0
+        });
+    }
+
+    /// Leaves a byte out of what is written on connection `index`.
+    #[cfg(test)]
+    pub(super) fn skip(&mut self, index: usize) {
+        self.streams[index].position += 1;
+    }
+
+    /// Reads what has come on connection `index` and checks it; returns how much that was.
+    pub(super) fn read(&mut self, index: usize) -> Result<usize> {
+        let stream = self.streams.get_mut(index).context("there is no such connection")?;
+        self.buffer.resize(64 << 10, 0);
+        let mut all = 0;
+        loop {
+            let n = stream.reader.read(&mut self.buffer);
+            if n == 0 {
+                break;
+            }
+            let at = (stream.position % PERIOD as u64) as usize;
+            ensure!(
+                self.buffer[..n] == PATTERN[at..at + n],
+                "wrong bytes from {} of connection {index} on",
+                stream.position
+            );
+            stream.position += n as u64;
+            all += n;
+        }
+        if all > 0 {
+            self.touched.push((stream.conn, false));
+        }
+        Ok(all)
+    }
+}
+
+/// What a host's application and its measurement share.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shared {
+    pub(super) streams: Arc<Mutex<Streams>>,
+    /// The stack is to be told of writes and reads.
+    pub(super) touched: Arc<AtomicBool>,
+    /// Copies in flight when the worker was last there.
+    pub(super) in_flight: Arc<AtomicUsize>,
+}
+
+/// Opens connections, or takes them, and tells the stack what is written and read.
+#[derive(Debug)]
+pub(super) struct Ends {
+    shared: Shared,
+    /// Whom to connect to, and how many connections are still to be opened; nobody: it listens.
+    client: Option<(IpAddr, usize)>,
+    opening: usize,
+}
+
+impl Ends {
+    /// An application that takes connections.
+    pub(super) fn server(shared: Shared) -> Self {
+        Self { shared, client: None, opening: 0 }
+    }
+
+    /// One that opens `connections` to `to`.
+    pub(super) fn client(shared: Shared, to: IpAddr, connections: usize) -> Self {
+        Self { shared, client: Some((to, connections)), opening: 0 }
+    }
+
+    fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) -> Option<()> {
+        let info = calls.stack.info(conn)?;
+        let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
+        let reader = Reader::new(Arc::clone(memory), slot)?;
+        let writer = Writer::new(Arc::clone(memory), slot)?;
+        let port = if self.client.is_some() { info.local.port() } else { info.remote.port() };
+        let stream = Stream { conn, reader, writer, position: 0, owed: 0 };
+        lock(&self.shared.streams).by_port.insert(port, stream);
+        Some(())
+    }
+
+    fn connect(&mut self, calls: &mut Calls<'_>) {
+        let Some((to, left)) = &mut self.client else { return };
+        while *left > 0 && self.opening < AT_A_TIME {
+            // Until duplicate address detection is over there is no way.
+            if calls.stack.connect(calls.now, SocketAddr::new(*to, PORT), calls.out).is_err() {
+                return;
+            }
+            *left -= 1;
+            self.opening += 1;
+        }
+    }
+}
+
+impl App for Ends {
+    fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
+        match self.client {
+            None => calls.stack.listen(None, PORT, 4 * AT_A_TIME).map(drop),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
+        match event {
+            Event::Incoming { listener } => {
+                while let Some(conn) = calls.stack.accept(listener) {
+                    self.open(conn, calls);
+                }
+            }
+            Event::Connected(conn) => {
+                self.opening -= 1;
+                self.open(conn, calls);
+            }
+            _ => {}
+        }
+    }
+
+    fn round(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
+        self.connect(calls);
+        if self.shared.touched.swap(false, Ordering::Relaxed) {
+            for (conn, written) in lock(&self.shared.streams).touched.drain(..) {
+                let call = if written { Stack::written } else { Stack::consumed };
+                // A connection that is gone is noticed by what does not come.
+                let _ = call(calls.stack, calls.now, conn, calls.out);
+            }
+        }
+        self.shared.in_flight.store(ctx.mover.in_flight(), Ordering::Relaxed);
+    }
+
+    fn stop(&mut self, _: &mut Calls<'_>) {}
+}

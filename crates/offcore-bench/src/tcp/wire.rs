@@ -1,0 +1,142 @@
+//! A wire between two hosts of this process: packets are handed over as they are, with open checksums. Never timed: what
+//! its ends take is taken off.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use offcore_flow::host::HostPort;
+use offcore_mem::{Burst, Packet, Pool};
+use offcore_port::{Accepts, Context, RxCounters, RxQueue, TxCounters, TxQueue};
+use offcore_stats::tsc;
+use offcore_wire::virtio_net::Offloads;
+
+use crate::method::lockstep::lock;
+
+/// Packets of up to so many bytes have no payload.
+const HEADERS: usize = 100;
+
+/// One direction.
+#[derive(Debug)]
+struct Lane {
+    packets: Mutex<VecDeque<Packet>>,
+    waiting: AtomicUsize,
+    /// Packets with payload that were ever sent.
+    segments: AtomicU64,
+    pool: &'static Pool,
+}
+
+impl Lane {
+    fn new(pool: &'static Pool) -> Arc<Self> {
+        let (packets, waiting, segments) = Default::default();
+        Arc::new(Self { packets, waiting, segments, pool })
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.pool.cache().free_all(lock(&self.packets).drain(..));
+    }
+}
+
+/// What is known of a host's end.
+#[derive(Clone, Debug)]
+pub(super) struct WireEnd {
+    incoming: Arc<Lane>,
+    outgoing: Arc<Lane>,
+    /// TSC ticks that its queues have taken.
+    pub(super) taken_ticks: Arc<AtomicU64>,
+    /// The wire takes and brings open checksums.
+    checksums: bool,
+}
+
+/// Both ends of a wire.
+pub(super) fn wire(pool: &'static Pool, checksums: bool) -> [WireEnd; 2] {
+    let (there, back) = (Lane::new(pool), Lane::new(pool));
+    let end = |incoming: &Arc<Lane>, outgoing: &Arc<Lane>| WireEnd {
+        incoming: Arc::clone(incoming),
+        outgoing: Arc::clone(outgoing),
+        taken_ticks: Arc::default(),
+        checksums,
+    };
+    [end(&back, &there), end(&there, &back)]
+}
+
+impl WireEnd {
+    /// The host's port.
+    pub(super) fn port(&self) -> HostPort {
+        HostPort {
+            rx: Box::new(WireRx { end: self.clone(), counters: RxCounters::private() }),
+            tx: Box::new(WireTx { end: self.clone(), counters: TxCounters::private() }),
+        }
+    }
+
+    /// Packets that wait to be received.
+    pub(super) fn waiting(&self) -> usize {
+        self.incoming.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Packets with payload, received and sent so far.
+    pub(super) fn segments(&self) -> [u64; 2] {
+        [&self.incoming, &self.outgoing].map(|lane| lane.segments.load(Ordering::Relaxed))
+    }
+
+    fn took_since(&self, start: u64) {
+        let took = tsc::now() - start;
+        // One thread adds, so this need not be one step.
+        self.taken_ticks.store(self.taken_ticks.load(Ordering::Relaxed) + took, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct WireRx {
+    end: WireEnd,
+    counters: RxCounters,
+}
+
+impl RxQueue for WireRx {
+    fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        let start = tsc::now();
+        let lane = &self.end.incoming;
+        if lane.waiting.load(Ordering::Relaxed) > 0 {
+            let mut packets = lock(&lane.packets);
+            let count = packets.len().min(ctx.burst).min(burst.remaining_capacity());
+            burst.extend(packets.drain(..count));
+            lane.waiting.store(packets.len(), Ordering::Relaxed);
+        }
+        self.end.took_since(start);
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.counters
+    }
+}
+
+#[derive(Debug)]
+struct WireTx {
+    end: WireEnd,
+    counters: TxCounters,
+}
+
+impl TxQueue for WireTx {
+    fn tx(&mut self, _: &mut Context<'_>, burst: &mut Burst) {
+        let start = tsc::now();
+        let lane = &self.end.outgoing;
+        let segments = burst.iter().filter(|packet| packet.len() > HEADERS).count() as u64;
+        lane.segments.store(lane.segments.load(Ordering::Relaxed) + segments, Ordering::Relaxed);
+        let mut packets = lock(&lane.packets);
+        packets.extend(burst.drain(..));
+        lane.waiting.store(packets.len(), Ordering::Relaxed);
+        drop(packets);
+        self.end.took_since(start);
+    }
+
+    fn accepts(&self) -> Accepts {
+        let offloads = Offloads { checksum: self.end.checksums, ..Offloads::default() };
+        Accepts { offloads, segments: true }
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+}
