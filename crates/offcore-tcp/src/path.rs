@@ -11,7 +11,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use offcore_dma::mover::MoverError;
 use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mover};
-use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
+use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_stats::{Stage, StageClock, tsc};
 use offcore_wire::virtio_net::{self, NetHeader};
 use offcore_wire::{Sum, tcp};
@@ -22,14 +22,8 @@ use crate::proto::{Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Sta
 const IN_FLIGHT: usize = 1024;
 /// How long a copy may take: well below what makes a peer retransmit.
 const LOST_AFTER: Duration = Duration::from_millis(50);
-/// Copies that a packet may take: as many as it has buffers, and as many as it has pieces in a FIFO.
-const COPIES: usize = 96;
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
 const QUEUE: usize = 1024;
-
-/// A copy: from, to, bytes.
-type Copy = (NonNull<u8>, NonNull<u8>, usize);
-type Copies = ArrayVec<Copy, COPIES>;
 
 /// A packet whose payload is on its way to an rx_fifo. It holds the packet; the stack holds the FIFO's blocks.
 #[derive(Debug)]
@@ -269,69 +263,23 @@ impl Path {
     }
 
     fn submit_places(&mut self, ctx: &mut Context<'_>) {
-        while !self.to_place.is_empty() {
-            let plan = self.rx.plan(ctx.mover);
-            let mut plan = if plan.packets == 0 { self.rx.plan_by_core(ctx.mover) } else { plan };
-            let Self { stack, rx, to_place, placed, .. } = self;
-            let copies = |placing: &Placing, cache: &PoolCache| {
-                let Place { conn, pos, skip, len, .. } = placing.place;
-                let mut from = Pieces::default();
-                cache.pool().for_each_segment(&placing.packet, |data, len| from.push((data, len)));
-                pair(skip_to(from, skip.into()), stack.place_pieces(conn, pos, len))
-            };
-            let needed = to_place.front().map_or(0, |first| copies(first, ctx.cache).len());
-            if needed > plan.copies {
-                plan = rx.plan_by_core(ctx.mover);
-            }
-            let before = to_place.len();
-            let mut done = mem::take(placed);
-            let Context { mover, cache, clock, .. } = &mut *ctx;
-            match rx.begin(mover, plan) {
-                Begun::Immediate(batch) => enter(batch, to_place, |one| copies(one, cache), clock, &mut done),
-                Begun::Queued(batch) => enter(batch, to_place, |one| copies(one, cache), clock, &mut done),
-            }
-            let stuck = self.to_place.len() == before;
-            for placing in done.drain(..) {
-                self.placed(ctx.cache, placing);
-            }
-            self.placed = done;
-            if stuck {
-                return;
-            }
+        let Self { stack, rx, to_place, .. } = self;
+        let mut done = mem::take(&mut self.placed);
+        submit(rx, stack, to_place, ctx, &mut done);
+        for placing in done.drain(..) {
+            self.placed(ctx.cache, placing);
         }
+        self.placed = done;
     }
 
     fn submit_fills(&mut self, ctx: &mut Context<'_>, now: u64) {
-        while !self.to_fill.is_empty() {
-            let plan = self.tx.plan(ctx.mover);
-            let mut plan = if plan.packets == 0 { self.tx.plan_by_core(ctx.mover) } else { plan };
-            let Self { stack, tx, to_fill, filled, .. } = self;
-            let copies = |sending: &Sending| {
-                let mut to = Pieces::default();
-                to.push((sending.packet.data(), sending.packet.len()));
-                let from = stack.plan_pieces(&sending.plan).collect();
-                pair(from, to.into_iter())
-            };
-            let needed = to_fill.front().map_or(0, |first| copies(first).len());
-            if needed > plan.copies {
-                plan = tx.plan_by_core(ctx.mover);
-            }
-            let before = to_fill.len();
-            let mut done = mem::take(filled);
-            let Context { mover, clock, .. } = &mut *ctx;
-            match tx.begin(mover, plan) {
-                Begun::Immediate(batch) => enter(batch, to_fill, copies, clock, &mut done),
-                Begun::Queued(batch) => enter(batch, to_fill, copies, clock, &mut done),
-            }
-            let stuck = self.to_fill.len() == before;
-            for sending in done.drain(..) {
-                self.filled(ctx.cache, now, sending);
-            }
-            self.filled = done;
-            if stuck {
-                return;
-            }
+        let Self { stack, tx, to_fill, .. } = self;
+        let mut done = mem::take(&mut self.filled);
+        submit(tx, stack, to_fill, ctx, &mut done);
+        for sending in done.drain(..) {
+            self.filled(ctx.cache, now, sending);
         }
+        self.filled = done;
     }
 
     /// Packets to be sent by interface `iface`, in order.
@@ -351,64 +299,104 @@ impl Path {
     }
 }
 
-/// Addresses and lengths of the parts of a packet, or of a range of a FIFO.
-type Pieces = ArrayVec<(NonNull<u8>, usize), 64>;
-
-/// The same without the first `skip` bytes.
-fn skip_to(pieces: Pieces, mut skip: usize) -> Pieces {
-    let mut left = Pieces::default();
-    for (data, len) in pieces {
-        let here = skip.min(len);
-        skip -= here;
-        if here < len {
-            // SAFETY: `here` is inside the piece.
-            left.push((unsafe { data.add(here) }, len - here));
-        }
-    }
-    left
+/// A packet that is copied to or from a FIFO.
+trait Copied {
+    /// Calls `each` with the source, the target and the length of each copy.
+    fn copies(&self, stack: &Stack, pool: &Pool, each: impl FnMut(NonNull<u8>, NonNull<u8>, usize));
 }
 
-/// The copies from one list of pieces to another, as far as both go.
-fn pair(from: Pieces, to: impl Iterator<Item = (NonNull<u8>, usize)>) -> Copies {
-    let mut copies = Copies::new();
-    let mut from = from.into_iter();
-    let mut source = from.next();
-    for (mut dst, mut room) in to {
-        while room > 0 {
-            let Some((src, len)) = source else { return copies };
-            let n = room.min(len);
-            if copies.try_push((src, dst, n)).is_err() {
-                return copies;
+impl Copied for Placing {
+    #[inline]
+    fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
+        let Place { conn, pos, skip, len, .. } = self.place;
+        let mut skip = usize::from(skip);
+        let mut to = stack.place_pieces(conn, pos, len);
+        let mut target = to.next();
+        pool.for_each_segment(&self.packet, |mut src, mut len| {
+            let left_out = skip.min(len);
+            skip -= left_out;
+            len -= left_out;
+            // SAFETY: inside the segment, or where it ends.
+            src = unsafe { src.add(left_out) };
+            while len > 0 {
+                let Some((dst, room)) = target else { return };
+                let n = room.min(len);
+                each(src, dst, n);
+                len -= n;
+                // SAFETY: both lie `n` bytes further in their pieces, or where those end.
+                unsafe {
+                    src = src.add(n);
+                    target = if n < room { Some((dst.add(n), room - n)) } else { to.next() };
+                }
+            }
+        });
+    }
+}
+
+impl Copied for Sending {
+    #[inline]
+    fn copies(&self, stack: &Stack, _: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
+        let (mut dst, mut room) = (self.packet.data(), self.packet.len());
+        for (src, len) in stack.plan_pieces(&self.plan) {
+            let n = len.min(room);
+            if n > 0 {
+                each(src, dst, n);
             }
             room -= n;
-            // SAFETY: both lie `n` bytes further in their pieces, or where those end.
-            unsafe {
-                dst = dst.add(n);
-                source = if n < len { Some((src.add(n), len - n)) } else { from.next() };
-            }
+            // SAFETY: inside the packet's data, or where it ends.
+            dst = unsafe { dst.add(n) };
         }
     }
-    copies
 }
 
-/// Enters packets with their copies, as many as there is room for, and submits them; those that are complete at once go
-/// to `done`.
-fn enter<T, const IMMEDIATE: bool>(
-    mut batch: Batch<'_, Option<T>, IMMEDIATE>,
+/// Enters the packets that are `waiting` and submits their copies, as many as there is room for; those that are complete
+/// at once go to `done`.
+fn submit<T: Copied>(
+    queue: &mut CopyQueue<Option<T>>,
+    stack: &Stack,
     waiting: &mut VecDeque<T>,
-    copies: impl Fn(&T) -> Copies,
+    ctx: &mut Context<'_>,
+    done: &mut Vec<T>,
+) {
+    let pool = ctx.cache.pool();
+    let mut by_core = false;
+    while !waiting.is_empty() {
+        let plan = if by_core { queue.plan_by_core(ctx.mover) } else { queue.plan(ctx.mover) };
+        let before = waiting.len();
+        match queue.begin(ctx.mover, plan) {
+            Begun::Immediate(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
+            Begun::Queued(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
+        }
+        let stuck = waiting.len() == before;
+        if stuck && by_core {
+            return;
+        }
+        // A packet may have more copies than a channel has room for.
+        by_core = stuck;
+    }
+}
+
+fn enter<T: Copied, const IMMEDIATE: bool>(
+    mut batch: Batch<'_, Option<T>, IMMEDIATE>,
+    stack: &Stack,
+    pool: &Pool,
+    waiting: &mut VecDeque<T>,
     clock: &mut StageClock,
     done: &mut Vec<T>,
 ) {
-    let most = batch.packets();
+    let most = batch.packets().min(waiting.len());
     for _ in 0..most {
         let Some(next) = waiting.front() else { break };
-        let copies = copies(next);
-        if copies.len() > batch.room() {
+        let mut fits = true;
+        next.copies(stack, pool, |src, dst, len| {
+            fits &= batch.room() > 0;
+            if fits {
+                batch.copy(src.as_ptr(), dst.as_ptr(), len as u32);
+            }
+        });
+        if !fits {
+            batch.cancel();
             break;
-        }
-        for (src, dst, len) in copies {
-            batch.copy(src.as_ptr(), dst.as_ptr(), len as u32);
         }
         if let Some(next) = waiting.pop_front() {
             done.extend(batch.enter(Some(next)).flatten());
