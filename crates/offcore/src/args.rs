@@ -142,7 +142,7 @@ pub(crate) struct EngineArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// Show what offloading saves here: in-process guests, about 20 seconds, nothing needed
+    /// Show what offloading saves here, all in this process: about 20 seconds, nothing needed
     #[arg(long, required = true)]
     demo: bool,
 

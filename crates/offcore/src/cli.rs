@@ -28,7 +28,7 @@ pub(crate) enum Command {
     #[command(after_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),
     /// Show what offloading saves here: in-process guests, nothing needed
-    #[command(name = DEMO, hide = true, override_usage = SWITCH_USAGE)]
+    #[command(name = SWITCH_DEMO, hide = true, override_usage = SWITCH_USAGE)]
     Demo(DemoArgs),
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
     #[command(after_help = crate::copy::EXAMPLES)]
@@ -44,9 +44,12 @@ pub(crate) enum Command {
     /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
     #[command(after_help = crate::pktgen::EXAMPLES)]
     Pktgen(Box<crate::pktgen::PktgenArgs>),
-    /// A TCP/IP host on ports, with a small application: echo, sink or source
-    #[command(after_help = crate::tcp::EXAMPLES)]
+    /// A TCP/IP host on ports, with a small application: echo, sink or source; --demo needs nothing else
+    #[command(after_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
+    /// Show what offloading saves a TCP host: two of them in this process, nothing needed
+    #[command(name = TCP_DEMO, hide = true, override_usage = TCP_USAGE)]
+    TcpDemo(DemoArgs),
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),
@@ -85,17 +88,22 @@ const SWITCH_USAGE: &str = "\
 offcore switch --port <SPEC>... [OPTIONS]
        offcore switch --demo [--quick] [--format <FORMAT>]";
 
-/// The subcommand that `switch` is with `--demo`, which takes none of its other flags.
-const DEMO: &str = "switch-demo";
+const TCP_USAGE: &str = "\
+offcore tcp --port <SPEC>... [OPTIONS]
+       offcore tcp --demo [--quick] [--format <FORMAT>]";
+
+/// The subcommands that `switch` and `tcp` are with `--demo`, which takes none of their other flags.
+const SWITCH_DEMO: &str = "switch-demo";
+const TCP_DEMO: &str = "tcp-demo";
 
 impl Cli {
     /// Parses the words of a command line.
     pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
         let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
         if words.iter().any(|word| word == "--demo")
-            && let Some(switch) = words.iter_mut().find(|word| *word == "switch")
+            && let Some(word) = words.iter_mut().find(|word| *word == "switch" || *word == "tcp")
         {
-            *switch = DEMO.into();
+            *word = if word == "switch" { SWITCH_DEMO } else { TCP_DEMO }.into();
         }
         let matches = Self::command().try_get_matches_from(words)?;
         let mut cli = Self::from_arg_matches(&matches)?;

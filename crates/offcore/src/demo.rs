@@ -1,5 +1,7 @@
 //! `offcore switch --demo`: what it measures is in `offcore_bench::demo`; here it is shown and put into a sentence.
 
+pub(crate) mod tcp;
+
 use anyhow::anyhow;
 use offcore_bench::demo::{self, DemoResult, DemoRow};
 use offcore_bench::progress::Progress;
@@ -14,14 +16,7 @@ use crate::output::{say, told, write};
 
 /// Runs the demo and shows what came out.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
-    let lcores = lcore::available().map_err(anyhow::Error::new)?;
-    let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {
-        return Err(anyhow!("this process may run on no lcore").into());
-    };
-    match other_lcore {
-        Some(other) => say(&format!("lcore {lcore} forwards; lcore {other} plays the guests and the engine")),
-        None => say("warning: one lcore plays everybody: the data stays in its cache, so copies look cheap"),
-    }
+    let (lcore, other_lcore) = two_lcores("forwards", "plays the guests and the engine")?;
     let options = demo::Options { quick: args.quick, hugepages: Hugepages::Auto, lcore, other_lcore };
     let result = demo::run(&options, &Progress::visible());
     let result = result.map_err(|error| anyhow!("--demo: {}", told(&error)))?;
@@ -34,6 +29,19 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         return Err(anyhow!("{lost} packets were lost").into());
     }
     Ok(())
+}
+
+/// The measured lcore and the other one; it is said what each does.
+fn two_lcores(one: &str, other: &str) -> anyhow::Result<(usize, Option<usize>)> {
+    let lcores = lcore::available().map_err(anyhow::Error::new)?;
+    let (Some(&lcore), other_lcore) = (lcores.first(), lcores.get(1).copied()) else {
+        return Err(anyhow!("this process may run on no lcore"));
+    };
+    match other_lcore {
+        Some(number) => say(&format!("lcore {lcore} {one}; lcore {number} {other}")),
+        None => say("warning: one lcore plays everybody: the data stays in its cache, so copies look cheap"),
+    }
+    Ok((lcore, other_lcore))
 }
 
 fn table(result: &DemoResult) -> String {

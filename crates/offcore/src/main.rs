@@ -3,7 +3,8 @@
 //! * [`args`]: what can be written, with its flags and what is said to DPDK,
 //! * [`switch`]: `offcore switch`: what is refused because it contradicts itself, ports opened, reports written,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
-//! * [`demo`]: `offcore switch --demo`, [`mod@bench`]: `offcore bench`, [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
+//! * [`demo`]: `offcore switch --demo` and `offcore tcp --demo`, [`mod@bench`]: `offcore bench`,
+//! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`,
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
 //! * [`output`]: where words go, and tables.
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         Command::Bench { command } => bench::run(command, &cli.names),
         Command::Pktgen(args) => pktgen::run(args),
         Command::Tcp(args) => tcp::run(args),
+        Command::TcpDemo(args) => demo::tcp::run(args),
         Command::Predict(args) => predict::run(args),
         Command::Dsa { command } => dsa::run(command),
         Command::Port { command } => port::run(command),

@@ -35,3 +35,12 @@ pub(crate) fn write(text: &str) -> anyhow::Result<bool> {
         Err(error) => Err(anyhow!("writing to stdout: {error}")),
     }
 }
+
+/// Bytes as `--chunk` takes them: 4K, 2M.
+pub(crate) fn kib(bytes: usize) -> String {
+    match bytes {
+        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
+        _ => bytes.to_string(),
+    }
+}

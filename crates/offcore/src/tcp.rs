@@ -22,6 +22,11 @@ use crate::switch::{Watching, plan, report, run_switch};
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
+  What a segment costs the core with the core copying and with an engine
+  copying; needs no root, hugepages or hardware:
+    offcore tcp --demo
+  It takes about 20 seconds; --quick is shorter and rougher.
+
   A host behind an interface tap0 that the kernel gets, which sends back what
   is sent to it; as root:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app echo

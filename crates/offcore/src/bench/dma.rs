@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn bad_values_are_named() {
         for (flags, words) in [
-            ("--size 2M", ["--size", "at most 1M"]),
+            ("--size 2M", ["--size", "from 1 to 1M"]),
             ("--batch 129", ["--batch", "from 1 to 128"]),
             ("--engine gpu", ["--engine", "dsa-sim-direct"]),
             ("--sharing queue", ["--sharing", "lock, swq, bound"]),

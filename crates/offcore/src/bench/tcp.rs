@@ -14,6 +14,7 @@ use super::cells::{BenchArgs, blocks, or, setups, size, timeout};
 use super::{Rows, two_lcores, verified};
 use crate::Failure;
 use crate::args::{choice, mode, one_of, within};
+use crate::output::kib;
 use crate::output::table::{columns, digits, or_dash, times};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -142,14 +143,6 @@ fn table(rows: &[Row]) -> String {
            acknowledgements; Gbit/s: payload of that core alone, no network card's driver in it; bound: the limit of core\n\
            and engine together; over cpu: offloaded over copied by the core, auto: over the better of the two, which\n\
            alternated with it; verified: segments whose bytes were checked.\n"
-}
-
-fn kib(bytes: usize) -> String {
-    match bytes {
-        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
-        _ => bytes.to_string(),
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,187 @@
+//! `offcore tcp --demo`: what a segment costs the core by who copies, as [`offcore_bench::tcp`] measures it, in one table
+//! and one sentence.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use offcore_bench::alternate::TURN_BURSTS;
+use offcore_bench::copier::Setup;
+use offcore_bench::progress::Progress;
+use offcore_bench::row::Row;
+use offcore_bench::tcp::{self, CHUNKS, Options, Side};
+use offcore_bench::temperature::Temperature;
+use offcore_mem::Hugepages;
+use serde::Serialize;
+
+use super::two_lcores;
+use crate::Failure;
+use crate::args::{DemoArgs, Format};
+use crate::output::table::columns;
+use crate::output::{kib, told, write};
+
+/// A B B A blocks of a chunk size.
+const BLOCKS: usize = 100;
+/// The same with `--quick`.
+const QUICK_BLOCKS: usize = 10;
+/// How long one chunk size may take, however busy the machine is.
+const TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// One side and chunk size.
+#[derive(Clone, Debug, Serialize)]
+struct DemoRow {
+    report: &'static str,
+    /// `send` or `receive`: whose core.
+    side: String,
+    /// Bytes that the application writes at a time.
+    chunk: usize,
+    /// Nanoseconds a segment, with the core copying and with a helper core copying.
+    cpu_ns: f64,
+    offload_ns: f64,
+    engine_ns_per_copy: f64,
+    /// Segments whose bytes were checked.
+    verified: u64,
+}
+
+impl DemoRow {
+    fn ratio(&self) -> f64 {
+        self.cpu_ns / self.offload_ns
+    }
+}
+
+/// Runs the demo and shows what came out.
+pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
+    let (lcore, other_lcore) =
+        two_lcores("is the measured host's", "has the other host, both applications and the engine")?;
+    let options = Options {
+        sides: vec![Side::Send, Side::Receive],
+        chunks: CHUNKS.to_vec(),
+        connections: vec![1],
+        temperatures: vec![Temperature::Remote],
+        setups: vec![Setup::CPU, Setup::HELPER],
+        checksums: true,
+        blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
+        bursts: TURN_BURSTS,
+        timeout: Some(TIMEOUT),
+        hugepages: Hugepages::Auto,
+        lcore,
+        other_lcore,
+    };
+    let mut rows = Vec::new();
+    let result = tcp::run(&options, &Progress::visible(), &mut |row| add(&mut rows, &row));
+    result.map_err(|error| anyhow!("--demo: {}", told(&error)))?;
+    match args.format {
+        Format::Table => write(&format!("{}\n{}\n", table(&rows), sentence(&rows)))?,
+        Format::Json => write(&json(&rows)?)?,
+    };
+    Ok(())
+}
+
+fn add(rows: &mut Vec<DemoRow>, row: &Row) {
+    let chunk = row.chunk.unwrap_or_default();
+    if rows.last().is_none_or(|last| (&last.side, last.chunk) != (&row.case, chunk)) {
+        rows.push(DemoRow {
+            report: "demo",
+            side: row.case.clone(),
+            chunk,
+            cpu_ns: 0.0,
+            offload_ns: 0.0,
+            engine_ns_per_copy: 0.0,
+            verified: 0,
+        });
+    }
+    let Some(demo) = rows.last_mut() else { return };
+    demo.verified += row.verified;
+    match row.engine_ns_per_copy {
+        None => demo.cpu_ns = row.ns_per_packet,
+        Some(ns) => (demo.offload_ns, demo.engine_ns_per_copy) = (row.ns_per_packet, ns),
+    }
+}
+
+fn table(rows: &[DemoRow]) -> String {
+    let cells = rows.iter().map(|row| {
+        [
+            row.side.clone(),
+            kib(row.chunk),
+            format!("{:.0}", row.cpu_ns),
+            format!("{:.0}", row.offload_ns),
+            format!("{:.2}", row.ratio()),
+            format!("{:.0}", row.engine_ns_per_copy),
+            row.verified.to_string(),
+        ]
+    });
+    "What a TCP segment of 1448 bytes costs the core of the host that sends or receives it\n".to_owned()
+        + &columns(
+            "<side|chunk|core copies: ns|engine copies: ns|ratio|engine ns/copy|checked segments",
+            cells,
+        )
+}
+
+/// The result in one sentence: what it means and what it does not.
+fn sentence(rows: &[DemoRow]) -> String {
+    let of = |side: Side| rows.iter().rfind(|row| row.side == side.name());
+    let (Some(send), Some(receive)) = (of(Side::Send), of(Side::Receive)) else {
+        return "Nothing was measured.".into();
+    };
+    let cost = |row: &DemoRow| format!("{:.0} ns of the core instead of {:.0}", row.offload_ns, row.cpu_ns);
+    format!(
+        "With the copies made by an engine, sending a segment of a {} chunk takes {}, and receiving one {}; this is \
+         what segments cost the core and no throughput, because the engine here is a helper core that needs {:.0} ns \
+         for a copy, where a DMA engine has a rate of its own.",
+        kib(send.chunk),
+        cost(send),
+        cost(receive),
+        send.engine_ns_per_copy
+    )
+}
+
+/// One object a row, and one with what follows from them.
+fn json(rows: &[DemoRow]) -> anyhow::Result<String> {
+    #[derive(Serialize)]
+    struct Summary {
+        report: &'static str,
+        verified: u64,
+        meaning: String,
+    }
+    let mut text = String::new();
+    for row in rows {
+        text += &(serde_json::to_string(row)? + "\n");
+    }
+    let verified = rows.iter().map(|row| row.verified).sum();
+    let summary = Summary { report: "demo_summary", verified, meaning: sentence(rows) };
+    Ok(text + &serde_json::to_string(&summary)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_both_modes_are_one() {
+        let mut rows = Vec::new();
+        for (side, chunk, ns, engine) in [
+            ("send", 4096, 200.0, None),
+            ("send", 4096, 100.0, Some(300.0)),
+            ("receive", 4096, 150.0, None),
+            ("receive", 4096, 120.0, Some(310.0)),
+        ] {
+            let row = Row {
+                case: side.into(),
+                chunk: Some(chunk),
+                ns_per_packet: ns,
+                engine_ns_per_copy: engine,
+                verified: 7,
+                ..Row::default()
+            };
+            add(&mut rows, &row);
+        }
+        let text = table(&rows);
+        let last: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(last, ["receive", "4K", "150", "120", "1.25", "310", "14"]);
+        let text = sentence(&rows);
+        assert!(text.contains("a 4K chunk takes 100 ns of the core instead of 200"), "{text}");
+        assert!(text.contains("no throughput") && text.matches(". ").count() == 0, "{text}");
+        let lines: Vec<serde_json::Value> =
+            json(&rows).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((lines.len(), &lines[2]["verified"]), (3, &28.into()));
+    }
+}
