@@ -1,0 +1,99 @@
+//! Scripts of packets, in packetdrill's language: what comes and what goes, one event a line, in virtual time.
+//!
+//! A script is `DIRECTORY/NAME.pkt`, named after the sentence that it tests and beginning with a comment that quotes it:
+//! `// RFC 9293, 3.10.7.3: "..."`. Then come `option` lines (`ipv6`, `newreno`, `no_ecn`, `mtu BYTES`,
+//! `receive_window BYTES`), and events:
+//!
+//! ```text
+//! +0 listen                                      a call: connect, accept, write(N) = M, read(N) = M, close, abort,
+//!                                                shutdown; flow N (another port of the peer)
+//! +0 < S 0:0(0) win 1000 <mss 1460,sackOK>       a packet of the peer
+//! +0 > S. 0:0(0) ack 1 win 65535 <...>           a packet that is expected now; options `<...>`: any, `win *`: any
+//! +.1 < [ce] . 1:101(100) ack 1 win 1000         0.1 s later; with a mark of ECN
+//! +.04~+.2 > . 1:1(0) ack 101 win *              between 40 and 200 ms later; `*`: at any time
+//! +0 < icmp unreachable port [1:101(100)]        an error about a segment of ours
+//! +0 expect closed(Reset)                        an event that the application is told; `expect no NAME`
+//! +0 engine hold                                 copies that are ordered are not made; release; fail: the core has to
+//! +0 %{ cwnd == 10 mss, state == ESTABLISHED }%  fields of the connection; drops.NAME; connections
+//! +0 renumber                                    the next SYN of ours begins a new sequence space
+//! ```
+//!
+//! Sequence numbers are relative to the first one of their side, as in packetdrill; so are our timestamps, the first of
+//! which is what the script says. A packet may end with `altered` (a payload that is not the stream's) or `bad_checksum`.
+//! Whatever is sent has to be expected, its payload and checksums have to be right. The scripts are our own.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+mod bed;
+mod bites;
+mod frames;
+mod language;
+mod parse;
+mod run;
+
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
+}
+
+/// The files below a directory of scripts.
+fn scripts(directory: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join(directory)).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+/// Runs all scripts of a directory and says what became of each.
+fn directory(directory: &str) {
+    let mut failures = Vec::new();
+    let paths = scripts(directory);
+    for path in &paths {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        let text = std::fs::read_to_string(path).unwrap();
+        let result = run::run(&format!("tests/scripts/{name}"), &text);
+        println!("script {name} ... {}", if result.is_ok() { "ok" } else { "FAILED" });
+        failures.extend(result.err());
+    }
+    let (failed, all) = (failures.len(), paths.len());
+    assert!(all > 0, "{directory} has no scripts");
+    assert!(failures.is_empty(), "{failed} of {all} scripts fail\n\n{}\n", failures.join("\n\n"));
+}
+
+macro_rules! directories {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                directory(stringify!($name));
+            }
+        )*
+
+        const DIRECTORIES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+directories! {
+    handshake
+}
+
+#[test]
+fn every_script_is_run_and_says_what_it_tests() {
+    for entry in std::fs::read_dir(root()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(!path.is_dir() || DIRECTORIES.contains(&name), "{name} is not in the list of directories");
+    }
+    for path in DIRECTORIES.iter().flat_map(|directory| scripts(directory)) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let path = path.display();
+        let first = text.lines().next().unwrap_or_default();
+        let quotes = first.strip_prefix("// RFC ").and_then(|rest| rest.split_once(", "));
+        let number = quotes.is_some_and(|(number, _)| number.parse::<u16>().is_ok());
+        let section = quotes.is_some_and(|(_, rest)| {
+            rest.contains(": \"") && rest.starts_with(|c: char| c.is_ascii_alphanumeric())
+        });
+        assert!(number && section, "{path} begins with '{first}', expected '// RFC N, SECTION: \"...'");
+    }
+}
