@@ -181,9 +181,11 @@ impl Recovery {
         self.rtt.least(now, sample);
     }
 
-    /// The SYN or its answer had to be sent again: begins with one segment (RFC 5681, section 3.1).
+    /// The SYN or its answer had to be sent again: begins with one segment (RFC 5681, section 3.1) and a longer timeout (RFC
+    /// 6298, section 5.7).
     pub(super) fn handshake_lost(&mut self) {
         self.cc.on_handshake_loss();
+        self.rtt.handshake_lost();
     }
 
     /// The path carries segments of another size from now on (RFC 1191, 4821).

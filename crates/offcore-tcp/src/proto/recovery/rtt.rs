@@ -5,6 +5,8 @@
 const LEAST: u64 = 200_000;
 /// The timeout before the first sample (RFC 6298, section 2.1).
 const INITIAL: u64 = 1_000_000;
+/// The same when the handshake timed out (RFC 6298, section 5.7).
+const INITIAL_AFTER_LOSS: u32 = 3_000_000;
 /// The longest timeout, as in Linux (RFC 6298, section 2.5, asks for 60 s at least).
 const LONGEST: u64 = 120_000_000;
 /// A smallest round-trip time older than this is replaced: paths change.
@@ -17,7 +19,7 @@ const LARGEST_SAMPLE: u64 = 60_000_000;
 pub(super) struct Rtt {
     /// Eight times the smoothed time; 0 before the first sample.
     srtt: u32,
-    /// Four times the variation.
+    /// Four times the variation; before the first sample, the least timeout.
     variation: u32,
     /// The smallest of the last minutes; `u32::MAX` before the first sample.
     min: u32,
@@ -29,6 +31,13 @@ pub(super) struct Rtt {
 impl Rtt {
     pub(super) fn new() -> Self {
         Self { srtt: 0, variation: 0, min: u32::MAX, backoff: 0, min_at: 0 }
+    }
+
+    /// The timer went off before the handshake was complete.
+    pub(super) fn handshake_lost(&mut self) {
+        if self.srtt == 0 {
+            self.variation = INITIAL_AFTER_LOSS;
+        }
     }
 
     /// Takes a sample (RFC 6298, section 2.2 and 2.3). It must not be of a segment that was retransmitted.
@@ -77,7 +86,7 @@ impl Rtt {
     #[inline]
     pub(super) fn base(&self) -> u64 {
         if self.srtt == 0 {
-            return INITIAL;
+            return INITIAL.max(self.variation.into());
         }
         (self.srtt() + u64::from(self.variation).max(LEAST)).min(LONGEST)
     }
@@ -110,6 +119,16 @@ mod tests {
         rtt.sample(480_000);
         assert_eq!((rtt.srtt(), rtt.variation()), (410_000, 170_000));
         assert_eq!(rtt.rto(), 410_000 + 4 * 170_000);
+    }
+
+    // RFC 6298, section 5.7.
+    #[test]
+    fn a_lost_handshake_waits_for_three_seconds() {
+        let mut rtt = Rtt::new();
+        rtt.handshake_lost();
+        assert_eq!(rtt.rto(), 3_000_000);
+        rtt.sample(400_000);
+        assert_eq!((rtt.variation(), rtt.rto()), (200_000, 1_200_000));
     }
 
     #[test]
