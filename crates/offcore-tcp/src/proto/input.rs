@@ -48,6 +48,10 @@ impl Input<'_> {
         conn: &mut Conn,
         segment: &Segment,
     ) -> Result<(Verdict, Outcome), DropReason> {
+        if segment.has(TcpFlags::SYN) && Self::is_answer(&conn.tcb, segment) {
+            let outcome = self.acknowledgement(conn, segment, 0)?;
+            return Ok((Verdict::Consumed, outcome));
+        }
         let start = conn.tcb.receiver.position(segment.seq);
         self.check_timestamps(&mut conn.tcb, segment)?;
         // A SYN in the window or out of it may be a blind attack (RFC 5961, 4.2).
@@ -86,6 +90,15 @@ impl Input<'_> {
             return Err(DropReason::OutOfWindow);
         }
         self.text(conn, segment, start)
+    }
+
+    /// Whether a segment is the answer to our SYN where both have asked at once (RFC 9293, 3.5, figure 7). Its own SYN has
+    /// been taken already; who has sent it is established and need not send more.
+    #[cold]
+    fn is_answer(tcb: &Tcb, segment: &Segment) -> bool {
+        let again = tcb.receiver.next() == 0 && segment.seq.wrapping_add(1) == tcb.receiver.seq(0);
+        let answers = segment.has(TcpFlags::ACK) && segment.ack == tcb.sender.seq(0);
+        tcb.state == State::SynReceived && again && answers && !segment.has(TcpFlags::RST | TcpFlags::FIN)
     }
 
     /// PAWS (RFC 7323, 5.3 R1), and 3.2: who has agreed on timestamps sends them always.
@@ -174,7 +187,9 @@ impl Input<'_> {
         let rtt = tcb.timestamp(self.now).zip(echoed).map(|(now, stamps)| now.wrapping_sub(stamps.echo));
         let report = Report {
             ack: segment.ack,
-            window: u32::from(segment.window) << tcb.sender.scale,
+            // The window of a SYN is not scaled (RFC 7323, 2.2).
+            window: u32::from(segment.window)
+                << if segment.has(TcpFlags::SYN) { 0 } else { tcb.sender.scale },
             at: start,
             sacks: &sacks,
             duplicate,
