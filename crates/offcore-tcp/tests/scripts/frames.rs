@@ -93,7 +93,7 @@ impl Flow {
                     // An echo of 0 is none.
                     let echo = if *echo == 0 { 0 } else { self.stamps.unwrap_or(0).wrapping_add(*echo) };
                     bytes.extend([8, 10]);
-                    bytes.extend([*value, echo].iter().flat_map(|stamp| stamp.to_be_bytes()));
+                    bytes.extend([value.unwrap_or(0), echo].iter().flat_map(|stamp| stamp.to_be_bytes()));
                 }
                 TcpOption::Unknown(kind, value) => {
                     bytes.extend([*kind, 2 + value.len() as u8]);
@@ -172,7 +172,7 @@ impl Flow {
         if let (None, Some(value)) = (self.stamps, TcpOptions::parse(segment.options()).timestamps) {
             let options = expected.and_then(|expected| expected.options.as_deref()).unwrap_or_default();
             let first = options.iter().find_map(|option| match option {
-                TcpOption::Timestamps(value, _) => Some(*value),
+                TcpOption::Timestamps(value, _) => *value,
                 _ => None,
             });
             self.stamps = first.map(|first| value.value.wrapping_sub(first));
@@ -217,7 +217,7 @@ impl Flow {
                 (5, ..) => TcpOption::Sack(known.sack.iter().map(relative).collect()),
                 (8, _, _, Some(stamps)) => {
                     let value = stamps.value.wrapping_sub(self.stamps.unwrap_or(0));
-                    TcpOption::Timestamps(value, stamps.echo)
+                    TcpOption::Timestamps(Some(value), stamps.echo)
                 }
                 _ => TcpOption::Unknown(*kind, option.get(2..).unwrap_or_default().to_vec()),
             });

@@ -136,7 +136,8 @@ pub(crate) enum TcpOption {
     Scale(u8),
     SackPermitted,
     Sack(Vec<(u32, u32)>),
-    Timestamps(u32, u32),
+    /// None for any value.
+    Timestamps(Option<u32>, u32),
     Unknown(u8, Vec<u8>),
 }
 
@@ -179,7 +180,13 @@ pub(crate) const MARKS: [&str; 4] = ["noecn", "ect1", "ect0", "ce"];
 impl Segment {
     /// Whether a segment that came is the one that this line expects.
     pub(crate) fn admits(&self, came: &Self) -> bool {
-        let options = self.options.is_none() || self.options == came.options;
+        let options = match (&self.options, &came.options) {
+            (Some(wanted), Some(came)) => {
+                wanted.len() == came.len()
+                    && wanted.iter().zip(came).all(|(wanted, came)| wanted.admits(came))
+            }
+            _ => true,
+        };
         let window = self.window.is_none() || self.window == came.window;
         let same = (self.ecn, self.flags, self.seq, self.len, self.ack, self.urgent)
             == (came.ecn, came.flags, came.seq, came.len, came.ack, came.urgent);
@@ -222,6 +229,15 @@ impl fmt::Display for Segment {
     }
 }
 
+impl TcpOption {
+    fn admits(&self, came: &Self) -> bool {
+        match (self, came) {
+            (Self::Timestamps(None, echo), Self::Timestamps(_, came)) => echo == came,
+            _ => self == came,
+        }
+    }
+}
+
 impl fmt::Display for TcpOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -234,7 +250,8 @@ impl fmt::Display for TcpOption {
                 f.write_str("sack")?;
                 blocks.iter().try_for_each(|(start, end)| write!(f, " {start}:{end}"))
             }
-            Self::Timestamps(value, echo) => write!(f, "TS val {value} ecr {echo}"),
+            Self::Timestamps(Some(value), echo) => write!(f, "TS val {value} ecr {echo}"),
+            Self::Timestamps(None, echo) => write!(f, "TS val * ecr {echo}"),
             Self::Unknown(kind, value) => write!(f, "option {kind} {value:02x?}"),
         }
     }

@@ -76,6 +76,7 @@ macro_rules! directories {
 
 directories! {
     handshake
+    options
 }
 
 #[test]
@@ -88,12 +89,15 @@ fn every_script_is_run_and_says_what_it_tests() {
     for path in DIRECTORIES.iter().flat_map(|directory| scripts(directory)) {
         let text = std::fs::read_to_string(&path).unwrap();
         let path = path.display();
-        let first = text.lines().next().unwrap_or_default();
-        let quotes = first.strip_prefix("// RFC ").and_then(|rest| rest.split_once(", "));
-        let number = quotes.is_some_and(|(number, _)| number.parse::<u16>().is_ok());
-        let section = quotes.is_some_and(|(_, rest)| {
-            rest.contains(": \"") && rest.starts_with(|c: char| c.is_ascii_alphanumeric())
-        });
-        assert!(number && section, "{path} begins with '{first}', expected '// RFC N, SECTION: \"...'");
+        let comment: Vec<&str> = text.lines().take_while(|line| line.starts_with("// ")).collect();
+        let source = comment.first().and_then(|first| first.strip_prefix("// RFC "));
+        let source =
+            source.and_then(|source| source.split_once(", ")).filter(|(_, rest)| rest.contains(": "));
+        let is_named = source.is_some_and(|(number, _)| number.parse::<u16>().is_ok());
+        assert!(is_named, "{path} begins with {comment:?}, expected '// RFC N, SECTION: \"...\"'");
+        assert!(
+            comment.concat().matches('"').count() >= 2,
+            "{path} does not quote the sentence that it tests"
+        );
     }
 }

@@ -41,6 +41,10 @@ impl<'a> Words<'a> {
         is
     }
 
+    fn keyword(&mut self, word: &str) -> Parsed<()> {
+        if self.skip(word) { Ok(()) } else { Err(format!("'{}': expected '{word}'", self.0)) }
+    }
+
     fn end(&self) -> Parsed<()> {
         if self.0.is_empty() { Ok(()) } else { Err(format!("'{}': expected the end of the line", self.0)) }
     }
@@ -186,11 +190,10 @@ fn tcp_options(inner: &str) -> Parsed<Vec<TcpOption>> {
             "wscale" => TcpOption::Scale(words.number("bits")?),
             "sackOK" => TcpOption::SackPermitted,
             "TS" => {
-                let stamp = |words: &mut Words<'_>, name| match words.skip(name) {
-                    true => words.number("a timestamp"),
-                    false => Err(format!("'{}': expected '{name}'", words.0)),
-                };
-                TcpOption::Timestamps(stamp(&mut words, "val")?, stamp(&mut words, "ecr")?)
+                words.keyword("val")?;
+                let value = if words.skip("*") { None } else { Some(words.number("a timestamp or *")?) };
+                words.keyword("ecr")?;
+                TcpOption::Timestamps(value, words.number("a timestamp")?)
             }
             "sack" => {
                 let mut blocks = Vec::new();
@@ -232,9 +235,7 @@ fn icmp(words: &mut Words<'_>) -> Parsed<Icmp> {
 }
 
 fn mtu(words: &mut Words<'_>) -> Parsed<IcmpKind> {
-    if !words.skip("mtu") {
-        return Err("expected 'mtu BYTES'".into());
-    }
+    words.keyword("mtu")?;
     Ok(IcmpKind::TooBig { mtu: words.number("bytes")? })
 }
 
