@@ -45,6 +45,15 @@ impl Reassembly {
         start..range.end.max(start)
     }
 
+    /// A segment has come that begins at `position`, which is there already: its range is the newest.
+    pub(crate) fn touch(&mut self, position: u64) {
+        self.segments = self.segments.wrapping_add(1);
+        let at = self.islands.partition_point(|island| island.end <= position);
+        if let Some(island) = self.islands.get_mut(at).filter(|island| island.start <= position) {
+            island.touched = self.segments;
+        }
+    }
+
     /// Adds a range of which nothing is there.
     ///
     /// # Errors
@@ -110,6 +119,10 @@ mod tests {
         reassembly.insert(35..40).unwrap();
         assert_eq!(reassembly.newest(3).as_slice(), [30..40, 90..95, 70..75]);
         assert_eq!(reassembly.newest(4).len(), 4);
+        reassembly.touch(12);
+        assert_eq!(reassembly.newest(2).as_slice(), [10..15, 30..40], "a duplicate is a segment, too");
+        reassembly.touch(20);
+        assert_eq!(reassembly.newest(2).as_slice(), [10..15, 30..40]);
     }
 
     #[test]

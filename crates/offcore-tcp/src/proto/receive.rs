@@ -205,9 +205,12 @@ impl Receiver {
     /// The first part of `wanted` that has not come yet.
     #[cold]
     fn missing(&mut self, wanted: Range<u64>) -> Range<u64> {
-        let missing = self.islands.get_or_insert_default().missing(wanted.clone());
+        let islands = self.islands.get_or_insert_default();
+        let missing = islands.missing(wanted.clone());
         if missing.start > wanted.start {
-            self.note_duplicate(wanted.start..missing.start);
+            islands.touch(wanted.start);
+            // No more than this segment had (RFC 2883, 4).
+            self.note_duplicate(wanted.start..missing.start.min(wanted.end));
         }
         missing
     }
