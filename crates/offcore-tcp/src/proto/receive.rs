@@ -287,13 +287,16 @@ impl Receiver {
         self.consumed < self.data_end()
     }
 
-    /// Where the window may end: a whole number of the units that its field counts in.
+    /// Where the window may end: a whole number of the units that its field counts in. It stays where it is rather than move
+    /// by less than a segment and half of what is promised: peers would fill it with small segments (RFC 9293, 3.8.6.2.2).
     #[inline]
     fn edge(&self) -> u64 {
         let unit = !((1u64 << self.scale) - 1);
         let largest = u64::from(u16::MAX) << self.scale;
         let window = (self.consumed + u64::from(self.promise)).saturating_sub(self.next).min(largest);
-        self.announced.max(self.next + (window & unit))
+        let edge = self.next + (window & unit);
+        let least = u64::from(self.promise / 2).min(self.peer_mss.into());
+        if edge >= self.announced + least { edge } else { self.announced }
     }
 
     /// The fields of a segment that goes out now: acknowledgement number and window. All that was due is
