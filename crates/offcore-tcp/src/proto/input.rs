@@ -260,7 +260,9 @@ impl Input<'_> {
         let text = tcb.receiver.text(self.now, all, fin, |range| {
             fifo.cover(arena, range.start, (range.end - range.start) as usize)
         })?;
-        if tcb.receiver.is_quick() {
+        let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
+        // Who enters TIME-WAIT acknowledges the FIN there.
+        if tcb.receiver.is_quick() && outcome != Outcome::TimeWait {
             self.net.acknowledge(self.now, tcb, self.out);
         }
         let verdict = if text.range.is_empty() {
@@ -276,7 +278,6 @@ impl Input<'_> {
                 commit_to: text.commit_to,
             })
         };
-        let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
         conn.settle(self.id, self.out);
         Ok((verdict, outcome))
     }
