@@ -12,7 +12,7 @@ const GOOD: &str = "+0 listen
 +0 %{ mss == 1000, cwnd == 10 mss, state == ESTABLISHED }%
 +0 read(1000) = 100
 +.1 write(10)
-+0 > P. 1:11(10) ack 101 win 65535
++0 > P. 1:11(10) ack 101 win 65435
 ";
 
 /// The message of the good script with `from` changed to `to`.
@@ -50,15 +50,15 @@ fn wrong_numbers_are_found() {
 #[test]
 fn missing_packets_are_found() {
     let text = message(
-        "+0 > P. 1:11(10) ack 101 win 65535\n",
-        "+0 > P. 1:11(10) ack 101 win 65535\n+0 > . 11:11(0) ack 101 win *\n",
+        "+0 > P. 1:11(10) ack 101 win 65435\n",
+        "+0 > P. 1:11(10) ack 101 win 65435\n+0 > . 11:11(0) ack 101 win *\n",
     );
     assert!(text.starts_with("x.pkt:12: expected") && text.contains("nothing until"), "{text}");
 }
 
 #[test]
 fn packets_that_nobody_expects_are_found() {
-    let text = message("+0 > P. 1:11(10) ack 101 win 65535\n", "");
+    let text = message("+0 > P. 1:11(10) ack 101 win 65435\n", "");
     assert!(text.starts_with("x.pkt:10: expected nothing more") && text.contains("> P. 1:11(10)"), "{text}");
     let text = message("+.04 > . 1:1(0) ack 101 win 65435\n", "+.1 expect readable\n");
     assert!(text.starts_with("x.pkt:7: expected nothing more") && text.contains("ack 101"), "{text}");
@@ -89,7 +89,7 @@ fn wrong_fields_and_events_are_found() {
     assert!(text.starts_with("x.pkt:8: expected cwnd == 11 mss") && text.contains("10000"), "{text}");
     assert!(message("state == ESTABLISHED", "state != ESTABLISHED").contains("state"));
     assert!(message("+.1 write(10)", "+.1 expect end").starts_with("x.pkt:10: expected event end"));
-    let reset = message("+.1 write(10)\n+0 > P. 1:11(10) ack 101 win 65535\n", "+0 < R 101:101(0) win 0\n");
+    let reset = message("+.1 write(10)\n+0 > P. 1:11(10) ack 101 win 65435\n", "+0 < R 101:101(0) win 0\n");
     assert!(reset.contains("unexpected event closed(Reset)"), "{reset}");
 }
 

@@ -75,8 +75,11 @@ macro_rules! directories {
 }
 
 directories! {
+    close
     handshake
     options
+    receive
+    send
 }
 
 #[test]
