@@ -111,7 +111,8 @@ impl Stack {
             return (seq == sender.seq(0).wrapping_sub(1)).then_some(id);
         }
         let at = position(seq, sender.seq(0), sender.una())?;
-        (sender.una()..=sender.published_to()).contains(&at).then_some(id)
+        // SND.UNA =< SEG.SEQ < SND.NXT (RFC 5927, 4.1): who guesses at a quiet connection finds nothing in flight.
+        (sender.una()..sender.published_to()).contains(&at).then_some(id)
     }
 
     /// A packet of ours was not delivered.
