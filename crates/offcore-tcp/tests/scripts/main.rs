@@ -76,9 +76,13 @@ macro_rules! directories {
 
 directories! {
     close
+    ecn
+    engine
     handshake
+    icmp
     options
     receive
+    reset
     send
 }
 
