@@ -67,6 +67,8 @@ enum Probe {
     Due,
     /// The last segment is planned once more.
     Planned,
+    /// New data is planned as one.
+    NewPlanned,
     /// New data was sent as one.
     New,
     /// The last segment was sent again.
@@ -217,6 +219,9 @@ impl Recovery {
         let planned = self.planned.saturating_add(len).min(most);
         let len = planned - self.planned;
         self.planned = planned;
+        if self.probe == Probe::Due {
+            self.probe = Probe::NewPlanned;
+        }
         self.count_out(len);
         // What does not fit the window another time was limited by it, not by the application (RFC 7661, section 4.2).
         let cwnd = u64::from(self.cc.cwnd);
@@ -245,6 +250,11 @@ impl Recovery {
         Some(range)
     }
 
+    /// Whether the timer has asked for a probe.
+    pub(super) fn probe_is_due(&self) -> bool {
+        self.probe == Probe::Due
+    }
+
     /// The last segment, to be sent again because a probe is due and there is no new data to send; planned from now on.
     /// None where there is nothing to probe with.
     pub(super) fn next_probe(&mut self) -> Option<Range<u64>> {
@@ -263,6 +273,9 @@ impl Recovery {
             if range.end == self.planned && range.start < self.planned {
                 self.planned = range.start;
                 self.count_in(range.end - range.start);
+            }
+            if self.probe == Probe::NewPlanned {
+                self.probe = Probe::Due;
             }
             return;
         }
@@ -287,7 +300,7 @@ impl Recovery {
         if self.timeout_at == NEVER {
             self.timeout_at = now + self.rtt.rto();
         }
-        if self.probe == Probe::Due {
+        if matches!(self.probe, Probe::Due | Probe::NewPlanned) {
             self.probed(now, Probe::New);
         }
         self.arm_probe(now);

@@ -238,7 +238,8 @@ impl Sender {
         if let Some(range) = self.recovery.next_lost(at_most) {
             return Some(self.again(range));
         }
-        let Some((len, fin)) = self.usable(now, at_most, false) else {
+        // A probe for a lost tail is new data where there is some, however little (RFC 8985, 7.3).
+        let Some((len, fin)) = self.usable(now, at_most, self.recovery.probe_is_due()) else {
             self.watch_window(now);
             return self.recovery.next_probe().map(|range| self.again(range));
         };
@@ -258,8 +259,8 @@ impl Sender {
         Next { range, fin, again: false }
     }
 
-    /// New bytes that may be sent, and whether the FIN goes with them. `now_or_never` sends less than silly window
-    /// avoidance likes.
+    /// New bytes that may be sent, and whether the FIN goes with them. `now_or_never` sends less than Nagle's algorithm and
+    /// silly window avoidance like.
     #[inline]
     fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
         if self.fin_planned {
@@ -280,7 +281,7 @@ impl Sender {
         }
         let wait = if whole {
             // Nagle's algorithm (RFC 9293, 3.7.4).
-            !self.no_delay && !fin && self.next() > self.una()
+            !self.no_delay && !fin && !now_or_never && self.next() > self.una()
         } else {
             // The sender's silly window avoidance (3.8.6.2.1).
             !now_or_never && len < u64::from(self.largest / 2)

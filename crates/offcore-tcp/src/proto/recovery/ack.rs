@@ -73,7 +73,7 @@ impl Recovery {
     fn quiet(&self) -> bool {
         self.state == State::Open
             && self.runs.sacked | self.runs.lost | self.runs.replanned | self.duplicates == 0
-            && matches!(self.probe, Probe::None | Probe::Due)
+            && matches!(self.probe, Probe::None | Probe::Due | Probe::NewPlanned)
             && !self.runs.repeats()
     }
 
@@ -127,7 +127,7 @@ impl Recovery {
     /// Timers after an ACK.
     #[inline]
     fn rearm(&mut self, now: u64, advanced: bool) {
-        if self.probe == Probe::Due && advanced {
+        if matches!(self.probe, Probe::Due | Probe::NewPlanned) && advanced {
             self.forget_probe();
         }
         if self.runs.is_empty() {
