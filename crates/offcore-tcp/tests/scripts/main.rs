@@ -82,8 +82,10 @@ directories! {
     icmp
     options
     receive
+    recovery
     reset
     send
+    v6
 }
 
 #[test]
