@@ -15,6 +15,7 @@ use super::tcb::State;
 
 /// The least MTU that is believed: below, a peer could make us send headers only (as Linux).
 const LEAST_V4: u16 = 552;
+/// What every link takes (RFC 8200, 5).
 const LEAST_V6: u16 = 1280;
 
 /// A packet of ours that an error is about.
@@ -144,10 +145,14 @@ impl Stack {
         }
     }
 
+    /// A message that has less than every link of IPv6 takes is discarded (RFC 8201, 4).
     #[cold]
     pub(super) fn packet_too_big(&mut self, mtu: u32, quoted: &[u8]) {
-        if let Some(id) = self.quoted(Quoted::v6(quoted)) {
-            self.set_path_mtu(id, u16::try_from(mtu).unwrap_or(u16::MAX).max(LEAST_V6));
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+        if mtu >= LEAST_V6
+            && let Some(id) = self.quoted(Quoted::v6(quoted))
+        {
+            self.set_path_mtu(id, mtu);
         }
     }
 
