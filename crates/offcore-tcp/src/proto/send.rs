@@ -74,7 +74,10 @@ pub(crate) struct Sender {
     mss: u16,
     /// When a window that is closed, or too small, is looked at again.
     persist: Option<u64>,
+    /// Probes of the window since it was open.
     persist_tries: u8,
+    /// Probes of the window since the peer has said anything.
+    unanswered: u8,
     /// What is in flight; it knows the edges.
     pub recovery: Recovery,
 }
@@ -95,6 +98,7 @@ impl Sender {
             mss,
             persist: None,
             persist_tries: 0,
+            unanswered: 0,
             recovery: Recovery::new(mss.into(), algorithm, sack, timestamps),
         }
     }
@@ -195,6 +199,8 @@ impl Sender {
         if ack + u64::from(self.largest) < self.una() {
             return Err(Strange::Ancient);
         }
+        // Who answers may keep the window closed for as long as it likes (RFC 9293, 3.8.6.1, MUST-37).
+        self.unanswered = 0;
         let moved = self.update_window(ack, report);
         let advanced = ack > self.una();
         let acked = self.recovery.ack(
@@ -321,6 +327,7 @@ impl Sender {
         if self.persist.is_some_and(|due| due <= now) {
             self.persist = None;
             self.persist_tries = self.persist_tries.saturating_add(1);
+            self.unanswered = self.unanswered.saturating_add(1);
             return match self.usable(now, self.mss.into(), true) {
                 Some((len, fin)) => Due::Send(self.advance(now, len, fin)),
                 None => {
@@ -337,7 +344,7 @@ impl Sender {
 
     /// Timeouts in a row without a sign of the peer.
     pub(crate) fn timeouts(&self) -> u8 {
-        self.recovery.backoffs().max(self.persist_tries)
+        self.recovery.backoffs().max(self.unanswered)
     }
 }
 
