@@ -259,15 +259,16 @@ impl Runs {
     /// What RACK finds lost: what was sent before `newest` and no later than `before`. Returns the bytes, and when the
     /// newest was sent of what was sent before `newest` and is given more time.
     pub(super) fn detect(&mut self, newest: Newest, before: Option<u64>) -> (u64, Option<u64>) {
-        let limit = newest.end.max(self.repeated);
         let mut start = self.una;
         let (mut bytes, mut waiting) = (0, None);
         for run in &mut self.runs {
-            if start >= limit {
+            let end = start + u64::from(run.end.wrapping_sub(start as u32));
+            let before_newest = newest > (Newest { time: run.time, end });
+            // What was sent once was sent in order.
+            if start >= self.repeated && !before_newest {
                 break;
             }
-            let end = start + u64::from(run.end.wrapping_sub(start as u32));
-            if run.flies() && newest > (Newest { time: run.time, end }) {
+            if run.flies() && before_newest {
                 if before.is_some_and(|before| run.time <= before) {
                     run.flags |= LOST;
                     bytes += end - start;
