@@ -29,11 +29,9 @@ fn a_right_script_passes() {
 #[test]
 fn wrong_numbers_are_found() {
     let text = message("> . 1:1(0) ack 101 win 65435", "> . 2:2(0) ack 101 win 65435");
-    assert_eq!(
-        text,
-        "x.pkt:7: expected 0.140000 > . 2:2(0) ack 101 win 65435\n  \
-         came     0.140032 > . 1:1(0) ack 101 win 65435"
-    );
+    let (expected, came) = text.split_once('\n').unwrap();
+    assert_eq!(expected, "x.pkt:7: expected 0.140000 > . 2:2(0) ack 101 win 65435");
+    assert!(came.starts_with("  came     0.140") && came.ends_with("> . 1:1(0) ack 101 win 65435"), "{came}");
     for (from, to) in [
         ("> . 1:1(0) ack 101 win 65435", "> . 1:1(0) ack 100 win 65435"),
         ("> . 1:1(0) ack 101 win 65435", "> . 1:1(0) ack 101 win 65434"),

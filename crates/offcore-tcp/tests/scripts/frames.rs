@@ -167,7 +167,10 @@ impl Flow {
         let first = if flags.contains(TcpFlags::SYN) { seq.wrapping_add(1) } else { seq };
         let mut bytes = segment.payload().iter().enumerate();
         if let Some((at, byte)) = bytes.find(|(at, byte)| **byte != content(first.wrapping_add(*at as u32))) {
-            return Err(format!("a segment of {seq} whose payload is {byte:#x} at {}", first + at as u32));
+            return Err(format!(
+                "a segment of {seq} whose payload is {byte:#x} at {}",
+                first.wrapping_add(at as u32)
+            ));
         }
         if let (None, Some(value)) = (self.stamps, TcpOptions::parse(segment.options()).timestamps) {
             let options = expected.and_then(|expected| expected.options.as_deref()).unwrap_or_default();
