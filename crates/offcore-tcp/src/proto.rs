@@ -22,6 +22,7 @@ mod recovery;
 mod secrets;
 mod segment;
 mod send;
+mod siphash;
 mod stack;
 mod tcb;
 mod timewait;

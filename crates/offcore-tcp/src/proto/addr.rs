@@ -1,54 +1,158 @@
-//! Who a connection is between.
+//! What names a connection: its two ends on the wire, and its place in a worker's slab.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The ends of a connection. IPv4 addresses are mapped into IPv6's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Bytes of [`FlowKey::bytes`].
+pub(super) const FLOW_KEY_LEN: usize = 36;
+
+/// The two ends of a flow, in 36 bytes. An IPv4 address is kept v4-mapped (RFC 4291, 2.5.5.2).
+///
+/// An IPv6 packet may carry a v4-mapped address on the wire, where none belongs (RFC 4038, 4.2). No key is made of it,
+/// so that an IPv6 peer cannot pass for an IPv4 one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     local: [u8; 16],
     remote: [u8; 16],
-    pub local_port: u16,
-    pub remote_port: u16,
+    local_port: u16,
+    remote_port: u16,
 }
 
 impl FlowKey {
-    /// Of both ends' addresses and ports.
-    pub fn new(local: IpAddr, local_port: u16, remote: IpAddr, remote_port: u16) -> Self {
-        Self { local: mapped(local), remote: mapped(remote), local_port, remote_port }
+    /// The flow between two IPv4 addresses.
+    #[inline]
+    pub const fn v4(local: Ipv4Addr, local_port: u16, remote: Ipv4Addr, remote_port: u16) -> Self {
+        let (local, remote) = (local.to_ipv6_mapped().octets(), remote.to_ipv6_mapped().octets());
+        Self { local, remote, local_port, remote_port }
     }
 
-    /// All of it, for hashes.
+    /// The flow between two IPv6 addresses; none where one of them is v4-mapped.
     #[inline]
-    pub(super) fn bytes(&self) -> [u8; 36] {
-        let mut bytes = [0; 36];
+    pub fn v6(local: Ipv6Addr, local_port: u16, remote: Ipv6Addr, remote_port: u16) -> Option<Self> {
+        let (local, remote) = (local.octets(), remote.octets());
+        let key = Self { local, remote, local_port, remote_port };
+        (!is_mapped(&local) && !is_mapped(&remote)).then_some(key)
+    }
+
+    /// The flow between two addresses; none where they are of two families, or as [`Self::v6`] says.
+    pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Self> {
+        match (local.ip(), remote.ip()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => Some(Self::v4(a, local.port(), b, remote.port())),
+            (IpAddr::V6(a), IpAddr::V6(b)) => Self::v6(a, local.port(), b, remote.port()),
+            _ => None,
+        }
+    }
+
+    /// This stack's end.
+    pub fn local(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.local).to_canonical(), self.local_port)
+    }
+
+    /// The peer's end.
+    pub fn remote(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.remote).to_canonical(), self.remote_port)
+    }
+
+    /// This stack's port.
+    #[inline]
+    pub const fn local_port(&self) -> u16 {
+        self.local_port
+    }
+
+    /// The peer's port.
+    #[inline]
+    pub const fn remote_port(&self) -> u16 {
+        self.remote_port
+    }
+
+    /// Whether the flow is between IPv4 addresses.
+    #[inline]
+    pub const fn is_v4(&self) -> bool {
+        is_mapped(&self.local)
+    }
+
+    /// The same addresses with these ports.
+    #[inline]
+    pub const fn with_ports(self, local_port: u16, remote_port: u16) -> Self {
+        Self { local_port, remote_port, ..self }
+    }
+
+    /// The key as bytes, for a hash: no two keys have the same.
+    #[inline]
+    pub(super) fn bytes(&self) -> [u8; FLOW_KEY_LEN] {
+        let mut bytes = [0; FLOW_KEY_LEN];
         bytes[..16].copy_from_slice(&self.local);
         bytes[16..32].copy_from_slice(&self.remote);
-        bytes[32..34].copy_from_slice(&self.local_port.to_ne_bytes());
-        bytes[34..].copy_from_slice(&self.remote_port.to_ne_bytes());
+        bytes[32..34].copy_from_slice(&self.local_port.to_be_bytes());
+        bytes[34..].copy_from_slice(&self.remote_port.to_be_bytes());
         bytes
     }
 
-    /// Our address.
-    pub fn local(&self) -> IpAddr {
-        Ipv6Addr::from(self.local).to_canonical()
-    }
-
-    /// The peer's address.
-    pub fn remote(&self) -> IpAddr {
-        Ipv6Addr::from(self.remote).to_canonical()
+    /// The key as the numbers that its addresses are in little-endian order, and its ports. Of an IPv4 address the
+    /// highest 32 bits count.
+    #[inline]
+    pub(super) const fn words(&self) -> (u128, u128, u32) {
+        let ports = (self.local_port as u32) << 16 | self.remote_port as u32;
+        (u128::from_le_bytes(self.local), u128::from_le_bytes(self.remote), ports)
     }
 }
 
-fn mapped(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
+impl fmt::Debug for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} <-> {}", self.local(), self.remote())
     }
 }
 
-/// A connection's name: its slot, and which of those that have had the slot it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[inline]
+const fn is_mapped(address: &[u8; 16]) -> bool {
+    u128::from_be_bytes(*address) >> 32 == 0xffff
+}
+
+/// A connection of this worker: a slab index, and which of the slot's owners is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId {
+    /// The slot in the slab.
     pub index: u32,
+    /// How often the slot has changed hands. An old id does not fit the new owner.
     pub generation: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_key_gives_back_its_ends() {
+        for (local, remote) in [("10.0.0.1:80", "10.0.0.2:4000"), ("[fd00::1]:80", "[fd00::2]:4000")] {
+            let key = FlowKey::new(socket(local), socket(remote)).unwrap();
+            assert_eq!((key.local(), key.remote()), (socket(local), socket(remote)));
+            assert_eq!((key.local_port(), key.remote_port()), (80, 4000));
+            assert_eq!(key.is_v4(), key.local().is_ipv4());
+            assert_eq!(format!("{key:?}"), format!("{local} <-> {remote}"));
+        }
+        assert_eq!(size_of::<FlowKey>(), 36);
+    }
+
+    #[test]
+    fn ipv6_does_not_pass_for_ipv4() {
+        let (own, mapped) = (socket("[fd00::1]:80"), socket("[::ffff:10.0.0.2]:4000"));
+        assert_eq!(FlowKey::new(own, mapped), None);
+        assert_eq!(FlowKey::new(mapped, own), None);
+        assert_eq!(FlowKey::new(socket("10.0.0.1:80"), own), None);
+    }
+
+    #[test]
+    fn every_part_is_in_the_bytes() {
+        let key = |local, remote| FlowKey::new(socket(local), socket(remote)).unwrap().bytes();
+        let base = key("10.0.0.1:80", "10.0.0.2:4000");
+        assert_ne!(base, key("10.0.0.3:80", "10.0.0.2:4000"));
+        assert_ne!(base, key("10.0.0.1:81", "10.0.0.2:4000"));
+        assert_ne!(base, key("10.0.0.1:80", "10.0.0.3:4000"));
+        assert_ne!(base, key("10.0.0.1:80", "10.0.0.2:4001"));
+        assert_ne!(base, key("10.0.0.2:4000", "10.0.0.1:80"));
+    }
 }

@@ -104,14 +104,14 @@ impl Stack {
     /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany).
     pub fn connect(&mut self, now: u64, to: SocketAddr, out: &mut Out) -> Result<ConnId, CallError> {
         let way = self.net.way(to.ip()).ok_or(CallError::NoRoute)?;
-        let key = |port| FlowKey::new(way.source, port, to.ip(), to.port());
-        let (secrets, demux) = (&self.secrets, &self.demux);
+        let to = FlowKey::new(SocketAddr::new(way.source, 0), to).ok_or(CallError::NoRoute)?;
+        let (flow_hash, demux) = (&self.flow_hash, &self.demux);
         let taken = |port| {
-            let key = key(port);
-            demux.lookup(secrets.flow(&key), |value| self.key_of(value) == Some(key)).is_some()
+            let key = to.with_ports(port, to.remote_port());
+            demux.lookup(flow_hash.hash(&key), |value| self.key_of(value) == Some(key)).is_some()
         };
-        let port = secrets.port(now, way.source, to, taken).ok_or(CallError::NoPort)?;
-        let key = key(port);
+        let port = self.secrets.port(now, &to, taken).ok_or(CallError::NoPort)?;
+        let key = to.with_ports(port, to.remote_port());
         let iss = self.secrets.isn(&key, now);
         let mut tcb = Tcb::new(
             key,
@@ -218,8 +218,8 @@ impl Stack {
         let tcb = &self.conns.get(conn)?.tcb;
         let recovery = &tcb.sender.recovery;
         Some(Info {
-            local: SocketAddr::new(tcb.key.local(), tcb.key.local_port),
-            remote: SocketAddr::new(tcb.key.remote(), tcb.key.remote_port),
+            local: tcb.key.local(),
+            remote: tcb.key.remote(),
             state: tcb.state.name(),
             cwnd: recovery.cwnd(),
             ssthresh: recovery.ssthresh(),

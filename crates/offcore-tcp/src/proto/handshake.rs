@@ -107,7 +107,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
         sack: offered.sack,
         ecn: offered.ecn && wishes.ecn,
     };
-    let remote = key.remote();
+    let remote = key.remote().ip();
     let options = if agreed.timestamps.is_some() { 12 } else { 0 };
     let theirs = offered.mss.saturating_sub(options).max(8);
     let mss = theirs.min(payload_of(mtu, remote, agreed.timestamps.is_some()));
@@ -150,13 +150,13 @@ impl Half {
             .map(|echo| Timestamps { value: timestamp_offset.wrapping_add((now / 1000) as u32), echo });
         let ecn = if offered.ecn && wishes.ecn { TcpFlags::ECE } else { TcpFlags(0) };
         Fields {
-            src_port: key.local_port,
-            dst_port: key.remote_port,
+            src_port: key.local_port(),
+            dst_port: key.remote_port(),
             seq: iss,
             ack: irs.wrapping_add(1),
             flags: TcpFlags::SYN | TcpFlags::ACK | ecn,
             window: wishes.receive_window.min(u16::MAX.into()) as u16,
-            options: offer(mtu, key.remote(), timestamps, offered.sack, offered.scale.is_some()),
+            options: offer(mtu, key.remote().ip(), timestamps, offered.sack, offered.scale.is_some()),
         }
     }
 }

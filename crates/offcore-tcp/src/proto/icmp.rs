@@ -1,7 +1,7 @@
 //! ICMP: echoes are answered; errors say something about connections (RFC 5927 for whom to believe; RFC 1191 and 8201
 //! for the path's MTU).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Ipv4Packet, Ipv6Packet, ethernet, icmpv4, icmpv6};
 
@@ -38,7 +38,8 @@ impl Quoted {
     fn tcp(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &[u8]) -> Option<Self> {
         let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>().filter(|_| protocol == IpProtocol::TCP)?;
         let (from, to) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
-        Some(Self { key: FlowKey::new(src, from, dst, to), seq: u32::from_be_bytes([e, f, g, h]) })
+        let key = FlowKey::new(SocketAddr::new(src, from), SocketAddr::new(dst, to))?;
+        Some(Self { key, seq: u32::from_be_bytes([e, f, g, h]) })
     }
 }
 
@@ -103,7 +104,7 @@ impl Stack {
     /// The connection that an error is about, when it quotes what is in flight.
     fn quoted(&mut self, quoted: Option<Quoted>) -> Option<ConnId> {
         let Quoted { key, seq } = quoted?;
-        let hash = self.secrets.flow(&key);
+        let hash = self.flow_hash.hash(&key);
         let value = self.demux.lookup(hash, |value| self.key_of(value) == Some(key))?;
         let Entry::Conn(index) = Entry::of(value) else { return None };
         let (id, conn) = self.conns.at(index)?;
@@ -160,7 +161,7 @@ impl Stack {
     fn set_path_mtu(&mut self, id: ConnId, mtu: u16) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
-        let mss = payload_of(mtu, tcb.key.remote(), tcb.agreed.timestamps.is_some());
+        let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
         if mss < tcb.sender.mss() {
             tcb.sender.set_mss(mss);
             self.touch(id);

@@ -49,7 +49,7 @@ impl Stack {
             mtu: self.net.ifaces[usize::from(way.iface)].mtu,
             iss,
             irs: segment.seq,
-            offered: Offered::of(segment, key.remote()),
+            offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.secrets.timestamp_offset(&key),
         };
         let asked = conn.tcb.asking.take();
@@ -99,13 +99,13 @@ impl Stack {
         // A SYN that is not answered may have met somebody who does not like ECN's bits (RFC 3168, 6.1.1.1).
         let ecn = if self.config.ecn && !again { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) };
         let fields = Fields {
-            src_port: key.local_port,
-            dst_port: key.remote_port,
+            src_port: key.local_port(),
+            dst_port: key.remote_port(),
             seq: conn.tcb.sender.seq(0).wrapping_sub(1),
             ack: 0,
             flags: TcpFlags::SYN | ecn,
             window: self.wishes.receive_window.min(u16::MAX.into()) as u16,
-            options: handshake::offer(mtu, key.remote(), timestamps, true, true),
+            options: handshake::offer(mtu, key.remote().ip(), timestamps, true, true),
         };
         self.send_fields(now, key, &fields, out);
     }
@@ -119,7 +119,7 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let Some(number) = self.listeners.find(key.local(), key.local_port) else {
+        let Some(number) = self.listeners.find(key.local().ip(), key.local_port()) else {
             self.refuse(now, key, segment, out);
             return Err(DropReason::NoConnection);
         };
@@ -132,14 +132,14 @@ impl Stack {
         if !segment.has(TcpFlags::SYN) {
             return Err(DropReason::NoConnection);
         }
-        let Some(way) = self.net.way(key.remote()) else { return Err(DropReason::NoConnection) };
+        let Some(way) = self.net.way(key.remote().ip()) else { return Err(DropReason::NoConnection) };
         let both = Both {
             key,
             way,
             mtu: self.net.ifaces[usize::from(way.iface)].mtu,
             iss: self.secrets.isn(&key, now),
             irs: segment.seq,
-            offered: Offered::of(segment, key.remote()),
+            offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.secrets.timestamp_offset(&key),
         };
         let half = Half { both, listener: number, due: now + SYN_TIMEOUT, since: now, tries: 0 };
@@ -312,7 +312,7 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let way = self.net.way(key.remote()).ok_or(DropReason::NoConnection)?;
+        let way = self.net.way(key.remote().ip()).ok_or(DropReason::NoConnection)?;
         let room = self.listeners.get_mut(listener).is_some_and(|this| this.accept.len() < this.backlog);
         let Some(offered) = self.secrets.check_cookie(now, &key, segment) else {
             self.refuse(now, key, segment, out);
@@ -378,8 +378,8 @@ impl Stack {
                     ..offcore_wire::TcpOptions::default()
                 };
                 let fields = Fields {
-                    src_port: key.local_port,
-                    dst_port: key.remote_port,
+                    src_port: key.local_port(),
+                    dst_port: key.remote_port(),
                     seq: answer.seq,
                     ack: answer.ack,
                     flags: TcpFlags::ACK,

@@ -1,9 +1,7 @@
-//! Numbers that nobody else can guess: hashes of flows, first sequence numbers, timestamps, ports, SYN cookies.
+//! Numbers that nobody else can guess: first sequence numbers, timestamps, ports, SYN cookies.
 //!
 //! All are SipHash-1-3 of what they are about, with one secret key: peers choose addresses and ports, so a hash without a
 //! key would let them choose collisions.
-
-use std::net::{IpAddr, SocketAddr};
 
 use offcore_wire::TcpFlags;
 use siphasher::sip::SipHasher13;
@@ -24,7 +22,6 @@ const SIZES: [u16; 8] = [536, 1220, 1300, 1400, 1440, 1460, 4312, 8960];
 /// What a hash is for: the same flow gives another number for each.
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
-    Flow,
     Sequence,
     Timestamp,
     Port,
@@ -51,12 +48,6 @@ impl Secrets {
         if number == 0 { hash } else { SipHasher13::new_with_keys(hash, number).hash(&self.key) }
     }
 
-    /// The hash by which a flow's connection is found.
-    #[inline]
-    pub(super) fn flow(&self, key: &FlowKey) -> u64 {
-        self.hash(Purpose::Flow, &key.bytes(), 0)
-    }
-
     /// Our first sequence number (RFC 6528, 3): a clock of 4 µs, and a number for the flow.
     pub(super) fn isn(&self, key: &FlowKey, now: u64) -> u32 {
         (self.hash(Purpose::Sequence, &key.bytes(), 0) as u32).wrapping_add((now / 4) as u32)
@@ -67,15 +58,8 @@ impl Secrets {
         self.hash(Purpose::Timestamp, &key.bytes(), 0) as u32
     }
 
-    /// A port of ours for a connection to `to`: one by chance, and the ones behind it when it is taken (RFC 6056, 3.3.1).
-    pub(super) fn port(
-        &self,
-        now: u64,
-        from: IpAddr,
-        to: SocketAddr,
-        mut taken: impl FnMut(u16) -> bool,
-    ) -> Option<u16> {
-        let key = FlowKey::new(from, 0, to.ip(), to.port());
+    /// A port of ours for a connection with the other parts of `key`: one by chance, and the ones behind it when it is taken (RFC 6056, 3.3.1).
+    pub(super) fn port(&self, now: u64, key: &FlowKey, mut taken: impl FnMut(u16) -> bool) -> Option<u16> {
         let range = PORTS.end - PORTS.start;
         let start = (self.hash(Purpose::Port, &key.bytes(), now) % u64::from(range)) as u16;
         let mut ports = (0..TRIES).map(|step| PORTS.start + (start + step) % range);
@@ -137,7 +121,7 @@ mod tests {
     use super::*;
 
     fn key(port: u16) -> FlowKey {
-        FlowKey::new([10, 0, 0, 1].into(), 80, [10, 0, 0, 2].into(), port)
+        FlowKey::v4([10, 0, 0, 1].into(), 80, [10, 0, 0, 2].into(), port)
     }
 
     fn acknowledgement(cookie: u32, irs: u32, echo: Option<u32>) -> Segment {
@@ -201,11 +185,10 @@ mod tests {
     #[test]
     fn taken_ports_are_not_chosen() {
         let secrets = Secrets::new([7; 16]);
-        let to = "10.0.0.2:80".parse().unwrap();
-        let from = [10, 0, 0, 1].into();
+        let to = key(9).with_ports(0, 80);
         let mut first = None;
-        let port = secrets.port(1, from, to, |port| first.replace(port).is_none()).unwrap();
+        let port = secrets.port(1, &to, |port| first.replace(port).is_none()).unwrap();
         assert!(PORTS.contains(&port) && Some(port) == first);
-        assert_eq!(secrets.port(1, from, to, |_| true), None);
+        assert_eq!(secrets.port(1, &to, |_| true), None);
     }
 }

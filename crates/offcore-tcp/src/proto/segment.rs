@@ -1,9 +1,11 @@
 //! A received TCP segment, read from its head.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 
 use offcore_wire::{TcpFlags, TcpOptions, TcpSegment};
 
+use super::addr::FlowKey;
 use super::ip::IpHeaders;
 use super::packet::DropReason;
 
@@ -45,6 +47,12 @@ impl Segment {
             payload_len: (ip.end - payload_at) as u32,
             congestion_experienced: ip.ecn == 3,
         })
+    }
+
+    /// The flow that it is of, as we see it. An IPv6 packet from a mapped address is of none (RFC 4038, 4.2).
+    #[inline]
+    pub(crate) fn flow(&self, ip: &IpHeaders) -> Option<FlowKey> {
+        FlowKey::new(SocketAddr::new(ip.dst, self.dst_port), SocketAddr::new(ip.src, self.src_port))
     }
 
     pub(crate) fn has(&self, flag: TcpFlags) -> bool {

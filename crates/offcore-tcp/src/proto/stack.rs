@@ -22,6 +22,7 @@ use super::recovery::Algorithm;
 use super::secrets::Secrets;
 use super::segment::Segment;
 use super::send::{Due, Next};
+use super::siphash::FlowHash;
 use super::tcb::State;
 use super::timewait::TimeWait;
 use super::wheel::Wheel;
@@ -104,6 +105,7 @@ pub struct Stack {
     pub(super) config: Config,
     pub(super) wishes: Wishes,
     pub(super) secrets: Secrets,
+    pub(super) flow_hash: FlowHash,
     pub(super) net: Net,
     pub(super) arena: Arena,
     pub(super) conns: Conns,
@@ -132,6 +134,7 @@ impl Stack {
         Ok(Self {
             wishes,
             secrets: Secrets::new(config.secret),
+            flow_hash: FlowHash::new(&config.secret),
             net: Net::new(config.neighbours),
             arena: Arena::new(config.memory)?,
             conns: Conns::new(config.connections.min(Entry::HALF - 1)),
@@ -237,8 +240,8 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let key = FlowKey::new(ip.dst, segment.dst_port, ip.src, segment.src_port);
-        let hash = self.secrets.flow(&key);
+        let key = segment.flow(ip).ok_or(DropReason::Source)?;
+        let hash = self.flow_hash.hash(&key);
         match self.demux.lookup(hash, |value| self.key_of(value) == Some(key)).map(Entry::of) {
             Some(Entry::Conn(index)) => self.conn_segment(now, index, segment, out),
             Some(Entry::Half(index)) => self.half_segment(now, index, segment, out),
@@ -249,17 +252,17 @@ impl Stack {
 
     /// Enters a flow into the table.
     pub(super) fn enter(&mut self, key: &FlowKey, entry: Entry) -> Result<(), Full> {
-        let hash = self.secrets.flow(key);
+        let hash = self.flow_hash.hash(key);
         let mut demux = std::mem::take(&mut self.demux);
-        let entered =
-            demux.insert(hash, entry.value(), |value| self.key_of(value).map(|key| self.secrets.flow(&key)));
+        let entered = demux
+            .insert(hash, entry.value(), |value| self.key_of(value).map(|key| self.flow_hash.hash(&key)));
         self.demux = demux;
         entered
     }
 
     /// Takes a flow out of the table.
     pub(super) fn leave(&mut self, key: &FlowKey, entry: Entry) {
-        self.demux.remove(self.secrets.flow(key), entry.value());
+        self.demux.remove(self.flow_hash.hash(key), entry.value());
     }
 
     /// The flow that a name in the table is about.
@@ -307,8 +310,8 @@ impl Stack {
 
     /// Sends a segment of headers only that belongs to no connection.
     pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &output::Fields, out: &mut Out) {
-        let Some(way) = self.net.way(key.remote()) else { return };
-        let envelope = Envelope::new(key.local(), key.remote(), IpProtocol::TCP);
+        let Some(way) = self.net.way(key.remote().ip()) else { return };
+        let envelope = Envelope::new(key.local().ip(), key.remote().ip(), IpProtocol::TCP);
         self.net.send(now, way, envelope, out, |bytes, envelope| {
             output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
         });
@@ -529,9 +532,9 @@ impl Stack {
         for index in due {
             self.half_timer(now, index, out);
         }
-        let (demux, secrets) = (&mut self.demux, &self.secrets);
+        let (demux, flow_hash) = (&mut self.demux, &self.flow_hash);
         self.time_wait.expire(now, EXPIRIES, |index, key| {
-            demux.remove(secrets.flow(key), Entry::TimeWait(index).value());
+            demux.remove(flow_hash.hash(key), Entry::TimeWait(index).value());
         });
         self.net.timers(now, out, |_| ());
         self.settle(now, out);

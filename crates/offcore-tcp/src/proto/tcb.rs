@@ -170,8 +170,8 @@ impl Tcb {
         let (ack, window) = self.receiver.acknowledge();
         let echo = if self.agreed.ecn && self.receiver.echo_congestion { TcpFlags::ECE } else { TcpFlags(0) };
         Fields {
-            src_port: self.key.local_port,
-            dst_port: self.key.remote_port,
+            src_port: self.key.local_port(),
+            dst_port: self.key.remote_port(),
             seq,
             ack,
             flags: flags | TcpFlags::ACK | echo,
@@ -183,7 +183,7 @@ impl Tcb {
     /// Addresses of its packets.
     #[inline]
     pub(crate) fn envelope(&self, src_mac: MacAddr, dst_mac: MacAddr) -> Envelope {
-        let envelope = Envelope::new(self.key.local(), self.key.remote(), IpProtocol::TCP);
+        let envelope = Envelope::new(self.key.local().ip(), self.key.remote().ip(), IpProtocol::TCP);
         Envelope { src_mac, dst_mac, ..envelope }
     }
 

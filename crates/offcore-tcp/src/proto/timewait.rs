@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     fn ended(port: u16) -> Ended {
-        let key = FlowKey::new([10, 0, 0, 1].into(), 80, [10, 0, 0, 2].into(), port);
+        let key = FlowKey::v4([10, 0, 0, 1].into(), 80, [10, 0, 0, 2].into(), port);
         Ended { key, snd_nxt: 500, rcv_nxt: 1000, ts_recent: Some(77), ts_offset: 5 }
     }
 
