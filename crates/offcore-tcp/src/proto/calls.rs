@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addr::{ConnId, FlowKey};
+use super::flows::{Entry, key_of};
 use super::handshake::Listener;
 use super::input::FIN_TIMEOUT;
 use super::packet::{Cause, Out};
@@ -105,14 +106,15 @@ impl Stack {
     pub fn connect(&mut self, now: u64, to: SocketAddr, out: &mut Out) -> Result<ConnId, CallError> {
         let way = self.net.way(to.ip()).ok_or(CallError::NoRoute)?;
         let to = FlowKey::new(SocketAddr::new(way.source, 0), to).ok_or(CallError::NoRoute)?;
-        let (flow_hash, demux) = (&self.flow_hash, &self.demux);
+        let Self { ports, flow_hash, demux, conns, halves, time_wait, .. } = self;
         let taken = |port| {
             let key = to.with_ports(port, to.remote_port());
-            demux.lookup(flow_hash.hash(&key), |value| self.key_of(value) == Some(key)).is_some()
+            let is = |value| key_of(conns, halves, time_wait, Entry::of(value)) == Some(key);
+            demux.lookup(flow_hash.hash(&key), is).is_some()
         };
-        let port = self.secrets.port(now, &to, taken).ok_or(CallError::NoPort)?;
+        let port = ports.select(&to, taken).ok_or(CallError::NoPort)?;
         let key = to.with_ports(port, to.remote_port());
-        let iss = self.secrets.isn(&key, now);
+        let iss = self.origins.isn(&key, now);
         let mut tcb = Tcb::new(
             key,
             way,

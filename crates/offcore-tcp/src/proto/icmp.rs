@@ -6,11 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Ipv4Packet, Ipv6Packet, ethernet, icmpv4, icmpv6};
 
 use super::addr::{ConnId, FlowKey};
+use super::flows::Entry;
 use super::ip::IpHeaders;
 use super::output::payload_of;
 use super::packet::{Cause, DropReason, Out, RxSeg, Verdict};
 use super::segment::position;
-use super::stack::{Entry, Stack};
+use super::stack::Stack;
 use super::tcb::State;
 
 /// The least MTU that is believed: below, a peer could make us send headers only (as Linux).

@@ -4,12 +4,13 @@ use offcore_wire::TcpFlags;
 
 use super::addr::{ConnId, FlowKey};
 use super::conns::Conn;
+use super::flows::Entry;
 use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
 use super::output::Fields;
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::secrets::Secrets;
 use super::segment::Segment;
-use super::stack::{Entry, Stack};
+use super::stack::Stack;
 use super::tcb::{State, Tcb};
 use super::timewait::{Action, Ended};
 
@@ -50,7 +51,7 @@ impl Stack {
             iss,
             irs: segment.seq,
             offered: Offered::of(segment, key.remote().ip()),
-            timestamp_offset: self.secrets.timestamp_offset(&key),
+            timestamp_offset: self.origins.timestamp_offset(&key),
         };
         let asked = conn.tcb.asking.take();
         let mut tcb = handshake::connection(now, &both, &self.wishes);
@@ -93,7 +94,7 @@ impl Stack {
         self.wheel.set(id.index, asking.due);
         let key = conn.tcb.key;
         let mtu = self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu;
-        let offset = self.secrets.timestamp_offset(&key);
+        let offset = self.origins.timestamp_offset(&key);
         let value = offset.wrapping_add((now / 1000) as u32);
         let timestamps = Some(offcore_wire::Timestamps { value, echo: 0 });
         // A SYN that is not answered may have met somebody who does not like ECN's bits (RFC 3168, 6.1.1.1).
@@ -137,10 +138,10 @@ impl Stack {
             key,
             way,
             mtu: self.net.ifaces[usize::from(way.iface)].mtu,
-            iss: self.secrets.isn(&key, now),
+            iss: self.origins.isn(&key, now),
             irs: segment.seq,
             offered: Offered::of(segment, key.remote().ip()),
-            timestamp_offset: self.secrets.timestamp_offset(&key),
+            timestamp_offset: self.origins.timestamp_offset(&key),
         };
         let half = Half { both, listener: number, due: now + SYN_TIMEOUT, since: now, tries: 0 };
         self.half_open(now, half, out)
@@ -328,7 +329,7 @@ impl Stack {
             iss: segment.ack.wrapping_sub(1),
             irs: segment.seq.wrapping_sub(1),
             offered,
-            timestamp_offset: self.secrets.timestamp_offset(&key),
+            timestamp_offset: self.origins.timestamp_offset(&key),
         };
         let half = Half { both, listener, due: 0, since: now, tries: 1 };
         let id = self.establish(now, &half, out)?;

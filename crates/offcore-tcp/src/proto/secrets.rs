@@ -1,6 +1,6 @@
-//! Numbers that nobody else can guess: first sequence numbers, timestamps, ports, SYN cookies.
+//! Numbers that nobody else can guess: SYN cookies.
 //!
-//! All are SipHash-1-3 of what they are about, with one secret key: peers choose addresses and ports, so a hash without a
+//! They are SipHash-1-3 of what they are about, with one secret key: peers choose addresses and ports, so a hash without a
 //! key would let them choose collisions.
 
 use offcore_wire::TcpFlags;
@@ -10,23 +10,10 @@ use super::addr::FlowKey;
 use super::handshake::Offered;
 use super::segment::Segment;
 
-/// Ports that connections of ours begin at: IANA's dynamic range, as Linux cuts it.
-const PORTS: std::ops::Range<u16> = 32_768..61_000;
-/// Ports that are tried.
-const TRIES: u16 = 1 << 10;
 /// How long a cookie's clock stands: it is good for one more such time.
 const PERIOD: u64 = 64_000_000;
 /// Segment sizes that a cookie can tell.
 const SIZES: [u16; 8] = [536, 1220, 1300, 1400, 1440, 1460, 4312, 8960];
-
-/// What a hash is for: the same flow gives another number for each.
-#[derive(Debug, Clone, Copy)]
-enum Purpose {
-    Sequence,
-    Timestamp,
-    Port,
-    Cookie,
-}
 
 /// Makes the numbers.
 #[derive(Debug)]
@@ -40,30 +27,10 @@ impl Secrets {
     }
 
     #[inline]
-    fn hash(&self, purpose: Purpose, bytes: &[u8], number: u64) -> u64 {
-        let mut key = self.key;
-        key[0] ^= purpose as u8;
-        let hash = SipHasher13::new_with_key(&key).hash(bytes);
+    fn hash(&self, bytes: &[u8], number: u64) -> u64 {
+        let hash = SipHasher13::new_with_key(&self.key).hash(bytes);
         // The number is hashed once more with the first hash as key: no buffer for both.
-        if number == 0 { hash } else { SipHasher13::new_with_keys(hash, number).hash(&self.key) }
-    }
-
-    /// Our first sequence number (RFC 6528, 3): a clock of 4 µs, and a number for the flow.
-    pub(super) fn isn(&self, key: &FlowKey, now: u64) -> u32 {
-        (self.hash(Purpose::Sequence, &key.bytes(), 0) as u32).wrapping_add((now / 4) as u32)
-    }
-
-    /// What a flow's timestamps are ahead of the clock: peers cannot tell how long we have been there (RFC 7323, 7.1).
-    pub(super) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
-        self.hash(Purpose::Timestamp, &key.bytes(), 0) as u32
-    }
-
-    /// A port of ours for a connection with the other parts of `key`: one by chance, and the ones behind it when it is taken (RFC 6056, 3.3.1).
-    pub(super) fn port(&self, now: u64, key: &FlowKey, mut taken: impl FnMut(u16) -> bool) -> Option<u16> {
-        let range = PORTS.end - PORTS.start;
-        let start = (self.hash(Purpose::Port, &key.bytes(), now) % u64::from(range)) as u16;
-        let mut ports = (0..TRIES).map(|step| PORTS.start + (start + step) % range);
-        ports.find(|port| !taken(*port))
+        SipHasher13::new_with_keys(hash, number).hash(&self.key)
     }
 
     /// The first sequence number that carries what has to be known of a SYN: 5 bits of clock, 3 of segment size, and 24
@@ -80,7 +47,7 @@ impl Secrets {
 
     fn cookie_of(&self, period: u64, size: u32, key: &FlowKey, irs: u32) -> u32 {
         let about = u64::from(irs) << 32 | (period << 3) & 0xffff_ffff | u64::from(size);
-        let mac = self.hash(Purpose::Cookie, &key.bytes(), about + 1) as u32;
+        let mac = self.hash(&key.bytes(), about + 1) as u32;
         (period as u32 & 31) << 27 | size << 24 | mac & 0x00ff_ffff
     }
 
@@ -172,23 +139,5 @@ mod tests {
             prop_assert!(!is_good(now, &key(9), &acknowledgement(cookie ^ 1 << flip, irs, None)));
             prop_assert!(!is_good(now, &key(9), &acknowledgement(cookie, irs ^ 1 << flip, None)));
         }
-    }
-
-    #[test]
-    fn sequence_numbers_follow_a_clock() {
-        let secrets = Secrets::new([7; 16]);
-        let first = secrets.isn(&key(9), 0);
-        assert_eq!(secrets.isn(&key(9), 4000), first.wrapping_add(1000));
-        assert_ne!(secrets.isn(&key(10), 0), first);
-    }
-
-    #[test]
-    fn taken_ports_are_not_chosen() {
-        let secrets = Secrets::new([7; 16]);
-        let to = key(9).with_ports(0, 80);
-        let mut first = None;
-        let port = secrets.port(1, &to, |port| first.replace(port).is_none()).unwrap();
-        assert!(PORTS.contains(&port) && Some(port) == first);
-        assert_eq!(secrets.port(1, &to, |_| true), None);
     }
 }

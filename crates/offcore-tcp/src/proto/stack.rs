@@ -10,13 +10,16 @@ use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 use super::addr::{ConnId, FlowKey};
 use super::conns::{Conn, Conns};
 use super::demux::{Demux, Full};
+use super::flows::{Entry, key_of};
 use super::handshake::{Half, Listeners, Wishes};
 use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
 use super::ip::{self, Envelope, Frame, IpHeaders};
+use super::isn::Origins;
 use super::net::Net;
 use super::output::{self, TxChecksum};
 use super::packet::{Cause, DropReason, Drops, Event, HEAD, Out, Plan, RxChecksum, RxSeg, Sealed, Verdict};
+use super::ports::{EPHEMERAL, Ports};
 use super::receive::AckNeed;
 use super::recovery::Algorithm;
 use super::secrets::Secrets;
@@ -68,37 +71,6 @@ impl Default for Config {
     }
 }
 
-/// What a name in the table of connections means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
-    Conn(u32),
-    Half(u32),
-    TimeWait(u32),
-}
-
-impl Entry {
-    const HALF: u32 = 1 << 30;
-    const TIME_WAIT: u32 = 1 << 31;
-
-    pub(super) fn value(self) -> u32 {
-        match self {
-            Self::Conn(index) => index,
-            Self::Half(index) => index | Self::HALF,
-            Self::TimeWait(index) => index | Self::TIME_WAIT,
-        }
-    }
-
-    pub(super) fn of(value: u32) -> Self {
-        if value & Self::TIME_WAIT != 0 {
-            Self::TimeWait(value & !Self::TIME_WAIT)
-        } else if value & Self::HALF != 0 {
-            Self::Half(value & !Self::HALF)
-        } else {
-            Self::Conn(value)
-        }
-    }
-}
-
 /// One worker's stack.
 #[derive(Debug)]
 pub struct Stack {
@@ -106,6 +78,8 @@ pub struct Stack {
     pub(super) wishes: Wishes,
     pub(super) secrets: Secrets,
     pub(super) flow_hash: FlowHash,
+    pub(super) origins: Origins,
+    pub(super) ports: Ports,
     pub(super) net: Net,
     pub(super) arena: Arena,
     pub(super) conns: Conns,
@@ -135,6 +109,8 @@ impl Stack {
             wishes,
             secrets: Secrets::new(config.secret),
             flow_hash: FlowHash::new(&config.secret),
+            origins: Origins::new(&config.secret),
+            ports: Ports::new(&config.secret, EPHEMERAL),
             net: Net::new(config.neighbours),
             arena: Arena::new(config.memory)?,
             conns: Conns::new(config.connections.min(Entry::HALF - 1)),
@@ -268,11 +244,7 @@ impl Stack {
     /// The flow that a name in the table is about.
     #[inline]
     pub(super) fn key_of(&self, value: u32) -> Option<FlowKey> {
-        match Entry::of(value) {
-            Entry::Conn(index) => self.conns.peek(index).map(|conn| conn.tcb.key),
-            Entry::Half(index) => self.halves[index as usize].as_ref().map(|half| half.both.key),
-            Entry::TimeWait(index) => self.time_wait.get(index).map(|entry| entry.key),
-        }
+        key_of(&self.conns, &self.halves, &self.time_wait, Entry::of(value))
     }
 
     #[inline]

@@ -1,0 +1,122 @@
+//! Ephemeral ports (RFC 6056): the double-hash algorithm (3.3.4).
+
+use std::ops::RangeInclusive;
+
+use super::addr::FlowKey;
+use super::siphash::{FlowMac, Purpose};
+
+/// The ports chosen from where nothing else is said, as Linux does.
+pub(super) const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
+
+/// Counters. A small table lets two observers find out that they look at one host (Kol, Klein and Gilad, 2022).
+const COUNTERS: usize = 1 << 16;
+
+/// Ports tried for a connection. Where more are in use, the next call goes on from there.
+const TRIES: u32 = 2048;
+
+/// The selection of ephemeral ports.
+#[derive(Debug)]
+pub(super) struct Ports {
+    mac: FlowMac,
+    first: u16,
+    count: u32,
+    counters: Box<[u16]>,
+}
+
+impl Ports {
+    /// Chooses from `range`; from port `range.start()` alone where the range is empty.
+    pub(super) fn new(secret: &[u8; 16], range: RangeInclusive<u16>) -> Self {
+        let (first, last) = (*range.start(), *range.end());
+        Self {
+            mac: FlowMac::new(secret, Purpose::Port),
+            first,
+            count: u32::from(last.saturating_sub(first)) + 1,
+            counters: vec![0; COUNTERS].into(),
+        }
+    }
+
+    /// A port for a connection from the addresses and to the port of `flow`; its local port does not count.
+    ///
+    /// `in_use` says which ports cannot be had: those of a flow that exists, or those whose answers another worker
+    /// would receive. None after 2,048 of them. The ports towards one peer follow each other, so that a port is reused
+    /// as late as can be; a peer cannot tell the ports towards another.
+    pub(super) fn select(&mut self, flow: &FlowKey, mut in_use: impl FnMut(u16) -> bool) -> Option<u16> {
+        // Two functions of the RFC, F and G: two parts of one value.
+        let mac = self.mac.mac(&flow.with_ports(0, flow.remote_port()), 0);
+        let offset = mac as u32 % self.count;
+        let counter = self.counters.get_mut((mac >> 48) as usize)?;
+        for _ in 0..TRIES.min(self.count) {
+            let number = (offset + u32::from(*counter)) % self.count;
+            // Kept below the count: a counter that wrapped by itself would leave a gap in the sequence.
+            *counter = ((u32::from(*counter) + 1) % self.count) as u16;
+            // Below the range's end, so within 16 bits.
+            let port = self.first + number as u16;
+            if !in_use(port) {
+                return Some(port);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn to(host: u8, port: u16) -> FlowKey {
+        FlowKey::v4(Ipv4Addr::new(10, 0, 0, 1), 0, Ipv4Addr::new(10, 0, 0, host), port)
+    }
+
+    #[test]
+    fn each_port_comes_once_before_any_again() {
+        for range in [EPHEMERAL, 0..=u16::MAX, 9..=9] {
+            let mut ports = Ports::new(&[1; 16], range.clone());
+            for _ in 0..2 {
+                let drawn = (0..range.len()).map(|_| ports.select(&to(2, 80), |_| false).unwrap());
+                assert_eq!(drawn.collect::<BTreeSet<u16>>(), range.clone().collect());
+            }
+        }
+    }
+
+    #[test]
+    fn ports_in_use_are_passed_over() {
+        let mut ports = Ports::new(&[1; 16], 100..=109);
+        for _ in 0..20 {
+            assert_eq!(ports.select(&to(2, 80), |port| port != 104), Some(104));
+        }
+        assert_eq!(ports.select(&to(2, 80), |_| true), None);
+    }
+
+    #[test]
+    fn tries_are_bounded_and_go_on() {
+        let mut ports = Ports::new(&[1; 16], EPHEMERAL);
+        let (mut tries, mut seen) = (0, BTreeSet::new());
+        while seen.len() < EPHEMERAL.len() {
+            let before = tries;
+            let port = ports.select(&to(2, 80), |port| {
+                tries += 1;
+                seen.insert(port);
+                true
+            });
+            assert_eq!((port, tries - before), (None, TRIES));
+        }
+        assert!(tries < EPHEMERAL.len() as u32 + TRIES);
+    }
+
+    #[test]
+    fn a_peer_does_not_learn_of_others() {
+        let first = |secret, flow| Ports::new(&[secret; 16], EPHEMERAL).select(&flow, |_| false);
+        assert_ne!(first(1, to(2, 80)), first(2, to(2, 80)));
+        assert_ne!(first(1, to(2, 80)), first(1, to(3, 80)));
+        assert_ne!(first(1, to(2, 80)), first(1, to(2, 81)));
+        // A connection to another peer takes nothing from this one's sequence.
+        let mut ports = Ports::new(&[1; 16], EPHEMERAL);
+        let a = ports.select(&to(2, 80), |_| false).unwrap();
+        ports.select(&to(3, 80), |_| false).unwrap();
+        let next = if a == *EPHEMERAL.end() { *EPHEMERAL.start() } else { a + 1 };
+        assert_eq!(ports.select(&to(2, 80), |_| false), Some(next));
+    }
+}
