@@ -5,6 +5,7 @@
 mod addr;
 mod calls;
 mod conns;
+mod cookie;
 mod demux;
 mod flows;
 mod handshake;
@@ -22,7 +23,6 @@ mod ports;
 mod reassembly;
 mod receive;
 mod recovery;
-mod secrets;
 mod segment;
 mod send;
 mod siphash;

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{ConnId, FlowKey};
+use super::cookie::{Offer, WithTimestamps};
 use super::iface::Way;
 use super::output::{Fields, payload_of};
 use super::receive::Receiver;
@@ -81,6 +82,29 @@ impl Offered {
             sack: options.sack_permitted,
             timestamp: options.timestamps.map(|timestamps| timestamps.value),
             ecn,
+            window: segment.window,
+        }
+    }
+}
+
+impl Offered {
+    /// What a cookie has to hold of it.
+    pub(super) fn for_cookie(&self) -> Offer {
+        let Self { mss, scale: window_scale, sack, ecn, .. } = *self;
+        let with_timestamps = self.timestamp.map(|_| WithTimestamps { window_scale, sack, ecn });
+        Offer { mss, with_timestamps }
+    }
+
+    /// What was offered by the SYN whose cookie `segment` acknowledges. The segment's window is scaled already; it counts
+    /// when the segment itself is taken.
+    pub(super) fn of_cookie(offer: Offer, segment: &Segment) -> Self {
+        let options = offer.with_timestamps;
+        Self {
+            mss: offer.mss,
+            scale: options.and_then(|options| options.window_scale),
+            sack: options.is_some_and(|options| options.sack),
+            timestamp: segment.options.timestamps.map(|timestamps| timestamps.value),
+            ecn: options.is_some_and(|options| options.ecn),
             window: segment.window,
         }
     }

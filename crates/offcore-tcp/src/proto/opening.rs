@@ -8,7 +8,6 @@ use super::flows::Entry;
 use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
 use super::output::Fields;
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
-use super::secrets::Secrets;
 use super::segment::Segment;
 use super::stack::Stack;
 use super::tcb::{State, Tcb};
@@ -294,11 +293,17 @@ impl Stack {
     /// Too many are half open: the answer carries all that has to be known (a SYN cookie).
     fn answer_by_cookie(&mut self, now: u64, half: &Half, out: &mut Out) -> Result<Verdict, DropReason> {
         let mut half = half.clone();
-        let offered = &mut half.both.offered;
-        half.both.iss = self.secrets.cookie(now, &half.both.key, half.both.irs, offered);
-        let value = half.both.timestamp_offset.wrapping_add((now / 1000) as u32);
-        let back = Secrets::stamp(value, offered);
-        half.both.timestamp_offset = half.both.timestamp_offset.wrapping_sub(back);
+        let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
+        let clock = (now / 1000) as u32;
+        // Without one the peer asks again, when there may be room.
+        let cookie = self.cookies.encode(key, *irs, offered.for_cookie(), clock, now);
+        let cookie = cookie.ok_or(DropReason::Backlog)?;
+        *iss = cookie.isn;
+        match cookie.timestamp {
+            Some(value) => *timestamp_offset = timestamp_offset.wrapping_sub(clock.wrapping_sub(value)),
+            // There is no place for what timestamps would hold.
+            None => (offered.scale, offered.sack, offered.ecn) = (None, false, false),
+        }
         let fields = half.answer(now, &self.wishes);
         self.send_fields(now, half.both.key, &fields, out);
         Ok(Verdict::Consumed)
@@ -313,24 +318,22 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let way = self.net.way(key.remote().ip()).ok_or(DropReason::NoConnection)?;
-        let room = self.listeners.get_mut(listener).is_some_and(|this| this.accept.len() < this.backlog);
-        let Some(offered) = self.secrets.check_cookie(now, &key, segment) else {
+        let (iss, irs) = (segment.ack.wrapping_sub(1), segment.seq.wrapping_sub(1));
+        let timestamp_offset = self.origins.timestamp_offset(&key);
+        let echo = segment.options.timestamps.map(|stamps| stamps.echo.wrapping_sub(timestamp_offset));
+        let offer = self.cookies.check(&key, iss, irs, echo, now);
+        // A SYN that acknowledges is nobody's answer to ours.
+        let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
             self.refuse(now, key, segment, out);
             return Err(DropReason::NoConnection);
         };
-        if !room {
+        if self.listeners.get_mut(listener).is_none_or(|this| this.accept.len() >= this.backlog) {
             return Err(DropReason::Backlog);
         }
-        let both = Both {
-            key,
-            way,
-            mtu: self.net.ifaces[usize::from(way.iface)].mtu,
-            iss: segment.ack.wrapping_sub(1),
-            irs: segment.seq.wrapping_sub(1),
-            offered,
-            timestamp_offset: self.origins.timestamp_offset(&key),
-        };
+        let way = self.net.way(key.remote().ip()).ok_or(DropReason::NoConnection)?;
+        let offered = Offered::of_cookie(offer, segment);
+        let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
+        let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset };
         let half = Half { both, listener, due: 0, since: now, tries: 1 };
         let id = self.establish(now, &half, out)?;
         self.conn_segment(now, id.index, segment, out)

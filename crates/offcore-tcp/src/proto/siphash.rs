@@ -84,6 +84,8 @@ pub(super) enum Purpose {
     Timestamp,
     /// Ephemeral ports (RFC 6056).
     Port,
+    /// SYN cookies (RFC 4987, 3.6).
+    Cookie,
 }
 
 #[cfg(test)]
@@ -134,7 +136,7 @@ mod tests {
     #[test]
     fn purposes_differ() {
         let of = |purpose| FlowMac::new(&SECRET, purpose).mac(&flow(1), 0);
-        let mut values = [Purpose::Isn, Purpose::Timestamp, Purpose::Port].map(of);
+        let mut values = [Purpose::Isn, Purpose::Timestamp, Purpose::Port, Purpose::Cookie].map(of);
         values.sort_unstable();
         assert!(values.windows(2).all(|pair| pair[0] != pair[1]));
         let isn = FlowMac::new(&SECRET, Purpose::Isn);

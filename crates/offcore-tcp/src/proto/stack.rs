@@ -9,6 +9,7 @@ use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 
 use super::addr::{ConnId, FlowKey};
 use super::conns::{Conn, Conns};
+use super::cookie::Cookies;
 use super::demux::{Demux, Full};
 use super::flows::{Entry, key_of};
 use super::handshake::{Half, Listeners, Wishes};
@@ -22,7 +23,6 @@ use super::packet::{Cause, DropReason, Drops, Event, HEAD, Out, Plan, RxChecksum
 use super::ports::{EPHEMERAL, Ports};
 use super::receive::AckNeed;
 use super::recovery::Algorithm;
-use super::secrets::Secrets;
 use super::segment::Segment;
 use super::send::{Due, Next};
 use super::siphash::FlowHash;
@@ -76,10 +76,10 @@ impl Default for Config {
 pub struct Stack {
     pub(super) config: Config,
     pub(super) wishes: Wishes,
-    pub(super) secrets: Secrets,
     pub(super) flow_hash: FlowHash,
     pub(super) origins: Origins,
     pub(super) ports: Ports,
+    pub(super) cookies: Cookies,
     pub(super) net: Net,
     pub(super) arena: Arena,
     pub(super) conns: Conns,
@@ -107,10 +107,10 @@ impl Stack {
             Wishes { receive_window: config.receive_window, algorithm: config.algorithm, ecn: config.ecn };
         Ok(Self {
             wishes,
-            secrets: Secrets::new(config.secret),
             flow_hash: FlowHash::new(&config.secret),
             origins: Origins::new(&config.secret),
             ports: Ports::new(&config.secret, EPHEMERAL),
+            cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours),
             arena: Arena::new(config.memory)?,
             conns: Conns::new(config.connections.min(Entry::HALF - 1)),
