@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addr::{ConnId, FlowKey};
-use super::flows::{Entry, key_of};
+use super::flows::key_of;
 use super::handshake::Listener;
 use super::input::FIN_TIMEOUT;
 use super::packet::{Cause, Out};
@@ -106,11 +106,10 @@ impl Stack {
     pub fn connect(&mut self, now: u64, to: SocketAddr, out: &mut Out) -> Result<ConnId, CallError> {
         let way = self.net.way(to.ip()).ok_or(CallError::NoRoute)?;
         let to = FlowKey::new(SocketAddr::new(way.source, 0), to).ok_or(CallError::NoRoute)?;
-        let Self { ports, flow_hash, demux, conns, halves, time_wait, .. } = self;
+        let Self { ports, flows, conns, halves, time_wait, .. } = self;
         let taken = |port| {
             let key = to.with_ports(port, to.remote_port());
-            let is = |value| key_of(conns, halves, time_wait, Entry::of(value)) == Some(key);
-            demux.lookup(flow_hash.hash(&key), is).is_some()
+            flows.find(&key, |entry| key_of(conns, halves, time_wait, entry)).is_some()
         };
         let port = ports.select(&to, taken).ok_or(CallError::NoPort)?;
         let key = to.with_ports(port, to.remote_port());
@@ -122,7 +121,7 @@ impl Stack {
             Sender::new(iss, 536, self.wishes.algorithm, false, false),
         );
         tcb.asking = Some(Asking { due: now, tries: 0, since: now });
-        let id = self.add(tcb, None).ok_or(CallError::TooMany)?;
+        let id = self.add(tcb, None, None).ok_or(CallError::TooMany)?;
         self.ask_again(now, id, out);
         Ok(id)
     }

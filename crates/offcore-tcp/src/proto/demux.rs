@@ -1,243 +1,155 @@
-//! The table in which a flow's hash leads to its connection.
+//! From a flow to its connection: a hash table of tags, which grows while it is used.
 //!
-//! Buckets of eight entries, a cache line each; an entry is in one of two buckets, the emptier one when it came. A table
-//! that fills is followed by one of double size, to which entries move little by little: no call moves more than
-//! [`STEP`] buckets. New memory is zero pages that the kernel gives on first use, so even that call is short.
+//! A bucket is one cache line of eight entries, and a flow is in one of two buckets: a lookup reads two lines at most,
+//! and four while the table grows. Both buckets follow from the tag alone, so that entries move (to make room, or to a
+//! larger table) without their keys being read.
 
-/// Entries of a bucket.
-const WAYS: usize = 8;
-/// Buckets that a call moves.
-const STEP: usize = 4;
-/// Entries without room in either bucket that are kept aside.
-const ASIDE: usize = 64;
+mod table;
 
-/// An entry; 0 is none. Upper half: what of the hash chooses no bucket. Lower half: the value, plus one.
-type Slot = u64;
+use table::{MAX_BUCKETS, SLOTS, Table};
 
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(align(64))]
-struct Bucket([Slot; WAYS]);
+/// Buckets that each insert and each round empty into the larger table.
+const MOVED: usize = 4;
 
-/// Buckets, a power of two.
-#[derive(Debug, Default)]
-struct Table {
-    buckets: Vec<Bucket>,
-}
-
-fn slot(hash: u64, value: u32) -> Slot {
-    hash >> 32 << 32 | (u64::from(value) + 1)
-}
-
-impl Table {
-    fn new(buckets: usize) -> Self {
-        Self { buckets: vec![Bucket::default(); buckets] }
-    }
-
-    /// Both buckets of a hash.
-    #[inline]
-    fn places(&self, hash: u64) -> [usize; 2] {
-        let mask = self.buckets.len() - 1;
-        let second = (hash ^ hash >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        [hash as usize & mask, second as usize & mask]
-    }
-
-    #[inline]
-    fn find(&self, hash: u64, is: &mut impl FnMut(u32) -> bool) -> Option<u32> {
-        if self.buckets.is_empty() {
-            return None;
-        }
-        let tag = hash >> 32;
-        for place in self.places(hash) {
-            for slot in self.buckets[place].0 {
-                if slot >> 32 == tag && slot as u32 != 0 && is(slot as u32 - 1) {
-                    return Some(slot as u32 - 1);
-                }
-            }
-        }
-        None
-    }
-
-    fn insert(&mut self, hash: u64, value: u32) -> bool {
-        let places = self.places(hash);
-        let free = places.map(|place| self.buckets[place].0.iter().filter(|slot| **slot == 0).count());
-        let place = if free[1] > free[0] { places[1] } else { places[0] };
-        let empty = self.buckets[place].0.iter_mut().find(|slot| **slot == 0);
-        empty.map(|empty| *empty = slot(hash, value)).is_some()
-    }
-
-    fn remove(&mut self, hash: u64, value: u32) -> bool {
-        if self.buckets.is_empty() {
-            return false;
-        }
-        let wanted = slot(hash, value);
-        for place in self.places(hash) {
-            if let Some(found) = self.buckets[place].0.iter_mut().find(|slot| **slot == wanted) {
-                *found = 0;
-                return true;
-            }
-        }
-        false
-    }
-}
-
-/// There is no room; a larger table would have been needed earlier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The table has no room for this entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Values by hash. Different flows may have the same hash: who looks something up says which is meant.
-#[derive(Debug, Default)]
+/// Values of 32 bits by hash. The keys are the caller's: it tells flows of one tag apart.
+#[derive(Debug)]
 pub(super) struct Demux {
     table: Table,
-    /// What has not been moved yet, from `moved` on.
-    old: Table,
-    moved: usize,
-    aside: Vec<(u64, u32)>,
-    len: usize,
+    growth: Option<Growth>,
+    /// A table that has been emptied. To free it is work for the control thread.
+    emptied: Option<Table>,
+}
+
+/// The smaller table on its way out.
+#[derive(Debug)]
+struct Growth {
+    from: Table,
+    next: usize,
 }
 
 impl Demux {
-    /// With room for `entries` before it grows.
-    pub(super) fn new(entries: usize) -> Self {
-        let buckets = (entries.max(64) / WAYS * 10 / 7).next_power_of_two();
-        Self { table: Table::new(buckets), old: Table::default(), moved: 0, aside: Vec::new(), len: 0 }
+    /// A demultiplexer that begins with this table.
+    pub(super) const fn new(table: Table) -> Self {
+        Self { table, growth: None, emptied: None }
     }
 
-    /// The value of this hash for which `is` says yes.
+    /// Makes a table for at least `size` entries, from 16 to 2^27, all places in use. Allocates: call it off the
+    /// data path.
+    pub(super) fn table(size: usize) -> Table {
+        Table::new(size)
+    }
+
+    /// Entries present.
+    pub(super) fn len(&self) -> usize {
+        self.table.len() + self.growth.as_ref().map_or(0, |growth| growth.from.len())
+    }
+
+    /// Entries that the table has places for; the larger one's while it grows.
+    pub(super) const fn capacity(&self) -> usize {
+        self.table.capacity()
+    }
+
+    /// The value of the flow with this hash for which `is` says yes. It is asked about every value of the same tag:
+    /// the one meant and, with n flows, n / 2^32 others on average.
     #[inline]
     pub(super) fn lookup(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
-        if let Some(found) = self.table.find(hash, &mut is) {
-            return Some(found);
+        let tag = tag(hash);
+        let found = self.table.find(tag, &mut is);
+        match &self.growth {
+            Some(growth) if found.is_none() => growth.from.find(tag, is),
+            _ => found,
         }
-        if self.old.buckets.is_empty() && self.aside.is_empty() {
-            return None;
-        }
-        let aside = || self.aside.iter().filter(|aside| aside.0 == hash).map(|aside| aside.1);
-        self.old.find(hash, &mut is).or_else(|| aside().find(|value| is(*value)))
     }
 
-    /// Adds a value. `hash_of` tells the hash of any value that is there.
+    /// Adds a flow that is not there yet.
     ///
     /// # Errors
-    /// [`Full`]: nothing has changed.
-    pub(super) fn insert(
-        &mut self,
-        hash: u64,
-        value: u32,
-        hash_of: impl Fn(u32) -> Option<u64>,
-    ) -> Result<(), Full> {
-        self.step(&hash_of);
-        if self.len * 10 >= self.table.buckets.len() * WAYS * 7 && self.old.buckets.is_empty() {
-            let larger = Table::new(self.table.buckets.len() * 2);
-            self.old = std::mem::replace(&mut self.table, larger);
-            self.moved = 0;
+    /// There is no room near the flow's buckets. The tests fill tables to 90 % without it; [`Self::wants_growth`] comes
+    /// long before. More than 16 flows of one tag are refused at any load.
+    #[inline]
+    pub(super) fn insert(&mut self, hash: u64, value: u32) -> Result<(), Full> {
+        self.round();
+        self.table.insert(tag(hash), value)
+    }
+
+    /// Removes the entry of this hash and value; false where there is none.
+    #[inline]
+    pub(super) fn remove(&mut self, hash: u64, value: u32) -> bool {
+        let tag = tag(hash);
+        let Self { table, growth, .. } = self;
+        table.remove(tag, value) || growth.as_mut().is_some_and(|growth| growth.from.remove(tag, value))
+    }
+
+    /// Gives the entry of this hash and value another value, as a connection that enters TIME-WAIT has; false where
+    /// there is no entry. It needs no room, so it cannot fail as [`Self::insert`] can.
+    #[inline]
+    pub(super) fn replace(&mut self, hash: u64, value: u32, new: u32) -> bool {
+        let tag = tag(hash);
+        let Self { table, growth, .. } = self;
+        table.replace(tag, value, new)
+            || growth.as_mut().is_some_and(|growth| growth.from.replace(tag, value, new))
+    }
+
+    /// Whether the control thread is to make a table of twice [`Self::capacity`] and hand it over: 70 % are in use.
+    pub(super) const fn wants_growth(&self) -> bool {
+        let larger = self.table.buckets() < MAX_BUCKETS;
+        larger && self.growth.is_none() && self.table.len() * 10 >= self.table.capacity() * 7
+    }
+
+    /// Goes over to a larger table. Each insert and round from now on moves the entries of four buckets.
+    ///
+    /// # Errors
+    /// The table comes back: it is not larger, it is not empty, or the table is still growing.
+    pub(super) fn grow(&mut self, table: Table) -> Result<(), Table> {
+        if self.growth.is_some() || table.buckets() <= self.table.buckets() || table.len() > 0 {
+            return Err(table);
         }
-        if !self.table.insert(hash, value) {
-            if self.aside.len() == ASIDE {
-                return Err(Full);
-            }
-            self.aside.push((hash, value));
-        }
-        self.len += 1;
+        let from = std::mem::replace(&mut self.table, table);
+        self.growth = Some(Growth { from, next: 0 });
         Ok(())
     }
 
-    /// Takes a value out.
-    pub(super) fn remove(&mut self, hash: u64, value: u32) {
-        let found = self.table.remove(hash, value) || self.old.remove(hash, value) || {
-            let before = self.aside.len();
-            self.aside.retain(|aside| *aside != (hash, value));
-            self.aside.len() < before
-        };
-        self.len -= usize::from(found);
+    /// Moves four buckets where the table grows. To be called once a round.
+    #[inline]
+    pub(super) fn round(&mut self) {
+        if self.growth.is_some() {
+            self.move_some();
+        }
     }
 
-    /// Moves a little of the old table to the new one.
-    fn step(&mut self, hash_of: &impl Fn(u32) -> Option<u64>) {
-        for _ in 0..STEP {
-            let Some(bucket) = self.old.buckets.get_mut(self.moved) else { break };
-            for slot in std::mem::take(bucket).0 {
-                if slot == 0 {
-                    continue;
-                }
-                let value = slot as u32 - 1;
-                let Some(hash) = hash_of(value) else { continue };
-                if !self.table.insert(hash, value) {
-                    self.aside.push((hash, value));
+    /// The smaller table after growth, for the control thread to free. What nobody takes is freed by the next growth.
+    pub(super) fn take_emptied(&mut self) -> Option<Table> {
+        self.emptied.take()
+    }
+
+    fn move_some(&mut self) {
+        let Some(growth) = &mut self.growth else { return };
+        for _ in 0..MOVED {
+            for slot in 0..SLOTS {
+                let Some((tag, value)) = growth.from.entry(growth.next, slot) else { continue };
+                // One that finds no room is found here, and tried again when the turn comes round.
+                if self.table.insert(tag, value).is_ok() {
+                    growth.from.clear(growth.next, slot);
                 }
             }
-            self.moved += 1;
+            growth.next = (growth.next + 1) % growth.from.buckets();
         }
-        if self.moved >= self.old.buckets.len() {
-            self.old = Table::default();
+        if growth.from.len() == 0 {
+            self.emptied = self.growth.take().map(|growth| growth.from);
         }
     }
+}
+
+/// The hash's part that the table keeps. 0 marks a free place.
+#[inline]
+const fn tag(hash: u64) -> u32 {
+    let tag = (hash >> 32) as u32;
+    if tag == 0 { 1 } else { tag }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// A hash for a number, as good as any.
-    fn hash(value: u32) -> u64 {
-        let mixed = (u64::from(value) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
-    }
-
-    #[test]
-    fn grows_without_losing_anything() {
-        let mut demux = Demux::new(64);
-        for value in 0..100_000 {
-            demux.insert(hash(value), value, |value| Some(hash(value))).unwrap();
-            let before = value / 2;
-            assert_eq!(demux.lookup(hash(before), |found| found == before), Some(before));
-        }
-        assert_eq!(demux.len, 100_000);
-        for value in 0..100_000 {
-            assert_eq!(demux.lookup(hash(value), |found| found == value), Some(value));
-            demux.remove(hash(value), value);
-            assert_eq!(demux.lookup(hash(value), |found| found == value), None);
-        }
-        assert_eq!(demux.len, 0);
-    }
-
-    #[test]
-    fn equal_hashes_are_told_apart() {
-        let mut demux = Demux::new(64);
-        for value in 0..10 {
-            demux.insert(5, value, |_| Some(5)).unwrap();
-        }
-        assert_eq!(demux.lookup(5, |value| value == 9), Some(9));
-        assert_eq!(demux.lookup(5, |value| value == 10), None);
-    }
-
-    #[test]
-    fn chosen_collisions_end_in_full() {
-        let mut demux = Demux::new(1 << 16);
-        let inserted = (0..1000).take_while(|value| demux.insert(5, *value, |_| Some(5)).is_ok()).count();
-        assert!((WAYS..=2 * WAYS + ASIDE).contains(&inserted), "{inserted}");
-    }
-
-    proptest! {
-        #[test]
-        fn agrees_with_a_map(steps in prop::collection::vec((0u32..400, any::<bool>()), 0..2000)) {
-            let mut demux = Demux::new(64);
-            let mut map = HashMap::new();
-            for (value, add) in steps {
-                if add && !map.contains_key(&value) {
-                    demux.insert(hash(value), value, |value| Some(hash(value))).unwrap();
-                    map.insert(value, ());
-                } else if !add {
-                    demux.remove(hash(value), value);
-                    map.remove(&value);
-                }
-                let found = demux.lookup(hash(value), |found| found == value);
-                prop_assert_eq!(found.is_some(), map.contains_key(&value));
-                prop_assert_eq!(demux.len, map.len());
-            }
-        }
-    }
-}
+mod tests;

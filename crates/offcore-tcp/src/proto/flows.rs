@@ -2,7 +2,9 @@
 
 use super::addr::FlowKey;
 use super::conns::Conns;
+use super::demux::{Demux, Full};
 use super::handshake::Half;
+use super::siphash::FlowHash;
 use super::timewait::TimeWait;
 
 /// What a name in the table of connections means.
@@ -34,6 +36,63 @@ impl Entry {
         } else {
             Self::Conn(value)
         }
+    }
+}
+
+/// All flows.
+#[derive(Debug)]
+pub(super) struct Flows {
+    hash: FlowHash,
+    demux: Demux,
+}
+
+impl Flows {
+    /// With room for `entries` before it grows.
+    pub(super) fn new(secret: &[u8; 16], entries: usize) -> Self {
+        Self { hash: FlowHash::new(secret), demux: Demux::new(Demux::table(entries)) }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.demux.len()
+    }
+
+    /// What is known of a flow. `key_of` tells the flow of an entry.
+    #[inline]
+    pub(super) fn find(&self, key: &FlowKey, key_of: impl Fn(Entry) -> Option<FlowKey>) -> Option<Entry> {
+        let is = |value| key_of(Entry::of(value)).as_ref() == Some(key);
+        self.demux.lookup(self.hash.hash(key), is).map(Entry::of)
+    }
+
+    /// Enters a flow that is not there.
+    ///
+    /// # Errors
+    /// [`Full`]: nothing has changed.
+    pub(super) fn enter(&mut self, key: &FlowKey, entry: Entry) -> Result<(), Full> {
+        if self.demux.wants_growth() {
+            // The flows move later, a few at a time. The kernel clears the pages now: some milliseconds for a million
+            // flows, once.
+            let larger = Demux::table(self.demux.capacity() * 2);
+            // It is larger, and none is growing.
+            let _ = self.demux.grow(larger);
+        }
+        self.demux.insert(self.hash.hash(key), entry.value())
+    }
+
+    /// A flow's entry becomes another one, which needs no room; false when it was not there.
+    pub(super) fn change(&mut self, key: &FlowKey, from: Entry, to: Entry) -> bool {
+        self.demux.replace(self.hash.hash(key), from.value(), to.value())
+    }
+
+    /// Takes a flow out, when it has this entry.
+    pub(super) fn leave(&mut self, key: &FlowKey, entry: Entry) {
+        self.demux.remove(self.hash.hash(key), entry.value());
+    }
+
+    /// Moves some flows to the larger table while there are two. To be called now and then.
+    pub(super) fn round(&mut self) {
+        self.demux.round();
+        drop(self.demux.take_emptied());
     }
 }
 

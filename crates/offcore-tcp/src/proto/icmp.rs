@@ -105,9 +105,7 @@ impl Stack {
     /// The connection that an error is about, when it quotes what is in flight.
     fn quoted(&mut self, quoted: Option<Quoted>) -> Option<ConnId> {
         let Quoted { key, seq } = quoted?;
-        let hash = self.flow_hash.hash(&key);
-        let value = self.demux.lookup(hash, |value| self.key_of(value) == Some(key))?;
-        let Entry::Conn(index) = Entry::of(value) else { return None };
+        let Entry::Conn(index) = self.flows.find(&key, |entry| self.key_of(entry))? else { return None };
         let (id, conn) = self.conns.at(index)?;
         let sender = &conn.tcb.sender;
         if conn.tcb.state == State::SynSent {

@@ -169,7 +169,7 @@ impl Stack {
             }
         };
         self.halves[index as usize] = Some(half);
-        if self.enter(&key, Entry::Half(index)).is_err() {
+        if self.flows.enter(&key, Entry::Half(index)).is_err() {
             self.drop_half(index);
             return Err(DropReason::Backlog);
         }
@@ -183,7 +183,7 @@ impl Stack {
         let half = self.halves.get_mut(index as usize)?.take()?;
         self.free_halves.push(index);
         self.half_wheel.cancel(index);
-        self.leave(&half.both.key, Entry::Half(index));
+        self.flows.leave(&half.both.key, Entry::Half(index));
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             listener.half_open = listener.half_open.saturating_sub(1);
         }
@@ -246,13 +246,20 @@ impl Stack {
             // The peer sends it again when our answer comes again.
             return Err(DropReason::Backlog);
         }
+        // When there is no room for it, it stays half open, and the peer hears of it again.
+        let id = self.establish(now, &half, Some(Entry::Half(index)), out)?;
         self.drop_half(index);
-        let id = self.establish(now, &half, out)?;
         self.conn_segment(now, id.index, segment, out)
     }
 
-    /// A handshake of a listener is complete.
-    pub(super) fn establish(&mut self, now: u64, half: &Half, out: &mut Out) -> Result<ConnId, DropReason> {
+    /// A handshake of a listener is complete. `entry` is what its flow has been so far.
+    fn establish(
+        &mut self,
+        now: u64,
+        half: &Half,
+        entry: Option<Entry>,
+        out: &mut Out,
+    ) -> Result<ConnId, DropReason> {
         let mut tcb = handshake::connection(now, &half.both, &self.wishes);
         match half.tries {
             0 => tcb.sender.recovery.first_rtt(now, now - half.since),
@@ -260,7 +267,7 @@ impl Stack {
             // A cookie does not know.
             _ => {}
         }
-        let id = self.add(tcb, Some(half.listener)).ok_or(DropReason::NoSpace)?;
+        let id = self.add(tcb, Some(half.listener), entry).ok_or(DropReason::NoSpace)?;
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             listener.accept.push_back(id);
             out.events.push(Event::Incoming { listener: half.listener });
@@ -268,8 +275,8 @@ impl Stack {
         Ok(id)
     }
 
-    /// Gives a connection its number, memory and place in the table.
-    pub(super) fn add(&mut self, tcb: Tcb, listener: Option<u32>) -> Option<ConnId> {
+    /// Gives a connection its number, memory and flow. `entry` is what the flow has been so far.
+    pub(super) fn add(&mut self, tcb: Tcb, listener: Option<u32>, entry: Option<Entry>) -> Option<ConnId> {
         let key = tcb.key;
         let mut conn = Conn::new(tcb, &mut self.arena)?;
         conn.listener = listener;
@@ -281,7 +288,12 @@ impl Stack {
                 return None;
             }
         };
-        if self.enter(&key, Entry::Conn(id.index)).is_err() {
+        let new = Entry::Conn(id.index);
+        let entered = match entry {
+            Some(entry) => self.flows.change(&key, entry, new),
+            None => self.flows.enter(&key, new).is_ok(),
+        };
+        if !entered {
             if let Some(conn) = self.conns.remove(id) {
                 conn.dissolve(&mut self.arena);
             }
@@ -335,7 +347,7 @@ impl Stack {
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset };
         let half = Half { both, listener, due: 0, since: now, tries: 1 };
-        let id = self.establish(now, &half, out)?;
+        let id = self.establish(now, &half, None, out)?;
         self.conn_segment(now, id.index, segment, out)
     }
 
@@ -354,14 +366,14 @@ impl Stack {
             ts_offset: tcb.agreed.timestamps.unwrap_or(0),
         };
         let key = ended.key;
-        self.over(id, Cause::Finished, out);
         let (index, evicted) = self.time_wait.insert(now, ended);
         if let Some((evicted, key)) = evicted {
-            self.leave(&key, Entry::TimeWait(evicted));
+            self.flows.leave(&key, Entry::TimeWait(evicted));
         }
-        if self.enter(&key, Entry::TimeWait(index)).is_err() {
+        if !self.flows.change(&key, Entry::Conn(id.index), Entry::TimeWait(index)) {
             self.time_wait.remove(index);
         }
+        self.over(id, Cause::Finished, out);
     }
 
     /// A segment of a connection that has ended (RFC 9293, 3.10.7.4 in TIME-WAIT; RFC 6191).
@@ -406,6 +418,6 @@ impl Stack {
 
     pub(super) fn forget_time_wait(&mut self, key: FlowKey, index: u32) {
         self.time_wait.remove(index);
-        self.leave(&key, Entry::TimeWait(index));
+        self.flows.leave(&key, Entry::TimeWait(index));
     }
 }

@@ -10,8 +10,7 @@ use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 use super::addr::{ConnId, FlowKey};
 use super::conns::{Conn, Conns};
 use super::cookie::Cookies;
-use super::demux::{Demux, Full};
-use super::flows::{Entry, key_of};
+use super::flows::{Entry, Flows, key_of};
 use super::handshake::{Half, Listeners, Wishes};
 use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
@@ -25,7 +24,6 @@ use super::receive::AckNeed;
 use super::recovery::Algorithm;
 use super::segment::Segment;
 use super::send::{Due, Next};
-use super::siphash::FlowHash;
 use super::tcb::State;
 use super::timewait::TimeWait;
 use super::wheel::Wheel;
@@ -76,14 +74,13 @@ impl Default for Config {
 pub struct Stack {
     pub(super) config: Config,
     pub(super) wishes: Wishes,
-    pub(super) flow_hash: FlowHash,
     pub(super) origins: Origins,
     pub(super) ports: Ports,
     pub(super) cookies: Cookies,
     pub(super) net: Net,
     pub(super) arena: Arena,
     pub(super) conns: Conns,
-    pub(super) demux: Demux,
+    pub(super) flows: Flows,
     pub(super) halves: Vec<Option<Half>>,
     pub(super) free_halves: Vec<u32>,
     pub(super) listeners: Listeners,
@@ -107,14 +104,13 @@ impl Stack {
             Wishes { receive_window: config.receive_window, algorithm: config.algorithm, ecn: config.ecn };
         Ok(Self {
             wishes,
-            flow_hash: FlowHash::new(&config.secret),
             origins: Origins::new(&config.secret),
             ports: Ports::new(&config.secret, EPHEMERAL),
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours),
             arena: Arena::new(config.memory)?,
             conns: Conns::new(config.connections.min(Entry::HALF - 1)),
-            demux: Demux::new(config.connections.min(1 << 16) as usize),
+            flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
             halves: Vec::new(),
             free_halves: Vec::new(),
             listeners: Listeners::default(),
@@ -141,6 +137,11 @@ impl Stack {
     /// Connections that there are.
     pub fn connections(&self) -> usize {
         self.conns.len()
+    }
+
+    /// Flows that something is known of: connections, half open ones, and those in TIME-WAIT.
+    pub fn flows(&self) -> usize {
+        self.flows.len()
     }
 
     /// The memory that FIFOs are in: what an application needs beside [`slot`](Self::slot).
@@ -217,8 +218,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         let key = segment.flow(ip).ok_or(DropReason::Source)?;
-        let hash = self.flow_hash.hash(&key);
-        match self.demux.lookup(hash, |value| self.key_of(value) == Some(key)).map(Entry::of) {
+        match self.flows.find(&key, |entry| self.key_of(entry)) {
             Some(Entry::Conn(index)) => self.conn_segment(now, index, segment, out),
             Some(Entry::Half(index)) => self.half_segment(now, index, segment, out),
             Some(Entry::TimeWait(index)) => self.time_wait_segment(now, key, index, segment, out),
@@ -226,25 +226,10 @@ impl Stack {
         }
     }
 
-    /// Enters a flow into the table.
-    pub(super) fn enter(&mut self, key: &FlowKey, entry: Entry) -> Result<(), Full> {
-        let hash = self.flow_hash.hash(key);
-        let mut demux = std::mem::take(&mut self.demux);
-        let entered = demux
-            .insert(hash, entry.value(), |value| self.key_of(value).map(|key| self.flow_hash.hash(&key)));
-        self.demux = demux;
-        entered
-    }
-
-    /// Takes a flow out of the table.
-    pub(super) fn leave(&mut self, key: &FlowKey, entry: Entry) {
-        self.demux.remove(self.flow_hash.hash(key), entry.value());
-    }
-
-    /// The flow that a name in the table is about.
+    /// The flow of an entry.
     #[inline]
-    pub(super) fn key_of(&self, value: u32) -> Option<FlowKey> {
-        key_of(&self.conns, &self.halves, &self.time_wait, Entry::of(value))
+    pub(super) fn key_of(&self, entry: Entry) -> Option<FlowKey> {
+        key_of(&self.conns, &self.halves, &self.time_wait, entry)
     }
 
     #[inline]
@@ -304,7 +289,7 @@ impl Stack {
         }
         // Nobody is going to accept it; the listener forgets it when it comes to it.
         conn.tcb.orphan |= conn.listener.is_some();
-        self.leave(&key, Entry::Conn(id.index));
+        self.flows.leave(&key, Entry::Conn(id.index));
         self.wheel.cancel(id.index);
         self.free_when_done(id);
     }
@@ -504,10 +489,9 @@ impl Stack {
         for index in due {
             self.half_timer(now, index, out);
         }
-        let (demux, flow_hash) = (&mut self.demux, &self.flow_hash);
-        self.time_wait.expire(now, EXPIRIES, |index, key| {
-            demux.remove(flow_hash.hash(key), Entry::TimeWait(index).value());
-        });
+        let flows = &mut self.flows;
+        self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
+        self.flows.round();
         self.net.timers(now, out, |_| ());
         self.settle(now, out);
         let deadlines = [

@@ -163,7 +163,7 @@ fn nothing_is_left_behind() {
     }
     world.run(120 * SECOND);
     for (host, before) in world.hosts.iter().zip(before) {
-        assert_eq!(host.stack.connections(), 0);
+        assert_eq!((host.stack.connections(), host.stack.flows()), (0, 0));
         assert_eq!(host.stack.memory_free(), before);
     }
 }
