@@ -165,6 +165,7 @@ impl Stack {
             Some(index) => index,
             None => {
                 self.halves.push(None);
+                self.half_wheel.reserve(self.halves.len() as u32);
                 self.halves.len() as u32 - 1
             }
         };
@@ -288,6 +289,7 @@ impl Stack {
                 return None;
             }
         };
+        self.wheel.reserve(id.index + 1);
         let new = Entry::Conn(id.index);
         let entered = match entry {
             Some(entry) => self.flows.change(&key, entry, new),

@@ -1,275 +1,166 @@
-//! Timers: a wheel of five levels, after Varghese and Lauck.
+//! A hierarchical timer wheel (Varghese and Lauck): one timer for each connection, four levels of 256 slots.
 //!
-//! A timer lies in the slot of the highest byte in which its tick differs from the present one; it moves down a level when
-//! time comes to its slot. One node for each number, so setting a timer is linking one node. Setting it later than it is
-//! costs one store: a connection's timeout moves with every acknowledgement, and nearly never goes off.
+//! A slot of level 0 is one tick of 64 µs, a slot of level n 256^n ticks. A timer is linked at the level of the highest
+//! byte in which its tick differs from the clock's, and moves down when the clock reaches its slot. Most timers are put
+//! off again and again (retransmission, keepalive): a later deadline is a store, found out when the slot's turn comes.
+//! Slots in use are bits of a map, so the clock passes empty ones at once.
 
-/// Microseconds of a tick, as a shift.
-const TICK: u32 = 6;
-const SLOTS: usize = 256;
-/// Five bytes of ticks are more than two years: no timer is beyond.
-const LEVELS: usize = 5;
-/// No node.
-const NONE: u32 = u32::MAX;
-/// Nodes that a call moves down without one going off, for each that may go off.
-const MOVES: usize = 4;
+mod slots;
 
-#[derive(Debug, Clone, Copy)]
+use slots::{LEVELS, NONE, SLOTS, Slots};
+
+/// Microseconds of a tick.
+const TICK_US: u64 = 64;
+
+/// Timers of one call that are looked at and not due: put off, cancelled, or moved to a lower level.
+///
+/// A slot of a high level may hold every connection there is. Then other timers wait for some calls rather than the data
+/// path for this one.
+const MOVES: usize = 256;
+
+/// Ticks ahead that a timer is linked at most: 76 hours. One further off is moved on when it gets there. The highest
+/// level's present slot stays free, as it would stand for two times.
+const HORIZON: u64 = (1 << (8 * LEVELS)) - (1 << (8 * (LEVELS - 1)));
+
+/// The deadline of a timer that is not set.
+const NEVER: u64 = u64::MAX;
+
+/// A timer, 24 bytes.
+#[derive(Clone, Copy, Debug)]
 struct Node {
+    /// Microseconds, or [`NEVER`]. The node may be linked earlier.
+    deadline: u64,
     next: u32,
     prev: u32,
-    /// Tick of the slot that it lies in; `u64::MAX` when in none.
-    at: u64,
-    /// Tick at which it is due: not before `at`. `u64::MAX` when it was cancelled.
-    due: u64,
+    /// Where it is linked: level × 256 + slot, or [`NONE`].
+    slot: u16,
 }
 
-const IDLE: Node = Node { next: NONE, prev: NONE, at: u64::MAX, due: u64::MAX };
-
-#[derive(Debug)]
-struct Level {
-    heads: [u32; SLOTS],
-    /// Slots that have nodes.
-    used: [u64; SLOTS / 64],
+impl Node {
+    const UNLINKED: Self = Self { deadline: NEVER, next: 0, prev: 0, slot: NONE };
 }
 
-impl Level {
-    /// The first used slot from `slot` on.
-    fn first_used(&self, slot: usize) -> Option<usize> {
-        let mut word = slot / 64;
-        let mut bits = self.used[word] & (!0 << (slot % 64));
-        while bits == 0 {
-            word += 1;
-            bits = *self.used.get(word)?;
-        }
-        Some(word * 64 + bits.trailing_zeros() as usize)
-    }
-}
-
-/// Timers by number, one each.
+/// Timers by connection index. Times are in microseconds.
 #[derive(Debug)]
 pub(super) struct Wheel {
-    /// The present tick: no slot before it has nodes.
-    present: u64,
-    levels: Box<[Level; LEVELS]>,
+    /// The tick up to which slots have been emptied.
+    clock: u64,
     nodes: Vec<Node>,
-}
-
-/// Level and slot of a tick, seen from the present one.
-fn place(present: u64, tick: u64) -> (usize, usize) {
-    let differ = (present ^ tick) | 1;
-    let level = ((63 - differ.leading_zeros() as usize) / 8).min(LEVELS - 1);
-    (level, (tick >> (8 * level)) as usize % SLOTS)
+    slots: Slots,
 }
 
 impl Wheel {
-    pub(super) fn new() -> Self {
-        let level = || Level { heads: [NONE; SLOTS], used: [0; SLOTS / 64] };
-        Self { present: 0, levels: Box::new(std::array::from_fn(|_| level())), nodes: Vec::new() }
+    /// A wheel whose clock begins at `now_us`, without timers.
+    pub(super) fn new(now_us: u64) -> Self {
+        Self { clock: now_us / TICK_US, nodes: Vec::new(), slots: Slots::new() }
     }
 
-    /// Timer `index` goes off at `deadline`, in microseconds, or up to a tick later.
+    /// Makes timers for the indices below `count`. Allocates: call it where connections are allocated.
+    pub(super) fn reserve(&mut self, count: u32) {
+        if count as usize > self.nodes.len() {
+            self.nodes.resize(count as usize, Node::UNLINKED);
+        }
+    }
+
+    /// Sets the timer of `index`, in place of what it was set to. An index without a timer is left alone.
+    ///
+    /// It expires in the first call of [`Self::expire`] from `deadline_us` on, rounded up to a tick; at the next call
+    /// where that has passed.
     #[inline]
-    pub(super) fn set(&mut self, index: u32, deadline: u64) {
-        let due = (deadline.saturating_add((1 << TICK) - 1) >> TICK).max(self.present);
-        let due = due.min(self.present + (1 << (8 * LEVELS)) / 2);
-        if index as usize >= self.nodes.len() {
-            self.nodes.resize(index as usize + 1, IDLE);
+    pub(super) fn set(&mut self, index: u32, deadline_us: u64) {
+        debug_assert!((index as usize) < self.nodes.len(), "no timer {index}");
+        let Some(node) = self.nodes.get_mut(index as usize) else { return };
+        // The last value is the mark of a timer that is not set, and half a million years off.
+        node.deadline = deadline_us.min(NEVER - 1);
+        let slot = node.slot;
+        if slot == NONE {
+            self.link(index);
+        } else if ticks(deadline_us) < self.start(slot) {
+            self.slots.unlink(&mut self.nodes, index);
+            self.link(index);
         }
-        let node = &mut self.nodes[index as usize];
-        node.due = due;
-        if node.at <= due {
-            return;
-        }
-        if node.at != u64::MAX {
-            self.unlink(index);
-        }
-        self.link(index, due);
     }
 
-    /// Timer `index` does not go off.
+    /// Switches the timer of `index` off. It stays linked until its slot's turn comes, unless it is set again.
+    #[inline]
     pub(super) fn cancel(&mut self, index: u32) {
         if let Some(node) = self.nodes.get_mut(index as usize) {
-            node.due = u64::MAX;
-            if node.at != u64::MAX {
-                self.unlink(index);
-            }
+            node.deadline = NEVER;
         }
     }
 
-    fn link(&mut self, index: u32, at: u64) {
-        let (level, slot) = place(self.present, at);
-        let Level { heads, used } = &mut self.levels[level];
-        let next = std::mem::replace(&mut heads[slot], index);
-        used[slot / 64] |= 1 << (slot % 64);
-        let node = &mut self.nodes[index as usize];
-        (node.next, node.prev, node.at) = (next, NONE, at);
-        if next != NONE {
-            self.nodes[next as usize].prev = index;
-        }
+    /// What the timer of `index` is set to.
+    #[cfg(test)]
+    fn deadline(&self, index: u32) -> Option<u64> {
+        let deadline = self.nodes.get(index as usize)?.deadline;
+        (deadline != NEVER).then_some(deadline)
     }
 
-    fn unlink(&mut self, index: u32) {
-        let Node { next, prev, at, .. } = self.nodes[index as usize];
-        if prev == NONE {
-            // Its slot is one of these: time may have passed since it was linked, which can only lower the level.
-            let mut levels = self.levels.iter_mut().enumerate();
-            let found =
-                levels.find(|(level, this)| this.heads[(at >> (8 * level)) as usize % SLOTS] == index);
-            if let Some((level, this)) = found {
-                let slot = (at >> (8 * level)) as usize % SLOTS;
-                this.heads[slot] = next;
-                if next == NONE {
-                    this.used[slot / 64] &= !(1 << (slot % 64));
+    /// Calls `expired` for timers whose deadline has come, `at_most` so many; the number of them. The others stay due.
+    ///
+    /// An expired timer is not set any more. The cost is bounded whatever time has passed: besides those that expire,
+    /// 256 timers are looked at. Deadlines in one tick expire in the order in which they were linked there.
+    pub(super) fn expire(&mut self, now_us: u64, at_most: usize, mut expired: impl FnMut(u32)) -> usize {
+        let now = now_us / TICK_US;
+        let (mut count, mut moves) = (0, 0);
+        while let Some((slot, start)) = self.slots.next(self.clock).filter(|(_, start)| *start <= now) {
+            self.clock = start.max(self.clock);
+            while let Some(index) = self.slots.first(slot) {
+                let deadline = self.nodes[index as usize].deadline;
+                let due = deadline != NEVER && ticks(deadline) <= self.clock;
+                let enough = if due { count >= at_most } else { moves >= MOVES };
+                if enough {
+                    return count;
+                }
+                self.slots.unlink(&mut self.nodes, index);
+                if due {
+                    self.nodes[index as usize].deadline = NEVER;
+                    count += 1;
+                    expired(index);
+                    continue;
+                }
+                moves += 1;
+                if deadline != NEVER {
+                    self.link(index);
                 }
             }
-        } else {
-            self.nodes[prev as usize].next = next;
         }
-        if next != NONE {
-            self.nodes[next as usize].prev = prev;
-        }
-        self.nodes[index as usize].at = u64::MAX;
+        self.clock = now.max(self.clock);
+        count
     }
 
-    /// The first used slot: its level, its number, and the first of its ticks that is not past. A slot of a higher level
-    /// may be the present one, when its nodes have not all moved down yet.
-    fn first(&self) -> Option<(usize, usize, u64)> {
-        let first_of = |(level, this): (usize, &Level)| {
-            let shift = 8 * level;
-            let here = (self.present >> shift) as usize % SLOTS;
-            let slot = this.first_used(here)?;
-            let start = ((self.present >> shift) - here as u64 + slot as u64) << shift;
-            Some((level, slot, start.max(self.present)))
-        };
-        self.levels.iter().enumerate().filter_map(first_of).min_by_key(|(.., start)| *start)
-    }
-
-    /// Calls `fire` for each timer that is due by `now`, `at_most` times. What is left goes off in the next call.
-    pub(super) fn expire(&mut self, now: u64, at_most: usize, mut fire: impl FnMut(u32)) {
-        let target = now >> TICK;
-        let (mut fired, mut moved) = (0, 0);
-        while fired < at_most && moved < at_most * MOVES {
-            let Some((level, slot, start)) = self.first().filter(|(.., start)| *start <= target) else {
-                self.present = self.present.max(target);
-                return;
-            };
-            self.present = start;
-            let index = self.levels[level].heads[slot];
-            self.unlink(index);
-            let due = self.nodes[index as usize].due;
-            if due <= start {
-                fired += 1;
-                self.nodes[index as usize].due = u64::MAX;
-                fire(index);
-            } else if due != u64::MAX {
-                moved += 1;
-                self.link(index, due);
-            }
-        }
-    }
-
-    /// A time before which nothing goes off, in microseconds; `None` when nothing is set.
+    /// A time in microseconds before which no timer expires, to sleep until; none where no timer is linked.
+    ///
+    /// A lower bound: timers may have been put off, cancelled, or be on a high level. [`Self::expire`] at that time
+    /// brings it forward.
     pub(super) fn next_deadline(&self) -> Option<u64> {
-        self.first().map(|(_, _, start)| start << TICK)
+        let (_, start) = self.slots.next(self.clock)?;
+        Some(start.saturating_mul(TICK_US))
     }
+
+    /// Links an unlinked timer where its deadline belongs.
+    #[inline]
+    fn link(&mut self, index: u32) {
+        let at = ticks(self.nodes[index as usize].deadline).clamp(self.clock, self.clock + HORIZON);
+        // The horizon's carry may reach past the highest level, whose slots go round.
+        let highest = u64::BITS - 1 - ((at ^ self.clock) | 1).leading_zeros();
+        let level = (highest / 8).min(LEVELS - 1);
+        let slot = level * SLOTS + (at >> (8 * level)) as u32 % SLOTS;
+        self.slots.push(&mut self.nodes, slot as u16, index);
+    }
+
+    /// The first tick of a slot in use.
+    #[inline]
+    fn start(&self, slot: u16) -> u64 {
+        slots::start(self.clock, slot)
+    }
+}
+
+/// The tick that ends at or after a time: a timer is late by less than a tick, and never early.
+#[inline]
+const fn ticks(us: u64) -> u64 {
+    us.div_ceil(TICK_US)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[derive(Debug, Clone)]
-    enum Step {
-        Set(u32, u64),
-        Cancel(u32),
-        Pass(u64),
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let span = prop_oneof![0..1000u64, 0..1_000_000u64, 0..10_000_000_000u64];
-        let step = prop_oneof![
-            (0..40u32, span.clone()).prop_map(|(index, after)| Step::Set(index, after)),
-            (0..40u32).prop_map(Step::Cancel),
-            span.prop_map(Step::Pass),
-        ];
-        prop::collection::vec(step, 0..120)
-    }
-
-    proptest! {
-        /// Against a map: everything goes off, at its time and not before.
-        #[test]
-        fn agrees_with_a_map(steps in steps()) {
-            let (mut wheel, mut map, mut now) = (Wheel::new(), BTreeMap::new(), 0);
-            for step in steps {
-                match step {
-                    Step::Set(index, after) => {
-                        wheel.set(index, now + after);
-                        map.insert(index, now + after);
-                    }
-                    Step::Cancel(index) => {
-                        wheel.cancel(index);
-                        map.remove(&index);
-                    }
-                    Step::Pass(time) => {
-                        now += time;
-                        let mut fired = Vec::new();
-                        wheel.expire(now, 1000, |index| fired.push(index));
-                        for index in fired {
-                            prop_assert!(map.remove(&index).is_some_and(|due| due <= now));
-                        }
-                        prop_assert!(map.values().all(|due| due + (1 << TICK) > now), "{:?} at {}", map, now);
-                    }
-                }
-                let first = map.values().min().copied();
-                prop_assert!(wheel.next_deadline().is_none_or(|next| first.is_none_or(|due| next < due + 64)));
-                prop_assert!(first.is_none() || wheel.next_deadline().is_some());
-            }
-        }
-    }
-
-    #[test]
-    fn later_is_one_store() {
-        let mut wheel = Wheel::new();
-        wheel.set(0, 1000);
-        let at = wheel.nodes[0].at;
-        wheel.set(0, 500_000);
-        assert_eq!(wheel.nodes[0].at, at);
-        wheel.expire(100_000, 8, |_| panic!("it is due later"));
-        let mut fired = 0;
-        wheel.expire(600_000, 8, |_| fired += 1);
-        assert_eq!(fired, 1);
-    }
-
-    #[test]
-    fn what_is_too_much_goes_off_next() {
-        let mut wheel = Wheel::new();
-        (0..1000).for_each(|index| wheel.set(index, 5000));
-        let (mut fired, mut calls) = (0, 0);
-        while fired < 1000 {
-            let mut now = 0;
-            wheel.expire(1_000_000, 64, |_| now += 1);
-            assert!(now <= 64);
-            fired += now;
-            calls += 1;
-            assert!(calls < 40);
-        }
-    }
-
-    #[test]
-    fn a_long_sleep_is_short_work() {
-        let mut wheel = Wheel::new();
-        wheel.set(0, 3_600_000_000);
-        let day = 86_400_000_000;
-        let mut fired = Vec::new();
-        wheel.expire(365 * day, 8, |index| fired.push(index));
-        assert_eq!(fired, [0]);
-        wheel.set(1, 366 * day);
-        wheel.expire(367 * day, 8, |index| fired.push(index));
-        assert_eq!(fired, [0, 1]);
-    }
-}
+mod tests;
