@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addr::{ConnId, FlowKey};
-use super::flows::key_of;
+use super::flows::{Entry, key_of};
 use super::handshake::Listener;
 use super::input::FIN_TIMEOUT;
 use super::packet::{Cause, Out};
@@ -109,11 +109,18 @@ impl Stack {
         let Self { ports, flows, conns, halves, time_wait, .. } = self;
         let taken = |port| {
             let key = to.with_ports(port, to.remote_port());
-            flows.find(&key, |entry| key_of(conns, halves, time_wait, entry)).is_some()
+            match flows.find(&key, |entry| key_of(conns, halves, time_wait, entry)) {
+                Some(Entry::TimeWait(index)) => time_wait.reuse(index, now).is_none(),
+                other => other.is_some(),
+            }
         };
         let port = ports.select(&to, taken).ok_or(CallError::NoPort)?;
         let key = to.with_ports(port, to.remote_port());
-        let iss = self.origins.isn(&key, now);
+        let mut iss = self.origins.isn(&key, now);
+        if let Some(Entry::TimeWait(index)) = self.flows.find(&key, |entry| self.key_of(entry)) {
+            iss = self.time_wait.reuse(index, now).map_or(iss, |previous| previous.isn(iss));
+            self.forget_time_wait(key, index);
+        }
         let mut tcb = Tcb::new(
             key,
             way,

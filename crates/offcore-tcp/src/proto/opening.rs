@@ -1,6 +1,6 @@
 //! Connections on their way: asked for by us, asked for by a peer, and those that have just ended.
 
-use offcore_wire::TcpFlags;
+use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{ConnId, FlowKey};
 use super::conns::Conn;
@@ -11,7 +11,7 @@ use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::segment::Segment;
 use super::stack::Stack;
 use super::tcb::{State, Tcb};
-use super::timewait::{Action, Ended};
+use super::timewait::{self, Action, Ended, Inserted};
 
 /// Connections that are half open, at most, of all listeners.
 const HALVES: usize = 1 << 16;
@@ -95,7 +95,7 @@ impl Stack {
         let mtu = self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu;
         let offset = self.origins.timestamp_offset(&key);
         let value = offset.wrapping_add((now / 1000) as u32);
-        let timestamps = Some(offcore_wire::Timestamps { value, echo: 0 });
+        let timestamps = Some(Timestamps { value, echo: 0 });
         // A SYN that is not answered may have met somebody who does not like ECN's bits (RFC 3168, 6.1.1.1).
         let ecn = if self.config.ecn && !again { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) };
         let fields = Fields {
@@ -119,20 +119,24 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let Some(number) = self.listeners.find(key.local().ip(), key.local_port()) else {
+        let listener = self.listeners.find(key.local().ip(), key.local_port());
+        if listener.is_none() {
             self.refuse(now, key, segment, out);
-            return Err(DropReason::NoConnection);
-        };
-        if segment.has(TcpFlags::RST) {
-            return Err(DropReason::NoConnection);
         }
+        let listener = listener.filter(|_| !segment.has(TcpFlags::RST)).ok_or(DropReason::NoConnection)?;
         if segment.has(TcpFlags::ACK) {
-            return self.cookie_segment(now, number, key, segment, out);
+            return self.cookie_segment(now, listener, key, segment, out);
         }
         if !segment.has(TcpFlags::SYN) {
             return Err(DropReason::NoConnection);
         }
-        let Some(way) = self.net.way(key.remote().ip()) else { return Err(DropReason::NoConnection) };
+        let half = self.half_of(now, listener, key, segment).ok_or(DropReason::NoConnection)?;
+        self.half_open(now, half, None, out)
+    }
+
+    /// What a SYN asks for.
+    fn half_of(&self, now: u64, listener: u32, key: FlowKey, segment: &Segment) -> Option<Half> {
+        let way = self.net.way(key.remote().ip())?;
         let both = Both {
             key,
             way,
@@ -142,24 +146,37 @@ impl Stack {
             offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
         };
-        let half = Half { both, listener: number, due: now + SYN_TIMEOUT, since: now, tries: 0 };
-        self.half_open(now, half, out)
+        Some(Half { both, listener, due: now + SYN_TIMEOUT, since: now, tries: 0 })
     }
 
-    /// Answers a SYN.
-    fn half_open(&mut self, now: u64, half: Half, out: &mut Out) -> Result<Verdict, DropReason> {
+    /// Answers a SYN. `ended` is the connection in TIME-WAIT that its flow still has.
+    fn half_open(
+        &mut self,
+        now: u64,
+        half: Half,
+        ended: Option<u32>,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
         let key = half.both.key;
-        let Some(listener) = self.listeners.get_mut(half.listener) else {
-            return Err(DropReason::NoConnection);
-        };
+        let listener = self.listeners.get_mut(half.listener).ok_or(DropReason::NoConnection)?;
         if listener.accept.len() >= listener.backlog {
             return Err(DropReason::Backlog);
         }
         let full = self.halves.len() - self.free_halves.len() >= HALVES;
-        if full || listener.half_open >= listener.backlog {
+        let full = full || listener.half_open >= listener.backlog;
+        if let Some(index) = ended {
+            // A cookie need not be beyond the old sequence numbers. Then timestamps have to tell old from new.
+            if full && half.both.offered.timestamp.is_none() {
+                return Err(DropReason::Backlog);
+            }
+            self.forget_time_wait(key, index);
+        }
+        if full {
             return self.answer_by_cookie(now, &half, out);
         }
-        listener.half_open += 1;
+        if let Some(listener) = self.listeners.get_mut(half.listener) {
+            listener.half_open += 1;
+        }
         let (due, fields) = (half.due, half.answer(now, &self.wishes));
         let index = match self.free_halves.pop() {
             Some(index) => index,
@@ -360,15 +377,19 @@ impl Stack {
         // What the peer has not been told yet.
         let seq = tcb.sender.published_seq();
         self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+        let (rcv_nxt, window) = tcb.receiver.acknowledge();
         let ended = Ended {
             key: tcb.key,
             snd_nxt: seq,
-            rcv_nxt: tcb.receiver.seq(tcb.receiver.next()),
-            ts_recent: tcb.receiver.recent(),
+            rcv_nxt,
+            ts_recent: tcb.receiver.recent().unwrap_or(0),
             ts_offset: tcb.agreed.timestamps.unwrap_or(0),
+            window,
+            window_scale: tcb.receiver.scale,
+            timestamps: tcb.agreed.timestamps.is_some(),
         };
         let key = ended.key;
-        let (index, evicted) = self.time_wait.insert(now, ended);
+        let Inserted { index, evicted } = self.time_wait.insert(now, ended);
         if let Some((evicted, key)) = evicted {
             self.flows.leave(&key, Entry::TimeWait(evicted));
         }
@@ -388,21 +409,27 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        match self.time_wait.on_segment(now, index, segment) {
+        let arrived = timewait::Segment {
+            seq: segment.seq,
+            len: segment.payload_len,
+            flags: segment.flags,
+            timestamp: segment.options.timestamps.map(|timestamps| timestamps.value),
+        };
+        match self.time_wait.on_segment(index, now, &arrived) {
             Action::Ignore => Err(DropReason::OutOfWindow),
-            Action::Acknowledge(answer) => {
-                let options = offcore_wire::TcpOptions {
-                    timestamps: answer.timestamps,
-                    ..offcore_wire::TcpOptions::default()
-                };
+            Action::Ack(reply) => {
+                let timestamps = reply.timestamps.map(|(offset, echo)| {
+                    let value = offset.wrapping_add((now / 1000) as u32);
+                    Timestamps { value, echo }
+                });
                 let fields = Fields {
                     src_port: key.local_port(),
                     dst_port: key.remote_port(),
-                    seq: answer.seq,
-                    ack: answer.ack,
+                    seq: reply.seq,
+                    ack: reply.ack,
                     flags: TcpFlags::ACK,
-                    window: 0,
-                    options,
+                    window: reply.window,
+                    options: TcpOptions { timestamps, ..TcpOptions::default() },
                 };
                 self.send_fields(now, key, &fields, out);
                 Ok(Verdict::Consumed)
@@ -411,9 +438,16 @@ impl Stack {
                 self.forget_time_wait(key, index);
                 Ok(Verdict::Consumed)
             }
-            Action::Reopen => {
-                self.forget_time_wait(key, index);
-                self.stray_segment(now, key, segment, out)
+            Action::Reopen(previous) => {
+                // Without a listener the SYN is refused, and TIME-WAIT goes on.
+                let Some(listener) = self.listeners.find(key.local().ip(), key.local_port()) else {
+                    self.refuse(now, key, segment, out);
+                    return Err(DropReason::NoConnection);
+                };
+                let half = self.half_of(now, listener, key, segment);
+                let mut half = half.ok_or(DropReason::NoConnection)?;
+                half.both.iss = previous.isn(half.both.iss);
+                self.half_open(now, half, Some(index), out)
             }
         }
     }

@@ -25,7 +25,7 @@ use super::recovery::Algorithm;
 use super::segment::Segment;
 use super::send::{Due, Next};
 use super::tcb::State;
-use super::timewait::TimeWait;
+use super::timewait::{MAX_ENTRIES, TimeWait};
 use super::wheel::Wheel;
 
 /// Timers that go off in one call, at most.
@@ -114,7 +114,7 @@ impl Stack {
             halves: Vec::new(),
             free_halves: Vec::new(),
             listeners: Listeners::default(),
-            time_wait: TimeWait::new(1 << 18),
+            time_wait: TimeWait::new(MAX_ENTRIES),
             wheel: Wheel::new(0),
             half_wheel: Wheel::new(0),
             touched: Vec::new(),
@@ -142,6 +142,11 @@ impl Stack {
     /// Flows that something is known of: connections, half open ones, and those in TIME-WAIT.
     pub fn flows(&self) -> usize {
         self.flows.len()
+    }
+
+    /// Connections in TIME-WAIT, and how many have left it before their time for want of room.
+    pub fn time_wait(&self) -> (usize, u64) {
+        (self.time_wait.len(), self.time_wait.evicted())
     }
 
     /// The memory that FIFOs are in: what an application needs beside [`slot`](Self::slot).
@@ -497,7 +502,7 @@ impl Stack {
         let deadlines = [
             self.wheel.next_deadline(),
             self.half_wheel.next_deadline(),
-            self.time_wait.next_deadline(),
+            self.time_wait.next_deadline(now),
             self.net.deadline(),
         ];
         deadlines.into_iter().flatten().min()

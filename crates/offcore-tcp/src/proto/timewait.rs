@@ -1,231 +1,258 @@
-//! Connections that have ended: kept for a minute, so that their last segments find somebody who knows (RFC 9293, 3.6.1).
+//! Connections in TIME-WAIT: 64 bytes each and the links of a queue, in the order in which they expire.
+//!
+//! TIME-WAIT lasts 60 s for all of them, so the oldest is always the first. A flow is found through the same
+//! demultiplexer as a connection: the top bit of its value says that the rest is an index here.
 
-use std::collections::VecDeque;
-
-use offcore_wire::{TcpFlags, Timestamps};
+mod segment;
 
 use super::addr::FlowKey;
-use super::segment::Segment;
 
-/// How long a name is kept: twice the longest time that a segment lives, as Linux has it.
-const KEPT: u64 = 60_000_000;
+pub(super) use segment::{Action, Segment};
 
-/// What is known of a connection that has ended.
-#[derive(Debug, Clone)]
+/// How long TIME-WAIT lasts: two maximum segment lifetimes of 30 s, as in Linux.
+const TIME_WAIT_US: u64 = 2 * 30_000_000;
+
+/// The most connections in TIME-WAIT: 18 MiB.
+pub(super) const MAX_ENTRIES: u32 = 1 << 18;
+
+/// Milliseconds of TIME-WAIT.
+const TIME_WAIT_MS: u32 = (TIME_WAIT_US / 1000) as u32;
+
+/// Milliseconds in TIME-WAIT after which connect() may have the ports again, as in Linux.
+const REUSE_MS: u32 = 1000;
+
+/// Milliseconds from one ACK to the next for segments that no well-behaved peer sends in a row (RFC 5961, 7).
+const ACK_GAP_MS: u32 = 500;
+
+/// No slot.
+const NOBODY: u32 = u32::MAX;
+
+/// In `prev` of a slot without a connection.
+const FREE: u32 = u32::MAX - 1;
+
+/// What is left of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
-    pub key: FlowKey,
-    pub snd_nxt: u32,
-    pub rcv_nxt: u32,
-    pub ts_recent: Option<u32>,
-    /// What our timestamps are ahead of the clock, in milliseconds.
-    pub ts_offset: u32,
+    /// Its ends.
+    pub(super) key: FlowKey,
+    /// SND.NXT, after this side's FIN.
+    pub(super) snd_nxt: u32,
+    /// RCV.NXT, after the peer's FIN.
+    pub(super) rcv_nxt: u32,
+    /// TS.Recent; without meaning where timestamps are off.
+    pub(super) ts_recent: u32,
+    /// What this side adds to its clock of timestamps.
+    pub(super) ts_offset: u32,
+    /// The receive window as it is sent, scaled.
+    pub(super) window: u16,
+    /// Shift of the receive window.
+    pub(super) window_scale: u8,
+    /// Timestamps are on.
+    pub(super) timestamps: bool,
 }
 
-/// An acknowledgement to be sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub seq: u32,
-    pub ack: u32,
-    pub timestamps: Option<Timestamps>,
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    entry: Ended,
+    /// When TIME-WAIT began, in milliseconds. They wrap after 49 days.
+    since: u32,
+    /// When the last ACK was sent, those for FINs left out, in the same milliseconds.
+    acked: u32,
 }
 
-/// What is done about a segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    Ignore,
-    Acknowledge(Answer),
-    /// The peer has forgotten the connection.
-    Remove,
-    /// It asks for a new connection.
-    Reopen,
+/// Neighbours in the queue. Of a free slot: the next free one, and [`FREE`].
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    next: u32,
+    prev: u32,
 }
 
-/// Connections that have ended, by number.
+/// A connection that [`TimeWait::insert`] added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Inserted {
+    /// Its index, the same while it is here.
+    pub(super) index: u32,
+    /// The oldest connection, with its index, where it had to go. The demultiplexer is to forget it: the new connection
+    /// may have its index.
+    pub(super) evicted: Option<(u32, FlowKey)>,
+}
+
+/// What a new connection between the same ends is to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Previous {
+    /// SND.NXT of the old one.
+    pub(super) snd_nxt: u32,
+}
+
+impl Previous {
+    /// The initial sequence number for the new connection: this one, or where it is not past all that the old
+    /// connection may have sent, one beyond (RFC 9293, 3.4.3; RFC 1122, 4.2.2.13).
+    pub(super) const fn isn(&self, isn: u32) -> u32 {
+        let beyond = self.snd_nxt.wrapping_add(0x1_0001);
+        if is_before(isn, beyond) { beyond } else { isn }
+    }
+}
+
+/// The connections of a worker that are in TIME-WAIT.
 #[derive(Debug)]
 pub(super) struct TimeWait {
-    slots: Vec<Option<Ended>>,
-    free: Vec<u32>,
-    /// In the order in which they end: all are kept equally long. An entry may have been taken out meanwhile; the number
-    /// tells.
-    order: VecDeque<(u64, u32, FlowKey)>,
-    limit: usize,
-    /// Names that were forgotten early, for want of room.
-    pub evicted: u64,
+    slots: Vec<Slot>,
+    links: Vec<Link>,
+    max: usize,
+    len: usize,
+    oldest: u32,
+    newest: u32,
+    free: u32,
+    evicted: u64,
 }
 
 impl TimeWait {
-    /// With room for `limit` connections.
-    pub(super) fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), order: VecDeque::new(), limit, evicted: 0 }
+    /// Room for `max` connections, from one to [`MAX_ENTRIES`]. Allocates; the memory is touched as it is used.
+    pub(super) fn new(max: u32) -> Self {
+        let max = max.clamp(1, MAX_ENTRIES) as usize;
+        let (slots, links) = (Vec::with_capacity(max), Vec::with_capacity(max));
+        let (oldest, newest, free) = (NOBODY, NOBODY, NOBODY);
+        Self { slots, links, max, len: 0, oldest, newest, free, evicted: 0 }
     }
 
-    pub(super) fn get(&self, index: u32) -> Option<&Ended> {
-        self.slots.get(index as usize)?.as_ref()
+    /// Connections present.
+    pub(super) const fn len(&self) -> usize {
+        self.len
     }
 
-    /// Keeps one; its number, and which one has given way for it.
-    pub(super) fn insert(&mut self, now: u64, ended: Ended) -> (u32, Option<(u32, FlowKey)>) {
-        let mut gone = None;
-        if self.slots.len() - self.free.len() >= self.limit {
-            gone = self.take_first(u64::MAX);
+    /// Connections that had to go before their time, for want of room.
+    pub(super) const fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Begins TIME-WAIT. Where there is no room, the oldest connection goes.
+    pub(super) fn insert(&mut self, now_us: u64, entry: Ended) -> Inserted {
+        let mut evicted = None;
+        if self.len == self.max
+            && let Some(key) = self.get(self.oldest).map(|oldest| oldest.key)
+        {
+            evicted = Some((self.oldest, key));
+            self.remove(self.oldest);
             self.evicted += 1;
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() as u32 - 1
-        });
-        self.order.push_back((now + KEPT, index, ended.key));
-        self.slots[index as usize] = Some(ended);
-        (index, gone)
+        let now = ms(now_us);
+        let slot = Slot { entry, since: now, acked: now.wrapping_sub(ACK_GAP_MS) };
+        let index = self.free;
+        if let Some(link) = self.links.get(index as usize) {
+            self.free = link.next;
+            self.slots[index as usize] = slot;
+            self.append(index);
+            return Inserted { index, evicted };
+        }
+        let index = self.slots.len() as u32;
+        self.slots.push(slot);
+        self.links.push(Link { next: NOBODY, prev: FREE });
+        self.append(index);
+        Inserted { index, evicted }
     }
 
-    /// Forgets one.
-    pub(super) fn remove(&mut self, index: u32) {
-        if self.slots.get_mut(index as usize).and_then(Option::take).is_some() {
-            self.free.push(index);
-        }
+    /// The connection at an index.
+    #[inline]
+    pub(super) fn get(&self, index: u32) -> Option<&Ended> {
+        let link = self.links.get(index as usize)?;
+        (link.prev != FREE).then(|| &self.slots[index as usize].entry)
     }
 
-    /// Takes out the oldest one, when its time is over at `now`.
-    fn take_first(&mut self, now: u64) -> Option<(u32, FlowKey)> {
-        while let Some((due, index, key)) = self.order.front().copied() {
-            let there = self.get(index).is_some_and(|ended| ended.key == key);
-            if there && due > now {
-                return None;
-            }
-            self.order.pop_front();
-            if there {
-                self.remove(index);
-                return Some((index, key));
-            }
+    /// Ends TIME-WAIT of the connection at an index; false where there is none.
+    pub(super) fn remove(&mut self, index: u32) -> bool {
+        if self.get(index).is_none() {
+            return false;
         }
-        None
+        self.unlink(index);
+        self.links[index as usize] = Link { next: self.free, prev: FREE };
+        self.free = index;
+        true
     }
 
-    /// Forgets those whose time is over, `at_most` of them, and calls `gone` for each.
-    pub(super) fn expire(&mut self, now: u64, at_most: usize, mut gone: impl FnMut(u32, &FlowKey)) {
-        for _ in 0..at_most {
-            let Some((index, key)) = self.take_first(now) else { return };
-            gone(index, &key);
+    /// Removes connections whose time is over, `at_most` so many, and tells of each; the number of them.
+    pub(super) fn expire(
+        &mut self,
+        now_us: u64,
+        at_most: usize,
+        mut expired: impl FnMut(u32, &FlowKey),
+    ) -> usize {
+        let now = ms(now_us);
+        let mut count = 0;
+        while count < at_most && self.left(now) == Some(0) {
+            let index = self.oldest;
+            expired(index, &self.slots[index as usize].entry.key);
+            self.remove(index);
+            count += 1;
         }
+        count
     }
 
-    /// When the oldest one's time is over.
-    pub(super) fn next_deadline(&self) -> Option<u64> {
-        self.order.front().map(|(due, ..)| *due)
+    /// When the next connection expires, in microseconds; a millisecond late at most.
+    pub(super) fn next_deadline(&self, now_us: u64) -> Option<u64> {
+        Some((now_us / 1000 + u64::from(self.left(ms(now_us))?)) * 1000)
     }
 
-    /// A segment of one of them has come (RFC 9293, 3.10.7.4).
-    pub(super) fn on_segment(&self, now: u64, index: u32, segment: &Segment) -> Action {
-        let Some(ended) = self.get(index) else { return Action::Ignore };
-        let stamps = segment.options.timestamps;
-        let newer = |than: u32, value: u32| value.wrapping_sub(than).cast_signed() > 0;
-        if segment.has(TcpFlags::RST) {
-            // A reset that is not exactly right may be anybody's (RFC 1337, RFC 5961).
-            return if segment.seq == ended.rcv_nxt { Action::Remove } else { Action::Ignore };
-        }
-        if segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::ACK) {
-            // RFC 6191, 2: a newer timestamp, or else a newer sequence number, is of a new connection.
-            let new = match (ended.ts_recent, stamps) {
-                (Some(recent), Some(stamps)) if stamps.value != recent => newer(recent, stamps.value),
-                _ => newer(ended.rcv_nxt, segment.seq),
-            };
-            if new {
-                return Action::Reopen;
-            }
-        }
-        // What takes no sequence number may be an answer to ours: answering it would never end.
-        if segment.seq_len() == 0 {
-            return Action::Ignore;
-        }
-        let value = ended.ts_offset.wrapping_add((now / 1000) as u32);
-        let timestamps = ended.ts_recent.map(|echo| Timestamps { value, echo });
-        Action::Acknowledge(Answer { seq: ended.snd_nxt, ack: ended.rcv_nxt, timestamps })
+    /// What connect() is to know if it takes the ends of this connection again. None within the first second, or without
+    /// timestamps, which tell old segments from new and make the peer accept the SYN (RFC 6191).
+    pub(super) fn reuse(&self, index: u32, now_us: u64) -> Option<Previous> {
+        let entry = self.get(index)?;
+        let waited = ms(now_us).wrapping_sub(self.slots[index as usize].since);
+        (entry.timestamps && waited >= REUSE_MS).then(|| entry.previous())
     }
+
+    /// Milliseconds that the oldest has left.
+    fn left(&self, now: u32) -> Option<u32> {
+        let slot = self.slots.get(self.oldest as usize)?;
+        Some(TIME_WAIT_MS.saturating_sub(now.wrapping_sub(slot.since)))
+    }
+
+    /// Begins TIME-WAIT of a connection anew.
+    fn restart(&mut self, index: u32, now: u32) {
+        self.slots[index as usize].since = now;
+        self.unlink(index);
+        self.append(index);
+    }
+
+    /// Adds a slot that is in no list to the end of the queue.
+    fn append(&mut self, index: u32) {
+        let prev = self.newest;
+        self.links[index as usize] = Link { next: NOBODY, prev };
+        match self.links.get_mut(prev as usize) {
+            Some(link) => link.next = index,
+            None => self.oldest = index,
+        }
+        self.newest = index;
+        self.len += 1;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Link { next, prev } = self.links[index as usize];
+        match self.links.get_mut(prev as usize) {
+            Some(link) => link.next = next,
+            None => self.oldest = next,
+        }
+        match self.links.get_mut(next as usize) {
+            Some(link) => link.prev = prev,
+            None => self.newest = prev,
+        }
+        self.len -= 1;
+    }
+}
+
+impl Ended {
+    fn previous(&self) -> Previous {
+        Previous { snd_nxt: self.snd_nxt }
+    }
+}
+
+const fn ms(us: u64) -> u32 {
+    (us / 1000) as u32
+}
+
+/// Whether a sequence number or timestamp comes before another (RFC 9293, 3.4; RFC 7323, 5.2).
+const fn is_before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
 }
 
 #[cfg(test)]
-mod tests {
-    use offcore_wire::TcpOptions;
-
-    use super::*;
-
-    fn ended(port: u16) -> Ended {
-        let key = FlowKey::v4([10, 0, 0, 1].into(), 80, [10, 0, 0, 2].into(), port);
-        Ended { key, snd_nxt: 500, rcv_nxt: 1000, ts_recent: Some(77), ts_offset: 5 }
-    }
-
-    fn segment(flags: TcpFlags, seq: u32, value: Option<u32>) -> Segment {
-        let timestamps = value.map(|value| Timestamps { value, echo: 0 });
-        Segment {
-            src_port: 1,
-            dst_port: 80,
-            seq,
-            ack: 500,
-            flags,
-            window: 0,
-            options: TcpOptions { timestamps, ..TcpOptions::default() },
-            payload_at: 54,
-            payload_len: 0,
-            congestion_experienced: false,
-        }
-    }
-
-    #[test]
-    fn a_repeated_fin_is_acknowledged() {
-        // RFC 9293, 3.10.7.4: "the only thing that can arrive in this state is a retransmission of the remote FIN.
-        // Acknowledge it".
-        let mut kept = TimeWait::new(8);
-        let (index, _) = kept.insert(0, ended(9));
-        let fin = segment(TcpFlags::FIN | TcpFlags::ACK, 999, Some(80));
-        let timestamps = Some(Timestamps { value: 7, echo: 77 });
-        let answer = Answer { seq: 500, ack: 1000, timestamps };
-        assert_eq!(kept.on_segment(2000, index, &fin), Action::Acknowledge(answer));
-        assert_eq!(kept.on_segment(2000, index, &segment(TcpFlags::ACK, 1000, Some(80))), Action::Ignore);
-    }
-
-    #[test]
-    fn a_newer_syn_reopens() {
-        // RFC 6191, 2; asterinas #1531: a name that is kept must not refuse new connections.
-        let mut kept = TimeWait::new(8);
-        let (index, _) = kept.insert(0, ended(9));
-        let syn = |seq, value| kept.on_segment(1, index, &segment(TcpFlags::SYN, seq, value));
-        assert_eq!(syn(5, Some(78)), Action::Reopen);
-        assert_eq!(syn(1001, Some(77)), Action::Reopen);
-        assert_eq!(syn(1001, None), Action::Reopen);
-        assert!(matches!(syn(999, Some(77)), Action::Acknowledge(_)));
-        assert!(matches!(syn(2000, Some(76)), Action::Acknowledge(_)));
-    }
-
-    #[test]
-    fn only_the_right_reset_removes() {
-        let mut kept = TimeWait::new(8);
-        let (index, _) = kept.insert(0, ended(9));
-        let reset = |seq| kept.on_segment(1, index, &segment(TcpFlags::RST, seq, None));
-        assert_eq!((reset(999), reset(1000)), (Action::Ignore, Action::Remove));
-    }
-
-    #[test]
-    fn all_go_after_a_minute() {
-        let mut kept = TimeWait::new(8);
-        for port in 0..4 {
-            kept.insert(u64::from(port) * 1000, ended(port));
-        }
-        kept.remove(1);
-        let mut gone = Vec::new();
-        kept.expire(KEPT + 2000, 8, |index, _| gone.push(index));
-        assert_eq!(gone, [0, 2]);
-        assert_eq!(kept.next_deadline(), Some(KEPT + 3000));
-    }
-
-    #[test]
-    fn the_oldest_gives_way() {
-        let mut kept = TimeWait::new(2);
-        kept.insert(0, ended(1));
-        kept.insert(1, ended(2));
-        let (index, gone) = kept.insert(2, ended(3));
-        assert_eq!((index, gone), (0, Some((0, ended(1).key))));
-        assert_eq!(kept.evicted, 1);
-        assert_eq!(kept.get(0).unwrap().key, ended(3).key);
-    }
-}
+mod tests;
