@@ -33,6 +33,7 @@ mod wheel;
 
 pub use addr::{ConnId, FlowKey};
 pub use calls::{CallError, Info};
+pub use cookie::CookieCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
 pub use ip::ip_end;
 pub use packet::{

@@ -82,12 +82,32 @@ pub(super) struct Cookies {
     mac: FlowMac,
     /// The period of the last cookie made.
     last: Option<u64>,
+    counts: CookieCounts,
+}
+
+/// SYN cookies so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CookieCounts {
+    /// SYNs that were answered by one.
+    pub sent: u64,
+    /// Connections that one has come back for.
+    pub taken: u64,
 }
 
 impl Cookies {
     /// Cookies of this secret.
     pub(super) fn new(secret: &[u8; 16]) -> Self {
-        Self { mac: FlowMac::new(secret, Purpose::Cookie), last: None }
+        Self { mac: FlowMac::new(secret, Purpose::Cookie), last: None, counts: CookieCounts::default() }
+    }
+
+    /// What has been made and taken.
+    pub(super) fn counts(&self) -> CookieCounts {
+        self.counts
+    }
+
+    /// Counts a connection that a right number has led to.
+    pub(super) fn count_taken(&mut self) {
+        self.counts.taken += 1;
     }
 
     /// The cookie for a SYN with sequence number `client_isn`; `clock` is that of timestamps, without the flow's offset.
@@ -104,12 +124,18 @@ impl Cookies {
         let options = offer.with_timestamps.map(WithTimestamps::bits);
         let period = now_us / PERIOD_US;
         self.last = Some(period);
+        self.counts.sent += 1;
         let timestamp = options.map(|bits| {
             let timestamp = clock & !OPTION_BITS | bits;
             // Ahead of the clock, a timestamp would make the next one look old (RFC 7323, 5.3).
             if bits > clock & OPTION_BITS { timestamp.wrapping_sub(OPTION_BITS + 1) } else { timestamp }
         });
         Some(Cookie { isn: self.isn(flow, client_isn, period, mss, options), timestamp })
+    }
+
+    /// Whether there is a cookie that may still come back.
+    pub(super) fn are_out(&self, now_us: u64) -> bool {
+        self.last.is_some_and(|last| now_us / PERIOD_US <= last + 1)
     }
 
     /// What the client of this ACK asked for, if the ACK answers a cookie of this period or the one before.
@@ -220,6 +246,7 @@ mod tests {
         let end = NOW.next_multiple_of(PERIOD_US) + PERIOD_US;
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end - 1), Some(offer()));
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end), None);
+        assert!(cookies.are_out(end - 1) && !cookies.are_out(end));
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, NOW - PERIOD_US), None);
     }
 
@@ -250,9 +277,10 @@ mod tests {
     #[test]
     fn without_cookies_made_none_is_right() {
         let (made, Cookie { isn, timestamp }) = made();
-        let never = Cookies { mac: made.mac.clone(), last: None };
+        let never = Cookies { mac: made.mac.clone(), last: None, counts: made.counts };
         assert_eq!(never.check(&flow(1), isn, 99, timestamp, NOW), None);
-        let long_ago = Cookies { mac: made.mac.clone(), last: Some(NOW / PERIOD_US - 2) };
+        let long_ago =
+            Cookies { mac: made.mac.clone(), last: Some(NOW / PERIOD_US - 2), counts: made.counts };
         assert_eq!(long_ago.check(&flow(1), isn, 99, timestamp, NOW), None);
     }
 

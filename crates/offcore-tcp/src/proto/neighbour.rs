@@ -200,6 +200,11 @@ impl Neighbours {
         }
     }
 
+    /// How many are known, or asked for.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// When something is due next.
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.due.first().map(|(due, _)| *due)

@@ -355,6 +355,11 @@ impl Stack {
         let offer = self.cookies.check(&key, iss, irs, echo, now);
         // A SYN that acknowledges is nobody's answer to ours.
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
+            // Only the first bytes can show a cookie. These may be later ones of a connection whose first segments were lost,
+            // or dropped for want of room: they come again, unless a reset ends it.
+            if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
+                return Err(DropReason::Backlog);
+            }
             self.refuse(now, key, segment, out);
             return Err(DropReason::NoConnection);
         };
@@ -367,6 +372,7 @@ impl Stack {
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset };
         let half = Half { both, listener, due: 0, since: now, tries: 1 };
         let id = self.establish(now, &half, None, out)?;
+        self.cookies.count_taken();
         self.conn_segment(now, id.index, segment, out)
     }
 

@@ -1,5 +1,6 @@
 //! A host stack: packets' heads and the time go in; verdicts, plans, packets of headers and events come out.
 
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 
 use super::addr::{ConnId, FlowKey};
 use super::conns::{Conn, Conns};
-use super::cookie::Cookies;
+use super::cookie::{CookieCounts, Cookies};
 use super::flows::{Entry, Flows, key_of};
 use super::handshake::{Half, Listeners, Wishes};
 use super::iface::IfaceConfig;
@@ -52,6 +53,8 @@ pub struct Config {
     pub send_buffer: u32,
     pub algorithm: Algorithm,
     pub ecn: bool,
+    /// Ports that connections of ours begin at.
+    pub ports: RangeInclusive<u16>,
 }
 
 impl Default for Config {
@@ -65,6 +68,7 @@ impl Default for Config {
             send_buffer: 256 << 10,
             algorithm: Algorithm::Cubic,
             ecn: true,
+            ports: EPHEMERAL,
         }
     }
 }
@@ -105,7 +109,7 @@ impl Stack {
         Ok(Self {
             wishes,
             origins: Origins::new(&config.secret),
-            ports: Ports::new(&config.secret, EPHEMERAL),
+            ports: Ports::new(&config.secret, config.ports.clone()),
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours),
             arena: Arena::new(config.memory)?,
@@ -142,6 +146,16 @@ impl Stack {
     /// Flows that something is known of: connections, half open ones, and those in TIME-WAIT.
     pub fn flows(&self) -> usize {
         self.flows.len()
+    }
+
+    /// SYN cookies that were sent and have come back.
+    pub fn cookies(&self) -> CookieCounts {
+        self.cookies.counts()
+    }
+
+    /// Neighbours that are known, or asked for.
+    pub fn neighbours(&self) -> usize {
+        self.net.neighbours.len()
     }
 
     /// Connections in TIME-WAIT, and how many have left it before their time for want of room.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{
-    Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, RxChecksum, RxSeg, Sealed,
-    Stack, Verdict, ip_end,
+    Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route, RxChecksum, RxSeg,
+    Sealed, Stack, Verdict, ip_end,
 };
 use offcore_wire::{MacAddr, Sum};
 
@@ -68,7 +68,7 @@ pub(crate) fn mac(last: u8) -> MacAddr {
 }
 
 impl Host {
-    /// A host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64.
+    /// A host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64. The other one is its gateway.
     pub(crate) fn new(last: u8, mtu: u16, config: Config) -> Self {
         let mut stack = Stack::new(Config { secret: [last; 16], memory: 32 << 20, ..config }).unwrap();
         let mut out = Out::default();
@@ -76,7 +76,8 @@ impl Host {
             Prefix { address: [10, 0, 0, last].into(), len: 24 },
             Prefix { address: [0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()].into(), len: 64 },
         ];
-        let iface = IfaceConfig { mac: mac(last), mtu, addresses, routes: Vec::new(), segment_offload: 0 };
+        let routes = vec![Route::default_by([10, 0, 0, 3 - last].into())];
+        let iface = IfaceConfig { mac: mac(last), mtu, addresses, routes, segment_offload: 0 };
         stack.add_iface(1, &iface, &mut out);
         let mut host = Self {
             stack,

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
+mod cookies;
+mod frame;
 mod host;
 mod streams;
 mod world;

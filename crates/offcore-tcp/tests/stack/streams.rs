@@ -3,11 +3,12 @@
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{Algorithm, Cause, Config};
 
+use crate::frame;
 use crate::world::{Impairment, World};
 
 const SECOND: u64 = 1_000_000;
 
-fn content(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut chance = SplitMix::new(seed);
     (0..len).map(|_| chance.below(256) as u8).collect()
 }
@@ -176,14 +177,9 @@ fn data_frames(world: &World) -> Vec<Vec<u8>> {
 
 /// Moves a frame's segment by `by` in the stream.
 fn shifted(mut frame: Vec<u8>, by: u32) -> Vec<u8> {
-    use offcore_wire::{IpProtocol, Sum};
     let seq = u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]).wrapping_add(by);
     frame[38..42].copy_from_slice(&seq.to_be_bytes());
-    frame[50..52].fill(0);
-    let address = |at: usize| [frame[at], frame[at + 1], frame[at + 2], frame[at + 3]].into();
-    let len = (frame.len() - 34) as u16;
-    let sum = Sum::pseudo_v4(address(26), address(30), IpProtocol::TCP, len) + Sum::of(&frame[34..]);
-    frame[50..52].copy_from_slice(&sum.checksum().to_be_bytes());
+    frame::mend(&mut frame);
     frame
 }
 

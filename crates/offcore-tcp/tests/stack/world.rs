@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) impairment: Impairment,
     /// Microseconds that a frame takes.
     pub(crate) delay: u64,
+    /// Frames that it says yes to vanish.
+    pub(crate) swallows: fn(&[u8]) -> bool,
     /// Every frame that was sent: when, by whom, the bytes.
     pub(crate) trace: Vec<(u64, usize, Vec<u8>)>,
     flying: BinaryHeap<Flying>,
@@ -53,6 +55,7 @@ impl World {
             hosts,
             impairment: Impairment::default(),
             delay: 100,
+            swallows: |_| false,
             trace: Vec::new(),
             flying: BinaryHeap::new(),
             number: 0,
@@ -98,7 +101,7 @@ impl World {
         for host in 0..2 {
             for mut frame in std::mem::take(&mut self.hosts[host].frames) {
                 self.trace.push((self.now, host, frame.clone()));
-                if self.happens(self.impairment.loss) {
+                if (self.swallows)(&frame) || self.happens(self.impairment.loss) {
                     continue;
                 }
                 if self.happens(self.impairment.corrupt) {

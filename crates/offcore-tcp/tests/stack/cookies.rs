@@ -1,0 +1,239 @@
+//! More SYNs than a listener keeps: cookies answer them.
+
+use std::net::Ipv4Addr;
+
+use offcore_stats::SplitMix;
+use offcore_tcp::proto::{Cause, Config, ConnId, CookieCounts, DropReason};
+use offcore_wire::{TcpFlags, TcpHeader, TcpOptions};
+
+use crate::frame::{self, Seen};
+use crate::streams::content;
+use crate::world::{Impairment, World};
+
+const SECOND: u64 = 1_000_000;
+
+/// Host 0 has so many connections to host 1, whose backlog is full: each by a cookie.
+fn by_cookies(connections: usize) -> (World, Vec<ConnId>) {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 64);
+    let like = syn(&mut world);
+    let options = TcpOptions { mss: Some(1460), ..TcpOptions::default() };
+    for port in 1..=64 {
+        let from = [192, 168, 0, 1].into();
+        assert!(ask(&mut world, forge(&like, from, port, 5, 0, TcpFlags::SYN, &options)).is_some());
+    }
+    let mut conns = Vec::new();
+    for _ in 0..connections {
+        conns.push(world.hosts[0].connect(world.now, "10.0.0.2:7"));
+        world.run(SECOND / 100);
+    }
+    let count = connections as u64;
+    assert_eq!(world.hosts[1].stack.cookies(), CookieCounts { sent: count, taken: count });
+    world.trace.clear();
+    (world, conns)
+}
+
+/// The end at host 1 of each connection of host 0.
+fn other_ends(world: &World, conns: &[ConnId]) -> Vec<ConnId> {
+    let of = |conn: &ConnId| {
+        let local = world.hosts[0].stack.info(*conn).unwrap().local;
+        let mut there = world.hosts[1].accepted.iter().copied();
+        there.find(|there| world.hosts[1].stack.info(*there).unwrap().remote == local).unwrap()
+    };
+    conns.iter().map(of).collect()
+}
+
+/// Sends `len` bytes each way on all connections, and compares.
+fn exchange(world: &mut World, conns: &[ConnId], len: usize) {
+    let now = world.now;
+    for (number, conn) in (0..).zip(conns) {
+        world.hosts[0].send(now, *conn, &content(number, len));
+    }
+    let all = conns.len();
+    assert!(world.run_until(100 * SECOND, |hosts| hosts[1].accepted.len() == all));
+    let there = other_ends(world, conns);
+    let now = world.now;
+    for (number, conn) in (1000..).zip(&there) {
+        world.hosts[1].send(now, *conn, &content(number, len));
+    }
+    let done = world.run_until(600 * SECOND, |hosts| {
+        let full = |host: usize, conn: &ConnId| hosts[host].sessions[conn].received.len() == len;
+        conns.iter().all(|conn| full(0, conn)) && there.iter().all(|conn| full(1, conn))
+    });
+    assert!(done, "all bytes arrive");
+    for (number, (here, there)) in (0..).zip(conns.iter().zip(&there)) {
+        assert!(world.hosts[1].sessions[there].received == content(number, len));
+        assert!(world.hosts[0].sessions[here].received == content(1000 + number, len));
+    }
+}
+
+/// The segments of host 1 in the trace.
+fn answers(world: &World) -> impl Iterator<Item = Seen> {
+    let sent = world.trace.iter().filter(|(_, host, _)| *host == 1);
+    sent.filter_map(|(_, _, frame)| frame::read(frame)).filter(|seen| seen.ports.0 == 7)
+}
+
+#[test]
+fn a_cookie_keeps_the_options() {
+    let (mut world, conns) = by_cookies(16);
+    exchange(&mut world, &conns, 100_000);
+    let of_data: Vec<Seen> = answers(&world).filter(|seen| seen.len > 0).collect();
+    // A window of 256 KiB is 1,024 in the header: who has lost the scale sends that much and no full segment.
+    let full = of_data.iter().filter(|seen| seen.len == 1448).count();
+    assert!(full >= 16 * (100_000 / 1448), "{full} full segments");
+    assert!(of_data.iter().all(|seen| seen.options.timestamps.is_some() && seen.ecn == 2));
+    assert!(answers(&world).all(|seen| !seen.flags.contains(TcpFlags::RST)));
+}
+
+#[test]
+fn a_cookie_keeps_selective_acknowledgements() {
+    let (mut world, conns) = by_cookies(4);
+    let now = world.now;
+    world.impairment = Impairment { loss: 30, ..Impairment::default() };
+    let there = other_ends(&world, &conns);
+    for conn in &conns {
+        world.hosts[0].send(now, *conn, &content(3, 300_000));
+    }
+    let all = |hosts: &mut [crate::host::Host; 2]| {
+        there.iter().all(|conn| hosts[1].sessions[conn].received.len() == 300_000)
+    };
+    assert!(world.run_until(100 * SECOND, all));
+    for conn in conns {
+        let port = world.hosts[0].stack.info(conn).unwrap().local.port();
+        let mut its = answers(&world).filter(|seen| seen.ports.1 == port);
+        assert!(its.any(|seen| !seen.options.sack.is_empty()), "holes are reported");
+    }
+}
+
+#[test]
+fn a_full_queue_takes_the_rest_later() {
+    // All come at once, and 40 fit: the others' first acknowledgements are dropped. Their data brings them in.
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 40);
+    world.hosts[0].connect(1, "10.0.0.2:9");
+    world.run(SECOND);
+    let now = world.now;
+    let conns: Vec<ConnId> = (0..100).map(|_| world.hosts[0].connect(now, "10.0.0.2:7")).collect();
+    exchange(&mut world, &conns, 20_000);
+    assert!(world.hosts[1].stack.cookies().taken > 0);
+    assert!(world.hosts[1].stack.drops().get(DropReason::Backlog) > 0);
+    assert!(answers(&world).all(|seen| !seen.flags.contains(TcpFlags::RST)));
+}
+
+/// A SYN of host 0, to be forged.
+fn syn(world: &mut World) -> Vec<u8> {
+    world.hosts[0].connect(world.now, "10.0.0.2:9");
+    world.run(SECOND);
+    let of_tcp = |frame: &[u8]| frame::read(frame).is_some();
+    world.trace.iter().find(|(_, host, frame)| *host == 0 && of_tcp(frame)).unwrap().2.clone()
+}
+
+fn header(src_port: u16, seq: u32, ack: u32, flags: TcpFlags) -> TcpHeader {
+    TcpHeader { src_port, dst_port: 7, seq, ack, flags, window: 5000, urgent: 0 }
+}
+
+/// Gives host 1 a frame; its answer.
+fn ask(world: &mut World, frame: Vec<u8>) -> Option<Seen> {
+    let now = world.now;
+    world.hosts[1].receive(now, &mut [frame]);
+    let answers = std::mem::take(&mut world.hosts[1].frames);
+    answers.iter().find_map(|frame| frame::read(frame))
+}
+
+#[test]
+fn only_the_right_number_opens() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 1);
+    let like = syn(&mut world);
+    let plain = TcpOptions { mss: Some(1300), ..TcpOptions::default() };
+    let from = Ipv4Addr::new(192, 168, 7, 7);
+    let make = |port, seq, ack, flags| forge(&like, from, port, seq, ack, flags, &plain);
+    // The first one is kept; it has no time to go on.
+    assert!(ask(&mut world, make(1, 100, 0, TcpFlags::SYN)).is_some());
+    let cookie = ask(&mut world, make(2, 100, 0, TcpFlags::SYN)).unwrap();
+    assert_eq!(cookie.flags, TcpFlags::SYN | TcpFlags::ACK);
+    assert_eq!(cookie.ack, 101);
+    assert!(
+        cookie.options.timestamps.is_none() && !cookie.options.sack_permitted,
+        "there is no place for it"
+    );
+    assert_eq!(cookie.options.window_scale, None);
+    let right = cookie.seq.wrapping_add(1);
+    for (port, seq, ack) in [(2, 101, right ^ 16), (2, 102, right), (3, 101, right)] {
+        let answer = ask(&mut world, make(port, seq, ack, TcpFlags::ACK)).unwrap();
+        assert_eq!((answer.flags, answer.seq), (TcpFlags::RST, ack), "a guess is refused");
+    }
+    assert_eq!(world.hosts[1].stack.cookies().taken, 0);
+    // Data further on may be of a connection whose first segments were lost: no reset may end it.
+    let mut data = make(2, 102, right, TcpFlags::ACK);
+    frame::append(&mut data, b"data");
+    assert!(ask(&mut world, data).is_none());
+    assert!(ask(&mut world, make(2, 101, right, TcpFlags::ACK)).is_none());
+    assert_eq!(world.hosts[1].stack.cookies(), CookieCounts { sent: 1, taken: 1 });
+    let conn = world.hosts[1].accepted[0];
+    assert_eq!(world.hosts[1].stack.info(conn).unwrap().mss, 1300);
+    // Much later the same number is a guess.
+    world.run(130 * SECOND);
+    let now = world.now;
+    world.hosts[1].stack.abort(now, conn, &mut offcore_tcp::proto::Out::default());
+    for bytes in [b"".as_slice(), b"data"] {
+        let mut late = make(2, 101, right, TcpFlags::ACK);
+        frame::append(&mut late, bytes);
+        assert_eq!(ask(&mut world, late).unwrap().flags, TcpFlags::RST);
+    }
+}
+
+fn forge(
+    like: &[u8],
+    from: Ipv4Addr,
+    port: u16,
+    seq: u32,
+    ack: u32,
+    flags: TcpFlags,
+    options: &TcpOptions,
+) -> Vec<u8> {
+    frame::forge(like, from, &header(port, seq, ack, flags), options)
+}
+
+/// A SYN from anywhere: one in two from the link itself, where each address is a neighbour to be asked for.
+fn flood(chance: &mut SplitMix, like: &[u8]) -> Vec<u8> {
+    let random = chance.next();
+    let [a, b, c, d, ..] = random.to_be_bytes();
+    let from = if d % 2 == 0 { [10, 0, 0, 3 + a % 200] } else { [(a % 100) + 20, b, c, d] };
+    let options = TcpOptions { mss: Some(1460), sack_permitted: true, ..TcpOptions::default() };
+    forge(like, from.into(), random as u16 | 1, (random >> 20) as u32, 0, TcpFlags::SYN, &options)
+}
+
+#[test]
+fn a_flood_takes_little_and_shuts_nobody_out() {
+    const BACKLOG: usize = 256;
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, BACKLOG);
+    let like = syn(&mut world);
+    let before = world.hosts[1].stack.memory_free();
+    let mut chance = SplitMix::new(9);
+    let mut honest = Vec::new();
+    // 100,000 SYNs in a second; every 100 ms somebody honest comes.
+    for burst in 0..1000 {
+        let now = world.now;
+        if burst % 100 == 50 {
+            honest.push(world.hosts[0].connect(now, "10.0.0.2:7"));
+        }
+        let mut frames: Vec<Vec<u8>> = (0..100).map(|_| flood(&mut chance, &like)).collect();
+        world.hosts[1].receive(now, &mut frames);
+        world.run(1000);
+        let stack = &world.hosts[1].stack;
+        assert!(stack.flows() <= BACKLOG + honest.len(), "{} flows", stack.flows());
+        assert!(stack.neighbours() <= 256 && stack.connections() <= honest.len());
+    }
+    let CookieCounts { sent, taken } = world.hosts[1].stack.cookies();
+    assert!(sent > 99_000 && taken == 10, "{sent} sent, {taken} taken");
+    assert!(world.hosts[1].stack.memory_free() + 10 * (64 << 10) >= before);
+    exchange(&mut world, &honest, 10_000);
+    for conn in honest {
+        assert_eq!(world.hosts[0].sessions[&conn].closed, None::<Cause>);
+    }
+    // What was half open is gone in the end.
+    world.run(120 * SECOND);
+    assert_eq!(world.hosts[1].stack.flows(), 10);
+}

@@ -1,0 +1,72 @@
+//! Frames of IPv4 and TCP, read and forged.
+
+use std::net::Ipv4Addr;
+
+use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Sum, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
+
+/// Where the headers of IPv4 and TCP begin.
+const IP: usize = 14;
+const TCP: usize = 34;
+
+/// What tests want to know of a frame.
+pub(crate) struct Seen {
+    pub(crate) ports: (u16, u16),
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: TcpFlags,
+    pub(crate) options: TcpOptions,
+    /// Bytes of payload.
+    pub(crate) len: usize,
+    /// Explicit congestion notification, 0 to 3.
+    pub(crate) ecn: u8,
+}
+
+/// Reads a frame of IPv4 and TCP; none when it is something else.
+pub(crate) fn read(frame: &[u8]) -> Option<Seen> {
+    let is_v4 = EthernetFrame::new_checked(frame).ok()?.ethertype() == EtherType::IPV4;
+    let segment = TcpSegment::new_checked(frame.get(TCP..).filter(|_| is_v4 && frame[IP + 9] == 6)?).ok()?;
+    Some(Seen {
+        ports: (segment.src_port(), segment.dst_port()),
+        seq: segment.seq(),
+        ack: segment.ack(),
+        flags: segment.flags(),
+        options: TcpOptions::parse(segment.options()),
+        len: segment.payload().len(),
+        ecn: frame[IP + 1] & 3,
+    })
+}
+
+/// Makes a frame of `like`'s link and IPv4 header: from another host, with this TCP header, and options as they come.
+pub(crate) fn forge(like: &[u8], from: Ipv4Addr, header: &TcpHeader, options: &TcpOptions) -> Vec<u8> {
+    let mut frame = like[..TCP].to_vec();
+    frame.resize(TCP + 20 + options.len(), 0);
+    let len = (frame.len() - IP) as u16;
+    frame[IP + 2..IP + 4].copy_from_slice(&len.to_be_bytes());
+    frame[IP + 12..IP + 16].copy_from_slice(&from.octets());
+    let (fixed, rest) = frame[TCP..].split_first_chunk_mut().unwrap();
+    header.write(fixed, options.len());
+    options.write(rest);
+    mend(&mut frame);
+    frame
+}
+
+/// Adds payload to a forged frame.
+pub(crate) fn append(frame: &mut Vec<u8>, payload: &[u8]) {
+    frame.extend_from_slice(payload);
+    let len = (frame.len() - IP) as u16;
+    frame[IP + 2..IP + 4].copy_from_slice(&len.to_be_bytes());
+    mend(frame);
+}
+
+/// Makes both checksums right.
+pub(crate) fn mend(frame: &mut [u8]) {
+    frame[IP + 10..IP + 12].fill(0);
+    let sum = Sum::of(&frame[IP..TCP]).checksum();
+    frame[IP + 10..IP + 12].copy_from_slice(&sum.to_be_bytes());
+    frame[TCP + 16..TCP + 18].fill(0);
+    let address = |at: usize| Ipv4Addr::new(frame[at], frame[at + 1], frame[at + 2], frame[at + 3]);
+    let len = (frame.len() - TCP) as u16;
+    let pseudo = Sum::pseudo_v4(address(IP + 12), address(IP + 16), IpProtocol::TCP, len);
+    let sum = (pseudo + Sum::of(&frame[TCP..])).checksum();
+    frame[TCP + 16..TCP + 18].copy_from_slice(&sum.to_be_bytes());
+}
