@@ -12,6 +12,7 @@ use arrayvec::ArrayVec;
 use offcore_dma::mover::MoverError;
 use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
+use offcore_ring::prefetch;
 use offcore_stats::{Stage, StageClock, tsc};
 use offcore_wire::virtio_net::{self, NetHeader};
 use offcore_wire::{Sum, tcp};
@@ -133,6 +134,13 @@ impl Path {
     pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
         let pool = ctx.cache.pool();
         let mut heads: ArrayVec<RxSeg<'_>, BURST> = ArrayVec::new();
+        for packet in packets.iter() {
+            let data = packet.data().as_ptr();
+            prefetch::read(data);
+            // The second line of headers; where the packet asks for an offload, its header is in the line before.
+            prefetch::read(data.wrapping_add(prefetch::LINE));
+            prefetch::read(data.wrapping_sub(1));
+        }
         for packet in packets.iter_mut() {
             let len = pool.total_len(packet);
             let checksum = checksum_of(packet, len, ctx.cache);
@@ -251,7 +259,13 @@ impl Path {
         let mut plans = mem::take(&mut self.out.plans);
         for plan in plans.drain(..) {
             match ctx.cache.take_sized(HEADROOM, plan.len as usize) {
-                Some(packet) => self.to_fill.push_back(Sending { packet, plan }),
+                Some(packet) => {
+                    // Headers are written when the copy is complete, into lines that somebody else had last.
+                    let data = packet.data().as_ptr();
+                    prefetch::write(data.wrapping_sub(prefetch::LINE));
+                    prefetch::write(data.wrapping_sub(2 * prefetch::LINE));
+                    self.to_fill.push_back(Sending { packet, plan });
+                }
                 None => {
                     self.stats.starved += 1;
                     self.stack.give_up(&plan);
