@@ -209,17 +209,16 @@ impl Path {
 
     /// A packet has its payload: it gets its headers and goes.
     fn filled(&mut self, cache: &mut PoolCache, now: u64, Sending { mut packet, plan }: Sending) {
-        let mut headers = [0; HEAD];
         let by_port = self.link(plan.iface).checksums;
         let payload = (!by_port).then(|| Sum::of(packet.bytes()));
-        let sealed = self.stack.seal(now, &plan, payload, &mut headers, &mut self.out);
+        let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
+        let sealed = self.stack.seal(now, &plan, payload, headroom, &mut self.out);
         let Sealed::Send { iface, headers: len, transport } = sealed else {
             cache.free(packet);
             return;
         };
         let len = usize::from(len);
         packet.push(len);
-        packet.bytes_mut()[..len].copy_from_slice(&headers[..len]);
         if by_port {
             let header = NetHeader {
                 flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,

@@ -168,9 +168,9 @@ impl Envelope {
         ethernet::HEADER_LEN + if self.dst.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN }
     }
 
-    /// Writes both headers in front of `transport_len` bytes; returns their length.
+    /// Writes both headers in front of `transport_len` bytes, to a buffer that has room for them; returns their length.
     #[inline]
-    pub(crate) fn write(&self, to: &mut [u8; HEAD], transport_len: usize) -> usize {
+    pub(crate) fn write(&self, to: &mut [u8], transport_len: usize) -> usize {
         let ethertype = if self.dst.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
         let (link, rest) = to.split_first_chunk_mut().expect("the buffer has room for all headers");
         ethernet::write_header(link, self.dst_mac, self.src_mac, ethertype);

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpHeader, TcpOptions, tcp};
 
 use super::ip::{self, Envelope};
-use super::packet::HEAD;
 
 /// A TCP header to be written.
 #[derive(Debug, Clone)]
@@ -28,11 +27,17 @@ pub(crate) enum TxChecksum {
     Payload(Sum),
 }
 
-/// Writes Ethernet, IP and TCP headers in front of `payload_len` bytes; returns their length and where the TCP header
-/// begins.
+/// Bytes of Ethernet, IP and TCP headers.
+#[inline]
+pub(crate) fn len(envelope: &Envelope, fields: &Fields) -> usize {
+    envelope.len() + tcp::HEADER_LEN + fields.options.len()
+}
+
+/// Writes Ethernet, IP and TCP headers in front of `payload_len` bytes, from the beginning of `to` on, which is long
+/// enough; returns their length and where the TCP header begins.
 #[inline]
 pub(crate) fn write(
-    to: &mut [u8; HEAD],
+    to: &mut [u8],
     envelope: &Envelope,
     fields: &Fields,
     payload_len: usize,

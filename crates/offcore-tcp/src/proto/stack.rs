@@ -397,8 +397,8 @@ impl Stack {
         !self.ready.is_empty()
     }
 
-    /// The copies of `plan` are done: writes the packet's headers, as they are right now. `payload` is the sum of the
-    /// payload when the port does not complete checksums.
+    /// The copies of `plan` are done: writes the packet's headers, as they are right now, to the end of `to`, which is what
+    /// lies in front of the payload. `payload` is the sum of the payload when the port does not complete checksums.
     #[inline]
     pub fn seal(
         &mut self,
@@ -444,6 +444,7 @@ impl Stack {
         let fields = tcb.fields(now, seq, flags, false);
         tcb.sender.published(now, &next);
         let checksum = payload.map_or(TxChecksum::Port, TxChecksum::Payload);
+        let to = &mut to[HEAD - output::len(&envelope, &fields)..];
         let (headers, transport) = output::write(to, &envelope, &fields, plan.len as usize, checksum);
         if let Some(deadline) = tcb.deadline() {
             self.wheel.set(plan.conn.index, deadline);

@@ -194,6 +194,9 @@ impl Tcb {
             AckNeed::Now | AckNeed::No => None,
         };
         let asking = self.asking.map(|asking| asking.due);
-        [delayed, asking, self.give_up, self.trim, self.sender.deadline()].into_iter().flatten().min()
+        // Asked for after every segment: without a branch for each.
+        let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline()];
+        let first = times.into_iter().fold(u64::MAX, |first, time| first.min(time.unwrap_or(u64::MAX)));
+        (first != u64::MAX).then_some(first)
     }
 }

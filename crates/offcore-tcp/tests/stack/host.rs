@@ -219,7 +219,7 @@ impl Host {
                 let mut headers = [0; HEAD];
                 let sealed = self.stack.seal(now, &plan, Some(Sum::of(&bytes)), &mut headers, &mut self.out);
                 if let Sealed::Send { headers: len, .. } = sealed {
-                    let mut frame = headers[..len.into()].to_vec();
+                    let mut frame = headers[HEAD - usize::from(len)..].to_vec();
                     frame.extend_from_slice(&bytes);
                     self.frames.push(frame);
                 }
