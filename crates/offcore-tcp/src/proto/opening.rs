@@ -8,6 +8,7 @@ use super::flows::Entry;
 use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
 use super::output::Fields;
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
+use super::receive::AckNeed;
 use super::segment::Segment;
 use super::stack::Stack;
 use super::tcb::{State, Tcb};
@@ -380,9 +381,11 @@ impl Stack {
     pub(super) fn enter_time_wait(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
-        // What the peer has not been told yet.
         let seq = tcb.sender.published_seq();
-        self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+        // What the peer has not been told yet. One ACK too many would find it closed, and its reset would end TIME-WAIT.
+        if tcb.receiver.need() != AckNeed::No {
+            self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+        }
         let (rcv_nxt, window) = tcb.receiver.acknowledge();
         let ended = Ended {
             key: tcb.key,
