@@ -171,7 +171,7 @@ impl Path {
     /// something is due next, in microseconds.
     pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) -> Option<u64> {
         self.finish(ctx, now);
-        let deadline = self.stack.timers(now, &mut self.out);
+        self.stack.timers(now, &mut self.out);
         if !self.to_place.is_empty() {
             self.submit_places(ctx);
         }
@@ -181,7 +181,8 @@ impl Path {
         }
         ctx.clock.lap(Stage::Header);
         self.take_out(ctx, now);
-        deadline
+        // What has just been sent has a timer too.
+        self.stack.deadline(now)
     }
 
     /// Copies that are done are reported and their packets freed, or sent: each connection's in order.

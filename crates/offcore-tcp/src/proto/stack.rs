@@ -514,6 +514,11 @@ impl Stack {
         self.flows.round();
         self.net.timers(now, out, |_| ());
         self.settle(now, out);
+        self.deadline(now)
+    }
+
+    /// When something is due next, as it is known now: what is planned, sealed or written later may be due earlier.
+    pub fn deadline(&self, now: u64) -> Option<u64> {
         let deadlines = [
             self.wheel.next_deadline(),
             self.half_wheel.next_deadline(),

@@ -161,7 +161,7 @@ impl Host {
 
     /// Time passes: timers, copies, and what can be sent. Returns when a timer is due next.
     pub(crate) fn poll(&mut self, now: u64) -> Option<u64> {
-        let deadline = self.stack.timers(now, &mut self.out);
+        self.stack.timers(now, &mut self.out);
         self.take_out(now);
         for _ in 0..32 {
             self.stack.tx(now, 64, &mut self.out);
@@ -172,7 +172,7 @@ impl Host {
         }
         self.complete(now);
         let busy = self.stack.has_ready() || !self.copying.is_empty();
-        if busy { Some(now + 1) } else { deadline.max(Some(now + 1)).filter(|_| deadline.is_some()) }
+        if busy { Some(now + 1) } else { self.stack.deadline(now).map(|due| due.max(now + 1)) }
     }
 
     fn order(&mut self, copying: Copying) {
