@@ -5,5 +5,6 @@
 mod cookies;
 mod frame;
 mod host;
+mod scale;
 mod streams;
 mod world;

@@ -1,0 +1,186 @@
+//! Many connections: what they leave behind, whether their ports can be used again, and whether they disturb one another.
+
+use offcore_tcp::proto::{CallError, Config, ConnId, Out};
+use offcore_wire::TcpFlags;
+
+use crate::frame::{self, Seen};
+use crate::streams::content;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+const MANY: usize = 2000;
+
+/// Two hosts whose connections begin at as many ports.
+fn world(ports: u16) -> World {
+    let mut world = World::new(1, 1500, Config { ports: 40_000..=40_000 + ports - 1, ..Config::default() });
+    world.hosts[1].listen(7, 4096);
+    world.run(SECOND);
+    world
+}
+
+/// Opens so many connections; both ends of each.
+fn open(world: &mut World, connections: usize, to: &str) -> Vec<[ConnId; 2]> {
+    let now = world.now;
+    let here: Vec<ConnId> = (0..connections).map(|_| world.hosts[0].connect(now, to)).collect();
+    assert!(world.run_until(10 * SECOND, |hosts| hosts[1].accepted.len() == connections));
+    let mut there = std::mem::take(&mut world.hosts[1].accepted);
+    let port = |conn: &ConnId| world.hosts[1].stack.info(*conn).unwrap().remote.port();
+    there.sort_by_key(port);
+    let mut here = here;
+    here.sort_by_key(|conn| world.hosts[0].stack.info(*conn).unwrap().local.port());
+    here.into_iter().zip(there).map(|(here, there)| [here, there]).collect()
+}
+
+/// Sends `len` bytes from one host by each connection. They arrive.
+fn send(world: &mut World, conns: &[[ConnId; 2]], from: usize, len: usize) {
+    let now = world.now;
+    for (number, ends) in (0..).zip(conns) {
+        world.hosts[from].send(now, ends[from], &content(number, len));
+    }
+    let all = |hosts: &mut [crate::host::Host; 2]| {
+        conns.iter().all(|ends| hosts[1 - from].sessions[&ends[1 - from]].received.len() == len)
+    };
+    assert!(world.run_until(60 * SECOND, all));
+    for (number, ends) in (0..).zip(conns) {
+        assert!(world.hosts[1 - from].sessions[&ends[1 - from]].received == content(number, len));
+    }
+}
+
+/// Closes all: host `first` before the other one.
+fn close(world: &mut World, conns: &[[ConnId; 2]], first: usize) {
+    for host in [first, 1 - first] {
+        let now = world.now;
+        conns.iter().for_each(|ends| world.hosts[host].release(now, ends[host]));
+        world.run(SECOND / 10);
+    }
+}
+
+#[test]
+fn many_leave_nothing_behind_but_time_wait() {
+    let mut world = world(MANY as u16);
+    let before = world.hosts.each_ref().map(|host| host.stack.memory_free());
+    // The ports are the same each time. Host 1, then host 0 has them in TIME-WAIT.
+    for first in [1, 0, 0, 1] {
+        let conns = open(&mut world, MANY, "10.0.0.2:7");
+        send(&mut world, &conns, 0, 500);
+        send(&mut world, &conns, 1, 700);
+        assert_eq!(world.hosts.each_ref().map(|host| host.stack.connections()), [MANY; 2]);
+        assert_eq!(world.hosts.each_ref().map(|host| host.stack.time_wait()), [(0, 0); 2]);
+        close(&mut world, &conns, first);
+        for (number, host) in world.hosts.iter().enumerate() {
+            assert_eq!(host.stack.connections(), 0);
+            let waiting = if number == first { MANY } else { 0 };
+            assert_eq!((host.stack.time_wait(), host.stack.flows()), ((waiting, 0), waiting));
+            assert_eq!(host.stack.memory_free(), before[number]);
+        }
+        world.run(SECOND);
+    }
+    let resets = world.trace.iter().filter_map(|(_, _, frame)| frame::read(frame));
+    assert_eq!(resets.filter(|seen| seen.flags.contains(TcpFlags::RST)).count(), 0);
+    // In the end not even a neighbour is left, nor a timer.
+    world.run(1300 * SECOND);
+    let now = world.now;
+    for host in &mut world.hosts {
+        assert_eq!((host.stack.time_wait(), host.stack.flows(), host.stack.neighbours()), ((0, 0), 0, 0));
+        assert_eq!(host.stack.timers(now, &mut host.out), None);
+    }
+}
+
+#[test]
+fn connect_has_its_port_again_after_a_second() {
+    let mut world = world(1);
+    let conns = open(&mut world, 1, "10.0.0.2:7");
+    send(&mut world, &conns, 0, 100);
+    close(&mut world, &conns, 0);
+    let now = world.now;
+    let to = "10.0.0.2:7".parse().unwrap();
+    assert_eq!(world.hosts[0].stack.connect(now, to, &mut Out::default()), Err(CallError::NoPort));
+    world.run(SECOND);
+    let conns = open(&mut world, 1, "10.0.0.2:7");
+    send(&mut world, &conns, 0, 100);
+    assert_eq!(world.hosts[0].stack.time_wait(), (0, 0));
+}
+
+/// The last SYN of a host in the trace.
+fn syn(world: &World, host: usize) -> Seen {
+    let sent = world.trace.iter().rev().filter(|(_, from, _)| *from == host);
+    sent.filter_map(|(_, _, frame)| frame::read(frame))
+        .find(|seen| seen.flags.contains(TcpFlags::SYN))
+        .unwrap()
+}
+
+#[test]
+fn the_next_connection_is_beyond_the_old_one() {
+    // RFC 9293, 3.4.3: 8 MB in less than a second are faster than the clock of sequence numbers.
+    const LEN: usize = 8 << 20;
+    for first in [0, 1] {
+        let mut world = world(1);
+        let conns = open(&mut world, 1, "10.0.0.2:7");
+        let old = syn(&world, first).seq;
+        send(&mut world, &conns, first, LEN);
+        close(&mut world, &conns, first);
+        world.run(SECOND);
+        let conns = open(&mut world, 1, "10.0.0.2:7");
+        let ahead = syn(&world, first).seq.wrapping_sub(old);
+        assert!(ahead as usize > LEN + (1 << 16) && ahead < 1 << 30, "{ahead}");
+        send(&mut world, &conns, first, 1000);
+    }
+}
+
+#[test]
+fn without_listener_time_wait_goes_on() {
+    let mut world = world(1);
+    let conns = open(&mut world, 1, "10.0.0.2:7");
+    close(&mut world, &conns, 1);
+    world.run(SECOND);
+    let now = world.now;
+    let listener = world.hosts[1].listener.unwrap();
+    world.hosts[1].stack.unlisten(now, listener, &mut Out::default());
+    let conn = world.hosts[0].connect(now, "10.0.0.2:7");
+    world.run(SECOND);
+    assert_eq!(world.hosts[0].sessions[&conn].closed, Some(offcore_tcp::proto::Cause::Refused));
+    assert_eq!(world.hosts[1].stack.time_wait(), (1, 0));
+}
+
+/// When a connection retransmits whose data nobody gets for 20 s, beside `others` that send every half second.
+fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<u64> {
+    const START: u64 = 5 * SECOND;
+    let mut world = world(4000);
+    world.hosts[1].listen(8, 16);
+    let others = open(&mut world, others, "10.0.0.2:7");
+    let one = open(&mut world, 1, "10.0.0.2:8")[0];
+    world.run(START - world.now);
+    world.trace.clear();
+    world.swallows = swallows;
+    world.hosts[0].send(START, one[0], &content(7, 1000));
+    for _ in 0..40 {
+        let now = world.now;
+        others.iter().for_each(|ends| world.hosts[0].send(now, ends[0], b"and another"));
+        world.run(SECOND / 2);
+    }
+    let sent = world.trace.iter().filter_map(|(at, _, frame)| Some((at, frame::read(frame)?)));
+    let times =
+        sent.filter(|(_, seen)| seen.ports.1 == 8 && seen.len > 0).map(|(at, _)| at - START).collect();
+    world.swallows = |_| false;
+    let all = |hosts: &mut [crate::host::Host; 2]| {
+        let received = |ends: &[ConnId; 2]| hosts[1].sessions[&ends[1]].received.len();
+        received(&one) == 1000 && others.iter().all(|ends| received(ends) == 40 * 11)
+    };
+    assert!(world.run_until(60 * SECOND, all), "what was lost comes in the end");
+    times
+}
+
+#[test]
+fn timers_keep_their_time_beside_others() {
+    let to_one = |frame: &[u8]| frame::read(frame).is_some_and(|seen| seen.ports.1 == 8 && seen.len > 0);
+    let to_all = |frame: &[u8]| frame::read(frame).is_some_and(|seen| seen.ports.1 < 9 && seen.len > 0);
+    // One more, so that both know their neighbours and the first round trip is as short.
+    let alone = retransmissions(1, to_one);
+    // A probe, and timeouts that double from 200 ms on.
+    assert!(alone.len() >= 7, "{alone:?}");
+    for beside in [retransmissions(MANY, to_one), retransmissions(MANY, to_all)] {
+        assert_eq!(beside.len(), alone.len());
+        let apart = alone.iter().zip(&beside).map(|(alone, beside)| alone.abs_diff(*beside)).max();
+        assert!(apart < Some(200), "{apart:?} µs: {alone:?}, {beside:?}");
+    }
+}
