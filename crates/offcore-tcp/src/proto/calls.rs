@@ -80,6 +80,8 @@ impl Stack {
     /// Takes no more connections; those that were not accepted are reset.
     pub fn unlisten(&mut self, now: u64, listener: u32, out: &mut Out) {
         let Some(gone) = self.listeners.remove(listener) else { return };
+        // The next listener may have its number.
+        self.drop_halves(listener);
         for id in gone.accept {
             self.abort(now, id, out);
         }
@@ -117,9 +119,10 @@ impl Stack {
         let port = ports.select(&to, taken).ok_or(CallError::NoPort)?;
         let key = to.with_ports(port, to.remote_port());
         let mut iss = self.origins.isn(&key, now);
-        if let Some(Entry::TimeWait(index)) = self.flows.find(&key, |entry| self.key_of(entry)) {
+        // Whoever has the port still is in TIME-WAIT, and long enough.
+        let waiting = self.flows.find(&key, |entry| self.key_of(entry));
+        if let Some(Entry::TimeWait(index)) = waiting {
             iss = self.time_wait.reuse(index, now).map_or(iss, |previous| previous.isn(iss));
-            self.forget_time_wait(key, index);
         }
         let mut tcb = Tcb::new(
             key,
@@ -128,7 +131,10 @@ impl Stack {
             Sender::new(iss, 536, self.wishes.algorithm, false, false),
         );
         tcb.asking = Some(Asking { due: now, tries: 0, since: now });
-        let id = self.add(tcb, None, None).ok_or(CallError::TooMany)?;
+        let id = self.add(tcb, None, waiting).ok_or(CallError::TooMany)?;
+        if let Some(Entry::TimeWait(index)) = waiting {
+            self.time_wait.remove(index);
+        }
         self.ask_again(now, id, out);
         Ok(id)
     }

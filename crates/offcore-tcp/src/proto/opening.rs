@@ -209,11 +209,20 @@ impl Stack {
         Some(half)
     }
 
+    /// Forgets those that are half open of a listener that is gone.
+    pub(super) fn drop_halves(&mut self, listener: u32) {
+        for index in 0..self.halves.len() {
+            if self.halves[index].as_ref().is_some_and(|half| half.listener == listener) {
+                self.drop_half(index as u32);
+            }
+        }
+    }
+
     /// The answer to a SYN has not been acknowledged in time.
     #[cold]
     pub(super) fn half_timer(&mut self, now: u64, index: u32, out: &mut Out) {
         let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) else { return };
-        if half.tries >= SYN_ACK_RETRIES || self.listeners.get_mut(half.listener).is_none() {
+        if half.tries >= SYN_ACK_RETRIES {
             self.drop_half(index);
             return;
         }

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::{Cause, Config, ConnId, CookieCounts, DropReason};
+use offcore_tcp::proto::{Cause, Config, ConnId, CookieCounts, DropReason, Out};
 use offcore_wire::{TcpFlags, TcpHeader, TcpOptions};
 
 use crate::frame::{self, Seen};
@@ -175,7 +175,7 @@ fn only_the_right_number_opens() {
     // Much later the same number is a guess.
     world.run(130 * SECOND);
     let now = world.now;
-    world.hosts[1].stack.abort(now, conn, &mut offcore_tcp::proto::Out::default());
+    world.hosts[1].stack.abort(now, conn, &mut Out::default());
     for bytes in [b"".as_slice(), b"data"] {
         let mut late = make(2, 101, right, TcpFlags::ACK);
         frame::append(&mut late, bytes);
@@ -236,4 +236,22 @@ fn a_flood_takes_little_and_shuts_nobody_out() {
     // What was half open is gone in the end.
     world.run(120 * SECOND);
     assert_eq!(world.hosts[1].stack.flows(), 10);
+}
+
+#[test]
+fn who_listens_next_gets_no_others_connections() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let like = syn(&mut world);
+    let options = TcpOptions { mss: Some(1460), ..TcpOptions::default() };
+    let make = |seq, ack, flags| forge(&like, [10, 0, 0, 1].into(), 99, seq, ack, flags, &options);
+    let half = ask(&mut world, make(5, 0, TcpFlags::SYN)).unwrap();
+    let (now, old) = (world.now, world.hosts[1].listener.unwrap());
+    world.hosts[1].stack.unlisten(now, old, &mut Out::default());
+    assert_eq!(world.hosts[1].stack.flows(), 0);
+    world.hosts[1].listen(8, 16);
+    assert_eq!(world.hosts[1].listener, Some(old), "the number is the same");
+    let answer = ask(&mut world, make(6, half.seq.wrapping_add(1), TcpFlags::ACK)).unwrap();
+    assert_eq!(answer.flags, TcpFlags::RST);
+    assert!(world.hosts[1].accepted.is_empty());
 }

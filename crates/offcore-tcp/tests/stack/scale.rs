@@ -5,7 +5,7 @@ use offcore_wire::TcpFlags;
 
 use crate::frame::{self, Seen};
 use crate::streams::content;
-use crate::world::World;
+use crate::world::{Impairment, World};
 
 const SECOND: u64 = 1_000_000;
 const MANY: usize = 2000;
@@ -83,6 +83,47 @@ fn many_leave_nothing_behind_but_time_wait() {
     for host in &mut world.hosts {
         assert_eq!((host.stack.time_wait(), host.stack.flows(), host.stack.neighbours()), ((0, 0), 0, 0));
         assert_eq!(host.stack.timers(now, &mut host.out), None);
+    }
+}
+
+#[test]
+fn both_may_be_in_time_wait() {
+    let mut world = world(100);
+    for _ in 0..3 {
+        let conns = open(&mut world, 100, "10.0.0.2:7");
+        send(&mut world, &conns, 0, 3000);
+        let now = world.now;
+        for ends in &conns {
+            (0..2).for_each(|host| world.hosts[host].release(now, ends[host]));
+        }
+        world.run(SECOND + SECOND / 2);
+        assert_eq!(world.hosts.each_ref().map(|host| host.stack.time_wait()), [(100, 0); 2]);
+    }
+}
+
+#[test]
+fn slow_copies_and_lossy_links_leave_nothing_behind() {
+    let mut world = world(100);
+    let before = world.hosts.each_ref().map(|host| host.stack.memory_free());
+    world.hosts.iter_mut().for_each(|host| host.latency = 20);
+    for round in 0..4 {
+        let conns = open(&mut world, 100, "10.0.0.2:7");
+        world.impairment = Impairment { loss: 20, reorder: 50, duplicate: 20, corrupt: 10 };
+        send(&mut world, &conns, 0, 30_000);
+        send(&mut world, &conns, 1, 30_000);
+        // Every second one has more under way when it ends.
+        let now = world.now;
+        for ends in conns.iter().step_by(2) {
+            (0..2).for_each(|host| world.hosts[host].send(now, ends[host], &[1; 50_000]));
+        }
+        close(&mut world, &conns, round % 2);
+        let gone =
+            |hosts: &mut [crate::host::Host; 2]| hosts.iter().all(|host| host.stack.connections() == 0);
+        assert!(world.run_until(1200 * SECOND, gone));
+        assert_eq!(world.hosts.each_ref().map(|host| host.stack.memory_free()), before);
+        world.impairment = Impairment::default();
+        world.run(61 * SECOND);
+        assert_eq!(world.hosts.each_ref().map(|host| host.stack.flows()), [0; 2]);
     }
 }
 
