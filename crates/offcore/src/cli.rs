@@ -162,7 +162,7 @@ Ports:
         indirect=off,event_idx=off,offloads=off,
         dmas=[txq0@CH;rxq0@CH]]
   virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
-        event_idx=off,mac=MAC]
+        event_idx=off,offloads=off,mtu=N,mac=MAC]
   af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
         busy_poll=N,need_wakeup=off,promisc=off]
   af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,

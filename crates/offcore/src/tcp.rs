@@ -110,6 +110,9 @@ impl FromStr for HostPortArg {
                 _ => rest.push(field),
             }
         }
+        if iface.mtu < 1280 && iface.addresses.iter().any(|prefix| prefix.address.is_ipv6()) {
+            return Err(format!("mtu={}: expected 1280 or more with an IPv6 address (RFC 8200)", iface.mtu));
+        }
         if iface.addresses.is_empty() {
             return Err("no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24".into());
         }
@@ -257,6 +260,7 @@ mod tests {
             ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected an address of a network"),
             ("tap:tap0,addr=10.0.0.2/24,gw=x", "gw=x: expected an IPv4 or IPv6 address"),
             ("tap:tap0,addr=10.0.0.2/24,mtu=60", "mtu=60: expected 576 to 9000"),
+            ("tap:tap0,addr=fd00::2/64,mtu=600", "mtu=600: expected 1280 or more"),
             ("tap:tap0,addr=10.0.0.2/24,mac=ff:ff:ff:ff:ff:ff", "expected a station's address"),
             ("tap:tap0,addr=10.0.0.2/24,what=1", "what"),
         ] {

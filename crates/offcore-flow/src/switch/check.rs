@@ -95,8 +95,12 @@ fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), Switc
         };
         let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
         if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
+            let expected = match config.run {
+                Run::Copy(_) => "a queue rxqN: the copy stage is behind it",
+                _ => "a queue of a vhost port, or rxqN with a copy stage behind it (forward mode copy)",
+            };
             return Field::Dma.refuse(format!(
-                "{}q{} of {}, which has no such queue with copies to offload (vhost ports have)",
+                "{}q{} of {}, where no copies are made: expected {expected}",
                 if entry.half == Half::Rx { "rx" } else { "tx" },
                 entry.queue,
                 entry.port.map_or("any port".into(), |port| format!("port {port}")),
