@@ -275,17 +275,20 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         for (packet, to) in packets.iter_mut().zip(singles) {
             let len = (NET_HEADER + packet.len()) as u32;
             let plain = packet.is_plain();
-            if to.len() < len || (!plain && (packet.is_segmented() || !is_wanted(packet, offloads))) {
+            if to.len() < len || (!plain && packet.is_segmented()) {
                 break;
             }
-            let src = if plain {
-                let header = packet.headroom_mut(NET_HEADER);
+            let header = packet.headroom_mut(NET_HEADER);
+            if plain {
                 // copy-ok: the header of an ordinary packet in one chain, which the core builds
                 header.copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
-                header.as_ptr()
+            } else if is_wanted(header, offloads) {
+                // copy-ok: as above; the rest is what the packet asks for
+                header[10..].copy_from_slice(&1u16.to_le_bytes());
             } else {
-                write_header(packet, 1)
-            };
+                break;
+            }
+            let src = header.as_ptr();
             // SAFETY: no more singles than there is room for were asked for.
             match unsafe { list.enter(src, to.addr().as_ptr(), len) } {
                 None => to.set_written(len),
@@ -312,7 +315,7 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
         }
-        if packet.has_offload() && !is_wanted(packet, &self.offloads) {
+        if packet.has_offload() && !is_wanted(packet.headroom_bytes(NET_HEADER), &self.offloads) {
             return Err(Stop::Unwanted);
         }
         let chains = self.packet_in_pieces(packet)?;
@@ -379,8 +382,8 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
 
 /// Whether the guest still takes what a packet asks for: it may have changed its mind since the packet was made ready.
 #[inline(always)]
-fn is_wanted(packet: &Packet, offloads: &Offloads) -> bool {
-    let header = packet.headroom_bytes(NET_HEADER).first_chunk().map(NetHeader::from_bytes);
+fn is_wanted(header: &[u8], offloads: &Offloads) -> bool {
+    let header = header.first_chunk().map(NetHeader::from_bytes);
     header.is_some_and(|header| offloads.allows(&header))
 }
 
