@@ -86,12 +86,11 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             for &temperature in &options.temperatures {
                 for &chunk in &options.chunks {
                     progress.say(&format!("tcp, {side}, {temperature}, {chunk} B"));
-                    links.iter_mut().for_each(|link| {
-                        link.set_temperature(temperature);
-                        link.chunk = chunk;
-                    });
                     let mut cell = Alternating::new();
-                    links.iter_mut().for_each(|link| cell.add(link));
+                    for link in &mut links {
+                        link.set(temperature, chunk);
+                        cell.add(link);
+                    }
                     let Options { blocks, bursts, timeout, .. } = *options;
                     let schedule = Schedule { blocks, bursts, limit: timeout, fewest: FEWEST };
                     cell.measure(schedule, &other, &mut clock, progress)

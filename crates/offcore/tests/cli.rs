@@ -378,3 +378,20 @@ fn demo_checks_packets_and_explains() {
     }
     assert!(summary["meaning"].as_str().unwrap().starts_with("Taking the copies off the core"), "{summary}");
 }
+
+#[test]
+fn tcp_demo_checks_segments_and_explains() {
+    let _turn = turn();
+    let output = offcore(&["tcp", "--demo", "--quick", "--format=json"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines: Vec<Value> =
+        output.stdout.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+    let (summary, rows) = lines.split_last().unwrap();
+    assert_eq!(rows.iter().filter(|row| row["side"] == "send").count(), 4);
+    assert_eq!(rows.iter().filter(|row| row["side"] == "receive").count(), 4);
+    for row in rows {
+        assert!(row["verified"].as_u64().unwrap() > 0, "{row}");
+        assert!(row["cpu_ns"].as_f64().unwrap() > 0.0 && row["offload_ns"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(summary["meaning"].as_str().unwrap().contains("no throughput"), "{summary}");
+}

@@ -81,8 +81,8 @@ pub(super) struct Link {
     /// The connection that has the next chunk.
     next: usize,
     /// Bytes that applications write at a time.
-    pub(super) chunk: usize,
-    /// Segments that the measured host has sent or received with every byte checked.
+    chunk: usize,
+    /// Segments that the measured host has sent or received since that was set, every byte checked.
     segments: u64,
 }
 
@@ -175,9 +175,10 @@ impl Link {
         Ok(())
     }
 
-    /// How warm the data is from now on.
-    pub(super) fn set_temperature(&mut self, temperature: Temperature) {
+    /// From now on data is so warm, and applications write so many bytes at a time.
+    pub(super) fn set(&mut self, temperature: Temperature, chunk: usize) {
         self.near.temperature = temperature;
+        (self.chunk, self.segments) = (chunk, 0);
     }
 
     /// Segments that were moved, every byte of them checked.
@@ -326,11 +327,9 @@ mod tests {
             for (temperature, chunk) in
                 [(Temperature::Hot, 4096), (Temperature::Remote, 2 << 20), (Temperature::Hot, 777)]
             {
-                link.set_temperature(temperature);
-                link.chunk = chunk;
-                let before = link.segments();
+                link.set(temperature, chunk);
                 let cost = (&mut link).window(&other).unwrap();
-                assert_eq!(link.segments() - before, cost.packets);
+                assert_eq!(link.segments(), cost.packets);
                 let bytes = (WINDOW / chunk).max(1) * chunk;
                 assert!(cost.packets as usize >= bytes.div_ceil(1448) && cost.core > 0, "{side}: {cost:?}");
             }
