@@ -83,6 +83,9 @@ impl Input<'_> {
             conn.tcb.receiver.take_timestamp(self.now, Some(start), timestamps);
         }
         if outcome != Outcome::Open || segment.payload_len == 0 && !segment.has(TcpFlags::FIN) {
+            if outcome == Outcome::TimeWait && segment.seq_len() > 0 {
+                conn.tcb.receiver.ack_now();
+            }
             return Ok((Verdict::Consumed, outcome));
         }
         if !acceptable {
