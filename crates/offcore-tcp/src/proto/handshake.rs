@@ -163,9 +163,30 @@ pub(super) struct Half {
     pub due: u64,
     pub since: u64,
     pub tries: u8,
+    /// When a segment that did not belong here was last answered.
+    pub challenged: Option<u64>,
 }
 
 impl Half {
+    /// An acknowledgement of the SYN alone, which proves what we know (RFC 5961, 3.2).
+    pub(super) fn acknowledgement(&self, now: u64, wishes: &Wishes) -> Fields {
+        let answer = self.answer(now, wishes);
+        let scale = if self.both.offered.scale.is_some() { SCALE } else { 0 };
+        Fields {
+            seq: self.both.iss.wrapping_add(1),
+            flags: TcpFlags::ACK,
+            window: (wishes.receive_window >> scale).min(u16::MAX.into()) as u16,
+            options: TcpOptions { timestamps: answer.options.timestamps, ..TcpOptions::default() },
+            ..answer
+        }
+    }
+
+    /// PAWS (RFC 7323, 5.3 R1), and 3.2: who has offered timestamps sends them always.
+    pub(super) fn is_old(&self, segment: &Segment) -> bool {
+        let Some(recent) = self.both.offered.timestamp else { return false };
+        segment.options.timestamps.is_none_or(|stamps| (stamps.value.wrapping_sub(recent) as i32) < 0)
+    }
+
     /// Our answer to the SYN.
     pub(super) fn answer(&self, now: u64, wishes: &Wishes) -> Fields {
         let Both { key, mtu, iss, irs, offered, timestamp_offset, .. } = self.both;

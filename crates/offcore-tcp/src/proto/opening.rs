@@ -11,7 +11,7 @@ use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::receive::AckNeed;
 use super::segment::Segment;
 use super::stack::Stack;
-use super::tcb::{State, Tcb};
+use super::tcb::{CHALLENGE, State, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
 
 /// Connections that are half open, at most, of all listeners.
@@ -67,7 +67,7 @@ impl Stack {
         } else {
             // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
-            let half = Half { both, listener: 0, due: 0, since: now, tries: 0 };
+            let half = Half { both, listener: 0, due: 0, since: now, tries: 0, challenged: None };
             let fields = half.answer(now, &self.wishes);
             self.send_fields(now, key, &fields, out);
         }
@@ -147,7 +147,7 @@ impl Stack {
             offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
         };
-        Some(Half { both, listener, due: now + SYN_TIMEOUT, since: now, tries: 0 })
+        Some(Half { both, listener, due: now + SYN_TIMEOUT, since: now, tries: 0, challenged: None })
     }
 
     /// Answers a SYN. `ended` is the connection in TIME-WAIT that its flow still has.
@@ -253,6 +253,9 @@ impl Stack {
                 self.drop_half(index);
                 return Ok(Verdict::Consumed);
             }
+            if away < self.wishes.receive_window.min(u16::MAX.into()) {
+                self.challenge_half(now, index, out);
+            }
             return Err(DropReason::OutOfWindow);
         }
         if segment.has(TcpFlags::SYN) {
@@ -261,6 +264,10 @@ impl Stack {
             let fields = half.answer(now, &self.wishes);
             self.send_fields(now, key, &fields, out);
             return Ok(Verdict::Consumed);
+        }
+        if half.is_old(segment) {
+            self.challenge_half(now, index, out);
+            return Err(DropReason::Paws);
         }
         if away > self.wishes.receive_window.min(u16::MAX.into()) || !segment.has(TcpFlags::ACK) {
             return Err(DropReason::OutOfWindow);
@@ -278,6 +285,19 @@ impl Stack {
         let id = self.establish(now, &half, Some(Entry::Half(index)), out)?;
         self.drop_half(index);
         self.conn_segment(now, id.index, segment, out)
+    }
+
+    /// Answers a segment that may be a guess by an acknowledgement, unless one went out just now (RFC 5961, 3.2 and 7).
+    #[cold]
+    fn challenge_half(&mut self, now: u64, index: u32, out: &mut Out) {
+        let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
+        let Some(half) = half.filter(|half| half.challenged.is_none_or(|last| now - last >= CHALLENGE))
+        else {
+            return;
+        };
+        half.challenged = Some(now);
+        let (key, fields) = (half.both.key, half.acknowledgement(now, &self.wishes));
+        self.send_fields(now, key, &fields, out);
     }
 
     /// A handshake of a listener is complete. `entry` is what its flow has been so far.
@@ -380,7 +400,7 @@ impl Stack {
         let offered = Offered::of_cookie(offer, segment);
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset };
-        let half = Half { both, listener, due: 0, since: now, tries: 1 };
+        let half = Half { both, listener, due: 0, since: now, tries: 1, challenged: None };
         let id = self.establish(now, &half, None, out)?;
         self.cookies.count_taken();
         self.conn_segment(now, id.index, segment, out)

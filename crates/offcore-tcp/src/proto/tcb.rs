@@ -12,7 +12,7 @@ use super::receive::{AckNeed, Receiver};
 use super::send::Sender;
 
 /// Time between two answers to segments that do not belong into the window (RFC 5961, 7; as Linux).
-const CHALLENGE: u64 = 500_000;
+pub(super) const CHALLENGE: u64 = 500_000;
 
 /// States of RFC 9293, 3.3.2, but LISTEN, which is no connection, and TIME-WAIT, which is kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
