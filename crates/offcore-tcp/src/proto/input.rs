@@ -208,9 +208,13 @@ impl Input<'_> {
                 return Err(DropReason::Acknowledgement);
             }
         };
-        if tcb.state == State::SynReceived {
-            tcb.state = State::Established;
-            self.out.events.push(Event::Connected(self.id));
+        if tcb.asking.is_some() {
+            // Our answer has come; the application may have ended its stream since.
+            tcb.asking = None;
+            if tcb.state == State::SynReceived {
+                tcb.state = State::Established;
+                self.out.events.push(Event::Connected(self.id));
+            }
         }
         if acked.newly_acked == 0 {
             return Ok(Outcome::Open);

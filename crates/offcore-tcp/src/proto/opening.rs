@@ -11,7 +11,7 @@ use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::receive::AckNeed;
 use super::segment::Segment;
 use super::stack::Stack;
-use super::tcb::{CHALLENGE, State, Tcb};
+use super::tcb::{Asking, CHALLENGE, State, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
 
 /// Connections that are half open, at most, of all listeners.
@@ -67,6 +67,7 @@ impl Stack {
         } else {
             // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
+            tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, since: now });
             let half = Half { both, listener: 0, due: 0, since: now, tries: 0, challenged: None };
             let fields = half.answer(now, &self.wishes);
             self.send_fields(now, key, &fields, out);
@@ -80,7 +81,7 @@ impl Stack {
         Ok(Verdict::Consumed)
     }
 
-    /// Sends our SYN; once more each time that its timer goes off.
+    /// Sends our SYN, or our answer where both have asked at once; once more each time that its timer goes off.
     #[cold]
     pub(super) fn ask_again(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -91,7 +92,7 @@ impl Stack {
         asking.due = now + (SYN_TIMEOUT << asking.tries);
         let again = asking.tries > 0;
         asking.tries += 1;
-        self.wheel.set(id.index, asking.due);
+        let deadline = conn.tcb.deadline();
         let key = conn.tcb.key;
         let mtu = self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu;
         let offset = self.origins.timestamp_offset(&key);
@@ -99,6 +100,31 @@ impl Stack {
         let timestamps = Some(Timestamps { value, echo: 0 });
         // A SYN that is not answered may have met somebody who does not like ECN's bits (RFC 3168, 6.1.1.1).
         let ecn = if self.config.ecn && !again { TcpFlags::ECE | TcpFlags::CWR } else { TcpFlags(0) };
+        if let Some(deadline) = deadline {
+            self.wheel.set(id.index, deadline);
+        }
+        if conn.tcb.state != State::SynSent {
+            let tcb = &conn.tcb;
+            let (agreed, receiver) = (tcb.agreed, &tcb.receiver);
+            let timestamps =
+                agreed.timestamps.map(|_| Timestamps { value, echo: receiver.recent().unwrap_or(0) });
+            let fields = Fields {
+                src_port: key.local_port(),
+                dst_port: key.remote_port(),
+                seq: tcb.sender.seq(0).wrapping_sub(1),
+                ack: receiver.seq(0),
+                flags: TcpFlags::SYN | TcpFlags::ACK | if agreed.ecn { TcpFlags::ECE } else { TcpFlags(0) },
+                window: self.wishes.receive_window.min(u16::MAX.into()) as u16,
+                options: handshake::offer(
+                    mtu,
+                    key.remote().ip(),
+                    timestamps,
+                    agreed.sack,
+                    receiver.scale > 0,
+                ),
+            };
+            return self.send_fields(now, key, &fields, out);
+        }
         let fields = Fields {
             src_port: key.local_port(),
             dst_port: key.remote_port(),
