@@ -63,7 +63,7 @@ impl Recovery {
         self.rtt.least(now, rtt);
         self.rtt.sample(now.saturating_sub(first));
         self.expired = 0;
-        self.grow(now, before, ack.una - before);
+        self.grow(now, before, ack.una - before, false);
         self.rearm(now, true);
         Acked { newly_acked: ack.una - before, ..Acked::default() }
     }
@@ -107,18 +107,18 @@ impl Recovery {
         }
     }
 
-    /// The window grows, unless it was not what limited the data that is acknowledged (RFC 7661, section 4).
+    /// The window grows, unless it was not what limited the data that is acknowledged (RFC 7661, section 4). `restart`: slow
+    /// start after a timeout, whose last ACK counts too.
     #[inline]
-    fn grow(&mut self, now: u64, before: u64, acked: u64) {
+    fn grow(&mut self, now: u64, before: u64, acked: u64, restart: bool) {
         if acked == 0 {
             return;
         }
         let flight = self.planned - before;
         let started = self.cc.cwnd >= self.cc.ssthresh;
         let limited = before < self.limited || (!started && u64::from(self.cc.cwnd) < 2 * flight);
-        let loss = self.state == State::Loss;
-        if limited || loss {
-            self.cc.on_ack(now, acked, self.rtt.srtt(), loss);
+        if limited || restart {
+            self.cc.on_ack(now, acked, self.rtt.srtt(), restart);
         } else {
             self.cc.on_unlimited(now);
         }
@@ -172,6 +172,7 @@ impl Recovery {
         };
         let mut spurious = self.judge(now, ack, advanced);
         let reduced = self.take_probe_ack(ack, advanced);
+        let restart = self.state == State::Loss;
         let (recovered, needless) = self.leave();
         spurious |= needless;
         let lost = self.find_lost(now, advanced);
@@ -182,8 +183,8 @@ impl Recovery {
         match self.state {
             State::Recovery => self.reduce(delivered, advanced && lost == 0),
             // The window was just set.
-            _ if recovered || spurious || reduced || marked || ack.ece => {}
-            State::Open | State::Loss => self.grow(now, before, delivery.acked),
+            _ if recovered && !restart || spurious || reduced || marked || ack.ece => {}
+            State::Open | State::Loss => self.grow(now, before, delivery.acked, restart),
         }
         self.rearm(now, advanced);
         Acked { newly_acked: delivery.acked, newly_sacked: delivery.sacked, lost, spurious, recovered }
