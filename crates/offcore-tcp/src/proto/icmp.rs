@@ -19,6 +19,14 @@ const LEAST_V4: u16 = 552;
 /// What every link takes (RFC 8200, 5).
 const LEAST_V6: u16 = 1280;
 
+/// MTUs that links have: a router that does not say its own has the next below what it refused (RFC 1191, 7.1).
+const PLATEAUS: [u16; 8] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508];
+
+/// The MTU to try when a packet of `len` bytes was too long.
+fn plateau(len: u16) -> u16 {
+    PLATEAUS.into_iter().find(|mtu| *mtu < len).unwrap_or(LEAST_V4)
+}
+
 /// A packet of ours that an error is about.
 struct Quoted {
     key: FlowKey,
@@ -116,9 +124,33 @@ impl Stack {
         (sender.una()..sender.published_to()).contains(&at).then_some(id)
     }
 
+    /// The same about our answer to a SYN. What is hard ends the attempt, and nobody is told; a smaller MTU is remembered.
+    fn half_error(&mut self, quoted: Option<Quoted>, hard: bool, mtu: Option<u16>) {
+        let Some(Quoted { key, seq }) = quoted else { return };
+        let Some(Entry::Half(index)) = self.flows.find(&key, |entry| self.key_of(entry)) else { return };
+        let Some(Some(half)) = self.halves.get_mut(index as usize) else { return };
+        if seq != half.both.iss {
+            return;
+        }
+        if let Some(mtu) = mtu {
+            let offered = &mut half.both.offered;
+            offered.mss = offered.mss.min(payload_of(mtu, key.remote().ip(), false));
+        }
+        if hard {
+            self.drop_half(index);
+        }
+    }
+
     /// A packet of ours was not delivered.
     #[cold]
     pub(super) fn unreachable_v4(&mut self, code: u8, mtu: u16, quoted: &[u8], out: &mut Out) {
+        let mtu = match (mtu, quoted) {
+            (0, [_, _, high, low, ..]) => plateau(u16::from_be_bytes([*high, *low])),
+            _ => mtu,
+        };
+        let hard = matches!(code, icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE);
+        let smaller = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(mtu.max(LEAST_V4));
+        self.half_error(Quoted::v4(quoted), hard, smaller);
         let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
         match code {
             icmpv4::FRAGMENTATION_NEEDED => self.set_path_mtu(id, mtu.max(LEAST_V4)),
@@ -131,6 +163,9 @@ impl Stack {
     /// The same of IPv6.
     #[cold]
     pub(super) fn unreachable_v6(&mut self, code: u8, quoted: &[u8], out: &mut Out) {
+        if code == icmpv6::PORT_UNREACHABLE {
+            self.half_error(Quoted::v6(quoted), true, None);
+        }
         if code == icmpv6::PORT_UNREACHABLE
             && let Some(id) = self.quoted(Quoted::v6(quoted))
         {
@@ -149,6 +184,9 @@ impl Stack {
     #[cold]
     pub(super) fn packet_too_big(&mut self, mtu: u32, quoted: &[u8]) {
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+        if mtu >= LEAST_V6 {
+            self.half_error(Quoted::v6(quoted), false, Some(mtu));
+        }
         if mtu >= LEAST_V6
             && let Some(id) = self.quoted(Quoted::v6(quoted))
         {

@@ -224,7 +224,7 @@ impl Stack {
     }
 
     /// Forgets a connection that is half open.
-    fn drop_half(&mut self, index: u32) -> Option<Half> {
+    pub(super) fn drop_half(&mut self, index: u32) -> Option<Half> {
         let half = self.halves.get_mut(index as usize)?.take()?;
         self.free_halves.push(index);
         self.half_wheel.cancel(index);
