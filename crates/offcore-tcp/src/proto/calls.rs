@@ -183,6 +183,18 @@ impl Stack {
         }
     }
 
+    /// Whether small segments go out at once, as TCP_NODELAY says: without Nagle's algorithm (RFC 9293, 3.7.4).
+    ///
+    /// # Errors
+    /// [`CallError::Gone`].
+    pub fn set_nodelay(&mut self, now: u64, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
+        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        this.tcb.sender.no_delay = on;
+        self.touch(conn);
+        self.settle(now, out);
+        Ok(())
+    }
+
     /// The application writes no more; what it has written is sent, and then that the stream has ended.
     ///
     /// # Errors

@@ -57,6 +57,7 @@ impl Stack {
         let mut tcb = handshake::connection(now, &both, &self.wishes);
         tcb.touched = conn.tcb.touched;
         tcb.orphan = conn.tcb.orphan;
+        tcb.sender.no_delay = conn.tcb.sender.no_delay;
         match asked {
             Some(asked) if asked.tries == 1 => tcb.sender.recovery.first_rtt(now, now - asked.since),
             _ => tcb.sender.recovery.handshake_lost(),

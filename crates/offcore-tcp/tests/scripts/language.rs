@@ -63,6 +63,7 @@ pub(crate) enum Call {
     Close,
     Abort,
     Shutdown,
+    NoDelay,
     /// The name of an event, and whether it has come.
     Event(String, bool),
     Engine(Engine),

@@ -255,6 +255,7 @@ fn call(name: &str, words: &mut Words<'_>) -> Parsed<Call> {
         "close" => Call::Close,
         "abort" => Call::Abort,
         "shutdown" => Call::Shutdown,
+        "nodelay" => Call::NoDelay,
         "expect" => {
             let comes = !words.skip("no");
             Call::Event(words.want("an event")?.into(), comes)

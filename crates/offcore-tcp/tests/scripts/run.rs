@@ -181,6 +181,11 @@ impl Runner {
             }
             Call::Write(bytes, taken) => self.write(*bytes, *taken)?,
             Call::Read(bytes, there, other) => self.read(*bytes, *there, *other)?,
+            Call::NoDelay => {
+                let conn = self.session.as_ref().ok_or("there is no connection")?.conn;
+                let (stack, out, now) = self.bed.call();
+                return stack.set_nodelay(now, conn, true, out).map_err(|error| error.to_string());
+            }
             Call::Close | Call::Abort | Call::Shutdown => {
                 let conn = self.session()?.conn;
                 let (stack, out, now) = self.bed.call();
