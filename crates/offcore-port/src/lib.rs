@@ -10,6 +10,7 @@ pub mod copy;
 pub mod dpdk;
 pub mod duplicate;
 pub mod generator;
+pub mod impair;
 pub mod inventory;
 pub mod netdev;
 pub mod offload_fallback;

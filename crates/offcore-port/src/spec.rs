@@ -10,6 +10,7 @@
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
 //! | pcap | `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file |
 //! | gen | `gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]` |
+//! | impair | `impair:[loss=P%,reorder=P%,duplicate=P%,corrupt=P%,delay=TIME,jitter=TIME,rate=N,seed=N,]PORT` |
 //!
 //! The MODE of af_packet is hash, lb, cpu, rollover, rnd or qm. A FEATURE that a vhost port need not offer is packed,
 //! in_order, mrg, indirect, event_idx or offloads.
@@ -21,6 +22,7 @@ mod af_packet;
 mod af_xdp;
 mod dpdk;
 mod generator;
+mod impair;
 mod pcap;
 mod tap;
 mod vhost;
@@ -36,6 +38,7 @@ pub use af_packet::{AfPacketSpec, Fanout};
 pub use af_xdp::{AfXdpSpec, XdpMode};
 pub use dpdk::{DpdkSpec, Hash};
 pub use generator::GenSpec;
+pub use impair::{ImpairSpec, Share};
 pub use pcap::PcapSpec;
 pub use tap::TapSpec;
 pub use vhost::VhostSpec;
@@ -52,7 +55,7 @@ pub const FCS: usize = 4;
 const MAX_SOCKET_PATH: usize = 107;
 /// Longest interface name in bytes: IFNAMSIZ less its final zero.
 const MAX_INTERFACE_NAME: usize = 15;
-const KINDS: &str = "vhost, virtio-user, af_xdp, af_packet, dpdk, tap, pcap or gen";
+const KINDS: &str = "vhost, virtio-user, af_xdp, af_packet, dpdk, tap, pcap, gen or impair";
 
 /// A port as it was described.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +68,8 @@ pub enum PortSpec {
     Dpdk(DpdkSpec),
     /// A traffic generator and verifying sink.
     Gen(GenSpec),
+    /// Another port, whose packets are lost, delayed or changed on purpose.
+    Impair(ImpairSpec),
     /// Capture files.
     Pcap(PcapSpec),
     /// A TAP interface of the kernel.
@@ -75,6 +80,16 @@ pub enum PortSpec {
     VirtioUser(VirtioUserSpec),
 }
 
+impl PortSpec {
+    /// The port itself; of an impaired one, the port that is impaired.
+    pub fn bare(&self) -> &Self {
+        match self {
+            Self::Impair(spec) => spec.port.bare(),
+            other => other,
+        }
+    }
+}
+
 impl FromStr for PortSpec {
     type Err = PortError;
 
@@ -82,6 +97,9 @@ impl FromStr for PortSpec {
         let error = |expected: String| PortError::Syntax { found: text.into(), expected };
         let (kind, rest) =
             text.split_once(':').ok_or_else(|| error(format!("expected KIND:ARGS with kind {KINDS}")))?;
+        if kind == "impair" {
+            return ImpairSpec::parse(rest).map(Self::Impair).map_err(error);
+        }
         let fields = split_fields(rest).map_err(error)?;
         let parsed = match kind {
             "af_packet" => AfPacketSpec::parse(&fields).map(Self::AfPacket),
@@ -105,6 +123,7 @@ impl fmt::Display for PortSpec {
             Self::AfXdp(spec) => spec.fmt(f),
             Self::Dpdk(spec) => spec.fmt(f),
             Self::Gen(spec) => spec.fmt(f),
+            Self::Impair(spec) => spec.fmt(f),
             Self::Pcap(spec) => spec.fmt(f),
             Self::Tap(spec) => spec.fmt(f),
             Self::Vhost(spec) => spec.fmt(f),

@@ -173,6 +173,10 @@ Ports:
                              DEVICE: a PCI address, or net_null0 and its like
   pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
+  impair:[loss=P%,reorder=P%,duplicate=P%,corrupt=P%,delay=TIME,
+         jitter=TIME,rate=N,seed=N,]PORT
+                             any port above, whose packets are impaired; TIME
+                             as in 200us, 5ms or 1s, rate in bit/s
 
 Channels:
   Of a vhost port both halves of a queue make copies. With --forward copy any

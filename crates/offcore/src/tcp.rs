@@ -120,7 +120,7 @@ impl FromStr for HostPortArg {
             return Err(format!("gw={}: expected an address of a network that addr= is in", route.gateway));
         }
         let spec = port(&rest.join(","))?;
-        if matches!(spec, PortSpec::Tap(_)) && iface.mac.is_none() {
+        if matches!(spec.bare(), PortSpec::Tap(_)) && iface.mac.is_none() {
             iface.mac = Some(own_mac(&iface.addresses[0]));
         }
         Ok(Self { spec, iface })
@@ -247,6 +247,9 @@ mod tests {
             "tap:tap0,addr=10.0.0.2/24,offloads=off,addr=fd00::2/64,gw=10.0.0.1,mtu=9000".parse().unwrap();
         assert_eq!(port.spec.to_string(), "tap:tap0,offloads=off");
         assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, 9000));
+        assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
+        let port: HostPortArg = "impair:loss=1%,delay=5ms,tap:tap0,addr=10.0.0.2/24".parse().unwrap();
+        assert_eq!(port.spec.to_string(), "impair:loss=1%,delay=5ms,tap:tap0");
         assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
     }
 

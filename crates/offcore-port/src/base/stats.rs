@@ -23,6 +23,8 @@ named! {
         Failed = "failed",
         /// TX: no packet buffer was free for what it had to be made into.
         NoBuffer = "no_buffer",
+        /// RX or TX: an impairment port was told to lose it.
+        Impaired = "impaired",
     }
 }
 

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use offcore_wire::ethernet::MacAddr;
 
 use super::*;
@@ -153,6 +155,53 @@ fn every_key_of_an_interface_by_xdp_sockets() {
 }
 
 #[test]
+fn impairments_come_before_their_port() {
+    let PortSpec::Impair(spec) = parse(
+        "impair:loss=1%,reorder=2%,duplicate=0.5%,corrupt=0.0001%,delay=5ms,jitter=250us,rate=100M,seed=9,\
+         pcap:a=b,c:d",
+    ) else {
+        panic!("no impair port")
+    };
+    assert_eq!([spec.loss, spec.reorder, spec.duplicate], [Share(10_000), Share(20_000), Share(5_000)]);
+    assert_eq!((spec.corrupt, spec.rate, spec.seed), (Share(1), Some(100_000_000), 9));
+    assert_eq!((spec.delay, spec.jitter), (Duration::from_millis(5), Duration::from_micros(250)));
+    assert_eq!(*spec.port, parse("pcap:a=b,c:d"));
+    let PortSpec::Impair(plain) = parse("impair:gen:rate=7") else { panic!("no impair port") };
+    assert_eq!((plain.loss, plain.delay, plain.rate, plain.seed), (Share(0), Duration::ZERO, None, 1));
+    assert_eq!(*parse("impair:loss=100%,gen:size=64").bare(), parse("gen:size=64"));
+    for text in [
+        "impair:gen:size=64",
+        "impair:loss=0.05%,tap:t,queues=2",
+        "impair:loss=1%,reorder=12.5%,duplicate=100%,corrupt=0.0001%,delay=1500us,jitter=2ms,rate=1000,seed=0,pcap:a,b",
+        "impair:delay=1000ms,vhost:/x,dmas=[txq0@wq0.0;rxq0@wq0.1]",
+    ] {
+        assert_eq!(parse(text).to_string(), text);
+    }
+    for (text, part) in [
+        ("impair:", "names no port"),
+        ("impair:loss=1%", "'loss=1%' names no port, expected one behind the keys"),
+        ("impair:loss=1%,", "names no port"),
+        ("impair:los=1%,tap:t", "key 'los' is not known, expected loss, reorder,"),
+        ("impair:tap:t,loss=1%", "port 'tap:t,loss=1%': key 'loss' is not known, expected queues"),
+        ("impair:loss=1%,tpa:t", "port 'tpa:t': kind 'tpa' is not known"),
+        ("impair:loss=1,tap:t", "loss=1: expected a percentage from 0% to 100%"),
+        ("impair:loss,tap:t", "loss=: expected a percentage"),
+        ("impair:loss=101%,tap:t", "loss=101%: expected"),
+        ("impair:loss=0.00001%,tap:t", "in steps of 0.0001%"),
+        ("impair:loss=-1%,tap:t", "loss=-1%: expected"),
+        ("impair:delay=5,tap:t", "delay=5: expected a time from 0us to 10s"),
+        ("impair:delay=11s,tap:t", "delay=11s: expected a time"),
+        ("impair:delay=ms,tap:t", "delay=ms: expected a time"),
+        ("impair:rate=1,tap:t", "rate=1: expected a number from 1000"),
+        ("impair:loss=1%,loss=2%,tap:t", "'loss' is given twice"),
+        ("impair:impair:tap:t", "it impairs 'impair:tap:t', expected a port of another kind"),
+    ] {
+        let message = error(text);
+        assert!(message.contains(part), "'{text}' gives: {message}");
+    }
+}
+
+#[test]
 fn what_is_written_reads_back() {
     for text in [
         "gen:size=64",
@@ -181,12 +230,12 @@ fn errors_name_what_was_found_and_expected() {
     assert_eq!(
         error("vhsot:/x"),
         "port 'vhsot:/x': kind 'vhsot' is not known, expected vhost, virtio-user, af_xdp, af_packet, \
-         dpdk, tap, pcap or gen"
+         dpdk, tap, pcap, gen or impair"
     );
     assert_eq!(
         error("tap0"),
         "port 'tap0': expected KIND:ARGS with kind vhost, virtio-user, af_xdp, af_packet, dpdk, \
-         tap, pcap or gen"
+         tap, pcap, gen or impair"
     );
     assert_eq!(
         error("vhost:/x,quues=2"),

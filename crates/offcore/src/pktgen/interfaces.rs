@@ -51,7 +51,7 @@ impl Interfaces {
     pub(super) fn open(specs: &[PortSpec], ports: &[Box<dyn Port>]) -> Self {
         let mut interfaces = Vec::new();
         for (port, spec) in specs.iter().enumerate().take(ports.len()) {
-            let (name, mirrored) = match spec {
+            let (name, mirrored) = match spec.bare() {
                 PortSpec::AfPacket(spec) => (&spec.name, false),
                 PortSpec::AfXdp(spec) => (&spec.name, false),
                 PortSpec::Tap(spec) => (&spec.name, true),

@@ -31,7 +31,7 @@ pub(super) fn check(args: &PktgenArgs) -> Result<(), String> {
         1 | 2 => {}
         n => return Err(format!("--port: found {n} ports, expected one with a loop behind it, or two")),
     }
-    if let Some(port) = args.at.ports.iter().find(|port| matches!(port, PortSpec::Gen(_))) {
+    if let Some(port) = args.at.ports.iter().find(|port| matches!(port.bare(), PortSpec::Gen(_))) {
         return Err(format!(
             "--port {port}: pktgen makes packets itself, name the port that they are to go to"
         ));

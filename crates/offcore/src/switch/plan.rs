@@ -129,18 +129,24 @@ fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
 
 /// How long nothing has to move before `--until-idle` stops: a slow generator's packets are far apart.
 pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
-    let gap = |port: &PortSpec| match port {
+    let gap = |port: &PortSpec| match port.bare() {
         PortSpec::Gen(gen_port) => {
             gen_port.rate.map(|rate| Duration::from_secs_f64(2.0 * f64::from(gen_port.queues) / rate as f64))
         }
         _ => None,
     };
-    ports.iter().filter_map(gap).max().map_or(IDLE, |gap| gap.max(IDLE))
+    // What an impaired port delays may be all that is on its way.
+    let held = |port: &PortSpec| match port {
+        PortSpec::Impair(spec) => spec.delay + spec.jitter,
+        _ => Duration::ZERO,
+    };
+    let longest = ports.iter().map(held).max().unwrap_or_default();
+    ports.iter().filter_map(gap).max().map_or(IDLE, |gap| gap.max(IDLE)) + 2 * longest
 }
 
 /// Two ports cannot make the same socket, interface or file.
 pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
-    let made = |port: &PortSpec| match port {
+    let made = |port: &PortSpec| match port.bare() {
         PortSpec::Vhost(vhost) if !vhost.client => Some(("listens at", vhost.path.clone())),
         PortSpec::VirtioUser(virtio) if virtio.server => Some(("listens at", virtio.path.clone())),
         PortSpec::Tap(tap) => Some(("is", PathBuf::from(&tap.name))),
@@ -162,7 +168,7 @@ pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
 pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap, String> {
     let mut map = dma.unwrap_or_default();
     for (index, port) in ports.iter().enumerate() {
-        if let PortSpec::Vhost(vhost) = port
+        if let PortSpec::Vhost(vhost) = port.bare()
             && let Some(dmas) = &vhost.dmas
         {
             let add = map.add_for_port(index, dmas);
@@ -207,7 +213,7 @@ fn check_ends(args: &SwitchArgs) -> Result<(), String> {
 /// The same for what the ports send.
 pub(crate) fn check_ports_end(ports: &[PortSpec]) -> Result<(), String> {
     for port in ports {
-        match port {
+        match port.bare() {
             PortSpec::Gen(gen_port) if gen_port.count.is_none() => {
                 return Err(format!("--until-idle and --port {port}: it sends without end; add count=N"));
             }
@@ -246,6 +252,7 @@ pub(crate) fn queues_of(port: &mut PortSpec) -> Option<&mut u16> {
         PortSpec::AfXdp(spec) => Some(&mut spec.queues),
         PortSpec::Dpdk(spec) => Some(&mut spec.queues),
         PortSpec::Gen(spec) => Some(&mut spec.queues),
+        PortSpec::Impair(spec) => queues_of(&mut spec.port),
         PortSpec::Pcap(_) => None,
         PortSpec::Tap(spec) => Some(&mut spec.queues),
         PortSpec::Vhost(spec) => Some(&mut spec.queues),

@@ -4,6 +4,7 @@ use offcore_mem::{DeviceMemory, Pool};
 use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::generator::{GenCounters, GenPort};
+use offcore_port::impair::ImpairPort;
 use offcore_port::pcap::PcapPort;
 use offcore_port::spec::{DpdkSpec, PortSpec, VhostSpec};
 use offcore_port::tap::TapPort;
@@ -39,7 +40,7 @@ pub(crate) fn open(
         ports.push(port);
         generators.push(generator);
     }
-    let link = |spec: &PortSpec| !matches!(spec, PortSpec::Gen(_) | PortSpec::Pcap(_));
+    let link = |spec: &PortSpec| !matches!(spec, PortSpec::Gen(_) | PortSpec::Impair(_) | PortSpec::Pcap(_));
     Ok((ports, Observed { generators, links: specs.iter().map(link).collect() }))
 }
 
@@ -53,6 +54,10 @@ fn open_one(
             let port = GenPort::open(spec, pool)?;
             let counters = port.counters();
             return Ok((Box::new(port), Some(counters)));
+        }
+        PortSpec::Impair(spec) => {
+            let (inner, generator) = open_one(&spec.port, pool, memory)?;
+            return Ok((Box::new(ImpairPort::new(spec, inner, pool)), generator));
         }
         PortSpec::AfPacket(spec) => (Box::new(AfPacketPort::open(spec, pool)?), None),
         PortSpec::AfXdp(spec) => (Box::new(AfXdpPort::open(spec, pool)?), None),
@@ -125,7 +130,8 @@ impl Observed {
         lines.collect()
     }
 
-    /// Whether the state of port `index` is worth a line whenever it changes: those without a link only count.
+    /// Whether the state of port `index` is worth a line whenever it changes: those without a link, and those whose
+    /// packets are impaired, count in it.
     pub(crate) fn has_link(&self, index: usize) -> bool {
         self.links[index]
     }
