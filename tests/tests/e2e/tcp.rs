@@ -4,8 +4,9 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use peers::offcore::Finished;
 use peers::{Need, Netns, Offcore, one_core, require};
 
 const TAP: &str = "tap0";
@@ -17,7 +18,12 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A host in a namespace of its own, and the kernel beside it.
 fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
-    let port = format!("tap:{TAP}{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
+    host_at(netns, &format!("tap:{TAP}{port}"), more)
+}
+
+/// The same on a port as it is described in full.
+fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
+    let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
     let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
     args.extend(more);
     let mut offcore = Offcore::start_in(netns, &args).unwrap();
@@ -69,9 +75,10 @@ fn echo(address: &str, port: u16, seed: u64, len: usize) {
 }
 
 /// Stops the host; it has lost nothing in flight.
-fn stop(offcore: Offcore) {
+fn stop(offcore: Offcore) -> Finished {
     let finished = offcore.stop().unwrap();
     assert!(finished.status.success(), "{finished:?}");
+    finished
 }
 
 #[test]
@@ -97,6 +104,65 @@ fn echo_over_tap() {
             .unwrap();
         stop(offcore);
     }
+}
+
+/// What the last report says: packets that each half of the queue dropped on purpose, and what the port says of them.
+fn impaired(finished: &Finished) -> ([u64; 2], String) {
+    let report = finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap();
+    let dropped = |half: &str| {
+        let queues = report["queues"].as_array().unwrap().iter();
+        queues
+            .filter(|queue| queue["half"] == half)
+            .filter_map(|queue| queue["drops"]["impaired"].as_u64())
+            .sum()
+    };
+    (["rx", "tx"].map(dropped), report["ports"][0]["status"].to_string())
+}
+
+#[test]
+fn echo_over_a_bad_link() {
+    const LINK: &str = "impair:loss=1%,reorder=2%,duplicate=1%,corrupt=0.5%,delay=1ms";
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    for (port, more) in [("", &["--idle", "sleep"][..]), (",offloads=off", &[])] {
+        let offcore = host_at(&netns, &format!("{LINK},tap:{TAP}{port}"), more);
+        netns
+            .within(|| {
+                thread::scope(|scope| {
+                    for (seed, address) in (0..).zip(OURS) {
+                        scope.spawn(move || echo(address, 7, seed, 3_000_000));
+                    }
+                });
+                Ok(())
+            })
+            .unwrap();
+        let (dropped, status) = impaired(&stop(offcore));
+        assert!(dropped.iter().all(|&packets| packets > 0), "{dropped:?}: {status}");
+        for what in ["reordered", "duplicated", "corrupted"] {
+            let none = format!(" 0 {what}");
+            assert!(status.matches(&none).count() < 2, "none in either direction: {status}");
+        }
+    }
+}
+
+#[test]
+fn data_over_a_slow_link_comes_both_ways() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let link = format!("impair:rate=20M,delay=5ms,jitter=1ms,loss=0.5%,seed=5,tap:{TAP},offloads=off");
+    let offcore = host_at(&netns, &link, &["--idle", "sleep"]);
+    netns
+        .within(|| {
+            let start = Instant::now();
+            echo(OURS[0], 7, 9, 1_000_000);
+            // 8 Mbit at 20 Mbit/s, less what a bucket is filled with.
+            assert!(start.elapsed() > Duration::from_millis(390), "{:?}", start.elapsed());
+            Ok(())
+        })
+        .unwrap();
+    stop(offcore);
 }
 
 #[test]
