@@ -36,7 +36,8 @@ fn missing(document: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<F
         let links =
             line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
         let linked = links.filter(|target| !target.contains("://") && !target.starts_with('#'));
-        let named = quoted.map(PathBuf::from).chain(linked.map(|target| dir.join(target)));
+        let files = linked.map(|target| target.split_once('#').map_or(target, |(file, _)| file));
+        let named = quoted.map(PathBuf::from).chain(files.map(|target| dir.join(target)));
         findings.extend(named.filter(|path| !exists(path)).map(|path| Finding {
             path: document.to_owned(),
             line: number,
@@ -53,7 +54,7 @@ mod tests {
     #[test]
     fn paths_and_links_are_looked_up() {
         let text =
-            "`crates/a.rs` and `crates/b.rs`, `other/c.rs`, [d](../d.md), [e](https://e.org/), [f](f.md)\n";
+            "`crates/a.rs` and `crates/b.rs`, `other/c.rs`, [d](../d.md), [e](https://e.org/), [f](f.md#g)\n";
         let there = [Path::new("crates/a.rs"), Path::new("docs/../d.md")];
         let found = missing(Path::new("docs/x.md"), text, |path| there.contains(&path));
         let named: Vec<_> = found.iter().map(|finding| finding.text.as_str()).collect();
