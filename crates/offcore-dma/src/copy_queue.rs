@@ -129,9 +129,10 @@ impl<T> CopyQueue<T> {
         Plan::by_core_instead(mover.parts(self.id).0)
     }
 
-    /// Opens a batch.
+    /// Opens a batch, which keeps the plan up to date.
+    // By reference: wide loads of what has just been stored field by field would wait for those stores, every burst.
     #[inline(always)]
-    pub fn begin<'a>(&'a mut self, mover: &'a mut Mover, plan: Plan) -> Begun<'a, T> {
+    pub fn begin<'a>(&'a mut self, mover: &'a mut Mover, plan: &'a mut Plan) -> Begun<'a, T> {
         let Self { id, holders, list, beside, .. } = self;
         let (queue, channels) = mover.parts(*id);
         let own = Own { id: *id, holders, list, beside };
@@ -180,7 +181,7 @@ pub struct Batch<'a, T, const IMMEDIATE: bool> {
     holders: &'a mut [T],
     list: &'a mut List,
     beside: &'a mut List,
-    plan: Plan,
+    plan: &'a mut Plan,
     /// Slot of the first packet; slots follow it, modulo the mask.
     first: usize,
     mask: usize,
@@ -190,7 +191,7 @@ pub struct Batch<'a, T, const IMMEDIATE: bool> {
 
 impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
-    fn new(own: Own<'a, T>, queue: &'a mut Queue, channels: &'a mut Channels, plan: Plan) -> Self {
+    fn new(own: Own<'a, T>, queue: &'a mut Queue, channels: &'a mut Channels, plan: &'a mut Plan) -> Self {
         let Own { id, holders, list, beside } = own;
         list.clear();
         if !IMMEDIATE {
@@ -198,7 +199,6 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
         }
         let (first, mask) = (queue.ring.next_slot(), queue.ring.mask());
         // The plan may be an older one.
-        let mut plan = plan;
         plan.packets = plan.packets.min(queue.ring.room());
         Self { id, queue, channels, holders, list, beside, plan, first, mask, entered: 0 }
     }

@@ -91,8 +91,8 @@ impl SubmitReap {
         let start = tsc::now();
         let Self { mover, queue, memory, clock, len } = self;
         let mut cache = RegionCache::empty();
-        let plan = queue.plan(mover);
-        if let Begun::Queued(mut batch) = queue.begin(mover, plan) {
+        let mut plan = queue.plan(mover);
+        if let Begun::Queued(mut batch) = queue.begin(mover, &mut plan) {
             assert!(batch.room() >= BURST, "the channel has no room for a burst");
             let mut list = batch.singles();
             for i in 0..BURST as u64 {

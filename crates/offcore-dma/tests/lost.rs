@@ -27,8 +27,8 @@ fn rig(lost_after: Duration) -> Rig {
 
 impl Rig {
     fn submit(&mut self) {
-        let plan = self.queue.plan(&mut self.mover);
-        let Begun::Queued(mut batch) = self.queue.begin(&mut self.mover, plan) else {
+        let mut plan = self.queue.plan(&mut self.mover);
+        let Begun::Queued(mut batch) = self.queue.begin(&mut self.mover, &mut plan) else {
             panic!("the core copies")
         };
         let base = self.bytes.as_mut_ptr();

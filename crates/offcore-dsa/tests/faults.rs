@@ -135,12 +135,12 @@ impl Rig {
     }
 
     fn submit(&mut self) {
-        let plan = self.queue.plan(&mut self.mover);
+        let mut plan = self.queue.plan(&mut self.mover);
         let packets: Vec<Packet> =
             (0..BURST.min(plan.packets).min(plan.copies)).map(|i| self.packet(self.sent + i)).collect();
         self.sent += packets.len();
         let Self { queue, mover, clock, source, target, verified, .. } = self;
-        match queue.begin(mover, plan) {
+        match queue.begin(mover, &mut plan) {
             Begun::Immediate(batch) => {
                 gather(batch, &packets, (source, target), clock);
                 packets.iter().for_each(|packet| check(packet, (source, target), verified));

@@ -43,13 +43,13 @@ fn submit<const I: bool>(mut batch: Batch<'_, Kept, I>, burst: Burst, clock: &mu
 impl Task for KeepHeads {
     fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         self.drain(ctx);
-        let plan = self.copies.plan(ctx.mover);
+        let mut plan = self.copies.plan(ctx.mover);
         let most = ctx.burst.min(plan.packets).min(plan.copies);
         let Context { mover, cache, clock, .. } = &mut *ctx;
         let mut burst = Burst::new();
         self.rx.rx(&mut Context { mover, cache, clock, burst: most }, &mut burst);
         let received = burst.len();
-        let complete = match self.copies.begin(mover, plan) {
+        let complete = match self.copies.begin(mover, &mut plan) {
             Begun::Immediate(batch) => submit(batch, burst, clock),
             Begun::Queued(batch) => submit(batch, burst, clock),
         };

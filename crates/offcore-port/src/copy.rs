@@ -160,7 +160,7 @@ impl CopyRx {
         let mut reap = false;
         loop {
             let Context { mover, cache, clock, .. } = &mut *ctx;
-            let gathered = match queue.begin(mover, plan) {
+            let gathered = match queue.begin(mover, &mut plan) {
                 Begun::Immediate(batch) => pending.gather(batch, cache, clock, burst),
                 Begun::Queued(batch) => pending.gather(batch, cache, clock, burst),
             };

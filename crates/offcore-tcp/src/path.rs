@@ -375,9 +375,9 @@ fn submit<T: Copied>(
     let pool = ctx.cache.pool();
     let mut by_core = false;
     while !waiting.is_empty() {
-        let plan = if by_core { queue.plan_by_core(ctx.mover) } else { queue.plan(ctx.mover) };
+        let mut plan = if by_core { queue.plan_by_core(ctx.mover) } else { queue.plan(ctx.mover) };
         let before = waiting.len();
-        match queue.begin(ctx.mover, plan) {
+        match queue.begin(ctx.mover, &mut plan) {
             Begun::Immediate(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
             Begun::Queued(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
         }

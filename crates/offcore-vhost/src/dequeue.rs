@@ -144,7 +144,7 @@ impl Dequeue {
         let mut plan = copies.plan(mover);
         if !plan.by_core() {
             let wanted = burst_limit(most).min(plan.copies);
-            if let Begun::Queued(batch) = copies.begin(mover, plan)
+            if let Begun::Queued(batch) = copies.begin(mover, &mut plan)
                 && call.submit(batch, wanted)? == Gathered::Some
             {
                 return Ok(());
@@ -153,7 +153,7 @@ impl Dequeue {
             plan = copies.plan_by_core(mover);
         }
         let room = call.burst.remaining_capacity().min(most.saturating_sub(already));
-        match copies.begin(mover, plan) {
+        match copies.begin(mover, &mut plan) {
             Begun::Immediate(batch) => call.submit(batch, room).map(drop),
             Begun::Queued(batch) => {
                 let result = call.submit(batch, room);

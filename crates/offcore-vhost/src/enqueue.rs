@@ -84,9 +84,9 @@ impl Enqueue {
         let mut by_core = false;
         let mut broken = None;
         while !call.burst.is_empty() {
-            let plan = if by_core { copies.plan_by_core(mover) } else { copies.plan(mover) };
+            let mut plan = if by_core { copies.plan_by_core(mover) } else { copies.plan(mover) };
             let before = call.done.packets;
-            let stop = match copies.begin(mover, plan) {
+            let stop = match copies.begin(mover, &mut plan) {
                 Begun::Immediate(batch) => call.submit(batch),
                 Begun::Queued(batch) => call.submit(batch),
             };

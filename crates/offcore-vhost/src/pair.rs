@@ -204,7 +204,7 @@ impl Pair {
         let end = loop {
             let wanted = burst_limit(ctx.burst);
             let mut call = Call { from, to, chains: &mut self.chains, clock: ctx.clock, forwarded };
-            let (taken, end) = match self.copies.begin(ctx.mover, plan) {
+            let (taken, end) = match self.copies.begin(ctx.mover, &mut plan) {
                 Begun::Immediate(batch) => call.submit(batch, wanted, &mut rewrite),
                 Begun::Queued(batch) => call.submit(batch, wanted, &mut rewrite),
             };

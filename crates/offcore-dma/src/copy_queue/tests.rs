@@ -54,10 +54,10 @@ impl Bed {
 
     /// Submits as many of `kinds` as there is room for; returns whether they were complete at once.
     fn submit(&mut self, kinds: &[Kind]) -> bool {
-        let plan = self.queue.plan(&mut self.mover);
+        let mut plan = self.queue.plan(&mut self.mover);
         let Self { mover, queue, clock, source, target, sent, .. } = self;
         let first = *sent;
-        let complete = match queue.begin(mover, plan) {
+        let complete = match queue.begin(mover, &mut plan) {
             Begun::Immediate(batch) => gather(batch, kinds, (source, target), sent, clock),
             Begun::Queued(batch) => gather(batch, kinds, (source, target), sent, clock),
         };

@@ -132,7 +132,7 @@ impl Channels {
     pub(crate) unsafe fn submit(
         &mut self,
         queue: &mut Queue,
-        plan: Plan,
+        plan: &Plan,
         list: &[CopyOp],
         beside: &[CopyOp],
         clock: &mut StageClock,

@@ -37,9 +37,9 @@ impl Lane {
     /// Submits a burst of packets of these lengths; returns how many of them a channel has been given.
     fn submit_lens(&mut self, mover: &mut Mover, lens: &[usize]) -> usize {
         let before = mover.decisions(self.id()).by_engine;
-        let plan = self.queue.plan(mover);
+        let mut plan = self.queue.plan(mover);
         let lens = &lens[..lens.len().min(plan.packets).min(plan.copies)];
-        match self.queue.begin(mover, plan) {
+        match self.queue.begin(mover, &mut plan) {
             Begun::Immediate(mut batch) => {
                 let numbers = gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
                 // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
@@ -406,8 +406,8 @@ fn empty_packets_say_nothing_of_time() {
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
     choose(&mut mover, lane.id(), choice::ALL);
-    let plan = lane.queue.plan(&mut mover);
-    let Begun::Queued(mut batch) = lane.queue.begin(&mut mover, plan) else { panic!("the core copies") };
+    let mut plan = lane.queue.plan(&mut mover);
+    let Begun::Queued(mut batch) = lane.queue.begin(&mut mover, &mut plan) else { panic!("the core copies") };
     batch.enter(0);
     // SAFETY: there is no copy.
     unsafe { batch.submit(&mut StageClock::private()) };
