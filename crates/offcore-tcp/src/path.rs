@@ -150,10 +150,14 @@ impl Path {
         self.stack.rx(now, iface, &mut heads, &mut self.out);
         drop(heads);
         ctx.clock.lap(Stage::Header);
+        let mut places = self.out.places.drain(..);
         for (mut packet, verdict) in packets.drain(..).zip(self.out.verdicts.drain(..)) {
             match verdict {
                 Verdict::Consumed | Verdict::Drop(_) => ctx.cache.free(packet),
-                Verdict::Place(place) => self.to_place.push_back(Placing { packet, place }),
+                Verdict::Place => {
+                    let place = places.next().expect("each such verdict has a place");
+                    self.to_place.push_back(Placing { packet, place });
+                }
                 Verdict::Reply => {
                     packet.set_offload(false);
                     let Some(link) = self.links.get_mut(usize::from(iface)) else {
@@ -164,12 +168,12 @@ impl Path {
                 }
             }
         }
+        drop(places);
         self.submit_places(ctx);
     }
 
-    /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most. Returns when
-    /// something is due next, in microseconds.
-    pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) -> Option<u64> {
+    /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most.
+    pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) {
         self.finish(ctx, now);
         self.stack.timers(now, &mut self.out);
         if !self.to_place.is_empty() {
@@ -181,8 +185,6 @@ impl Path {
         }
         ctx.clock.lap(Stage::Header);
         self.take_out(ctx, now);
-        // What has just been sent has a timer too.
-        self.stack.deadline(now)
     }
 
     /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
@@ -325,6 +327,21 @@ impl Copied for Placing {
         let Place { conn, pos, skip, len, .. } = self.place;
         let mut skip = usize::from(skip);
         let mut to = stack.place_pieces(conn, pos, len);
+        if !self.packet.is_segmented() {
+            // SAFETY: inside the packet's data, or where it ends.
+            let mut src = unsafe { self.packet.data().add(skip.min(self.packet.len())) };
+            let mut left = self.packet.len().saturating_sub(skip);
+            to.for_each(|(dst, room)| {
+                let n = room.min(left);
+                if n > 0 {
+                    each(src, dst, n);
+                }
+                left -= n;
+                // SAFETY: as above.
+                src = unsafe { src.add(n) };
+            });
+            return;
+        }
         let mut target = to.next();
         pool.for_each_segment(&self.packet, |mut src, mut len| {
             let left_out = skip.min(len);
@@ -351,7 +368,7 @@ impl Copied for Sending {
     #[inline]
     fn copies(&self, stack: &Stack, _: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
         let (mut dst, mut room) = (self.packet.data(), self.packet.len());
-        for (src, len) in stack.plan_pieces(&self.plan) {
+        stack.plan_pieces(&self.plan).for_each(|(src, len)| {
             let n = len.min(room);
             if n > 0 {
                 each(src, dst, n);
@@ -359,7 +376,7 @@ impl Copied for Sending {
             room -= n;
             // SAFETY: inside the packet's data, or where it ends.
             dst = unsafe { dst.add(n) };
-        }
+        });
     }
 }
 

@@ -6,8 +6,8 @@
 //! copied first and parsed from the copy.
 //!
 //! What is written is a value: a header's fields in the host's byte order, whose `write` fills an array of the header's
-//! exact size and cannot fail either. Short messages (ARP, ICMP, TCP options) are values in both directions: `parse` reads
-//! all of one.
+//! exact size and cannot fail either. Short messages (ARP, ICMP, TCP options) are values in both directions: `parse`, or `read`,
+//! reads all of one.
 //!
 //! Nothing here allocates for a packet, nothing is `unsafe`, and nothing panics whatever the bytes are.
 //!

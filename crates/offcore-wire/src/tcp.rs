@@ -219,7 +219,7 @@ impl<'a> TcpSegment<'a> {
         HEADER_LEN + self.options.len()
     }
 
-    /// The options, 0 to 40 bytes, for [`TcpOptions::parse`].
+    /// The options, 0 to 40 bytes, for [`TcpOptions::read`].
     #[inline]
     pub fn options(&self) -> &'a [u8] {
         self.options

@@ -59,8 +59,12 @@ impl Flows {
 
     /// What is known of a flow. `key_of` tells the flow of an entry.
     #[inline]
-    pub(super) fn find(&self, key: &FlowKey, key_of: impl Fn(Entry) -> Option<FlowKey>) -> Option<Entry> {
-        let is = |value| key_of(Entry::of(value)).as_ref() == Some(key);
+    pub(super) fn find<'a>(
+        &self,
+        key: &FlowKey,
+        key_of: impl Fn(Entry) -> Option<&'a FlowKey>,
+    ) -> Option<Entry> {
+        let is = |value| key_of(Entry::of(value)) == Some(key);
         self.demux.lookup(self.hash.hash(key), is).map(Entry::of)
     }
 
@@ -98,15 +102,15 @@ impl Flows {
 
 /// The flow of an entry: with parts of the stack, so that another part may change meanwhile.
 #[inline]
-pub(super) fn key_of(
-    conns: &Conns,
-    halves: &[Option<Half>],
-    time_wait: &TimeWait,
+pub(super) fn key_of<'a>(
+    conns: &'a Conns,
+    halves: &'a [Option<Half>],
+    time_wait: &'a TimeWait,
     entry: Entry,
-) -> Option<FlowKey> {
+) -> Option<&'a FlowKey> {
     match entry {
-        Entry::Conn(index) => conns.peek(index).map(|conn| conn.tcb.key),
-        Entry::Half(index) => halves[index as usize].as_ref().map(|half| half.both.key),
-        Entry::TimeWait(index) => time_wait.get(index).map(|entry| entry.key),
+        Entry::Conn(index) => conns.peek(index).map(|conn| &conn.tcb.key),
+        Entry::Half(index) => halves[index as usize].as_ref().map(|half| &half.both.key),
+        Entry::TimeWait(index) => time_wait.get(index).map(|entry| &entry.key),
     }
 }

@@ -277,13 +277,14 @@ impl Input<'_> {
         } else {
             tcb.placing += 1;
             fifo.hold(text.range.start, (text.range.end - text.range.start) as usize);
-            Verdict::Place(Place {
+            self.out.places.push(Place {
                 conn: self.id,
                 pos: text.range.start,
                 skip: (segment.payload_at as u64 + (text.range.start - start)) as u16,
                 len: (text.range.end - text.range.start) as u32,
                 commit_to: text.commit_to,
-            })
+            });
+            Verdict::Place
         };
         conn.settle(self.id, self.out);
         Ok((verdict, outcome))

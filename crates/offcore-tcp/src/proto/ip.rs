@@ -1,6 +1,6 @@
 //! The headers in front of TCP, UDP and ICMP, read and written.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use offcore_wire::{
     EtherType, EthernetFrame, IpProtocol, Ipv4Header, Ipv4Packet, Ipv6Header, Ipv6Packet, MacAddr, Sum,
@@ -34,7 +34,7 @@ pub(crate) struct IpHeaders {
 /// What a frame is.
 pub(crate) enum Frame {
     Arp,
-    Ip(IpHeaders),
+    Ip,
 }
 
 /// Offset of the end of the IP packet in a frame of `len` bytes: what is behind it is padding. `head` are the frame's
@@ -54,26 +54,28 @@ pub fn ip_end(head: &[u8], len: usize) -> usize {
     found.map_or(len, |found| ethernet::HEADER_LEN + found)
 }
 
-/// Reads the headers of a frame of `len` bytes whose first ones are `head`.
+/// Reads the headers of a frame of `len` bytes whose first ones are `head`; those of IP into `headers`.
+// In place: a copy of what has just been stored field by field waits for the stores, with every packet.
 #[inline]
-pub(crate) fn parse(head: &[u8], len: usize) -> Result<Frame, DropReason> {
+pub(crate) fn parse(head: &[u8], len: usize, headers: &mut IpHeaders) -> Result<Frame, DropReason> {
     let frame = EthernetFrame::new_checked(head).map_err(|_| DropReason::Malformed)?;
     let available = len.saturating_sub(ethernet::HEADER_LEN);
     match frame.ethertype() {
-        EtherType::IPV4 => parse_v4(&frame, available).map(Frame::Ip),
-        EtherType::IPV6 => parse_v6(&frame, available).map(Frame::Ip),
-        EtherType::ARP => Ok(Frame::Arp),
-        _ => Err(DropReason::Protocol),
+        EtherType::IPV4 => parse_v4(&frame, available, headers)?,
+        EtherType::IPV6 => parse_v6(&frame, available, headers)?,
+        EtherType::ARP => return Ok(Frame::Arp),
+        _ => return Err(DropReason::Protocol),
     }
+    Ok(Frame::Ip)
 }
 
 #[inline]
-fn parse_v4(frame: &EthernetFrame<'_>, available: usize) -> Result<IpHeaders, DropReason> {
+fn parse_v4(frame: &EthernetFrame<'_>, available: usize, to: &mut IpHeaders) -> Result<(), DropReason> {
     let ip = Ipv4Packet::head_of(frame.payload(), available).map_err(|_| DropReason::Malformed)?;
     if !ip.verify_checksum() {
         return Err(DropReason::Checksum);
     }
-    Ok(IpHeaders {
+    *to = IpHeaders {
         src_mac: frame.src(),
         dst_mac: frame.dst(),
         src: ip.src().into(),
@@ -84,15 +86,16 @@ fn parse_v4(frame: &EthernetFrame<'_>, available: usize) -> Result<IpHeaders, Dr
         transport: ethernet::HEADER_LEN + ip.header_len(),
         end: ethernet::HEADER_LEN + usize::from(ip.total_len()),
         fragment: ip.is_fragment(),
-    })
+    };
+    Ok(())
 }
 
 #[inline]
-fn parse_v6(frame: &EthernetFrame<'_>, available: usize) -> Result<IpHeaders, DropReason> {
+fn parse_v6(frame: &EthernetFrame<'_>, available: usize, to: &mut IpHeaders) -> Result<(), DropReason> {
     let ip = Ipv6Packet::head_of(frame.payload(), available).map_err(|_| DropReason::Malformed)?;
     let payload = ethernet::HEADER_LEN + ipv6::HEADER_LEN;
     let transport = ip.transport().map_err(|_| DropReason::Malformed)?;
-    Ok(IpHeaders {
+    *to = IpHeaders {
         src_mac: frame.src(),
         dst_mac: frame.dst(),
         src: ip.src().into(),
@@ -103,10 +106,25 @@ fn parse_v6(frame: &EthernetFrame<'_>, available: usize) -> Result<IpHeaders, Dr
         transport: payload + (ip.payload().len() - transport.payload.len()),
         end: payload + usize::from(ip.payload_len()),
         fragment: transport.fragment.is_some(),
-    })
+    };
+    Ok(())
 }
 
 impl IpHeaders {
+    /// Of no packet.
+    pub(crate) const NONE: Self = Self {
+        src_mac: MacAddr([0; 6]),
+        dst_mac: MacAddr([0; 6]),
+        src: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        dst: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        protocol: IpProtocol::TCP,
+        ecn: 0,
+        hops: 0,
+        transport: 0,
+        end: 0,
+        fragment: false,
+    };
+
     /// Bytes of transport header and payload.
     #[inline]
     pub(crate) fn transport_len(&self) -> usize {

@@ -37,8 +37,8 @@ pub enum Verdict {
     Drop(DropReason),
     /// Its head is now the head of a reply, to be sent by the interface that it came from.
     Reply,
-    /// Its payload belongs into a FIFO.
-    Place(Place),
+    /// Its payload belongs into a FIFO: the next one of [`Out::places`] says where.
+    Place,
 }
 
 /// A copy of a packet's payload to an rx_fifo, whose blocks exist.
@@ -150,6 +150,8 @@ pub enum Cause {
 pub struct Out {
     /// One for each received packet.
     pub verdicts: Vec<Verdict>,
+    /// One for each verdict that is [`Verdict::Place`].
+    pub places: Vec<Place>,
     /// To be sent, in this order, before what is planned.
     pub controls: Vec<Control>,
     pub plans: Vec<Plan>,
@@ -160,6 +162,7 @@ impl Out {
     /// Forgets everything; keeps the memory.
     pub fn clear(&mut self) {
         self.verdicts.clear();
+        self.places.clear();
         self.controls.clear();
         self.plans.clear();
         self.events.clear();

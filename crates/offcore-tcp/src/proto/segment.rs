@@ -29,24 +29,38 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// None.
+    pub(crate) const NONE: Self = Self {
+        src_port: 0,
+        dst_port: 0,
+        seq: 0,
+        ack: 0,
+        flags: TcpFlags(0),
+        window: 0,
+        options: TcpOptions::NONE,
+        payload_at: 0,
+        payload_len: 0,
+        congestion_experienced: false,
+    };
+
     /// Reads the segment in a frame whose first bytes are `head`.
+    // In place, as the IP headers.
     #[inline]
-    pub(crate) fn parse(ip: &IpHeaders, head: &[u8]) -> Result<Self, DropReason> {
+    pub(crate) fn read(&mut self, ip: &IpHeaders, head: &[u8]) -> Result<(), DropReason> {
         let bytes = head.get(ip.transport..ip.end.min(head.len())).ok_or(DropReason::Malformed)?;
         let tcp = TcpSegment::new_checked(bytes).map_err(|_| DropReason::Malformed)?;
         let payload_at = ip.transport + tcp.header_len();
-        Ok(Self {
-            src_port: tcp.src_port(),
-            dst_port: tcp.dst_port(),
-            seq: tcp.seq(),
-            ack: tcp.ack(),
-            flags: tcp.flags(),
-            window: tcp.window(),
-            options: TcpOptions::parse(tcp.options()),
-            payload_at,
-            payload_len: (ip.end - payload_at) as u32,
-            congestion_experienced: ip.ecn == 3,
-        })
+        self.src_port = tcp.src_port();
+        self.dst_port = tcp.dst_port();
+        self.seq = tcp.seq();
+        self.ack = tcp.ack();
+        self.flags = tcp.flags();
+        self.window = tcp.window();
+        self.options.read(tcp.options());
+        self.payload_at = payload_at;
+        self.payload_len = (ip.end - payload_at) as u32;
+        self.congestion_experienced = ip.ecn == 3;
+        Ok(())
     }
 
     /// The flow that it is of, as we see it. An IPv6 packet from a mapped address is of none (RFC 4038, 4.2).

@@ -23,17 +23,16 @@ impl FlowHash {
     pub(super) fn hash(&self, flow: &FlowKey) -> u64 {
         // As words: bytes put together in memory would have to be read back at once. SipHash includes the length, so
         // the short form of IPv4 has values of its own; it saves three rounds of eight.
-        let (local, remote, ports) = flow.words();
         let mut hasher = self.0;
-        if flow.is_v4() {
-            hasher.write_u64((local >> 96 << 32 | remote >> 96) as u64);
+        if let Some(addresses) = flow.v4_addresses() {
+            hasher.write_u64(addresses);
         } else {
-            for address in [local, remote] {
+            for address in flow.addresses() {
                 hasher.write_u64(address as u64);
                 hasher.write_u64((address >> 64) as u64);
             }
         }
-        hasher.write_u32(ports);
+        hasher.write_u32(flow.ports());
         hasher.finish()
     }
 }

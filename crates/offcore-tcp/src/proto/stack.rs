@@ -193,10 +193,11 @@ impl Stack {
         packet: &mut RxSeg<'_>,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let ip = match ip::parse(packet.head, packet.len as usize)? {
-            Frame::Ip(ip) => ip,
+        let mut ip = IpHeaders::NONE;
+        match ip::parse(packet.head, packet.len as usize, &mut ip)? {
+            Frame::Ip => {}
             Frame::Arp => return Ok(self.net.arp(now, iface, packet.head, out)),
-        };
+        }
         let here = self.net.ifaces.get(usize::from(iface)).ok_or(DropReason::NotForUs)?;
         let to_us = here.owns(ip.dst);
         let to_station = ip.dst_mac == here.mac;
@@ -218,7 +219,8 @@ impl Stack {
         }
         match ip.protocol {
             IpProtocol::TCP if to_us && to_station && !ip.src.is_unspecified() => {
-                let segment = Segment::parse(&ip, packet.head)?;
+                let mut segment = Segment::NONE;
+                segment.read(&ip, packet.head)?;
                 self.segment(now, &ip, &segment, out)
             }
             IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(&ip, packet, to_us, out),
@@ -247,7 +249,7 @@ impl Stack {
 
     /// The flow of an entry.
     #[inline]
-    pub(super) fn key_of(&self, entry: Entry) -> Option<FlowKey> {
+    pub(super) fn key_of(&self, entry: Entry) -> Option<&FlowKey> {
         key_of(&self.conns, &self.halves, &self.time_wait, entry)
     }
 
@@ -471,10 +473,15 @@ impl Stack {
         if commit_to > this.tcb.committed {
             this.tcb.committed = commit_to;
             this.rx.commit(&self.arena, commit_to);
-            out.events.push(Event::Readable(conn));
+            // One event says it for all that came at once.
+            if out.events.last() != Some(&Event::Readable(conn)) {
+                out.events.push(Event::Readable(conn));
+            }
         }
         this.settle(conn, out);
-        self.free_when_done(conn);
+        if this.is_free() {
+            self.free_when_done(conn);
+        }
     }
 
     /// Where the bytes of a [`Place`](super::packet::Place) belong: addresses and lengths.
@@ -498,7 +505,7 @@ impl Stack {
     }
 
     /// Does what is due by `now`; returns when something is due next.
-    pub fn timers(&mut self, now: u64, out: &mut Out) -> Option<u64> {
+    pub fn timers(&mut self, now: u64, out: &mut Out) {
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
         self.wheel.expire(now, EXPIRIES, |index| due.push(index));
         for index in due {
@@ -514,7 +521,6 @@ impl Stack {
         self.flows.round();
         self.net.timers(now, out, |_| ());
         self.settle(now, out);
-        self.deadline(now)
     }
 
     /// When something is due next, as it is known now: what is planned, sealed or written later may be due earlier.

@@ -45,6 +45,8 @@ impl Node {
 pub(super) struct Wheel {
     /// The tick up to which slots have been emptied.
     clock: u64,
+    /// A tick before which no slot in use begins.
+    earliest: u64,
     nodes: Vec<Node>,
     slots: Slots,
 }
@@ -52,7 +54,7 @@ pub(super) struct Wheel {
 impl Wheel {
     /// A wheel whose clock begins at `now_us`, without timers.
     pub(super) fn new(now_us: u64) -> Self {
-        Self { clock: now_us / TICK_US, nodes: Vec::new(), slots: Slots::new() }
+        Self { clock: now_us / TICK_US, earliest: NEVER, nodes: Vec::new(), slots: Slots::new() }
     }
 
     /// Makes timers for the indices below `count`. Allocates: call it where connections are allocated.
@@ -103,7 +105,10 @@ impl Wheel {
     pub(super) fn expire(&mut self, now_us: u64, at_most: usize, mut expired: impl FnMut(u32)) -> usize {
         let now = now_us / TICK_US;
         let (mut count, mut moves) = (0, 0);
-        while let Some((slot, start)) = self.slots.next(self.clock).filter(|(_, start)| *start <= now) {
+        while self.earliest <= now {
+            let next = self.slots.next(self.clock);
+            self.earliest = next.map_or(NEVER, |(_, start)| start);
+            let Some((slot, start)) = next.filter(|(_, start)| *start <= now) else { break };
             self.clock = start.max(self.clock);
             while let Some(index) = self.slots.first(slot) {
                 let deadline = self.nodes[index as usize].deadline;
@@ -147,6 +152,7 @@ impl Wheel {
         let level = (highest / 8).min(LEVELS - 1);
         let slot = level * SLOTS + (at >> (8 * level)) as u32 % SLOTS;
         self.slots.push(&mut self.nodes, slot as u16, index);
+        self.earliest = self.earliest.min(self.start(slot as u16));
     }
 
     /// The first tick of a slot in use.

@@ -154,7 +154,8 @@ impl Bed {
             self.mover.poll(&mut self.clock);
             let Self { path, mover, cache, clock, .. } = self;
             let mut ctx = Context { mover, cache, clock, burst: BURST };
-            self.deadline = path.turn(&mut ctx, self.now, BURST);
+            path.turn(&mut ctx, self.now, BURST);
+            self.deadline = path.stack.deadline(self.now);
             path.take_events(&mut self.events);
             let sent = self.collect();
             let in_flight = self.path.in_flight(&mut self.mover);

@@ -172,7 +172,7 @@ impl Flow {
                 first.wrapping_add(at as u32)
             ));
         }
-        if let (None, Some(value)) = (self.stamps, TcpOptions::parse(segment.options()).timestamps) {
+        if let (None, Some(value)) = (self.stamps, read_options(segment.options()).timestamps) {
             let options = expected.and_then(|expected| expected.options.as_deref()).unwrap_or_default();
             let first = options.iter().find_map(|option| match option {
                 TcpOption::Timestamps(value, _) => *value,
@@ -210,7 +210,7 @@ impl Flow {
             }
             let len = after.first().map_or(2, |len| usize::from(*len)).clamp(2, rest.len().max(2));
             let (option, after) = rest.split_at(len.min(rest.len()));
-            let known = TcpOptions::parse(option);
+            let known = read_options(option);
             let relative =
                 |block: &SackBlock| (block.start.wrapping_sub(PEER_ISN), block.end.wrapping_sub(PEER_ISN));
             options.push(match (kind, known.mss, known.window_scale, known.timestamps) {
@@ -354,4 +354,11 @@ pub(crate) fn neighbour(frame: &[u8], theirs: IpAddr) -> Option<Option<Vec<u8>>>
         }
         _ => None,
     }
+}
+
+/// The options of a segment.
+fn read_options(bytes: &[u8]) -> TcpOptions {
+    let mut options = TcpOptions::NONE;
+    options.read(bytes);
+    options
 }

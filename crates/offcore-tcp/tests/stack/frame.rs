@@ -30,7 +30,7 @@ pub(crate) fn read(frame: &[u8]) -> Option<Seen> {
         seq: segment.seq(),
         ack: segment.ack(),
         flags: segment.flags(),
-        options: TcpOptions::parse(segment.options()),
+        options: read_options(segment.options()),
         len: segment.payload().len(),
         ecn: frame[IP + 1] & 3,
     })
@@ -69,4 +69,11 @@ pub(crate) fn mend(frame: &mut [u8]) {
     let pseudo = Sum::pseudo_v4(address(IP + 12), address(IP + 16), IpProtocol::TCP, len);
     let sum = (pseudo + Sum::of(&frame[TCP..])).checksum();
     frame[TCP + 16..TCP + 18].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// The options of a segment.
+fn read_options(bytes: &[u8]) -> TcpOptions {
+    let mut options = TcpOptions::NONE;
+    options.read(bytes);
+    options
 }

@@ -144,13 +144,15 @@ impl Host {
             .collect();
         self.stack.rx(now, 0, &mut packets, &mut self.out);
         let verdicts = std::mem::take(&mut self.out.verdicts);
+        let mut places = std::mem::take(&mut self.out.places).into_iter();
         assert_eq!(verdicts.len(), frames.len());
         for (verdict, frame) in verdicts.iter().zip(frames) {
             match verdict {
-                Verdict::Place(place) => {
+                Verdict::Place => {
+                    let place = places.next().expect("each has a place");
                     let from = usize::from(place.skip);
                     let bytes = frame[from..from + place.len as usize].to_vec();
-                    self.order(Copying::Place(*place, bytes));
+                    self.order(Copying::Place(place, bytes));
                 }
                 Verdict::Reply => self.frames.push(frame.clone()),
                 Verdict::Consumed | Verdict::Drop(_) => {}

@@ -54,36 +54,45 @@ pub struct SackBlock {
 }
 
 impl TcpOptions {
-    /// Reads the options of a segment. It cannot fail (RFC 9293, MUST-6 and MUST-7): an option that is not known is
+    /// None of them.
+    pub const NONE: Self = Self {
+        mss: None,
+        window_scale: None,
+        sack_permitted: false,
+        timestamps: None,
+        sack: ArrayVec::new_const(),
+    };
+
+    /// Adds the options of a segment. It cannot fail (RFC 9293, MUST-6 and MUST-7): an option that is not known is
     /// skipped by its length, and so is a known one of another length than its own; one whose length is below 2 or goes
     /// beyond the bytes ends the options. Of an option that is there twice the last counts. A window scale above
     /// [`MAX_WINDOW_SCALE`] is read as that (RFC 7323, 2.3).
     #[inline]
-    pub fn parse(options: &[u8]) -> Self {
+    pub fn read(&mut self, options: &[u8]) {
         // NOP, NOP, timestamps and nothing else: nearly every segment of a connection that has timestamps.
         if let &[kind::NOP, kind::NOP, kind::TIMESTAMPS, 10, v0, v1, v2, v3, e0, e1, e2, e3] = options {
             let value = u32::from_be_bytes([v0, v1, v2, v3]);
             let echo = u32::from_be_bytes([e0, e1, e2, e3]);
-            return Self { timestamps: Some(Timestamps { value, echo }), ..Self::default() };
+            self.timestamps = Some(Timestamps { value, echo });
+        } else {
+            self.walk(options);
         }
-        Self::walk(options)
     }
 
-    fn walk(options: &[u8]) -> Self {
-        let mut found = Self::default();
+    fn walk(&mut self, options: &[u8]) {
         let mut rest = options;
         loop {
             rest = match *rest {
-                [] | [kind::END, ..] => return found,
+                [] | [kind::END, ..] => return,
                 [kind::NOP, ref rest @ ..] => rest,
                 [kind, len, ..] => match rest.split_at_checked(len.into()) {
                     Some(([_, _, value @ ..], rest)) => {
-                        found.take(kind, value);
+                        self.take(kind, value);
                         rest
                     }
-                    _ => return found,
+                    _ => return,
                 },
-                [_] => return found,
+                [_] => return,
             };
         }
     }

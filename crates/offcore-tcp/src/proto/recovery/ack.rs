@@ -49,8 +49,10 @@ impl Recovery {
     pub(crate) fn ack(&mut self, now: u64, ack: &Ack) -> Acked {
         let before = self.runs.una;
         let plain = ack.sacks.is_empty() && ack.dsack.is_none() && !ack.ece;
-        if !(plain && ack.una > before && ack.una <= self.runs.published && self.quiet()) {
-            return self.ack_slow(now, ack);
+        if !(plain && self.quiet() && ack.una <= self.runs.published && ack.una > before) {
+            // With every segment of a peer that we send nothing to.
+            let is_nothing = plain && ack.una == before && before == self.runs.published && self.quiet();
+            return if is_nothing { Acked::default() } else { self.ack_slow(now, ack) };
         }
         // Everything was sent once, so the estimators take the times as they are.
         let (first, last) = self.runs.advance_plain(ack.una);
