@@ -40,12 +40,81 @@ struct Sending {
     plan: Plan,
 }
 
+impl Placing {
+    /// The payload is in the FIFO.
+    #[inline]
+    fn finish(self, stack: &mut Stack, out: &mut Out, cache: &mut PoolCache) {
+        let Place { conn, pos, len, commit_to, .. } = self.place;
+        stack.placed(conn, pos, len, commit_to, out);
+        cache.free(self.packet);
+    }
+}
+
+impl Sending {
+    /// The packet has its payload: it gets its headers and goes.
+    #[inline]
+    fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
+        let Self { mut packet, plan } = self;
+        let by_port = links.get(plan.iface).checksums;
+        let payload = (!by_port).then(|| Sum::of(packet.bytes()));
+        let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
+        let sealed = stack.seal(now, &plan, payload, headroom, out);
+        let Sealed::Send { iface, headers: len, transport } = sealed else {
+            cache.free(packet);
+            return;
+        };
+        let len = usize::from(len);
+        packet.push(len);
+        if by_port {
+            let header = NetHeader {
+                flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
+                csum_start: transport.into(),
+                csum_offset: tcp::CHECKSUM_OFFSET,
+                ..NetHeader::default()
+            };
+            packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
+            packet.set_offload(true);
+        }
+        links.enqueue(cache, iface, packet);
+    }
+}
+
 /// What one interface's port is, and what is to be sent by it.
 #[derive(Debug, Default)]
 struct Link {
     /// The port completes checksums.
     checksums: bool,
     queue: VecDeque<Packet>,
+}
+
+/// All interfaces' links.
+#[derive(Debug, Default)]
+struct Links {
+    links: Vec<Link>,
+    stats: PathStats,
+}
+
+impl Links {
+    #[inline]
+    fn get(&mut self, iface: u8) -> &mut Link {
+        let index = usize::from(iface);
+        if index >= self.links.len() {
+            self.links.resize_with(index + 1, Link::default);
+        }
+        &mut self.links[index]
+    }
+
+    /// The packet waits until the port takes it.
+    #[inline]
+    fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
+        let link = self.get(iface);
+        if link.queue.len() >= QUEUE {
+            self.stats.starved += 1;
+            cache.free(packet);
+        } else {
+            link.queue.push_back(packet);
+        }
+    }
 }
 
 /// Counters of the path.
@@ -66,11 +135,10 @@ pub struct Path {
     /// What the copy queues have had no room for.
     to_place: VecDeque<Placing>,
     to_fill: VecDeque<Sending>,
-    /// Where packets are between their queue and what becomes of them; empty between calls.
+    /// Packets that were complete as soon as they were submitted; empty between calls.
     placed: Vec<Placing>,
     filled: Vec<Sending>,
-    links: Vec<Link>,
-    stats: PathStats,
+    links: Links,
 }
 
 impl Path {
@@ -88,8 +156,7 @@ impl Path {
             to_fill: VecDeque::new(),
             placed: Vec::new(),
             filled: Vec::new(),
-            links: Vec::new(),
-            stats: PathStats::default(),
+            links: Links::default(),
         }
     }
 
@@ -104,15 +171,7 @@ impl Path {
 
     /// Says whether the port of interface `iface` completes checksums.
     pub fn set_link(&mut self, iface: u8, checksums: bool) {
-        self.link(iface).checksums = checksums;
-    }
-
-    fn link(&mut self, iface: u8) -> &mut Link {
-        let index = usize::from(iface);
-        if index >= self.links.len() {
-            self.links.resize_with(index + 1, Link::default);
-        }
-        &mut self.links[index]
+        self.links.get(iface).checksums = checksums;
     }
 
     /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room.
@@ -127,7 +186,7 @@ impl Path {
 
     /// What has gone wrong for want of room.
     pub fn stats(&self) -> PathStats {
-        self.stats
+        self.links.stats
     }
 
     /// Takes packets that interface `iface` has received.
@@ -160,11 +219,7 @@ impl Path {
                 }
                 Verdict::Reply => {
                     packet.set_offload(false);
-                    let Some(link) = self.links.get_mut(usize::from(iface)) else {
-                        ctx.cache.free(packet);
-                        continue;
-                    };
-                    link.queue.push_back(packet);
+                    self.links.enqueue(ctx.cache, iface, packet);
                 }
             }
         }
@@ -189,60 +244,20 @@ impl Path {
 
     /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
     fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let mut done = mem::take(&mut self.placed);
+        let Self { stack, out, rx, tx, links, .. } = self;
+        let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.index);
-        self.rx.take_by_key(ctx.mover, key, |placing| done.extend(placing));
-        for placing in done.drain(..) {
-            self.placed(ctx.cache, placing);
-        }
-        self.placed = done;
-        let mut done = mem::take(&mut self.filled);
+        rx.take_by_key(mover, key, |holder| {
+            if let Some(placing) = holder.take() {
+                placing.finish(stack, out, cache);
+            }
+        });
         let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.index);
-        self.tx.take_by_key(ctx.mover, key, |sending| done.extend(sending));
-        for sending in done.drain(..) {
-            self.filled(ctx.cache, now, sending);
-        }
-        self.filled = done;
-    }
-
-    fn placed(&mut self, cache: &mut PoolCache, Placing { packet, place }: Placing) {
-        self.stack.placed(place.conn, place.pos, place.len, place.commit_to, &mut self.out);
-        cache.free(packet);
-    }
-
-    /// A packet has its payload: it gets its headers and goes.
-    fn filled(&mut self, cache: &mut PoolCache, now: u64, Sending { mut packet, plan }: Sending) {
-        let by_port = self.link(plan.iface).checksums;
-        let payload = (!by_port).then(|| Sum::of(packet.bytes()));
-        let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
-        let sealed = self.stack.seal(now, &plan, payload, headroom, &mut self.out);
-        let Sealed::Send { iface, headers: len, transport } = sealed else {
-            cache.free(packet);
-            return;
-        };
-        let len = usize::from(len);
-        packet.push(len);
-        if by_port {
-            let header = NetHeader {
-                flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
-                csum_start: transport.into(),
-                csum_offset: tcp::CHECKSUM_OFFSET,
-                ..NetHeader::default()
-            };
-            packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
-            packet.set_offload(true);
-        }
-        self.enqueue(cache, iface, packet);
-    }
-
-    fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
-        let link = self.link(iface);
-        if link.queue.len() >= QUEUE {
-            self.stats.starved += 1;
-            cache.free(packet);
-        } else {
-            link.queue.push_back(packet);
-        }
+        tx.take_by_key(mover, key, |holder| {
+            if let Some(sending) = holder.take() {
+                sending.finish(stack, out, links, cache, now);
+            }
+        });
     }
 
     /// What the stack has asked for becomes packets.
@@ -251,11 +266,11 @@ impl Path {
         for control in controls.drain(..) {
             let bytes = control.bytes();
             let Some(mut packet) = ctx.cache.take_sized(HEADROOM, bytes.len()) else {
-                self.stats.starved += 1;
+                self.links.stats.starved += 1;
                 continue;
             };
             packet.bytes_mut().copy_from_slice(bytes);
-            self.enqueue(ctx.cache, control.iface, packet);
+            self.links.enqueue(ctx.cache, control.iface, packet);
         }
         self.out.controls = controls;
         let mut plans = mem::take(&mut self.out.plans);
@@ -269,7 +284,7 @@ impl Path {
                     self.to_fill.push_back(Sending { packet, plan });
                 }
                 None => {
-                    self.stats.starved += 1;
+                    self.links.stats.starved += 1;
                     self.stack.give_up(&plan);
                 }
             }
@@ -279,28 +294,24 @@ impl Path {
     }
 
     fn submit_places(&mut self, ctx: &mut Context<'_>) {
-        let Self { stack, rx, to_place, .. } = self;
-        let mut done = mem::take(&mut self.placed);
-        submit(rx, stack, to_place, ctx, &mut done);
-        for placing in done.drain(..) {
-            self.placed(ctx.cache, placing);
+        let Self { stack, out, rx, to_place, placed, .. } = self;
+        submit(rx, stack, to_place, ctx, placed);
+        for placing in placed.drain(..) {
+            placing.finish(stack, out, ctx.cache);
         }
-        self.placed = done;
     }
 
     fn submit_fills(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let Self { stack, tx, to_fill, .. } = self;
-        let mut done = mem::take(&mut self.filled);
-        submit(tx, stack, to_fill, ctx, &mut done);
-        for sending in done.drain(..) {
-            self.filled(ctx.cache, now, sending);
+        let Self { stack, out, tx, to_fill, filled, links, .. } = self;
+        submit(tx, stack, to_fill, ctx, filled);
+        for sending in filled.drain(..) {
+            sending.finish(stack, out, links, ctx.cache, now);
         }
-        self.filled = done;
     }
 
     /// Packets to be sent by interface `iface`, in order.
     pub fn to_send(&mut self, iface: u8) -> &mut VecDeque<Packet> {
-        &mut self.link(iface).queue
+        &mut self.links.get(iface).queue
     }
 
     /// What applications are told, since the last call.

@@ -57,11 +57,24 @@ impl Ipv4Header {
         put(to, field::FLAGS_OFFSET, [u8::from(self.dont_fragment) << 6, 0]);
         to[field::TTL] = self.ttl;
         to[field::PROTOCOL] = self.protocol.0;
-        put(to, field::CHECKSUM, [0, 0]);
         put(to, field::SRC, self.src.octets());
         put(to, field::DST, self.dst.octets());
-        let checksum = Sum::of(to).checksum();
-        put(to, field::CHECKSUM, checksum.to_be_bytes());
+        put(to, field::CHECKSUM, self.checksum().to_be_bytes());
+    }
+
+    /// Of the fields: reading back what has just been written would wait for the stores.
+    #[inline]
+    fn checksum(&self) -> u16 {
+        let words = [
+            [VERSION_IHL_PLAIN, self.dscp_ecn],
+            self.total_len.to_be_bytes(),
+            self.ident.to_be_bytes(),
+            [u8::from(self.dont_fragment) << 6, 0],
+            [self.ttl, self.protocol.0],
+        ];
+        let words: u32 = words.map(|word| u32::from(u16::from_be_bytes(word))).iter().sum();
+        let halves = |address: Ipv4Addr| (address.to_bits() >> 16) + (address.to_bits() & 0xffff);
+        Sum::from(words + halves(self.src) + halves(self.dst)).checksum()
     }
 }
 

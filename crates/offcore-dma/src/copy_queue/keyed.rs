@@ -41,10 +41,10 @@ impl Keys {
     }
 }
 
-impl<T: Default> CopyQueue<T> {
+impl<T> CopyQueue<T> {
     /// Takes the holders of packets that are complete: those of one key in the order in which they were entered. `key` is
     /// a number that should be small, the index of a connection, say, and `None` for a holder that is as
-    /// [`Default`] has it.
+    /// [`Default`] has it, as which `each` leaves it.
     ///
     /// A copy that does not complete holds up its own key. While that lasts, each packet in flight is looked at in each
     /// call.
@@ -52,7 +52,7 @@ impl<T: Default> CopyQueue<T> {
         &mut self,
         mover: &mut Mover,
         key: impl Fn(&T) -> Option<u32>,
-        mut each: impl FnMut(T),
+        mut each: impl FnMut(&mut T),
     ) {
         let Self { holders, keys, .. } = self;
         let (queue, channels) = mover.parts(self.id);
@@ -61,7 +61,7 @@ impl<T: Default> CopyQueue<T> {
             let ready = ring.ready();
             for slot in ring.slots().take(ready) {
                 if key(&holders[slot]).is_some() {
-                    each(std::mem::take(&mut holders[slot]));
+                    each(&mut holders[slot]);
                 }
             }
             ring.retire(ready);
@@ -77,7 +77,7 @@ impl<T: Default> CopyQueue<T> {
             let mut look = |slot: usize, done: bool| {
                 let Some(key) = key(&holders[slot]) else { return false };
                 if done && !keys.waits(key) {
-                    each(std::mem::take(&mut holders[slot]));
+                    each(&mut holders[slot]);
                     return false;
                 }
                 keys.wait(key);

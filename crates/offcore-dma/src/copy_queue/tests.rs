@@ -93,7 +93,7 @@ impl Bed {
         let mut taken = Vec::new();
         let key = |&number: &usize| (number > 0).then_some((number % keys) as u32);
         for _ in 0..calls {
-            self.queue.take_by_key(&mut self.mover, key, |number| taken.push(number));
+            self.queue.take_by_key(&mut self.mover, key, |number| taken.push(std::mem::take(number)));
         }
         assert!(taken.iter().all(|&number| self.is_copied(number)));
         taken
