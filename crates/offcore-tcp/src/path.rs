@@ -55,7 +55,7 @@ impl Sending {
     #[inline]
     fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
         let Self { mut packet, plan } = self;
-        let by_port = links.get(plan.iface).checksums;
+        let by_port = links.get(plan.iface()).checksums;
         let payload = (!by_port).then(|| Sum::of(packet.bytes()));
         let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
         let sealed = stack.seal(now, &plan, payload, headroom, out);

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use offcore_wire::Sum;
 
 use super::addr::ConnId;
+use super::send::Next;
 
 /// Bytes of a packet that the protocols see: the longest Ethernet, IP and TCP headers fit.
 pub const HEAD: usize = 128;
@@ -55,22 +56,43 @@ pub struct Place {
     pub commit_to: u64,
 }
 
-/// A copy of data from a tx_fifo to a packet, or to as many as segments of `mss` bytes make.
+/// A copy of data from a tx_fifo to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     pub conn: ConnId,
-    /// Interface that it goes by.
-    pub iface: u8,
     /// Position of the first byte in the stream.
     pub pos: u64,
     /// Bytes to copy; may be none, of a FIN alone.
     pub len: u32,
-    /// Bytes of a segment, at most.
-    pub mss: u16,
-    /// The stream ends after these bytes.
-    pub fin: bool,
-    /// It has been sent before.
-    pub again: bool,
+    /// The interface, and flags above. One word, since plans are moved right after they are made, and a load waits long for
+    /// the several narrower stores that it covers.
+    rest: u32,
+}
+
+impl Plan {
+    const FIN: u32 = 1 << 8;
+    const AGAIN: u32 = 1 << 9;
+
+    #[inline]
+    pub(crate) fn new(conn: ConnId, iface: u8, next: &Next) -> Self {
+        let Next { range, fin, again } = next;
+        let flags = (u32::from(*fin) * Self::FIN) | (u32::from(*again) * Self::AGAIN);
+        let len = (range.end - range.start) as u32;
+        Self { conn, pos: range.start, len, rest: u32::from(iface) | flags }
+    }
+
+    /// Interface that it goes by.
+    #[inline]
+    pub fn iface(&self) -> u8 {
+        self.rest as u8
+    }
+
+    /// What is to be sent.
+    #[inline]
+    pub(crate) fn next(&self) -> Next {
+        let range = self.pos..self.pos + u64::from(self.len);
+        Next { range, fin: self.rest & Self::FIN != 0, again: self.rest & Self::AGAIN != 0 }
+    }
 }
 
 /// What becomes of a planned packet when its copies are done.

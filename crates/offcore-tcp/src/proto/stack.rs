@@ -413,14 +413,14 @@ impl Stack {
         let Some(conn) = self.conns.get_mut(plan.conn) else { return Sealed::Obsolete };
         conn.planned -= 1;
         conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
-        let next = Next { range: plan.pos..plan.pos + u64::from(plan.len), fin: plan.fin, again: plan.again };
+        let next = plan.next();
         let tcb = &mut conn.tcb;
         let end = next.range.end + u64::from(next.fin);
         if tcb.state == State::Closed {
             self.free_when_done(plan.conn);
             return Sealed::Obsolete;
         }
-        if plan.again && end <= tcb.sender.una() {
+        if next.again && end <= tcb.sender.una() {
             tcb.sender.unplanned(&next);
             return Sealed::Obsolete;
         }
@@ -430,15 +430,15 @@ impl Stack {
         // Without a station the packet is as good as lost; retransmission finds it again when the neighbour answers.
         let mut envelope = tcb.envelope(own, station.unwrap_or(MacAddr([0xff; 6])));
         envelope.ident = self.net.next_ident();
-        envelope.ecn = u8::from(tcb.agreed.ecn && !plan.again && plan.len > 0) << 1;
+        envelope.ecn = u8::from(tcb.agreed.ecn && !next.again && plan.len > 0) << 1;
         let mut flags = TcpFlags::ACK;
         if plan.len > 0 && tcb.sender.is_last(next.range.end) {
             flags = flags | TcpFlags::PSH;
         }
-        if plan.fin {
+        if next.fin {
             flags = flags | TcpFlags::FIN;
         }
-        if tcb.agreed.ecn && !plan.again && plan.len > 0 && tcb.sender.recovery.cwr_due() {
+        if tcb.agreed.ecn && !next.again && plan.len > 0 && tcb.sender.recovery.cwr_due() {
             tcb.sender.recovery.cwr_sent();
             flags = flags | TcpFlags::CWR;
         }
@@ -459,8 +459,7 @@ impl Stack {
         let Some(conn) = self.conns.get_mut(plan.conn) else { return };
         conn.planned -= 1;
         conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
-        let range = plan.pos..plan.pos + u64::from(plan.len);
-        conn.tcb.sender.unplanned(&Next { range, fin: plan.fin, again: plan.again });
+        conn.tcb.sender.unplanned(&plan.next());
         self.touch(plan.conn);
     }
 
@@ -578,8 +577,6 @@ impl Conn {
         let len = (next.range.end - next.range.start) as u32;
         self.planned += 1;
         self.tx.hold(next.range.start, len as usize);
-        let mss = self.tcb.sender.mss();
-        let (iface, pos) = (self.tcb.way.iface, next.range.start);
-        out.plans.push(Plan { conn, iface, pos, len, mss, fin: next.fin, again: next.again });
+        out.plans.push(Plan::new(conn, self.tcb.way.iface, &next));
     }
 }
