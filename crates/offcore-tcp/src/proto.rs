@@ -4,6 +4,7 @@
 //! sequence numbers are what they look like on the wire, and only headers have them.
 mod addr;
 mod calls;
+mod config;
 mod conns;
 mod cookie;
 mod demux;
@@ -14,6 +15,7 @@ mod iface;
 mod input;
 mod ip;
 mod isn;
+mod keepalive;
 mod neighbour;
 mod net;
 mod opening;
@@ -33,11 +35,13 @@ mod wheel;
 
 pub use addr::{ConnId, FlowKey};
 pub use calls::{CallError, Info};
+pub use config::Config;
 pub use cookie::CookieCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
 pub use ip::ip_end;
+pub use keepalive::KeepAlive;
 pub use packet::{
     Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
-pub use stack::{Config, Stack};
+pub use stack::Stack;

@@ -104,6 +104,7 @@ fn worker(
         memory: MEMORY,
         receive_window: buffer,
         send_buffer: buffer,
+        largest_buffer: buffer,
         ..Config::default()
     };
     let mut stack = Stack::new(config).context("FIFOs")?;

@@ -7,6 +7,7 @@ use super::addr::{ConnId, FlowKey};
 use super::flows::{Entry, key_of};
 use super::handshake::Listener;
 use super::input::FIN_TIMEOUT;
+use super::keepalive::{KeepAlive, Keeping};
 use super::packet::{Cause, Out};
 use super::receive::Receiver;
 use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
@@ -149,7 +150,7 @@ impl Stack {
         if !this.tcb.may_send() {
             return Err(CallError::NotOpen);
         }
-        if this.written(&mut self.arena, self.config.send_buffer).is_err() {
+        if this.written(&mut self.arena, &self.config).is_err() {
             self.abort(now, conn, out);
             return Err(CallError::Misuse);
         }
@@ -165,7 +166,12 @@ impl Stack {
     pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         match this.rx.consumed(&mut self.arena) {
-            Ok(position) => this.tcb.receiver.consumed(position),
+            Ok(position) => {
+                let tcb = &mut this.tcb;
+                tcb.receiver.consumed(position);
+                let rtt = tcb.sender.recovery.srtt();
+                tcb.receiver.adapt(now, rtt, || self.config.buffer_limit(&self.arena));
+            }
             Err(_) => {
                 self.abort(now, conn, out);
                 return Err(CallError::Misuse);
@@ -190,6 +196,24 @@ impl Stack {
     pub fn set_nodelay(&mut self, now: u64, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         this.tcb.sender.no_delay = on;
+        self.touch(conn);
+        self.settle(now, out);
+        Ok(())
+    }
+
+    /// Whether a silent peer is asked if it is still there (RFC 9293, 3.8.4): by default none is.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`].
+    pub fn set_keepalive(
+        &mut self,
+        now: u64,
+        conn: ConnId,
+        wanted: Option<KeepAlive>,
+        out: &mut Out,
+    ) -> Result<(), CallError> {
+        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        this.tcb.keeping = wanted.map(|wanted| Box::new(Keeping::new(now, wanted)));
         self.touch(conn);
         self.settle(now, out);
         Ok(())

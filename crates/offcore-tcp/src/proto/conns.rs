@@ -3,6 +3,7 @@
 use offcore_session::{Arena, Fifo, Misuse, Place, Rx, Tx};
 
 use super::addr::ConnId;
+use super::config::Config;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
 
@@ -45,11 +46,17 @@ impl Conn {
         arena.give_slot(self.slot);
     }
 
-    /// Lets the application write as much as it has shown to need, `buffer` bytes ahead at most.
-    pub(super) fn grant(&mut self, arena: &mut Arena, buffer: u32) {
+    /// Lets the application write as much ahead as it has shown to need: up to the buffer that there is at first, or to
+    /// twice the congestion window where that is more.
+    pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
         let used = self.tx.edge() - self.tx.released();
         if used > self.ahead / 2 {
-            self.ahead = (self.ahead * 2).min(buffer.into()).max(FIRST_GRANT);
+            let mut most = u64::from(config.send_buffer);
+            if self.ahead >= most {
+                let window = 2 * self.tcb.sender.recovery.cwnd();
+                most = most.max(window.min(config.buffer_limit(arena).into()));
+            }
+            self.ahead = (self.ahead * 2).min(most).max(FIRST_GRANT).max(self.ahead);
         }
         let upto = self.tx.released() + self.ahead;
         if upto > self.tx.end() {
@@ -58,28 +65,28 @@ impl Conn {
     }
 
     /// Gives back what a quiet connection does not need.
-    pub(super) fn trim(&mut self, arena: &mut Arena, buffer: u32) {
+    pub(super) fn trim(&mut self, arena: &mut Arena, config: &Config) {
         self.tcb.sender.recovery.release();
         self.rx.shrink(arena);
         if self.tx.shrink(arena) {
             self.ahead = FIRST_GRANT;
-            self.grant(arena, buffer);
+            self.grant(arena, config);
         }
     }
 
     /// Looks how far the application has written.
-    pub(super) fn written(&mut self, arena: &mut Arena, buffer: u32) -> Result<(), Misuse> {
+    pub(super) fn written(&mut self, arena: &mut Arena, config: &Config) -> Result<(), Misuse> {
         let written = self.tx.written(arena)?;
         self.tcb.sender.written(written);
-        self.grant(arena, buffer);
+        self.grant(arena, config);
         Ok(())
     }
 
     /// The peer has acknowledged more: the application has room.
     #[inline]
-    pub(super) fn acknowledged(&mut self, arena: &mut Arena, id: ConnId, buffer: u32, out: &mut Out) {
+    pub(super) fn acknowledged(&mut self, arena: &mut Arena, id: ConnId, config: &Config, out: &mut Out) {
         self.tx.acked(arena, self.tcb.sender.acknowledged());
-        self.grant(arena, buffer);
+        self.grant(arena, config);
         if std::mem::take(&mut self.wants_room) {
             out.events.push(Event::Writable(id));
         }

@@ -23,7 +23,7 @@ const LEAST_V6: u16 = 1280;
 const PLATEAUS: [u16; 8] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508];
 
 /// The MTU to try when a packet of `len` bytes was too long.
-fn plateau(len: u16) -> u16 {
+pub(super) fn plateau(len: u16) -> u16 {
     PLATEAUS.into_iter().find(|mtu| *mtu < len).unwrap_or(LEAST_V4)
 }
 

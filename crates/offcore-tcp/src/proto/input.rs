@@ -3,6 +3,7 @@
 use offcore_wire::TcpFlags;
 
 use super::addr::ConnId;
+use super::config::Config;
 use super::conns::Conn;
 use super::net::Net;
 use super::output;
@@ -21,8 +22,7 @@ pub(super) struct Input<'a> {
     pub id: ConnId,
     pub net: &'a mut Net,
     pub arena: &'a mut offcore_session::Arena,
-    /// Bytes that an application may write ahead.
-    pub buffer: u32,
+    pub config: &'a Config,
     pub out: &'a mut Out,
 }
 
@@ -220,7 +220,7 @@ impl Input<'_> {
             return Ok(Outcome::Open);
         }
         self.net.neighbours.confirm(self.now, (tcb.way.iface, tcb.way.next_hop));
-        conn.acknowledged(self.arena, self.id, self.buffer, self.out);
+        conn.acknowledged(self.arena, self.id, self.config, self.out);
         Ok(Self::fin_acknowledged(&mut conn.tcb, self.now))
     }
 

@@ -76,7 +76,7 @@ impl Stack {
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
         conn.tcb = tcb;
         // What has been written ahead.
-        if conn.written(&mut self.arena, self.config.send_buffer).is_err() {
+        if conn.written(&mut self.arena, &self.config).is_err() {
             self.abort(now, id, out);
         }
         Ok(Verdict::Consumed)
@@ -355,7 +355,7 @@ impl Stack {
         let key = tcb.key;
         let mut conn = Conn::new(tcb, &mut self.arena)?;
         conn.listener = listener;
-        conn.grant(&mut self.arena, self.config.send_buffer);
+        conn.grant(&mut self.arena, &self.config);
         let id = match self.conns.insert(conn) {
             Ok(id) => id,
             Err(conn) => {

@@ -48,6 +48,8 @@ pub(crate) struct Receiver {
     consumed: u64,
     /// Bytes that the application may leave unread: what the window promises.
     promise: u32,
+    /// When the present round trip began, and what had been read then.
+    round: (u64, u64),
     /// Position of the peer's FIN, when it has come; `next` is beyond it when all before it has come, too.
     fin: Option<u64>,
     /// Largest segment seen of late, as an estimate of the peer's.
@@ -74,6 +76,7 @@ impl Receiver {
             acknowledged: 0,
             consumed: 0,
             promise,
+            round: (0, 0),
             fin: None,
             peer_mss: 536,
             scale,
@@ -279,6 +282,21 @@ impl Receiver {
         let grown = self.edge() - self.announced;
         if self.fin.is_none() && grown >= u64::from(self.promise / 2).min(2 * u64::from(self.peer_mss)) {
             self.need = AckNeed::Now;
+        }
+    }
+
+    /// The window grows to twice what the application reads in a round trip of `rtt`, `limit` at most: then it is not what
+    /// limits the peer (Fisk and Feng, Dynamic Right-Sizing in TCP).
+    pub(crate) fn adapt(&mut self, now: u64, rtt: u64, limit: impl FnOnce() -> u32) {
+        let (began, from) = self.round;
+        if now - began < rtt || rtt == 0 {
+            return;
+        }
+        self.round = (now, self.consumed);
+        let wanted = 2 * (self.consumed - from);
+        // Without window scaling there is no more than there was.
+        if wanted > u64::from(self.promise) && self.scale > 0 {
+            self.promise = self.promise.max(limit().min(u32::try_from(wanted).unwrap_or(u32::MAX)));
         }
     }
 

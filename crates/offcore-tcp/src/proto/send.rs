@@ -138,6 +138,11 @@ impl Sender {
         self.seq(self.una()).wrapping_sub(1)
     }
 
+    /// Whether nothing is under way, and nothing waits to be sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.una() == self.written.max(self.next())
+    }
+
     /// Position of the FIN, when it has been planned.
     fn fin(&self) -> Option<u64> {
         self.fin_planned.then_some(self.written)

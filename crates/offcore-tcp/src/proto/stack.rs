@@ -1,14 +1,15 @@
 //! A host stack: packets' heads and the time go in; verdicts, plans, packets of headers and events come out.
 
-use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
+use offcore_session::layout::{LARGE, SMALL};
 use offcore_session::{Arena, Memory, Place as Slot};
 use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 
 use super::addr::{ConnId, FlowKey};
+use super::config::Config;
 use super::conns::{Conn, Conns};
 use super::cookie::{CookieCounts, Cookies};
 use super::flows::{Entry, Flows, key_of};
@@ -20,9 +21,8 @@ use super::isn::Origins;
 use super::net::Net;
 use super::output::{self, TxChecksum};
 use super::packet::{Cause, DropReason, Drops, Event, HEAD, Out, Plan, RxChecksum, RxSeg, Sealed, Verdict};
-use super::ports::{EPHEMERAL, Ports};
+use super::ports::Ports;
 use super::receive::AckNeed;
-use super::recovery::Algorithm;
 use super::segment::Segment;
 use super::send::{Due, Next};
 use super::tcb::State;
@@ -37,41 +37,6 @@ const QUANTUM: u32 = 64 << 10;
 const TIMEOUTS: u8 = 15;
 /// A connection is quiet when nothing has happened for so long.
 const QUIET: u64 = 1_000_000;
-
-/// What a stack may use, and what it wants.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Nobody else may know it: it keeps peers from guessing sequence numbers and from choosing hash collisions.
-    pub secret: [u8; 16],
-    pub connections: u32,
-    pub neighbours: usize,
-    /// Bytes of FIFOs, of all connections together.
-    pub memory: usize,
-    /// Bytes that an application may leave unread of each connection.
-    pub receive_window: u32,
-    /// Bytes that an application may write ahead of each connection.
-    pub send_buffer: u32,
-    pub algorithm: Algorithm,
-    pub ecn: bool,
-    /// Ports that connections of ours begin at.
-    pub ports: RangeInclusive<u16>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            secret: [0; 16],
-            connections: 1 << 20,
-            neighbours: 1 << 14,
-            memory: 256 << 20,
-            receive_window: 256 << 10,
-            send_buffer: 256 << 10,
-            algorithm: Algorithm::Cubic,
-            ecn: true,
-            ports: EPHEMERAL,
-        }
-    }
-}
 
 /// One worker's stack.
 #[derive(Debug)]
@@ -96,6 +61,8 @@ pub struct Stack {
     /// Connections that may have something to send.
     ready: std::collections::VecDeque<u32>,
     drops: Drops,
+    /// The system has no more memory for FIFOs.
+    grown_out: bool,
 }
 
 impl Stack {
@@ -124,6 +91,7 @@ impl Stack {
             touched: Vec::new(),
             ready: std::collections::VecDeque::new(),
             drops: Drops::default(),
+            grown_out: false,
             config,
         })
     }
@@ -265,11 +233,12 @@ impl Stack {
         if !std::mem::replace(&mut conn.tcb.touched, true) {
             self.touched.push(index);
         }
+        conn.tcb.heard = now;
         if conn.tcb.state == State::SynSent {
             return self.syn_sent_segment(now, id, segment, out);
         }
-        let buffer = self.config.send_buffer;
-        let mut input = Input { now, id, net: &mut self.net, arena: &mut self.arena, buffer, out };
+        let Self { net, arena, config, .. } = self;
+        let mut input = Input { now, id, net, arena, config, out };
         let (verdict, outcome) = input.segment(conn, segment)?;
         match outcome {
             Outcome::Open => {}
@@ -388,10 +357,10 @@ impl Stack {
         }
     }
 
-    /// Bytes of FIFO memory that are free.
-    pub fn memory_free(&self) -> usize {
+    /// Bytes of FIFO memory that are in use.
+    pub fn memory_used(&self) -> usize {
         let free = self.arena.free();
-        free.large * (64 << 10) + free.small * 4096
+        self.arena.len_and_limit().0 - free.large * LARGE - free.small * SMALL
     }
 
     /// Whether somebody may have something to send.
@@ -515,11 +484,23 @@ impl Stack {
         for index in due {
             self.half_timer(now, index, out);
         }
+        self.grow();
         let flows = &mut self.flows;
         self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
         self.flows.round();
         self.net.timers(now, out, |_| ());
         self.settle(now, out);
+    }
+
+    /// Adds memory when an eighth of it is left, some milliseconds' work, until there is as much as may be.
+    #[inline]
+    fn grow(&mut self) {
+        let (len, limit) = self.arena.len_and_limit();
+        if self.arena.free().large >= len / LARGE / 8 || len >= limit || self.grown_out {
+            return;
+        }
+        // Without more memory connections share what there is.
+        self.grown_out = self.arena.grow().is_err();
     }
 
     /// When something is due next, as it is known now: what is planned, sealed or written later may be due earlier.
@@ -544,7 +525,7 @@ impl Stack {
         }
         if tcb.trim.is_some_and(|due| due <= now) && tcb.deadline() == tcb.trim {
             tcb.trim = None;
-            conn.trim(&mut self.arena, self.config.send_buffer);
+            conn.trim(&mut self.arena, &self.config);
             if let Some(deadline) = conn.tcb.deadline() {
                 self.wheel.set(index, deadline);
             }
@@ -565,7 +546,9 @@ impl Stack {
             if conn.tcb.sender.timeouts() > TIMEOUTS {
                 return self.over(id, Cause::TimedOut, out);
             }
+            conn.tcb.avoid_black_hole();
         }
+        self.keep_alive(now, id, out);
         self.touch(id);
     }
 }

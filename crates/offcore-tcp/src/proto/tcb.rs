@@ -7,6 +7,7 @@ use offcore_wire::{IpProtocol, MacAddr, SackBlock, TcpFlags, TcpOptions, Timesta
 use super::addr::FlowKey;
 use super::iface::Way;
 use super::ip::Envelope;
+use super::keepalive::Keeping;
 use super::output::Fields;
 use super::receive::{AckNeed, Receiver};
 use super::send::Sender;
@@ -88,6 +89,10 @@ pub(crate) struct Tcb {
     pub placing: u32,
     /// When a connection that waits for the peer's FIN only is given up.
     pub give_up: Option<u64>,
+    /// When the last segment has come.
+    pub heard: u64,
+    /// Whether, and when, a silent peer is asked for.
+    pub keeping: Option<Box<Keeping>>,
     /// When memory that a quiet connection does not need is given back; none when it has been.
     pub trim: Option<u64>,
     /// When a segment that did not belong here was last answered.
@@ -116,6 +121,8 @@ impl Tcb {
             committed: 0,
             placing: 0,
             give_up: None,
+            heard: 0,
+            keeping: None,
             trim: None,
             challenged: None,
             orphan: false,
@@ -195,7 +202,8 @@ impl Tcb {
         };
         let asking = self.asking.map(|asking| asking.due);
         // Asked for after every segment: without a branch for each.
-        let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline()];
+        let keeping = self.keeping.as_ref().map(|keeping| keeping.due);
+        let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline(), keeping];
         let first = times.into_iter().fold(u64::MAX, |first, time| first.min(time.unwrap_or(u64::MAX)));
         (first != u64::MAX).then_some(first)
     }

@@ -58,7 +58,7 @@ fn close(world: &mut World, conns: &[[ConnId; 2]], first: usize) {
 #[test]
 fn many_leave_nothing_behind_but_time_wait() {
     let mut world = world(MANY as u16);
-    let before = world.hosts.each_ref().map(|host| host.stack.memory_free());
+    let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
     // The ports are the same each time. Host 1, then host 0 has them in TIME-WAIT.
     for first in [1, 0, 0, 1] {
         let conns = open(&mut world, MANY, "10.0.0.2:7");
@@ -71,7 +71,7 @@ fn many_leave_nothing_behind_but_time_wait() {
             assert_eq!(host.stack.connections(), 0);
             let waiting = if number == first { MANY } else { 0 };
             assert_eq!((host.stack.time_wait(), host.stack.flows()), ((waiting, 0), waiting));
-            assert_eq!(host.stack.memory_free(), before[number]);
+            assert_eq!(host.stack.memory_used(), before[number]);
         }
         world.run(SECOND);
     }
@@ -105,7 +105,7 @@ fn both_may_be_in_time_wait() {
 #[test]
 fn slow_copies_and_lossy_links_leave_nothing_behind() {
     let mut world = world(100);
-    let before = world.hosts.each_ref().map(|host| host.stack.memory_free());
+    let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
     world.hosts.iter_mut().for_each(|host| host.latency = 20);
     for round in 0..4 {
         let conns = open(&mut world, 100, "10.0.0.2:7");
@@ -121,7 +121,7 @@ fn slow_copies_and_lossy_links_leave_nothing_behind() {
         let gone =
             |hosts: &mut [crate::host::Host; 2]| hosts.iter().all(|host| host.stack.connections() == 0);
         assert!(world.run_until(1200 * SECOND, gone));
-        assert_eq!(world.hosts.each_ref().map(|host| host.stack.memory_free()), before);
+        assert_eq!(world.hosts.each_ref().map(|host| host.stack.memory_used()), before);
         world.impairment = Impairment::default();
         world.run(61 * SECOND);
         assert_eq!(world.hosts.each_ref().map(|host| host.stack.flows()), [0; 2]);

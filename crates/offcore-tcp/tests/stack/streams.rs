@@ -1,7 +1,7 @@
 //! Streams between two stacks over links of all kinds: every byte arrives, once, in order.
 
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::{Algorithm, Cause, Config};
+use offcore_tcp::proto::{Algorithm, Cause, Config, KeepAlive, Out};
 
 use crate::frame;
 use crate::world::{Impairment, World};
@@ -106,6 +106,61 @@ fn gives_up_when_nobody_answers() {
     assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::TimedOut));
 }
 
+/// How long 16 MB take over a link of 40 ms round trip time, with buffers that grow so far.
+fn long_way(largest_buffer: u32) -> u64 {
+    let mut world = World::new(1, 1500, Config { largest_buffer, ..Config::default() });
+    world.delay = 20_000;
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let bytes = content(4, 16 << 20);
+    world.run(SECOND);
+    let (there, began) = (world.hosts[1].accepted[0], world.now);
+    world.hosts[0].send(began, here, &bytes);
+    let all = |hosts: &mut [crate::host::Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
+    assert!(world.run_until(600 * SECOND, all));
+    assert!(world.hosts[1].sessions[&there].received == bytes);
+    world.now - began
+}
+
+#[test]
+fn buffers_grow_with_the_way() {
+    let (fixed, grown) = (long_way(256 << 10), long_way(16_000_000));
+    assert!(fixed > 2 * SECOND, "a window of 256 KiB a round trip: {fixed} us");
+    assert!(grown < fixed / 2, "{grown} us instead of {fixed}");
+}
+
+// RFC 9293, 3.8.4: a silent peer is asked, and only one that does not answer is given up.
+#[test]
+fn keep_alive_tells_silent_from_gone() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    world.run(SECOND);
+    let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 3 };
+    let now = world.now;
+    world.hosts[0].stack.set_keepalive(now, here, Some(wanted), &mut Out::default()).unwrap();
+    world.trace.clear();
+    world.run(95 * SECOND);
+    let segments = |host| world.trace.iter().filter(|(_, by, frame)| *by == host && frame[23] == 6).count();
+    assert_eq!((segments(0), segments(1)), (9, 9), "each probe has its answer");
+    assert_eq!(world.hosts[0].sessions[&here].closed, None);
+    world.swallows = |_| true;
+    world.run(6 * SECOND);
+    assert_eq!(world.hosts[0].sessions[&here].closed, None);
+    world.run(10 * SECOND);
+    assert_eq!(world.hosts[0].sessions[&here].closed, Some(Cause::TimedOut));
+}
+
+// RFC 2923, 2.1: nobody says that packets are too long.
+#[test]
+fn black_holes_are_found() {
+    for to in ["10.0.0.2:7", "[2001:db8::2]:7"] {
+        let mut world = World::new(1, 1500, Config::default());
+        world.swallows = |frame| frame.len() > 14 + 1400;
+        exchange(&mut world, to, 50_000);
+    }
+}
+
 #[test]
 fn a_slow_reader_stops_the_sender() {
     let mut world = World::new(1, 1500, Config::default());
@@ -150,7 +205,7 @@ fn close_with_unread_data_resets() {
 fn nothing_is_left_behind() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 64);
-    let before = world.hosts.each_ref().map(|host| host.stack.memory_free());
+    let before = world.hosts.each_ref().map(|host| host.stack.memory_used());
     for _ in 0..20 {
         let here = world.hosts[0].connect(world.now, "10.0.0.2:7");
         let now = world.now;
@@ -165,7 +220,7 @@ fn nothing_is_left_behind() {
     world.run(120 * SECOND);
     for (host, before) in world.hosts.iter().zip(before) {
         assert_eq!((host.stack.connections(), host.stack.flows()), (0, 0));
-        assert_eq!(host.stack.memory_free(), before);
+        assert_eq!(host.stack.memory_used(), before);
     }
 }
 

@@ -12,9 +12,6 @@ use newreno::NewReno;
 /// The largest congestion window: what a scaled window can promise (RFC 7323, section 2.3).
 const LARGEST: u32 = 1 << 30;
 
-/// So many segments of growth an ACK gives at most in slow start (RFC 3465, section 2.3).
-const LIMIT: u32 = 2;
-
 /// How the window grows in congestion avoidance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
@@ -49,13 +46,14 @@ impl Congestion {
         Self { cwnd: initial(mss), ssthresh: u32::MAX, mss, growth }
     }
 
-    /// Grows the window for `acked` bytes that a cumulative ACK covers. `restart`: slow start after a timeout, where an
-    /// ACK gives one segment at most (RFC 3465, section 2.3).
+    /// Grows the window for `acked` bytes that a cumulative ACK covers: in slow start by as many, since who receives in
+    /// vectors acknowledges many segments at once (as Linux; RFC 3465 would allow two). `restart`: slow start after a
+    /// timeout, where an ACK gives one segment at most (RFC 3465, section 2.3).
     #[inline]
     pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64, restart: bool) {
         let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);
         if self.cwnd < self.ssthresh {
-            let limit = if restart { self.mss } else { LIMIT * self.mss };
+            let limit = if restart { self.mss } else { acked };
             let grown = acked.min(limit).min(self.ssthresh - self.cwnd);
             self.cwnd = (self.cwnd + grown).min(LARGEST);
             if self.cwnd < self.ssthresh {

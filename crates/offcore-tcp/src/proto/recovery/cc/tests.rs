@@ -19,18 +19,18 @@ fn the_initial_window_is_ten_segments() {
 
 // RFC 5681, section 3.1; RFC 3465, section 2.2 and 2.3.
 #[test]
-fn slow_start_takes_two_segments_per_ack() {
+fn slow_start_takes_what_an_ack_covers() {
     let mut cc = congestion(Algorithm::NewReno);
     cc.on_ack(0, u64::from(MSS), 0, false);
     assert_eq!(cc.cwnd, 11 * MSS);
     cc.on_ack(0, 2 * u64::from(MSS), 0, false);
     assert_eq!(cc.cwnd, 13 * MSS);
-    cc.on_ack(0, 40 * u64::from(MSS), 0, false);
-    assert_eq!(cc.cwnd, 15 * MSS, "L is 2");
-    cc.on_ack(0, 40 * u64::from(MSS), 0, true);
-    assert_eq!(cc.cwnd, 16 * MSS, "L is 1 after a timeout");
+    cc.on_ack(0, 13 * u64::from(MSS), 0, false);
+    assert_eq!(cc.cwnd, 26 * MSS, "of a whole vector");
+    cc.on_ack(0, 26 * u64::from(MSS), 0, true);
+    assert_eq!(cc.cwnd, 27 * MSS, "L is 1 after a timeout");
     cc.on_ack(0, 100, 0, false);
-    assert_eq!(cc.cwnd, 16 * MSS + 100, "bytes, not ACKs (ACK division)");
+    assert_eq!(cc.cwnd, 27 * MSS + 100, "bytes, not ACKs (ACK division)");
 }
 
 // RFC 5681, section 3.1.

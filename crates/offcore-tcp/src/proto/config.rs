@@ -1,0 +1,55 @@
+//! What a stack is told when it is made.
+
+use std::ops::RangeInclusive;
+
+use offcore_session::Arena;
+use offcore_session::layout::{CAPACITY, LARGE};
+
+use super::ports::EPHEMERAL;
+use super::recovery::Algorithm;
+
+/// What a stack may use, and what it wants.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Nobody else may know it: it keeps peers from guessing sequence numbers and from choosing hash collisions.
+    pub secret: [u8; 16],
+    pub connections: u32,
+    pub neighbours: usize,
+    /// Bytes of FIFOs, of all connections together.
+    pub memory: usize,
+    /// Bytes that an application may leave unread of each connection, at first.
+    pub receive_window: u32,
+    /// Bytes that an application may write ahead of each connection, at first.
+    pub send_buffer: u32,
+    /// What either grows to where a connection needs it.
+    pub largest_buffer: u32,
+    pub algorithm: Algorithm,
+    pub ecn: bool,
+    /// Ports that connections of ours begin at.
+    pub ports: RangeInclusive<u16>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            secret: [0; 16],
+            connections: 1 << 20,
+            neighbours: 1 << 14,
+            memory: 256 << 20,
+            receive_window: 256 << 10,
+            send_buffer: 256 << 10,
+            largest_buffer: (CAPACITY - LARGE) as u32,
+            algorithm: Algorithm::Cubic,
+            ecn: true,
+            ports: EPHEMERAL,
+        }
+    }
+}
+
+impl Config {
+    /// Bytes that a buffer may grow to now: no connection is promised more than a quarter of what is free.
+    pub(super) fn buffer_limit(&self, arena: &Arena) -> u32 {
+        let free = arena.free().large * LARGE / 4;
+        self.largest_buffer.min(u32::try_from(free).unwrap_or(u32::MAX))
+    }
+}
