@@ -176,10 +176,17 @@ impl Writer {
         self.memory.slot(self.slot)
     }
 
-    /// How many bytes can be written now. The stack may take them back from a session that has been idle for long.
+    /// How many bytes can be written now, beside those that [`Writer::spans`] gave out. The stack may take them back from a
+    /// session that has been idle for long.
     #[inline]
     pub fn space(&self) -> usize {
-        self.slot().map_or(0, |slot| between(self.tail, slot.tx.limit()))
+        self.slot().map_or(0, |slot| between(self.position(), slot.tx.limit()))
+    }
+
+    /// Position in the stream of the first byte that [`Writer::spans`] gives out next.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.tail.wrapping_add(self.given as u64)
     }
 
     /// How many written bytes the stack has not yet freed.
@@ -187,28 +194,40 @@ impl Writer {
         self.slot().map_or(0, |slot| between(slot.tx.edge(), self.tail))
     }
 
-    /// Where up to `max` bytes can be written, in order. They are the application's until [`Writer::commit`], which must
-    /// follow, be it with 0.
+    /// Where up to `max` bytes can be written, in order, behind those that earlier calls gave out. They are the
+    /// application's until [`Writer::show`] or [`Writer::commit`], which must follow, be it with 0.
     pub fn spans(&mut self, max: usize) -> Spans<'_> {
-        self.given = 0;
+        let position = self.position();
         let Some(slot) = self.memory.slot(self.slot) else { return Spans::none(&self.memory) };
         let limit = slot.tx.start_writing();
-        self.given = between(self.tail, limit).min(max);
+        let len = between(position, limit).min(max);
+        self.given += len;
         if self.given == 0 {
             slot.tx.stop_writing();
         }
-        Spans::new(&self.memory, &slot.tx, self.tail, self.given)
+        Spans::new(&self.memory, &slot.tx, position, len)
     }
 
-    /// Shows the stack the first `n` bytes of [`Writer::spans`], at most all of them, and gives it the others back.
+    /// Shows the stack the first `n` bytes that [`Writer::spans`] gave out, at most all of them. The others stay the
+    /// application's, for copies that complete later.
     #[inline]
-    pub fn commit(&mut self, n: usize) {
-        self.tail = self.tail.wrapping_add(n.min(self.given) as u64);
-        self.given = 0;
+    pub fn show(&mut self, n: usize) {
+        let n = n.min(self.given);
+        self.tail = self.tail.wrapping_add(n as u64);
+        self.given -= n;
         if let Some(slot) = self.slot() {
             slot.tx.set_index(self.tail);
-            slot.tx.stop_writing();
+            if self.given == 0 {
+                slot.tx.stop_writing();
+            }
         }
+    }
+
+    /// The same, and gives the others back.
+    #[inline]
+    pub fn commit(&mut self, n: usize) {
+        self.given = self.given.min(n);
+        self.show(n);
     }
 
     /// Copies bytes in and commits them. Returns how many: fewer than given only when there is no more space.

@@ -44,4 +44,6 @@ pub use packet::{
     Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
+#[cfg(test)]
+pub(crate) use send::Next;
 pub use stack::Stack;

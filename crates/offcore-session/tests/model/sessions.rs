@@ -271,14 +271,20 @@ impl Sessions {
         let session = &mut self.sessions[i];
         let key = session.tx_key();
         let writer = session.writer.as_mut().unwrap();
+        let space = writer.space();
         let spans: Pieces = writer.spans(max).map(|span| (span.address(), span.len())).collect();
         let given = spans.iter().map(|span| span.1).sum();
-        assert_eq!(given, writer.space().min(max));
+        assert_eq!((given, writer.space()), (space.min(max), space - given));
         fill(&spans, &bytes(key, session.written, given));
         if given > 0 && session.tx.released() == session.tx.edge() {
             assert!(!session.tx.shrink(&mut self.arena), "the writer is at it");
         }
-        writer.commit(n);
+        // In two parts: what is not shown yet stays the writer's.
+        writer.show(n / 2);
+        if given > n / 2 {
+            assert!(!session.tx.shrink(&mut self.arena), "the writer still is");
+        }
+        writer.commit(n - n / 2);
         session.written += n.min(given) as u64;
     }
 

@@ -159,6 +159,34 @@ impl Stack {
         Ok(())
     }
 
+    /// The application has copies made to `len` bytes of its send FIFO from `position` on, which it does not show yet: their
+    /// memory stays until [`filled`](Self::filled), whatever becomes of the connection.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`]; [`CallError::NotOpen`] when nothing can be written; [`CallError::Misuse`] for bytes that are
+    /// not granted.
+    pub fn filling(&mut self, conn: ConnId, position: u64, len: usize) -> Result<(), CallError> {
+        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        if !this.tcb.may_send() {
+            return Err(CallError::NotOpen);
+        }
+        let end = position.checked_add(len as u64).ok_or(CallError::Misuse)?;
+        if position < this.tx.edge() || end > this.tx.end() {
+            return Err(CallError::Misuse);
+        }
+        this.planned += 1;
+        this.tx.hold(position, len);
+        Ok(())
+    }
+
+    /// These copies are over.
+    pub fn filled(&mut self, conn: ConnId, position: u64, len: usize) {
+        let Some(this) = self.conns.get_mut(conn) else { return };
+        this.planned -= 1;
+        this.tx.unhold(&mut self.arena, position, len);
+        self.free_when_done(conn);
+    }
+
     /// The application has read.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ pub(super) struct Conn {
     pub tx: Fifo<Tx>,
     /// Bytes that the application may write ahead.
     ahead: u64,
-    /// Planned packets that have not been sealed.
+    /// Planned packets that have not been sealed, and copies of the application's to its FIFO.
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
