@@ -40,10 +40,10 @@ pub use cookie::CookieCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
 pub use ip::ip_end;
 pub use keepalive::KeepAlive;
+#[cfg(test)]
+pub(crate) use packet::Next;
 pub use packet::{
     Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
-#[cfg(test)]
-pub(crate) use send::Next;
 pub use stack::Stack;

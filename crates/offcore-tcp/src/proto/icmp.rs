@@ -23,7 +23,7 @@ const LEAST_V6: u16 = 1280;
 const PLATEAUS: [u16; 8] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508];
 
 /// The MTU to try when a packet of `len` bytes was too long.
-pub(super) fn plateau(len: u16) -> u16 {
+fn plateau(len: u16) -> u16 {
     PLATEAUS.into_iter().find(|mtu| *mtu < len).unwrap_or(LEAST_V4)
 }
 
@@ -192,6 +192,16 @@ impl Stack {
         {
             self.set_path_mtu(id, mtu);
         }
+    }
+
+    /// Segments that are lost again and again may be too long for a path whose routers do not say so (RFC 2923, 2.1):
+    /// shorter ones are tried, as short as every link of IPv6 takes, and nearly every one of IPv4.
+    #[cold]
+    pub(super) fn avoid_black_hole(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let (sender, remote) = (&conn.tcb.sender, conn.tcb.key.remote().ip());
+        let headers = LEAST_V6 - payload_of(LEAST_V6, remote, conn.tcb.agreed.timestamps.is_some());
+        self.set_path_mtu(id, plateau(sender.mss() + headers).max(LEAST_V6));
     }
 
     /// The path takes packets of `mtu` bytes at most.

@@ -1,11 +1,11 @@
 //! What goes into the stack and what comes out: the heads of received packets, verdicts, plans and packets of headers.
 
 use std::net::IpAddr;
+use std::ops::Range;
 
 use offcore_wire::Sum;
 
 use super::addr::ConnId;
-use super::send::Next;
 
 /// Bytes of a packet that the protocols see: the longest Ethernet, IP and TCP headers fit.
 pub const HEAD: usize = 128;
@@ -54,6 +54,17 @@ pub struct Place {
     pub len: u32,
     /// Position up to which the application may see data when this and all earlier copies of the connection are done.
     pub commit_to: u64,
+}
+
+/// What is to be sent next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Next {
+    /// Bytes of the stream.
+    pub range: Range<u64>,
+    /// The stream ends behind them.
+    pub fin: bool,
+    /// They have been sent before.
+    pub again: bool,
 }
 
 /// A copy of data from a tx_fifo to a packet.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::packet::Next;
 use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
 use super::segment::position;
 
@@ -9,17 +10,6 @@ use super::segment::position;
 const COPYING: u64 = 256 << 10;
 /// Longest time between two probes of a window of zero (RFC 9293, 3.8.6.1; as Linux).
 const PERSIST_MAX: u64 = 120_000_000;
-
-/// What is to be sent next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Next {
-    /// Bytes of the stream.
-    pub range: Range<u64>,
-    /// The stream ends behind them.
-    pub fin: bool,
-    /// They have been sent before.
-    pub again: bool,
-}
 
 /// An acknowledgement that means nothing here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

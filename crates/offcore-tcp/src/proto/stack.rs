@@ -18,13 +18,16 @@ use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
 use super::ip::{self, Envelope, Frame, IpHeaders};
 use super::isn::Origins;
+use super::keepalive::Silence;
 use super::net::Net;
 use super::output::{self, TxChecksum};
-use super::packet::{Cause, DropReason, Drops, Event, HEAD, Out, Plan, RxChecksum, RxSeg, Sealed, Verdict};
+use super::packet::{
+    Cause, DropReason, Drops, Event, HEAD, Next, Out, Plan, RxChecksum, RxSeg, Sealed, Verdict,
+};
 use super::ports::Ports;
 use super::receive::AckNeed;
 use super::segment::Segment;
-use super::send::{Due, Next};
+use super::send::Due;
 use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
 use super::wheel::Wheel;
@@ -35,6 +38,8 @@ const EXPIRIES: usize = 64;
 const QUANTUM: u32 = 64 << 10;
 /// Timeouts in a row after which a peer is given up: about 15 minutes, as Linux.
 const TIMEOUTS: u8 = 15;
+/// Timeouts in a row after which long segments are suspected, not the peer (as Linux).
+const SUSPICIOUS: u8 = 3;
 /// A connection is quiet when nothing has happened for so long.
 const QUIET: u64 = 1_000_000;
 
@@ -546,10 +551,31 @@ impl Stack {
             if conn.tcb.sender.timeouts() > TIMEOUTS {
                 return self.over(id, Cause::TimedOut, out);
             }
-            conn.tcb.avoid_black_hole();
+            if conn.tcb.sender.timeouts() >= SUSPICIOUS {
+                self.avoid_black_hole(id);
+            }
         }
         self.keep_alive(now, id, out);
         self.touch(id);
+    }
+
+    /// A silent peer is asked, or given up, when it is time.
+    fn keep_alive(&mut self, now: u64, id: ConnId, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let tcb = &mut conn.tcb;
+        let idle = tcb.sender.is_idle() && tcb.is_synchronized();
+        let Some(keeping) = tcb.keeping.as_mut().filter(|keeping| keeping.due <= now) else { return };
+        match keeping.expire(now, tcb.heard, idle) {
+            Silence::Wait => {}
+            Silence::Ask => {
+                let seq = tcb.sender.probe_seq();
+                self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+            }
+            Silence::GiveUp => {
+                self.net.abort(now, tcb, out);
+                self.over(id, Cause::TimedOut, out);
+            }
+        }
     }
 }
 
