@@ -34,6 +34,10 @@ pub enum Need {
     Iperf3,
     /// `tcpdump`.
     Tcpdump,
+    /// `curl`.
+    Curl,
+    /// `wrk`, a load generator for HTTP.
+    Wrk,
     /// This many free MiB of 2 MiB hugepages.
     Hugepages(u32),
     /// At least this many cores to run on.
@@ -86,6 +90,8 @@ impl Need {
             Self::Ethtool => program("ethtool", "ethtool"),
             Self::Iperf3 => program("iperf3", "iperf3"),
             Self::Tcpdump => program("tcpdump", "tcpdump"),
+            Self::Curl => program("curl", "curl"),
+            Self::Wrk => program("wrk", "wrk"),
             Self::Hugepages(mib) => {
                 let free = free_hugepage_mib();
                 (free < mib).then(|| {

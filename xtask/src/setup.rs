@@ -21,7 +21,7 @@ enum SeenBy {
     File(&'static str),
 }
 
-const PEERS: [Peer; 16] = [
+const PEERS: [Peer; 18] = [
     Peer::program("g++", "g++"),
     Peer::program("pkg-config", "pkg-config"),
     Peer::program("dpdk", "dpdk-devbind.py"),
@@ -34,6 +34,8 @@ const PEERS: [Peer; 16] = [
     Peer::program("cpio", "cpio"),
     Peer::program("iperf3", "iperf3"),
     Peer::program("tcpdump", "tcpdump"),
+    Peer::program("curl", "curl"),
+    Peer::program("wrk", "wrk"),
     Peer::program("iputils-ping", "ping"),
     Peer::program("valgrind", "valgrind"),
     Peer::program("util-linux", "taskset"),

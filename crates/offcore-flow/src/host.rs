@@ -33,6 +33,11 @@ pub trait App: std::fmt::Debug + Send {
         let _ = (ctx, calls);
     }
 
+    /// Whether there is more to do in the next round, whatever comes: the worker does not sleep then.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
     /// The worker stops: connections are closed.
     fn stop(&mut self, calls: &mut Calls<'_>);
 }
@@ -103,7 +108,7 @@ impl Host {
         &mut self.path.stack
     }
 
-    /// One turn; returns the packets received.
+    /// One turn; returns the packets received, and one more when the application has more to do.
     fn turn(&mut self, ctx: &mut Context<'_>, take: bool) -> usize {
         let now = self.now();
         let mut received = 0;
@@ -124,6 +129,9 @@ impl Host {
         }
         let (stack, out) = self.path.call();
         self.app.round(ctx, &mut Calls { stack, out, now });
+        if self.app.is_busy() {
+            received += 1;
+        }
         self.path.turn(ctx, now, BURST);
         self.tell(now);
         let Self { ports, path, .. } = self;

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
 use offcore_dma::Mode;
 use offcore_flow::host::apps::Service;
+use offcore_flow::host::apps::streams::Stream;
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
@@ -40,6 +42,11 @@ Examples:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24,addr=fd00::2/64,gw=10.0.0.1 \\
       --app sink:5001 --dma 'rxq0@core:1;txq0@core:1' --mode offload
 
+  The files of a directory by HTTP, at port 8080; the worker sleeps while
+  nobody asks for any:
+    offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app http:/srv/www:8080 \\
+      --idle sleep
+
 A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
 more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
 Ethernet address of its own, since the interface's is the kernel's; any other
@@ -62,7 +69,7 @@ pub(crate) struct TcpArgs {
     #[command(flatten)]
     pub engines: EngineArgs,
 
-    /// What listens, as echo, sink or source, with another port behind a colon [ports: 7, 9, 19]
+    /// What listens, as echo, sink, source or http:DIR, with another port behind a colon [ports: 7, 9, 19, 80]
     #[arg(long, value_name = "APP", default_value = "echo")]
     pub app: AppArg,
 
@@ -160,7 +167,7 @@ fn own_mac(prefix: &Prefix) -> MacAddr {
 }
 
 /// The application and where it listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AppArg {
     service: Service,
     port: u16,
@@ -170,33 +177,45 @@ impl FromStr for AppArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, port) = text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
-        let (service, usual) = match name {
-            "echo" => (Service::Echo, 7),
-            "sink" => (Service::Sink, 9),
-            "source" => (Service::Source, 19),
-            _ => return Err("expected echo, sink or source, such as echo:7000".into()),
+        let (name, rest) = text.split_once(':').map_or((text, None), |(name, rest)| (name, Some(rest)));
+        let (stream, usual) = match name {
+            "echo" => (Stream::Echo, 7),
+            "sink" => (Stream::Sink, 9),
+            "source" => (Stream::Source, 19),
+            "http" => return http(rest.unwrap_or_default()),
+            _ => return Err("expected echo, sink, source or http:DIR, such as echo:7000".into()),
         };
-        let port = match port {
-            None => usual,
-            Some(port) => port
-                .parse()
-                .ok()
-                .filter(|port| *port > 0)
-                .ok_or_else(|| format!("port '{port}': expected 1 to 65535"))?,
-        };
-        Ok(Self { service, port })
+        let port = rest.map_or(Ok(usual), tcp_port)?;
+        Ok(Self { service: Service::Stream(stream), port })
     }
+}
+
+/// The part of `--app` behind `http:`: a directory, and a port behind its last colon, where a number is.
+fn http(rest: &str) -> Result<AppArg, String> {
+    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let (directory, port) = match rest.rsplit_once(':').filter(|(_, port)| is_number(port)) {
+        Some((directory, port)) => (directory, tcp_port(port)?),
+        None => (rest, 80),
+    };
+    if directory.is_empty() {
+        return Err("expected http:DIR, such as http:/srv/www or http:/srv/www:8080".into());
+    }
+    Ok(AppArg { service: Service::Http(PathBuf::from(directory)), port })
+}
+
+fn tcp_port(port: &str) -> Result<u16, String> {
+    let number = port.parse().ok().filter(|port| *port > 0);
+    number.ok_or_else(|| format!("port '{port}': expected 1 to 65535"))
 }
 
 impl fmt::Display for AppArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.service {
-            Service::Echo => "echo",
-            Service::Sink => "sink",
-            Service::Source => "source",
-        };
-        write!(f, "{name}:{}", self.port)
+        match &self.service {
+            Service::Stream(Stream::Echo) => write!(f, "echo:{}", self.port),
+            Service::Stream(Stream::Sink) => write!(f, "sink:{}", self.port),
+            Service::Stream(Stream::Source) => write!(f, "source:{}", self.port),
+            Service::Http(directory) => write!(f, "http:{}:{}", directory.display(), self.port),
+        }
     }
 }
 
@@ -220,7 +239,7 @@ fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     };
     let hosting = Hosting {
         ifaces: args.ports.iter().map(|port| port.iface.clone()).collect(),
-        service: args.app.service,
+        service: args.app.service.clone(),
         port: args.app.port,
     };
     let config = SwitchConfig {
@@ -276,7 +295,15 @@ mod tests {
     fn apps_have_ports() {
         assert_eq!("sink".parse::<AppArg>().unwrap().to_string(), "sink:9");
         assert_eq!("echo:7000".parse::<AppArg>().unwrap().to_string(), "echo:7000");
-        assert!("http".parse::<AppArg>().unwrap_err().contains("expected echo, sink or source"));
+        assert_eq!("http:/srv/www".parse::<AppArg>().unwrap().to_string(), "http:/srv/www:80");
+        assert_eq!("http:a:b:8080".parse::<AppArg>().unwrap().to_string(), "http:a:b:8080");
+        assert_eq!("http:a:b".parse::<AppArg>().unwrap().to_string(), "http:a:b:80");
+        for nothing in ["http", "http:", "http::80"] {
+            assert!(nothing.parse::<AppArg>().unwrap_err().contains("expected http:DIR"), "{nothing}");
+        }
+        assert!("http:/srv/www:0".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
+        assert!("http:/srv/www:70000".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
+        assert!("ftp".parse::<AppArg>().unwrap_err().contains("expected echo, sink, source or http:DIR"));
         assert!("echo:0".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
     }
 }

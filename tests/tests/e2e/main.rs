@@ -12,6 +12,7 @@ mod dsa;
 mod gpu;
 mod guest;
 mod hostile;
+mod http;
 mod jumbo;
 mod l2;
 mod ours;

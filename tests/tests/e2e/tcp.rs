@@ -11,13 +11,13 @@ use peers::{Need, Netns, Offcore, one_core, require};
 
 const TAP: &str = "tap0";
 const KERNEL: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
-const OURS: [&str; 2] = ["10.77.0.2", "fd77::2"];
-const NEEDS: [Need; 5] = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Cores(2)];
+pub(super) const OURS: [&str; 2] = ["10.77.0.2", "fd77::2"];
+pub(super) const NEEDS: [Need; 5] = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Cores(2)];
 /// No progress for so long is a failure.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A host in a namespace of its own, and the kernel beside it.
-fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
+pub(super) fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
     host_at(netns, &format!("tap:{TAP}{port}"), more)
 }
 
@@ -38,7 +38,7 @@ fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
 }
 
 /// A connection of the kernel's to ours.
-fn connect(address: &str, port: u16) -> TcpStream {
+pub(super) fn connect(address: &str, port: u16) -> TcpStream {
     let to = SocketAddr::new(address.parse().unwrap(), port);
     let stream = TcpStream::connect_timeout(&to, TIMEOUT).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -47,7 +47,7 @@ fn connect(address: &str, port: u16) -> TcpStream {
 }
 
 /// Bytes that no two streams have alike.
-fn content(seed: u64, len: usize) -> Vec<u8> {
+pub(super) fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
         state ^= state << 13;
@@ -75,7 +75,7 @@ fn echo(address: &str, port: u16, seed: u64, len: usize) {
 }
 
 /// Stops the host; it has lost nothing in flight.
-fn stop(offcore: Offcore) -> Finished {
+pub(super) fn stop(offcore: Offcore) -> Finished {
     let finished = offcore.stop().unwrap();
     assert!(finished.status.success(), "{finished:?}");
     finished

@@ -11,7 +11,6 @@ use super::config::{Hosting, SwitchConfig};
 use super::{Assembly, Route};
 use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
-use crate::host::apps::Server;
 use crate::host::{Host, HostPort};
 
 /// Bytes of the headers before a segment's payload, at least.
@@ -71,7 +70,8 @@ impl Assembly<'_> {
         let mover = &mut self.workers[0].0.mover;
         let mut path = Path::new(stack, out, mover);
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
-        let app = Box::new(Server::new(hosting.service, hosting.port));
+        let app = hosting.service.open(hosting.port);
+        let app = app.or_else(|error| Field::Service.refuse(error.to_string()))?;
         let host = Host::new(path, ports, app).or_else(|error| Field::Service.refuse(error.to_string()))?;
         self.workers[0].0.tasks.push(Box::new(host));
         Ok(())

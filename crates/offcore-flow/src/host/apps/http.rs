@@ -1,0 +1,195 @@
+//! A server of the files of a directory, by HTTP/1.1 and 1.0 (RFC 9110 and 9112).
+//!
+//! * [`request`]: what a request says; [`target`]: which file it names,
+//! * [`response`]: the head of an answer, by [`status`] and the file's state,
+//! * [`files`]: the directory,
+//! * [`session`]: one connection.
+//!
+//! The worker reads files itself, into the memory that their bytes are sent from: a bounded number of bytes in a round, each
+//! connection in its turn. It waits for the disk where the page cache lacks them.
+
+pub mod files;
+pub mod request;
+pub mod response;
+pub mod session;
+pub mod status;
+pub mod target;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+
+use offcore_port::Context;
+use offcore_tcp::proto::{CallError, ConnId, Event};
+
+use self::files::Root;
+use self::session::{HEAD_LIMIT, Next, Session};
+use crate::host::{App, Calls};
+
+/// Connections that are accepted ahead.
+const BACKLOG: usize = 1024;
+/// Bytes of files that are read in a round, at most.
+const ROUND: usize = 128 << 10;
+/// Connections that have their turn in a round, at most: a turn without a request costs little, but something.
+const TURNS: usize = 64;
+/// How often connections are looked at that may have taken too long, and how many of them at a time.
+const SWEEP: u64 = 1000;
+const SWEPT: usize = 256;
+
+/// Serves the files of a directory.
+#[derive(Debug)]
+pub struct FileServer {
+    root: Root,
+    port: u16,
+    /// By the connection's index.
+    sessions: Vec<Option<Box<Session>>>,
+    /// Who has something to do.
+    queue: VecDeque<ConnId>,
+    /// Where the head of a request is while it is read.
+    scratch: Box<[u8; HEAD_LIMIT]>,
+    /// The next session to be looked at for its time, and when.
+    swept: usize,
+    next_sweep: u64,
+}
+
+impl FileServer {
+    /// Serves `root` to who connects to `port` of any address.
+    ///
+    /// # Errors
+    /// When the directory cannot be opened.
+    pub fn new(root: &Path, port: u16) -> io::Result<Self> {
+        Ok(Self {
+            root: Root::open(root)?,
+            port,
+            sessions: Vec::new(),
+            queue: VecDeque::new(),
+            scratch: Box::new([0; HEAD_LIMIT]),
+            swept: 0,
+            next_sweep: 0,
+        })
+    }
+
+    fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
+        let session = self.sessions.get_mut(conn.index as usize)?.as_deref_mut();
+        session.filter(|session| session.conn == conn)
+    }
+
+    fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
+        let Some(session) = Session::new(conn, calls) else { return calls.close(conn) };
+        // An answer is written as a whole: nothing more is to come for which a short segment could wait.
+        let _ = calls.stack.set_nodelay(calls.now, conn, true, calls.out);
+        let index = conn.index as usize;
+        if index >= self.sessions.len() {
+            self.sessions.resize_with(index + 1, || None);
+        }
+        self.sessions[index] = Some(Box::new(session));
+        self.enqueue(conn);
+    }
+
+    /// A connection's turn will come.
+    fn enqueue(&mut self, conn: ConnId) {
+        if let Some(session) = self.session(conn)
+            && !session.queued
+        {
+            session.queued = true;
+            self.queue.push_back(conn);
+        }
+    }
+
+    fn forget(&mut self, conn: ConnId) -> bool {
+        let there = self.session(conn).is_some();
+        if there {
+            self.sessions[conn.index as usize] = None;
+        }
+        there
+    }
+
+    fn proceed(&mut self, conn: ConnId, next: Next, calls: &mut Calls<'_>) {
+        match next {
+            Next::Wait => {}
+            Next::Again => self.enqueue(conn),
+            Next::Close => {
+                self.forget(conn);
+                calls.close(conn);
+            }
+            Next::Abort => {
+                self.forget(conn);
+                calls.stack.abort(calls.now, conn, calls.out);
+            }
+        }
+    }
+
+    /// Ends what has taken too long.
+    fn sweep(&mut self, calls: &mut Calls<'_>) {
+        for _ in 0..SWEPT.min(self.sessions.len()) {
+            self.swept = (self.swept + 1) % self.sessions.len();
+            let Some(session) = self.sessions[self.swept].as_deref_mut() else { continue };
+            let (conn, next) = (session.conn, session.expired(calls));
+            self.proceed(conn, next, calls);
+        }
+    }
+}
+
+impl App for FileServer {
+    fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
+        calls.stack.listen(None, self.port, BACKLOG).map(|_| ())
+    }
+
+    fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
+        match event {
+            Event::Incoming { listener } => {
+                while let Some(conn) = calls.stack.accept(listener) {
+                    self.open(conn, calls);
+                }
+            }
+            Event::Readable(conn) | Event::Writable(conn) | Event::Connected(conn) => self.enqueue(conn),
+            Event::EndOfStream(conn) => {
+                if let Some(session) = self.session(conn) {
+                    session.ended = true;
+                }
+                self.enqueue(conn);
+            }
+            Event::Closed(conn, _) => {
+                if self.forget(conn) {
+                    calls.close(conn);
+                }
+            }
+            Event::AddressConflict { address, .. } => {
+                tracing::warn!(%address, "somebody else has this address: it is not used");
+            }
+        }
+    }
+
+    fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
+        let mut budget = ROUND;
+        for _ in 0..self.queue.len().min(TURNS) {
+            if budget == 0 {
+                break;
+            }
+            let Some(conn) = self.queue.pop_front() else { break };
+            let Self { root, sessions, scratch, .. } = self;
+            let session = sessions.get_mut(conn.index as usize).and_then(Option::as_deref_mut);
+            let Some(session) = session.filter(|session| session.conn == conn) else { continue };
+            session.queued = false;
+            let next = session.serve(root, scratch, calls, &mut budget);
+            self.proceed(conn, next, calls);
+        }
+        if calls.now >= self.next_sweep {
+            self.next_sweep = calls.now + SWEEP;
+            self.sweep(calls);
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    fn stop(&mut self, calls: &mut Calls<'_>) {
+        for session in self.sessions.drain(..).flatten() {
+            calls.close(session.conn);
+        }
+        self.queue.clear();
+    }
+}
