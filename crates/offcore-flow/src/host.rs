@@ -5,6 +5,7 @@ pub mod apps;
 use std::collections::VecDeque;
 use std::mem;
 
+use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, RxQueue, TxQueue};
@@ -36,6 +37,12 @@ pub trait App: std::fmt::Debug + Send {
     /// Whether there is more to do in the next round, whatever comes: the worker does not sleep then.
     fn is_busy(&self) -> bool {
         false
+    }
+
+    /// Copies of its own that are under way: the worker waits for them.
+    fn in_flight(&self, mover: &mut Mover) -> usize {
+        let _ = mover;
+        0
     }
 
     /// The worker stops: connections are closed.
@@ -185,7 +192,7 @@ impl Task for Host {
         // Peers may still answer: connections end as they should, if that does not take long.
         let lingers = self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
         self.turn(ctx, lingers);
-        let left = self.path.in_flight(ctx.mover);
+        let left = self.path.in_flight(ctx.mover) + self.app.in_flight(ctx.mover);
         if left == 0 && !lingers {
             for (iface, port) in self.ports.iter_mut().enumerate() {
                 ctx.cache.free_all(self.path.to_send(iface as u8).drain(..));

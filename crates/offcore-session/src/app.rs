@@ -197,6 +197,11 @@ impl Writer {
         self.tail.wrapping_add(self.given as u64)
     }
 
+    /// Position up to which the peer has acknowledged all.
+    pub fn acknowledged(&self) -> u64 {
+        self.tail.wrapping_sub(self.unacknowledged() as u64)
+    }
+
     /// How many written bytes the stack has not yet freed.
     pub fn unacknowledged(&self) -> usize {
         self.slot().map_or(0, |slot| between(slot.tx.edge(), self.tail))

@@ -342,6 +342,21 @@ fn seconds(text: &str) -> Option<Duration> {
     (0.0..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
+/// Bytes of `range`, with K or M for binary thousands and millions.
+pub(crate) fn size(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| {
+        let (digits, factor) = match text.strip_suffix(['K', 'k']) {
+            Some(digits) => (digits, 1 << 10),
+            None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),
+        };
+        let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
+        let (least, most) = (range.start(), range.end() >> 20);
+        bytes
+            .filter(|n| range.contains(n))
+            .ok_or_else(|| format!("expected bytes such as 512, 4K or 1M, from {least} to {most}M"))
+    }
+}
+
 pub(crate) fn within(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
         let found = text.parse().ok().filter(|number| range.contains(number));

@@ -50,6 +50,9 @@ pub(crate) enum Command {
     /// Show what offloading saves a TCP host: two of them in this process, nothing needed
     #[command(name = TCP_DEMO, hide = true, override_usage = TCP_USAGE)]
     TcpDemo(DemoArgs),
+    /// Stream chunks to a TCP sink, as the mTCP guide does: who copies into the send buffer, who into packets
+    #[command(after_help = crate::epping::EXAMPLES)]
+    Epping(Box<crate::epping::EppingArgs>),
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),
@@ -104,6 +107,9 @@ impl Cli {
             && let Some(word) = words.iter_mut().find(|word| *word == "switch" || *word == "tcp")
         {
             *word = if word == "switch" { SWITCH_DEMO } else { TCP_DEMO }.into();
+        }
+        if let Some(at) = words.iter().position(|word| word == "epping") {
+            crate::epping::read_file(&mut words, at)?;
         }
         let matches = Self::command().try_get_matches_from(words)?;
         let mut cli = Self::from_arg_matches(&matches)?;

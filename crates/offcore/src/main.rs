@@ -5,7 +5,7 @@
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo` and `offcore tcp --demo`, [`mod@bench`]: `offcore bench`,
 //! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
-//! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`,
+//! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`, [`epping`]: `offcore epping`,
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
 //! * [`output`]: where words go, and tables.
 //!
@@ -20,6 +20,7 @@ mod copy;
 mod demo;
 mod doctor;
 mod dsa;
+mod epping;
 mod gpu;
 mod output;
 mod pktgen;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         Command::Bench { command } => bench::run(command, &cli.names),
         Command::Pktgen(args) => pktgen::run(args),
         Command::Tcp(args) => tcp::run(args),
+        Command::Epping(args) => epping::run(args),
         Command::TcpDemo(args) => demo::tcp::run(args),
         Command::Predict(args) => predict::run(args),
         Command::Dsa { command } => dsa::run(command),

@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use clap::Args;
 use offcore_dma::Mode;
-use offcore_flow::host::apps::Service;
 use offcore_flow::host::apps::streams::Stream;
+use offcore_flow::host::apps::{Hosted, Service};
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
@@ -85,8 +85,8 @@ pub(crate) struct TcpArgs {
 /// A port and its interface.
 #[derive(Clone, Debug)]
 pub(crate) struct HostPortArg {
-    spec: PortSpec,
-    iface: HostIface,
+    pub spec: PortSpec,
+    pub iface: HostIface,
 }
 
 impl FromStr for HostPortArg {
@@ -229,27 +229,35 @@ pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
 }
 
 fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let ports: Vec<PortSpec> = args.ports.iter().map(|port| port.spec.clone()).collect();
+    let app = Hosted::Service(args.app.service.clone(), args.app.port);
+    let (config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
+    Ok((SwitchConfig { idle: args.idle, ..config }, ports))
+}
+
+/// A host with an application on it.
+pub(crate) fn host(
+    ports: &[HostPortArg],
+    app: Hosted,
+    run: &RunArgs,
+    engines: &EngineArgs,
+    mode: Option<Mode>,
+) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let ifaces = ports.iter().map(|port| port.iface.clone()).collect();
+    let ports: Vec<PortSpec> = ports.iter().map(|port| port.spec.clone()).collect();
     plan::check_twice(&ports)?;
-    let dma = plan::dma_map(args.engines.dma.clone(), &ports)?;
+    let dma = plan::dma_map(engines.dma.clone(), &ports)?;
     let mapped = !dma.entries.is_empty();
-    let lcores = match &args.run.lcores {
-        Some(_) => plan::lcores(args.run.lcores.as_ref(), &args.engines.dsa_sims, &dma)?,
-        None => plan::lcores(None, &args.engines.dsa_sims, &dma)?.into_iter().take(1).collect(),
-    };
-    let hosting = Hosting {
-        ifaces: args.ports.iter().map(|port| port.iface.clone()).collect(),
-        service: args.app.service.clone(),
-        port: args.app.port,
+    let lcores = match &run.lcores {
+        Some(_) => plan::lcores(run.lcores.as_ref(), &engines.dsa_sims, &dma)?,
+        None => plan::lcores(None, &engines.dsa_sims, &dma)?.into_iter().take(1).collect(),
     };
     let config = SwitchConfig {
-        run: Run::Host(hosting),
-        mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
+        run: Run::Host(Hosting { ifaces, app }),
+        mode: mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores,
-        simulators: args.engines.dsa_sims.clone(),
+        simulators: engines.dsa_sims.clone(),
         dma,
         burst: BURST,
-        idle: args.idle,
         ..SwitchConfig::default()
     };
     config.check(ports.len()).map_err(by_flag)?;

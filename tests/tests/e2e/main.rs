@@ -9,6 +9,7 @@ mod af_xdp;
 mod copy;
 mod dpdk;
 mod dsa;
+mod epping;
 mod gpu;
 mod guest;
 mod hostile;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use peers::offcore::Finished;
 use peers::{Need, Netns, Offcore, one_core, require};
 
-const TAP: &str = "tap0";
-const KERNEL: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
+pub(super) const TAP: &str = "tap0";
+pub(super) const KERNEL: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
 pub(super) const OURS: [&str; 2] = ["10.77.0.2", "fd77::2"];
 pub(super) const NEEDS: [Need; 5] = [Need::Root, Need::Tun, Need::Ip, Need::Ping, Need::Cores(2)];
 /// No progress for so long is a failure.

@@ -1,13 +1,24 @@
-//! Small applications: streams of bytes, and files by HTTP.
+//! Small applications: streams of bytes, files by HTTP, and epping.
 
+pub mod epping;
 pub mod http;
 pub mod streams;
 
 use std::path::PathBuf;
 
 use super::App;
+use epping::EppingConfig;
 use http::FileServer;
 use streams::{Stream, Streams};
+
+/// What runs on a host.
+#[derive(Clone, Debug)]
+pub enum Hosted {
+    /// What listens at this port of all addresses.
+    Service(Service, u16),
+    /// What sends.
+    Epping(EppingConfig),
+}
 
 /// What listens on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::bridge::BridgeConfig;
 use crate::engines::dma_map::DmaMap;
 use crate::engines::simulator::Simulator;
 use crate::forwarding::forward::{Forward, Topology};
-use crate::host::apps::Service;
+use crate::host::apps::Hosted;
 use crate::mirror::Mirror;
 use crate::pipeline::OnHit;
 use crate::worker::idle::Idle;
@@ -178,9 +178,7 @@ impl Copying {
 pub struct Hosting {
     /// The interfaces, by port.
     pub ifaces: Vec<HostIface>,
-    pub service: Service,
-    /// Where the service listens.
-    pub port: u16,
+    pub app: Hosted,
 }
 
 /// One interface of a host.

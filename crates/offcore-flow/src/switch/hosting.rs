@@ -11,7 +11,9 @@ use super::config::{Hosting, SwitchConfig};
 use super::{Assembly, Route};
 use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
-use crate::host::{Host, HostPort};
+use crate::host::apps::Hosted;
+use crate::host::apps::epping::Epping;
+use crate::host::{App, Host, HostPort};
 
 /// Bytes of the headers before a segment's payload, at least.
 const HEADERS: usize = 40;
@@ -46,7 +48,13 @@ fn secret() -> [u8; 16] {
 
 impl Assembly<'_> {
     pub(super) fn add_host(&mut self, hosting: &Hosting, routes: &[Route]) -> Result<(), SwitchError> {
-        let config = Config { secret: secret(), ..Config::default() };
+        let mut config = Config { secret: secret(), ..Config::default() };
+        if let Hosted::Epping(epping) = &hosting.app {
+            config.largest_segment = epping.segment.unwrap_or(u16::MAX);
+            // A chunk and the next one, as far as a FIFO holds them.
+            let chunks = u32::try_from(2 * epping.chunk).unwrap_or(u32::MAX);
+            config.send_buffer = config.send_buffer.max(chunks).min(config.largest_buffer);
+        }
         let mut stack = Stack::new(config).or_else(|error| Field::Pool.refuse(error.to_string()))?;
         let mut out = Out::default();
         let mut ports = Vec::new();
@@ -69,9 +77,19 @@ impl Assembly<'_> {
         let tx = self.binding(0, 0, Half::Tx, 0)?;
         let mover = &mut self.workers[0].0.mover;
         let mut path = Path::new(stack, out, mover);
+        let (app, tx): (Box<dyn App>, _) = match &hosting.app {
+            Hosted::Service(service, port) => {
+                (service.open(*port).or_else(|error| Field::Service.refuse(error.to_string()))?, tx)
+            }
+            Hosted::Epping(config) => {
+                let core = Binding::core();
+                let writes = if config.offload_writes { &tx } else { &core };
+                let app = Epping::new(config.clone(), mover, writes);
+                let app = app.or_else(|error| Field::Service.refuse(error.to_string()))?;
+                (Box::new(app), if config.offload_segments { tx } else { core })
+            }
+        };
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
-        let app = hosting.service.open(hosting.port);
-        let app = app.or_else(|error| Field::Service.refuse(error.to_string()))?;
         let host = Host::new(path, ports, app).or_else(|error| Field::Service.refuse(error.to_string()))?;
         self.workers[0].0.tasks.push(Box::new(host));
         Ok(())

@@ -23,6 +23,8 @@ pub struct Config {
     pub send_buffer: u32,
     /// What either grows to where a connection needs it.
     pub largest_buffer: u32,
+    /// Bytes of payload in a segment, at most, whatever the way would take.
+    pub largest_segment: u16,
     pub algorithm: Algorithm,
     pub ecn: bool,
     /// Ports that connections of ours begin at.
@@ -39,6 +41,7 @@ impl Default for Config {
             receive_window: 256 << 10,
             send_buffer: 256 << 10,
             largest_buffer: (CAPACITY - LARGE) as u32,
+            largest_segment: u16::MAX,
             algorithm: Algorithm::Cubic,
             ecn: true,
             ports: EPHEMERAL,

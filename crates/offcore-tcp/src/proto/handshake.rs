@@ -34,6 +34,7 @@ pub(super) const SYN_ACK_RETRIES: u8 = 5;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wishes {
     pub receive_window: u32,
+    pub largest_segment: u16,
     pub algorithm: Algorithm,
     pub ecn: bool,
 }
@@ -134,7 +135,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
     let remote = key.remote().ip();
     let options = if agreed.timestamps.is_some() { 12 } else { 0 };
     let theirs = offered.mss.saturating_sub(options).max(8);
-    let mss = theirs.min(payload_of(mtu, remote, agreed.timestamps.is_some()));
+    let mss = theirs.min(payload_of(mtu, remote, agreed.timestamps.is_some())).min(wishes.largest_segment);
     let scale = if offered.scale.is_some() { SCALE } else { 0 };
     let promise = match offered.scale {
         Some(_) => wishes.receive_window,

@@ -76,8 +76,8 @@ impl Stack {
     /// # Errors
     /// When there is not as much memory as FIFOs shall have.
     pub fn new(config: Config) -> Result<Self, MemoryError> {
-        let wishes =
-            Wishes { receive_window: config.receive_window, algorithm: config.algorithm, ecn: config.ecn };
+        let Config { receive_window, largest_segment, algorithm, ecn, .. } = config;
+        let wishes = Wishes { receive_window, largest_segment, algorithm, ecn };
         Ok(Self {
             wishes,
             origins: Origins::new(&config.secret),

@@ -1,6 +1,5 @@
 //! What the benchmarks of core costs have in common: which cells are measured, by whom, for how long and where.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -71,21 +70,6 @@ pub(crate) struct CellArgs {
 
     #[command(flatten)]
     pub bench: BenchArgs,
-}
-
-/// Bytes of `range`, with K or M for binary thousands and millions.
-pub(super) fn size(range: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, String> + Clone {
-    move |text| {
-        let (digits, factor) = match text.strip_suffix(['K', 'k']) {
-            Some(digits) => (digits, 1 << 10),
-            None => text.strip_suffix(['M', 'm']).map_or((text, 1), |digits| (digits, 1 << 20)),
-        };
-        let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
-        let (least, most) = (range.start(), range.end() >> 20);
-        bytes
-            .filter(|n| range.contains(n))
-            .ok_or_else(|| format!("expected bytes such as 512, 4K or 1M, from {least} to {most}M"))
-    }
 }
 
 pub(crate) fn temperature() -> impl TypedValueParser<Value = Temperature> {

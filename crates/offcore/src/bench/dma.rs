@@ -12,9 +12,10 @@ use offcore_bench::temperature::Temperature;
 use offcore_dma::share::Sharing;
 use offcore_stats::lcore;
 
-use super::cells::{BenchArgs, or, size, temperature};
+use super::cells::{BenchArgs, or, temperature};
 use super::{Rows, two_lcores};
 use crate::Failure;
+use crate::args::size;
 use crate::args::{Lcores, one_of, within};
 use crate::output::table::{columns, digits, or_dash};
 

@@ -10,9 +10,10 @@ use offcore_bench::tcp::{self, CHUNKS, Options, Side, TEMPERATURES};
 use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 
-use super::cells::{BenchArgs, blocks, or, setups, size, timeout};
+use super::cells::{BenchArgs, blocks, or, setups, timeout};
 use super::{Rows, two_lcores, verified};
 use crate::Failure;
+use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
 use crate::output::kib;
 use crate::output::table::{columns, digits, or_dash, times};

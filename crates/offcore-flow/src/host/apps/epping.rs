@@ -1,0 +1,271 @@
+//! The stream source of Intel's mTCP guide (`epping`): chunks from a few buffers to a TCP sink, over real TCP.
+//!
+//! The copy of a chunk into the send FIFO may be an engine's: what is copied is shown to the stack when it is there, and the
+//! buffer is free again then. A chunk's latency is the time from its first copy's order to its last byte's
+//! acknowledgement.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use offcore_dma::mover::MoverError;
+use offcore_dma::{Binding, Mover};
+use offcore_mem::Hugepages;
+use offcore_mem::mapping::{Mapping, MemoryError};
+use offcore_port::Context;
+use offcore_session::{Reader, Writer};
+use offcore_stats::{Histogram, tsc};
+use offcore_tcp::proto::{CallError, Cause, ConnId, Event};
+use offcore_tcp::writes::Writes;
+
+use super::streams::fill;
+use crate::host::{App, Calls};
+
+/// How long a connection that is over stays so.
+const AGAIN_MICROS: u64 = 1_000_000;
+/// Bytes that come back and are looked at in a round, at most.
+const LOOK: usize = 256 << 10;
+
+/// What is streamed, and where.
+#[derive(Clone, Debug)]
+pub struct EppingConfig {
+    pub to: SocketAddr,
+    /// Bytes of a chunk, at least 1.
+    pub chunk: usize,
+    /// Buffers of a chunk each, at least 1.
+    pub buffers: usize,
+    /// Bytes of payload in a segment, at most.
+    pub segment: Option<u16>,
+    /// The channels of `txq0` copy chunks into the send FIFO, not the core.
+    pub offload_writes: bool,
+    /// They copy payload from there to packets, too.
+    pub offload_segments: bool,
+    /// The receiver sends back what it gets (RFC 862), and that is compared with what was sent.
+    pub verify: bool,
+    pub tally: Arc<Mutex<Tally>>,
+}
+
+/// What has come of it so far.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Connections that were there, and how the last one that is over ended.
+    pub connections: u64,
+    pub ended: Option<Cause>,
+    /// TSC when the first one was there, and when the last chunk was acknowledged.
+    pub began: Option<u64>,
+    pub last: u64,
+    /// Chunks that are acknowledged whole, and their latencies in TSC ticks.
+    pub chunks: u64,
+    pub latencies: Histogram,
+    /// Bytes that came back, and those that are not what was sent.
+    pub returned: u64,
+    pub wrong: u64,
+}
+
+/// The source.
+#[derive(Debug)]
+pub struct Epping {
+    config: EppingConfig,
+    buffer: Arc<Mapping>,
+    writes: Writes,
+    session: Option<Session>,
+    /// When a connection is asked for again.
+    again: u64,
+    seen: Vec<u8>,
+    expected: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Session {
+    conn: ConnId,
+    reader: Reader,
+    writer: Writer,
+    connected: bool,
+    /// Bytes whose copies have been ordered.
+    ordered: u64,
+    returned: u64,
+    /// When the present chunk was begun.
+    begun: u64,
+    /// Of each chunk that is not acknowledged, where it ends and when it was begun.
+    under_way: VecDeque<(u64, u64)>,
+}
+
+impl Epping {
+    /// Makes the buffers, whose bytes are numbers as `source` writes them. `binding` says who copies chunks.
+    ///
+    /// # Errors
+    /// No memory, or channels that are not this mover's.
+    pub fn new(config: EppingConfig, mover: &mut Mover, binding: &Binding) -> Result<Self, EppingError> {
+        let len = config.chunk * config.buffers;
+        let (buffer, _fd) = Mapping::memfd("offcore-epping", len, Hugepages::Auto)?;
+        let mut bytes = vec![0; config.chunk];
+        for number in 0..config.buffers {
+            let at = number * config.chunk;
+            fill(&mut bytes, at as u64);
+            buffer.write_at(at, &bytes);
+        }
+        let mut writes = Writes::open(mover);
+        writes.bind(mover, binding)?;
+        let (buffer, seen, expected) = (Arc::new(buffer), vec![0; LOOK], vec![0; LOOK]);
+        Ok(Self { config, buffer, writes, session: None, again: 0, seen, expected })
+    }
+
+    fn connect(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
+        self.again = calls.now + AGAIN_MICROS;
+        let conn = calls.stack.connect(calls.now, self.config.to, calls.out)?;
+        let memory = calls.stack.memory();
+        self.session = calls.stack.slot(conn).and_then(|slot| {
+            Some(Session {
+                conn,
+                reader: Reader::new(Arc::clone(memory), slot)?,
+                writer: Writer::new(Arc::clone(memory), slot)?,
+                connected: false,
+                ordered: 0,
+                returned: 0,
+                begun: 0,
+                under_way: VecDeque::new(),
+            })
+        });
+        Ok(())
+    }
+
+    /// Shows the stack what has been copied.
+    fn show(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
+        let Self { session, writes, .. } = self;
+        let mut shown = 0;
+        writes.poll(ctx, calls.stack, |conn, len| {
+            if let Some(session) = session.as_mut().filter(|session| session.conn == conn) {
+                session.writer.show(len);
+                shown += len;
+            }
+        });
+        if let Some(session) = session.as_ref().filter(|_| shown > 0) {
+            // When it is over an event says so.
+            let _ = calls.stack.written(calls.now, session.conn, calls.out);
+        }
+    }
+
+    /// Orders copies of as many chunks as there is room for.
+    fn write(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
+        let Self { config, buffer, writes, session, .. } = self;
+        let Some(session) = session.as_mut().filter(|session| session.connected) else { return };
+        let (chunk, all) = (config.chunk as u64, (config.chunk * config.buffers) as u64);
+        loop {
+            let at = session.ordered % all;
+            let end = at - at % chunk + chunk;
+            if at.is_multiple_of(chunk) {
+                session.begun = tsc::now();
+            }
+            let range = at as usize..end as usize;
+            let n = writes.write(ctx, calls.stack, session.conn, &mut session.writer, (buffer, range));
+            session.ordered += n as u64;
+            if n as u64 == end - at {
+                session.under_way.push_back((session.ordered, session.begun));
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Chunks that are acknowledged, and what has come back.
+    fn reckon(&mut self, calls: &mut Calls<'_>) {
+        let Self { config, session, seen, expected, .. } = self;
+        let Some(session) = session else { return };
+        let acknowledged = session.writer.acknowledged();
+        let mut tally = None;
+        while let Some((_, begun)) = session.under_way.pop_front_if(|(end, _)| *end <= acknowledged) {
+            let tally: &mut Tally = tally.get_or_insert_with(|| lock(&config.tally));
+            tally.chunks += 1;
+            tally.last = tsc::now();
+            tally.latencies.record(tally.last.wrapping_sub(begun));
+        }
+        let n = session.reader.read(seen);
+        if n == 0 {
+            return;
+        }
+        let mut wrong = 0;
+        if config.verify {
+            let all = (config.chunk * config.buffers) as u64;
+            let mut done = 0;
+            while done < n {
+                let at = (session.returned + done as u64) % all;
+                let len = (n - done).min((all - at) as usize);
+                fill(&mut expected[..len], at);
+                let pairs = seen[done..done + len].iter().zip(&expected[..len]);
+                wrong += pairs.filter(|(seen, expected)| seen != expected).count() as u64;
+                done += len;
+            }
+        }
+        session.returned += n as u64;
+        let tally = tally.get_or_insert_with(|| lock(&config.tally));
+        tally.returned += n as u64;
+        tally.wrong += wrong;
+        let _ = calls.stack.consumed(calls.now, session.conn, calls.out);
+    }
+}
+
+fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl App for Epping {
+    fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
+        self.connect(calls)
+    }
+
+    fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
+        let ours = |conn| self.session.as_ref().is_some_and(|session| session.conn == conn);
+        match event {
+            Event::Connected(conn) if ours(conn) => {
+                if let Some(session) = &mut self.session {
+                    session.connected = true;
+                }
+                let mut tally = lock(&self.config.tally);
+                tally.connections += 1;
+                tally.began.get_or_insert_with(tsc::now);
+            }
+            Event::Closed(conn, cause) if ours(conn) => {
+                tracing::warn!(to = %self.config.to, ?cause, "the connection is over; asking again in a second");
+                lock(&self.config.tally).ended = Some(cause);
+                self.session = None;
+                calls.close(conn);
+                self.again = calls.now + AGAIN_MICROS;
+            }
+            _ => {}
+        }
+    }
+
+    fn round(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
+        if self.session.is_none() && self.again <= calls.now && self.connect(calls).is_err() {
+            self.session = None;
+        }
+        self.show(ctx, calls);
+        self.write(ctx, calls);
+        self.show(ctx, calls);
+        self.reckon(calls);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.connected)
+    }
+
+    fn in_flight(&self, mover: &mut Mover) -> usize {
+        self.writes.in_flight(mover)
+    }
+
+    fn stop(&mut self, calls: &mut Calls<'_>) {
+        self.again = u64::MAX;
+        if let Some(session) = self.session.take() {
+            calls.close(session.conn);
+        }
+    }
+}
+
+/// Why there is no source.
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
+pub enum EppingError {
+    /// the buffers: {0}
+    Memory(#[from] MemoryError),
+    /// {0}
+    Mover(#[from] MoverError),
+}

@@ -1,0 +1,325 @@
+//! `offcore epping`: the stream source of Intel's mTCP guide, over real TCP.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::anyhow;
+use clap::Args;
+use clap::error::ErrorKind;
+use offcore_dma::Mode;
+use offcore_flow::SwitchConfig;
+use offcore_flow::host::apps::Hosted;
+use offcore_flow::host::apps::epping::{EppingConfig, Tally};
+use offcore_mem::HEADROOM;
+use offcore_port::spec::PortSpec;
+use offcore_stats::tsc;
+use serde::Serialize;
+
+use crate::Failure;
+use crate::args::{EngineArgs, Format, RunArgs, mode, size};
+use crate::output;
+use crate::switch::{Watching, report, run_switch};
+use crate::tcp::{HostPortArg, host};
+
+/// The examples of `offcore epping --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  Chunks of 256 KiB for 10 seconds to the kernel's sink behind an interface
+  tap0, the core copying; as root:
+    offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:9 -l 256K \\
+      --duration 10
+  Meanwhile, in another terminal, as root too:
+    ip addr add 10.0.0.1/24 dev tap0
+    socat -u TCP-LISTEN:9,fork,reuseaddr OPEN:/dev/null
+
+  A helper thread on lcore 1 copies chunks into the send buffer, and payload
+  into packets of 512 bytes:
+    offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:9 -l 256K \\
+      -du -m 512 --dma txq0@core:1
+
+  Every byte compared with what an echo server sends back:
+    offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:7 -l 64K \\
+      -n 16 --verify
+
+A file of -f has a flag without its dashes and its value on each line, such as
+port tap:tap0,addr=10.0.0.2/24; those are port, connect, lcores, dma and
+dsa-sim. A port is as in `offcore tcp --help`.";
+
+/// Buffers have so many bytes together, where their number is not given: more than any cache.
+const SOURCE: usize = 128 << 20;
+/// What all buffers have at most.
+const LARGEST: usize = 8 << 30;
+/// Headers of a packet that goes with timestamps.
+const HEADERS: usize = 52;
+/// What a file may say.
+const KEYS: [&str; 5] = ["port", "connect", "lcores", "dma", "dsa-sim"];
+
+/// What `offcore epping` understands.
+#[derive(Args, Debug)]
+pub(crate) struct EppingArgs {
+    /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]
+    #[arg(long = "port", value_name = "SPEC", required = true)]
+    pub ports: Vec<HostPortArg>,
+
+    /// Who receives: any TCP server that reads
+    #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT")]
+    pub to: SocketAddr,
+
+    /// Bytes of a chunk, as 256K
+    #[arg(short = 'l', long = "length", value_name = "SIZE", default_value = "256K", value_parser = size(64..=1 << 30))]
+    pub chunk: usize,
+
+    /// Buffers of a chunk each that are sent in turn [default: as many as have 128 MiB]
+    #[arg(short = 'n', long = "buffers", value_name = "N", value_parser = crate::args::within(1..=1 << 24))]
+    pub buffers: Option<usize>,
+
+    /// The engine of txq0 copies chunks into the send buffer
+    #[arg(short = 'd')]
+    pub offload_writes: bool,
+
+    /// It copies payload from there into packets (unpacking)
+    #[arg(short = 'u')]
+    pub offload_segments: bool,
+
+    /// Bytes of payload in a packet, at most
+    #[arg(short = 'm', value_name = "SIZE", value_parser = crate::args::within(64..=8192))]
+    pub segment: Option<usize>,
+
+    /// Compare what comes back with what was sent: the receiver is an echo server
+    #[arg(long)]
+    pub verify: bool,
+
+    /// Flags from a file
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// Lcores, packet buffers, reports.
+    #[command(flatten)]
+    pub run: RunArgs,
+
+    /// Who copies.
+    #[command(flatten)]
+    pub engines: EngineArgs,
+
+    /// Who makes the copies that -d and -u give to an engine; auto chooses by what it measures [default: offload]
+    #[arg(long, value_name = "MODE", value_parser = mode())]
+    pub mode: Option<Mode>,
+}
+
+/// Puts the flags of a file behind `words[at]`, the subcommand.
+pub(crate) fn read_file(words: &mut Vec<OsString>, at: usize) -> Result<(), clap::Error> {
+    let given = words[at..].iter().position(|word| word == "-f" || word == "--file");
+    let Some(file) = given.and_then(|given| words.get(at + given + 1)) else { return Ok(()) };
+    let path = PathBuf::from(file);
+    let flags = fs::read_to_string(&path)
+        .map_err(|error| format!("-f {}: {error}", path.display()))
+        .and_then(|text| flags(&path, &text))
+        .map_err(|text| clap::Error::raw(ErrorKind::ValueValidation, format!("{text}\n")))?;
+    words.splice(at + 1..at + 1, flags.into_iter().map(Into::into));
+    Ok(())
+}
+
+fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
+    let mut flags = Vec::new();
+    let lines = text.lines().zip(1..).map(|(line, number)| (line.trim(), number));
+    for (line, number) in lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#')) {
+        let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        if !KEYS.contains(&key) || value.is_empty() {
+            let keys = KEYS.join(", ");
+            return Err(format!(
+                "{}:{number}: '{line}': expected one of {keys}, and a value",
+                path.display()
+            ));
+        }
+        flags.push(format!("--{key}={}", value.trim()));
+    }
+    Ok(flags)
+}
+
+/// Streams until something stops it, and says what came of it.
+///
+/// # Errors
+/// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest: nobody took the connection,
+/// or wrong bytes came back.
+pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
+    let (config, ports, tally) = plan(args).map_err(Failure::Usage)?;
+    run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))?;
+    let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+    if tally.connections == 0 {
+        let why = tally
+            .ended
+            .map_or_else(|| "it does not answer".into(), |cause| format!("{cause:?}").to_lowercase());
+        return Err(anyhow!("no connection to {}: {why}", args.to).into());
+    }
+    let summary = Summary::of(args, &tally);
+    output::write(&match args.run.format {
+        Format::Table => summary.text(),
+        Format::Json => serde_json::to_string(&summary).map_err(anyhow::Error::new)? + "\n",
+    })?;
+    match summary.wrong {
+        0 => Ok(()),
+        wrong => Err(anyhow!("{wrong} bytes came back that were not sent").into()),
+    }
+}
+
+type Planned = (SwitchConfig, Vec<PortSpec>, Arc<Mutex<Tally>>);
+
+fn plan(args: &EppingArgs) -> Result<Planned, String> {
+    let buffers = args.buffers.unwrap_or((SOURCE / args.chunk).max(1));
+    if buffers.checked_mul(args.chunk).is_none_or(|bytes| bytes > LARGEST) {
+        return Err(format!("-n {buffers} of -l {}: expected {} GiB at most", args.chunk, LARGEST >> 30));
+    }
+    let offloads = args.offload_writes || args.offload_segments;
+    match &args.engines.dma {
+        None if offloads => {
+            return Err("-d and -u need an engine: add --dma txq0@core:1 or another one".into());
+        }
+        Some(_) if !offloads => {
+            return Err("--dma: add -d, -u or both, which say what the engine copies".into());
+        }
+        _ => {}
+    }
+    if let Some(segment) = args.segment {
+        let room = args.run.pool.mbuf_size - HEADROOM;
+        if segment > room {
+            let wanted = (segment + HEADROOM).next_power_of_two();
+            return Err(format!(
+                "-m {segment}: a packet buffer has room for {room}; add --mbuf-size {wanted}"
+            ));
+        }
+        let short = args.ports.iter().find(|port| usize::from(port.iface.mtu) < segment + HEADERS);
+        if let Some(port) = short {
+            let (mtu, wanted) = (port.iface.mtu, segment + HEADERS);
+            return Err(format!(
+                "-m {segment}: --port {} has mtu={mtu}, expected {wanted} or more",
+                port.spec
+            ));
+        }
+    }
+    let tally = Arc::default();
+    let app = Hosted::Epping(EppingConfig {
+        to: args.to,
+        chunk: args.chunk,
+        buffers,
+        segment: args.segment.map(|segment| segment as u16),
+        offload_writes: args.offload_writes,
+        offload_segments: args.offload_segments,
+        verify: args.verify,
+        tally: Arc::clone(&tally),
+    });
+    let (config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
+    Ok((config, ports, tally))
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Summary {
+    to: SocketAddr,
+    /// Bytes of a chunk.
+    chunk: usize,
+    connections: u64,
+    /// Chunks that were acknowledged, their bytes, and seconds from the connection to the last of them.
+    chunks: u64,
+    bytes: u64,
+    seconds: f64,
+    gbps: f64,
+    /// Microseconds from a chunk's first copy to its acknowledgement.
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    /// Bytes that came back, and those that were not what was sent.
+    returned: u64,
+    wrong: u64,
+}
+
+impl Summary {
+    fn of(args: &EppingArgs, tally: &Tally) -> Self {
+        let ticks = tally.began.map_or(0, |began| tally.last.saturating_sub(began));
+        let seconds = ticks as f64 / tsc::hz() as f64;
+        let bytes = tally.chunks * args.chunk as u64;
+        let micros = |part| tally.latencies.percentile(part) as f64 * 1e6 / tsc::hz() as f64;
+        Self {
+            to: args.to,
+            chunk: args.chunk,
+            connections: tally.connections,
+            chunks: tally.chunks,
+            bytes,
+            seconds,
+            gbps: bytes as f64 * 8.0 / seconds.max(1e-9) / 1e9,
+            p50_us: micros(0.5),
+            p99_us: micros(0.99),
+            p999_us: micros(0.999),
+            returned: tally.returned,
+            wrong: tally.wrong,
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { to, chunk, chunks, seconds, gbps, p50_us, p99_us, p999_us, returned, wrong, .. } = self;
+        let mut text = format!(
+            "{chunks} chunks of {chunk} bytes to {to} in {seconds:.2} s: {gbps:.2} Gbit/s\n\
+             a chunk, from its first copy to its acknowledgement: p50 {p50_us:.0} us, p99 {p99_us:.0} us, \
+             p99.9 {p999_us:.0} us\n"
+        );
+        if *returned > 0 {
+            text += &format!("{returned} bytes came back, {wrong} of them wrong\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
+
+    fn planned(words: &str) -> Result<Planned, String> {
+        let line = format!("offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:9 {words}");
+        match command(&line) {
+            Ok(Command::Epping(args)) => plan(&args),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn the_examples_of_the_help_are_understood() {
+        for line in examples(EXAMPLES, 3) {
+            let Ok(Command::Epping(args)) = command(&line) else { panic!("{line} is no epping") };
+            plan(&args).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        planned("-du -m 1448 --dma txq0@core:1").unwrap();
+        for (words, says) in [
+            ("-d", "need an engine: add --dma"),
+            ("--dma txq0@core:1", "add -d, -u or both"),
+            ("-m 4096", "add --mbuf-size 8192"),
+            ("-m 4096 --mbuf-size 8192", "has mtu=1500, expected 4148 or more"),
+            ("-m 63", "64 to 8192"),
+            ("-l 1M -n 100000", "expected 8 GiB at most"),
+            ("-l none", "expected bytes such as"),
+            ("-f /nowhere", "-f /nowhere: No such file"),
+        ] {
+            let error = planned(words).map(drop).unwrap_err();
+            assert!(error.contains(says), "{words}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_have_flags() {
+        let path = Path::new("x.conf");
+        let text = "# a port\nport tap:tap0,addr=10.0.0.2/24\n\n  dma  txq0@core:1 \n";
+        assert_eq!(flags(path, text).unwrap(), ["--port=tap:tap0,addr=10.0.0.2/24", "--dma=txq0@core:1"]);
+        for line in ["ports tap:tap0", "port", "duration 3"] {
+            let error = flags(path, &format!("\n{line}")).unwrap_err();
+            assert!(error.starts_with("x.conf:2: ") && error.contains("expected one of port, "), "{error}");
+        }
+    }
+}

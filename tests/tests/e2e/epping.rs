@@ -1,0 +1,84 @@
+//! `offcore epping` to receivers on the kernel's TCP/IP stack, which look at every byte.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+
+use peers::{Netns, Offcore, one_core, require};
+
+use super::tcp::{KERNEL, NEEDS, OURS, TAP};
+
+const CHUNK: usize = 100_000;
+const BUFFERS: usize = 7;
+/// Bytes that a receiver takes before it is content.
+const ENOUGH: usize = 3_000_000;
+
+/// What a stream's byte is: each 8 bytes of the buffers are their number.
+fn expected(position: usize) -> u8 {
+    let at = position % (CHUNK * BUFFERS);
+    ((at / 8) as u64).to_be_bytes()[at % 8]
+}
+
+/// Takes what comes, compares it, and sends it back to who wants that.
+fn receive(mut stream: TcpStream, echoes: bool) {
+    let mut bytes = vec![0; 65536];
+    let mut position = 0;
+    while position < ENOUGH {
+        let n = stream.read(&mut bytes).unwrap();
+        assert!(n > 0, "it ends after {position} bytes");
+        let wrong = (position..).zip(&bytes[..n]).find(|(at, byte)| **byte != expected(*at));
+        assert_eq!(wrong, None);
+        if echoes {
+            stream.write_all(&bytes[..n]).unwrap();
+        }
+        position += n;
+    }
+}
+
+/// Streams over a TAP port until the receiver is content; the summary.
+fn stream(netns: &Netns, more: &[&str], echoes: bool) -> serde_json::Value {
+    let port = format!("tap:{TAP},addr={}/24", OURS[0]);
+    let (chunk, buffers) = (CHUNK.to_string(), BUFFERS.to_string());
+    let mut args = vec!["epping", "--port", &port, "-c", "10.77.0.1:9", "-l", &chunk, "-n", &buffers];
+    args.extend(["--stats-interval", "0.2", "--format", "json"]);
+    args.extend(more);
+    let mut offcore = Offcore::start_in(netns, &args).unwrap();
+    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
+    netns
+        .within(|| {
+            let listener = TcpListener::bind("10.77.0.1:9").unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            thread::spawn(move || receive(stream, echoes)).join().unwrap();
+            Ok(())
+        })
+        .unwrap();
+    let finished = offcore.stop().unwrap();
+    assert!(finished.status.success(), "{finished:?}");
+    finished.lines.iter().rev().find_map(|line| line.json.clone()).unwrap()
+}
+
+#[test]
+fn chunks_arrive_whoever_copies() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let engine = ["--dma", "txq0@core:1"];
+    for copies in [&[][..], &["-d"], &["-d", "-m", "512"], &["-du", "-m", "512"], &["-du"]] {
+        let more = if copies.is_empty() { vec![] } else { [copies, &engine].concat() };
+        let summary = stream(&netns, &more, false);
+        let chunks = summary["chunks"].as_u64().unwrap();
+        assert!(chunks >= (ENOUGH / CHUNK) as u64 - 1, "{copies:?}: {summary}");
+        assert!(summary["p99_us"].as_f64() >= summary["p50_us"].as_f64(), "{summary}");
+    }
+}
+
+#[test]
+fn what_comes_back_is_compared() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let summary = stream(&netns, &["--verify", "-d", "--dma", "txq0@core:1"], true);
+    assert!(summary["returned"].as_u64() > Some(1_000_000), "{summary}");
+    assert_eq!(summary["wrong"], 0);
+}
