@@ -38,8 +38,9 @@ pub(crate) struct Bed {
     theirs: IpAddr,
     deadline: Option<u64>,
     pub(crate) now: u64,
-    /// Frames that were sent, and when.
+    /// Frames that were sent, and when; those that nobody has looked at yet, and all.
     pub(crate) sent: VecDeque<(u64, Vec<u8>)>,
+    pub(crate) trace: Vec<(u64, Vec<u8>)>,
     pub(crate) events: Vec<Event>,
 }
 
@@ -58,7 +59,8 @@ pub(crate) fn addresses(setup: &Setup) -> (IpAddr, IpAddr) {
 }
 
 impl Bed {
-    pub(crate) fn new(setup: &Setup) -> Self {
+    /// Its copies are made by an engine, or else by the core at once.
+    pub(crate) fn new(setup: &Setup, by_engine: bool) -> Self {
         let (ours, theirs) = addresses(setup);
         let default = Config::default();
         let config = Config {
@@ -106,9 +108,12 @@ impl Bed {
             deadline: None,
             now: 1,
             sent,
+            trace: Vec::new(),
             events,
         };
-        bed.engine(Engine::Release);
+        if by_engine {
+            bed.engine(Engine::Release);
+        }
         bed.settle();
         bed.run_until(BEGINNING, false);
         bed
@@ -173,7 +178,10 @@ impl Bed {
             let frame = packet.bytes().to_vec();
             self.cache.free(packet);
             match frames::neighbour(&frame, self.theirs) {
-                None => self.sent.push_back((self.now, frame)),
+                None => {
+                    self.trace.push((self.now, frame.clone()));
+                    self.sent.push_back((self.now, frame));
+                }
                 Some(None) => {}
                 Some(Some(answer)) => self.receive(&answer),
             }

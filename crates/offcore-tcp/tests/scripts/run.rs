@@ -41,20 +41,24 @@ struct Runner {
     last: u64,
 }
 
-/// Runs a script; `name` is what messages call it.
+/// What was sent, and when.
+pub(crate) type Trace = Vec<(u64, Vec<u8>)>;
+
+/// Runs a script, whose copies an engine makes or the core; `name` is what messages call it. Returns all that was sent.
 ///
 /// # Errors
 /// Where and how what came is not what the script expects.
-pub(crate) fn run(name: &str, text: &str) -> Result<(), String> {
+pub(crate) fn run(name: &str, text: &str, by_engine: bool) -> Result<Trace, String> {
     let Script { setup, lines } = parse::script(text).map_err(|error| format!("{name}:{error}"))?;
-    let bed = Bed::new(&setup);
+    let bed = Bed::new(&setup, by_engine);
     let mut runner =
         Runner { bed, setup, flows: HashMap::new(), flow: 1, listener: None, session: None, last: BEGINNING };
     let last = lines.last().map_or(0, |line| line.number);
     for line in &lines {
         runner.line(line).map_err(|error| format!("{name}:{}: {error}", line.number))?;
     }
-    runner.end().map_err(|error| format!("{name}:{last}: {error}"))
+    runner.end().map_err(|error| format!("{name}:{last}: {error}"))?;
+    Ok(runner.bed.trace)
 }
 
 impl Runner {

@@ -59,6 +59,10 @@ pub(crate) struct Host {
     pub(crate) accepted: Vec<ConnId>,
     /// How many calls copies may stay under way; 0: they are made at once.
     pub(crate) latency: usize,
+    /// Copies that are made at once are made in any order.
+    pub(crate) shuffled: bool,
+    /// Data is reported without its copy, as by a stack that commits what it has only ordered.
+    pub(crate) without_copies: bool,
     copying: Vec<(usize, Copying)>,
     chance: SplitMix,
 }
@@ -88,6 +92,8 @@ impl Host {
             connected: Vec::new(),
             accepted: Vec::new(),
             latency: 0,
+            shuffled: false,
+            without_copies: false,
             copying: Vec::new(),
             chance: SplitMix::new(u64::from(last)),
         };
@@ -203,18 +209,42 @@ impl Host {
         self.take_events(now);
     }
 
+    /// Makes a copy to an rx_fifo.
+    fn copy(&self, place: &Place, bytes: &[u8]) {
+        let mut done = 0;
+        for (address, len) in self.stack.place_pieces(place.conn, place.pos, place.len) {
+            // SAFETY: the stack has covered the range, and it is not committed yet.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), address.as_ptr(), len);
+            }
+            done += len;
+        }
+        assert_eq!(done, bytes.len());
+    }
+
+    /// All copies are made, in any order, and reported in theirs.
+    fn drain(&mut self, now: u64) {
+        let copying = std::mem::take(&mut self.copying);
+        let mut order: Vec<usize> = (0..copying.len()).collect();
+        if self.shuffled {
+            (1..order.len()).rev().for_each(|i| order.swap(i, self.chance.below(i as u64 + 1) as usize));
+        }
+        for at in order {
+            if let (_, Copying::Place(place, bytes)) = &copying[at] {
+                self.copy(place, bytes);
+            }
+        }
+        for (_, copying) in copying {
+            self.finish(now, copying);
+        }
+    }
+
     fn finish(&mut self, now: u64, copying: Copying) {
         match copying {
             Copying::Place(place, bytes) => {
-                let mut done = 0;
-                for (address, len) in self.stack.place_pieces(place.conn, place.pos, place.len) {
-                    // SAFETY: the stack has covered the range, and it is not committed yet.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), address.as_ptr(), len);
-                    }
-                    done += len;
+                if !self.without_copies {
+                    self.copy(&place, &bytes);
                 }
-                assert_eq!(done, bytes.len());
                 self.stack.placed(place.conn, place.pos, place.len, place.commit_to, &mut self.out);
             }
             Copying::Plan(plan, bytes) => {
@@ -245,9 +275,7 @@ impl Host {
             self.order(Copying::Plan(plan, bytes));
         }
         if self.latency == 0 {
-            for (_, copying) in std::mem::take(&mut self.copying) {
-                self.finish(now, copying);
-            }
+            self.drain(now);
         }
         self.take_events(now);
     }

@@ -90,6 +90,35 @@ fn slow_copies() {
     }
 }
 
+/// All that goes over a link while two streams are exchanged over it.
+fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(u64, usize, Vec<u8>)> {
+    let mut world = World::new(seed, 1500, Config::default());
+    world.impairment = impairment;
+    world.hosts.iter_mut().for_each(|host| host.shuffled = shuffled);
+    exchange(&mut world, "10.0.0.2:7", 200_000);
+    world.trace
+}
+
+#[test]
+fn the_order_of_copies_does_not_show() {
+    for seed in 0..4 {
+        let impairment = if seed == 0 { Impairment::default() } else { lossy() };
+        let (plain, offloaded) = (trace(seed, impairment, false), trace(seed, impairment, true));
+        let first = plain.iter().zip(&offloaded).position(|(a, b)| a != b);
+        assert_eq!((first, plain.len()), (None, offloaded.len()), "seed {seed}");
+    }
+}
+
+/// What these tests would find: data that is shown before it is there.
+#[test]
+#[should_panic(expected = "the first stream arrives as it was sent")]
+fn a_tail_without_the_copy_is_found() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].without_copies = true;
+    world.hosts[1].latency = 20;
+    exchange(&mut world, "10.0.0.2:7", 200_000);
+}
+
 #[test]
 fn refused_without_listener() {
     let mut world = World::new(1, 1500, Config::default());
