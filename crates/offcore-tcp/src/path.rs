@@ -19,8 +19,10 @@ use offcore_wire::{Sum, tcp};
 
 use crate::proto::{Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
 
-/// Packets in flight in each of the copy queues.
+/// Packets in flight in each of the copy queues, at most, and what part of the pool: one buffer in this many. What an engine
+/// holds up leaves buffers for everybody else.
 const IN_FLIGHT: usize = 1024;
+const SHARE: usize = 4;
 /// How long a copy may take: well below what makes a peer retransmit.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
@@ -142,9 +144,11 @@ pub struct Path {
 }
 
 impl Path {
-    /// `out` is what the stack has asked for so far. The core copies until the path is [bound](Self::bind).
-    pub fn new(stack: Stack, out: Out, mover: &mut Mover) -> Self {
-        let (mut rx, mut tx) = (CopyQueue::open(mover, IN_FLIGHT), CopyQueue::open(mover, IN_FLIGHT));
+    /// `out` is what the stack has asked for so far; packets are `pool`'s. The core copies until the path is
+    /// [bound](Self::bind).
+    pub fn new(stack: Stack, out: Out, mover: &mut Mover, pool: &Pool) -> Self {
+        let in_flight = 1 << (pool.chunks() / SHARE).clamp(1, IN_FLIGHT).ilog2();
+        let (mut rx, mut tx) = (CopyQueue::open(mover, in_flight), CopyQueue::open(mover, in_flight));
         rx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         tx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         Self {

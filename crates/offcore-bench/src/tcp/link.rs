@@ -117,7 +117,7 @@ fn worker(
         segment_offload: 0,
     };
     stack.add_iface(1, &iface, &mut out);
-    let mut path = Path::new(stack, out, &mut mover);
+    let mut path = Path::new(stack, out, &mut mover, pool);
     path.bind(&mut mover, binding, binding)?;
     let host = Host::new(path, vec![wire.port()], app)?;
     Ok(Worker::new(vec![Box::new(host)], mover, pool.cache()))

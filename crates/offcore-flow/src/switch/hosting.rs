@@ -76,7 +76,7 @@ impl Assembly<'_> {
         let rx = self.binding(0, 0, Half::Rx, 0)?;
         let tx = self.binding(0, 0, Half::Tx, 0)?;
         let mover = &mut self.workers[0].0.mover;
-        let mut path = Path::new(stack, out, mover);
+        let mut path = Path::new(stack, out, mover, self.pool);
         let (app, tx): (Box<dyn App>, _) = match &hosting.app {
             Hosted::Service(service, port) => {
                 (service.open(*port).or_else(|error| Field::Service.refuse(error.to_string()))?, tx)

@@ -90,7 +90,7 @@ impl Bed {
         let faults = Faults { error: 1000, ..Faults::default() };
         let faulty = FaultyChannel::new(Box::new(CpuChannel::new(RING).unwrap()), faults);
         let faulty = mover.add_channel(Box::new(faulty));
-        let mut path = Path::new(stack, out, &mut mover);
+        let mut path = Path::new(stack, out, &mut mover, pool());
         path.set_link(0, false);
         let cache = pool().cache();
         let clock = StageClock::private();
