@@ -20,7 +20,7 @@ use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{ClockCheck, SumRatio};
-use link::Link;
+use link::{Link, Traffic};
 
 pub use link::Side;
 
@@ -28,13 +28,14 @@ pub use link::Side;
 pub const CHUNKS: [usize; 4] = [4 << 10, 64 << 10, 256 << 10, 2 << 20];
 /// Temperatures that are measured.
 pub const TEMPERATURES: [Temperature; 2] = [Temperature::Hot, Temperature::Remote];
-/// Bytes of payload of a segment: Ethernet's, with timestamps.
-const PAYLOAD: usize = 1448;
-/// Frame of such a segment, FCS included.
-const FRAME: usize = 1518;
-/// Packet buffers, and bytes of one, headroom included.
+/// Bytes of payload of a segment, where nothing else is said: Ethernet's, with timestamps.
+pub const SEGMENT: usize = 1448;
+/// Headers of a segment, FCS included.
+pub const HEADERS: usize = 70;
+/// Packet buffers, and bytes of one, headroom included: of Ethernet's segments, and of longer ones.
 const BUFFERS: usize = 8192;
 const BUFFER: usize = 2048;
+const LONG_BUFFER: usize = 16384;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -42,6 +43,8 @@ pub struct Options {
     /// Which host's core.
     pub sides: Vec<Side>,
     pub chunks: Vec<usize>,
+    /// Bytes of payload in a segment, at most 8192.
+    pub segments: Vec<usize>,
     /// Connections that take turns.
     pub connections: Vec<usize>,
     pub temperatures: Vec<Temperature>,
@@ -68,38 +71,42 @@ pub struct Options {
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     offcore_stats::lcore::pin(options.lcore)?;
     let other = OtherCore::start(options.other_lcore)?;
-    let hugepages = pages_for(options.hugepages, ((BUFFERS * BUFFER) >> 20) + 2)?;
+    let buffer =
+        if options.segments.iter().all(|&segment| segment <= SEGMENT) { BUFFER } else { LONG_BUFFER };
+    let hugepages = pages_for(options.hugepages, ((BUFFERS * buffer) >> 20) + 2)?;
     let mut clock = ClockCheck::new();
-    let cells = options.sides.len() * options.connections.len();
+    let cells = options.sides.len() * options.connections.len() * options.segments.len();
     progress.begin(cells * options.temperatures.len() * options.chunks.len() * options.blocks);
     // One pool for each setup: what one has sent warms no other's buffers.
     let pools: Vec<_> =
-        options.setups.iter().map(|_| Pool::new(BUFFERS, BUFFER, hugepages)).collect::<Result<_, _>>()?;
-    for &side in &options.sides {
-        for &connections in &options.connections {
-            progress.say("tcp, opening connections");
-            let open = |(&setup, pool): (&Setup, &&'static Pool)| {
-                Link::open(setup, side, connections, options.checksums, pool)
-            };
-            let links: Result<Vec<Link>> = options.setups.iter().zip(&pools).map(open).collect();
-            let mut links = links?;
-            for &temperature in &options.temperatures {
-                for &chunk in &options.chunks {
-                    progress.say(&format!("tcp, {side}, {temperature}, {chunk} B"));
-                    let mut cell = Alternating::new();
-                    for link in &mut links {
-                        link.set(temperature, chunk);
-                        cell.add(link);
-                    }
-                    let Options { blocks, bursts, timeout, .. } = *options;
-                    let schedule = Schedule { blocks, bursts, limit: timeout, fewest: FEWEST };
-                    cell.measure(schedule, &other, &mut clock, progress)
-                        .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
-                    for row in rows(&cell, side, temperature) {
-                        let pages = Some(page_name(pools[0].mapping().page_size()));
-                        let (chunk, connections) = (Some(chunk), Some(connections));
-                        emit(Row { chunk, connections, pages, bursts_per_turn: Some(bursts), ..row });
-                    }
+        options.setups.iter().map(|_| Pool::new(BUFFERS, buffer, hugepages)).collect::<Result<_, _>>()?;
+    let pages = Some(page_name(pools[0].mapping().page_size()));
+    let wires = options.segments.iter().flat_map(|&segment| {
+        let sides = options.sides.iter().map(move |&side| (side, segment));
+        sides.flat_map(|wire| options.connections.iter().map(move |&connections| (wire, connections)))
+    });
+    for ((side, segment), connections) in wires {
+        progress.say("tcp, opening connections");
+        let traffic = Traffic { side, segment, connections, checksums: options.checksums };
+        let open = |(&setup, pool): (&Setup, &&'static Pool)| Link::open(setup, traffic, pool);
+        let links: Result<Vec<Link>> = options.setups.iter().zip(&pools).map(open).collect();
+        let mut links = links?;
+        for &temperature in &options.temperatures {
+            for &chunk in &options.chunks {
+                progress.say(&format!("tcp, {side}, {temperature}, {chunk} B"));
+                let mut cell = Alternating::new();
+                for link in &mut links {
+                    link.set(temperature, chunk);
+                    cell.add(link);
+                }
+                let Options { blocks, bursts, timeout, .. } = *options;
+                let schedule = Schedule { blocks, bursts, limit: timeout, fewest: FEWEST };
+                cell.measure(schedule, &other, &mut clock, progress)
+                    .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
+                for row in rows(&cell, traffic, temperature) {
+                    let (chunk, connections) = (Some(chunk), Some(connections));
+                    let bursts_per_turn = Some(bursts);
+                    emit(Row { chunk, connections, pages, bursts_per_turn, ..row });
                 }
             }
         }
@@ -108,7 +115,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-fn rows(cell: &Alternating<&mut Link>, side: Side, temperature: Temperature) -> Vec<Row> {
+fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, temperature: Temperature) -> Vec<Row> {
     let of = |setup: Setup| cell.blocks_of(move |link: &&mut Link| link.setup == setup);
     let core = of(Setup::CPU);
     let steadiness = cell.steadiness();
@@ -117,9 +124,9 @@ fn rows(cell: &Alternating<&mut Link>, side: Side, temperature: Temperature) -> 
         let setup = link.setup;
         let mut row = Row {
             bench: "tcp",
-            case: side.name().into(),
+            case: traffic.side.name().into(),
             arrangement: "core-cost",
-            frame: FRAME,
+            frame: traffic.segment + HEADERS,
             mode: setup.mode.to_string(),
             engine: setup.copier.name().into(),
             ring: "none",
@@ -132,7 +139,7 @@ fn rows(cell: &Alternating<&mut Link>, side: Side, temperature: Temperature) -> 
         };
         blocks.enter(&mut row, tsc::hz());
         steadiness.enter(&mut row);
-        row.payload_gbps = Some(PAYLOAD as f64 * 8.0 / row.ns_per_packet);
+        row.payload_gbps = Some(traffic.segment as f64 * 8.0 / row.ns_per_packet);
         if let Some(ns) = link.engine_ns_per_copy() {
             row.set_engine(ns, 1.0);
         }

@@ -34,6 +34,8 @@ const WINDOW: usize = 256 << 10;
 const STALLED: Duration = Duration::from_secs(10);
 /// Bytes of FIFOs in each host.
 const MEMORY: usize = 512 << 20;
+/// IP and TCP headers, with timestamps.
+const HEADERS: u16 = 52;
 /// Connections with large FIFOs, at most.
 const FEW: usize = 100;
 
@@ -45,6 +47,18 @@ named! {
         /// The one that receives.
         Receive = "receive",
     }
+}
+
+/// What goes over a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traffic {
+    pub(super) side: Side,
+    /// Bytes of payload in a segment, at most.
+    pub(super) segment: usize,
+    /// Connections that take turns.
+    pub(super) connections: usize,
+    /// Whether the port completes and verifies checksums.
+    pub(super) checksums: bool,
 }
 
 /// The far host.
@@ -95,7 +109,7 @@ fn worker(
     (last, wire, app): (u8, &WireEnd, Box<dyn App>),
     mut mover: Mover,
     binding: &Binding,
-    connections: usize,
+    Traffic { connections, segment, .. }: Traffic,
     pool: &'static Pool,
 ) -> Result<Worker> {
     let buffer = if connections <= FEW { 4 << 20 } else { 256 << 10 };
@@ -105,13 +119,14 @@ fn worker(
         receive_window: buffer,
         send_buffer: buffer,
         largest_buffer: buffer,
+        largest_segment: segment as u16,
         ..Config::default()
     };
     let mut stack = Stack::new(config).context("FIFOs")?;
     let mut out = Out::default();
     let iface = IfaceConfig {
         mac: MacAddr([2, 0, 0, 0, 0, last]),
-        mtu: 1500,
+        mtu: 1500.max(segment as u16 + HEADERS),
         addresses: vec![Prefix { address: address(last), len: 24 }],
         routes: Vec::new(),
         segment_offload: 0,
@@ -125,13 +140,8 @@ fn worker(
 
 impl Link {
     /// Opens both hosts and their connections. Takes some seconds: addresses are probed for first.
-    pub(super) fn open(
-        setup: Setup,
-        side: Side,
-        connections: usize,
-        checksums: bool,
-        pool: &'static Pool,
-    ) -> Result<Self> {
+    pub(super) fn open(setup: Setup, traffic: Traffic, pool: &'static Pool) -> Result<Self> {
+        let Traffic { side, connections, checksums, .. } = traffic;
         let mut engine = setup.open()?;
         let (mover, channels) = timed_worker::mover_with(engine.as_mut())?;
         let binding = Binding::new(setup.mode, channels);
@@ -144,9 +154,9 @@ impl Link {
             Side::Send => (client(&shared, 2), server(&far_shared)),
             Side::Receive => (server(&shared), client(&far_shared, 1)),
         };
-        let near = worker((1, &wire, near_app), mover, &binding, connections, pool)?;
+        let near = worker((1, &wire, near_app), mover, &binding, traffic, pool)?;
         let core = Binding::core();
-        let far = worker((2, &far_wire, far_app), Mover::new(), &core, connections, pool)?;
+        let far = worker((2, &far_wire, far_app), Mover::new(), &core, traffic, pool)?;
         let mut near = TimedWorker::new(near, engine, Temperature::Remote);
         near.not_its_own = Arc::clone(&wire.taken_ticks);
         let far = Arc::new(Mutex::new(Far { worker: far, shared: far_shared, wire: far_wire }));
@@ -324,7 +334,8 @@ mod tests {
             (Side::Receive, Setup::HELPER, false),
             (Side::Send, Setup::CPU, false),
         ] {
-            let mut link = Link::open(setup, side, 3, checksums, pool).unwrap();
+            let traffic = Traffic { side, segment: 1448, connections: 3, checksums };
+            let mut link = Link::open(setup, traffic, pool).unwrap();
             for (temperature, chunk) in
                 [(Temperature::Hot, 4096), (Temperature::Remote, 2 << 20), (Temperature::Hot, 777)]
             {
@@ -341,7 +352,8 @@ mod tests {
     fn a_wrong_byte_is_noticed() {
         let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
         let other = OtherCore::start(None).unwrap();
-        let mut link = Link::open(Setup::CPU, Side::Send, 1, true, pool).unwrap();
+        let traffic = Traffic { side: Side::Send, segment: 512, connections: 1, checksums: true };
+        let mut link = Link::open(Setup::CPU, traffic, pool).unwrap();
         (&mut link).window(&other).unwrap();
         lock(&link.shared.streams).skip(0);
         let error = (&mut link).window(&other).unwrap_err();

@@ -8,7 +8,7 @@ use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::Setup;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
-use offcore_bench::tcp::{self, CHUNKS, Options, Side};
+use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side};
 use offcore_bench::temperature::Temperature;
 use offcore_mem::Hugepages;
 use serde::Serialize;
@@ -54,6 +54,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         two_lcores("is the measured host's", "has the other host, both applications and the engine")?;
     let options = Options {
         sides: vec![Side::Send, Side::Receive],
+        segments: vec![SEGMENT],
         chunks: CHUNKS.to_vec(),
         connections: vec![1],
         temperatures: vec![Temperature::Remote],
