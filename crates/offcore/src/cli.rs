@@ -108,11 +108,17 @@ impl Cli {
         {
             *word = if word == "switch" { SWITCH_DEMO } else { TCP_DEMO }.into();
         }
-        if let Some(at) = words.iter().position(|word| word == "epping") {
-            crate::epping::read_file(&mut words, at)?;
-        }
-        let matches = Self::command().try_get_matches_from(words)?;
+        let mut matches = Self::command().try_get_matches_from(&words)?;
         let mut cli = Self::from_arg_matches(&matches)?;
+        if let Command::Epping(args) = &cli.command
+            && let Some(flags) = args.file_flags()?
+        {
+            // Those of the file come first: what is there once only is the command line's.
+            let at = words.iter().position(|word| word == "epping").map_or(words.len(), |at| at + 1);
+            words.splice(at..at, flags.into_iter().map(Into::into));
+            matches = Self::command().args_override_self(true).try_get_matches_from(words)?;
+            cli = Self::from_arg_matches(&matches)?;
+        }
         let mut next = matches.subcommand();
         while let Some((name, matches)) = next {
             cli.names.push(name.into());

@@ -1,6 +1,5 @@
 //! `offcore epping`: the stream source of Intel's mTCP guide, over real TCP.
 
-use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -61,12 +60,12 @@ const KEYS: [&str; 5] = ["port", "connect", "lcores", "dma", "dsa-sim"];
 #[derive(Args, Debug)]
 pub(crate) struct EppingArgs {
     /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]
-    #[arg(long = "port", value_name = "SPEC", required = true)]
+    #[arg(long = "port", value_name = "SPEC", required_unless_present = "file")]
     pub ports: Vec<HostPortArg>,
 
     /// Who receives: any TCP server that reads
-    #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT")]
-    pub to: SocketAddr,
+    #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT", required_unless_present = "file")]
+    pub to: Option<SocketAddr>,
 
     /// Bytes of a chunk, as 256K
     #[arg(short = 'l', long = "length", value_name = "SIZE", default_value = "256K", value_parser = size(64..=1 << 30))]
@@ -109,17 +108,16 @@ pub(crate) struct EppingArgs {
     pub mode: Option<Mode>,
 }
 
-/// Puts the flags of a file behind `words[at]`, the subcommand.
-pub(crate) fn read_file(words: &mut Vec<OsString>, at: usize) -> Result<(), clap::Error> {
-    let given = words[at..].iter().position(|word| word == "-f" || word == "--file");
-    let Some(file) = given.and_then(|given| words.get(at + given + 1)) else { return Ok(()) };
-    let path = PathBuf::from(file);
-    let flags = fs::read_to_string(&path)
-        .map_err(|error| format!("-f {}: {error}", path.display()))
-        .and_then(|text| flags(&path, &text))
-        .map_err(|text| clap::Error::raw(ErrorKind::ValueValidation, format!("{text}\n")))?;
-    words.splice(at + 1..at + 1, flags.into_iter().map(Into::into));
-    Ok(())
+impl EppingArgs {
+    /// The flags of the file, if there is one.
+    pub(crate) fn file_flags(&self) -> Result<Option<Vec<String>>, clap::Error> {
+        let Some(path) = &self.file else { return Ok(None) };
+        let flags = fs::read_to_string(path)
+            .map_err(|error| format!("-f {}: {error}", path.display()))
+            .and_then(|text| flags(path, &text));
+        let error = |text| clap::Error::raw(ErrorKind::ValueValidation, format!("{text}\n"));
+        flags.map(Some).map_err(error)
+    }
 }
 
 fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
@@ -145,6 +143,7 @@ fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest: nobody took the connection,
 /// or wrong bytes came back.
 pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
+    let to = receiver(args).map_err(Failure::Usage)?;
     let (config, ports, tally) = plan(args).map_err(Failure::Usage)?;
     run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))?;
     let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,9 +151,9 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
         let why = tally
             .ended
             .map_or_else(|| "it does not answer".into(), |cause| format!("{cause:?}").to_lowercase());
-        return Err(anyhow!("no connection to {}: {why}", args.to).into());
+        return Err(anyhow!("no connection to {to}: {why}").into());
     }
-    let summary = Summary::of(args, &tally);
+    let summary = Summary::of(args, to, &tally);
     output::write(&match args.run.format {
         Format::Table => summary.text(),
         Format::Json => serde_json::to_string(&summary).map_err(anyhow::Error::new)? + "\n",
@@ -165,12 +164,23 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
     }
 }
 
+/// Who receives.
+fn receiver(args: &EppingArgs) -> Result<SocketAddr, String> {
+    args.to
+        .ok_or_else(|| "-c, or connect in the file of -f: expected ADDRESS:PORT, such as 10.0.0.1:9".into())
+}
+
 type Planned = (SwitchConfig, Vec<PortSpec>, Arc<Mutex<Tally>>);
 
 fn plan(args: &EppingArgs) -> Result<Planned, String> {
     let buffers = args.buffers.unwrap_or((SOURCE / args.chunk).max(1));
     if buffers.checked_mul(args.chunk).is_none_or(|bytes| bytes > LARGEST) {
         return Err(format!("-n {buffers} of -l {}: expected {} GiB at most", args.chunk, LARGEST >> 30));
+    }
+    if args.ports.is_empty() {
+        return Err(
+            "--port, or port in the file of -f: expected one, such as tap:tap0,addr=10.0.0.2/24".into()
+        );
     }
     let offloads = args.offload_writes || args.offload_segments;
     match &args.engines.dma {
@@ -201,7 +211,7 @@ fn plan(args: &EppingArgs) -> Result<Planned, String> {
     }
     let tally = Arc::default();
     let app = Hosted::Epping(EppingConfig {
-        to: args.to,
+        to: receiver(args)?,
         chunk: args.chunk,
         buffers,
         segment: args.segment.map(|segment| segment as u16),
@@ -236,13 +246,13 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(args: &EppingArgs, tally: &Tally) -> Self {
+    fn of(args: &EppingArgs, to: SocketAddr, tally: &Tally) -> Self {
         let ticks = tally.began.map_or(0, |began| tally.last.saturating_sub(began));
         let seconds = ticks as f64 / tsc::hz() as f64;
         let bytes = tally.chunks * args.chunk as u64;
         let micros = |part| tally.latencies.percentile(part) as f64 * 1e6 / tsc::hz() as f64;
         Self {
-            to: args.to,
+            to,
             chunk: args.chunk,
             connections: tally.connections,
             chunks: tally.chunks,
@@ -321,5 +331,24 @@ mod tests {
             let error = flags(path, &format!("\n{line}")).unwrap_err();
             assert!(error.starts_with("x.conf:2: ") && error.contains("expected one of port, "), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_stands_for_its_flags() {
+        let path = std::env::temp_dir().join(format!("offcore-epping-{}.conf", std::process::id()));
+        fs::write(&path, "port tap:tap0,addr=10.0.0.2/24\nconnect 10.0.0.1:9\ndma txq0@core:1\n").unwrap();
+        let file = path.display();
+        let parsed =
+            [format!("-du -f {file}"), format!("-duf{file}"), format!("-d --file={file} -c 10.0.0.1:7")]
+                .map(|words| command(&format!("offcore epping {words}")));
+        fs::remove_file(&path).unwrap();
+        let to = parsed.map(|parsed| match parsed {
+            Ok(Command::Epping(args)) => {
+                plan(&args).unwrap();
+                receiver(&args).unwrap().port()
+            }
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(to, [9, 9, 7]);
     }
 }
